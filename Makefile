@@ -43,10 +43,10 @@ test: $(VENV)/installed-test
 	pytest -q -n 3 --dist worksteal -m "not soak and not release"
 	pytest -q -n 2 --dist loadfile -m release $$(grep -rl --include='test_*.py' mark.release tests)
 
-# While editing: the rooms that compile next to nothing, half of all tests, in less than a minute.
-FAST := protocol runfile sources stage tokens transcript wire swarm/test_lies.py
+# While editing: one wing, `make test-fast WING=lockstep`, and what keeps the house in order.
+WING := lockstep
 test-fast: $(VENV)/installed-test
-	pytest -q -n 2 --dist worksteal -m "not soak" tests/test_dag.py tests/test_habits.py $(FAST:%=tests/pipeline/%)
+	pytest -q -n 2 --dist worksteal -m "not soak" tests/test_dag.py tests/test_habits.py tests/$(WING)
 
 soak: $(VENV)/installed-test
 	pytest -q -n 2 --dist worksteal -m soak

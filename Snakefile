@@ -3,7 +3,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from pipeline.errors import LockstepError
+from lockstep.errors import LockstepError
 from pipeline.stage.artifacts import Paths
 from pipeline.stage.keys import RUN_FILE, STAGES, Keys, needs
 
@@ -42,5 +42,5 @@ for name in STAGES:
             "{params.cmd} 2>&1 | tee {log}"
 
 
-include: "pipeline/comparison/rules.smk"
-include: "pipeline/projection/rules.smk"
+include: "parts/comparison/rules.smk"
+include: "parts/projection/rules.smk"

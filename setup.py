@@ -1,9 +1,10 @@
 """What is installed: all of the checkout's source under one name, `lockstep`.
 
-In a checkout `models` and `pipeline` lie at the top, where an index has no place for such names. A
-wheel has them in the folder `lockstep`, their imports rewritten, beside the files that
-`pipeline.stage.keys` reads. The readme of an index has no files beside it, so its links are those
-of the repository. Everything else that there is to say stands in pyproject.toml.
+In a checkout `models`, `parts` and `pipeline` lie at the top, where an index has no place for such
+names. A wheel has them in the folder `lockstep`, their imports rewritten, beside the files that
+`pipeline.stage.keys` reads; the library itself, `lockstep`, imports none of them. The readme of an
+index has no files beside it, so its links are those of the repository. Everything else that there
+is to say stands in pyproject.toml.
 """
 
 import re
@@ -14,7 +15,7 @@ from pathlib import Path
 from setuptools import setup
 from setuptools.command.build_py import build_py
 
-MOVED = ("models", "pipeline")
+MOVED = ("models", "parts", "pipeline")
 READ = ("constraints-gpu.txt", "constraints.txt", "dvc.yaml")
 IMPORT_FROM = re.compile(rf"^(\s*from )({'|'.join(MOVED)})\b", re.MULTILINE)
 IMPORT = re.compile(rf"^(\s*)(import (?:{'|'.join(MOVED)})(?: as \w+)?)$", re.MULTILINE)
@@ -37,6 +38,8 @@ class UnderOneName(build_py):
             file.write_text(IMPORT.sub(r"\1from lockstep \2", text), encoding="utf-8")
         for name in READ:
             shutil.copy(name, tree / "lockstep")
+        stages = tree / "lockstep" / "dvc.yaml"
+        stages.write_text(stages.read_text(encoding="utf-8").replace("- lockstep/", "- "), "utf-8")
 
     def get_source_files(self) -> list[str]:
         """Return what a source distribution has to hold."""

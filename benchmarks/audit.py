@@ -40,7 +40,7 @@ def measure(run: runfile.Run, windows: int, repeats: int) -> dict:
     import numpy as np
 
     from benchmarks.simulated import Lab
-    from pipeline.transcript.transcript import Transcript
+    from lockstep.transcript.transcript import Transcript
 
     lab = Lab(run, run.llm.checkpoint.config)
     pairs = [(window, peer) for window in range(windows) for peer in range(run.peers.count)]

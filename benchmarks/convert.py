@@ -101,8 +101,9 @@ def write_model(folder: Path, nbytes: int, dtype: str, *, hidden: int, vocabular
     """
     import jax
 
+    from lockstep.transcript import tensorfile
     from models.llama import llama
-    from pipeline.weights import hf, tensorfile
+    from pipeline.weights import hf
 
     intermediate = 11 * hidden // 4
     values = nbytes // np.dtype(dtype).itemsize
@@ -177,7 +178,8 @@ def _convert_unhashed(folder: Path) -> dict:
 
 
 def _export(folder: Path) -> dict:
-    from pipeline.weights import hf, tensorfile
+    from lockstep.transcript import tensorfile
+    from pipeline.weights import hf
 
     out = _empty(folder / EXPORT)
 

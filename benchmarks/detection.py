@@ -26,14 +26,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks import small_runs
+from lockstep.swarm.fault_kinds import KINDS
 from pipeline import runfile
-from pipeline.runfile.fault_kinds import KINDS
 from pipeline.stage import devices
 
 if TYPE_CHECKING:
     from benchmarks.simulated import Lab, Trained
-    from pipeline.programs.language_model import programs_of
-    from pipeline.programs.train_step import Programs
+    from lockstep.programs.train_step import Programs
+    from pipeline.language_model.language_model import programs_of
 
 PEERS, ROUNDS, EVERY, PERCENT = 10, 12, 3, 20
 LIES = (4, 9)  # first and last round

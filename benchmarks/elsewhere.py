@@ -132,10 +132,10 @@ def train(name: str, seeds: int, folder: Path) -> None:
 def audit(name: str, seeds: int, folder: Path) -> dict:
     """Audit what was trained, and see what of some lies would be found."""
     from benchmarks.simulated import Lab
+    from lockstep.transcript.transcript import Transcript
     from pipeline.audit import honest
     from pipeline.audit.audit import audit as audit_all
     from pipeline.audit.replay import Replay
-    from pipeline.transcript.transcript import Transcript
 
     lab = Lab(make_run(name, 0), MODEL, devices=1)
     form, found, varied, params = lab.programs.form, [], None, {"none": [0.0]}
@@ -208,8 +208,8 @@ def _place(folder: Path, name: str, seed: int) -> Path:
 
 def _begin_as_recorded(lab: "Lab", transcript: Any) -> None:
     """Have the lab begin as the run did: stage convert's output is a file, the same everywhere."""
-    from pipeline.swarm.begin import Start
-    from pipeline.transcript.state import State
+    from lockstep.transcript.state import State
+    from pipeline.start.begin import Start
 
     like = lab.begin.state
     own = tuple(transcript.own(0, peer, tree) for peer, tree in enumerate(like.own))
@@ -226,8 +226,8 @@ def _lies(window: Any, seed: int) -> Iterator[tuple[str, float]]:
     """
     import numpy as np
 
+    from lockstep.wire import message as wire
     from pipeline.audit import sketches
-    from pipeline.wire import message as wire
 
     form, rng = window.setup.programs.form, np.random.default_rng(seed)
     before: dict[int, Any] = {}
@@ -325,8 +325,8 @@ def _false(
     import jax
     import numpy as np
 
-    from pipeline.swarm.lies import lie, with_values
-    from pipeline.swarm.lies import values_of as values
+    from lockstep.swarm.lies import lie, with_values
+    from lockstep.swarm.lies import values_of as values
 
     leaves, structure = jax.tree.flatten(messages[peer], is_leaf=lambda x: hasattr(x, "index_NK"))
 

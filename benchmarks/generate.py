@@ -88,7 +88,7 @@ def measure(folder: Path, batch: int, chosen: argparse.Namespace) -> dict:
 def ours(folder: Path, prompts: list[list[int]], chosen: argparse.Namespace) -> Callable:
     import jax
 
-    from pipeline.programs.text_writer import TextWriter
+    from pipeline.language_model.text_writer import TextWriter
     from pipeline.weights.exported import read
 
     exported = read(folder)

@@ -21,8 +21,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks import methods, resident, sizes
+from parts.new.recipes import RECIPES
 from pipeline import runfile
-from pipeline.new.recipes import RECIPES
 from pipeline.stage import devices
 
 # of glibc: what is freed is the system's at once, so that what is resident is what is needed
@@ -70,11 +70,11 @@ def measure(size: str, name: str, chosen: argparse.Namespace) -> dict:
     import jax
 
     from benchmarks.simulated import Lab
-    from pipeline.swarm.begin import make_peers
-    from pipeline.swarm.device_memory import run_memory
-    from pipeline.swarm.faults import FaultSchedule
-    from pipeline.swarm.round_settings import RoundSettings
-    from pipeline.swarm.swarm import Swarm
+    from lockstep.swarm.device_memory import run_memory
+    from lockstep.swarm.faults import FaultSchedule
+    from lockstep.swarm.round_settings import RoundSettings
+    from lockstep.swarm.swarm import Swarm
+    from pipeline.start.begin import make_peers
 
     lab = Lab(run, run.llm.checkpoint.config, chosen.devices)
     planned = run_memory(run, lab.programs)

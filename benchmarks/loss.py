@@ -33,7 +33,7 @@ def measure(chosen: argparse.Namespace) -> dict:
     import jax
     import numpy as np
 
-    from pipeline.programs import loss
+    from lockstep.programs import loss
 
     def drawn(tokens: int) -> tuple:
         rng = np.random.default_rng(0)

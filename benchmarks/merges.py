@@ -12,7 +12,7 @@ import time
 from collections import defaultdict
 
 from benchmarks import methods, sizes
-from pipeline.new.recipes import RECIPES
+from parts.new.recipes import RECIPES
 from pipeline.stage import allocator, devices
 
 
@@ -35,7 +35,7 @@ def measure(name: str, run, chosen: argparse.Namespace) -> dict:
     import numpy as np
 
     from benchmarks.trial import Trial
-    from pipeline.optim.optimizer import RoundPeers
+    from lockstep.optim.optimizer import RoundPeers
 
     trial = Trial(run)
     for _ in range(chosen.rounds):

@@ -1,8 +1,8 @@
 """The default run with another model and another optimizer, for benchmarks."""
 
 from benchmarks import sizes
-from pipeline.new.like import of_tokens, tables_like
-from pipeline.new.recipes import RECIPES
+from parts.new.like import of_tokens, tables_like
+from parts.new.recipes import RECIPES
 
 
 def document(size: str, name: str, rounds: int, local_steps: int | None = None) -> dict:

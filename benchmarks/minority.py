@@ -23,11 +23,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from statistics import median
 
-from pipeline.protocol import consensus, driver
-from pipeline.protocol.attestation import attest
-from pipeline.protocol.coordinator import CoordinatorError
-from pipeline.protocol.dispute import Check, Claim, Ruling, settle
-from pipeline.protocol.round import Evidence, Message, Round
+from lockstep.protocol import consensus, driver
+from lockstep.protocol.attestation import attest
+from lockstep.protocol.coordinator import CoordinatorError
+from lockstep.protocol.dispute import Check, Claim, Ruling, settle
+from lockstep.protocol.round import Evidence, Message, Round
 
 ROUNDS = 200
 TRIES = 1000  # of a message that is to escape the draw

@@ -186,7 +186,7 @@ def compiled_once(size: str, chosen: argparse.Namespace) -> dict:
     import jax
     import numpy as np
 
-    from pipeline.programs.language_model import programs_of
+    from pipeline.language_model.language_model import programs_of
 
     jax.config.update("jax_enable_compilation_cache", False)
     run = make_run(size, 1, chosen)

@@ -28,11 +28,11 @@ def main() -> None:
 
     import jax
 
-    from pipeline.programs.placement import device_groups
-    from pipeline.tasks import choices, held_out_texts, next_line, task_model
-    from pipeline.tasks.scores import wilson
+    from lockstep.programs.placement import device_groups
+    from lockstep.transcript.trees import load_nested
+    from parts.tasks import choices, held_out_texts, next_line, task_model
+    from parts.tasks.scores import wilson
     from pipeline.weights import exported
-    from pipeline.weights.trees import load_nested
 
     folder, shards = chosen.data / "export", chosen.data / "shards"
     read = exported.read(folder)

@@ -1,6 +1,6 @@
 """What a pack of parameters costs, to write and to read, at both ends: `-m benchmarks.packs`.
 
-Prints one JSON line: medians in milliseconds, all in turns: our end (`pipeline/workload/pack.py`),
+Prints one JSON line: medians in milliseconds, all in turns: our end (`parts/workload/pack.py`),
 the worker's (`lockstep_worker/packs.py`, from and into the arrays of a model), and SHA-256 of the
 values alone, which both ends compute.
 """
@@ -17,8 +17,8 @@ from statistics import median
 
 import numpy as np
 
-from pipeline.workload import pack
-from pipeline.workload.process.worker_process import PYTHON
+from parts.workload import pack
+from parts.workload.process.worker_process import PYTHON
 
 
 def main() -> None:

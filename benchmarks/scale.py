@@ -63,8 +63,8 @@ def main() -> None:
 
 def measure(peers: int, case: str, rounds: int) -> dict:
     """Takes rounds of one case, and audits them."""
+    from lockstep.protocol import coordinator, driver
     from pipeline.audit import audit  # noqa: F401, for what it takes is not an audit's
-    from pipeline.protocol import coordinator, driver
 
     coordinator.MAX_PEERS = driver.MAX_PEERS = max(peers, coordinator.MAX_PEERS)
     swarm = Rounds(peers, case)
@@ -91,8 +91,8 @@ class Rounds:
     """Peers without arrays, and the seconds that each part of their rounds took."""
 
     def __init__(self, peers: int, case: str):
+        from lockstep.protocol import driver
         from pipeline import runfile
-        from pipeline.protocol import driver
 
         run = runfile.load(Path("params/run.toml"))
         config = run.config.model_copy(
@@ -122,9 +122,9 @@ class Rounds:
 
     def take_round(self) -> None:
         """Takes a round, from the committee to a line of the transcript and back."""
-        from pipeline.protocol import consensus, driver, links
-        from pipeline.protocol.round import Evidence
-        from pipeline.transcript.entry import Entry
+        from lockstep.protocol import consensus, driver, links
+        from lockstep.protocol.round import Evidence
+        from lockstep.transcript.entry import Entry
 
         began = time.process_time()
         asked = () if self.entries else tuple(range(self.run.peers.count))
@@ -166,8 +166,8 @@ class Rounds:
 
     def audit(self) -> None:
         """Checks all rounds, as an auditor with no arrays to replay."""
+        from lockstep.swarm.round_settings import RoundSettings
         from pipeline.audit import audit
-        from pipeline.swarm.round_settings import RoundSettings
 
         setup = SimpleNamespace(
             run=self.run,
@@ -188,7 +188,7 @@ class Rounds:
         assert not unexpected, findings[:3]
 
     def _elect(self, state: object) -> None:
-        from pipeline.protocol import committee
+        from lockstep.protocol import committee
 
         committee.order.cache_clear()
         with self._timed("committee"):
@@ -196,7 +196,7 @@ class Rounds:
             committee.verifiers(state.seed, len(state.peers), 10)
 
     def _sent(self, round_: object) -> tuple:
-        from pipeline.protocol.round import Message
+        from lockstep.protocol.round import Message
 
         def message(peer: int, what: str, to: tuple[int, ...] = ()) -> Message:
             text = hashlib.sha256(f"{what} {round_.step} {peer}".encode()).hexdigest()
@@ -211,8 +211,8 @@ class Rounds:
         return silent, messages, others, broken
 
     def _verified(self, round_: object, present: list, evidence: object, tokens: dict) -> tuple:
-        from pipeline.protocol import consensus, links
-        from pipeline.protocol.dispute import Check, Claim, Ruling
+        from lockstep.protocol import consensus, links
+        from lockstep.protocol.dispute import Check, Claim, Ruling
 
         def seconds(other: int, peer: int) -> float:
             return links.check_seconds(self.run.links, other, peer, tokens=tokens[peer], size=0)

@@ -13,26 +13,26 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from lockstep.programs.placement import DeviceGroup, side_by_side
+from lockstep.programs.train_step import Programs
+from lockstep.swarm.faults import FaultSchedule
+from lockstep.swarm.peers import RunningPeers
+from lockstep.swarm.record import Record
+from lockstep.swarm.round_settings import RoundSettings
+from lockstep.swarm.swarm import Swarm
+from lockstep.swarm.training_loop import TrainingLoop
+from lockstep.transcript.entry import TABLES, Header
+from lockstep.transcript.observer import Observer
+from lockstep.transcript.state import State
+from lockstep.transcript.transcript import Transcript, Writer
 from models.llama import llama
 from pipeline import runfile
 from pipeline.audit.audit import audit
 from pipeline.audit.replay import Replay
 from pipeline.audit.verdict import Finding, contradictions, merged
-from pipeline.programs.language_model import programs_of
-from pipeline.programs.placement import DeviceGroup, side_by_side
-from pipeline.programs.train_step import Programs
+from pipeline.language_model.language_model import programs_of
 from pipeline.stage import devices
-from pipeline.swarm.begin import Setup, Start, make_peers
-from pipeline.swarm.faults import FaultSchedule
-from pipeline.swarm.peers import RunningPeers
-from pipeline.swarm.record import Record
-from pipeline.swarm.round_settings import RoundSettings
-from pipeline.swarm.swarm import Swarm
-from pipeline.swarm.training_loop import TrainingLoop
-from pipeline.transcript.entry import TABLES, Header
-from pipeline.transcript.observer import Observer
-from pipeline.transcript.state import State
-from pipeline.transcript.transcript import Transcript, Writer
+from pipeline.start.begin import Setup, Start, make_peers
 
 
 class Made:

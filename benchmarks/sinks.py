@@ -12,12 +12,12 @@ import tempfile
 import time
 from pathlib import Path
 
+from lockstep.transcript.transcript import Transcript
 from pipeline import runfile
 from pipeline.monitor.sinks import tracker
 from pipeline.monitor.sinks.tracker import Tracker
 from pipeline.runfile.run import Run
 from pipeline.stage.keys import PROJECT, RUN_FILE
-from pipeline.transcript.transcript import Transcript
 
 WARM_UP, SETTLE_SECONDS = 10, 0.5
 

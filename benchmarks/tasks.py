@@ -67,9 +67,9 @@ def measure(export: Path, chosen: argparse.Namespace) -> dict:
     import torch
     from lm_eval.models.huggingface import HFLM
 
-    from pipeline.programs.placement import device_groups
-    from pipeline.tasks import task_model
-    from pipeline.tasks.lm_eval_model import LmEvalModel
+    from lockstep.programs.placement import device_groups
+    from parts.tasks import task_model
+    from parts.tasks.lm_eval_model import LmEvalModel
     from pipeline.weights import exported
 
     torch.set_num_threads(chosen.threads)

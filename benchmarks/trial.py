@@ -3,14 +3,14 @@
 import jax
 import numpy as np
 
+from lockstep.swarm.peers import RoundSteps
+from lockstep.swarm.round_settings import RoundSettings
+from lockstep.transcript.state import State
+from lockstep.wire import message as wire
 from pipeline import runfile
-from pipeline.programs import cudnn
-from pipeline.programs.language_model import programs_of
-from pipeline.swarm.begin import make_peers
-from pipeline.swarm.peers import RoundSteps
-from pipeline.swarm.round_settings import RoundSettings
-from pipeline.transcript.state import State
-from pipeline.wire import message as wire
+from pipeline.language_model import cudnn
+from pipeline.language_model.language_model import programs_of
+from pipeline.start.begin import make_peers
 
 
 class Trial:

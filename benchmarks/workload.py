@@ -83,8 +83,8 @@ def measure(chosen: argparse.Namespace) -> dict:
     import jax
     import numpy as np
 
-    from pipeline.workload.choice import programs_of
-    from pipeline.workload.worker import Worker
+    from parts.workload.choice import programs_of
+    from parts.workload.worker import Worker
 
     spec = {"kind": "tokens", "columns": ["inputs"], "length": chosen.length}
     runs = {name: run_of(chosen, name) for name in ("Distro", "DiLoCo")}
@@ -159,9 +159,9 @@ def torch_alone(chosen: argparse.Namespace, rows_NT):
     """Yield what takes a step of `benchmarks/torch_loop.py` and returns its seconds."""
     import numpy as np
 
-    from pipeline.workload.description import SOURCE
-    from pipeline.workload.process.worker_process import PYTHON
-    from pipeline.workload.worker import THREADS
+    from parts.workload.description import SOURCE
+    from parts.workload.process.worker_process import PYTHON
+    from parts.workload.worker import THREADS
 
     with tempfile.TemporaryDirectory() as folder:
         np.save(Path(folder) / "rows.npy", rows_NT)

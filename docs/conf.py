@@ -9,12 +9,12 @@ from sphinx.addnodes import desc_annotation, pending_xref
 from sphinx.domains.python import PyObject
 from sphinx.util.typing import stringify_annotation
 
-import pipeline
+import lockstep
 
 project = "Lockstep"
 author = "The Lockstep authors"
 project_copyright = f"2026, {author}"
-release = version = pipeline.__version__
+release = version = lockstep.__version__
 
 extensions = [
     "myst_parser",
@@ -50,7 +50,7 @@ UNIONS = {
 # References inside the documented packages are checked, those to other libraries and rooms are not.
 nitpicky = True
 nitpick_ignore_regex = [
-    ("py:.*", r"(?!(models|pipeline\.(optim|protocol|transcript|wire))\.).*"),
+    ("py:.*", r"(?!(models|lockstep\.(optim|protocol|transcript|wire))\.).*"),
 ]
 
 

@@ -15,11 +15,11 @@ import jax
 from lm_eval.__main__ import cli_evaluate
 from lm_eval.api.registry import register_model
 
-from pipeline.errors import LockstepError
-from pipeline.programs.placement import device_groups
+from lockstep.errors import LockstepError
+from lockstep.programs.placement import device_groups
+from parts.tasks import task_model
+from parts.tasks.lm_eval_model import LmEvalModel
 from pipeline.stage import devices
-from pipeline.tasks import task_model
-from pipeline.tasks.lm_eval_model import LmEvalModel
 from pipeline.weights import exported
 
 BATCH_SIZE = 32  # as `[evaluate] batch_size`

@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer.exceptions import TyperException
 
+from lockstep.errors import PANIC, DivergedError, LockstepError, brief, shown
+from parts.comparison.command import compare
+from parts.new.command import new
+from parts.projection.command import project_run
+from parts.publication import commands as publication
+from parts.publication import outcome
 from pipeline.command_line import DEFAULT_ROOT, DEFAULT_RUN, Root, RunFile, group_by_panel
-from pipeline.comparison.command import compare
-from pipeline.errors import PANIC, DivergedError, LockstepError, brief, shown
 from pipeline.generate import generate
 from pipeline.monitor import commands as monitor
-from pipeline.new.command import new
-from pipeline.projection.command import project_run
-from pipeline.publication import commands as publication
-from pipeline.publication import outcome
 from pipeline.stage import devices, logs
 from pipeline.stage.keys import STAGES
 
@@ -178,7 +178,7 @@ def push(
     key: publication.SigningKey = None,
 ) -> None:
     """Upload the accepted export to DEST and to the checkpointers of the run file."""
-    from pipeline.publication import push as push_
+    from parts.publication import push as push_
 
     push_.push(run, root, destinations or (), private=private, with_proof=with_proof, key=key)
 
@@ -205,7 +205,7 @@ def try_(context: typer.Context) -> None:
     from pipeline.stage import allocator
 
     allocator.tune()
-    from pipeline.trial import trial
+    from parts.trial import trial
 
     trial.take(context.args, _stage)
 
@@ -275,7 +275,7 @@ def sidecar(
     ] = 3600.0,
 ) -> None:
     """Run the process of one peer of a run that trains on another host, until it ends."""
-    from pipeline import sidecar as process
+    from parts.carrier import sidecar as process
     from pipeline.stage import allocator
 
     allocator.tune()

@@ -20,17 +20,17 @@ from typing import Any
 
 import jax
 
+from lockstep.errors import LockstepError
+from lockstep.transcript.trees import save_tree
+from parts.workload.description import FILE, Description, of_model
+from parts.workload.worker import NO_ROWS, Worker
 from pipeline import runfile
-from pipeline.errors import LockstepError
 from pipeline.stage import artifacts, devices, memory, pins
 from pipeline.stage.artifacts import Paths
 from pipeline.stage.given_files import check_file, check_inside, expand, unchanged
 from pipeline.stage.progress import Progress
 from pipeline.tokens.tokenizer_files import MOST_BYTES, convert_older
 from pipeline.weights import bucket, earlier_run, hf, hub_model
-from pipeline.weights.trees import save_tree
-from pipeline.workload.description import FILE, Description, of_model
-from pipeline.workload.worker import NO_ROWS, Worker
 
 log = logging.getLogger(__name__)
 

@@ -7,16 +7,16 @@ import logging
 from contextlib import ExitStack, closing
 from dataclasses import replace
 
+from lockstep.errors import LockstepError
+from lockstep.tables.variant import variant_name
+from parts.workload.worker import NO_ROWS, Worker
 from pipeline import runfile, sources
-from pipeline.errors import LockstepError
 from pipeline.net import store
-from pipeline.runfile.serde_enum import variant_name
 from pipeline.sources import fetch_options
 from pipeline.stage import pins
 from pipeline.stage.artifacts import Paths
 from pipeline.tokens.rows import described
 from pipeline.tokens.shards import Shards, duplicates, write_shards
-from pipeline.workload.worker import NO_ROWS, Worker
 
 log = logging.getLogger(__name__)
 

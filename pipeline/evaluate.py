@@ -12,29 +12,29 @@ from typing import Any, NamedTuple
 
 import jax
 
+from lockstep.errors import LockstepError
+from lockstep.programs.placement import device_groups
+from lockstep.tables.explain import validate
+from parts.tasks import next_line, task_model
+from parts.tasks.run_file_tasks import RunFileTasks
+from parts.tasks.scores import TaskResult, flat, one_line, report
+from parts.workload import export_folder
+from parts.workload.choice import row_spec
+from parts.workload.description import FILE, Description
+from parts.workload.worker import Worker
 from pipeline import runfile
 from pipeline.audit.verdict_text import HELD_OUT, SAMPLE, measured_on
-from pipeline.errors import LockstepError
-from pipeline.programs import held_out
-from pipeline.programs.draw import Sampling
-from pipeline.programs.held_out import HeldOutRows
-from pipeline.programs.placement import device_groups
-from pipeline.programs.text_writer import TextWriter
-from pipeline.runfile.explain import validate
+from pipeline.language_model import held_out
+from pipeline.language_model.draw import Sampling
+from pipeline.language_model.held_out import HeldOutRows
+from pipeline.language_model.text_writer import TextWriter
 from pipeline.stage import artifacts, devices, logs
 from pipeline.stage.artifacts import METRICS, Paths
 from pipeline.stage.keys import OUT
-from pipeline.tasks import next_line, task_model
-from pipeline.tasks.run_file_tasks import RunFileTasks
-from pipeline.tasks.scores import TaskResult, flat, one_line, report
 from pipeline.tokens.shards import read_shards
 from pipeline.tokens.tokenizer_files import encode
 from pipeline.weights import hf
 from pipeline.weights.exported import Exported, read
-from pipeline.workload import export_folder
-from pipeline.workload.choice import row_spec
-from pipeline.workload.description import FILE, Description
-from pipeline.workload.worker import Worker
 
 TASKS = "tasks"  # folder of what the tasks asked and found
 NOTHING = dict.fromkeys(held_out.NUMBERS)

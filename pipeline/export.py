@@ -5,6 +5,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from lockstep.transcript.tensorfile import TensorFile
+from lockstep.transcript.transcript import Transcript
+from parts.workload import description, export_folder
+from parts.workload.worker import Worker
 from pipeline import runfile
 from pipeline.audit import verdict_text
 from pipeline.pages import card
@@ -14,11 +18,7 @@ from pipeline.stage import artifacts
 from pipeline.stage.artifacts import METRICS, Paths
 from pipeline.stage.keys import STAGES, Keys, needs, tracked
 from pipeline.stage.progress import Progress
-from pipeline.transcript.transcript import Transcript
 from pipeline.weights import hf, model_folder
-from pipeline.weights.tensorfile import TensorFile
-from pipeline.workload import description, export_folder
-from pipeline.workload.worker import Worker
 
 log = logging.getLogger(__name__)
 

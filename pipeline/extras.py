@@ -3,7 +3,7 @@
 from importlib.util import find_spec
 from pathlib import Path
 
-from pipeline.errors import LockstepError
+from lockstep.errors import LockstepError
 
 PROJECT = Path(__file__).resolve().parents[1]
 PACKAGE = "lockstep-train"  # as pip knows it

@@ -13,7 +13,7 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from pipeline.errors import LockstepError, shown
+from lockstep.errors import LockstepError, shown
 
 EXPORT = Path("data/export")
 COMPILED = Path("data/store/compiled")  # where the stages of this folder keep programs, if any ran
@@ -40,11 +40,11 @@ class Continuations:
     """
 
     def __init__(self, folder: Path, wish: Wish):
-        from pipeline.programs.draw import Sampling
-        from pipeline.programs.placement import DeviceGroup
-        from pipeline.programs.text_writer import TextWriter
+        from lockstep.programs.placement import DeviceGroup
+        from parts.workload import description
+        from pipeline.language_model.draw import Sampling
+        from pipeline.language_model.text_writer import TextWriter
         from pipeline.weights import exported, hf
-        from pipeline.workload import description
 
         if why := hf.why_refused(folder):
             refused = folder / hf.REFUSED

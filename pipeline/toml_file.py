@@ -7,7 +7,7 @@ import re
 import tomllib
 from pathlib import Path
 
-from pipeline.errors import LockstepError, brief
+from lockstep.errors import LockstepError, brief
 
 MAX_BYTES = 2**20  # of a run file; those of all of Psyche's examples have less than 2**14
 MAX_PARTS = 32  # of a dotted key, since the time to parse one is quadratic in them

@@ -15,35 +15,35 @@ from pathlib import Path
 import jax
 import numpy as np
 
+from lockstep.errors import DivergedError, LockstepError
+from lockstep.methods.build import learning_rate_of_run
+from lockstep.protocol.driver import RunProgress
+from lockstep.swarm.checkpoints import Checkpoints
+from lockstep.swarm.faults import FaultSchedule
+from lockstep.swarm.peers import RunningPeers
+from lockstep.swarm.record import Begun, Record
+from lockstep.swarm.swarm import NotFiniteError, Swarm
+from lockstep.swarm.training_loop import TrainingLoop
+from lockstep.transcript import curves
+from lockstep.transcript.entry import TABLES, Entry, Header
+from lockstep.transcript.observer import Observer
+from lockstep.transcript.transcript import Transcript, Writer
+from parts.carrier.launch import remote_peers
+from parts.tasks import while_training
 from pipeline import runfile
-from pipeline.carrier.launch import remote_peers
-from pipeline.errors import DivergedError, LockstepError
+from pipeline.language_model import cudnn, held_out
+from pipeline.language_model.held_out import HeldOutRows, MeanLoss
 from pipeline.monitor.monitor import Monitor
 from pipeline.monitor.owner import Pauses, Stops
 from pipeline.monitor.profile import Profile
 from pipeline.monitor.sinks import tracker
 from pipeline.monitor.terminal import Terminal
-from pipeline.programs import cudnn, held_out
-from pipeline.programs.held_out import HeldOutRows, MeanLoss
-from pipeline.programs.optimizers import learning_rate_of_run
-from pipeline.protocol.driver import RunProgress
 from pipeline.stage import allocator, artifacts, devices, signals
 from pipeline.stage.artifacts import METRICS, Paths
 from pipeline.stage.progress import Progress
-from pipeline.swarm import begin, in_time
-from pipeline.swarm.begin import Setup, make_peers, repeats_bit_for_bit
-from pipeline.swarm.faults import FaultSchedule
-from pipeline.swarm.peers import RunningPeers
-from pipeline.swarm.record import Begun, Record
-from pipeline.swarm.swarm import NotFiniteError, Swarm
-from pipeline.swarm.training_loop import TrainingLoop
-from pipeline.tasks import while_training
-from pipeline.transcript import curves
-from pipeline.transcript.entry import TABLES, Entry, Header
-from pipeline.transcript.observer import Observer
-from pipeline.transcript.transcript import Transcript, Writer
+from pipeline.start import begin, in_time
+from pipeline.start.begin import Setup, make_peers, repeats_bit_for_bit
 from pipeline.weights import epochs
-from pipeline.weights.checkpoints import Checkpoints
 
 log = logging.getLogger(__name__)
 

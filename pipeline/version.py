@@ -3,10 +3,10 @@
 import subprocess
 from pathlib import Path
 
-from pipeline import __version__
+from lockstep import __version__
 
 CHECKOUT = Path(__file__).parents[1]
-SOURCE = ("constraints*.txt", "lockstep", "models", "pipeline", "workloads")
+SOURCE = ("constraints*.txt", "lockstep", "models", "parts", "pipeline", "workloads")
 
 
 def of_source() -> str:

@@ -12,22 +12,21 @@ from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from lockstep.programs.placement import DeviceGroup, side_by_side
+from lockstep.transcript.transcript import Transcript
+from parts.workload.choice import check_model
 from pipeline import runfile
-from pipeline.audit import bundle, honest, sample, verdict_text
+from pipeline.audit import beacon, bundle, honest, sample, verdict_text
 from pipeline.audit.audit import audit
 from pipeline.audit.judge import How, judge
 from pipeline.audit.replay import Replay
 from pipeline.audit.tolerance import PeersOfWindows, why_not_bitwise
 from pipeline.audit.verdict import Finding, Varied, contradictions, merged
-from pipeline.programs.placement import DeviceGroup, side_by_side
-from pipeline.protocol import beacon
 from pipeline.stage import allocator, artifacts, devices
 from pipeline.stage.artifacts import METRICS, Paths
 from pipeline.stage.progress import Progress
-from pipeline.swarm import begin
-from pipeline.swarm.begin import Setup
-from pipeline.transcript.transcript import Transcript
-from pipeline.workload.choice import check_model
+from pipeline.start import begin
+from pipeline.start.begin import Setup
 
 log = logging.getLogger(__name__)
 

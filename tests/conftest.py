@@ -46,7 +46,7 @@ def pytest_configure(config):
 
 
 # Whole runs, and peers in processes, which wait for each other.
-LONG = (Path(__file__).parent, Path(__file__).parent / "pipeline" / "carrier")
+LONG = (Path(__file__).parent, Path(__file__).parent / "parts" / "carrier")
 
 
 def pytest_collection_modifyitems(items):

@@ -16,8 +16,8 @@ import tomlkit
 from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer, models
 
+from lockstep.errors import DivergedError
 from pipeline.__main__ import main
-from pipeline.errors import DivergedError
 from pipeline.stage.keys import PROJECT
 from tests import tiny
 

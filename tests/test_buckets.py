@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.errors import LockstepError
+from lockstep.errors import LockstepError
 from pipeline.net import fsspec_files
 from pipeline.runfile import Runtime
 from pipeline.stage.artifacts import read_json

@@ -65,7 +65,7 @@ def closure(file: Path) -> set[str]:
 def room(path: str) -> str:
     """What dvc.yaml lists for a source file: its folder, or itself beside the stages."""
     parts = path.split("/")
-    folder = 1 if parts[0] == "models" else 2
+    folder = 1 if parts[0] == "models" else 2  # as lockstep/optim
     return "/".join(parts[:folder])
 
 
@@ -73,7 +73,7 @@ def room(path: str) -> str:
 def test_a_stage_depends_on_exactly_the_rooms_it_imports(stage):
     declared = set(code(stage))
     imported = {room(path) for path in closure(PROJECT / "pipeline" / f"{stage}.py")} | ALWAYS
-    if "pipeline/workload" in imported:  # whose processes run code of users
+    if "parts/workload" in imported:  # whose processes run code of users
         imported |= {WORKLOADS}
     assert declared == imported, (
         f"dvc.yaml: {stage}: add {sorted(imported - declared)}, drop {sorted(declared - imported)}"
@@ -122,7 +122,7 @@ def test_the_tracked_tables_are_all_of_the_run_but_runtime():
 
 
 def test_keys_and_coordinator_import_nothing_heavy():
-    for module in ("pipeline.stage.keys", "pipeline.protocol.coordinator"):
+    for module in ("pipeline.stage.keys", "lockstep.protocol.coordinator"):
         program = (
             f"import sys, {module}; "
             "print([m for m in ('jax', 'numpy', 'pydantic', 'typer') if m in sys.modules])"

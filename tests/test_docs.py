@@ -12,9 +12,9 @@ import pytest
 import yaml
 
 import lockstep
+from parts.comparison.compare_file import Compare
 from pipeline import runfile
 from pipeline.__main__ import app
-from pipeline.comparison.compare_file import Compare
 from pipeline.stage.keys import STAGES
 from tests.pipeline.net.faults.matrix import MATRIX
 

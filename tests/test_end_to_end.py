@@ -8,11 +8,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from lockstep.transcript.transcript import Transcript
 from pipeline import runfile
-from pipeline.programs.held_out import spread
+from pipeline.language_model.held_out import spread
 from pipeline.stage.artifacts import read_json
 from pipeline.stage.keys import Keys
-from pipeline.transcript.transcript import Transcript
 from tests import tiny
 
 UP_TO_VERDICT = ("download", "convert", "train", "witness")

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from matplotlib import pyplot as plt
 
-from pipeline.errors import LockstepError
+from lockstep.errors import LockstepError
 from tests.servers.files import Files
 from tests.servers.hub import Repo, running_hub
 from tests.tiny import PROJECT

@@ -18,12 +18,12 @@ EDIT = re.compile(r'(above|below|in place of) "(.*)" in (\S+)$')
 ELSEWHERE = "outside of the pipeline"
 MODEL = {key: value for key, value in tiny.MODEL.items() if key != "model_type"}
 TESTS = (  # of all that is listed or generated
-    "tests/pipeline/runfile/test_fault_kinds.py",
+    "tests/lockstep/swarm/test_fault_kinds.py",
     "tests/pipeline/runfile/test_faults.py::test_every_kind_of_fault_loads_in_a_run_that_has_what_it_needs",
     "tests/pipeline/runfile/test_variants.py::test_every_variant_loads_and_is_written_back_as_it_was",
     "tests/pipeline/runfile/test_schema.py",
-    "tests/pipeline/swarm/test_lies.py",
-    "tests/pipeline/optim/test_expect.py::test_every_builder_is_tested",
+    "tests/lockstep/swarm/test_lies.py",
+    "tests/lockstep/optim/test_expect.py::test_every_builder_is_tested",
     "tests/test_docs.py",
     "tests/test_habits.py",
 )

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import errors
-from pipeline.carrier.frames import FrameError
-from pipeline.errors import LockstepError
+from lockstep import errors
+from lockstep.errors import LockstepError
+from parts.carrier.frames import FrameError
 from pipeline.net import limits, retry
 from pipeline.runfile import Network
 from pipeline.sources import parquet

@@ -14,13 +14,12 @@ import pytest
 import yaml
 
 import lockstep
-import pipeline
-from pipeline.optim.optimizer import Optimizer
-from pipeline.programs import optimizers
+from lockstep.methods import build as optimizers
+from lockstep.optim.optimizer import Optimizer
 from tests.tiny import PROJECT
 
 CITATION = yaml.safe_load((PROJECT / "CITATION.cff").read_text())
-SOURCE = ("lockstep", "models", "pipeline")
+SOURCE = ("lockstep", "models", "parts", "pipeline")
 FILES = ("LICENSE", "README.md", "pyproject.toml", "setup.py")
 READ = ("constraints-gpu.txt", "constraints.txt", "dvc.yaml")
 BUILD = "from setuptools import build_meta; build_meta.build_sdist('.')"
@@ -36,12 +35,12 @@ from pkgutil import walk_packages
 from runpy import run_path
 for module in walk_packages(lockstep.__path__, "lockstep."):
     import_module(module.name)
-assert not {"models", "pipeline"} & sys.modules.keys()
+assert not {"models", "parts", "pipeline"} & sys.modules.keys()
 for name in lockstep.__all__:
     getattr(lockstep, name)
 for example in sys.argv[1:]:
     run_path(example, run_name="example")
-assert not {"models", "pipeline"} & sys.modules.keys()
+assert not {"models", "parts", "pipeline"} & sys.modules.keys()
 print(lockstep.__file__)
 """
 TRAIN = """
@@ -115,7 +114,7 @@ def test_nothing_of_the_source_is_missing(site):
 def test_the_package_says_what_an_index_shows(site):
     (installed,) = distributions(path=[str(site)])
     said = installed.metadata
-    assert (said["Name"], installed.version) == ("lockstep-train", pipeline.__version__)
+    assert (said["Name"], installed.version) == ("lockstep-train", lockstep.__version__)
     assert "Typing :: Typed" in said.get_all("Classifier")
     assert said["Author"] == CITATION["authors"][0]["name"]
     assert set(CITATION["keywords"]) <= set(said["Keywords"].split(","))
@@ -138,7 +137,7 @@ def test_type_checkers_see_the_installed_names_under_the_one_name(site):
     stub = (site / "lockstep" / "__init__.pyi").read_text()
     assert "\nfrom pipeline" not in stub
     assert "\nfrom lockstep import models as models\n" in stub
-    assert "\nfrom lockstep.pipeline.optim.adamw import adamw as adamw\n" in stub
+    assert "\nfrom lockstep.optim.adamw import adamw as adamw\n" in stub
     assert (site / "lockstep" / "py.typed").exists()
 
 
@@ -165,7 +164,7 @@ def test_every_optimizer_of_a_run_file_has_its_name_in_the_library():
         name
         for name, thing in vars(optimizers).items()
         if inspect.isfunction(thing)
-        and thing.__module__.startswith("pipeline.optim.")
+        and thing.__module__.startswith("lockstep.optim.")
         and thing.__annotations__["return"] is Optimizer
     }
     assert "distro" in made

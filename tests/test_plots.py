@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from lockstep.transcript.curves import COLUMNS
+from parts.tasks import while_training
 from pipeline.stage.keys import PROJECT
-from pipeline.tasks import while_training
-from pipeline.transcript.curves import COLUMNS
 
 DOCUMENT = yaml.safe_load((PROJECT / "dvc.yaml").read_text())
 FILES = {f"metrics/{name}.tsv": columns for name, columns in COLUMNS.items()}

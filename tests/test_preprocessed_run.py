@@ -9,11 +9,11 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+from lockstep.errors import LockstepError
+from lockstep.programs.columns import Columns
+from lockstep.transcript.trees import load_nested, save_tree
 from pipeline.audit import bundle, rerun_bundle
-from pipeline.errors import LockstepError
 from pipeline.stage.artifacts import read_json
-from pipeline.tokens.columns import Columns
-from pipeline.weights.trees import load_nested, save_tree
 from tests import tiny
 
 STAGES = ("download", "convert", "train", "witness", "export", "evaluate")

@@ -6,7 +6,7 @@ import subprocess
 import yaml
 from packaging.version import Version
 
-import pipeline
+import lockstep
 from pipeline import version
 from pipeline.stage.keys import PROJECT
 
@@ -21,7 +21,7 @@ def test_version_changelog_and_citation_agree():
     first, *_ = re.findall(r"^## \[(\d[^\]]*)\] - \d{4}-\d\d-\d\d$", changes, re.MULTILINE)
     cited = yaml.safe_load((PROJECT / "CITATION.cff").read_text())["version"]
     assert first == cited
-    here, released = Version(pipeline.__version__), Version(cited)
+    here, released = Version(lockstep.__version__), Version(cited)
     unreleased = re.search(r"^## \[Unreleased\]\n(.*?)^## ", changes, re.MULTILINE | re.DOTALL)
     if unreleased and unreleased[1].strip():
         assert here.is_devrelease and here > released

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from lockstep.transcript.trees import load_arrays
 from pipeline.stage.artifacts import read_json
 from pipeline.stage.keys import OUT, RUN_FILE, STAGES
-from pipeline.weights.trees import load_arrays
 from tests import tiny
 
 ENGINES = {"dvc": ("dvc", "repro", "-q"), "snakemake": ("snakemake", "-q", "all")}

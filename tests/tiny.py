@@ -269,7 +269,7 @@ def like_a_process(devices: int = 1) -> Iterator[None]:
         for name, value in environment(PROJECT, devices).items():
             patch.setenv(name, value)
         patch.setattr(jax, "devices", lambda *_: first)
-        patch.setattr("pipeline.swarm.begin.programs_of", programs_in_common)
+        patch.setattr("pipeline.start.begin.programs_of", programs_in_common)
         logger.handlers = []
         try:
             yield
@@ -283,7 +283,7 @@ _made: dict[tuple[str, str], object] = {}
 
 def programs_in_common(run: runfile.Run, *inputs: object) -> object:
     """Stand in for `programs_of`: return those that were made with equal settings a while ago."""
-    from pipeline.workload.choice import programs_of
+    from parts.workload.choice import programs_of
 
     of_model = {"LLM": {"lr_schedule", "cold_start_warmup_steps", "optimizer"}}
     key = (

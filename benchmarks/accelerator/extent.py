@@ -5,7 +5,7 @@ from pathlib import Path
 from traceback import extract_tb
 from typing import NamedTuple
 
-from pipeline.errors import LockstepError
+from lockstep.errors import LockstepError
 from pipeline.stage.keys import PROJECT
 
 EVERYTHING, NOTHING = "everything_saveable", "nothing_saveable"

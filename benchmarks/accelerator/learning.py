@@ -19,19 +19,19 @@ import numpy as np
 from benchmarks import generate, methods, simulate, sizes
 from benchmarks.accelerator.extent import Extent, attempt
 from benchmarks.simulated import Lab
+from lockstep.programs.placement import device_groups
+from lockstep.protocol.driver import RunProgress
+from lockstep.swarm.peers import SimulatedPeers
+from lockstep.transcript.entry import Entry
+from lockstep.transcript.observer import Observer
+from parts.tasks import choices, held_out_texts, next_line, task_model
 from pipeline import runfile, sources
-from pipeline.programs import held_out
-from pipeline.programs.placement import device_groups
-from pipeline.protocol.driver import RunProgress
+from pipeline.language_model import held_out
 from pipeline.runfile.data import DataCorpus
 from pipeline.sources import FetchOptions
 from pipeline.stage.progress import Progress
-from pipeline.swarm import begin
-from pipeline.swarm.peers import SimulatedPeers
-from pipeline.tasks import choices, held_out_texts, next_line, task_model
+from pipeline.start import begin
 from pipeline.tokens.shards import write_shards
-from pipeline.transcript.entry import Entry
-from pipeline.transcript.observer import Observer
 from pipeline.weights import exported
 
 OPTIMIZERS = ("distro", "adamw", "diloco")

@@ -11,15 +11,15 @@ import jax
 from benchmarks import distro
 from benchmarks.accelerator.extent import Extent, attempt
 from benchmarks.simulated import Lab
+from lockstep.errors import LockstepError
+from lockstep.programs.placement import device_groups
+from lockstep.programs.replica import Replica
+from lockstep.transcript.state import State
+from lockstep.transcript.transcript import Transcript
+from lockstep.wire.commitment import tree_hash
 from pipeline.audit.tolerance import limit
-from pipeline.errors import LockstepError
-from pipeline.programs.placement import device_groups
-from pipeline.programs.replica import Replica
 from pipeline.stage.artifacts import read_json, write_json
-from pipeline.swarm.begin import Start
-from pipeline.transcript.state import State
-from pipeline.transcript.transcript import Transcript
-from pipeline.wire.commitment import tree_hash
+from pipeline.start.begin import Start
 
 
 def bits(extent: Extent, work: Path) -> Iterator[dict]:

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import jax
 
-import pipeline
+import lockstep
 from benchmarks import distro, model, rounds
 from benchmarks.accelerator.extent import Extent, Gradient, attempt
 from benchmarks.peak import matrix_flops, published_flops
 from benchmarks.sizes import SIZES
 from benchmarks.trial import Trial
+from lockstep.swarm.device_memory import run_memory
 from pipeline.stage import devices
-from pipeline.swarm.device_memory import run_memory
 
 MFU, OVERHEAD, PLANNED = 0.45, 0.05, 0.15  # goals; the last is how far memory may be from its plan
 
@@ -27,7 +27,7 @@ def machine(extent: Extent, work: Path) -> Iterator[dict]:
     first = jax.devices()[0]
     published = published_flops()
     yield {
-        "lockstep": pipeline.__version__,
+        "lockstep": lockstep.__version__,
         "python": ".".join(map(str, sys.version_info[:3])),
         **devices.describe(),
         "devices": len(jax.devices()),

@@ -6,21 +6,21 @@ from concurrent.futures import ThreadPoolExecutor
 
 import jax
 
+from lockstep.errors import LockstepError
+from lockstep.protocol import consensus, links
+from lockstep.protocol.attestation import Attestation
+from lockstep.protocol.round import Message, Round
+from lockstep.swarm.round_settings import RoundSettings
+from lockstep.transcript.entry import TABLES, Entry
+from lockstep.transcript.follow import ContradictionError, begin_round, differing, finish_round
+from lockstep.transcript.state import State, hashes
+from lockstep.transcript.transcript import Transcript
+from lockstep.wire import bound, exchange
+from lockstep.wire import message as wire
 from pipeline import runfile
 from pipeline.audit.sketches import audit_sketches
 from pipeline.audit.verdict import Finding
-from pipeline.errors import LockstepError
-from pipeline.protocol import consensus, links
-from pipeline.protocol.attestation import Attestation
-from pipeline.protocol.round import Message, Round
-from pipeline.swarm.begin import Setup
-from pipeline.swarm.round_settings import RoundSettings
-from pipeline.transcript.entry import TABLES, Entry
-from pipeline.transcript.follow import ContradictionError, begin_round, differing, finish_round
-from pipeline.transcript.state import State, hashes
-from pipeline.transcript.transcript import Transcript
-from pipeline.wire import bound, exchange
-from pipeline.wire import message as wire
+from pipeline.start.begin import Setup
 
 
 def audit(setup: Setup, transcript: Transcript) -> list[Finding]:

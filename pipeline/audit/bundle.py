@@ -16,18 +16,18 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from lockstep.protocol.dispute import Hash
+from lockstep.tables.table import Table
+from lockstep.transcript.entry import Entry
+from lockstep.transcript.transcript import Transcript
 from pipeline import runfile
 from pipeline.audit import given_rows
 from pipeline.audit.given_bundle import RUN
 from pipeline.audit.replay import Replay
 from pipeline.audit.verdict import Finding
-from pipeline.protocol.dispute import Hash
-from pipeline.runfile.table import Table
 from pipeline.stage.artifacts import link, sha256_file, write_json, write_text
-from pipeline.swarm.begin import Setup
+from pipeline.start.begin import Setup
 from pipeline.tokens.shards import Column
-from pipeline.transcript.entry import Entry
-from pipeline.transcript.transcript import Transcript
 
 KINDS = ("message", "state", "check", "payload", "commitment")
 """Findings that can be repeated: by recomputing a peer's steps, or by decoding what it sent."""

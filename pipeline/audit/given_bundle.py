@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from lockstep.errors import LockstepError
 from pipeline import runfile
-from pipeline.errors import LockstepError
 from pipeline.stage.artifacts import read_json
 from pipeline.stage.given_files import check_regular
 from pipeline.stage.progress import size

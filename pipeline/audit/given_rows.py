@@ -12,13 +12,13 @@ from pathlib import Path
 
 import numpy as np
 
+from lockstep.errors import LockstepError
+from lockstep.programs.columns import UNCOUNTED, Columns
+from lockstep.swarm.peers import Rows
+from lockstep.transcript.entry import Entry
+from lockstep.transcript.trees import load_arrays, save_tree
 from pipeline import runfile
-from pipeline.errors import LockstepError
-from pipeline.swarm.peers import Rows
-from pipeline.tokens.columns import UNCOUNTED, Columns
 from pipeline.tokens.shards import Column
-from pipeline.transcript.entry import Entry
-from pipeline.weights.trees import load_arrays, save_tree
 
 
 class GivenRows:

@@ -19,6 +19,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from lockstep.errors import LockstepError
+from lockstep.optim.optimizer import Tree
+from lockstep.programs.placement import device_groups
+from lockstep.transcript.entry import Entry, Header
+from lockstep.transcript.transcript import Transcript
+from lockstep.wire import message as wire
+from lockstep.wire.pieces import MOST_DRAWN
 from pipeline import runfile
 from pipeline.audit import elsewhere, given_rows
 from pipeline.audit.elsewhere import ASKED, ISA, TOKENS, TOLD, Other
@@ -30,17 +37,10 @@ from pipeline.audit.tolerance import (
     distances_by_kind,
 )
 from pipeline.audit.verdict import Varied
-from pipeline.errors import LockstepError
-from pipeline.optim.optimizer import Tree
-from pipeline.programs.placement import device_groups
 from pipeline.stage.artifacts import write_json
-from pipeline.swarm import begin
-from pipeline.swarm.begin import Setup
+from pipeline.start import begin
+from pipeline.start.begin import Setup
 from pipeline.tokens.shards import Column
-from pipeline.transcript.entry import Entry, Header
-from pipeline.transcript.transcript import Transcript
-from pipeline.wire import message as wire
-from pipeline.wire.pieces import MOST_DRAWN
 
 VARIED = {"threads", "instruction_set"}  # of an environment: what is varied here
 LENGTH = struct.Struct("<Q")

@@ -4,11 +4,11 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from lockstep.transcript.transcript import Transcript
 from pipeline import runfile
 from pipeline.audit import sample
 from pipeline.audit.tolerance import limit, own_limits
 from pipeline.audit.verdict import ComparedMessages, Finding, Replayed, Varied, Verdict, accepts
-from pipeline.transcript.transcript import Transcript
 
 
 class How(NamedTuple):

@@ -12,16 +12,16 @@ from collections.abc import Callable
 
 import jax
 
+from lockstep.optim.optimizer import Tree
+from lockstep.programs.placement import device_groups
+from lockstep.programs.replica import Replica
+from lockstep.swarm.outbox import TravellingMessages
+from lockstep.transcript.entry import Entry
+from lockstep.transcript.transcript import Transcript
+from lockstep.wire import message as wire
+from lockstep.wire.commitment import tree_hash
 from pipeline.audit.verdict import Finding
-from pipeline.optim.optimizer import Tree
-from pipeline.programs.placement import device_groups
-from pipeline.programs.replica import Replica
-from pipeline.swarm.begin import Setup
-from pipeline.swarm.outbox import TravellingMessages
-from pipeline.transcript.entry import Entry
-from pipeline.transcript.transcript import Transcript
-from pipeline.wire import message as wire
-from pipeline.wire.commitment import tree_hash
+from pipeline.start.begin import Setup
 
 Arrived = Callable[[int, Tree, Tree], None]
 

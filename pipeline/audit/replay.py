@@ -12,6 +12,17 @@ from functools import cached_property
 
 import jax
 
+from lockstep.optim.optimizer import Tree
+from lockstep.programs.placement import DeviceGroup, device_groups
+from lockstep.programs.replica import Replica
+from lockstep.programs.train_step import Work
+from lockstep.protocol.dispute import Claim
+from lockstep.swarm.outbox import TravellingMessages
+from lockstep.transcript.entry import Entry
+from lockstep.transcript.transcript import Transcript
+from lockstep.wire import exchange
+from lockstep.wire import message as wire
+from lockstep.wire.commitment import tree_hash
 from pipeline import runfile
 from pipeline.audit import sketches, verdict_text
 from pipeline.audit.tolerance import (
@@ -26,18 +37,7 @@ from pipeline.audit.tolerance import (
     repeated,
 )
 from pipeline.audit.verdict import Finding, Varied
-from pipeline.optim.optimizer import Tree
-from pipeline.programs.placement import DeviceGroup, device_groups
-from pipeline.programs.replica import Replica
-from pipeline.programs.train_step import Work
-from pipeline.protocol.dispute import Claim
-from pipeline.swarm.begin import Setup
-from pipeline.swarm.outbox import TravellingMessages
-from pipeline.transcript.entry import Entry
-from pipeline.transcript.transcript import Transcript
-from pipeline.wire import exchange
-from pipeline.wire import message as wire
-from pipeline.wire.commitment import tree_hash
+from pipeline.start.begin import Setup
 
 
 @dataclass(frozen=True)

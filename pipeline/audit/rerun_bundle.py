@@ -11,6 +11,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
+from lockstep.errors import LockstepError, shown
+from lockstep.tables.explain import validate_json
+from lockstep.transcript.transcript import Transcript
+from parts.workload.choice import check_model, vocab_size
 from pipeline import runfile
 from pipeline.audit import given_bundle, given_rows, honest, verdict_text
 from pipeline.audit.audit import audit_header, audit_rounds, audit_snapshot
@@ -27,11 +31,7 @@ from pipeline.audit.bundle import (
 from pipeline.audit.replay import Replay
 from pipeline.audit.tolerance import why_not_bitwise
 from pipeline.audit.verdict import Finding, contradictions
-from pipeline.errors import LockstepError, shown
-from pipeline.runfile.explain import validate_json
-from pipeline.swarm import begin
-from pipeline.transcript.transcript import Transcript
-from pipeline.workload.choice import check_model, vocab_size
+from pipeline.start import begin
 
 
 class Bundle(NamedTuple):

@@ -3,9 +3,9 @@
 import random
 from typing import Literal
 
+from lockstep.transcript.transcript import Transcript
 from pipeline import runfile
-from pipeline.protocol import beacon
-from pipeline.transcript.transcript import Transcript
+from pipeline.audit import beacon
 
 
 def seed_of(run: runfile.Run, transcript: Transcript) -> str:

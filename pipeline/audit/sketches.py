@@ -8,16 +8,16 @@ that it computes (`Pieces.distance`).
 from collections.abc import Mapping
 from statistics import median
 
+from lockstep.optim.optimizer import Tree
+from lockstep.protocol import sketch
+from lockstep.protocol.round import Message
+from lockstep.transcript.entry import Entry
+from lockstep.transcript.transcript import Transcript
+from lockstep.wire import exchange
+from lockstep.wire import message as wire
+from lockstep.wire import sketches as wire_sketches
 from pipeline.audit.verdict import Finding
-from pipeline.optim.optimizer import Tree
-from pipeline.protocol import sketch
-from pipeline.protocol.round import Message
-from pipeline.swarm.begin import Setup
-from pipeline.transcript.entry import Entry
-from pipeline.transcript.transcript import Transcript
-from pipeline.wire import exchange
-from pipeline.wire import message as wire
-from pipeline.wire import sketches as wire_sketches
+from pipeline.start.begin import Setup
 
 STRAYS = 8  # times the median of the others: beyond it, a distance is its sender's own doing
 KIND = "sketch"

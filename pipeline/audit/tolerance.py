@@ -14,16 +14,16 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from lockstep.optim.optimizer import Tree
+from lockstep.programs.placement import DeviceGroup, device_groups
+from lockstep.programs.replica import Replica
+from lockstep.transcript.entry import Header
+from lockstep.transcript.transcript import Transcript
+from lockstep.wire.commitment import flatten
 from pipeline import runfile
 from pipeline.audit.verdict import Varied
-from pipeline.optim.optimizer import Tree
-from pipeline.programs.placement import DeviceGroup, device_groups
-from pipeline.programs.replica import Replica
 from pipeline.stage import devices
-from pipeline.swarm.begin import Setup
-from pipeline.transcript.entry import Header
-from pipeline.transcript.transcript import Transcript
-from pipeline.wire.commitment import flatten
+from pipeline.start.begin import Setup
 
 # The largest distance of a sent message from the replayed one (`Optimizer.compare`, or
 # `Pieces.distance` where messages are not kept; then also of the params after a window,

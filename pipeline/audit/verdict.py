@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from pipeline.protocol.dispute import Hash
-from pipeline.runfile.table import Table
+from lockstep.protocol.dispute import Hash
+from lockstep.tables.table import Table
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
+from lockstep.errors import shown
 from pipeline.command_line import DEFAULT_ROOT, Root
-from pipeline.errors import shown
 
 
 def status(

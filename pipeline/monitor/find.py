@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from pipeline.errors import LockstepError
+from lockstep.errors import LockstepError
 from pipeline.stage import dvc_cache
 from pipeline.stage.artifacts import METRICS, Paths, read_json
 from pipeline.stage.keys import OUT, RUN_FILE

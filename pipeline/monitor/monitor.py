@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from lockstep.protocol.driver import RunProgress
+from lockstep.transcript.entry import Entry
 from pipeline import runfile
 from pipeline.monitor import pause, prometheus
 from pipeline.monitor.show import ranges
 from pipeline.monitor.sinks.tracker import Tracker
 from pipeline.monitor.status import Members, Status
-from pipeline.protocol.driver import RunProgress
 from pipeline.stage.progress import size
-from pipeline.transcript.entry import Entry
 
 SECONDS = 1.0  # at least, between two writes of status.json
 

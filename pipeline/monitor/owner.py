@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from lockstep.protocol.driver import RunProgress
+from lockstep.swarm.checkpoints import Checkpoints
+from lockstep.transcript.entry import Entry
+from lockstep.transcript.observer import Observer
 from pipeline.monitor.monitor import Monitor
-from pipeline.protocol.driver import RunProgress
-from pipeline.transcript.entry import Entry
-from pipeline.transcript.observer import Observer
-from pipeline.weights.checkpoints import Checkpoints
 
 POLL_SECONDS = 0.2  # of a paused training, for the end of the pause
 log = logging.getLogger(__name__)

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import jax
 
+from lockstep.errors import LockstepError, brief
+from lockstep.protocol.driver import RunProgress
+from lockstep.tables.explain import validate_json
+from lockstep.tables.table import Table
+from lockstep.transcript.entry import Entry
+from lockstep.transcript.observer import Observer
 from pipeline import runfile
-from pipeline.errors import LockstepError, brief
-from pipeline.protocol.driver import RunProgress
-from pipeline.runfile.explain import validate_json
-from pipeline.runfile.table import Table
 from pipeline.stage.artifacts import write_text
-from pipeline.transcript.entry import Entry
-from pipeline.transcript.observer import Observer
 
 FOLDER, FILE = "profiles", "times.json"  # the folder is beside data/runs
 REST = "other"

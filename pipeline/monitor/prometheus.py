@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import LockstepError
+from lockstep.errors import LockstepError
 from pipeline.monitor import training
 from pipeline.monitor.status import Members
 from pipeline.monitor.training import STATES, Training

@@ -5,10 +5,10 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Literal
 
-from pipeline.protocol.driver import RunProgress
-from pipeline.protocol.run_state import ClientState
-from pipeline.runfile.table import Table
-from pipeline.transcript.entry import Entry
+from lockstep.protocol.driver import RunProgress
+from lockstep.protocol.run_state import ClientState
+from lockstep.tables.table import Table
+from lockstep.transcript.entry import Entry
 
 STATUS_FILE = "status.json"
 

@@ -5,11 +5,11 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
+from lockstep.protocol.driver import RunProgress
+from lockstep.transcript.entry import Entry
+from lockstep.transcript.observer import Observer
 from pipeline.monitor.monitor import Monitor
-from pipeline.protocol.driver import RunProgress
 from pipeline.stage.progress import Progress
-from pipeline.transcript.entry import Entry
-from pipeline.transcript.observer import Observer
 
 log = logging.getLogger(__name__)
 

@@ -6,11 +6,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from pipeline.errors import LockstepError
+from lockstep.errors import LockstepError
+from lockstep.tables.explain import validate_json
 from pipeline.monitor import pause
 from pipeline.monitor.find import in_progress
 from pipeline.monitor.status import STATUS_FILE, Status
-from pipeline.runfile.explain import validate_json
 from pipeline.stage import lock
 from pipeline.stage.artifacts import writes
 

@@ -11,7 +11,7 @@ from netrc import NetrcParseError, netrc
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
-from pipeline.errors import LockstepError, hide, keep_secret
+from lockstep.errors import LockstepError, hide, keep_secret
 from pipeline.net import google_auth
 from pipeline.net.connection import Request
 from pipeline.net.redact import message

@@ -4,7 +4,7 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import LockstepError
+from lockstep.errors import LockstepError
 
 READ_BYTES = 2**20
 SIZES = {"md5": 16, "crc32c": 4}  # bytes of those of Google's storage, the surest first

@@ -27,8 +27,8 @@ from urllib.request import getproxies, proxy_bypass
 import urllib3
 from urllib3 import connection, exceptions
 
-from pipeline import __version__
-from pipeline.errors import brief, keep_secret
+from lockstep import __version__
+from lockstep.errors import brief, keep_secret
 from pipeline.net.limits import CONNECT_SECONDS, HTTP_HEADER_BYTES, REDIRECTS
 from pipeline.net.redact import message
 from pipeline.net.retry import NotFetchedError, TransientError, UnreachableError

@@ -14,8 +14,8 @@ from concurrent.futures import Future
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from lockstep.errors import HIDDEN, LockstepError, brief, hide, keep_secret, reveals
 from pipeline import extras
-from pipeline.errors import HIDDEN, LockstepError, brief, hide, keep_secret, reveals
 from pipeline.net import limits, redact
 from pipeline.net.connection import check_online
 from pipeline.net.retry import TransientError, UnnamedVersionError, UnreachableError

@@ -7,8 +7,8 @@ import os
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from lockstep.errors import LockstepError, keep_secret
 from pipeline import extras
-from pipeline.errors import LockstepError, keep_secret
 from pipeline.net import redact
 
 if TYPE_CHECKING:

@@ -13,13 +13,13 @@ from urllib.parse import quote, urlencode, urlsplit
 
 from pydantic import AfterValidator, BaseModel, Field
 
-from pipeline.errors import LockstepError, brief, keep_secret
+from lockstep.errors import LockstepError, brief, keep_secret
+from lockstep.tables.explain import validate, validate_json
 from pipeline.net import checksum, google_auth, limits, retry, web
 from pipeline.net.connection import NotFoundError, Request, opened
 from pipeline.net.remote import Origin
 from pipeline.net.retry import Attempts, TransientError
 from pipeline.runfile import Network
-from pipeline.runfile.explain import validate, validate_json
 from pipeline.stage.given_files import check_name
 
 FIELDS = "name,size,generation,md5Hash,crc32c,contentEncoding"

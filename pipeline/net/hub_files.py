@@ -18,15 +18,15 @@ from urllib.parse import quote
 
 from pydantic import BaseModel, Field, RootModel
 
-from pipeline.errors import LockstepError, RequestError
+from lockstep.errors import LockstepError, RequestError
+from lockstep.tables.explain import validate
+from lockstep.tables.table import Table
 from pipeline.net import addresses, redact, store, web
 from pipeline.net.connection import Request, offline
 from pipeline.net.remote import Origin
 from pipeline.net.retry import UnreachableError
 from pipeline.runfile import Network
 from pipeline.runfile.checkpoint import is_path
-from pipeline.runfile.explain import validate
-from pipeline.runfile.table import Table
 from pipeline.stage import lock
 from pipeline.stage.artifacts import sha256_file
 from pipeline.stage.given_files import check_name, is_inside, walk

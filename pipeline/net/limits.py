@@ -6,7 +6,7 @@ every other store. What a folder or a name may be, stage/given_files.py says.
 
 import time
 
-from pipeline.errors import LockstepError, brief
+from lockstep.errors import LockstepError, brief
 
 CONNECT_SECONDS = 10.0
 LEAST_BYTES = 2**10  # in `stall_seconds`: a server that sends less has stalled

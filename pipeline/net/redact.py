@@ -2,7 +2,7 @@
 
 import re
 
-from pipeline.errors import brief
+from lockstep.errors import brief
 
 ADVICE = "For more information check"
 LONGEST = 400  # characters; some servers answer with a page

@@ -13,11 +13,11 @@ from typing import Annotated
 
 from pydantic import Field
 
-from pipeline.errors import LockstepError, hide
+from lockstep.errors import LockstepError, hide
+from lockstep.tables.table import Table
 from pipeline.net import addresses, fsspec_files, limits, web
 from pipeline.net.retry import Attempts, TransientError
 from pipeline.runfile import Network
-from pipeline.runfile.table import Table
 from pipeline.stage.given_files import stamp, stamp_of
 
 VERSIONED = ("gs", "hf")  # schemes whose addresses name the version of a file

@@ -9,7 +9,7 @@ from typing import TypeVar
 from urllib3 import Retry
 from urllib3.exceptions import HTTPError, MaxRetryError
 
-from pipeline.errors import LockstepError
+from lockstep.errors import LockstepError
 from pipeline.runfile import Network
 
 log = logging.getLogger(__name__)

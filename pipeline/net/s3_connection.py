@@ -6,7 +6,7 @@ from typing import Any
 
 from aiobotocore.httpsession import AIOHTTPSession
 
-from pipeline.errors import LockstepError, keep_secret
+from lockstep.errors import LockstepError, keep_secret
 from pipeline.net import limits
 
 PIECE_BYTES = 2**16

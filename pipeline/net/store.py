@@ -22,13 +22,13 @@ from pathlib import Path
 from threading import Event
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
-from pipeline.errors import LockstepError
+from lockstep.errors import LockstepError
+from lockstep.tables.explain import validate_json
+from lockstep.tables.table import Table
 from pipeline.net import addresses, checksum, connection, remote
 from pipeline.net.remote import Origin
 from pipeline.net.retry import CancelledError, UnnamedVersionError, UnreachableError
 from pipeline.runfile import Network
-from pipeline.runfile.explain import validate_json
-from pipeline.runfile.table import Table
 from pipeline.stage.artifacts import link, sha256_file, write_text, writes
 from pipeline.stage.given_files import no_link
 from pipeline.stage.progress import Progress

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from threading import Condition, Event, Thread
 
-from pipeline.errors import LockstepError, hide
+from lockstep.errors import LockstepError, hide
 from pipeline.net import remote
 from pipeline.net.remote import Origin
 from pipeline.runfile import Network

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 
 import urllib3
 
-from pipeline.errors import LockstepError, brief, reveals
+from lockstep.errors import LockstepError, brief, reveals
+from lockstep.tables.strict_json import once
 from pipeline.net import checksum, limits, retry
 from pipeline.net.connection import Request, opened
 from pipeline.net.retry import TransientError, UnnamedVersionError
 from pipeline.runfile import Network
-from pipeline.runfile.strict_json import once
 
 PIECE_BYTES = 2**20
 NUMBER = "[0-9]{1,18}"

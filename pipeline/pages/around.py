@@ -5,7 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pipeline.errors import LockstepError
+from lockstep.errors import LockstepError
 from pipeline.stage import dvc_cache
 from pipeline.stage.artifacts import read_json, read_made, sha256_file
 from pipeline.stage.keys import OUT, needs

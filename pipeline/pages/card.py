@@ -13,7 +13,7 @@ import tomlkit
 import yaml
 from jinja2 import Environment
 
-from pipeline import __version__
+from lockstep import __version__
 from pipeline.audit import verdict_text
 from pipeline.pages.public import code, without_folders, without_secrets
 from pipeline.pages.stage_results import Results

@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from parts.tasks.scores import main_scores
 from pipeline.audit import verdict_text
 from pipeline.monitor.profile import RoundTimes
 from pipeline.pages import plots
 from pipeline.pages.known_settings import UNKNOWN, KnownSettings, differences
 from pipeline.pages.templates import fill
 from pipeline.stage.progress import size
-from pipeline.tasks.scores import main_scores
 
 TEMPLATE = "comparison.html.jinja"
 LAST = 10  # the mean over a tenth of the rounds is a run's loss: one batch's is noise

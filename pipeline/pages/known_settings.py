@@ -5,9 +5,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+from lockstep.errors import LockstepError
+from lockstep.tables.explain import validate_json
 from pipeline import runfile
-from pipeline.errors import LockstepError
-from pipeline.runfile.explain import validate_json
 
 UNKNOWN = "unknown"
 

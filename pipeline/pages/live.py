@@ -6,21 +6,21 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from pipeline.errors import LockstepError
+from lockstep.errors import LockstepError
+from lockstep.tables.explain import validate_json
+from lockstep.transcript import curves
+from lockstep.transcript.curves import totals_of
+from lockstep.transcript.entry import Entry, Header
+from lockstep.transcript.transcript import Transcript
+from parts.tasks import while_training
 from pipeline.monitor import find, show, training
 from pipeline.monitor.profile import times_of
 from pipeline.monitor.training import Training
 from pipeline.pages import plots
 from pipeline.pages.stage_results import read_text_tsv
 from pipeline.pages.templates import fill
-from pipeline.runfile.explain import validate_json
 from pipeline.stage import signals
 from pipeline.stage.artifacts import write_text
-from pipeline.tasks import while_training
-from pipeline.transcript import curves
-from pipeline.transcript.curves import totals_of
-from pipeline.transcript.entry import Entry, Header
-from pipeline.transcript.transcript import Transcript
 
 PAGE, TEMPLATE = "data/live.html", "live.html.jinja"
 POLL_SECONDS = 0.2

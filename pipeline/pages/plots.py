@@ -16,9 +16,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator
 
+from parts.tasks.scores import Score
 from pipeline.pages.stage_results import Results
 from pipeline.stage.progress import size
-from pipeline.tasks.scores import Score
 
 SIZE, DPI = (5.6, 3.3), 160  # inches, whose text a phone still shows legibly; pixels per inch
 MORE_COLOURS = ("#009e73", "#cc79a7", "#e69f00", "#8b6fc0")  # for both pages

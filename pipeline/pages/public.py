@@ -3,8 +3,8 @@
 import re
 from typing import Any
 
+from lockstep.errors import without_credentials
 from pipeline.audit import verdict_text
-from pipeline.errors import without_credentials
 
 
 def without_secrets(value: Any) -> Any:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from parts.tasks.scores import scores
 from pipeline import runfile
 from pipeline.audit import verdict_text
 from pipeline.pages import plots
@@ -12,7 +13,6 @@ from pipeline.pages.public import without_secrets
 from pipeline.pages.stage_results import Results, times
 from pipeline.pages.templates import fill
 from pipeline.stage.progress import size
-from pipeline.tasks.scores import scores
 
 TEMPLATE = "report.html.jinja"
 FOUND, REPLAYED, NOT_REPLAYED = "found", "replayed", "not replayed"

@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.errors import LockstepError
+from lockstep.errors import LockstepError
+from lockstep.transcript import curves
+from lockstep.transcript.transcript import Transcript
 from pipeline.monitor import find
 from pipeline.monitor.find import FoundTraining
 from pipeline.monitor.profile import times_of
@@ -12,8 +14,6 @@ from pipeline.pages.comparison import ComparedRun
 from pipeline.pages.known_settings import KnownSettings
 from pipeline.pages.stage_results import read_tsv
 from pipeline.stage.artifacts import read_json, write_text
-from pipeline.transcript import curves
-from pipeline.transcript.transcript import Transcript
 
 PAGE = "data/comparison.html"
 

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from lockstep.errors import LockstepError
 from pipeline import runfile
-from pipeline.errors import LockstepError
 from pipeline.preflight.preflight import Preflight
 from pipeline.preflight.row import Mark, lines
 from pipeline.stage import logs

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import jax
 
+from lockstep.errors import LockstepError
 from pipeline import runfile
-from pipeline.errors import LockstepError
 from pipeline.net import hub_files
 from pipeline.stage.artifacts import read_json
 from pipeline.stage.given_files import expand

@@ -6,12 +6,12 @@ To add a need, add a row to NEEDS; `pipeline/extras.py` knows what installs a mo
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import NamedTuple
 
+from parts.tasks import next_line
 from pipeline import extras
 from pipeline.monitor.sinks.tracker import SINKS
 from pipeline.net.fsspec_files import MODULES
 from pipeline.preflight.row import CheckRow, Mark
 from pipeline.runfile import Run, data
-from pipeline.tasks import next_line
 
 BUCKET = "gs://"
 

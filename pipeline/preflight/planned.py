@@ -6,8 +6,8 @@ from pathlib import Path
 import jax
 
 from pipeline import runfile
+from pipeline.preflight import plan
 from pipeline.preflight.model import model_of_run
-from pipeline.swarm import plan
 
 
 def footprint(run: runfile.Run, root: Path, converted: bool) -> plan.Footprint:

@@ -8,17 +8,16 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from lockstep.errors import brief
 from pipeline import convert, extras, runfile
-from pipeline.errors import brief
-from pipeline.preflight import packages
+from pipeline.language_model import cudnn
+from pipeline.preflight import packages, plan
 from pipeline.preflight.model import ATTEMPTS, ModelFiles, described, files_of_run, look
 from pipeline.preflight.row import CheckRow, Mark, looked
-from pipeline.programs import cudnn
 from pipeline.sources import dry_run
 from pipeline.stage import descriptors, memory, reruns
 from pipeline.stage.artifacts import Paths
 from pipeline.stage.progress import size
-from pipeline.swarm import plan
 from pipeline.tokens.tokenizer_files import OLDER, PIECES, TOKENIZER
 from pipeline.weights import bucket, earlier_run
 
@@ -71,7 +70,7 @@ class Preflight:
         run, checkpoint = self.run, self.run.llm.checkpoint
         convert.check_readable(run)
         if run.workload.factory:
-            from pipeline.workload import sanity
+            from parts.workload import sanity
 
             for line in sanity.lines(run):
                 name, _, said = line.partition(" ")
@@ -134,7 +133,7 @@ class Preflight:
         if others := [name for name in names if name != packages.next_line.NAME]:
             if not extras.is_installed("lm_eval"):
                 return  # which is a row of its own
-            from pipeline.tasks import definitions
+            from parts.tasks import definitions
 
             definitions.check_known(others)
             said = f"{', '.join(others)}; their data are looked at in stage evaluate"
@@ -196,7 +195,7 @@ class Preflight:
         if not cluster.address:
             yield CheckRow(Mark.UNKNOWN, "Ray", "the training starts a cluster on this host")
             return
-        from pipeline.carrier import ray_actors
+        from parts.carrier import ray_actors
 
         count = self.run.peers.count
         if short := ray_actors.shortage_of(count, cluster):

@@ -10,6 +10,30 @@ An unknown key, a value of the wrong type or an impossible combination is one li
 `LockstepError`.
 """
 
+from lockstep.methods.optimizer_table import (
+    OptimizerAdaDistro,
+    OptimizerAdamW,
+    OptimizerDecoupledDiLoCo,
+    OptimizerDiLoCo,
+    OptimizerDistro,
+    OptimizerDummy,
+    OptimizerFedAvg,
+    OptimizerMuon,
+    OptimizerSGD,
+    OptimizerSparseLoCo,
+    OptimizerSPARTA,
+    OptimizerSPARTADiLoCo,
+    OptimizerStreamingDiLoCo,
+    OptimizerVariant,
+)
+from lockstep.methods.schedule_table import (
+    ScheduleConstant,
+    ScheduleCosine,
+    ScheduleLinear,
+    ScheduleVariant,
+    ScheduleWarmupStableDecay,
+)
+from lockstep.tables.variant import variant_name
 from pipeline.runfile.checkpoint import (
     CheckpointDummy,
     CheckpointEphemeral,
@@ -41,32 +65,8 @@ from pipeline.runfile.data import (
     LocationSingleUrl,
     ShuffleDontShuffle,
 )
-from pipeline.runfile.optimizers.optimizer_table import (
-    OptimizerAdaDistro,
-    OptimizerAdamW,
-    OptimizerDecoupledDiLoCo,
-    OptimizerDiLoCo,
-    OptimizerDistro,
-    OptimizerDummy,
-    OptimizerFedAvg,
-    OptimizerMuon,
-    OptimizerSGD,
-    OptimizerSparseLoCo,
-    OptimizerSPARTA,
-    OptimizerSPARTADiLoCo,
-    OptimizerStreamingDiLoCo,
-    OptimizerVariant,
-)
 from pipeline.runfile.psyche import CurrentConfig, OlderConfig
 from pipeline.runfile.run import Run, load, parse
 from pipeline.runfile.runtime_table import Network, Runtime
-from pipeline.runfile.schedule import (
-    ScheduleConstant,
-    ScheduleCosine,
-    ScheduleLinear,
-    ScheduleVariant,
-    ScheduleWarmupStableDecay,
-)
-from pipeline.runfile.serde_enum import variant_name
 from pipeline.runfile.tables import Evaluate, Fault, Links, Peers, Workload
 from pipeline.runfile.windows import Snapshots, Window

@@ -10,8 +10,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, JsonValue
 
-from pipeline.runfile.serde_enum import Variant, one_of
-from pipeline.runfile.table import NAME_BYTES, U32, Name, Table, text, wrong
+from lockstep.tables.table import NAME_BYTES, U32, Name, Table, text, wrong
+from lockstep.tables.variant import Variant, one_of
 
 
 def is_path(name: str) -> bool:

@@ -9,8 +9,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from pipeline.runfile.serde_enum import Variant, one_of
-from pipeline.runfile.table import (
+from lockstep.tables.table import (
     U8,
     U32,
     URL_BYTES,
@@ -23,6 +22,7 @@ from pipeline.runfile.table import (
     text,
     wrong,
 )
+from lockstep.tables.variant import Variant, one_of
 
 TokenSize = Literal["TwoBytes", "FourBytes"]
 TOKEN_BYTES = {"TwoBytes": 2, "FourBytes": 4}

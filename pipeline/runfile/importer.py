@@ -8,13 +8,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from lockstep.errors import LockstepError, shown
+from lockstep.tables.explain import validate
+from lockstep.tables.table import Count, Table
+from lockstep.tables.variant import Variant
 from pipeline import runfile
-from pipeline.errors import LockstepError, shown
 from pipeline.runfile.data import Seed, TokenSize
-from pipeline.runfile.explain import validate
 from pipeline.runfile.psyche import STATE_KEYS
-from pipeline.runfile.serde_enum import Variant
-from pipeline.runfile.table import Count, Table
 from pipeline.toml_file import read_toml
 
 WIDTH = 98  # characters of a comment line without its "# "

@@ -11,11 +11,11 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
+from lockstep.methods.optimizer_table import AnyOptimizer
+from lockstep.methods.schedule_table import AnySchedule
+from lockstep.tables.table import NAME_BYTES, U8, U16, U32, U64, AsTuple, Table, wrong
 from pipeline.runfile.checkpoint import BUCKET, PREFIX, AnyCheckpoint, CheckpointGcs, CheckpointHub
 from pipeline.runfile.data import AnyData
-from pipeline.runfile.optimizers.optimizer_table import AnyOptimizer
-from pipeline.runfile.schedule import AnySchedule
-from pipeline.runfile.table import NAME_BYTES, U8, U16, U32, U64, AsTuple, Table, wrong
 
 MAX_CLIENTS, MAX_WITNESSES = 256, 32
 

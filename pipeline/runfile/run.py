@@ -9,15 +9,16 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from pipeline.errors import LockstepError
+from lockstep.errors import LockstepError
+from lockstep.methods.optimizer_table import OptimizerDecoupledDiLoCo
+from lockstep.tables.explain import validate
+from lockstep.tables.table import Table, missing, wrong
 from pipeline.runfile.checks.aggregation import check_aggregation
 from pipeline.runfile.checks.decoupled import check_decoupled
 from pipeline.runfile.checks.faults import check_faults
 from pipeline.runfile.checks.topology import check_topology
 from pipeline.runfile.checks.workload import check_workload
 from pipeline.runfile.data import Download
-from pipeline.runfile.explain import validate
-from pipeline.runfile.optimizers.optimizer_table import OptimizerDecoupledDiLoCo
 from pipeline.runfile.psyche import (
     LLM,
     STATE_KEYS,
@@ -27,7 +28,6 @@ from pipeline.runfile.psyche import (
     read_config,
 )
 from pipeline.runfile.runtime_table import Runtime
-from pipeline.runfile.table import Table, missing, wrong
 from pipeline.runfile.tables import (
     Evaluate,
     Export,

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from pipeline.runfile.table import U16, AsTuple, Count, Distinct, NotNegative, Table, wrong
+from lockstep.tables.table import U16, AsTuple, Count, Distinct, NotNegative, Table, wrong
 from pipeline.runfile.tables import PeerNumber, Positive
 
 SinkName = Literal["tensorboard", "wandb", "mlflow"]

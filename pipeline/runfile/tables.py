@@ -5,9 +5,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, JsonValue, Tag, model_validator
 
-from pipeline.runfile.fault_kinds import KINDS
+from lockstep.swarm.fault_kinds import KINDS
+from lockstep.tables.table import U32, AsTuple, Count, Distinct, NotNegative, Table, wrong
 from pipeline.runfile.psyche import MAX_CLIENTS
-from pipeline.runfile.table import U32, AsTuple, Count, Distinct, NotNegative, Table, wrong
 
 Positive = Annotated[float, Field(gt=0)]
 Percent = Annotated[float, Field(ge=0, le=100)]

@@ -34,11 +34,11 @@ from typing import Annotated, NamedTuple
 import numpy as np
 from pydantic import Field
 
-from pipeline.errors import LockstepError
+from lockstep.errors import LockstepError
+from lockstep.tables.variant import variant_name
 from pipeline.net.remote import Origin
 from pipeline.runfile import Network, Run, data
 from pipeline.runfile.data import Data, DataServer, Limit
-from pipeline.runfile.serde_enum import variant_name
 from pipeline.stage.artifacts import Paths
 from pipeline.stage.progress import Progress
 from pipeline.tokens.shards import FORMAT, Shards, Split

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
-from pipeline.errors import LockstepError
+from lockstep.errors import LockstepError
 from pipeline.net.remote import Origin
 from pipeline.runfile.data import Limit
 from pipeline.sources import HELD_OUT, HELD_OUT_TOKENS, TRAIN, FetchOptions, Survey, SurveyedFile

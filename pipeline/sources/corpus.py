@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import tokenizers
 
-from pipeline.errors import LockstepError
+from lockstep.errors import LockstepError
 from pipeline.runfile.data import DataCorpus, Limit
 from pipeline.sources import (
     HELD_OUT,

@@ -5,8 +5,8 @@ import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from lockstep.errors import LockstepError, brief
 from pipeline import sources
-from pipeline.errors import LockstepError, brief
 from pipeline.net import remote
 from pipeline.net.remote import Origin
 from pipeline.runfile import DataServer, OptimizerDummy, Run

@@ -3,7 +3,7 @@
 Each file is held to the generation that the listing names.
 """
 
-from pipeline.errors import LockstepError
+from lockstep.errors import LockstepError
 from pipeline.net.google_files import BucketFolder
 from pipeline.runfile import Network
 from pipeline.sources.listing import LocationFile

@@ -6,7 +6,7 @@ A server that does not give a file's length is rejected, as Psyche does.
 from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import unquote, urlsplit
 
-from pipeline.errors import LockstepError, hide
+from lockstep.errors import LockstepError, hide
 from pipeline.net import addresses, web
 from pipeline.net.remote import Origin
 from pipeline.runfile import Network

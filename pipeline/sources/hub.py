@@ -7,10 +7,10 @@ import logging
 import re
 from fnmatch import fnmatch
 
+from lockstep.tables.variant import variant_name
 from pipeline.net import hub_files
 from pipeline.runfile import Network
 from pipeline.runfile.data import DataHub
-from pipeline.runfile.serde_enum import variant_name
 from pipeline.sources.listing import Listing, LocationFile, held_by
 
 log = logging.getLogger(__name__)

@@ -12,12 +12,12 @@ from typing import Annotated
 
 from pydantic import Field
 
-from pipeline.errors import hide
+from lockstep.errors import hide
+from lockstep.tables.table import Table
+from lockstep.tables.variant import variant_name
 from pipeline.net import store
 from pipeline.net.remote import Origin
 from pipeline.runfile.data import TOKEN_BYTES, AnyShuffle, Data, DataLocal, TokenSize
-from pipeline.runfile.serde_enum import variant_name
-from pipeline.runfile.table import Table
 from pipeline.sources import TOKENIZER, FetchOptions
 from pipeline.stage.given_files import check_file, check_name, stamp
 from pipeline.tokens import signs

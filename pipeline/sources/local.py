@@ -7,7 +7,7 @@ Only files of the folder itself are read, and of sub-folders that are named afte
 
 from pathlib import Path
 
-from pipeline.errors import LockstepError
+from lockstep.errors import LockstepError
 from pipeline.runfile import Network
 from pipeline.runfile.data import DataLocal
 from pipeline.sources import HELD_OUT, TOKENIZER, TRAIN

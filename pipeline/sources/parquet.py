@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
+from lockstep.errors import LockstepError, brief
+from lockstep.programs.columns import UNCOUNTED
 from pipeline import extras
-from pipeline.errors import LockstepError, brief
 from pipeline.stage.given_files import check_unpacked
-from pipeline.tokens.columns import UNCOUNTED
 
 if TYPE_CHECKING:
     from types import ModuleType

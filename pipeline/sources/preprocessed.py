@@ -7,10 +7,11 @@ cuts by tokens or steps, at most HELD_OUT_TOKENS are held out.
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from pipeline.errors import LockstepError
+from lockstep.errors import LockstepError
+from lockstep.programs.columns import counted
+from lockstep.tables.variant import variant_name
 from pipeline.net.store import Stored
 from pipeline.runfile.data import DataPreprocessed, ShuffleDontShuffle
-from pipeline.runfile.serde_enum import variant_name
 from pipeline.sources import HELD_OUT, TRAIN, Fetched, FetchOptions, Survey, SurveyedFile
 from pipeline.sources.choice import is_by_default, max_tokens, sides
 from pipeline.sources.hub import REPO_ID, list_dataset
@@ -26,7 +27,6 @@ from pipeline.sources.parquet import COLUMNS, Parquet
 from pipeline.sources.token_files import fetch_files, fetch_tokenizer
 from pipeline.stage.artifacts import listing_sha256, sha256_file
 from pipeline.stage.given_files import expand, unchanged, walk
-from pipeline.tokens.columns import counted
 from pipeline.tokens.shards import Column, ShardFile, Split, write_shard
 
 MAKES_TOKENS = True

@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 
-from pipeline.errors import LockstepError
+from lockstep.errors import LockstepError
 from pipeline.net import remote, store
 from pipeline.net.remote import Origin
 from pipeline.net.store import Stored, Transfer

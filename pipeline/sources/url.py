@@ -7,12 +7,12 @@ and its SHA-256 is recorded.
 
 from collections.abc import Iterator
 
-from pipeline.errors import LockstepError, hide
+from lockstep.errors import LockstepError, hide
+from lockstep.tables.variant import variant_name
 from pipeline.net import fsspec_files
 from pipeline.net.remote import Origin
 from pipeline.runfile import Network
 from pipeline.runfile.data import DataUrl
-from pipeline.runfile.serde_enum import variant_name
 from pipeline.sources.listing import Listing, LocationFile, held_by
 from pipeline.stage.given_files import check_name
 

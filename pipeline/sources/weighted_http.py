@@ -11,12 +11,12 @@ from typing import Annotated, Any
 
 from pydantic import Discriminator, Field, Tag
 
-from pipeline.errors import LockstepError, hide
+from lockstep.errors import LockstepError, hide
+from lockstep.tables.explain import validate
+from lockstep.tables.table import AsTuple, Table
 from pipeline.net import addresses, web
 from pipeline.runfile import Network
 from pipeline.runfile.data import AnyShuffle, DataHttp, DataWeightedHttp
-from pipeline.runfile.explain import validate
-from pipeline.runfile.table import AsTuple, Table
 from pipeline.sources import http
 from pipeline.sources.listing import Listing, LocationFile
 from pipeline.tokens.shards import Part

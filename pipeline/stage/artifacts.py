@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import BinaryIO
 
-from pipeline.errors import LockstepError
+from lockstep.errors import LockstepError
 from pipeline.stage import dvc_cache
 from pipeline.stage.given_files import read_bytes
 from pipeline.stage.keys import OUT, RUN_FILE, Keys, needs

@@ -3,7 +3,7 @@
 import resource
 from contextlib import suppress
 
-from pipeline.errors import LockstepError
+from lockstep.errors import LockstepError
 
 LEAST = 128  # orbax, with a few devices; with fewer it ends in tracebacks of its event loops
 ENOUGH = 2**16  # open files of a training with thousands of peers

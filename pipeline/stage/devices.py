@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from pipeline.errors import LockstepError, brief
+from lockstep.errors import LockstepError, brief
 from pipeline.stage import compiled
 
 if TYPE_CHECKING:

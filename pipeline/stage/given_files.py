@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import yaml
 
-from pipeline.errors import LockstepError, brief, reveals
+from lockstep.errors import LockstepError, brief, reveals
 
 DEEPEST = 64  # folders in one another
 NAME_BYTES = 1024  # at most, of a path in a folder, as in S3

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import yaml
 
-from pipeline.errors import LockstepError
+from lockstep.errors import LockstepError
 from pipeline.toml_file import read_toml
 
 PROJECT = Path(__file__).resolve().parents[2]

@@ -6,7 +6,7 @@ import sys
 import textwrap
 from typing import TextIO
 
-from pipeline.errors import shown
+from lockstep.errors import shown
 
 TALKATIVE = ("jax", "matplotlib", "httpx", "httpx2", "filelock", "urllib3", "fsspec")
 MISTAKEN = ("absl", "asyncio")  # orbax warns without need, and logs what it raises

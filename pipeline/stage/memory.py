@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from pipeline.errors import LockstepError
+from lockstep.errors import LockstepError
 
 LIMIT = Path("/sys/fs/cgroup/memory.max")  # of this container, where it is in one
 RESIDENT = Path("/proc/self/statm")

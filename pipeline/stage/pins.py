@@ -9,7 +9,7 @@ from pathlib import Path
 
 import tomlkit
 
-from pipeline.errors import LockstepError
+from lockstep.errors import LockstepError
 from pipeline.stage.artifacts import Paths, read_json, verify, write_text
 
 # For each key of [pins], the stage that reads the input, and where its result records the SHA-256.

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from pipeline.errors import LockstepError
+from lockstep.errors import LockstepError
 from pipeline.stage import dvc_cache
 from pipeline.stage.artifacts import Paths, read_made
 from pipeline.stage.keys import STAGES

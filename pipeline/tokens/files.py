@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.errors import LockstepError
+from lockstep.errors import LockstepError
 from pipeline.net.remote import Origin
 from pipeline.runfile import Network
 from pipeline.tokens.shards import ZEROS, ShardFile

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipeline.errors import LockstepError
+from lockstep.errors import LockstepError
 from pipeline.tokens.files import chunks
 from pipeline.tokens.shards import PLAIN, Column, read_shards
 

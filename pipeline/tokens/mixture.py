@@ -24,7 +24,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from pipeline.tokens.permutation import MOST_INDICES
+from lockstep.programs.permutation import MOST_INDICES
 
 FAST = 2**31 - 1  # heights of so many indices are exact in 61 bits; more need Python's integers
 

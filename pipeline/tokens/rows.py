@@ -16,7 +16,7 @@ import ml_dtypes  # noqa: F401 - NumPy then knows bfloat16 by its name
 import numpy as np
 from pydantic import Field, model_validator
 
-from pipeline.runfile.table import Table, wrong
+from lockstep.tables.table import Table, wrong
 
 WORD = 4  # bytes
 MOST_WORDS = 2**24  # of a row, which is read into memory

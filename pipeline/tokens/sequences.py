@@ -14,13 +14,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipeline.errors import LockstepError
+from lockstep.errors import LockstepError
+from lockstep.programs.permutation import permute
 from pipeline.runfile import Network
 from pipeline.runfile.data import Shuffle, ShuffleSeeded
 from pipeline.tokens import mixture
 from pipeline.tokens.files import TokenFiles
 from pipeline.tokens.ids import Ids, limit_of
-from pipeline.tokens.permutation import permute
 from pipeline.tokens.shards import PLAIN, SHARDS, Part, Shards, Split
 
 BLOCK = 2048  # positions that are located at once

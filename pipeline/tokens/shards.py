@@ -14,11 +14,11 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import AfterValidator, Field, JsonValue, model_validator
 
-from pipeline.errors import LockstepError
+from lockstep.errors import LockstepError
+from lockstep.tables.explain import validate_json
+from lockstep.tables.table import Table, wrong
 from pipeline.net.remote import Origin
 from pipeline.runfile.data import AnyShuffle
-from pipeline.runfile.explain import validate_json
-from pipeline.runfile.table import Table, wrong
 from pipeline.stage.artifacts import write_bytes, write_json
 from pipeline.tokens.rows import PLAIN, AnyRows, Column
 

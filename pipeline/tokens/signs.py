@@ -12,7 +12,7 @@ from pathlib import PurePosixPath
 
 import numpy as np
 
-from pipeline.errors import LockstepError, brief
+from lockstep.errors import LockstepError, brief
 
 HEAD_BYTES = 512  # that are looked at
 TEXT_BYTES = 32  # at least, of a text: fewer bytes of tokens may look like one

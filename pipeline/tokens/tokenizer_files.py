@@ -6,9 +6,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lockstep.errors import PANIC, LockstepError, brief
+from lockstep.tables.strict_json import once
 from pipeline import extras
-from pipeline.errors import PANIC, LockstepError, brief
-from pipeline.runfile.strict_json import once
 from pipeline.stage.artifacts import read_json, write_json, write_text
 from pipeline.stage.given_files import check_file
 from pipeline.tokens import growth

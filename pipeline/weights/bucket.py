@@ -12,21 +12,21 @@ from functools import partial
 from io import BytesIO
 from pathlib import Path
 
+from lockstep.errors import LockstepError
+from lockstep.tables.table import Table
+from lockstep.transcript.tensorfile import TensorFile
 from pipeline import runfile
-from pipeline.errors import LockstepError
 from pipeline.net import checksum, store
 from pipeline.net.google_auth import KEY
 from pipeline.net.google_files import BucketFile, BucketFolder
 from pipeline.net.remote import Origin
 from pipeline.net.store import Transfer
 from pipeline.runfile import Network
-from pipeline.runfile.table import Table
 from pipeline.stage import lock
 from pipeline.stage.artifacts import write_json, writes
 from pipeline.stage.progress import Progress
 from pipeline.weights import hf, manifest
 from pipeline.weights.manifest import FileVersion
-from pipeline.weights.tensorfile import TensorFile
 
 log = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pipeline.errors import LockstepError
+from lockstep.errors import LockstepError
 from pipeline.stage import artifacts, dvc_cache
 from pipeline.stage.artifacts import Paths
 

@@ -4,10 +4,10 @@ import logging
 import shutil
 from pathlib import Path
 
+from lockstep.errors import LockstepError
+from lockstep.optim.optimizer import Tree
+from lockstep.protocol.round import Round
 from pipeline import runfile
-from pipeline.errors import LockstepError
-from pipeline.optim.optimizer import Tree
-from pipeline.protocol.round import Round
 from pipeline.runfile.psyche import destination
 from pipeline.stage.artifacts import read_json, write_text, writes
 from pipeline.weights import hf, model_folder, upload

@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 from tokenizers import Tokenizer
 
+from lockstep.errors import LockstepError
 from models.architecture import Architecture, Params
 from models.cache import Cache
 from models.config import HfConfig
-from pipeline.errors import LockstepError
 from pipeline.tokens.tokenizer_files import load_tokenizer
 from pipeline.weights import hf
 

@@ -9,7 +9,7 @@ from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
 
-from pipeline.errors import LockstepError, keep_secret
+from lockstep.errors import LockstepError, keep_secret
 from pipeline.net import hub_files, redact
 from pipeline.runfile import Network
 from pipeline.stage.progress import Progress

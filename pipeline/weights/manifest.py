@@ -15,9 +15,9 @@ from typing import Annotated
 
 from pydantic import Field
 
-from pipeline.errors import LockstepError
-from pipeline.runfile.explain import validate_json
-from pipeline.runfile.table import AsTuple, Table
+from lockstep.errors import LockstepError
+from lockstep.tables.explain import validate_json
+from lockstep.tables.table import AsTuple, Table
 from pipeline.weights import hf
 
 NAME = "manifest.json"

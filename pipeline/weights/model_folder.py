@@ -6,9 +6,9 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+from lockstep.transcript.tensorfile import TensorFile
 from pipeline.stage.artifacts import write_json
 from pipeline.weights import generation_config, hf
-from pipeline.weights.tensorfile import TensorFile
 
 # Kinds of RoPE for which max_position_embeddings is more than a limit: "dynamic" computes its
 # angles from it; for "yarn", transformers expects `factor` times the original length, or warns.

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from flax.traverse_util import flatten_dict
 
+from lockstep.errors import LockstepError
+from lockstep.transcript.tensorfile import TensorFile
 from models.architecture import Architecture
-from pipeline.errors import LockstepError
-from pipeline.weights.tensorfile import TensorFile
 
 MOST_TENSORS = 10**6  # the most of one kind; DeepSeek V3 has 15,000
 FLOATS = ("F32", "BF16", "F16")  # dtypes that a tensor may be stored in, as safetensors names them

@@ -10,19 +10,19 @@ import numpy as np
 import pyarrow
 from pyarrow import parquet
 
+from lockstep.transcript.tensorfile import TensorFile
+from parts.publication import layout, packed
+from parts.publication.checks import results
 from pipeline import runfile, sources
-from pipeline.publication import layout, packed
-from pipeline.publication.checks import results
 from pipeline.runfile import Network
 from pipeline.sources.text import given_tokenizer, subset
 from pipeline.stage.artifacts import sha256_file
 from pipeline.weights import hf
-from pipeline.weights.tensorfile import TensorFile
 from tests.gate.cases import BOMB, DEEP, DEVICE, FOLDER, LINK, PIPE, SPARSE, SURROGATE, Cells, No
+from tests.parts.tasks.exported import make_tokenizer
 from tests.pipeline.conversion import write_model
 from tests.pipeline.net.token_servers import HOW
 from tests.pipeline.sources.options import options
-from tests.pipeline.tasks.exported import make_tokenizer
 
 NOT_READ = No("files of other names, and folders, are not read")
 DATA = No("the data of a task may be large")
@@ -220,7 +220,7 @@ def _generate(folder: Path, out: Path) -> None:
 
 
 def _evaluate(folder: Path, out: Path) -> None:
-    from pipeline.tasks import definitions
+    from parts.tasks import definitions
 
     with definitions.data_in(out):
         definitions.load([str(folder / "theirs.yaml")], out)
@@ -240,7 +240,7 @@ def _import(folder: Path, out: Path) -> None:
 
 def verify(source: Path | str, out: Path, network: Network) -> None:
     """Bring a publication here."""
-    from pipeline.publication import fetch
+    from parts.publication import fetch
 
     fetch.find(str(source), out / "store", fetch.Limits(1, network)).bring(out, set())
 

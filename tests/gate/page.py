@@ -22,7 +22,7 @@ tables, quoted text is part of that line.
 - Servers: `pipeline/net/limits.py`. A listing has at most 10,000 pages, 64 MiB and 10 minutes, and
   no page twice. An attempt ends when a server sends less than 1 KiB (a store of fsspec: 64 KiB) in
   `stall_seconds`; `attempts` such failures in a row end the download. The test's limits are small.
-- Errors: `pipeline/errors.py`. A line has at most 1,200 characters.
+- Errors: `lockstep/errors.py`. A line has at most 1,200 characters.
 
 [Network faults](network-faults.md) has what else a server can do, and what is right after it.
 """

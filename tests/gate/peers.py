@@ -4,8 +4,8 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pipeline.carrier import frames
-from pipeline.carrier.frames import AnswerHeader
+from parts.carrier import frames
+from parts.carrier.frames import AnswerHeader
 from tests.gate.cases import (
     BOMB,
     BREAK,

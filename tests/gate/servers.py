@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from parts.publication import layout
 from pipeline import runfile, sources
 from pipeline.net.stream import Streams
-from pipeline.publication import layout
 from pipeline.runfile import Network
 from pipeline.stage.progress import Progress
 from pipeline.tokens.shards import read_shards, write_shards

@@ -15,9 +15,9 @@ from safetensors.numpy import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.generation import TopKLogitsWarper, TopPLogitsWarper
 
-from pipeline.programs.draw import EVERY, keep_likeliest
-from pipeline.programs.loss import cross_entropy
-from pipeline.programs.text_writer import TextWriter
+from lockstep.programs.loss import cross_entropy
+from pipeline.language_model.draw import EVERY, keep_likeliest
+from pipeline.language_model.text_writer import TextWriter
 from pipeline.weights import exported, hf
 from tests.models.reference import GROUPS, LATENT, SCALED, TOKENS, YARN, drawn
 

@@ -6,13 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lockstep.errors import LockstepError
+from lockstep.transcript.trees import load_nested
 from models.llama import llama
 from pipeline import convert, runfile
-from pipeline.errors import LockstepError
 from pipeline.stage import artifacts
 from pipeline.stage.artifacts import Paths
 from pipeline.weights import hf
-from pipeline.weights.trees import load_nested
 from tests import tiny
 
 

@@ -9,20 +9,20 @@ import math
 import re
 from pathlib import Path
 
+from lockstep.methods.build import learning_rate_of_run
+from lockstep.protocol.round import Decision, Message, Round
+from lockstep.transcript import curves
+from lockstep.transcript.entry import TABLES, Entry, Header
+from lockstep.transcript.transcript import Writer
+from parts.tasks import scores as task_scores
+from parts.tasks.scores import Metric, TaskResult
 from pipeline import runfile
 from pipeline.audit.verdict import Verdict
 from pipeline.audit.verdict_text import blame
-from pipeline.programs.held_out import NUMBERS
-from pipeline.programs.optimizers import learning_rate_of_run
-from pipeline.protocol.round import Decision, Message, Round
+from pipeline.language_model.held_out import NUMBERS
 from pipeline.stage.artifacts import METRICS, Paths, write_json, write_text
 from pipeline.stage.keys import PROJECT, RUN_FILE
-from pipeline.tasks import scores as task_scores
-from pipeline.tasks.scores import Metric, TaskResult
-from pipeline.transcript import curves
-from pipeline.transcript.entry import TABLES, Entry, Header
-from pipeline.transcript.transcript import Writer
-from tests.pipeline.protocol import records
+from tests.lockstep.protocol import records
 
 ROUNDS, EVERY, PEERS, BYTES = 40, 10, 4, 34_000
 ERROR, ROWS = 0.125, (64, 640)  # of the held-out loss, and what it is measured on

@@ -7,15 +7,15 @@ import jax
 import numpy as np
 import pytest
 
+from lockstep.errors import LockstepError
+from lockstep.transcript.trees import load_nested
 from models.llama import llama
 from pipeline import convert, runfile
-from pipeline.errors import LockstepError
 from pipeline.stage import artifacts
 from pipeline.stage.artifacts import Paths
 from pipeline.stage.keys import PROJECT
 from pipeline.tokens.tokenizer_files import load_tokenizer
 from pipeline.weights import hf
-from pipeline.weights.trees import load_nested
 from tests import tiny
 from tests.pipeline.conversion import convert_in, refused, same_params, start, write_model
 from tests.pipeline.trained_run import make_tokenizer

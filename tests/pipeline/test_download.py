@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lockstep.errors import LockstepError
+from lockstep.tables.variant import variants_of
 from pipeline import download, runfile, sources
-from pipeline.errors import LockstepError
 from pipeline.runfile.data import DataLocal, Limit
-from pipeline.runfile.serde_enum import variants_of
 from pipeline.sources import dry_run, fetch_options, source_sha256
 from pipeline.stage.artifacts import Paths, verify
 from pipeline.stage.keys import PROJECT

@@ -9,21 +9,21 @@ import numpy as np
 import pytest
 from tokenizers import decoders
 
+from lockstep.errors import LockstepError
+from lockstep.programs.columns import UNCOUNTED
+from lockstep.programs.placement import DeviceGroup
 from pipeline import evaluate, runfile
-from pipeline.errors import LockstepError
-from pipeline.programs import held_out
-from pipeline.programs.held_out import mean_loss, mean_of, on_groups, spread
-from pipeline.programs.language_model import programs_of
-from pipeline.programs.placement import DeviceGroup
-from pipeline.programs.text_writer import TextWriter
+from pipeline.language_model import held_out
+from pipeline.language_model.held_out import mean_loss, mean_of, on_groups, spread
+from pipeline.language_model.language_model import programs_of
+from pipeline.language_model.text_writer import TextWriter
 from pipeline.stage.artifacts import Paths, read_json, write_json
-from pipeline.tokens.columns import UNCOUNTED
 from pipeline.tokens.shards import PLAIN, Shards, write_shards
 from pipeline.weights import exported as exported_folder
 from pipeline.weights import hf
+from tests.parts.tasks.exported import HF_CONFIG as EXPORTED
+from tests.parts.tasks.exported import make_params, make_tokenizer
 from tests.pipeline.finished_run import write_run_file
-from tests.pipeline.tasks.exported import HF_CONFIG as EXPORTED
-from tests.pipeline.tasks.exported import make_params, make_tokenizer
 from tests.pipeline.tokens.measured import measure
 
 END, LENGTH = 0, 32

@@ -11,10 +11,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
+from lockstep.errors import LockstepError
+from lockstep.transcript.transcript import Transcript
 from models.llama import llama
-from pipeline.errors import LockstepError
 from pipeline.stage.artifacts import read_json, write_json
-from pipeline.transcript.transcript import Transcript
 from pipeline.weights import generation_config
 from tests.pipeline.trained_run import END, LENGTH, PAD, make, write_tokenizer
 

@@ -10,9 +10,9 @@ import sys
 import pytest
 from tokenizers import Tokenizer, models, normalizers
 
+from lockstep.errors import LockstepError
 from pipeline import generate
 from pipeline.__main__ import app
-from pipeline.errors import LockstepError
 from pipeline.stage.artifacts import read_json, write_json
 from pipeline.weights import exported, hf
 from tests import tiny

@@ -11,10 +11,10 @@ from unittest.mock import Mock
 import jax
 import pytest
 
+from lockstep.errors import PANIC
 from pipeline import version
 from pipeline.__main__ import app, main
 from pipeline.command_line import PANELS
-from pipeline.errors import PANIC
 from pipeline.stage.keys import PROJECT, STAGES
 from pipeline.stage.lock import hold
 from tests import tiny

@@ -13,8 +13,8 @@ import pytest
 from huggingface_hub import ModelCard
 from PIL import Image
 
+from lockstep.errors import LockstepError
 from pipeline import report, runfile
-from pipeline.errors import LockstepError
 from pipeline.pages import plots
 from pipeline.pages.report_page import _data, chances
 from pipeline.stage.artifacts import Paths

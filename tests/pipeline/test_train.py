@@ -16,13 +16,13 @@ from typing import NamedTuple
 import pytest
 from jax.profiler import ProfileData
 
-from pipeline.errors import LockstepError
+from lockstep.errors import LockstepError
+from lockstep.transcript.transcript import Transcript
 from pipeline.monitor import commands, training
 from pipeline.monitor.profile import times_of
 from pipeline.monitor.status import Status
 from pipeline.stage.artifacts import read_json
 from pipeline.stage.keys import PROJECT
-from pipeline.transcript.transcript import Transcript
 from tests import tiny
 from tests.servers.hub import REPO, Hub, running_hub
 

@@ -12,12 +12,12 @@ from itertools import product
 
 import pytest
 
-from pipeline import errors
-from pipeline.errors import LockstepError
+from lockstep import errors
+from lockstep.errors import LockstepError
+from parts.workload.process import messages
 from pipeline.net import redact
 from pipeline.pages import public
 from pipeline.stage.keys import PROJECT
-from pipeline.workload.process import messages
 
 SECONDS = 20  # of a machine that is busy with other things
 WORST = ("a://", "a://a@", "a://a?", "bearer : ", "signature=", "hf_secre", "\x1b]0;", "a: ", "\n")
@@ -38,8 +38,8 @@ FUNCTIONS = {
     f"re.{name}" for name in ("compile", "fullmatch", "match", "search", "sub", "findall", "split")
 }
 NOT_WRITTEN_HERE = {
-    "pipeline/errors.py: '|'.join(map(re.escape, longest)) or '(?!)'",
-    "pipeline/tasks/task_trust.py: pattern",  # of a task's own template
+    "lockstep/errors.py: '|'.join(map(re.escape, longest)) or '(?!)'",
+    "parts/tasks/task_trust.py: pattern",  # of a task's own template
     "pipeline/weights/tensor_names.py: model.ignored",
     "pipeline/tokens/signs.py: f'(?<![a-z]){split}(?![a-z])'",  # of a word of ours
 }

@@ -11,19 +11,19 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
+from lockstep.errors import brief
+from lockstep.methods.build import learning_rate_of_run
+from lockstep.transcript.curves import Totals
+from lockstep.transcript.entry import Entry, Header
+from lockstep.transcript.transcript import Transcript
+from parts.workload.description import of_model
 from pipeline import extras, runfile
-from pipeline.errors import brief
 from pipeline.monitor.sinks.mlflow import MlflowSink
 from pipeline.monitor.sinks.sink import Scalars, Sink, TrackedRun
 from pipeline.monitor.sinks.tensorboard import TensorBoardSink
 from pipeline.monitor.sinks.wandb import WandbSink
-from pipeline.programs.optimizers import learning_rate_of_run
-from pipeline.transcript.curves import Totals
-from pipeline.transcript.entry import Entry, Header
-from pipeline.transcript.transcript import Transcript
 from pipeline.weights import hf
 from pipeline.weights.tensor_names import param_shapes
-from pipeline.workload.description import of_model
 
 log = logging.getLogger(__name__)
 

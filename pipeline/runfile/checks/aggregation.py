@@ -1,11 +1,11 @@
 """What `[peers] aggregation` needs of the rest of its run: where a rule would do nothing."""
 
-from pipeline.runfile.optimizers.optimizer_table import (
+from lockstep.methods.optimizer_table import (
     Compressing,
     OptimizerSparseLoCo,
     OptimizerVariant,
 )
-from pipeline.runfile.table import wrong
+from lockstep.tables.table import wrong
 from pipeline.runfile.tables import Peers
 
 OF_LIARS = ("trimmed_mean", "min_support", "multi_krum")  # that need `liars`

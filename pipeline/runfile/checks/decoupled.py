@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from pipeline.runfile.optimizers.optimizer_table import OptimizerDecoupledDiLoCo, OptimizerVariant
-from pipeline.runfile.table import wrong
+from lockstep.methods.optimizer_table import OptimizerDecoupledDiLoCo, OptimizerVariant
+from lockstep.tables.table import wrong
 from pipeline.runfile.tables import Links, Peers
 
 

@@ -3,13 +3,13 @@
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from pipeline.runfile.fault_kinds import KINDS, OF_OTHERS
-from pipeline.runfile.optimizers.optimizer_table import (
+from lockstep.methods.optimizer_table import (
     Compressing,
     OptimizerSparseLoCo,
     OptimizerVariant,
 )
-from pipeline.runfile.table import wrong
+from lockstep.swarm.fault_kinds import KINDS, OF_OTHERS
+from lockstep.tables.table import wrong
 from pipeline.runfile.tables import Fault, Peers
 
 

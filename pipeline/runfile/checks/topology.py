@@ -1,13 +1,13 @@
 """What `[links] topology` needs of the rest of its run: messages whose sum is a message."""
 
-from pipeline.runfile.optimizers.optimizer_table import (
+from lockstep.methods.optimizer_table import (
     Compressing,
     OptimizerDecoupledDiLoCo,
     OptimizerSparseLoCo,
     OptimizerVariant,
     Rounded,
 )
-from pipeline.runfile.table import wrong
+from lockstep.tables.table import wrong
 from pipeline.runfile.tables import Links
 
 

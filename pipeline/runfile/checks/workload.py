@@ -1,9 +1,9 @@
 """What a workload needs of the tables of the model that it takes the place of."""
 
+from lockstep.methods.optimizer_table import Fragmented, OptimizerWorkload
+from lockstep.tables.table import wrong
 from pipeline.runfile.checkpoint import CheckpointEphemeral, CheckpointRun
-from pipeline.runfile.optimizers.optimizer_table import Fragmented, OptimizerWorkload
 from pipeline.runfile.psyche import LLM
-from pipeline.runfile.table import wrong
 from pipeline.runfile.tables import Peers, Workload
 
 # The keys of [peers] that say how models of Lockstep compute, and no workload.

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.lib import format as npy
 from safetensors import SafetensorError, safe_open
 
-from pipeline.errors import LockstepError, brief
+from lockstep.errors import LockstepError, brief
 from pipeline.sources.rows.examples import Examples, Sliced, examples_of
 from pipeline.stage.given_files import check_file, check_name
 

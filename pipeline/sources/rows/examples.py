@@ -13,9 +13,9 @@ from typing import Any, NamedTuple, Protocol, get_args
 
 import numpy as np
 
-from pipeline.errors import LockstepError, brief
+from lockstep.errors import LockstepError, brief
+from lockstep.tables.explain import validate
 from pipeline.runfile.data import Limit
-from pipeline.runfile.explain import validate
 from pipeline.sources import HELD_OUT, TRAIN
 from pipeline.sources.rows.writing import (
     RowShards,

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipeline.errors import LockstepError
+from lockstep.errors import LockstepError
 from pipeline.runfile.data import DataFiles
 from pipeline.sources import HELD_OUT, TRAIN, Fetched, FetchOptions, Survey, SurveyedFile
 from pipeline.sources.rows.writing import (

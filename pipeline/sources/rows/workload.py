@@ -7,9 +7,9 @@ import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 
-from pipeline.errors import LockstepError
+from lockstep.errors import LockstepError
+from lockstep.tables.variant import variant_name
 from pipeline.runfile.data import DataWorkload
-from pipeline.runfile.serde_enum import variant_name
 from pipeline.sources import HELD_OUT, TRAIN, Fetched, FetchOptions, Survey, SurveyedFile
 from pipeline.sources.rows.examples import Sliced, in_memory, write_arrays
 from pipeline.sources.rows.writing import warnings_of

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.errors import LockstepError
+from lockstep.errors import LockstepError
 from pipeline.runfile.data import Limit
 from pipeline.sources import HELD_OUT, TRAIN, FetchOptions
 from pipeline.sources.choice import max_tokens

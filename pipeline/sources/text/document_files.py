@@ -12,7 +12,7 @@ from io import IOBase
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.errors import LockstepError, brief
+from lockstep.errors import LockstepError, brief
 from pipeline.sources.parquet import pyarrow_for
 from pipeline.sources.text.documents import unreadable
 from pipeline.sources.text.line_files import JSON_LINES, Lines

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from pipeline.errors import LockstepError
+from lockstep.errors import LockstepError
 from pipeline.net import remote
 from pipeline.sources import FetchOptions
 from pipeline.sources.listing import LocationFile

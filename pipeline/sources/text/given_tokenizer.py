@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 from tokenizers import Tokenizer
 
-from pipeline.errors import LockstepError
+from lockstep.errors import LockstepError
+from lockstep.tables.variant import variant_name
 from pipeline.net import hub_files
 from pipeline.runfile.data import TokenizedText
-from pipeline.runfile.serde_enum import variant_name
 from pipeline.sources import FetchOptions
 from pipeline.stage.artifacts import listing_sha256, read_json, sha256_file
 from pipeline.stage.given_files import check_file, expand, unchanged

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pipeline.errors import LockstepError
+from lockstep.errors import LockstepError
 from pipeline.sources.text.documents import PIECE, Piece, Source, cut
 from pipeline.sources.text.line_files import Lines
 from pipeline.stage.progress import Progress

@@ -10,7 +10,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import BinaryIO
 
-from pipeline.errors import LockstepError, brief
+from lockstep.errors import LockstepError, brief
 from pipeline.sources.parquet import pyarrow_for
 from pipeline.sources.text.documents import unreadable
 from pipeline.stage.given_files import LEAST_UNPACKED, check_unpacked

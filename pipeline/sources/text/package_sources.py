@@ -6,8 +6,8 @@ Their wheels are the same for every Python and platform, so the corpus is too.
 from importlib import metadata
 from pathlib import Path
 
+from lockstep.errors import LockstepError
 from pipeline import extras
-from pipeline.errors import LockstepError
 from pipeline.sources.text.text_file import TextFile
 from pipeline.stage.given_files import stamp
 

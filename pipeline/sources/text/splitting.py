@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from pipeline.errors import LockstepError
+from lockstep.errors import LockstepError
 from pipeline.runfile.data import Limit
 from pipeline.sources.text.documents import Source
 from pipeline.stage.progress import Progress

@@ -14,9 +14,9 @@ from typing import Annotated
 import yaml
 from pydantic import Field
 
-from pipeline.errors import LockstepError, brief
-from pipeline.runfile.explain import validate
-from pipeline.runfile.table import AsTuple, Table
+from lockstep.errors import LockstepError, brief
+from lockstep.tables.explain import validate
+from lockstep.tables.table import AsTuple, Table
 from pipeline.stage.given_files import check_yaml
 
 README = "README.md"

@@ -24,7 +24,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import tokenizers
 
-from pipeline.errors import LockstepError
+from lockstep.errors import LockstepError
+from lockstep.tables.variant import variant_name
 from pipeline.runfile.data import (
     DataText,
     DataWeightedText,
@@ -32,7 +33,6 @@ from pipeline.runfile.data import (
     ShuffleDontShuffle,
     TextSource,
 )
-from pipeline.runfile.serde_enum import variant_name
 from pipeline.sources import (
     HELD_OUT,
     TOKENIZER,

@@ -4,7 +4,7 @@ import codecs
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from pipeline.errors import LockstepError
+from lockstep.errors import LockstepError
 from pipeline.sources.text.documents import PIECE, Piece, Source, cut, unreadable
 from pipeline.stage.progress import Progress
 

@@ -7,7 +7,7 @@ import codecs
 from collections import defaultdict
 from pathlib import Path
 
-from pipeline.errors import LockstepError
+from lockstep.errors import LockstepError
 from pipeline.sources.text.documents import Source, unreadable
 from pipeline.sources.text.json_lines import ENDINGS, JsonLines
 from pipeline.sources.text.text_file import TextFile

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from fnmatch import fnmatch
 from pathlib import Path
 
-from pipeline.errors import LockstepError, brief, hide
+from lockstep.errors import LockstepError, brief, hide
 from pipeline.net import hub_files, remote, store
 from pipeline.runfile import Network
 from pipeline.runfile.data import ShuffleDontShuffle, TextSource

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Encoding, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from pipeline.errors import LockstepError
+from lockstep.errors import LockstepError
 from pipeline.sources.text.documents import Piece
 from pipeline.stage.artifacts import write_json, write_text
 from pipeline.tokens.shards import ShardFile, Split, write_shard

@@ -9,19 +9,19 @@ import jax
 import numpy as np
 import pytest
 
+from lockstep.errors import LockstepError
+from lockstep.optim.optimizer import Tree
+from lockstep.protocol import consensus
+from lockstep.transcript.transcript import Transcript
+from lockstep.transcript.trees import save_tree
+from lockstep.wire.commitment import tree_hash
 from pipeline import runfile
 from pipeline.audit import bundle, rerun_bundle
 from pipeline.audit.audit import audit
 from pipeline.audit.replay import Replay
 from pipeline.audit.tolerance import distance_of_state, distances_by_kind
 from pipeline.audit.verdict import Finding, Varied
-from pipeline.errors import LockstepError
-from pipeline.optim.optimizer import Tree
-from pipeline.protocol import consensus
-from pipeline.transcript.transcript import Transcript
-from pipeline.weights.trees import save_tree
-from pipeline.wire.commitment import tree_hash
-from tests.pipeline.swarm.simulated import PEERS, lab, run_of
+from tests.lockstep.swarm.simulated import PEERS, lab, run_of
 
 LIAR, MIDDLE = 2, 4  # the step between the two windows
 

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import pytest
 
-from pipeline.runfile.fault_kinds import KINDS
-from tests.pipeline.swarm.simulated import BY_TIME, LOCAL, Seen, entries, run_of, see
+from lockstep.swarm.fault_kinds import KINDS
+from tests.lockstep.swarm.simulated import BY_TIME, LOCAL, Seen, entries, run_of, see
 
 LIAR, FIRST, LAST = 1, 3, 6
 

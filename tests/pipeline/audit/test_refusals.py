@@ -3,13 +3,13 @@
 from dataclasses import replace
 from pathlib import Path
 
+from lockstep.protocol import driver
+from lockstep.protocol.attestation import Attestation, attest
+from lockstep.transcript.entry import Entry
+from lockstep.transcript.follow import begin_round, finish_round
+from lockstep.transcript.transcript import Transcript
 from pipeline.audit.audit import audit
-from pipeline.protocol import driver
-from pipeline.protocol.attestation import Attestation, attest
-from pipeline.transcript.entry import Entry
-from pipeline.transcript.follow import begin_round, finish_round
-from pipeline.transcript.transcript import Transcript
-from tests.pipeline.swarm.simulated import lab, run_of
+from tests.lockstep.swarm.simulated import lab, run_of
 
 PEER = 2
 RUN = run_of("signs")

@@ -11,6 +11,11 @@ import jax
 import numpy as np
 import pytest
 
+from lockstep.protocol import sketch
+from lockstep.swarm.lies import LIES
+from lockstep.transcript.transcript import Transcript
+from lockstep.transcript.trees import save_tree
+from lockstep.wire.pieces import Pieces
 from pipeline import runfile
 from pipeline.audit import honest, sketches
 from pipeline.audit.audit import audit
@@ -28,13 +33,8 @@ from pipeline.audit.tolerance import (
     limit,
 )
 from pipeline.audit.verdict import ComparedMessages, Finding, Varied
-from pipeline.protocol import sketch
 from pipeline.stage.artifacts import read_json
-from pipeline.swarm.lies import LIES
-from pipeline.transcript.transcript import Transcript
-from pipeline.weights.trees import save_tree
-from pipeline.wire.pieces import Pieces
-from tests.pipeline.swarm.simulated import PEERS, lab, run_of
+from tests.lockstep.swarm.simulated import PEERS, lab, run_of
 
 LIAR = 2
 

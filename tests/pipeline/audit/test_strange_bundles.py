@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from lockstep.errors import LockstepError
 from pipeline.audit import rerun_bundle
-from pipeline.errors import LockstepError
 from tests.pipeline.audit.bundle.bundled_run import FLIP, bundles, seal
 
 VALUES = [

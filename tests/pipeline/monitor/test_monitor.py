@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import LockstepError
+from lockstep.errors import LockstepError
+from lockstep.protocol import consensus, driver
+from lockstep.protocol.round import Message
 from pipeline.monitor import commands, pause, prometheus, show, training
 from pipeline.monitor.status import Members, Status
-from pipeline.protocol import consensus, driver
-from pipeline.protocol.round import Message
 from pipeline.stage import lock
-from tests.pipeline.protocol import records, three_peers
+from tests.lockstep.protocol import records, three_peers
 
 SETTINGS = three_peers.Settings(init_min_clients=6, verification_percent=17, rounds_per_epoch=9)
 

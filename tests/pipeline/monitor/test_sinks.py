@@ -14,14 +14,14 @@ from typing import NamedTuple
 import pytest
 import tomlkit
 
+from lockstep.errors import LockstepError
+from lockstep.transcript.curves import Totals
+from lockstep.transcript.transcript import Transcript
 from pipeline import runfile
-from pipeline.errors import LockstepError
 from pipeline.monitor.sinks import tracker
 from pipeline.monitor.sinks.tracker import Tracker
 from pipeline.stage.artifacts import Paths
 from pipeline.stage.keys import PROJECT
-from pipeline.transcript.curves import Totals
-from pipeline.transcript.transcript import Transcript
 from tests.pipeline.finished_run import PEERS, ROUNDS, finish
 
 SAVED, KILLED = 15, 25
@@ -30,7 +30,7 @@ import os, signal, sys, time
 from pathlib import Path
 from pipeline import runfile
 from pipeline.monitor.sinks.tracker import Tracker
-from pipeline.transcript.transcript import Transcript
+from lockstep.transcript.transcript import Transcript
 
 run, folder, trained, rounds = sys.argv[1:]
 scores = []

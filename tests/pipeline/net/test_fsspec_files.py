@@ -5,7 +5,7 @@ from threading import Event
 import fsspec
 import pytest
 
-from pipeline.errors import LockstepError
+from lockstep.errors import LockstepError
 from pipeline.net import fsspec_files, retry, web
 from pipeline.net.connection import Request
 from pipeline.net.retry import TransientError

@@ -4,10 +4,10 @@ from functools import partial
 
 import pytest
 
-from pipeline.errors import LockstepError
+from lockstep.errors import LockstepError
+from parts.new.starting_model import model_named
+from parts.publication import fetch
 from pipeline.net import hub_files
-from pipeline.new.starting_model import model_named
-from pipeline.publication import fetch
 from pipeline.runfile import Network
 from pipeline.sources.hub import REPO_ID, list_dataset
 from pipeline.stage.progress import Progress

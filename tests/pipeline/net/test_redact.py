@@ -1,6 +1,6 @@
 """What libraries say, fit for an error."""
 
-from pipeline import errors
+from lockstep import errors
 from pipeline.net import redact
 
 

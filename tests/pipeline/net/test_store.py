@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from pipeline.errors import LockstepError
+from lockstep.errors import LockstepError
 from pipeline.net import hub_files, store
 from pipeline.net.remote import Origin
 from pipeline.runfile import Network

@@ -8,8 +8,9 @@ import yaml
 from huggingface_hub import ModelCard
 from markdown_it import MarkdownIt
 
+from lockstep import __version__
 from models.llama import llama
-from pipeline import __version__, runfile
+from pipeline import runfile
 from pipeline.pages import card
 from pipeline.stage.artifacts import read_json, sha256_file
 from pipeline.stage.keys import Keys

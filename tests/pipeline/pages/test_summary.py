@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from pipeline.errors import LockstepError
+from lockstep.errors import LockstepError
 from pipeline.pages import summary
 from pipeline.stage.artifacts import Paths, write_text
 from pipeline.stage.keys import PROJECT

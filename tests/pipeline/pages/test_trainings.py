@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from lockstep.errors import LockstepError
 from pipeline import __main__ as command_line
-from pipeline.errors import LockstepError
 from pipeline.monitor import find, training
 from pipeline.monitor.status import Status
 from pipeline.pages import live, plots, trainings

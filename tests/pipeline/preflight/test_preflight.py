@@ -9,10 +9,10 @@ from types import SimpleNamespace
 
 import pytest
 
-import pipeline.carrier
+import parts.carrier
+from lockstep.errors import LockstepError
 from models.llama import llama
 from pipeline import runfile
-from pipeline.errors import LockstepError
 from pipeline.preflight import command, preflight
 from pipeline.preflight.preflight import Preflight
 from pipeline.preflight.row import CheckRow, Mark, lines
@@ -215,7 +215,7 @@ def test_what_the_machine_lacks_is_said(written, tmp_path, monkeypatch):
     assert "fewer peers" in of(rows, Mark.WARNING)["memory"]
     short = "[runtime.ray]: room for 1 of 2 peers"
     cluster = SimpleNamespace(shortage_of=lambda count, _: short if count == 2 else None)
-    monkeypatch.setattr(pipeline.carrier, "ray_actors", cluster, raising=False)
+    monkeypatch.setattr(parts.carrier, "ray_actors", cluster, raising=False)
     assert short in of(looks(written(runtime__carrier="ray"), tmp_path), Mark.FAILS)["Ray"]
 
 

@@ -5,8 +5,8 @@ import tomllib
 
 import pytest
 
+from lockstep.errors import LockstepError
 from pipeline import runfile
-from pipeline.errors import LockstepError
 from pipeline.stage.keys import PROJECT
 
 FIXTURES = PROJECT / "tests" / "fixtures"

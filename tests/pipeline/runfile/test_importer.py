@@ -4,8 +4,8 @@ import tomllib
 
 import pytest
 
+from lockstep.errors import LockstepError
 from pipeline import runfile
-from pipeline.errors import LockstepError
 from pipeline.runfile import importer
 from pipeline.stage.keys import PROJECT
 

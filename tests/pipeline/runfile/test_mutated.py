@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from lockstep.errors import LockstepError
 from pipeline import runfile
-from pipeline.errors import LockstepError
 from pipeline.runfile.importer import import_psyche
 from pipeline.stage.keys import PROJECT, RUN_FILE, Keys
 

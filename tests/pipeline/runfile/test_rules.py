@@ -6,10 +6,10 @@ import tomllib
 import pytest
 from pydantic import ValidationError
 
+from lockstep.errors import LockstepError
+from lockstep.tables.explain import validate
 from pipeline import runfile
-from pipeline.errors import LockstepError
 from pipeline.runfile.data import LocationNumberedFiles
-from pipeline.runfile.explain import validate
 from tests.pipeline.runfile.edited_run import (
     DATA,
     DISTRO,

@@ -4,8 +4,8 @@ import tomllib
 
 import pytest
 
+from lockstep.errors import LockstepError
 from pipeline import runfile
-from pipeline.errors import LockstepError
 from tests.pipeline.runfile.edited_run import BASE, OLDER, REMOVE, complaint
 
 

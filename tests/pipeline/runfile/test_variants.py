@@ -2,9 +2,9 @@
 
 import pytest
 
+from lockstep.methods.optimizer_table import OptimizerWorkload
+from lockstep.tables.variant import Variant, variants_of
 from pipeline import runfile
-from pipeline.runfile.optimizers.optimizer_table import OptimizerWorkload
-from pipeline.runfile.serde_enum import Variant, variants_of
 from tests import tiny
 from tests.pipeline.runfile.edited_run import BASE, CONSILIENCE, DATA, LOCAL, load
 

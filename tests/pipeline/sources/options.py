@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import LockstepError
+from lockstep.errors import LockstepError
 from pipeline.runfile import Network
 from pipeline.runfile.data import Limit
 from pipeline.sources import FetchOptions

@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from lockstep.errors import LockstepError
+from lockstep.programs.permutation import permute
+from parts.workload.python.lockstep_worker.rows import decoded
 from pipeline import sources
-from pipeline.errors import LockstepError
 from pipeline.runfile.data import DataArrays, DataWorkload, Limit, ShuffleDontShuffle, ShuffleSeeded
 from pipeline.sources.rows import examples, workload, writing
 from pipeline.sources.rows.workload import shards_of
-from pipeline.tokens.permutation import permute
 from pipeline.tokens.rows import Dtype
 from pipeline.tokens.sequences import Sequences
 from pipeline.tokens.shards import read_shards, write_shards
-from pipeline.workload.python.lockstep_worker.rows import decoded
 from tests.pipeline.sources.options import options, refusal
 
 IN_ORDER, SEED = ShuffleDontShuffle(), tuple(range(32))

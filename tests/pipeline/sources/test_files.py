@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lockstep.programs.permutation import permute
+from parts.workload.python.lockstep_worker.rows import decoded
 from pipeline import sources
 from pipeline.runfile.data import DataFiles, Limit, ShuffleDontShuffle, ShuffleSeeded
 from pipeline.sources.rows import files as provider
-from pipeline.tokens.permutation import permute
 from pipeline.tokens.sequences import Sequences
 from pipeline.tokens.shards import read_shards, write_shards
-from pipeline.workload.python.lockstep_worker.rows import decoded
 from tests.pipeline.sources.options import options, refusal
 
 IN_ORDER, SEED = ShuffleDontShuffle(), tuple(range(32))

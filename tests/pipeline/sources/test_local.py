@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models
 
+from lockstep.errors import LockstepError
 from pipeline import runfile, sources
-from pipeline.errors import LockstepError
 from pipeline.net import remote, store
 from pipeline.runfile import Network
 from pipeline.runfile.data import DataLocal, Limit
 from pipeline.sources import dry_run, fetch_options
 from pipeline.stage.artifacts import Paths
-from pipeline.swarm import begin
+from pipeline.start import begin
 from pipeline.tokens.shards import write_shards
 from tests import tiny
 from tests.pipeline.sources.options import options, refusal

@@ -11,12 +11,12 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+from lockstep.errors import LockstepError
+from lockstep.programs.columns import split
 from pipeline import sources
-from pipeline.errors import LockstepError
 from pipeline.runfile.data import DataPreprocessed, Limit
 from pipeline.sources import Fetched, preprocessed
 from pipeline.sources.parquet import Parquet
-from pipeline.tokens.columns import split
 from pipeline.tokens.shards import write_shards
 from tests.pipeline.sources.options import options, refusal
 from tests.pipeline.sources.test_local import put_tokenizer

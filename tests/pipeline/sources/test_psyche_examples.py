@@ -10,9 +10,9 @@ from typing import NamedTuple
 import pytest
 from typer.testing import CliRunner, Result
 
+from lockstep.errors import LockstepError
 from pipeline import runfile
 from pipeline.__main__ import app
-from pipeline.errors import LockstepError
 from pipeline.stage.keys import PROJECT
 from pipeline.toml_file import read_toml
 from tests.servers import hub as hub_server

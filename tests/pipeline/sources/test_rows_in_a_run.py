@@ -6,16 +6,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lockstep.errors import LockstepError
+from parts.tasks import held_out_texts
 from pipeline import download, runfile
 from pipeline.audit import given_rows
-from pipeline.errors import LockstepError
+from pipeline.language_model import held_out
 from pipeline.pages.report_page import _data
-from pipeline.programs import held_out
 from pipeline.sources import dry_run
 from pipeline.stage import pins
 from pipeline.stage.artifacts import Paths, read_json
-from pipeline.swarm import begin
-from pipeline.tasks import held_out_texts
+from pipeline.start import begin
 from pipeline.tokens.shards import PLAIN, read_shards
 from tests import tiny
 

@@ -1,7 +1,7 @@
 import pytest
 
+from lockstep.errors import LockstepError
 from pipeline import runfile, sources
-from pipeline.errors import LockstepError
 from pipeline.net import fsspec_files
 from pipeline.sources import token_files, url
 from tests.pipeline.sources import options as how

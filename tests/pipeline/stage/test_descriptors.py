@@ -4,7 +4,7 @@ import resource
 
 import pytest
 
-from pipeline.errors import LockstepError
+from lockstep.errors import LockstepError
 from pipeline.stage import descriptors
 
 NO_END = resource.RLIM_INFINITY

@@ -5,8 +5,8 @@ import os
 import jax
 import pytest
 
+from lockstep.errors import LockstepError
 from pipeline import runfile
-from pipeline.errors import LockstepError
 from pipeline.stage import devices
 from tests import tiny
 

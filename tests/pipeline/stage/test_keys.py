@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import LockstepError
+from lockstep.errors import LockstepError
 from pipeline.stage import keys
 from pipeline.stage.keys import PROJECT, RUN_FILE, STAGES, Keys
 

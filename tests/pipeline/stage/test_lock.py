@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from pipeline.errors import LockstepError
+from lockstep.errors import LockstepError
 from pipeline.stage import lock
 
 HOLD = """

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pipeline.errors import LockstepError
+from lockstep.errors import LockstepError
 from pipeline.stage import memory
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import tomlkit
 
-from pipeline.errors import LockstepError
+from lockstep.errors import LockstepError
 from pipeline.stage import pins
 from pipeline.stage.artifacts import read_json
 from pipeline.stage.keys import PROJECT

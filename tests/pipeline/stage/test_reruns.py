@@ -30,8 +30,8 @@ def test_a_finished_run_runs_nothing_again_and_a_change_is_named_where_it_matter
         patch.setattr(keys, "digest_of_source", edited)
         found = reruns.reasons(run_file, tmp_path)
     assert found["convert"] is None
-    assert found["train"] == CHANGED + "pipeline/swarm"
-    assert found["witness"] == CHANGED + "pipeline/swarm, stage train"
+    assert found["train"] == CHANGED + "lockstep/swarm"
+    assert found["witness"] == CHANGED + "lockstep/swarm, stage train"
 
     shutil.rmtree(tmp_path / "data" / "init")
     found = reruns.reasons(run_file, tmp_path)

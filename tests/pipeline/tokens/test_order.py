@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lockstep.programs.permutation import permute
 from pipeline.runfile.data import ShuffleSeeded
 from pipeline.tokens import mixture
 from pipeline.tokens.ids import check_ids
-from pipeline.tokens.permutation import permute
 from pipeline.tokens.shards import ZEROS, Part, ShardFile
 from tests.pipeline.sources.options import refusal
 from tests.pipeline.tokens.far_files import elsewhere, send_away

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as stn
 from pydantic import TypeAdapter, ValidationError
 
+from parts.workload.python.lockstep_worker.rows import decoded
 from pipeline.runfile.data import ShuffleDontShuffle
 from pipeline.stage.keys import PROJECT
 from pipeline.tokens import rows as rows_room
@@ -17,7 +18,6 @@ from pipeline.tokens.ids import check_ids
 from pipeline.tokens.rows import ArrayRows, FileRows, RowArray, TokenRows, encode
 from pipeline.tokens.sequences import Sequences
 from pipeline.tokens.shards import Shards, read_shards, write_shard, write_shards
-from pipeline.workload.python.lockstep_worker.rows import decoded
 
 CASES = json.loads((PROJECT / "tests" / "golden" / "rows.json").read_text())["cases"]
 ROWS = TypeAdapter(TokenRows | ArrayRows | FileRows)

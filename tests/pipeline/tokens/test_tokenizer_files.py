@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 from transformers.utils import logging
 
-from pipeline.errors import LockstepError
+from lockstep.errors import LockstepError
 from pipeline.tokens.tokenizer_files import PIECES, convert_older
 from tests.pipeline.trained_run import make_tokenizer
 

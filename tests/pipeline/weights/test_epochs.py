@@ -6,10 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from lockstep.wire.commitment import tree_hash
 from models.llama import llama
 from pipeline.net import google_auth
 from pipeline.weights import epochs, hf
-from pipeline.wire.commitment import tree_hash
 from tests import tiny
 from tests.pipeline.conversion import write_model
 from tests.servers.bucket import Bucket

@@ -17,8 +17,8 @@ from transformers import (
     LlamaForCausalLM,
 )
 
+from lockstep.errors import LockstepError
 from models.llama import llama
-from pipeline.errors import LockstepError
 from pipeline.weights import hf
 from tests import tiny
 from tests.models.reference import BASE, GROUPS, LATENT

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import LockstepError
+from lockstep.errors import LockstepError
 from pipeline.net import limits
 from pipeline.stage import artifacts
 from pipeline.weights import hub_model

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from benchmarks.convert import ALLOWANCE, SOURCE, write_model
+from lockstep.transcript.tensorfile import TensorFile
 from models.llama import llama
 from pipeline.weights import hf
-from pipeline.weights.tensorfile import TensorFile
 from tests import tiny
 
 NBYTES = 500_000_000
@@ -26,7 +26,7 @@ from benchmarks import resident
 from pipeline import convert, runfile
 from pipeline.weights import hf
 from pipeline.stage.artifacts import Paths
-from pipeline.weights.tensorfile import TensorFile
+from lockstep.transcript.tensorfile import TensorFile
 
 root = Path(sys.argv[2])
 

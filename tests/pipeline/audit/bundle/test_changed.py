@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from ml_dtypes import float8_e4m3fn
 
+from lockstep.errors import LockstepError
+from lockstep.transcript.trees import load_nested, save_tree
 from pipeline.audit import rerun_bundle
-from pipeline.errors import LockstepError
-from pipeline.weights.trees import load_nested, save_tree
 from tests.pipeline.audit.bundle.bundled_run import OPENING, change_json, change_said, found, seal
 
 

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from lockstep.transcript.trees import load_nested
 from pipeline import runfile
 from pipeline.__main__ import app
 from pipeline.audit import bundle, rerun_bundle
 from pipeline.stage.keys import PROJECT
-from pipeline.weights.trees import load_nested
 from tests import tiny
 from tests.pipeline.audit.bundle.bundled_run import FLIP, OPENING, bundles, found, replay, seal
 

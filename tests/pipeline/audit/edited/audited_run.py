@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
+from lockstep.protocol.round import Evidence
+from lockstep.transcript.transcript import Transcript
 from pipeline import runfile
 from pipeline.audit.audit import audit
 from pipeline.audit.replay import Replay
 from pipeline.audit.verdict import Finding
-from pipeline.protocol.round import Evidence
-from pipeline.transcript.transcript import Transcript
-from tests.pipeline.swarm.simulated import lab
+from tests.lockstep.swarm.simulated import lab
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.lockstep.swarm.simulated import BY_TIME, lab, run_of
 from tests.pipeline.audit.edited.audited_run import (
     Audited,
     flat,
@@ -15,7 +16,6 @@ from tests.pipeline.audit.edited.audited_run import (
     with_ruling,
     with_silent,
 )
-from tests.pipeline.swarm.simulated import BY_TIME, lab, run_of
 
 
 @pytest.fixture(scope="session")

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from pipeline.errors import LockstepError
+from lockstep.errors import LockstepError
+from lockstep.transcript.transcript import Transcript
+from lockstep.transcript.trees import load_nested
+from lockstep.wire.commitment import tree_hash
 from pipeline.stage.artifacts import read_json
-from pipeline.transcript.transcript import Transcript
-from pipeline.weights.trees import load_nested
-from pipeline.wire.commitment import tree_hash
+from tests.lockstep.swarm.simulated import lab
 from tests.pipeline.audit.edited.audited_run import edit_arrays, record
-from tests.pipeline.swarm.simulated import lab
 
 
 def test_a_flipped_bit_of_a_payload_is_a_finding(audited, transcript):

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import LockstepError
-from pipeline.transcript.transcript import Transcript
+from lockstep.errors import LockstepError
+from lockstep.transcript.transcript import Transcript
+from tests.lockstep.swarm.simulated import lab, run_of
 from tests.pipeline.audit.edited.audited_run import Audited, record
-from tests.pipeline.swarm.simulated import lab, run_of
 
 
 def sparse(folder: Path, *schedule: dict) -> Audited:

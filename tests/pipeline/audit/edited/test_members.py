@@ -3,14 +3,14 @@
 from dataclasses import replace
 from types import SimpleNamespace
 
+from lockstep.protocol import consensus, driver
+from lockstep.protocol.round import Message
+from lockstep.swarm.round_settings import RoundSettings
+from lockstep.transcript.entry import Entry, EpochParams
 from pipeline import runfile
 from pipeline.audit.audit import audit_rounds
-from pipeline.protocol import consensus, driver
-from pipeline.protocol.round import Message
-from pipeline.swarm.round_settings import RoundSettings
-from pipeline.transcript.entry import Entry, EpochParams
-from tests.pipeline.protocol import records
-from tests.pipeline.swarm.simulated import lab, run_of
+from tests.lockstep.protocol import records
+from tests.lockstep.swarm.simulated import lab, run_of
 
 
 def driven(run: runfile.Run, **events: int) -> list[Entry]:

@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from pipeline.errors import LockstepError
-from pipeline.protocol.attestation import attest
-from pipeline.transcript.transcript import Transcript
+from lockstep.errors import LockstepError
+from lockstep.protocol.attestation import attest
+from lockstep.transcript.transcript import Transcript
+from tests.lockstep.swarm.simulated import lab, run_of
 from tests.pipeline.audit.edited.audited_run import (
     Audited,
     edit_round,
@@ -21,7 +22,6 @@ from tests.pipeline.audit.edited.audited_run import (
     with_ruling,
     with_silent,
 )
-from tests.pipeline.swarm.simulated import lab, run_of
 
 
 def test_an_honest_transcript_has_no_findings(audited):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import LockstepError
+from lockstep.errors import LockstepError
 from pipeline.stage.artifacts import read_json
 from tests import tiny
 from tests.pipeline.net import token_servers as sources

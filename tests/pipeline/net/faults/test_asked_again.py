@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from pipeline.errors import LockstepError
+from lockstep.errors import LockstepError
 from pipeline.net import retry
 from tests import tiny
 from tests.pipeline.net import token_servers as sources

@@ -1,6 +1,6 @@
 """What goes wrong: a read goes on where it stopped, or says in one line why not."""
 
-from pipeline.errors import LockstepError
+from lockstep.errors import LockstepError
 from pipeline.net import remote
 from pipeline.net.stream import Streams
 from pipeline.runfile import Network

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from pipeline.errors import LockstepError
+from lockstep.errors import LockstepError
 from pipeline.net import google_auth
 from tests.pipeline.conversion import check_silence, same_params
 from tests.pipeline.weights.bucket.our_bucket import WHERE, push, put, read, refusal

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from pipeline.errors import LockstepError
+from lockstep.errors import LockstepError
 from tests.pipeline.conversion import same_params, write_model
 from tests.pipeline.weights.bucket.our_bucket import (
     FOLDER,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import LockstepError
+from lockstep.errors import LockstepError
 from pipeline.net import google_files, retry
 from pipeline.runfile import Network
 from pipeline.weights import bucket

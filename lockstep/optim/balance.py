@@ -1,0 +1,178 @@
+"""Params that no gradient moves: left as they are, or moved by the load of experts."""
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+from lockstep.optim.expect import expect_groups, expect_kind, expect_rates
+from lockstep.optim.optimizer import (
+    LookaheadFn,
+    Optimizer,
+    RoundPeers,
+    Tree,
+    inside,
+    looks_ahead,
+    no_align,
+    no_lookahead,
+)
+
+
+def leave(optimizer: Optimizer, paths: Collection[str]) -> Optimizer:
+    """Return `optimizer` for all params except some, which stay as they are and are never sent.
+
+    Args:
+      optimizer: Takes the other params.
+      paths: Names of the params that stay as they are, joined with "/".
+    """
+    expect_kind(Optimizer, optimizer=optimizer)
+    expect_groups(paths=paths)
+
+    def others(tree: Tree) -> Tree:
+        flat = flatten_dict(tree, sep="/")
+        return unflatten_dict({p: x for p, x in flat.items() if p not in paths}, sep="/")
+
+    def rejoin(tree: Tree, params: Tree) -> Tree:
+        return unflatten_dict(flatten_dict(params) | flatten_dict(tree))
+
+    def init(params: Tree) -> tuple[Tree, Tree]:
+        return optimizer.init(others(params))
+
+    def align(own: Tree, params: Tree, fragment: jax.Array) -> Tree:
+        return optimizer.align(own, others(params), fragment)
+
+    def ahead(params: Tree, own: Tree, shared: Tree, step: jax.Array) -> Tree:
+        return rejoin(optimizer.lookahead(others(params), own, shared, step), params)
+
+    lookahead: LookaheadFn = ahead if looks_ahead(optimizer) else no_lookahead
+
+    def accumulate(grads: Tree, own: Tree, params: Tree, step: jax.Array) -> Tree:
+        return optimizer.accumulate(others(grads), own, others(params), step)
+
+    def send(own: Tree, params: Tree, shared: Tree, step: jax.Array) -> tuple[Tree, Tree]:
+        return optimizer.send(own, others(params), shared, step)
+
+    def receive(
+        messages: Tree, peers: RoundPeers, params: Tree, shared: Tree, step: jax.Array
+    ) -> tuple[Tree, Tree]:
+        updates, shared = optimizer.receive(messages, peers, others(params), shared, step)
+        return rejoin(updates, jax.tree.map(jnp.zeros_like, params)), shared
+
+    def compare(own: Tree, message: Tree, params: Tree, step: jax.Array) -> tuple[jax.Array, Tree]:
+        return optimizer.compare(own, message, others(params), step)
+
+    def areas(params: Tree) -> Tree:
+        return optimizer.areas(others(params))
+
+    return optimizer._replace(
+        init=init, lookahead=lookahead, accumulate=accumulate, send=send, receive=receive,
+        compare=compare, areas=areas, align=no_align if optimizer.align is no_align else align,
+        merge=None,
+    )  # fmt: skip
+
+
+class Balanced(NamedTuple):
+    """A state, a message or areas of `balanced`.
+
+    Attributes:
+      load: Number of choices that fell on each expert; shapes of the corrections.
+      optimizer: State, message or areas of the optimizer of the other params.
+    """
+
+    load: Tree
+    optimizer: Tree
+
+
+def balanced(optimizer: Optimizer, paths: Collection[str], speed: float) -> Optimizer:
+    """Return `optimizer` with routers' corrections, which balance experts without a loss for it.
+
+    As DeepSeek V3 does. In place of a gradient, a correction b has a load n_p: the number of
+    choices of peer p's batch that fell on each of its E experts (`models.experts.Router`). A peer
+    sends it whole, and
+
+        s   =  mean over present peers of n_p / (sum over experts of n_p)
+        b  <-  b + speed * sign(mean over experts of s - s)
+
+    so that an expert which got less than its share is chosen more often. Peers count equally, also
+    where the batch does not divide evenly among them, as they do in their gradients.
+
+    Args:
+      optimizer: Takes the other params, as `leave` makes it.
+      paths: Names of corrections, joined with "/"; experts are their last axis.
+      speed: Length of a correction's step in a round; DeepSeek V3 trained with 0.001.
+
+    References:
+      Wang et al., Auxiliary-Loss-Free Load Balancing Strategy for Mixture-of-Experts,
+        https://arxiv.org/abs/2408.15664
+    """
+    expect_kind(Optimizer, optimizer=optimizer)
+    expect_groups(paths=paths)
+    expect_rates(speed=speed)
+
+    def corrections(tree: Tree) -> Tree:
+        flat = flatten_dict(tree, sep="/")
+        return unflatten_dict({path: flat[path] for path in paths}, sep="/")
+
+    def zeros(load: Tree) -> Tree:
+        return jax.tree.map(jnp.zeros_like, load)
+
+    def init(params: Tree) -> tuple[Tree, Tree]:
+        own, shared = optimizer.init(params)
+        return Balanced(zeros(corrections(params)), own), shared
+
+    def accumulate(grads: Tree, own: Tree, params: Tree, step: jax.Array) -> Tree:
+        load = jax.tree.map(jnp.add, own.load, corrections(grads))
+        return Balanced(load, optimizer.accumulate(grads, own.optimizer, params, step))
+
+    def send(own: Tree, params: Tree, shared: Tree, step: jax.Array) -> tuple[Tree, Tree]:
+        message, after = optimizer.send(own.optimizer, params, shared, step)
+        return Balanced(own.load, message), Balanced(zeros(own.load), after)
+
+    def receive(
+        messages: Tree, peers: RoundPeers, params: Tree, shared: Tree, step: jax.Array
+    ) -> tuple[Tree, Tree]:
+        updates, shared = optimizer.receive(messages.optimizer, peers, params, shared, step)
+        moves = _moves(messages.load, peers.weight > 0, speed)
+        return unflatten_dict(flatten_dict(updates) | flatten_dict(moves)), shared
+
+    def compare(own: Tree, message: Tree, params: Tree, step: jax.Array) -> tuple[jax.Array, Tree]:
+        """Also the share of choices that fell on another expert: half of what shares differ by."""
+        distance, after = optimizer.compare(own.optimizer, message.optimizer, params, step)
+        for mine, sent in zip(*map(jax.tree.leaves, (own.load, message.load)), strict=True):
+            off = jnp.sum(jnp.abs(_share(mine) - _share(sent)), axis=-1) / 2
+            distance = jnp.maximum(distance, jnp.max(off))
+        return distance, Balanced(zeros(own.load), after)
+
+    def areas(params: Tree) -> Tree:
+        return Balanced(jax.tree.map(lambda _: 0, corrections(params)), optimizer.areas(params))
+
+    return inside(optimizer)._replace(
+        init=init, accumulate=accumulate, send=send, receive=receive, compare=compare, areas=areas,
+        merge=None,
+    )  # fmt: skip
+
+
+def _moves(load: Tree, present: jax.Array, speed: float) -> Tree:
+    """Return what is added to corrections.
+
+    Args:
+      load: Numbers of choices, with a leading axis [peer].
+      present: bool [peer].
+      speed: Length of a correction's step.
+    """
+    count = jnp.maximum(jnp.sum(present), 1)
+
+    def of_leaf(load_P: jax.Array) -> jax.Array:
+        mask = present.reshape(-1, *[1] * (load_P.ndim - 1))
+        share = jnp.sum(jnp.where(mask, _share(load_P), 0.0), axis=0) / count
+        return speed * jnp.sign(jnp.mean(share, axis=-1, keepdims=True) - share)
+
+    return jax.tree.map(of_leaf, load)
+
+
+def _share(load: jax.Array) -> jax.Array:
+    """Return each expert's share of the choices, never negative, whatever was sent."""
+    load = jnp.maximum(load, 0.0)
+    return load / jnp.maximum(jnp.sum(load, axis=-1, keepdims=True), 1.0)

@@ -1,0 +1,211 @@
+"""A parameter as a few DCT coefficients of each block: what peers send of their momentum."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+
+from lockstep.optim.aggregation.aggregate import AggregateFn
+from lockstep.optim.compressed import dct
+from lockstep.optim.expect import (
+    expect_by_group,
+    expect_counts,
+    expect_dtype,
+    expect_flags,
+    expect_groups,
+)
+from lockstep.optim.optimizer import SMALLEST_NORMAL, KeyPath, Tree, group_of
+
+
+class Coefficients(NamedTuple):
+    """What a peer sends of one parameter; N blocks, K coefficients of each.
+
+    Attributes:
+      index_NK: Positions within the block, ascending; uint8, uint16 or uint32 by the block's area.
+      value_NK: Coefficients, or bool "is negative" with `quantize_1bit`.
+    """
+
+    index_NK: jax.Array
+    value_NK: jax.Array
+
+
+class SomeBlocks(NamedTuple):
+    """What a peer sends of one parameter where blocks of zeros count as not sent; or its areas.
+
+    Attributes:
+      zero: A bit for each block, set where the block is all zero, so that what is sent of it does
+        not count. float32, each of which holds `BITS` of them exactly.
+      sent: `Coefficients`, as if all blocks counted.
+    """
+
+    zero: Tree
+    sent: Tree
+
+
+Selection: TypeAlias = Coefficients | SomeBlocks  # what a peer sends of one parameter
+BITS = 24  # of an integer that float32 holds
+
+
+@dataclass(frozen=True)
+class Compressor:
+    """Pure functions of one parameter, named by its path: `layout`, `encode`, `select`, `decode`.
+
+    The DCT is linear, so a momentum is stored as its coefficients: decay and gradient add up there,
+    and removing what was sent is setting zeros, exactly.
+
+    A group is a top-level name of the params, such as "embed".
+
+    Attributes:
+      topk: Coefficients sent of each block; all of a smaller block.
+      chunk: The longest side of a block; the largest divisor at most this is taken.
+      quantize_1bit: Whether to send signs instead of values.
+      value_dtype: Dtype that values are rounded to before they are sent; bfloat16 in Psyche.
+      stacked: Groups whose leaves carry a leading layer axis.
+      topk_of: A group's own topk.
+      untransformed: Groups whose elements are sent themselves, not the coefficients of their DCT.
+      skip_zero_blocks: Whether blocks of zeros count as not sent. Else the sign of such a block's
+        first zeros is +, and it steps, as in Psyche.
+    """
+
+    topk: int
+    chunk: int
+    quantize_1bit: bool
+    value_dtype: jax.typing.DTypeLike = jnp.bfloat16
+    stacked: tuple[str, ...] = ()
+    topk_of: Mapping[str, int] = field(default_factory=dict)
+    untransformed: Collection[str] = ()
+    skip_zero_blocks: bool = False
+
+    def __post_init__(self) -> None:
+        expect_counts(topk=self.topk, chunk=self.chunk)
+        expect_by_group(expect_counts, topk_of=self.topk_of)
+        expect_flags(quantize_1bit=self.quantize_1bit, skip_zero_blocks=self.skip_zero_blocks)
+        expect_dtype("value_dtype", self.value_dtype, jnp.float32, jnp.bfloat16, jnp.float16)
+        expect_groups(stacked=self.stacked, untransformed=self.untransformed)
+
+    def layout(self, path: KeyPath, leaf: jax.Array) -> dct.Layout:
+        """Return how a parameter is cut into blocks.
+
+        Raises:
+          ValueError: It has no elements.
+        """
+        if not leaf.size:
+            name = jax.tree_util.keystr(path)
+            raise ValueError(f"params{name} has the shape {leaf.shape}, expected elements in it")
+        return dct.layout(leaf.shape, self.chunk, stacked=group_of(path) in self.stacked)
+
+    def encode(self, path: KeyPath, x: jax.Array) -> jax.Array:
+        """Return the coefficients of x, in its shape."""
+        if group_of(path) in self.untransformed:
+            return x
+        return dct.encode(x, self.layout(path, x))
+
+    def decode(self, path: KeyPath, coefficients: jax.Array) -> jax.Array:
+        """Return the x that has these coefficients."""
+        if group_of(path) in self.untransformed:
+            return coefficients
+        return dct.decode(coefficients, self.layout(path, coefficients))
+
+    def select(self, path: KeyPath, coefficients: jax.Array) -> Selection:
+        """Return what is sent: the largest coefficients of each block."""
+        blocks = self.layout(path, coefficients)
+        index_NK, value_NK = dct.top_k(coefficients, blocks, self._topk(path))
+        index_NK = index_NK.astype(dct.index_dtype(blocks.area))
+        if self.quantize_1bit:  # Psyche's sign bit: -0.0 is negative, 0.0 is not
+            sent = Coefficients(index_NK, jnp.signbit(value_NK))
+        else:
+            sent = Coefficients(index_NK, value_NK.astype(self.value_dtype))
+        if not self.skip_zero_blocks:
+            return sent
+        return SomeBlocks(_packed(jnp.all(value_NK == 0, axis=-1)), sent)
+
+    def aggregate(
+        self,
+        path: KeyPath,
+        like: jax.Array,
+        messages: Selection,
+        present: jax.Array,
+        aggregate: AggregateFn,
+    ) -> jax.Array:
+        """Return each coefficient's aggregate over the present peers that sent it, as `like` is."""
+        index_PNK, value_PNK = coefficients_of(messages)
+        if isinstance(messages, SomeBlocks):
+            blocks = index_PNK.shape[1]
+            zero_PN = jax.vmap(lambda bits: _unpacked(bits, blocks))(messages.zero)
+            present = present[:, None] & ~zero_PN
+        if self.quantize_1bit:
+            value_PNK = jnp.where(value_PNK, -1.0, 1.0)
+        return dct.aggregate_sent(index_PNK, value_PNK, present, self.layout(path, like), aggregate)
+
+    def remove(
+        self, path: KeyPath, coefficients: jax.Array, index_NK: jax.Array, share: float
+    ) -> jax.Array:
+        """Return what is left after these positions were sent: less by `share`, 1 leaves zeros."""
+        return dct.remove(coefficients, self.layout(path, coefficients), index_NK, share)
+
+    def first_positions(self, path: KeyPath, leaf: jax.Array) -> jax.Array:
+        """Return the first positions of each block, index_NK: of the shape of what is sent."""
+        blocks = self.layout(path, leaf)
+        kept = min(self._topk(path), blocks.area)
+        positions_K = jnp.arange(kept, dtype=dct.index_dtype(blocks.area))
+        return jnp.broadcast_to(positions_K, (blocks.blocks, kept))
+
+    def distance(self, path: KeyPath, coefficients: jax.Array, message: Selection) -> jax.Array:
+        """Return the distance of a message from what would be selected of these coefficients.
+
+        It is the largest relative error. As a share of the block's k-th magnitude: what the
+        magnitude at a sent position lacks of it, the magnitude of a sign that differs, and the
+        largest magnitude of a block that was left out as zero. As a share of the value itself: the
+        error of a value, which bfloat16 rounds by up to 1/256 whatever the k-th is.
+        """
+        cut = self.layout(path, coefficients)
+        index_NK, value_NK = coefficients_of(message)
+        best_NK = jnp.abs(dct.top_k(coefficients, cut, index_NK.shape[1])[1])
+        kth_N1 = jnp.min(best_NK, axis=-1, keepdims=True)
+        mine_NK = dct.take(coefficients, cut, index_NK)
+        below_NK = kth_N1 - jnp.abs(mine_NK)
+        # a block that is all but zero holds rounding only: its positions say nothing
+        floor = 1e-6 * jnp.max(jnp.abs(coefficients)) + SMALLEST_NORMAL
+        size_N1 = jnp.maximum(kth_N1, floor)
+        if value_NK.dtype == bool:
+            flipped_NK = jnp.where(value_NK == jnp.signbit(mine_NK), 0.0, jnp.abs(mine_NK))
+            off_NK = flipped_NK / size_N1
+        else:
+            off_NK = jnp.abs(value_NK - mine_NK) / jnp.maximum(size_N1, jnp.abs(mine_NK))
+        far_NK = jnp.maximum(below_NK / size_N1, off_NK)
+        if isinstance(message, SomeBlocks):
+            zero_N1 = _unpacked(message.zero, cut.blocks)[:, None]
+            far_NK = jnp.where(zero_N1, best_NK / size_N1, far_NK)
+        return jnp.max(far_NK)
+
+    def areas(self, params: Tree) -> Tree:
+        """Return how many positions a block of each parameter has, in a message's structure."""
+
+        def of_leaf(path: KeyPath, leaf: jax.Array) -> Tree:
+            area = self.layout(path, leaf).area
+            return SomeBlocks(0, area) if self.skip_zero_blocks else area
+
+        return jax.tree.map_with_path(of_leaf, params)
+
+    def _topk(self, path: KeyPath) -> int:
+        return self.topk_of.get(group_of(path) or "", self.topk)
+
+
+def coefficients_of(message: Selection) -> Coefficients:
+    """Return the coefficients in what a peer sends of one parameter."""
+    sent: Coefficients = message.sent if isinstance(message, SomeBlocks) else message
+    return sent
+
+
+def _packed(flags_N: jax.Array) -> jax.Array:
+    """Return flags as integers of `BITS` bits each, the first flag the lowest bit, in float32."""
+    flags = jnp.pad(flags_N, (0, -len(flags_N) % BITS)).reshape(-1, BITS)
+    return jnp.sum(flags << jnp.arange(BITS), axis=1).astype(jnp.float32)
+
+
+def _unpacked(packed: jax.Array, count: int) -> jax.Array:
+    """Return `count` flags that `_packed` packed; of any other number, some flags."""
+    bits = jnp.clip(packed, 0, 2.0**BITS - 1).astype(jnp.int32)[:, None] >> jnp.arange(BITS)
+    return (bits & 1).astype(bool).reshape(-1)[:count]

@@ -1,0 +1,296 @@
+"""DisTrO: peers exchange a few DCT coefficients of their momentum, and step by the sign."""
+
+from dataclasses import dataclass
+from functools import partial, reduce
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from lockstep.optim.aggregation.aggregate import AggregateFn, mean
+from lockstep.optim.compressed.compressor import (
+    Coefficients,
+    Compressor,
+    Selection,
+    SomeBlocks,
+    coefficients_of,
+)
+from lockstep.optim.expect import (
+    expect_aggregate,
+    expect_clip,
+    expect_integer,
+    expect_kind,
+    expect_learning_rate,
+    expect_rates,
+    expect_share,
+)
+from lockstep.optim.magnitude import near_one
+from lockstep.optim.optimizer import (
+    KeyPath,
+    Optimizer,
+    RoundPeers,
+    Tree,
+    clip_scale,
+    no_lookahead,
+    rate,
+)
+from lockstep.optim.step_direction import StepDirection
+
+
+@dataclass(frozen=True)
+class CompressedMomentum:
+    """A momentum of which peers exchange a few coefficients: the parts of both kinds of DisTrO.
+
+    Attributes:
+      learning_rate: A schedule of the step, counted from 1, or a constant. It scales the gradient
+        on its way into `delta` as well as the step.
+      compressor: Choice of the coefficients that are sent of a parameter.
+      compression_decay: Decay of delta per round, in [0, 1].
+      weight_decay: Decoupled weight decay, per unit of learning rate.
+      clip_grad_norm: Largest global L2 norm of a peer's gradient; None or 0 for no clipping.
+      removed: Share of what was sent that leaves delta.
+      direction: Direction and length of each parameter's step.
+      aggregate: Takes the place of the mean over the peers that sent a coefficient.
+    """
+
+    learning_rate: optax.ScalarOrSchedule
+    compressor: Compressor
+    compression_decay: float
+    weight_decay: float = 0.0
+    clip_grad_norm: float | None = None
+    removed: float = 1.0
+    direction: StepDirection = StepDirection()
+    aggregate: AggregateFn = mean
+
+    def __post_init__(self) -> None:
+        expect_learning_rate("learning_rate", self.learning_rate)
+        expect_kind(Compressor, compressor=self.compressor)
+        expect_share("compression_decay", self.compression_decay)
+        expect_rates(weight_decay=self.weight_decay)
+        expect_clip(self.clip_grad_norm)
+        expect_share("removed", self.removed)
+        expect_kind(StepDirection, direction=self.direction)
+        expect_aggregate(self.aggregate)
+
+    def zeros(self, params: Tree) -> Tree:
+        """Return the first delta."""
+
+        def of_leaf(path: KeyPath, theta: jax.Array) -> jax.Array:
+            return jnp.zeros(self.compressor.layout(path, theta).shape, jnp.float32)
+
+        return jax.tree.map_with_path(of_leaf, params)
+
+    def rate(self, step: jax.Array) -> Any:
+        """Return the learning rate of a step."""
+        return rate(self.learning_rate, step)
+
+    def add(self, delta: Tree, grads: Tree, lr: jax.Array | float) -> Tree:
+        """Return compression_decay * delta + lr * clip(grads), as coefficients."""
+
+        def of_leaf(path: KeyPath, g: jax.Array, delta: jax.Array) -> jax.Array:
+            return self.compression_decay * delta + weight * self.compressor.encode(path, g)
+
+        weight = lr * clip_scale(grads, self.clip_grad_norm)  # one number: no pass over gradients
+        return jax.tree.map_with_path(of_leaf, grads, delta)
+
+    def select(self, delta: Tree) -> Tree:
+        """Return the message: what the compressor sends of each parameter."""
+        return jax.tree.map_with_path(self.compressor.select, delta)
+
+    def remove(self, delta: Tree, sent: Tree) -> Tree:
+        """Return delta without the positions that were sent."""
+        of_leaf = partial(self.compressor.remove, share=self.removed)
+        return jax.tree.map_with_path(of_leaf, delta, sent)
+
+    def directions(self, params: Tree, messages: Tree, present: jax.Array) -> Tree:
+        """Return the direction of each parameter's step, decoded from all peers' messages."""
+
+        def of_leaf(path: KeyPath, theta: jax.Array, message: Selection) -> jax.Array:
+            agreed = self.compressor.aggregate(path, theta, message, present, self.aggregate)
+            agreed = agreed * near_one(agreed)  # a direction has no size, and decoding sums
+            return self.direction(path, self.compressor.decode(path, agreed))
+
+        return jax.tree.map_with_path(of_leaf, params, messages)
+
+    def lookahead(self, params: Tree, delta: Tree, step: jax.Array) -> Tree:
+        """Return the params after a step in which all peers' deltas equal this one."""
+
+        def of_leaf(path: KeyPath, theta: jax.Array, delta: jax.Array) -> Any:
+            lr = self.rate(step - 1) * self.direction.scale_of(path)
+            return theta - lr * self.direction(path, self.compressor.decode(path, delta))
+
+        return jax.tree.map_with_path(of_leaf, params, delta)
+
+    def decay(self, step: jax.Array) -> Any:
+        """Return the share of every weight that is removed in a step."""
+        return self.rate(step) * self.weight_decay
+
+    def updates(self, params: Tree, directions: Tree, decay: Any, step: jax.Array) -> Tree:
+        """Return -(lr(step) * direction + decay * theta)."""
+
+        def of_leaf(path: KeyPath, theta: jax.Array, d: jax.Array) -> Any:
+            lr = self.rate(step) * self.direction.scale_of(path)
+            return -(lr * d + decay * theta)
+
+        return jax.tree.map_with_path(of_leaf, params, directions)
+
+    def distance(self, delta: Tree, message: Tree) -> jax.Array:
+        """Return the distance of a message from what this delta would send."""
+        distances = jax.tree.map_with_path(self.compressor.distance, delta, message)
+        return reduce(jnp.maximum, jax.tree.leaves(distances), jnp.zeros(()))
+
+
+class DistroState(NamedTuple):
+    """A peer's own state in `distro`.
+
+    Attributes:
+      delta: The momentum's coefficients; shapes of the params, float32.
+    """
+
+    delta: Tree
+
+
+def distro(momentum: CompressedMomentum, overlap: int = 0) -> Optimizer:
+    """Return DisTrO in DeMo's order: a round's messages are applied in that round.
+
+    With g_p the (clipped) gradient of peer p, lr(t) the learning rate of step t, and D(.) the
+    inverse DCT, per block:
+
+        q_p(t) = top-k by magnitude of DCT(delta_p)
+        Q(t)   = mean over the peers that sent a coefficient, of q_p(t) or of sign(q_p(t))
+
+        g_p at theta
+        delta_p <- compression_decay * delta_p + lr(t) * g_p;  send q_p(t);  delta_p -= D(q_p(t))
+        theta   <- theta * (1 - lr(t) * weight_decay) - lr(t) * sign(D(Q(t)))
+
+    A peer removes what it selected with full values, whatever bits the wire carries, as Psyche
+    does. No inverse transform is needed except Q's.
+
+    Args:
+      momentum: The settings.
+      overlap: Rounds that messages travel while the next ones are computed: 0, or for
+        `distro_overlapped` 1 or 2.
+
+    References:
+      Peng, Quesnelle, Kingma, DeMo: Decoupled Momentum Optimization, https://arxiv.org/abs/2411.19870
+      Psyche, https://github.com/PsycheFoundation/psyche, shared/modeling/src/distro.rs
+    """
+    expect_kind(CompressedMomentum, momentum=momentum)
+    expect_integer("overlap", overlap, lambda x: x in (0, 1, 2), "0, 1 or 2")
+    if overlap:
+        return distro_overlapped(momentum, overlap)
+
+    def init(params: Tree) -> tuple[Tree, Tree]:
+        return DistroState(momentum.zeros(params)), optax.EmptyState()
+
+    def accumulate(grads: Tree, own: Tree, params: Tree, step: jax.Array) -> Tree:
+        return DistroState(momentum.add(own.delta, grads, momentum.rate(step)))
+
+    def after_sending(own: DistroState, message: Tree) -> DistroState:
+        return DistroState(momentum.remove(own.delta, _positions(message)))
+
+    def send(own: Tree, params: Tree, shared: Tree, step: jax.Array) -> tuple[Tree, Tree]:
+        message = momentum.select(own.delta)
+        return message, after_sending(own, message)
+
+    def receive(
+        messages: Tree, peers: RoundPeers, params: Tree, shared: Tree, step: jax.Array
+    ) -> tuple[Tree, Tree]:
+        decay = momentum.decay(step)
+        directions = momentum.directions(params, messages, peers.weight > 0)
+        return momentum.updates(params, directions, decay, step), shared
+
+    def compare(own: Tree, message: Tree, params: Tree, step: jax.Array) -> tuple[jax.Array, Tree]:
+        return momentum.distance(own.delta, message), after_sending(own, message)
+
+    areas = momentum.compressor.areas
+    return Optimizer(init, no_lookahead, accumulate, send, receive, compare, areas)
+
+
+class OverlappedState(NamedTuple):
+    """A peer's own state in `distro_overlapped`.
+
+    Attributes:
+      delta: The momentum's coefficients; shapes of the params, float32.
+      sent: index_NK of the last message, still to be removed from delta.
+    """
+
+    delta: Tree
+    sent: Tree
+
+
+class WaitingDirection(NamedTuple):
+    """The shared state of `distro_overlapped`.
+
+    Attributes:
+      direction: The last round's direction, still to be applied; shapes of the params.
+    """
+
+    direction: Tree
+
+
+def distro_overlapped(momentum: CompressedMomentum, overlap: int) -> Optimizer:
+    """Return DisTrO in Psyche's order: messages travel while the next round is computed.
+
+    A peer takes its gradient where its own delta says that params will be, and removes what it sent
+    a round later, all of it before decay as Psyche's `generate` does. With the names of `distro`:
+
+        g_p at theta - lr(t-1) * sign(delta_p)
+        delta_p <- compression_decay * (delta_p - D(q_p(t-1))) + lr(t) * g_p;  send q_p(t)
+        theta   <- theta * (1 - lr(t) * weight_decay) - lr(s) * sign(D(Q(t-1)))
+
+    with s = t for overlap 1, Psyche's `train` example, which applies Q(t-1) at the end of round t,
+    and s = t + 1 for 2, Psyche's network, which applies it as round t + 1 begins. So both train
+    round t on params that know of Q up to t - 2, and differ only in the learning rate of a step.
+    The last round's Q is lost, as in Psyche.
+
+    Args:
+      momentum: The settings.
+      overlap: 1 or 2, the order of Psyche's example or of its network.
+    """
+    expect_kind(CompressedMomentum, momentum=momentum)
+    expect_integer("overlap", overlap, lambda x: x in (1, 2), "1 or 2")
+
+    def init(params: Tree) -> tuple[Tree, Tree]:
+        delta = momentum.zeros(params)
+        # delta is zero, so whatever positions the first round removes, nothing is lost
+        sent = jax.tree.map_with_path(momentum.compressor.first_positions, params)
+        dtype = momentum.direction.dtype
+        still = jax.tree.map(lambda theta: jnp.zeros(theta.shape, dtype), params)
+        return OverlappedState(delta, sent), WaitingDirection(still)
+
+    def lookahead(params: Tree, own: Tree, shared: Tree, step: jax.Array) -> Tree:
+        return momentum.lookahead(params, own.delta, step)
+
+    def accumulate(grads: Tree, own: Tree, params: Tree, step: jax.Array) -> Tree:
+        lr, delta = momentum.rate(step), momentum.remove(own.delta, own.sent)
+        return own._replace(delta=momentum.add(delta, grads, lr))
+
+    def send(own: Tree, params: Tree, shared: Tree, step: jax.Array) -> tuple[Tree, Tree]:
+        message = momentum.select(own.delta)
+        return message, own._replace(sent=_positions(message))
+
+    def receive(
+        messages: Tree, peers: RoundPeers, params: Tree, shared: Tree, step: jax.Array
+    ) -> tuple[Tree, Tree]:
+        decay = momentum.decay(step)
+        directions = momentum.directions(params, messages, peers.weight > 0)
+        waiting = jax.tree.map(lambda d: d.astype(momentum.direction.dtype), directions)
+        when = step + (overlap == 2)
+        return momentum.updates(params, shared.direction, decay, when), WaitingDirection(waiting)
+
+    def compare(own: Tree, message: Tree, params: Tree, step: jax.Array) -> tuple[jax.Array, Tree]:
+        return momentum.distance(own.delta, message), own._replace(sent=_positions(message))
+
+    areas = momentum.compressor.areas
+    return Optimizer(init, lookahead, accumulate, send, receive, compare, areas, delay=1)
+
+
+def _positions(message: Tree) -> Tree:
+    """Return index_NK of each parameter of a message."""
+    return jax.tree.map(
+        lambda sent: coefficients_of(sent).index_NK,
+        message,
+        is_leaf=lambda node: isinstance(node, Coefficients | SomeBlocks),
+    )

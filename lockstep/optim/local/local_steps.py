@@ -1,0 +1,116 @@
+"""Local steps: a peer trains by itself for a while, and then sends its pseudogradient."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from lockstep.optim.expect import expect_counts, expect_kind
+from lockstep.optim.optimizer import Optimizer, RoundPeers, Tree, looks_ahead
+
+
+class LocalState(NamedTuple):
+    """A peer's own state in `local_steps`.
+
+    Attributes:
+      drift: Its local params minus the params of all; shapes of the params, float32.
+      inner_own: `own` of the inner optimizer.
+      inner_shared: `shared` of the inner optimizer, which here is the peer's alone.
+      outer: `own` of the outer optimizer.
+    """
+
+    drift: Tree
+    inner_own: Tree
+    inner_shared: Tree
+    outer: Tree
+
+
+def local_steps(inner: Optimizer, outer: Optimizer, inner_steps: int) -> Optimizer:
+    """Return the outer optimizer, on the pseudogradients that steps of the inner one make.
+
+    With theta the params of all, and theta_p the local params of peer p, which are theta when a
+    round begins:
+
+        inner_steps times    theta_p <- the inner optimizer's step from theta_p, on g_p at theta_p
+        then                 theta   <- the outer optimizer's step from theta, on the
+                                        pseudogradients theta - theta_p in place of gradients
+
+    The inner optimizer's state stays with its peer from round to round. The outer
+    optimizer decides what peers send, and what messages do to theta. If a message is lost, so are
+    its local steps.
+
+    Where peers' data differ, an inner SGD lets theta rest at the mean of the params that peers pull
+    to. An inner Adam normalizes each peer's gradients; where these have little noise, its steps are
+    signs, and theta rests at the median.
+
+    Args:
+      inner: Takes the local steps, as if its peer were alone.
+      outer: Takes a step in each round.
+      inner_steps: Local steps of a round, at least 1.
+    """
+    expect_counts(inner_steps=inner_steps)
+    check_parts(inner, outer)
+
+    def init(params: Tree) -> tuple[Tree, Tree]:
+        drift = jax.tree.map(lambda theta: jnp.zeros(theta.shape, jnp.float32), params)
+        own, shared = outer.init(params)
+        return LocalState(drift, *inner.init(params), own), shared
+
+    def local(params: Tree, own: LocalState) -> Tree:
+        return jax.tree.map(lambda theta, d: (theta + d).astype(theta.dtype), params, own.drift)
+
+    def lookahead(params: Tree, own: Tree, shared: Tree, step: jax.Array) -> Tree:
+        return local(params, own)
+
+    def accumulate(grads: Tree, own: Tree, params: Tree, step: jax.Array) -> Tree:
+        here = local(params, own)
+        states = own.inner_own, own.inner_shared
+        updates, inner_own, inner_shared = step_alone(inner, grads, *states, here, step)
+        drift = jax.tree.map(jnp.add, own.drift, updates)
+        return LocalState(drift, inner_own, inner_shared, own.outer)
+
+    def arrive(own: LocalState, params: Tree, step: jax.Array) -> Tree:
+        """Return the outer optimizer's state after it took the pseudogradient."""
+        pseudogradient = jax.tree.map(jnp.negative, own.drift)
+        return outer.accumulate(pseudogradient, own.outer, params, step)
+
+    def back(own: LocalState, after: Tree) -> LocalState:
+        """Return the state at the params of all again."""
+        return own._replace(drift=jax.tree.map(jnp.zeros_like, own.drift), outer=after)
+
+    def send(own: Tree, params: Tree, shared: Tree, step: jax.Array) -> tuple[Tree, Tree]:
+        message, after = outer.send(arrive(own, params, step), params, shared, step)
+        return message, back(own, after)
+
+    def compare(own: Tree, message: Tree, params: Tree, step: jax.Array) -> tuple[jax.Array, Tree]:
+        distance, after = outer.compare(arrive(own, params, step), message, params, step)
+        return distance, back(own, after)
+
+    return Optimizer(
+        init, lookahead, accumulate, send, outer.receive, compare, outer.areas, inner_steps,
+        merge=outer.merge,
+    )  # fmt: skip
+
+
+def check_parts(inner: Optimizer, outer: Optimizer) -> None:
+    """Check that two optimizers can be the parts of one with local steps.
+
+    Raises:
+      ValueError: One of them is no Optimizer, or looks ahead.
+    """
+    expect_kind(Optimizer, inner=inner, outer=outer)
+    for name, optimizer in (("inner", inner), ("outer", outer)):
+        if looks_ahead(optimizer):
+            raise ValueError(f"{name} looks ahead, expected no overlap and no local steps within")
+
+
+def step_alone(
+    optimizer: Optimizer, grads: Tree, own: Tree, shared: Tree, params: Tree, step: jax.Array
+) -> tuple[Tree, Tree, Tree]:
+    """Return an optimizer's updates and both of its states after the step of a lone peer."""
+    own = optimizer.accumulate(grads, own, params, step)
+    message, own = optimizer.send(own, params, shared, step)
+    received = jax.tree.map(lambda leaf: leaf[None], message)
+    lone = RoundPeers.synchronous(jnp.ones(1, jnp.int32))
+    updates, shared = optimizer.receive(received, lone, params, shared, step)
+    return updates, own, shared

@@ -1,0 +1,250 @@
+"""Outer steps on pseudogradients of which some are old: the params moved on while they travelled.
+
+SGD with Nesterov's momentum is `outer_sgd`; it treats a pseudogradient of any age like a new one.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from lockstep.optim.adamw import adam
+from lockstep.optim.aggregation.aggregate import AggregateFn, mean
+from lockstep.optim.dense import dense
+from lockstep.optim.expect import (
+    expect_counts,
+    expect_decay,
+    expect_number,
+    expect_rates,
+    expect_share,
+)
+from lockstep.optim.magnitude import UNIT, Sized, inverse
+from lockstep.optim.optimizer import Optimizer, RoundPeers, Tree
+
+
+class DelayedMomentum(NamedTuple):
+    """The shared state of `delayed_nesterov`.
+
+    Attributes:
+      momentum: m; shapes of the params.
+      gathered: Sum of the pseudogradients since m last took some in.
+      merges: int32 [], how many these are.
+    """
+
+    momentum: Tree
+    gathered: Tree
+    merges: jax.Array
+
+
+def delayed_nesterov(
+    learning_rate: optax.ScalarOrSchedule,
+    *,
+    momentum: float,
+    every: int,
+    aggregate: AggregateFn = mean,
+) -> Optimizer:
+    """Return SGD whose Nesterov momentum acts, and changes, only once in `every` merges.
+
+    With D the merged pseudogradient of a round and S the sum of those since m last changed:
+
+        theta <- theta - learning_rate * D / every                           but in each every-th:
+        m     <- momentum * m + (S + D) / every
+        theta <- theta - learning_rate * (D / every + momentum * m)
+
+    So momentum is applied once for `every` merges, however few peers each of them has. With
+    every = 1 it is `outer_sgd` with Nesterov's momentum. It is the paper's with c = 0.
+
+    Args:
+      learning_rate: A schedule of the round, counted from 1, or a constant.
+      momentum: Decay of m from one of its changes to the next, in [0, 1).
+      every: Merges from one change of m to the next; the paper's N.
+      aggregate: How the peers' pseudogradients become one.
+
+    References:
+      Liu et al., Asynchronous Local-SGD Training for Language Modeling,
+        https://arxiv.org/abs/2401.09135
+    """
+    expect_decay("momentum", momentum)
+    expect_counts(every=every)
+
+    def init(params: Tree) -> DelayedMomentum:
+        zeros = jax.tree.map(jnp.zeros_like, params)
+        return DelayedMomentum(zeros, jax.tree.map(jnp.copy, zeros), jnp.zeros((), jnp.int32))
+
+    def update(
+        updates: Tree, state: optax.OptState, params: Tree | None = None
+    ) -> tuple[Tree, DelayedMomentum]:
+        del params
+        m, gathered, merges = state
+        due = (merges + 1) % every == 0
+        gathered = jax.tree.map(jnp.add, gathered, updates)
+        new = jax.tree.map(lambda m, s: momentum * m + s / every, m, gathered)
+        moves = jax.tree.map(
+            lambda d, m: d / every + jnp.where(due, momentum * m, 0.0), updates, new
+        )
+        m = jax.tree.map(lambda new, m: jnp.where(due, new, m), new, m)
+        gathered = jax.tree.map(lambda s: jnp.where(due, 0.0, s), gathered)
+        return moves, DelayedMomentum(m, gathered, (merges + 1) % every)
+
+    direction = optax.GradientTransformation(init, update)
+    return dense(learning_rate, direction, aggregate=aggregate)
+
+
+def cgad(
+    learning_rate: optax.ScalarOrSchedule,
+    *,
+    betas: tuple[float, float],
+    eps: float,
+    alpha: float,
+    cutoff: float,
+    aggregate: AggregateFn = mean,
+) -> Optimizer:
+    """Return Adam on pseudogradients that count by their age: Cosine-Gated Adam-Decay.
+
+    With D_p the pseudogradient of peer p, and a_p its age in versions:
+
+        D      = aggregate over peers of s(a_p) * D_p
+        s(a)   = (1 + cos(pi * a / cutoff)) / 2 * exp(-alpha * a)     below the cutoff, then 0
+        theta <- theta - learning_rate * (Adam's direction of D)
+
+    Where all ages are 0 it is Adam. What could be read of the paper has neither the gate's formula
+    nor its defaults of alpha and the cutoff; half a cosine is what its name and its end suggest.
+
+    Args:
+      learning_rate: A schedule of the round, counted from 1, or a constant.
+      betas: Decay rates of the first and second moment, (b1, b2).
+      eps: Term added to the root of the second moment.
+      alpha: Decay per version of age, at least 0.
+      cutoff: Age in versions from which on a pseudogradient counts for nothing, above 0.
+      aggregate: How the peers' pseudogradients become one.
+
+    References:
+      Shah, Sun, Cosine-Gated Adam-Decay: Drop-In Staleness-Aware Outer Optimization for Decoupled
+        DiLoCo, https://arxiv.org/abs/2605.09126
+    """
+    expect_rates(alpha=alpha)
+    expect_number("cutoff", cutoff, lambda x: x > 0, "a number above 0")
+    by_adam = dense(learning_rate, adam(betas, eps), aggregate=aggregate)
+
+    def factor(age_P: jax.Array) -> jax.Array:
+        gate_P = 0.5 * (1.0 + jnp.cos(jnp.pi * age_P / cutoff))
+        return jnp.where(age_P < cutoff, gate_P * jnp.exp(-alpha * age_P), 0.0)
+
+    def of_tree(messages: Tree, peers: RoundPeers, shared: Tree) -> Tree:
+        factor_P = factor(peers.age)
+        return jax.tree.map(lambda x: x * factor_P.reshape(-1, *[1] * (x.ndim - 1)), messages)
+
+    return _corrected(by_adam, of_tree)
+
+
+class _Correction(NamedTuple):
+    """The settings of `heloco` by which a pseudogradient is turned."""
+
+    keep: float
+    shrink: float
+    shrink_most: float
+    turn: float
+    trust: float
+
+
+def heloco(
+    learning_rate: optax.ScalarOrSchedule,
+    *,
+    momentum: float,
+    keep: float,
+    shrink: float,
+    shrink_most: float,
+    turn: float,
+    trust: float,
+    aggregate: AggregateFn = mean,
+) -> Optimizer:
+    """Return SGD with Nesterov momentum on pseudogradients that are turned towards the momentum.
+
+    Parameter by parameter, with D the pseudogradient of a peer, m the momentum, v = m / ||m||,
+    c = cos(D, m) and conf = ||D|| / (||D|| + trust * ||m||):
+
+        c >= keep    D stays as it is
+        c < 0        D - b * c * ||D|| * v             b = min(shrink * -c * conf, shrink_most)
+        else         D turned to (1 - l) * D / ||D|| + l * v, its norm kept
+                                                       l = min(turn * (1 - c) * conf, 1)
+
+        G      = aggregate over peers of these
+        m     <- momentum * m + (1 - momentum) * G
+        theta <- theta - learning_rate * (G + momentum * m)
+
+    Where m is 0, as before the first merge, D stays as it is. A parameter is here that of a
+    fragment; the paper's delay weight is 1.
+
+    Args:
+      learning_rate: A schedule of the round, counted from 1, or a constant.
+      momentum: Decay of m, in [0, 1).
+      keep: Cosine from which on a pseudogradient stays as it is, 0 to 1; the paper's c_ok.
+      shrink: How much of what points against the momentum is taken off, per -c; k_s.
+      shrink_most: The largest share of it that is, 0 to 1; beta_max.
+      turn: How far a pseudogradient with c from 0 to `keep` is turned, per 1 - c; k_d.
+      trust: Times the norm of the momentum at which a pseudogradient is corrected half as far;
+        kappa.
+      aggregate: How the peers' pseudogradients become one.
+
+    References:
+      Al Asif et al., HeLoCo: Efficient asynchronous low-communication training under data and
+        device heterogeneity, https://arxiv.org/abs/2606.00271
+    """
+    expect_decay("momentum", momentum)
+    expect_share("keep", keep)
+    expect_share("shrink_most", shrink_most)
+    expect_rates(shrink=shrink, turn=turn, trust=trust)
+    by = _Correction(keep, shrink, shrink_most, turn, trust)
+
+    def init(params: Tree) -> Tree:
+        return jax.tree.map(jnp.zeros_like, params)
+
+    def update(
+        updates: Tree, state: optax.OptState, params: Tree | None = None
+    ) -> tuple[Tree, Tree]:
+        del params
+        m = jax.tree.map(lambda m, g: momentum * m + (1.0 - momentum) * g, state, updates)
+        return jax.tree.map(lambda g, m: g + momentum * m, updates, m), m
+
+    def of_tree(messages: Tree, peers: RoundPeers, shared: Tree) -> Tree:
+        del peers
+
+        def of_leaf(x: jax.Array, m: jax.Array) -> jax.Array:
+            return jax.vmap(lambda one: _turned(one, m, by))(x)
+
+        return jax.tree.map(of_leaf, messages, shared)
+
+    direction = optax.GradientTransformation(init, update)
+    return _corrected(dense(learning_rate, direction, aggregate=aggregate), of_tree)
+
+
+def _turned(x: jax.Array, m: jax.Array, by: _Correction) -> jax.Array:
+    """Return a pseudogradient of one parameter, turned towards the momentum."""
+    sized, momentum = Sized(x, (*range(x.ndim),)), Sized(m, (*range(m.ndim),))
+    long, reach = sized.length, momentum.length  # in units of `UNIT`
+    u, v = sized.direction, momentum.direction
+    c = jnp.sum(u * v)
+    conf = long * inverse(long + by.trust * reach)
+    b = jnp.minimum(by.shrink * -c * conf, by.shrink_most)
+    shrunk = x - b * c * long * (UNIT * v)
+    turn = jnp.minimum(by.turn * (1.0 - c) * conf, 1.0)
+    between = (1.0 - turn) * u + turn * v
+    turned = long * (UNIT * between) * inverse(jnp.linalg.norm(between.ravel()))
+    kept = (c >= by.keep) | (reach == 0) | (long == 0)
+    return jnp.where(kept, x, jnp.where(c < 0, shrunk, turned))
+
+
+def _corrected(
+    optimizer: Optimizer, correct: Callable[[Tree, RoundPeers, Tree], Tree]
+) -> Optimizer:
+    """Return the optimizer on messages that are corrected first, by ages or by its shared state."""
+
+    def receive(
+        messages: Tree, peers: RoundPeers, params: Tree, shared: Tree, step: jax.Array
+    ) -> tuple[Tree, Tree]:
+        messages = correct(messages, peers, shared)
+        return optimizer.receive(messages, peers, params, shared, step)
+
+    return optimizer._replace(receive=receive, merge=None)

@@ -1,0 +1,92 @@
+"""What a decoded mean becomes before it is scaled by the learning rate."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lockstep.optim.expect import expect_by_group, expect_groups, expect_one_of, expect_rates
+from lockstep.optim.magnitude import near_one
+from lockstep.optim.optimizer import KeyPath, group_of
+
+LEAST_NORM = 1e-30  # what is all zeros stays so
+NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # coefficients of x, x^3 and x^5
+NEWTON_SCHULZ_STEPS = 5
+
+
+def rms(x: jax.Array) -> jax.Array:
+    """Return x divided by its root mean square: as long as the sign, in the direction of x."""
+    x = x * near_one(x)
+    return x / (jnp.sqrt(jnp.mean(jnp.square(x))) + LEAST_NORM)
+
+
+def orthogonal(x: jax.Array) -> jax.Array:
+    """Return the orthogonal matrix nearest to each matrix, with an rms of about 1.
+
+        U V^T * sqrt(the longer side), of x = U S V^T
+
+    Five steps of a Newton-Schulz iteration, as in Muon, which leave singular values between about
+    0.7 and 1.2; all of them are matrix products.
+
+    Args:
+      x: Matrices in its last two axes.
+
+    References:
+      Jordan et al., Muon: An optimizer for hidden layers, https://kellerjordan.github.io/posts/muon/
+    """
+    tall = x.shape[-2] > x.shape[-1]
+    y = x.mT if tall else x
+    y = y * near_one(y, (-2, -1))
+    y = y / (jnp.linalg.norm(y, axis=(-2, -1), keepdims=True) + LEAST_NORM)
+    a, b, c = NEWTON_SCHULZ
+    by_rows = (((y.ndim - 1,), (y.ndim - 1,)), (tuple(range(y.ndim - 2)),) * 2)
+
+    def step(_: int, y: jax.Array) -> jax.Array:
+        square = jax.lax.dot_general(y, y, by_rows)  # y y^T
+        fourth = jax.lax.dot_general(square, square, by_rows)  # it is symmetric
+        return a * y + (b * square + c * fourth) @ y
+
+    y = jax.lax.fori_loop(0, NEWTON_SCHULZ_STEPS, step, y)
+    nearest: jax.Array = (y.mT if tall else y) * max(x.shape[-2:]) ** 0.5
+    return nearest
+
+
+BY_NAME = {"sign": jnp.sign, "rms": rms, "orthogonal": orthogonal}
+
+
+@dataclass(frozen=True)
+class StepDirection:
+    """The direction and the length of each parameter's step.
+
+    Attributes:
+      update: "sign"; "rms"; or "orthogonal" for the matrices of layers, and the sign for the rest.
+      scale: Factor of the steps of a group, 1 where it is not named; a group is a top-level name of
+        the params, such as "embed".
+      stacked: Groups whose leaves carry a leading layer axis.
+    """
+
+    update: str = "sign"
+    scale: Mapping[str, float] = field(default_factory=dict)
+    stacked: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        expect_one_of("update", self.update, BY_NAME)
+        expect_by_group(expect_rates, scale=self.scale)
+        expect_groups(stacked=self.stacked)
+
+    def __call__(self, path: KeyPath, x: jax.Array) -> jax.Array:
+        """Return the direction of the parameter at `path`, of the decoded mean x."""
+        of_layers = group_of(path) in self.stacked and x.ndim > 2
+        name = self.update if of_layers or self.update != "orthogonal" else "sign"
+        return BY_NAME[name](x)
+
+    def scale_of(self, path: KeyPath) -> float:
+        """Return the factor of the steps of the parameter at `path`."""
+        return self.scale.get(group_of(path) or "", 1.0)
+
+    @property
+    def dtype(self) -> type:
+        """Dtype in which directions can be stored: there are as many as params."""
+        return np.int8 if self.update == "sign" else np.float32

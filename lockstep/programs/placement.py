@@ -1,0 +1,197 @@
+"""The devices a peer computes on: one, or a group of `[peers] fsdp` that hold its arrays in parts.
+
+Each array is cut along its longest axis that the devices divide, and a batch by its sequences. XLA
+gathers each operand just before its product, and leaves each device its part of a gradient: fully
+sharded data parallelism, by annotations alone.
+"""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from queue import SimpleQueue
+from typing import TypeVar
+
+import jax
+import numpy as np
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, SingleDeviceSharding
+from jax.sharding import PartitionSpec as Spec
+
+from lockstep.errors import LockstepError
+from lockstep.optim.optimizer import Tree
+
+AXIS = "fsdp"
+GATHERED_BYTES = 2**26  # on their way from the devices of several processes to the host at once
+Item, Returned = TypeVar("Item"), TypeVar("Returned")
+
+
+@dataclass(frozen=True)
+class DeviceGroup:
+    """The devices that one peer computes on."""
+
+    devices: tuple[jax.Device, ...]
+
+    def __str__(self) -> str:
+        return ", ".join(map(str, self.devices))
+
+    def put(self, tree: Tree) -> Tree:
+        """Put params, states or messages there: each array in parts, one on each device."""
+        parts = len(self.devices)
+        return self._put(tree, lambda x: cut(x.shape, parts))
+
+    def put_owned(self, array: np.ndarray) -> jax.Array:
+        """Put an array there as `put` does, in memory that a program may take for its result."""
+        layout = self._on(cut(array.shape, len(self.devices)))
+        if self._spans_processes:
+            return self._put(array, lambda x: cut(x.shape, len(self.devices)))
+        return jax.device_put(array, layout, may_alias=False)
+
+    def put_whole(self, tree: Tree) -> Tree:
+        """Put each array whole on every device."""
+        return self._put(tree, lambda _: Spec())
+
+    def put_rows(self, rows: Tree, axis: int) -> Tree:
+        """Put rows of data there, spread over the devices; `axis` counts the rows."""
+        return self._put(rows, lambda _: cut_rows(axis))
+
+    def fetch(self, tree: Tree) -> Tree:
+        """Return a tree of this group on the host, each array whole.
+
+        Where the group spans several processes, all of them must call this, in the same order.
+        """
+        if not self._spans_processes:
+            return jax.device_get(tree)
+        leaves, structure = jax.tree.flatten(tree)
+        whole = [np.asarray(x) for some in _lots(leaves) for x in self._gather(some)]
+        return jax.tree.unflatten(structure, whole)
+
+    def _put(self, tree: Tree, spec: Callable[[jax.Array], Spec]) -> Tree:
+        layout = jax.tree.map(lambda x: self._on(spec(x)), tree)
+        if not self._spans_processes:
+            return jax.device_put(tree, layout)
+
+        def put(x: np.ndarray, sharding: jax.sharding.Sharding) -> jax.Array:
+            x = np.asarray(x)
+            return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
+
+        return jax.tree.map(put, tree, layout)
+
+    @property
+    def _spans_processes(self) -> bool:
+        return len({device.process_index for device in self.devices}) > 1
+
+    @cached_property
+    def _gather(self) -> Callable[[list[jax.Array]], list[jax.Array]]:
+        return jax.jit(lambda leaves: leaves, out_shardings=self._on(Spec()))
+
+    def _on(self, spec: Spec) -> jax.sharding.Sharding:
+        return (
+            NamedSharding(self._mesh, spec) if self._mesh else SingleDeviceSharding(*self.devices)
+        )
+
+    @cached_property
+    def _mesh(self) -> Mesh | None:
+        if len(self.devices) == 1:
+            return None
+        return Mesh(np.array(self.devices), AXIS, axis_types=(AxisType.Auto,))
+
+
+class PlannedGroup(DeviceGroup):
+    """A device group on which nothing is put: shapes are laid out as arrays would be."""
+
+    def _put(self, tree: Tree, spec: Callable[[jax.Array], Spec]) -> Tree:
+        return jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self._on(spec(x))), tree
+        )
+
+
+def of_each_process(devices: Sequence[jax.Device], parts: int) -> list[jax.Device]:
+    """Return the devices of a group of `parts` to which every process gives equally many."""
+    by_process: dict[int, list[jax.Device]] = {}
+    for device in devices:
+        by_process.setdefault(device.process_index, []).append(device)
+    share = parts // len(by_process)
+    return [device for process in sorted(by_process) for device in by_process[process][:share]]
+
+
+def device_groups(devices: Sequence[jax.Device], parts: int) -> list[DeviceGroup]:
+    """Cut the devices into groups of `parts` each; devices left over stay idle.
+
+    Raises:
+      LockstepError: There are fewer devices.
+    """
+    if len(devices) < parts:
+        raise LockstepError(
+            f"[peers] fsdp = {parts}, expected at most the {len(devices)} devices here"
+        )
+    count = len(devices) // parts
+    return [DeviceGroup(tuple(devices[n * parts : (n + 1) * parts])) for n in range(count)]
+
+
+def side_by_side(
+    groups: Sequence[DeviceGroup],
+    items: Sequence[Item],
+    work: Callable[[Item, DeviceGroup], Returned],
+) -> list[Returned]:
+    """Do `work` for each item, a thread for each group, on whichever group is free.
+
+    Returns:
+      The results in the order of the items.
+    """
+    free: SimpleQueue[DeviceGroup] = SimpleQueue()
+    for group in groups:
+        free.put(group)
+
+    def one(item: Item) -> Returned:
+        group = free.get()
+        try:
+            return work(item, group)
+        finally:
+            free.put(group)
+
+    with ThreadPoolExecutor(len(groups)) as pool:
+        return list(pool.map(one, items))
+
+
+def _lots(leaves: Sequence[jax.Array]) -> list[list[jax.Array]]:
+    """Arrays that are gathered together: one program for many small ones, each large one alone."""
+    lots: list[list[jax.Array]] = []
+    room = 0
+    for leaf in leaves:
+        if leaf.nbytes > room:
+            lots.append([])
+            room = GATHERED_BYTES
+        lots[-1].append(leaf)
+        room -= leaf.nbytes
+    return lots
+
+
+def cut(shape: tuple[int, ...], parts: int) -> Spec:
+    """Return how an array lies on `parts` devices: cut along its longest axis that they divide.
+
+    Of equally long axes the last; whole where they divide none.
+    """
+    axes = [axis for axis, size in enumerate(shape) if size and size % parts == 0]
+    if parts == 1 or not axes:
+        return Spec()
+    longest = max(axes, key=lambda axis: (shape[axis], axis))
+    return Spec(*[None] * longest, AXIS)
+
+
+def cut_rows(axis: int) -> Spec:
+    """Return how rows of data lie there: cut along the axis that counts them."""
+    return Spec(*[None] * axis, AXIS)
+
+
+def keep_cut(tree: Tree, parts: int) -> Tree:
+    """Keep arrays inside a program in parts, as `DeviceGroup.put` lays them out."""
+    if parts == 1:
+        return tree
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:  # not so inside shard_map, which knows its mesh
+        mesh = AbstractMesh((parts,), (AXIS,), axis_types=(AxisType.Auto,))
+
+    def keep(x: jax.Array) -> jax.Array:
+        return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, cut(x.shape, parts)))
+
+    return jax.tree.map(keep, tree)

@@ -1,0 +1,94 @@
+"""A round's two programs, called with their arguments laid out on a device group.
+
+Trainers, verifiers, the self-test and an audit's replay all call `Replica.step` and
+`Replica.receive`: one program on one layout of the same shapes, which is why they get one result.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import jax
+import numpy as np
+
+from lockstep.optim.optimizer import RoundPeers, Tree, no_align
+from lockstep.programs.merging import merge_parts
+from lockstep.programs.placement import DeviceGroup
+from lockstep.programs.train_step import PeerResult, Programs, Work
+
+
+@dataclass(frozen=True)
+class Replica:
+    """What all peers agree on, params and the optimizer's shared state, on one device group."""
+
+    programs: Programs
+    group: DeviceGroup
+    params: Tree
+    shared: Tree
+
+    @classmethod
+    def put(cls, programs: Programs, group: DeviceGroup, params: Tree, shared: Tree) -> "Replica":
+        """Copy params and the optimizer's shared state to a device group."""
+        return cls(programs, group, *group.put((params, shared)))
+
+    def new_own(self) -> Tree:
+        """Return the state that a peer owns when it begins at these params."""
+        return self.programs.init(self.params)[0]
+
+    def compile_step(self, own: Tree, work: Work) -> None:
+        """Compile a peer's step for such a state and such work; nothing is computed."""
+        self.programs.compile_step(self.arguments(own, work, 1))
+
+    def step(self, own: Tree, work: Work, step: int) -> PeerResult:
+        """Take a peer's step from its state on this group, which is donated; waits for nothing."""
+        return self.programs.peer_step(*self.arguments(own, work, step))
+
+    def align(self, own: Tree, step: int) -> Tree:
+        """Return the state, which is donated, of a peer that takes no step in round `step`."""
+        if self.programs.optimizer.align is no_align:
+            return own
+        return self.programs.align(own, self.params, self.group.put_whole(np.int32(step)))
+
+    def compare(self, own: Tree, work: Work, step: int, message: Tree) -> tuple[jax.Array, Tree]:
+        """Return a sent message's distance from the replayed one, and the peer's state after it."""
+        return self.programs.compare(*self.arguments(own, work, step), message)
+
+    def receive(
+        self,
+        messages: Mapping[int, Tree],
+        sequences: Mapping[int, int],
+        count: int,
+        step: int,
+        ages: Mapping[int, int] | None = None,
+    ) -> "Replica":
+        """Return the replica after the messages of some of the run's `count` peers.
+
+        Messages are stacked to one tree with a leading axis [peer], absent rows zero; a peer's
+        weight is how many sequences it was assigned for its message. Large messages are never
+        stacked whole; then the shared state of this replica is donated.
+
+        `ages` has the messages that are of an earlier round, in versions of their fragment.
+        """
+        older = ages or {}
+        form = self.programs.form
+        absent = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), form.like)
+        rows = [messages.get(peer, absent) for peer in range(count)]
+        weights = [sequences[peer] if peer in messages else 0 for peer in range(count)]
+        weight = np.array(weights, np.int32)
+        age = np.array([older.get(peer, 0) for peer in range(count)], np.int32)
+        peers = RoundPeers(weight, age, self.programs.steps_of(weight))
+        peers, step = self.group.put_whole((peers, np.int32(step)))
+        if self.programs.merges_in_parts:
+            merged = merge_parts(self.programs, self.group, rows, np.array(weights))
+            params, shared = self.programs.take(merged, self.params, self.shared, step)
+        else:
+            stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *rows)
+            params, shared = self.programs.receive(
+                self.group.put(stacked), peers, self.params, self.shared, step
+            )
+        return replace(self, params=params, shared=shared)
+
+    def arguments(self, own: Tree, work: Work, step: int) -> tuple:
+        """Return the arguments of `Programs.peer_step`, on this group."""
+        rows_MB = self.programs.put_rows(self.group, work.rows_MB)
+        count, step = self.group.put_whole((np.int32(work.count), np.int32(step)))
+        return self.params, own, self.shared, rows_MB, count, step

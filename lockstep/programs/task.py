@@ -1,0 +1,52 @@
+"""What a run trains: a task gives a round the params' shapes, the loss and what is measured."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import jax
+
+from lockstep.optim.optimizer import Tree
+
+OTHER_PRECISION = {"float32": "bfloat16", "bfloat16": "float32"}
+
+
+class Task(Protocol):
+    """Something to train, on rows: examples of any kind, as a tree of arrays with leading axes.
+
+    A peer's work of a round is [M, B, ...], micro-batches of rows. `LanguageModel` is the task of
+    a run file; `simulate` has another for any loss.
+    """
+
+    @property
+    def shapes(self) -> Tree:
+        """Shapes and dtypes of the params: nested dicts."""
+
+    @property
+    def imprecise(self) -> "Task":
+        """The same task in `OTHER_PRECISION`, for a peer with that fault."""
+
+    def weights(self, rows_MB: Tree, count: jax.Array) -> Callable[[jax.Array | int], Tree]:
+        """Return micro -> weight, what `loss` weighs the rows of a micro-batch by.
+
+        Args:
+          rows_MB: Rows; those after the first `count` are padding.
+          count: int32 [].
+        """
+
+    def loss(self, params: Tree, rows_B: Tree, weight: Tree, rng: jax.Array | None) -> jax.Array:
+        """Return a micro-batch's share of the mean loss over all rows of a local step: float32 [].
+
+        It is differentiated with respect to `params`.
+        """
+
+    def key(self, rows_MB: Tree, step: jax.Array, local_step: jax.Array | int) -> jax.Array | None:
+        """Return the key of a local step's randomness, or None without any.
+
+        Args:
+          rows_MB: Rows of the local step, which tell whose they are.
+          step: The round, int32, from 1.
+          local_step: Number of the local step, from 0 in each round.
+        """
+
+    def measure(self, params: Tree, rows_B: Tree) -> jax.Array:
+        """Return the loss of rows as it is measured, without randomness."""

@@ -1,0 +1,142 @@
+"""What peers agree on in a round: the messages that are applied, and the proven liars."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+from lockstep.protocol import committee
+from lockstep.protocol.attestation import Attestation, attest, proven
+from lockstep.protocol.dispute import Check, Claim, settle
+from lockstep.protocol.pace import Pace
+from lockstep.protocol.round import Evidence, Round
+from lockstep.protocol.run_state import Settings
+
+
+def judge(
+    round_: Round, evidence: Evidence, limit: float, quorum: int
+) -> tuple[tuple[int, ...], dict[int, str]]:
+    """Return the peers whose messages everybody applies, and by peer how it was proven to lie.
+
+    These liars are out of the run, by what everybody can see:
+
+    - a witness that claims to hold a message that never arrived anywhere, or does not decode: it
+      could not produce it;
+    - a sender whose bytes a quorum of witnesses refused, unless anyone can show bytes that are what
+      it committed to: whoever holds these proves it, however many say that there are none;
+    - a sender of which two witnesses prove to hold different messages of the same round;
+    - the trainer or the verifier that lost a dispute.
+
+    A message is not applied if a dispute about it is not settled, or if its sender withheld what is
+    needed to check it. `limit` is max_round_train_time in seconds, or when the round closed, and
+    `quorum` the number of witnesses needed.
+    """
+    supported, lied = _witnessing(round_, evidence, arrived(round_, evidence, limit), quorum)
+    disputed, rulings = set(evidence.withheld), defaultdict(list)
+    for ruling in evidence.rulings:
+        rulings[ruling.verifier, ruling.peer].append(ruling)
+    for check, claimed in disputes(evidence, [c for c in evidence.checks if c.seconds <= limit]):
+        loser = settle(check, claimed, rulings[check.verifier, check.peer], len(round_.peers))
+        if loser is None:
+            disputed.add(check.peer)
+        else:
+            lied.setdefault(loser, "false message" if loser == check.peer else "false check")
+    applied = tuple(sorted(supported - lied.keys() - disputed))
+    return applied, dict(sorted(lied.items()))
+
+
+def checked(round_: Round, evidence: Evidence) -> dict[int, int]:
+    """Return the sender whose step each verifier that is there recomputes, by verifier, ascending.
+
+    They are drawn from the round's seed and all its commitments:
+
+        SHA-256("lockstep/verify:<seed of the round>:" + as `committee.drawn_after` adds them),
+
+    whose first 8 bytes, little-endian, seed `committee.verified`. So who knows all seeds does not
+    know whose step is drawn while a message can still be changed, unless it knows all others' too.
+    """
+    able = evidence.present(round_.verifiers)
+    draw = committee.drawn_after(evidence.commitments, f"lockstep/verify:{round_.seed}:")
+    seed = int.from_bytes(draw[:8], "little")
+    return committee.verified(seed, able, sorted(evidence.messages))
+
+
+def disputes(evidence: Evidence, checks: Iterable[Check]) -> list[tuple[Check, Claim]]:
+    """Return the checks that differ from what the peer claimed, each with its claim."""
+    claims = {peer: message.claim for peer, message in evidence.messages.items()}
+    pairs = [(check, claims[check.peer]) for check in checks if check.peer in claims]
+    return [(check, claimed) for check, claimed in pairs if claimed != check.found]
+
+
+def in_time(arrivals: Mapping[int, float], limit: float) -> tuple[int, ...]:
+    """Return the peers, ascending, whose messages arrived within `limit` seconds."""
+    return tuple(peer for peer in sorted(arrivals) if arrivals[peer] <= limit)
+
+
+def arrived(round_: Round, evidence: Evidence, limit: float) -> tuple[int, ...]:
+    """Return the peers with a message here by then, of this round or travelling from another."""
+    earlier = {peer: one.seconds for peer, one in round_.travelling.items()}
+    return in_time(earlier | evidence.arrivals, limit)
+
+
+def closes(pace: Pace | None, round_: Round, evidence: Evidence, settings: Settings) -> float:
+    """Return the seconds after its start at which a round waits for no further message."""
+    limit = settings.max_round_train_time
+    if pace is None:
+        return limit
+    times, awaited = [*evidence.arrivals.values()], len(round_.assignment)
+    if not awaited:  # nobody was free to train
+        times = [one.seconds for one in round_.travelling.values()]
+        awaited = len(times)
+    return pace.closes(round_.step, times, awaited, limit)
+
+
+def witnessed(round_: Round, evidence: Evidence, limit: float) -> tuple[Attestation, ...]:
+    """Return the attestations of the round's witnesses if all of them are honest.
+
+    Attestations in the evidence are ignored; `limit` is as in `judge`.
+    """
+    there = dict.fromkeys(arrived(round_, evidence, limit))
+    refused = tuple(peer for peer in evidence.broken if peer in there)
+    heard = evidence.present(round_.peers)
+    sent = commitments_of(round_, evidence)
+    held = {peer: sent[peer] for peer in there.keys() - set(refused)}
+    to = {peer: set(message.to) for peer, message in evidence.others.items() if peer in there}
+    attestations = []
+    for witness in evidence.present(round_.witnesses):
+        others = [peer for peer in to if witness in to[peer]]
+        holds = held | {p: evidence.others[p].commitment for p in others if p in held}
+        attestations.append(attest(witness, round_.seed, heard, holds, others, refused))
+    return tuple(attestations)
+
+
+def commitments_of(round_: Round, evidence: Evidence) -> dict[int, str]:
+    """Return the commitment of each message that can be held in the round, by its sender."""
+    earlier = {peer: one.commitment for peer, one in round_.travelling.items()}
+    return earlier | {peer: message.commitment for peer, message in evidence.messages.items()}
+
+
+def _witnessing(
+    round_: Round, evidence: Evidence, there: Sequence[int], quorum: int
+) -> tuple[set[int], dict[int, str]]:
+    """The peers whose message a quorum holds, and the liars that attestations prove."""
+    lied: dict[int, str] = {}
+    commitments = commitments_of(round_, evidence)
+    others = {peer: message.commitment for peer, message in evidence.others.items()}
+    votes: dict[int, list[str]] = {}
+    refusals: Counter[int] = Counter()
+    could_arrive = set(there) - set(evidence.broken)
+    for attestation in evidence.attestations:
+        if not could_arrive.issuperset(attestation.received):
+            lied[attestation.witness] = "false witness"
+            continue
+        for peer, commitment in proven(attestation, round_.seed, commitments, others).items():
+            votes.setdefault(peer, []).append(commitment)
+        refusals.update(set(attestation.refused))  # each witness once, whatever it wrote
+    supported = set()
+    for peer, held in votes.items():
+        if len(set(held)) > 1:
+            lied[peer] = "two messages"
+        elif len(held) >= quorum and held[0] == commitments[peer]:
+            supported.add(peer)
+    refused = {peer for peer, count in refusals.items() if count >= quorum}
+    lied |= dict.fromkeys(refused.intersection(evidence.broken), "no message")
+    return supported, lied

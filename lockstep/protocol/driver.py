@@ -1,0 +1,391 @@
+"""Rounds on the simulated clock: training follows them, and an auditor follows them again.
+
+A `Round` is a pure function of the run's settings, its seed and the rounds before it; a `Decision`
+is a pure function of the round and its `Evidence`. An auditor recomputes both and compares.
+"""
+
+import math
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from lockstep.errors import LockstepError
+from lockstep.protocol import committee, coordinator, events
+from lockstep.protocol.bloom import Bloom, participant
+from lockstep.protocol.consensus import arrived, closes, judge
+from lockstep.protocol.pace import OnItsWay, Pace
+from lockstep.protocol.round import Decision, Evidence, Round, Travelling
+from lockstep.protocol.run_state import (
+    MAX_PEERS,
+    CoordinatorError,
+    CoordinatorState,
+    RunState,
+    Settings,
+)
+
+
+@dataclass(frozen=True)
+class RunProgress:
+    """Where a run is.
+
+    Attributes:
+      state: The coordinator's state.
+      seed: The run's seed, from which the seeds of its rounds derive.
+      load_seconds: Seconds that each peer needs to fetch the params when it joins.
+      begun: Whether a round has begun.
+      fresh: Peers that joined since then and have not taken part in a round yet.
+      left: Peers that left and have not asked to take part again.
+      withheld: Peers that did not show their state when it was drawn to be checked.
+    """
+
+    state: CoordinatorState
+    seed: int
+    load_seconds: tuple[float, ...]
+    begun: bool = False
+    fresh: tuple[int, ...] = ()
+    left: tuple[int, ...] = ()
+    withheld: frozenset[int] = frozenset()
+
+    @property
+    def now(self) -> float:
+        """The simulated clock in seconds; it only moves from one transition to the next."""
+        return self.state.since
+
+    @property
+    def unready(self) -> tuple[int, ...]:
+        """Members that could not fetch the params within the warm-up."""
+        limit = self.state.settings.warmup_time
+        return tuple(peer for peer in self.joining if self.load_seconds[peer] > limit)
+
+    @property
+    def joining(self) -> tuple[int, ...]:
+        """Members whose first round this is, or will be."""
+        members = {record.peer for record in self.state.peers}
+        return tuple(peer for peer in self.fresh if peer in members)
+
+    @property
+    def pausing(self) -> bool:
+        """Whether the run cools down before a pause: it goes on once it is resumed."""
+        return self.state.pending_pause and self.state.run_state == RunState.Cooldown
+
+
+def start(
+    settings: Settings,
+    count: int,
+    seed: int,
+    max_seq_len: int,
+    start_step: int = 0,
+    start_data_index: int = 0,
+    load_seconds: Sequence[float] | None = None,
+    pace: Pace | None = None,
+) -> RunProgress:
+    """Return a run at time 0, without members.
+
+    Args:
+      settings: The run's `[config]`.
+      count: Number of peers that may take part.
+      seed: The run's seed.
+      max_seq_len: Tokens in a sequence, for the batch ramp.
+      start_step: Rounds trained by the run that this one extends, 0 for a new run.
+      start_data_index: Sequences that those rounds took.
+      load_seconds: Seconds that each peer needs to fetch the params; 0 by default.
+      pace: How rounds go on without those that are late; by default they wait for all.
+
+    Raises:
+      LockstepError: The run could not train a single round.
+    """
+    if not settings.init_min_clients <= count <= MAX_PEERS:
+        raise LockstepError(
+            f"[peers] count = {count}, expected {settings.init_min_clients} "
+            f"([config] init_min_clients) to {MAX_PEERS}"
+        )
+    if start_step >= settings.total_steps:
+        raise LockstepError(
+            f"[config] total_steps = {settings.total_steps}, expected more than the {start_step} "
+            "steps that the earlier run trained"
+        )
+    state = coordinator.start(
+        settings, max_seq_len, step=start_step + 1, data_index=start_data_index, pace=pace
+    )
+    return RunProgress(state, seed, tuple(load_seconds or (0.0,) * count))
+
+
+def ask(progress: RunProgress, peers: Iterable[int]) -> RunProgress:
+    """Return the run after `peers` asked to take part.
+
+    A peer that asks before the first round takes part in it, with the run's params and a state. A
+    peer that asks later takes part from the next epoch on.
+
+    Raises:
+      CoordinatorError: The peer does not exist, or the run does not accept it.
+    """
+    peers, state, count = tuple(peers), progress.state, len(progress.load_seconds)
+    for peer in peers:
+        if not 0 <= peer < count:
+            raise CoordinatorError(
+                state, events.Join((peer,)), f"expected one of the run's {count} peers"
+            )
+    state = coordinator.tick(state, events.Join(peers)) if peers else state
+    fresh = (*progress.fresh, *peers) if progress.begun else progress.fresh
+    back = set(peers)
+    left = tuple(peer for peer in progress.left if peer not in back)
+    return replace(progress, state=state, fresh=tuple(dict.fromkeys(fresh)), left=left)
+
+
+def may_ask(progress: RunProgress, peers: Iterable[int]) -> tuple[int, ...]:
+    """Return those of `peers`, each once, that may ask to take part.
+
+    They are not in the epoch, have not asked yet, and were not ejected.
+    """
+    state = progress.state
+    may_not = state.healthy_members.union(state.pending, state.ejected)
+    return tuple(peer for peer in dict.fromkeys(peers) if peer not in may_not)
+
+
+def leave(progress: RunProgress, peers: Iterable[int]) -> RunProgress:
+    """Return the run after `peers` left it, in the round in progress.
+
+    What a peer sent in the round still counts, and its seat stays until the round is over. A peer
+    that has asked to take part, and does not yet, no longer waits for it.
+
+    Raises:
+      CoordinatorError: A peer neither takes part nor has asked to.
+    """
+    peers, state = tuple(peers), progress.state
+    state = coordinator.tick(state, events.Leave(peers, progress.now)) if peers else state
+    return replace(progress, state=state, left=(*progress.left, *peers))
+
+
+def pause(progress: RunProgress) -> RunProgress:
+    """Return the run after its owner paused it: the epoch ends with the round in progress."""
+    return replace(progress, state=coordinator.tick(progress.state, events.Pause(progress.now)))
+
+
+def resume(progress: RunProgress) -> RunProgress:
+    """Return a run that is `pausing` after it cooled down, paused and was resumed by its owner.
+
+    Its members come back with their own states, so none of them is a newcomer. A pause takes no
+    time on the simulated clock.
+
+    Raises:
+      CoordinatorError: The run does not pause.
+    """
+    healthy = progress.state.healthy_members
+    members = tuple(r.peer for r in progress.state.peers if r.peer in healthy)
+    paused = _advance(progress)
+    state = coordinator.tick(paused.state, events.Resume(paused.now))
+    if members and state.run_state != RunState.Finished:
+        state = coordinator.tick(state, events.Join(members))
+    return replace(paused, state=state)
+
+
+def checkpointer(progress: RunProgress) -> int | None:
+    """Return the member that stores the params which end an epoch: the first; None within one."""
+    state = progress.state
+    if state.run_state != RunState.Cooldown:
+        return None
+    return next((r.peer for r in state.peers if r.peer in state.healthy_members), None)
+
+
+def checkpointed(progress: RunProgress, peer: int, params: str) -> RunProgress:
+    """Return the run after a member stored the params that ended its epoch.
+
+    `params` is their SHA-256 in hex.
+
+    Raises:
+      CoordinatorError: The epoch goes on, the peer is not a member, or others were stored before.
+    """
+    event = events.Checkpointed(peer, progress.now, params)
+    return replace(progress, state=coordinator.tick(progress.state, event))
+
+
+def next_round(progress: RunProgress) -> tuple[RunProgress, Round | None]:
+    """Return the run at its next round, and that round, or None when the run has finished.
+
+    Calling it again before the round is finished returns the same round, so a run can be resumed.
+
+    Raises:
+      CoordinatorError: The run is paused, or too few of its peers are left.
+    """
+    while progress.state.run_state != RunState.RoundTrain:
+        if progress.state.run_state == RunState.Finished:
+            return progress, None
+        progress = _advance(progress)
+    return replace(progress, begun=True), _round(progress)
+
+
+def finish_round(
+    progress: RunProgress, round_: Round, evidence: Evidence
+) -> tuple[RunProgress, Decision]:
+    """Return the run after a round, and the round's decision.
+
+    A witness attests as soon as it holds every message, so the round may end early; if a message
+    is missing at max_round_train_time, or when the round closes by its `Pace`, it attests to the
+    others. Then round_witness_time passes, or longer while steps are checked and disputes settled.
+
+    Proven liars are out of the run (`consensus.judge`), and so is who withholds a state for the
+    second time. The sequences of every message that is not applied, and does not travel on to be
+    merged later, are given out again.
+
+    Raises:
+      ValueError: The round is not the one in progress, or messages are not from its trainers.
+    """
+    state = progress.state
+    _check(progress, round_, evidence)
+    limit = closes(state.pace, round_, evidence, state.settings)
+    missing = round_.spans.keys() - set(arrived(round_, evidence, limit))
+    times = [*evidence.arrivals.values(), *(one.seconds for one in round_.travelling.values())]
+    last = max(times, default=math.inf)  # of none, where all that travels is of other fragments
+    waited = bool(missing or evidence.silent or last > limit)
+    train_seconds = float(limit if waited else last)
+
+    spoke = state.since + train_seconds
+    if waited:
+        over = events.Close(spoke) if state.pace else events.Tick(spoke, round_.seed)
+        state = coordinator.tick(state, over)
+    for attestation in evidence.attestations:
+        heard = attestation.heard(round_.seed)
+        state = coordinator.tick(state, events.WitnessReport(attestation.witness, spoke, heard))
+
+    quorum = committee.witness_quorum(len(round_.witnesses))
+    applied, ejected = judge(round_, evidence, limit, quorum)
+    again = progress.withheld.intersection(evidence.withheld)
+    ejected = dict(sorted((dict.fromkeys(again, "no state") | ejected).items()))
+    if ejected:
+        state = coordinator.tick(state, events.Eject(tuple(ejected), spoke))
+    dropped = _unheard(state, evidence.silent, quorum)
+    if dropped:
+        speaker = evidence.attestations[0].witness
+        state = coordinator.tick(state, events.HealthCheck(speaker, dropped, spoke))
+    travelling: set[int] = set()
+    if len(state.spoken) >= quorum:
+        messages = _on_their_way(progress.state, round_, evidence, missing - ejected.keys())
+        travelling = {one.peer for one in messages}
+        if messages:
+            state = coordinator.tick(state, events.TravelOn(messages, spoke))
+    untrained = round_.spans.keys() - set(applied) - travelling
+    left = tuple(round_.spans[peer] for peer in sorted(untrained))
+    if left:
+        state = coordinator.tick(state, events.Untrained(left, spoke))
+
+    joined = set(round_.joined)
+    fresh = tuple(peer for peer in progress.fresh if peer not in joined)
+    withheld = progress.withheld.union(evidence.withheld)
+    progress = replace(progress, state=state, fresh=fresh, withheld=withheld)
+    checking = max((min(check.seconds, limit) for check in evidence.checks), default=0.0)
+    progress = _advance(progress, spoke + checking + evidence.settle_seconds)
+    late = tuple(sorted(missing - travelling))
+    return progress, Decision(
+        applied=applied,
+        late=late,
+        dropped=dropped,
+        ejected=ejected,
+        quorum=quorum,
+        train_seconds=train_seconds,
+        now=progress.now,
+        travelling=tuple(sorted(travelling)),
+    )
+
+
+def _on_their_way(
+    state: CoordinatorState, round_: Round, evidence: Evidence, missing: Collection[int]
+) -> tuple[OnItsWay, ...]:
+    """Messages of a round, of `missing` peers, that may be merged in a later one.
+
+    Left out are messages that never arrive, that receivers refuse, or that exist in two versions.
+    """
+    pace = state.pace
+    if pace is None or not pace.travels_on(round_.step):
+        return ()
+    sent = evidence.arrivals.keys() - {*evidence.broken, *evidence.others}
+    new = [
+        OnItsWay(
+            peer,
+            round_.step,
+            round_.assignment[peer],
+            evidence.messages[peer].commitment,
+            state.since + evidence.arrivals[peer],
+        )
+        for peer in sorted(sent.intersection(missing))
+        if pace.max_age
+    ]
+    older = [
+        one
+        for one in state.due
+        if one.peer in missing and round_.travelling[one.peer].age < pace.max_age
+    ]
+    return *older, *new
+
+
+def _check(progress: RunProgress, round_: Round, evidence: Evidence) -> None:
+    state = progress.state
+    if state.run_state != RunState.RoundTrain or round_ != _round(progress):
+        raise ValueError(
+            f"round {round_.step} is not in progress: {state.run_state.name} at step {state.step}"
+        )
+    senders = evidence.messages.keys()
+    if not evidence.arrivals.keys() <= senders or not senders <= round_.assignment.keys():
+        raise ValueError(
+            f"round {round_.step}: arrivals of peers {sorted(evidence.arrivals)} and messages of "
+            f"peers {sorted(senders)}, expected these all among {sorted(round_.assignment)}"
+        )
+
+
+def _unheard(state: CoordinatorState, silent: Iterable[int], quorum: int) -> tuple[int, ...]:
+    """Silent members that no quorum of witnesses heard from; without a quorum, nobody can tell."""
+    if len(state.spoken) < quorum:
+        return ()
+    members = [peer for peer in silent if peer in state.healthy_members]
+    healthy = coordinator.healthy(state, members)
+    return tuple(p for p, is_healthy in zip(members, healthy, strict=True) if not is_healthy)
+
+
+def _round(progress: RunProgress) -> Round:
+    """The round that a run in RoundTrain is in."""
+    state = progress.state
+    plan = state.plan
+    return Round(
+        step=state.step,
+        epoch=state.epoch,
+        seed=state.seed,
+        data_index=state.data_index,
+        batch_size=sum(last - first + 1 for first, last in plan.spans.values()),
+        peers=tuple(record.peer for record in state.peers),
+        assignment=plan.spans,
+        verifiers=state.verifiers,
+        witnesses=state.witnesses,
+        joined=progress.joining,
+        travelling={one.peer: _due(one, state) for one in state.due},
+    )
+
+
+def _due(message: OnItsWay, state: CoordinatorState) -> Travelling:
+    """A message of an earlier round in the one that a run in RoundTrain is in."""
+    fragments = 1 if state.pace is None else state.pace.fragments
+    return Travelling(
+        step=message.step,
+        span=message.span,
+        commitment=message.commitment,
+        age=(state.step - message.step) // fragments,
+        seconds=max(0.0, message.at - state.since),
+    )
+
+
+def _advance(progress: RunProgress, not_before: float = 0.0) -> RunProgress:
+    """Move the run to its next transition, at the time it is due."""
+    state = progress.state
+    begins = state.step + (state.run_state == RunState.RoundWitness)  # the round that may begin
+    seed = committee.round_seed(progress.seed, begins)
+    now = max(state.since if state.deadline is None else state.deadline, not_before)
+    if state.run_state == RunState.Warmup and not progress.unready:
+        # Members that stayed hold the params, so it ends when the last newcomer has fetched them.
+        loaded = max([0.0, *(progress.load_seconds[peer] for peer in progress.joining)])
+        after, heard = state, [participant(record.peer) for record in state.peers]
+        for witness in state.witnesses:
+            bloom = Bloom.of(heard, f"lockstep/bloom:{state.seed}:{witness}:warmup".encode())
+            event = events.WarmupWitness(witness, state.since + loaded, seed, bloom)
+            after = coordinator.tick(after, event)
+    else:
+        after = coordinator.tick(state, events.Tick(now, seed))
+    if after == state:
+        raise CoordinatorError(state, "the clock", "waits for members that never come")
+    return replace(progress, state=after)

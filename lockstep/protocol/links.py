@@ -1,0 +1,198 @@
+"""Simulated time: seconds that a peer's tokens and bytes take at the speeds of `[links]`."""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Literal, Protocol
+
+from lockstep.errors import LockstepError
+
+PerPeer = float | Sequence[float]  # one number for all peers, or one for each
+Topology = Literal["broadcast", "hub", "ring"]
+
+
+class LinkSpeeds(Protocol):
+    """The `[links]` table; bandwidth is in megabits per second."""
+
+    tokens_per_second: PerPeer
+    latency_seconds: PerPeer
+    upload_mbps: PerPeer
+    download_mbps: PerPeer
+
+    @property
+    def topology(self) -> Topology:
+        """Who sends to whom; see `arrivals`."""
+
+
+def arrivals(
+    links: LinkSpeeds,
+    receivers: Sequence[int],
+    tokens: Mapping[int, int],
+    sizes: Mapping[int, int],
+    overlapped: float = 0.0,
+    merged: int | None = None,
+) -> dict[int, float]:
+    """Return the seconds from the round's start until each peer's message is at every receiver.
+
+    A peer trains, then uploads once: tokens / tokens_per_second + latency + 8 bytes / (10^6 mbps).
+
+    - broadcast: Each receiver downloads the others' messages one after the other as they become
+      available, so that a slow downlink delays everything behind it.
+    - hub: A hub merges the messages, and each receiver downloads the result: another latency, and
+      its bytes at the slowest downlink.
+    - ring: Senders sum parts of their messages around a ring, each at its own place in it, in
+      2 (senders - 1) hops of latency + bytes / senders at the slowest link. All begin when the
+      last has trained, so all messages arrive together.
+
+    A message may travel while its sender trains a first share of the next round, taken to be as
+    many tokens as the round's own. That share is counted once, here, beside the message, and not
+    in the next round: with all of it, a peer's time is the longer of the two, not their sum. In a
+    run's first round, beside which nothing travels, it is not counted.
+
+    Args:
+      links: The `[links]` table.
+      receivers: The peers that need the messages, the senders among them.
+      tokens: Tokens that each sender trains on.
+      sizes: Bytes of each sender's message.
+      overlapped: The share, 0 to 1; 0 where peers wait for messages (`Optimizer.overlapped`).
+      merged: Bytes of what a hub sends; by default those of the largest message.
+    """
+    trained = {peer: tokens[peer] / _of(links, "tokens_per_second", peer) for peer in sizes}
+    if links.topology == "ring":
+        begins = max(((1.0 - overlapped) * seconds for seconds in trained.values()), default=0.0)
+        ends = begins + _around(links, sizes)
+        return {peer: max(ends, trained[peer]) for peer in sorted(sizes)}
+    sent = {
+        peer: (1.0 - overlapped) * trained[peer]
+        + (_of(links, "latency_seconds", peer) + _transfer(size, _of(links, "upload_mbps", peer)))
+        for peer, size in sizes.items()
+    }
+    if links.topology == "hub" and sizes:
+        back = _from_hub(links, receivers, max(sizes.values()) if merged is None else merged)
+        return {peer: max(sent[peer] + back, trained[peer]) for peer in sorted(sizes)}
+    arrived = {peer: max(sent[peer], trained[peer]) for peer in sizes}
+    queue = sorted(sent, key=lambda peer: (sent[peer], peer))
+    for mbps, alike in _by_speed(links, receivers):
+        if _downloaded(arrived, queue, sent, sizes, mbps, alike):
+            break
+    return dict(sorted(arrived.items()))
+
+
+def traffic(topology: Topology, sizes: Collection[int], peers: int) -> tuple[float, float]:
+    """Return the bytes of a round that all of `peers` send together, and that they receive.
+
+    Args:
+      topology: Who sends to whom; see `arrivals`.
+      sizes: Bytes of each sender's message.
+      peers: Peers of the run, each of which receives.
+    """
+    total = sum(sizes)
+    if topology == "ring":
+        around = 2 * (len(sizes) - 1) / len(sizes) * total if sizes else 0
+        return around, around
+    if topology == "hub":
+        return total, peers * max(sizes, default=0)
+    return total, total * (peers - 1)
+
+
+def _around(links: LinkSpeeds, sizes: Mapping[int, int]) -> float:
+    """Seconds of a sum around the ring of all senders, by their numbers."""
+    ring = sorted(sizes)
+    hops = [
+        _of(links, "latency_seconds", peer)
+        + _transfer(
+            max(sizes.values()) / len(ring),
+            min(_of(links, "upload_mbps", peer), _of(links, "download_mbps", after)),
+        )
+        for peer, after in zip(ring, [*ring[1:], *ring[:1]], strict=True)
+    ]
+    return 2 * (len(ring) - 1) * max(hops, default=0.0)
+
+
+def _from_hub(links: LinkSpeeds, receivers: Sequence[int], size: int) -> float:
+    """Seconds until the last receiver has what the hub sends."""
+    return max(
+        _of(links, "latency_seconds", peer) + _transfer(size, _of(links, "download_mbps", peer))
+        for peer in receivers
+    )
+
+
+def _by_speed(links: LinkSpeeds, receivers: Sequence[int]) -> list[tuple[float, set[int]]]:
+    """The receivers of each downlink's speed, the slowest first."""
+    alike: dict[float, set[int]] = {}
+    for receiver in receivers:
+        alike.setdefault(_of(links, "download_mbps", receiver), set()).add(receiver)
+    return sorted(alike.items())
+
+
+def _downloaded(
+    arrived: dict[int, float],
+    queue: Sequence[int],
+    sent: Mapping[int, float],
+    sizes: Mapping[int, int],
+    mbps: float,
+    receivers: set[int],
+) -> bool:
+    """Raise `arrived` to when all of `receivers`, whose downlinks are alike, have each message.
+
+    Each receiver skips only its own message. Before it, a receiver is as far as one that downloads
+    everything; after it, it is ahead, and the last to pass is ahead by the least.
+
+    Returns:
+      Whether quicker receivers can be no later than these with any message.
+    """
+    with_all, latest_without = 0.0, None  # free after all messages so far; after all but its own
+    ahead = len(receivers)  # that are not at their own message yet
+    all_bound = True
+    for peer in queue:
+        took, before = _transfer(sizes[peer], mbps), with_all
+        with_all = max(with_all, sent[peer]) + took
+        ahead -= peer in receivers
+        if latest_without is not None:
+            latest_without = max(latest_without, sent[peer]) + took
+        if ahead:
+            arrived[peer] = max(arrived[peer], with_all)
+        else:
+            if latest_without is not None:
+                arrived[peer] = max(arrived[peer], latest_without)
+            all_bound &= arrived[peer] >= with_all
+        if peer in receivers:
+            latest_without = max(before, latest_without or 0.0)
+    return all_bound
+
+
+def speeds(links: LinkSpeeds, peers: int) -> tuple[float, ...]:
+    """Return the tokens per second of each of so many peers."""
+    return tuple(_of(links, "tokens_per_second", peer) for peer in range(peers))
+
+
+def check_seconds(links: LinkSpeeds, verifier: int, peer: int, *, tokens: int, size: int) -> float:
+    """Return the seconds until a verifier has fetched a peer's state and recomputed its step.
+
+    The step has so many tokens, and the state `size` bytes.
+    """
+    mbps = min(_of(links, "upload_mbps", peer), _of(links, "download_mbps", verifier))
+    fetch = _of(links, "latency_seconds", peer) + _transfer(size, mbps)
+    return fetch + tokens / _of(links, "tokens_per_second", verifier)
+
+
+def load_seconds(links: LinkSpeeds, peer: int, *, size: int) -> float:
+    """Return the seconds that a joining peer takes to fetch `size` bytes: params and shared state.
+
+    It fetches from many others at once, so its own downlink is the limit.
+    """
+    mbps = _of(links, "download_mbps", peer)
+    return _of(links, "latency_seconds", peer) + _transfer(size, mbps)
+
+
+def _transfer(size: float, mbps: float) -> float:
+    return size * 8 / (mbps * 1e6)
+
+
+def _of(links: LinkSpeeds, name: str, peer: int) -> float:
+    value: PerPeer = getattr(links, name)
+    if isinstance(value, int | float):
+        return value
+    if peer >= len(value):
+        raise LockstepError(
+            f"[links] {name}: {len(value)} numbers, expected one for each peer, {peer} included"
+        )
+    return value[peer]

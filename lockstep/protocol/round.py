@@ -1,0 +1,208 @@
+"""The record of a round: `Round` before training, `Evidence` of what is sent, and `Decision`."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from pydantic import Field
+
+from lockstep.protocol.attestation import Attestation
+from lockstep.protocol.committee import Span
+from lockstep.protocol.dispute import Check, Claim, Hash, Ruling
+
+
+def _is_empty(value: object) -> bool:
+    return not value
+
+
+@dataclass(frozen=True)
+class Travelling:
+    """A message of an earlier round that is merged in this one, if it is there in time.
+
+    Attributes:
+      step: The round in which it was computed.
+      span: First and last sequence that its peer was assigned in it.
+      commitment: Commitment to the message, hex.
+      age: Versions of its fragment since the one that it began with.
+      seconds: After the round's start at which it is at every peer; 0 if it is there by then.
+    """
+
+    step: int
+    span: Span
+    commitment: Hash
+    age: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Round:
+    """One round, before anybody has trained.
+
+    Attributes:
+      step: The round, counted from 1.
+      epoch: Its epoch, from 0.
+      seed: The round's seed, u64.
+      data_index: First new sequence of the batch.
+      batch_size: Sequences in the batch, reassigned ones of earlier rounds included.
+      peers: The epoch's members.
+      assignment: Each trainer's first and last sequence, both inclusive; peers without work are
+        absent.
+      verifiers: Peers that recompute others' steps instead of training; whose, is drawn when all
+        have committed to their messages (`consensus.checked`).
+      witnesses: The elected witnesses.
+      joined: Peers whose first round this is since they joined the running training: they take over
+        the others' params, and begin with a new state of their own.
+      travelling: Messages of earlier rounds that are merged in this one, if they are there in time,
+        by peer; such a peer is assigned nothing.
+    """
+
+    step: int
+    epoch: int
+    seed: int
+    data_index: int
+    batch_size: int
+    peers: tuple[int, ...]
+    assignment: dict[int, Span]
+    verifiers: tuple[int, ...]
+    witnesses: tuple[int, ...]
+    joined: tuple[int, ...]
+    travelling: Annotated[dict[int, Travelling], Field(exclude_if=_is_empty)] = field(
+        default_factory=dict
+    )
+
+    @property
+    def trainers(self) -> int:
+        """Number of peers that train."""
+        return len(self.peers) - len(self.verifiers)
+
+    @property
+    def idle(self) -> frozenset[int]:
+        """Members that have nothing to train on."""
+        return frozenset(self.peers).difference(self.assignment)
+
+    @property
+    def spans(self) -> dict[int, Span]:
+        """The sequences of each message that may be merged in the round, by peer."""
+        return {peer: one.span for peer, one in self.travelling.items()} | self.assignment
+
+    @property
+    def sequences(self) -> dict[int, int]:
+        """How many sequences each of these messages was computed on."""
+        return {peer: last - first + 1 for peer, (first, last) in self.spans.items()}
+
+    def computed_in(self, peer: int) -> int:
+        """Return the round in which a peer's message in this one was computed."""
+        return self.travelling[peer].step if peer in self.travelling else self.step
+
+    @property
+    def ages(self) -> dict[int, int]:
+        """Versions of the fragment since those that travelling messages began with, by peer."""
+        return {peer: one.age for peer, one in self.travelling.items()}
+
+
+def _is_none(value: object) -> bool:
+    return value is None
+
+
+@dataclass(frozen=True)
+class Message:
+    """What a peer sent.
+
+    Attributes:
+      commitment: Commitment to the message, hex.
+      bytes: Size on the wire.
+      state: Hash of the sender's own state after its step, hex; None where no peer verifies.
+      to: Receivers of an equivocator's other message.
+      payload: Name of the file that keeps its bytes, or its sketch; None where neither is kept.
+      offset: Where in the file that begins, bytes.
+      root: Merkle root over its pieces, hex, that its sender committed to; None where it is kept.
+      sketch: Size of its sketch in the file, the pieces that were drawn with their paths; None
+        where it is kept, or broken.
+    """
+
+    commitment: Hash
+    bytes: Annotated[int, Field(ge=0, lt=2**63)]
+    state: Hash | None = None
+    to: tuple[int, ...] = ()
+    payload: Annotated[str, Field(pattern=r"^[0-9]+\.bin$")] | None = None
+    offset: Annotated[int, Field(ge=0)] | None = None
+    root: Annotated[Hash | None, Field(exclude_if=_is_none)] = None
+    sketch: Annotated[int | None, Field(ge=0, lt=2**63, exclude_if=_is_none)] = None
+
+    @property
+    def held(self) -> int:
+        """Bytes at `offset` of the file `payload`: the message, or its sketch."""
+        return self.bytes if self.sketch is None else self.sketch
+
+    @property
+    def claim(self) -> Claim:
+        """What the sender claims that its step gave; where peers verify."""
+        return Claim(self.commitment, self.state or "")
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What was sent and said in a round.
+
+    Attributes:
+      messages: Each sender's message.
+      others: An equivocator's other message, by sender.
+      arrivals: By peer, seconds after the round's start at which its message is at every peer; a
+        message that never arrives is absent.
+      silent: Peers that nobody heard from.
+      broken: Senders whose bytes do not decode, or not to what they committed to, as every
+        receiver sees.
+      attestations: The witnesses' attestations; a silent witness is absent.
+      checks: What the verifiers found.
+      rulings: How their disputes were settled.
+      settle_seconds: Seconds that settling took.
+      withheld: Peers that were drawn, and did not show the state that they had committed to.
+    """
+
+    messages: dict[int, Message]
+    others: dict[int, Message]
+    arrivals: dict[int, float]
+    silent: tuple[int, ...]
+    broken: tuple[int, ...]
+    attestations: tuple[Attestation, ...]
+    checks: tuple[Check, ...]
+    rulings: tuple[Ruling, ...]
+    settle_seconds: Annotated[float, Field(ge=0)]
+    withheld: Annotated[tuple[int, ...], Field(exclude_if=_is_empty)] = ()
+
+    @property
+    def commitments(self) -> dict[int, str]:
+        """Each sender's commitment, hex."""
+        return {peer: message.commitment for peer, message in self.messages.items()}
+
+    def present(self, peers: Iterable[int]) -> list[int]:
+        """Return those of `peers` that somebody heard from."""
+        silent = set(self.silent)
+        return [peer for peer in peers if peer not in silent]
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What a round came to.
+
+    Attributes:
+      applied: Peers whose messages everybody applies: `quorum` witnesses hold the same one, nobody
+        proved it false, and it could be checked where that was drawn.
+      late: Peers whose message arrived after the round had closed, or never, and is not applied
+        later either.
+      dropped: Peers that nobody heard from; they are out of the epoch.
+      ejected: Proven liars, and how they were caught; they are out of the run.
+      quorum: Number of witnesses needed.
+      train_seconds: Simulated seconds from the round's start until all witnesses could attest.
+      now: Simulated clock at the end of the round, seconds since the start of the run.
+      travelling: Peers whose message had not arrived, and may be merged in a later round.
+    """
+
+    applied: tuple[int, ...]
+    late: tuple[int, ...]
+    dropped: tuple[int, ...]
+    ejected: dict[int, str]
+    quorum: int
+    train_seconds: float
+    now: float
+    travelling: Annotated[tuple[int, ...], Field(exclude_if=_is_empty)] = ()

@@ -1,0 +1,212 @@
+"""The state of a run between two events, as the coordinator has it."""
+
+import enum
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+from lockstep.protocol import committee
+from lockstep.protocol.bloom import Bloom
+from lockstep.protocol.committee import Assignment, Span
+from lockstep.protocol.pace import OnItsWay, Pace
+
+MAX_PEERS = 256
+
+
+class RunState(enum.IntEnum):
+    """Where a run is, as Psyche names and numbers it."""
+
+    Uninitialized = 0
+    WaitingForMembers = 1
+    Warmup = 2
+    RoundTrain = 3
+    RoundWitness = 4
+    Cooldown = 5
+    Finished = 6
+    Paused = 7
+
+
+class ClientState(enum.IntEnum):
+    """What became of a peer in this epoch, as Psyche names and numbers it."""
+
+    Healthy = 0
+    Dropped = 1
+    Withdrawn = 2
+    Ejected = 3
+
+
+HALTED = (RunState.Uninitialized, RunState.Finished, RunState.Paused)
+ACTIVE = (RunState.RoundTrain, RunState.RoundWitness, RunState.Cooldown)
+
+
+class CoordinatorError(ValueError):
+    """An event that the run's state does not allow."""
+
+    def __init__(self, state: "CoordinatorState", event: object, reason: str):
+        super().__init__(f"{event} in {state.run_state.name} at step {state.step}: {reason}")
+
+
+class Settings(Protocol):
+    """What the coordinator reads of a run's `[config]`: times in seconds, counts of peers."""
+
+    init_min_clients: int
+    min_clients: int
+    witness_nodes: int
+    verification_percent: int
+    total_steps: int
+    waiting_for_members_extra_time: float
+    warmup_time: float
+    max_round_train_time: float
+    round_witness_time: float
+    cooldown_time: float
+    epoch_time: float | None
+    rounds_per_epoch: int | None
+
+    def batch_size(self, tokens: int) -> int:
+        """Return the sequences in a batch that begins after `tokens` tokens."""
+
+
+@dataclass(frozen=True)
+class PeerRecord:
+    """A member of the current epoch."""
+
+    peer: int
+    state: ClientState
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoordinatorState:
+    """A run, between two events; by default at time 0, without members.
+
+    Attributes:
+      settings: The run's `[config]`.
+      max_seq_len: Tokens in a sequence.
+      run_state: Where the run is.
+      since: Time at which it got there, seconds.
+      step: The round being trained, or the next one; the first is 1.
+      epoch: The epoch, from 0.
+      data_index: First sequence that was not given to any earlier round.
+      height: Rounds finished in this epoch.
+      epoch_start: When this epoch's warm-up began, seconds.
+      pending_pause: Pause when this epoch has cooled down.
+      seed: Seed of this warm-up or round.
+      spoken: Witnesses of this warm-up or round that have spoken, in order.
+      participants: The filter that each of them sent.
+      peers: The epoch's members; elections are over positions in this tuple.
+      exited: Members that left in this epoch.
+      pending: Peers that take part from the next epoch on, in the order they came.
+      ejected: Proven liars, in the order they were found out; they stay out of the run.
+      untrained: Sequences of earlier rounds that are to be given out again.
+      missed: Spans that `Untrained` reported for this round; None before the report.
+      checkpoint: SHA-256 of the params that ended the epoch, once a member has stored them.
+      checkpointer: The first member that did.
+      pace: How rounds go on without those that are late; None where they wait for all.
+      on_their_way: Messages of earlier rounds that may still be merged, in this one or later.
+      busy: Peers that are given no work in this round, since such a message of theirs had not
+        arrived when it began, or is of the fragment that it exchanges.
+      travel_on: Messages of this round that `TravelOn` reported.
+    """
+
+    settings: Settings
+    max_seq_len: int
+    run_state: RunState = RunState.WaitingForMembers
+    since: float = 0.0
+    step: int
+    epoch: int = 0
+    data_index: int
+    height: int = 0
+    epoch_start: float = 0.0
+    pending_pause: bool = False
+    seed: int = 0
+    spoken: tuple[int, ...] = ()
+    participants: tuple[Bloom, ...] = ()
+    peers: tuple[PeerRecord, ...] = ()
+    exited: tuple[PeerRecord, ...] = ()
+    pending: tuple[int, ...] = ()
+    ejected: tuple[int, ...] = ()
+    untrained: tuple[Span, ...] = ()
+    missed: tuple[Span, ...] | None = None
+    checkpoint: str | None = None
+    checkpointer: int | None = None
+    pace: Pace | None = None
+    on_their_way: tuple[OnItsWay, ...] = ()
+    busy: frozenset[int] = frozenset()
+    travel_on: tuple[OnItsWay, ...] = ()
+
+    # Elections and the assignment follow from the fields; each is computed once for a state.
+
+    @cached_property
+    def healthy_members(self) -> frozenset[int]:
+        """The members that are healthy, as far as is known."""
+        return frozenset(r.peer for r in self.peers if r.state == ClientState.Healthy)
+
+    @cached_property
+    def witnesses(self) -> tuple[int, ...]:
+        """The elected witnesses of this warm-up or round."""
+        elected = committee.witnesses(self.seed, len(self.peers), self.settings.witness_nodes)
+        return tuple(self.peers[index].peer for index in elected)
+
+    @property
+    def quorum(self) -> int:
+        """How many of the elected witnesses must agree."""
+        return committee.witness_quorum(len(self.witnesses))
+
+    @cached_property
+    def trainers(self) -> tuple[int, ...]:
+        """The members that train this round, in the epoch's order."""
+        return tuple(r.peer for i, r in enumerate(self.peers) if i not in self._verifying)
+
+    @cached_property
+    def verifiers(self) -> tuple[int, ...]:
+        """The members that recompute trainers' steps of this round, in the epoch's order."""
+        return tuple(r.peer for i, r in enumerate(self.peers) if i in self._verifying)
+
+    @cached_property
+    def _verifying(self) -> frozenset[int]:
+        # Members that leave keep their seats until the round is over, or all others' would move.
+        percent = self.settings.verification_percent
+        return committee.verifiers(self.seed, len(self.peers), percent)
+
+    @cached_property
+    def plan(self) -> Assignment:
+        """What this round trains: its batch, of the ramp's size, spread over the trainers."""
+        batch_size = self.settings.batch_size(self.data_index * self.max_seq_len)
+        if self.pace:
+            free = [peer for peer in self.trainers if peer not in self.busy]
+            shares = {peer: self.pace.share(peer, batch_size) for peer in free}
+            return committee.plan_shares(shares, self.seed, self.data_index, self.untrained)
+        return committee.plan(self.trainers, self.seed, self.data_index, batch_size, self.untrained)
+
+    @cached_property
+    def due(self) -> tuple[OnItsWay, ...]:
+        """Messages of earlier rounds that are merged in this one, if they are there in time."""
+        return tuple(one for one in self.on_their_way if one not in self.not_due)
+
+    @property
+    def not_due(self) -> tuple[OnItsWay, ...]:
+        """Those whose fragment this round does not exchange."""
+        turns = 1 if self.pace is None else self.pace.fragments
+        return tuple(one for one in self.on_their_way if (self.step - one.step) % turns)
+
+    @property
+    def busy_from_start(self) -> frozenset[int]:
+        """`busy` of a round that begins now."""
+        travelling = {one.peer for one in self.on_their_way if one.at > self.since}
+        return frozenset(travelling | {one.peer for one in self.due})
+
+    @cached_property
+    def given(self) -> dict[int, Span]:
+        """The sequences of each message that may be merged in this round, by peer."""
+        return {one.peer: one.span for one in self.due} | self.plan.spans
+
+    @property
+    def deadline(self) -> float | None:
+        """Time at which `run_state` times out, seconds; None where the run is halted."""
+        durations = {
+            RunState.WaitingForMembers: self.settings.waiting_for_members_extra_time,
+            RunState.Warmup: self.settings.warmup_time,
+            RunState.RoundTrain: self.settings.max_round_train_time,
+            RunState.RoundWitness: self.settings.round_witness_time,
+            RunState.Cooldown: self.settings.cooldown_time,
+        }
+        return self.since + durations[self.run_state] if self.run_state in durations else None

@@ -1,0 +1,149 @@
+"""The examples that peers train on, by data, seed, peer and place in the run's order alone.
+
+Place p is example `permute(p mod n)` of the n there are, anew for each pass over them.
+"""
+
+import hashlib
+from collections.abc import Callable
+from typing import Any, Literal
+
+import jax
+import numpy as np
+
+from lockstep.errors import LockstepError
+from lockstep.optim.optimizer import Tree
+from lockstep.programs.permutation import permute
+from lockstep.simulation.arguments import check_call
+from lockstep.simulation.loss_task import PeerRows
+
+NO_NUMBERS = "OSUMm"  # kinds of dtypes: objects, texts and times
+Subset = Literal["train", "eval"]
+Factory = Callable[[int, int, Subset], Any]
+"""factory(peer, num_peers, split) -> a tree of arrays or a dataset."""
+
+
+class ExampleSet:
+    """Examples by their index: of a tree of arrays with a leading axis, or of a dataset.
+
+    Args:
+      data: NumPy or JAX arrays with a leading axis of examples; or what has a length and gives a
+        tree of arrays for an index.
+      name: What errors call it.
+
+    Raises:
+      LockstepError: It is neither, or empty.
+    """
+
+    def __init__(self, data: Any, name: str):
+        self.name, self._arrays, self._dataset = name, None, None
+        leaves = jax.tree.leaves(data)
+        lengths = {
+            np.shape(leaf)[0] if np.ndim(leaf) else None for leaf in leaves if _is_array(leaf)
+        }
+        if leaves and all(map(_is_array, leaves)) and len(lengths) == 1 and None not in lengths:
+            self._arrays = jax.tree.map(_on_host, data)
+            self.count = lengths.pop()
+        elif (
+            hasattr(data, "__len__")
+            and hasattr(data, "__getitem__")
+            and not isinstance(data, dict | jax.Array | np.ndarray)
+        ):
+            self._dataset, self.count = data, len(data)
+        elif len(lengths) > 1:
+            found = ", ".join(str(np.shape(leaf)) for leaf in leaves)
+            raise LockstepError(
+                f"simulate: {name} has arrays of shapes {found}, expected one length of their "
+                "leading axes"
+            )
+        else:
+            raise LockstepError(
+                f"simulate: {name} is {type(data).__name__}, expected arrays with a leading axis "
+                "of examples, a dataset with a length and items, or factory(peer, num_peers, split)"
+            )
+        if not self.count:
+            raise LockstepError(f"simulate: {name} has no examples, expected at least one")
+        for leaf in jax.tree.leaves(self.take(np.zeros(1, np.int64))):
+            if leaf.dtype.kind in NO_NUMBERS:
+                raise LockstepError(
+                    f"simulate: {name} has items of {leaf.dtype}, expected arrays of numbers"
+                )
+
+    def take(self, index_N: np.ndarray) -> Tree:
+        """Return the examples at these indices: arrays [N, ...]."""
+        if self._dataset is None:
+            return jax.tree.map(lambda leaf: leaf[index_N], self._arrays)
+        items = [self._dataset[int(index)] for index in index_N]
+        try:
+            return jax.tree.map(lambda *leaves: np.stack([_on_host(x) for x in leaves]), *items)
+        except ValueError as error:
+            raise LockstepError(
+                f"simulate: {self.name} has items of different shapes, expected equal ones: {error}"
+            ) from error
+
+
+class PeerData:
+    """One peer's examples, in the order of the run; `Rows`.
+
+    Args:
+      examples: The examples.
+      peer: The peer.
+      seed: Seed of the order.
+      shuffle: Whether there is a random order; without one, examples come as they are.
+    """
+
+    def __init__(self, examples: ExampleSet, peer: int, seed: int, *, shuffle: bool):
+        self.examples, self.peer, self.seed, self.shuffle = examples, peer, seed, shuffle
+
+    def take(self, indices_N: np.ndarray) -> PeerRows:
+        """Return the examples at these places of the run's order."""
+        pass_N, index_N = np.divmod(np.asarray(indices_N, np.int64), self.examples.count)
+        if self.shuffle:
+            for number in np.unique(pass_N):
+                of_pass = pass_N == number
+                seed = hashlib.sha256(f"lockstep/simulate:{self.seed}:{number}".encode()).digest()
+                index_N[of_pass] = permute(seed, index_N[of_pass], self.examples.count)
+        peer_N = np.full(len(index_N), self.peer, np.int32)
+        return PeerRows(self.examples.take(index_N), peer_N)
+
+
+def of_peers(train_data: Any, peers: int, seed: int, *, shuffle: bool) -> list[PeerData]:
+    """Return the data of each peer: its own where a factory makes it, else one for all."""
+    if _is_factory(train_data):
+        sets = [
+            ExampleSet(_made(train_data, "train_data", peer, peers), f"train_data of peer {peer}")
+            for peer in range(peers)
+        ]
+    else:
+        sets = [ExampleSet(train_data, "train_data")] * peers
+    return [PeerData(each, peer, seed, shuffle=shuffle) for peer, each in enumerate(sets)]
+
+
+def held_out(train_data: Any, eval_data: Any, peers: int) -> ExampleSet | None:
+    """Return what the loss is measured on: a factory of either is asked for split "eval"."""
+    if eval_data is None and _is_factory(train_data):
+        eval_data = train_data
+    if _is_factory(eval_data):
+        eval_data = _made(eval_data, "eval_data", 0, peers)
+    return None if eval_data is None else ExampleSet(eval_data, "eval_data")
+
+
+def _made(factory: Factory, name: str, peer: int, peers: int) -> Any:
+    split: Subset = "train" if name == "train_data" else "eval"
+    check_call(factory, name, "factory(peer, num_peers, split)", peer, peers, split)
+    return factory(peer, peers, split)
+
+
+def _is_factory(data: Any) -> bool:
+    return callable(data) and not hasattr(data, "__getitem__")
+
+
+def _on_host(leaf: Any) -> np.ndarray:
+    """A leaf as NumPy has it, in the dtype that JAX gives it: 32 bits where those are the most."""
+    array = np.asarray(leaf)
+    if array.dtype.kind in NO_NUMBERS:
+        return array
+    return array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
+
+
+def _is_array(leaf: Any) -> bool:
+    return isinstance(leaf, np.ndarray | jax.Array)

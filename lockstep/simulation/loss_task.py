@@ -1,0 +1,134 @@
+"""The task of `simulate`: any loss, of examples of any kind.
+
+Shapes in names: M micro-batches of B examples.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lockstep.errors import LockstepError
+from lockstep.optim.optimizer import Tree
+from lockstep.programs.task import OTHER_PRECISION
+from lockstep.simulation.arguments import check_call
+from lockstep.simulation.nested import Nesting
+
+LossFn = Callable[[Tree, Tree, jax.Array | None], jax.Array]
+"""loss_fn(params, batch, rng) -> scalar."""
+
+
+class PeerRows(NamedTuple):
+    """Examples, arrays `[..., *]`, and the number of the peer that has them, int32 `[...]`."""
+
+    examples: Tree
+    peer: jax.Array
+
+
+class LossTask:
+    """A loss that is a function of params, a batch and a key; a `Task`.
+
+    Args:
+      loss_fn: Returns the mean loss of a batch; without a key where it is measured.
+      nesting: Names of the params' arrays.
+      shapes: Shapes and dtypes of the params, in nested dicts.
+      dtype: What params and floating-point examples are cast to before `loss_fn`.
+      seed: Seed of all randomness.
+    """
+
+    def __init__(
+        self, loss_fn: LossFn, nesting: Nesting, shapes: Tree, dtype: jnp.dtype, seed: int
+    ):
+        self.loss_fn, self.nesting, self.shapes = loss_fn, nesting, shapes
+        self.dtype, self.seed = dtype, seed
+
+    @property
+    def imprecise(self) -> "LossTask":
+        """The same task in the other precision, for a peer with that fault."""
+        other = jnp.dtype(OTHER_PRECISION[self.dtype.name])
+        return LossTask(self.loss_fn, self.nesting, self.shapes, other, self.seed)
+
+    def weights(
+        self, rows_MB: PeerRows, count: jax.Array
+    ) -> Callable[[jax.Array | int], tuple[jax.Array, jax.Array]]:
+        """Return how many examples of a micro-batch are real, and their share of all."""
+        size = rows_MB.peer.shape[1]
+
+        def weight(micro: jax.Array | int) -> tuple[jax.Array, jax.Array]:
+            real = jnp.clip(count - micro * size, 0, size)
+            return jnp.maximum(real, 1), real / jnp.maximum(count, 1)
+
+        return weight
+
+    def loss(
+        self,
+        params: Tree,
+        rows_B: PeerRows,
+        weight: tuple[jax.Array, jax.Array],
+        rng: jax.Array | None,
+    ) -> jax.Array:
+        """Return the micro-batch's mean loss times its share of the examples.
+
+        `loss_fn` sees batches of one size: one that is not full is filled up with its own examples
+        again, from the first.
+        """
+        real, share = weight
+        at_B = jnp.arange(rows_B.peer.shape[0]) % real
+        batch = jax.tree.map(lambda leaf: leaf[at_B], rows_B.examples)
+        return share * self._apply(params, batch, rng)
+
+    def key(self, rows_MB: PeerRows, step: jax.Array, local_step: jax.Array | int) -> jax.Array:
+        """Return the key of (seed, round, peer, local step), so that a replay draws the same."""
+        key = jax.random.key(self.seed, impl="threefry2x32")
+        for number in (step, rows_MB.peer[0, 0], local_step):
+            key = jax.random.fold_in(key, number)
+        return key
+
+    def measure(self, params: Tree, batch: Tree) -> jax.Array:
+        """Return the mean loss of a batch, without a key."""
+        return self._apply(params, batch, None)
+
+    def check(self, batch: Tree) -> None:
+        """Check that `loss_fn` returns a scalar of such a batch; computes nothing.
+
+        Raises:
+          LockstepError: It is no such function, or returns something else.
+        """
+        key = jax.eval_shape(lambda: jax.random.key(0, impl="threefry2x32"))
+        tree = jax.eval_shape(self.nesting.restored, self.shapes)
+        check_call(
+            self.loss_fn, "loss_fn", "loss_fn(params, batch, rng) -> scalar", tree, batch, key
+        )
+        returned: list[Any] = []
+        jax.eval_shape(lambda *given: returned.append(self.loss_fn(*given)), tree, batch, key)
+        loss = returned[0]
+        if not (
+            isinstance(loss, jax.Array)
+            and loss.shape == ()
+            and jnp.issubdtype(loss.dtype, jnp.floating)
+        ):
+            alone = "the loss alone, without aux" if isinstance(loss, tuple) else "a loss"
+            raise LockstepError(
+                f"simulate: loss_fn returns {_described(loss)}, expected {alone}: one "
+                "floating-point number that follows from params, float32[]"
+            )
+
+    def _apply(self, params: Tree, batch: Tree, rng: jax.Array | None) -> jax.Array:
+        params, batch = (jax.tree.map(self._cast, tree) for tree in (params, batch))
+        return self.loss_fn(self.nesting.restored(params), batch, rng).astype(jnp.float32)
+
+    def _cast(self, x: jax.Array) -> jax.Array:
+        return x.astype(self.dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x
+
+
+def _described(returned: Any) -> str:
+    """What a loss function returned, in words."""
+    if isinstance(returned, jax.Array):
+        return f"{returned.dtype}{list(returned.shape)}"
+    if isinstance(returned, tuple):
+        return f"a tuple ({', '.join(map(_described, returned))})"
+    if isinstance(returned, int | float | np.generic):
+        return f"the constant {returned}"
+    return "nothing" if returned is None else type(returned).__name__

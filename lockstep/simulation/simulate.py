@@ -1,0 +1,187 @@
+"""`simulate`: peers train any model with any optimizer, in the rounds that stage train takes."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lockstep.optim.optimizer import Optimizer
+from lockstep.programs.train_step import Programs
+from lockstep.simulation import arguments, examples, settings, torch_module
+from lockstep.simulation.loss_task import LossFn, LossTask
+from lockstep.simulation.nested import Nesting
+from lockstep.simulation.result import Log, Result
+from lockstep.simulation.rounds import Kept, Problem, take_rounds
+from lockstep.simulation.torch_module import TorchLoss, TorchModule
+from lockstep.wire.commitment import tree_hash
+from parts.workload.programs import WorkloadPrograms
+from pipeline.stage import devices
+
+
+def simulate(  # noqa: PLR0913 - whoever calls it names them
+    loss_fn: LossFn | TorchLoss,
+    params: Any,
+    train_data: Any,
+    eval_data: Any = None,
+    *,
+    optimizer: str | Mapping[str, Any] | Optimizer,
+    peers: int,
+    steps: int,
+    batch_size: int,
+    learning_rate: float | Mapping[str, Any] | Callable[[jax.Array], jax.Array] | None = None,
+    aggregation: str = "mean",
+    liars: int | None = None,
+    links: Mapping[str, Any] | None = None,
+    faults: Sequence[Mapping[str, Any]] = (),
+    verification_percent: int = 0,
+    max_round_train_time: int = 3600,
+    seed: int = 0,
+    shuffle: bool = True,
+    micro_batch: int | None = None,
+    dtype: str = "float32",
+    layout: str = "each",
+    stacked: tuple[str, ...] = (),
+    eval_every: int = 10,
+    correlation_every: int | None = None,
+    log_dir: str | Path | None = None,
+    checkpoint_dir: str | Path | None = None,
+    checkpoint_every: int = 25,
+    on_round: Callable[[dict[str, float]], None] | None = None,
+    show_progress: bool = True,
+) -> Result:
+    """Train a model with simulated peers, which exchange real bytes over simulated links.
+
+    Rounds are those of stage train: a coordinator assigns the examples, peers take their local
+    steps and send messages in the wire format, and what the bytes decode to is applied.
+
+        def loss_fn(params, batch, rng):
+            logits = batch["x"] @ params["w"] + params["b"]
+            labels = batch["y"]
+            return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+
+        result = simulate(
+            loss_fn, params, {"x": x, "y": y}, optimizer="diloco", peers=4, steps=20, batch_size=32
+        )
+
+    The same arguments give the same bits on the same machine; `micro_batch` is among them, which
+    otherwise depends on the memory. Peers run on all devices that JAX has, in turns where there are
+    fewer. A CPU is one device, unless `jax.config.update("jax_num_cpu_devices", cores)` comes
+    first: as many peers then run at the same time.
+
+    Args:
+      loss_fn: loss_fn(params, batch, rng) -> scalar, the mean loss of a batch, without aux: arrays
+        with a leading axis of examples. rng is a key of (seed, round, peer, local step), for
+        dropout and the like, or None where the loss is measured. Of a torch module,
+        loss_fn(module, batch) -> scalar tensor, with tensors, integers in 64 bits.
+      params: Any tree of floating-point arrays, such as nested dicts or a state of flax.nnx; or a
+        torch module, which is trained where it is.
+      train_data: NumPy or JAX arrays with a leading axis of examples, in any tree; or a dataset
+        with a length whose items are trees of one example's arrays; or factory(peer, num_peers,
+        split) that returns either for a peer, with split "train". Without a factory peers share
+        the examples, each of which is seen once in a pass over them.
+      eval_data: The same, to measure the loss on; a factory is asked for split "eval" of peer 0,
+        one in train_data too if eval_data is None, and may return None.
+      optimizer: A name, such as "diloco", "demo", "distro", "sparta", "fedavg", "adamw" or "sgd"; a
+        table of a run file, as {"DiLoCo": {"inner_steps": 10}}, with defaults for what it lacks; or
+        an `Optimizer`.
+      peers: Number of peers, 1 to 256.
+      steps: Rounds: exchanges, each after the optimizer's inner_steps local steps.
+      batch_size: Examples of a peer in each local step.
+      learning_rate: A number; a schedule of a run file, as {"Cosine": {...}}; or a function of the
+        round. By default the optimizer's in `settings.DEFAULTS`.
+      aggregation: `[peers] aggregation` of a run file: how peers' messages become one, "mean",
+        "median" or another rule that bears liars.
+      liars: `[peers] liars`: how many peers may lie, where the rule needs it.
+      links: `[links]` of a run file: upload_mbps, download_mbps, latency_seconds, and
+        tokens_per_second, which are examples here; each a number, or one for each peer.
+      faults: `[faults]` schedule of a run file, as [{"kind": "sign_flip", "peer": 2, "rounds": [3,
+        9]}].
+      verification_percent: Percentage of peers who recompute others' steps instead of training, and
+        have liars ejected.
+      max_round_train_time: Seconds on the links after which a round goes on without a message.
+      seed: Seed of all randomness.
+      shuffle: Whether examples come in random order, another in each pass over them.
+      micro_batch: Examples per gradient computation; by default the largest that fits into memory,
+        of batch_size, its half, and so on; of a torch module, batch_size.
+      dtype: "float32"; or "bfloat16": what params and examples are cast to before loss_fn, while
+        params and states stay in float32.
+      layout: `[peers] layout`: "each", "shard_map", "pmap" or "vmap".
+      stacked: Top-level names of params whose arrays have a leading axis of layers, for
+        Muon's and AdaDistro's matrices, and the blocks of DisTrO and SparseLoCo; none with others.
+      eval_every: Rounds between measurements of eval_data.
+      correlation_every: Rounds between correlations of the peers' local params; None for none.
+      log_dir: Where train.csv, validation.csv, correlation.csv and config.json are written.
+      checkpoint_dir: Where checkpoints are kept. Called again with the same arguments after a kill,
+        it goes on from the newest and ends with the same bits; with more steps it goes further.
+      checkpoint_every: Rounds between checkpoints.
+      on_round: Called after each round with its numbers, those of `Result.train`; for loggers.
+      show_progress: Whether progress is shown.
+
+    Raises:
+      LockstepError: An argument or a setting of JAX is not what was expected, as 64 bits, or the
+        loss is not finite.
+    """
+    given = {
+        "peers": peers,
+        "steps": steps,
+        "batch_size": batch_size,
+        "aggregation": aggregation,
+        "liars": liars,
+        "links": {} if links is None else links,
+        "faults": faults,
+        "verification_percent": verification_percent,
+        "max_round_train_time": max_round_train_time,
+        "seed": seed,
+        "shuffle": shuffle,
+        "micro_batch": micro_batch,
+        "dtype": dtype,
+        "layout": layout,
+        "stacked": stacked,
+        "eval_every": eval_every,
+        "correlation_every": correlation_every,
+    }
+    devices.check_settings("simulate")
+    told = {"on_round": on_round, "show_progress": show_progress}
+    arguments.check(given | told | {"checkpoint_every": checkpoint_every})
+    asked = settings.asked_of(optimizer, learning_rate, given)
+    round_settings = asked.round_settings(optimizer)
+    of_peers = examples.of_peers(train_data, peers, seed, shuffle=shuffle)
+    held_out = examples.held_out(train_data, eval_data, peers)
+    build = partial(settings.the_optimizer, asked, optimizer, learning_rate)
+    if torch_module.is_module(params):
+        asked = settings.of_torch(asked)
+        module = TorchModule(params, loss_fn, asked.micro_batch)
+        first, built = module.first, build(sorted(module.first))
+        programs: Programs = WorkloadPrograms(module, built, module, seed, lot=asked.rows_of_a_step)
+    else:
+        nesting = Nesting(params)
+        first = nesting.nested(params)
+        shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), first)
+        task = LossTask(loss_fn, nesting, shapes, jnp.dtype(dtype), seed)
+        task.check(of_peers[0].take(np.arange(batch_size)).examples)
+        programs = Programs(task, build(sorted(first)), lot=asked.rows_of_a_step)
+    settings.check_signs(asked.faults, programs.form)
+    logs_in = arguments.folder("log_dir", log_dir)
+    checkpoints_in = arguments.folder("checkpoint_dir", checkpoint_dir)
+    described = asked.model_dump(mode="json") | {
+        "params": tree_hash(first),
+        "examples": [data.examples.count for data in of_peers],
+        "messages": programs.form.header.hex(),
+        "environment": {"jax": jax.__version__, "device": jax.devices()[0].device_kind}
+        | devices.other_settings()
+        | programs.environment,
+    }
+    if callable(learning_rate):
+        described["learning_rate"] = "function"
+    kept = Kept(checkpoints_in, checkpoint_every, described)
+    return take_rounds(
+        Problem(asked, round_settings, programs, of_peers, held_out, first),
+        kept,
+        Log(logs_in, kept.settings),
+        on_round,
+        show_progress=show_progress,
+    )

@@ -1,0 +1,164 @@
+"""A torch module that `simulate` trains: gradients are torch's, all else is as with JAX.
+
+It is bound as a workload's worker binds its model, but in this process: peers take turns with one
+module, so however many there are, there is one model and one torch.
+"""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import jax
+import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+from lockstep.errors import LockstepError
+from lockstep.optim.optimizer import Tree
+from lockstep.simulation.arguments import check_call
+from lockstep.simulation.loss_task import PeerRows
+
+TorchLoss = Callable[[Any, Any], Any]
+"""loss_fn(module, batch) -> scalar tensor."""
+
+
+def is_module(params: Any) -> bool:
+    """Return whether that is a torch module; torch is imported, if it is."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(params, torch.nn.Module)
+
+
+class TorchModule:
+    """Computes a module's losses and gradients; a `Computes`, and the `Task` of such a simulation.
+
+    Args:
+      module: The module; its params change while it is trained.
+      loss_fn: Returns the mean loss of a batch.
+      micro_batch: Examples of a gradient computation.
+
+    Raises:
+      LockstepError: The module has no params to train, or loss_fn cannot be called so.
+    """
+
+    def __init__(self, module: Any, loss_fn: TorchLoss, micro_batch: int):
+        from parts.workload.python.lockstep_worker import bits, torch_workload
+
+        class GivenModule(torch_workload.TorchWorkload):
+            """The module that was given."""
+
+            def model(self) -> Any:
+                return module
+
+            def loss(self, model: Any, rows: Any) -> Any:
+                return loss_fn(model, rows)
+
+            def runtime_device(self) -> str:
+                return str(next(module.parameters()).device)
+
+        check_call(loss_fn, "loss_fn", "loss_fn(module, batch) -> scalar", module, None)
+        if not any(parameter.requires_grad for parameter in module.parameters()):
+            raise LockstepError(
+                f"simulate: params is a {type(module).__name__} without a param that requires a "
+                "gradient, expected a module to train"
+            )
+        self.shards = Path()  # no examples of `simulate` are files
+        self.micro_batch, self._bits, self._loss_fn = micro_batch, bits, loss_fn
+        self._bound = GivenModule({}).bind(0, lambda name: True)
+        self._names = {
+            tuple(tensor["name"].split(".")): tuple(tensor["shape"])
+            for tensor in self._bound.tensors
+        }
+        made = [_named({n: np.zeros(s, np.float32) for n, s in self._names.items()}) for _ in "pg"]
+        self._params, self._grads = made
+        self._bound.open(self._params, self._grads)
+        self._bound.init()
+        self.first = self._tree(self._params)
+
+    # ---- The task ----
+
+    @property
+    def shapes(self) -> Tree:
+        """Shapes and dtypes of the params: nested by the parts of their names."""
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), self.first)
+
+    @property
+    def imprecise(self) -> NoReturn:
+        """There is no other precision."""
+        raise LockstepError(
+            "simulate: faults: wrong_precision, expected none of that kind with a torch module, "
+            "whose precision is its own"
+        )
+
+    @property
+    def nesting(self) -> "TorchModule":
+        """How params are named for others: `restored`."""
+        return self
+
+    def restored(self, nested: Tree) -> dict[str, Any]:
+        """Return params as a state dict of tensors, by their names in the module."""
+        torch = sys.modules["torch"]
+        arrays = flatten_dict(jax.tree.map(np.array, nested), sep=".")
+        return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+    # ---- What it computes ----
+
+    @property
+    def measures(self) -> bool:
+        """It gives the loss of any batch."""
+        return True
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What of torch can change the bits of a result."""
+        found = self._bits.environment(str(self._bound.device))
+        return {f"torch_{name}": str(value) for name, value in found.items()}
+
+    def gradient(self, params: Tree, rows_N: PeerRows, seed: int) -> tuple[float, Tree]:
+        """Return the mean loss of some examples, and its gradient: NumPy arrays."""
+        self._take(params)
+        self._bits.seed_generators(seed)
+        count, total = len(rows_N.peer), 0.0
+        self._bound.begin()
+        for first in range(0, count, self.micro_batch):
+            batch = jax.tree.map(lambda x, at=first: x[at : at + self.micro_batch], rows_N)
+            weight = len(batch.peer) / count
+            total += weight * self._bound.accumulate(self._tensors(batch.examples), weight)
+        self._bound.finish()
+        return total, self._tree(self._grads)
+
+    def measure(self, params: Tree, batch: Tree) -> float:
+        """Return the mean loss of a batch, as the module is when it does not train."""
+        torch = sys.modules["torch"]
+        self._take(params)
+        module = self._bound.state()
+        module.eval()
+        with torch.no_grad():
+            return float(self._loss_fn(module, self._tensors(batch)))
+
+    def close(self) -> None:
+        """There is no process."""
+
+    # ---- Arrays and tensors ----
+
+    def _take(self, params: Tree) -> None:
+        for name, leaf in flatten_dict(params, sep=".").items():
+            self._params[name][...] = leaf
+
+    def _tree(self, arrays: dict[str, np.ndarray]) -> Tree:
+        """Copies, nested."""
+        copies = {tuple(name.split(".")): array.copy() for name, array in arrays.items()}
+        return unflatten_dict(copies)
+
+    def _tensors(self, batch: Tree) -> Any:
+        """A batch as torch has it: integers in 64 bits, which its losses expect."""
+        torch = sys.modules["torch"]
+
+        def tensor(x: np.ndarray) -> Any:
+            wide = x.astype(np.int64) if x.dtype.kind in "iu" and x.dtype != np.uint8 else x
+            return torch.from_numpy(np.ascontiguousarray(wide)).to(self._bound.device)
+
+        return jax.tree.map(tensor, batch)
+
+
+def _named(arrays: dict[tuple[str, ...], np.ndarray]) -> dict[str, np.ndarray]:
+    return {".".join(name): array for name, array in arrays.items()}

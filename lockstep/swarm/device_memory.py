@@ -1,0 +1,211 @@
+"""The memory that peers and their programs need on a device, from XLA's own plan of each.
+
+Programs are compiled as training compiles them, and not run: nothing of their size is allocated.
+"""
+
+import math
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from lockstep.optim.optimizer import RoundPeers, Tree
+from lockstep.programs.placement import DeviceGroup, PlannedGroup, device_groups
+from lockstep.programs.replica import Replica
+from lockstep.programs.train_step import Programs, Work
+from lockstep.swarm.round_settings import RoundSettings
+from pipeline import runfile
+from pipeline.stage import memory
+
+
+class ProgramMemory(NamedTuple):
+    """Bytes of a program on one device.
+
+    Attributes:
+      arguments: Its arguments.
+      outputs: Its results; those that are donated arguments take no memory of their own.
+      donated: Arguments in whose memory results are written.
+      temporary: What it needs while it runs.
+    """
+
+    arguments: int
+    outputs: int
+    donated: int
+    temporary: int
+
+    @classmethod
+    def of(cls, program: jax.stages.Wrapped, *arguments: Tree) -> "ProgramMemory | None":
+        """Return what XLA says of a program for such arguments; None if this backend is silent."""
+        found = program.lower(*arguments).compile().memory_analysis()
+        return found and cls(
+            found.argument_size_in_bytes,
+            found.output_size_in_bytes,
+            found.alias_size_in_bytes,
+            found.temp_size_in_bytes,
+        )
+
+    @property
+    def beyond(self) -> int:
+        """Bytes besides those of the arguments."""
+        return self.outputs - self.donated + self.temporary
+
+
+class DeviceMemory(NamedTuple):
+    """Bytes that a run's arrays and programs take on the devices here.
+
+    Attributes:
+      groups: Number of device groups that peers run on.
+      parts: Devices of a group, `[peers] fsdp`.
+      peers: Number of peers.
+      agreed: Params and the optimizer's one copy, on each device.
+      own: What one peer owns, on a device.
+      message: A peer's message, as arrays.
+      large: Whether messages are on disk, and merged one array at a time.
+      step: A peer's step, of which each device runs one at a time.
+      receive: The update of all, which the first device computes.
+      measure: The loss of some held-out rows.
+      limit: What a device has.
+      process: What this process takes with all programs loaded and no arrays, if it was measured.
+      in_one: Whether all devices are of one memory, as the processors of a machine are.
+    """
+
+    groups: int
+    parts: int
+    peers: int
+    agreed: int
+    own: int
+    message: int
+    large: bool
+    step: ProgramMemory
+    receive: ProgramMemory
+    measure: ProgramMemory
+    limit: int
+    process: int | None
+    in_one: bool
+
+    @property
+    def of_limit(self) -> int:
+        """Bytes to compare with `limit`: of one device, or of all that are of one memory."""
+        return self.of_all if self.in_one else self.of_device
+
+    @property
+    def of_device(self) -> int:
+        """Bytes of one device at the worst moment, if each has its own memory."""
+        turns = -(-self.peers // self.groups)
+        return self._worst(1, turns)
+
+    @property
+    def of_all(self) -> int:
+        """Bytes of all devices together at the worst moment."""
+        return self.parts * self._worst(self.groups, self.peers)
+
+    @property
+    def of_process(self) -> int | None:
+        """Bytes of the whole process at the worst moment, if devices are of one memory.
+
+        That is while rounds go on and a checkpoint is saved: with a copy of all state; with the
+        state of the start; and with all messages on the host, as bytes and as these decode, or one
+        of them where they are large. The allocator's pool has the buffers of a step twice: they
+        seldom fit where those of the last one lay. It was 1.4 times after 4 rounds of a large
+        model, and 2.6 times after 200 of a small one (benchmarks/RESULTS.md).
+        """
+        if self.process is None:
+            return None
+        start, state = self.agreed + self.own, self.agreed + self.peers * self.own
+        messages = self.message * (1 if self.large else 2 * self.peers)
+        pool = self.groups * self.step.beyond
+        return self.process + self.of_all + self.parts * (start + state + messages + pool)
+
+    def _worst(self, groups: int, peers: int) -> int:
+        held = 0 if self.large else peers - groups  # large ones leave before the next step begins
+        if self.in_one:  # all of them leave, but what was before it is becoming bytes meanwhile
+            held = min(peers - groups, groups)
+        stepping = groups * self.step.beyond + held * self.message
+        # what it makes is copied to every group before the old copies are gone
+        receiving = self.receive.arguments + self.receive.beyond + (groups - 2) * self.agreed
+        measuring = groups * self.measure.beyond
+        return groups * self.agreed + peers * self.own + max(stepping, receiving, measuring)
+
+
+def run_memory(run: runfile.Run, programs: Programs) -> DeviceMemory | None:
+    """Return what a run takes on the devices here; None if this backend does not tell."""
+    settings, size = RoundSettings.of(run), run.peers.micro_batch
+    row_1W = np.zeros((1, run.llm.max_seq_len), np.int32)
+    work = programs.work(row_1W, settings.capacity(settings.trainers), size)
+    rows_BW = np.zeros((size, run.llm.max_seq_len), np.int32)
+    found = device_memory(programs, run.peers.count, work, rows_BW)
+    if found is None or not found.in_one:
+        return found
+    # a program is loaded for each device; a machine's processors hold them in one memory
+    for group in _groups(programs, run.peers.count)[1:]:
+        planned, own = _planned(programs, group)
+        ProgramMemory.of(programs.peer_step, *planned.arguments(own, work, 1))
+        ProgramMemory.of(programs.measure, planned.params, planned.group.put_rows(rows_BW, axis=0))
+    return found._replace(process=memory.resident())
+
+
+def device_memory(
+    programs: Programs, peers: int, work: Work, measured_B: Tree | None = None
+) -> DeviceMemory | None:
+    """Return what peers take on the devices here; None if this backend does not tell.
+
+    It is that of layout "each", the only one that runs a peer's step as a program of its own.
+
+    Args:
+      programs: The programs of the peers.
+      peers: Number of peers.
+      work: A peer's work of a round; only its shape counts.
+      measured_B: Held-out rows that are measured at once, arrays [B, ...]; None if there are none.
+    """
+    groups = _groups(programs, peers)
+    replica, own = _planned(programs, groups[0])
+    group, like = replica.group, programs.form.like
+    stacked = jax.tree.map(lambda x: jax.ShapeDtypeStruct((peers, *x.shape), x.dtype), like)
+    absent = RoundPeers.synchronous(np.zeros(peers, np.int32))
+    absent, step = group.put_whole((absent, np.int32(1)))
+    step_memory = ProgramMemory.of(programs.peer_step, *replica.arguments(own, work, 1))
+    agreed = replica.params, replica.shared, step
+    if programs.merges_in_parts:
+        receive = ProgramMemory.of(programs.take, group.put(like), *agreed)
+    else:
+        receive = ProgramMemory.of(programs.receive, group.put(stacked), absent, *agreed)
+    measure: ProgramMemory | None = ProgramMemory(0, 0, 0, 0)
+    if measured_B is not None:
+        rows_B = group.put_rows(measured_B, axis=0)
+        measure = ProgramMemory.of(programs.measure, replica.params, rows_B)
+    if None in (receive, step_memory, measure):
+        return None
+    return DeviceMemory(
+        groups=len(groups),
+        parts=programs.parts,
+        peers=peers,
+        agreed=_bytes((replica.params, replica.shared)),
+        own=_bytes(own),
+        message=_bytes(group.put(like)),
+        large=programs.form.large,
+        step=step_memory,
+        receive=receive,
+        measure=measure,
+        limit=(group.devices[0].memory_stats() or {}).get("bytes_limit") or memory.total(),
+        process=None,
+        in_one=group.devices[0].platform == "cpu",
+    )
+
+
+def _groups(programs: Programs, peers: int) -> list[DeviceGroup]:
+    return device_groups(jax.devices(), programs.parts)[:peers]
+
+
+def _planned(programs: Programs, group: DeviceGroup) -> tuple[Replica, Tree]:
+    """Return what peers agree on, and what one of them owns, as they would lie on a group."""
+    params, planned = programs.task.shapes, PlannedGroup(group.devices)
+    own, shared = jax.eval_shape(programs.optimizer.init, params)
+    return Replica.put(programs, planned, params, shared), planned.put(own)
+
+
+def _bytes(tree: Tree) -> int:
+    """Bytes of arrays on one device."""
+    return sum(
+        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+        for leaf in jax.tree.leaves(tree)
+    )

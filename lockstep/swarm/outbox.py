@@ -1,0 +1,113 @@
+"""Messages on their way: each becomes bytes, and what these decode to, while others train."""
+
+import base64
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Semaphore
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from lockstep.optim.optimizer import Tree
+from lockstep.protocol.round import Decision, Round
+from lockstep.wire import bound, exchange
+from lockstep.wire import message as wire
+from lockstep.wire.exchange import Sent
+
+
+class Packed(NamedTuple):
+    """A message as it leaves its peer.
+
+    message: What its bytes decode to. sent: These, with the commitment. largest: See `bound`.
+    """
+
+    message: Tree
+    sent: Sent
+    largest: float
+
+
+@dataclass(frozen=True)
+class Outbox:
+    """The thread that packs the messages of a training, one after the other.
+
+    Attributes:
+      form: The form of the run's messages.
+      folder: Where large ones lie meanwhile; None is the system's folder of temporary files.
+    """
+
+    form: wire.Form
+    folder: Path | None = None
+    _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "outbox"))
+    _one_large: Semaphore = field(default_factory=lambda: Semaphore(1))  # on the host at a time
+
+    def put(self, message: Tree, peer: int, round_: Round) -> "Future[Packed]":
+        """Take a peer's message to the host, and pack it.
+
+        Waits for the message, and with a large one for the one before it to be on disk. The caller
+        lets go of it. The future raises a `WireError` if it is none: a process may send anything
+        of its shape, and a step may come to NaN.
+        """
+        if not self.form.large:
+            return self._thread.submit(self._pack, jax.device_get(message), peer, round_)
+        jax.block_until_ready(message)
+        self._one_large.acquire()
+        arrays = jax.device_get(jax.tree.leaves(message))
+        return self._thread.submit(self._spool, arrays, peer, round_)
+
+    def _pack(self, message: Tree, peer: int, round_: Round) -> Packed:
+        return self._received(exchange.send(message, peer, round_, self.form), peer, round_)
+
+    def _spool(self, arrays: list[np.ndarray], peer: int, round_: Round) -> Packed:
+        try:
+            sent = exchange.send_spooled(arrays, peer, round_, self.form, self.folder)
+        finally:
+            self._one_large.release()
+        return self._received(sent, peer, round_)
+
+    def _received(self, sent: Sent, peer: int, round_: Round) -> Packed:
+        message = wire.decode(sent.payload, self.form)
+        if self.form.kept:  # others are large: hashed but once
+            exchange.check(message, sent.commitment, peer, round_, self.form)
+        return Packed(message, sent, bound.largest(message))
+
+
+class TravellingMessages:
+    """Messages that are merged in a later round than their own, until they are.
+
+    By peer and round; the record of rounds has what becomes of them.
+    """
+
+    def __init__(self) -> None:
+        self._messages: dict[tuple[int, int], Tree] = {}
+
+    def take(
+        self, received: Mapping[int, Tree], round_: Round, decision: Decision
+    ) -> dict[int, Tree]:
+        """Return the messages that a round merges, by peer, and keep those that travel on.
+
+        Args:
+          received: Those of the round's own.
+          round_: The round.
+          decision: What it came to.
+        """
+        older = {p: (p, one.step) for p, one in round_.travelling.items()}
+        there = {p: self._messages.pop(key) for p, key in older.items()} | dict(received)
+        for peer in decision.travelling:
+            self._messages[older.get(peer, (peer, round_.step))] = there[peer]
+        return {peer: there[peer] for peer in decision.applied}
+
+    def to_json(self, form: wire.Form) -> list:
+        """Return them as `json.dumps` takes them: (peer, round, bytes in base64)."""
+        return [
+            [*key, base64.b64encode(wire.encode(message, form)).decode()]
+            for key, message in sorted(self._messages.items(), key=lambda item: item[0])
+        ]
+
+    def restore(self, saved: list, form: wire.Form) -> None:
+        """Restore what `to_json` returned."""
+        self._messages = {
+            (peer, step): wire.decode(base64.b64decode(text), form) for peer, step, text in saved
+        }

@@ -1,0 +1,349 @@
+"""Simulated peers on the devices there are: in turns where peers outnumber device groups."""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import replace
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import numpy as np
+
+from lockstep.optim.optimizer import Tree
+from lockstep.programs.placement import DeviceGroup, device_groups
+from lockstep.programs.replica import Replica
+from lockstep.programs.train_step import Programs, Work
+from lockstep.transcript.state import State
+from lockstep.wire.commitment import tree_hash
+from parts.workload.process.messages import WorkerError
+from pipeline.language_model import held_out
+
+log = logging.getLogger(__name__)
+
+
+class Rows(Protocol):
+    """The rows of a run's data, or some of them: `Sequences`, or those that a bundle holds."""
+
+    def take(self, indices_N: np.ndarray) -> Tree:
+        """Return the rows at these indices of the run's order: arrays [N, ...]."""
+
+
+def to_host(message: Tree, peer: int) -> Tree:
+    """Return a peer's message, on the host: the default `RoundSteps.pack`."""
+    del peer
+    return jax.device_get(message)
+
+
+class RoundSteps(NamedTuple):
+    """The steps that a round asks for.
+
+    Attributes:
+      work: Work by peer; the others take no step.
+      number: The round, from 1.
+      imprecise: Peers that compute in another precision than the run's.
+      hashed: Whether peers commit to what they own after the step, and hold what they owned before
+        it, since some of them are to show it (`RunningPeers.before`).
+      pack: Called with each message as soon as it is there, on a device or the host, and its peer,
+        while others may be at their steps: pack(message, peer). Nobody else holds on to it.
+    """
+
+    work: Mapping[int, Work]
+    number: int
+    imprecise: frozenset[int] = frozenset()
+    hashed: bool = False
+    pack: Callable[[Tree, int], Any] = to_host
+
+
+class Done(NamedTuple):
+    """What a peer did.
+
+    message: What `RoundSteps.pack` made of its message, by default the message itself. loss: Its
+      mean loss before the round, nats per token. state: Hash of what it owns after its step, where
+      that was asked for. seconds: Of real time until its message was there; 0 where peers take
+      turns.
+    """
+
+    message: Any
+    loss: float
+    state: str | None = None
+    seconds: float = 0.0
+
+
+class RunningPeers(Protocol):
+    """The peers of a run as a round sees them, wherever they are: here, or each in a process.
+
+    Who comes and goes is by default as it is where peers have no processes of their own.
+
+    Attributes:
+      programs: The run's programs.
+      count: How many peers the run has.
+      absent: Peers whose process is gone, or whose state is.
+    """
+
+    programs: Programs
+    count: int
+    absent: frozenset[int]
+
+    def where(self, peer: int) -> str:
+        """Return where a peer runs, for the log."""
+
+    def returned(self) -> tuple[int, ...]:
+        """Return the absent peers that are there again and can join."""
+        return tuple(sorted(self.absent))
+
+    def await_return(self) -> tuple[int, ...]:
+        """Wait until an absent peer is there again, and return what `returned` does.
+
+        It returns no peer where none can be expected to return.
+        """
+        return self.returned()
+
+    def part(self, members: Set[int]) -> tuple[int, ...]:
+        """Let go of the members that asked to leave, and return them."""
+        del members
+        return ()
+
+    def step(self, asked: RoundSteps) -> dict[int, Done]:
+        """Take the step of every peer that has work; a peer that is lost meanwhile is absent."""
+
+    def sit_out(self, idle: Set[int], step: int) -> None:
+        """Have present peers that take no step in a round adopt the last round's commit."""
+
+    def own(self, peer: int) -> Tree:
+        """Return a copy on the host of what a peer owns."""
+
+    def before(self, peer: int) -> Tree | None:
+        """Return a copy of what a peer owned before its last step, which was `hashed`.
+
+        None where the peer does not show it: it is lost.
+        """
+
+    def recompute(
+        self, cases: Sequence[tuple[int, Tree, Work]], step: int
+    ) -> list[tuple[Tree, str]]:
+        """Return message and state's hash of each recomputed step: (who, from what state, work)."""
+
+    def distrust(self, peer: int, why: str) -> None:
+        """Lose a peer for what it did: it is absent until it joins, or is taken back."""
+
+    def join(self, peer: int) -> None:
+        """Have a peer take over what the others agree on, with a new state of its own."""
+
+    def take_back(self, members: Set[int]) -> None:
+        """Have members that were silent, and are back, go on from their new state."""
+
+    def restart(self, peer: int) -> None:
+        """Give a peer that was silent a new state of its own, at the others' params."""
+
+    def receive(
+        self,
+        messages: Mapping[int, Tree],
+        sequences: Mapping[int, int],
+        step: int,
+        ages: Mapping[int, int] | None = None,
+    ) -> None:
+        """Apply, for all peers, the messages that the round decided on.
+
+        Args:
+          messages: Messages by peer.
+          sequences: How many sequences each of these peers was assigned for its message.
+          step: The round, from 1.
+          ages: The messages of earlier rounds, in versions of their fragment.
+        """
+
+    def measure(self, lots: Sequence[Tree]) -> list[np.ndarray]:
+        """Return what the task measures of each lot of rows, at the params that all agree on."""
+
+    def params_hash(self) -> str:
+        """Return the hash of the params that all agree on."""
+
+    def params(self) -> Tree:
+        """Return a copy on the host of the params that all agree on."""
+
+    def state(self) -> State:
+        """Return a copy of the whole state on the host."""
+
+    def close(self) -> None:
+        """Let go of the peers' processes, if they have any."""
+
+
+class SimulatedPeers(RunningPeers):
+    """The peers' state on devices, and the programs that change it, a round at a time.
+
+    `peer_step` is dispatched once for each peer on its device group (`layout = "each"`): the
+    program that an audit replays.
+
+    Args:
+      programs: The run's jitted programs.
+      state: State to begin with.
+      devices: Devices to spread the peers over.
+      absent: Peers that were absent when `state` was saved.
+    """
+
+    def __init__(
+        self,
+        programs: Programs,
+        state: State,
+        devices: Sequence[jax.Device],
+        absent: Iterable[int] = (),
+    ):
+        self.programs, self.absent = programs, frozenset(absent)
+        self.count = len(state.own)
+        self.groups = self._choose(device_groups(devices, programs.parts))
+        self._replicas = self._spread(state.params, state.shared)
+        self._own = self._put_own(state.own)
+        self._before: dict[int, Tree] = {}
+
+    def group_of(self, peer: int) -> DeviceGroup:
+        """Return where a peer runs; peers beyond the number of groups run in turns."""
+        return self.groups[peer % len(self.groups)]
+
+    def where(self, peer: int) -> str:
+        """Return where a peer runs, for the log."""
+        return str(self.group_of(peer))
+
+    def step(self, asked: RoundSteps) -> dict[int, Done]:
+        """Take the step of every peer that has work; the others' state stays as it is."""
+        # a step that waits for its turn on a CPU holds its memory already, as a large message does
+        one_by_one = jax.default_backend() == "cpu" or self.programs.form.large
+        results: dict[int, tuple[Tree, jax.Array]] = {}
+        latest: dict[DeviceGroup, int] = {}
+        done: dict[int, Done] = {}
+        failed: dict[int, WorkerError] = {}
+        self._before = {peer: self.own(peer) for peer in asked.work} if asked.hashed else {}
+        for peer, given in asked.work.items():
+            replica = self._replica_of(peer)
+            if one_by_one and (before := latest.pop(replica.group, None)) is not None:
+                done[before] = _done(results.pop(before), before, asked)
+            if peer in asked.imprecise:
+                replica = replace(replica, programs=self.programs.imprecise)
+            try:
+                result = replica.step(self._own[peer], given, asked.number)
+            except WorkerError as error:  # of a workload
+                failed[peer] = error
+                continue
+            results[peer], latest[replica.group] = (result.message, result.loss), peer
+            self._own[peer] = result.own
+            del result
+        self._lose(failed, asked)
+        if not one_by_one:
+            for x in jax.tree.leaves([message for message, _ in results.values()]):
+                x.copy_to_host_async()
+        # only now wait, for one after the other: the groups work side by side, and the others go on
+        done |= {peer: _done(results.pop(peer), peer, asked) for peer in list(results)}
+        return {
+            peer: one._replace(state=tree_hash(self.own(peer))) if asked.hashed else one
+            for peer, one in ((peer, done[peer]) for peer in asked.work if peer in done)
+        }
+
+    def sit_out(self, idle: Set[int], step: int) -> None:
+        """Have present peers that take no step in a round adopt the last round's commit."""
+        for peer in sorted(idle):
+            self._own[peer] = self._replica_of(peer).align(self._own[peer], step)
+
+    def own(self, peer: int) -> Tree:
+        """Return a copy on the host of what a peer owns."""
+        return jax.tree.map(np.array, self._own[peer])
+
+    def before(self, peer: int) -> Tree | None:
+        """Return what a peer owned before its last step: it is here, so nobody withholds it."""
+        return self._before[peer]
+
+    def recompute(
+        self, cases: Sequence[tuple[int, Tree, Work]], step: int
+    ) -> list[tuple[Tree, str]]:
+        """Return message and state's hash of each recomputed step: (who, from what state, work)."""
+        replicas = [(self._replica_of(peer), own, work) for peer, own, work in cases]
+        results = [replica.step(replica.group.put(own), w, step) for replica, own, w in replicas]
+        results = jax.device_get([(result.message, result.own) for result in results])
+        return [(message, tree_hash(own)) for message, own in results]
+
+    def distrust(self, peer: int, why: str) -> None:
+        """Lose a peer for what it did: it is absent until it joins, or is taken back."""
+        log.info(f"train: peer {peer} is lost: {why}")
+        self.absent |= {peer}
+
+    def join(self, peer: int) -> None:
+        """Give a peer a new state of its own: here it has what the others agree on."""
+        self.absent -= {peer}
+        self.restart(peer)
+
+    def take_back(self, members: Set[int]) -> None:
+        """Have members that were silent go on from their new state."""
+        self.absent -= members
+
+    def restart(self, peer: int) -> None:
+        """Give a peer a new state of its own, at the params that the others have."""
+        self._own[peer] = self._replica_of(peer).new_own()
+
+    def receive(
+        self,
+        messages: Mapping[int, Tree],
+        sequences: Mapping[int, int],
+        step: int,
+        ages: Mapping[int, int] | None = None,
+    ) -> None:
+        """Apply, for all peers, the messages that the round decided on."""
+        after = self._first.receive(messages, sequences, self.count, step, ages)
+        self._replicas = self._spread(after.params, after.shared)
+
+    def measure(self, lots: Sequence[Tree]) -> list[np.ndarray]:
+        """Return what the task measures of each lot of rows, on all groups side by side."""
+        return held_out.on_groups(self.programs.measure, self.params_on)(lots)
+
+    def params_hash(self) -> str:
+        """Return the hash of the params that all agree on."""
+        return tree_hash(jax.device_get(self._first.params))
+
+    def params(self) -> Tree:
+        """Return a copy on the host of the params that all agree on."""
+        return jax.tree.map(np.array, self._first.params)
+
+    @property
+    def params_on(self) -> dict[DeviceGroup, Tree]:
+        """The params, one copy on each group."""
+        return {group: replica.params for group, replica in self._replicas.items()}
+
+    @property
+    def shared(self) -> Tree:
+        """The optimizer's one copy, on the first group."""
+        return self._first.shared
+
+    def state(self) -> State:
+        """Return a copy of the whole state on the host."""
+        own = tuple(self._own_by_peer())
+        return jax.tree.map(np.array, State(self._first.params, self._first.shared, own))
+
+    def _lose(self, failed: Mapping[int, WorkerError], asked: RoundSteps) -> None:
+        """Lose peers whose workload failed; where it failed all, it is no peer's fault."""
+        if failed and failed.keys() == asked.work.keys():
+            raise next(iter(failed.values()))
+        for peer, error in failed.items():
+            self.distrust(peer, str(error))
+
+    @property
+    def _first(self) -> Replica:
+        return self._replicas[self.groups[0]]
+
+    def _replica_of(self, peer: int) -> Replica:
+        return self._replicas[self.group_of(peer)]
+
+    def _spread(self, params: Tree, shared: Tree) -> dict[DeviceGroup, Replica]:
+        """One copy of what peers agree on, on each group. Computed once: copies cannot differ."""
+        return {group: Replica.put(self.programs, group, params, shared) for group in self.groups}
+
+    # What a fused layout has otherwise
+
+    def _choose(self, groups: list[DeviceGroup]) -> list[DeviceGroup]:
+        return groups[: self.count]
+
+    def _put_own(self, own: Sequence[Tree]) -> list[Tree]:
+        return [self.group_of(peer).put(tree) for peer, tree in enumerate(own)]
+
+    def _own_by_peer(self) -> list[Tree]:
+        return self._own
+
+
+def _done(result: tuple[Tree, jax.Array], peer: int, asked: RoundSteps) -> Done:
+    """What a peer did, once its step is over."""
+    message, loss = result
+    return Done(asked.pack(message, peer), float(loss))

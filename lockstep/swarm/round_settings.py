@@ -1,0 +1,131 @@
+"""What a round reads of a run, whoever asks for it: a run file, or `simulate`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from lockstep.methods.optimizer_table import OptimizerDecoupledDiLoCo, OptimizerVariant
+from lockstep.programs.train_step import Programs, Work
+from lockstep.protocol import consensus, links
+from lockstep.protocol.pace import Pace, steps_of
+from lockstep.protocol.round import Evidence, Round
+from lockstep.protocol.run_state import Settings
+from lockstep.swarm.peers import Rows
+from pipeline import runfile
+
+
+@dataclass(frozen=True)
+class RoundSettings:
+    """What a round reads of a run.
+
+    Attributes:
+      coordinator: `[config]`, as the coordinator reads it.
+      links: `[links]`.
+      peers: Number of peers.
+      seed: `[peers] seed`.
+      row_tokens: Tokens of a row, by which `[links]` and the batch ramp count.
+      most_rows: Rows of the largest batch, over all peers. Shapes follow from it, not from a
+        round's own batch, so that a batch ramp compiles nothing anew.
+      micro_batch: Rows of a gradient computation.
+      stores_epochs: Whether a peer stores the params that end an epoch.
+      pace: How rounds go on without those that are late; None where they wait for all.
+    """
+
+    coordinator: Settings
+    links: runfile.Links
+    peers: int
+    seed: int
+    row_tokens: int
+    most_rows: int
+    micro_batch: int
+    stores_epochs: bool = False
+    pace: Pace | None = None
+
+    @classmethod
+    def of(cls, run: runfile.Run) -> "RoundSettings":
+        """Return the settings of a run file."""
+        return cls(
+            coordinator=run.config,
+            links=run.links,
+            peers=run.peers.count,
+            seed=run.peers.seed,
+            row_tokens=run.llm.max_seq_len,
+            most_rows=run.config.global_batch_size_end,
+            micro_batch=run.peers.micro_batch,
+            stores_epochs=bool(run.config.checkpointers),
+            pace=pace_of(
+                run.llm.optimizer,
+                links.speeds(run.links, run.peers.count),
+                run.rows_of_a_step,
+                batch=run.config.global_batch_size_end,
+                settle_every=run.witness.snapshot_every,
+                last=run.config.total_steps,
+            ),
+        )
+
+    @property
+    def trainers(self) -> int:
+        """The peers that train where all take part; the others verify."""
+        return self.peers - self.peers * self.coordinator.verification_percent // 100
+
+    @property
+    def on_wall_clock(self) -> bool:
+        """Whether real time decides who is late."""
+        return self.links.clock == "wall"
+
+    def closes(self, round_: Round, evidence: Evidence) -> float:
+        """Return the seconds after its start at which a round waits for no further message."""
+        return consensus.closes(self.pace, round_, evidence, self.coordinator)
+
+    def work(self, programs: Programs, data: Rows, span: tuple[int, int], trainers: int) -> Work:
+        """Return the work of a peer that is assigned the rows of `span`, first to last.
+
+        Args:
+          programs: The run's programs.
+          data: The peer's rows.
+          span: Where they are in the run's order.
+          trainers: Peers that train in the round; their number decides the shape.
+        """
+        rows_N = data.take(np.arange(span[0], span[1] + 1))
+        return programs.work(rows_N, self.capacity(trainers), self.micro_batch)
+
+    def capacity(self, trainers: int) -> int:
+        """Return the most rows that one of so many trainers is assigned in any round."""
+        if self.pace:
+            return self.pace.rows * max(self.pace.steps)
+        return -(-self.most_rows // trainers)
+
+
+def pace_of(
+    optimizer: OptimizerVariant | None,
+    speeds: Sequence[float],
+    rows: int | None,
+    *,
+    batch: int,
+    settle_every: int,
+    last: int,
+) -> Pace | None:
+    """Return the pace of a run with Decoupled DiLoCo; None with another optimizer.
+
+    Args:
+      optimizer: Its table; None for one that has none.
+      speeds: Tokens per second of each peer.
+      rows: Rows of a local step; None with another optimizer.
+      batch: Rows of the largest round.
+      settle_every: Rounds after which nothing travels on; 0 for never.
+      last: The last round.
+    """
+    if not isinstance(optimizer, OptimizerDecoupledDiLoCo) or rows is None:
+        return None
+    return Pace(
+        quorum=optimizer.quorum,
+        grace_seconds=optimizer.grace_seconds,
+        max_age=optimizer.max_age,
+        fragments=optimizer.fragments,
+        rows=rows,
+        steps=steps_of(speeds, optimizer.steps_of_a_round),
+        batch=batch,
+        settle_every=settle_every,
+        last=last,
+    )

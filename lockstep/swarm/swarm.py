@@ -1,0 +1,305 @@
+"""One round of all peers, from their batches to the params they agree on next."""
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from lockstep.errors import LockstepError
+from lockstep.programs.train_step import Work
+from lockstep.protocol import driver, sketch
+from lockstep.protocol.coordinator import ClientState, CoordinatorError
+from lockstep.protocol.driver import RunProgress
+from lockstep.protocol.round import Evidence, Message, Round, Span
+from lockstep.swarm.agreement import Agreement
+from lockstep.swarm.delivery import Delivered, Delivery, SimulatedDelivery
+from lockstep.swarm.faults import FaultSchedule
+from lockstep.swarm.outbox import Outbox, Packed, TravellingMessages
+from lockstep.swarm.peers import Done, RoundSteps, Rows, RunningPeers
+from lockstep.swarm.round_settings import RoundSettings
+from lockstep.transcript.entry import Entry, EpochParams
+from lockstep.wire import bound
+from lockstep.wire import message as wire
+from lockstep.wire.exchange import Sent
+from lockstep.wire.sketches import sketch_of
+
+
+class Taken(NamedTuple):
+    """A round that was taken: its record, and what a transcript keeps of its messages, by sender.
+
+    payloads: The messages or, of ones too large to keep, their sketches. others: An equivocator's
+      other message, if messages are kept.
+    """
+
+    entry: Entry
+    payloads: dict[int, bytes]
+    others: dict[int, bytes]
+
+
+class Worked(NamedTuple):
+    """What became of the work of a round.
+
+    given: The work of each peer. done: What each of them did that was not lost. loss: Their mean
+      loss; None where nobody trained. silent: Members that took no part.
+    """
+
+    given: dict[int, Work]
+    done: dict[int, Done]
+    loss: float | None
+    silent: tuple[int, ...]
+
+
+class NotFiniteError(Exception):
+    """No peer's loss, or no peer's message, is finite: training diverged."""
+
+
+class Swarm:
+    """A run's peers, and all that a round of them needs.
+
+    data_of(peer) has the rows that the peer is assigned some of. timed(phase) is a block whose time
+    counts for a phase of the round. Messages go over simulated links by default; large ones lie in
+    the folder `spool` until the round is over, by default the system's of temporary files.
+    """
+
+    def __init__(  # noqa: PLR0913
+        self,
+        settings: RoundSettings,
+        peers: RunningPeers,
+        data_of: Callable[[int], Rows],
+        faults: FaultSchedule,
+        *,
+        delivery: Delivery | None = None,
+        spool: Path | None = None,
+        must_pause: Callable[[], bool] = bool,
+        timed: Callable[[str], AbstractContextManager[None]] = nullcontext,
+    ):
+        self.settings, self.peers, self.data_of, self.faults = settings, peers, data_of, faults
+        self.must_pause, self.timed = must_pause, timed
+        self.travelling = TravellingMessages()
+        self.outbox = Outbox(peers.programs.form, spool)
+        self.delivery = delivery or SimulatedDelivery(settings, peers.programs, faults, timed)
+        self.agreement = Agreement(settings, peers, faults, timed)
+
+    def take_round(self, progress: RunProgress) -> tuple[RunProgress, Taken | None]:
+        """Take the next round, or return None where the run has finished.
+
+        A run that was paused is resumed.
+
+        Raises:
+          NotFiniteError: No peer's loss is finite, or no peer's message.
+          LockstepError: Too few peers are left.
+        """
+        with self.timed("assign"):
+            progress, asked, round_ = self._begin(progress)
+            if round_ is None:
+                return progress, None
+            joined_params = self._join(round_)
+        worked = self._work(round_, progress.unready)
+        present = [peer for peer in round_.peers if peer not in worked.silent]
+        delivered = self.delivery.deliver(worked.done, round_, present)
+        evidence = _evidence(worked, delivered)
+        evidence = self.agreement.reach(evidence, round_, worked.given)
+
+        left = self.peers.part(set(present))
+        progress = driver.leave(progress, left)
+        paused = round_.step < self.settings.coordinator.total_steps and self.must_pause()
+        if paused:
+            progress = driver.pause(progress)
+        with self.timed("decide"):
+            progress, decision = driver.finish_round(progress, round_, evidence)
+        with self.timed("apply"):
+            applied = self.travelling.take(delivered.received, round_, decision)
+            self.peers.receive(applied, round_.sequences, round_.step, round_.ages)
+        progress, checkpointed = self._end_epoch(progress)
+        entry = Entry(
+            asked=asked,
+            left=left,
+            paused=paused,
+            round=round_,
+            joined_params=joined_params,
+            evidence=evidence,
+            decision=decision,
+            loss=worked.loss,
+            held_out_loss=None,
+            checkpointed=checkpointed,
+        )
+        return progress, Taken(entry, *self._kept(delivered, evidence, round_))
+
+    # ---- Before a round: who takes part ----
+
+    def _begin(self, progress: RunProgress) -> tuple[RunProgress, tuple[int, ...], Round | None]:
+        """The next round, and who asked to take part before it."""
+        if progress.pausing:
+            progress = driver.resume(progress)
+        step = progress.state.step
+        if progress.begun:
+            back = (*self.faults.asks(step), *self._sent_off(progress), *self.peers.returned())
+            asked = driver.may_ask(progress, back)
+        else:
+            away = self.faults.away(step) | self.peers.absent
+            asked = tuple(peer for peer in range(self.settings.peers) if peer not in away)
+        progress = driver.ask(progress, asked)
+        try:
+            progress, round_ = driver.next_round(progress)
+        except CoordinatorError:  # it waits: members that are away hear of it
+            early = self.faults.return_early(step) or self.peers.await_return()
+            back = driver.may_ask(progress, early)
+            asked = (*asked, *back)
+            try:
+                progress, round_ = driver.next_round(driver.ask(progress, back))
+            except CoordinatorError as error:
+                least = self.settings.coordinator.init_min_clients
+                raise LockstepError(
+                    f"[config] init_min_clients = {least}: fewer peers are left at round {step}, "
+                    f"and the run cannot go on: {error}"
+                ) from error
+        return progress, asked, round_
+
+    def _sent_off(self, progress: RunProgress) -> tuple[int, ...]:
+        """Present peers that left the epoch because no witness spoke; they ask again."""
+        away = self.faults.away(progress.state.step) | self.peers.absent | {*progress.left}
+        exited = progress.state.exited
+        gone = (record.peer for record in exited if record.state == ClientState.Withdrawn)
+        return tuple(peer for peer in gone if peer not in away)
+
+    def _join(self, round_: Round) -> str | None:
+        """Joining peers take over the others' params, and begin with a new state of their own."""
+        for peer in round_.joined:
+            self.peers.join(peer)
+        joined_params = self.peers.params_hash() if round_.joined else None
+        self.peers.take_back(set(round_.peers).difference(round_.joined))
+        return joined_params
+
+    # ---- Work: what was assigned, and what is really done ----
+
+    def _work(self, round_: Round, unready: tuple[int, ...]) -> Worked:
+        silent = {*self.faults.silence(round_), *unready}
+        silent |= self.peers.absent.intersection(round_.peers)
+        spans = {peer: span for peer, span in round_.assignment.items() if peer not in silent}
+        with self.timed("read"):
+            given = {peer: self._read(peer, span, round_) for peer, span in spans.items()}
+        with self.timed("train"):
+            done, loss = self._step(given, round_)
+            self.peers.sit_out(round_.idle.difference(silent), round_.step)
+
+        # Who was lost meanwhile did not take part, as far as the others can tell
+        silent |= (given.keys() - done.keys()) | self.peers.absent.intersection(round_.peers)
+        for peer in sorted(silent):  # its state is lost, or nobody knows it
+            self.peers.restart(peer)
+        return Worked(given, done, loss, tuple(sorted(silent)))
+
+    def _read(self, peer: int, span: Span, round_: Round) -> Work:
+        return self.settings.work(self.peers.programs, self.data_of(peer), span, round_.trainers)
+
+    def _step(
+        self, given: Mapping[int, Work], round_: Round
+    ) -> tuple[dict[int, Done], float | None]:
+        """What everybody with work did, and their mean loss.
+
+        A peer whose loss is not finite, or whose message is none, is lost, where not all are so.
+        """
+        if not given:
+            return {}, None
+        work = self.faults.work(given, round_, partial(self._read, round_=round_))
+        imprecise = self.faults.imprecise(given, round_.step)
+        pack = partial(self.outbox.put, round_=round_)
+        steps = RoundSteps(work, round_.step, imprecise, bool(round_.verifiers), pack)
+        taken = self.peers.step(steps)
+        if not taken:
+            return {}, None
+        done, bad = _packed(taken, step := round_.step)
+        if not done:
+            loss = sum(d.loss for d in taken.values())
+            if not np.isfinite(loss):
+                raise NotFiniteError(f"loss is {loss} at round {step}")
+            if not any(isinstance(why, wire.NotFiniteValueError) for why in bad.values()):
+                peer, why = next(iter(bad.items()))
+                raise LockstepError(f"peer {peer}: {why}, expected one of some peer")
+            raise NotFiniteError(
+                f"no peer's message is finite at round {step}: gradients are infinite or NaN "
+                "though the loss is not"
+            )
+        for peer, why in bad.items():
+            self.peers.distrust(peer, str(why))
+        return done, float(np.mean([d.loss for d in done.values()]))
+
+    # ---- After a round ----
+
+    def _kept(
+        self, delivered: Delivered, evidence: Evidence, round_: Round
+    ) -> tuple[dict[int, bytes], dict[int, bytes]]:
+        """What is kept of the messages, and of equivocators' other ones."""
+        form = self.peers.programs.form
+        if form.kept:
+            return _payloads(delivered.sent), _payloads(delivered.others)
+        pieces, seed = form.pieces, self.settings.seed
+        with self.timed("sketch"):
+            commitments = evidence.commitments
+            sketches = {}
+            for peer, message in delivered.received.items():
+                drawn = sketch.drawn(
+                    seed, round_.step, commitments, peer, pieces.count, pieces.drawn
+                )
+                fields, tree = wire.fields(message), delivered.sent[peer].tree
+                sketches[peer] = sketch_of(pieces, fields, tree, drawn)
+        return sketches, {}
+
+    def _end_epoch(self, progress: RunProgress) -> tuple[RunProgress, EpochParams | None]:
+        """Record the params that end an epoch, where a peer stores them."""
+        peer = driver.checkpointer(progress)
+        if peer is None or not self.settings.stores_epochs:
+            return progress, None
+        stored = EpochParams(peer=peer, params=self.peers.params_hash())
+        return driver.checkpointed(progress, peer, stored.params), stored
+
+
+def _evidence(worked: Worked, delivered: Delivered) -> Evidence:
+    """What was sent, and when it arrived; nobody has attested anything yet."""
+    sent, others, receivers = delivered.sent, delivered.others, delivered.receivers
+    return Evidence(
+        messages={p: _message(one, state=worked.done[p].state) for p, one in sent.items()},
+        others={p: _message(one, to=receivers[p]) for p, one in others.items()},
+        arrivals=delivered.arrivals,
+        silent=worked.silent,
+        broken=tuple(peer for peer in sent if peer not in delivered.received),
+        attestations=(),
+        checks=(),
+        rulings=(),
+        settle_seconds=0.0,
+    )
+
+
+def _message(sent: Sent, *, state: str | None = None, to: tuple[int, ...] = ()) -> Message:
+    root = sent.tree and sent.tree.root.hex()
+    return Message(sent.commitment.hex(), len(sent.payload), state=state, to=to, root=root)
+
+
+def _payloads(sent: Mapping[int, Sent]) -> dict[int, bytes]:
+    return {peer: one.payload for peer, one in sent.items()}
+
+
+def _packed(
+    taken: Mapping[int, Done], step: int
+) -> tuple[dict[int, Done], dict[int, wire.WireError]]:
+    """What peers did that have a message, packed; and of the others why they have none."""
+    done: dict[int, Done] = {}
+    bad: dict[int, wire.WireError] = {}
+    for peer, one in taken.items():
+        try:
+            message: Packed = one.message.result()
+            if not np.isfinite(one.loss):
+                raise wire.NotFiniteValueError
+            done[peer] = one._replace(message=message)
+        except wire.NotFiniteValueError:
+            what = (
+                "its message is not finite" if np.isfinite(one.loss) else f"its loss is {one.loss}"
+            )
+            bad[peer] = wire.NotFiniteValueError(f"{what} at round {step}, others' are finite")
+        except wire.WireError as error:
+            bad[peer] = wire.WireError(f"its message is none at round {step}: {error}")
+    over = bound.beyond({peer: one.message.largest for peer, one in done.items()})
+    bad |= {p: wire.WireError(f"its message is none at round {step}: {w}") for p, w in over.items()}
+    return {peer: one for peer, one in done.items() if peer not in over}, bad

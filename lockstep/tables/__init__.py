@@ -1,0 +1,1 @@
+"""Tables that are checked as they are read: strict, frozen, and explained in one line."""

@@ -1,0 +1,52 @@
+"""The whole state of a training, and its hashes."""
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from lockstep.optim.optimizer import Tree
+from lockstep.protocol.dispute import Hash
+from lockstep.tables.table import Table
+from lockstep.wire.commitment import tree_hash
+
+
+class State(NamedTuple):
+    """The state on the host, as snapshots and checkpoints hold it.
+
+    params: Params that all peers agree on. shared: The optimizer's one copy. own: A tree per peer.
+    """
+
+    params: Tree
+    shared: Tree
+    own: tuple[Tree, ...]
+
+    def not_finite(self) -> list[str]:
+        """Return the names of the arrays that hold an infinity or a NaN, which training keeps."""
+        return [
+            jax.tree_util.keystr(path, simple=True, separator="/")
+            for path, leaf in jax.tree.leaves_with_path(self)
+            if not np.isfinite(leaf).all()
+        ]
+
+
+class StateHashes(Table):
+    """state.json of a snapshot: the hashes that peers commit to."""
+
+    step: int
+    """The step after which the snapshot was taken."""
+    params: Hash
+    """Hash of what all peers agree on."""
+    shared: Hash
+    """Hash of the optimizer's one copy."""
+    own: tuple[Hash, ...]
+    """Hash of what each peer owns."""
+
+
+def hashes(step: int, state: State) -> StateHashes:
+    """Return the hashes of a state, as the snapshot after `step` records them; on all cores."""
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        params, shared, *own = pool.map(tree_hash, (state.params, state.shared, *state.own))
+    return StateHashes(step=step, params=params, shared=shared, own=tuple(own))

@@ -1,0 +1,278 @@
+"""The transcript of a run: all that anyone needs to recompute a window and get the same hashes.
+
+    header.json            format, what was run, on what machine
+    rounds.jsonl           one line per round: seed, assignment, committee, commitments,
+                           attestations, the coordinator's decision, position of each payload
+    payloads/00001.bin     the payloads from one snapshot to the next, named for their first round;
+                           of large ones (AdamW's gradients) a few pieces, their sketches
+    snapshots/00000/       the full state after that step, and `state.json` with its hashes; some
+                           snapshots have only the hashes
+
+A window lies between two snapshots that are kept whole. Docs: docs/reference/transcript.md.
+"""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import jax
+
+from lockstep.errors import LockstepError, brief
+from lockstep.optim.optimizer import Tree
+from lockstep.protocol.round import Message
+from lockstep.tables.explain import validate_json
+from lockstep.transcript.entry import FORMAT, Entry, Header
+from lockstep.transcript.rounds_file import RoundsFile
+from lockstep.transcript.state import State, StateHashes, hashes
+from lockstep.transcript.trees import load_tree, save_tree
+from lockstep.wire import message as wire
+from pipeline import runfile
+from pipeline.stage.artifacts import link, read_json, sha256_file, write_json, write_text, writes
+
+DECODED_BYTES = 2**28  # of messages that are kept decoded
+READ_BY = {  # which versions read other formats
+    "1": "a development version before release 0.1",
+    "2": "release 0.2",
+}
+
+
+class Writer(RoundsFile):
+    """Appends to a transcript, and can be cut back to where a checkpoint was.
+
+    Args:
+      folder: Folder of the transcript; made if it does not exist.
+      snapshots: The snapshots that the run takes.
+    """
+
+    def __init__(self, folder: Path, snapshots: runfile.Snapshots):
+        self.folder, self.snapshots = folder, snapshots
+        self._unflushed: set[Path] = set()  # payloads, which are one file after the other
+        super().__init__(folder / "rounds.jsonl")
+        (folder / "payloads").mkdir(parents=True, exist_ok=True)
+        (folder / "snapshots").mkdir(exist_ok=True)
+
+    def header(self, header: Header) -> None:
+        """Write header.json."""
+        write_text(self.folder / "header.json", header.model_dump_json(indent=2) + "\n")
+
+    def cut(self, step: int) -> list[Entry]:
+        """Forget all after `step`, and return the rounds before.
+
+        That is what a killed run wrote beyond its last checkpoint.
+
+        Raises:
+          LockstepError: Rounds or payloads before it are missing or damaged.
+        """
+        kept = super().cut(step - self.snapshots.start)
+        ends: dict[str, int] = {}
+        for entry in kept:
+            for message in (*entry.evidence.messages.values(), *entry.evidence.others.values()):
+                if message.payload:
+                    ends[message.payload] = message.offset + message.held
+        payloads = self.folder / "payloads"
+        sizes = {path.name: path.stat().st_size for path in payloads.iterdir()}
+        for name, end in ends.items():
+            if (size := sizes.get(name, 0)) < end:
+                raise LockstepError(
+                    f"{payloads / name}: {size} bytes, expected the {end} before the checkpoint; "
+                    f"{self.remedy}"
+                )
+        for name in sizes:
+            os.truncate(payloads / name, ends.get(name, 0))
+        return kept
+
+    def takes(self, step: int) -> bool:
+        """Return whether a snapshot is taken after a step."""
+        return self.snapshots.takes(step)
+
+    def round(
+        self, entry: Entry, payloads: dict[int, bytes], others: dict[int, bytes] | None = None
+    ) -> None:
+        """Append a round, and what is kept of its messages, which gain the position of that.
+
+        That is their payloads or, of messages with a root, their sketches.
+        """
+        others = others or {}
+        if payloads or others:
+            name = f"{self.snapshots.first_round_of_payloads(entry.round.step):05}.bin"
+            path = self.folder / "payloads" / name
+            self._unflushed.add(path)
+            with writes(path), open(path, "ab") as file:
+
+                def keep(messages: dict[int, Message], sent: dict[int, bytes]) -> dict:
+                    kept = dict(messages)
+                    for peer, message in messages.items():
+                        if (data := sent.get(peer)) is None:
+                            continue
+                        sketch = None if message.root is None else len(data)
+                        kept[peer] = replace(
+                            message, payload=name, offset=file.tell(), sketch=sketch
+                        )
+                        file.write(data)
+                    return kept
+
+                evidence = replace(
+                    entry.evidence,
+                    messages=keep(entry.evidence.messages, payloads),
+                    others=keep(entry.evidence.others, others),
+                )
+            entry = entry.model_copy(update={"evidence": evidence})
+        self._append(entry)
+
+    def flush(self) -> None:
+        """Return when all rounds so far are on disk."""
+        for path in sorted(self._unflushed):
+            with writes(path), open(path, "ab") as file:
+                os.fsync(file.fileno())
+        self._unflushed.clear()
+        super().flush()
+
+    def snapshot(self, step: int, state: State) -> None:
+        """Write the snapshot after `step`: its hashes and, if it is to be kept whole, the state.
+
+        Equal states of peers, as at the start of a run, are one file with a name for each peer.
+        """
+        folder = self.folder / "snapshots" / f"{step:05}"
+        found = hashes(step, state)
+        if self.snapshots.keeps(step):
+            save_tree(folder / "params.safetensors", state.params)
+            save_tree(folder / "shared.safetensors", state.shared)
+            for peer, own in enumerate(state.own):
+                first = found.own.index(found.own[peer])
+                path = folder / f"own-{peer:03}.safetensors"
+                if first == peer:
+                    save_tree(path, own)
+                else:
+                    path.unlink(missing_ok=True)  # of a run that was killed
+                    link(folder / f"own-{first:03}.safetensors", path)
+        write_json(folder / "state.json", found.model_dump(mode="json"))
+
+
+@dataclass(frozen=True)
+class Transcript:
+    """A transcript on disk, read when needed.
+
+    Attributes:
+      folder: Folder of the transcript.
+    """
+
+    folder: Path
+
+    @cached_property
+    def header(self) -> Header:
+        """The header.
+
+        Raises:
+          LockstepError: This release cannot read the transcript's format.
+        """
+        path = self.folder / "header.json"
+        found = read_json(path).get("format")
+        if found != FORMAT:
+            text = brief(str(found))  # whatever a stranger's file may hold
+            reader = READ_BY.get(text, "a later release")
+            raise LockstepError(f"{path}: format {text}, expected {FORMAT}; {reader} reads it")
+        return validate_json(Header, path.read_text(encoding="utf-8"), str(path))
+
+    @property
+    def hash(self) -> str:
+        """SHA-256 of rounds.jsonl, which holds every commitment."""
+        return sha256_file(self.folder / "rounds.jsonl")
+
+    @cached_property
+    def rounds(self) -> list[Entry]:
+        """The entry of every round.
+
+        Raises:
+          LockstepError: A line is not a valid entry.
+        """
+        path = self.folder / "rounds.jsonl"
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise LockstepError(f"{path}: expected one JSON object per line: {error}") from error
+        return [validate_json(Entry, line, f"{path}:{n}") for n, line in enumerate(lines, start=1)]
+
+    @cached_property
+    def snapshots(self) -> list[int]:
+        """The steps after which a snapshot was taken, ascending."""
+        folders = (self.folder / "snapshots").iterdir()
+        return sorted(int(folder.name) for folder in folders if folder.name.isdecimal())
+
+    @cached_property
+    def kept(self) -> list[int]:
+        """The steps whose snapshots were kept whole."""
+        return [s for s in self.snapshots if (self._snapshot(s) / "params.safetensors").exists()]
+
+    def hashes(self, step: int, peers: int | None = None) -> StateHashes:
+        """Return the hashes that were committed to at a snapshot, of so many peers if it is told.
+
+        Raises:
+          LockstepError: state.json is missing, or does not hold them.
+        """
+        path = self._snapshot(step) / "state.json"
+        try:
+            found = validate_json(StateHashes, path.read_bytes(), str(path))
+        except OSError as error:
+            raise LockstepError(f"{path}: {error.strerror}, expected hashes of a state") from error
+        if peers is not None and (found.step, len(found.own)) != (step, peers):
+            text = f"is of step {found.step} and {len(found.own)} peers"
+            raise LockstepError(f"{path.name} {text}, expected {step} and {peers}")
+        return found
+
+    def window(self, window: runfile.Window) -> Iterator[Entry]:
+        """Return the rounds of a window."""
+        return (entry for entry in self.rounds if entry.round.step in window.rounds)
+
+    def agreed(self, step: int, like: State) -> tuple[Tree, Tree]:
+        """Return the params and the optimizer's shared state after `step`."""
+        folder = self._snapshot(step)
+        return (
+            load_tree(folder / "params.safetensors", like.params),
+            load_tree(folder / "shared.safetensors", like.shared),
+        )
+
+    def own(self, step: int, peer: int, like: Tree) -> Tree:
+        """Return what a peer owns after `step`."""
+        return load_tree(self._own(step, peer), like)
+
+    def has_own(self, step: int, peer: int) -> bool:
+        """Whether it is here: of few peers and snapshots in a bundle and in a publication."""
+        return self._own(step, peer).is_file()
+
+    def _own(self, step: int, peer: int) -> Path:
+        return self._snapshot(step) / f"own-{peer:03}.safetensors"
+
+    def message(self, message: Message, form: wire.Form) -> Tree:
+        """Return a message, decoded. The first ones are cached: audit and replay need each.
+
+        Raises:
+          WireError: Its bytes do not decode.
+        """
+        position = message.payload, message.offset, message.bytes
+        if position in self._decoded:
+            return self._decoded[position]
+        decoded = wire.decode(self.payload(message), form)
+        size = sum(leaf.nbytes for leaf in jax.tree.leaves(decoded))
+        if (len(self._decoded) + 1) * size <= DECODED_BYTES:  # all are of one size
+            self._decoded[position] = decoded
+        return decoded
+
+    @cached_property
+    def _decoded(self) -> dict[tuple, Tree]:
+        return {}
+
+    def payload(self, message: Message) -> bytes:
+        """Return the bytes that are kept of a message; fewer if its file is cut or missing."""
+        try:
+            with open(self.folder / "payloads" / message.payload, "rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                begin = min(message.offset, size)
+                file.seek(begin)
+                return file.read(min(message.held, size - begin))
+        except OSError:  # also of a name that is too long, or of a folder
+            return b""
+
+    def _snapshot(self, step: int) -> Path:
+        return self.folder / "snapshots" / f"{step:05}"

@@ -1,0 +1,90 @@
+"""A tree of arrays as one safetensors file: params, a snapshot's state.
+
+Equal trees are equal files, which a content hash needs.
+"""
+
+from collections.abc import Mapping
+from itertools import pairwise
+from pathlib import Path
+
+import jax
+import numpy as np
+from flax.traverse_util import unflatten_dict
+
+from lockstep.errors import LockstepError, brief
+from lockstep.optim.optimizer import Tree
+from lockstep.transcript import tensorfile
+from lockstep.wire.commitment import flatten
+
+
+def save_tree(path: Path, tree: Tree) -> None:
+    """Write the arrays of a tree to one safetensors file, named by their paths joined with "/"."""
+    arrays = flatten(tree)
+    specs = {name: tensorfile.spec_of(array.dtype, array.shape) for name, array in arrays.items()}
+    tensorfile.write(path, specs, lambda name: tensorfile.pieces(arrays[name]))
+
+
+def load_tree(path: Path, like: Tree) -> Tree:
+    """Read what `save_tree` wrote, in the structure of `like`; errors as of `fitted`."""
+    return jax.tree.map(np.array, fitted(_plain_file(path), like, path))
+
+
+def fitted(arrays: Mapping[str, np.ndarray], like: Tree, path: Path) -> Tree:
+    """Return arrays, by their paths joined with "/", in the structure of `like`.
+
+    `path` is where they were read, for errors.
+
+    Raises:
+      LockstepError: A tensor is missing, unexpected, of another shape or dtype than in `like`, or
+        has an infinite value or NaN, with which no training goes on.
+    """
+    expected = flatten(like)
+    for name in sorted(arrays.keys() | expected.keys()):
+        if name not in arrays or name not in expected:
+            problem = "missing" if name in expected else "not expected"
+            raise LockstepError(f"{path}: tensor {name} is {problem}")
+        actual, wanted = (f"{a.dtype}{list(a.shape)}" for a in (arrays[name], expected[name]))
+        if actual != wanted and not (is_blob(arrays[name]) and is_blob(expected[name])):
+            raise LockstepError(f"{path}: tensor {name} is {actual}, expected {wanted}")
+        if not (finite := np.isfinite(arrays[name])).all():
+            worst = arrays[name][~finite][0]
+            raise LockstepError(f"{path}: tensor {name} has a value of {worst}, expected numbers")
+    return jax.tree.unflatten(jax.tree.structure(like), [arrays[name] for name in expected])
+
+
+def is_blob(array: np.ndarray) -> bool:
+    """Return whether an array is bytes of any length, as the state of a user's optimizer is."""
+    return array.dtype == np.uint8 and len(array.shape) == 1
+
+
+def load_nested(path: Path) -> dict:
+    """Read nested dicts, such as params, that `save_tree` wrote.
+
+    Raises:
+      LockstepError: The file is not a safetensors file, or has a tensor within another.
+    """
+    arrays = load_arrays(path)
+    names = sorted(tuple(name.split("/")) for name in arrays)
+    for name, following in pairwise(names):
+        if following[: len(name)] == name:
+            within, outer = ("/".join(parts) for parts in (following, name))
+            raise LockstepError(f"{path}: tensor {within!r}, expected nothing within {outer!r}")
+    return unflatten_dict(arrays, sep="/")
+
+
+def load_arrays(path: Path) -> dict[str, np.ndarray]:
+    """Read the tensors of a safetensors file into memory, by their names.
+
+    Raises:
+      LockstepError: The file is not a safetensors file, or has a dtype that NumPy has not.
+    """
+    return {name: np.array(tensor) for name, tensor in _plain_file(path).items()}
+
+
+def _plain_file(path: Path) -> tensorfile.TensorFile:
+    """A file of `save_tree`: arrays and nothing else, whose hash is that of the arrays alone."""
+    file = tensorfile.TensorFile(path)
+    if file.metadata:
+        found = brief(repr(file.metadata))
+        raise LockstepError(f"{path}: metadata {found}, expected none, which nobody reads")
+    return file

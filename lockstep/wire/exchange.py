@@ -1,0 +1,118 @@
+"""Sending and receiving: a message's bytes with the commitment to it.
+
+A message that a transcript keeps is committed to by the hash of its fields. Of any other one, some
+pieces are to be shown later: the commitment is the hash of the Merkle root over them.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lockstep.optim.optimizer import Tree
+from lockstep.protocol import merkle
+from lockstep.protocol.round import Round
+from lockstep.wire import message as wire
+from lockstep.wire import spool
+from lockstep.wire.commitment import data_hash
+from lockstep.wire.spool import Buffer
+
+
+class Sent(NamedTuple):
+    """A peer's message as bytes, its commitment to the message, and the tree over its pieces.
+
+    There is no tree over a message that a transcript keeps.
+    """
+
+    payload: Buffer
+    commitment: bytes
+    tree: merkle.MerkleTree | None = None
+
+
+class CommitmentError(wire.WireError):
+    """The bytes are a message, but not the one that was committed to."""
+
+
+def send(message: Tree, peer: int, round_: Round, form: wire.Form) -> Sent:
+    """Return a peer's message as bytes, with the commitment to it."""
+    return Sent(wire.encode(message, form), *_commit(wire.fields(message), peer, round_, form))
+
+
+def send_spooled(
+    leaves: list[np.ndarray], peer: int, round_: Round, form: wire.Form, folder: Path | None
+) -> Sent:
+    """Return a dense message, which is emptied array by array, as bytes on disk.
+
+    The bytes are those of `send`. At no time is more than one array there twice.
+
+    Args:
+      leaves: The arrays of the message; the list is empty afterwards.
+      peer: Who sends it.
+      round_: In which round.
+      form: The form of the run's messages, of kind DENSE.
+      folder: See `spool.hold`.
+    """
+    committed = []
+
+    def write(take: Callable[[Buffer], Any]) -> None:
+        take(form.header)
+
+        def fields() -> Iterator[Buffer]:
+            while leaves:
+                for field in wire.fields(leaves.pop(0)):
+                    take(field)
+                    yield field
+
+        committed.append(_commit(fields(), peer, round_, form))
+
+    return Sent(spool.hold(folder, write), *committed[0])
+
+
+def commit(message: Tree, peer: int, round_: Round, form: wire.Form) -> bytes:
+    """Return the commitment to a peer's message in a round."""
+    return _commit(wire.fields(message), peer, round_, form)[0]
+
+
+def commit_to_fields(fields: Iterable[Buffer], peer: int, round_: Round) -> bytes:
+    """Return the commitment to the fields of a peer's message in a round."""
+    return data_hash(round_.step, *round_.assignment[peer], fields)
+
+
+def commit_to_root(root: bytes, peer: int, round_: Round) -> bytes:
+    """Return the commitment to the Merkle root over the pieces of a peer's message in a round."""
+    return commit_to_fields([root], peer, round_)
+
+
+def _commit(
+    fields: Iterable[Buffer], peer: int, round_: Round, form: wire.Form
+) -> tuple[bytes, merkle.MerkleTree | None]:
+    if form.kept:
+        return commit_to_fields(fields, peer, round_), None
+    tree = merkle.MerkleTree.over(form.pieces.cut(fields))
+    return commit_to_root(tree.root, peer, round_), tree
+
+
+def receive(sent: Sent, peer: int, round_: Round, form: wire.Form) -> Tree:
+    """Return the message that a peer sent, checked as every receiver checks it.
+
+    Raises:
+      WireError: The bytes are not a message of this run.
+      CommitmentError: They are not the message that was committed to.
+    """
+    message = wire.decode(sent.payload, form)
+    check(message, sent.commitment, peer, round_, form)
+    return message
+
+
+def check(message: Tree, commitment: bytes, peer: int, round_: Round, form: wire.Form) -> None:
+    """Check a decoded message against the commitment to it.
+
+    Raises:
+      CommitmentError: The message is not the one that was committed to.
+    """
+    found = commit(message, peer, round_, form)
+    if found != commitment:
+        raise CommitmentError(
+            f"payload hashes to {found.hex()[:12]}, expected its commitment {commitment.hex()[:12]}"
+        )

@@ -1,0 +1,281 @@
+"""An encrypted, authenticated way between the trainer and the processes of peers, over ZeroMQ.
+
+Each end proves with CURVE that it knows its key; carrier/secret.py has them. A message is a list of
+buffers. It travels as their number, and sizes and bytes in parts of at most `PART_BYTES`, so that
+whoever knows no key can make the other end take no more than that.
+"""
+
+import re
+import struct
+import time
+from collections.abc import Iterable, Iterator
+from itertools import count
+from typing import NamedTuple
+
+import numpy as np
+import zmq
+from zmq.auth.thread import ThreadAuthenticator
+from zmq.utils.monitor import recv_monitor_message
+
+from lockstep.errors import LockstepError, brief
+from parts.carrier.door import Door
+from parts.carrier.frames import Buffer, FrameError
+from parts.carrier.secret import PeerSecret, Place, Secrets, public_of
+
+PART_BYTES = 2**18
+MOST_BUFFERS = 2**17  # in a message
+OVERHEAD = 2**10  # of CURVE, in a part
+WAITING = 1000  # messages in one direction of a connection, before its sender waits
+STRANGERS = 64  # connections beyond those of the peers
+HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 2000, 10_000
+HANDSHAKE_MS = 10_000
+RECONNECT_SECONDS = 0.2, 2.0  # seconds before another attempt to connect: first, and at most
+NEVER = 2**62
+HANDSHAKE_FAILED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+CONNECTION_ENDED = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
+KEY_REFUSED = zmq.EVENT_HANDSHAKE_FAILED_AUTH
+CONNECTED = zmq.EVENT_HANDSHAKE_SUCCEEDED
+
+
+def endpoint(address: str, least: int = 1) -> str:
+    """Return tcp://HOST:PORT of an address with or without tcp://; `least` is the lowest port.
+
+    Raises:
+      LockstepError: The address has another form, or its port is out of range.
+    """
+    match = re.fullmatch(r"(?:tcp://)?([^:/\s]+):([0-9]{1,5})", address)
+    if not match or not least <= int(match[2]) < 2**16:
+        raise LockstepError(f"{brief(address)}: expected HOST:PORT, a port from {least} to 65535")
+    return f"tcp://{match[1]}:{int(match[2])}"
+
+
+class Heard(NamedTuple):
+    """A message of a peer's process.
+
+    place: The process, as its key says. connection: The connection it used. buffers: The message.
+    flaw: Why it is no message; empty if it is one.
+    """
+
+    place: Place
+    connection: bytes
+    buffers: list[Buffer]
+    flaw: str = ""
+
+
+class Hub:
+    """The trainer's end: a socket that knows its peers by their keys.
+
+    Args:
+      address: tcp://HOST:PORT; port 0 is any free one.
+      secrets: The run's keys.
+      message_bytes: Size of the largest message that a peer may send.
+    """
+
+    def __init__(self, address: str, secrets: Secrets, message_bytes: int):
+        address = endpoint(address, 0)
+        self.secrets, self.message_bytes = secrets, message_bytes
+        self.places = secrets.places
+        self.connections: dict[Place, bytes] = {}  # the last one of each
+        self.context = zmq.Context()
+        self.authenticator = ThreadAuthenticator(self.context)
+        self.authenticator.start()
+        self.authenticator.configure_curve_callback(credentials_provider=_Only(self.places))
+        self.socket = _prepared(self.context.socket(zmq.ROUTER))
+        self.socket.curve_server = True
+        self.socket.curve_secretkey = secrets.private.encode()
+        self.socket.router_mandatory = True  # who is not there is an error, not silence
+        self.door = Door(self.socket, len(self.places) + STRANGERS)
+        try:
+            self.socket.bind(address)
+        except zmq.ZMQError as error:
+            self.close()
+            raise LockstepError(f"{address}: {error}, expected an address to listen on") from error
+        self.address = self.socket.last_endpoint.decode()
+        self.door.bound(int(self.address.rpartition(":")[2]))
+
+    def send(self, place: Place, buffers: list[Buffer]) -> bytes | None:
+        """Send buffers; return the connection, or None where the process has none."""
+        connection = self.connections.get(place)
+        if connection is None:
+            return None
+        try:
+            parts = [connection, *_parts(buffers)]
+            self.socket.send_multipart(parts, flags=zmq.DONTWAIT, copy=False)
+        except zmq.ZMQError:
+            return None
+        return connection
+
+    def receive(self, seconds: float) -> Heard | None:
+        """Return the next message, or None if none comes in so many seconds."""
+        if not self.socket.poll(max(0, round(seconds * 1000))):
+            return None
+        connection, *parts = self.socket.recv_multipart(copy=False)
+        place = self.places[parts[0].get("User-Id")]
+        self.connections[place] = connection.bytes
+        self.door.heard(place, parts[0].get(zmq.SRCFD))
+        try:
+            return Heard(place, connection.bytes, _joined(parts, self.message_bytes))
+        except FrameError as error:
+            return Heard(place, connection.bytes, [], str(error))
+
+    def close(self) -> None:
+        """Close the socket once what was sent is on its way, for a second at most."""
+        self.door.close()
+        self.authenticator.stop()
+        self.context.destroy(linger=1000)
+
+
+class Line:
+    """A process's end. It connects to tcp://HOST:PORT again whenever a connection ends."""
+
+    def __init__(self, address: str, secret: PeerSecret, rank: int = 0):
+        self.address, self.secret, self.rank = address, secret, rank
+        self.connected, self.connections = False, 0  # whether, and how many there have been
+        self.since = time.monotonic()  # when it was connected, or ceased to be
+        self.failures = 0  # attempts since then, and of those:
+        self.turned_away = 0  # how often somebody was there, and ended the handshake
+        self.context = zmq.Context()
+        self._numbers = count()
+        self._open()
+
+    def _open(self) -> None:
+        self.socket = _prepared(self.context.socket(zmq.DEALER))
+        self.socket.immediate = True  # nothing waits for a connection that may never be
+        self.socket.reconnect_ivl = -1  # ZeroMQ would not after bytes that it cannot decrypt
+        self.socket.connect_timeout = HANDSHAKE_MS
+        self.socket.curve_serverkey = self.secret.server.encode()
+        private = self.secret.private[self.rank]
+        self.socket.curve_publickey = public_of(private).encode()
+        self.socket.curve_secretkey = private.encode()
+        address = f"inproc://line-{next(self._numbers)}"
+        self.socket.monitor(address, HANDSHAKE_FAILED | CONNECTION_ENDED | KEY_REFUSED | CONNECTED)
+        self.events = self.context.socket(zmq.PAIR)
+        self.events.connect(address)
+        self.again: float | None = None  # when to try again
+        self.opened = time.monotonic()
+        self.socket.connect(self.address)
+
+    def send(self, buffers: list[Buffer]) -> bool:
+        """Send buffers; return whether there is a connection, to which they may be lost."""
+        self._look()
+        if not self.socket.poll(0, zmq.POLLOUT):
+            return False
+        self.socket.send_multipart([*_parts(buffers)], flags=zmq.DONTWAIT, copy=False)
+        return True
+
+    def receive(self, seconds: float) -> list[Buffer] | None:
+        """Return what the trainer sent next, or None after so long, or with a new connection.
+
+        Raises:
+          LockstepError: The trainer does not accept the key.
+        """
+        until, connections = time.monotonic() + seconds, self.connections
+        while True:
+            self._look()
+            if self.connections != connections:
+                return None
+            if self.socket.poll(0):
+                return _joined(self.socket.recv_multipart(copy=False), NEVER)
+            left = until - time.monotonic()
+            if left <= 0:
+                return None
+            poller = zmq.Poller()
+            poller.register(self.socket, zmq.POLLIN)
+            poller.register(self.events, zmq.POLLIN)
+            poller.poll(1000 * (left if self.connected else min(left, RECONNECT_SECONDS[0])))
+
+    def close(self) -> None:
+        """Close the socket once what was sent is on its way, for a second at most."""
+        self.context.destroy(linger=1000)
+
+    def _look(self) -> None:
+        """Take note of what became of the connection, and make another when it is time."""
+        now = time.monotonic()
+        while self.events.poll(0):
+            event = recv_monitor_message(self.events)["event"]
+            if event == KEY_REFUSED:
+                raise LockstepError(
+                    f"{self.address}: the trainer does not know the key of peer "
+                    f"{self.secret.peer}, expected that of its run, from secrets/ in its folder"
+                )
+            if event == CONNECTED:
+                self.connected, self.since, self.failures, self.turned_away = True, now, 0, 0
+                self.connections += 1
+            if event & HANDSHAKE_FAILED:
+                self.turned_away += 1
+            if event & CONNECTION_ENDED and self.again is None:
+                self._ended(now)
+        if not self.connected and self.again is None and now > self.opened + HANDSHAKE_MS / 1000:
+            self._ended(now)
+        if self.again is not None and now >= self.again:
+            self.socket.disable_monitor()
+            self.events.close(linger=0)
+            self.socket.close(linger=0)
+            self._open()
+
+    def _ended(self, now: float) -> None:
+        if self.connected:
+            self.connected, self.since = False, now
+        else:
+            self.failures += 1
+        first, longest = RECONNECT_SECONDS
+        self.again = now + min(first * 2 ** min(self.failures, 10), longest)
+
+
+class _Only:
+    """Admits the connections that have one of some public keys."""
+
+    def __init__(self, keys: Iterable[str]):
+        self.keys = frozenset(key.encode() for key in keys)
+
+    def callback(self, domain: str, key: bytes) -> bool:
+        del domain
+        return key in self.keys
+
+
+def _parts(buffers: list[Buffer]) -> Iterator[Buffer]:
+    """Return how many buffers there are, then their sizes and their bytes in parts."""
+    views = [memoryview(buffer) for buffer in buffers]
+    yield struct.pack("<Q", len(views))
+    sizes = struct.pack(f"<{len(views)}Q", *(view.nbytes for view in views))
+    for view in (memoryview(sizes), *views):
+        yield from (view[at : at + PART_BYTES] for at in range(0, view.nbytes, PART_BYTES))
+
+
+def _joined(parts: list[zmq.Frame], most: int) -> list[Buffer]:
+    """Return the buffers of which these are the parts, and let go of each part that is copied."""
+    parts.reverse()
+    first = parts.pop().buffer
+    count = int.from_bytes(first, "little")
+    if len(first) != 8 or count > MOST_BUFFERS:
+        raise FrameError(f"{brief(bytes(first).hex())}, expected at most {MOST_BUFFERS} buffers")
+    sizes = struct.unpack(f"<{count}Q", _taken(8 * count, parts))
+    if sum(sizes) > most:
+        raise FrameError(f"a message of {sum(sizes)} bytes, expected at most {most}")
+    buffers = [_taken(size, parts) for size in sizes]
+    if parts:
+        raise FrameError(f"{len(parts)} parts more, expected those of {count} buffers")
+    return buffers
+
+
+def _taken(size: int, parts: list[zmq.Frame]) -> Buffer:
+    """Take a buffer's parts from the end of a list."""
+    whole = np.empty(size, np.uint8) if size > PART_BYTES else None
+    part: Buffer = b""
+    for at in range(0, size, PART_BYTES):
+        expected = min(PART_BYTES, size - at)
+        part = parts.pop().buffer if parts else b""
+        if len(part) != expected:
+            raise FrameError(f"a part of {len(part)} bytes, expected {expected}")
+        if whole is not None:
+            whole[at : at + expected] = np.frombuffer(part, np.uint8)
+    return part if whole is None else whole.data
+
+
+def _prepared(socket: zmq.Socket) -> zmq.Socket:
+    socket.maxmsgsize = PART_BYTES + OVERHEAD  # holds for a stranger's handshake too
+    socket.linger = 0
+    socket.handshake_ivl = HANDSHAKE_MS
+    socket.heartbeat_ivl, socket.heartbeat_timeout = HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS
+    socket.rcvhwm = socket.sndhwm = WAITING
+    return socket

@@ -1,0 +1,277 @@
+"""Peers as Ray actors on an existing cluster: `[runtime] carrier = "ray"`, extra `ray`.
+
+Ray starts processes on hosts, and starts them again when they end. It retries no request: what
+becomes of a round without an answer, the coordinator decides.
+"""
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import ray
+from ray.exceptions import ActorDiedError, RayError
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from lockstep.errors import LockstepError, brief
+from parts.carrier.carrier import Carrier
+from parts.carrier.frames import AnswerHeader, Buffer, FrameError, decode
+from parts.carrier.jax_process import JaxProcess
+from parts.carrier.operation_tables import Asked
+from pipeline.runfile.runtime_table import RayCluster
+from pipeline.stage import signals
+
+
+class PeerActor:
+    """The process of one peer, which Ray calls."""
+
+    def __init__(self, peer: int, backend: str):
+        os.environ["JAX_PLATFORMS"] = backend
+        self.process = JaxProcess(peer)
+
+    def hello(self) -> str:
+        """Return the process's random name."""
+        return self.process.name
+
+    def answer(self, buffers: list[np.ndarray]) -> list[np.ndarray]:
+        """Return the answer to a request: raw buffers, which Ray does not pickle but point at."""
+        answered = self.process.answer([memoryview(one) for one in buffers])
+        return [] if answered is None else _arrays(answered)
+
+
+@dataclass
+class _Actor:
+    """State of a peer's actor, as its trainer knows it.
+
+    Attributes:
+      handle: The actor.
+      hello: The call that tells its name; None once it has.
+      name: That name; None until then, and while the peer is lost.
+      fresh: Whether it was not asked anything since it came.
+    """
+
+    handle: ray.actor.ActorHandle
+    hello: ray.ObjectRef | None
+    name: str | None = None
+    fresh: bool = False
+
+
+class _Call(NamedTuple):
+    """A request to an actor that has to answer, and when it was sent."""
+
+    answer: ray.ObjectRef
+    sent: float
+
+
+@dataclass
+class RayActors(Carrier):
+    """A carrier to actors; none asks to leave, since an actor is not told of its end.
+
+    Attributes:
+      options: Options of each actor, as Ray takes them.
+      backend: "cpu" or "cuda".
+      reserved: Resources reserved for all of them, a bundle for each; or None.
+    """
+
+    options: dict
+    backend: str
+    reserved: PlacementGroup | None = None
+    _of: dict[int, _Actor] = field(default_factory=dict)
+    _open: dict[int, _Call] = field(default_factory=dict, init=False)
+
+    def start(self, peer: int) -> None:
+        """Start the actor of a peer."""
+        options = dict(self.options)
+        if self.reserved:
+            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
+                self.reserved, placement_group_bundle_index=peer
+            )
+        handle = ray.remote(PeerActor).options(**options).remote(peer, self.backend)
+        self._of[peer] = _Actor(handle, handle.hello.remote())
+
+    def arrived(self) -> frozenset[int]:
+        """Return the peers whose process is running, and was not asked anything since it came."""
+        for peer, actor in list(self._of.items()):
+            if actor.hello is not None and ray.wait([actor.hello], timeout=0)[0]:
+                self._greet(peer, actor)
+        return frozenset(peer for peer, actor in self._of.items() if actor.fresh)
+
+    def dismiss(self, peer: int) -> None:
+        """End a peer's actor for good."""
+        ray.kill(self._of.pop(peer).handle)
+
+    def close(self) -> None:
+        """End the actors, and let go of the cluster."""
+        for actor in self._of.values():
+            ray.kill(actor.handle)
+        if self.reserved:
+            remove_placement_group(self.reserved)
+        ray.shutdown()
+
+    def _is_there(self, peer: int) -> bool:
+        return self._of[peer].name is not None
+
+    def _send(self, peers: list[int], one: Asked) -> None:
+        """Send a request; what several peers get travels to each host once."""
+        sent = time.monotonic()
+        stored = ray.put(_arrays(one.buffers(self._trainer, self._number)))
+        for peer in peers:
+            actor = self._of[peer]
+            actor.fresh = False
+            self._open[peer] = _Call(actor.handle.answer.remote(stored), sent)
+
+    def _listen(self, seconds: float) -> None:
+        peer_of = {call.answer: peer for peer, call in self._open.items()}
+        if not peer_of:
+            time.sleep(seconds)
+            return
+        for answer in ray.wait([*peer_of], timeout=seconds)[0]:
+            self._take(peer_of[answer])
+
+    def _take(self, peer: int) -> None:
+        call = self._open[peer]
+        try:
+            buffers = [memoryview(one) for one in ray.get(call.answer)]
+            header, arrays = decode(AnswerHeader, buffers)
+        except (RayError, FrameError, TypeError) as error:
+            self.lose(peer, _line(error))
+            return
+        if header.process != self._of[peer].name:
+            self.lose(peer, "its process was started again")
+        elif header.error is None and header.number != self._number:
+            self.lose(peer, f"an answer to request {header.number}, expected {self._number}")
+        elif answer := self._answered(peer, header, arrays, call.sent):
+            self._close_request(peer, answer)
+
+    def _greet(self, peer: int, actor: _Actor) -> None:
+        """Take an actor's name, or ask for it again where its process ended before it told."""
+        try:
+            actor.name, actor.hello = ray.get(actor.hello), None
+            actor.fresh = True
+        except ActorDiedError:  # for good: Ray does not start it again
+            self.start(peer)
+        except RayError:
+            actor.hello = actor.handle.hello.remote()
+
+    def _forget(self, peer: int) -> None:
+        """Forget an actor's process, and ask it for its name again."""
+        actor = self._of[peer]
+        actor.name, actor.fresh = None, False
+        if actor.hello is None:
+            actor.hello = actor.handle.hello.remote()
+
+
+def connect(cluster: RayCluster) -> None:
+    """Connect this process to a cluster, of which it is a driver from then on.
+
+    Raises:
+      LockstepError: Ray's token authentication is off, or there is no such cluster.
+    """
+    if os.environ.get("RAY_AUTH_MODE") != "token":
+        raise LockstepError(
+            f"RAY_AUTH_MODE: {os.environ.get('RAY_AUTH_MODE')!r}, expected 'token': without it, "
+            "whoever reaches a Ray cluster runs code there; docs/how-to/scale.md has the steps"
+        )
+    try:
+        with signals.kept():
+            ray.init(
+                address=cluster.address or None,
+                configure_logging=False,
+                log_to_driver=False,
+                include_dashboard=False if not cluster.address else None,
+            )
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise LockstepError(
+            f"[runtime.ray] address = {cluster.address!r}: {_line(error)}, expected a Ray cluster"
+        ) from error
+
+
+def shortage(count: int, cluster: RayCluster) -> str | None:
+    """Return a line where the connected cluster has no room for `count` peers, else None.
+
+    Counted is all that its hosts have, whoever uses it now.
+    """
+    hosts = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    wanted = _bundle(cluster)
+    rooms = [
+        min((int(host.get(name, 0) // amount) for name, amount in wanted.items()), default=count)
+        for host in hosts
+    ]
+    if cluster.strategy.startswith("STRICT_"):
+        spread = cluster.strategy == "STRICT_SPREAD"
+        room = sum(map(bool, rooms)) if spread else max(rooms, default=0)
+    else:
+        room = sum(rooms)
+    if room >= count:
+        return None
+    has = " and ".join(
+        f"{sum(host.get(name, 0) for host in hosts):g} {name}, expected {count} x {amount:g}"
+        for name, amount in wanted.items()
+    )
+    return (
+        f"[runtime.ray]: room for {room} of {count} peers on {len(hosts)} hosts, placed by "
+        f"{cluster.strategy}: {has}"
+    )
+
+
+def shortage_of(count: int, cluster: RayCluster) -> str | None:
+    """Return `shortage` of a cluster that this process is connected to for that alone.
+
+    Raises:
+      LockstepError: see `connect`.
+    """
+    connect(cluster)
+    try:
+        return shortage(count, cluster)
+    finally:
+        ray.shutdown()
+
+
+def start(
+    count: int, cluster: RayCluster, *, environment: Mapping[str, str], backend: str
+) -> RayActors:
+    """Return a carrier to one actor for each of `count` peers; `backend` is "cpu" or "cuda".
+
+    Raises:
+      LockstepError: see `connect`.
+    """
+    connect(cluster)
+    runtime_env: dict = {"env_vars": dict(environment)}
+    if cluster.working_dir:
+        runtime_env["working_dir"] = cluster.working_dir
+    strict = cluster.strategy.startswith("STRICT_")
+    options = {
+        "num_cpus": cluster.cpus,
+        "num_gpus": cluster.gpus,
+        "memory": round(cluster.memory_gb * 10**9) or None,
+        "scheduling_strategy": "DEFAULT" if strict else cluster.strategy,
+        "max_restarts": -1,
+        "max_task_retries": 0,
+        "runtime_env": runtime_env,
+    }
+    carrier = RayActors(options, backend, _reserve(count, cluster) if strict else None)
+    for peer in range(count):
+        carrier.start(peer)
+    return carrier
+
+
+def _reserve(count: int, cluster: RayCluster) -> PlacementGroup:
+    """Ask for a bundle for each peer; where there is no room yet, the actors wait for it."""
+    return placement_group([_bundle(cluster)] * count, strategy=cluster.strategy)
+
+
+def _bundle(cluster: RayCluster) -> dict[str, float]:
+    """Return what a peer reserves, by Ray's names."""
+    bundle = {"CPU": cluster.cpus, "GPU": cluster.gpus, "memory": cluster.memory_gb * 10**9}
+    return {name: amount for name, amount in bundle.items() if amount}
+
+
+def _arrays(buffers: list[Buffer]) -> list[np.ndarray]:
+    return [np.frombuffer(buffer, np.uint8) for buffer in buffers]
+
+
+def _line(error: Exception) -> str:
+    return brief(f"{type(error).__name__}: {error}".splitlines()[0], 200)

@@ -1,0 +1,394 @@
+"""Peers in processes of their own, as a round sees them."""
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence, Set
+from itertools import cycle
+from typing import Literal
+
+import jax
+import numpy as np
+
+from lockstep.errors import brief
+from lockstep.optim.optimizer import Tree, no_align
+from lockstep.programs.train_step import Work
+from lockstep.swarm.peers import Done, RoundSteps
+from lockstep.transcript.state import State
+from lockstep.wire.commitment import tree_hash
+from parts.carrier import operation_tables as tables
+from parts.carrier.asking import Asking, Patience
+from parts.carrier.carrier import Carrier
+from parts.carrier.operation_tables import Asked
+from parts.carrier.operations import leaves, tables_for_a_process
+from pipeline.stage import signals
+from pipeline.start.begin import Setup
+
+LOSS_LIKE = np.zeros((), np.float32)  # a loss's dtype and shape
+
+log = logging.getLogger(__name__)
+
+
+class RemotePeers(Asking):
+    """The peers of a run, each in its process behind a carrier.
+
+    A peer is absent from when its process is lost until it has joined again: it is silent in the
+    round, the coordinator's rules drop it, and it asks to join once its process is there. What
+    peers agree on is nowhere but with them: a joining peer takes it over from another one. No tree
+    that a process gives is believed where its hash is known: of what peers have alike it is that
+    of most of them, of what a peer owns the one that it committed to.
+
+    Args:
+      setup: What the run computes with.
+      state: State to begin with.
+      carrier: The way to the processes.
+      patience: How long they may take.
+      keeps: Function from a round to whether the whole state is asked for after it.
+      absent: Peers that were absent when `state` was saved.
+    """
+
+    def __init__(  # noqa: PLR0913
+        self,
+        setup: Setup,
+        state: State,
+        carrier: Carrier,
+        patience: Patience,
+        keeps: Callable[[int], bool],
+        absent: Sequence[int] = (),
+    ):
+        super().__init__(carrier, len(state.own), patience.answer)
+        self.setup, self.programs = setup, setup.programs
+        self.patience, self.keeps = patience, keeps
+        self._like = setup.start.state
+        self._own = {peer: state.own[peer] for peer in absent}  # what the absent ones have
+        self._renewed: set[int] = set()  # absent ones that were silent, and so have a new state
+        self._compiled: dict[int, set[tuple]] = {}  # the steps that each process has compiled
+        self._verifies = setup.run.config.verification_percent > 0
+        self._committed: dict[int, str] = {}  # hash of what a peer owns, where it is known
+        self._committed_before: dict[int, str] = {}  # the same before the last step
+        # hashes of what all have alike: "params", "shared", and "new", a new state of a peer's own
+        self._alike = {"params": tree_hash(state.params), "shared": tree_hash(state.shared)}
+        present = frozenset(range(self.count)).difference(absent)
+        arrived = carrier.wait(present, patience.start)
+        self.take_losses()
+        self._admit(arrived & present, state.params, state.shared)
+        self._restore({peer: state.own[peer] for peer in self.here})
+        for peer in present - self.here:
+            self._own[peer] = state.own[peer]
+
+    # ---- Who is there ----
+
+    def where(self, peer: int) -> str:
+        """Return where a peer runs, for the log."""
+        return "no process yet" if peer in self.absent else "a process of its own"
+
+    def returned(self) -> tuple[int, ...]:
+        """Return the absent peers whose processes are there again and can join."""
+        self.take_losses()
+        return tuple(sorted(self.absent & self.carrier.arrived()))
+
+    def await_return(self) -> tuple[int, ...]:
+        """Wait until an absent peer's process is there again, at most `Patience.start`."""
+        until = time.monotonic() + self.patience.start
+        with signals.at_once():
+            if not (back := self.returned()):
+                log.warning(f"train: too few peers; waits {self.patience.start:g} s for one more")
+            while not back and time.monotonic() < until:
+                self.carrier.wait(self.absent, 0.2)
+                back = self.returned()
+        return back
+
+    def part(self, members: Set[int]) -> tuple[int, ...]:
+        """Let go of the members that asked to leave, and return them: what they own stays here."""
+        leaving = sorted(self.carrier.leaving() & self.here & members)
+        own = {peer: self.own(peer) for peer in leaving}
+        left = tuple(peer for peer in leaving if peer in self.here)  # the others are lost instead
+        self._own |= {peer: own[peer] for peer in left}
+        self.absent |= {*left}
+        self._renewed -= {*left}
+        for peer in left:
+            self.carrier.dismiss(peer)
+        return left
+
+    def lose(self, peer: int, why: str) -> None:
+        """Count a peer as absent."""
+        super().lose(peer, why)
+        self._renewed.discard(peer)
+
+    # ---- A round ----
+
+    def step(self, asked: RoundSteps) -> dict[int, Done]:
+        """Take the step of every peer that has work; who is lost meanwhile is absent."""
+        if self.setup.run.links.clock == "wall":
+            self._compile(asked)
+        keep = self.keeps(asked.number)
+        requests = {
+            peer: Asked(
+                tables.Train(
+                    step=asked.number,
+                    count=given.count,
+                    imprecise=peer in asked.imprecise,
+                    keep=keep,
+                    hash=asked.hashed or self._verifies,
+                ),
+                leaves(given.rows_MB),
+            )
+            for peer, given in asked.work.items()
+        }
+        like = {"loss": LOSS_LIKE, "message": self.programs.form.like}
+        like |= {"own": self._like.own[0]} if keep else {}
+        done, self._committed_before = {}, dict(self._committed)
+        for peer, answer in self.ask(requests, like, self.patience.step).items():
+            state, trees = answer.values.hash, answer.trees
+            self._committed[peer] = state
+            if keep and not self.is_true(peer, trees["own"], state, "its own state"):
+                continue
+            if keep:
+                self._own[peer] = trees["own"]
+            loss, committed = float(trees["loss"]), state if asked.hashed else None
+            message = asked.pack(trees["message"], peer)
+            done[peer] = Done(message, loss, committed, answer.seconds)
+        if keep:  # a state is kept; one that no training goes on with would stop all
+            bad = [p for p in done if not all(np.isfinite(x).all() for x in leaves(self._own[p]))]
+            for peer in bad if len(bad) < len(done) else ():
+                self.distrust(peer, "its own state is not finite, others' are")
+                del self._own[peer]
+        return {peer: done[peer] for peer in sorted(done) if peer in self.here}
+
+    def sit_out(self, idle: Set[int], step: int) -> None:
+        """Have present peers that take no step in a round adopt the last round's commit."""
+        if self.programs.optimizer.align is not no_align:
+            asked = Asked(tables.Align(step=step, hash=self._verifies))
+            answers = self.ask(dict.fromkeys(sorted(self.here & idle), asked))
+            self._committed |= {peer: answer.values.hash for peer, answer in answers.items()}
+        if self.keeps(step):  # while they are there
+            self._own |= {peer: self.own(peer) for peer in self.here.difference(self._own)}
+
+    def _compile(self, asked: RoundSteps) -> None:
+        """Have peers compile what a round's clock must not wait for: steps of a new shape.
+
+        That is a run's first one, and one in which another number of peers train. Verifiers too.
+        """
+        arrays, requests = leaves(next(iter(asked.work.values())).rows_MB), {}
+        for peer in sorted(self.here):
+            imprecise = peer in asked.imprecise
+            step = (imprecise, *(array.shape for array in arrays))
+            if step not in self._compiled.setdefault(peer, set()):
+                self._compiled[peer].add(step)
+                requests[peer] = Asked(tables.Compile(imprecise=imprecise), arrays)
+        if requests:
+            self.ask(requests)
+
+    def receive(
+        self,
+        messages: Mapping[int, Tree],
+        sequences: Mapping[int, int],
+        step: int,
+        ages: Mapping[int, int] | None = None,
+    ) -> None:
+        """Apply, at every peer, the messages that the round decided on.
+
+        Raises:
+          LockstepError: No peer is left.
+        """
+        older = ages or {}
+        optimize = tables.Optimize(
+            step=step,
+            peers=[*messages],
+            sequences=[sequences[peer] for peer in messages],
+            ages=[older.get(peer, 0) for peer in messages],
+        )
+        arrays = [leaf for message in messages.values() for leaf in leaves(message)]
+        answers = self.ask(dict.fromkeys(self.here, Asked(optimize, arrays)))
+        self.expect_any()
+        found = {peer: answer.values.params for peer, answer in answers.items()}
+        self._alike = {"params": self.agreed(found, "params")}
+
+    def recompute(
+        self, cases: Sequence[tuple[int, Tree, Work]], step: int
+    ) -> list[tuple[Tree, str]]:
+        """Return message and state's hash of each recomputed step: (who, from what state, work).
+
+        A step gives the same wherever it is taken: for a peer that is gone, another one takes it.
+        """
+        like = {"message": self.programs.form.like}
+
+        def recomputed(missing: list[int]) -> dict[int, tuple[Tree, str]]:
+            turns = cycle(sorted(self.here))
+            turn: dict[int, int] = {}
+            for n in missing:  # one case of each peer at a time
+                who = cases[n][0] if cases[n][0] in self.here else next(turns)
+                turn.setdefault(who, n)
+            asked = {}
+            for who, n in turn.items():
+                _, own, work = cases[n]
+                recompute = tables.Recompute(step=step, count=work.count)
+                asked[who] = Asked(recompute, [*leaves(own), *leaves(work.rows_MB)])
+            answers = self.ask(asked, like, self.patience.step)
+            return {turn[p]: (a.trees["message"], a.values.hash) for p, a in answers.items()}
+
+        return self.ask_for_all(len(cases), recomputed)
+
+    def join(self, peer: int) -> None:
+        """Have a peer take over what the others agree on, if its process is still there."""
+        if peer in self.absent and peer in self.carrier.arrived():
+            self._admit({peer}, self._tree("params"), self._tree("shared"))
+        self.restart(peer)
+
+    def take_back(self, members: Set[int]) -> None:
+        """Have members that were silent go on from their new state, if their processes are there.
+
+        So a peer that nobody dropped, for want of a quorum, need not wait until somebody does.
+        """
+        back = self.absent & self._renewed & members & self.carrier.arrived()
+        if back and self.here:
+            own = {peer: self._own[peer] for peer in back}
+            self._admit(back, self._tree("params"), self._tree("shared"))
+            self._restore({peer: own[peer] for peer in sorted(back & self.here)})
+
+    def restart(self, peer: int) -> None:
+        """Give a peer a new state of its own, at the params that the others have."""
+        if peer in self.here:
+            self.ask({peer: Asked(tables.Restore())})
+            self._committed.pop(peer, None)
+            self._own.pop(peer, None)  # what it was asked for in this round
+            if self._verifies and peer in self.here:
+                self._committed[peer] = self._hash("new")
+        if peer in self.absent:
+            self._own[peer] = self._tree("new")
+            self._renewed.add(peer)
+
+    # ---- State ----
+
+    def own(self, peer: int) -> Tree:
+        """Return a copy of what a peer owns; of an absent one, what it will begin with."""
+        shown = self._shown(peer, "own", self._committed, "its own state")
+        if shown is not None:
+            return shown
+        if peer not in self._own:
+            self._own[peer] = self._tree("new")
+        return self._own[peer]
+
+    def before(self, peer: int) -> Tree | None:
+        """Return what a peer owned before its last step, which it held; None where it is lost."""
+        return self._shown(peer, "before", self._committed_before, "its own state before the step")
+
+    def measure(self, lots: Sequence[Tree]) -> list[np.ndarray]:
+        """Return each row's loss of each lot of rows, all of one shape, peers side by side.
+
+        Losses that are not finite count only where a second peer, if there is one, has none either.
+        """
+        doubted: dict[int, int] = {}  # by lot, the peer whose losses were not finite
+        like = {"losses": np.zeros(len(lots[0]), np.float32)} if lots else {}
+
+        def measured(missing: list[int]) -> dict[int, np.ndarray]:
+            turn: dict[int, int] = {}
+            for n in missing:
+                able = self.here - {doubted.get(n)} or self.here
+                turn |= {peer: n for peer in sorted(able - turn.keys())[:1]}
+                if len(turn) == len(self.here):
+                    break
+            asked = {peer: Asked(tables.Forward(), [lots[n]]) for peer, n in turn.items()}
+            believed = {}
+            for peer, answer in self.ask(asked, like).items():
+                n, losses = turn[peer], answer.trees["losses"]
+                finite = np.isfinite(losses).all()
+                if finite and n in doubted:
+                    log.info(
+                        f"train: peer {doubted[n]}'s held-out losses are not finite, others' are"
+                    )
+                if finite or n in doubted or len(self.here) == 1:
+                    believed[n] = losses
+                else:
+                    doubted[n] = peer
+            return believed
+
+        return self.ask_for_all(len(lots), measured)
+
+    def params_hash(self) -> str:
+        """Return the hash of the params that all agree on."""
+        self.expect_any()
+        return self._hash("params")
+
+    def params(self) -> Tree:
+        """Return a copy of the params that all agree on."""
+        return self._tree("params")
+
+    def state(self) -> State:
+        """Return a copy of the whole state."""
+        params, shared = self._tree("params"), self._tree("shared")
+        missing = [peer for peer in range(self.count) if peer not in self._own]
+        own = {peer: self.own(peer) for peer in missing} | self._own
+        self._own = {peer: tree for peer, tree in own.items() if peer in self.absent}
+        return State(params, shared, tuple(own[peer] for peer in range(self.count)))
+
+    def close(self) -> None:
+        """End the peers' processes, or let go of those that were started by hand."""
+        self.carrier.close()
+
+    # ---- What they need ----
+
+    def _admit(self, peers: frozenset[int] | set[int], params: Tree, shared: Tree) -> None:
+        """Create the state that peers agree on, at processes that have arrived."""
+        programs, run = self.programs, self.setup.run
+        create = tables.Create(
+            run=tables_for_a_process(run),
+            model=self.setup.model,
+            first_step=self.setup.start.step,
+            columns=programs.task.columns,
+        )
+        asked = Asked(create, [*leaves(params), *leaves(shared)])
+        self.absent -= peers
+        created = self.ask(dict.fromkeys(sorted(peers), asked))
+        here = self.setup.environment(run.peers.processes)
+        for peer, answer in created.items():
+            found = answer.values.environment
+            differs = [name for name in here if found.get(name) != here[name]]
+            if differs:
+                is_there = brief(repr(found.get(differs[0])), 200)
+                expected = f"expected {here[differs[0]]!r} as here: bits would differ"
+                self.lose(peer, f"{differs[0]} is {is_there} there, {expected}")
+        self.ask(dict.fromkeys(self.here & peers, Asked(tables.GetHyperparameters())))
+        for peer in self.here & peers:
+            self._own.pop(peer, None)
+            self._compiled.pop(peer, None)
+
+    def _restore(self, own: Mapping[int, Tree]) -> None:
+        self.ask({peer: Asked(tables.Restore(), leaves(tree)) for peer, tree in own.items()})
+        if self._verifies:
+            distinct = {id(tree): tree for tree in own.values()}  # at a run's start all are one
+            hashes = {key: tree_hash(tree) for key, tree in distinct.items()}
+            self._committed |= {peer: hashes[id(tree)] for peer, tree in own.items()}
+
+    def _shown(
+        self, peer: int, what: Literal["own", "before"], committed: Mapping[int, str], name: str
+    ) -> Tree | None:
+        asked = Asked(tables.Extract(what=what, hash=False))
+        answers = self.ask({peer: asked}, {name: self._like.own[0]}) if peer in self.here else {}
+        trees = [answer.trees[name] for answer in answers.values()]
+        true = (x for x in trees if self.is_true(peer, x, committed.get(peer), name))
+        return next(true, None)
+
+    def _hash(self, what: str) -> str:
+        """The hash of a tree that all peers have alike."""
+        if what not in self._alike:
+            asked = Asked(tables.Extract(what=what, hash=True))
+            answers = self.ask(dict.fromkeys(sorted(self.here), asked))
+            self.expect_any()
+            found = {peer: answer.values.hash for peer, answer in answers.items()}
+            self._alike[what] = self.agreed(found, f"hashes of {what}")
+        return self._alike[what]
+
+    def _tree(self, what: str) -> Tree:
+        """A tree that all peers have alike, from one that is there."""
+        like = self._like.own[0] if what == "new" else getattr(self._like, what)
+        if not jax.tree.leaves(like):
+            return like
+
+        def copied(_: list[int]) -> dict[int, Tree]:
+            expected = self._hash(what)
+            peer = min(self.here)
+            answers = self.ask({peer: Asked(tables.Extract(what=what, hash=False))}, {what: like})
+            trees = [answer.trees[what] for answer in answers.values()]
+            return {n: x for n, x in enumerate(trees) if self.is_true(peer, x, expected, what)}
+
+        return self.ask_for_all(1, copied)[0]

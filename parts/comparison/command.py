@@ -1,0 +1,195 @@
+"""The command `lockstep compare`, and what Snakemake's rules ask of it."""
+
+import statistics
+import subprocess
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lockstep.errors import LockstepError
+from parts.comparison import plan_file
+from pipeline.stage.artifacts import write_sealed, write_text
+from pipeline.stage.keys import PROJECT
+
+if TYPE_CHECKING:
+    from parts.comparison.compare_file import Compare
+    from parts.comparison.trainings import PlannedTraining
+    from pipeline.runfile import Run
+
+OF_THE_PEAK = 0.5  # of the speed of a matrix product, about what a training reaches on a CPU
+
+
+def compare(
+    file: Annotated[Path, typer.Argument(help="What to compare.")] = plan_file.COMPARE_FILE,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Only say how many trainings there are, and write them.")
+    ] = False,
+    training: Annotated[
+        str | None, typer.Option(help="Only this training, by its name in the plan.")
+    ] = None,
+    table: Annotated[
+        bool, typer.Option("--table", help="Only the table, of trainings that are done.")
+    ] = False,
+    run_files: Annotated[
+        Path | None,
+        typer.Option(help="Only write the run files of trainings whose rate is known, here."),
+    ] = None,
+) -> None:
+    """Train methods at equal tokens, one after the other, and say which is better by how much.
+
+    `snakemake compare --cores all` does the same in parallel.
+    """
+    plan_file.check_tables_are_of(file)
+    path = plan_file.plan_path(file)
+    if plan or not path.is_file():
+        _plan(file, path)
+    if training is not None:
+        _train(file, path, training)
+    if run_files is not None:
+        _write_run_files(file, path, run_files)
+    if plan or training is not None or run_files is not None:
+        return
+    if not table:
+        for name in plan_file.planned(path):
+            if not plan_file.result_path(name).is_file():
+                _train(file, path, name)
+    _table(file, path)
+
+
+def _loaded(file: Path) -> "tuple[Compare, Run]":
+    from parts.comparison import compare_file
+    from pipeline import runfile
+
+    known = compare_file.load(file)
+    return known, runfile.load(Path(known.base))
+
+
+def _plan(file: Path, path: Path) -> None:
+    """Write the trainings that there are, and say how many and about how long they take."""
+    from parts.comparison.train import key_of
+    from parts.comparison.trainings import digest, document, grid, trainings
+
+    known, base = _loaded(file)
+    names: dict[PlannedTraining, str] = {}
+    written: dict[str, dict[str, Any]] = {}
+    for one in trainings(known):
+        tuned = [] if one.rate is not None else [names[other] for other in grid(known, one.method)]
+        rate = one.rate or known.methods[one.method].rates[0]
+        key = key_of(document(known, base, one._replace(rate=rate)))
+        names[one] = name = f"{one.method}-{one.seed}-{digest(key, tuned, one.failure)}"
+        written[name] = {**one._asdict(), "needs": tuned}
+    write_sealed(path, {"trainings": written})
+    left = sum(not plan_file.result_path(name).is_file() for name in written)
+    print(f"compare: {len(written)} trainings of {known.tokens:,} tokens, {left} of them to do")
+    if left:
+        print(f"compare: {_hours(base, left * known.tokens)}")
+
+
+def _hours(base: "Run", tokens: int) -> str:
+    """A line on how long so many tokens take, all peers' together."""
+    import numpy as np
+
+    from pipeline.preflight.model import model_of_run
+
+    model = model_of_run(base, Path())
+    if model is None:
+        return "how long they take is not known before stage convert"
+    if speeds := _measured_speeds():
+        hours = model.params * tokens / statistics.median(speeds) / 3600
+        return (
+            f"about {hours:.2g} hours here, an estimate: one after the other, as fast as the "
+            f"median of the {len(speeds)} that are done"
+        )
+    matrix_NN = np.ones((1024, 1024), np.float32)
+    matrix_NN @ matrix_NN
+    began = time.perf_counter()
+    for _ in range(10):
+        matrix_NN @ matrix_NN
+    speed = 10 * 2 * 1024**3 / (time.perf_counter() - began)
+    hours = 6 * model.params * tokens / (OF_THE_PEAK * speed) / 3600
+    return (
+        f"about {hours:.2g} hours here, an estimate: {model.params:,} params, at half of the "
+        f"{speed / 1e9:,.0f} GFLOP/s of a matrix product timed now"
+    )
+
+
+def _measured_speeds() -> list[float]:
+    """Params x tokens a second of the trainings that are done here, with start and compilation."""
+    from parts.comparison import training_result
+
+    done = training_result.whole((plan_file.FOLDER / "done").glob("*.json"))
+    return [
+        result["parameters"] * result["tokens_per_second"]
+        for result in done
+        if result["loss"] is not None and result["tokens_per_second"]
+    ]
+
+
+def _rated(known: "Compare", given: dict[str, Any]) -> "PlannedTraining":
+    """Return a training of a plan with its rate, which the results that it needs decide."""
+    from parts.comparison import training_result
+    from parts.comparison.table import best_rate
+    from parts.comparison.trainings import PlannedTraining, grid
+
+    one = PlannedTraining(given["method"], given["rate"], given["seed"], given["failure"])
+    if one.rate is not None:
+        return one
+    tuned = zip(grid(known, one.method), given["needs"], strict=True)
+    found = {other: training_result.read(plan_file.result_path(need)) for other, need in tuned}
+    return one._replace(rate=best_rate(known, one.method, found))
+
+
+def _train(file: Path, path: Path, name: str) -> None:
+    from parts.comparison import training_result
+    from parts.comparison.train import trained
+    from parts.comparison.trainings import document
+
+    given = plan_file.planned(path).get(name)
+    if given is None:
+        raise LockstepError(f"{path}: found no training {name}, expected one of its names")
+    known, base = _loaded(file)
+    one = _rated(known, given)
+    result = trained(document(known, base, one), Path())
+    loss = "diverged" if result["loss"] is None else f"held-out loss {result['loss']:.3f}"
+    print(f"compare: {one.label}: {loss}", flush=True)
+    training_result.write(plan_file.result_path(name), result)
+
+
+def _write_run_files(file: Path, path: Path, folder: Path) -> None:
+    from parts.comparison.trainings import document, text
+
+    known, base = _loaded(file)
+    plan = plan_file.planned(path)
+    for name, given in plan.items():
+        if all(plan_file.result_path(need).is_file() for need in given["needs"]):
+            write_text(folder / f"{name}.toml", text(document(known, base, _rated(known, given))))
+    print(f"compare: {folder}: {len(list(folder.glob('*.toml')))} run files of {len(plan)}")
+
+
+def _table(file: Path, path: Path) -> None:
+    from parts.comparison import table, training_result, written
+    from parts.comparison.trainings import PlannedTraining
+
+    known, _ = _loaded(file)
+    plan, found = plan_file.planned(path), {}
+    if missing := [name for name in plan if not plan_file.result_path(name).is_file()]:
+        raise LockstepError(
+            f"{plan_file.result_path(missing[0])}: missing, and so are {len(missing) - 1} more of "
+            f"{len(plan)} results, expected all of them; `lockstep compare {file}` trains them"
+        )
+    for name, given in plan.items():
+        one = PlannedTraining(given["method"], given["rate"], given["seed"], given["failure"])
+        found[one] = training_result.read(plan_file.result_path(name))
+    rows = table.rows(known, found)
+    files = written.write(file, known, rows, _code())
+    print(files[0].read_text(encoding="utf-8"), end="")
+    print(f"compare: {', '.join(map(str, files))}")
+
+
+def _code() -> str:
+    """What stands for the code in a table: the commit, or that it is not known."""
+    command = ["git", "describe", "--always", "--abbrev=12", "--dirty", "--exclude=*"]
+    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False)
+    return f"code {done.stdout.strip()}" if done.returncode == 0 else "code not in git"

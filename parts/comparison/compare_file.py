@@ -1,0 +1,106 @@
+"""params/compare.toml: the methods, seeds, learning rates and failures of a comparison."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from lockstep.swarm.fault_kinds import KINDS
+from lockstep.tables.explain import validate
+from lockstep.tables.table import U8, AsTuple, Count, Distinct, Table, text, wrong
+from parts.new.recipes import RECIPES
+from pipeline.runfile.psyche import MAX_CLIENTS
+from pipeline.runfile.tables import Fault, Peers, Positive
+from pipeline.toml_file import read_toml
+
+Rates = Annotated[tuple[Positive, ...], Field(min_length=1), Distinct, AsTuple]
+Share = Annotated[float, Field(ge=0, le=1)]
+MethodName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,39}$")]
+NO_FAILURE = "none"
+if TYPE_CHECKING:
+    RecipeName = KindName = AggregationName = str
+    FaultyPeers = int | tuple[int, ...]
+else:
+    AggregationName = Peers.model_fields["aggregation"].annotation
+    FaultyPeers = Fault.model_fields["peer"].annotation
+    RecipeName, KindName = Literal[tuple(RECIPES)], Literal[tuple(KINDS)]
+
+
+class Method(Table):
+    """An optimizer with its settings, and the learning rates that it is tuned on."""
+
+    recipe: RecipeName
+    """Optimizer whose table the settings change, by its name in `lockstep new`."""
+    settings: dict[str, Any] = {}
+    """Keys of its table in a run file, with other values than the recipe's."""
+    aggregation: AggregationName = "mean"
+    """How messages of several peers become one, as in [peers]."""
+    liars: Annotated[int, Field(ge=1)] | None = None
+    """Number of peers that may lie, as in [peers], where the aggregation needs it."""
+    label: Annotated[str, text(80)] | None = None
+    """What tables and plots call it; by default its name."""
+    rates: Rates
+    """Base learning rates that seed 0 is trained at."""
+
+
+class ComparedFault(Table):
+    """A fault of a run, during a share of its rounds."""
+
+    kind: KindName
+    """Kind of the fault, as in [faults]."""
+    peer: FaultyPeers
+    """The faulty peer, or a list of them."""
+    start: Share = 0.0
+    """Share of the rounds before it."""
+    end: Share = 1.0
+    """Share of the rounds after which it is over."""
+    size: Positive | None = None
+    """Strength of the fault, as in [faults]."""
+
+    @model_validator(mode="after")
+    def _lasts(self) -> "ComparedFault":
+        if self.start >= self.end:
+            raise wrong("end", f"more than start ({self.start:g})")
+        return self
+
+
+class Failure(Table):
+    """What goes wrong in all runs of a column of the table."""
+
+    faults: Annotated[tuple[ComparedFault, ...], AsTuple] = ()
+    """Faults that peers commit."""
+    slower: dict[Annotated[str, Field(pattern=r"^\d+$")], Annotated[float, Field(gt=1)]] = {}
+    """How many times slower than [links] says a peer trains, by its number."""
+
+
+class Compare(Table):
+    """A comparison."""
+
+    base: str
+    """Run file whose model, data, peers, links and schedule every run has."""
+    peers: Annotated[int, Field(ge=1, le=MAX_CLIENTS)] | None = None
+    """Number of peers, where it is another than the run file's."""
+    tokens: Count
+    """Tokens of each run, over all peers."""
+    seeds: Annotated[tuple[U8, ...], Field(min_length=1), Distinct, AsTuple]
+    """Seeds, 0 to 255: of the initial weights, the order of the data and the assignment. Methods
+    are tuned with the first."""
+    methods: Annotated[dict[MethodName, Method], Field(min_length=1)]
+    """The methods, by name."""
+    failures: dict[MethodName, Failure] = {}
+    """What goes wrong, by name, beside the runs in which nothing does."""
+
+    @model_validator(mode="after")
+    def _names_are_free(self) -> "Compare":
+        if NO_FAILURE in self.failures:
+            raise wrong(("failures", NO_FAILURE), "another name: it is that of no failure")
+        return self
+
+
+def load(path: Path) -> Compare:
+    """Read a comparison.
+
+    Raises:
+      LockstepError: It cannot be read, or a key is wrong.
+    """
+    return validate(Compare, read_toml(path), str(path))

@@ -1,0 +1,75 @@
+"""data/compare/plan-DIGEST.json: the trainings of a comparison, by what their results depend on.
+
+Snakemake reads it for each of its jobs, so nothing heavy is imported.
+"""
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from lockstep.errors import LockstepError
+from pipeline.stage.artifacts import read_json, read_sealed
+from pipeline.stage.keys import PROJECT, digest_of_source
+from pipeline.toml_file import read_toml
+
+COMPARE_FILE = Path("params/compare.toml")
+FOLDER = Path("data/compare")
+CODE = ("models", "pipeline", "constraints.txt", "constraints-gpu.txt")
+
+
+def plan_path(compare_file: Path = COMPARE_FILE) -> Path:
+    """Return the plan's path: another one for another comparison, base or code."""
+    base = Path(str(read_toml(compare_file).get("base", "")))
+    content = [digest_of_source(PROJECT / name) for name in CODE]
+    content += [path.read_bytes().hex() for path in (compare_file, base) if path.is_file()]
+    return FOLDER / f"plan-{hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]}.json"
+
+
+def table_path(compare_file: Path, ending: str) -> Path:
+    """Return a file of the table of a comparison, in one of its forms."""
+    return FOLDER / f"{compare_file.stem}{ending}"
+
+
+def name_of(compare_file: Path) -> str:
+    """Return what a table says that it is of: the file's path from here."""
+    return os.path.relpath(compare_file)
+
+
+def check_tables_are_of(compare_file: Path) -> None:
+    """Check that the table here, if there is one, is not another file's of the same name.
+
+    Raises:
+      LockstepError: It is.
+    """
+    path = table_path(compare_file, ".json")
+    if path.is_file() and (found := read_json(path).get("file")) not in (
+        None,
+        name_of(compare_file),
+    ):
+        raise LockstepError(
+            f"{path}: of {found}, expected of {name_of(compare_file)}, whose table would "
+            "replace it; rename one of the two files"
+        )
+
+
+def planned(plan: Path) -> dict[str, dict[str, Any]]:
+    """Return the trainings of a plan by their names, in order."""
+    trainings: dict[str, dict[str, Any]] = read_sealed(plan, plan)["trainings"]
+    return trainings
+
+
+def result_path(name: str) -> Path:
+    """Return the file that holds the result of a training, by its name in the plan."""
+    return FOLDER / "trainings" / f"{name}.json"
+
+
+def needed(plan: Path, name: str) -> list[Path]:
+    """Return the results that a training needs."""
+    return [result_path(need) for need in planned(plan)[name]["needs"]]
+
+
+def results(plan: Path) -> list[Path]:
+    """Return the results of all trainings of a plan."""
+    return [result_path(name) for name in planned(plan)]

@@ -1,0 +1,135 @@
+"""One training of a comparison: the stages download, convert and train in a folder of its own.
+
+    data/compare/inputs/KEY/     shards and params that trainings of one seed share
+    data/compare/runs/KEY/       a training in progress, which goes on after a kill
+    data/compare/done/KEY.json   what came of it, by the key of its stage train
+
+So a training that another comparison has done already is not done again.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import pipeline
+from lockstep.errors import DivergedError, LockstepError
+from parts.comparison import training_result
+from parts.comparison.plan_file import FOLDER
+from parts.comparison.trainings import text
+from pipeline.stage.artifacts import read_json, write_text
+from pipeline.stage.keys import OUT, PROJECT, Keys
+from pipeline.stage.lock import hold
+
+INPUTS = ("download", "convert")
+PATIENCE = 3600.0  # seconds that a training waits for another that makes the same inputs
+
+
+def key_of(tables: dict[str, Any]) -> str:
+    """Return the key of a training's stage train."""
+    return _keys(text(tables), "train")[0]
+
+
+def _keys(content: str, *stages: str) -> list[str]:
+    """Return the keys of stages of a run file that is nowhere yet."""
+    with tempfile.TemporaryDirectory() as folder:
+        run_file = Path(folder, "run.toml")
+        run_file.write_text(content, encoding="utf-8")
+        keys = Keys(run_file)
+        return [keys.key(stage) for stage in stages]
+
+
+def trained(tables: dict[str, Any], project: Path) -> dict[str, Any]:
+    """Return what came of a training; train it, unless that is kept.
+
+    Raises:
+      LockstepError: A stage failed, but for a training that diverged, which is a result; or what is
+        kept is damaged.
+    """
+    content, folder = text(tables), project / FOLDER
+    key, *of_inputs = _keys(content, "train", *INPUTS)
+    done, root = folder / "done" / f"{key}.json", folder / "runs" / key
+    if not done.is_file():
+        run_file = root / "run.toml"
+        write_text(run_file, content)
+        inputs = folder / "inputs" / "-".join(of_inputs)
+        with hold(inputs.with_name(f"{inputs.name}.lock"), PATIENCE):
+            for stage in INPUTS:
+                _run(stage, run_file, inputs, project)
+        for stage in INPUTS:
+            link = root / OUT[stage]
+            link.parent.mkdir(parents=True, exist_ok=True)
+            if not link.is_symlink():
+                link.symlink_to((inputs / OUT[stage]).absolute())
+        training_result.write(done, {"key": key, **_train(run_file, root, project)})
+        shutil.rmtree(root)
+    return training_result.read(done)
+
+
+def _train(run_file: Path, root: Path, project: Path) -> dict[str, Any]:
+    """Train, and return what came of it; losses are None where it diverged."""
+    goes_on = (root / "data" / "runs").is_dir()
+    began = time.perf_counter()
+    try:
+        peak = _run("train", run_file, root, project)
+    except DivergedError as error:
+        return {"status": "diverged", "loss": None, "why": str(error)}
+    seconds = time.perf_counter() - began
+    metrics = read_json(root / "metrics/train.json")
+    header, *lines = (root / "metrics/held_out.tsv").read_text(encoding="utf-8").splitlines()
+    rows = [dict(zip(header.split("\t"), line.split("\t"), strict=True)) for line in lines]
+    snapshots = root / OUT["train"] / "transcript" / "snapshots"
+    last = max(snapshots.iterdir(), key=lambda path: int(path.name))
+    return {
+        "status": "trained",
+        "loss": metrics["held_out_loss"],
+        **{name: metrics[name] for name in training_result.KEPT},
+        "params": read_json(last / "state.json")["params"],
+        "peak_bytes": peak,
+        "tokens_per_second": None if goes_on else metrics["tokens"] / seconds,
+        "curve": [
+            {
+                "tokens": int(row["tokens"]),
+                "bytes_up": int(row["bytes_up"]),
+                "seconds": float(row["seconds"]),
+                "loss": float(row["held_out_loss"]),
+            }
+            for row in rows
+        ],
+    }
+
+
+def _run(stage: str, run_file: Path, root: Path, project: Path) -> int:
+    """Run a stage, and return the most memory that it took.
+
+    Raises:
+      DivergedError: The training diverged, by the exit status.
+      LockstepError: It failed otherwise; the message is its last line.
+    """
+    compiled = (project / FOLDER / "compiled").absolute()
+    environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": str(compiled)}
+    environment.pop("DVC_ROOT", None)  # work in progress is beside the training
+    command = _command(stage, run_file, root)
+    root.mkdir(parents=True, exist_ok=True)
+    with open(root / f"{stage}.log", "wb") as log:
+        process = subprocess.Popen(command, cwd=PROJECT, env=environment, stdout=log, stderr=log)
+        try:
+            _, status, used = os.wait4(process.pid, 0)
+        except BaseException:
+            process.terminate()
+            raise
+    process.returncode = code = os.waitstatus_to_exitcode(status)
+    if code:
+        said = (root / f"{stage}.log").read_text(encoding="utf-8", errors="replace").strip()
+        failed = DivergedError if code == DivergedError.status else LockstepError
+        raise failed(said.rpartition("\n")[2] or f"{stage}: ended with {code}")
+    return used.ru_maxrss * 1024
+
+
+def _command(stage: str, run_file: Path, root: Path) -> list[str]:
+    command = [sys.executable, "-m", pipeline.__name__, stage]
+    return [*command, "--run", str(run_file.absolute()), "--root", str(root.absolute())]

@@ -1,0 +1,210 @@
+"""The data of `lockstep new`: what `--data` may be, and the table of a run file that it becomes.
+
+`KINDS` has a row for each, in the order in which they are asked. To add one, add a row.
+"""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lockstep.errors import LockstepError
+from pipeline.preflight.model import StartingModel
+from pipeline.sources.listing import EXTENSIONS
+from pipeline.sources.text.document_files import ENDINGS
+
+OF_PACKAGES = "corpus"
+HELD_OUT_PERCENT = 5.0
+DOCUMENTS_HELD_OUT = 1.0  # percent, where documents are many
+TEXT, TOKENS = "text:", "tokens:"  # what an address or a dataset on the hub has
+REPO = r"[\w-][\w.-]*/[\w.-]+"
+SUBSET = re.compile(REPO + r":[\w.-]+")
+LEAST_VOCABULARY, MOST_VOCABULARY = 258, 2**16
+SEEDED = {"Seeded": list(range(1, 33))}  # of params/run.toml
+
+
+class NewData(NamedTuple):
+    """The data of a new run.
+
+    Attributes:
+      table: Its table in a run file.
+      said: What it is, for people.
+      far: Whether it is fetched from elsewhere, so that no more is fetched than the run needs.
+    """
+
+    table: dict[str, Any]
+    said: str
+    far: bool = False
+
+
+class LocationKind(NamedTuple):
+    """A kind of data location.
+
+    Attributes:
+      form: What a user writes.
+      fits: Whether what a user wrote is one.
+      make: The data, of what a user wrote and the model, whose tokenizer the text needs.
+    """
+
+    form: str
+    fits: Callable[[str], object]
+    make: Callable[[str, StartingModel], NewData]
+
+
+def data_named(name: str, model: StartingModel) -> NewData:
+    """Return the data that `--data` names.
+
+    Raises:
+      LockstepError: It is none of `KINDS`, or text without a tokenizer that fits the model.
+    """
+    for kind in KINDS:
+        if kind.fits(name):
+            return kind.make(name, model)
+    forms = ", ".join(kind.form for kind in KINDS)
+    raise LockstepError(f"--data {name}: expected what exists of these: {forms}")
+
+
+# ---- What fits ----
+
+
+def _has(name: str, *endings: str) -> bool:
+    folder = Path(name).expanduser()
+    return folder.is_dir() and any(path.name.endswith(endings) for path in folder.rglob("*"))
+
+
+def _has_rows(name: str) -> bool:
+    """Whether a folder has parquet files of token ids, and not of text."""
+    first = next(iter(sorted(Path(name).expanduser().rglob("*.parquet"))), None)
+    if first is None:
+        return False
+    try:
+        from pyarrow import ArrowException, parquet
+    except ImportError:
+        return False  # stage download says what is missing
+    try:
+        return "inputs" in parquet.read_schema(first).names
+    except (ArrowException, OSError):
+        return False
+
+
+def _is_text(name: str) -> bool:
+    return Path(name).expanduser().exists() and not name.endswith((*EXTENSIONS, ".parquet"))
+
+
+# ---- The tables ----
+
+
+def _tokens(model: StartingModel) -> dict[str, Any]:
+    """How tokens are stored: in two bytes, unless the model has more of them than fit."""
+    most = model.config["vocab_size"]
+    return {"token_size_in_bytes": "TwoBytes" if most <= MOST_VOCABULARY else "FourBytes"}
+
+
+def _in_order(model: StartingModel) -> dict[str, Any]:
+    return _tokens(model) | {"shuffle": "DontShuffle"}
+
+
+def _local(name: str, model: StartingModel) -> NewData:
+    table = {"Local": {"path": name, **_tokens(model), "shuffle": SEEDED}}
+    return NewData(table, f"token files in {name}")
+
+
+def _preprocessed(name: str, model: StartingModel) -> NewData:
+    return NewData({"Preprocessed": name}, f"packed sequences in the Parquet files of {name}")
+
+
+def _text(name: str, model: StartingModel) -> NewData:
+    return _corpus({"path": name}, f"text of {name}", model)
+
+
+def _packages(name: str, model: StartingModel) -> NewData:
+    return _corpus({}, "the source of packages that constraints.txt pins", model)
+
+
+def _corpus(source: dict[str, Any], said: str, model: StartingModel) -> NewData:
+    tokens, in_tokens = _tokenizer(model)
+    table = source | tokens | {"held_out_percent": HELD_OUT_PERCENT, "shuffle": SEEDED}
+    return NewData({"Corpus": table}, f"{said}, {in_tokens}")
+
+
+def _documents(name: str, model: StartingModel) -> NewData:
+    """Documents anywhere; `owner/name:SUBSET` is a subset of a dataset on the hub."""
+    tokens, in_tokens = _tokenizer(model)
+    source, _, subset = name.partition(":") if SUBSET.fullmatch(name) else (name, "", "")
+    table = {"source": source, **({"subset": subset} if subset else {}), **tokens}
+    table |= {"held_out_percent": DOCUMENTS_HELD_OUT, "shuffle": SEEDED}
+    far = not Path(source).expanduser().exists()
+    return NewData({"Text": table}, f"documents of {name}, {in_tokens}", far=far)
+
+
+def _tokenizer(model: StartingModel) -> tuple[dict[str, Any], str]:
+    """Return the keys of the tokenizer that text needs, and what is said of it."""
+    vocabulary = model.config["vocab_size"]
+    if model.tokenizer is not None:
+        pinned = {"tokenizer_revision": model.revision} if model.revision else {}
+        return {"tokenizer": model.tokenizer} | pinned, f"in the tokens of {model.tokenizer}"
+    if LEAST_VOCABULARY <= vocabulary <= MOST_VOCABULARY:
+        said = f"in {vocabulary:,} tokens of a tokenizer that is trained on it"
+        return {"vocab_size": vocabulary}, said
+    raise LockstepError(
+        f"--data: text, and the model has {vocabulary:,} tokens and no tokenizer, expected one "
+        f"in its folder, or {LEAST_VOCABULARY} to {MOST_VOCABULARY} tokens, for one to train"
+    )
+
+
+def _mixture(name: str, model: StartingModel) -> NewData:
+    return NewData({"WeightedHttp": name}, f"the mixture that {name} lists", far=True)
+
+
+def _bucket(name: str, model: StartingModel) -> NewData:
+    bucket, _, folder = name.removeprefix("gs://").partition("/")
+    where = {"Gcp": {"bucket_name": bucket, "filter_directory": folder}}
+    return NewData({"Http": {**_in_order(model), "location": where}}, f"tokens in {name}", far=True)
+
+
+def _web(name: str, model: StartingModel) -> NewData:
+    table = {"Http": {**_in_order(model), "location": {"SingleUrl": name}}}
+    return NewData(table, f"tokens of {name}", far=True)
+
+
+def _url(name: str, model: StartingModel) -> NewData:
+    return NewData({"Url": {"url": name, **_in_order(model)}}, f"tokens of {name}", far=True)
+
+
+def _hub(name: str, model: StartingModel) -> NewData:
+    repo = name.removeprefix(TOKENS)
+    table = {"Hub": {"repo_id": repo, **_in_order(model)}}
+    return NewData(table, f"token files of {repo} on the hub", far=True)
+
+
+KINDS = (
+    LocationKind(
+        f"{OF_PACKAGES} (source of the pinned packages)",
+        lambda name: name == OF_PACKAGES,
+        _packages,
+    ),
+    LocationKind(f"a folder of {' or '.join(EXTENSIONS)}", lambda n: _has(n, *EXTENSIONS), _local),
+    LocationKind("a folder of .parquet", _has_rows, _preprocessed),
+    LocationKind("a folder of .parquet with text", lambda n: _has(n, ".parquet"), _documents),
+    LocationKind("a file or folder of text or JSON lines", _is_text, _text),
+    LocationKind(
+        "text:ADDRESS",
+        re.compile(r"text:[a-z0-9+]+://.").match,
+        lambda name, model: _documents(name.removeprefix(TEXT), model),
+    ),
+    LocationKind("https://.../mixture.json", re.compile(r"https?://.*\.json$").match, _mixture),
+    LocationKind(
+        "https://.../file.parquet or .jsonl",
+        lambda n: re.match(r"https?://.", n) and n.lower().endswith(ENDINGS),
+        _documents,
+    ),
+    LocationKind("https://.../file.ds", re.compile(r"https?://.").match, _web),
+    LocationKind("gs://bucket/folder", re.compile(r"gs://.").match, _bucket),
+    LocationKind("scheme://...", re.compile(r"[a-z0-9+]+://.").match, _url),
+    LocationKind("tokens:owner/name on the hub", re.compile(f"{TOKENS}{REPO}$").match, _hub),
+    LocationKind(
+        "owner/name or owner/name:SUBSET of text on the hub",
+        re.compile(REPO + r"(:[\w.-]+)?$").match,
+        _documents,
+    ),
+)

@@ -1,0 +1,127 @@
+"""Numbers of a new run file that follow from others, by the model of `lockstep plan`."""
+
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+
+from lockstep.errors import LockstepError
+from lockstep.programs.train_step import Programs
+from lockstep.protocol import links
+from lockstep.swarm.round_settings import RoundSettings
+from parts.workload.choice import programs_of
+from pipeline import runfile
+from pipeline.preflight.plan import plan_of
+from pipeline.stage.progress import size
+from pipeline.start import in_time
+
+CALLED = "lockstep new"  # what errors of the loader call a file that is not written yet
+ROOM = 1.25  # of a time limit over the time that the plan says
+FOREVER, LEAST_EPOCH = 10**9, 3600  # seconds of an epoch
+MOST_BATCH = 2**16 - 1  # sequences of a round: Psyche's number has 16 bits
+
+
+class Choice(NamedTuple):
+    """A number of a run file, by its dotted key, and why it has its value."""
+
+    key: str
+    why: str
+
+
+def value_at(document: dict[str, Any], key: str) -> Any:
+    """Return the value at a dotted key of a document."""
+    for part in key.split("."):
+        document = document[part]
+    return document
+
+
+def times_that_fit(
+    document: dict[str, Any], model: dict[str, Any], *, one_epoch: bool
+) -> list[Choice]:
+    """Widen the times of `[config]` in place until all messages are in time, and say why.
+
+    Times that suffice stay as they are. So do all under a wall clock, whose times nobody knows.
+
+    Args:
+      document: A run file's tables.
+      model: The model's config.json.
+      one_epoch: Whether an epoch is to be the whole run; else it stays, where no time is widened.
+
+    Raises:
+      LockstepError: The tables are no valid run.
+    """
+    run = runfile.parse(document, CALLED)
+    if run.links.clock == "wall":
+        return []
+    programs, config = programs_of(run, model), document["config"]
+    choices = [*_message_times(run, programs, config), *_load_time(run, programs, config)]
+    if "epoch_time" in config and (one_epoch or choices):  # the older spelling counts rounds
+        choices.append(_whole_run(document, model))
+    return choices
+
+
+def _message_times(
+    run: runfile.Run, programs: Programs, config: dict[str, Any]
+) -> Iterator[Choice]:
+    rows = max(batch for batch, _ in run.config.sizes(run.llm.max_seq_len))
+    latest = max(in_time.arrivals(RoundSettings.of(run), programs, rows).values())
+    limit = config["max_round_train_time"]
+    if latest <= limit:
+        return
+    config["max_round_train_time"] = math.ceil(latest * ROOM)
+    message = size(programs.form.bytes_about)
+    yield Choice(
+        "config.max_round_train_time",
+        f"widened from {limit}: by [links], messages of {message} are with all peers "
+        f"{latest:,.1f} seconds after a round began, its training included",
+    )
+
+
+def _load_time(run: runfile.Run, programs: Programs, config: dict[str, Any]) -> Iterator[Choice]:
+    params = programs.task.shapes
+    _, shared = jax.eval_shape(programs.optimizer.init, params)
+    nbytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves((params, shared)))
+    peers = range(run.peers.count)
+    loaded = max(links.load_seconds(run.links, peer, size=nbytes) for peer in peers)
+    limit = config["warmup_time"]
+    if loaded <= limit:
+        return
+    config["warmup_time"] = math.ceil(loaded * ROOM)
+    yield Choice(
+        "config.warmup_time",
+        f"widened from {limit}: a joining peer fetches {size(nbytes)} in {loaded:,.1f} seconds",
+    )
+
+
+def _whole_run(document: dict[str, Any], model: dict[str, Any]) -> Choice:
+    """Make the epoch longer than the run, at the times that it has now."""
+    config = document["config"]
+    config["epoch_time"] = FOREVER
+    seconds = plan_of(runfile.parse(document, CALLED), model).seconds
+    config["epoch_time"] = max(LEAST_EPOCH, 2 * math.ceil(seconds))
+    why = f"longer than the whole run, about {seconds:,.0f} simulated seconds, which is one epoch"
+    return Choice("config.epoch_time", why)
+
+
+def divided(rows: int, most: int) -> int:
+    """Return the largest divisor of `rows` that is at most `most`, and at least 1."""
+    return max(part for part in range(1, max(1, min(rows, most)) + 1) if rows % part == 0)
+
+
+def check_batch(rows: int, flag: str) -> None:
+    """Check that a round's batch is a number that a run file can have.
+
+    Raises:
+      LockstepError: It is larger; the message names the flag or the file.
+    """
+    if rows > MOST_BATCH:
+        raise LockstepError(
+            f"{flag}: a round of {rows:,} sequences, expected at most {MOST_BATCH:,}; fewer peers "
+            "or another optimizer have less"
+        )
+
+
+def counted(number: int, thing: str) -> str:
+    """Return a number of things in words: 1 sequence, 2 sequences."""
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"

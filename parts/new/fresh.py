@@ -1,0 +1,351 @@
+"""A whole new run: its tables from a model, data, an optimizer and a number of tokens."""
+
+import hashlib
+import math
+from typing import Any, NamedTuple
+
+from lockstep.errors import LockstepError
+from parts.new.data_tables import NewData
+from parts.new.fitting import FOREVER, MOST_BATCH, Choice, check_batch, counted, divided
+from parts.new.recipes import FINE_TUNING, Recipe, short
+from pipeline.preflight.model import StartingModel
+
+STEPS = 2000  # local steps that a run is aimed at
+FEWEST_ROUNDS = 20
+MOST_STEP = 2**19  # tokens of a local step, over all peers, at most
+MOST_LENGTH = 2048  # tokens of a sequence
+AT_ONCE, AT_ONCE_GPU = 1024, 8192  # tokens of a micro-batch: params/run.toml, params/paper/
+WARMUP, MOST_WARMUP = 10, 500  # one in so many local steps, and at most so many
+DECAYED = 10  # the learning rate ends at one in so many
+HELD_OUT_TOKENS = 2**17  # at least, of a measurement: fewer say little
+DTYPES = "float32", "bfloat16", "float16"  # of an export
+MANY_LAYERS = 16  # above it, layers are compiled once for all
+
+
+class NewRun(NamedTuple):
+    """What a user asks of a new run.
+
+    Attributes:
+      model: What it trains.
+      data: On what.
+      recipe: How.
+      tokens: How many tokens, over all peers.
+      peers: Number of peers.
+      gpus: Number of GPUs; 0 for a CPU.
+      sequence: Tokens of a sequence; None for as many as the model takes, 2,048 at most.
+      sequences: Sequences of a round, over all peers; None for what `rows` chooses.
+      uplink: Megabits per second of a peer's upload; None for params/run.toml's.
+      downlink: The same of its download.
+      learning_rate: The highest one; None for what `rate` chooses.
+      seed: Seed of fresh weights, of the order of the data and of the peers; None for theirs.
+      dtype: Of the exported weights; None for the model's own.
+    """
+
+    model: StartingModel
+    data: NewData
+    recipe: Recipe
+    tokens: int
+    peers: int
+    gpus: int
+    sequence: int | None = None
+    sequences: int | None = None
+    uplink: float | None = None
+    downlink: float | None = None
+    learning_rate: float | None = None
+    seed: int | None = None
+    dtype: str | None = None
+
+    @property
+    def rate(self) -> float:
+        """The highest learning rate."""
+        if self.learning_rate is not None:
+            return self.learning_rate
+        if self.model.is_trained:
+            return self.recipe.rate_of_trained()
+        return self.recipe.rate_for(self.model.params).rate
+
+    @property
+    def exported(self) -> str:
+        """The dtype of the exported weights: a model keeps its own."""
+        own = self.model.config.get("dtype") or self.model.config.get("torch_dtype")
+        return self.dtype or (own if self.model.is_trained and own in DTYPES else DTYPES[0])
+
+    @property
+    def length(self) -> int:
+        """Tokens of a sequence.
+
+        Raises:
+          LockstepError: The model does not take so many as were asked for.
+        """
+        if self.sequence is not None and self.sequence > self.model.longest:
+            raise LockstepError(
+                f"--length {self.sequence}: expected at most the {self.model.longest} tokens that "
+                "the model takes"
+            )
+        return self.sequence or min(self.model.longest, MOST_LENGTH)
+
+    @property
+    def rows(self) -> int:
+        """Sequences of a peer's local step: a power of two, or what a given batch has.
+
+        Raises:
+          LockstepError: The tokens are less than one round's; or a given batch is not the same for
+            each peer and local step.
+        """
+        steps, of_one = self.recipe.local_steps, self.length * self.peers
+        if self.sequences is not None:
+            return self._rows_of(self.sequences, self.peers * steps)
+        least = of_one * steps
+        if self.tokens < least:
+            raise LockstepError(
+                f"--tokens {self.tokens:,}: expected at least {least:,}, one round of a sequence "
+                f"for each of {self.peers} peers and each local step"
+            )
+        check_batch(self.peers * steps, f"--peers {self.peers}")
+        wanted = min(self.tokens / STEPS, MOST_STEP) / of_one
+        most = min(self.tokens / (FEWEST_ROUNDS * least), MOST_BATCH / (self.peers * steps))
+        return 2 ** max(0, min(round(math.log2(wanted)), math.floor(math.log2(most))))
+
+    def _rows_of(self, sequences: int, together: int) -> int:
+        """Return `rows` of a given batch, of which `together` peers and local steps share."""
+        if sequences % together:
+            raise LockstepError(
+                f"--batch {sequences}: expected a multiple of {together}, a sequence for each of "
+                f"{self.peers} peers and each local step"
+            )
+        check_batch(sequences, f"--batch {sequences}")
+        if self.tokens < (round_of := sequences * self.length):
+            raise LockstepError(
+                f"--tokens {self.tokens:,}: expected at least {round_of:,}, one round of --batch"
+            )
+        return sequences // together
+
+    def check(self) -> None:
+        """Check that there are tokens for a round.
+
+        Raises:
+          LockstepError: There are not, or the model does not take sequences of that length.
+        """
+        assert self.rows
+
+    @property
+    def batch(self) -> int:
+        """Sequences of a round, over all peers."""
+        return self.rows * self.peers * self.recipe.local_steps
+
+    @property
+    def rounds(self) -> int:
+        """Rounds whose tokens are nearest to those asked for."""
+        return max(1, round(self.tokens / (self.batch * self.length)))
+
+    @property
+    def links(self) -> dict[str, float]:
+        """The speeds of links that were asked for, by their keys."""
+        given = {"upload_mbps": self.uplink, "download_mbps": self.downlink}
+        return {key: mbps for key, mbps in given.items() if mbps is not None}
+
+    @property
+    def devices_of_a_peer(self) -> int:
+        """GPUs that share a peer's params, where there are several for each."""
+        return self.gpus // self.peers if self.gpus and self.gpus % self.peers == 0 else 1
+
+
+def tables(new: NewRun) -> dict[str, Any]:
+    """Return the tables of the run file, with times that need not suffice yet."""
+    fewest = max(1, new.peers - 1)
+    return {
+        "config": {
+            "warmup_time": 30,
+            "cooldown_time": 10,
+            "epoch_time": FOREVER,
+            "max_round_train_time": 30,
+            "round_witness_time": 1,
+            "min_clients": fewest,
+            "init_min_clients": new.peers,
+            "waiting_for_members_extra_time": 3,
+            "verification_percent": 0,
+            "witness_nodes": min(2, fewest),
+            "total_steps": new.rounds,
+            "global_batch_size_start": new.batch,
+            "global_batch_size_end": new.batch,
+            "global_batch_size_warmup_tokens": 0,
+        },
+        "model": {"LLM": _model(new)},
+        "download": {"stream": False, **_limit(new)},
+        "peers": _peers(new),
+        "links": new.links,
+        "witness": {"snapshot_every": max(1, new.rounds // 4)},
+        "held_out": {
+            "sequences": -(-HELD_OUT_TOKENS // new.length),
+            "every": max(1, new.rounds // 20),
+        },
+        "export": {"dtype": new.exported},
+        "evaluate": {"prompt": "The history of"},
+        "runtime": {"checkpoint_every": max(1, new.rounds // 8)},
+    }
+
+
+def _model(new: NewRun) -> dict[str, Any]:
+    warmup = min(MOST_WARMUP // new.recipe.local_steps, new.rounds // WARMUP)
+    return {
+        "architecture": new.model.architecture,
+        "data_type": "Pretraining",
+        "max_seq_len": new.length,
+        "cold_start_warmup_steps": 0,
+        "checkpoint": _seeded(new.model.checkpoint, new.seed),
+        "data_location": _seeded(new.data.table, new.seed),
+        "lr_schedule": {
+            "Cosine": {
+                "base_lr": new.rate,
+                "warmup_init_lr": 0.0,
+                "warmup_steps": warmup,
+                "total_steps": new.rounds,
+                "final_lr": short(new.rate / DECAYED),
+            }
+        },
+        "optimizer": {new.recipe.tag: new.recipe.table},
+    }
+
+
+def _seeded(variant: dict[str, Any], seed: int | None) -> dict[str, Any]:
+    """Return a checkpoint or a data location by another seed, where it has one."""
+    ((tag, table),) = variant.items()
+    if seed is None or not isinstance(table, dict):
+        return variant
+    if "seed" in table:
+        table = table | {"seed": seed}
+    if "shuffle" in table and table["shuffle"] != "DontShuffle":
+        table = table | {"shuffle": {"Seeded": [*hashlib.sha256(str(seed).encode()).digest()]}}
+    return {tag: table}
+
+
+def _limit(new: NewRun) -> dict[str, Any]:
+    if not new.data.far:
+        return {}
+    return {"limit": {"steps": new.rounds, "batch": new.batch, "max_seq_len": new.length}}
+
+
+def _peers(new: NewRun) -> dict[str, Any]:
+    parts = new.devices_of_a_peer
+    at_once = max(1, (AT_ONCE_GPU if new.gpus else AT_ONCE) // new.length)
+    scan = bool(new.gpus) or new.model.config["num_hidden_layers"] > MANY_LAYERS
+    return {
+        "count": new.peers,
+        **({} if new.seed is None else {"seed": new.seed}),
+        "micro_batch": parts * divided(max(1, new.rows // parts), at_once),
+        "fsdp": parts,
+        "precision": "bfloat16" if new.gpus else "float32",
+        "attention": "cudnn" if new.gpus else "matmul",
+        "scan_layers": scan,
+        "remat": "nothing_saveable" if scan else "everything_saveable",
+    }
+
+
+def choices(new: NewRun) -> list[Choice]:
+    """Return what was chosen, and why, from the most to the least important."""
+    recipe, steps = new.recipe, new.recipe.local_steps
+    length = new.length
+    tokens = new.rounds * new.batch * length
+    where = "model.LLM"
+    schedule = f"{where}.lr_schedule.Cosine"
+    local = f" x {steps} local steps" if steps > 1 else ""
+    most = f"the model takes {new.model.longest:,} tokens at once; {MOST_LENGTH:,} at most here"
+    aimed = f", so that the run has about {STEPS:,} of them, not tuned"
+    return [
+        Choice(f"{where}.max_seq_len", "--length" if new.sequence else most),
+        Choice(
+            "config.global_batch_size_end",
+            f"{new.peers} peers x {counted(new.rows, 'sequence')}{local}; "
+            f"{new.rows * new.peers * length:,} tokens a local step"
+            f"{', of --batch' if new.sequences else aimed}",
+        ),
+        Choice(
+            "config.total_steps",
+            f"rounds of {new.batch * length:,} tokens: {tokens:,} in all, {new.tokens:,} asked for",
+        ),
+        *_local_steps(recipe),
+        Choice(f"{schedule}.base_lr", _of_rate(new)),
+        Choice(
+            f"{schedule}.warmup_steps",
+            f"rounds: a tenth of them, at most {MOST_WARMUP} local steps; then a cosine down to a "
+            "tenth of the rate",
+        ),
+        *_of_devices(new),
+        *_of_links(new),
+        Choice("witness.snapshot_every", "a quarter of the rounds, as in params/run.toml"),
+        Choice("held_out.every", "20 measurements, as in params/run.toml"),
+        Choice(
+            "held_out.sequences",
+            f"at least {HELD_OUT_TOKENS:,} tokens a measurement, or all that are held out",
+        ),
+        Choice("export.dtype", _of_dtype(new)),
+        *([] if new.seed is None else [Choice("peers.seed", f"--seed {new.seed}, as all seeds")]),
+        Choice("runtime.checkpoint_every", "an eighth of the rounds, as in params/run.toml"),
+    ]
+
+
+def _of_rate(new: NewRun) -> str:
+    """Why the learning rate has its value."""
+    if new.learning_rate is not None:
+        return "--learning-rate"
+    params = f"{new.model.params / 1e6:,.4g} M"
+    if new.model.is_trained:
+        adamw = f"{FINE_TUNING:g} of AdamW, between 1e-5 of LLaMA-Factory and 5e-5 of transformers"
+        if new.recipe.tag != "AdamW":
+            adamw += f", times {new.recipe.tag}'s rate for fresh weights over AdamW's"
+        return (
+            f"for weights that are trained already: {adamw}; not tuned for these {params}: try "
+            "half and twice"
+        )
+    rate = new.recipe.rate_for(new.model.params)
+    return (
+        f"for fresh weights: stated for {rate.params / 1e6:,.4g} M params by {rate.file}, not "
+        f"tuned for these {params}: try half and twice"
+    )
+
+
+def _of_dtype(new: NewRun) -> str:
+    if new.dtype:
+        return "--dtype"
+    return "the model's own" if new.model.is_trained else "fresh weights are float32"
+
+
+def _local_steps(recipe: Recipe) -> list[Choice]:
+    if "inner_steps" not in recipe.table:
+        return []
+    key = f"model.LLM.optimizer.{recipe.tag}"
+    found = [Choice(f"{key}.inner_steps", f"local steps, of {recipe.file}, not tuned")]
+    if "outer_momentum" in recipe.table:
+        why = f"of {recipe.file}, for few rounds; the papers have 0.9, for many"
+        found.append(Choice(f"{key}.outer_momentum", why))
+    return found
+
+
+def _of_links(new: NewRun) -> list[Choice]:
+    why = {"upload_mbps": "simulated, a home connection's, as in params/run.toml"}
+    why |= dict.fromkeys(new.links, "simulated, as asked for")
+    return [Choice(f"links.{key}", reason) for key, reason in why.items()]
+
+
+def _of_devices(new: NewRun) -> list[Choice]:
+    if not new.gpus:
+        why = f"a peer's share of a local step, at most {AT_ONCE:,} tokens at once on a CPU"
+        return [Choice("peers.micro_batch", why)]
+    not_measured = "not measured on a GPU"
+    return [
+        Choice(
+            "peers.micro_batch",
+            f"a peer's share of a local step, at most {AT_ONCE_GPU:,} tokens at once on each of "
+            f"its GPUs, {not_measured}",
+        ),
+        Choice("peers.layout", "a program for each peer, which an audit replays bit for bit"),
+        Choice("peers.precision", f"for {new.gpus} GPUs, {not_measured}"),
+        Choice(
+            "peers.attention",
+            f"cuDNN's fused kernel; without an NVIDIA GPU: matmul, {not_measured}",
+        ),
+        Choice(
+            "peers.fsdp", f"GPUs of a peer, of {new.gpus} for {new.peers} peers, {not_measured}"
+        ),
+        Choice("peers.remat", f"as in params/paper/distro-1.2b.toml: least memory, {not_measured}"),
+    ]

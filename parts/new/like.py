@@ -1,0 +1,208 @@
+"""A run like another, with another optimizer: the same tokens, and what the optimizer forces."""
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from lockstep.errors import LockstepError
+from lockstep.methods.optimizer_table import OptimizerWorkload
+from parts.new.fitting import CALLED, Choice, check_batch, counted, value_at
+from parts.new.recipes import RECIPES, Recipe, StatedRate, short
+from pipeline import runfile
+from pipeline.preflight.model import StartingModel
+
+IN_ROUNDS = (  # keys that count rounds, but for those of the learning-rate schedule
+    "config.rounds_per_epoch",
+    "witness.snapshot_every",
+    "held_out.every",
+    "evaluate.every",
+    "runtime.checkpoint_every",
+)
+SCHEDULE_IN_ROUNDS = (
+    "warmup_steps",
+    "total_steps",
+    "stable_steps",
+    "cosine_decay_steps",
+    "linear_decay_steps",
+)
+RATES = ("base_lr", "warmup_init_lr", "final_lr", "cosine_decay_final_lr", "linear_decay_final_lr")
+
+
+def check_base(base: runfile.Run, source: Path) -> None:
+    """Check that a run can have one of our optimizers in place of its own.
+
+    Raises:
+      LockstepError: It cannot.
+    """
+    inner = getattr(base.llm.optimizer, "inner", None)
+    if base.workload.factory or isinstance(inner, OptimizerWorkload):
+        raise LockstepError(
+            f"--like {source}: it trains a workload, expected a run of a model of Lockstep's"
+        )
+
+
+def of_tokens(base: runfile.Run, tokens: int) -> runfile.Run:
+    """Return a run of another number of tokens: all that counts rounds in proportion.
+
+    Raises:
+      LockstepError: It is less than one of its rounds.
+    """
+    document, before = base.model_dump(mode="json", exclude_none=True), base.config.total_steps
+    config = document["config"]
+    batches = {key: config[key] for key in _batches(config)}
+    config["total_steps"], _ = _nearest(base, batches, tokens // base.llm.max_seq_len)
+    _in_rounds(document, config["total_steps"] / before)
+    _schedule(document, config["total_steps"] / before)
+    return runfile.parse(document, CALLED)
+
+
+def at_rate(document: dict[str, Any], rate: float) -> None:
+    """Set the base learning rate of a run's tables in place, and its other rates in proportion."""
+    ((_, schedule),) = document["model"]["LLM"]["lr_schedule"].items()
+    ratio = rate / schedule["base_lr"]
+    for name in RATES:
+        if name in schedule:
+            schedule[name] = short(schedule[name] * ratio)
+
+
+def tables_like(
+    base: runfile.Run, recipe: Recipe, model: StartingModel | None
+) -> tuple[dict[str, Any], list[Choice]]:
+    """Return the tables of a run of the same tokens by another optimizer, and what changed.
+
+    Args:
+      base: The run that it is like.
+      recipe: Its optimizer.
+      model: The model of both; None where only stage convert can know it.
+
+    Raises:
+      LockstepError: A round of its local steps is too large, or there are too few tokens for one.
+    """
+    document = base.model_dump(mode="json", exclude_none=True)
+    choices = [*_rounds(document, base, recipe), *_optimizer(document, base, recipe, model)]
+    before = base.model_dump(mode="json", exclude_none=True)
+    choices = [choice for choice in choices if _is_new(choice.key, document, before)]
+    limit = document["download"].get("limit", {})
+    if "steps" in limit:
+        config = document["config"]
+        limit |= {"steps": config["total_steps"], "batch": config[_batches(config)[-1]]}
+        choices.append(Choice("download.limit", "the same tokens, in rounds of these"))
+        if document["pins"]["data"]:
+            document["pins"]["data"] = ""
+            choices.append(Choice("pins.data", "empty, since the limit of the data is another"))
+    return document, choices
+
+
+def _is_new(key: str, document: dict[str, Any], before: dict[str, Any]) -> bool:
+    """Whether a key is worth a line: one that changed, or says what stays."""
+    try:
+        return key == "config.total_steps" or value_at(document, key) != value_at(before, key)
+    except KeyError:  # the base has no such table
+        return True
+
+
+# ---- Rounds ----
+
+
+def _batches(config: dict[str, Any]) -> list[str]:
+    """The keys of a round's batch, in either spelling; the largest batch is the last."""
+    spelled = ("global_batch_size", "global_batch_size_start", "global_batch_size_end")
+    return [key for key in spelled if key in config]
+
+
+def _rounds(document: dict[str, Any], base: runfile.Run, recipe: Recipe) -> Iterator[Choice]:
+    """The batch of a round, and how many rounds have the tokens of the base."""
+    config, steps, before = document["config"], recipe.local_steps, base.config.total_steps
+    percent = base.config.verification_percent
+    trainers = base.peers.count - base.peers.count * percent // 100
+    together = trainers if steps > 1 else 1  # local steps are of as many sequences on each peer
+    for key in _batches(config):
+        rows = config[key] // base.llm.optimizer.steps_of_a_round
+        config[key] = max(1, rows // together) * together * steps
+        check_batch(config[key], f"--optimizer: {steps} local steps")
+        local = f" x {steps} local steps" if steps > 1 else ""
+        yield Choice(f"config.{key}", f"{counted(config[key] // steps, 'sequence')}{local}")
+    asked = base.config.last_index(base.llm.max_seq_len)
+    rounds, tokens = _nearest(base, {key: config[key] for key in _batches(config)}, asked)
+    config["total_steps"] = rounds
+    asked *= base.llm.max_seq_len
+    yield Choice("config.total_steps", f"{tokens:,} tokens, where {before:,} rounds had {asked:,}")
+    _in_rounds(document, rounds / before)
+    yield Choice("witness.snapshot_every", "as often by tokens, as all that counts rounds")
+
+
+def _in_rounds(document: dict[str, Any], share: float) -> None:
+    """Change what counts rounds, by the share of the rounds before, but for the schedule."""
+    for key in IN_ROUNDS:
+        table, name = key.split(".")
+        if document[table].get(name):
+            document[table][name] = max(1, round(document[table][name] * share))
+
+
+def _nearest(base: runfile.Run, batches: dict[str, int], asked: int) -> tuple[int, int]:
+    """Return the number of rounds whose sequences are nearest to those asked for, and its tokens.
+
+    Raises:
+      LockstepError: They are less than a round's.
+    """
+    length = base.llm.max_seq_len
+
+    def sequences(rounds: int) -> int:
+        changed = {**batches, "total_steps": rounds}
+        return base.config.model_copy(update=changed).last_index(length)
+
+    if asked < sequences(1):
+        raise LockstepError(
+            f"--optimizer: a round is {sequences(1):,} sequences, expected at most the {asked:,} "
+            "of the whole run"
+        )
+    after = bisect_left(range(asked + 2), asked, lo=1, key=sequences)
+    rounds = min((max(1, after - 1), after), key=lambda n: abs(sequences(n) - asked))
+    return rounds, sequences(rounds) * length
+
+
+# ---- Optimizer and schedule ----
+
+
+def _optimizer(
+    document: dict[str, Any], base: runfile.Run, recipe: Recipe, model: StartingModel | None
+) -> Iterator[Choice]:
+    """The optimizer's table, the schedule over the rounds that there are now, and its rates."""
+    llm, before = document["model"]["LLM"], base.llm.optimizer.tag()
+    llm["optimizer"] = {recipe.tag: recipe.table}
+    yield Choice(f"model.LLM.optimizer.{recipe.tag}", f"in place of {before}; of {recipe.file}")
+    if document["peers"]["overlap"] and not getattr(runfile, f"Optimizer{recipe.tag}").overlaps:
+        document["peers"]["overlap"] = 0
+        yield Choice("peers.overlap", f"{recipe.tag} does not overlap")
+    ((kind, schedule),) = llm["lr_schedule"].items()
+    _schedule(document, document["config"]["total_steps"] / base.config.total_steps)
+    key = f"model.LLM.lr_schedule.{kind}"
+    yield Choice(f"{key}.warmup_steps", "as long by tokens, as the rest of the schedule")
+    if recipe.tag == before or not schedule["base_lr"]:
+        return
+    stated, whose = _stated(recipe, model), f"by {recipe.file}"
+    rate = stated.rate
+    if known := next((one for one in RECIPES.values() if one.tag == before), None):
+        rate = short(schedule["base_lr"] * rate / _stated(known, model).rate)
+        whose = f"by {stated.file} over that of {before}, times the base's"
+    at_rate(document, rate)
+    yield Choice(
+        f"{key}.base_lr",
+        f"that stated for {stated.params / 1e6:,.4g} M params {whose}, not tuned: try half and "
+        "twice; the other rates in proportion",
+    )
+
+
+def _stated(recipe: Recipe, model: StartingModel | None) -> StatedRate:
+    return recipe.rate_for(model.params) if model else recipe.rates[0]
+
+
+def _schedule(document: dict[str, Any], share: float) -> None:
+    """Change the rounds of the learning-rate schedule by the share of the rounds before."""
+    ((_, schedule),) = document["model"]["LLM"]["lr_schedule"].items()
+    for key in SCHEDULE_IN_ROUNDS:
+        if key in schedule:
+            schedule[key] = round(schedule[key] * share)
+    if "total_steps" in schedule:
+        schedule["total_steps"] = max(schedule["total_steps"], schedule["warmup_steps"] + 1)

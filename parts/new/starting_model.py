@@ -1,0 +1,83 @@
+"""The model of `lockstep new`: a folder, a name on the hub, or a named size of fresh weights."""
+
+from pathlib import Path
+from typing import Any
+
+from lockstep.errors import LockstepError
+from pipeline.preflight.model import StartingModel, described, look
+from pipeline.runfile.checkpoint import is_path
+from pipeline.weights import hf
+
+FRESH = "init:"
+_LLAMA = {
+    "model_type": "llama",
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "initializer_range": 0.02,
+    "tie_word_embeddings": False,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
+
+
+def _llama(vocabulary: int, width: int, inner: int, layers: int, heads: int, **more: Any) -> dict:
+    return _LLAMA | {
+        "vocab_size": vocabulary,
+        "hidden_size": width,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "max_position_embeddings": 2048,
+        **more,
+    }
+
+
+SIZES = {  # Llamas by their number of parameters, which a test counts
+    "2m": _llama(4096, 128, 352, 4, 4, max_position_embeddings=256),  # of params/run.toml
+    "134m": _llama(32000, 768, 2048, 12, 12),
+    "1.1b": _llama(32000, 2048, 5632, 22, 32, num_key_value_heads=4),  # TinyLlama's shape
+    "1.2b": _llama(32000, 2048, 5504, 22, 16),  # of params/paper/distro-1.2b.toml
+}
+
+
+def model_named(name: str, root: Path) -> StartingModel:
+    """Return the model that `--model` names; the config of one on the hub is fetched into data/.
+
+    Raises:
+      LockstepError: There is no such model, or Lockstep does not have its architecture.
+    """
+    if name.startswith(FRESH):
+        size = name.removeprefix(FRESH)
+        if size not in SIZES:
+            raise LockstepError(f"--model {name}: expected {FRESH} and one of {', '.join(SIZES)}")
+        return _fresh(SIZES[size], f"fresh weights of the size {size}", None)
+    expected = f"a folder, {FRESH}SIZE or a model on the hub"
+    files = look(name, None, root, "--model", expected)
+    config, commit = files.config(), files.commit
+    where = as_path(name) if commit is None else name
+    tokenizer = where if files.has_tokenizer else None
+    if not any(file.endswith(".safetensors") for file in files.names):
+        said = f"fresh weights of the shape of {name}'s {hf.CONFIG}, beside which there are none"
+        found = _fresh(config, said, tokenizer)
+    elif commit is None:
+        checkpoint = {"Hub": {"repo_id": where}}
+        found = described(checkpoint, config, tokenizer, f"the folder {name}", where)
+    else:
+        checkpoint = {"Hub": {"repo_id": name, "revision": commit}}
+        said = f"{name} on the hub at its commit of today"
+        found = described(checkpoint, config, tokenizer, said, name)
+    return found._replace(revision=commit)
+
+
+def as_path(name: str) -> str:
+    """Return a folder's name as a path that is no name on the hub."""
+    return name if is_path(name) else f"./{name}"
+
+
+def _fresh(config: dict[str, Any], said: str, tokenizer: str | None) -> StartingModel:
+    known = hf.model_of(config, "--model")[1].to_hf()
+    own = {key: value for key, value in config.items() if key in known and known[key] == value}
+    checkpoint = {"Init": {"seed": 0, "config": own}}
+    return described(checkpoint, own, tokenizer, said, "--model")

@@ -1,0 +1,174 @@
+"""Bytes, utilisation and hours of each method for a planned run, by the clock of `[links]`."""
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from lockstep.protocol.links import Topology, arrivals, traffic
+from parts.projection import failures
+
+INT4, SIGNS = 4 + 32 / 256, 1 + 32 / 256  # and a float32 for each block of 256
+DISTRO = 0.083  # 32 of 4,096 and their signs; more in small matrices
+SPARSELOCO = 0.314  # 128 of 4,096 in 2 bits; likewise
+MEASURED = "measured at 1.85 M params, benchmarks/RESULTS.md"
+DENSE = 32  # bits for each param of float32
+
+
+class ProjectedMethod(NamedTuple):
+    """A method, as far as its bytes go.
+
+    Attributes:
+      label: What people call it.
+      bits: Bits of a message for each param of the model.
+      local_steps: Between two messages.
+      overlapped: Share of the next local steps that hides a message, as in `links.arrivals`.
+      sparse: Whether the sum of messages has more elements than one of them.
+    """
+
+    label: str
+    bits: float
+    local_steps: int
+    overlapped: float = 0.0
+    sparse: bool = False
+
+
+METHODS = (
+    ProjectedMethod("AdamW, gradients whole", 32, 1),
+    ProjectedMethod("DiLoCo, 100 local steps", 32, 100),
+    ProjectedMethod("DiLoCo, 100 local steps, 4 bits", INT4, 100),
+    ProjectedMethod("Streaming DiLoCo, 4 fragments, 4 bits", INT4 / 4, 25, 24 / 25),
+    ProjectedMethod("SparseLoCo, 10 local steps", SPARSELOCO, 10, sparse=True),
+    ProjectedMethod("DiLoCo, 12 local steps, signs", SIGNS, 12),
+    ProjectedMethod("DisTrO, AdaDistro", DISTRO, 1, sparse=True),
+)
+
+
+class PlannedSwarm(NamedTuple):
+    """A planned run: bits a second, seconds, tokens.
+
+    Attributes:
+      peers: How many.
+      params: Of the model.
+      batch: Tokens of a local step, all peers' together.
+      tokens: Of the run.
+      flops: Useful floating-point operations a second of a peer.
+      uplink, downlink: Bits per second of a peer.
+      latency: Seconds of a message.
+      mtbf, restart: Seconds that a peer works in the mean, and that it is away after a failure.
+      quorum: Least share of the peers for a round.
+      topology: Who sends to whom: each message to every peer; to a hub, which sends all of them
+        merged; or sums of parts around a ring.
+    """
+
+    peers: int
+    params: float
+    batch: float
+    tokens: float
+    flops: float
+    uplink: float
+    downlink: float
+    latency: float
+    mtbf: float
+    restart: float
+    quorum: float
+    topology: Topology = "broadcast"
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of a peer, while it computes: 6 operations for each param and token."""
+        return self.flops / (6 * self.params)
+
+    def kept(self, round_seconds: float) -> float:
+        """Return the share of the work of a round that failures leave.
+
+        A peer is there, with enough others, and does not fail before the round is over, since its
+        round is lost then: present * P(enough others) * exp(-round / mtbf).
+        """
+        present = failures.available(self.mtbf, self.restart)
+        others = failures.at_least(
+            math.ceil(self.quorum * self.peers - 1e-9) - 1, self.peers - 1, present
+        )
+        return present * others * math.exp(-round_seconds / self.mtbf)
+
+
+class _Links(NamedTuple):
+    tokens_per_second: float
+    latency_seconds: float
+    upload_mbps: float
+    download_mbps: float
+    topology: Topology
+
+
+class Projected(NamedTuple):
+    """What a method comes to.
+
+    Attributes:
+      method: The method.
+      sent, received: Bytes of a peer and round.
+      seconds: Of a round.
+      utilisation: Share of a round in which peers compute.
+      goodput: The same of all time, with failures.
+      hours: Of the whole run.
+    """
+
+    method: ProjectedMethod
+    sent: float
+    received: float
+    seconds: float
+    utilisation: float
+    goodput: float
+    hours: float
+
+
+def project(swarm: PlannedSwarm) -> Iterator[Projected]:
+    """Yield what each method comes to, but for `not_summed`."""
+    for method in METHODS:
+        if method in not_summed(swarm):
+            continue
+        sent, received = sizes(swarm, method)
+        tokens = max(1, round(method.local_steps * swarm.batch / swarm.peers))
+        seconds = _seconds(swarm, method, tokens)
+        utilisation = tokens / swarm.tokens_per_second / seconds
+        goodput = utilisation * swarm.kept(seconds)
+        speed = swarm.peers * swarm.tokens_per_second * goodput
+        hours = swarm.tokens / speed / 3600 if speed else float("inf")
+        yield Projected(method, sent, received, seconds, utilisation, goodput, hours)
+
+
+def not_summed(swarm: PlannedSwarm) -> list[ProjectedMethod]:
+    """Return the methods that a ring cannot take: the sum of their messages is no message."""
+    return [method for method in METHODS if swarm.topology == "ring" and method.bits < DENSE]
+
+
+def sizes(swarm: PlannedSwarm, method: ProjectedMethod) -> tuple[float, float]:
+    """Return the bytes that a peer sends and receives in a round.
+
+    As `links.traffic` has them, but for a hub of messages with different elements: it sends their
+    union, of at most all messages, and at most 4 bytes for each param. Where they are quantized,
+    so is what it sends.
+    """
+    message = _message(swarm, method)
+    if swarm.topology == "hub":
+        return message, _merged(swarm, method)
+    sent, received = traffic(swarm.topology, [message] * swarm.peers, swarm.peers)
+    return sent / swarm.peers, received / swarm.peers
+
+
+def _message(swarm: PlannedSwarm, method: ProjectedMethod) -> int:
+    return round(method.bits * swarm.params / 8)
+
+
+def _merged(swarm: PlannedSwarm, method: ProjectedMethod) -> int:
+    message = _message(swarm, method)
+    union = min(message * swarm.peers, round(DENSE * swarm.params / 8))
+    return union if method.sparse else message
+
+
+def _seconds(swarm: PlannedSwarm, method: ProjectedMethod, tokens: int) -> float:
+    """Of a round, as `train`, `simulate` and `plan` have it."""
+    mbps = swarm.uplink / 1e6, swarm.downlink / 1e6
+    links = _Links(swarm.tokens_per_second, swarm.latency, *mbps, swarm.topology)
+    peers = range(swarm.peers)
+    of_peers = dict.fromkeys(peers, tokens), dict.fromkeys(peers, _message(swarm, method))
+    merged = _merged(swarm, method)
+    return max(arrivals(links, peers, *of_peers, method.overlapped, merged).values())

@@ -1,0 +1,10 @@
+# `snakemake published --cores all`: tables that others published, and ours beside them.
+rule published:
+    input:
+        "parts/projection/published.toml",
+    output:
+        "data/published/published.md",
+        "data/published/published.csv",
+        "data/published/published.png",
+    shell:
+        "python -m parts.projection.published"

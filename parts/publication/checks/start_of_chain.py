@@ -1,0 +1,141 @@
+"""What a published run began with: drawn again from its seed, or a checkpoint of the reader's.
+
+Only its hash is published. The state of an earlier run, which this one extends, is published whole:
+nobody else has it.
+"""
+
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import jax
+import numpy as np
+
+from lockstep.errors import LockstepError, RequestError, brief
+from lockstep.optim.optimizer import Tree
+from lockstep.programs.placement import device_groups
+from lockstep.transcript.transcript import Transcript
+from lockstep.wire.commitment import tree_hash
+from parts.publication.layout import SOURCE, TRANSCRIPT
+from pipeline import runfile
+from pipeline.start.begin import Setup
+from pipeline.weights import hf
+
+HEADER = f"{TRANSCRIPT}/header.json"
+
+
+class ChainStart(NamedTuple):
+    """Params and the optimizer's shared state before the first round, and who says so.
+
+    Attributes:
+      params: The params.
+      shared: The optimizer's shared state.
+      kind: Whether it was made here, by the name that `text` has for it, or is the author's.
+      text: What the run began with.
+    """
+
+    params: Tree
+    shared: Tree
+    kind: Literal["proven", "stated"]
+    text: str
+
+
+def is_given(run: runfile.Run) -> bool:
+    """Whether a publication has the whole state that the run began with."""
+    return isinstance(run.llm.checkpoint, runfile.CheckpointRun)
+
+
+def of(setup: Setup, transcript: Transcript, checkpoint: Path | None) -> ChainStart:
+    """Return the state that a run began with.
+
+    Args:
+      setup: The reader's own set-up of the run.
+      transcript: Its transcript.
+      checkpoint: The reader's folder with the checkpoint that the run file names, or None.
+
+    Raises:
+      LockstepError: It is another than the transcript says, or the checkpoint is not here.
+    """
+    first, said = transcript.snapshots[0], setup.run.llm.checkpoint
+    if is_given(setup.run):
+        if checkpoint is not None:
+            raise RequestError(
+                f"--checkpoint {checkpoint}: the run extends run {said.key}, whose state is "
+                "published; expected it without"
+            )
+        text = f"the author's state of run {said.key}, which it extends"
+        return ChainStart(*transcript.agreed(first, setup.start.state), "stated", text)
+    params, text = _params(setup, transcript, checkpoint)
+    found, began = tree_hash(params), transcript.hashes(first)
+    if found != began.params:
+        raise LockstepError(
+            f"{TRANSCRIPT}: params before the first round of hash {began.params[:12]}, expected "
+            f"{found[:12]} of {text}{_where(setup, transcript)}"
+        )
+    group = device_groups(jax.devices(), setup.programs.parts)[0]
+    own, shared = jax.tree.map(np.asarray, setup.programs.init(group.put(params)))
+    if {*began.own} != {tree_hash(own)}:
+        raise LockstepError(
+            f"{TRANSCRIPT}: states of peers before the first round, expected new ones, of hash "
+            f"{tree_hash(own)[:12]}"
+        )
+    return ChainStart(params, shared, "proven", text)
+
+
+OTHER_BITS = {  # what a header has in `environment`, and why fresh weights depend on it
+    "instruction_set": "CPUs with and without fused multiply-add differ in last bits",
+    "xla_flags": "flags of XLA can change last bits",
+}
+
+
+def _params(setup: Setup, transcript: Transcript, folder: Path | None) -> tuple[Tree, str]:
+    """The params that the run file names, and what they are."""
+    run, model = setup.run, transcript.header.model
+    said = run.llm.checkpoint
+    if folder and isinstance(said, runfile.CheckpointInit | runfile.CheckpointEphemeral):
+        raise RequestError(
+            f"--checkpoint {folder}: the run began with fresh weights, expected it without"
+        )
+    match said:
+        case runfile.CheckpointInit():
+            kinds = hf.ARCHITECTURES.get(run.llm.architecture) or [None]
+            named = {"model_type": kinds[0]} | said.config
+            _check_model(model, named, "float32", "model.LLM.checkpoint.Init.config")
+            architecture, config = hf.model_of(model, HEADER)
+            with jax.default_device(jax.local_devices(backend="cpu")[0]):
+                params = jax.device_get(architecture.init(config, said.seed))
+            return params, f"fresh weights of seed {said.seed}"
+        case runfile.CheckpointEphemeral():
+            return setup.programs.worker.init(), f"fresh weights of seed {run.workload.seed}"
+    if folder is None:
+        raise RequestError(
+            f"{SOURCE}: the run began with {runfile.variant_name(said)}, of which only the hash is "
+            "published; expected its folder, as config.json and safetensors, by --checkpoint FOLDER"
+        )
+    stored = hf.HfFolder(folder)
+    _check_model(model, hf.read_config(folder), stored.hf_config["dtype"], str(folder))
+    return hf.read_folder(folder)[1], f"the checkpoint in {folder}"
+
+
+def _check_model(model: dict, hf_config: dict, dtype: str, where: str) -> None:
+    """Compare the header's model with what stage convert makes of a config."""
+    expected = hf.whole_config(hf_config, dtype, where)
+    for key in sorted(model.keys() | expected.keys()):
+        if model.get(key) != expected.get(key):
+            found, due = (brief(repr(some.get(key))) for some in (model, expected))
+            raise LockstepError(
+                f"{HEADER}: {brief(key)} of the model is {found}, expected {due} as {where} has it"
+            )
+
+
+def _where(setup: Setup, transcript: Transcript) -> str:
+    """Why honest fresh weights could have other bits here, if there is a reason."""
+    here, there = setup.environment(), transcript.header.environment
+    if not isinstance(setup.run.llm.checkpoint, runfile.CheckpointInit):
+        return ""
+    for name, reason in OTHER_BITS.items():
+        if here.get(name) != there.get(name):
+            return (
+                f", as {name} {brief(str(here.get(name)))} draws them; where they were drawn the "
+                f"author says {brief(str(there.get(name)))}, and {reason}"
+            )
+    return ""

@@ -1,0 +1,232 @@
+"""`lockstep publish`, `verify` and `replay`: what is given to others, and taken from them.
+
+Nothing heavy is imported before one of them runs.
+"""
+
+import dataclasses
+import json
+import os
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lockstep.errors import LockstepError, RequestError, brief
+from parts.publication.outcome import PUBLISHED_WINDOWS, VerifyOutcome
+from pipeline.command_line import DEFAULT_ROOT, DEFAULT_RUN, Root, RunFile
+
+if TYPE_CHECKING:
+    from parts.publication.checks.claims import Verified
+    from parts.publication.fetch import Found, Limits
+    from parts.publication.reader import ReaderAsks
+
+LONGEST = 1000  # characters of a reason, which may quote a stranger's file
+WorkerPython = Annotated[
+    str,
+    typer.Option(help="Python that runs a workload, with its packages: yours, not the author's."),
+]
+ReadersSeed = Annotated[
+    str | None, typer.Option(help="Your word: draws which of the published windows are repeated.")
+]
+HowMany = Annotated[
+    int | None,
+    typer.Option(min=1, help="How many windows are repeated: all published; with --seed, 1."),
+]
+Checkpoint = Annotated[
+    Path | None, typer.Option(help="Folder of the checkpoint that the run began with, if with one.")
+]
+OwnData = Annotated[
+    Path | None, typer.Option(help="Your own data/shards, to compare sequences with.")
+]
+AttestFile = Annotated[
+    Path | None,
+    typer.Option(help="Write what was verified to this file, as an in-toto statement."),
+]
+PublicKey = Annotated[
+    Path | None,
+    typer.Option(help="The author's public key, in PEM: refuse what it did not sign."),
+]
+SigningKey = Annotated[
+    Path | None,
+    typer.Option("--sign", help="Sign with this private key, in PEM: EC, P-256 for example."),
+]
+AGAIN = "the same command begins again, and fetches no byte twice"
+
+
+def publish(
+    folder: Annotated[Path, typer.Argument(help="A new folder, or an empty one.")],
+    run: RunFile = DEFAULT_RUN,
+    root: Root = DEFAULT_ROOT,
+    windows: Annotated[
+        int, typer.Option(min=1, help="How many windows others can repeat; each is of one peer.")
+    ] = PUBLISHED_WINDOWS,
+    seed: Annotated[
+        str | None,
+        typer.Option(
+            help="Draw the windows with this too: a reader's, whom the author cannot foresee."
+        ),
+    ] = None,
+    key: SigningKey = None,
+) -> None:
+    """Write the accepted export into FOLDER, with what others need to check it."""
+    from parts.publication import publish as publishing
+
+    publishing.show(folder, run, root, windows, seed, key)
+
+
+def verify(  # noqa: PLR0913 - each is an option
+    source: Annotated[
+        str,
+        typer.Argument(metavar="SOURCE", help="A folder, http(s)://... or owner/name on the hub."),
+    ],
+    root: Root = DEFAULT_ROOT,
+    seed: ReadersSeed = None,
+    windows: HowMany = None,
+    checkpoint: Checkpoint = None,
+    shards: OwnData = None,
+    tasks: Annotated[bool, typer.Option("--tasks", help="Repeat the scores of tasks.")] = False,
+    key: PublicKey = None,
+    max_gb: Annotated[
+        int, typer.Option(min=1, help="The most that the publication's files may have together.")
+    ] = 4,
+    attempts: Annotated[
+        int, typer.Option(min=1, max=100, help="Failures in a row that end a download.")
+    ] = 3,
+    stall_seconds: Annotated[
+        float, typer.Option(min=0.1, max=3600, help="Seconds without a byte that are a failure.")
+    ] = 10,
+    worker_python: WorkerPython = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    attest: AttestFile = None,
+) -> None:
+    """Check a publication, follow its params from the start to the weights, repeat a sample."""
+    from parts.publication.fetch import Limits
+    from parts.publication.reader import ReaderAsks
+    from pipeline.runfile import Network
+    from pipeline.stage import allocator
+
+    allocator.tune()
+    if attest is not None and not attest.absolute().parent.is_dir():
+        raise typer.BadParameter(f"{attest.parent}: no such folder", param_hint="--attest")
+    limits = Limits(max_gb, Network(attempts=attempts, stall_seconds=stall_seconds))
+    asks = ReaderAsks(seed, windows, checkpoint, shards, tasks, key)
+    seen: list[Found] = []
+    try:
+        verified = _verify(source, root, limits, asks, worker_python, seen)
+        outcome, said, text = verified.outcome, verified.to_json(), verified.text
+    except LockstepError as error:
+        outcome, said = _outcome(error), {"reason": str(error), "bitwise": False, "claims": {}}
+        text = f"{outcome.word}: {error}"
+    if as_json:
+        is_verified = outcome is VerifyOutcome.VERIFIED
+        print(json.dumps({"verified": is_verified, "outcome": outcome.word} | said))
+    else:
+        print(text)
+    if attest is not None:
+        _attest(attest, seen, asks, outcome, said)
+    raise typer.Exit(outcome.status)
+
+
+def _attest(
+    path: Path,
+    seen: "list[Found]",
+    asks: "ReaderAsks",
+    outcome: VerifyOutcome,
+    said: dict[str, Any],
+) -> None:
+    """Write what was found of what was seen, unless nothing was decided."""
+    if outcome in (VerifyOutcome.NOT_ASKED, VerifyOutcome.NOT_FETCHED) or not seen:
+        print(f"verify: {path}: not written, since nothing was decided", file=sys.stderr)
+        return
+    from parts.publication import statement
+
+    statement.write(path, seen[0], asks, outcome, said)
+
+
+def _outcome(error: LockstepError) -> VerifyOutcome:
+    """Return what a publication comes to that is not known to agree with itself."""
+    from pipeline.net.retry import NotFetchedError
+
+    if isinstance(error, RequestError):
+        return VerifyOutcome.NOT_ASKED
+    return (
+        VerifyOutcome.NOT_FETCHED
+        if isinstance(error, NotFetchedError)
+        else VerifyOutcome.CONTRADICTED
+    )
+
+
+def replay(
+    folder: Annotated[
+        Path, typer.Argument(metavar="BUNDLE", help="A folder in data/verdict/bundles.")
+    ],
+    max_gb: Annotated[
+        int, typer.Option(min=1, help="The most that the bundle's files may have together.")
+    ] = 4,
+    worker_python: WorkerPython = "",
+) -> None:
+    """Replay a finding from its bundle; exit with status 1 if the finding is not confirmed."""
+    from pipeline.audit import given_bundle
+    from pipeline.stage import allocator, devices
+
+    allocator.tune()
+    devices.prepare(given_bundle.read_run(folder, max_gb, worker_python))
+    from pipeline.audit import rerun_bundle
+
+    raise typer.Exit(rerun_bundle.show(folder, max_gb, worker_python))
+
+
+def _verify(
+    source: str,
+    root: Path,
+    limits: "Limits",
+    asks: "ReaderAsks",
+    worker_python: str = "",
+    seen: "list[Found] | None" = None,
+) -> "Verified":
+    """Return what is known of a publication; all that is printed meanwhile goes to stderr.
+
+    Once it was found, it is put into `seen`, whatever is found of it then.
+    """
+    from parts.publication import aside, fetch, reader, signature, statement
+    from parts.publication.layout import PROOF
+    from pipeline.audit import given_bundle
+    from pipeline.net import retry
+    from pipeline.stage import devices, given_files, logs
+
+    logs.to_stdout("WARNING")
+    data, folder, place = root / "data", None, None
+    try:
+        with redirect_stdout(sys.stderr), retry.told():
+            found = fetch.find(source, data / "store", limits, signed=asks.key is not None)
+            if seen is not None:
+                seen.append(found)
+            signed = signature.check(found.signature, found.digests, asks.key)
+            publication = found.publication
+            skip = reader.not_needed(publication, reader.choose(publication, asks))
+            with aside.folder(data / "runs", "verify", AGAIN) as place:
+                folder = found.bring(place, skip)
+                here = [folder / name for name in publication.files if name not in skip]
+                with given_files.unchanged(here):
+                    run = given_bundle.read_run(folder / PROOF, limits.max_gb, worker_python)
+                    if precision := reader.matmul_precision(folder):
+                        os.environ.setdefault("JAX_DEFAULT_MATMUL_PRECISION", precision)
+                    devices.prepare(run)
+                    from parts.publication.checks import verify as verifying
+
+                    where = verifying.Workplace(place, data / "store", limits.max_gb)
+                    verified = verifying.verify(folder, where, publication, run, asks)
+                    return dataclasses.replace(
+                        verified, claims=[*statement.claims(found), signed, *verified.claims]
+                    )
+    except (LockstepError, OSError) as error:
+        text = str(error)
+        for where in (place and place / "unpacked", folder):
+            if where not in (None, Path()):  # names files as the publication does
+                text = text.replace(f"{where}/", "")
+        kind = type(error) if isinstance(error, LockstepError) else LockstepError
+        raise kind(brief(text, LONGEST)) from error
+    except RecursionError as error:  # a stranger's lists, hundreds deep
+        raise LockstepError(f"{source}: {error}, expected no lists as deep in it") from error

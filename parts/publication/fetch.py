@@ -1,0 +1,241 @@
+"""A publication, found and brought here: from a folder, a web server or the hub.
+
+Nothing is trusted: names, sizes and hashes are checked before a file is read; imports no JAX.
+Nothing is written before the publication's list is there and was checked.
+"""
+
+import re
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import quote
+
+from lockstep.errors import LockstepError, RequestError, hide
+from lockstep.tables.explain import validate_json
+from parts.publication import layout
+from parts.publication.layout import MANIFEST, SIGNATURE, Publication, PublishedFile
+from pipeline.net import addresses, hub_files, store, web
+from pipeline.net.remote import Origin
+from pipeline.net.store import Transfer
+from pipeline.runfile import Network
+from pipeline.stage.artifacts import link, sha256_file, writes
+from pipeline.stage.given_files import check_regular, expand, unchanged, walk
+from pipeline.stage.progress import Progress, size
+
+HUB = re.compile(r"(\w[\w.-]*/[\w.-]+)(?:@([\w./-]+))?", re.ASCII)
+MOST_BYTES = {MANIFEST: layout.MOST_MANIFEST_BYTES, SIGNATURE: layout.MOST_SIGNATURE_BYTES}
+FORM = "a folder, http(s)://..., or owner/name on the hub (owner/name@revision)"
+
+
+class Limits(NamedTuple):
+    """What a publication may take.
+
+    Attributes:
+      max_gb: The most that all files may have together, 10^9 bytes.
+      network: Limits of time and attempts.
+    """
+
+    max_gb: int
+    network: Network
+
+
+class Found(NamedTuple):
+    """A publication whose list is here and was checked.
+
+    Attributes:
+      publication: Its list of files.
+      uri: Its place: an address without a query, or a package URL with the hub's commit.
+      sha256: SHA-256 of the list.
+      signature: The content of its signature, or None; of a web server it is asked for only where
+        the reader has a key.
+      bring: Brings the files that the list has, but for some that nobody needs now, each checked
+        against its hash, and returns their folder. It is given an empty folder, which stays empty
+        where they are here already, and the names of those to leave.
+      commit: The commit of a repository on the hub, or None.
+    """
+
+    publication: Publication
+    uri: str
+    sha256: str
+    signature: bytes | None
+    bring: Callable[[Path, set[str]], Path]
+    commit: str | None = None
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """SHA-256 of every file but the signature, by name; the list's own too."""
+        listed = {name: file.sha256 for name, file in self.publication.files.items()}
+        return listed | {MANIFEST: self.sha256}
+
+
+def find(source: str, cache: Path, limits: Limits, *, signed: bool = False) -> Found:
+    """Find a publication, which `FORM` says how to name, and check its list of files.
+
+    `signed` says whether a web server is asked for a signature.
+
+    Raises:
+      LockstepError: There is no publication, it is too large, or a file is missing or was added.
+        `Found.bring` raises it where a file has changed.
+    """
+    if "://" in source:
+        return _on_web(source, cache, limits, signed)
+    if (folder := expand(source, "SOURCE")).is_dir():
+        return _in_folder(folder, limits)
+    if HUB.fullmatch(source):
+        return _on_hub(source, cache, limits)
+    raise RequestError(f"{source}: no such folder, expected {FORM}")
+
+
+def _in_folder(folder: Path, limits: Limits) -> Found:
+    """A publication in a folder is read where it is."""
+    check_regular(folder)
+    path = folder / MANIFEST
+    if not path.is_file():
+        raise RequestError(f"{path}: no such file, expected a publication of `lockstep publish`")
+    _check_length(MANIFEST, path.stat().st_size, f"{folder}/")
+    content, names = path.read_bytes(), {name for name, _ in walk(folder)}
+    publication = validate_json(Publication, content, str(path))
+    _check(publication, str(path), names, limits)
+    signature = None
+    if SIGNATURE in names:
+        _check_length(SIGNATURE, (folder / SIGNATURE).stat().st_size)
+        signature = (folder / SIGNATURE).read_bytes()
+
+    def bring(_: Path, skip: set[str]) -> Path:
+        del skip  # they are here
+        for name, file in publication.files.items():  # a larger file would take long to hash
+            _compare(name, (folder / name).stat().st_size, file.bytes, "bytes")
+        with unchanged(folder / name for name in publication.files):
+            for name, file in publication.files.items():
+                _compare(name, sha256_file(folder / name), file.sha256, "as SHA-256")
+        return folder
+
+    uri = folder.resolve().as_uri()
+    return Found(publication, uri, sha256(content).hexdigest(), signature, bring)
+
+
+def _on_web(address: str, cache: Path, limits: Limits, signed: bool) -> Found:
+    request = addresses.resolve_web(_below(address, MANIFEST))
+    request = request._replace(expected="a publication of `lockstep publish`")
+    _say_what_is_asked(request.name, limits.network)
+    pages = web.Pages(limits.network, MOST_BYTES[MANIFEST])
+    content = pages.content(request)
+    publication = validate_json(Publication, content, request.name)
+    _check(publication, request.name, None, limits)
+    signature = None
+    if signed:
+        request = addresses.resolve_web(_below(address, SIGNATURE))
+        request = request._replace(expected="a signature of `lockstep publish --sign`")
+        signature = web.Pages(limits.network, MOST_BYTES[SIGNATURE]).content(request)
+
+    def origin(name: str, file: PublishedFile) -> Origin:
+        checksum = f"sha256:{file.sha256}"
+        return Origin(url=_below(address, name), size=file.bytes, checksum=checksum)
+
+    bring = _download(publication, origin, cache, limits, MANIFEST)
+    uri = hide(address.partition("#")[0].partition("?")[0])
+    return Found(publication, uri, sha256(content).hexdigest(), signature, bring)
+
+
+def _below(address: str, name: str) -> str:
+    """Return the address of a file in a folder on a web server; a query stays behind the path."""
+    path, mark, query = address.partition("#")[0].partition("?")
+    return f"{path.rstrip('/')}/{quote(name)}{mark}{query}"
+
+
+def _on_hub(source: str, cache: Path, limits: Limits) -> Found:
+    repo, revision = HUB.fullmatch(source).groups()
+    _say_what_is_asked(f"the hub for {source}", limits.network)
+    found = hub_files.list_repo(repo, revision, source, limits.network, FORM, folders=True)
+    listed = found.files
+    if MANIFEST not in listed:
+        raise RequestError(f"{source}: has no {MANIFEST}, expected a publication")
+    names = [name for name in (MANIFEST, SIGNATURE) if name in listed]
+    for name in names:
+        _check_length(name, listed[name].size, f"{source}: ")
+    transfers = [Transfer(name, listed[name], listed[name].size, "the hub") for name in names]
+    with Progress("verify", total=sum(t.size for t in transfers), unit="byte") as bar:
+        stored = store.fetch(transfers, cache, limits.network, bar)
+    content, *signature = (one.path.read_bytes() for one in stored)
+    publication = validate_json(Publication, content, f"{source}: {MANIFEST}")
+    _check(publication, source, set(listed), limits)
+
+    def origin(name: str, file: PublishedFile) -> Origin:
+        _compare(f"{source}: {name}", listed[name].size, file.bytes, "bytes")
+        return listed[name]
+
+    bring = _download(publication, origin, cache, limits, "the hub")
+    uri = hub_files.package_url(repo, found.commit)
+    return Found(publication, uri, stored[0].sha256, *(signature or [None]), bring, found.commit)
+
+
+def _say_what_is_asked(name: str, network: Network) -> None:
+    """Print from where the first answer is awaited, and for how long at most.
+
+    Each attempt that fails has a line of its own.
+    """
+    times = f"{network.attempts} time{'' if network.attempts == 1 else 's'}"
+    print(f"verify: asks {hide(name)}, at most {times} for {network.stall_seconds:g} s")
+
+
+def _check(publication: Publication, where: str, names: set[str] | None, limits: Limits) -> None:
+    """Check names and sizes; `names` are those of the files that are there, where that is known."""
+    layout.check(publication, where)
+    if publication.size > limits.max_gb * 1e9:
+        raise RequestError(
+            f"{where}: {size(publication.size)}, expected at most {limits.max_gb} GB; where a "
+            "publication may be that large, say so with --max-gb"
+        )
+    if names is None:
+        return
+    for name in sorted(publication.files.keys() - names):
+        raise LockstepError(f"{name}: no such file, expected it as {MANIFEST} says")
+    hidden = {name for name in names if any(part.startswith(".") for part in name.split("/"))}
+    for name in sorted(names - publication.files.keys() - hidden - {MANIFEST, SIGNATURE}):
+        raise LockstepError(f"{name}: a file that {MANIFEST} does not list, expected none")
+
+
+def _compare(name: str, found: int | str, expected: int | str, unit: str) -> None:
+    """Compare the size of a file, or its hash, with what the list says."""
+    if found != expected:
+        here, listed = (v[:12] if isinstance(v, str) else v for v in (found, expected))
+        raise LockstepError(f"{name}: found {here} {unit}, expected {listed} as {MANIFEST} says")
+
+
+def _download(
+    publication: Publication,
+    origin: Callable[[str, PublishedFile], Origin],
+    cache: Path,
+    limits: Limits,
+    author: str,
+) -> Callable[[Path, set[str]], Path]:
+    """Return what fetches files, unless they are in the store already; see `Found.bring`."""
+    every = [
+        Transfer(name, origin(name, file), file.bytes, author)
+        for name, file in publication.files.items()
+    ]
+
+    def bring(folder: Path, skip: set[str]) -> Path:
+        transfers = [transfer for transfer in every if transfer.name not in skip]
+        whole = sum(publication.files[transfer.name].bytes for transfer in transfers)
+        with Progress("verify", total=whole, unit="byte") as bar:
+            fetched = store.fetch(transfers, cache, limits.network, bar)
+        for transfer, stored in zip(transfers, fetched, strict=True):
+            _compare(
+                transfer.name, stored.sha256, publication.files[transfer.name].sha256, "as SHA-256"
+            )
+            target = folder / transfer.name
+            with writes(target):
+                target.parent.mkdir(parents=True, exist_ok=True)
+                link(stored.path, target)
+        return folder
+
+    return bring
+
+
+def _check_length(name: str, count: int, where: str = "") -> None:
+    """Refuse a list or a signature that is too long to be read into memory."""
+    most = MOST_BYTES[name]
+    if count > most:
+        raise LockstepError(f"{where}{name}: {size(count)}, expected at most {size(most)}")

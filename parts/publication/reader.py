@@ -1,0 +1,91 @@
+"""What a reader asks of a publication, and which of its files that takes; imports no JAX.
+
+A reader draws among the published windows with a seed that their author did not know.
+"""
+
+import random
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from lockstep.errors import RequestError
+from parts.publication import layout, packed
+from parts.publication.layout import MANIFEST, Publication
+from pipeline.stage.artifacts import read_json
+
+# that JAX knows; it ends with any other at its import
+PRECISIONS = ("default", "high", "highest", "bfloat16", "tensorfloat32", "float32")
+
+
+class ReaderAsks(NamedTuple):
+    """What a reader asks for.
+
+    Attributes:
+      seed: What the windows are drawn with, or None.
+      windows: How many are repeated, or None, see `choose`.
+      checkpoint: The reader's folder with the checkpoint that the run began with, or None.
+      shards: The reader's folder with the run's data, as stage download leaves it, or None.
+      tasks: Whether scores of tasks are repeated.
+      key: File of the public key with which the publication has to be signed, or None.
+    """
+
+    seed: str | None = None
+    windows: int | None = None
+    checkpoint: Path | None = None
+    shards: Path | None = None
+    tasks: bool = False
+    key: Path | None = None
+
+
+def matmul_precision(folder: Path) -> str | None:
+    """Return the precision of matrix products that a publication was trained with, or None.
+
+    It is a setting and no property of a machine, so the reader takes it over: else a header that
+    names another would be reason enough to compare by tolerance.
+    """
+    environment = read_json(folder / layout.TRANSCRIPT / "header.json").get("environment")
+    said = environment.get("matmul_precision") if isinstance(environment, dict) else None
+    return said if said in PRECISIONS else None
+
+
+def choose(publication: Publication, asks: ReaderAsks) -> list[str]:
+    """Choose the windows to repeat, by the names of their rows, before anything is fetched.
+
+    Those are all that are published or, with a number of `windows` or a reader's own `seed`, so
+    many (1 by default) that the seed and the hash of the rounds draw among them. A seed that the
+    author has drawn with draws no second time.
+
+    Raises:
+      RequestError: So many are not published.
+    """
+    names, seed, count = publication.row_files, asks.seed, asks.windows
+    asked = seed is not None and seed == publication.seed
+    if count is None:
+        count = len(names) if seed is None or asked else 1
+    if count > len(names):
+        raise RequestError(
+            f"--windows: {MANIFEST} has {len(names)} windows, expected {count}; ask the author for "
+            f"`publish --windows {count}`"
+        )
+    generator = random.Random(
+        f"reader {publication.rounds} {'' if asked or seed is None else seed}"
+    )
+    of_all_peers = re.fullmatch(layout.ROW_FILE, names[-1])[2] is None
+    always = names[-1:] if of_all_peers else []  # nothing else is connected with the weights
+    rest = [name for name in names if name not in always]
+    return sorted(always + generator.sample(rest, count - len(always)))
+
+
+def not_needed(publication: Publication, chosen: list[str]) -> set[str]:
+    """Return the published files that only windows which were not chosen need.
+
+    Of windows of all peers, whose snapshots are each other's, only rows are told apart.
+    """
+    left = set(publication.row_files) - set(chosen)
+    owned = (re.fullmatch(layout.ROW_FILE, name) for name in left)
+    snapshots = f"{layout.TRANSCRIPT}/snapshots"
+    return left | {
+        f"{snapshots}/{int(found[1]) - 1:05}/own-{found[2]}.safetensors{packed.PLANES}"
+        for found in owned
+        if found[2]
+    }

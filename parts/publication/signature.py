@@ -1,0 +1,297 @@
+"""The signature of a publication: who published it, for whoever has their public key.
+
+It is the file `model.sig` of OpenSSF's model-signing 1.x: a sigstore bundle around a DSSE envelope,
+whose payload is an in-toto statement with the SHA-256 of every file. So `model_signing verify key`
+checks ours, and we check what `model_signing sign key` or its PKCS #11 made. That library itself is
+not used: it can only hash a whole folder again, where a reader has a part of it, and its release
+1.1.1 imports a package that it does not install. Docs: docs/reference/publication.md.
+"""
+
+import hashlib
+import json
+from base64 import b64decode, b64encode
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
+
+from lockstep.errors import LockstepError, RequestError, brief
+from lockstep.protocol.dispute import Hash
+from lockstep.tables.explain import validate_json
+from lockstep.tables.table import Table
+from parts.publication.checks.claims import PublicClaim
+from parts.publication.layout import SIGNATURE
+from pipeline.extras import is_installed, lacking
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+BUNDLE = "application/vnd.dev.sigstore.bundle.v0.3+json"
+PAYLOAD = "application/vnd.in-toto+json"
+STATEMENT = "https://in-toto.io/Statement/v1"
+PREDICATE = "https://model_signing/signature/v1.0"
+# What the library leaves out of a folder, unless it is told otherwise.
+IGNORED = (SIGNATURE, ".git", ".github", ".gitignore", ".gitattributes")
+KEY_FORM = "in PEM, without a password, of the curve P-256, P-384 or P-521"
+CURVES = {"secp256r1": "SHA256", "secp384r1": "SHA384", "secp521r1": "SHA512"}
+MOST_KEY_BYTES = 2**16
+
+
+# ---- The file ----
+
+
+class _Part(Table, extra="ignore"):
+    """A part of the file; what this release does not know is ignored, as its formats ask."""
+
+
+class KeyHint(_Part):
+    """Which key signed: the SHA-256 of the public one in PEM."""
+
+    hint: Hash
+
+
+class KeyMaterial(_Part):
+    """What verifies the signature."""
+
+    publicKey: KeyHint
+
+
+class EnvelopeSignature(_Part):
+    """One signature, in base64."""
+
+    sig: str
+
+
+class Envelope(_Part):
+    """DSSE: what was signed, in base64, and the signature."""
+
+    payload: str
+    payloadType: Literal["application/vnd.in-toto+json"]
+    signatures: Annotated[tuple[EnvelopeSignature, ...], Field(min_length=1, max_length=1)]
+
+
+class SigstoreBundle(_Part):
+    """model.sig."""
+
+    mediaType: Literal["application/vnd.dev.sigstore.bundle.v0.3+json"]
+    verificationMaterial: KeyMaterial
+    dsseEnvelope: Envelope
+
+
+class SignedFile(_Part):
+    """A file that was signed, by its name in the folder."""
+
+    name: str
+    algorithm: Literal["sha256"]
+    digest: Hash
+
+
+class SignedFolder(_Part):
+    """All files that were signed."""
+
+    resources: tuple[SignedFile, ...]
+
+
+class SignedStatement(_Part):
+    """The payload."""
+
+    kind: Literal["https://in-toto.io/Statement/v1"] = Field(alias="_type")
+    predicateType: Literal["https://model_signing/signature/v1.0"]
+    predicate: SignedFolder
+
+
+# ---- Sign and check ----
+
+
+def check_private(key: Path) -> None:
+    """Check that a file has a private key that can sign, and that what signs is installed.
+
+    Raises:
+      LockstepError: It has none, or a package is missing.
+    """
+    _private_key(key)
+
+
+def sign(digests: dict[str, str], name: str, key: Path) -> bytes:
+    """Return the content of `model.sig` for the files of a folder, by their SHA-256.
+
+    Args:
+      digests: SHA-256 of each file, by its name in the folder.
+      name: What the folder is called.
+      key: File of the private key.
+
+    Raises:
+      LockstepError: It is no such key, or a package is missing.
+    """
+    private = _private_key(key)
+    resources = [
+        {"name": file, "algorithm": "sha256", "digest": digests[file]} for file in sorted(digests)
+    ]
+    serialization = {"method": "files", "hash_type": "sha256", "allow_symlinks": False}
+    statement = {
+        "_type": STATEMENT,
+        "subject": [{"name": name, "digest": {"sha256": _root_of(resources)}}],
+        "predicateType": PREDICATE,
+        "predicate": {
+            "resources": resources,
+            "serialization": serialization | {"ignore_paths": [*IGNORED]},
+        },
+    }
+    payload = json.dumps(statement, indent=1).encode()
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    signature = private.sign(_signed_bytes(payload), ec.ECDSA(_hash_of(private.curve)))
+    material = {"publicKey": {"hint": fingerprint(private.public_key())}, "tlogEntries": []}
+    envelope = {
+        "payload": b64encode(payload).decode(),
+        "payloadType": PAYLOAD,
+        "signatures": [{"sig": b64encode(signature).decode(), "keyid": ""}],
+    }
+    bundle = {"mediaType": BUNDLE, "verificationMaterial": material, "dsseEnvelope": envelope}
+    return json.dumps(bundle).encode() + b"\n"
+
+
+def check(found: bytes | None, digests: dict[str, str], key: Path | None) -> PublicClaim:
+    """Return what is known of who published the files.
+
+    Args:
+      found: The content of `model.sig`, or None where there is none.
+      digests: SHA-256 of each published file, by its name, the list of files too.
+      key: File of the public key that the reader expects, or None: then the content is compared,
+        and who signed it is stated.
+
+    Raises:
+      LockstepError: There is a signature of other files, or none by the reader's key.
+    """
+    public = None if key is None else _public_key(key)
+    expected = None if public is None else fingerprint(public)
+    if found is None:
+        if expected is not None:
+            raise LockstepError(
+                f"{SIGNATURE}: no such file, expected a signature by the key sha256:{expected}"
+            )
+        return PublicClaim("signature", "stated", "who published it", {"key": None})
+    bundle = validate_json(SigstoreBundle, found, SIGNATURE)
+    signer = bundle.verificationMaterial.publicKey.hint
+    payload = _decoded(bundle.dsseEnvelope.payload)
+    if public is not None:
+        if signer != expected:
+            raise LockstepError(
+                f"{SIGNATURE}: signed by the key sha256:{signer}, expected the key "
+                f"sha256:{expected} of {key}"
+            )
+        _verify(public, _decoded(bundle.dsseEnvelope.signatures[0].sig), payload)
+    _compare(validate_json(SignedStatement, payload, SIGNATURE), digests)
+    if public is None:
+        text = f"that the holder of the key sha256:{signer} signed it"
+        return PublicClaim("signature", "stated", text, {"key": signer})
+    text = f"signed by the holder of the key sha256:{signer}"
+    return PublicClaim("signature", "proven", text, {"key": signer})
+
+
+def fingerprint(public: "ec.EllipticCurvePublicKey") -> str:
+    """Return the SHA-256 of a public key in PEM, as `sha256sum` has it of openssl's file."""
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+    return hashlib.sha256(
+        public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    ).hexdigest()
+
+
+def _verify(public: "ec.EllipticCurvePublicKey", signature: bytes, payload: bytes) -> None:
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    try:
+        public.verify(signature, _signed_bytes(payload), ec.ECDSA(_hash_of(public.curve)))
+    except InvalidSignature:
+        raise LockstepError(
+            f"{SIGNATURE}: its signature is not of its content by the key "
+            f"sha256:{fingerprint(public)}, expected one that is"
+        ) from None
+
+
+def _compare(statement: SignedStatement, digests: dict[str, str]) -> None:
+    """Check that the files that were signed are the published ones."""
+    signed: dict[str, str] = {}
+    for one in statement.predicate.resources:
+        if one.name in signed:
+            raise LockstepError(f"{SIGNATURE}: {brief(one.name)} is twice, expected it once")
+        signed[one.name] = one.digest
+    for name in sorted(signed.keys() | digests.keys()):
+        here, there = digests.get(name), signed.get(name)
+        if here != there:
+            raise LockstepError(
+                f"{SIGNATURE}: {brief(name)} is {_digest(there)} in what was signed, expected "
+                f"{_digest(here)} as it is published"
+            )
+
+
+def _digest(sha256: str | None) -> str:
+    return "no file" if sha256 is None else f"SHA-256 {sha256[:12]}"
+
+
+def _signed_bytes(payload: bytes) -> bytes:
+    """DSSE's encoding of what is signed, before its authentication."""
+    return f"DSSEv1 {len(PAYLOAD)} {PAYLOAD} {len(payload)} ".encode() + payload
+
+
+def _root_of(resources: list[dict[str, str]]) -> str:
+    """The SHA-256 over all digests, in their order."""
+    return hashlib.sha256(bytes.fromhex("".join(r["digest"] for r in resources))).hexdigest()
+
+
+def _decoded(text: str) -> bytes:
+    try:
+        return b64decode(text, validate=True)
+    except ValueError:
+        raise LockstepError(f"{SIGNATURE}: found other characters, expected base64") from None
+
+
+# ---- Keys ----
+
+
+def _private_key(path: Path) -> "ec.EllipticCurvePrivateKey":
+    content = _read(path)
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    try:
+        key: Any = load_pem_private_key(content, None)
+    except (TypeError, UnsupportedAlgorithm, ValueError):  # one with a password; no key
+        key = None
+    return _of_a_curve(key, EllipticCurvePrivateKey, path, "private")
+
+
+def _public_key(path: Path) -> "ec.EllipticCurvePublicKey":
+    content = _read(path)
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
+    from cryptography.hazmat.primitives.serialization import load_pem_public_key
+
+    try:
+        key: Any = load_pem_public_key(content)
+    except (UnsupportedAlgorithm, ValueError):
+        key = None
+    return _of_a_curve(key, EllipticCurvePublicKey, path, "public")
+
+
+def _of_a_curve(key: Any, kind: type, path: Path, side: str) -> Any:
+    if not isinstance(key, kind) or key.curve.name not in CURVES:
+        raise RequestError(f"{path}: is no such key, expected a {side} one {KEY_FORM}")
+    return key
+
+
+def _read(path: Path) -> bytes:
+    if not is_installed("cryptography"):
+        raise RequestError(str(lacking(str(path), "cryptography")))
+    if not path.is_file() or path.stat().st_size > MOST_KEY_BYTES:
+        raise RequestError(f"{path}: found no small file, expected a key {KEY_FORM}")
+    return path.read_bytes()
+
+
+def _hash_of(curve: "ec.EllipticCurve") -> Any:
+    from cryptography.hazmat.primitives import hashes
+
+    return getattr(hashes, CURVES[curve.name])()

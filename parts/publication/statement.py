@@ -1,0 +1,118 @@
+"""What `verify` looked at and found, in a form that can be kept and compared later.
+
+`lockstep verify --attest FILE` writes an in-toto statement whose predicate is SLSA's verification
+summary (https://slsa.dev/verification_summary/v1). What that has no field for, the claims by name
+and why something was refused, has names of ours, which are URIs as it asks; none of SLSA's own
+levels is claimed. Nobody has signed the statement: it is as good as where it is kept.
+"""
+
+import hashlib
+import json
+import platform
+from datetime import UTC, datetime
+from importlib.metadata import version as version_of
+from pathlib import Path
+from typing import Any
+
+from parts.publication import layout
+from parts.publication.checks.claims import PublicClaim
+from parts.publication.fetch import Found
+from parts.publication.outcome import VerifyOutcome
+from parts.publication.reader import ReaderAsks
+from pipeline import version
+from pipeline.stage.artifacts import write_json
+
+STATEMENT = "https://in-toto.io/Statement/v1"
+PREDICATE = "https://slsa.dev/verification_summary/v1"
+OURS = "lockstep:"
+LEVELS = {
+    VerifyOutcome.VERIFIED: "LOCKSTEP_VERIFIED",
+    VerifyOutcome.CONSISTENT: "LOCKSTEP_CONSISTENT",
+    VerifyOutcome.CONTRADICTED: "FAILED",
+}
+PACKAGES = ("jax", "jaxlib", "numpy")  # beside the code, what a replay depends on
+
+
+def digests(found: Found) -> dict[str, str]:
+    """Return the SHA-256 of all weights, of the run file, and of the list of every file."""
+    weights = [name for name in found.publication.exported if name.endswith(".safetensors")]
+    return {name: found.digests[name] for name in (*sorted(weights), layout.RUN, layout.MANIFEST)}
+
+
+def claims(found: Found) -> list[PublicClaim]:
+    """Return what was looked at: of a branch of the hub, tomorrow it may be something else."""
+    named = digests(found)
+    text = "SHA-256 " + ", ".join(f"{sha256} of {name}" for name, sha256 in named.items())
+    known = [PublicClaim("digests", "proven", text, {"uri": found.uri, "sha256": named})]
+    if found.commit is not None:
+        text = f"that the hub has these files in commit {found.commit}"
+        known.append(PublicClaim("commit", "stated", text, {"commit": found.commit}))
+    return known
+
+
+def write(
+    path: Path, found: Found, asks: ReaderAsks, outcome: VerifyOutcome, said: dict[str, Any]
+) -> None:
+    """Write the statement.
+
+    Args:
+      path: The file.
+      found: The publication.
+      asks: What the reader asked for.
+      outcome: What it came to, once something was decided.
+      said: What `verify --json` says of it.
+    """
+    subject = [{"name": name, "digest": {"sha256": of}} for name, of in digests(found).items()]
+    predicate: dict[str, Any] = {
+        "verifier": {
+            "id": f"{OURS}verify",
+            "version": {
+                "lockstep": version.of_source(),
+                "python": platform.python_version(),
+                **{package: version_of(package) for package in PACKAGES},
+            },
+        },
+        "timeVerified": datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
+        "resourceUri": found.uri,
+        "policy": _policy(asks),
+        "inputAttestations": _signatures(found, said["claims"]),
+        "verificationResult": "FAILED" if outcome is VerifyOutcome.CONTRADICTED else "PASSED",
+        "verifiedLevels": [LEVELS[outcome]],
+        f"{OURS}claims": said["claims"],
+        f"{OURS}reason": said["reason"],
+    }
+    write_json(
+        path,
+        {
+            "_type": STATEMENT,
+            "subject": subject,
+            "predicateType": PREDICATE,
+            "predicate": predicate,
+        },
+    )
+
+
+def _policy(asks: ReaderAsks) -> dict[str, Any]:
+    """What was asked for: as annotations, and the SHA-256 of these as sorted JSON without spaces.
+
+    Of the reader's own files it says that there were any: where they lie is nobody's business.
+    """
+    asked = {
+        "seed": asks.seed,
+        "windows": asks.windows,
+        "checkpoint": asks.checkpoint is not None,
+        "shards": asks.shards is not None,
+        "tasks": asks.tasks,
+        "key": asks.key is not None,
+    }
+    content = json.dumps(asked, sort_keys=True, separators=(",", ":"))
+    sha256 = hashlib.sha256(content.encode()).hexdigest()
+    return {"uri": f"{OURS}verify/asked", "digest": {"sha256": sha256}, "annotations": asked}
+
+
+def _signatures(found: Found, claims: dict[str, Any]) -> list[dict[str, Any]]:
+    """The author's signature, where it was checked with the reader's key."""
+    if claims.get("signature", {}).get("is") != "proven":
+        return []
+    sha256 = hashlib.sha256(found.signature or b"").hexdigest()
+    return [{"name": layout.SIGNATURE, "digest": {"sha256": sha256}}]

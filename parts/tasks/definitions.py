@@ -1,0 +1,295 @@
+"""Tasks of lm_eval by their names: definitions, data, and the hash of both.
+
+Data are kept in the store's folder `datasets`, as the library `datasets` caches them; what is there
+needs no network.
+"""
+
+import hashlib
+import inspect
+import json
+import logging
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from difflib import get_close_matches
+from functools import cache, partial
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from lockstep.errors import LockstepError, brief
+from parts.tasks import task_trust
+from parts.tasks.psyche_tasks import PSYCHE_TASKS
+from pipeline import extras
+from pipeline.stage.artifacts import listing_sha256
+
+if TYPE_CHECKING:
+    from lm_eval.api.group import Group
+    from lm_eval.api.task import Task
+    from lm_eval.tasks import TaskManager
+    from lm_eval.tasks.manager import TaskDict
+
+YAML = (".yaml", ".yml")
+REPEATS = 10_000  # of a request, at most
+# Keys of a definition that say where this machine keeps files; their content is in the documents.
+PLACES = {"config_source", "data_files", "data_dir", "cache_dir"}
+
+
+class Loaded(NamedTuple):
+    """A name of the run file, loaded.
+
+    Attributes:
+      name: The name.
+      tasks: The tasks that it stands for, by their names.
+      groups: The groups that it stands for, by their names; none if it is one task.
+      members: Names of each group's parts.
+    """
+
+    name: str
+    tasks: dict[str, "Task"]
+    groups: dict[str, "Group"]
+    members: dict[str, list[str]]
+
+
+def version() -> str:
+    """Return the version of lm_eval.
+
+    Raises:
+      LockstepError: It is not installed.
+    """
+    try:
+        return metadata.version("lm_eval")
+    except metadata.PackageNotFoundError:
+        raise extras.lacking("[evaluate] tasks", "lm_eval") from None
+
+
+@contextmanager
+def data_in(folder: Path, *, trusted: bool = False) -> Iterator[None]:
+    """Keep what is downloaded in a folder, while the block runs; the user's cache is left alone.
+
+    The libraries say nothing but errors, and show their bars in a terminal only. Templates are
+    rendered in a sandbox. `trusted` is `[evaluate] trust_task_code`.
+    """
+    with ExitStack() as before:
+        for library in ("lm_eval", "datasets", "huggingface_hub"):
+            logger = logging.getLogger(library)
+            before.callback(logger.setLevel, logger.level)
+            logger.setLevel(logging.ERROR)
+
+        import datasets.config
+        from huggingface_hub import constants
+        from lm_eval import utils
+        from lm_eval.api import task
+
+        quiet = not sys.stderr.isatty()
+        places = {
+            (constants, "HF_HUB_CACHE"): str(folder / "hub"),
+            (datasets.config, "HF_DATASETS_CACHE"): folder,
+            (datasets.config, "DOWNLOADED_DATASETS_PATH"): folder / "downloads",
+            (datasets.config, "EXTRACTED_DATASETS_PATH"): folder / "downloads" / "extracted",
+            (task, "tqdm"): partial(task.tqdm, disable=quiet),
+            (utils, "apply_template"): task_trust.render,
+        }
+        before.enter_context(task_trust.replaced(places))
+        if not trusted:
+            before.enter_context(task_trust.without_metric_code())
+        if quiet and not datasets.are_progress_bars_disabled():
+            before.callback(datasets.enable_progress_bars)
+            datasets.disable_progress_bars()
+        yield
+
+
+def load(names: Sequence[str], folder: Path, *, trusted: bool = False) -> list[Loaded]:
+    """Load a run file's tasks and their data, which `data_in(folder)` keeps.
+
+    What is there is not asked for. `trusted` is `[evaluate] trust_task_code`.
+
+    Raises:
+      LockstepError: A name is no task's, its data cannot be had, it is code that is not trusted, or
+        a task comes twice.
+    """
+    finder = _finder()
+    loaded, owner = [], {}
+    for name in names:
+        of_lm_eval = PSYCHE_TASKS[name].lm_eval if name in PSYCHE_TASKS else name
+        own = not name.endswith(YAML)
+        try:
+            with task_trust.loading(own=own, trusted=trusted):
+                manager, spec = finder.find(name, of_lm_eval)
+                found = _load(manager, spec)
+        except LockstepError as error:
+            where = "" if str(error).startswith(f"{name}:") else f"{name}: "
+            raise LockstepError(f"[evaluate] tasks: {where}{error}") from error
+        except Exception as error:  # of lm_eval, of datasets or of a task's own code
+            offline = f" in {folder}, or the hub's" if own else ""
+            raise LockstepError(
+                f"[evaluate] tasks: {name}: {task_trust.reason(error)}; expected its data{offline}"
+            ) from error
+        if not found["tasks"]:
+            raise LockstepError(f"[evaluate] tasks: {name}: a group without tasks, expected some")
+        for task, definition in found["tasks"].items():
+            _check_kind(name, definition)
+            if task in owner:
+                raise LockstepError(
+                    f"[evaluate] tasks: found {task} in {owner[task]} and in {name}, expected each "
+                    "task once"
+                )
+            owner[task] = name
+        groups, members = found.get("groups", {}), found.get("group_map", {})
+        loaded.append(Loaded(name, found["tasks"], groups, members))
+    return loaded
+
+
+def check_known(names: Sequence[str]) -> None:
+    """Check that names are tasks', without their data.
+
+    Raises:
+      LockstepError: One is not.
+    """
+    for name in names:
+        of_lm_eval = PSYCHE_TASKS[name].lm_eval if name in PSYCHE_TASKS else name
+        try:
+            _finder().find(name, of_lm_eval)
+        except LockstepError as error:
+            raise LockstepError(f"[evaluate] tasks: {name}: {error}") from error
+
+
+def sha256_of(loaded: Loaded, few_shot: int | None) -> str:
+    """Return the hash of what a name stands for: of its task, or of its tasks with their names.
+
+    It is of the canonical JSON of the definition, without the places of files, and of all documents
+    that are asked or shown as examples.
+    """
+    found = [(name, _task_sha256(task, few_shot)) for name, task in loaded.tasks.items()]
+    return found[0][1] if len(found) == 1 else listing_sha256(found)
+
+
+def _check_kind(name: str, task: "Task") -> None:
+    """Refuse a task that runs what a model writes, asks about more than text, or too often."""
+    repeats = task.get_config("repeats")
+    if getattr(task, "UNSAFE_CODE", False):
+        what = "runs code that the model writes, expected a task that does not"
+    elif getattr(task, "MULTIMODAL", False):
+        what = "asks about images or sounds, expected a task about text"
+    elif type(repeats) is int and repeats > REPEATS:
+        what = f"repeats = {repeats}, expected at most {REPEATS}"
+    else:
+        return
+    raise LockstepError(f"[evaluate] tasks: {name}: {what}")
+
+
+def _load(manager: "TaskManager", spec: str) -> "TaskDict":
+    """Load a task from the store; from the network, which is slow to fail, only what is missing."""
+    import datasets.config
+    from huggingface_hub import constants
+
+    modules = constants, datasets.config
+    before = [module.HF_HUB_OFFLINE for module in modules]
+    try:
+        for module in modules:
+            module.HF_HUB_OFFLINE = True
+        return manager.load(spec)
+    except Exception:
+        if any(before):
+            raise
+    finally:
+        for module, offline in zip(modules, before, strict=True):
+            module.HF_HUB_OFFLINE = offline
+    return manager.load(spec)
+
+
+@cache
+def _finder() -> "_Finder":
+    """The one finder of a process, since a training may ask several times."""
+    return _Finder()
+
+
+class _Finder:
+    """Finds a task's definition: lm_eval has 14,000 files of them, which take seconds to index."""
+
+    def __init__(self) -> None:
+        import lm_eval.tasks
+
+        self._folder = Path(lm_eval.tasks.__file__).parent
+        self._quick = lm_eval.tasks.TaskManager(include_defaults=False)
+        self._whole: TaskManager | None = None
+
+    def find(self, name: str, of_lm_eval: str) -> tuple["TaskManager", str]:
+        """Return a manager that loads a task, and what it knows the task by."""
+        if name.endswith(YAML):
+            return self._own(Path(name))
+        if path := self._file(of_lm_eval):
+            return self._quick, str(path)
+        if self._whole is None:
+            from lm_eval.tasks import TaskManager
+
+            self._whole = TaskManager()
+        if of_lm_eval not in self._whole.all_tasks:
+            close = get_close_matches(name, {*PSYCHE_TASKS, *self._whole.all_tasks}, 3)
+            like = f", such as {', '.join(close)}" if close else ""
+            raise LockstepError(f"expected a task of lm_eval {version()}{like}")
+        return self._whole, of_lm_eval
+
+    def _own(self, path: Path) -> tuple["TaskManager", str]:
+        """A user's file; the members of a group stand in it, or in its folder."""
+        if not path.exists():
+            raise LockstepError("no such file, expected a task")
+        task_trust.check_yaml(path, functions=True)  # names of functions, so far
+        defined = _plain(path)
+        if not isinstance(defined, dict) or not {"task", "group"} & defined.keys():
+            raise LockstepError("expected a key task or group")
+        if "group" not in defined:
+            return self._quick, str(path)
+        from lm_eval.tasks import TaskManager
+
+        manager = TaskManager(include_defaults=False, include_path=path.parent)
+        for member in defined.get("task") or []:
+            if isinstance(member, str) and member not in manager.all_tasks:
+                raise LockstepError(
+                    f"{brief(member)} is no task of a readable YAML file in {path.parent}, "
+                    "expected one"
+                )
+        return manager, defined["group"]
+
+    def _file(self, name: str) -> Path | None:
+        """The only file that is named for a task and defines it, as most are."""
+        paths = list(self._folder.glob(f"**/{name}.yaml")) if name.isidentifier() else []
+        if len(paths) != 1:
+            return None
+        defined = _plain(paths[0])
+        return paths[0] if defined.get("task") == name and "group" not in defined else None
+
+
+def _plain(path: Path) -> Any:
+    """What a YAML file says, its functions as their names."""
+    import yaml
+
+    return yaml.load(path.read_bytes(), yaml.BaseLoader)
+
+
+def _task_sha256(task: "Task", few_shot: int | None) -> str:
+    shots = task.get_config("num_fewshot")
+    documents: list[Any] = [list(task.eval_docs)]
+    if (shots or 0) > 0 or (few_shot or 0) > 0 and shots != 0:
+        documents.append(list(task.fewshot_docs() or []))
+    content = {"definition": _placeless(task.dump_config()), "documents": documents}
+    canonical = json.dumps(
+        content, sort_keys=True, ensure_ascii=False, separators=(",", ":"), default=_as_text
+    )
+    return hashlib.sha256(canonical.encode(errors="surrogatepass")).hexdigest()
+
+
+def _placeless(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _placeless(one) for key, one in value.items() if key not in PLACES}
+    return [_placeless(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+def _as_text(value: Any) -> str:
+    """What JSON does not have: a function by its source, everything else by its type and text."""
+    if callable(value):
+        try:
+            return inspect.getsource(value)
+        except (TypeError, OSError):
+            return getattr(value, "__qualname__", type(value).__name__)
+    return f"{type(value).__name__}: {value}"

@@ -1,0 +1,216 @@
+"""Tasks run by lm-evaluation-harness, on a model of ours."""
+
+import json
+import os
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jax.errors import JaxRuntimeError
+
+from lockstep.errors import LockstepError
+from parts.tasks import definitions
+from parts.tasks.definitions import Loaded
+from parts.tasks.psyche_tasks import main_first
+from parts.tasks.scores import Metric, TaskResult
+from parts.tasks.task_model import TaskModel
+from parts.tasks.task_trust import reason
+from pipeline import runfile
+from pipeline.stage import pins
+from pipeline.stage.artifacts import listing_sha256, write_json, write_text
+
+if TYPE_CHECKING:
+    from lm_eval.api.task import Task
+
+SAMPLES, HASHES = "samples.jsonl", "hashes.json"
+DATASETS = "datasets"  # folder of the store
+RESAMPLED = 1000  # draws of a standard error that has no formula
+SEED = 0  # of tasks that draw at random, as in lm_eval
+
+
+def run_tasks(
+    names: Sequence[str],
+    model: TaskModel,
+    settings: runfile.Evaluate,
+    store: Path,
+    *,
+    pin: str = "",
+    folder: Path | None = None,
+) -> list[TaskResult]:
+    """Run tasks of lm_eval; return a result for each name that has numbers of its own.
+
+    A group whose definition combines no numbers stands for its tasks.
+
+    Args:
+      names: lm_eval's names of tasks and groups, Psyche's names, and YAML files.
+      model: The model.
+      settings: `[evaluate]`.
+      store: The folder `data/store`.
+      pin: `[pins] tasks`.
+      folder: Gets SAMPLES, the requests and answers of each document, a line of JSON each; and
+        HASHES, the hashes of the tasks.
+
+    Raises:
+      LockstepError: The extra is not installed, a task or its data are not to be had, or they are
+        others than those that were pinned.
+    """
+    library = f"lm_eval {definitions.version()}"
+    trusted = settings.trust_task_code
+    with definitions.data_in(store / DATASETS, trusted=trusted), _repeatable():
+        from lm_eval.evaluator import evaluate
+
+        from parts.tasks.lm_eval_model import LmEvalModel
+
+        loaded = definitions.load(names, store / DATASETS, trusted=trusted)
+        hashes = {one.name: definitions.sha256_of(one, settings.few_shot) for one in loaded}
+        pins.check("tasks", pin, listing_sha256(hashes.items()), ", ".join(names))
+        for one in loaded:
+            for task in one.tasks.values():
+                _set_examples(one.name, task, settings)
+        with _one_line(", ".join(names)):
+            found = evaluate(
+                LmEvalModel(model, settings.seed),
+                {
+                    "tasks": {key: task for one in loaded for key, task in one.tasks.items()},
+                    "groups": {key: group for one in loaded for key, group in one.groups.items()},
+                    "group_map": {key: of for one in loaded for key, of in one.members.items()},
+                },
+                limit=settings.limit,
+                bootstrap_iters=RESAMPLED,
+            )
+        results = [
+            _result(one, name, found, hashes[one.name], library)
+            for one in loaded
+            for name in _told(one, found)
+        ]
+    if folder is not None:
+        write_text(folder / SAMPLES, "".join(_lines(found["samples"])))
+        write_json(folder / HASHES, {"sha256": listing_sha256(hashes.items()), "tasks": hashes})
+    return results
+
+
+def _set_examples(name: str, task: "Task", settings: runfile.Evaluate) -> None:
+    """Set the number of solved examples as `lm_eval.simple_evaluate` does, and their seed.
+
+    There must be as many documents to show; `name` is the task's in the run file.
+    """
+    by_definition = task.get_config("num_fewshot")
+    if settings.few_shot is not None and by_definition != 0:
+        task.set_config(key="num_fewshot", value=settings.few_shot)
+    elif by_definition is None:
+        task.set_config(key="num_fewshot", value=0)
+    task.set_fewshot_seed(seed=settings.few_shot_seed)
+    shown, most = task.get_config("num_fewshot"), _most_examples(task)
+    if most is not None and shown > most:
+        key = "its num_fewshot" if shown == by_definition else "[evaluate] few_shot"
+        raise LockstepError(
+            f"[evaluate] tasks: {name}: {key} is {shown}, expected at most {most}, the documents "
+            "that can be shown"
+        )
+
+
+def _most_examples(task: "Task") -> int | None:
+    """The largest number of solved examples, unless a sampler of the task's own decides."""
+    from lm_eval.api.samplers import ContextSampler, FirstNSampler
+
+    sampler = getattr(task, "sampler", None)
+    if type(sampler) not in (ContextSampler, FirstNSampler):
+        return None
+    # a random draw has one more, for the document that is asked may be among them
+    asked = task.fewshot_cfg.split == task.get_config("test_split")
+    return len(sampler.df) - (asked and type(sampler) is ContextSampler)
+
+
+def _told(one: Loaded, found: dict[str, Any]) -> list[str]:
+    """The names of lm_eval whose numbers a name of the run file has."""
+    top = [name for name in one.groups if not any(name in m for m in one.members.values())]
+    return top if any(name in found.get("groups", {}) for name in top) else list(one.tasks)
+
+
+def _result(
+    one: Loaded, name: str, found: dict[str, Any], task_sha256: str, library: str
+) -> TaskResult:
+    numbers = (found["groups"] if name in one.groups else found["results"])[name]
+    tasks = list(one.tasks) if name in one.groups else [name]
+    samples = [(task, sample) for task in tasks for sample in _once(found["samples"][task])]
+    shots = {found["n-shot"][task] for task in tasks}
+    path, part = (one.tasks[tasks[0]].get_config(k) for k in ("dataset_path", "dataset_name"))
+    part = f" ({part})" if part and len(tasks) == 1 else ""
+    given = len(_told(one, found)) == 1 and not one.name.endswith(definitions.YAML)
+    return TaskResult(
+        one.name if given else name,
+        main_first(one.name, dict(_metrics(numbers))),
+        chance=_chance([(one.tasks[task], sample["doc"]) for task, sample in samples]),
+        documents=len(samples),
+        few_shot=max(shots),
+        sha256=task_sha256,
+        source=f"{library}: {path}{part}",
+    )
+
+
+def _once(samples: list[dict]) -> list[dict]:
+    """Each document's first sample: it has one for each of the task's filters."""
+    return list({sample["doc_id"]: sample for sample in reversed(samples)}.values())
+
+
+def _metrics(numbers: dict[str, Any]) -> Iterator[tuple[str, Metric]]:
+    """The metrics of `acc,none`, `acc_stderr,none` and so on: acc; a filter keeps its name."""
+    for key, value in numbers.items():
+        metric, comma, filtered = key.partition(",")
+        if not comma or metric.endswith("_stderr") or not isinstance(value, int | float):
+            continue
+        stderr = numbers.get(f"{metric}_stderr,{filtered}")
+        known = isinstance(stderr, int | float)
+        name = metric if filtered == "none" else key
+        yield name, Metric(float(value), float(stderr) if known else None)
+
+
+def _chance(asked: list[tuple["Task", dict]]) -> float | None:
+    """The accuracy of a guess, if all tasks are choices."""
+    if any(task.OUTPUT_TYPE != "multiple_choice" for task, _ in asked):
+        return None
+    return float(np.mean([1 / len(task.doc_to_choice(doc)) for task, doc in asked]))
+
+
+def _lines(samples: dict[str, list[dict]]) -> Iterator[str]:
+    for task, documents in samples.items():
+        for sample in documents:
+            yield json.dumps({"task": task} | sample, ensure_ascii=False, default=str) + "\n"
+
+
+@contextmanager
+def _one_line(names: str) -> Iterator[None]:
+    """Report in one line the error in which a task's templates, functions, metrics or data end."""
+    try:
+        yield
+    except LockstepError as error:
+        text = str(error)
+        named = text if text.startswith("[evaluate]") else f"[evaluate] tasks: {names}: {text}"
+        raise LockstepError(named) from error
+    except (JaxRuntimeError, MemoryError, OSError):  # of this machine
+        raise
+    except Exception as error:
+        raise LockstepError(
+            f"[evaluate] tasks: {names}: {reason(error)}; expected tasks that run to the end"
+        ) from error
+
+
+@contextmanager
+def _repeatable() -> Iterator[None]:
+    """Draws of tasks that ask Python or NumPy for random numbers; no processes of lm_eval's own."""
+    state, numpy_state = random.getstate(), np.random.get_state()
+    before = os.environ.get("DISABLE_MULTIPROC")
+    random.seed(SEED)
+    np.random.seed(SEED)
+    os.environ["DISABLE_MULTIPROC"] = "1"  # a fork of a process that runs JAX may hang
+    try:
+        yield
+    finally:
+        random.setstate(state)
+        np.random.set_state(numpy_state)
+        os.environ.pop("DISABLE_MULTIPROC")
+        if before is not None:
+            os.environ["DISABLE_MULTIPROC"] = before

@@ -1,0 +1,72 @@
+"""The tasks that a run file names, of this room and of lm_eval."""
+
+from contextlib import ExitStack
+from pathlib import Path
+
+from parts.tasks import ask_next_line, harness, next_line, task_file
+from parts.tasks.scores import TaskResult
+from parts.tasks.task_model import TaskModel
+from pipeline import runfile
+from pipeline.stage.progress import Progress
+
+
+class RunFileTasks:
+    """The tasks of a run file, ready to be given to a model, once or many times.
+
+    Args:
+      run: The whole run.
+      settings: Its `[evaluate]`, or that with other tasks or fewer documents.
+      model: The model.
+      shards: Folder that the stage download left.
+      store: The folder `data/store`.
+      notes: Gains the reason if a task has nothing to ask.
+    """
+
+    def __init__(
+        self,
+        run: runfile.Run,
+        settings: runfile.Evaluate,
+        model: TaskModel,
+        shards: Path,
+        store: Path,
+        notes: list[str],
+    ):
+        self.settings, self.store = settings, store
+        # the pin is of the tasks of `[evaluate] tasks`, all of them
+        self.pin = run.pins.tasks if settings == run.evaluate else ""
+        self.others = [name for name in settings.tasks if name != next_line.NAME]
+        self.asked = None
+        if next_line.NAME in settings.tasks:
+            count = settings.questions
+            self.asked = ask_next_line.prepare(run, shards, model, count, notes)
+
+    def score(
+        self, model: TaskModel, folder: Path | None = None, named: str = "", *, quiet: bool = False
+    ) -> list[TaskResult]:
+        """Return the results of all tasks.
+
+        Args:
+          model: The model, with the params that are scored.
+          folder: Where questions and answers are written, if anywhere.
+          named: Path of that folder, as its files name it.
+          quiet: Whether next_line shows no progress.
+
+        Raises:
+          LockstepError: A task of lm_eval cannot be run.
+        """
+        results, others = [], []
+        if self.others:  # first: one may be missing
+            others = harness.run_tasks(
+                self.others, model, self.settings, self.store, pin=self.pin, folder=folder
+            )
+        if self.asked:
+            with ExitStack() as stack:
+                advance = None
+                if not quiet:
+                    bar = Progress("next_line", total=len(self.asked.requests), unit="request")
+                    advance = stack.enter_context(bar).advance
+                result, scores = ask_next_line.result(self.asked, model, advance)
+            results.append(result)
+            if folder:
+                task_file.write(folder, named, self.asked, scores)
+        return results + others

@@ -1,0 +1,138 @@
+"""data/init/workload.json: what a workload says of itself before a run, and its code's hash."""
+
+import hashlib
+import json
+from itertools import pairwise
+from typing import Annotated, Any, Literal
+
+import jax
+import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
+from pydantic import Field, model_validator
+
+from lockstep.errors import LockstepError
+from lockstep.optim.optimizer import Tree
+from lockstep.tables.explain import validate
+from lockstep.tables.table import AsTuple, Table, wrong
+from pipeline import runfile
+from pipeline.stage.keys import PROJECT, WORKLOADS, digest_of_source
+
+FILE = "workload.json"
+SOURCE = PROJECT / WORKLOADS  # where the code of workloads is
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+TensorName = Annotated[str, Field(pattern=r"^[^/\x00-\x1f]+$", max_length=500)]
+
+
+class Tensor(Table):
+    """A tensor whose values travel, in the order of packs."""
+
+    name: TensorName
+    """Its name, as in a state dict."""
+    shape: Annotated[
+        tuple[Annotated[int, Field(ge=0, le=2**40)], ...], Field(max_length=16), AsTuple
+    ]
+    dtype: Annotated[str, Field(max_length=40)]
+    """What the workload computes with; what travels is float32."""
+
+
+class KeptTensor(Table):
+    """A tensor of floating-point numbers that stays as it is."""
+
+    name: TensorName
+    why: Literal["frozen", "excluded", "buffer"]
+    """frozen: it takes no gradient. excluded: the run file's patterns leave it out. buffer: it is
+    no parameter, as the statistics of a batch norm."""
+
+
+class Description(Table):
+    """What a workload says of itself, and the hash of its code."""
+
+    factory: str
+    code: Sha256
+    """Hash of the table [workload] and of all code in workloads/."""
+    tensors: Annotated[tuple[Tensor, ...], Field(min_length=1), AsTuple]
+    frozen: Annotated[tuple[KeptTensor, ...], AsTuple]
+    integers: Annotated[tuple[TensorName, ...], AsTuple]
+    """Tensors of integers, which stay as they are."""
+    tied: dict[TensorName, TensorName]
+    """Names of tensors that are another one, by which they travel."""
+    layout_hash: str
+    """Hash of the tensors' names, shapes and dtypes, as burn_p2p has it."""
+    frozen_sha256: Sha256 | None
+    """Hash of all that stays as it is, values included; null of another worker than Lockstep's."""
+
+    @model_validator(mode="after")
+    def _tensors_nest(self) -> "Description":
+        names = sorted(tuple(tensor.name.split(".")) for tensor in self.tensors)
+        for name, following in pairwise(names):
+            if following[: len(name)] == name:
+                within, outer = ".".join(following), ".".join(name)
+                raise wrong("tensors", f"no tensor {within!r} in or beside tensor {outer!r}")
+        return self
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers travel."""
+        return sum(int(np.prod(tensor.shape)) for tensor in self.tensors)
+
+    @property
+    def shapes(self) -> Tree:
+        """Shapes of the params, nested by the parts of their names: float32."""
+        return self.nested(
+            [jax.ShapeDtypeStruct(tensor.shape, np.float32) for tensor in self.tensors]
+        )
+
+    def nested(self, leaves: list) -> Tree:
+        """Return a leaf for each tensor, in their order, as nested dicts."""
+        names = [tensor.name for tensor in self.tensors]
+        return unflatten_dict(dict(zip(names, leaves, strict=True)), sep=".")
+
+    def tree(self, values: np.ndarray) -> Tree:
+        """Return copies of the tensors' values, float32 one after the other, as nested dicts."""
+        leaves, at = [], 0
+        for tensor in self.tensors:
+            size = int(np.prod(tensor.shape))
+            leaves.append(values[at : at + size].reshape(tensor.shape).copy())
+            at += size
+        return self.nested(leaves)
+
+    def leaves(self, tree: Tree) -> list:
+        """Return the leaves of nested dicts in the order of the tensors."""
+        flat = flatten_dict(tree)
+        return [flat[tuple(tensor.name.split("."))] for tensor in self.tensors]
+
+
+def code_hash(run: runfile.Run) -> str:
+    """Return the hash of what decides a workload's results but for data and machine.
+
+    SHA-256 over the table `[workload]` and the names and contents of all files in workloads/.
+    """
+    table = run.workload.model_dump(mode="json")
+    text = json.dumps({"workload": table, "code": digest_of_source(SOURCE)}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def of_model(model: dict[str, Any], where: object) -> Description:
+    """Return what a run's workload said of itself, as the transcript's header has it.
+
+    Raises:
+      LockstepError: The model is that of no workload.
+    """
+    if "workload" not in model:
+        raise LockstepError(f"{where}: a model of models/, expected that of workload.factory")
+    return validate(Description, model["workload"], f"{where}: workload")
+
+
+def check_factory(run: runfile.Run) -> None:
+    """Check that the module of the factory is in workloads/.
+
+    Raises:
+      LockstepError: There is no such file.
+    """
+    module = run.workload.factory.partition(":")[0].replace(".", "/")
+    paths = (SOURCE / f"{module}.py", SOURCE / module / "__init__.py")
+    if not any(path.is_file() for path in paths):
+        raise LockstepError(
+            f"workload.factory is {run.workload.factory!r}, expected module:name with the module "
+            f"{WORKLOADS}/{module}.py"
+        )

@@ -1,0 +1,96 @@
+"""The folder of an exported workload: its params, what it said of itself, and its own files.
+
+    params.safetensors    the params that peers agreed on, by the workload's names
+    workload.json         what the workload said of itself, and the hash of its code
+    ...                   what its method `save` writes, such as a Hugging Face folder
+
+The first two are ours: the audit is of these params. The others are the workload's word.
+"""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from lockstep.errors import LockstepError
+from lockstep.optim.optimizer import Tree
+from lockstep.transcript import tensorfile
+from lockstep.transcript.tensorfile import TensorFile
+from parts.workload.description import FILE, Description
+from parts.workload.worker import Worker
+from pipeline.language_model.held_out import MeanLoss, mean_of
+from pipeline.stage.artifacts import write_json
+from pipeline.stage.given_files import check_file
+
+PARAMS, CARD = "params.safetensors", "README.md"
+SAVES = "save"  # the capability of a workload that writes files of its own
+
+
+def write(
+    folder: Path, worker: Worker, described: Description, params: TensorFile, dtype: str
+) -> None:
+    """Write a workload's params, named by their paths joined with "/", and have it save its model.
+
+    Raises:
+      LockstepError: The workload writes a link, or a file that is ours.
+    """
+    write_params(folder, described, lambda name: params[name.replace(".", "/")], dtype)
+    if SAVES not in worker.capabilities:
+        return
+    saved = folder / ".saved"
+    saved.mkdir()
+    worker.save(read(folder, described), saved)
+    for path in sorted(saved.rglob("*")):
+        if path.is_symlink() or not path.is_dir():
+            check_file(path, saved)
+    for path in sorted(saved.iterdir()):
+        if path.name == CARD:  # PEFT writes one; the card of the run takes its place
+            continue
+        if path.name in (PARAMS, FILE):
+            raise LockstepError(
+                f"workload {described.factory}: save: found {path.name} among its files, expected "
+                "another name: that one is Lockstep's"
+            )
+        path.rename(folder / path.name)
+    shutil.rmtree(saved)
+
+
+def write_params(
+    folder: Path, described: Description, param: Callable[[str], np.ndarray], dtype: str
+) -> None:
+    """Write the two files that are ours; param(name) is that of a tensor."""
+    specs = {t.name: tensorfile.spec_of(dtype, t.shape) for t in described.tensors}
+
+    def values(name: str) -> np.ndarray:
+        return np.ascontiguousarray(np.asarray(param(name)).astype(dtype))
+
+    tensorfile.write(folder / PARAMS, specs, lambda name: tensorfile.pieces(values(name)))
+    write_json(folder / FILE, described.model_dump(mode="json"))
+
+
+def read(folder: Path, described: Description) -> Tree:
+    """Return the params of an exported workload: nested dicts of float32 arrays.
+
+    Raises:
+      LockstepError: They are not those that the workload has.
+    """
+    stored = TensorFile(folder / PARAMS)
+    leaves = []
+    for tensor in described.tensors:
+        found = stored.get(tensor.name)
+        if found is None or found.shape != tensor.shape:
+            is_there = "missing" if found is None else f"of shape {[*found.shape]}"
+            raise LockstepError(
+                f"{folder / PARAMS}: tensor {tensor.name} is {is_there}, expected shape "
+                f"{[*tensor.shape]} as {FILE} says"
+            )
+        leaves.append(np.asarray(found, np.float32))
+    return described.nested(leaves)
+
+
+def held_out_loss(worker: Worker, params: Tree, rows_NW: np.ndarray, size: int) -> MeanLoss:
+    """Return the mean of the rows' losses, of which so many are measured at once; a row or more."""
+    lots = (rows_NW[at : at + size] for at in range(0, len(rows_NW), size))
+    losses_N = np.concatenate([worker.measure(params, rows_BW) for rows_BW in lots])
+    return mean_of(losses_N)

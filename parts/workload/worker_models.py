@@ -1,0 +1,112 @@
+"""Models that a worker holds, by burn_p2p's own methods: params go in and come out as packs."""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lockstep.optim.optimizer import Tree
+from parts.workload import pack
+from parts.workload.description import Description
+from parts.workload.process.messages import WorkerError
+from parts.workload.process.shared_arrays import SharedArrays
+from parts.workload.process.worker_process import WorkerProcess
+
+
+class Started(NamedTuple):
+    """A worker's process, what it said of the run's model, on what device, and what is shared.
+
+    Without arrays it computes no gradients, as a class that was written for burn_p2p. `asked` are
+    what decides a new model: patterns of what travels, and the seed.
+    """
+
+    process: WorkerProcess
+    description: Description
+    device: str
+    arrays: SharedArrays | None
+    asked: dict[str, Any]
+
+
+def text_of(answer: dict, key: str, what: str) -> str:
+    """Return a text of an answer.
+
+    Raises:
+      WorkerError: There is no such text.
+    """
+    value = answer.get(key)
+    if not isinstance(value, str):
+        raise WorkerError(f"{what}: found {key} = {value!r}, expected a text")
+    return value
+
+
+def write_params(folder: Path, told: Description, params: Tree) -> None:
+    """Write params as a pack."""
+    values = np.concatenate([np.asarray(leaf).reshape(-1) for leaf in told.leaves(params)])
+    pack.write_pack(folder, values, layout_hash=told.layout_hash, schema_hash=told.code)
+
+
+def read_params(folder: Path, told: Description) -> Tree:
+    """Return the params of a pack that a worker or a command wrote.
+
+    Raises:
+      LockstepError: It is not a whole pack, or of another model.
+    """
+    values = pack.read_pack(
+        folder, count=told.parameters, layout_hash=told.layout_hash, schema_hash=told.code
+    )
+    return told.tree(values)
+
+
+def initial(begun: Started) -> Tree:
+    """Return the params of a new model."""
+    call, told = begun.process.call, begun.description
+    answer = call("init_model", {"device": begun.device, "seed": begun.asked["seed"]})
+    model = text_of(answer, "model_id", f"{begun.process.command.name}: init_model")
+    folder = begun.process.folder / "initial"
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        call(
+            "export_parameter_pack",
+            {
+                "model_id": model,
+                "parameter_pack_path": str(folder),
+                "model_schema_hash": told.code,
+                "state_dict_filter": begun.asked["state_dict_filter"],
+            },
+        )
+        call("release_model", {"model_id": model})
+        return read_params(folder, told)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def model_at(begun: Started, folder: Path) -> Iterator[str]:
+    """Yield the id of a new model, with the params of a pack; it is let go of."""
+    asked = {
+        **begun.asked,
+        "device": begun.device,
+        "parameter_pack_path": str(folder),
+        "model_schema_hash": begun.description.code,
+    }
+    answer = begun.process.call("import_parameter_pack", asked)
+    name = f"{begun.process.command.name}: import_parameter_pack"
+    model = text_of(answer, "model_id", name)
+    yield model
+    begun.process.call("release_model", {"model_id": model})
+
+
+@contextmanager
+def model_of(begun: Started, params: Tree) -> Iterator[str]:
+    """Yield the id of a new model with such params; it is let go of."""
+    folder = begun.process.folder / "params"
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        write_params(folder, begun.description, params)
+        with model_at(begun, folder) as model:
+            yield model
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

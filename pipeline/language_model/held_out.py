@@ -1,0 +1,260 @@
+"""Held-out loss, and the numbers that follow from it: on text that no peer trains on.
+
+A split is measured on some of its rows, which are spread over all of it: neighbours are often of
+one document, and so the first rows of a file say little of the rest.
+
+Shapes in names: N sequences of T tokens, W their width in a row, V vocabulary, P predictions.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from itertools import cycle
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from tokenizers import Tokenizer
+
+from lockstep.optim.optimizer import Tree
+from lockstep.programs.columns import counted, split
+from lockstep.programs.loss import measured
+from lockstep.programs.permutation import permute
+from lockstep.programs.placement import DeviceGroup, device_groups
+from pipeline import runfile
+from pipeline.tokens.sequences import Sequences
+from pipeline.tokens.shards import PLAIN, Column, read_shards
+
+NUMBERS = (
+    "held_out_loss",
+    "held_out_stderr",
+    "perplexity",
+    "bits_per_byte",
+    "sequences",
+    "split_sequences",
+    "tokens",
+    "bytes",
+)
+UNKNOWN = -1  # bytes of a token that is not in the tokenizer
+
+
+class HeldOutRows(NamedTuple):
+    """Held-out rows.
+
+    Attributes:
+      rows_NW: int32, with N = 0 where nothing is held out.
+      columns: Columns of a row.
+      indices_N: int64, ascending: where they stand in the split.
+      split_size: Rows of the whole split.
+    """
+
+    rows_NW: np.ndarray
+    columns: tuple[Column, ...]
+    indices_N: np.ndarray
+    split_size: int
+
+
+class MeanLoss(NamedTuple):
+    """A mean of row losses.
+
+    Attributes:
+      mean: Nats per predicted token that counts.
+      stderr: Standard error of the mean, in nats, of rows that are drawn independently from all
+        such text; None of a single row. Rows of one document are alike, so the error of new
+        documents is larger.
+    """
+
+    mean: float
+    stderr: float | None
+
+
+def spread(split_size: int, asked: int, seed: int) -> np.ndarray:
+    """Return the rows of a split that are measured: int64 [min(split_size, asked)], ascending.
+
+    They are the images of 0, 1, ... under a permutation that the seed draws, so that each row is as
+    likely as any other. It has integers alone, and so gives the same on every machine.
+
+    Args:
+      split_size: Rows of the whole split.
+      asked: `[held_out] sequences`.
+      seed: `[peers] seed`.
+    """
+    if not (count := min(split_size, asked)):
+        return np.empty(0, np.int64)
+    drawn = hashlib.sha256(f"held-out rows of seed {seed}".encode()).digest()
+    return np.sort(permute(drawn, np.arange(count), split_size))
+
+
+def read(run: runfile.Run, shards: Path) -> HeldOutRows:
+    """Read `[held_out] sequences` rows spread over the split, and keep those where anything counts.
+
+    Of rows that are not tokens, each counts.
+    """
+    listed = read_shards(shards)
+    length, network = run.llm.max_seq_len, run.runtime
+    sequences = Sequences(shards, listed, "held_out", length, network)
+    split_size = len(sequences)
+    indices_N = spread(split_size, run.held_out.sequences, run.peers.seed)
+    rows_NW = sequences.take(indices_N)
+    if listed.rows is None:
+        counts_N = counted(rows_NW, listed.columns).any(axis=1)
+        rows_NW, indices_N = rows_NW[counts_N], indices_N[counts_N]
+    return HeldOutRows(rows_NW, listed.columns, indices_N, split_size)
+
+
+def mean_of(losses_N: np.ndarray, weights_N: np.ndarray | None = None) -> MeanLoss:
+    """Return the weighted mean of row losses m, and its standard error.
+
+    stderr = sqrt(N / (N - 1) * sum((w * (loss - m))^2)) / sum(w), which of equal weights is the
+    standard deviation over sqrt(N); of others the usual estimate for a ratio of sums (Cochran,
+    Sampling Techniques, 1977, 2.11).
+
+    Args:
+      losses_N: A row's mean loss, nats; N is at least 1.
+      weights_N: Predictions that count in each row; None where they are equal.
+    """
+    losses_N = np.asarray(losses_N, np.float64)
+    weights_N = np.ones(len(losses_N)) if weights_N is None else np.asarray(weights_N, np.float64)
+    mean = float(np.average(losses_N, weights=weights_N))
+    count, apart_N = len(losses_N), weights_N * (losses_N - mean)
+    if count == 1:
+        return MeanLoss(mean, None)
+    error = math.sqrt(count / (count - 1) * float(apart_N @ apart_N)) / float(weights_N.sum())
+    return MeanLoss(mean, error)
+
+
+def mean_loss(
+    measure: Callable[[Sequence[np.ndarray]], Sequence[np.ndarray]],
+    rows_NW: np.ndarray,
+    size: int,
+    columns: tuple[Column, ...] = PLAIN,
+) -> MeanLoss:
+    """Return the mean cross-entropy over all rows, and its standard error.
+
+    Args:
+      measure: Returns each row's cross-entropy, of each of some lots of rows.
+      rows_NW: Held-out rows, int32; something counts in each.
+      size: Rows measured at once; the last lot is padded, so a single shape is compiled.
+      columns: Columns of the rows.
+    """
+    count = len(rows_NW)
+    padded = np.pad(rows_NW, ((0, -count % size), (0, 0)))
+    lots = padded.reshape(-1, size, rows_NW.shape[1])
+    losses_N = np.concatenate(measure(list(lots)))[:count]
+    if "labels" not in columns:  # as many count in each row
+        return mean_of(losses_N)
+    return mean_of(losses_N, counted(rows_NW, columns).sum(axis=1))
+
+
+def on_groups(
+    measure: Callable[[Tree, jax.Array], jax.Array], params_on: Mapping[DeviceGroup, Tree]
+) -> Callable[[Sequence[np.ndarray]], Sequence[np.ndarray]]:
+    """Return what measures lots of rows on device groups side by side, for `mean_loss`.
+
+    `measure` is `Programs.measure`; each device group that may help has a copy of the params.
+    """
+
+    def of(lots: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
+        turns = zip(lots, cycle(params_on.items()), strict=False)
+        return jax.device_get(
+            [measure(params, group.put_rows(lot, axis=0)) for lot, (group, params) in turns]
+        )
+
+    return of
+
+
+def exported_loss(
+    features: Callable[..., jax.Array],
+    head: Callable[[Tree], jax.Array],
+    params: Tree,
+    data: HeldOutRows,
+    peers: runfile.Peers,
+) -> MeanLoss:
+    """Return the held-out loss of an exported model.
+
+    `features` and `head` are those of `Exported`, and params float32; there is a row at least.
+    `[peers]` says how many rows are measured at once, and on how many devices.
+    """
+    columns = data.columns
+
+    def measure(params: Tree, rows_BW: jax.Array) -> jax.Array:
+        rows = split(rows_BW, columns)
+        given = {"positions_BT": rows.position_ids, "sequences_BT": rows.sequence_ids}
+        return measured(features(params, rows.inputs, **given), head(params), rows)
+
+    params_on = {group: group.put(params) for group in device_groups(jax.devices(), peers.fsdp)}
+    on_all = on_groups(jax.jit(measure), params_on)
+    return mean_loss(on_all, data.rows_NW, peers.micro_batch, columns)
+
+
+def loss_numbers(loss: MeanLoss, data: HeldOutRows) -> dict[str, float | int | None]:
+    """Return those of `NUMBERS` that are known of any rows, tokens or not."""
+    return {
+        "held_out_loss": loss.mean,
+        "held_out_stderr": loss.stderr,
+        "sequences": len(data.rows_NW),
+        "split_sequences": data.split_size,
+    }
+
+
+def numbers(
+    loss: MeanLoss, data: HeldOutRows, tokenizer: Tokenizer | None, notes: list[str]
+) -> dict[str, float | int | None]:
+    """Return the numbers of metrics/evaluate.json that a held-out loss gives.
+
+    `tokens` and `bytes` of the rows are those that are predicted. `notes` gains the reason if bits
+    per byte are unknown.
+    """
+    rows_NW, columns = data.rows_NW, data.columns
+    rows = split(rows_NW, columns)
+    labels_NT = rows.inputs if rows.labels is None else rows.labels
+    labels_P = labels_NT[:, 1:][counted(rows_NW, columns)]
+    size = bytes_of(labels_P, tokenizer, notes)
+    return loss_numbers(loss, data) | {
+        "perplexity": float(np.exp(loss.mean)),
+        "bits_per_byte": loss.mean * labels_P.size / math.log(2) / size if size else None,
+        "tokens": labels_P.size,
+        "bytes": size,
+    }
+
+
+def bytes_of(tokens_P: np.ndarray, tokenizer: Tokenizer | None, notes: list[str]) -> int | None:
+    """Return the bytes of text that these tokens stand for, or None if that is unknown.
+
+    In a byte-level vocabulary (GPT-2's, Llama 3's, Qwen's) a token is spelled with one character
+    for each of its bytes. A special token, such as the end of a document, has no bytes of text, but
+    its bits count in bits per byte. `notes` gains the reason if the bytes are unknown.
+    """
+    if tokenizer is None:
+        notes.append("there is no tokenizer.json, so bits per byte are unknown")
+        return None
+    if "ByteLevel" not in _decoders(tokenizer):
+        notes.append("the tokenizer is not byte-level, so bits per byte are unknown")
+        return None
+    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    bytes_V = np.full(tokens_P.max() + 1, UNKNOWN)  # a tokenizer may have any larger id
+    for token, index in vocabulary.items():
+        if index < len(bytes_V):
+            bytes_V[index] = len(token)
+    for index, added in tokenizer.get_added_tokens_decoder().items():
+        if index < len(bytes_V):
+            bytes_V[index] = 0 if added.special else len(added.content.encode())
+    found_P = bytes_V[tokens_P]
+    if (found_P == UNKNOWN).any():
+        notes.append(
+            f"token {tokens_P[found_P == UNKNOWN][0]} of the held-out split is not in the "
+            "tokenizer, so bits per byte are unknown"
+        )
+        return None
+    return int(found_P.sum())
+
+
+def _decoders(tokenizer: Tokenizer) -> list[str]:
+    """The kinds of the tokenizer's decoders, in order."""
+    decoder = json.loads(tokenizer.to_str())["decoder"]
+    if decoder is None:
+        return []
+    chain = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
+    return [part["type"] for part in chain]

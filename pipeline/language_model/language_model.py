@@ -1,0 +1,182 @@
+"""The task of a run file: a language model of `models/`, on rows of tokens.
+
+Shapes in names: M micro-batches of B sequences of T tokens, S = T - 1 predictions, W the length of
+a row (columns.py; T for plain data), N tokens of a micro-batch, D width.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax.traverse_util import flatten_dict
+
+import models
+from lockstep.errors import LockstepError
+from lockstep.methods.build import Setting, aggregate_of, build, learning_rate_of_run
+from lockstep.optim.balance import balanced, leave
+from lockstep.optim.optimizer import Optimizer, Tree
+from lockstep.programs.columns import UNCOUNTED, Columns, split
+from lockstep.programs.loss import measured, targets, weighted_cross_entropy
+from lockstep.programs.task import OTHER_PRECISION
+from lockstep.programs.train_step import Programs
+from pipeline import runfile
+from pipeline.stage import memory
+from pipeline.tokens.shards import PLAIN, Column
+
+MOST_UNROLLED = 1000  # layers: XLA takes about a second for each
+
+
+def programs_of(
+    run: runfile.Run, hf_config: dict, first_step: int = 0, columns: tuple[Column, ...] = PLAIN
+) -> Programs:
+    """Return a run's programs; arguments as in `LanguageModel`.
+
+    `first_step` is the rounds trained by the run that this one extends, 0 for a new run.
+
+    Raises:
+      LockstepError: The run asks for what this model or this data does not support.
+    """
+    task = LanguageModel(run, hf_config, columns)
+    learning_rate = learning_rate_of_run(run, first_step)
+    groups = {name.split("/")[0] for name in task.model.names}
+    merged_by = aggregate_of(run.peers)
+    setting = Setting(learning_rate, run.peers.overlap, task.model.stacked, merged_by)
+    optimizer = task.balance(build(run.llm.optimizer, setting, groups), run.peers.balance_speed)
+    wire, parts = run.peers.wire, run.peers.fsdp
+    return Programs(task, optimizer, wire=wire, parts=parts, lot=run.rows_of_a_step)
+
+
+class LanguageModel:
+    """Next-token prediction by a model, on rows of tokens; a `Task`.
+
+    Args:
+      run: The whole run.
+      hf_config: The model's `config.json`.
+      columns: Columns of the data's rows.
+
+    Raises:
+      LockstepError: The run asks for what this model or this data does not support.
+    """
+
+    def __init__(self, run: runfile.Run, hf_config: dict, columns: tuple[Column, ...] = PLAIN):
+        if "sequence_ids" in columns and run.peers.attention == "cudnn":
+            raise LockstepError(
+                '[peers] attention = "cudnn", expected "matmul": several sequences are packed into '
+                "a row of this data, and the fused kernel is not used with a mask of them"
+            )
+        self.run, self.hf_config, self.columns = run, hf_config, columns
+        self.model = models.get(hf_config["model_type"])
+        self.model_config = self.model.Config.from_hf(hf_config)
+        self._check_size(run)
+        self.head = partial(self.model.head, self.model_config)
+        self.features: Callable[..., jax.Array] = partial(
+            self.model.features,
+            self.model_config,
+            scan=run.peers.scan_layers,
+            dtype=jnp.dtype(run.peers.precision),
+            attention=run.peers.attention,
+            remat=run.peers.remat,
+        )
+
+    @property
+    def shapes(self) -> Tree:
+        """Shapes and dtypes of the params."""
+        return self.model.shapes(self.model_config)
+
+    @property
+    def imprecise(self) -> "LanguageModel":
+        """The same task in the other precision, for a peer with that fault."""
+        other = OTHER_PRECISION[self.run.peers.precision]
+        peers = self.run.peers.model_copy(update={"precision": other})
+        run = self.run.model_copy(update={"peers": peers})
+        return LanguageModel(run, self.hf_config, self.columns)
+
+    def weights(
+        self, rows_MBW: jax.Array, count: jax.Array
+    ) -> Callable[[jax.Array | int], jax.Array]:
+        """Return the weights in the mean over the first `count` rows, by micro-batch.
+
+        Rows have equal weight; where the data has labels, all labels of the batch that count have,
+        however it is cut. Without any, loss and gradient are 0.
+        """
+        size = rows_MBW.shape[1]
+        weight_MBS = self._label_weights(rows_MBW, count)
+        if weight_MBS is not None:
+            return lambda micro: jax.lax.dynamic_index_in_dim(weight_MBS, micro, keepdims=False)
+        # weights of the mean, so no division is left: one pass over all gradients fewer
+        return lambda micro: jnp.where(micro * size + jnp.arange(size) < count, 1 / count, 0.0)
+
+    def loss(
+        self, params: Tree, rows_BW: jax.Array, weight: jax.Array, rng: jax.Array | None
+    ) -> jax.Array:
+        """Return the weighted sum of cross-entropies."""
+        del rng
+        x_ND, kernel_DV, rows = self._read(params, rows_BW)
+        return weighted_cross_entropy(x_ND, kernel_DV, targets(rows), weight)
+
+    def key(self, rows_MBW: jax.Array, step: jax.Array, local_step: jax.Array | int) -> None:
+        """Return None: these models have no dropout."""
+        del rows_MBW, step, local_step
+
+    def measure(self, params: Tree, rows_BW: jax.Array) -> jax.Array:
+        """Return each row's mean cross-entropy over tokens that count: [B]."""
+        return measured(*self._read(params, rows_BW))
+
+    def balance(self, optimizer: Optimizer, speed: float) -> Optimizer:
+        """Keep the optimizer from params whose gradient is the load of experts.
+
+        Those move by `speed`, which is `[peers] balance_speed`; the optimizer moves all others.
+
+        Raises:
+          LockstepError: There is a speed, and the model has no such param.
+        """
+        paths: list[str] = []
+        if named := self.model.balance:  # a model may have no layer with experts
+            paths = [path for path in flatten_dict(self.shapes, sep="/") if path in named]
+        if not paths and speed:
+            raise LockstepError(
+                f"[peers] balance_speed = {speed}, expected 0: no router of this model has a "
+                "correction"
+            )
+        if paths:
+            optimizer = leave(optimizer, paths)
+        return balanced(optimizer, paths, speed) if speed else optimizer
+
+    def _check_size(self, run: runfile.Run) -> None:
+        """The least memory that a step needs: the params, and a micro-batch behind the embedding.
+
+        And a number of layers that can be compiled one by one, if they are not scanned.
+        """
+        layers = self.model_config.num_hidden_layers
+        if layers > MOST_UNROLLED and not run.peers.scan_layers:
+            raise LockstepError(
+                f"[peers] scan_layers = false, expected true for {layers:,} layers: more than "
+                f"{MOST_UNROLLED:,} would be compiled one by one"
+            )
+        limit = run.runtime.memory_gb
+        memory.check(self.shapes, "the model", limit)
+        rows, length = run.peers.micro_batch, run.llm.max_seq_len
+        features = jax.ShapeDtypeStruct((rows, length, self.model_config.hidden_size), np.float32)
+        memory.check(features, f"[peers] micro_batch = {rows} sequences of {length} tokens", limit)
+
+    def _read(self, params: Tree, rows_BW: jax.Array) -> tuple[jax.Array, jax.Array, Columns]:
+        """Features, the head's kernel, and the rows by column: what the loss takes."""
+        rows = split(rows_BW, self.columns)
+        positions, sequences = rows.position_ids, rows.sequence_ids
+        x_ND = self.features(params, rows.inputs, positions_BT=positions, sequences_BT=sequences)
+        return x_ND, self.head(params), rows
+
+    def _label_weights(self, rows_MBW: jax.Array, count: jax.Array) -> jax.Array | None:
+        """Each prediction's weight in the mean over labels that count; None without labels.
+
+        [M, B, S]; 0 beyond the first `count` rows.
+        """
+        labels_MBT = split(rows_MBW, self.columns).labels
+        if labels_MBT is None:
+            return None
+        M, B, _ = labels_MBT.shape
+        real_MB = jnp.arange(M * B).reshape(M, B) < count
+        counted_MBS = (labels_MBT[:, :, 1:] != UNCOUNTED) & real_MB[:, :, None]
+        return counted_MBS / jnp.maximum(counted_MBS.sum(), 1)

@@ -1,0 +1,223 @@
+"""What a run will take, from its shapes alone: nothing is computed, read or downloaded."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+
+from lockstep.errors import LockstepError
+from lockstep.optim.optimizer import Tree
+from lockstep.programs.train_step import Programs
+from lockstep.protocol import links
+from lockstep.swarm.device_memory import DeviceMemory, run_memory
+from lockstep.swarm.round_settings import RoundSettings
+from parts.workload.choice import programs_of
+from parts.workload.description import FILE
+from parts.workload.worker import NO_ROWS
+from pipeline import runfile
+from pipeline.stage.artifacts import read_json
+from pipeline.stage.progress import size
+from pipeline.start import in_time
+from pipeline.weights.earlier_run import trained_steps
+
+ROUND, ROUND_OF_PEER, ROUND_OF_WITNESS = 700, 250, 1000  # bytes of rounds.jsonl, about
+
+
+class Footprint(NamedTuple):
+    """What a run will take, in bytes, and its simulated time.
+
+    Attributes:
+      params: The params, float32.
+      state: Params and the optimizer's state, of all peers: what a snapshot or checkpoint holds.
+      message: One peer's message of one round; of Rice-coded positions about, and rather less.
+      kept: Whether the transcript keeps messages.
+      kept_states: How many whole states the transcript keeps.
+      snapshots: Size of all of them.
+      payloads: All messages that the transcript keeps, or their sketches.
+      rounds: The transcript's record of rounds, about.
+      checkpoints: The most checkpoints that exist at a time, while it trains.
+      spooled: Messages of a round that are on disk until it is over; 0 where they are in memory.
+      seconds: Simulated time of the whole run, about.
+      round_seconds: Simulated time until all messages of an average round have arrived, or enough
+        of them; at most the limit.
+      late: A warning, where some messages cannot be in time.
+    """
+
+    params: int
+    state: int
+    message: int
+    kept: bool
+    kept_states: int
+    snapshots: int
+    payloads: int
+    rounds: int
+    checkpoints: int
+    spooled: int
+    seconds: float
+    round_seconds: float
+    late: str | None
+
+    @property
+    def trained(self) -> int:
+        """Size of `data/trained`, about."""
+        return self.snapshots + self.payloads + self.rounds
+
+    def lines(self) -> list[str]:
+        """Return it for people to read."""
+        payloads = size(self.payloads)
+        if not self.kept:
+            payloads += ", sketches: so large messages are not kept"
+        return [
+            f"params         {size(self.params)}, with the optimizer's state of all peers "
+            f"{size(self.state)}",
+            f"messages       {size(self.message)} from each peer in each round",
+            f"data/trained   {size(self.trained)}",
+            f"  snapshots    {size(self.snapshots)}",
+            f"  payloads     {payloads}",
+            f"  rounds       {size(self.rounds)}",
+            f"data/runs      {size(self.checkpoints)} of checkpoints, while it trains"
+            + (f", and {size(self.spooled)} of a round's messages" if self.spooled else ""),
+            f"simulated time {self.seconds / 3600:,.2f} hours, at the speeds of [links] and the "
+            "times of [config]; what this machine takes is another matter",
+            f"  a round      {self.round_seconds:,.2f} seconds until its messages have arrived",
+            *([f"warning: {self.late}"] if self.late else []),
+        ]
+
+
+def plan_of(run: runfile.Run, model: dict, first_step: int = 0) -> Footprint:
+    """Return what a run will take.
+
+    Args:
+      run: The whole run.
+      model: The model's `config.json`, or what its workload said of itself.
+      first_step: Rounds trained by the run that this one extends, 0 for a new run.
+
+    Raises:
+      LockstepError: No message of the run can be in time.
+    """
+    return _footprint(run, programs_of(run, model, first_step), first_step)
+
+
+def _footprint(run: runfile.Run, programs: Programs, first_step: int) -> Footprint:
+    params, peers = programs.task.shapes, run.peers.count
+    own, shared = jax.eval_shape(programs.optimizer.init, params)
+    state = _bytes(params) + _bytes(shared) + peers * _bytes(own)
+    same = 0 if first_step else (peers - 1) * _bytes(own)  # at the start peers' states are one file
+    kept_states = len(run.snapshots(first_step).kept)
+    rounds = run.config.total_steps - first_step
+    form = programs.form
+    witnesses = run.config.witness_nodes or peers
+    round_seconds = _round_seconds(run, programs)
+    a_round = ROUND + ROUND_OF_PEER * peers + ROUND_OF_WITNESS * witnesses
+    return Footprint(
+        params=_bytes(params),
+        state=state,
+        message=form.bytes_about,
+        kept=form.kept,
+        kept_states=kept_states,
+        snapshots=kept_states * state - same,
+        payloads=rounds * peers * (form.bytes_about if form.kept else form.pieces.shown),
+        rounds=rounds * a_round,
+        checkpoints=(run.runtime.keep_steps + 1) * state,  # one more while it is written
+        spooled=peers * form.bytes_about if form.large else 0,
+        seconds=_seconds(run, rounds, round_seconds, _bytes(params) + _bytes(shared)),
+        round_seconds=round_seconds,
+        late=in_time.check(run, programs),
+    )
+
+
+def _round_seconds(run: runfile.Run, programs: Programs) -> float:
+    """Simulated seconds until an average round's messages have arrived, if nothing goes wrong."""
+    config = run.config
+    total = sum(size * count for size, count in config.sizes(run.llm.max_seq_len))
+    settings, limit = RoundSettings.of(run), config.max_round_train_time
+    times = in_time.arrivals(settings, programs, total / config.total_steps).values()
+    if settings.pace:
+        limit = settings.pace.closes(1, times, len(times), limit)
+    return min(max(times), limit)
+
+
+def _seconds(run: runfile.Run, rounds: int, round_seconds: float, agreed: int) -> float:
+    """About how long the rounds take by the simulated clock, if nothing goes wrong."""
+    config, peers = run.config, range(run.peers.count)
+    of_round = round_seconds + config.round_witness_time
+    loaded = max(links.load_seconds(run.links, peer, size=agreed) for peer in peers)
+    epochs = -(-rounds // config.rounds_per_epoch) if config.rounds_per_epoch else None
+    if epochs is None:
+        epochs = -(-rounds * of_round // (config.epoch_time - min(loaded, config.warmup_time)))
+    pauses = epochs * config.waiting_for_members_extra_time + (epochs - 1) * config.cooldown_time
+    return rounds * of_round + min(loaded, config.warmup_time) + pauses
+
+
+def plan(run: runfile.Run, root: Path) -> Footprint:
+    """Return what a run takes whose model is in its run file, or converted already.
+
+    Raises:
+      LockstepError: It is neither, or no message of the run can be in time.
+    """
+    return plan_of(run, *_model(run, root))
+
+
+def memory_lines(run: runfile.Run, root: Path) -> Iterator[str]:
+    """Yield what the run takes of memory on the devices here, for people to read.
+
+    Raises:
+      LockstepError: See `plan`.
+    """
+    if run.workload.factory:
+        _model(run, root)
+        yield "memory         not known: a workload computes in a process of its own"
+        return
+    import orbax.checkpoint  # noqa: F401 - counts too: training loads it
+
+    found = run_memory(run, programs_of(run, *_model(run, root)))
+    if found is None:
+        yield "memory         this backend does not say"
+        return
+    yield from _lines_of(found)
+    if run.runtime.carrier == "processes":
+        yield "  all of it in one process; as processes, each peer takes Python and programs again"
+    if run.peers.layout != "each":
+        yield f"  all of it for layout each; {run.peers.layout} is one larger program"
+
+
+def _lines_of(found: DeviceMemory) -> Iterator[str]:
+    devices = found.groups * found.parts
+    on = "1 device" if devices == 1 else f"{devices} devices"
+    limit = size(found.limit)
+    if found.in_one:
+        yield f"memory         {size(found.of_all)} of arrays on {on}, of the {limit} here"
+    else:
+        yield f"memory         {size(found.of_device)} of the {limit} of each of {on}"
+    yield f"  each device  {size(found.agreed)} that peers agree on, one copy"
+    yield f"  each peer    {size(found.own)} of its own, and {size(found.message)} of message"
+    for name in ("step", "receive", "measure"):
+        yield f"  {name:<13}{size(getattr(found, name).beyond)} while it runs"
+    if found.of_process is not None:
+        yield (
+            f"  the process  {size(found.of_process)} at its peak, with Python, programs, a "
+            "checkpoint that is being saved and the allocator's pool"
+        )
+
+
+def _model(run: runfile.Run, root: Path) -> tuple[dict, int]:
+    """The run's model as its programs take it, and the rounds that it was trained for already."""
+    checkpoint, init = run.llm.checkpoint, root / "data" / "init"
+    if isinstance(checkpoint, runfile.CheckpointInit):
+        return dict(checkpoint.config), 0
+    path, whose = init / "hf" / "config.json", runfile.variant_name(checkpoint)
+    if run.workload.factory:
+        path, whose = init / FILE, f"workload {run.workload.factory}"
+    if not path.is_file():
+        raise LockstepError(
+            f"{path} is missing, expected the model of {whose}: `lockstep convert` makes it"
+        )
+    found = read_json(path)
+    if run.workload.factory:
+        found = {"workload": found, "rows": NO_ROWS}  # of which nothing here depends
+    return found, trained_steps(init)
+
+
+def _bytes(tree: Tree) -> int:
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))

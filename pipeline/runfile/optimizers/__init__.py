@@ -1,1 +1,0 @@
-"""`model.LLM.optimizer`: the tables of every optimizer."""

@@ -1,0 +1,1 @@
+"""What a training and its audit begin with, read from what earlier stages left."""

@@ -1,0 +1,245 @@
+"""What a training and its audit begin with: programs, data and the state before the first round."""
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from lockstep.errors import LockstepError
+from lockstep.programs.placement import device_groups
+from lockstep.programs.replica import Replica
+from lockstep.programs.train_step import Programs
+from lockstep.protocol import driver, links
+from lockstep.swarm.fused_peers import FusedPeers
+from lockstep.swarm.peers import Rows, SimulatedPeers
+from lockstep.swarm.round_settings import RoundSettings
+from lockstep.transcript.state import State
+from lockstep.transcript.trees import load_nested, load_tree
+from lockstep.wire.commitment import tree_hash
+from parts.workload.choice import programs_of, read_model, vocab_size
+from pipeline import runfile
+from pipeline.stage import devices
+from pipeline.stage.artifacts import read_json
+from pipeline.tokens.ids import check_ids
+from pipeline.tokens.sequences import Sequences
+from pipeline.tokens.shards import Column, Shards, read_shards
+from pipeline.weights.earlier_run import EARLIER, trained_steps
+
+log = logging.getLogger(__name__)
+
+
+class Start(NamedTuple):
+    """The state before the first round, and how many rounds and sequences are behind it."""
+
+    state: State
+    step: int
+    data_index: int
+
+    def progress(self, settings: RoundSettings) -> driver.RunProgress:
+        """Return the run before its first round, without members yet.
+
+        On the wall's clock a peer that joins has the params already when its round begins.
+        """
+        size = sum(leaf.nbytes for leaf in jax.tree.leaves((self.state.params, self.state.shared)))
+        peers = range(settings.peers)
+        loads = [links.load_seconds(settings.links, peer, size=size) for peer in peers]
+        if settings.on_wall_clock:
+            loads = [0.0] * settings.peers
+        return driver.start(
+            settings.coordinator,
+            settings.peers,
+            settings.seed,
+            settings.row_tokens,
+            self.step,
+            self.data_index,
+            loads,
+            settings.pace,
+        )
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What trainers and auditors of a run compute with.
+
+    Attributes:
+      run: The whole run.
+      model: The model's `config.json`, or what its workload said of itself.
+      programs: The run's jitted programs.
+      data: The rows to train on.
+      start: The state before the first round.
+    """
+
+    run: runfile.Run
+    model: dict
+    programs: Programs
+    data: Rows
+    start: Start
+
+    @cached_property
+    def settings(self) -> RoundSettings:
+        """What a round reads of the run."""
+        return RoundSettings.of(self.run)
+
+    def environment(self, processes: int = 1) -> dict[str, str]:
+        """Return what here can change the bits of a result, with so many processes of a peer."""
+        return devices.describe(processes) | self.programs.environment
+
+
+def read(run: runfile.Run, init: Path, shards: Path) -> Setup:
+    """Read what the stages convert and download left in `init` and `shards`.
+
+    Raises:
+      LockstepError: The run asks for what the model or the data cannot have, or an earlier run's
+        state is of another number of peers or another optimizer.
+    """
+    listed = read_shards(shards)
+    model = read_model(run, init, listed)
+    programs = programs_of(run, model, trained_steps(init), listed.columns)
+    programs.read_files_from(shards)
+    start = _read_start(init, run, programs)
+    return Setup(run, model, programs, rows(run, model, shards), start)
+
+
+def read_to_train(run: runfile.Run, init: Path, shards: Path) -> Setup:
+    """Read the same as `read`, and check that these rows are what the run can be trained on.
+
+    Raises:
+      LockstepError: They are of another kind, too few, or have token ids that the model lacks.
+    """
+    _check_kind(run, shards)
+    setup = read(run, init, shards)
+    _check_tokens(setup, shards)
+    return setup
+
+
+def rows(run: runfile.Run, model: dict, shards: Path) -> Rows:
+    """Return the rows that a run trains on, from what stage download left in `shards`."""
+    listed = read_shards(shards)
+    if not run.held_out.sequences:  # nothing is measured
+        listed = listed.all_to_train()
+    length, bound = run.llm.max_seq_len, vocab_size(model)
+    return Sequences(shards, listed, "train", length, run.runtime, bound)
+
+
+def blank(
+    run: runfile.Run,
+    model: dict,
+    data: Rows,
+    columns: tuple[Column, ...],
+    step: int,
+    data_index: int,
+) -> Setup:
+    """Return a set-up whose state is zeros that take no memory until they are written to.
+
+    `step` rounds and `data_index` sequences are behind the run, 0 unless it extends another one.
+    """
+    programs = programs_of(run, model, step, columns)
+    params = programs.task.shapes
+    own, shared = jax.eval_shape(programs.optimizer.init, params)
+    shapes = State(params, shared, (own,) * run.peers.count)
+    state = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
+    return Setup(run, model, programs, data, Start(state, step, data_index))
+
+
+def make_peers(
+    programs: Programs,
+    layout: str,
+    state: State,
+    devices: Sequence[jax.Device],
+    absent: Iterable[int] = (),
+) -> SimulatedPeers:
+    """Return a run's peers, for `[peers] layout`; `absent` when `state` was saved."""
+    if layout == "each":
+        return SimulatedPeers(programs, state, devices, absent)
+    return FusedPeers(programs, layout, state, devices, absent)
+
+
+def repeats_bit_for_bit(setup: Setup) -> bool:
+    """Return whether this machine gives a peer's first steps the same bits twice: a self-test."""
+    programs, (state, step, index) = setup.programs, setup.start
+    group = device_groups(jax.devices(), programs.parts)[0]
+    replica = Replica.put(programs, group, state.params, state.shared)
+    span = index, index + programs.optimizer.inner_steps - 1  # a row for each local step
+    work = setup.settings.work(programs, setup.data, span, setup.settings.peers)
+
+    def once() -> str:  # `own` is donated, so each time a copy
+        return tree_hash(replica.step(group.put(state.own[0]), work, step + 1))
+
+    return once() == once()
+
+
+def _read_start(init: Path, run: runfile.Run, programs: Programs) -> Start:
+    """Stage convert's output: fresh params, or the whole final state of an earlier run."""
+    params = load_nested(init / "params.safetensors")
+    group = device_groups(jax.devices(), programs.parts)[0]
+    own, shared = jax.tree.map(np.asarray, programs.init(group.put(params)))
+    fresh = State(params, shared, (own,) * run.peers.count)
+    if not (init / EARLIER).exists():
+        return Start(fresh, 0, 0)
+    earlier = read_json(init / EARLIER)
+    if earlier["peers"] != run.peers.count:
+        raise LockstepError(
+            f"[peers] count = {run.peers.count}, expected {earlier['peers']} as in run "
+            f"{earlier['key']}, which this one extends: each peer continues with its own state"
+        )
+    folder = init / "earlier"
+    names = [f"own-{peer:03}.safetensors" for peer in range(run.peers.count)]
+    owned = tuple(load_tree(folder / name, own) for name in names)
+    state = State(params, load_tree(folder / "shared.safetensors", shared), owned)
+    return Start(state, earlier["step"], earlier["data_index"])
+
+
+def _check_kind(run: runfile.Run, shards: Path) -> None:
+    listed = read_shards(shards)
+    check_rows(listed, run)
+    if run.llm.data_type == "Finetuning" and "labels" not in listed.columns:
+        raise LockstepError(
+            f"model.LLM.data_type: Finetuning: {shards} has no labels to train on, expected "
+            "Pretraining, or Preprocessed data with labels"
+        )
+    length = listed.row_length
+    if length not in (None, run.llm.max_seq_len):
+        unit = "tokens" if listed.rows is None else "words"
+        raise LockstepError(
+            f"model.LLM.max_seq_len is {run.llm.max_seq_len}, expected {length}, the {unit} of a "
+            f"row of {listed.source['read']}"
+        )
+
+
+def check_rows(listed: Shards, run: runfile.Run) -> None:
+    """Check that rows are such as what the run trains can be trained on.
+
+    Raises:
+      LockstepError: They are not tokens, and a language model is trained.
+    """
+    if listed.rows is not None and not run.workload.factory:
+        raise LockstepError(
+            f"{runfile.variant_name(run.llm.data_location)}: rows are {listed.rows.kind}, expected "
+            "tokens: a language model trains on them; other rows are for a workload"
+        )
+
+
+def _check_tokens(setup: Setup, shards: Path) -> None:
+    run, start, found = setup.run, setup.start, len(setup.data)
+    needed = run.config.last_index(run.llm.max_seq_len, start.step, start.data_index)
+    listed = read_shards(shards)
+    if needed > found:
+        row, unit = ("sequence", "tokens") if listed.rows is None else ("row", "words")
+        raise LockstepError(
+            f"{shards}: {found} {row}s of {run.llm.max_seq_len} {unit}, expected {needed} for "
+            f"[config] total_steps = {run.config.total_steps}; no {row} is trained on twice"
+        )
+    known, bound = listed.vocab_size, vocab_size(setup.model)
+    if listed.rows is not None or bound is None:  # no ids, or no bound of them
+        return
+    if known is not None and known > bound:
+        log.warning(
+            f"train: warning: the tokenizer in {shards} has {known} tokens, and the model "
+            f"{bound}: token ids beyond the model's vocabulary are rejected when read"
+        )
+    check_ids(shards, bound, run.llm.max_seq_len)

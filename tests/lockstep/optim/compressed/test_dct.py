@@ -1,0 +1,124 @@
+"""The chunked DCT: orthonormal, invertible, and top-k that everybody finds alike."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import fft
+
+from lockstep.optim.aggregation.aggregate import mean
+from lockstep.optim.compressed import dct
+from tests.lockstep.optim.compressed.reference import blocks_of, top
+
+encode, decode, take, remove = (
+    jax.jit(function, static_argnums=1)
+    for function in (dct.encode, dct.decode, dct.take, dct.remove)
+)
+top_k = jax.jit(dct.top_k, static_argnums=(1, 2))
+norm = np.linalg.norm
+SHAPES = [(7,), (64,), (100,), (128, 352), (4, 128, 128), (3, 97, 10), (12, 1), ()]
+
+
+@pytest.mark.parametrize(
+    "size, expected", [(32000, 64), (50257, 29), (128256, 64), (100, 50), (12, 12), (97, 1)]
+)
+def test_divisor_is_the_largest_one_within_the_limit(size, expected):
+    assert dct.divisor(size, 64) == expected
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 29, 64])
+def test_basis_is_scipys_orthonormal_dct(n):
+    expected = fft.dct(np.eye(n), norm="ortho", axis=0)
+    np.testing.assert_allclose(dct.basis(n), expected, atol=1e-6)
+    np.testing.assert_allclose(dct.basis(n) @ dct.basis(n).T, np.eye(n), atol=1e-6)
+
+
+def test_an_element_that_no_coefficient_reaches_takes_no_step():
+    """Cosines are 0 at odd multiples of a right angle, which blocks with an odd factor have."""
+    for n in range(1, 100):
+        odd = [[(2 * i + 1) * k % (2 * n) == n for i in range(n)] for k in range(n)]
+        np.testing.assert_array_equal(dct.basis(n) == 0, odd)
+    cut = dct.layout((3,), 64)
+    np.testing.assert_array_equal(np.sign(decode(jnp.array([0.0, 1.0, 0.0]), cut)), [1, 0, -1])
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_decode_inverts_encode_and_keeps_the_norm(shape):
+    x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    cut = dct.layout(shape, 64)
+    coefficients = encode(x, cut)
+    assert coefficients.shape == x.shape
+    np.testing.assert_allclose(decode(coefficients, cut), x, atol=2e-5)
+    np.testing.assert_allclose(norm(coefficients), norm(x), rtol=1e-5)
+
+
+def test_a_block_is_the_two_dimensional_dct_of_its_place_in_the_matrix():
+    x = np.random.default_rng(0).normal(size=(8, 12)).astype(np.float32)
+    cut = dct.layout(x.shape, 4)
+    expected = fft.dctn(x[4:8, 8:12], norm="ortho")
+    np.testing.assert_allclose(encode(x, cut)[4:8, 8:12], expected, atol=1e-5)
+
+
+def test_stacked_vectors_are_cut_layer_by_layer():
+    x = np.random.default_rng(0).normal(size=(4, 128)).astype(np.float32)
+    cut = dct.layout(x.shape, 64, stacked=True)
+    assert (cut.blocks, cut.area) == (8, 64)
+    expected = fft.dct(x.reshape(8, 64), norm="ortho")
+    np.testing.assert_allclose(encode(x, cut), expected.reshape(x.shape), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "wrap", [lambda f: f, jax.jit, lambda f: jax.jit(lambda x: jax.vmap(f)(x[None]))]
+)
+def test_of_equal_magnitudes_the_lowest_place_is_kept(wrap):
+    x = jnp.array([1.0, -2.0, 2.0, 0.0, 2.0, -1.0])
+    index_NK, value_NK = wrap(lambda x: dct.top_k(x, dct.layout((6,), 6), 4))(x)
+    assert index_NK.ravel().tolist() == [0, 1, 2, 4]
+    assert value_NK.ravel().tolist() == [1.0, -2.0, 2.0, 2.0]
+
+
+def test_top_k_of_zeros_and_of_a_small_block_is_all_there_is():
+    index_NK, _ = top_k(jnp.zeros((2, 3)), dct.layout((2, 3), 3, stacked=True), 8)
+    assert index_NK.tolist() == [[0, 1, 2], [0, 1, 2]]
+
+
+@pytest.mark.parametrize("shape, chunk", [((128, 192), 64), ((3, 40, 29), 64), ((256,), 64)])
+@pytest.mark.parametrize("k", [1, 8, 40])
+@pytest.mark.parametrize("levels", [3, 10**6])
+def test_top_k_in_steps_is_a_stable_sort_of_each_block(shape, chunk, k, levels):
+    rng = np.random.default_rng(k)
+    x = np.round(rng.normal(size=shape) * levels).astype(np.float32)  # few levels: many ties
+    cut = dct.layout(shape, chunk)
+    index_NK, value_NK = top_k(jnp.asarray(x), cut, k)
+    for number, block in enumerate(blocks_of(shape, chunk)):
+        expected = top(x[block].ravel(), min(k, cut.area))
+        assert np.asarray(index_NK[number]).tolist() == expected.tolist()
+        np.testing.assert_array_equal(value_NK[number], x[block].ravel()[expected])
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_what_is_taken_is_what_is_removed(shape):
+    x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    cut = dct.layout(shape, 64)
+    index_NK, value_NK = top_k(x, cut, 5)
+    np.testing.assert_array_equal(take(x, cut, index_NK), value_NK)
+    rest = remove(x, cut, index_NK)
+    assert np.sum(rest != x) == index_NK.size
+    assert np.all(take(rest, cut, index_NK) == 0)
+
+
+def test_mean_counts_present_senders_only():
+    index_PNK = jnp.array([[[0, 1]], [[1, 3]], [[1, 2]]], jnp.uint8)
+    value_PNK = jnp.array([[[4.0, 2.0]], [[6.0, 5.0]], [[jnp.nan, 9.0]]])
+    present_P = jnp.array([True, True, False])
+    aggregate_sent = jax.jit(dct.aggregate_sent, static_argnums=(3, 4))
+    for aggregate in (mean, lambda values, weight: mean(values, weight)):  # the second has no name
+        found = aggregate_sent(index_PNK, value_PNK, present_P, dct.layout((5,), 5), aggregate)
+        assert found.tolist() == [4.0, 4.0, 0.0, 5.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    "area, dtype", [(256, np.uint8), (257, np.uint16), (65536, np.uint16), (65537, np.uint32)]
+)
+def test_places_take_the_narrowest_integer(area, dtype):
+    assert dct.index_dtype(area) == dtype

@@ -1,0 +1,260 @@
+"""DisTrO against its equations in float64, and what its mathematics promises."""
+
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lockstep.optim.compressed.compressor import Compressor
+from lockstep.optim.compressed.distro import CompressedMomentum, distro
+from lockstep.optim.optimizer import RoundPeers
+from lockstep.optim.step_direction import StepDirection
+from tests.lockstep.optim.compiled import compiled
+from tests.lockstep.optim.compressed.reference import Distro, blocks_of, decode
+
+LR = 0.01
+BASE = {
+    "decay": 0.9, "topk": 3, "chunk": 8, "one_bit": True, "wd": 0.1, "clip": 1.0, "overlap": 0,
+}  # fmt: skip
+CASES = {
+    "matrix": ((16, 24), {}),
+    "real values": ((16, 24), {"one_bit": False}),
+    "vector": ((40,), {}),
+    "vector of prime length": ((13,), {}),
+    "three axes": ((3, 8, 16), {}),
+    "three axes, the last two prime": ((2, 11, 13), {"one_bit": False}),
+    "prime sides": ((11, 13), {}),
+    "topk larger than a block": ((6, 6), {"topk": 100}),
+    "no decay": ((16, 8), {"decay": 1.0}),
+    "no clipping, no weight decay": ((16, 8), {"clip": None, "wd": 0.0}),
+    "part of what was sent removed": ((16, 8), {"removed": 0.2}),
+    "the mean over its rms": ((16, 8), {"update": "rms", "one_bit": False}),
+    "steps scaled, elements themselves": ((16, 8), {"scale": 0.25, "dct": False}),
+}
+EACH = (
+    [(name, 2, 0) for name in CASES]
+    + [
+        (name, peers, overlap)
+        for name in ("matrix", "real values", "three axes, the last two prime")
+        for peers, overlap in ((1, 0), (8, 0), (1, 1), (2, 1), (2, 2), (8, 2))
+    ]
+    + [(name, 2, 2) for name in list(CASES)[-3:]]
+)
+
+
+def lr(step):
+    return LR / (step + 1)
+
+
+def optimizer_of(settings: dict):
+    """Compiled once for cases that differ in the number of peers."""
+    return made(tuple(settings.items()))
+
+
+@cache
+def made(items: tuple):
+    settings = dict(items)
+    compressor = Compressor(
+        settings["topk"],
+        settings["chunk"],
+        settings["one_bit"],
+        value_dtype=jnp.float32,
+        untransformed=() if settings.get("dct", True) else ("w",),
+    )
+    momentum = CompressedMomentum(
+        lr,
+        compressor,
+        compression_decay=settings["decay"],
+        weight_decay=settings["wd"],
+        clip_grad_norm=settings["clip"],
+        removed=settings.get("removed", 1.0),
+        direction=StepDirection(settings.get("update", "sign"), {"w": settings.get("scale", 1.0)}),
+    )
+    return compiled(distro(momentum, settings["overlap"]))
+
+
+def take_round(optimizer, params, own, shared, grads, step):
+    messages = []
+    for peer in range(len(own)):
+        own[peer] = optimizer.accumulate({"w": grads[peer]}, own[peer], params, step)
+        message, own[peer] = optimizer.send(own[peer], params, shared, step)
+        messages.append(message)
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *messages)
+    updates, shared = optimizer.receive(
+        stacked, RoundPeers.synchronous(jnp.ones(len(own), jnp.int32)), params, shared, step
+    )
+    return jax.tree.map(jnp.add, params, updates), shared, messages
+
+
+def array_of(coefficients, settings: dict) -> np.ndarray:
+    """The array that coefficients stand for, in float64."""
+    rows, chunk = np.asarray(coefficients, np.float64), settings["chunk"]
+    if not settings.get("dct", True):
+        return rows
+    found = np.zeros(rows.shape)
+    for cut in blocks_of(rows.shape, chunk):
+        found[cut] = decode(rows[cut])
+    return found
+
+
+def sign_is_sure(decoded):
+    """Where a decoded value is within rounding of zero, its sign is anyone's."""
+    return np.abs(decoded) > 1e-6 if decoded.any() else np.ones(decoded.shape, bool)
+
+
+def expect_like_reference(shape, settings, peers, grads_of):
+    rng = np.random.default_rng(peers)
+    theta = rng.normal(size=shape).astype(np.float32)
+    reference, optimizer = Distro(theta, peers, **settings), optimizer_of(settings)
+    params = {"w": jnp.asarray(theta)}
+    first_own, shared = optimizer.init(params)
+    own = [first_own] * peers
+    for step in (1, 2, 3, 4):
+        before = np.asarray(params["w"], np.float64)
+        for peer in range(peers):
+            there = optimizer.lookahead(params, own[peer], shared, step)["w"]
+            expected = reference.lookahead(peer, lr(step - 1))
+            sure = sign_is_sure(reference.delta[peer])
+            np.testing.assert_allclose(
+                np.where(sure, there, 0), np.where(sure, expected, 0), atol=1e-6
+            )
+        grads = grads_of(rng, (peers, *shape)).astype(np.float32)
+        params, shared, messages = take_round(
+            optimizer, params, own, shared, grads, jnp.int32(step)
+        )
+        sent = reference.round(grads, lr(step), lr(step + 1))
+        for peer in range(peers):
+            found = np.asarray(messages[peer]["w"].index_NK)
+            assert found.tolist() == [list(places) for places in sent[peer]]
+            delta = array_of(own[peer].delta["w"], settings)
+            scale = np.abs(reference.delta).max() + np.abs(reference.own_results).max()
+            np.testing.assert_allclose(delta, reference.delta[peer], rtol=1e-6, atol=1e-6 * scale)
+        sure = sign_is_sure(reference.applied)
+        moved = np.asarray(params["w"]) - before * (1 - lr(step) * settings["wd"])
+        expected = reference.theta - before * (1 - lr(step) * settings["wd"])
+        np.testing.assert_allclose(moved[sure], expected[sure], rtol=1e-6, atol=1e-6)
+        reference.theta = np.asarray(params["w"], np.float64)
+
+
+@pytest.mark.parametrize("name, peers, overlap", EACH)
+def test_rounds_follow_the_equations_in_float64(name, peers, overlap):
+    shape, changes = CASES[name]
+    settings = BASE | changes | {"overlap": overlap}
+    expect_like_reference(shape, settings, peers, lambda rng, size: rng.normal(size=size))
+
+
+@pytest.mark.parametrize("peers", [1, 2, 8])
+def test_ties_and_zeros_follow_the_equations(peers):
+    def first_corner_of_each_block(rng, size):
+        # one element of a block of 2 x 2 gives four coefficients of one magnitude, exactly
+        grads = np.zeros(size)
+        grads[..., ::2, ::2] = rng.choice([-1.0, 1.0], size=grads[..., ::2, ::2].shape)
+        return grads
+
+    settings = BASE | {"topk": 2, "chunk": 2, "clip": None}
+    expect_like_reference((6, 8), settings, peers, first_corner_of_each_block)
+    expect_like_reference((6, 8), settings, peers, lambda rng, size: np.zeros(size))
+
+
+def test_what_is_sent_and_what_is_left_add_up_to_the_gradients():
+    settings = BASE | {"decay": 1.0, "one_bit": False, "clip": None}
+    optimizer = optimizer_of(settings)
+    params = {"w": jnp.zeros((16, 16))}
+    own, shared = optimizer.init(params)
+    total = np.zeros((16, 16))
+    for step in (1, 2, 3, 4):
+        grad = {"w": jax.random.normal(jax.random.key(step), (16, 16))}
+        alone, _ = optimizer.init(params)
+        total += np.asarray(optimizer.accumulate(grad, alone, params, step).delta["w"])
+        own = optimizer.accumulate(grad, own, params, step)
+        message, own = optimizer.send(own, params, shared, step)
+        index_NK, value_NK = (np.asarray(part) for part in message["w"])
+        for number, block in enumerate(blocks_of((16, 16), 8)):
+            rows, columns = np.divmod(index_NK[number].astype(int), 8)
+            total[block][rows, columns] -= value_NK[number]
+    np.testing.assert_allclose(total, own.delta["w"], atol=1e-6)
+
+
+def test_compare_is_zero_for_the_own_message_and_large_for_a_flipped_one():
+    optimizer = optimizer_of(BASE)
+    params = {"w": jnp.zeros((16, 16))}
+    own, shared = optimizer.init(params)
+    own = optimizer.accumulate(
+        {"w": jax.random.normal(jax.random.key(0), (16, 16))}, own, params, 1
+    )
+    message, after = optimizer.send(own, params, shared, 1)
+    distance, compared = optimizer.compare(own, message, params, 1)
+    assert distance == 0
+    jax.tree.map(np.testing.assert_array_equal, compared, after)
+    flipped = {"w": message["w"]._replace(value_NK=~message["w"].value_NK)}
+    assert optimizer.compare(own, flipped, params, 1)[0] >= 1
+    moved = {"w": message["w"]._replace(index_NK=(message["w"].index_NK + 1) % 64)}
+    assert optimizer.compare(own, moved, params, 1)[0] > 0.2
+
+
+def test_a_group_has_its_own_topk_and_its_own_step():
+    params = {"a": jnp.zeros((8, 8)), "b": jnp.zeros((8, 8))}
+    compressor = Compressor(3, 8, True, topk_of={"b": 5})
+    direction = StepDirection(scale={"a": 0.5})
+    optimizer = compiled(distro(CompressedMomentum(lr, compressor, 0.9, direction=direction)))
+    own, shared = optimizer.init(params)
+    grads = jax.tree.map(lambda p: jax.random.normal(jax.random.key(0), p.shape), params)
+    message, _ = optimizer.send(optimizer.accumulate(grads, own, params, 1), params, shared, 1)
+    assert [message[name].index_NK.shape[1] for name in "ab"] == [3, 5]
+    stacked = jax.tree.map(lambda leaf: leaf[None], message)
+    updates, _ = optimizer.receive(
+        stacked, RoundPeers.synchronous(jnp.ones(1, jnp.int32)), params, shared, 1
+    )
+    assert [float(jnp.abs(updates[name]).max()) for name in "ab"] == pytest.approx([0.0025, 0.005])
+
+
+# ---- Blocks of zeros ----
+
+
+def some_steps(skip: bool, overlap: int) -> dict:
+    """Params after some rounds of two peers, of which `none` has no gradient and `half` at one."""
+    compressor = Compressor(3, 4, True, skip_zero_blocks=skip)
+    optimizer = compiled(distro(CompressedMomentum(LR, compressor, 0.9), overlap))
+    params = {name: jnp.ones((8, 100)) for name in ("all", "half", "none")}
+    (first, shared), second = optimizer.init(params), optimizer.init(params)[0]
+    own, weight = [first, second], jnp.ones(2, jnp.int32)
+    for step in range(1, 4):
+        messages = []
+        for peer in range(2):
+            drawn = jax.random.normal(jax.random.key(10 * step + peer), (8, 100))
+            grads = {"all": drawn, "half": drawn * peer, "none": drawn * 0}
+            own[peer] = optimizer.accumulate(grads, own[peer], params, step)
+            message, after = optimizer.send(own[peer], params, shared, step)
+            assert optimizer.compare(own[peer], message, params, step)[0] == 0
+            own[peer] = after
+            messages.append(message)
+        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *messages)
+        updates, shared = optimizer.receive(
+            stacked, RoundPeers.synchronous(weight), params, shared, step
+        )
+        params = jax.tree.map(jnp.add, params, updates)
+    return params
+
+
+@pytest.mark.parametrize("overlap", [0, 1])
+def test_a_block_without_any_gradient_stays_only_if_zeros_are_not_sent(overlap):
+    sent, skipped = (some_steps(skip, overlap) for skip in (False, True))
+    np.testing.assert_array_equal(skipped["none"], 1.0)
+    applied = 3 - overlap
+    np.testing.assert_allclose(jnp.abs(sent["none"] - 1.0).max(), applied * LR, rtol=1e-4)
+    np.testing.assert_array_equal(sent["all"], skipped["all"])
+    assert (sent["half"] != skipped["half"]).any()  # the peer that has one decides alone
+
+
+def test_a_block_that_is_left_out_and_has_a_gradient_is_far_from_its_replay():
+    compressor = Compressor(3, 4, True, skip_zero_blocks=True)
+    x = jax.random.normal(jax.random.key(0), (8, 100)).at[:4, :4].set(0.0)
+    message = compressor.select((), x)
+    assert message.zero.tolist() == [1, 0, 0]
+    assert compressor.distance((), x, message) == 0
+    for number in (3.0, -7.0, 1e30, 0.5):  # as anybody may send; the last ones are flags too
+        other = message._replace(zero=message.zero.at[0].set(number))
+        far = compressor.distance((), x, other)
+        assert far >= 1 if number in (3.0, 1e30) else far == 0

@@ -1,0 +1,136 @@
+"""Optimizers with local steps against NumPy float64, written from the equations alone."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from lockstep.optim.adamw import adamw
+from lockstep.optim.local.diloco import diloco, outer_sgd
+from lockstep.optim.local.fedavg import fedavg
+from lockstep.optim.optimizer import RoundPeers
+from lockstep.optim.transform import alone, as_transform, lookahead_params
+from lockstep.transcript.trees import load_tree, save_tree
+from tests.lockstep.optim.compiled import compiled
+from tests.lockstep.optim.local.quadratic import PEERS, START, TARGETS, begin, step
+
+STEPS, ROUNDS = 3, 4
+MOMENTUM = 0.9
+BETAS, EPS, DECAY, CLIP = (0.9, 0.95), 1e-8, 0.1, 2.0
+RATE = optax.linear_schedule(0.1, 0.02, ROUNDS)
+INNER = adamw(RATE, betas=BETAS, eps=EPS, weight_decay=DECAY, clip_grad_norm=CLIP)
+OPTIMIZERS = {
+    "diloco": diloco(INNER, outer_sgd(0.7, momentum=MOMENTUM, nesterov=True), inner_steps=STEPS),
+    "diloco without Nesterov": diloco(INNER, outer_sgd(0.7, momentum=MOMENTUM), inner_steps=STEPS),
+    "fedavg": fedavg(INNER, inner_steps=STEPS),
+}
+
+
+class AdamW:
+    """A peer's own, in float64."""
+
+    def __init__(self) -> None:
+        self.m, self.v, self.count = 0.0, 0.0, 0
+
+    def step(self, theta: np.ndarray, g: np.ndarray, lr: float) -> np.ndarray:
+        g = g * min(1.0, CLIP / (np.sqrt((g**2).sum()) + 1e-6))
+        self.count += 1
+        self.m = BETAS[0] * self.m + (1 - BETAS[0]) * g
+        self.v = BETAS[1] * self.v + (1 - BETAS[1]) * g**2
+        m, v = (x / (1 - b**self.count) for x, b in ((self.m, BETAS[0]), (self.v, BETAS[1])))
+        return theta - lr * (m / (np.sqrt(v) + EPS) + DECAY * theta)
+
+
+def expected(name: str) -> list[np.ndarray]:
+    """The params after each round."""
+    theta, found, trace = START.astype(np.float64), [], 0.0
+    peers = [AdamW() for _ in range(PEERS)]
+    for t in range(1, ROUNDS + 1):
+        local = []
+        for peer, target in zip(peers, TARGETS.astype(np.float64), strict=True):
+            here = theta
+            for h in range(STEPS):
+                done = t - 1 + (h + 1) / STEPS
+                here = peer.step(here, here - target, 0.1 + (0.02 - 0.1) * done / ROUNDS)
+            local.append(here)
+        if name == "fedavg":
+            theta = np.mean(local, axis=0)
+        else:
+            pseudogradient = theta - np.mean(local, axis=0)
+            trace = MOMENTUM * trace + pseudogradient
+            nesterov = pseudogradient + MOMENTUM * trace
+            theta = theta - 0.7 * (nesterov if name == "diloco" else trace)
+        found.append(theta)
+    return found
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_round_is_the_equations(name):
+    optimizer = OPTIMIZERS[name]
+    params, state = begin(optimizer)
+    compiled_before = step._cache_size()
+    for theta in expected(name):
+        for h in range(STEPS):
+            before = params
+            params, state = step(optimizer, params, state)
+            assert (params["w"] != before["w"]).any() == (h == STEPS - 1)
+        np.testing.assert_allclose(params["w"], theta, rtol=0, atol=3e-6)
+    assert step._cache_size() <= compiled_before + 1  # nothing is compiled anew
+
+
+def test_what_was_saved_between_two_exchanges_goes_on_to_the_same_bits(tmp_path):
+    optimizer = OPTIMIZERS["diloco"]
+    params, state = begin(optimizer)
+    for count in range(2 * STEPS):
+        if count == STEPS + 1:
+            save_tree(tmp_path / "state", (params, state))
+        params, state = step(optimizer, params, state)
+    again = load_tree(tmp_path / "state", (params, state))
+    for _ in range(STEPS - 1):
+        again = step(optimizer, *again)
+    jax.tree.map(np.testing.assert_array_equal, again, (params, state))
+
+
+def test_a_message_is_how_far_its_peer_went_in_every_round():
+    """Also after the second exchange, where the params of all must not be those that moved."""
+    optimizer = compiled(OPTIMIZERS["diloco"])
+    params = {"w": jnp.array(START)}
+    own, shared = optimizer.init(params)
+    for t in range(1, ROUNDS + 1):
+        for h in range(STEPS):
+            at = t - 1 + (h + 1) / STEPS
+            here = optimizer.lookahead(params, own, shared, at)
+            own = optimizer.accumulate({"w": here["w"] - TARGETS[0]}, own, params, at)
+        here = optimizer.lookahead(params, own, shared, t)
+        distance, compared = optimizer.compare(own, {"w": params["w"] - here["w"]}, params, t)
+        message, own = optimizer.send(own, params, shared, t)
+        assert float(distance) < 1e-6
+        assert float(optax.tree.norm(message)) > 0.1
+        np.testing.assert_allclose(message["w"], params["w"] - here["w"], atol=1e-6)
+        jax.tree.map(np.testing.assert_array_equal, own, compared)
+        assert not own.drift["w"].any()
+        received = jax.tree.map(lambda x: x[None], message)
+        updates, shared = optimizer.receive(
+            received, RoundPeers.synchronous(jnp.ones(1, jnp.int32)), params, shared, t
+        )
+        params = jax.tree.map(jnp.add, params, updates)
+
+
+def test_a_lone_peer_that_averages_with_itself_trains_as_without_rounds():
+    plain = as_transform(
+        adamw(lambda s: RATE(s / STEPS), betas=BETAS, eps=EPS, weight_decay=DECAY), alone
+    )
+    inner = adamw(RATE, betas=BETAS, eps=EPS, weight_decay=DECAY)
+    optimizer = fedavg(inner, inner_steps=STEPS)
+    rounds = as_transform(optimizer, alone, lookahead=True)
+    found = theta = {"w": jnp.array(START)}
+    state, expected = rounds.init(found), plain.init(theta)
+    update, update_plain = jax.jit(rounds.update), jax.jit(plain.update)
+    for _ in range(2 * STEPS):
+        here = lookahead_params(optimizer, found, state)
+        updates, state = update(jax.tree.map(jnp.sin, here), state, found)
+        found = optax.apply_updates(found, updates)
+        updates, expected = update_plain(jax.tree.map(jnp.sin, theta), expected, theta)
+        theta = optax.apply_updates(theta, updates)
+    np.testing.assert_allclose(found["w"], theta["w"], rtol=0, atol=1e-6)

@@ -1,0 +1,191 @@
+"""Outer steps against NumPy float64, merge by merge, and what each promises of old messages."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lockstep.optim.adamw import adamw
+from lockstep.optim.aggregation.aggregate import mean
+from lockstep.optim.aggregation.by_peer import rda
+from lockstep.optim.local.diloco import outer_sgd
+from lockstep.optim.local.outer_steps import cgad, delayed_nesterov, heloco
+from lockstep.optim.optimizer import RoundPeers
+from tests.lockstep.optim.local import reference
+
+RATE, MOMENTUM, BETAS, EPS = 0.3, 0.8, (0.9, 0.95), 1e-3
+CORRECTION = {"keep": 0.4, "shrink": 1.5, "shrink_most": 0.7, "turn": 0.6, "trust": 0.5}
+WEIGHT, AGES = np.int32([3, 0, 1, 2]), np.int32([[0, 0, 1, 4], [2, 0, 0, 3], [0, 0, 0, 6]])
+MERGES = 7
+
+
+def make(name, aggregate=mean, alpha=0.3, cutoff=5.0):
+    return {
+        "nesterov": lambda: outer_sgd(RATE, momentum=MOMENTUM, nesterov=True, aggregate=aggregate),
+        "delayed_nesterov": lambda: delayed_nesterov(
+            RATE, momentum=MOMENTUM, every=3, aggregate=aggregate
+        ),
+        "cgad": lambda: cgad(
+            RATE, betas=BETAS, eps=EPS, alpha=alpha, cutoff=cutoff, aggregate=aggregate
+        ),
+        "heloco": lambda: heloco(RATE, momentum=MOMENTUM, **CORRECTION, aggregate=aggregate),
+    }[name]()
+
+
+def sent(merge: int) -> np.ndarray:
+    """The pseudogradients of four peers, of whom one is absent: in a common direction, and not."""
+    rng = np.random.default_rng(merge)
+    common = np.random.default_rng(merge // 2).standard_normal((5, 3))
+    x = common * rng.choice([-1.0, 0.3, 1.0], size=(4, 1, 1)) + rng.standard_normal((4, 5, 3))
+    x[1] = np.nan
+    return x.astype(np.float32)
+
+
+def taken(optimizer, count=MERGES, ages=AGES):
+    """The params after each of some merges."""
+    params, found = {"w": jnp.zeros((5, 3))}, []
+    shared, receive = optimizer.init(params)[1], jax.jit(optimizer.receive)
+    for merge in range(count):
+        peers = RoundPeers(*map(jnp.array, (WEIGHT, ages[merge % 3], WEIGHT)))
+        updates, shared = receive(
+            {"w": jnp.array(sent(merge))}, peers, params, shared, jnp.int32(merge + 1)
+        )
+        params = jax.tree.map(jnp.add, params, updates)
+        found.append(np.array(params["w"]))
+    return found
+
+
+STEPS = {
+    "nesterov": lambda state, d: reference.nesterov(state, d, RATE, MOMENTUM),
+    "delayed_nesterov": lambda state, d: reference.delayed_nesterov(state, d, RATE, MOMENTUM, 3),
+    "cgad": lambda state, d: reference.adam(state, d, RATE, BETAS, EPS),
+    "heloco": lambda state, d: reference.heloco(state, d, RATE, MOMENTUM),
+}
+
+
+def by_hand(name):
+    theta, zero, found = np.zeros((5, 3)), np.zeros((5, 3)), []
+    state = {"delayed_nesterov": (zero, [], 0), "cgad": (zero, zero, 0)}.get(name, zero)
+    there = WEIGHT > 0
+    for merge in range(MERGES):
+        x, age = sent(merge)[there].astype(np.float64), AGES[merge % 3][there]
+        if name == "cgad":
+            x = np.stack(
+                [reference.age_factor(a, 0.3, 5.0) * d for a, d in zip(age, x, strict=True)]
+            )
+        if name == "heloco":
+            x = np.stack([reference.turned(d, state, **CORRECTION) for d in x])
+        d = np.average(x, axis=0, weights=WEIGHT[there])
+        step, state = STEPS[name](state, d)
+        theta = theta + step
+        found.append(theta)
+    return found
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_every_merge_is_the_equations(name):
+    np.testing.assert_allclose(taken(make(name)), by_hand(name), rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("aggregate", [mean, rda])
+def test_an_absent_peer_changes_no_bit_whatever_its_row_and_its_age(name, aggregate):
+    other = AGES.copy()
+    other[:, 1] = 9
+    found = [taken(make(name, aggregate), 3, ages) for ages in (AGES, other)]
+    np.testing.assert_array_equal(*found)
+    assert np.isfinite(found[0]).all()
+
+
+def test_cgad_at_age_0_is_adam_bit_for_bit_and_past_its_cutoff_counts_for_nothing():
+    adam = adamw(RATE, betas=BETAS, eps=EPS, weight_decay=0.0, aggregate=mean)
+    np.testing.assert_array_equal(taken(make("cgad"), ages=0 * AGES), taken(adam))
+    assert not np.any(taken(make("cgad"), ages=0 * AGES + 5))
+    assert not np.array_equal(taken(make("cgad")), taken(adam))  # with these ages
+
+
+def test_delayed_nesterov_of_every_merge_is_nesterov():
+    delayed = delayed_nesterov(RATE, momentum=MOMENTUM, every=1)
+    np.testing.assert_allclose(taken(delayed), taken(make("nesterov")), rtol=1e-6, atol=1e-6)
+
+
+def test_momentum_is_applied_once_in_every_merges():
+    """After one pseudogradient nothing more comes: its momentum moves the params at merge 3 only,
+    and then once in three."""
+    delayed = make("delayed_nesterov")
+    params = {"w": jnp.zeros(2)}
+    shared, peers = delayed.init(params)[1], RoundPeers(*[jnp.int32([1])] * 3)
+    moves = []
+    for merge in range(7):
+        message = {"w": jnp.full((1, 2), 1.0 if merge == 0 else 0.0)}
+        updates, shared = delayed.receive(message, peers, params, shared, merge + 1)
+        moves.append(-float(updates["w"][0]) / RATE)
+    m = 1 / 3
+    expected = [1 / 3, 0, MOMENTUM * m, 0, 0, MOMENTUM**2 * m, 0]
+    np.testing.assert_allclose(moves, expected, rtol=1e-5, atol=1e-7)
+
+
+def turned_alone(d: np.ndarray, m: np.ndarray) -> np.ndarray:
+    """What heloco makes of a lone peer's pseudogradient beside a momentum: its step without rate
+    and momentum."""
+    optimizer = heloco(1.0, momentum=0.0, **CORRECTION)
+    peers = RoundPeers(*[jnp.int32([1])] * 3)
+    updates, _ = optimizer.receive(
+        {"w": jnp.array(d, jnp.float32)[None]}, peers, {"w": jnp.zeros_like(d)},
+        {"w": jnp.array(m, jnp.float32)}, 1,
+    )  # fmt: skip
+    return -np.array(updates["w"])
+
+
+def test_heloco_keeps_what_is_aligned_shrinks_what_is_opposed_and_turns_what_is_between():
+    m = np.array([1.0, 0.0, 0.0])
+    aligned = np.float32([1.0, 0.5, -0.2])
+    np.testing.assert_array_equal(turned_alone(aligned, m), aligned)
+    opposed = np.float32([-1.0, 0.5, 0.0])
+    found = turned_alone(opposed, m)
+    assert -1 < found[0] < 0 and found[1] == opposed[1]  # less of it, and no more than all of it
+    between = np.float32([0.1, 1.0, 0.0])
+    found = turned_alone(between, m)
+    assert found[0] > between[0]
+    np.testing.assert_allclose(np.linalg.norm(found), np.linalg.norm(between), rtol=1e-6)
+    for d in (aligned, opposed, between):  # before the first merge there is no direction
+        np.testing.assert_array_equal(turned_alone(d, 0 * m), d)
+
+
+@pytest.mark.parametrize("group", ["w", "embed"])
+def test_radial_directional_averaging_keeps_the_norm_of_orthogonal_messages(group):
+    x = 3.0 * np.eye(4, dtype=np.float32)
+    found = np.array(rda({group: jnp.array(x)}, jnp.ones(4, jnp.int32))[group])
+    long = np.linalg.norm(found)
+    np.testing.assert_allclose(long, 3.0 if group == "w" else 1.5, rtol=1e-6)
+
+
+def test_radial_directional_averaging_takes_directions_without_their_scale():
+    x = sent(0)[[0, 2, 3]]
+    weight = jnp.int32([1, 2, 1])
+    found = [
+        np.array(rda({"w": jnp.array(x * scale[:, None, None])}, weight)["w"])
+        for scale in (np.float32([1, 1, 1]), np.float32([4, 0.5, 2]))
+    ]
+    unit = [one / np.linalg.norm(one) for one in found]
+    np.testing.assert_allclose(*unit, rtol=1e-5, atol=1e-6)
+    norms = np.linalg.norm(x.reshape(3, -1), axis=1)
+    expected = np.average(norms * [4, 0.5, 2], weights=[1, 2, 1])
+    np.testing.assert_allclose(np.linalg.norm(found[1]), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda: delayed_nesterov(1, momentum=0.9, every=0), "every is 0, expected an integer"),
+        (lambda: make("cgad", cutoff=0), "cutoff is 0, expected a number above 0"),
+        (lambda: make("cgad", alpha=-1.0), "alpha is -1.0, expected a number from 0"),
+        (
+            lambda: heloco(1, momentum=0.9, **CORRECTION | {"keep": 2.0}),
+            "keep is 2.0, expected a number from 0 to 1",
+        ),
+    ],
+)
+def test_a_setting_that_cannot_be_is_named(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

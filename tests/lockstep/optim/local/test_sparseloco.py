@@ -1,0 +1,102 @@
+"""SparseLoCo against NumPy float64."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lockstep.optim.local.sparseloco import sparseloco
+from lockstep.optim.optimizer import RoundPeers
+from lockstep.optim.sgd import sgd
+from lockstep.wire import message as wire
+from tests.lockstep.optim.compiled import compiled
+
+PEERS, ROUNDS, STEPS, RATE, OUTER_RATE, FEEDBACK, TOPK, CHUNK = 3, 5, 2, 0.1, 0.8, 0.9, 3, 4
+TARGETS = np.random.default_rng(0).normal(size=(PEERS, 8, 4)).astype(np.float32)
+START = np.random.default_rng(1).normal(size=(8, 4)).astype(np.float32)
+OPTIMIZER = sparseloco(
+    sgd(RATE, momentum=0.5), inner_steps=STEPS, outer_learning_rate=OUTER_RATE,
+    error_feedback=FEEDBACK, topk=TOPK, chunk=CHUNK,
+)  # fmt: skip
+
+
+def quantized(e: np.ndarray) -> np.ndarray:
+    """The largest of each block of 4 x 4: a sign, times the mean of the small or of the large."""
+    found = np.zeros(e.shape)
+    for block, out in zip(np.split(e, 2), np.split(found, 2), strict=True):  # views
+        at = np.argsort(-np.abs(block).ravel(), kind="stable")[:TOPK]
+        size = np.abs(block.ravel()[at])
+        large = size > size.mean()
+        level = np.where(large, size[large].mean(), size[~large].mean())
+        out.ravel()[at] = np.sign(block.ravel()[at]) * level
+    return found
+
+
+def test_every_round_is_the_equations():
+    optimizer, params = compiled(OPTIMIZER), {"w": jnp.array(START)}
+    first, shared = optimizer.init(params)
+    own = [first] * PEERS
+    theta, momentum, e = START.astype(np.float64), np.zeros(TARGETS.shape), np.zeros(TARGETS.shape)
+    for t in range(1, ROUNDS + 1):
+        present = np.array([1, int(t != 3), 1])
+        messages = []
+        for peer, target in enumerate(TARGETS):
+            local = theta.copy()
+            for _ in range(STEPS):
+                here = optimizer.lookahead(params, own[peer], shared, t)
+                grads = {"w": here["w"] - target}
+                own[peer] = optimizer.accumulate(grads, own[peer], params, t)
+                momentum[peer] = 0.5 * momentum[peer] + local - target
+                local -= RATE * momentum[peer]
+            message, after = optimizer.send(own[peer], params, shared, t)
+            distance, compared = optimizer.compare(own[peer], message, params, t)
+            assert float(distance) == 0
+            jax.tree.map(np.testing.assert_array_equal, compared, after)
+            own[peer] = after
+            messages.append(message)
+            e[peer] = FEEDBACK * e[peer] + theta - local
+        q = np.stack([quantized(x) for x in e])
+        e -= q
+        stacked = jax.tree.map(lambda *rows: jnp.stack(rows), *messages)
+        updates, shared = optimizer.receive(
+            stacked, RoundPeers.synchronous(jnp.array(present)), params, shared, t
+        )
+        params = jax.tree.map(jnp.add, params, updates)
+        theta = theta - OUTER_RATE * q[present > 0].mean(axis=0)
+        np.testing.assert_allclose(params["w"], theta, rtol=0, atol=2e-6)
+        for peer in range(PEERS):
+            np.testing.assert_allclose(own[peer].outer["w"], e[peer], rtol=0, atol=2e-6)
+
+
+def message_and_form() -> tuple[dict, wire.Form, tuple]:
+    params = {"w": jnp.array(START)}
+    own, shared = OPTIMIZER.init(params)
+    own = OPTIMIZER.accumulate({"w": jnp.array(TARGETS[0])}, own, params, 1)
+    message = jax.device_get(OPTIMIZER.send(own, params, shared, 1)[0])
+    return message, wire.form_of(OPTIMIZER, params, "lockstep"), (own, params)
+
+
+@pytest.mark.parametrize("layout", ["lockstep", "psyche"])
+def test_a_message_comes_through(layout):
+    message, _, (_, params) = message_and_form()
+    form = wire.form_of(OPTIMIZER, params, layout)
+    data = wire.encode(message, form)
+    jax.tree.map(np.testing.assert_array_equal, wire.decode(data, form), message)
+    if layout == "psyche":  # two levels, a bit and a sign and a place for each of 2 x 3 elements
+        assert len(data) == wire.HEADER.size + 2 * 8 + 1 + 1 + 6
+
+
+def test_another_message_is_far():
+    message, _, (own, params) = message_and_form()
+    sent = message["w"]
+    others = (
+        sent._replace(level=0 * sent.level),
+        sent._replace(level=2 * sent.level),
+        sent._replace(sent=sent.sent._replace(value_NK=~sent.sent.value_NK)),
+        sent._replace(sent=sent.sent._replace(index_NK=15 - sent.sent.index_NK[:, ::-1])),
+    )
+    compare = jax.jit(OPTIMIZER.compare)
+    for other in others:
+        assert compare(own, {"w": other}, params, 1)[0] > 0.3
+    near = sent._replace(level=sent.level * np.float32(1.001))
+    assert compare(own, {"w": near}, params, 1)[0] < 0.01

@@ -1,0 +1,113 @@
+"""Rounded messages with error feedback, in DiLoCo, against NumPy float64."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lockstep.optim.local.diloco import diloco, outer_sgd
+from lockstep.optim.optimizer import RoundPeers
+from lockstep.optim.quantize.half import Half
+from lockstep.optim.quantize.integers import Integers
+from lockstep.optim.quantize.levels import Levels
+from lockstep.optim.quantize.qsgd import QSGD
+from lockstep.optim.quantize.quantized import quantized
+from lockstep.optim.sgd import sgd
+from lockstep.wire import message as wire
+from tests.lockstep.optim.compiled import compiled
+
+PEERS, ROUNDS, STEPS, RATE, FEEDBACK, BLOCK = 2, 5, 2, 0.1, 0.9, 8
+MOMENTUM = 0.5
+OUTER = outer_sgd(0.7, momentum=MOMENTUM, nesterov=True)
+TARGETS = np.random.default_rng(0).normal(size=(PEERS, 4, 6)).astype(np.float32)
+START = np.random.default_rng(1).normal(size=(4, 6)).astype(np.float32)
+
+
+def test_every_round_is_the_equations():
+    optimizer = compiled(
+        diloco(sgd(RATE), quantized(OUTER, Levels(1, BLOCK), FEEDBACK), inner_steps=STEPS)
+    )
+    params = {"w": jnp.array(START)}
+    first, shared = optimizer.init(params)
+    own = [first] * PEERS
+    theta, trace = START.astype(np.float64), np.zeros(START.shape)
+    left_out = np.zeros(TARGETS.shape)
+    for t in range(1, ROUNDS + 1):
+        messages, decoded = [], []
+        for peer, target in enumerate(TARGETS):
+            local = theta.copy()
+            for _ in range(STEPS):
+                here = optimizer.lookahead(params, own[peer], shared, t)
+                grads = {"w": here["w"] - target}
+                own[peer] = optimizer.accumulate(grads, own[peer], params, t)
+                local -= RATE * (local - target)
+            distance, compared = optimizer.compare(
+                own[peer], optimizer.send(own[peer], params, shared, t)[0], params, t
+            )
+            message, own[peer] = optimizer.send(own[peer], params, shared, t)
+            assert float(distance) == 0
+            jax.tree.map(np.testing.assert_array_equal, compared, own[peer])
+            messages.append(message)
+
+            x = theta - local + FEEDBACK * left_out[peer]
+            blocks = x.reshape(-1, BLOCK)
+            level = np.abs(blocks).mean(axis=1, keepdims=True)
+            q = (np.sign(blocks) * level).reshape(x.shape)
+            left_out[peer] = x - q
+            decoded.append(q)
+            np.testing.assert_allclose(own[peer].outer.error["w"], left_out[peer], atol=1e-6)
+        stacked = jax.tree.map(lambda *rows: jnp.stack(rows), *messages)
+        updates, shared = optimizer.receive(
+            stacked, RoundPeers.synchronous(jnp.ones(PEERS, int)), params, shared, t
+        )
+        params = jax.tree.map(jnp.add, params, updates)
+        mean = np.mean(decoded, axis=0)
+        trace = MOMENTUM * trace + mean
+        theta = theta - 0.7 * (mean + MOMENTUM * trace)
+        np.testing.assert_allclose(params["w"], theta, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("quantizer", "size"),
+    [
+        (Half(jnp.bfloat16), 48),
+        (Integers(8, BLOCK), 3 * 4 + 24),
+        (Integers(4, BLOCK), 3 * 4 + 12),
+        (QSGD(4, BLOCK), 3 * 4 + 12),
+        (Levels(2, BLOCK), 3 * 8 + 6),
+        (Levels(1, BLOCK), 3 * 4 + 3),
+    ],
+)
+def test_a_message_is_as_large_as_said_and_comes_through(quantizer, size):
+    optimizer = diloco(sgd(RATE), quantized(OUTER, quantizer), inner_steps=STEPS)
+    params = {"w": jnp.array(START)}
+    own, shared = optimizer.init(params)
+    own = optimizer.accumulate({"w": params["w"]}, own, params, 1)
+    message = jax.device_get(optimizer.send(own, params, shared, 1)[0])
+    form = wire.form_of(optimizer, params, "lockstep")
+    data = wire.encode(message, form)
+    assert len(data) == wire.HEADER.size + size
+    jax.tree.map(np.testing.assert_array_equal, wire.decode(data, form), message)
+    assert form.kept == (size <= 24 / 2)
+
+
+def test_what_is_not_the_replays_message_is_far():
+    """A distance beyond rounding: 0 for a lie's scale would pass whatever it multiplies."""
+    for quantizer in (Integers(8, BLOCK), Integers(4, BLOCK), QSGD(8, BLOCK), Levels(1, BLOCK)):
+        optimizer = compiled(diloco(sgd(RATE), quantized(OUTER, quantizer), inner_steps=1))
+        params = {"w": jnp.array(START)}
+        own, shared = optimizer.init(params)
+        own = optimizer.accumulate({"w": jnp.array(TARGETS[0])}, own, params, 1)
+        code = optimizer.send(own, params, shared, 1)[0]["w"]
+        for lie in (
+            code._replace(scale=code.scale * 0),
+            code._replace(scale=code.scale * 1e6),
+            code._replace(scale=code.scale * 1.5),
+            code._replace(scale=-code.scale),
+            code._replace(packed=~code.packed),
+            code._replace(packed=jnp.zeros_like(code.packed)),
+        ):
+            assert optimizer.compare(own, {"w": lie}, params, 1)[0] > 0.1
+        assert optimizer.compare(own, {"w": code}, params, 1)[0] < 1e-6
+        near = code._replace(scale=code.scale * 1.001)
+        assert optimizer.compare(own, {"w": near}, params, 1)[0] < 0.01

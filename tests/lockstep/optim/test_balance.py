@@ -1,0 +1,191 @@
+"""Corrections of routers follow the load of experts, and nothing else touches them."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lockstep.errors import LockstepError
+from lockstep.optim.adamw import adamw
+from lockstep.optim.balance import balanced, leave
+from lockstep.optim.compressed.compressor import Compressor
+from lockstep.optim.compressed.distro import CompressedMomentum, distro
+from lockstep.optim.optimizer import RoundPeers
+from lockstep.programs.train_step import Work, micro_batches
+from lockstep.swarm.peers import RoundSteps, SimulatedPeers
+from lockstep.transcript.state import State
+from lockstep.wire import message as wire
+from pipeline import runfile
+from pipeline.language_model.language_model import programs_of
+from tests import tiny
+from tests.lockstep.optim.compiled import compiled
+
+PATH = "layers/router/correction"
+SPEED = 0.01
+INNER = {
+    "adamw": adamw(0.1, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1),
+    "distro": distro(
+        CompressedMomentum(0.1, Compressor(2, 4, True, stacked=("layers",)), 0.9, weight_decay=0.1)
+    ),
+}
+each_inner = pytest.mark.parametrize("inner", INNER.values(), ids=INNER.keys())
+
+
+def drawn(seed: int) -> dict:
+    """Params, or gradients; a correction's are numbers of choices: four experts, two layers."""
+    rng = np.random.default_rng(seed)
+    router = {"kernel": rng.normal(size=(2, 8, 4)).astype(np.float32)}
+    router["correction"] = rng.integers(9, size=(2, 4)).astype(np.float32)
+    return {"embed": rng.normal(size=(8, 4)).astype(np.float32), "layers": {"router": router}}
+
+
+def without(tree: dict) -> dict:
+    return tree | {"layers": {"router": {"kernel": tree["layers"]["router"]["kernel"]}}}
+
+
+def rounds(optimizer, params: dict, present: list[list[bool]], grads=drawn) -> dict:
+    """The params after some rounds; peer p's gradient in round t is grads(10 * t + p)."""
+    optimizer = compiled(optimizer)
+    count = len(present[0])
+    own = [optimizer.init(params)[0] for _ in range(count)]
+    shared = optimizer.init(params)[1]
+    for step, here in enumerate(present, start=1):
+        messages = []
+        for peer in range(count):
+            state = optimizer.accumulate(grads(10 * step + peer), own[peer], params, step)
+            message, own[peer] = optimizer.send(state, params, shared, step)
+            messages.append(message)
+        stacked = jax.tree.map(lambda *rows: jnp.stack(rows), *messages)
+        updates, shared = optimizer.receive(
+            stacked, RoundPeers.synchronous(jnp.int32(here)), params, shared, step
+        )
+        params = jax.tree.map(jnp.add, params, updates)
+    return params
+
+
+PRESENT = [[True, True, True], [True, False, True], [False, True, False]]
+
+
+@each_inner
+def test_a_correction_moves_as_the_equation_says(inner):
+    params = drawn(0)
+    found = rounds(balanced(leave(inner, [PATH]), [PATH], SPEED), params, PRESENT)
+    expected = params["layers"]["router"]["correction"].astype(np.float64)
+    for step, here in enumerate(PRESENT, start=1):
+        shares = []
+        for peer in np.flatnonzero(here):
+            load = drawn(10 * step + peer)["layers"]["router"]["correction"].astype(np.float64)
+            shares.append(load / load.sum(axis=1, keepdims=True))
+        share = np.mean(shares, axis=0)
+        expected += SPEED * np.sign(share.mean(axis=1, keepdims=True) - share)
+    np.testing.assert_allclose(found["layers"]["router"]["correction"], expected, atol=1e-6)
+
+
+@each_inner
+@pytest.mark.parametrize("speed", [0.0, SPEED])
+def test_the_other_params_are_trained_as_if_it_were_not_there(inner, speed):
+    params = drawn(0)
+    chosen = leave(inner, [PATH])
+    found = rounds(balanced(chosen, [PATH], speed) if speed else chosen, params, PRESENT)
+    expected = rounds(inner, without(params), PRESENT, lambda seed: without(drawn(seed)))
+    jax.tree.map(np.testing.assert_array_equal, without(found), expected)
+    if not speed:
+        correction = found["layers"]["router"]["correction"]
+        np.testing.assert_array_equal(correction, params["layers"]["router"]["correction"])
+
+
+def test_a_load_that_no_peer_can_have_moves_nothing_out_of_bounds():
+    """None, negative ones, and some so large that their sum is infinite."""
+    optimizer = balanced(leave(INNER["adamw"], [PATH]), [PATH], SPEED)
+    params = drawn(0)
+    before = params["layers"]["router"]["correction"]
+    for load in ([0, 0, 0, 0], [-5, -1, -2, -9], [3e38, 3e38, 3e38, 3e38]):
+
+        def grads(seed: int, load=load) -> dict:
+            tree = drawn(seed)
+            tree["layers"]["router"]["correction"][:] = load
+            return tree
+
+        after = rounds(optimizer, params, [[True, True]], grads)
+        np.testing.assert_array_equal(after["layers"]["router"]["correction"], before)
+
+
+@each_inner
+def test_distance_is_the_share_of_choices_that_are_elsewhere(inner):
+    optimizer = balanced(leave(inner, [PATH]), [PATH], SPEED)
+    optimizer, params = compiled(optimizer), drawn(0)
+    own, shared = optimizer.init(params)
+    grads = drawn(1)
+    grads["layers"]["router"]["correction"][1] = [3, 1, 0, 0]
+    own = optimizer.accumulate(grads, own, params, 1)
+    message, _ = optimizer.send(own, params, shared, 1)
+    assert optimizer.compare(own, message, params, 1)[0] < 1e-6
+    load = np.array(message.load["layers"]["router"]["correction"])
+    load[1] = [4, 0, 0, 0]
+    message = message._replace(load={"layers": {"router": {"correction": load}}})
+    assert optimizer.compare(own, message, params, 1)[0] == pytest.approx(0.25)
+
+
+# ---- In a model ----
+
+
+def a_run(**changes: object) -> runfile.Run:
+    document = tiny.run_document("nowhere", **{"peers__balance_speed": SPEED} | changes)
+    document["model"]["LLM"]["lr_schedule"] = {
+        "Constant": {"base_lr": 1e-3, "warmup_init_lr": 0.0, "warmup_steps": 0}
+    }
+    return runfile.parse(document.unwrap(), "run.toml")
+
+
+def test_the_load_is_of_the_sequences_that_the_peer_was_assigned():
+    """Neither of those that fill up the last micro-batch, nor of tokens that predict nothing."""
+    programs = programs_of(a_run(), tiny.DEEPSEEK)
+    params = programs.task.model.init(programs.task.model.Config.from_hf(tiny.DEEPSEEK), seed=0)
+    tokens_NT = np.random.default_rng(0).integers(tiny.VOCABULARY, size=(3, 16), dtype=np.int32)
+    _, grads = programs.gradient(params, micro_batches(tokens_NT, 6, 2), np.int32(3))
+    load = grads["layers"]["mlp"]["router"]["correction"]
+    np.testing.assert_array_equal(load.sum(axis=-1), 3 * 15 * 2)
+    one_by_one = 0
+    for tokens_T in tokens_NT:
+        _, one = programs.gradient(params, micro_batches(tokens_T[None], 6, 2), np.int32(1))
+        one_by_one += one["layers"]["mlp"]["router"]["correction"]
+    np.testing.assert_array_equal(load, one_by_one)
+
+
+def loads(speed: float, steps: int = 16) -> np.ndarray:
+    """Each round's share of the busiest expert; one expert begins with a large correction."""
+    run = a_run(peers__balance_speed=speed)
+    model = tiny.DEEPSEEK | {"num_hidden_layers": 1, "first_k_dense_replace": 0}
+    programs = programs_of(run, model)
+    params = programs.task.model.init(programs.task.model.Config.from_hf(model), seed=0)
+    params = jax.tree.map(np.array, params)
+    params["layers"]["mlp"]["router"]["correction"][:] = [0.3, 0.3, 0.0, 0.0]
+    own, shared = jax.device_get(programs.init(params))
+    form = programs.form
+    peers = SimulatedPeers(programs, State(params, shared, (own,) * 2), jax.devices()[:1])
+    rng, found = np.random.default_rng(0), []
+    for step in range(1, steps + 1):
+        tokens = rng.integers(tiny.VOCABULARY, size=(2, 4, 16), dtype=np.int32)
+        work = {peer: Work(micro_batches(tokens[peer], 4, 2), 4) for peer in range(2)}
+        done = peers.step(RoundSteps(work, step))
+        load = done[0].message.load["layers"]["mlp"]["router"]["correction"][0]
+        found.append(load.max() / load.sum())
+        sent = {p: wire.encode(d.message, form) for p, d in done.items()}
+        received = {p: wire.decode(data, form) for p, data in sent.items()}
+        peers.receive(received, dict.fromkeys(received, 4), step)
+    return np.array(found)
+
+
+@pytest.mark.soak
+def test_experts_that_nobody_chose_are_chosen_in_time():
+    left, balanced_ = loads(1e-9), loads(3 * SPEED)
+    assert left[0] == balanced_[0] == 0.5  # two experts of four get all
+    assert left[-5:].mean() > 0.48
+    assert balanced_[-5:].mean() < 0.4
+
+
+def test_a_model_without_a_correction_is_refused():
+    with pytest.raises(LockstepError, match=r"\[peers\] balance_speed = 0.01, expected 0: no rout"):
+        programs_of(a_run(), tiny.MODEL)
+    with pytest.raises(LockstepError, match="balance_speed"):
+        programs_of(a_run(), tiny.DEEPSEEK | {"first_k_dense_replace": 2})

@@ -1,0 +1,74 @@
+"""What optimizers square of the messages that they merged, they scale before."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lockstep.optim.adamw import adam
+from lockstep.optim.aggregation.aggregate import mean
+from lockstep.optim.compressed import dct
+from lockstep.optim.compressed.compressor import Coefficients, Compressor
+from lockstep.optim.compressed.distro import CompressedMomentum, distro
+from lockstep.optim.local.outer_steps import _Correction, _turned
+from lockstep.optim.magnitude import near_one
+from lockstep.optim.optimizer import RoundPeers
+from lockstep.optim.step_direction import StepDirection, orthogonal, rms
+
+X = np.random.default_rng(0).standard_normal((2, 6, 5)).astype(np.float32)
+CUT = dct.layout((4, 8), 4)
+HUGE = np.float32(2.0**125)  # times a normal number it is finite, and no square of it is
+
+
+def test_the_factor_near_one_is_a_power_of_two_for_all_that_float32_holds():
+    sizes = np.float32([2.0**-126, 1e-30, 0.7, 1.0, 1.9, 3e18, 2.0**126, 3.4e38])
+    factors = np.asarray(jax.vmap(near_one)(sizes[:, None]))
+    assert (np.frexp(factors)[0] == 0.5).all()
+    near = sizes.astype(np.float64) * factors
+    assert (near >= 1).all() and (near < 4).all()
+    assert near_one(np.zeros(3, np.float32)) == 2.0**127
+
+
+@pytest.mark.parametrize("direction", [orthogonal, rms])
+@pytest.mark.parametrize("size", [HUGE, np.float32(2.0**-100)])
+def test_a_direction_has_the_same_bits_whatever_the_size(direction, size):
+    np.testing.assert_array_equal(direction(size * X), direction(jnp.asarray(X)))
+    assert not direction(0 * X).any()
+
+
+def test_adam_goes_on_after_a_gradient_whose_square_is_infinite():
+    moments = adam((0.9, 0.99), 1e-8)
+    state = moments.init(X)
+    _, state = moments.update(HUGE * X, state)
+    for _ in range(20):
+        d, state = moments.update(jnp.asarray(X), state)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((d, state)))
+    assert (np.asarray(d) != 0).all()
+
+
+def test_a_pseudogradient_is_turned_alike_whatever_its_size():
+    by = _Correction(keep=0.9, shrink=1.0, shrink_most=0.9, turn=0.2, trust=1.0)
+    for m in (X[0] + X[1], X[0] - 2 * X[1]):
+        turned = np.asarray(_turned(X[1], m, by))
+        assert (turned != X[1]).any()
+        np.testing.assert_array_equal(_turned(HUGE * X[1], HUGE * m, by), HUGE * turned)
+
+
+def test_coefficients_of_any_size_lead_to_a_finite_step():
+    """Four peers send the largest values that there are: their sum is infinite, and a decoded
+    coefficient would be."""
+    compressor = Compressor(3, 4, False)
+    momentum = CompressedMomentum(0.1, compressor, 0.9, direction=StepDirection("rms"))
+    params = {"w": jnp.ones((4, 8))}
+    index = np.tile(np.uint8([0, 1, 5]), (4, 2, 1))
+    most = jnp.finfo(jnp.bfloat16).max
+    message = {"w": Coefficients(index, jnp.full((4, 2, 3), most, jnp.bfloat16))}
+    peers = RoundPeers.synchronous(jnp.ones(4, jnp.int32))
+    optimizer = distro(momentum)
+    updates, _ = optimizer.receive(message, peers, params, optimizer.init(params)[1], jnp.int32(1))
+    small = {"w": message["w"]._replace(value_NK=jnp.ones((4, 2, 3), jnp.bfloat16))}
+    alike, _ = optimizer.receive(small, peers, params, optimizer.init(params)[1], jnp.int32(1))
+    assert np.isfinite(updates["w"]).all()
+    np.testing.assert_allclose(updates["w"], alike["w"], rtol=1e-5)
+    whole = dct.aggregate_sent(index, message["w"].value_NK, jnp.ones(4, bool), CUT, mean)
+    assert np.asarray(whole).max() == most

@@ -1,0 +1,136 @@
+"""Schedules against Psyche's own test values and against its equations in float64."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from lockstep.optim import schedules
+
+CONSTANT = {"base_lr": 0.01, "warmup_steps": 10, "warmup_init_lr": 0.001}
+FALLING = CONSTANT | {"total_steps": 110, "final_lr": 0.0}
+SETTINGS = {
+    "constant": CONSTANT,
+    "linear": FALLING,
+    "cosine": FALLING,
+    "warmup_stable_decay": CONSTANT
+    | {
+        "stable_steps": 60,
+        "cosine_decay_steps": 110,
+        "cosine_decay_final_lr": 0.001,
+        "linear_decay_steps": 20,
+        "linear_decay_final_lr": 0.0,
+    },
+}
+each_schedule = pytest.mark.parametrize("name", SETTINGS)
+
+
+def make(name: str, **changes) -> schedules.LearningRate:
+    return getattr(schedules, name)(**SETTINGS[name] | changes)
+
+
+def reference(name: str, step: int) -> float:
+    """Psyche's equations, in Python's float64; `cosine` stays at its end."""
+    settings = SETTINGS[name]
+    base, warmup = settings["base_lr"], settings["warmup_steps"]
+    if step < warmup:
+        rise = base - settings["warmup_init_lr"]
+        return settings["warmup_init_lr"] + rise * (step / warmup)
+    if name == "constant":
+        return base
+    if name in ("linear", "cosine"):
+        final = settings["final_lr"]
+        progress = min((step - warmup) / (settings["total_steps"] - warmup), 1.0)
+        if name == "linear":
+            return base + (final - base) * progress
+        return final + (base - final) * 0.5 * (1 + math.cos(math.pi * progress))
+    flat = warmup + settings["stable_steps"]
+    curve = flat + settings["cosine_decay_steps"]
+    middle, last = settings["cosine_decay_final_lr"], settings["linear_decay_final_lr"]
+    if step < flat:
+        return base
+    if step < curve:
+        progress = (step - flat) / settings["cosine_decay_steps"]
+        return middle + (base - middle) * 0.5 * (1 + math.cos(math.pi * progress))
+    if step < curve + settings["linear_decay_steps"]:
+        return middle - (middle - last) * ((step - curve) / settings["linear_decay_steps"])
+    return last
+
+
+@pytest.mark.parametrize(
+    ("name", "step", "learning_rate"),
+    [
+        ("cosine", 0, 0.001),
+        ("cosine", 5, 0.0055),
+        ("cosine", 10, 0.01),
+        ("cosine", 60, 0.005),
+        ("cosine", 110, 0.0),
+        ("linear", 60, 0.005),
+        ("linear", 110, 0.0),
+        ("constant", 10, 0.01),
+        ("constant", 10**6, 0.01),
+        ("warmup_stable_decay", 69, 0.01),
+        ("warmup_stable_decay", 125, 0.0055),
+        ("warmup_stable_decay", 180, 0.001),
+        ("warmup_stable_decay", 190, 0.0005),
+        ("warmup_stable_decay", 200, 0.0),
+        ("warmup_stable_decay", 10**6, 0.0),
+    ],
+)
+def test_schedule_gives_psyches_values(name, step, learning_rate):
+    assert float(make(name)(step)) == pytest.approx(learning_rate, rel=1e-6, abs=1e-9)
+
+
+@each_schedule
+def test_schedule_agrees_with_its_equation_at_every_step(name):
+    steps = range(0, 250)
+    got = jax.jit(make(name))(jnp.arange(len(steps), dtype=jnp.int32))
+    expected = [reference(name, step) for step in steps]
+    assert got.dtype == jnp.float32
+    assert got.tolist() == pytest.approx(expected, rel=2e-6, abs=2e-9)
+
+
+@each_schedule
+def test_schedule_is_the_same_for_python_and_traced_steps(name):
+    schedule = make(name)
+    traced = jax.jit(schedule)
+    for step in (0, 1, 9, 10, 11, 100, 150, 300):
+        value = schedule(step)
+        assert (value.dtype, value.shape) == (jnp.float32, ())
+        assert float(value) == pytest.approx(float(traced(jnp.int32(step))), rel=1e-6, abs=1e-9)
+
+
+@each_schedule
+def test_schedule_without_warmup_starts_at_its_base(name):
+    assert float(make(name, warmup_steps=0)(0)) == pytest.approx(0.01)
+
+
+def test_cosine_stays_at_its_end_where_psyches_rises_again():
+    schedule = make("cosine", final_lr=0.002)
+    psyches = 0.002 + 0.008 * 0.5 * (1 + math.cos(math.pi * 2))
+    assert psyches == pytest.approx(0.01)  # step 210 is p = 2
+    assert [float(schedule(step)) for step in (110, 160, 210)] == pytest.approx([0.002] * 3)
+
+
+def test_stretch_of_no_steps_is_skipped():
+    assert float(make("warmup_stable_decay", cosine_decay_steps=0)(70)) == pytest.approx(0.001)
+    assert float(make("warmup_stable_decay", linear_decay_steps=0)(180)) == 0.0
+
+
+def test_steps_beyond_int32_are_taken():
+    assert float(make("linear")(3_000_000_000)) == 0.0
+    endless = make("linear", total_steps=4_000_000_000)
+    assert float(endless(jnp.int32(2_000_000_000))) == pytest.approx(0.005, rel=1e-5)
+
+
+def test_cold_start_rises_from_nothing_and_ends():
+    warmed = schedules.cold_start(make("constant"), 100, 20)
+    got = [float(warmed(step)) for step in (99, 100, 101, 110, 120, 121)]
+    assert got == pytest.approx([0.01, 0.0, 0.0005, 0.005, 0.01, 0.01])
+    assert float(jax.jit(warmed)(jnp.int32(110))) == pytest.approx(0.005)
+
+
+def test_cold_start_of_no_steps_changes_nothing():
+    schedule = make("constant")
+    assert schedules.cold_start(schedule, 100, 0) is schedule

@@ -1,0 +1,167 @@
+"""A peer on several devices that hold its arrays in parts trains as on one, in less memory."""
+
+import json
+from functools import cache
+from itertools import pairwise
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as Spec
+
+from lockstep.errors import LockstepError
+from lockstep.optim.optimizer import RoundPeers
+from lockstep.programs.placement import DeviceGroup, cut, device_groups
+from lockstep.swarm.peers import SimulatedPeers
+from pipeline.runfile import Run
+from tests import tiny
+from tests.lockstep.programs.rounds import ONE_LAYER as MODEL
+from tests.lockstep.programs.rounds import begin, train
+
+OPTIMIZERS = {"AdamW": tiny.ADAMW, "AdaDistro": tiny.ADA_DISTRO, "Streaming": tiny.STREAMING}
+EXPERTS = tiny.DEEPSEEK | {"num_hidden_layers": 1, "first_k_dense_replace": 0}
+
+
+def a_run(fsdp: int, optimizer: str = "Distro", **changes: object) -> Run:
+    changes |= {"peers__fsdp": fsdp, "peers__micro_batch": 4}
+    if optimizer in OPTIMIZERS:
+        changes["model__LLM__optimizer"] = OPTIMIZERS[optimizer]
+    return Run.model_validate(tiny.run_document("nowhere", **changes).unwrap())
+
+
+@cache
+def on_one_device(optimizer: str, model: str) -> list[float]:
+    return losses(a_run(1, optimizer), json.loads(model), devices=1)[0]
+
+
+def losses(run: Run, model: dict, devices: int = 2) -> tuple[list[float], SimulatedPeers]:
+    """The mean loss of each step, on random tokens, and the peers after them.
+
+    Two devices, since a device that waits for others holds a thread, and there are four.
+    """
+    rng = np.random.default_rng(0)
+    drawn = lambda *_: rng.integers(tiny.VOCABULARY, size=(6, 16), dtype=np.int32)  # noqa: E731
+    return train(run, *begin(run, model), drawn, devices=devices, steps=6)
+
+
+@pytest.mark.parametrize(
+    ("shape", "parts", "expected"),
+    [
+        ((6, 8), 1, Spec()),
+        ((6, 8), 2, Spec(None, "fsdp")),
+        ((8, 6), 4, Spec("fsdp")),
+        ((4, 8, 8), 4, Spec(None, None, "fsdp")),
+        ((3, 5), 2, Spec()),
+        ((0, 5), 5, Spec(None, "fsdp")),
+        ((), 2, Spec()),
+    ],
+)
+def test_an_array_is_cut_along_its_longest_axis_that_the_devices_divide(shape, parts, expected):
+    assert cut(shape, parts) == expected
+
+
+def test_device_groups_are_disjoint_and_what_is_left_over_stays_idle():
+    devices = jax.devices()
+    assert device_groups(devices[:3], 2) == [DeviceGroup((devices[0], devices[1]))]
+    assert device_groups(devices, 2) == [
+        DeviceGroup(tuple(devices[:2])),
+        DeviceGroup(tuple(devices[2:])),
+    ]
+    with pytest.raises(LockstepError, match=r"\[peers\] fsdp = 8, expected at most the 4 devices"):
+        device_groups(devices, 8)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "model"),
+    [
+        pytest.param("Distro", MODEL, marks=pytest.mark.soak),  # AdaDistro does all that it does
+        ("AdaDistro", MODEL),
+        pytest.param("Streaming", MODEL, marks=pytest.mark.soak),
+        ("AdamW", EXPERTS),
+    ],
+    ids=["Distro", "AdaDistro", "Streaming", "experts"],
+)
+def test_losses_are_those_of_one_device(optimizer, model):
+    expected = on_one_device(optimizer, json.dumps(model))
+    found, peers = losses(a_run(2, optimizer), model)
+    assert found == pytest.approx(expected, abs=1e-5)
+    (group,) = peers.groups
+    assert len(group.devices) == 2
+    for tree in (peers.params_on[group], peers._own[0], peers._first.shared):
+        for device in group.devices:  # each device still holds its part
+            assert held(tree, device) <= 0.51 * size(tree) + 8  # AdamW counts its steps
+
+
+@pytest.mark.soak
+def test_one_program_for_all_peers_gives_the_same_losses():
+    expected = on_one_device("Distro", json.dumps(MODEL))
+    found, peers = losses(a_run(2, peers__layout="shard_map"), MODEL)
+    assert found == pytest.approx(expected, abs=1e-5)
+    assert held(peers._own, jax.devices()[0]) <= 0.51 * size(peers._own)
+
+
+def size(tree) -> int:
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
+
+
+def held(tree, device: jax.Device) -> int:
+    shards = [s for leaf in jax.tree.leaves(tree) for s in leaf.addressable_shards]
+    return sum(s.data.nbytes for s in shards if s.device == device)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "counts"),
+    [pytest.param("Distro", (1, 2), marks=pytest.mark.soak), ("AdamW", (1, 2, 4))],
+    ids=["Distro", "AdamW"],
+)
+def test_memory_of_a_device_falls_as_devices_are_added(optimizer, counts):
+    """As XLA plans it: arguments, results and what is needed in between, of the larger program."""
+    model = tiny.MODEL | {
+        "vocab_size": 1024,
+        "hidden_size": 128,
+        "intermediate_size": 512,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+    }
+    memory = []
+    for fsdp in counts:
+        run = a_run(
+            fsdp,
+            optimizer,
+            peers__scan_layers=True,
+            peers__remat="nothing_saveable",
+            model__LLM__max_seq_len=64,
+        )
+        programs, state = begin(run, model)
+        group = device_groups(jax.devices(), fsdp)[0]  # compiled for, and not run on
+        params, own, shared = group.put((state.params, state.own[0], state.shared))
+        tokens = group.put_rows(np.zeros((1, 4, 64), np.int32), axis=1)
+        count, step = group.put_whole((jnp.int32(4), jnp.int32(1)))
+        arguments = params, own, shared, tokens, count, step
+        message = jax.eval_shape(programs.peer_step, *arguments).message
+        messages = jax.tree.map(lambda x: np.zeros((2, *x.shape), x.dtype), message)
+        peers = group.put_whole(RoundPeers.synchronous(np.ones(2, np.int32)))
+        messages = group.put(messages)
+        lowered = (
+            programs.peer_step.lower(*arguments),
+            programs.receive.lower(messages, peers, params, shared, step),
+        )
+        plans = [program.compile().memory_analysis() for program in lowered]
+        memory.append(
+            max(
+                p.argument_size_in_bytes + p.output_size_in_bytes + p.temp_size_in_bytes
+                for p in plans
+            )
+        )
+    for fewer, more in pairwise(memory):
+        assert more < 0.8 * fewer
+    assert memory[1] < 0.75 * memory[0]
+
+
+def test_a_batch_that_the_devices_do_not_divide_is_refused():
+    with pytest.raises(ValueError, match=r"multiple of peers.fsdp \(2\)"):
+        Run.model_validate(
+            tiny.run_document("nowhere", peers__fsdp=2, peers__micro_batch=3).unwrap()
+        )

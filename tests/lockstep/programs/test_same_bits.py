@@ -1,0 +1,257 @@
+"""Merges have the same bits whatever compiles them: arithmetic, rules, and every optimizer."""
+
+import math
+import os
+import subprocess
+import sys
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from lockstep.programs.same_bits.arithmetic import Arithmetic
+from lockstep.programs.same_bits.evaluate import same_bits, without_rule
+from tests.lockstep.programs import merges
+
+STEP = jnp.int32(1)
+MATRIX = (((1,), (0,)), ((), ()))
+
+
+def compiled(name, *arguments, **settings):
+    """A function of `Arithmetic`, jitted, of some arguments."""
+
+    def evaluate(*arguments):
+        *arguments, step = arguments
+        return getattr(Arithmetic.of_step(step), name)(*arguments, **settings)
+
+    return np.asarray(jax.jit(evaluate)(*arguments, STEP))
+
+
+def normal(*shape, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def test_a_product_that_is_kept_apart_is_rounded_before_it_is_added():
+    a, b, c = normal(3, 4096)
+
+    def fused(a, b, c, step):
+        return Arithmetic.of_step(step).times(a, b) + c
+
+    found = jax.jit(fused)(a, b, c, STEP)
+    np.testing.assert_array_equal(found, a * b + c)  # NumPy rounds twice
+
+
+def test_a_quotient_is_rounded_once_whatever_the_divisor():
+    x, y = normal(2, 4096)
+
+    def function(x, y, one, step):
+        return x / y, x / one, x / 3.1, one / x, x / one / y[0]
+
+    one = np.float32(2.7)
+    found = jax.jit(same_bits(function))(x, y, one, STEP)
+    expected = x / y, x / one, x / np.float32(3.1), one / x, x / one / y[0]
+    for quotient, in_numpy in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(quotient, in_numpy)
+
+
+def test_numbers_kept_apart_twice_stay_apart():
+    a, b, c = normal(3, 4096)
+
+    def fused(a, b, c, step):
+        arithmetic = Arithmetic.of_step(step)
+        return arithmetic.apart(arithmetic.times(a, b)) + c
+
+    np.testing.assert_array_equal(jax.jit(fused)(a, b, c, STEP), a * b + c)
+
+
+@pytest.mark.parametrize(
+    "shape, axes",
+    [((7,), (0,)), ((1000,), (0,)), ((5, 70000), (1,)), ((4, 3, 50), (0, 2)), ((0, 3), (0,))],
+)
+def test_totals_equal_a_sum_in_float64(shape, axes):
+    x = normal(*shape)
+    expected = np.sum(x.astype(np.float64), axis=axes)
+    np.testing.assert_allclose(compiled("total", x, axes=axes), expected, rtol=1e-5, atol=1e-4)
+
+
+def test_totals_of_rows_are_added_one_after_the_other():
+    x = normal(40, 33) * 10.0 ** np.arange(-20, 20)[:, None].astype(np.float32)
+    expected = x[0]
+    for row in x[1:]:
+        expected = expected + row
+    np.testing.assert_array_equal(compiled("total", x, axes=(0,)), expected)
+
+
+def test_products_are_exact_where_float64_holds_their_integers():
+    x = np.random.default_rng(0).integers(-(2**22), 2**22, (48, 64)).astype(np.float32)
+    y = np.random.default_rng(1).integers(-(2**22), 2**22, (64, 32)).astype(np.float32)
+    expected = (x.astype(object) @ y.astype(object)).astype(np.float32)
+    np.testing.assert_array_equal(compiled("product", x, y, dimensions=MATRIX), expected)
+
+
+def test_products_are_as_precise_as_float32_whatever_the_scales():
+    scales = 10.0 ** np.random.default_rng(3).integers(-18, 18, (200, 1))
+    x, y = normal(200, 300) * scales.astype(np.float32), normal(300, 50, seed=1)
+    x[7] = 0.0
+    expected = x.astype(np.float64) @ y.astype(np.float64)
+    size = np.abs(x).astype(np.float64) @ np.abs(y).astype(np.float64)
+    found = compiled("product", x, y, dimensions=MATRIX)
+    assert np.all(np.abs(found - expected) <= 2.0**-19 * size)
+
+
+def test_products_of_batches_have_the_axes_of_dot_general():
+    x, y = normal(3, 5, 8, 4), normal(8, 3, 4, 6, seed=1)
+    dimensions = (((2,), (0,)), ((0, 3), (1, 2)))
+    found = compiled("product", x, y, dimensions=dimensions)
+    expected = lax.dot_general(x, y, dimensions, precision="highest")
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_powers_equal_those_in_float64():
+    exponents = np.arange(-5, 300, dtype=np.int32)
+    base = np.full(exponents.shape, 0.95, np.float32)
+    expected = base.astype(np.float64) ** exponents
+    np.testing.assert_allclose(compiled("power", base, exponents), expected, rtol=2e-5)
+    for exponent in (-3, 0, 1, 2, 13):
+        found = compiled("integer_power", base, exponent=exponent)
+        np.testing.assert_allclose(found, base.astype(np.float64) ** exponent, rtol=1e-6)
+
+
+def test_cosines_equal_those_in_float64():
+    x = np.concatenate([np.linspace(-30, 30, 10001), [0.0, math.pi / 2, math.pi]])
+    x = x.astype(np.float32)
+    expected = np.cos(x.astype(np.float64))
+    np.testing.assert_allclose(compiled("cosine", x), expected, rtol=2.0**-23, atol=1e-14)
+
+
+def test_exponentials_equal_those_in_float64():
+    x = np.concatenate([np.linspace(-80, 80, 10001), [0.0, -0.0]]).astype(np.float32)
+    found = compiled("exponential", x)
+    np.testing.assert_allclose(found, np.exp(x.astype(np.float64)), rtol=2.0**-23)
+    assert compiled("exponential", np.float32([-1e9, 1e9])).tolist() == [0.0, np.inf]
+
+
+def test_loops_branches_and_calls_are_evaluated_by_rules_within():
+    x = normal(6, 6)
+
+    def function(x, step):
+        def row(carry, one):
+            return carry * 0.5 + one @ x, jnp.sum(one)
+
+        carry, sums = lax.scan(row, jnp.zeros(6), x)
+        carry = lax.cond(step > 0, lambda c: jax.nn.relu(c), lambda c: c * 2, carry)
+        return lax.while_loop(lambda c: jnp.max(c) < 100, lambda c: c * 1.5 + 1, carry), sums
+
+    found, expected = jax.jit(same_bits(function))(x, STEP), function(x, STEP)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4), found, expected)
+    assert without_rule(function, x, STEP) == set()
+
+
+def test_operations_without_a_rule_are_named():
+    def function(x, step):
+        return jax.jit(lambda x: jnp.tanh(x) + jnp.cumsum(x) + x**x)(x)
+
+    x = abs(normal(6))
+    assert without_rule(function, x, STEP) == {"tanh", "cumsum", "pow"}  # of no whole exponent
+    np.testing.assert_allclose(jax.jit(same_bits(function))(x, STEP), function(x, STEP), rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", merges.MERGES)
+def test_every_merge_consists_of_operations_that_are_rounded_in_one_way(name):
+    function, arguments = merges.MERGES[name]()
+    assert without_rule(function, *arguments) == set()
+
+
+def by_rules(function, *arguments):
+    """A function's results by rules, and by themselves in NumPy's float64."""
+    assert without_rule(lambda *rest: function(jnp, *rest[:-1]), *arguments, STEP) == set()
+    found = jax.jit(same_bits(lambda *rest: function(jnp, *rest[:-1])))(*arguments, STEP)
+    wide = [x.astype(np.float64) if x.dtype.kind == "f" else x for x in map(np.asarray, arguments)]
+    return found, function(np, *wide)
+
+
+def test_operations_of_two_take_a_number_beside_an_array():
+    """Of an array and a number, in either order, of two of each; and of numbers known before."""
+    x, y, n = abs(normal(2, 3, 5)) + 0.5, abs(normal(3, 5, seed=1)) + 0.5, np.arange(-7, 8)
+    names = ["add", "subtract", "multiply", "divide", "maximum", "minimum", "greater", "less_equal"]
+
+    def all_of(np, x, y, n, small):
+        pairs = {"arrays": (x[0], y), "left": (x[0, 0, 0], y), "right": (x[1], y[1, 1])}
+        pairs |= {"numbers": (x[0, 0, 0], y[0, 1]), "2.5 left": (2.5, y), "2.5 right": (y, 2.5)}
+        powers = {"arrays": (y, n), "left": (y[0, 0], n), "right": (y, n[1, 0])}
+        powers |= {"numbers": (y[0, 0], n[1, 0]), "bytes": (y[0, 0], small), "known": (y, 3)}
+        found = {name: [getattr(np, name)(*pair) for pair in pairs.values()] for name in names}
+        scalars = [np.clip(x[0], y[0, 0], 2.0), np.where(y[0, 0] > 0, x[0], y[0, 1])]
+        stacked = [np.stack([x[0], y]), np.tile(y, (2, 1))]
+        return found | {
+            "power": [np.power(*pair) for pair in powers.values()],
+            "chosen": [*scalars, *stacked],
+        }
+
+    numbers = n.reshape(3, 5).astype(np.int32)
+    found, expected = by_rules(all_of, x, y, numbers, np.arange(5, dtype=np.uint8))
+    for name in expected:
+        for one, wide in zip(found[name], expected[name], strict=True):
+            assert one.shape == np.shape(wide), name
+            np.testing.assert_allclose(one, wide, rtol=2e-6, err_msg=name)
+
+
+def test_reductions_over_no_elements_are_what_numpy_has():
+    def all_of(np, rows, columns):
+        return {
+            "sum": [np.sum(rows, axis=1), np.sum(rows, axis=0), np.sum(rows)],
+            "dot": [
+                rows @ columns,
+                columns.T @ rows.T,
+                columns @ columns.T,
+                np.dot(rows[0], rows[1]),
+            ],
+            "largest": [np.max(rows, axis=1, initial=0.0), np.min(rows, axis=0)],
+            "kept": [np.any(rows > 0, axis=1), np.sort(rows, axis=1), np.square(rows)],
+        }
+
+    found, expected = by_rules(all_of, np.zeros((3, 0), np.float32), np.zeros((0, 4), np.float32))
+    for name in expected:
+        for one, wide in zip(found[name], expected[name], strict=True):
+            np.testing.assert_array_equal(one, wide, err_msg=name)
+            assert one.shape == np.shape(wide), name
+
+
+def test_a_power_of_an_exponent_that_int32_does_not_hold_is_named():
+    exponents = np.arange(6, dtype=np.uint32)
+    assert without_rule(lambda x, n, step: x**n, normal(6), exponents, STEP) == {"pow"}
+    assert without_rule(lambda x, step: jnp.prod(x), normal(6), STEP) == {"reduce_prod"}
+
+
+SEVERAL = [  # of each kind of operation some; `make soak` takes all
+    "adamw", "ada_distro_of_layers", "decoupled_cgad", "diloco_sign", "distro_rms",
+    "muon_of_layers", "rate_cosine", "rule_centered_clip", "rule_rda", "sparseloco",
+    "sparta_diloco", "streaming_diloco",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param(SEVERAL, marks=pytest.mark.release),
+        pytest.param(list(merges.MERGES), marks=pytest.mark.soak),
+    ],
+    ids=["several", "all"],
+)
+def test_merges_have_the_same_bits_with_other_instructions_and_threads(names):
+    """As a user's XLA compiles it: with fused multiply-add and without, on four threads and one."""
+
+    def hashes(instructions, threads):
+        settings = {"XLA_FLAGS": f"--xla_cpu_max_isa={instructions}", "NPROC": threads}
+        command = [sys.executable, "-m", "tests.lockstep.programs.merges", *names]
+        kept = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
+        done = subprocess.run(command, capture_output=True, text=True, env=kept | settings)
+        assert done.returncode == 0, done.stderr
+        return dict(line.split(" ") for line in done.stdout.splitlines())
+
+    expected = hashes("AVX512", "4")
+    assert list(expected) == names
+    assert hashes("AVX", "1") == expected

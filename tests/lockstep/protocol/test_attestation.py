@@ -1,0 +1,153 @@
+"""A witness's word on a message counts where its filter has it and a proof leads to its root."""
+
+import base64
+from collections.abc import Iterable
+from dataclasses import asdict, replace
+
+import pytest
+from pydantic import TypeAdapter
+
+from lockstep.errors import LockstepError
+from lockstep.protocol import merkle
+from lockstep.protocol.attestation import Attestation, attest, proven
+from lockstep.protocol.bloom import BITS, participant
+from lockstep.protocol.round import Decision, Round
+from lockstep.transcript.entry import Entry
+from lockstep.transcript.transcript import Transcript, Writer
+from pipeline import runfile
+from tests.lockstep.protocol import records
+
+SEED = 12345
+SENT = {peer: f"{peer:02x}" * 32 for peer in (0, 2, 3, 5)}
+OTHERS = {2: "0f" * 32}
+EVERYTHING = base64.b64encode(b"\xff" * (BITS // 8)).decode()  # a filter that always says yes
+NOTHING = base64.b64encode(bytes(BITS // 8)).decode()
+HONEST = attest(5, SEED, [0, 2, 3, 5], SENT)
+
+
+def root(commitments: Iterable[str]) -> str:
+    return merkle.root([bytes.fromhex(text) for text in commitments]).hex()
+
+
+def test_an_honest_word_is_proven_for_every_message_held():
+    assert proven(HONEST, SEED, SENT, {}) == SENT
+    assert HONEST.received == (0, 2, 3, 5)
+    assert HONEST.root == root(SENT[peer] for peer in HONEST.received)
+
+
+def test_a_word_does_not_depend_on_the_order_in_which_messages_came():
+    backwards = dict(reversed(SENT.items()))
+    assert attest(5, SEED, [5, 3, 2, 0], backwards, refused=(4, 1)) == replace(
+        HONEST, refused=(1, 4)
+    )
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_a_subset_of_any_size_is_proven(size):
+    held = dict(list(SENT.items())[:size])
+    assert proven(attest(5, SEED, held, held), SEED, SENT, {}) == held
+
+
+def test_nothing_held_is_nothing_proven():
+    word = attest(5, SEED, [5], {})
+    assert (word.root, proven(word, SEED, SENT, {})) == (merkle.EMPTY.hex(), {})
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        replace(HONEST, root=root(["0e" * 32] * 4)),
+        replace(HONEST, root=merkle.EMPTY.hex()),
+        replace(HONEST, root=root(list(SENT.values())[::-1])),
+        replace(HONEST, broadcasts=NOTHING),
+        replace(HONEST, received=(0, 2, 3)),  # its root is over four leaves
+        replace(HONEST, received=(0, 2, 5, 3)),
+        replace(HONEST, received=()),
+    ],
+    ids=["other leaves", "no leaves", "other order", "no filter", "fewer", "mixed", "none"],
+)
+def test_filter_or_root_over_anything_else_supports_nothing(word):
+    assert proven(word, SEED, SENT, {}) == {}
+
+
+def test_what_a_filter_holds_by_mistake_has_no_proof():
+    held = {peer: SENT[peer] for peer in (0, 2)}
+    word = replace(attest(5, SEED, held, held), broadcasts=EVERYTHING)
+    assert bytes.fromhex(SENT[3]) in word.held(SEED)
+    assert proven(word, SEED, SENT, {}) == held
+    claims_more = replace(word, received=(0, 2, 3))
+    assert proven(claims_more, SEED, SENT, {}) == {}
+
+
+def test_a_filter_counts_for_its_own_witness_and_round_only():
+    assert proven(HONEST, SEED + 1, SENT, {}) == {}
+    assert proven(replace(HONEST, witness=4), SEED, SENT, {}) == {}
+
+
+def test_a_claim_about_a_commitment_that_nobody_made_supports_nothing():
+    claims = attest(5, SEED, SENT, SENT | {4: "0d" * 32})
+    assert proven(claims, SEED, SENT, {}) == {}
+    held = {peer: SENT[peer] for peer in (0, 2)}
+    one_more = replace(attest(5, SEED, held, held), received=(0, 2, 4))  # the root says nothing
+    assert proven(one_more, SEED, SENT, {}) == {}
+    no_other = replace(HONEST, others=(2,))
+    assert proven(no_other, SEED, SENT, {}) == {}
+
+
+def test_equivocation_shows_as_two_proven_commitments_of_one_peer():
+    other = attest(3, SEED, SENT, SENT | OTHERS, others=[2])
+    assert proven(HONEST, SEED, SENT, OTHERS)[2] == SENT[2]
+    assert proven(other, SEED, SENT, OTHERS) == SENT | OTHERS
+    # whoever says it holds the other message, and holds the first, proves neither
+    assert proven(replace(HONEST, others=(2,)), SEED, SENT, OTHERS).get(2) is None
+
+
+def test_a_witness_says_whom_it_heard_from():
+    heard = attest(5, SEED, [0, 5], {}).heard(SEED)
+    assert [peer for peer in range(20) if participant(peer) in heard] == [0, 5]
+    assert participant(0) not in attest(5, SEED, [0, 5], {}).heard(SEED + 1)
+
+
+# ---- On its way through a transcript ----
+
+
+def entry(*words: Attestation) -> Entry:
+    round = Round(1, 0, SEED, 0, 4, (0, 2, 3, 5), {0: (0, 3)}, (), (5,), ())
+    decision = Decision((), (0,), (), {}, 1, 1.0, 2.0)
+    return records.entry(round, records.evidence({}, attestations=words), decision)
+
+
+def test_words_come_back_from_json_as_they_were(tmp_path):
+    words = (HONEST, attest(0, SEED, [0], SENT | OTHERS, [2], [3]), attest(2, SEED, [], {}))
+    Writer(tmp_path, runfile.Snapshots(0, 1, every=1)).round(entry(*words), {})
+    (read,) = Transcript(tmp_path).rounds
+    assert read == entry(*words)
+    assert proven(read.evidence.attestations[0], SEED, SENT, {}) == SENT
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("broadcasts", EVERYTHING[:-1]),
+        ("broadcasts", EVERYTHING + "A"),
+        ("participants", "é" + EVERYTHING[1:]),
+        ("participants", EVERYTHING[:-1] + "\n"),
+        ("participants", ""),
+        ("root", "ab" * 31),
+        ("root", "AB" * 32),
+        ("root", "xy" * 32),
+        ("root", 7),
+        ("received", "all"),
+        ("witness", None),
+    ],
+)
+def test_what_is_no_base64_or_hex_is_refused_with_one_line(tmp_path, name, text):
+    said = entry(HONEST).model_dump_json()
+    good = TypeAdapter(dict).validate_json(said)
+    good["evidence"]["attestations"] = [asdict(HONEST) | {name: text}]
+    bad = TypeAdapter(dict).dump_json(good).decode()
+    (tmp_path / "rounds.jsonl").write_text(bad + "\n")
+    key = rf"evidence\.attestations\[0\]\.{name}"
+    with pytest.raises(LockstepError, match=rf"rounds.jsonl:1: {key} is") as error:
+        _ = Transcript(tmp_path).rounds
+    assert "\n" not in str(error.value)

@@ -1,0 +1,249 @@
+"""`simulate` against loops written by hand; the same bits again, of any data and after a kill."""
+
+import csv
+import json
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import pipeline
+from lockstep.errors import LockstepError
+from lockstep.optim.sgd import sgd
+from tests.lockstep.simulation.least_squares import (
+    DATA,
+    DILOCO,
+    FEDAVG,
+    PARAMS,
+    SPARTA,
+    X,
+    Y,
+    found,
+    same,
+    short,
+    simulate,
+    squares,
+)
+
+pytestmark = pytest.mark.usefixtures("one_device")
+
+
+def gradient(w, x, y):
+    """Of w = (w, b), in float64."""
+    x1 = np.concatenate([x, np.ones((len(x), 1))], axis=1)
+    return 2 * x1.T @ (x1 @ w - y) / len(x)
+
+
+def test_equals_a_loop_by_hand():
+    told = []
+    result = short(
+        optimizer="sgd", shuffle=False, eval_data=DATA, eval_every=2, on_round=told.append
+    )
+    w, losses = np.zeros(4), []
+    for step in range(4):
+        batch = slice(step * 8 % 24, step * 8 % 24 + 8)  # the peers' lots, in order, and again
+        losses.append(np.mean((X[batch] @ w[:3] + w[3] - Y[batch]) ** 2))
+        w -= 0.1 * gradient(w, X[batch], Y[batch])
+    np.testing.assert_allclose(found(result), w, rtol=1e-5)
+    np.testing.assert_allclose(result.train["loss"], losses, rtol=1e-5)
+    assert told == result.curves.train
+    assert result.validation["step"].tolist() == [0, 2, 4]
+    np.testing.assert_allclose(
+        result.validation["loss"][-1], np.mean((X @ w[:3] + w[3] - Y) ** 2), rtol=1e-5
+    )
+
+
+def test_diloco_equals_a_loop_by_hand():
+    """Each peer has one example, so that any batch of it is the same."""
+
+    def factory(peer, num_peers, split):
+        assert num_peers == 2
+        return None if split == "eval" else {"x": X[peer : peer + 1], "y": Y[peer : peer + 1]}
+
+    result = simulate(
+        squares, PARAMS, factory, optimizer=DILOCO, peers=2, steps=3, batch_size=2,
+        learning_rate=0.1,
+    )  # fmt: skip
+    w, momentum = np.zeros(4), np.zeros(4)
+    for _ in range(3):
+        went = []
+        for peer in range(2):
+            local = w.copy()
+            for _ in range(2):
+                local -= 0.1 * gradient(local, X[peer : peer + 1], Y[peer : peer + 1])
+            went.append(w - local)
+        mean = np.mean(went, axis=0)
+        momentum = 0.9 * momentum + mean
+        w = w - 0.7 * (mean + 0.9 * momentum)
+    np.testing.assert_allclose(found(result), w, rtol=1e-4)
+    assert not len(result.validation["loss"])
+
+
+def test_a_batch_counts_alike_however_it_is_cut():
+    whole, cut = (short(optimizer="sgd", micro_batch=size) for size in (4, 2))
+    np.testing.assert_allclose(found(whole), found(cut), rtol=1e-5)
+    assert (whole.micro_batch, cut.micro_batch) == (4, 2)
+    assert short(optimizer="sgd").micro_batch == 4  # what fits
+
+
+def test_a_key_is_of_the_seed_the_round_the_peer_and_the_local_step():
+    def draws(params, batch, rng):
+        return jnp.sum(params["w"] * jax.random.normal(rng, (3,)))
+
+    def drawn(seed, step, peer, local_step):
+        key = jax.random.key(seed, impl="threefry2x32")
+        for number in (step, peer, local_step, 0):  # 0: the micro-batch
+            key = jax.random.fold_in(key, number)
+        return np.asarray(jax.random.normal(key, (3,)), np.float64)
+
+    result = simulate(
+        draws, {"w": np.zeros(3, np.float32)}, DATA, optimizer=FEDAVG, peers=2, steps=2,
+        batch_size=1, seed=5, learning_rate=1.0,
+    )  # fmt: skip
+    w = np.zeros(3)
+    for step in (1, 2):
+        w -= np.mean([drawn(5, step, p, 0) + drawn(5, step, p, 1) for p in range(2)], axis=0)
+    np.testing.assert_allclose(result.params["w"], w, rtol=1e-4)
+
+
+def test_the_same_bits_again_and_after_a_kill(tmp_path):
+    class Dataset:
+        """A process that dies while it reads, once."""
+
+        def __init__(self, reads):
+            self.reads = reads
+
+        def __len__(self):
+            return len(X)
+
+        def __getitem__(self, index):
+            self.reads -= 1
+            if not self.reads:
+                raise KeyboardInterrupt
+            return {"x": X[index], "y": Y[index]}
+
+    arguments = dict(
+        optimizer=SPARTA, peers=2, steps=5, batch_size=2, eval_every=2, learning_rate=0.1,
+        faults=[{"kind": "stale", "peer": 1, "rounds": [2, 4]}],
+    )  # fmt: skip
+    whole = simulate(squares, PARAMS, DATA, DATA, **arguments)
+    folder = {"checkpoint_dir": tmp_path / "kept", "checkpoint_every": 1, "log_dir": tmp_path}
+    with pytest.raises(KeyboardInterrupt):
+        simulate(squares, PARAMS, Dataset(30), DATA, **arguments, **folder)
+    resumed = simulate(squares, PARAMS, Dataset(-1), DATA, **arguments, **folder)
+    assert same(whole, resumed)
+    assert whole.fired == resumed.fired == {"stale": 3}
+    with open(tmp_path / "train.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert [float(row["loss"]) for row in rows] == whole.train["loss"].tolist()
+    assert json.loads((tmp_path / "config.json").read_text())["peers"] == 2
+
+    done = simulate(squares, PARAMS, Dataset(8), DATA, **arguments, **folder)  # reads no more
+    assert same(whole, done)
+    with pytest.raises(LockstepError, match=r"seed is 1, expected 0 as in the checkpoints in"):
+        simulate(squares, PARAMS, DATA, DATA, **arguments, **folder, seed=1)
+    other = PARAMS | {"w": np.zeros((3, 1), np.float32)}
+    with pytest.raises(LockstepError, match="params is .*, expected .* as in the checkpoints"):
+        simulate(lambda p, *_: p["w"].sum(), other, DATA, **arguments, **folder)
+    with pytest.raises(LockstepError, match="steps is 4, expected at least 5, the rounds of the"):
+        simulate(squares, PARAMS, DATA, DATA, **arguments | {"steps": 4}, **folder)
+
+    further = simulate(squares, PARAMS, DATA, DATA, **arguments | {"steps": 7}, **folder)
+    at_once = simulate(squares, PARAMS, DATA, DATA, **arguments | {"steps": 7})
+    assert further.params["w"].tobytes() == at_once.params["w"].tobytes()
+    assert further.train["loss"].tolist() == at_once.train["loss"].tolist()
+
+
+def test_arrays_a_dataset_and_a_factory_give_the_same():
+    items = [{"x": x, "y": y} for x, y in zip(X, Y, strict=True)]
+    arguments = dict(optimizer="sgd", steps=4, batch_size=4, eval_every=4, learning_rate=0.1)
+    arrays = simulate(squares, PARAMS, DATA, DATA, peers=2, **arguments)
+    assert same(arrays, simulate(squares, PARAMS, items, items, peers=2, **arguments))
+    alone = simulate(squares, PARAMS, DATA, DATA, peers=1, **arguments)
+    assert same(alone, simulate(squares, PARAMS, lambda *_: items, peers=1, **arguments))
+
+
+def test_examples_of_64_bits_are_what_jax_makes_of_them():
+    wide = {"x": X.astype(np.float64), "y": Y.astype(np.float64)}
+    arguments = dict(optimizer="sgd", peers=1, steps=2, batch_size=4)
+    assert same(*(simulate(squares, PARAMS, data, **arguments) for data in (DATA, wide)))
+
+
+def test_an_epoch_has_each_example_once_in_an_order_of_its_own():
+    seen = []
+
+    def dataset(peer, num_peers, split):
+        class Noting(list):
+            def __getitem__(self, index):
+                seen.append(index)
+                return super().__getitem__(index)
+
+        return Noting(X) if split == "train" else None
+
+    def mean(params, batch, rng):
+        return jnp.mean(batch @ params["w"])
+
+    simulate(mean, PARAMS, dataset, None, optimizer="sgd", peers=1, steps=4, batch_size=12)
+    orders = [seen[-48:-24], seen[-24:]]
+    assert all(sorted(order) == list(range(24)) for order in orders)
+    assert orders[0] != orders[1] != list(range(24))
+
+
+def test_an_optimizer_of_ones_own_and_any_schedule():
+    by_name = short(optimizer="sgd", learning_rate=lambda step: 0.1 / step)
+    own = sgd(lambda step: 0.1 / step, momentum=0.0, nesterov=False)
+    assert same(by_name, short(optimizer=own, learning_rate=None))
+    with pytest.raises(LockstepError, match="learning_rate is 0.1, expected None with an Op"):
+        short(optimizer=own)
+
+
+def test_a_state_of_flax_comes_back_as_one():
+    graph, state = nnx.split(nnx.Linear(3, 1, rngs=nnx.Rngs(0)))
+
+    def loss_fn(state, batch, rng):
+        return jnp.mean((nnx.merge(graph, state)(batch["x"])[:, 0] - batch["y"]) ** 2)
+
+    result = simulate(loss_fn, state, DATA, DATA, optimizer="sgd", peers=2, steps=30, batch_size=8)
+    assert jax.tree.structure(result.params) == jax.tree.structure(state)
+    assert result.validation["loss"][-1] < 0.01 * result.validation["loss"][0]
+
+
+def test_the_loss_computes_in_the_precision_that_was_asked_for():
+    seen = set()
+
+    def loss_fn(params, batch, rng):
+        seen.update((params["w"].dtype.name, batch["x"].dtype.name))
+        return squares(params, batch, rng)
+
+    result = simulate(
+        loss_fn, PARAMS, DATA, optimizer="sgd", peers=1, steps=1, batch_size=4, dtype="bfloat16"
+    )
+    assert result.params["w"].dtype == np.float32
+    assert "bfloat16" in seen
+
+
+@pytest.mark.soak
+def test_the_layouts_give_the_same_up_to_rounding():
+    each = short(optimizer=DILOCO)
+    for layout in ("vmap", "shard_map"):
+        np.testing.assert_allclose(
+            found(short(optimizer=DILOCO, layout=layout)), found(each), rtol=1e-4
+        )
+
+
+def test_a_plot_is_drawn(tmp_path):
+    result = short(optimizer="sgd", eval_data=DATA)
+    assert result.plot(tmp_path / "loss.svg").read_text().startswith("<?xml")
+    with pytest.raises(LockstepError, match="plot to .*loss.xyz, expected a name such as loss.png"):
+        result.plot(tmp_path / "loss.xyz")
+
+
+def test_the_pipeline_alone_imports_no_jax():
+    program = "import pipeline, sys; assert not {'jax', 'numpy'} & sys.modules.keys()"
+    subprocess.run([sys.executable, "-c", program], check=True)
+    with pytest.raises(AttributeError, match="no attribute 'simulated'"):
+        pipeline.simulated  # noqa: B018

@@ -1,0 +1,36 @@
+"""The table of faults has what validation and the peers' wrappers need of each kind."""
+
+from typing import get_args, get_type_hints
+
+import pytest
+
+from lockstep.swarm.fault_kinds import KINDS, OF_OTHERS, FaultKind
+from pipeline import runfile
+
+each_kind = pytest.mark.parametrize("name", KINDS)
+
+
+def fault(name: str, **changes) -> runfile.Fault:
+    peer = [1, 2] if name == "collude" else 1
+    return runfile.Fault(**{"kind": name, "peer": peer, "rounds": (1, 3)} | changes)
+
+
+def test_each_part_of_a_round_has_kinds_that_take_its_place_and_no_kind_takes_anothers():
+    parts = get_args(get_type_hints(FaultKind)["wraps"])
+    assert {kind.wraps for kind in KINDS.values()} == {*parts}
+    assert KINDS.keys() >= OF_OTHERS
+
+
+@each_kind
+def test_a_kind_describes_what_it_does_and_its_size(name):
+    kind = KINDS[name]
+    assert kind.does and "\n" not in kind.does and not kind.does.endswith(".")
+    assert ("size" in kind.does) == (kind.size is not None)
+    assert f"{name}: it {kind.does}" in runfile.Fault.model_fields["kind"].description
+
+
+@each_kind
+def test_strength_is_the_size_or_the_kinds_own(name):
+    assert fault(name).strength == KINDS[name].size
+    if KINDS[name].size is not None:
+        assert fault(name, size=0.25).strength == 0.25

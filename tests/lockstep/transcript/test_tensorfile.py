@@ -1,0 +1,183 @@
+"""A safetensors file in pieces: the library's own bytes, or nothing."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import save, save_file
+
+from lockstep.errors import LockstepError
+from lockstep.transcript import tensorfile
+from lockstep.transcript.tensorfile import DTYPE_OF_CODE, TensorFile, TensorSpec, pieces, spec_of
+
+RNG = np.random.default_rng(0)
+MIXED = {
+    f"of {name}": RNG.integers(0, 2, (3, 5)).astype(name) for name in DTYPE_OF_CODE.values()
+} | {
+    'é/"\\\n\x01\x7f\u2028😀': np.ones(3, np.float32),  # what a name may be
+    "Z": np.ones(1, np.int32),
+    "a": np.ones(1, np.int32),
+    "\ufffd": np.ones(1, np.int32),
+    "😀": np.ones(1, np.int32),
+    "scalar": np.array(7, np.float64),
+    "nothing": np.empty((2, 0, 3), ml_dtypes.bfloat16),
+}
+
+
+def write(path: Path, tensors: dict[str, np.ndarray], metadata: dict | None = None) -> None:
+    specs = {name: spec_of(tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
+    tensorfile.write(path, specs, lambda name: pieces(tensors[name]), metadata)
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+# ---- Writing ----
+
+
+@pytest.mark.parametrize("metadata", [None, {}, {"format": "pt"}, {"é": '"\n'}])
+@pytest.mark.parametrize("piece", [1, 7, 2**21])
+def test_the_bytes_are_those_of_the_library(tmp_path, monkeypatch, metadata, piece):
+    monkeypatch.setattr(tensorfile, "PIECE", piece)
+    for tensors in (MIXED, dict(reversed(MIXED.items())), {"a": np.ones(3, np.float16)}):
+        write(tmp_path / "file", tensors, metadata)
+        assert (tmp_path / "file").read_bytes() == save(tensors, metadata)
+    if metadata != {}:  # of which the library makes a header that is no JSON
+        write(tmp_path / "file", {}, metadata)
+        assert (tmp_path / "file").read_bytes() == save({}, metadata)
+    assert names_in(tmp_path) == ["file"]
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (3, 500), (257, 300), (256, 512), (0, 3), (3, 0)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "uint8", "complex64"])
+def test_pieces_of_a_matrix_are_its_transpose(monkeypatch, shape, dtype):
+    monkeypatch.setattr(tensorfile, "PIECE", 1000)
+    matrix = RNG.integers(0, 200, shape).astype(dtype)
+    strided = np.repeat(matrix, 2, axis=1)[:, ::2]
+    for array in (matrix, matrix[::-1], np.asfortranarray(matrix), strided):
+        found = list(pieces(array, transposed=True))
+        assert all(piece.flags.c_contiguous and piece.dtype == dtype for piece in found)
+        whole = np.concatenate([np.empty(shape[::-1], dtype)[:0], *found])
+        np.testing.assert_array_equal(whole, array.T)
+        found = list(pieces(array))
+        assert all(piece.flags.c_contiguous for piece in found)
+        flat = np.concatenate([np.empty(0, dtype), *found])
+        np.testing.assert_array_equal(flat, array.ravel())
+
+
+def test_special_values_keep_their_bits(tmp_path):
+    bits = np.array([0x7FC00001, 0xFF800000, 0x80000000, 1], np.uint32)
+    write(tmp_path / "file", {"a": bits.view(np.float32)})
+    np.testing.assert_array_equal(TensorFile(tmp_path / "file")["a"].view(np.uint32), bits)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ([np.ones(3, np.float32)], "4 bytes are missing"),
+        ([np.ones(5, np.float32)], "-4 bytes are missing"),
+        ([np.ones(4, np.float64)], "piece of float64"),
+        ([np.ones(4, ">f4")], "piece of >f4"),
+    ],
+)
+def test_pieces_that_do_not_fit_the_spec_leave_no_file(tmp_path, values, message):
+    with pytest.raises(ValueError, match=message):
+        tensorfile.write(tmp_path / "file", {"a": TensorSpec("F32", (4,))}, lambda _: values)
+    assert names_in(tmp_path) == []
+
+
+def test_a_dtype_that_a_file_cannot_hold_is_named():
+    with pytest.raises(ValueError, match="dtype complex128, expected one of bool, uint8"):
+        spec_of(np.complex128, (1,))
+
+
+def test_a_killed_writer_leaves_no_file_of_that_name(tmp_path):
+    code = (
+        "import os, signal, sys; import numpy as np; from pathlib import Path\n"
+        "from pipeline.weights import tensorfile\n"
+        "def values(name):\n"
+        "    yield np.ones(2**20, np.float32)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "spec = tensorfile.TensorSpec('F32', (2**21,))\n"
+        "tensorfile.write(Path(sys.argv[1]), {'a': spec}, values)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "file")])
+    assert done.returncode == -signal.SIGKILL
+    assert not (tmp_path / "file").exists()
+
+
+# ---- Reading ----
+
+
+def test_tensors_come_back_with_dtype_shape_and_bytes(tmp_path):
+    save_file(MIXED, tmp_path / "file", {"format": "pt"})
+    file = TensorFile(tmp_path / "file")
+    assert set(file) == set(MIXED) and len(file) == len(MIXED)
+    for name, expected in MIXED.items():
+        found = file[name]
+        assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
+        assert found.tobytes() == expected.tobytes()
+        assert not found.flags.writeable or found.size == 0
+    assert file.nbytes == sum(tensor.nbytes for tensor in MIXED.values())
+
+
+def test_a_header_of_any_length_is_read(tmp_path):
+    """The format has once had headers that were not filled up, so tensors may lie at any byte."""
+    for name in ("a", "ab", "abc", "abcd"):
+        entry = {name: {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}
+        header = json.dumps(entry).encode()
+        values = np.array([1, 2], np.float32)
+        data = len(header).to_bytes(8, "little") + header + values.tobytes()
+        (tmp_path / "file").write_bytes(data)
+        np.testing.assert_array_equal(TensorFile(tmp_path / "file")[name], values)
+
+
+def broken(entry: dict, size: int = 8) -> bytes:
+    whole = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]} | entry
+    header = json.dumps({"a": whole}).encode()
+    return len(header).to_bytes(8, "little") + header + bytes(size)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xff" * 8,
+        (2**40).to_bytes(8, "little") + b"{}",
+        (2).to_bytes(8, "little") + b"[]",
+        (2).to_bytes(8, "little") + b"{}" + b"more",
+        broken({"data_offsets": [8, 16]}),
+        broken({"data_offsets": [0, 4]}),
+        broken({"data_offsets": [0, 16]}),
+        broken({"shape": [3]}),
+        broken({"shape": [-2]}),
+        broken({"shape": [2**63, 2**63]}),
+        broken({"dtype": "F31"}),
+        broken({}, size=7),
+        broken({}, size=9),
+    ],
+)
+def test_a_header_that_does_not_fit_its_file_is_refused(tmp_path, data):
+    (tmp_path / "file").write_bytes(data)
+    with pytest.raises(LockstepError, match="file: expected a safetensors file: ") as caught:
+        TensorFile(tmp_path / "file")
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_dtype_and_a_vanished_file_are_named(tmp_path):
+    (tmp_path / "file").write_bytes(broken({"dtype": "F4", "shape": [16]}))
+    file = TensorFile(tmp_path / "file")
+    assert file.specs["a"].shape == (16,)
+    with pytest.raises(LockstepError, match="file: a is F4, expected BOOL, U8"):
+        file["a"]
+    (tmp_path / "file").write_bytes(broken({}))
+    file = TensorFile(tmp_path / "file")
+    (tmp_path / "file").unlink()
+    with pytest.raises(LockstepError, match="file: a: .*expected to read it"):
+        file["a"]

@@ -1,0 +1,304 @@
+"""The wire: lossless, near the entropy, and closed to bytes that are not a message."""
+
+import json
+import random
+import struct
+import tracemalloc
+from dataclasses import replace
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from ml_dtypes import bfloat16
+
+from lockstep.errors import LockstepError
+from lockstep.optim.adamw import adamw
+from lockstep.optim.balance import balanced, leave
+from lockstep.optim.compressed.compressor import Coefficients, Compressor
+from lockstep.optim.compressed.distro import CompressedMomentum, distro
+from lockstep.wire import commitment
+from lockstep.wire import message as wire
+from pipeline.stage.keys import PROJECT
+from tests.lockstep.optim.compiled import compiled
+
+GOLDEN = PROJECT / "tests" / "golden" / "wire.json"
+PARAMS = {"embed": jnp.zeros((100, 64)), "layers": {"norm": jnp.zeros((2, 48))}}
+SMALL = {"embed": jnp.zeros((20, 32)), "layers": {"norm": jnp.zeros((2, 8))}}
+
+
+def optimizer(one_bit: bool, topk: int = 5, chunk: int = 32):
+    compressor = Compressor(topk, chunk, one_bit, stacked=("layers",))
+    return distro(CompressedMomentum(lambda step: 0.1, compressor, 0.9))
+
+
+ADAMW = adamw(lambda step: 0.1, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0)
+KINDS = {
+    "dense": (ADAMW, "lockstep"),
+    "signs": (optimizer(True), "lockstep"),
+    "values": (optimizer(False), "lockstep"),
+    "plain signs": (optimizer(True), "psyche"),
+    "plain values": (optimizer(False), "psyche"),
+}
+each_kind = pytest.mark.parametrize("name", KINDS)
+
+
+@cache
+def message_of(name: str, small: bool = False) -> dict:
+    (optimizer, _), params = KINDS[name], SMALL if small else PARAMS
+    optimizer = compiled(optimizer)
+    own, shared = optimizer.init(params)
+    grads = jax.tree.map(lambda x: jax.random.normal(jax.random.key(x.size), x.shape), params)
+    own = optimizer.accumulate(grads, own, params, 1)
+    return jax.device_get(optimizer.send(own, params, shared, 1)[0])
+
+
+@cache
+def encoded(name: str, small: bool = False) -> tuple[bytes, wire.Form]:
+    form = wire.form_of(KINDS[name][0], SMALL if small else PARAMS, KINDS[name][1])
+    return wire.encode(message_of(name, small), form), form
+
+
+def expect_equal(found, expected):
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert a.dtype == b.dtype
+        np.testing.assert_array_equal(a, b)
+
+
+@each_kind
+def test_decoding_gives_back_the_message_bit_for_bit(name):
+    data, form = encoded(name)
+    decoded, message = wire.decode(data, form), message_of(name)
+    expect_equal(decoded, message)
+    assert commitment.data_hash(1, 2, 3, wire.fields(decoded)) == commitment.data_hash(
+        1, 2, 3, wire.fields(message)
+    )
+
+
+def test_arrays_sent_whole_travel_in_their_own_dtype():
+    like = {
+        "code": np.array([1, 255], np.uint8),
+        "half": np.array([[1.0], [-2.0]], bfloat16),
+        "level": np.array(1.5, np.float16),
+    }
+    form = wire.Form(like, dict.fromkeys(like, 0), "lockstep", 5)
+    data = wire.encode(like, form)
+    assert data[5] == wire.DENSE
+    assert data[16:].hex(" ", 2) == "01ff 803f 00c0 003e"
+    expect_equal(wire.decode(data, form), like)
+    other = like | {"half": like["half"].astype(np.float16)}
+    with pytest.raises(wire.WireError, match="form"):
+        wire.decode(data, wire.Form(other, dict.fromkeys(like, 0), "lockstep", 5))
+    for bad in (like | {"half": like["half"] * np.nan}, like | {"level": like["level"] * np.inf}):
+        with pytest.raises(wire.WireError, match="not finite"):
+            wire.decode(wire.encode(bad, form), form)
+
+
+@pytest.mark.parametrize(("elements", "kept"), [(8, True), (7, False)])
+def test_messages_of_at_most_half_a_byte_per_param_are_kept(elements, kept):
+    assert wire.Form({"w": np.zeros(1, np.float32)}, {"w": 0}, "lockstep", elements).kept == kept
+
+
+def test_sizes_are_what_the_format_says():
+    # embed: 4 x 2 blocks of 25 x 32 places (u16); norm: 2 x 2 blocks of 24 places (u8); 5 kept
+    blocks = [(8, 2), (4, 1)]
+    places = sum(n * 5 * width for n, width in blocks)
+    assert len(encoded("plain signs")[0]) == 16 + places + sum(-(-n * 5 // 8) for n, _ in blocks)
+    assert len(encoded("plain values")[0]) == 16 + places + sum(2 * n * 5 for n, _ in blocks)
+    assert len(encoded("dense")[0]) == 16 + sum(4 * x.size for x in jax.tree.leaves(PARAMS))
+
+
+@pytest.mark.parametrize("layout", ["lockstep", "psyche"])
+def test_it_comes_through_which_blocks_count_as_not_sent(layout):
+    compressor = Compressor(5, 32, True, stacked=("layers",), skip_zero_blocks=True)
+    skipping = compiled(distro(CompressedMomentum(0.1, compressor, 0.9)))
+    grads = jax.tree.map(np.ones_like, PARAMS)
+    grads["embed"][25:50] = grads["embed"][75:, 32:] = 0.0
+    own, shared = skipping.init(PARAMS)
+    message, _ = skipping.send(skipping.accumulate(grads, own, PARAMS, 1), PARAMS, shared, 1)
+    form = wire.form_of(skipping, PARAMS, layout)
+    decoded = wire.decode(wire.encode(jax.device_get(message), form), form)
+    expect_equal(decoded, jax.device_get(message))
+    assert decoded["embed"].zero.tolist() == [2**2 + 2**3 + 2**7]
+    assert decoded["layers"]["norm"].zero.tolist() == [0]
+
+
+def test_eight_of_4096_take_at_most_eleven_and_a_half_bits_each():
+    params = {"a": jnp.zeros((1024, 1024)), "b": jnp.zeros((4, 2048, 512)), "c": jnp.zeros(256)}
+    chosen = optimizer(True, topk=8, chunk=64)
+    form = wire.form_of(chosen, params, "lockstep")
+    rng = np.random.default_rng(0)
+
+    def evenly_drawn(leaf, area):
+        blocks, kept = leaf.index_NK.shape
+        places = rng.random((blocks, area)).argpartition(kept, axis=1)[:, :kept]
+        signs = rng.random((blocks, kept)) < 0.5
+        return Coefficients(np.sort(places, axis=1).astype(leaf.index_NK.dtype), signs)
+
+    is_leaf = lambda x: isinstance(x, Coefficients)  # noqa: E731
+    message = jax.tree.map(evenly_drawn, form.like, form.areas, is_leaf=is_leaf)
+    count = sum(leaf.index_NK.size for leaf in form.leaves)
+    data = wire.encode(message, form)
+    expect_equal(wire.decode(data, form), message)
+    assert 8 * len(data) / count <= 11.5
+    plain = wire.encode(message, replace(form, layout="psyche"))
+    assert 8 * len(plain) / count == pytest.approx(17, abs=0.1)
+
+
+@pytest.mark.parametrize("crowd", ["first", "last", "all"])
+def test_indices_that_cluster_are_coded_without_loss(crowd):
+    kept = 256 if crowd == "all" else 7
+    index_NK = np.tile(np.arange(kept), (3, 1)) + (256 - kept if crowd == "last" else 0)
+    signs = np.zeros((3, kept), bool)
+    message = {"w": Coefficients(index_NK.astype(np.uint8), signs)}
+    form = wire.Form(message, {"w": 256}, "lockstep", 768)
+    expect_equal(wire.decode(wire.encode(message, form), form), message)
+
+
+def test_example_of_the_documentation_byte_by_byte():
+    like = {"w": Coefficients(np.array([[1, 3]], np.uint8), np.array([[False, True]]))}
+    coded, plain = (wire.Form(like, {"w": 4}, layout, 4) for layout in ("lockstep", "psyche"))
+    header = "4c 53 57 50 02 {kind} 01 00 " + GOLDEN_FORM
+    assert wire.encode(like, coded).hex(" ") == header.format(kind="01") + " 00 02 50"
+    assert wire.encode(like, plain).hex(" ") == header.format(kind="03") + " 01 03 02"
+
+
+GOLDEN_FORM = "b6 59 9d 21 ce 74 f2 4f"
+
+
+@each_kind
+def test_golden_messages(name):
+    golden = json.loads(GOLDEN.read_text())[name]
+    like, areas = {}, {}
+    for path, (index, values, area) in golden["message"].items():
+        dtype = bool if "signs" in name else bfloat16 if "values" in name else np.float32
+        values = np.array(values, dtype)
+        sparse = area > 0
+        width = np.uint8 if area <= 256 else np.uint16
+        like[path] = Coefficients(np.array(index, width), values) if sparse else values
+        areas[path] = area
+    form = wire.Form(like, areas, KINDS[name][1], 1000)
+    assert wire.encode(like, form).hex() == golden["hex"]
+    expect_equal(wire.decode(bytes.fromhex(golden["hex"]), form), like)
+
+
+@each_kind
+def test_every_truncation_is_refused(name):
+    data, form = encoded(name)
+    for size in range(0, len(data), 7):
+        with pytest.raises(wire.WireError):
+            wire.decode(data[:size], form)
+    for more in (b"\0", b"\1"):
+        with pytest.raises(wire.WireError):
+            wire.decode(data + more, form)
+
+
+def mutations(data: bytes, rng: random.Random):
+    """Bytes changed, cut out, doubled, or put in; small and huge numbers among them."""
+    data = bytearray(data)
+    for _ in range(rng.randint(1, 3)):
+        at = rng.randrange(len(data))
+        match rng.randrange(5):
+            case 0:
+                data[at] = rng.randrange(256)
+            case 1:
+                data[at] ^= 1 << rng.randrange(8)
+            case 2:
+                del data[at : at + rng.randint(1, 9)]
+            case 3:
+                data[at:at] = data[at : at + rng.randint(1, 9)]
+            case 4:
+                data[at : at + 4] = struct.pack("<I", rng.choice([0, 1, 2**31, 2**32 - 1]))
+        data = data or bytearray(1)
+    return bytes(data)
+
+
+@pytest.mark.parametrize("count", [2_000, pytest.param(21_000, marks=pytest.mark.soak)])
+@each_kind
+def test_mutated_messages_never_crash_and_what_they_decode_to_encodes_alike(name, count):
+    data, form = encoded(name, small=True)
+    rng = random.Random(0)
+    accepted = refused = 0
+    for _ in range(count):
+        mutated = mutations(data, rng)
+        try:
+            assert wire.encode(wire.decode(mutated, form), form) == mutated
+            accepted += 1
+        except wire.WireError as error:
+            assert "\n" not in str(error)
+            refused += 1
+    assert refused > count // 21 and accepted > count // 210
+
+
+@each_kind
+def test_a_claim_of_gigabytes_allocates_nothing_large(name):
+    data, form = encoded(name)
+    for hostile in (data[:8] + b"\xff" * 12, data[:16] + b"\xff" * 4, data[:16] + b"\0" * 10**5):
+        tracemalloc.start()
+        with pytest.raises(wire.WireError):
+            wire.decode(hostile, form)
+        _, most = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert most < 10**5 + 20 * len(hostile)
+
+
+def test_indices_out_of_range_or_out_of_order_are_refused():
+    good = Coefficients(np.array([[1, 3]], np.uint8), np.array([[False, True]]))
+    for layout, places, text in (
+        ("psyche", [3, 1], "ascending"),
+        ("psyche", [1, 1], "ascending"),
+        ("psyche", [1, 4], "less than 4"),
+        ("lockstep", [1, 4], "less than 4"),
+        ("lockstep", [3, 1], "Rice parameters .*, expected"),
+    ):
+        form = wire.Form({"w": good}, {"w": 4}, layout, 4)
+        bad = {"w": good._replace(index_NK=np.array([places], np.uint8))}
+        with pytest.raises(wire.WireError, match=text):
+            wire.decode(wire.encode(bad, form), form)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("name", ["values", "plain values", "dense"])
+def test_values_that_are_no_numbers_are_refused(name, value):
+    _, form = encoded(name)
+    bad = jax.tree.map(
+        lambda x: x if np.issubdtype(x.dtype, np.integer) else np.full_like(x, value),
+        message_of(name),
+    )
+    with pytest.raises(wire.WireError, match="not finite"):
+        wire.decode(wire.encode(bad, form), form)
+
+
+@pytest.mark.parametrize("layout", ["lockstep", "psyche"])
+@pytest.mark.parametrize("one_bit", [True, False])
+def test_whole_arrays_stand_before_indices(layout, one_bit):
+    params = PARAMS | {"load": jnp.arange(6.0).reshape(2, 3)}
+    chosen = balanced(leave(optimizer(one_bit), ["load"]), ["load"], 0.1)
+    own, shared = chosen.init(params)
+    own = chosen.accumulate(params, own, params, 1)
+    message = jax.device_get(chosen.send(own, params, shared, 1)[0])
+    form = wire.form_of(chosen, params, layout)
+    data = wire.encode(message, form)
+    expect_equal(wire.decode(data, form), message)
+    name = ("plain " if layout == "psyche" else "") + ("signs" if one_bit else "values")
+    assert data[5] == wire.form_of(*KINDS[name][:1], PARAMS, layout).kind
+    assert data[16 : 16 + 24] == np.arange(6, dtype="<f4").tobytes()
+    for size in range(len(data)):
+        with pytest.raises(wire.WireError):
+            wire.decode(data[:size], form)
+    with pytest.raises(wire.WireError, match="array 0: a value is not finite"):
+        wire.decode(data[:16] + np.float32(np.nan).tobytes() + data[20:], form)
+
+
+def test_gradients_are_no_messages_of_psyches():
+    with pytest.raises(LockstepError, match=r'\[peers\] wire = "psyche", expected "lockstep"'):
+        wire.form_of(ADAMW, PARAMS, "psyche")
+
+
+def test_a_message_of_another_run_is_refused():
+    data, _ = encoded("signs")
+    _, other = encoded("signs", small=True)
+    with pytest.raises(wire.WireError, match="form"):
+        wire.decode(data, other)

@@ -1,0 +1,84 @@
+"""A carrier whose processes are objects here, so that they can fail at any moment, at once."""
+
+from collections.abc import Callable, Mapping
+
+from parts.carrier.carrier import Answered, Carrier
+from parts.carrier.frames import AnswerHeader, decode
+from parts.carrier.jax_process import JaxProcess
+from parts.carrier.operation_tables import Asked
+
+BACK_AFTER = 6  # calls until a process that died is there again
+Fails = Callable[[int, str], str]  # peer, operation -> "", "before", "after" or "leave"
+
+
+class Loopback(Carrier):
+    """Peers' processes without connections.
+
+    fails: when a peer's process dies: before it does what it is asked, or after, before it answers;
+      or asks to leave.
+    """
+
+    def __init__(self, count: int, fails: Fails = lambda peer, operation: ""):
+        super().__init__()
+        self.of: dict[int, JaxProcess | None] = {p: JaxProcess(p) for p in range(count)}
+        self.fails, self.calls = fails, 0
+        self.fresh, self.gone = set(range(count)), {}
+        self.wants: set[int] = set()
+        self.events = 0
+
+    def ask(self, asked: Mapping[int, Asked], seconds: float) -> dict[int, Answered]:
+        self.calls += 1
+        return super().ask(asked, seconds)
+
+    def _is_there(self, peer: int) -> bool:
+        return self.of[peer] is not None
+
+    def _send(self, peers: list[int], one: Asked) -> None:
+        for peer in peers:
+            self.fresh.discard(peer)
+            how = self.fails(peer, one.operation)
+            self.events += bool(how)
+            if how == "leave":
+                self.wants.add(peer)
+            if how != "before":
+                request = [bytes(b) for b in one.buffers(self._trainer, self._number)]
+                header, arrays = decode(
+                    AnswerHeader, [bytes(b) for b in self.of[peer].answer(request)]
+                )
+                assert header.error is None, header.error
+            if how in ("before", "after"):
+                self.of[peer] = None
+                self.gone[peer] = self.calls + BACK_AFTER
+                self._lost[peer] = f"died {how} {one.operation}"
+            else:
+                self._answers[peer] = Answered(header, arrays, 0.01)
+
+    def _listen(self, seconds: float) -> None:
+        pass
+
+    def _forget(self, peer: int) -> None:
+        if self.of[peer] is not None:
+            self.fresh.add(peer)  # it lives, and says so
+
+    def arrived(self) -> frozenset[int]:
+        self.calls += 1
+        for peer, number in list(self.gone.items()):
+            if self.calls >= number:
+                self.of[peer] = JaxProcess(peer)
+                self.fresh.add(peer)
+                del self.gone[peer]
+        return frozenset(self.fresh)
+
+    def leaving(self) -> frozenset[int]:
+        return frozenset(self.wants)
+
+    def dismiss(self, peer: int) -> None:
+        self.wants.discard(peer)
+        self.of[peer] = None
+        self.gone[peer] = self.calls + BACK_AFTER  # somebody starts it again
+
+    def wait(self, peers: frozenset[int], seconds: float) -> frozenset[int]:
+        return peers & self.arrived()
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,65 @@
+"""A peer of several processes: `[peers] processes`, joined by `jax.distributed`."""
+
+import pytest
+
+from lockstep.transcript.transcript import Transcript
+from parts.carrier.carrier import Answered
+from parts.carrier.operation_tables import Asked
+from parts.carrier.processes import Processes
+from pipeline import witness
+from pipeline.stage.artifacts import read_json
+from tests import tiny
+from tests.parts.carrier.test_remote_peers import never_twice
+
+KILLED_IN = 3  # round
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", pytest.param("Distro", marks=pytest.mark.soak)])
+def test_a_peer_of_two_processes_computes_as_on_two_devices_and_comes_back_when_one_is_killed(
+    tmp_path, monkeypatch, optimizer
+):
+    """A sum of two has no order, so that here, and only here, even an audit's bits are the same."""
+    trained = []
+
+    def ask(self: Processes, asked: dict[int, Asked], seconds: float) -> dict[int, Answered]:
+        if any(one.operation == "train" for one in asked.values()):
+            trained.append(sorted(self._of))
+            if len(trained) == KILLED_IN:
+                self._of[1, 1].child.kill()
+        return before(self, asked, seconds)
+
+    before = Processes.ask
+    monkeypatch.setattr(Processes, "ask", ask)
+    document = tiny.run_document(
+        tiny.write_data(tmp_path / "tokens"),
+        config__epoch_time=8,
+        config__max_round_train_time=5,
+        config__warmup_time=5,
+        config__cooldown_time=1,
+        held_out__sequences=0,
+        peers__fsdp=2,
+        peers__processes=2,
+        runtime__carrier="processes",
+        runtime__answer_seconds=120.0,
+    )
+    run_file, root = tmp_path / "run.toml", tmp_path / "root"
+    if optimizer == "SGD":  # which compiles soonest
+        settings = {"momentum": 0.9, "nesterov": False, "weight_decay": 0.0}
+        document["model"]["LLM"]["optimizer"] = {"SGD": settings}
+    tiny.write_run(run_file, document)
+    output = tiny.make(run_file, root, "download", "convert", "train", devices=2)
+    assert trained[0] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert output.count("peer 1 is lost") == output.count("is lost") == 1, output
+
+    transcript = Transcript(root / "data/trained/transcript")
+    killed = transcript.rounds[KILLED_IN - 1]
+    assert (killed.evidence.silent, killed.decision.applied) == ((1,), (0,))
+    assert transcript.rounds[-1].decision.applied == (0, 1)
+    never_twice(transcript)
+
+    whys, why = [], witness.why_not_bitwise
+    monkeypatch.setattr(witness, "why_not_bitwise", lambda *given: whys.append(why(*given)))
+    tiny.make(run_file, root, "witness", devices=2)
+    verdict = read_json(root / "data/verdict/verdict.json")
+    assert verdict["accepted"] and verdict["method"] == "bitwise", verdict["findings"]
+    assert whys == ["processes is None here, was '2' in training"]

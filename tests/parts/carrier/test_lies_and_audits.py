@@ -1,0 +1,187 @@
+"""A peer that lies in what it answers: the run goes on, and an audit names nobody else."""
+
+import logging
+import os
+from collections.abc import Callable, Mapping
+
+import jax
+import numpy as np
+import pytest
+
+from lockstep.protocol import consensus
+from lockstep.protocol.round import Evidence, Round
+from lockstep.wire.commitment import tree_hash
+from parts.carrier import launch
+from parts.carrier.carrier import Answered
+from parts.carrier.operation_tables import Asked
+from pipeline.stage.artifacts import read_json
+from tests import tiny
+from tests.lockstep.swarm import simulated
+from tests.parts.carrier.loopback import Loopback
+from tests.parts.carrier.test_remote_peers import LONG, never_twice, train
+
+LIAR = 0  # whom the trainer asks first for what all have alike
+Lie = Callable[[Loopback, Asked, Answered], Answered]
+
+
+def lying(monkeypatch, lie: Lie, liar: int = LIAR) -> None:
+    ask = Loopback.ask
+
+    def asked_to_lie(
+        self: Loopback, asked: Mapping[int, Asked], seconds: float
+    ) -> dict[int, Answered]:
+        answers = ask(self, asked, seconds)
+        if liar in answers:
+            answers[liar] = lie(self, asked[liar], answers[liar])
+        return answers
+
+    monkeypatch.setattr(Loopback, "ask", asked_to_lie)
+
+
+def one_after_the_other(*about: str, told: list[str]) -> Lie:
+    """Some lies, each told when what it is about is asked for the next time."""
+    lies = iter(about)
+    now = [next(lies)]
+
+    def lie(_: Loopback, one: Asked, answer: Answered) -> Answered:
+        values, arrays, what = answer.header.values, answer.arrays, getattr(one.values, "what", "")
+        about = {"train": ["loss", "hash"], "recompute": ["recompute"], "optimize": ["optimize"]}
+        lied = [what] if one.operation == "extract" else [*about.get(one.operation, [])]
+        lied += ["kept"] * bool(one.operation == "train" and one.values.keep)
+        if now[0] not in lied:
+            return answer
+        told.append(now[0])
+        if now[0] in ("params", "own", "before"):
+            arrays = [np.asarray(array * 1.5 + 1, array.dtype) for array in arrays]
+        elif now[0] == "loss":
+            arrays = [np.float32("nan"), *arrays[1:]]
+        elif now[0] == "kept":
+            arrays = [*arrays[:-1], np.full_like(arrays[-1], np.nan)]
+        else:
+            values |= {"hash": {"a": 10**400}} if now[0] != "optimize" else {"params": "0" * 64}
+        now[0] = next(lies, "")
+        return answer._replace(arrays=arrays)
+
+    return lie
+
+
+MORE = ("params", "own", "before", "recompute", "loss", "hash", "params", "optimize", "kept")
+
+
+@pytest.mark.parametrize(
+    ("rounds", "lies"), [(12, ("loss", "params")), pytest.param(60, MORE, marks=pytest.mark.soak)]
+)
+def test_the_worst_answers_cost_their_author_its_place_and_nobody_is_accused(
+    tmp_path, monkeypatch, caplog, rounds, lies
+):
+    told: list[str] = []
+    lying(monkeypatch, one_after_the_other(*lies, told=told))
+    run = simulated.run_of("signs", verified=True, **dict(LONG, total_steps=rounds))
+    with caplog.at_level(logging.INFO, "pipeline"):
+        transcript, findings, _ = train(run, tmp_path)
+    assert told == [*lies]
+    lost = [m for r in caplog.records if " is lost: " in (m := r.getMessage())]
+    assert len(lost) == len(lies)
+    assert all(line.startswith(f"train: peer {LIAR} is") for line in lost)
+    assert findings == []
+    never_twice(transcript)
+    assert np.isfinite([entry.loss for entry in transcript.rounds]).all()
+    assert {peer for e in transcript.rounds for peer in e.evidence.silent} == {LIAR}
+
+
+def test_a_peer_that_commits_to_a_false_state_and_goes_on_from_it_is_named_and_no_verifier(
+    tmp_path, monkeypatch
+):
+    run = simulated.run_of("signs", verified=True)
+    step, liar, drawn = 2, 5, consensus.checked  # which trains in it, and in the next round too
+
+    def but_for_the_liar(round_: Round, evidence: Evidence) -> dict[int, int]:
+        pairs = drawn(round_, evidence)
+        return {v: p for v, p in pairs.items() if (round_.step, p) != (step, liar)}
+
+    monkeypatch.setattr(consensus, "checked", but_for_the_liar)
+
+    def lie(carrier: Loopback, one: Asked, answer: Answered) -> Answered:
+        if one.operation == "train" and one.values.step == step:
+            operations = carrier.of[liar].holder
+            false = jax.tree.map(lambda x: x * -1.5, operations.own)
+            operations.own, answer.header.values["hash"] = false, tree_hash(false)
+        return answer
+
+    lying(monkeypatch, lie, liar)
+    transcript, findings, _ = train(run, tmp_path / "lies")
+    assert liar not in {check.peer for check in transcript.rounds[step - 1].evidence.checks}
+    (check,) = [c for c in transcript.rounds[step].evidence.checks if c.peer == liar]
+    assert check.found == transcript.rounds[step].evidence.messages[liar].claim
+    assert (findings[0].round, findings[0].peer, findings[0].kind) == (step, liar, "state")
+    assert {finding.peer for finding in findings} == {liar}
+
+
+LIES = '''
+"""Python imports this at the start of each process; that of peer 0 then lies."""
+import sys
+
+if "parts.carrier.sidecar" in sys.orig_argv and "--peer 0" in " ".join(sys.orig_argv):
+    import numpy as np
+    from parts.carrier.operation_tables import Hashed
+    from parts.carrier.peer_process import PeerProcess
+
+    do, told = PeerProcess._do, []
+
+    def lie(self, asked, gang):
+        given = do(self, asked, gang)
+        about = getattr(asked.values, "what", asked.operation)
+        if about not in ("params", "own", "recompute", "train"):
+            return given
+        if about in ("params", "own") and asked.values.hash:
+            return given
+        told.append(about)
+        if about in ("params", "own"):
+            return given._replace(arrays=[np.asarray(x * 1.5 + 1, x.dtype) for x in given.arrays])
+        if told.count("train") == 2:
+            return given._replace(values=Hashed.model_construct(hash={"a": 10**400}))
+        if told.count("train") == 3:
+            return given._replace(arrays=[np.float32("nan"), *given.arrays[1:]])
+        return given
+
+    PeerProcess._do = lie
+'''
+
+
+@pytest.mark.soak
+def test_a_real_process_that_lies_costs_nobody_else_anything(tmp_path, monkeypatch):
+    document = tiny.run_document(
+        tiny.write_data(tmp_path / "tokens"),
+        config__total_steps=24,
+        config__init_min_clients=2,
+        config__witness_nodes=0,
+        config__verification_percent=34,
+        config__epoch_time=8,
+        config__max_round_train_time=5,
+        config__warmup_time=5,
+        config__cooldown_time=1,
+        peers__count=3,
+        witness__snapshot_every=8,
+        witness__replay_percent=100,
+        runtime__carrier="processes",
+        runtime__checkpoint_every=8,
+    )
+    run_file, root = tmp_path / "run.toml", tmp_path / "root"
+    tiny.write_run(run_file, document)
+    liar = tmp_path / "liar"
+    liar.mkdir()
+    (liar / "sitecustomize.py").write_text(LIES)
+    path, processes = f"{liar}{os.pathsep}{tiny.PROJECT}", launch.Processes
+
+    def with_a_liar(hub, scratch, spawned, environment_of, *rest):
+        changed = lambda place: environment_of(place) | {"PYTHONPATH": path}  # noqa: E731
+        return processes(hub, scratch, spawned, changed, *rest)
+
+    monkeypatch.setattr(launch, "Processes", with_a_liar)
+    output = tiny.make(run_file, root, "download", "convert", "train")
+    lost = [line for line in output.splitlines() if " is lost: " in line]
+    assert lost and all("train: peer 0 is lost: " in line for line in lost), output
+    tiny.make(run_file, root, "witness")
+    verdict = read_json(root / "data/verdict/verdict.json")
+    assert verdict["accepted"] and not verdict["findings"], verdict["findings"]
+    assert verdict["method"] == "bitwise"

@@ -1,0 +1,98 @@
+"""The process of one peer, without what it computes: whom it connects to, and when it ends."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from lockstep.errors import LockstepError
+from parts.carrier import sidecar
+from parts.carrier.channel import Line, endpoint
+from parts.carrier.jax_process import JaxProcess
+from parts.carrier.secret import PeerSecret, Secrets
+
+
+@pytest.fixture
+def line(tmp_path, monkeypatch):
+    """To a port where nobody is."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    monkeypatch.setattr("parts.carrier.channel.RECONNECT_SECONDS", (0.01, 0.01))
+    monkeypatch.setattr(sidecar, "LOOK_SECONDS", 0.05)
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    line = Line(f"tcp://127.0.0.1:{port}", PeerSecret.read(Secrets(tmp_path, 1).path(0)))
+    yield line
+    line.close()
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.parametrize("address", ["host:5555", "tcp://host:5555"])
+def test_an_address_is_the_same_with_and_without_its_scheme(address):
+    assert endpoint(address) == "tcp://host:5555"
+
+
+@pytest.mark.parametrize(
+    "address", ["host", "host:", ":5555", "host:0", "host:99999", "http://host:1", "tcp://h:1/", ""]
+)
+def test_an_address_that_is_none_is_refused_in_one_line(tmp_path, address):
+    with pytest.raises(LockstepError) as caught:
+        sidecar.main(address, Secrets(tmp_path, 1).path(0))
+    assert str(caught.value) == f"{address}: expected HOST:PORT, a port from 1 to 65535"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"peer": 9}, "of peer 0, expected --peer 9"),
+        ({"world_size": 2}, "--world-size 2, expected 1"),
+        ({"rank": 1}, "--rank 1, expected less than --world-size 1"),
+        ({"backend": "tpu"}, "--backend tpu, expected cpu or cuda"),
+    ],
+)
+def test_what_is_not_of_the_peers_secret_is_refused_in_one_line(tmp_path, given, said):
+    with pytest.raises(LockstepError) as caught:
+        sidecar.main("127.0.0.1:1", Secrets(tmp_path, 1).path(0), **given)
+    assert said in str(caught.value)
+
+
+def test_a_process_without_a_trainer_says_so_and_ends_after_its_wait(line, capsys):
+    with pytest.raises(LockstepError, match="no trainer there, for 0.2 s: the run has ended, or"):
+        sidecar.serve(JaxProcess(0), line, wait_seconds=0.2)
+    said = capsys.readouterr().out
+    assert said in ("", f"{line.address}: no trainer there; trying again, for 0.2 s\n")
+
+
+def test_who_ends_every_handshake_is_no_trainer_of_this_run(line, capsys):
+    port = int(line.address.rpartition(":")[2])
+    with socket.create_server(("127.0.0.1", port)) as server:
+
+        def turn_away() -> None:
+            while line.turned_away < sidecar.TURNED_AWAY:
+                server.accept()[0].close()
+
+        threading.Thread(target=turn_away, daemon=True).start()
+        until = time.monotonic() + 60
+        while line.turned_away < sidecar.TURNED_AWAY and time.monotonic() < until:
+            line.receive(0.01)
+    sidecar._Alone(line, 60).look()
+    assert "another run's trainer, or no trainer; trying again" in capsys.readouterr().out
+
+
+def test_sigterm_ends_a_process_that_has_no_trainer(line):
+    threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    sidecar.serve(JaxProcess(0), line)
+
+
+@pytest.mark.soak
+def test_sigint_ends_a_process_that_is_busy_in_foreign_code():
+    busy = (
+        "import ctypes, os, signal; from pipeline import sidecar; sidecar.end_by_signals();"
+        "signal.signal(signal.SIGINT, lambda *_: None); os.kill(os.getpid(), signal.SIGINT);"
+        "[ctypes.CDLL(None).sleep(9) for _ in range(9)]"
+    )
+    assert subprocess.run([sys.executable, "-c", busy]).returncode == 128 + signal.SIGINT

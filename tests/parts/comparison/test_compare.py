@@ -1,0 +1,392 @@
+"""`lockstep compare`: equal tokens, seeds and faults for all; a table that says what was shown."""
+
+import csv
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from lockstep.errors import DivergedError, LockstepError
+from lockstep.tables.explain import validate
+from parts.comparison import compare_file, plan_file, train, training_result, written
+from parts.comparison.compare_file import Compare
+from parts.comparison.table import Row, beats, best_rate, front, loss_at, rows
+from parts.comparison.table_text import conclusions, tables
+from parts.comparison.training_result import KEPT
+from parts.comparison.trainings import PlannedTraining, document, grid, trainings
+from pipeline import __main__ as command_line
+from pipeline import runfile
+from pipeline.stage.keys import PROJECT
+from tests import tiny
+
+BASE = runfile.load(PROJECT / "params/run.toml")
+READY = sorted(path.name for path in (PROJECT / "params").glob("compare*.toml"))
+LIAR = {"kind": "scale_up", "peer": 1, "start": 0.5, "size": 4.0}
+
+
+def compared(**changes: object) -> Compare:
+    methods = {"a": {"recipe": "adamw", "rates": [1e-3, 2e-3]}}
+    given = {"base": "params/run.toml", "tokens": 819_200, "seeds": [3, 4], "methods": methods}
+    return validate(Compare, given | changes, "compare.toml")
+
+
+def made(*losses: float | None, bytes_up: int = 10, seconds: float = 1.0) -> tuple[dict, ...]:
+    """Results of seeds: a curve from 9 nats down to each loss, in two measures."""
+    return tuple(
+        {"key": "k", "loss": None}
+        if loss is None
+        else {
+            **dict.fromkeys(KEPT, 100),
+            "held_out_stderr": 0.125,
+            "held_out_rows": [64, 640],
+            "key": "k",
+            "loss": loss,
+            "tokens_per_second": 10.0,
+            "peak_bytes": 10,
+            "curve": [
+                {"tokens": 100 * i, "bytes_up": bytes_up * i, "seconds": seconds * i, "loss": at}
+                for i, at in enumerate((9.0, loss + 1, loss))
+            ],
+        }
+        for loss in losses
+    )
+
+
+def row(name: str, *losses: float | None, bytes_up: int = 10) -> Row:
+    return Row(name, name, "none", 1, 1e-3, made(*losses, bytes_up=bytes_up))
+
+
+@pytest.mark.parametrize("file", READY)
+def test_every_training_of_a_ready_comparison_is_a_run_of_the_same_tokens(file):
+    """But for what a whole number of rounds leaves; each with the seed and rate it is named for."""
+    compare = compare_file.load(PROJECT / "params" / file)
+    for one in trainings(compare):
+        rate = one.rate or compare.methods[one.method].rates[0]
+        run = runfile.parse(document(compare, BASE, one._replace(rate=rate)), one.label)
+        length = run.llm.max_seq_len
+        a_round = run.config.last_index(length) * length / run.config.total_steps
+        assert abs(run.config.last_index(length) * length - compare.tokens) <= a_round / 2, one
+        assert run.llm.lr_schedule.base_lr == rate
+        assert (run.llm.checkpoint.seed, run.peers.seed) == (one.seed, one.seed)
+        assert run.llm.data_location.shuffle.seed[0] == one.seed
+        assert run.peers.count == (compare.peers or BASE.peers.count)
+
+
+def test_the_first_seed_is_tuned_and_the_others_and_failures_wait_for_it():
+    compare = compared(failures={"liar": {"faults": [LIAR]}})
+    assert list(trainings(compare)) == [
+        PlannedTraining("a", 1e-3, 3),
+        PlannedTraining("a", 2e-3, 3),
+        PlannedTraining("a", None, 4),
+        PlannedTraining("a", None, 3, "liar"),
+        PlannedTraining("a", None, 4, "liar"),
+    ]
+
+
+def test_a_failure_is_of_the_same_share_of_the_rounds_whatever_their_number():
+    failure = {"faults": [LIAR], "slower": {"2": 2.0}}
+    method = {"recipe": "diloco", "rates": [1e-3]}
+    plain = {"recipe": "adamw", "rates": [1e-3]}
+    compare = compared(methods={"a": plain, "b": method}, failures={"bad": failure})
+    for name, first, last in (("a", 101, 200), ("b", 11, 20)):
+        tables = document(compare, BASE, PlannedTraining(name, 1e-3, 3, "bad"))
+        (fault,) = runfile.parse(tables, "bad").faults.schedule
+        assert (fault.kind, fault.peer, fault.size) == ("scale_up", 1, 4.0)
+        assert fault.rounds == (first, last)
+        speeds = tables["links"]["tokens_per_second"]
+        assert speeds[2] * 2 == speeds[0] == speeds[1] == speeds[3]
+    with pytest.raises(LockstepError, match=r"slower\.9: expected a peer from 0 to 3"):
+        nine = compared(failures={"bad": {"slower": {"9": 2.0}}})
+        document(nine, BASE, PlannedTraining("a", 1e-3, 3, "bad"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"methods": {"a": {"recipe": "adam", "rates": [1e-3]}}}, "methods.a.recipe"),
+        ({"methods": {"a": {"recipe": "adamw", "rates": []}}}, "methods.a.rates"),
+        ({"methods": {"a": {"recipe": "adamw", "rates": [1e-3, 1e-3]}}}, "methods.a.rates"),
+        ({"failures": {"none": {}}}, "failures.none"),
+        ({"failures": {"x": {"faults": [LIAR | {"kind": "sleep"}]}}}, "kind"),
+        ({"failures": {"x": {"faults": [LIAR | {"end": 0.5}]}}}, "more than start"),
+        ({"seeds": [256]}, "seeds"),
+        ({"seed": 1}, "seed"),
+    ],
+)
+def test_a_wrong_key_is_one_line_that_names_it(changes, expected):
+    with pytest.raises(LockstepError) as raised:
+        compared(**changes)
+    assert expected in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_one_wrong_item_is_one_error():
+    with pytest.raises(LockstepError, match=r"seeds\[0\] is 256, .*255$"):
+        compared(seeds=[256])
+
+
+def test_settings_that_make_no_run_are_one_line_that_names_the_method():
+    method = {"recipe": "adamw", "rates": [1e-3], "settings": {"momentum": 2.0}}
+    compare = compared(methods={"wrong": method})
+    with pytest.raises(LockstepError, match=r"^methods\.wrong: .*momentum"):
+        document(compare, BASE, PlannedTraining("wrong", 1e-3, 3))
+
+
+def test_the_loss_at_some_bytes_lies_on_the_line_between_two_measures():
+    (result,) = made(4.0)
+    curve = result["curve"]
+    assert loss_at(curve, "bytes_up", 9) is None  # before the first measure of a trained model
+    assert loss_at(curve, "bytes_up", 10) == 5.0
+    assert loss_at(curve, "bytes_up", 15) == 4.5
+    assert loss_at(curve, "bytes_up", 99) == 4.0
+    both = row("x", 4.0, 3.0)
+    assert both.loss_at("bytes_up", 15) == 4.0
+    assert row("y", 4.0, None).loss_at("bytes_up", 15) is None
+
+
+def test_the_best_rate_is_that_of_the_lowest_loss_of_those_that_ended():
+    compare = compared()
+    low, high = grid(compare, "a")
+    assert best_rate(compare, "a", {low: {"loss": 5.0}, high: {"loss": 4.0}}) == 2e-3
+    assert best_rate(compare, "a", {low: {"loss": 5.0}, high: {"loss": None}}) == 1e-3
+    assert best_rate(compare, "a", {low: {"loss": None}, high: {"loss": None}}) == 1e-3
+    said = list(conclusions(compare, [row("a", None, None)]))
+    assert said[-1] == "a: it diverged at every rate of its grid. Add lower ones."
+
+
+def test_a_row_with_a_diverged_seed_is_last_and_beaten_by_all():
+    two = {name: {"recipe": "adamw", "rates": [1e-3, 2e-3]} for name in ("a", "b")}
+    compare = compared(methods=two)
+    found = {one: made(3.0)[0] for one in trainings(compare)}
+    found |= {one: made(4.0)[0] for one in trainings(compare) if one.method == "b"}
+    found[PlannedTraining("a", None, 4)] = {"loss": None}
+    worse, best = rows(compare, found)[::-1]
+    assert (best.method, best.mean, worse.method) == ("b", 4.0, "a")
+    assert math.isinf(worse.mean) and worse.spread is None
+    assert beats(best, worse) and not beats(worse, best)
+
+
+def test_only_seeds_that_do_not_overlap_decide_an_order():
+    a, b, c = row("a", 4.0, 4.2), row("b", 4.1, 4.4), row("c", 4.5, 4.6)
+    assert not beats(a, b) and beats(a, c) and beats(b, c)
+    table = [a, b, c]
+    compare = compared(methods={r.method: {"recipe": "adamw", "rates": [1e-3]} for r in table})
+    sample, *said = conclusions(compare, table)
+    assert "64 of 640" in sample and "0.125" in sample
+    assert said[0].endswith("of those below it, but for: a and b.")
+    assert "b: its rate is stated, not tuned." in said
+    _, *alone = conclusions(compared(seeds=[3]), [row("a", 4.0)])
+    assert "One seed" in alone[0] and "at an edge of its grid" in alone[-1]
+
+
+def test_what_fails_has_a_column_of_losses_of_hours_and_of_tokens():
+    compare = compared(failures={"liar": {"faults": [LIAR]}})
+    plain = row("a", 4.0, 4.2)
+    one_lost = row("a", 5.0, None)._replace(failure="liar")
+    whole, losses, hours, tokens = tables(compare, [plain, one_lost])
+    assert whole.heads[0] == "method" and len(whole.rows) == 1
+    assert losses.heads == ("held-out loss, by what fails", "none", "liar")
+    assert losses.rows == [("a", "4.100 ± 0.141", "diverged, 1 of 2")]
+    assert hours.heads[1:] == ("none", "liar") and hours.rows[0][1] != "–"
+    count = f"{plain.first('tokens'):,}"
+    assert tokens.rows == [("a", count, count)]
+    assert [len(cells) for cells in whole.rows] == [len(whole.heads)]
+    assert len(list(tables(compared(), [plain]))) == 1
+
+
+def test_the_front_has_no_row_that_another_beats_with_as_few_bytes():
+    dense, few = row("dense", 4.0, bytes_up=1000), row("few", 4.5, bytes_up=10)
+    worse, lost = row("worse", 4.6, bytes_up=500), row("lost", None, bytes_up=1)
+    assert front([dense, few, worse, lost]) == [dense, few]
+
+
+@pytest.fixture(scope="module")
+def compared_once(tmp_path_factory) -> tuple[Path, str]:
+    """A comparison of two methods on tiny runs, once; its folder, and what it printed."""
+    folder = tmp_path_factory.mktemp("compare")
+    document = tiny.run_document(tiny.write_data(folder / "tokens"))
+    tiny.write_run(folder / "base.toml", document)
+    (folder / "two.toml").write_text(
+        'base = "base.toml"\ntokens = 384\nseeds = [0, 1]\n'
+        '[methods.distro]\nrecipe = "distro"\nrates = [1e-2]\n'
+        "settings = { compression_chunk = 8, compression_topk = 4 }\n"
+        '[methods.diloco]\nlabel = "DiLoCo"\nrecipe = "diloco"\nrates = [1e-3]\n'
+        "settings = { inner_steps = 2 }\n"
+    )
+    return folder, compare(folder, "two.toml")
+
+
+def compare(folder: Path, *arguments: str) -> str:
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        done = CliRunner().invoke(command_line.app, ["compare", *arguments])
+    finally:
+        os.chdir(before)
+    if done.exception:
+        raise done.exception
+    return done.output
+
+
+def test_a_comparison_says_how_many_trainings_and_leaves_the_table_in_each_form(compared_once):
+    folder, said = compared_once
+    assert said.startswith("compare: 4 trainings of 384 tokens, 4 of them to do\ncompare: about ")
+    written = folder / plan_file.FOLDER / "two"
+    table = json.loads(written.with_suffix(".json").read_text())["rows"]
+    by_name = {found["method"]: found for found in table}
+    assert {found["tokens"] for found in table} == {384}
+    assert (by_name["distro"]["rounds"], by_name["diloco"]["rounds"]) == (6, 3)
+    assert by_name["distro"]["bytes_up"] < by_name["diloco"]["bytes_up"]
+    assert by_name["diloco"]["bits_per_parameter_and_step_up"] == pytest.approx(16, rel=0.2)
+    for found in table:
+        assert found["lowest"] < found["highest"] < 4.3  # nats; chance is 4.16
+        assert len({one["params"] for one in found["trainings"]}) == 2  # seeds differ
+    markdown = written.with_suffix(".md").read_text()
+    assert markdown in said and "| DiLoCo | 0.001 |" in markdown
+    page = written.with_suffix(".html").read_text()
+    assert "data:image/png;base64," in page and "DiLoCo" in page
+    with open(written.with_suffix(".csv")) as lines:
+        assert [line["method"] for line in csv.DictReader(lines)] == list(by_name)
+    assert written.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_is_done_is_not_done_again_also_in_another_comparison(compared_once):
+    folder, _ = compared_once
+    text = (folder / "two.toml").read_text().replace("rates = [1e-2]", "rates = [1e-2, 2e-2]")
+    (folder / "three.toml").write_text(text.partition("[methods.diloco]")[0])
+    done = folder / plan_file.FOLDER / "done"
+    before = {path: path.stat().st_mtime_ns for path in done.iterdir()}
+    said = compare(folder, "three.toml", "--plan")
+    assert "3 trainings of 384 tokens" in said
+    name, *_ = plan_file.planned(folder_plan(folder, "three.toml"))
+    compare(folder, "three.toml", "--training", name)
+    with pytest.raises(LockstepError, match="missing, and so are 1 more of 3 results, expected"):
+        compare(folder, "three.toml", "--table")
+    assert {path: path.stat().st_mtime_ns for path in done.iterdir()} == before
+
+
+def test_another_comparison_runs_under_snakemake_what_is_missing_and_its_table(compared_once):
+    """A training has one result whichever file asks for it: another file is no reason to repeat it,
+    after which Snakemake forgot the rest and said that all was done."""
+    folder, _ = compared_once
+    rules = plan_file.PROJECT / "parts/comparison/rules.smk"
+    (folder / "Snakefile").write_text(f"from pathlib import Path\ninclude: {str(rules)!r}\n")
+    results = folder / plan_file.result_path("any").parent
+    shutil.rmtree(results)  # or Snakemake would not know how they were made
+    snakemake(folder, "two.toml")
+    text = (folder / "two.toml").read_text()
+    (folder / "again.toml").write_text(text.replace("DiLoCo", "The same"))
+    *_, missing = plan_file.planned(folder_plan(folder, "two.toml"))
+    (folder / plan_file.result_path(missing)).unlink()
+    said = snakemake(folder, "again.toml")
+    assert said.count("--training") == 1 and f"--training {missing}" in said
+    assert "The same" in (folder / plan_file.FOLDER / "again.md").read_text()
+
+
+def snakemake(folder: Path, compare_file: str) -> str:
+    command = [sys.executable, "-m", "snakemake", "compare"]
+    command += ["--workflow-profile", str(plan_file.PROJECT / "profiles/default")]
+    done = subprocess.run(
+        [*command, "--config", f"compare={compare_file}"],
+        cwd=folder, env=tiny.environment(plan_file.PROJECT), capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+def folder_plan(folder: Path, name: str) -> Path:
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        return folder / plan_file.plan_path(Path(name))
+    finally:
+        os.chdir(before)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: text.replace('"loss": 4', '"loss": 1', 1),
+        lambda text: text.replace('"status": "trained"', '"status": "diverged"'),
+        lambda text: "{}",
+        lambda text: text[:-9],
+    ],
+    ids=["a digit", "a status", "nothing", "an end"],
+)
+def test_a_result_that_is_not_as_it_was_written_is_one_line_that_names_its_file(
+    compared_once, damage
+):
+    folder, _ = compared_once
+    path = sorted((folder / plan_file.result_path("any").parent).iterdir())[0]
+    before = path.read_text()
+    assert damage(before) != before
+    path.write_text(damage(before))
+    with pytest.raises(LockstepError, match=f"{path.name}: ") as raised:
+        compare(folder, "two.toml", "--table")
+    path.write_text(before)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_result_of_another_form_is_refused_with_its_hash_in_order(tmp_path):
+    (whole,) = made(4.0)
+    whole |= {"status": "trained", "key": "0" * 12, "params": "0" * 64}
+    training_result.write(tmp_path / "whole.json", whole)
+    assert training_result.read(tmp_path / "whole.json")["loss"] == 4.0
+    for key, value in (("loss", "low"), ("curve", []), ("status", "ended"), ("bytes_up", None)):
+        training_result.write(tmp_path / "other.json", whole | {key: value})
+        with pytest.raises(LockstepError, match=rf"other\.json: {key}"):
+            training_result.read(tmp_path / "other.json")
+
+
+def test_a_training_diverged_if_its_exit_status_says_so_whatever_its_words_are(
+    tmp_path, monkeypatch
+):
+    said = "error: data/diverged/x: No space left on device"
+    for status in (DivergedError.status, 1):
+        program = f"import sys; print({said!r}); sys.exit({status})"
+        monkeypatch.setattr(
+            train, "_command", lambda *_, program=program: [sys.executable, "-c", program]
+        )
+        with pytest.raises(LockstepError, match="No space left") as raised:
+            train._run("train", tmp_path / "run.toml", tmp_path, tmp_path)
+        assert isinstance(raised.value, DivergedError) == (status == DivergedError.status)
+
+
+def test_a_table_replaces_none_of_another_file_and_its_name_keeps_its_dots(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    method = {"recipe": "adamw", "rates": [1e-3], "label": "a|b \x1b[31m $\\x$ \u4e00"}
+    one = compared(seeds=[3], methods={"a": method})
+    table = [row("a", 4.0)._replace(label=one.methods["a"].label)]
+    files = written.write(Path("params/compare.v2.toml"), one, table, "code")
+    assert {path.name for path in files} == {
+        f"compare.v2.{ending}" for ending in ("md", "html", "csv", "json", "png")
+    }
+    heads, line = (files[0].read_text().splitlines()[i] for i in (2, 4))
+    assert line.replace(r"\|", "").count("|") == heads.count("|") and "\x1b" not in line
+    plan_file.check_tables_are_of(Path("params/../params/compare.v2.toml"))
+    with pytest.raises(LockstepError, match=r"compare\.v2\.json: of params/compare\.v2\.toml"):
+        plan_file.check_tables_are_of(Path("mine/compare.v2.toml"))
+
+
+def test_run_files_are_written_of_the_trainings_whose_rate_is_known(compared_once):
+    folder, _ = compared_once
+    said = compare(folder, "two.toml", "--run-files", "queue")
+    assert said.endswith("compare: queue: 4 run files of 4\n")
+    runs = [runfile.load(path) for path in sorted((folder / "queue").iterdir())]
+    assert [run.llm.optimizer.tag() for run in runs] == ["DiLoCo"] * 2 + ["Distro"] * 2
+    assert sorted(run.peers.seed for run in runs) == [0, 0, 1, 1]
+
+
+def test_a_result_is_the_run_files_own_to_the_bit(compared_once):
+    """The key that the table names is that of a plain `lockstep train` of the same run file."""
+    folder, _ = compared_once
+    table = json.loads((folder / plan_file.FOLDER / "two.json").read_text())["rows"]
+    keys = {one["key"] for found in table for one in found["trainings"]}
+    assert keys == {path.stem for path in (folder / plan_file.FOLDER / "done").iterdir()}
+    assert not list((folder / plan_file.FOLDER / "runs").iterdir())  # nothing is left

@@ -1,0 +1,458 @@
+"""`lockstep new` writes run files that load, keep the tokens asked for, and are in time."""
+
+import os
+import pty
+import select
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from lockstep.errors import LockstepError
+from models.llama import llama
+from parts.new import fresh
+from parts.new.data_tables import data_named
+from parts.new.recipes import RECIPES, recipe_of
+from parts.new.starting_model import SIZES, model_named
+from pipeline import __main__ as command_line
+from pipeline import runfile
+from pipeline.preflight.plan import plan, plan_of
+from pipeline.stage.artifacts import write_json
+from pipeline.stage.keys import PROJECT
+from tests import tiny
+from tests.pipeline.sources.corpora import parquet_of
+from tests.servers import hub as hub_server
+from tests.servers.hub import REPO
+
+RUN = PROJECT / "params" / "run.toml"
+READY = {  # ready runs that are the default run but for their optimizer
+    "adamw": "adamw.toml",
+    "diloco": "diloco.toml",
+    "streaming-diloco": "streaming-diloco.toml",
+    "sparseloco": "sparseloco.toml",
+    "sparta": "sparta.toml",
+    "sparta-diloco": "sparta-diloco.toml",
+    "ada-distro": "ada-distro.toml",
+}
+
+
+def lockstep_new(*arguments: object) -> str:
+    done = CliRunner().invoke(command_line.app, ["new", *map(str, arguments)])
+    if done.exception:
+        raise done.exception
+    return done.output
+
+
+def document(file: Path) -> dict:
+    return tomllib.loads(file.read_text())
+
+
+@pytest.fixture(autouse=True)
+def unlooked(monkeypatch) -> list[Path]:
+    """What `new` writes is not looked at: tests/pipeline/preflight does that. The files of it."""
+    files = []
+    monkeypatch.setattr("pipeline.preflight.command.show", lambda file, _: files.append(file) or 2)
+    return files
+
+
+@pytest.fixture
+def small(tmp_path) -> tuple[str, ...]:
+    """Flags of a small new run: a folder with a config and no weights, and one of text."""
+    write_json(tmp_path / "model" / "config.json", tiny.MODEL | {"vocab_size": 300})
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "a.txt").write_text("peers train one model\n" * 50)
+    model, text = tmp_path / "model", tmp_path / "text"
+    return "--model", str(model), "--data", str(text), "--tokens", "2e5"
+
+
+def lockstep_plan(file: Path, root: Path) -> str:
+    """What the command prints, in a process of its own: it sets up the allocator."""
+    asked = [sys.executable, "-m", "pipeline", "plan", "--run", file, "--root", root]
+    return subprocess.run(asked, cwd=PROJECT, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+# ---- A new run ----
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_new_run_of_each_optimizer_loads_and_every_message_is_in_time(name, small, tmp_path):
+    file = tmp_path / "run.toml"
+    lockstep_new(file, *small, "--optimizer", name, "--root", tmp_path)
+    run = runfile.load(file)
+    assert run.llm.optimizer.tag() == RECIPES[name].tag
+    assert run.config.global_batch_size_end == run.config.global_batch_size_start
+    assert plan(run, tmp_path).late is None
+    tokens = run.config.last_index(run.llm.max_seq_len) * run.llm.max_seq_len
+    assert abs(tokens - 2e5) <= run.config.global_batch_size_end * run.llm.max_seq_len / 2
+
+
+def test_length_batch_and_links_are_those_that_were_asked_for(small, tmp_path):
+    file = tmp_path / "run.toml"
+    given = ("--length", 16, "--batch", 48, "--uplink", 3, "--downlink", 7)
+    said = lockstep_new(file, *small, "--optimizer", "distro", *given, "--root", tmp_path)
+    run = runfile.load(file)
+    assert run.llm.max_seq_len == 16 and run.config.global_batch_size_end == 48
+    assert (run.links.upload_mbps, run.links.download_mbps) == (3, 7)
+    assert run.config.total_steps == round(2e5 / (16 * 48))
+    assert "12 sequences" in said and "of --batch" in said
+    assert "links.download_mbps = 7.0: simulated, as asked for" in said
+
+
+def test_rate_seed_and_dtype_are_those_that_were_asked_for(small, tmp_path):
+    file = tmp_path / "run.toml"
+    given = ("--learning-rate", 3e-4, "--seed", 7, "--dtype", "bfloat16")
+    said = lockstep_new(file, *small, "--optimizer", "diloco", *given, "--root", tmp_path)
+    run = runfile.load(file)
+    assert (run.llm.lr_schedule.base_lr, run.llm.lr_schedule.final_lr) == (3e-4, 3e-5)
+    assert (run.peers.seed, run.llm.checkpoint.seed, run.export.dtype) == (7, 7, "bfloat16")
+    assert "base_lr = 0.0003: --learning-rate." in said and "final_lr = 3e-05" in file.read_text()
+    lockstep_new(file, *small, "--optimizer", "diloco", "--root", tmp_path, "--force")
+    assert runfile.load(file).llm.data_location.shuffle != run.llm.data_location.shuffle
+
+
+def test_weights_that_are_trained_get_a_rate_of_fine_tuning_and_keep_their_dtype(small, tmp_path):
+    rates = {}
+    for trained in (False, True):
+        if trained:
+            (tmp_path / "model" / "model.safetensors").touch()
+            config = tiny.MODEL | {"vocab_size": 300, "torch_dtype": "bfloat16"}
+            write_json(tmp_path / "model" / "config.json", config)
+        for name in ("adamw", "diloco", "muon"):
+            file = tmp_path / f"{name}-{trained}.toml"
+            said = lockstep_new(file, *small, "--optimizer", name, "--root", tmp_path)
+            rates[name, trained] = runfile.load(file).llm.lr_schedule.base_lr
+            assert runfile.load(file).export.dtype == ("bfloat16" if trained else "float32")
+            whose = "trained already" if trained else "fresh weights"
+            assert f"base_lr = {rates[name, trained]}: for" in said and whose in said
+    assert rates["adamw", True] == rates["diloco", True] == 2e-5
+    of_fresh = rates["muon", False] / rates["adamw", False]
+    assert rates["muon", True] == pytest.approx(2e-5 * of_fresh, rel=1e-4)
+
+
+def test_a_measurement_has_enough_tokens_to_say_something(small, tmp_path):
+    for length in (7, 16):
+        file = tmp_path / f"{length}.toml"
+        given = ("--optimizer", "distro", "--length", length, "--root", tmp_path)
+        lockstep_new(file, *small, *given)
+        assert 2**17 <= runfile.load(file).held_out.sequences * length < 2**17 + length
+
+
+def test_every_model_has_tables_of_every_optimizer_that_load():
+    for size in SIZES:
+        model = model_named(f"init:{size}", Path())
+        for recipe in RECIPES.values():
+            asked = fresh.NewRun(model, data_named("corpus", model), recipe, 10**9, 4, 8)
+            run = runfile.parse(fresh.tables(asked), "new")
+            assert (run.peers.fsdp, run.peers.attention, run.peers.precision) == (
+                2,
+                "cudnn",
+                "bfloat16",
+            )
+            for choice in fresh.choices(asked):
+                assert choice.why
+
+
+def test_the_named_sizes_have_the_parameters_that_their_names_say():
+    for size in SIZES:
+        params = model_named(f"init:{size}", Path()).params
+        unit = {"m": 1e6, "b": 1e9}[size[-1]]
+        digits = len(size[:-1].partition(".")[2])
+        assert f"{params / unit:.{digits}f}" == size[:-1]
+
+
+def test_times_are_widened_where_no_message_would_be_in_time_and_that_is_said(tmp_path):
+    file = tmp_path / "run.toml"
+    model = ("--model", "init:1.1b", "--data", "owner/tokens", "--gpus", "4")
+    said = lockstep_new(file, *model, "--optimizer", "diloco", "--tokens", "1e9")
+    run = runfile.load(file)
+    assert "config.max_round_train_time" in said and "widened from 30" in said
+    assert "not measured on a GPU" in said
+    config = dict(run.llm.checkpoint.config)
+    assert plan_of(run, config).late is None
+    short = run.config.model_copy(update={"max_round_train_time": 30})
+    with pytest.raises(LockstepError, match="nothing is trained"):
+        plan_of(run.model_copy(update={"config": short}), config)
+    assert run.config.epoch_time > plan_of(run, config).seconds
+    assert run.download.limit.steps == run.config.total_steps
+
+
+def test_a_new_file_is_looked_at_and_new_says_that_it_would_fail(small, unlooked, tmp_path):
+    file = tmp_path / "run.toml"
+    said = lockstep_new(file, *small, "--optimizer", "adamw", "--root", tmp_path)
+    assert unlooked == [file]
+    assert said.splitlines()[-1] == f"new: {file}; it would fail here by 2 of these rows"
+
+
+def test_what_is_said_stands_in_the_file_too(small, tmp_path):
+    file = tmp_path / "run.toml"
+    said = lockstep_new(file, *small, "--optimizer", "diloco", "--root", tmp_path)
+    text = " ".join(line.removeprefix("# ") for line in file.read_text().splitlines())
+    lines = [line for line in said.splitlines() if line.startswith(("config.", "model.", "peers."))]
+    assert len(lines) > 5
+    for line in lines:
+        assert line in text
+        assert f"Chosen: {line.partition(': ')[2]}" in text
+
+
+def test_a_model_with_one_matrix_for_both_ends_has_no_step_size_for_a_head(small, tmp_path):
+    tied = tiny.MODEL | {"vocab_size": 300, "tie_word_embeddings": True}
+    write_json(tmp_path / "model" / "config.json", tied)
+    for name in ("muon", "ada-distro"):
+        lockstep_new(tmp_path / name, *small, "--optimizer", name)
+        optimizer = document(tmp_path / name)["model"]["LLM"]["optimizer"]
+        assert optimizer[RECIPES[name].tag]["step_scale"].keys() == {"layers"}
+
+
+def test_the_config_of_a_model_on_the_hub_is_fetched_alone(tmp_path, monkeypatch):
+    config = llama.Config.from_hf(tiny.MODEL).to_hf()
+    write_json(tmp_path / "config.json", config)
+    with hub_server.running_hub(monkeypatch, tmp_path / "hf") as hub:
+        config = (tmp_path / "config.json").read_bytes()
+        commit = hub.commit(
+            {"config.json": config, "tokenizer.json": b"{}", "model.safetensors": b"-" * 99}
+        )
+        file = tmp_path / "run.toml"
+        where = ("--model", REPO, "--data", "owner/tokens", "--root", tmp_path)
+        lockstep_new(file, *where, "--optimizer", "adamw", "--tokens", "1e5")
+    assert runfile.load(file).llm.checkpoint == runfile.CheckpointHub(repo_id=REPO, revision=commit)
+    assert [path.name for path in tmp_path.glob("data/store/hub/*/*/*")] == ["config.json"]
+
+
+def test_plan_takes_a_model_on_the_hub_from_its_config_and_not_from_another_runs(
+    tmp_path, monkeypatch
+):
+    other = tmp_path / "data" / "init" / "hf" / "config.json"
+    write_json(other, llama.Config.from_hf(tiny.MODEL | {"vocab_size": 99}).to_hf())
+    write_json(tmp_path / "config.json", llama.Config.from_hf(tiny.MODEL).to_hf())
+    with hub_server.running_hub(monkeypatch, tmp_path / "hf") as hub:
+        config = (tmp_path / "config.json").read_bytes()
+        hub.commit({"config.json": config, "vocab.json": b"{}", "model.safetensors": b""})
+        file = tmp_path / "run.toml"
+        where = ("--model", REPO, "--data", "owner/tokens", "--root", tmp_path)
+        said = lockstep_new(file, *where, "--optimizer", "adamw", "--tokens", "1e5")
+        planned = lockstep_plan(file, tmp_path)
+    line = next(line for line in said.splitlines() if line.startswith("params"))
+    assert line in planned.splitlines()
+    assert "memory         not known before `lockstep convert`" in planned
+
+
+def test_plan_of_a_kernel_that_is_not_here_says_all_but_the_memory(small, tmp_path):
+    file = tmp_path / "run.toml"
+    lockstep_new(file, *small, "--optimizer", "adamw", "--gpus", "1", "--root", tmp_path)
+    planned = lockstep_plan(file, tmp_path)
+    assert 'not known here: [peers] attention = "cudnn"' in planned
+    assert "stage train    will run" in planned
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("corpus", {"vocab_size": 4096}),
+        ("https://host/a.ds", {"location": {"SingleUrl": "https://host/a.ds"}}),
+        ("https://host/mix.json", "https://host/mix.json"),
+        ("gs://b/a/c", {"location": {"Gcp": {"bucket_name": "b", "filter_directory": "a/c"}}}),
+        ("s3://bucket/a", {"url": "s3://bucket/a"}),
+        ("tokens:owner/name", {"repo_id": "owner/name"}),
+        ("owner/name", {"source": "owner/name", "vocab_size": 4096}),
+        ("owner/name:some-10BT", {"source": "owner/name", "subset": "some-10BT"}),
+        ("text:s3://bucket/a", {"source": "s3://bucket/a"}),
+        ("https://host/a.jsonl.gz", {"source": "https://host/a.jsonl.gz"}),
+        ("tokens", {"path": "tokens", "token_size_in_bytes": "TwoBytes"}),
+        ("parquet", "parquet"),
+        ("documents", {"source": "documents", "vocab_size": 4096}),
+        ("text", {"path": "text", "vocab_size": 4096}),
+    ],
+)  # fmt: skip
+def test_each_kind_of_location_has_a_table_that_loads(name, expected, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for file, data in {
+        "tokens/a.ds": b"-",
+        "parquet/a.parquet": parquet_of([[1, 2]], column="inputs"),
+        "documents/a.parquet": parquet_of(["a text"]),
+        "text/a.txt": b"-",
+    }.items():
+        Path(file).parent.mkdir()
+        Path(file).write_bytes(data)
+    lockstep_new("run.toml", "--model", "init:2m", "--data", name, "--optimizer", "adamw",
+                 "--tokens", "1e6")  # fmt: skip
+    runfile.load(Path("run.toml"))
+    ((_, table),) = document(Path("run.toml"))["model"]["LLM"]["data_location"].items()
+    assert table == expected or expected.items() <= table.items()
+
+
+# ---- A run like another ----
+
+
+@pytest.mark.parametrize("name", READY)
+def test_like_the_default_run_is_the_ready_run_of_that_optimizer(name, tmp_path):
+    ready, file = document(PROJECT / "params" / READY[name]), tmp_path / "run.toml"
+    lockstep_new(file, "--like", RUN, "--optimizer", name)
+    made = document(file)
+    llm = made["model"]["LLM"]
+    assert made["config"] == ready["config"]
+    assert llm["lr_schedule"] == ready["model"]["LLM"]["lr_schedule"]
+    ((tag, table),) = ready["model"]["LLM"]["optimizer"].items()
+    assert {key: llm["optimizer"][tag][key] for key in table} == table
+    assert made["witness"]["snapshot_every"] == ready["witness"]["snapshot_every"]
+    for key in ("checkpoint", "data_location"):
+        assert getattr(runfile.load(file).llm, key) == getattr(runfile.load(RUN).llm, key)
+    assert runfile.load(file).peers == runfile.load(RUN).peers
+    assert runfile.load(file).pins == runfile.load(RUN).pins
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_like_keeps_the_tokens_to_within_a_round_also_over_a_ramp(name, tmp_path):
+    ramp = RUN.read_text().replace("batch_size_start = 16", "batch_size_start = 8")
+    ramp = ramp.replace("warmup_tokens = 0", "warmup_tokens = 1", 1)
+    (tmp_path / "base.toml").write_text(ramp.replace("total_steps = 200", "total_steps = 203"))
+    lockstep_new(tmp_path / "run.toml", "--like", tmp_path / "base.toml", "--optimizer", name)
+    base, run = runfile.load(tmp_path / "base.toml"), runfile.load(tmp_path / "run.toml")
+    asked, got = (one.config.last_index(one.llm.max_seq_len) for one in (base, run))
+    assert abs(asked - got) <= run.config.global_batch_size_end / 2
+    assert run.llm.data_location == base.llm.data_location
+    assert run.llm.checkpoint == base.llm.checkpoint
+    assert plan(run, tmp_path).late is None
+
+
+def test_like_a_run_in_the_older_spelling_stays_in_it(small, tmp_path):
+    older = (PROJECT / "params" / "fineweb-edu.toml").read_text()
+    older = older.replace("emozilla/llama2-20m-init", small[1]).replace(" = 2048", " = 16")
+    (tmp_path / "base.toml").write_text(older.replace("max_seq_len = 2048", "max_seq_len = 16"))
+    lockstep_new(tmp_path / "run.toml", "--like", tmp_path / "base.toml", "--optimizer", "diloco")
+    run = runfile.load(tmp_path / "run.toml")
+    assert (run.config.global_batch_size, run.config.total_steps) == (80, 2500)
+    assert run.config.rounds_per_epoch == 2
+    limit = run.download.limit
+    assert (limit.steps, limit.batch, limit.max_seq_len) == (2500, 80, 16)
+
+
+def test_like_a_large_run_widens_the_times_that_larger_messages_need(tmp_path):
+    base, file = tmp_path / "base.toml", tmp_path / "run.toml"
+    lockstep_new(base, "--model", "init:134m", "--data", "corpus", "--optimizer", "distro",
+                 "--tokens", "1e7")  # fmt: skip
+    said = lockstep_new(file, "--like", base, "--optimizer", "fedavg")
+    before, after = runfile.load(base).config, runfile.load(file).config
+    assert before.max_round_train_time == 30 < after.max_round_train_time
+    assert "widened from 30" in said
+    assert plan(runfile.load(file), tmp_path).late is None
+
+
+# ---- What is refused, and what is asked ----
+
+
+def test_an_existing_file_is_overwritten_only_with_force(small, tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text("mine")
+    with pytest.raises(LockstepError, match=r"run\.toml: exists, expected a new file, or --force"):
+        lockstep_new(file, *small, "--optimizer", "adamw")
+    assert file.read_text() == "mine"
+    lockstep_new(file, *small, "--optimizer", "adamw", "--force")
+    runfile.load(file)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"--optimizer": "adam"}, "--optimizer adam: expected one of adamw, muon"),
+        ({"--tokens": "many"}, "--tokens many: expected a number"),
+        ({"--tokens": "10"}, "--tokens 10: expected at least 1,024, one round"),
+        ({"--model": "init:9t"}, "--model init:9t: expected init: and one of 2m"),
+        ({"--data": "/nowhere"}, "--data /nowhere: expected what exists of these: corpus"),
+        ({"--like": str(RUN)}, "--model: expected none with --like"),
+        (
+            {"--batch": "64", "--tokens": "10000"},
+            "--tokens 10,000: expected at least 16,384, one round of --batch",
+        ),
+        ({"--length": "4096"}, "--length 4096: expected at most the "),
+        ({"--batch": "6"}, "--batch 6: expected a multiple of 4, a sequence for each of 4 peers"),
+    ],
+)
+def test_what_makes_no_run_is_one_line_and_no_file(changes, expected, tmp_path):
+    flags = {"--model": "init:2m", "--data": "corpus", "--optimizer": "adamw", "--tokens": "1e6"}
+    arguments = [word for pair in (flags | changes).items() for word in pair]
+    with pytest.raises(LockstepError) as error:
+        lockstep_new(tmp_path / "run.toml", *arguments)
+    assert str(error.value).startswith(expected) and "\n" not in str(error.value)
+    assert not (tmp_path / "run.toml").exists()
+
+
+def test_without_a_terminal_what_is_missing_is_said_in_one_line(tmp_path):
+    with pytest.raises(LockstepError) as error:
+        lockstep_new(tmp_path / "run.toml", "--model", "init:2m")
+    missing = "--data, --optimizer, --tokens missing, expected it, or a terminal to ask"
+    assert str(error.value) == f"lockstep new: {missing}"
+
+
+def test_in_a_terminal_it_asks_one_question_at_a_time(tmp_path):
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "pipeline", "new", "--root", str(tmp_path)]
+    file = tmp_path / "run.toml"
+    # an empty one is the default, and one that cannot be is asked for again at once
+    answers = (file, "./my-lama", "", "", "dilco", "adamw", "10", "", "none", "2", "")
+    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+    with subprocess.Popen(
+        command, stdin=theirs, stdout=theirs, stderr=theirs, cwd=PROJECT, env=environment
+    ) as process:
+        os.close(theirs)
+        seen = ""
+        for answer in answers:
+            seen += _read_until(ours, "]: ")
+            os.write(ours, f"{answer}\n".encode())
+        seen += _read_until(ours, "\nnew:")
+        assert process.wait(60) == 0
+    os.close(ours)
+    words = (
+        "Model",
+        "my-lama",
+        "Data",
+        "Optimizer",
+        "dilco",
+        "Tokens",
+        "10:",
+        "Peers",
+        "none",
+        "GPUs",
+    )
+    asked = [seen.index(word) for word in words]
+    assert asked == sorted(asked)
+    assert all(name in seen[: seen.index("dilco")] for name in RECIPES)
+    for question, times in (("Model: ", 2), ("Optimizer: ", 2), ("Tokens to", 2), ("Peers [", 2)):
+        assert seen.count(question) == times + (question == "Model: ")  # in the file too
+    run = runfile.load(file)
+    assert (run.peers.count, run.llm.optimizer.tag(), run.peers.precision) == (
+        2,
+        "AdamW",
+        "float32",
+    )
+
+
+def _read_until(terminal: int, ending: str) -> str:
+    """What a program prints up to some text."""
+    seen, until = "", time.monotonic() + 60
+    while ending not in seen:
+        assert time.monotonic() < until, seen
+        if select.select([terminal], [], [], 1)[0]:
+            try:
+                seen += os.read(terminal, 65536).decode()
+            except OSError as error:  # it has ended
+                raise AssertionError(seen) from error
+    return seen
+
+
+# ---- The recipes ----
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_stated_rates_and_tables_are_those_of_the_files_that_are_named(name):
+    recipe = recipe_of(name)
+    for rate in recipe.rates:
+        if rate.file.endswith(".toml"):
+            schedule = document(PROJECT / rate.file)["model"]["LLM"]["lr_schedule"]
+            assert schedule["Cosine"]["base_lr"] == rate.rate
+    if recipe.file.endswith(".toml"):
+        ready = document(PROJECT / recipe.file)["model"]["LLM"]["optimizer"]
+        assert ready == {recipe.tag: recipe.table}

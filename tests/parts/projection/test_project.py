@@ -1,0 +1,152 @@
+"""`lockstep project`: bytes and hours that follow from links and failures, by our own clock."""
+
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from lockstep.errors import LockstepError
+from parts.projection import failures
+from parts.projection.command import lines
+from parts.projection.project import METHODS, PlannedSwarm, project
+from parts.projection.quantities import bits_per_second, seconds
+from pipeline import __main__ as command_line
+
+SWARM = PlannedSwarm(
+    peers=8,
+    params=1e9,
+    batch=4e6,
+    tokens=2e10,
+    flops=4e14,
+    uplink=1e9,
+    downlink=1e9,
+    latency=1.0,
+    mtbf=43_200,
+    restart=180,
+    quorum=0.8,
+)
+
+
+def by_label(swarm: PlannedSwarm) -> dict:
+    return {found.method.label: found for found in project(swarm)}
+
+
+def test_a_dense_round_takes_what_is_counted_by_hand():
+    """8 peers, 4 GB each: 7.5 s of training, 1 s of latency, 32 s up, 7 messages down."""
+    found = by_label(SWARM)["AdamW, gradients whole"]
+    assert (found.sent, found.received) == (4e9, 28e9)
+    seconds_trained = 500_000 * 6e9 / 4e14
+    whole = seconds_trained + 1 + 32 + 7 * 32
+    assert found.seconds == pytest.approx(whole)
+    assert found.utilisation == pytest.approx(seconds_trained / whole, rel=1e-6)
+    steps = 2e10 / 4e6
+    present = failures.available(43_200, 180)
+    others = failures.at_least(6, 7, present)  # beside this peer, of 7 that are needed
+    hours = steps * whole / 3600 / present / others / math.exp(-whole / 43_200)
+    assert found.hours == pytest.approx(hours, rel=1e-6)
+
+
+def test_local_steps_hide_links_and_topologies_change_bytes():
+    found = by_label(SWARM)
+    computes = [one.utilisation for one in found.values()]
+    assert computes[0] < computes[1] < computes[2] <= 1
+    assert found["Streaming DiLoCo, 4 fragments, 4 bits"].utilisation == pytest.approx(
+        1.0, abs=0.01
+    )
+    ring = by_label(SWARM._replace(topology="ring"))
+    assert {one.method.bits for one in ring.values()} == {32}  # what can be summed on the way
+    assert ring["AdamW, gradients whole"].received == 2 * 7 / 8 * 4e9
+    hub = by_label(SWARM._replace(topology="hub"))
+    assert hub["AdamW, gradients whole"].received == 4e9
+    distro = hub["DisTrO, AdaDistro"]
+    assert distro.received == 8 * distro.sent  # the union of sparse messages, at most
+    many = by_label(SWARM._replace(topology="hub", peers=1000))["DisTrO, AdaDistro"]
+    assert many.received == 4e9  # and never more than all params
+
+
+@pytest.mark.parametrize("present", [0.5, 0.9, 0.999])
+def test_the_quorum_is_the_binomial_sum(present):
+    expected = sum(math.comb(20, k) * present**k * (1 - present) ** (20 - k) for k in range(16, 21))
+    assert failures.quorum(20, 0.8, present) == pytest.approx(expected, rel=1e-9)
+    assert failures.quorum(20, 0.0, present) == pytest.approx(1.0)
+    assert failures.quorum(20, 1.0, 1.0) == 1.0
+
+
+def test_one_machine_of_many_chips_fails_as_often_as_they_do_together():
+    """So M learners train as one with a share of 1 / M of the chips."""
+    whole = failures.all_or_nothing(1000, 43_200, 180)
+    assert failures.all_or_nothing(1000 // 8, 43_200, 180) == pytest.approx(
+        failures.all_or_nothing(1, 43_200 / 125, 180)
+    )
+    assert whole == pytest.approx(1 / (1 + 1000 * 180 / 43_200))
+
+
+def test_a_peer_that_fails_loses_its_round_so_long_rounds_lose_more():
+    """By a simulation of one peer: up for a while, away, and in again at the next round."""
+    rng = np.random.default_rng(0)
+    for round_seconds in (600.0, 3600.0):
+        time = done = 0.0
+        fails = rng.exponential(43_200)
+        for _ in range(40_000):
+            whole = fails > time + round_seconds
+            done += whole
+            time += round_seconds
+            while fails < time:  # away, and rejoins at the beginning of a round
+                back = fails + 180
+                fails = back + rng.exponential(43_200)
+                time = max(time, math.ceil(back / round_seconds) * round_seconds)
+        share = done * round_seconds / time
+        swarm = SWARM._replace(quorum=0.0)
+        assert swarm.kept(round_seconds) == pytest.approx(share, abs=0.02)
+
+
+def test_the_table_says_what_it_rests_on():
+    said = "\n".join(lines(SWARM))
+    assert all(f"| {method.label} |" in said for method in METHODS)
+    ring = "\n".join(lines(SWARM._replace(topology="ring")))
+    assert "Not by a ring" in ring and "signs" in ring and "Not by" not in said
+    assert "Nothing here was run." in said and "each downloads every other's message" in said
+
+
+@pytest.mark.parametrize("text", ["100", "Mbps", "0Mbps", "-1Mbps", "1e999Mbps", "1..2Mbps"])
+def test_a_wrong_quantity_is_one_line(text):
+    with pytest.raises(LockstepError, match=r"^--uplink .*: expected a bandwidth"):
+        bits_per_second("--uplink", text)
+    with pytest.raises(LockstepError, match=r"^--mtbf .*: expected a duration"):
+        seconds("--mtbf", text)
+
+
+@pytest.mark.parametrize("value", ["inf", "1e300"])
+@pytest.mark.parametrize("flag", ["--params", "--batch", "--tokens", "--flops"])
+def test_no_number_that_is_none_or_beyond_all_bounds_is_projected(flag, value):
+    given = {"--params": "1e9", flag: value}
+    arguments = [part for pair in given.items() for part in pair]
+    asked = ["project", "--peers", "4", "--uplink", "1Gbps", *arguments]
+    raised = CliRunner().invoke(command_line.app, asked).exception
+    assert isinstance(raised, LockstepError) and str(raised).startswith(
+        f"{flag} {value}: ".replace("e300", "e+300")
+    )
+
+
+def test_quantities_have_units():
+    assert (seconds("--mtbf", "12h"), seconds("--restart", "1.5m")) == (43_200, 90)
+    assert (bits_per_second("--uplink", "100Mbps"), bits_per_second("--uplink", "2gbps")) == (
+        1e8,
+        2e9,
+    )
+
+
+def test_the_command_answers_and_imports_nothing_heavy():
+    arguments = ["project", "--peers", "100", "--params", "40e9", "--uplink", "100Mbps"]
+    done = CliRunner().invoke(command_line.app, arguments)
+    assert done.exit_code == 0 and "| DisTrO, AdaDistro |" in done.output
+    code = (
+        "import sys; from parts.projection import command; "
+        "sys.exit(bool({'jax', 'numpy', 'matplotlib'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    too_few = CliRunner().invoke(command_line.app, [*arguments, "--batch", "10"])
+    assert "expected at least a token" in str(too_few.exception)

@@ -1,0 +1,92 @@
+"""Forged losses, held-out sequences and scores, and what else stands beside the transcript."""
+
+from pathlib import Path
+
+import pytest
+
+from parts.publication import layout
+from tests.parts.publication.forged.changes import better
+from tests.parts.publication.published_run import change_json, change_tensors, forge, refusal
+
+
+def no_loss(folder: Path) -> None:
+    names = ("held_out_loss", "perplexity", "bits_per_byte")
+    for file in (layout.EVALUATED, layout.RESULTS):
+        change_json(file, lambda e: e.update(dict.fromkeys(names)))(folder)
+
+
+def fewer_rows(tensors: dict) -> None:
+    for name, array in tensors.items():
+        tensors[name] = array[:2]
+
+
+FORGED = {
+    "a better loss": (
+        better("held_out_loss", 1.0),
+        "proof/evaluate.json: held_out_loss is 1.0000, expected ",
+    ),
+    "a better perplexity": (
+        better("perplexity", 1.05),
+        "proof/evaluate.json: perplexity is 1.0500, expected ",
+    ),
+    "more tokens": (
+        better("tokens", 10**9),
+        "proof/evaluate.json: tokens is 1000000000, expected 60 as measured here",
+    ),
+    "more sequences": (
+        better("sequences", 10**6),
+        "proof/evaluate.json: sequences is 1000000, expected 4 as measured here",
+    ),
+    "bits per byte without a tokenizer": (
+        better("bits_per_byte", 1.0),
+        "proof/evaluate.json: bits_per_byte is 1.0000, expected null as measured here",
+    ),
+    "a text for a perplexity": (
+        better("perplexity", "a" * 3000),
+        "proof/evaluate.json: perplexity is ",
+    ),
+    "no loss though something was held out": (
+        no_loss,
+        "proof/evaluate.json: held_out_loss is null, expected ",
+    ),
+    "fewer held-out sequences": (
+        change_tensors(layout.HELD_OUT, fewer_rows),
+        "proof/held_out.safetensors: 2 sequences missing and 0 others, expected the 4 of 12 ",
+    ),
+    "other held-out sequences than the seed draws": (
+        change_tensors(layout.HELD_OUT, lambda t: t.update(indices=t["indices"] + 1)),
+        "proof/held_out.safetensors: ",
+    ),
+    "a smaller split than the transcript's header has": (
+        better("split_sequences", 4),
+        "proof/held_out.safetensors: ",
+    ),
+    "a smaller standard error": (
+        better("held_out_stderr", 0.001),
+        "proof/evaluate.json: held_out_stderr is 0.0010, expected ",
+    ),
+    "scores in one file of the two": (
+        change_json(layout.EVALUATED, lambda e: e.update(tasks={"mmlu": {"acc": 0.99}})),
+        "proof/results.json: other numbers than proof/evaluate.json, expected the same",
+    ),
+    "a base model that the run did not begin with": (
+        change_json(layout.SOURCE, lambda s: s.update(repo_id="meta/large", commit="ab" * 20)),
+        "proof/source.json: repo_id is 'meta/large', expected None as in proof/run.json",
+    ),
+    "other token ids where a text begins": (
+        change_json("generation_config.json", lambda g: g.update(bos_token_id=3)),
+        "generation_config.json: ",
+    ),
+    "other tables than the run file's in a made file": (
+        change_json(layout.made("train"), lambda m: m["tables"]["peers"].update(count=9)),
+        "proof/made/train.json: [peers] is ",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", FORGED)
+def test_what_contradicts_itself_is_not_verified_though_all_hashes_agree(folder, case):
+    change, said = FORGED[case]
+    change(folder)
+    forge(folder)
+    assert said in refusal(folder)

@@ -1,0 +1,195 @@
+"""What nobody can find, and is named as not proven."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lockstep.transcript.trees import load_arrays
+from parts.publication import layout, publish
+from parts.tasks import scores
+from pipeline import runfile
+from pipeline.language_model import held_out
+from pipeline.stage.artifacts import read_json
+from pipeline.weights import exported
+from tests import tiny
+from tests.parts.publication.forged.changes import (
+    HEADER,
+    another_machine,
+    better,
+    change_card,
+    new_transcript_hash,
+)
+from tests.parts.publication.published_run import (
+    add,
+    change_json,
+    change_round,
+    change_tensors,
+    entry,
+    forge,
+    refusal,
+    verify,
+)
+from tests.pipeline import finished_run, trained_run
+
+
+def test_a_header_that_names_another_machine_changes_the_exit_status_and_the_line(folder, capsys):
+    change_json(HEADER, another_machine)(folder)
+    forge(folder)
+    verified = verify(folder)
+    assert not verified.bitwise
+    assert verified.claim("weights").values["chain"]  # on any machine
+    line = verified.text
+    assert line.startswith("consistent, not verified: bits could not be compared\n")
+    assert (
+        "compared by tolerance (distance of a message at most 0.05, within which it may be "
+        "anything; what peers own is not compared), because the publisher says: device_kind is "
+        "'cpu' here, was 'NVIDIA H100 80GB HBM3' in training"
+    ) in line
+
+
+def of_rounds(change: Callable[[dict], object]) -> Callable[[Path], None]:
+    def changed(folder: Path) -> None:
+        for number in range(1, 7):
+            change_round(folder, number, change)
+        new_transcript_hash(folder)
+
+    return changed
+
+
+def own_draw(folder: Path) -> None:
+    """The author's own seed and percent of the audit, and its verdict."""
+    sample = {"seed": "of the author's own", "replay_percent": 0.0}
+    change_json(layout.RUN, lambda tables: tables["witness"].update(sample))(folder)
+    verdict = {"replayed_windows": [], "sample_seed": sample["seed"], "sample_seed_of": "auditor"}
+    change_json(layout.VERDICT, lambda v: v.update(verdict))(folder)
+
+
+def other_words(folder: Path) -> None:
+    """A tokenizer whose words mean other tokens than those of the training."""
+    add("tokenizer.json")(folder)
+    tokenizer = trained_run.make_tokenizer()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    data = rows_of(folder)
+    said = read_json(folder / layout.EVALUATED)
+    loss = held_out.MeanLoss(said["held_out_loss"], said["held_out_stderr"])
+    for name, value in held_out.numbers(loss, data, tokenizer, []).items():
+        better(name, value)(folder)
+    name = layout.made("export")
+    here = entry(folder / "tokenizer.json")
+    change_json(name, lambda m: m["files"].update({"tokenizer.json": here}))(folder)
+
+
+def other_packages(folder: Path) -> None:
+    for stage in layout.STAGES:
+        change_json(layout.made(stage), invented)(folder)
+
+
+def invented(made: dict) -> None:
+    made["environment"]["jax"] = "9.9"
+    made["content"] |= {"pipeline/train.py": "ab" * 32}
+
+
+def rows_of(folder: Path) -> held_out.HeldOutRows:
+    arrays = load_arrays(folder / layout.HELD_OUT)
+    split_size = read_json(folder / layout.EVALUATED)["split_sequences"]
+    return held_out.HeldOutRows(arrays["rows"], ("inputs",), arrays["indices"], split_size)
+
+
+def easiest(tensors: dict) -> None:
+    for name in tensors:
+        tensors[name] = tensors[name].copy()
+    tensors["rows"][:] = tensors["rows"][0]
+
+
+def measured_on(change: Callable[[dict], object]) -> Callable[[Path], None]:
+    """Other held-out rows, and the loss that is measured on them."""
+
+    def changed(folder: Path) -> None:
+        change_tensors(layout.HELD_OUT, change)(folder)
+        data, model = rows_of(folder), exported.read(folder, scan=False)
+        run = runfile.parse(read_json(folder / layout.RUN), "run.json")
+        with tiny.like_a_process():
+            loss = held_out.exported_loss(model.features, model.head, model.params, data, run.peers)
+        found = held_out.numbers(loss, data, None, [])
+        for name, value in found.items():
+            better(name, value)(folder)
+
+    return changed
+
+
+def one_row(folder: Path) -> None:
+    """A split of one sequence, in each file that has its size."""
+
+    def alone(tensors: dict) -> None:
+        tensors.update(indices=np.zeros(1, np.int64), rows=tensors["rows"][:1])
+
+    better("split_sequences", 1)(folder)
+    change_json(HEADER, lambda header: header.update(held_out_rows=[1, 1]))(folder)
+    measured_on(alone)(folder)
+
+
+def invented_score(folder: Path) -> None:
+    task = json.loads(json.dumps(scores.report(finished_run.NEXT_LINE)))
+    change_json(layout.RESULTS, lambda r: r.update(tasks=[task]))(folder)
+    flat = scores.flat(finished_run.NEXT_LINE)
+    change_json(layout.EVALUATED, lambda e: e.update(tasks={"next_line": flat}))(folder)
+
+
+def another_release(folder: Path) -> None:
+    change_json(layout.MANIFEST, lambda m: m.update(release="9.9.9"))(folder)
+    change_card(folder, "\n## Data\n", "\nAudited by an independent lab.\n\n## Data\n")
+
+
+NAMED = {
+    "other losses in all rounds": (
+        of_rounds(lambda entry: entry.update(loss=0.5)),
+        "losses while training",
+    ),
+    "the author's own draw of the audit": (
+        own_draw,
+        "that the author's audit replayed 0 windows",
+    ),
+    "another source of the data": (
+        change_json(layout.SHARDS, lambda s: s["source"].update(read="FineWeb-Edu")),
+        "where the sequences come from",
+    ),
+    "other packages and code": (other_packages, "with what code and packages"),
+    "a tokenizer of other words": (other_words, "tokenizer.json"),
+    "a score that nobody measured": (invented_score, "the scores of next_line"),
+    "one held-out sequence": (
+        one_row,
+        "measured again on 1 of 1 held-out sequences\n",
+    ),
+    "the same held-out sequence four times": (
+        measured_on(easiest),
+        ", of which only 1 differ\n",
+    ),
+    "a card of another release": (
+        another_release,
+        "the text of the card, which release 9.9.9 wrote",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", NAMED)
+def test_what_nobody_can_find_is_named_as_not_proven(folder, case):
+    change, said = NAMED[case]
+    change(folder)
+    forge(folder, card=change is not another_release)
+    assert said in verify(folder).text
+
+
+def test_easy_held_out_sequences_are_found_by_a_reader_with_the_same_data(published, folder):
+    measured_on(easiest)(folder)
+    forge(folder)
+    said = refusal(folder, shards=published.root / "data/shards")
+    assert said.startswith("proof/held_out.safetensors: other sequences than those of ")
+
+
+def test_a_draw_by_the_authors_own_seed_is_said_to_be_that(published, tmp_path):
+    tried = tmp_path / "tried"
+    publish.write(tried, published.run_file, published.root, 1, "mine")
+    assert "drawn by the transcript's hash and the author's own seed" in verify(tried).text

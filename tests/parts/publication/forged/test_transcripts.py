@@ -1,0 +1,399 @@
+"""Forged weights, rounds, states, verdicts and run files, where every hash and key agrees."""
+
+import gzip
+import json
+import re
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from flax.traverse_util import unflatten_dict
+from safetensors.numpy import save_file
+
+from lockstep.errors import LockstepError
+from lockstep.programs.train_step import Programs
+from lockstep.protocol import consensus, driver
+from lockstep.transcript.entry import Entry
+from lockstep.transcript.follow import begin_round
+from lockstep.transcript.trees import load_arrays, save_tree
+from lockstep.wire import exchange
+from lockstep.wire import message as wire
+from lockstep.wire.commitment import tree_hash
+from parts.publication import commands, layout, packed
+from parts.publication.fetch import Limits
+from parts.publication.reader import ReaderAsks
+from pipeline import runfile
+from pipeline.stage.artifacts import read_json
+from pipeline.start import begin
+from pipeline.weights import hf
+from tests import tiny
+from tests.parts.publication.forged.changes import (
+    HEADER,
+    SNAPSHOT,
+    another_machine,
+    change_run,
+    new_transcript_hash,
+    other_rate,
+)
+from tests.parts.publication.published_run import (
+    LIMITS,
+    TRANSCRIPT,
+    add,
+    change_json,
+    change_round,
+    change_tensors,
+    entry,
+    flip,
+    forge,
+    refusal,
+    say_twice,
+    size_of,
+)
+
+
+def other_weights(folder: Path) -> None:
+    """Of another run, as stage export would write them."""
+    config, params = hf.read_folder(folder)
+    hf.write_folder(folder, config, jax.tree.map(lambda x: 1.01 * x, params), "float32")
+
+
+def other_weights_and_their_hash(folder: Path) -> None:
+    other_weights(folder)
+    found = tree_hash(hf.read_folder(folder)[1])
+    change_json(f"{TRANSCRIPT}/snapshots/00006/state.json", lambda s: s.update(params=found))(
+        folder
+    )
+
+
+def other_seed(tables: dict) -> None:
+    tables["model"]["LLM"]["checkpoint"]["Init"]["seed"] = 7
+
+
+def other_seed_and_its_hash(folder: Path) -> None:
+    """The first snapshot has the hash of fresh weights of the claimed seed."""
+    change_run(other_seed)(folder)
+    architecture, config = hf.model_of(read_json(folder / HEADER)["model"], HEADER)
+    found = tree_hash(jax.device_get(architecture.init(config, 7)))
+    own = jax.device_get(programs_of(folder).init(architecture.init(config, 7))[0])
+    change_json(SNAPSHOT.format(0), lambda s: s.update(params=found, own=[tree_hash(own)] * 2))(
+        folder
+    )
+
+
+def larger_model(tables: dict) -> None:
+    tables["model"]["LLM"]["checkpoint"]["Init"]["config"] |= {
+        "num_hidden_layers": 12,
+        "hidden_size": 4096,
+    }
+
+
+def other_theta(tables: dict) -> None:
+    tables["model"]["LLM"]["checkpoint"]["Init"]["config"]["rope_theta"] = 500000.0
+
+
+def back_door(folder: Path) -> None:
+    """Some of the params, and their hash in the last snapshot."""
+    config, params = hf.read_folder(folder)
+    params["embed"]["embedding"] = params["embed"]["embedding"].copy()
+    params["embed"]["embedding"][5] += 1.0
+    hf.write_folder(folder, config, params, "float32")
+    change_json(SNAPSHOT.format(6), lambda s: s.update(params=tree_hash(params)))(folder)
+
+
+def and_then(*changes: Callable[[Path], object]) -> Callable[[Path], None]:
+    def changed(folder: Path) -> None:
+        for change in changes:
+            change(folder)
+
+    return changed
+
+
+def other_token(folder: Path) -> None:
+    change_tensors(f"{layout.ROWS}/00001-000.safetensors", change_token)(folder)
+
+
+def other_state(folder: Path, *, hashed: bool) -> None:
+    """Another momentum, with its hash in the snapshot or without."""
+    plain = folder / TRANSCRIPT / "snapshots/00003/own-001.safetensors"
+    path = plain.with_name(plain.name + packed.PLANES)
+    packed.unpack(path, plain, size_of(path))
+    tensors = {name: array + np.float32(0.5) for name, array in load_arrays(plain).items()}
+    save_tree(plain, unflatten_dict(tensors, sep="/"))
+    packed.pack(plain, path)
+    found = tree_hash(unflatten_dict(tensors, sep="/"))
+    plain.unlink()
+
+    def change(state: dict) -> None:
+        state["own"][1] = found
+
+    if hashed:
+        change_json(SNAPSHOT.format(3), change)(folder)
+
+
+def programs_of(folder: Path) -> Programs:
+    run = runfile.parse(read_json(folder / layout.RUN), "run.json")
+    model = read_json(folder / HEADER)["model"]
+    with tiny.like_a_process():
+        return begin.blank(run, model, None, ("inputs",), 0, 0).programs
+
+
+def other_message(folder: Path) -> None:
+    """A message of round 2 is another, and all that is said of it agrees."""
+    line = gzip.decompress((folder / layout.ROUNDS).read_bytes()).splitlines()[1]
+    entry = Entry.model_validate_json(line)
+    plan, message = entry.round, entry.evidence.messages[0]
+    path = folder / TRANSCRIPT / "payloads" / message.payload
+    data = bytearray(path.read_bytes())
+    form = programs_of(folder).form
+    before = wire.decode(bytes(data[message.offset :][: message.bytes]), form)
+    for at in range(message.offset + message.bytes - 1, message.offset, -1):
+        data[at] ^= 1
+        with suppress(wire.WireError):
+            decoded = wire.decode(bytes(data[message.offset :][: message.bytes]), form)
+            if tree_hash(decoded) != tree_hash(before):
+                break
+        data[at] ^= 1
+    path.write_bytes(data)
+    said = replace(message, commitment=exchange.commit(decoded, 0, plan, form).hex())
+    evidence = replace(entry.evidence, messages=entry.evidence.messages | {0: said})
+    limit = runfile.parse(read_json(folder / layout.RUN), "run.json").config.max_round_train_time
+    honest = consensus.witnessed(plan, evidence, limit)
+    evidence = replace(evidence, attestations=tuple(honest))
+    other = entry.model_copy(update={"evidence": evidence})
+    change_round(folder, 2, lambda e: e.update(json.loads(other.model_dump_json())))
+    new_transcript_hash(folder)
+
+
+def decide_again(folder: Path) -> None:
+    """The decisions that follow from what all rounds say was sent."""
+    lines = gzip.decompress((folder / layout.ROUNDS).read_bytes()).splitlines()
+    run = runfile.parse(read_json(folder / layout.RUN), "run.json")
+    with tiny.like_a_process():
+        model = read_json(folder / HEADER)["model"]
+        setup = begin.blank(run, model, None, ("inputs",), 0, 0)
+    progress = setup.start.progress(setup.settings)
+    for number, line in enumerate(lines, start=1):
+        said = Entry.model_validate_json(line)
+        progress = begin_round(progress, said)
+        progress, decision = driver.finish_round(progress, said.round, said.evidence)
+        other = json.loads(said.model_copy(update={"decision": decision}).model_dump_json())
+        change_round(folder, number, lambda e, other=other: e.update(other))
+
+
+def splice(other: Path) -> Callable[[Path], None]:
+    """The second half is another run's, which began with other weights: rounds, states, weights."""
+
+    def changed(folder: Path) -> None:
+        lines = gzip.decompress((other / layout.ROUNDS).read_bytes()).splitlines()
+        for number in (4, 5, 6):
+            change_round(folder, number, lambda e, n=number: e.update(json.loads(lines[n - 1])))
+        decide_again(folder)
+        new_transcript_hash(folder)
+        for name in ("model.safetensors", layout.EVALUATED, layout.RESULTS):
+            shutil.copyfile(other / name, folder / name)
+        names = [SNAPSHOT.format(step) for step in (3, 6)]
+        names += [f"{TRANSCRIPT}/payloads/00004.bin"]
+        for path in (other / TRANSCRIPT / "snapshots/00003").glob("own-*"):
+            names.append(path.relative_to(other).as_posix())
+        for name in names:
+            shutil.copyfile(other / name, folder / name)
+
+    return changed
+
+
+def add_metadata(name: str) -> Callable[[Path], None]:
+    """Words in a file of arrays, which no reader shows."""
+
+    def changed(folder: Path) -> None:
+        arrays = load_arrays(folder / name)
+        save_file(arrays, folder / name, metadata={"verified_by": "an independent lab"})
+
+    return changed
+
+
+def change_token(tensors: dict) -> None:
+    tensors["rows"] = tensors["rows"].copy()
+    tensors["rows"][:, 3] = (tensors["rows"][:, 3] + 1) % 64
+
+
+def change_commitment(folder: Path) -> None:
+    """One message of the first window, which is not published, is committed to as another."""
+    change_round(folder, 2, lambda e: e["evidence"]["messages"]["0"].update(commitment="ab" * 32))
+    new_transcript_hash(folder)
+
+
+def append(path: Path, data: bytes) -> None:
+    path.write_bytes(path.read_bytes() + data)
+
+
+def accuse(kind: str, detail: str, bundle: int | None = None) -> Callable[[Path], None]:
+    """The verdict blames peer 1, which is honest, for something that was not applied."""
+    said = {"round": 2, "peer": 1, "kind": kind, "detail": detail, "applied": False}
+    if bundle is not None:
+        said["bundle"] = f"bundles/00001-00003-peer-{bundle:02}"
+    return change_json(layout.VERDICT, lambda verdict: verdict["findings"].append(said))
+
+
+FORGED = {
+    "weights of another run": (other_weights, "model.safetensors: "),
+    "weights of another run, with their hash in the transcript": (
+        other_weights_and_their_hash,
+        "round 6, params: the params at the snapshot are ",
+    ),
+    "a back door in some params, and a header that says that bits differ": (
+        and_then(back_door, change_json(HEADER, lambda h: h.update(bitwise=False))),
+        "round 6, params: the params at the snapshot are ",
+    ),
+    "a back door, and a header that names another machine": (
+        and_then(back_door, change_json(HEADER, another_machine)),
+        "round 6, params: the params at the snapshot are ",
+    ),
+    "a header that says that bits differ, on a machine like the reader's": (
+        change_json(HEADER, lambda h: h.update(bitwise=False)),
+        "header.json: bitwise is false, expected true: this machine is like the one that",
+    ),
+    "a header with other threads than the run file's": (
+        change_json(HEADER, lambda h: h["environment"].update(threads="64")),
+        "header.json: environment.threads is '64', expected '4', which stage train takes",
+    ),
+    "a header without the flags that stage train sets": (
+        change_json(HEADER, lambda h: h["environment"].update(xla_flags="--xla_x=1")),
+        "header.json: environment.xla_flags is '--xla_x=1', expected to begin with ",
+    ),
+    "another model in config.json": (
+        change_json("config.json", lambda c: c.update(rms_norm_eps=1e-3)),
+        "config.json: ",
+    ),
+    "a larger model in the run file": (
+        change_run(larger_model),
+        "header.json: head_dim of the model is 8, expected 2048 as model.LLM.checkpoint.Init",
+    ),
+    "another theta in the run file": (
+        change_run(other_theta),
+        "of the model is ",
+    ),
+    "a changed round": (change_commitment, "round 2, peer 0, commitment: payload hashes to "),
+    "a changed message in a window that is not published": (
+        other_message,
+        "round 3, params: the params at the snapshot are ",
+    ),
+    "a changed token": (other_token, ", message: sent "),
+    "a changed payload": (flip(f"{TRANSCRIPT}/payloads/00004.bin"), "proof/transcript: round "),
+    "a changed state": (
+        lambda folder: other_state(folder, hashed=False),
+        "snapshot: its files do not have the hashes",
+    ),
+    "a changed state, with its hash": (
+        lambda folder: other_state(folder, hashed=True),
+        "proof/transcript: ",
+    ),
+    "results that say two things": (
+        say_twice(layout.EVALUATED, "held_out_loss"),
+        "proof/evaluate.json: the key 'held_out_loss' stands twice in a table, expected JSON",
+    ),
+    "metadata that nobody reads": (
+        add_metadata(layout.HELD_OUT),
+        "proof/held_out.safetensors: metadata {'verified_by': 'an independent lab'}, expected none",
+    ),
+    "a hash of params that nothing gives": (
+        change_json(SNAPSHOT.format(3), lambda s: s.update(params="ab" * 32)),
+        "round 3, params: the params at the snapshot are abababababab, expected ",
+    ),
+    "a verdict that was refused": (
+        change_json(
+            layout.VERDICT,
+            lambda v: v["findings"].append(
+                {"round": 2, "peer": 1, "kind": "message", "detail": "d", "applied": True}
+            ),
+        ),
+        "proof/verdict.json: accepted is True, expected False, which follows from",
+    ),
+    "an accusation that the rounds do not show": (
+        accuse("ejected", "caught in its round: false check"),
+        "proof/verdict.json: findings has peer 1 in round 2 (ejected), caught in its round: false",
+    ),
+    "an accusation that a repeated window does not show": (
+        accuse("message", "sent 000000000000, its replay gives 111111111111", 1),
+        "expected no such one, since window 1-3 of peer 1 does not show it",
+    ),
+    "an accusation that no window could show": (
+        accuse("check", "recomputed the step of nobody as 000000000000"),
+        "expected no such one, since no window was replayed that could show it",
+    ),
+    "a verdict that replayed more": (
+        change_json(layout.VERDICT, lambda v: v.update(windows=9)),
+        "proof/verdict.json: windows is 9, expected 4",
+    ),
+    "a verdict whose honest repeats loosen a fixed tolerance": (
+        change_json(
+            layout.VERDICT,
+            lambda v: v.update(
+                method="tolerance", why_not_bitwise="because", tolerance=0.4, repeats=0.1
+            ),
+        ),
+        "proof/verdict.json: tolerance is 0.4, expected 0.05, which follows from",
+    ),
+    "a run file with another learning rate": (
+        change_json(layout.RUN, other_rate),
+        "round 0, header: its run differs from the auditor's own",
+    ),
+    "another seed of fresh weights": (
+        change_run(other_seed),
+        "proof/transcript: params before the first round of hash ",
+    ),
+    "another seed of fresh weights, with its hash": (
+        other_seed_and_its_hash,
+        "round 3, params: the params at the snapshot are ",
+    ),
+    "messages of nobody": (
+        lambda folder: append(folder / TRANSCRIPT / "payloads/00004.bin", bytes(10**6)),
+        "payloads/00004.bin: 100",
+    ),
+    "params that nobody needs": (
+        add(f"{TRANSCRIPT}/snapshots/00003/params.safetensors"),
+        "snapshots/00003/params.safetensors: a file that no drawn window needs, expected none",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", FORGED)
+def test_what_contradicts_itself_is_not_verified_though_all_hashes_agree(folder, case):
+    change, said = FORGED[case]
+    change(folder)
+    forge(folder)
+    assert said in refusal(folder)
+
+
+@pytest.mark.parametrize(
+    "data, said",
+    [
+        (gzip.compress(bytes(10**7)), " bytes unpacked, expected "),
+        (b"[]", "rounds.jsonl.gz: Not a gzipped file (b'[]'), expected a gzip file"),
+    ],
+    ids=["a bomb", "no gzip file"],
+)
+def test_rounds_that_do_not_unpack_are_refused(folder, data, said):
+    (folder / layout.ROUNDS).write_bytes(data)
+    change_json(
+        layout.MANIFEST, lambda m: m["files"].update({layout.ROUNDS: entry(folder / layout.ROUNDS)})
+    )(folder)
+    with tiny.like_a_process(), pytest.raises(LockstepError, match=re.escape(said)):
+        commands._verify(str(folder), folder.parent, Limits(0.005, LIMITS.network), ReaderAsks())
+
+
+def test_a_second_half_of_another_run_is_not_verified(published, folder, tmp_path):
+    splice(published.of_another_seed(tmp_path / "other"))(folder)
+    forge(folder)
+    assert "round 3, params: the params at the snapshot are " in refusal(folder)
+
+
+@pytest.mark.soak  # compiles another program
+def test_another_learning_rate_in_the_transcript_too_is_found_without_replay(folder):
+    change_run(other_rate)(folder)
+    forge(folder)
+    assert "round 3, params: the params at the snapshot are " in refusal(folder)

@@ -1,0 +1,284 @@
+"""A finished tiny run, its publication, and what a forger changes in a copy of it."""
+
+import gzip
+import hashlib
+import json
+import re
+import shutil
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cached_property
+from pathlib import Path
+
+import pytest
+
+from lockstep.errors import LockstepError
+from lockstep.transcript.trees import load_arrays, save_tree
+from parts.publication import commands, layout, packed, publish, unpacked
+from parts.publication.checks import card_again
+from parts.publication.checks.weights import PublishedTranscript
+from parts.publication.fetch import Limits
+from parts.publication.layout import Made, Publication, PublishedFile
+from parts.publication.reader import ReaderAsks
+from parts.publication.unpacked import Unpacked
+from pipeline import runfile
+from pipeline.__main__ import app
+from pipeline.runfile import Network
+from pipeline.stage.artifacts import _digest, read_json, sha256_file, write_json
+from pipeline.stage.keys import digest, needs
+from pipeline.start import begin
+from tests import tiny
+
+STAGES = layout.STAGES
+TRANSCRIPT = layout.TRANSCRIPT
+LIMITS = Limits(1, Network(attempts=2, stall_seconds=1))
+
+
+class Published:
+    """A finished tiny run, and its publication."""
+
+    def __init__(self, folder: Path):
+        self.run_file, self.root = folder / "run.toml", folder / "root"
+        self.data = tiny.write_data(folder / "tokens")
+        self.folder = folder / "published"
+        tiny.write_run(self.run_file, tiny.run_document(self.data))
+        tiny.make(self.run_file, self.root, *STAGES, layout.REPORT)
+        publish.write(self.folder, self.run_file, self.root, 1, None)
+
+    @cached_property
+    def whole(self) -> Path:
+        """The same with all windows, so that a forger may change what the draw follows."""
+        folder = self.folder.with_name("whole")
+        publish.write(folder, self.run_file, self.root, 4, None)
+        return folder
+
+    def of_another_seed(self, folder: Path) -> Path:
+        """Return the whole publication of a run that began with other fresh weights."""
+        run_file = folder / "run.toml"
+        folder.mkdir()
+        document = tiny.run_document(self.data)
+        document["model"]["LLM"]["checkpoint"]["Init"]["seed"] = 1
+        tiny.write_run(run_file, document)
+        tiny.make(run_file, folder / "root", *STAGES, layout.REPORT)
+        publish.write(folder / "whole", run_file, folder / "root", 4, None)
+        return folder / "whole"
+
+
+def verify(source: Path | str, **asked: object):
+    """What the command claims, or the error that it prints."""
+    root = Path(source).parent / "reader"
+    try:
+        with tiny.like_a_process():
+            return commands._verify(str(source), root, LIMITS, ReaderAsks(**asked))
+    finally:
+        assert not root.exists()  # nothing of a folder is copied, or left
+
+
+def print_of(capsys, *arguments: str) -> tuple[int, str]:
+    """The exit status of the command, and what it prints."""
+    with tiny.like_a_process(), pytest.raises(SystemExit) as caught:
+        app(list(arguments))
+    return caught.value.code, capsys.readouterr().out
+
+
+def refusal(source: Path, **asked: object) -> str:
+    with pytest.raises(LockstepError) as caught:
+        verify(source, **asked)
+    assert "\n" not in str(caught.value)
+    assert "/tmp" not in str(caught.value) or asked  # what the reader names
+    return str(caught.value)
+
+
+def forge(folder: Path, *, card: bool = True) -> None:
+    """Makes card, made files, keys and list agree with the files, as anybody could.
+
+    Without `card` its text stays as it is, but for the hashes in it.
+    """
+    listed = read_json(folder / layout.MANIFEST)
+    of_run = listed["files"][layout.RUN]["sha256"] != sha256_file(folder / layout.RUN)
+    listed["files"] = {
+        name: entry(folder / name) if (folder / name).is_file() else file
+        for name, file in listed["files"].items()
+    }
+    with tempfile.TemporaryDirectory() as aside:
+        publication = Publication.model_validate_json(json.dumps(listed))
+        there = publication.model_copy(
+            update={"files": {n: f for n, f in publication.files.items() if (folder / n).is_file()}}
+        )
+        _forge_sizes(folder, there)
+        whole = unpacked.unpack(folder, Path(aside), there, set(), 2**30)
+        stages = [s for s in (*STAGES, layout.REPORT) if (folder / layout.made(s)).is_file()]
+        made = {stage: read_json(folder / layout.made(stage)) for stage in stages}
+        for stage in stages:
+            _forge_key(folder, made, stage, of_run)
+        header = whole.folder / "header.json"
+        if header.is_file():
+            write_json(header, read_json(header) | {"key": made["train"]["key"]})
+            shutil.copyfile(header, folder / TRANSCRIPT / "header.json")
+            whole.files["header.json"] = PublishedFile(**entry(header))
+        text = (folder / "README.md").read_text()
+        for name, file in read_json(folder / layout.MANIFEST)["files"].items():
+            if (folder / name).is_file():
+                text = text.replace(file["sha256"], sha256_file(folder / name))
+        if (whole.folder / "rounds.jsonl").is_file():
+            found = listed["rounds"] = sha256_file(whole.folder / "rounds.jsonl")
+            text = re.sub(r"(?<=transcript's rounds \| `)[0-9a-f]{64}", found, text)
+        if card:
+            with suppress(Exception):  # of records that make none
+                text = _card(folder, there, whole, made)
+        (folder / "README.md").write_text(text)
+        for stage in stages:
+            _forge_made(folder, made, stage, whole)
+    for name in listed["files"]:
+        if (folder / name).is_file():
+            listed["files"][name] = entry(folder / name)
+    write_json(folder / layout.MANIFEST, listed)
+
+
+def size_of(path: Path) -> int:
+    """The size of a packed file's original."""
+    return len(gzip.decompress(path.read_bytes()))
+
+
+def _forge_sizes(folder: Path, publication: Publication) -> None:
+    """The sizes of packed files, which are known before these are unpacked."""
+    left = read_json(folder / layout.made("train"))
+    left.pop("sha256", None)
+    for name in publication.files:
+        if name.startswith(f"{TRANSCRIPT}/") and name.endswith(packed.GZIP):
+            original = "transcript/" + packed.original_of(name.removeprefix(f"{TRANSCRIPT}/"))
+            left["files"][original]["bytes"] = size_of(folder / name)
+    write_json(folder / layout.made("train"), left | {"sha256": _digest(left)})
+
+
+def _forge_key(folder: Path, made: dict[str, dict], stage: str, of_run: bool) -> None:
+    """The stage's tables as in run.json, and the key that follows."""
+    said = made[stage]
+    if of_run:
+        for name in said["tables"]:
+            value = read_json(folder / layout.RUN)
+            for part in name.split("."):
+                value = value[part]
+            said["tables"][name] = _without_null(value)
+    for name, value in said["tables"].items():
+        if f"[{name}]" in said["content"]:
+            said["content"][f"[{name}]"] = digest(value)
+    for need in needs(stage):
+        said["content"][f"stage {need}"] = made[need]["key"]
+    said["key"] = digest(said["content"])[:12]
+
+
+def _without_null(value: object) -> object:
+    """The value as TOML has it."""
+    if isinstance(value, dict):
+        return {key: _without_null(inner) for key, inner in value.items() if inner is not None}
+    return value
+
+
+def _forge_made(folder: Path, made: dict[str, dict], stage: str, whole: Unpacked) -> None:
+    said = made[stage]
+    said.pop("sha256", None)
+    said["needs"] = {n: sha256_file(folder / layout.made(n)) for n in needs(stage)}
+    places = {  # of a stage's files, here
+        "download": {"shards.json": layout.SHARDS},
+        "convert": {"source.json": layout.SOURCE},
+        "train": {},
+        "witness": {"verdict.json": layout.VERDICT},
+        "evaluate": {"metrics/evaluate.json": layout.EVALUATED, "evaluate.json": layout.RESULTS},
+    }
+    for name in said["files"]:
+        place = folder / places.get(stage, {name: name}).get(name, "nowhere")
+        if place.is_file():
+            said["files"][name] = entry(place)
+        original = name.removeprefix("transcript/")
+        if stage == "train" and original in whole.files:
+            said["files"][name] = whole.files[original].model_dump()
+    write_json(folder / layout.made(stage), said | {"sha256": _digest(said)})
+
+
+def _card(folder: Path, publication: Publication, whole: Unpacked, made: dict[str, dict]) -> str:
+    """The card that follows from the forged records."""
+    transcript = PublishedTranscript(whole.folder)
+    run = runfile.parse(read_json(folder / layout.RUN), "run.json")
+    model = transcript.header.model
+    of_stages = {s: Made.model_validate_json(json.dumps(said)) for s, said in made.items()}
+    with tiny.like_a_process():
+        setup = begin.blank(run, model, None, publication.columns, 0, 0)
+    tables = card_again._run_file(of_stages)
+    results = read_json(folder / layout.RESULTS)
+    return card_again._render(folder, publication, setup, transcript, of_stages, tables, results)
+
+
+def entry(path: Path) -> dict:
+    return {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
+
+
+def change_json(name: str, change: Callable[[dict], object]) -> Callable[[Path], None]:
+    def changed(folder: Path) -> None:
+        said = read_json(folder / name)
+        change(said)
+        write_json(folder / name, said)
+
+    return changed
+
+
+def say_twice(name: str, key: str) -> Callable[[Path], None]:
+    """The same key once more, before the one that Python takes."""
+
+    def changed(folder: Path) -> None:
+        path = folder / name
+        path.write_text(path.read_text().replace("{", f'{{"{key}": 1, ', 1))
+
+    return changed
+
+
+def change_tensors(name: str, change: Callable[[dict], object]) -> Callable[[Path], None]:
+    def changed(folder: Path) -> None:
+        tensors = load_arrays(folder / name)
+        change(tensors)
+        save_tree(folder / name, tensors)
+
+    return changed
+
+
+def flip(name: str) -> Callable[[Path], None]:
+    def changed(folder: Path) -> None:
+        data = bytearray((folder / name).read_bytes())
+        data[len(data) // 2] ^= 1
+        (folder / name).write_bytes(data)
+
+    return changed
+
+
+def change_round(folder: Path, number: int, change: Callable[[dict], object]) -> None:
+    """Another line of rounds.jsonl."""
+    packed_rounds, path = folder / layout.ROUNDS, folder / TRANSCRIPT / "rounds.jsonl"
+    packed.unpack(packed_rounds, path, size_of(packed_rounds))
+    lines = path.read_text().splitlines()
+    said = json.loads(lines[number - 1])
+    change(said)
+    lines[number - 1] = json.dumps(said, separators=(",", ":"))
+    path.write_text("\n".join(lines) + "\n")
+    packed.pack(path, packed_rounds)
+    path.unlink()
+
+
+def rounds_sha256(folder: Path) -> str:
+    return hashlib.sha256(gzip.decompress((folder / layout.ROUNDS).read_bytes())).hexdigest()
+
+
+def add(name: str) -> Callable[[Path], None]:
+    """One more file, which the list has."""
+
+    def changed(folder: Path) -> None:
+        (folder / name).write_bytes(b"{}")
+        change_json(layout.MANIFEST, lambda m: m["files"].update({name: entry(folder / name)}))(
+            folder
+        )
+
+    return changed
+
+
+def lose(name: str) -> Callable[[Path], None]:
+    return lambda folder: (folder / name).unlink()

@@ -1,0 +1,103 @@
+"""A publication whose list or content was changed is refused, or verified, in one line."""
+
+import json
+import os
+import random
+from contextlib import suppress
+
+import pytest
+
+from lockstep.errors import LockstepError
+from parts.publication import layout
+from tests import tiny
+from tests.parts.publication.published_run import (
+    add,
+    change_json,
+    flip,
+    forge,
+    lose,
+    say_twice,
+    verify,
+)
+from tests.pipeline.audit.test_strange_bundles import put
+
+CHANGED = {
+    "a card with one flipped bit": (flip("README.md"), "README.md: found "),
+    "a missing file": (lose("config.json"), "config.json: no such file, expected it as proof/"),
+    "a file too many": (
+        lambda folder: (folder / "adapter_config.json").write_text("{}"),
+        "adapter_config.json: a file that proof/publication.json does not list, expected none",
+    ),
+    "a file elsewhere": (
+        change_json(
+            layout.MANIFEST, lambda m: m["files"].update({"../x.json": m["files"]["README.md"]})
+        ),
+        "lists a file named '../x.json', expected a path inside it",
+    ),
+    "code": (
+        change_json(
+            layout.MANIFEST, lambda m: m["files"].update({"x.py": m["files"]["README.md"]})
+        ),
+        "lists 'x.py', expected files of an export and of proof/ alone",
+    ),
+    "a file beside the weights that others would load": (
+        add("adapter_config.json"),
+        "lists 'adapter_config.json', expected files of an export and of proof/ alone",
+    ),
+    "a file of the proof that no stage leaves": (
+        add("proof/x1.json"),
+        "lists 'proof/x1.json', expected files of an export and of proof/ alone",
+    ),
+    "2,000 folders": (
+        change_json(
+            layout.MANIFEST,
+            lambda m: m["files"].update({"a/" * 2000 + "b": m["files"]["README.md"]}),
+        ),
+        "..., expected a path inside it",
+    ),
+    "a sparse file of 100 GB in place of a small one": (
+        lambda folder: os.truncate(folder / "README.md", 10**11),
+        "README.md: found 100000000000 bytes, expected ",
+    ),
+    "a list that says two things": (
+        say_twice(layout.MANIFEST, "release"),
+        "proof/publication.json: the key 'release' stands twice in a table, expected JSON",
+    ),
+    "no rounds": (
+        change_json(layout.MANIFEST, lambda m: m["files"].pop(layout.ROUNDS)),
+        "does not list proof/transcript/rounds.jsonl.gz, expected it in a publication",
+    ),
+    "100 GB": (
+        change_json(layout.MANIFEST, lambda m: m["files"]["README.md"].update(bytes=10**11)),
+        "100.0 GB, expected at most 1 GB; where a publication may be that large",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CHANGED)
+def test_what_its_list_does_not_have_is_not_verified(folder, case):
+    change, said = CHANGED[case]
+    change(folder)
+    with pytest.raises(LockstepError) as caught:
+        verify(folder)
+    assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(200))
+def test_a_mutated_publication_is_verified_or_refused_in_one_short_line(seed, folder):
+    rng = random.Random(seed)
+    for _ in range(rng.randint(1, 2)):
+        path = folder / rng.choice(
+            [n for n in tiny.contents(folder) if n.endswith(("json", "jsonl"))]
+        )
+        lines = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
+        at = rng.randrange(len(lines))
+        lines[at] = json.dumps(put(rng, json.loads(lines[at])))
+        path.write_text("\n".join(lines))
+    with suppress(Exception):  # the lists themselves are no lists any more
+        forge(folder)
+    try:
+        verify(folder)
+    except LockstepError as error:
+        assert str(error).isprintable() and len(str(error)) < 3000

@@ -1,0 +1,151 @@
+"""What `verify` prints and leaves, whatever the publication or its server is."""
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+
+from lockstep.errors import LockstepError, RequestError
+from parts.publication import commands, layout, outcome
+from parts.publication.checks import said as said_
+from parts.publication.checks.measured import Measured
+from parts.publication.outcome import VerifyOutcome
+from parts.publication.reader import ReaderAsks
+from pipeline.__main__ import app
+from pipeline.net.connection import NotFoundError
+from pipeline.net.retry import UnreachableError
+from pipeline.stage.keys import PROJECT
+from pipeline.weights import hf
+from tests import tiny
+from tests.parts.publication.published_run import LIMITS, flip, print_of, verify
+from tests.servers.files import Files
+from tests.servers.misbehaviour import Misbehaviour, silent, untagged
+
+
+def test_the_command_says_why_and_exits_with_one(folder, capsys):
+    flip("README.md")(folder)
+    code, said = print_of(capsys, "verify", str(folder))
+    assert code == 1 and said.startswith("not verified: README.md: found ")
+    code, said = print_of(capsys, "verify", str(folder), "--json")
+    said = json.loads(said)
+    assert (code, said["verified"], said["claims"]) == (1, False, {})
+
+
+def test_each_outcome_has_a_status_of_its_own_and_the_page_says_which():
+    assert len({one.status for one in VerifyOutcome}) == len(VerifyOutcome) == 5
+    page = (PROJECT / "docs/how-to/read-an-audit.md").read_text()
+    for one in VerifyOutcome:
+        assert f"\n| {one.status} | `{one.word}:` | " in page
+        assert f"{one.status}  {one.word}: " in outcome.table()
+
+
+@pytest.mark.parametrize(
+    "error, due",
+    [
+        (RequestError("x"), VerifyOutcome.NOT_ASKED),
+        (NotFoundError("x"), VerifyOutcome.NOT_FETCHED),
+        (UnreachableError("x"), VerifyOutcome.NOT_FETCHED),
+        (LockstepError("x"), VerifyOutcome.CONTRADICTED),
+    ],
+)
+def test_a_request_a_network_and_a_contradiction_are_told_apart(error, due):
+    assert commands._outcome(error) is due
+
+
+def test_the_line_counts_held_out_sequences_that_are_fewer_or_repeated(published):
+    values = verify(published.folder).claim("held_out").values
+    assert values["loss"] > 0
+    assert (values["sequences"], values["different"], values["asked"]) == (4, 4, 4)
+    for held, sample, said in (
+        (Measured(1.5, 0.25, 14, 14, 64, 90), "14 of 90 held-out sequences, ", "the 64 asked for"),
+        (Measured(1.5, 0.0, 64, 1, 64, 64), "64 of 64 held-out sequences, ", "only 1 differ"),
+    ):
+        text = said_._held_out(held).text
+        assert sample in text and text.endswith(said)
+    assert set(layout.COMPANIONS) == set(hf.COMPANIONS)
+
+
+def test_the_object_for_scripts_has_a_field_for_each_claim(published, capsys):
+    code, said = print_of(capsys, "verify", str(published.whole), "--seed", "mine", "--json")
+    said = json.loads(said)
+    assert (code, said["verified"], said["bitwise"], said["reason"]) == (0, True, True, None)
+    assert said["outcome"] == "verified"
+    assert {name: claim["is"] for name, claim in said["claims"].items()} == {
+        "digests": "proven",
+        "signature": "stated",
+        "files": "proven",
+        "start": "proven",
+        "weights": "proven",
+        "windows": "sampled",
+        "held_out": "proven",
+        "card": "proven",
+        "generation_config.json": "proven",
+        "left_out": "stated",
+        "other_windows": "stated",
+        "verdict": "stated",
+        "losses": "stated",
+        "keys": "stated",
+        "held_out_split": "stated",
+        "data": "stated",
+    }
+
+
+def test_a_silent_server_is_named_at_once_and_given_up_after_the_attempts_that_were_asked_for(
+    tmp_path, capsys
+):
+    with Files().serving() as server, tiny.like_a_process(), pytest.raises(SystemExit) as caught:
+        server.faults.append(Misbehaviour(silent))
+        limits = ["--attempts", "2", "--stall-seconds", "0.1", "--root", str(tmp_path)]
+        app(["verify", f"{server.address}/x?signature=secret", *limits])
+    said, asked = capsys.readouterr(), f"{server.address}/x/proof/publication.json?..."
+    assert said.err.splitlines() == [
+        f"verify: asks {asked}, at most 2 times for 0.1 s",
+        f"{asked} timed out; asks again, 1 attempts are left",
+    ]
+    assert said.out == (
+        f"not fetched: {asked} timed out, expected an answer within 2 attempts; run again\n"
+    )
+    paths = {path for _, path, _ in server.seen}
+    assert paths == {"/x/proof/publication.json?signature=secret"}
+    assert caught.value.code == VerifyOutcome.NOT_FETCHED.status and not list(tmp_path.iterdir())
+
+
+def test_a_list_of_over_a_mebibyte_is_not_read_to_its_end(tmp_path, capsys):
+    with Files().serving() as server:
+        server.put(layout.MANIFEST, b" " * (2**20 + 1))
+        _, said = print_of(capsys, "verify", server.address, "--root", str(tmp_path))
+    assert said.endswith("a listing of over 1048576 bytes, expected less\n")
+
+
+def test_a_wrong_name_makes_no_folder(tmp_path, capsys):
+    code, said = print_of(capsys, "verify", "no-such-name", "--root", str(tmp_path))
+    assert code == VerifyOutcome.NOT_ASKED.status
+    assert said.startswith("cannot be asked: no-such-name: no such folder, expected")
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_sigterm_cuts_off_leaves_downloads_alone_and_goes_on_with_them(published, tmp_path):
+    root = tmp_path / "reader"
+    with Files(bytes_per_second=2e4).serving() as server:
+        server.add(published.folder)
+        server.faults.append(Misbehaviour(untagged))
+        command = [sys.executable, "-m", "pipeline", "verify", server.address, "--root", str(root)]
+        with subprocess.Popen(
+            command, cwd=PROJECT, env=tiny.environment(PROJECT), stderr=subprocess.PIPE, text=True
+        ) as process:
+            while not server.sent.get("model.safetensors"):
+                time.sleep(0.01)
+            process.terminate()
+            said = process.stderr.read()
+        assert said.endswith(
+            "SIGTERM received; the same command begins again, and fetches no byte twice\n"
+        )
+        assert process.returncode == 143
+        assert [path.name for path in (root / "data").iterdir()] == ["store"]
+        server.bytes_per_second = None
+        with tiny.like_a_process():
+            assert commands._verify(server.address, root, LIMITS, ReaderAsks()).bitwise
+        sizes = {name: len(content) for name, content in server.files.items()}
+        assert server.sent["model.safetensors"] < 2 * sizes["model.safetensors"]

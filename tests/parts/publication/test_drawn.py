@@ -1,0 +1,130 @@
+"""Which windows are published and repeated, by nobody's choice."""
+
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from lockstep.errors import RequestError
+from parts.publication import layout
+from parts.publication.drawn import draw, seed_of
+from parts.publication.layout import Publication
+from parts.publication.reader import ReaderAsks, choose, matmul_precision, not_needed
+from pipeline.audit.beacon import Beacon
+from pipeline.runfile import Snapshots
+from pipeline.stage.artifacts import write_json
+from pipeline.stage.keys import PROJECT
+
+WINDOWS = Snapshots(0, 40, every=10).windows
+SENDERS = {1: (0, 1, 2, 3), 11: (0, 1, 3), 21: (0, 1, 3), 31: (1, 3)}  # 2 was ejected, 0 left
+
+
+def transcript(name: str) -> SimpleNamespace:
+    def window(asked):
+        messages = dict.fromkeys(SENDERS[asked.first])
+        return [SimpleNamespace(evidence=SimpleNamespace(messages=messages))]
+
+    return SimpleNamespace(hash=name, window=window)
+
+
+def pairs(drawn) -> list[tuple[int, int]]:
+    return [(window.first, peer) for window, peers in drawn for peer in peers]
+
+
+@pytest.mark.parametrize("count", [1, 3, 12, 99])
+def test_no_pair_is_drawn_twice_and_the_last_window_is_one_of_all(count):
+    drawn = pairs(draw(transcript("a"), WINDOWS, "a", count, kept=True))
+    assert len(set(drawn)) == len(drawn) == min(count, 12)
+    assert drawn == sorted(drawn)
+    first = {pairs(draw(transcript(n), WINDOWS, n, 1, kept=True))[0][0] for n in "abcdefghij"}
+    assert first == SENDERS.keys()
+
+
+def test_only_who_sent_something_in_a_window_is_drawn_for_it():
+    drawn = pairs(draw(transcript("a"), WINDOWS, "a", 99, kept=True))
+    assert drawn == [(first, peer) for first, peers in SENDERS.items() for peer in peers]
+
+
+def test_transcript_reader_and_beacon_each_decide_the_draw():
+    def drawn(name: str, seed: str | None, beacon: Beacon | None = None) -> tuple:
+        whole = seed_of(transcript(name), seed, beacon)
+        return tuple(pairs(draw(transcript(name), WINDOWS, whole, 4, kept=True)))
+
+    assert drawn("a", None) == drawn("a", None)
+    assert len({drawn(name, None) for name in "abcdefgh"}) > 4
+    assert len({drawn("a", seed) for seed in "abcdefgh"}) > 4
+    assert len({drawn("a", None, Beacon(value, "")) for value in "abcdefgh"}) > 4
+
+
+def test_where_messages_are_not_kept_a_window_is_drawn_for_all_its_peers_and_the_last_always():
+    for count in (1, 2):
+        drawn = draw(transcript("a"), WINDOWS, "a", count, kept=False)
+        assert len(drawn) == count and pairs(drawn)[-2:] == [(31, 1), (31, 3)]
+
+
+# ---- The reader's ----
+
+
+def published(*names: str, seed: str | None = None) -> Publication:
+    files = {f"{layout.ROWS}/{name}.safetensors": FILE for name in names} | {layout.ROUNDS: FILE}
+    return Publication(
+        format=2,
+        release="1",
+        rounds="ab" * 32,
+        windows=len(names),
+        seed=seed,
+        columns=("inputs",),
+        files=files,
+    )
+
+
+OF_ONE = ("00001-000", "00001-002", "00011-003", "00031-001")
+FILE = {"bytes": 1, "sha256": "ab" * 32}
+
+
+def chosen(publication: Publication, seed: str | None, count: int | None) -> tuple[str, ...]:
+    return tuple(Path(name).stem for name in choose(publication, ReaderAsks(seed, count)))
+
+
+def test_a_reader_repeats_all_that_is_published_or_draws_among_it():
+    assert chosen(published(*OF_ONE), None, None) == OF_ONE
+    assert len({chosen(published(*OF_ONE), seed, None) for seed in "abcdefghijkl"}) == 4
+    assert chosen(published(*OF_ONE, seed="mine"), "mine", None) == OF_ONE
+    assert len(chosen(published(*OF_ONE), "a", 3)) == 3
+    with pytest.raises(RequestError, match="--windows: .* has 4 windows, expected 5; ask the auth"):
+        choose(published(*OF_ONE), ReaderAsks(windows=5))
+
+
+def test_where_messages_are_not_kept_the_last_window_is_always_repeated():
+    several = published("00001", "00011", "00031")
+    for seed in "abcd":
+        assert chosen(several, seed, None) == ("00031",)
+        assert chosen(several, seed, 2)[-1] == "00031"
+
+
+def test_what_windows_that_were_not_chosen_need_is_not_fetched():
+    rows = {name: f"{layout.ROWS}/{name}.safetensors" for name in OF_ONE}
+    own = f"{layout.TRANSCRIPT}/snapshots/{{}}.safetensors.planes.gz"
+    assert not_needed(published(*OF_ONE), [rows["00001-002"], rows["00031-001"]]) == {
+        rows["00001-000"],
+        rows["00011-003"],
+        own.format("00000/own-000"),
+        own.format("00010/own-003"),
+    }
+
+
+def test_a_reader_computes_with_the_precision_that_the_header_names_if_jax_knows_it(tmp_path):
+    for said, taken in (("tensorfloat32", "tensorfloat32"), ("ab" * 99, None), ([], None)):
+        header = tmp_path / layout.TRANSCRIPT / "header.json"
+        write_json(header, {"environment": {"matmul_precision": said}})
+        assert matmul_precision(tmp_path) == taken
+    write_json(header, {"environment": 3})
+    assert matmul_precision(tmp_path) is None
+
+
+def test_what_is_asked_is_known_before_jax_is_imported():
+    program = "import sys; import parts.publication.reader, parts.publication.fetch; "
+    program += "import parts.publication.commands; sys.exit('jax' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=PROJECT)

@@ -1,0 +1,289 @@
+"""`lockstep push`: an accepted export goes where it is told, and loads again from there."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from lockstep.errors import LockstepError
+from parts.publication import accepted_export, push
+from pipeline import __main__, runfile
+from pipeline.net import google_auth
+from pipeline.stage import artifacts
+from pipeline.stage.artifacts import Paths
+from pipeline.stage.keys import PROJECT
+from pipeline.weights import bucket
+from tests import tiny
+from tests.pipeline import trained_run
+from tests.pipeline.conversion import convert_in, write_model
+from tests.servers.bucket import Bucket
+from tests.servers.hub import REPO, running_hub
+
+TOKEN = "hf_sentinel"
+FORM = "owner/name on the hub or gs://bucket/prefix, each name of at most 64 bytes"
+SAMPLE = tomllib.loads((PROJECT / "tests/fixtures/psyche_older_spelling.toml").read_text())
+OLDER = SAMPLE["config"] | {
+    "min_clients": 4,
+    "total_steps": trained_run.ROUNDS,
+}  # checkpointers too
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory) -> Path:
+    """A finished run that was accepted."""
+    root = tmp_path_factory.mktemp("exported")
+    trained_run.make(root)
+    return root
+
+
+@pytest.fixture
+def root(exported, tmp_path) -> Path:
+    """A copy of it to change."""
+    return shutil.copytree(exported, tmp_path / "root")
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    with running_hub(monkeypatch, tmp_path / "home") as server:
+        yield server
+
+
+@pytest.fixture
+def gcs(monkeypatch):
+    monkeypatch.delenv(google_auth.KEY, raising=False)
+    with Bucket().serving() as server:
+        monkeypatch.setenv(google_auth.EMULATOR, server.address)
+        yield server
+
+
+def run(root: Path, *destinations: str, private: bool = False) -> None:
+    push.push(root / "run.toml", root, destinations, private=private)
+
+
+def command(root: Path, *destinations: str) -> subprocess.Popen:
+    """The command in a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "pipeline", "push", *destinations]
+        + ["--run", str(root / "run.toml"), "--root", str(root)],
+        cwd=PROJECT,
+        env=tiny.environment(PROJECT),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def refusal(root: Path, *destinations: str) -> str:
+    with pytest.raises(LockstepError) as caught:
+        run(root, *destinations)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def checkpoint_of(line: str) -> dict:
+    """The TOML at a line's end, which its reader copies."""
+    return tomllib.loads(line[line.index("checkpoint = ") :])["checkpoint"]
+
+
+def export_of(root: Path) -> dict[str, bytes]:
+    files = tiny.contents(root / "data" / "export")
+    return {name: content for name, content in files.items() if not name.startswith("made-")}
+
+
+# ---- There and back ----
+
+
+def test_an_export_goes_to_the_hub_and_loads_by_the_revision_that_is_printed(
+    root, hub, tmp_path, capsys
+):
+    run(root, REPO)
+    key = Paths("train", root / "run.toml", root).key
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert line.startswith(f"push: {REPO} has step {trained_run.ROUNDS} of run {key}; ")
+    assert hub.messages == [f"Step {trained_run.ROUNDS} of run {key}"]
+    assert hub.private is False
+    attributes = {".gitattributes": hub.files[".gitattributes"]}
+    assert hub.files == export_of(root) | attributes
+    checkpoint = checkpoint_of(line)
+    assert checkpoint == {"Hub": {"repo_id": REPO, "revision": hub.refs["main"]}}
+    hub.commit({"model.safetensors": b"of somebody else"})
+    (tmp_path / "next").mkdir()
+    out = convert_in(tmp_path / "next", checkpoint)
+    files = artifacts.read_json(out / "source.json")["files"]
+    weights = artifacts.sha256_file(root / "data" / "export" / "model.safetensors")
+    assert files["model.safetensors"] == weights
+    assert f"Bearer {TOKEN}" in {said for _, _, said in hub.seen}
+
+
+@pytest.mark.parametrize("place", ["gs://ours", "gs://ours/", "gs://ours/runs/a"])
+def test_an_export_goes_to_a_bucket_and_loads_by_the_generation_that_is_printed(
+    root, gcs, tmp_path, capsys, place
+):
+    run(root, place)
+    line = capsys.readouterr().out.splitlines()[-1]
+    prefix = place.removeprefix("gs://ours").strip("/")
+    folder = f"{prefix}/" if prefix else ""
+    live = gcs.live()
+    del live[f"{folder}manifest.json"]
+    assert live == {f"{folder}{name}": content for name, content in export_of(root).items()}
+    generation = gcs.find(f"{folder}manifest.json", None).generation
+    checkpoint = checkpoint_of(line)
+    where = {"bucket": "ours"} | ({"prefix": prefix} if prefix else {})
+    assert checkpoint == {"Gcs": where | {"generation": generation}}
+    gcs.put(f"{folder}model.safetensors", b"of somebody else")
+    (tmp_path / "next").mkdir()
+    out = convert_in(tmp_path / "next", checkpoint)
+    weights = artifacts.sha256_file(root / "data" / "export" / "model.safetensors")
+    assert artifacts.read_json(out / "source.json")["files"]["model.safetensors"] == weights
+
+
+def test_the_run_files_checkpointers_are_destinations_each_once(tmp_path, hub, gcs, capsys):
+    trained_run.make(tmp_path / "older", config=OLDER | {"checkpointers": [REPO, "gs://ours/a"]})
+    run(tmp_path / "older", "gs://ours/b", REPO)
+    said = capsys.readouterr().out.splitlines()
+    pushed = [line.split()[1] for line in said if line.startswith("push: ") and "step" in line]
+    assert pushed == ["gs://ours/b", REPO, "gs://ours/a"]
+    assert len(hub.messages) == 1
+    assert {name.partition("/")[0] for name in gcs.objects} == {"a", "b"}
+
+
+def test_a_killed_push_leaves_a_reader_what_was_there(root, gcs, tmp_path):
+    earlier = write_model(tmp_path / "earlier")
+    bucket.push(sorted(earlier.iterdir()), "ours", "a", step=1, epoch=0, run="earlier")
+    killed = []
+
+    def kill(name: str) -> None:
+        if name == "a/generation_config.json":  # the last before the manifest
+            os.kill(process.pid, signal.SIGKILL)
+            killed.append(name)
+
+    gcs.before_upload = kill
+    process = command(root, "gs://ours/a")
+    said = process.communicate()[0]
+    assert process.returncode == -signal.SIGKILL, said
+    assert killed
+    assert gcs.live()["a/model.safetensors"] == export_of(root)["model.safetensors"]
+    (tmp_path / "next").mkdir()
+    out = convert_in(tmp_path / "next", {"Gcs": {"bucket": "ours", "prefix": "a"}})
+    files = artifacts.read_json(out / "source.json")["files"]
+    for name in ("model.safetensors", "config.json", "generation_config.json"):
+        assert files[name] == artifacts.sha256_file(earlier / name)
+    gcs.before_upload = lambda name: None
+    process = command(root, "gs://ours/a")
+    said = process.communicate()[0]
+    assert process.returncode == 0, said
+    assert len(gcs.objects["a/model.safetensors"]) == 2  # what had arrived was not sent again
+    live = gcs.live()
+    assert {name: live[f"a/{name}"] for name in export_of(root)} == export_of(root)
+
+
+# ---- What is not pushed ----
+
+
+def test_a_refused_export_is_refused(tmp_path, hub, gcs):
+    finding = {"round": 2, "peer": 1, "kind": "message", "detail": "d"}
+    trained_run.make(tmp_path / "run", verdict={"accepted": False, "findings": [finding]})
+    said = refusal(tmp_path / "run", REPO, "gs://ours")
+    assert said == (
+        f"{tmp_path}/run/data/export/refused.json: peer 1 in round 2 (message); expected an export "
+        "that the witness accepted"
+    )
+    assert hub.seen == gcs.seen == []
+
+
+def test_an_export_that_is_edited_of_other_parameters_or_missing_is_refused(root, gcs):
+    config, file = root / "data/export/config.json", root / "run.toml"
+    before, missing = config.read_text(), "missing, expected from stage export with the current"
+    config.write_text("{}")
+    assert "config.json: found 2 bytes of sha256" in refusal(root, "gs://ours")
+    config.write_text(before)
+    file.write_text(file.read_text().replace('dtype = "float32"', 'dtype = "bfloat16"'))
+    assert missing in refusal(root, "gs://ours")
+    file.write_text(file.read_text().replace('dtype = "bfloat16"', 'dtype = "float32"'))
+    shutil.rmtree(root / "data" / "export")
+    assert missing in refusal(root, "gs://ours")
+    assert gcs.seen == []
+
+
+def test_no_destination_is_one_line(root):
+    assert refusal(root) == (
+        f"{root}/run.toml: [config] checkpointers names no destination, and neither does the "
+        f"command; expected {FORM}"
+    )
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "name",
+        "owner/",
+        "owner/name/more",
+        "https://huggingface.co/owner/name",
+        "/srv/models",
+        "./owner/name",
+        "owner/../name",
+        "gs://",
+        "gs://Ours",
+        "gs://ours/../theirs",
+        "gs://ours/a//b",
+        "gs://ours/" + "a" * 65,
+        "owner/" + "n" * 60,
+        "s3://ours/a",
+        "",
+    ],
+)
+def test_a_destination_of_another_form_is_refused_wherever_it_stands(root, gcs, name):
+    assert refusal(root, "gs://ours", name) == f"{name!r}: expected {FORM}"
+    assert gcs.seen == []
+    document = tomllib.loads((root / "run.toml").read_text())
+    document["config"] = OLDER | {"checkpointers": ["owner/name", name]}
+    with pytest.raises(LockstepError) as caught:
+        runfile.parse(document, "run.toml")
+    said = str(caught.value)
+    assert said.startswith("run.toml: config.checkpointers[1] is ")
+    assert said.endswith(f"expected {FORM}")
+
+
+# ---- The command ----
+
+
+def test_the_command_says_what_a_server_refused_and_keeps_the_token(root, hub, monkeypatch, capfd):
+    hub.refuse = ("repos/create", 403)
+    arguments = ["push", REPO, "--run", str(root / "run.toml"), "--root", str(root), "--private"]
+    monkeypatch.setattr("sys.argv", ["lockstep", *arguments])
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    with pytest.raises(SystemExit) as caught:
+        __main__.main()
+    said = str(caught.value.code)
+    assert said.startswith(f"error: {REPO}: 403 Forbidden: we do not like Bearer ... that is")
+    assert "\n" not in said
+    printed = capfd.readouterr()
+    assert TOKEN not in said + printed.out + printed.err
+    assert f"Bearer {TOKEN}" in {said for _, _, said in hub.seen}
+    hub.refuse = None
+    with pytest.raises(SystemExit) as caught:
+        __main__.main()
+    assert caught.value.code == 0
+    assert hub.private
+    assert TOKEN not in "".join(capfd.readouterr())
+
+
+def test_the_card_with_results_takes_the_place_of_the_exports_own(root):
+    paths = Paths("report", root / "run.toml", root)
+    own = accepted_export.accepted(paths)
+    assert accepted_export.with_results(own, paths) == own
+    for stage in ("evaluate", "report"):
+        with Paths(stage, paths.run, root).building() as folder:
+            artifacts.write_text(folder / "README.md", f"the card of {stage}")
+    files = {file.name: file for file in accepted_export.with_results(own, paths)}
+    assert len(files) == len(own) and {*files.values()} - {*own} == {files["README.md"]}
+    assert files["README.md"].read_text() == "the card of report"
+    files["README.md"].write_text("another")
+    with pytest.raises(LockstepError, match=r"README\.md: found 7 bytes of sha256"):
+        accepted_export.with_results(own, paths)

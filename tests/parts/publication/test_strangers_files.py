@@ -1,0 +1,117 @@
+"""Files of a publication that would take a reader's memory or time, or end in a traceback."""
+
+import gzip
+import random
+
+import pytest
+import yaml
+
+from lockstep.errors import LockstepError
+from parts.publication import fetch, packed, publish, unpacked
+from parts.publication.checks import results
+from parts.publication.checks.results import Evaluated
+from parts.publication.layout import ROUNDS, TRANSCRIPT, Publication, made
+from pipeline.stage.artifacts import _digest, write_json
+from pipeline.tokens.rows import PLAIN
+from tests import tiny
+from tests.parts.publication.published_run import (
+    STAGES,
+    change_json,
+    entry,
+    forge,
+    refusal,
+    verify,
+)
+
+EVALUATED = Evaluated(
+    held_out_loss=1.0,
+    held_out_stderr=None,
+    perplexity=2.7,
+    bits_per_byte=None,
+    sequences=1,
+    split_sequences=1,
+    tokens=1,
+    bytes=None,
+    tasks={},
+)
+
+
+def test_a_card_whose_aliases_stand_for_terabytes_is_refused_at_once():
+    value = ["x"] * 10
+    for _ in range(12):
+        value = [value] * 10
+    metric = {"name": "loss", "type": "held_out_loss", "value": value}
+    result = {"task": {"type": "t"}, "dataset": {"name": "d", "type": "held_out"}}
+    index = [{"name": "m", "results": [result | {"metrics": [metric]}]}]
+    front = yaml.safe_dump({results.INDEX: index}, sort_keys=False)
+    assert len(front) < 4000
+    with pytest.raises(LockstepError, match="front matter: more than 100000 values, "):
+        results.check(f"---\n{front}---\n", EVALUATED)
+
+
+@pytest.mark.parametrize(
+    "left, most, why",
+    [
+        (10**6, 998, "header.json: 1000 bytes, expected at most the 998 that other files leave"),
+        (10**6, 10**6, "rounds.jsonl.gz: 1000000 bytes, expected at most the 999000 that other"),
+        (10, 10**6, "rounds.jsonl.gz: over 10 bytes unpacked, expected 10"),
+        (10**7, 10**8, "rounds.jsonl.gz: 1000000 bytes unpacked, expected 10000000"),
+    ],
+)
+def test_what_is_unpacked_has_the_size_that_was_left_and_what_other_files_leave(
+    tmp_path, left, most, why
+):
+    files = {f"{TRANSCRIPT}/header.json": bytes(1000), ROUNDS: gzip.compress(bytes(10**6))}
+    for name, data in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(data)
+    file = {"bytes": left, "sha256": "ab" * 32}
+    train = dict.fromkeys(("needs", "content", "tables", "environment"), {})
+    train |= {"key": "k", "files": {"transcript/rounds.jsonl": file}}
+    write_json(tmp_path / made("train"), train | {"sha256": _digest(train)})
+    listed = {name: entry(tmp_path / name) for name in files}
+    publication = Publication(
+        format=2,
+        release="0",
+        rounds="ab" * 32,
+        windows=1,
+        seed=None,
+        columns=PLAIN,
+        files=listed,
+    )
+    with pytest.raises(LockstepError, match=why):
+        unpacked.unpack(tmp_path, tmp_path / "aside", publication, set(), most)
+
+
+@pytest.mark.parametrize("size", [0, 3, 4, 7, 4 * packed.PIECE + 5])
+def test_planes_are_joined_in_pieces(tmp_path, size):
+    data = random.Random(0).randbytes(size)
+    (tmp_path / "own").write_bytes(data)
+    packed.pack(tmp_path / "own", tmp_path / "own.planes.gz")
+    packed.unpack(tmp_path / "own.planes.gz", tmp_path / "again", size)
+    assert (tmp_path / "again").read_bytes() == data
+    assert {path.name for path in tmp_path.iterdir()} == {"own", "own.planes.gz", "again"}
+
+
+@pytest.mark.soak
+def test_messages_that_are_not_kept_must_have_sketches(tmp_path):
+    """Else a header could take what is compared of them away, as if release 0.2 had written it."""
+    run_file, root, folder = tmp_path / "run.toml", tmp_path / "root", tmp_path / "published"
+    data = tiny.write_data(tmp_path / "tokens")
+    tiny.write_run(run_file, tiny.run_document(data, model__LLM__optimizer=tiny.ADAMW))
+    tiny.make(run_file, root, *STAGES)
+    publish.write(folder, run_file, root, 1, None)
+    verify(folder)
+    change_json(f"{TRANSCRIPT}/header.json", lambda header: header.pop("sketched"))(folder)
+    forge(folder)
+    said = "header.json: sketched is false, expected true, since messages as large as these are not"
+    assert said in refusal(folder)
+
+
+def test_lists_too_deep_in_one_another_are_one_line(tmp_path, monkeypatch):
+    def found(*_: object, **__: object):
+        raise RecursionError("maximum recursion depth exceeded")
+
+    monkeypatch.setattr(fetch, "find", found)
+    with pytest.raises(LockstepError, match="maximum recursion depth exceeded, expected no lists"):
+        verify(tmp_path / "published")

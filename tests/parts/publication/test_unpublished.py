@@ -1,0 +1,47 @@
+"""What is not published: refused exports, files of others, secrets and names of a machine."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lockstep.errors import LockstepError
+from parts.publication import publish
+from pipeline import runfile
+from tests import tiny
+from tests.pipeline import trained_run
+
+
+def test_a_refused_export_is_not_published(tmp_path):
+    finding = {"round": 2, "peer": 1, "kind": "message", "detail": "d"}
+    trained_run.make(tmp_path / "run", verdict={"accepted": False, "findings": [finding]})
+    with pytest.raises(
+        LockstepError, match=r"refused.json: peer 1 in round 2 \(message\); expected"
+    ):
+        publish.write(tmp_path / "new", tmp_path / "run/run.toml", tmp_path / "run", 1, None)
+    assert not (tmp_path / "new").exists()
+
+
+def test_files_of_others_are_not_replaced_and_no_secret_is_published(published, tmp_path):
+    (tmp_path / "mine.txt").touch()
+    with pytest.raises(LockstepError, match="has files, expected a new or an empty folder"):
+        publish.write(tmp_path, published.run_file, published.root, 1, None)
+    signed = {"Url": {"url": "https://example.org/a.ds?signature=secret"}}
+    run_file = tmp_path / "signed.toml"
+    tiny.write_run(run_file, tiny.run_document(Path(), model__LLM__data_location=signed))
+    with pytest.raises(LockstepError, match="has a user, a password or a query") as caught:
+        publish.write(tmp_path / "new", run_file, published.root, 1, None)
+    assert "secret" not in str(caught.value)
+
+
+def test_the_published_run_file_names_nothing_of_a_machine_and_is_valid_on_the_walls_clock():
+    document = tiny.run_document(
+        Path("tokens"),
+        links__clock="wall",
+        runtime__carrier="processes",
+        runtime__by_hand=[1],
+        runtime__listen="10.0.0.7:5000",
+    )
+    said = publish.public(runfile.parse(document.unwrap(), "run.toml"))
+    assert "10.0.0.7" not in json.dumps(said) and not said["runtime"]["by_hand"]
+    assert runfile.parse(said, "run.json").links.clock == "wall"

@@ -1,0 +1,124 @@
+"""lm-evaluation-harness on our model scores as its own backend for transformers does.
+
+One file, because its tests share that backend's results.
+"""
+
+import pytest
+
+from parts.tasks import ask_next_line, choices, definitions, next_line, task_file
+from tests.parts.tasks import exported
+from tests.parts.tasks.harness.local_tasks import QUESTIONS, TEXTS, run
+
+
+@pytest.fixture(scope="module")
+def of_transformers(folder, tasks, tmp_path_factory):
+    """lm_eval's own backend on the exported folder: its results, and its logits of tokens."""
+    import torch
+    from lm_eval.evaluator import evaluate
+    from lm_eval.models.huggingface import HFLM
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # several wait for each other longer than such a model computes
+    model = HFLM(pretrained=str(folder), dtype="float32", device="cpu", batch_size=1)
+    store = tmp_path_factory.mktemp("store") / "datasets"
+    with definitions.data_in(store):
+        loaded = definitions.load(list(tasks.values()), store)
+        given = {name: task for one in loaded for name, task in one.tasks.items()}
+        for task in given.values():
+            task.set_config(key="num_fewshot", value=0)
+            task.set_fewshot_seed(seed=1234)
+        found = evaluate(model, {"tasks": given}, bootstrap_iters=0)
+    yield model, found
+    torch.set_num_threads(threads)
+
+
+def is_tie(model, context, continuation):
+    """Whether two logits of a token of the continuation are so close that rounding decides."""
+    import torch
+
+    ids = model._encode_pair(context, continuation) if context else ([exported.END], [])
+    whole = sum(ids, []) if context else [*ids[0], *model.tok_encode(continuation)]
+    logits = model.model(torch.tensor([whole[:-1][-exported.CONTEXT :]])).logits[0]
+    best = logits.topk(2).values
+    return bool((best[:, 0] - best[:, 1]).min() < 1e-4)
+
+
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_every_request_scores_as_with_transformers(
+    folder, tasks, of_transformers, tmp_path, batch_size
+):
+    from parts.tasks.lm_eval_model import LmEvalModel
+
+    model, expected = of_transformers
+    ours = LmEvalModel(exported.model(folder))
+    results, samples = run(folder, list(tasks.values()), tmp_path, batch_size)
+    compared = 0
+    for sample in samples:
+        [other] = [
+            one for one in expected["samples"][sample["task"]] if one["doc_id"] == sample["doc_id"]
+        ]
+        for key in ("doc_hash", "prompt_hash", "target_hash"):
+            assert sample[key] == other[key]
+        for given, found, theirs in zip(
+            sample["arguments"], sample["resps"], other["resps"], strict=True
+        ):
+            compared += 1
+            if sample["task"] == "writing":
+                assert found == theirs
+                continue
+            found, theirs = found[0], theirs[0]
+            assert ours.tok_encode(given[0]) == model.tok_encode(given[0])
+            if sample["task"] == "choices":
+                assert not given[0] or ours._encode_pair(*given) == model._encode_pair(*given)
+                (found, greedy), (theirs, their_greedy) = found, theirs
+                assert greedy == their_greedy or is_tie(model, *given)
+            assert abs(found - theirs) <= 1e-4 + 1e-5 * abs(theirs)
+    assert compared == sum(len(question["c"]) for question in QUESTIONS) + 2 * len(TEXTS)
+    for name, result in results.items():
+        theirs = expected["results"][name]
+        for metric, (value, _) in result.metrics.items():
+            assert value == pytest.approx(theirs[f"{metric},none"], rel=1e-4)
+
+
+def test_what_the_model_would_write_is_greedy(folder, of_transformers):
+    from parts.tasks.lm_eval_model import LmEvalModel
+
+    model, _ = of_transformers
+    ours = LmEvalModel(exported.model(folder))
+    context = ours.tok_encode("def f(x)")
+    [written] = ours.model.writer(next(iter(ours.model.params_on))).write(
+        [context], max_new_tokens=5
+    )
+    other = [*written[:-1], written[-1] ^ 1]
+    requests = [(("", ""), context, continuation) for continuation in (written, other)]
+    expected = model._loglikelihood_tokens(requests, disable_tqdm=True)
+    assert [greedy for _, greedy in expected] == [True, False]
+    assert ours._loglikelihood_tokens(requests) == [
+        (pytest.approx(score, abs=1e-4), greedy) for score, greedy in expected
+    ]
+
+
+def test_next_line_has_the_same_shares_with_transformers(folder, of_transformers, tmp_path):
+    """Its files are a task of lm_eval, for whoever has the exported folder."""
+    from lm_eval.evaluator import evaluate
+
+    texts = ["\n".join(f"{a}{n} = return({n})" for n in range(8)) for a in "abcdef"]
+    model = exported.model(folder)
+    asked = choices.ask(
+        next_line.questions(texts), model.tokenizer, model.beginning, model.context, 12
+    )
+    result, scores = ask_next_line.result(asked, model)
+    task_file.write(tmp_path, str(tmp_path), asked, scores)
+    with definitions.data_in(tmp_path / "datasets"):
+        [loaded] = definitions.load([str(tmp_path / "next_line.yaml")], tmp_path / "datasets")
+        found = evaluate(of_transformers[0], {"tasks": loaded.tasks}, bootstrap_iters=0)
+    theirs = found["results"]["next_line"]
+    assert result.documents == len(found["samples"]["next_line"]) == 12
+    assert {name: metric.value for name, metric in result.metrics.items()} == {
+        name: pytest.approx(theirs[f"{name},none"]) for name in result.metrics
+    }
+    for sample, after, alone in zip(
+        found["samples"]["next_line"], scores.after_NC, scores.alone_NC, strict=True
+    ):
+        logs = [float(log) for ((log, _),) in sample["resps"]]
+        assert logs == pytest.approx([*after, *alone], abs=1e-3)

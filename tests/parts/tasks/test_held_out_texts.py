@@ -1,0 +1,83 @@
+"""The held-out split as text."""
+
+import numpy as np
+import pytest
+
+from parts.tasks import held_out_texts
+from pipeline import runfile
+from pipeline.tokens.shards import PLAIN, Shards, write_shards
+from tests import tiny
+from tests.pipeline import trained_run
+from tests.pipeline.tokens.measured import measure
+
+LENGTH, END = 16, 0
+TEXTS = ("def f():\n    return '\u00e9'\n", "x = 1\n", "class A:\n    pass\n" * 4)
+
+
+@pytest.fixture
+def read(tmp_path):
+    """Writes files of tokens as a held-out split, and reads its documents."""
+
+    def read(*files: list[int], columns=PLAIN, sequences: int = 4) -> list[str]:
+        run_file = tmp_path / "run.toml"
+        changes = {"model__LLM__max_seq_len": LENGTH, "held_out__sequences": sequences}
+        tiny.write_run(run_file, tiny.run_document(tmp_path, **changes))
+        for split, contents in (("train", [[END] * 64 * len(columns)]), ("held_out", files)):
+            (tmp_path / split).mkdir()
+            for number, tokens in enumerate(contents):
+                np.array(tokens, "<u2").tofile(tmp_path / split / f"{number:05}.ds")
+        shards = Shards(
+            format=2,
+            token_size_in_bytes=2,
+            vocab_size=None,
+            shuffle="DontShuffle",
+            columns=columns,
+            files=measure(tmp_path, 2),
+            source={},
+        )
+        write_shards(tmp_path, shards)
+        found = held_out_texts.documents(
+            runfile.load(run_file), tmp_path, trained_run.make_tokenizer()
+        )
+        return [*found]
+
+    return read
+
+
+def tokens() -> list[int]:
+    tokenizer = trained_run.make_tokenizer()
+    return [token for text in TEXTS for token in (*tokenizer.encode(text).ids, END)]
+
+
+def test_documents_are_the_texts_that_were_tokenized(read):
+    padded = tokens() + [END] * (-len(tokens()) % LENGTH)
+    assert [text for text in read(padded) if text] == [*TEXTS]
+
+
+def test_a_document_that_continues_in_another_file_is_two(read):
+    first = tokens()[:LENGTH]
+    found = [text for text in read(first, first) if text]
+    assert found == [TEXTS[0][:LENGTH]] * 2
+
+
+def test_only_so_many_tokens_are_read_spread_over_the_split(read, monkeypatch):
+    monkeypatch.setattr(held_out_texts, "MOST_TOKENS", 4 * LENGTH)
+    monkeypatch.setattr(held_out_texts, "STRETCH", 2)
+    tokenizer = trained_run.make_tokenizer()
+    letters = tokenizer.encode("abcdefghijkl").ids
+    found = read(
+        *(
+            [a] * 2 * LENGTH + [b] * 2 * LENGTH
+            for a, b in zip(letters[::2], letters[1::2], strict=True)
+        )
+    )
+    assert [len(text) for text in found] == [2 * LENGTH] * 2
+    assert [text[0] for text in found] != ["a", "b"]
+
+
+def test_nothing_is_read_where_nothing_is_held_out_or_rows_are_packed(read):
+    assert read(tokens(), sequences=0) == []
+
+
+def test_rows_with_labels_are_no_documents(read):
+    assert read([5] * 2 * LENGTH, columns=("inputs", "labels")) == []

@@ -1,0 +1,185 @@
+"""`lockstep try` does what the command lines of Psyche's pages ask for."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from flax.traverse_util import flatten_dict, unflatten_dict
+from typer.testing import CliRunner
+
+from lockstep.errors import LockstepError
+from models.llama import llama
+from parts.trial import flags
+from parts.trial.run_of_flags import run_of
+from pipeline import __main__ as command_line
+from pipeline import runfile
+from pipeline.pages import plots
+from pipeline.pages.stage_results import read_tsv
+from pipeline.stage.keys import PROJECT
+from pipeline.weights import hf
+from tests import tiny
+from tests.servers import hub as hub_server
+from tests.servers.hub import Repo
+
+MODEL, DATASET = "emozilla/llama2-20m-init", "emozilla/fineweb-10bt-tokenized-datatrove-llama2"
+BATCH = ["--total-batch", "2", "--micro-batch", "1"]
+# The pages "Implementing models" and "Python Integration".
+BY_PATH = ["--model", MODEL, "--data-path", "./data/fineweb-10bt/", *BATCH]
+BY_HTTP = ["--model", MODEL, "--data-provider", "http", "--data-url", DATASET, *BATCH]
+IN_PYTHON = [*BY_PATH, "--python"]
+BRIEF = ["--sequence-length", "16", "--total-steps", "4", "--warmup-steps", "1"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    folder, rng = tmp_path_factory.mktemp("model"), np.random.default_rng(0)
+    config = llama.Config.from_hf(tiny.MODEL | {"num_hidden_layers": 1})
+    shapes = flatten_dict(llama.shapes(config))
+    drawn = {name: rng.normal(0, 0.1, leaf.shape) for name, leaf in shapes.items()}
+    params = unflatten_dict({name: array.astype(np.float32) for name, array in drawn.items()})
+    hf.write_folder(folder, config.to_hf(), params, "float32")
+    return folder
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch) -> Path:
+    """A folder as the pages assume it, with Psyche's data set in its data/, and as a hub's."""
+    monkeypatch.chdir(tmp_path)
+    tiny.write_data(Path("data/fineweb-10bt"))
+    with hub_server.running_hub(monkeypatch, tmp_path / "hf") as hub:
+        hub.datasets[DATASET] = dataset = Repo()
+        dataset.commit({"000.ds": Path("data/fineweb-10bt/a.ds").read_bytes(), "README.md": b"-"})
+        yield tmp_path
+
+
+def lockstep_try(arguments: list[str], model: Path) -> str:
+    arguments = [str(model) if argument == MODEL else argument for argument in arguments]
+    with tiny.like_a_process():
+        done = CliRunner().invoke(command_line.app, ["try", *arguments, *BRIEF])
+    if done.exception:
+        raise done.exception
+    return done.stdout
+
+
+def losses(out: Path) -> list[float]:
+    return [row["loss"] for row in read_tsv(out / "metrics" / "loss.tsv")]
+
+
+def test_command_lines_of_psyches_pages_run_and_put_both_optimizers_on_one_page(
+    place, model, monkeypatch
+):
+    draw = plots._png
+    monkeypatch.setattr(plots, "_png", lambda *_: b"")  # drawing takes as long as training
+    said = lockstep_try([*BY_PATH, "--save-path", "saved"], model)
+    assert said.splitlines()[-1] == f"try: {Path('data/try/try.html')}"
+    assert "with --distro puts the other optimizer on the page too" in said
+    trained = losses(Path("data/try/adamw"))
+    assert len(trained) == 4
+    assert hf.read_folder(Path("saved"))[0]["model_type"] == "llama"
+
+    # "Both examples work with the same model and the same exact data."
+    lockstep_try([*BY_HTTP, "--out", "http"], model)
+    assert losses(Path("http/adamw")) == trained
+    # a Python process would do the same work, and it is done
+    assert "train: " + str(Path("data/try/adamw/data/trained")) in lockstep_try(IN_PYTHON, model)
+
+    monkeypatch.setattr(plots, "_png", draw)
+    said = lockstep_try([*BY_PATH, "--distro"], model)
+    assert losses(Path("data/try/distro"))[0] == trained[0] != losses(Path("data/try/distro"))[1]
+    assert "AdamW: loss" in said and "DisTrO: loss" in said
+    page = Path("data/try/try.html").read_text()
+    assert "<h1>AdamW against DisTrO</h1>" in page
+    assert "model.LLM.optimizer.Distro.compression_topk" in page
+    assert "model.LLM.lr_schedule" not in page  # the same in both
+    assert {file.name for file in Path("data/try").iterdir()} >= {"adamw", "distro", "try.html"}
+
+
+def parsed(*arguments: str) -> runfile.Run:
+    return run_of(flags.parse(arguments))
+
+
+def test_command_line_of_psyches_page_is_the_ready_run(place):
+    """Psyche's defaults are those of params/fineweb-10bt.toml, which was written by hand."""
+    ready = runfile.load(PROJECT / "params" / "fineweb-10bt.toml")
+    for run in (parsed(*BY_HTTP), parsed(*BY_PATH)):
+        for key in ("checkpoint", "lr_schedule", "optimizer", "max_seq_len"):
+            assert getattr(run.llm, key) == getattr(ready.llm, key)
+        assert run.config.total_steps == 25_000
+        assert run.config.global_batch_size_start == 2
+        assert (run.peers.count, run.peers.micro_batch, run.peers.overlap) == (1, 1, 0)
+    assert parsed(*BY_HTTP).llm.data_location == ready.llm.data_location
+    assert parsed(*BY_PATH).llm.data_location == runfile.DataLocal(path="./data/fineweb-10bt/")
+
+
+def test_distro_has_psyches_defaults_and_order():
+    run = parsed("--distro")
+    assert run.llm.optimizer == runfile.OptimizerDistro(
+        clip_grad_norm=1.0,
+        weight_decay=0.1,
+        compression_decay=0.999,
+        compression_chunk=64,
+        compression_topk=4,
+        quantize_1bit=False,
+    )
+    assert run.peers.overlap == 1
+    assert (run.config.global_batch_size_end, run.peers.micro_batch) == (256, 8)
+    assert run.llm.checkpoint.repo_id == "emozilla/llama2-215m-init"
+
+
+def test_each_flag_reaches_the_run_file(tmp_path):
+    tiny.write_data(tmp_path)
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows" / "train-0.parquet").touch()
+    run = parsed("--seed", "258", "--token-size", "4", "--total-steps", "100", "--eps", "1e-7")
+    assert run.llm.data_location.shuffle.seed == (*bytes(30), 1, 2)
+    assert run.llm.data_location.token_size_in_bytes == "FourBytes"
+    assert isinstance(run.llm.lr_schedule, runfile.ScheduleConstant)  # it ends within the warm-up
+    assert run.llm.optimizer.eps == 1e-7
+    rows = parsed("--data-path", str(tmp_path / "rows"))
+    assert rows.llm.data_location == runfile.DataPreprocessed(source=str(tmp_path / "rows"))
+    assert not rows.download.stream
+    shared = parsed("--data-parallelism", "2", "--total-batch", "6", "--micro-batch", "8")
+    assert (shared.peers.count, shared.peers.fsdp, shared.peers.micro_batch) == (1, 2, 6)
+    assert parsed(*IN_PYTHON).runtime.carrier == "processes"
+    assert parsed(*BY_PATH).runtime.carrier == "in_process"
+    fused = parsed("--attn-implementation", "flash-attention2").peers
+    assert (fused.attention, fused.precision) == ("cudnn", "bfloat16")
+    http = ("--data-provider", "http", "--data-url")
+    assert isinstance(parsed(*http, "https://a.org/b.ds").llm.data_location, runfile.DataHttp)
+    assert isinstance(parsed(*http, "s3://bucket/folder").llm.data_location, runfile.DataUrl)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ("--device cuda:1", "--device cuda:1: expected auto or cpu; .*CUDA_VISIBLE_DEVICES"),
+        ("--tensor-parallelism 2", "--tensor-parallelism 2: expected 1; --data-parallelism"),
+        ("--python-arch Torchtitan", "--python-arch Torchtitan: expected HfAuto or hf-auto; "),
+        ("--optim-stats", "--optim-stats: has no use here: .*loss.tsv"),
+        ("--start-step 9", "--start-step 9: expected 1; .*Run"),
+        ("--token-size 3", "--token-size 3: expected 2 or 4; "),
+        ("--data-provider server", "--data-provider server: expected local or http; "),
+        ("--data-provider http", "--data-provider http: expected --data-url owner/name too"),
+        ("--data-url a/b", "--data-url a/b: expected --data-provider http too"),
+        ("--seed -1", "--seed -1: expected a number from 0 to 4294967295"),
+        ("--total-batch many", "argument --total-batch: invalid int value: 'many'; .*--help"),
+        ("--total-step 9", "unrecognized arguments: --total-step 9; .*--help"),
+        ("--sequence-length 0", "--sequence-length 0: expected "),
+        ("--total-batch 0", "--total-batch 0: expected a number greater than or equal to 1"),
+        ("--learning-rate nan", "--learning-rate NaN: expected a finite number"),
+        ("--distro --compression-topk 0", "--compression-topk 0: expected a number greater"),
+        ("--beta2 2", "--beta2 2.0: expected a number less than 1"),
+        ("--data-parallelism 0", "--data-parallelism 0: expected at least 1"),
+        ("--save-path .", "--save-path .: exists, expected a new folder"),
+    ],
+)
+def test_flag_that_makes_no_sense_is_refused_by_name_in_one_line(
+    arguments, line, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GLIBC_TUNABLES", "")
+    with pytest.raises(LockstepError, match=line) as caught:
+        CliRunner().invoke(command_line.app, ["try", *arguments.split()], catch_exceptions=False)
+    assert "\n" not in str(caught.value)
+    assert not os.listdir(tmp_path)

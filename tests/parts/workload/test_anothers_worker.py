@@ -1,0 +1,70 @@
+"""A worker of burn_p2p's protocol that is not ours serves a whole run."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lockstep.transcript.trees import load_arrays
+from parts.workload import inner_loop
+from parts.workload.process.worker_process import WorkerError
+from parts.workload.worker import Worker
+from pipeline.stage.artifacts import read_json
+from tests import tiny
+from tests.parts.workload import bridge_worker, test_strange_workloads
+from tests.parts.workload.test_strange_workloads import ROWS, document, inner, job, run_of
+from tests.parts.workload.test_training import verdict_of
+
+source = test_strange_workloads.source
+SERVED = {
+    "runtime__worker_module": "bridge_worker",
+    "runtime__worker_path": [str(Path(__file__).parent)],
+}
+QUANTIZED = {"quantize": "int8", "quantize_block": 2}
+IN_8_BITS = {"DiLoCo": {**tiny.DILOCO["DiLoCo"], "inner": "Workload", **QUANTIZED}}
+
+
+def test_it_has_the_17_methods_and_no_other():
+    assert len(bridge_worker.METHODS) == 17
+
+
+def test_a_run_is_trained_audited_bit_for_bit_exported_and_evaluated(tmp_path):
+    run_file, root = tmp_path / "run.toml", tmp_path / "root"
+    given = {"workload__factory": "strange:Inner", "workload__inner": "worker", **SERVED}
+    tiny.write_run(run_file, document(tmp_path, model__LLM__optimizer=IN_8_BITS, **given))
+    tiny.make(run_file, root)
+    verdict = verdict_of(root)
+    assert verdict["accepted"] and verdict["method"] == "bitwise"
+    assert len(verdict["replayed_windows"]) == verdict["windows"] == 4
+    told = read_json(root / "data/init/workload.json")
+    assert told["tensors"] == [{"name": "values", "shape": [3], "dtype": "float32"}]
+    assert told["integers"] == ["n"] and told["frozen_sha256"] is None
+    exported = load_arrays(root / "data/export/params.safetensors")
+    metrics = read_json(root / "metrics/evaluate.json")
+    assert metrics["workload"]["sum"] == pytest.approx(float(exported["values"].sum()))
+    assert metrics["held_out_loss"] is None  # it has no loss of given rows
+
+
+def test_its_steps_are_those_of_our_worker(tmp_path):
+    theirs, ours = inner(tmp_path, **SERVED), inner(tmp_path)
+    values = np.array([3, -1, 0.5], np.float32)
+    one = inner_loop.take(theirs, job(params={"values": values}))
+    other = inner_loop.take(ours, job(params={"w": values}))
+    np.testing.assert_array_equal(one.params["values"], other.params["w"])
+    assert one.loss == other.loss and one.state.tobytes() == other.state.tobytes()
+    asked = (theirs.ask(lambda begun: begun.process.folder) / "asked").read_text().split()
+    assert set(asked) <= bridge_worker.METHODS and "run_inner_loop" in asked
+    theirs.close()
+    ours.close()
+
+
+def test_it_has_the_runs_number_of_threads_though_no_method_of_its_says_any(tmp_path):
+    one = inner(tmp_path, **SERVED, peers__threads=3)
+    folder = one.ask(lambda begun: begun.process.folder)
+    assert (folder / "threads").read_text() == one.environment["worker_threads"] == "3"
+    one.close()
+
+
+def test_gradients_are_not_asked_of_it(tmp_path):
+    with pytest.raises(WorkerError, match="hello: capabilities .*, expected gradient among them"):
+        Worker(run_of(tmp_path, **SERVED), ROWS).describe()

@@ -1,0 +1,368 @@
+"""What each command does with a workload, as the table of docs/reference/workloads.md says."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from lockstep.errors import LockstepError
+from lockstep.transcript.transcript import Transcript
+from parts.publication import commands, publish, push
+from parts.publication.fetch import Limits
+from parts.publication.reader import ReaderAsks
+from parts.workload import worker
+from parts.workload.description import code_hash
+from parts.workload.process.worker_process import WorkerError
+from pipeline import runfile
+from pipeline.__main__ import app
+from pipeline.monitor import training
+from pipeline.monitor.sinks import tracker
+from pipeline.pages import live
+from pipeline.runfile import Network
+from pipeline.stage.artifacts import read_json, write_json
+from pipeline.stage.keys import Keys
+from pipeline.weights import upload
+from tests import tiny
+from tests.parts.workload.test_training import FACTORY, a_run, failing
+
+LIMITS = Limits(1, Network(attempts=1, stall_seconds=1))
+
+
+class Finished:
+    """A tiny workload's run through all stages."""
+
+    def __init__(self, folder: Path):
+        self.run_file, self.root = a_run(folder)
+        self.printed = tiny.make(self.run_file, self.root)
+        self.given = ["--run", str(self.run_file), "--root", str(self.root)]
+
+    @property
+    def same_data(self) -> dict:
+        """The change by which another run has this one's data."""
+        return {"model__LLM__data_location": {"Local": str(self.run_file.parent / "tokens")}}
+
+    @property
+    def code(self) -> str:
+        return code_hash(runfile.load(self.run_file))
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Finished:
+    return Finished(tmp_path_factory.mktemp("finished"))
+
+
+@pytest.fixture(scope="module")
+def published(finished, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("published") / "folder"
+    publish.write(folder, finished.run_file, finished.root, 2, None)
+    return folder
+
+
+def lockstep(*words: object) -> str:
+    """What a command prints; its errors are raised."""
+    with tiny.like_a_process():
+        done = CliRunner().invoke(app, [*map(str, words)])
+    if done.exception and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return done.output
+
+
+def refusal(*words: object) -> str:
+    with pytest.raises(LockstepError) as error:
+        lockstep(*words)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def verify(folder: Path):
+    with tiny.like_a_process():
+        return commands._verify(str(folder), folder.parent / "reader", LIMITS, ReaderAsks())
+
+
+# ---- Stages ----
+
+
+def test_convert_asks_the_workload_for_its_params(finished):
+    init = finished.root / "data/init"
+    assert not (init / "hf").exists()
+    told = read_json(init / "workload.json")
+    assert (told["factory"], told["code"]) == (FACTORY, finished.code)
+    assert read_json(init / "source.json")["factory"] == FACTORY
+
+
+def test_export_has_the_params_and_what_they_are(finished):
+    names = {path.name for path in (finished.root / "data/export").glob("[!.m]*")}
+    assert names == {"README.md", "params.safetensors", "workload.json"}
+
+
+def test_evaluate_has_a_loss_and_says_that_a_workload_has_no_tasks(finished):
+    evaluated = read_json(finished.root / "data/evaluate/evaluate.json")
+    assert evaluated["held_out_loss"] > 0 and evaluated["text"] is None
+    assert any("tasks and a text sample need a model of models/" in n for n in evaluated["notes"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"evaluate__every": 2}, "evaluate.every"),
+        ({"evaluate__tasks": ["arc_easy"]}, "evaluate.tasks"),
+        (
+            {"export__every_epoch": True},
+            "export.every_epoch",
+        ),
+    ],
+)
+def test_what_needs_a_model_of_models_is_refused_by_its_key(changes, key, tmp_path):
+    run_file, _ = a_run(tmp_path, **changes)
+    with pytest.raises(LockstepError, match="with workload.factory") as error:
+        runfile.load(run_file)
+    assert key in str(error.value) and "\n" not in str(error.value)
+
+
+def test_trackers_have_the_loss_of_a_workload_and_no_perplexity(finished):
+    run = runfile.load(finished.run_file)
+    transcript = Transcript(finished.root / "data/trained/transcript")
+    assert tracker._name(run, transcript.header).startswith("distro-1.5k-")
+    for factory, names in (
+        (FACTORY, {"loss/held_out"}),
+        ("", {"loss/held_out", "loss/perplexity"}),
+    ):
+        run = run.model_copy(
+            update={"workload": run.workload.model_copy(update={"factory": factory})}
+        )
+        told = tracker.Tracker(run, finished.root, 0, lambda: [])
+        assert told._measured(1.0).keys() == names
+
+
+def test_a_training_in_progress_is_shown(finished, tmp_path, monkeypatch):
+    root = shutil.copytree(finished.root, tmp_path / "root")
+    run_file, _ = a_run(tmp_path, peers__seed=7, **finished.same_data)
+    with monkeypatch.context() as patch, pytest.raises(WorkerError):
+        failing(patch, lambda call: call >= 8)
+        tiny.make(run_file, root, "train")
+    assert "held out" in lockstep("status", "--root", root)
+    seen = training.newest(root)
+    growing = live.GrowingRows(seen.folder / "transcript")
+    page = live.render(seen, live.Recorded(growing.read(), growing.before, []), 10)
+    assert seen.folder.name in page and "perplexity" not in page
+
+
+def test_a_workers_command_is_what_runtime_says(tmp_path):
+    given = {"worker_python": "/a/python", "worker_module": "m", "worker_path": ["/b"]}
+    changes = {f"runtime__{name}": value for name, value in given.items()}
+    run_file, _ = a_run(tmp_path, runtime__worker_env={"MINE": "1"}, **changes)
+    command = worker._command(runfile.load(run_file))
+    assert (command.python, command.module, command.factory) == ("/a/python", "m", FACTORY)
+    environment = command.environment()
+    ours, workloads, theirs = environment["PYTHONPATH"].split(":")
+    assert ours.endswith("parts/workload/python") and workloads.endswith("/workloads")
+    assert (theirs, environment["MINE"]) == ("/b", "1")
+
+
+def test_train_says_what_computes(finished):
+    assert f"train: workload {FACTORY} computes on cpu\n" in finished.printed
+    assert "attention" not in finished.printed
+
+
+# ---- A run that extends another ----
+
+
+def extend(finished, folder: Path, **changes: object) -> str:
+    """Train on from the finished run, in its own root; return what convert and train print."""
+    key = Keys(finished.run_file).key("train")
+    root = folder / "root"
+    if not root.exists():
+        shutil.copytree(finished.root, root)
+    run_file, _ = a_run(
+        folder,
+        model__LLM__checkpoint={"Run": key},
+        **{"config__total_steps": 9} | finished.same_data | changes,
+    )
+    return tiny.make(run_file, root, "download", "convert", "train")
+
+
+def test_a_run_goes_on_from_another_by_its_key(finished, tmp_path):
+    printed = extend(finished, tmp_path)
+    assert "warning: workload" not in printed
+    assert Transcript(tmp_path / "root/data/trained/transcript").rounds[0].round.step == 7
+
+
+def test_a_run_that_goes_on_with_other_code_or_settings_says_so(finished, tmp_path):
+    config = {"vocab_size": tiny.VOCABULARY, "hidden_size": 8, "dropout": 0.2}
+    printed = extend(finished, tmp_path, workload__config=config)
+    assert f"which this one extends, had {finished.code[:12]}" in printed
+
+
+def test_a_run_that_goes_on_with_other_tensors_is_refused(finished, tmp_path):
+    config = {"vocab_size": tiny.VOCABULARY, "hidden_size": 4, "dropout": 0.1}
+    with pytest.raises(LockstepError, match="tensors of workload .* expected the same") as error:
+        extend(finished, tmp_path, workload__config=config)
+    assert "\n" not in str(error.value)
+
+
+def test_a_model_of_models_does_not_go_on_from_a_workload(finished, tmp_path):
+    shutil.copytree(finished.root, tmp_path / "root")
+    key = Keys(finished.run_file).key("train")
+    document = tiny.run_document(
+        tiny.write_data(tmp_path / "tokens"), model__LLM__checkpoint={"Run": key}
+    )
+    tiny.write_run(tmp_path / "run.toml", document)
+    with pytest.raises(LockstepError, match=f"run {key} trained a workload, expected a model"):
+        tiny.make(tmp_path / "run.toml", tmp_path / "root", "convert")
+
+
+# ---- Commands ----
+
+
+def test_plan_says_what_a_workload_takes_but_for_its_own_memory(finished):
+    said = lockstep("plan", *finished.given)
+    assert "params         6.1 kB" in said
+    assert "memory         not known: a workload computes in a process of its own" in said
+    assert "stage train    has its result" in said
+
+
+def test_plan_before_convert_says_what_makes_the_description(tmp_path):
+    run_file, root = a_run(tmp_path)
+    said = refusal("plan", "--no-memory", "--run", run_file, "--root", root)
+    assert f"data/init/workload.json is missing, expected the model of workload {FACTORY}" in said
+    assert "`lockstep convert` makes it" in said
+
+
+def test_generate_says_that_only_the_workloads_code_knows_its_params(finished):
+    said = refusal("generate", finished.root / "data/export", "a prompt")
+    assert "found the export of a workload, expected a config.json" in said
+
+
+def test_summary_has_the_loss_as_the_workload_has_it(finished):
+    said = lockstep("summary", *finished.given)
+    assert "as the workload has it" in said and "bits per byte  not measured" in said
+
+
+def test_push_names_what_the_params_are_and_no_checkpoint(finished, monkeypatch, capsys):
+    pushed = {}
+    monkeypatch.setattr(upload, "push", lambda to, files, **_: pushed.update(files) or to)
+    push.push(finished.run_file, finished.root, ["me/there"], private=True)
+    assert pushed.keys() == {"README.md", "params.safetensors", "workload.json"}
+    said = capsys.readouterr().out
+    assert "params.safetensors is the workload's, which workload.json names" in said
+    assert "checkpoint =" not in said
+
+
+def test_try_trains_models_of_models_alone(tmp_path):
+    said = lockstep("try", "--help")
+    assert "workload" not in said
+
+
+# ---- Publications ----
+
+
+def test_a_publication_of_a_workload_verifies(published, finished):
+    names = {path.name for path in published.iterdir() if path.is_file()}
+    assert names == {"README.md", "params.safetensors", "workload.json"}
+    verified = verify(published)
+    assert verified.bitwise and verified.claim("held_out").values["sequences"] == 4
+    assert verified.claim("start").kind == verified.claim("weights").kind == "proven"
+    assert "sent, lead from there to the weights, bit for bit" in verified.text
+    assert verified.claim("code").values == {"sha256": finished.code}
+    assert f"what code {finished.code[:12]} of workloads/ means" in verified.text
+
+
+def test_a_publication_of_rounded_params_verifies(finished, tmp_path):
+    root = shutil.copytree(finished.root, tmp_path / "root")
+    run_file, _ = a_run(tmp_path, export__dtype="bfloat16", **finished.same_data)
+    tiny.make(run_file, root)
+    publish.write(tmp_path / "folder", run_file, root, 1, None)
+    assert verify(tmp_path / "folder").bitwise
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "message"),
+    [
+        ("workload.json", b" ", "workload.json"),
+        ("params.safetensors", b"", "params.safetensors"),
+    ],
+)
+def test_a_publication_whose_export_was_changed_is_refused(
+    file, change, message, published, tmp_path
+):
+    folder = shutil.copytree(published, tmp_path / "folder")
+    path = folder / file
+    path.write_bytes(path.read_bytes()[:-1] + change)
+    with pytest.raises(LockstepError, match=message):
+        verify(folder)
+
+
+def test_a_publication_is_not_verified_with_other_code(published, tmp_path, monkeypatch):
+    from parts.workload import description
+
+    other = shutil.copytree(description.SOURCE, tmp_path / "workloads")
+    (other / "torch_language_model.py").open("a").write("# another\n")
+    monkeypatch.setattr(description, "SOURCE", other)
+    with pytest.raises(LockstepError, match="nothing was audited") as error:
+        verify(published)
+    assert "\n" not in str(error.value)
+
+
+def test_a_strangers_command_is_not_run(published, tmp_path, monkeypatch):
+    folder = shutil.copytree(published, tmp_path / "folder")
+    run = read_json(folder / "proof/run.json")
+    run["workload"] |= {"inner": "command", "command": ["touch", str(tmp_path / "ran")]}
+    run["model"]["LLM"]["optimizer"] = {
+        "DiLoCo": tiny.DILOCO_IN_4_BITS["DiLoCo"] | {"inner": "Workload"}
+    }
+    write_json(folder / "proof/run.json", run)
+    said = refusal("replay", folder / "proof")
+    assert "workload.command is ['touch'" in said and "a stranger's command is not run" in said
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {
+                "workload__inner": "command",
+                "workload__command": ["train"],
+                "model__LLM__optimizer": {
+                    "DiLoCo": tiny.DILOCO_IN_4_BITS["DiLoCo"] | {"inner": "Workload"}
+                },
+            },
+            "workload.inner is 'command', expected another to publish",
+        ),
+        (
+            {"model__LLM__data_location": {"Files": {"path": "/data", "shuffle": "DontShuffle"}}},
+            "rows are names of files, which a publication does not hold",
+        ),
+    ],
+)
+def test_what_nobody_could_repeat_is_not_published(changes, message, tmp_path):
+    run_file, root = a_run(tmp_path, **changes)
+    said = refusal("publish", tmp_path / "to", "--run", run_file, "--root", root)
+    assert message in said
+
+
+def test_verify_takes_the_readers_python(published, monkeypatch):
+    monkeypatch.setattr(tiny, "_made", {})  # programs have a worker
+    done = json.loads(lockstep("verify", published, "--json", "--worker-python", "/nowhere/python"))
+    assert (
+        done["outcome"] == "cannot be asked"
+        and "/nowhere/python: No such file or directory" in done["reason"]
+    )
+
+
+def test_try_python_trains_a_model_that_lockstep_does_not_have(tmp_path, monkeypatch):
+    transformers = pytest.importorskip("transformers")
+    config = {"vocab_size": tiny.VOCABULARY, "n_positions": 16, "n_embd": 8, "n_layer": 1}
+    given = transformers.GPT2Config(**config, n_head=1, bos_token_id=0, eos_token_id=0)
+    model, data = tmp_path / "gpt2", tiny.write_data(tmp_path / "tokens")
+    transformers.GPT2LMHeadModel(given).save_pretrained(model)
+    monkeypatch.chdir(tmp_path)
+    brief = "--sequence-length 16 --total-steps 2 --warmup-steps 1 --total-batch 2 --micro-batch 1"
+    flags = ["--model", str(model), "--data-path", str(data), "--python", "--save-path", "saved"]
+    with tiny.like_a_process():
+        done = CliRunner().invoke(app, ["try", *flags, *brief.split(), "--distro"])
+    assert done.exit_code == 0, done.output
+    trained = transformers.AutoModelForCausalLM.from_pretrained("saved")
+    assert type(trained) is transformers.GPT2LMHeadModel

@@ -1,0 +1,49 @@
+"""Local steps by torchrun, in two processes: those of one process over the same rows."""
+
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+
+from parts.workload import inner_loop
+from parts.workload.worker import Worker
+from pipeline import runfile
+from tests import tiny
+
+ROWS = {"kind": "tokens", "columns": ["inputs"], "length": 16}
+TORCHRUN = ["--standalone", "--nproc-per-node=2", "-m", "lockstep_worker.data_parallel"]
+
+
+def worker(folder: Path, **workload) -> Worker:
+    inner = {"DiLoCo": {**tiny.DILOCO["DiLoCo"], "inner": "Workload"}}
+    given = {
+        "workload__factory": "torch_language_model:GRU",
+        "workload__config": {"vocab_size": tiny.VOCABULARY, "hidden_size": 8, "dropout": 0.0},
+        "model__LLM__architecture": "HfAuto",
+        "model__LLM__checkpoint": "Ephemeral",
+        "model__LLM__optimizer": inner,
+        "runtime__worker_python": sys.executable,
+    }
+    document = tiny.run_document(folder / "tokens", **given | workload)
+    return Worker(runfile.parse(document.unwrap(), "run.toml"), ROWS)
+
+
+def test_torchrun_takes_the_steps_of_the_worker(tmp_path):
+    draw = np.random.default_rng(0)
+    lots = [
+        draw.integers(tiny.VOCABULARY, size=(count, 16), dtype=np.int32) for count in (5, 1)
+    ]  # shares of 2 and 3 rows, and of none and 1
+    one = worker(tmp_path, workload__inner="worker")
+    several = worker(tmp_path, workload__inner="command", workload__command=["torchrun", *TORCHRUN])
+    with closing(one), closing(several):
+        params = one.init()
+        first = inner_loop.Job(params, lots, [0.1, 0.05], inner_loop.NO_STATE, "first", seed=1)
+        begun = inner_loop.take(one, first)
+        second = first._replace(params=begun.params, state=begun.state, name="second")
+        expected, found = (inner_loop.take(which, second) for which in (one, several))
+    assert abs(found.loss - expected.loss) < 1e-5
+    assert found.state.size == expected.state.size != 1
+    for leaf, value in expected.params["head"].items():
+        np.testing.assert_allclose(found.params["head"][leaf], value, atol=1e-5)
+        assert np.abs(value - begun.params["head"][leaf]).max() > 1e-3

@@ -1,0 +1,373 @@
+"""Workers that do anything else than answer: each costs one line, and nothing of it is left."""
+
+import gc
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from lockstep import errors
+from lockstep.errors import LockstepError
+from parts.workload.process import child_group, messages
+from parts.workload.process.messages import WorkerError
+from parts.workload.process.worker_process import WorkerProcess
+from tests.parts.workload import fake_workers
+
+ANSWERS = {
+    "no JSON": ("raw(sock, b'{]')", "answered '{]', expected JSON"),
+    "no UTF-8": ("raw(sock, b'\\xff')", "expected JSON"),
+    "empty": ("raw(sock, b'')", "an answer of 0 bytes, expected 1 to 67108864"),
+    "too long": (
+        "sock.sendall(struct.pack('>Q', 2**62)); time.sleep(9)",
+        "an answer of 4611686018427387904 bytes, expected 1 to 67108864",
+    ),
+    "no object": ("raw(sock, b'[1]')", "answered '[1]', expected an object with id 2"),
+    "nested": ("raw(sock, b'[' * 200000)", "expected JSON"),
+    "wrong id": (
+        'raw(sock, b\'{"id": 7, "ok": true, "result": {}}\')',
+        "answered with id 7, expected 2",
+    ),
+    "id of another type": (
+        'raw(sock, b\'{"id": 2.0, "ok": true, "result": {}}\')',
+        "answered with id 2.0, expected 2",
+    ),
+    "ok missing": (
+        'raw(sock, b\'{"id": 2, "result": {}}\')',
+        "ok is None, expected true or false",
+    ),
+    "result no object": ("reply(sock, request, 3)", "result is 3, expected an object"),
+    "NaN": ("reply(sock, request, {'loss': float('nan')})", "a bare NaN, expected JSON"),
+    "1e999": (
+        'raw(sock, b\'{"id": 2, "ok": true, "result": {"a": 1e999}}\')',
+        "the number 1e999, expected one that a float64 can hold",
+    ),
+    "half an answer": (
+        "sock.sendall(struct.pack('>Q', 9) + b'{'); sys.exit(0)",
+        "exited with status 0",
+    ),
+    "exits": ("print('no room'); sys.exit(3)", "exited with status 3 (its last line is 'no room'"),
+    "raises": ("raise ValueError('bad rows')", "its last line is 'ValueError: bad rows'"),
+    "is killed": ("os.kill(os.getpid(), 9)", "was ended by SIGKILL (it said nothing"),
+    "exits below its child": (
+        "import subprocess; subprocess.Popen(['sleep', '99'], close_fds=False); "
+        "os.set_inheritable(sock.fileno(), True); "
+        "subprocess.Popen(['sleep', '99'], close_fds=False); os._exit(4)",
+        "exited with status 4",
+    ),
+}
+
+
+def start(folder, body, **changes):
+    command = fake_workers.command(folder / "code", body, **changes)
+    return WorkerProcess.start(command, folder / "worker")
+
+
+def answering(code):
+    return f"def answer(sock, request):\n    {code}\nserve(answer)\n"
+
+
+def one_line(caught, *parts):
+    """Check an error's form, and return it."""
+    line = str(caught.value)
+    assert line.startswith("workload my_model:Model: ")
+    assert len(line.splitlines()) == 1
+    assert len(line) <= errors.LONGEST
+    for part in parts:
+        assert part in line
+    return line
+
+
+def gone(pid):
+    until = time.monotonic() + 10
+    while time.monotonic() < until:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX":
+                return True
+        except OSError:
+            return True
+        time.sleep(0.01)
+    return False
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_worker_that_does_not_answer_what_was_asked_is_ended_in_one_line(tmp_path, name):
+    code, expected = ANSWERS[name]
+    worker = start(tmp_path, answering(code))
+    with pytest.raises(WorkerError) as caught:
+        worker.call("gradient", {"rows": 1})
+    one_line(caught, ": gradient: ", expected)
+    assert not worker.running
+    assert not list(worker.group.processes())
+    with pytest.raises(WorkerError) as caught:
+        worker.call("measure", {})
+    one_line(caught, "measure: is not running since gradient: ")
+    worker.close()
+
+
+def test_worker_that_hangs_is_ended_after_its_time(tmp_path):
+    worker = start(tmp_path, answering("time.sleep(99)"))
+    with pytest.raises(WorkerError) as caught:
+        worker.call("gradient", {}, 0.1)
+    one_line(caught, "gradient: no answer in 0.1 s, expected one")
+    assert gone(worker.group.child.pid)
+
+
+def test_worker_that_does_not_read_is_ended_after_its_time(tmp_path):
+    hangs = "sock = connect(); reply(sock, receive(sock), HELLO); time.sleep(99)"
+    worker = start(tmp_path, hangs)
+    with pytest.raises(WorkerError) as caught:
+        worker.call("gradient", {"text": "x" * 2**25}, 0.2)
+    one_line(caught, "gradient: no answer in 0.2 s, expected one")
+
+
+def test_worker_that_drips_its_answer_is_ended_after_its_time(tmp_path):
+    drips = "sock.sendall(struct.pack('>Q', 999))\n    while 1: sock.sendall(b' '); time.sleep(.01)"
+    worker = start(tmp_path, answering(drips))
+    with pytest.raises(WorkerError) as caught:
+        worker.call("gradient", {}, 0.2)
+    one_line(caught, "gradient: no answer in 0.2 s, expected one")
+
+
+def test_worker_that_answers_with_an_error_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(errors, "_secrets", {"hf_secret"})
+    said = r"\n ValueError: \x1b[31mhf_secret" + "x" * 900 + r"\n Traceback line 2"
+    fails = f"""
+    def answer(sock, request):
+        if request["method"] == "fails":
+            answer = {{"id": request["id"], "ok": False, "error": "{said}"}}
+            return raw(sock, json.dumps(answer).encode())
+        reply(sock, request, {{"fine": True}})
+    serve(answer)
+    """
+    with start(tmp_path, fails) as worker:
+        with pytest.raises(WorkerError) as caught:
+            worker.call("fails", {})
+        line = one_line(caught, r"fails: ValueError: \x1b[31m...xxx", "worker.log")
+        assert "hf_secret" not in line and "Traceback" not in line and len(line) < 700
+        assert "Traceback line 2" in (tmp_path / "worker" / "worker.log").read_text()
+        assert worker.call("works", {}) == {"fine": True}
+
+
+def test_request_that_is_no_json_is_not_sent(tmp_path):
+    with start(tmp_path, answering("reply(sock, request, {})")) as worker:
+        with pytest.raises(WorkerError) as caught:
+            worker.call("gradient", {"x": float("nan")})
+        one_line(caught, "gradient: its params are no JSON")
+        assert worker.call("gradient", {}) == {}
+
+
+@pytest.mark.parametrize(
+    "hello, expected",
+    [
+        ("{**HELLO, 'protocol_version': 3}", "protocol_version is 3"),
+        ("{**HELLO, 'protocol_version': True}", "protocol_version is True"),
+        ("{'protocol_version': 2, 'capabilities': []}", "workload_name is {"),
+        ("{**HELLO, 'capabilities': 'ab'}", "capabilities is 'ab'"),
+        ("{**HELLO, 'environment': {'a': [1]}}", "environment.a is [1]"),
+    ],
+)
+def test_hello_of_another_protocol_or_form_is_refused(tmp_path, hello, expected):
+    with pytest.raises(WorkerError) as caught:
+        start(tmp_path, f"HELLO = {hello}\nserve(None)")
+    one_line(caught, "hello: ", expected, "expected a hello of protocol 1 or 2")
+
+
+def test_worker_says_what_decides_its_bits(tmp_path):
+    body = "HELLO['environment'] = {'torch': '2.13', 'threads': 2, 'numpy': None}\nserve(None)"
+    with start(tmp_path, body) as worker:
+        assert worker.hello.environment == {"torch": "2.13", "threads": "2", "numpy": "none"}
+
+
+@pytest.mark.parametrize(
+    "body, expected",
+    [
+        ("time.sleep(99)", "start: did not connect in 0.5 s"),
+        ("sock = connect(); time.sleep(99)", "hello: no answer in "),
+        ("raise RuntimeError('no such GPU')", "its last line is 'RuntimeError: no such GPU'"),
+        ("import not_installed", "ModuleNotFoundError: No module named 'not_installed'"),
+    ],
+)
+def test_worker_that_does_not_start_is_ended_in_one_line(tmp_path, body, expected):
+    slow = "sleep" in body
+    with pytest.raises(WorkerError) as caught:
+        start(tmp_path, body, start_seconds=0.5 if slow else 20.0)
+    one_line(caught, expected)
+
+
+def test_an_interpreter_that_is_none_is_named(tmp_path):
+    with pytest.raises(WorkerError) as caught:
+        start(tmp_path, "", python="no/such/python")
+    one_line(caught, "no/such/python: No such file or directory, expected a program that starts")
+
+
+def test_a_stranger_that_connects_first_is_not_the_worker(tmp_path, monkeypatch):
+    (tmp_path / "code").mkdir()
+    real, strangers = socket.create_server, []
+
+    def listening(*args, **kwargs):
+        listener = real(*args, **kwargs)
+        strangers.append(socket.create_connection(listener.getsockname()))
+        return listener
+
+    monkeypatch.setattr(socket, "create_server", listening)
+    with start(tmp_path, answering("reply(sock, request, {'me': os.getpid()})")) as worker:
+        assert worker.call("who", {}) == {"me": worker.group.child.pid}
+    assert strangers[0].recv(1) == b""  # it was hung up on
+    strangers[0].close()
+    with pytest.raises(WorkerError) as caught:
+        start(tmp_path, "time.sleep(99)", start_seconds=0.3)
+    one_line(caught, "did not connect in 0.3 s, and 1 others did")
+    strangers[1].close()
+
+
+def test_a_launcher_that_starts_the_worker_as_its_child_is_let_in(tmp_path):
+    launcher = tmp_path / "python"
+    launcher.write_text(f'#!/bin/sh\nsetsid {sys.executable} "$@" &\nwait\n')
+    launcher.chmod(0o755)
+    body = answering("reply(sock, request, {'me': os.getpid()})")
+    with start(tmp_path, body, python=os.fspath(launcher)) as worker:
+        pid = worker.call("who", {})["me"]
+        assert pid != worker.group.child.pid
+    assert gone(pid)
+
+
+def test_worker_that_floods_its_log_costs_a_bounded_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(child_group, "LOG_BYTES", 2**16)
+    flood = "[os.write(1, b'a' * 99 + b'\\n') for _ in range(20000)]; reply(sock, request, {})"
+    with start(tmp_path, answering(flood)) as worker:
+        assert worker.call("gradient", {}) == {}
+    log = (tmp_path / "worker" / "worker.log").read_bytes()
+    assert len(log) < 2**16 + 100
+    assert log.endswith(b"bytes more)\n")
+
+
+def test_the_log_of_the_worker_before_is_kept_once(tmp_path):
+    for said in ("first", "second", "third"):
+        with pytest.raises(WorkerError):
+            start(tmp_path, f"print('{said}'); sys.exit(1)")
+    logs = {path.name: path.read_text() for path in (tmp_path / "worker").glob("*.log*")}
+    assert logs == {"worker.log": "third\n", "worker.log.before": "second\n"}
+
+
+def test_worker_that_forks_leaves_no_process(tmp_path):
+    forks = """
+    def answer(sock, request):
+        for number in range(12):
+            if os.fork() == 0:
+                if number % 2:
+                    os.setsid()  # out of the group and the session
+                    if os.fork():
+                        os._exit(0)
+                for _ in range(400):
+                    time.sleep(0.01)
+                    if os.fork():  # as a new process each time
+                        os._exit(0)
+                os._exit(0)
+        reply(sock, request, {})
+    serve(answer)
+    """
+    worker = start(tmp_path, forks)
+    worker.call("gradient", {})
+    assert len(list(worker.group.processes())) >= 4
+    worker.close()
+    assert not list(worker.group.processes())
+
+
+def test_worker_that_ignores_its_end_is_killed(tmp_path, monkeypatch):
+    monkeypatch.setattr("parts.workload.process.worker_process.SHUTDOWN_SECONDS", 0.1)
+    stays = """
+    import signal
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    sock = connect()
+    while True:
+        reply(sock, receive(sock), HELLO)
+    """
+    worker = start(tmp_path, stays)
+    worker.close()
+    assert worker.group.child.returncode == -signal.SIGKILL
+    worker.close()  # twice is fine
+
+
+def test_close_does_not_wait_for_a_call_of_another_thread(tmp_path):
+    worker = start(tmp_path, answering("print('here', flush=True); time.sleep(99)"))
+    caught = []
+
+    def call():
+        try:
+            worker.call("gradient", {})
+        except WorkerError as error:
+            caught.append(str(error))
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    while not worker.group.log.last_line():
+        time.sleep(0.01)
+    worker.close()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert caught and caught[0].startswith(
+        "workload my_model:Model: gradient: the worker was ended"
+    )
+
+
+def test_interrupted_call_ends_the_worker_whose_answer_would_be_the_next_calls(tmp_path):
+    worker = start(tmp_path, answering("time.sleep(99)"))
+    timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's & ignores it
+    gc.disable()  # what is raised in a callback of the collector is lost, and pytest has one
+    try:
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            worker.call("gradient", {})
+    finally:
+        gc.enable()
+        signal.signal(signal.SIGINT, before)
+    timer.join()
+    assert not worker.running
+    with pytest.raises(WorkerError, match="gradient was interrupted"):
+        worker.call("gradient", {})
+
+
+def test_values_of_the_users_secrets_are_hidden_in_errors(tmp_path, monkeypatch):
+    monkeypatch.setattr(errors, "_secrets", set())
+    with pytest.raises(WorkerError) as caught:
+        start(tmp_path, "sys.exit(os.environ['MY_TOKEN'])", env={"MY_TOKEN": "abcdefgh1"})
+    assert "abcdefgh1" not in one_line(caught, "its last line is '...'")
+
+
+@pytest.mark.parametrize("env", [{"": "x"}, {"A=B": "x"}, {"A": "\0"}, {"PYTHONPATH": "x"}])
+def test_an_environment_that_cannot_be_is_refused(env):
+    with pytest.raises(LockstepError, match="worker_env: found .*, expected"):
+        child_group.environment_of((), env)
+
+
+def test_config_that_is_no_json_is_refused(tmp_path):
+    with pytest.raises(WorkerError) as caught:
+        start(tmp_path, "", config={"x": float("inf")})
+    one_line(caught, "start: config is no JSON")
+
+
+def test_length_of_a_frame_is_bounded_on_our_side_too():
+    with pytest.raises(messages.MessageError, match="expected at most"):
+        messages.frame({"text": "x" * messages.FRAME_BYTES})
+
+
+def test_no_process_or_thread_is_left_after_a_failed_start(tmp_path):
+    before = {thread.ident for thread in threading.enumerate()}
+    children = children_here()
+    with pytest.raises(WorkerError):
+        start(tmp_path, "sys.exit(1)")
+    assert not [t for t in threading.enumerate() if t.ident not in before]
+    assert children_here() <= children
+
+
+def children_here() -> set[str]:
+    """The processes that this one has started, and that are there."""
+    folder = Path("/proc/self/task")
+    return {pid for file in folder.glob("*/children") for pid in file.read_text().split()}

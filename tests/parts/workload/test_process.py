@@ -1,0 +1,156 @@
+"""A worker that behaves: hello, gradients in shared arrays, its environment, its end."""
+
+import errno
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from parts.workload.process import shared_arrays
+from parts.workload.process.shared_arrays import SharedArrays
+from parts.workload.process.worker_process import WorkerProcess
+from tests.parts.workload import fake_workers
+
+SAYS_ENVIRONMENT = """
+def answer(sock, request):
+    reply(sock, request, {"env": dict(os.environ), "cwd": os.getcwd(), "argv": sys.argv})
+serve(answer)
+"""
+
+
+def start(folder, body, **changes):
+    command = fake_workers.command(folder / "code", body, **changes)
+    return WorkerProcess.start(command, folder / "worker")
+
+
+def test_worker_computes_gradients_in_arrays_that_both_map(tmp_path):
+    w = np.array([0.5, -1, 2], np.float32)
+    x = np.arange(12, dtype=np.int32).reshape(4, 3)
+    with start(tmp_path, fake_workers.GOOD) as worker, SharedArrays(tmp_path, 3, 48) as arrays:
+        assert worker.hello.protocol_version == 2
+        assert worker.hello.capabilities == {"gradient"}
+        worker.call("open_arrays", arrays.request())
+        for _ in range(2):  # the second call reads new params, without a copy in between
+            arrays.params[:] = w
+            arrays.rows[:12] = x.reshape(-1)
+            loss = worker.call("gradient", {"rows": 4, "width": 3, "seed": 0})["loss"]
+            residual = x @ w - 1
+            np.testing.assert_allclose(loss, (residual**2).mean(), rtol=1e-6)
+            np.testing.assert_allclose(arrays.gradients, x.T @ residual / 2, rtol=1e-6)
+            w = w + 1
+    assert worker.group.ended() == "exited with status 0"  # it was asked, not killed
+    assert not list(tmp_path.glob("lockstep-*"))
+
+
+def test_arrays_are_in_the_folder_where_memory_has_no_room_for_them(tmp_path, monkeypatch):
+    memory, folder = tmp_path / "memory", tmp_path / "folder"
+    memory.mkdir()
+    folder.mkdir()
+    reserve = os.posix_fallocate
+
+    def full(descriptor, offset, size):
+        if os.readlink(f"/proc/self/fd/{descriptor}").startswith(f"{memory}/"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        reserve(descriptor, offset, size)
+
+    monkeypatch.setattr(shared_arrays, "IN_MEMORY", memory)
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with SharedArrays(folder, 3, 8) as arrays:
+        assert Path(arrays.request()["path"]).parent == folder
+        assert not [*memory.iterdir()]
+        arrays.params[:] = [1, 2, 3]
+    monkeypatch.setattr(os, "posix_fallocate", reserve)
+    with SharedArrays(folder, 3, 8) as arrays:
+        assert Path(arrays.request()["path"]).parent == memory
+
+
+def test_lockstep_worker_serves_a_class_of_the_user(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "import numpy as np\n"
+        "class Model:\n"
+        "    def __init__(self, config): self.width = config['width']\n"
+        "    def init(self, seed): return {'w': np.full(self.width, seed, np.float32)}\n"
+        "    def gradient(self, params, rows): return 1.5, {'w': params['w'] * 2}\n"
+    )
+    command = fake_workers.command(
+        tmp_path, "", module="lockstep_worker.worker", factory="mine:Model"
+    )
+    spec = {"kind": "tokens", "columns": ["inputs"], "length": 2}
+    begin = {"rows": spec, "micro_batch": 1, "threads": 1, "state_dict_filter": {}, "seed": 7}
+    with WorkerProcess.start(command, tmp_path / "w") as worker:
+        begun = worker.call("begin", begin)
+        assert begun["parameter_count"] == 3
+        with SharedArrays(tmp_path, 3, 8) as arrays:
+            worker.call("open_arrays", arrays.request())
+            worker.call("init", {})
+            assert arrays.params.tolist() == [7, 7, 7]
+            assert worker.call("gradient", {"rows": 1, "width": 2, "seed": 1})["loss"] == 1.5
+            assert arrays.gradients.tolist() == [14, 14, 14]
+
+
+def test_worker_gets_its_folder_its_arguments_and_no_secret_of_ours(tmp_path, monkeypatch):
+    for name in ("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "WANDB_API_KEY", "GOOGLE_APPLICATION_X"):
+        monkeypatch.setenv(name, "hidden")
+    monkeypatch.setenv("NVIDIA_API_KEY", "hidden")  # begins as what is given
+    monkeypatch.setenv("LOCKSTEP_X", "hidden")
+    monkeypatch.setenv("PYTHONPATH", "/hidden")
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    with start(tmp_path, SAYS_ENVIRONMENT, env={"MINE": "1"}) as worker:
+        said = worker.call("say", {})
+    given = said["env"]
+    assert not [name for name, value in given.items() if "hidden" in value]
+    assert given["MINE"] == "1"
+    assert given["OMP_NUM_THREADS"] == "3"
+    assert given["PYTHONHASHSEED"] == "0"
+    ours, *others = given["PYTHONPATH"].split(os.pathsep)
+    assert ours.endswith("parts/workload/python")
+    assert others == [str(tmp_path / "code")]
+    assert said["cwd"] == str(tmp_path / "worker")
+    assert json.loads(said["argv"][4]) == {"width": 3}
+    assert not (tmp_path / "code" / "__pycache__").exists()
+
+
+def test_worker_and_its_children_end_with_us_even_if_we_are_killed(tmp_path):
+    busy = """
+    import subprocess
+    child = subprocess.Popen(["sleep", "30"])
+    def answer(sock, request):
+        print(os.getpid(), child.pid, flush=True)
+        time.sleep(30)
+    serve(answer)
+    """
+    fake_workers.command(tmp_path, busy)
+    ours = (
+        "import sys; sys.path[:0] = sys.argv[1:3]\n"
+        "from pathlib import Path\n"
+        "from parts.workload.process.worker_process import WorkerCommand, WorkerProcess\n"
+        "here = Path(sys.argv[3])\n"
+        "command = WorkerCommand(sys.executable, 'fake', 'a:b', {}, (here,), {}, 30.0, 30.0)\n"
+        "WorkerProcess.start(command, here).call('busy', {})\n"
+    )
+    root = Path(__file__).parents[3]
+    process = subprocess.Popen([sys.executable, "-c", ours, root, Path(__file__).parent, tmp_path])
+    log = tmp_path / "worker.log"
+    until = time.monotonic() + 60
+    while not (log.exists() and log.read_text().endswith("\n")) and time.monotonic() < until:
+        time.sleep(0.02)
+    pids = [int(word) for word in log.read_text().split()]
+    process.kill()
+    process.wait()
+    assert len(pids) == 2
+    until = time.monotonic() + 10
+    for pid in pids:
+        while _runs(pid) and time.monotonic() < until:
+            time.sleep(0.02)
+        assert not _runs(pid)
+
+
+def _runs(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False

@@ -1,0 +1,310 @@
+"""A workload that does something else than it should: one line, a lost peer, and nothing else."""
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lockstep.errors import LockstepError
+from lockstep.transcript.transcript import Transcript
+from parts.publication import publish
+from parts.workload import description, inner_loop
+from parts.workload.inner_loop import Job
+from parts.workload.process.messages import WorkerError
+from parts.workload.worker import Worker
+from pipeline import runfile
+from pipeline.audit import rerun_bundle
+from pipeline.stage.artifacts import read_json
+from tests import tiny
+from tests.parts.workload.test_commands import verify
+from tests.parts.workload.test_training import verdict_of
+
+ROWS = {"kind": "tokens", "columns": ["inputs"], "length": 16}
+ROW = np.arange(32, dtype=np.int32).reshape(2, 16)
+INNER = {"DiLoCo": {**tiny.DILOCO["DiLoCo"], "inner": "Workload"}}
+KEPT = {**INNER["DiLoCo"], "quantize": "sign", "quantize_block": 256, "error_feedback": 0.9}
+
+
+@pytest.fixture(autouse=True)
+def source(tmp_path, monkeypatch) -> Path:
+    """A folder workloads/ of the test's own."""
+    folder = tmp_path / "workloads"
+    folder.mkdir()
+    shutil.copyfile(Path(__file__).with_name("strange.py"), folder / "strange.py")
+    monkeypatch.setattr("parts.workload.description.SOURCE", folder)
+    monkeypatch.setattr("parts.workload.worker.SOURCE", folder)
+    return folder
+
+
+def document(folder: Path, **changes):
+    given = {
+        "workload__factory": "strange:Pull",
+        "model__LLM__architecture": "HfAuto",
+        "model__LLM__checkpoint": "Ephemeral",
+    }
+    return tiny.run_document(tiny.write_data(folder / "tokens"), **given | changes)
+
+
+def run_of(folder: Path, **changes) -> runfile.Run:
+    return runfile.parse(document(folder, **changes).unwrap(), "run.toml")
+
+
+def worker(folder: Path, wrong=None, **changes) -> Worker:
+    config = {"wrong": wrong} if wrong else {}
+    return Worker(run_of(folder, workload__config=config, **changes), ROWS)
+
+
+def inner(folder: Path, wrong: str = "", **changes) -> Worker:
+    given = {"workload__factory": "strange:Inner", "workload__inner": "worker"}
+    given |= {"model__LLM__optimizer": INNER, "workload__config": {"wrong": wrong}}
+    return Worker(run_of(folder, **given | changes), ROWS)
+
+
+def job(**changes) -> Job:
+    given = {"params": {"w": np.zeros(3, np.float32)}, "lots": [ROW, ROW], "rates": [0.1, 0.1]}
+    return Job(**given | {"state": inner_loop.NO_STATE, "name": "j", "seed": 1} | changes)
+
+
+# ---- What is right ----
+
+
+def test_a_class_of_three_functions_and_numpy_gives_losses_and_gradients(tmp_path):
+    one = worker(tmp_path)
+    params = one.init()
+    np.testing.assert_array_equal(params["w"], [0, 1, 2])
+    loss, grads = one.gradient(params, ROW, seed=0)
+    np.testing.assert_allclose(grads["w"], params["w"] - ROW[:, :3].mean(0))
+    assert one.measure(params, ROW).mean() == pytest.approx(loss)
+    assert one.evaluate(params, "held_out") == {"norm": 3.0, "split": "held_out"}
+    assert one.describe().integers == ("n",)
+    one.close()
+
+
+def test_an_inner_loop_goes_on_from_the_state_that_it_left(tmp_path):
+    one = inner(tmp_path)
+    first = inner_loop.take(one, job())
+    assert first.state.tobytes() == b"text/plain\x002"
+    again = inner_loop.take(one, job())
+    second = inner_loop.take(one, job(state=first.state))
+    np.testing.assert_array_equal(first.params["w"], again.params["w"])
+    assert second.state.tobytes() == b"text/plain\x004"
+    assert not np.array_equal(second.params["w"], first.params["w"])
+    assert one.evaluate(first.params, "train")["sum"] == pytest.approx(first.params["w"].sum())
+    one.close()
+
+
+def test_a_run_by_inner_loops_is_trained_audited_and_exported(tmp_path):
+    run_file, root = tmp_path / "run.toml", tmp_path / "root"
+    given = {"workload__factory": "strange:Inner", "workload__inner": "worker"}
+    tiny.write_run(run_file, document(tmp_path, model__LLM__optimizer={"DiLoCo": KEPT}, **given))
+    tiny.make(run_file, root)
+    assert verdict_of(root)["accepted"] and verdict_of(root)["method"] == "bitwise"
+    snapshot = Transcript(root / "data/trained/transcript").folder / "snapshots/00006"
+    assert b"text/plain" in (snapshot / "own-000.safetensors").read_bytes()
+    assert read_json(root / "metrics/evaluate.json")["workload"]["sum"]
+
+
+def test_rows_that_are_files_reach_the_workload_as_paths_by_their_hash(tmp_path, monkeypatch):
+    folder = tmp_path / "files"
+    folder.mkdir()
+    for number in range(40):
+        (folder / f"{number}.bin").write_bytes(bytes(100 + number))
+    order = {"Seeded": [7] * 32}
+    location = {"Files": {"path": str(folder), "held_out_percent": 10, "shuffle": order}}
+    given = {"workload__factory": "strange:Sizes", "model__LLM__max_seq_len": 8}
+    run_file, root = tmp_path / "run.toml", tmp_path / "root"
+    document_ = document(tmp_path, model__LLM__data_location=location, **given)
+    tiny.write_run(run_file, document_)
+    monkeypatch.chdir(tmp_path)  # whose data/shards is another
+    tiny.make(run_file, root, "download", "convert", "train", "witness")
+    assert verdict_of(root)["accepted"]
+    header = Transcript(root / "data/trained/transcript").header
+    assert header.model["rows"] == {"kind": "files", "folder": "files"}
+    assert read_json(root / "metrics/train.json")["loss"] > 100**2 / 2 / 2
+
+
+COMMAND = """
+import json, os, sys
+import numpy as np
+from pathlib import Path
+job = json.loads(Path(sys.argv[1]).read_text())
+assert os.environ["BURN_P2P_DILOCO_JOB_MANIFEST"] == sys.argv[1]
+assert job["protocol_version"] == 1 and job["require_exact_steps"]
+base, out = Path(job["base_parameter_pack_path"]), Path(job["output_parameter_pack_path"])
+out.mkdir()
+manifest = json.loads((base / "manifest.json").read_text())
+del manifest["values_sha256"]
+(np.fromfile(base / "values.f32le", "<f4") + 1).tofile(out / "values.f32le")
+(out / "manifest.json").write_text(json.dumps(manifest))
+{wrong}
+result = {{"steps_completed": job["num_inner_steps"], "metrics": {{"loss": 1.5}}}}
+Path(sys.argv[2]).write_text(json.dumps(result))
+"""
+
+
+def by_command(folder: Path, wrong: str = "", seconds: float = 20.0) -> Worker:
+    script = folder / "steps.py"
+    script.write_text(COMMAND.format(wrong=wrong))
+    command = [sys.executable, str(script), "{job_manifest}", "{result_manifest}"]
+    given = {"workload__command": command, "workload__command_seconds": seconds}
+    return inner(folder, workload__inner="command", **given)
+
+
+def test_a_command_takes_the_local_steps(tmp_path):
+    one = by_command(tmp_path)
+    taken = inner_loop.take(one, job())
+    np.testing.assert_array_equal(taken.params["w"], [1, 1, 1])
+    assert taken.loss == 1.5 and taken.state.tobytes() == b"\0"
+    one.close()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ("sys.exit('no memory')", "exited with status 1, expected status 0: no memory"),
+        ("import time; time.sleep(100)", "still running after 1 seconds"),
+        ("sys.argv[2] = '/dev/null'", "result.json: No such file"),
+        ("job['num_inner_steps'] = 1", "steps_completed is 1, expected 2"),
+    ],
+)
+def test_a_command_that_fails_is_one_line(wrong, message, tmp_path):
+    one = by_command(tmp_path, wrong, seconds=1.0 if "sleep" in wrong else 20.0)
+    with pytest.raises(WorkerError, match=message) as error:
+        inner_loop.take(one, job())
+    assert "\n" not in str(error.value) and str(error.value).startswith("workload strange:Inner: ")
+
+
+# ---- What is wrong ----
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"factory": "raise"}, "hello: RuntimeError: factory: a secret and a second line"),
+        ({"factory": "exit"}, "(hello|start): the worker exited with status 3"),
+        ({"factory": "hang"}, "hello: no answer in .* s, expected one"),
+        ({"init": "raise"}, r"begin: RuntimeError: init: a secret"),
+        ({"gradient": "exit"}, "gradient: the worker exited with status 3"),
+        ({"gradient": "kill"}, "gradient: the worker was ended by SIGKILL"),
+        ({"gradient": "hang"}, "gradient: no answer in 3 s, expected one"),
+        ({"gradient": "missing"}, r"gradient: ValueError: gradients: missing \['w'\]"),
+        ({"gradient": "extra"}, r"gradient: ValueError: gradients: .* not expected \['v'\]"),
+        ({"gradient": "shape"}, r"gradient: ValueError: gradient 'w': shape \(2,\)"),
+        ({"measure": "few"}, r"measure: ValueError: losses of shape \(1,\)"),
+    ],
+)
+def test_each_fault_of_a_worker_is_one_line_with_worker_and_method(wrong, message, tmp_path):
+    times = {"runtime__answer_seconds": 3.0, "runtime__worker_start_seconds": 5.0}
+    one = worker(tmp_path, wrong, **times)
+    with pytest.raises(WorkerError, match=f"^workload strange:Pull: {message}") as error:
+        params = one.init()
+        one.gradient(params, ROW, seed=0)
+        one.measure(params, ROW)
+    assert "\n" not in str(error.value)
+    one.close()
+
+
+def test_nan_is_told_as_nan_and_not_as_json_that_nobody_reads(tmp_path):
+    one = worker(tmp_path, {"gradient": "nan"})
+    loss, grads = one.gradient(one.init(), ROW, seed=0)
+    assert np.isnan(loss) and np.isnan(grads["w"][1])
+    one.close()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ("few", "completed 1 steps; 2 expected|took 1 steps; 2 expected"),
+        ("nan", "value 0 is nan, expected finite numbers"),
+        ("anothers", "layout_hash is 'another', expected 'torch-layout-"),
+        ("outside", "hostname"),
+        ("silent", r"metrics are \[\], expected a number loss or train_loss"),
+    ],
+)
+def test_an_inner_loop_that_leaves_something_else_is_one_line(wrong, message, tmp_path):
+    one = inner(tmp_path, wrong)
+    with pytest.raises(WorkerError, match=message) as error:
+        inner_loop.take(one, job())
+    assert "\n" not in str(error.value) and "strange:Inner: run_inner_loop" in str(error.value)
+    one.close()
+
+
+def test_what_a_worker_writes_beside_its_folder_is_told_at_the_end(tmp_path, source):
+    (source / "notes.txt").write_text("as it was")
+    one = worker(tmp_path, {"gradient": f"write {source / 'notes.txt'}"})
+    one.gradient(one.init(), ROW, seed=0)
+    with pytest.raises(LockstepError, match="notes.txt changed while it ran"):
+        one.close()
+
+
+def test_a_worker_starts_again_after_it_failed(tmp_path):
+    one = worker(tmp_path)
+    params = one.init()
+    os.kill(one._begun.process.group.child.pid, 9)
+    with pytest.raises(WorkerError, match="was ended by SIGKILL"):
+        one.gradient(params, ROW, seed=0)
+    assert one.gradient(params, ROW, seed=0)[0] > 0
+    one.close()
+
+
+# ---- Bits that differ from one time to the next ----
+
+NOISY = {"wrong": {"gradient": "noise"}, "noise": 0.0005, "size": 256}
+VALUES = {  # which show how far a gradient scatters
+    "Distro": {
+        "compression_decay": 0.9,
+        "compression_topk": 4,
+        "compression_chunk": 64,
+        "quantize_1bit": False,
+    }
+}
+
+
+def noisy(folder: Path, **changes) -> tuple[Path, Path]:
+    run_file, root = folder / "run.toml", folder / "root"
+    given = {"workload__config": NOISY, "model__LLM__optimizer": VALUES} | changes
+    tiny.write_run(run_file, document(folder, **given))
+    return run_file, root
+
+
+def test_honest_repeats_calibrate_the_tolerance_and_verdict_and_publication_say_so(tmp_path):
+    run_file, root = noisy(tmp_path)
+    tiny.make(run_file, root)
+    verdict = verdict_of(root)
+    assert verdict["accepted"] and verdict["method"] == "tolerance"
+    assert verdict["repeats"] > 0
+    assert verdict["tolerance"] == pytest.approx(max(0.05, min(0.5, 4 * verdict["repeats"])))
+    assert "honest repeats here were up to" in (root / "data/verdict/verdict.txt").read_text()
+    publish.write(tmp_path / "published", run_file, root, 1, None)
+    verified = verify(tmp_path / "published")  # which repeats steps of its own
+    tolerance = verified.claim("windows").values["tolerance"]
+    assert 0.05 <= tolerance <= 0.5 and not verified.bitwise
+    assert f"distance of a message at most {tolerance:.3g}, within" in verified.text
+
+
+def test_a_liar_among_peers_whose_bits_scatter_is_named_all_the_same(tmp_path):
+    lie = [{"kind": "sign_flip", "peer": 1, "rounds": [4, 5]}]
+    run_file, root = noisy(tmp_path, faults__schedule=lie)
+    tiny.make(run_file, root, "download", "convert", "train", "witness")
+    found = verdict_of(root)["findings"]
+    assert {finding["peer"] for finding in found} == {1}
+    with tiny.like_a_process():  # a bundle has one window's snapshots, and those of one peer
+        assert rerun_bundle.show(root / "data/verdict" / found[0]["bundle"], max_gb=1) == 0
+
+
+def test_messages_that_are_not_kept_and_whose_bits_scatter_are_refused(tmp_path):
+    run_file, root = noisy(tmp_path, model__LLM__optimizer=tiny.ADAMW)
+    with pytest.raises(LockstepError, match="differs in its bits, .* expected quantize") as error:
+        tiny.make(run_file, root, "download", "convert", "train")
+    assert "\n" not in str(error.value)
+
+
+def test_code_hash_is_of_table_and_all_files(tmp_path, source):
+    run = run_of(tmp_path)
+    first = description.code_hash(run)
+    assert description.code_hash(run_of(tmp_path, workload__seed=1)) != first
+    (source / "other.py").write_text("x = 1\n")
+    assert description.code_hash(run) != first

@@ -1,0 +1,229 @@
+"""A torch model's gradients, over a real connection, beside what torch itself computes."""
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.parts.workload.worker_host import (
+    PYTHON,
+    Host,
+    WorkerError,
+    array_rows,
+)
+
+HERE = __file__.rsplit("/", 1)[0]
+TOKENS = {"kind": "tokens", "columns": ["inputs"], "length": 5}
+EXCLUDED = ("coarse.*",)
+
+
+@pytest.fixture(scope="module")
+def odd(tmp_path_factory):
+    torch.set_num_threads(1)  # as the worker does
+    with Host("odd_models:OddWorkload", {}, tmp_path_factory.mktemp("odd"), paths=[HERE]) as host:
+        yield host
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    with Host("odd_models:Small", {}, tmp_path_factory.mktemp("small"), paths=[HERE]) as host:
+        yield host
+
+
+@pytest.fixture(scope="module")
+def odd_models():
+    """The same classes here."""
+    sys.path[:0] = [str(PYTHON), HERE]
+    try:
+        import odd_models
+
+        yield odd_models
+    finally:
+        sys.path.remove(str(PYTHON))
+        sys.path.remove(HERE)
+
+
+def tokens(rows):
+    return np.random.default_rng(0).integers(0, 9, (rows, 5)).astype(np.int32)
+
+
+def pictures(rows):
+    draw = np.random.default_rng(1)
+    x = draw.standard_normal((rows, 5)).astype(np.float32)
+    return x, draw.integers(0, 3, rows)
+
+
+def odd_reference(odd, odd_models):
+    """The model in this process, with the values that are in the worker's."""
+    torch.manual_seed(3)
+    model = odd_models.Odd()
+    with torch.no_grad():
+        parameters = dict(model.named_parameters())
+        for name, values in odd.split(odd.params).items():
+            parameters[name].copy_(torch.from_numpy(values))
+    return model.train()
+
+
+def test_a_gradient_is_torchs_own_bit_for_bit(odd, odd_models):
+    odd.begin(TOKENS, seed=3)
+    words = tokens(8)
+    found = odd.ask("gradient", **odd.write(words), seed=17)
+    model, rows = odd_reference(odd, odd_models), torch.from_numpy(words).long()
+    torch.manual_seed(17)
+    loss = F.cross_entropy(model(rows[:, :-1]), rows[:, -1])
+    loss.backward()
+    assert found == {"loss": loss.item()}
+    gradients, parameters = odd.split(odd.gradients), dict(model.named_parameters())
+    assert gradients.keys() == {
+        "coarse.bias", "coarse.weight", "embed.weight", "norm.bias", "norm.weight", "scale",
+        "unused",
+    }  # fmt: skip
+    for name, gradient in gradients.items():
+        expected = parameters[name].grad
+        expected = torch.zeros(3) if name == "unused" else expected.float()
+        np.testing.assert_array_equal(gradient, expected.numpy(), err_msg=name)
+    assert np.any(gradients["coarse.weight"])
+
+
+def test_micro_batches_are_weighted_by_their_rows(small, odd_models):
+    x, y = pictures(7)
+    words, spec = array_rows(x=x, y=y)
+    small.begin(spec, micro_batch=3)
+    found = small.ask("gradient", **small.write(words), seed=0)
+    workload = odd_models.Small({})
+    model = workload.model()
+    model.load_state_dict({n: torch.from_numpy(v) for n, v in small.split(small.params).items()})
+    total = 0.0
+    for start, count in ((0, 3), (3, 3), (6, 1)):
+        rows = {"x": torch.from_numpy(x[start:][:count]), "y": torch.from_numpy(y[start:][:count])}
+        loss = workload.loss(model, rows)
+        (loss * (count / 7)).backward()
+        total += count / 7 * loss.item()
+    assert found["loss"] == total
+    for name, gradient in small.split(small.gradients).items():
+        expected = dict(model.named_parameters())[name].grad.numpy()
+        # of another process, whose arrays lie elsewhere: torch may then sum in another order
+        np.testing.assert_allclose(gradient, expected, rtol=1e-6, atol=1e-8)
+    whole = F.cross_entropy(model(torch.from_numpy(x)), torch.from_numpy(y)).item()
+    np.testing.assert_allclose(total, whole, rtol=1e-6)
+
+
+def test_the_same_arguments_give_the_same_bits_and_another_seed_others(odd):
+    odd.begin(TOKENS)
+    given, seen = odd.write(tokens(6)), []
+    for seed in (1, 2, 1):
+        found = odd.ask("gradient", **given, seed=seed)
+        seen.append((found["loss"], odd.gradients.tobytes()))
+    assert seen[0] == seen[2] != seen[1]
+
+
+def test_buffers_are_put_back(odd):
+    first = odd.begin(TOKENS)
+    given = odd.write(tokens(6))
+    before = odd.ask("measure", **given)
+    odd.ask("gradient", **given, seed=1)
+    assert odd.ask("measure", **given) == before
+    assert {"name": "norm.running_mean", "why": "buffer"} in first["frozen"]
+
+
+def test_rows_are_measured_one_by_one_without_dropout(odd, odd_models):
+    odd.begin(TOKENS, seed=3, micro_batch=4)
+    words = tokens(6)
+    found = odd.ask("measure", **odd.write(words))
+    model = odd_reference(odd, odd_models).eval()
+    rows = torch.from_numpy(words).long()
+    with torch.no_grad():
+        losses = [F.cross_entropy(model(row[None, :-1]), row[None, -1]).item() for row in rows]
+    assert found == {"losses": losses}
+
+
+def test_params_are_read_where_the_host_wrote_them(small):
+    words, spec = array_rows(**dict(zip("xy", pictures(4), strict=True)))
+    small.begin(spec)
+    given = small.write(words)
+    small.params[:] = 0  # every class as likely as the others
+    found = small.ask("measure", **given)
+    np.testing.assert_allclose(found["losses"], np.log(3), rtol=1e-6)
+
+
+def test_what_begin_says_is_what_there_is(odd):
+    found = odd.begin(TOKENS, exclude=EXCLUDED)
+    assert [tensor["name"] for tensor in found["tensors"]] == [
+        "embed.weight", "norm.bias", "norm.weight", "scale", "unused",
+    ]  # fmt: skip
+    assert found["tied"] == {"head.weight": "embed.weight"}
+    assert found["integers"] == ["norm.num_batches_tracked"]
+    assert {part["name"]: part["why"] for part in found["frozen"]} == {
+        "frozen.bias": "frozen",
+        "frozen.weight": "frozen",
+        "coarse.bias": "excluded",
+        "coarse.weight": "excluded",
+        "norm.running_mean": "buffer",
+        "norm.running_var": "buffer",
+    }
+    assert found["parameter_count"] == 66 + 6 + 6 + 1 + 3
+    facts = [
+        ("embed.weight", [11, 6]), ("norm.bias", [6]), ("norm.weight", [6]), ("scale", []),
+        ("unused", [3]),
+    ]  # fmt: skip
+    text = ",".join(
+        f'{{"dtype":"torch.float32","name":"{name}","numel":{int(np.prod(shape))},'
+        f'"shape":{json.dumps(shape, separators=(",", ":"))}}}'
+        for name, shape in facts
+    )
+    expected = "torch-layout-" + hashlib.sha256(f"[{text}]".encode()).hexdigest()
+    assert found["layout_hash"] == expected
+
+
+def test_a_seed_decides_all_that_the_workers_begin_with(odd):
+    """Two workers of a run have the same frozen values, or the host sees that they differ."""
+    seen = []
+    for seed in (5, 6, 5):
+        found = odd.begin(TOKENS, seed=seed)
+        seen.append((found["frozen_sha256"], odd.params.tobytes()))
+    assert seen[0] == seen[2]
+    assert seen[0][0] != seen[1][0]
+    assert seen[0][1] != seen[1][1]
+
+
+def test_init_after_a_gradient_gives_the_first_params_again(odd):
+    odd.begin(TOKENS, seed=4)
+    before = odd.params.copy()
+    odd.ask("gradient", **odd.write(tokens(3)), seed=0)
+    odd.params[:] += 1
+    odd.ask("init")
+    np.testing.assert_array_equal(odd.params, before)
+
+
+def test_no_parameter_that_travels_is_refused_with_the_globs(odd):
+    with pytest.raises(WorkerError) as error:
+        odd.begin(TOKENS, include=["no.such.*"], exclude=["coarse.*"])
+    line = str(error.value).splitlines()[0]
+    assert line.startswith("ValueError: no parameter travels: 13 tensors")
+    assert "['no.such.*']" in line and "['coarse.*']" in line
+
+
+def test_a_loss_that_is_not_finite_is_null(odd):
+    odd.begin(TOKENS)
+    assert odd.ask("gradient", **odd.write(np.full((2, 5), 10, np.int32)), seed=0)["loss"] is None
+
+
+def test_users_code_that_exits_is_an_error_and_the_worker_goes_on(odd):
+    odd.begin(TOKENS)
+    with pytest.raises(WorkerError, match=r"^SystemExit: enough\n"):
+        odd.ask("gradient", **odd.write(np.full((2, 5), 9, np.int32)), seed=0)
+    assert odd.ask("hello")["protocol_version"] == 2
+
+
+def test_a_worker_of_torch_imports_neither_us_nor_jax(odd):
+    found = odd.ask("hello")["environment"]
+    assert found["torch"] == torch.__version__
+    assert found["threads"] == 1
+    assert "jax" not in found and "flax" not in found
+    maps = Path(f"/proc/{odd.process.pid}/maps").read_text()
+    assert "libtorch_cpu" in maps and "jaxlib" not in maps

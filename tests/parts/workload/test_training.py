@@ -1,0 +1,308 @@
+"""A workload through all stages: trained, killed, audited, exported and measured like any model."""
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+
+from lockstep.errors import LockstepError
+from lockstep.tables.explain import validate
+from lockstep.transcript.transcript import Transcript
+from lockstep.transcript.trees import load_arrays
+from parts.workload import choice, description, sanity
+from parts.workload.process.messages import WorkerError
+from parts.workload.worker import Worker
+from pipeline import runfile
+from pipeline.stage.artifacts import read_json
+from pipeline.stage.keys import PROJECT
+from tests import tiny
+
+CONFIG = {"vocab_size": tiny.VOCABULARY, "hidden_size": 8, "dropout": 0.1}
+FACTORY = "torch_language_model:GRU"
+
+
+def document(folder: Path, **changes: object):
+    """A tiny run of the torch language model of workloads/."""
+    given = {
+        "workload__factory": FACTORY,
+        "workload__config": CONFIG,
+        "model__LLM__architecture": "HfAuto",
+        "model__LLM__checkpoint": "Ephemeral",
+    }
+    return tiny.run_document(tiny.write_data(folder / "tokens"), **given | changes)
+
+
+def a_run(folder: Path, **changes: object) -> tuple[Path, Path]:
+    run_file, root = folder / "run.toml", folder / "root"
+    tiny.write_run(run_file, document(folder, **changes))
+    return run_file, root
+
+
+def verdict_of(root: Path) -> dict:
+    return read_json(root / "data/verdict/verdict.json")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> tuple[Path, Path, str]:
+    """A run through all stages: its file, its root and what was printed."""
+    run_file, root = a_run(tmp_path_factory.mktemp("workload"), config__total_steps=9)
+    return run_file, root, tiny.make(run_file, root)
+
+
+def test_a_torch_model_without_a_flax_file_learns_and_its_audit_replays_every_window(finished):
+    _, root, _ = finished
+    verdict = verdict_of(root)
+    assert verdict["accepted"] and verdict["method"] == "bitwise"
+    assert len(verdict["replayed_windows"]) == verdict["windows"] == 6
+    trained = read_json(root / "metrics/train.json")
+    assert trained["held_out_loss"] < trained["held_out_loss_before"]
+
+
+def test_the_export_is_the_params_by_the_names_of_the_module(finished):
+    _, root, _ = finished
+    exported = load_file(root / "data/export/params.safetensors")
+    transcript = Transcript(root / "data/trained/transcript")
+    last = transcript.folder / "snapshots" / f"{transcript.snapshots[-1]:05}"
+    agreed = load_arrays(last / "params.safetensors")
+    assert {name.replace(".", "/") for name in exported} == agreed.keys()
+    for name, array in exported.items():
+        np.testing.assert_array_equal(array, agreed[name.replace(".", "/")])
+    gru = torch.nn.GRU(8, 8, batch_first=True)
+    gru.load_state_dict(
+        {k.removeprefix("gru."): torch.from_numpy(v) for k, v in exported.items() if "gru." in k}
+    )
+
+
+def test_the_exported_params_are_measured_as_training_measured_them(finished):
+    _, root, _ = finished
+    measured = read_json(root / "metrics/evaluate.json")
+    trained = read_json(root / "metrics/train.json")
+    assert measured["held_out_loss"] == pytest.approx(trained["held_out_loss"], rel=1e-6)
+    assert measured["perplexity"] is measured["bits_per_byte"] is None
+
+
+def test_report_and_card_name_the_workload_and_the_hash_of_its_code(finished):
+    run_file, root, printed = finished
+    code = description.code_hash(runfile.load(run_file))
+    card = (root / "data/report/README.md").read_text()
+    assert FACTORY in card and code in card and "nats per token" not in card
+    assert FACTORY in (root / "data/report/report.html").read_text()
+    header = Transcript(root / "data/trained/transcript").header
+    assert header.model["workload"]["code"] == code
+    assert header.environment["worker_torch"] == torch.__version__
+    assert code[:12] in printed
+
+
+def test_no_code_of_the_workload_leaves_with_transcript_verdict_or_export(finished):
+    _, root, _ = finished
+    source = (description.SOURCE / "torch_language_model.py").read_bytes().splitlines()
+    telling = next(line for line in source if b"batch_first" in line).strip()
+    for out in ("trained", "verdict", "export", "report"):
+        for file in (root / "data" / out).rglob("*"):
+            assert file.is_dir() or telling not in file.read_bytes(), file
+
+
+def test_peers_in_processes_give_the_bytes_of_peers_in_one(finished, tmp_path):
+    _, root, _ = finished
+    run_file, other = a_run(tmp_path, config__total_steps=9, runtime__carrier="processes")
+    tiny.make(run_file, other, "download", "convert", "train")
+    for name in ("transcript/rounds.jsonl", "transcript/snapshots/00009/state.json"):
+        ours, theirs = (folder / "data/trained" / name for folder in (root, other))
+        assert ours.read_bytes() == theirs.read_bytes()
+
+
+def test_another_auditors_code_is_one_line_and_no_findings(finished, tmp_path, monkeypatch):
+    run_file, root, _ = finished
+    other = tmp_path / "workloads"
+    shutil.copytree(description.SOURCE, other)
+    file = other / "torch_language_model.py"
+    file.write_text(file.read_text().replace("return F.cross", "return 1.01 * F.cross"))
+    header = Transcript(root / "data/trained/transcript").header
+    run = runfile.load(run_file)
+    monkeypatch.setattr(description, "SOURCE", other)
+    with pytest.raises(LockstepError, match="nothing was audited") as error:
+        choice.check_model(run, header.model, "header.json")
+    assert "\n" not in str(error.value)
+
+
+OPTIMIZERS = {"DiLoCo": tiny.DILOCO_IN_4_BITS, "SparseLoCo": tiny.SPARSELOCO}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_liar_among_peers_with_local_steps_is_named_and_its_bundle_confirms_it(
+    optimizer, tmp_path
+):
+    run_file, root = a_run(
+        tmp_path,
+        model__LLM__optimizer=OPTIMIZERS[optimizer],
+        faults__schedule=[{"kind": "sign_flip", "peer": 1, "rounds": [4, 5]}],
+    )
+    tiny.make(run_file, root, "download", "convert", "train", "witness")
+    found = verdict_of(root)["findings"]
+    assert {finding["peer"] for finding in found} == {1}
+    bundle = root / "data/verdict" / found[0]["bundle"]
+    command = [sys.executable, "-m", "pipeline", "replay", bundle]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=tiny.environment(PROJECT), capture_output=True, text=True
+    )
+    assert "1 of 1 findings confirmed, compared bit for bit" in done.stdout, (
+        done.stdout + done.stderr
+    )
+
+
+def test_a_killed_training_goes_on_and_ends_with_the_same_bytes(finished, tmp_path):
+    run_file, root, _ = finished
+    copy = tmp_path / "root"
+    tiny.make(run_file, copy, "download", "convert")
+    process = tiny.lockstep("train", run_file, copy)
+    rounds = copy / "data" / "runs"
+    while process.poll() is None and not any(
+        file.read_bytes().count(b"\n") > 4 for file in rounds.glob("*/transcript/rounds.jsonl")
+    ):
+        time.sleep(0.05)
+    process.kill()
+    process.communicate()
+    tiny.make(run_file, copy, "train")
+    for file in sorted((root / "data/trained").rglob("*")):
+        if file.is_file():
+            twin = copy / file.relative_to(root)
+            assert twin.read_bytes() == file.read_bytes(), file
+
+
+# ---- A worker that fails ----
+
+
+def failing(monkeypatch, fails) -> None:
+    """Have calls of `Worker.gradient` fail where fails(number of the call) is true."""
+    gradient, calls = Worker.gradient, iter(range(10_000))
+
+    def maybe(self, params, rows_NW, seed):
+        if fails(next(calls)):
+            raise WorkerError("workload w: gradient: found its end with signal SIGKILL")
+        return gradient(self, params, rows_NW, seed)
+
+    monkeypatch.setattr(Worker, "gradient", maybe)
+
+
+def test_a_peer_whose_worker_fails_is_lost_comes_back_and_nobody_is_accused(tmp_path, monkeypatch):
+    run_file, root = a_run(tmp_path, config__min_clients=1)
+    failing(monkeypatch, lambda call: call == 5)  # after the self-test's two
+    printed = tiny.make(run_file, root, "download", "convert", "train")
+    monkeypatch.undo()
+    assert "is lost: workload w: gradient: found its end with signal SIGKILL" in printed
+    rounds = Transcript(root / "data/trained/transcript").rounds
+    assert [entry.evidence.silent for entry in rounds].count(()) < len(rounds)
+    assert not rounds[-1].evidence.silent
+    tiny.make(run_file, root, "witness")
+    assert verdict_of(root)["accepted"]
+
+
+def test_a_worker_that_fails_all_peers_ends_the_training_in_one_line(tmp_path, monkeypatch):
+    run_file, root = a_run(tmp_path)
+    failing(monkeypatch, lambda call: call >= 6)
+    with pytest.raises(WorkerError, match="found its end with signal SIGKILL"):
+        tiny.make(run_file, root, "download", "convert", "train")
+
+
+# ---- What is refused, and what is told ----
+
+
+def test_check_tells_what_travels_and_on_what_it_computes(tmp_path):
+    run_file, _ = a_run(tmp_path, workload__exclude=["head.*"])
+    told = "\n".join(sanity.lines(runfile.load(run_file)))
+    assert "embed.weight [64, 8]" in told and "head.weight, " not in told.split("excluded")[0]
+    assert "head.bias, head.weight" in told and f"torch        {torch.__version__}" in told
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"workload__exclude": ["*"]}, "gradient|tensors"),
+        ({"workload__config": {"vocab_size": 8}}, "KeyError"),
+        ({"workload__factory": "nowhere:Model"}, "workloads/nowhere.py"),
+        ({"workload__factory": "torch_language_model:Nothing"}, "Nothing"),
+        (
+            {"runtime__worker_python": "/nowhere/python"},
+            "/nowhere/python: No such file or directory",
+        ),
+        ({"runtime__worker_module": "no_such_worker"}, "No module named no_such_worker"),
+    ],
+)
+def test_what_cannot_run_is_refused_by_check_in_one_line(changes, message, tmp_path):
+    run_file, _ = a_run(tmp_path, **changes)
+    with pytest.raises(LockstepError, match=message) as error:
+        list(sanity.lines(runfile.load(run_file)))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"model__LLM__architecture": "HfLlama"}, "model.LLM.architecture"),
+        ({"model__LLM__checkpoint": {"Init": {"config": {}, "seed": 0}}}, "model.LLM.checkpoint"),
+        ({"peers__layout": "vmap"}, "peers.layout"),
+        ({"peers__precision": "bfloat16"}, "peers.precision"),
+        ({"workload__factory": ""}, "workload.factory"),
+        ({"workload__factory": "no colon"}, "workload.factory"),
+        ({"workload__inner": "command"}, "workload is a table"),
+        ({"workload__inner": "worker"}, "model.LLM.optimizer"),
+        ({"workload__include": [" "]}, "workload.include"),
+        ({"model__LLM__optimizer": "Workload"}, "model.LLM.optimizer"),
+    ],
+)
+def test_a_run_file_that_does_not_fit_a_workload_is_refused_by_its_key(changes, key, tmp_path):
+    run_file, _ = a_run(tmp_path, **changes)
+    with pytest.raises(LockstepError) as error:
+        runfile.load(run_file)
+    assert key in str(error.value) and "\n" not in str(error.value)
+
+
+def test_other_frozen_tensors_than_the_run_began_with_are_refused(finished):
+    run_file, root, _ = finished
+    told = json.loads((root / "data/init/workload.json").read_text())
+    expected = description.Description.model_validate(
+        told | {"frozen_sha256": "0" * 64}, strict=False
+    )
+    worker = Worker(
+        runfile.load(run_file),
+        {"kind": "tokens", "columns": ["inputs"], "length": 16},
+        expected,
+    )
+    with pytest.raises(WorkerError, match="frozen_sha256 is .*, expected '0000"):
+        worker.describe()
+
+
+@pytest.mark.parametrize("name", ["w", "w.x.y", "a.b.c"])
+def test_a_tensor_within_another_or_twice_is_refused(name, finished):
+    _, root, _ = finished
+    told = json.loads((root / "data/init/workload.json").read_text())
+    tensors = [{"name": n, "shape": [1], "dtype": "torch.float32"} for n in ("w", "a.b", name)]
+    with pytest.raises(LockstepError, match=r"tensors is .*, expected no tensor '.*in or beside"):
+        validate(description.Description, told | {"tensors": tensors}, "workload.json")
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        None,
+        {"kind": "tokens", "columns": ["inputs"], "length": 17},
+        {"kind": "files", "folder": "/etc"},
+        {"kind": "files", "folder": "files"},
+        {"kind": "pickles"},
+    ],
+)
+def test_rows_that_a_stranger_describes_as_others_are_one_line(rows, finished):
+    run_file, root, _ = finished
+    header = Transcript(root / "data/trained/transcript").header
+    run = runfile.load(run_file)
+    choice.check_model(run, header.model, "header.json")
+    with pytest.raises(LockstepError, match=r"^header.json: ") as error:
+        choice.check_model(run, header.model | {"rows": rows}, "header.json")
+    assert "\n" not in str(error.value)

@@ -1,0 +1,243 @@
+"""Packs, files, merges and the state of an optimizer: what a torch model leaves and takes."""
+
+import hashlib
+import importlib
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.parts.workload.worker_host import PYTHON, Host, WorkerError
+
+HERE = Path(__file__).parent
+# What of odd_models.Odd travels in a pack: floats, tied ones once, statistics of BatchNorm too.
+TRAVELS = [
+    ("coarse.bias", [6], "bfloat16"),
+    ("coarse.weight", [6, 6], "bfloat16"),
+    ("embed.weight", [11, 6], "float32"),
+    ("norm.bias", [6], "float32"),
+    ("norm.running_mean", [6], "float32"),
+    ("norm.running_var", [6], "float32"),
+    ("norm.weight", [6], "float32"),
+    ("scale", [], "float32"),
+    ("unused", [3], "float32"),
+]
+
+
+@pytest.fixture(scope="module")
+def odd(tmp_path_factory):
+    with Host("odd_models:OddLoop", {}, tmp_path_factory.mktemp("odd"), paths=[HERE]) as host:
+        yield host
+
+
+@pytest.fixture
+def model_id(odd):
+    return odd.ask("init_model", device="cpu")["model_id"]
+
+
+@pytest.fixture
+def module(monkeypatch):
+    monkeypatch.syspath_prepend(str(PYTHON))
+    return lambda name: importlib.import_module(f"lockstep_worker.{name}")
+
+
+def export(host, model_id, path):
+    given = {"model_schema_hash": "s", "state_dict_filter": {}}
+    path = str(path)
+    host.ask("export_parameter_pack", model_id=model_id, parameter_pack_path=path, **given)
+    manifest = json.loads(Path(path, "manifest.json").read_text())
+    return manifest, np.fromfile(Path(path, "values.f32le"), "<f4")
+
+
+def take(host, path):
+    given = {"parameter_pack_path": str(path), "device": "cpu", "state_dict_filter": {}}
+    return host.ask("import_parameter_pack", **given)["model_id"]
+
+
+def test_the_layouts_hash_is_burn_p2ps(odd, model_id, tmp_path):
+    """Keys sorted, no blanks: as its page says."""
+    manifest, values = export(odd, model_id, tmp_path)
+    text = ",".join(
+        f'{{"dtype":"torch.{dtype}","name":"{name}","numel":{int(np.prod(shape))},'
+        f'"shape":{json.dumps(shape).replace(" ", "")}}}'
+        for name, shape, dtype in TRAVELS
+    )
+    assert manifest == {
+        "format": "burn-p2p-python-flattened-parameter-pack-v1",
+        "model_schema_hash": "s",
+        "layout_hash": "torch-layout-" + hashlib.sha256(f"[{text}]".encode()).hexdigest(),
+        "parameter_count": 136,
+        "values_f32_le": "values.f32le",
+        "values_sha256": hashlib.sha256(values).hexdigest(),
+        "state_dict_filter": {"include_globs": [], "exclude_globs": []},
+        "included_keys": [name for name, _, _ in TRAVELS],
+        "excluded_float_keys": ["frozen.bias", "frozen.weight"],
+        "ignored_non_float_keys": ["norm.num_batches_tracked"],
+        "tied": {"head.weight": "embed.weight"},
+    }
+    assert len(values) == 136
+
+
+def test_a_module_of_its_own_name_has_it_before_its_keys(module):
+    packs = module("packs")
+    linear = torch.nn.Linear(2, 1, bias=False)
+    state = {"modules": {"b": linear, "a": torch.nn.Linear(1, 1)}}
+    layout = packs.layout_of(state, {"exclude_globs": ["a.bias"]})
+    assert [tensor["name"] for tensor in layout.tensors] == ["a.weight", "b.weight"]
+    with pytest.raises(ValueError, match="names without a dot"):
+        packs.layout_of({"modules": {"a.b": linear}}, None)
+    with pytest.raises(TypeError, match="a state of type int"):
+        packs.layout_of(3, None)
+
+
+def test_frozen_tensors_travel_for_a_class_of_burn_p2p(module):
+    model = torch.nn.Linear(2, 1).requires_grad_(False)
+    travels = [module("packs").layout_of(model, None, frozen).count for frozen in (True, False)]
+    assert travels == [3, 0]
+
+
+def test_a_pack_into_a_new_model_has_its_frozen_values_too(odd, model_id, tmp_path):
+    """A new model begins like every other of its seed."""
+    export(odd, model_id, tmp_path / "pack")
+    files = []
+    for name, one in (("one", model_id), ("two", take(odd, tmp_path / "pack"))):
+        files.append(tmp_path / name)
+        odd.ask("materialize_model_artifact", model_id=one, artifact_path=str(files[-1]))
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_files_are_numpys_where_safetensors_is_not(module, monkeypatch, tmp_path):
+    hooks, path = module("torch_hooks"), str(tmp_path / "artifact")
+    monkeypatch.setattr(hooks, "save_file", None)
+    monkeypatch.setattr(hooks, "safe_open", None)
+    one, two = (torch.nn.Linear(3, 2, dtype=torch.bfloat16) for _ in range(2))
+    hooks.TorchHooks().materialize_model_artifact_path(one, path)
+    hooks.TorchHooks().load_model_artifact_path(two, path)
+    assert torch.equal(one.weight, two.weight)
+    Path(path).write_bytes(b"something else")
+    with pytest.raises(ValueError, match="safetensors is not installed"):
+        hooks.TorchHooks().load_model_artifact_path(two, path)
+
+
+def test_a_merge_policy_does_what_it_is_called(module):
+    """The policies that are no plain means, with NumPy beside them; one candidate lies."""
+    hooks = module("torch_hooks").TorchHooks()
+    hooks.model = lambda: torch.nn.Linear(3, 2, bias=False)
+    base, *models = (torch.nn.Linear(3, 2, bias=False) for _ in range(5))
+    with torch.no_grad():
+        models[2].weight *= 1e3
+    start, *x = (model.weight.detach().double().numpy() for model in (base, *models))
+    weights = [1.0, 2.0, 3.0, 2.0]
+    candidates = [
+        {"model": model, "sample_weight": weight, "quality_weight": 1.0}
+        for model, weight in zip(models, weights, strict=True)
+    ]
+
+    def merged(policy):
+        found = hooks.merge_candidate_models(base, candidates, policy)
+        return found.weight.detach().numpy()
+
+    trimmed = np.sort(x, axis=0)[1:-1].mean(axis=0)
+    np.testing.assert_allclose(merged("TrimmedMean"), trimmed, rtol=1e-6)
+    norms = np.array([np.linalg.norm(one - start) for one in x])
+    scale = np.minimum(1, np.median(norms) / norms)
+    moves = [(one - start) * s for one, s in zip(x, scale, strict=True)]
+    clipped = start + np.average(moves, axis=0, weights=weights)
+    np.testing.assert_allclose(merged("NormClippedWeightedMean"), clipped, rtol=1e-5, atol=1e-6)
+
+
+def test_merges_are_means_by_weight_and_another_policy_is_refused(odd, tmp_path):
+    ids = [odd.ask("init_model", device="cpu", seed=seed)["model_id"] for seed in (1, 2)]
+    more = {"peer_id": "p", "head_id": "h", "artifact_id": "a", "quality_weight": 1.0}
+    candidates = [
+        {"model_id": one, "sample_weight": weight, **more}
+        for one, weight in zip(ids, (1.0, 3.0), strict=True)
+    ]
+    given = {"base_model_id": ids[0], "candidates": candidates}
+    with pytest.raises(WorkerError, match="merge policy 'Median'; one of"):
+        odd.ask("merge_candidate_models", **given, policy="Median")
+    merged = odd.ask("merge_candidate_models", **given, policy="WeightedMean")["model_id"]
+    one, two, mean = (
+        export(odd, each, tmp_path / each)[1][42:] for each in (*ids, merged)
+    )  # in float32 from here on
+    np.testing.assert_allclose(mean, 0.25 * one + 0.75 * two, rtol=1e-6, atol=1e-8)
+    given = {"local_model_id": ids[0], "canonical_model_id": merged}
+    strategy = {"RootEma": {"canonical_weight": 0.25}}
+    odd.ask("reconcile_canonical_model", **given, strategy=strategy)
+    drawn = export(odd, merged, tmp_path / "drawn")[1][42:]
+    np.testing.assert_allclose(drawn, 0.75 * one + 0.25 * mean, rtol=1e-5, atol=1e-8)
+    given = {"base_model_id": ids[1], "merged_model_id": merged}
+    odd.ask("apply_single_root_ema", **given, policy="Ema")
+    last = export(odd, merged, tmp_path / "last")[1][42:]
+    np.testing.assert_allclose(last, 0.65 * two + 0.35 * drawn, rtol=1e-5, atol=1e-8)
+
+
+def test_data_make_an_evaluation_and_an_optimizer_an_inner_loop(odd, model_id):
+    capabilities = odd.ask("hello")["capabilities"]
+    assert {"evaluate", "dataset", "diloco_checkpoint_job"} <= {*capabilities}
+    first = odd.ask("evaluate", model_id=model_id, split="held_out")
+    assert odd.ask("evaluate", model_id=model_id, split="held_out") == first
+    assert 1 < first["metrics"]["loss"] < 5
+
+
+def test_a_loop_with_dropout_is_the_same_again_and_frozen_values_stay(odd, tmp_path):
+    spec = {"kind": "tokens", "columns": ["inputs"], "length": 5}
+    (tmp_path / "rows.json").write_text(json.dumps(spec))
+    np.save(tmp_path / "a.npy", np.arange(20, dtype=np.int32).reshape(4, 5) % 9)
+    batch = {"shard_paths": [str(tmp_path / "a.npy")], "microshard_ids": ["a"]}
+    seen = []
+    for name, seed in (("one", {}), ("two", {}), ("three", {"seed": 5})):
+        model_id = odd.ask("init_model", device="cpu")["model_id"]
+        given = {"batches": [batch], "num_inner_steps": 2, "require_exact_steps": True, **seed}
+        given |= {"model_schema_hash": "s", "state_dict_filter": {}, "model_id": model_id}
+        path = tmp_path / name
+        odd.ask("run_inner_loop", **given, output_parameter_pack_path=str(path))
+        manifest = json.loads((path / "manifest.json").read_text())
+        seen.append(np.fromfile(path / "values.f32le", "<f4"))
+        assert hashlib.sha256(seen[-1]).hexdigest() == manifest["values_sha256"]
+    np.testing.assert_array_equal(seen[0], seen[1])
+    assert not np.array_equal(seen[0], seen[2])
+    window = odd.ask("train_window", model_id=model_id, batches=[batch])
+    assert 0 < window["metrics"]["loss"] < 20
+
+
+def test_a_loop_without_rows_is_refused(odd, model_id, tmp_path):
+    given = {"batches": [{"kind": "micro_epoch"}], "num_inner_steps": 2, "model_id": model_id}
+    given |= {"output_parameter_pack_path": str(tmp_path / "out")}
+    with pytest.raises(WorkerError, match="no .npy in the shard_paths of 1 batches"):
+        odd.ask("run_inner_loop", **given)
+
+
+# ------------------------------------------------------------------ the state of an optimizer
+
+
+def test_a_state_comes_back_as_it_was(module):
+    blob = module("state_blob")
+    state = {
+        "state": {0: {"step": torch.tensor(3.0), "exp_avg": torch.randn(2, 3)}, 1: {}},
+        "param_groups": [{"lr": 0.1, "betas": (0.9, 0.999), "foreach": None, "params": [0, 1]}],
+        "half": torch.randn(3, dtype=torch.bfloat16),
+        "bits": torch.tensor([True, False]),
+        "empty": torch.zeros(0, 4, dtype=torch.int64),
+    }
+    data = blob.encoded(state)
+    again = blob.decoded(data)
+    assert blob.encoded(again) == data == blob.encoded(state)
+    assert again["param_groups"] == state["param_groups"]
+    assert list(again["state"]) == [0, 1]
+    for name in ("half", "bits", "empty"):
+        assert torch.equal(again[name], state[name]) and again[name].dtype == state[name].dtype
+
+
+def test_a_damaged_state_is_refused(module):
+    blob = module("state_blob")
+    data = blob.encoded({"a": torch.ones(4)})
+    for wrong in (b"", data[:-1], data + b"0", b"x" + data, data[:30]):
+        with pytest.raises(ValueError, match="state of an optimizer: "):
+            blob.decoded(wrong)
+    with pytest.raises(ValueError, match="dtype 'Tensor'; one of torch's"):
+        blob.decoded(data.replace(b'"float32"', b'"Tensor" '))
+    with pytest.raises(TypeError, match="state of an optimizer: object; numbers"):
+        blob.encoded({"a": object()})

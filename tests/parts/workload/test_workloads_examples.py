@@ -1,0 +1,252 @@
+"""The examples in workloads/, each in a worker of its own."""
+
+import json
+import runpy
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from tests.parts.workload.worker_host import WORKLOADS, Host, array_rows
+
+LLAMA = {
+    "model_type": "llama",
+    "vocab_size": 50,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 16,
+    "tie_word_embeddings": True,
+}
+TOKENS = {"kind": "tokens", "columns": ["inputs"], "length": 8}
+WORDS = np.random.default_rng(0).integers(0, 50, (6, 8)).astype(np.int32)
+SCHEMA = "s"
+
+
+def job(folder, shards, spec, *, steps, name, state=None, **more):
+    """The params of `run_inner_loop` for these rows, one file each."""
+    folder = Path(folder) / name
+    folder.mkdir()
+    (folder / "rows.json").write_text(json.dumps(spec))
+    paths = [str(folder / f"{i}.npy") for i in range(len(shards))]
+    for path, words in zip(paths, shards, strict=True):
+        np.save(path, words)
+    batch = {"kind": "cached_microshard_group", "shard_paths": paths, "bytes_len": 0}
+    batch |= {"microshard_ids": [f"{i}" for i in range(len(paths))], "ordinals": []}
+    return {
+        "batches": [batch],
+        "num_inner_steps": steps,
+        "inner_optimizer_state_path": state,
+        "output_parameter_pack_path": str(folder / "out"),
+        "model_schema_hash": SCHEMA,
+        "require_exact_steps": True,
+        "state_dict_filter": {},
+        **more,
+    }
+
+
+def values(given):
+    return np.fromfile(Path(given["output_parameter_pack_path"], "values.f32le"), "<f4")
+
+
+def inner(host, given, model_id=None):
+    """A loop in a new model, or on in one."""
+    model_id = model_id or host.ask("init_model", device="cpu")["model_id"]
+    return host.ask("run_inner_loop", model_id=model_id, **given), model_id
+
+
+def descend(host, words, *, rate):
+    """The losses before and after 30 steps of plain gradient descent."""
+    given = host.write(words)
+    before = np.mean(host.ask("measure", **given)["losses"])
+    for step in range(30):
+        host.ask("gradient", **given, seed=step)
+        host.params -= rate * host.gradients
+    return before, np.mean(host.ask("measure", **given)["losses"])
+
+
+def pictures(count=32):
+    draw = np.random.default_rng(0)
+    x = draw.standard_normal((count, 12, 12)).astype(np.float32)
+    return array_rows(x=x, y=draw.integers(0, 10, count))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def causal_lm(tmp_path_factory):
+    config = {"model": LLAMA, "learning_rate": 1e-2}
+    with Host("hf_causal_lm:CausalLM", config, tmp_path_factory.mktemp("lm")) as host:
+        yield host
+
+
+def test_every_example_is_shorter_than_60_lines():
+    lengths = {path.name: len(path.read_text().splitlines()) for path in WORKLOADS.glob("*.py")}
+    assert len(lengths) >= 5
+    assert {name: length for name, length in lengths.items() if length >= 60} == {}
+
+
+def test_the_classifier_learns_from_its_own_data(tmp_path):
+    with Host("torch_classifier:Classifier", {"hidden": 16}, tmp_path) as host:
+        assert {"gradient", "measure", "evaluate", "dataset"} <= {
+            *host.ask("hello")["capabilities"]
+        }
+        listed = host.ask("dataset", split="train", path=str(tmp_path / "data"))["arrays"]
+        arrays = {part["name"]: np.load(tmp_path / "data" / part["file"]) for part in listed}
+        words, spec = array_rows(**{name: array[:64] for name, array in arrays.items()})
+        host.begin(spec, room=words.nbytes)
+        before = host.ask("evaluate_params", split="held_out")["metrics"]["loss"]
+        first, last = descend(host, words, rate=0.1)
+        assert last < first - 0.5
+        assert host.ask("evaluate_params", split="held_out")["metrics"]["loss"] < before
+
+
+def test_a_causal_lm_has_transformers_own_loss_and_comes_out_as_its_folder(causal_lm, tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    found = causal_lm.begin(TOKENS)
+    assert found["tied"] == {"model.embed_tokens.weight": "lm_head.weight"}
+    first, last = descend(causal_lm, WORDS, rate=0.5)
+    assert last < first - 0.1
+    causal_lm.ask("save_params", path=str(tmp_path))
+    model = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    tokens = torch.from_numpy(WORDS).long()
+    with torch.no_grad():
+        loss = model(input_ids=tokens, labels=tokens).loss.item()
+    assert last == pytest.approx(loss, rel=1e-5)
+
+
+def test_labels_that_do_not_count_are_not_counted(causal_lm):
+    columns = {"kind": "tokens", "columns": ["inputs", "labels"], "length": 8}
+    causal_lm.begin(columns)
+    some = np.where(np.arange(8) < 4, WORDS, -100)
+    given = causal_lm.write(np.concatenate([WORDS, some], axis=1).astype(np.int32))
+    counted = causal_lm.ask("measure", **given)["losses"]
+    causal_lm.begin({**TOKENS, "length": 4})
+    short = causal_lm.ask("measure", **causal_lm.write(np.ascontiguousarray(WORDS[:, :4])))
+    np.testing.assert_allclose(counted, short["losses"], rtol=1e-5)
+
+
+def test_an_optimizers_state_goes_on_exactly_from_loop_to_loop(causal_lm, tmp_path):
+    shards = [WORDS[:3], WORDS[3:], WORDS[1:4], WORDS[2:]]
+    whole = job(tmp_path, shards, TOKENS, steps=4, name="whole")
+    found, _ = inner(causal_lm, whole)
+    assert found["steps_completed"] == 4
+    one = job(tmp_path, shards[:2], TOKENS, steps=2, name="one")
+    first, model_id = inner(causal_lm, one)
+    state = first["inner_optimizer_state_path"]
+    two = job(tmp_path, shards[2:], TOKENS, steps=2, name="two", state=state)
+    second, _ = inner(causal_lm, two, model_id)
+    np.testing.assert_array_equal(values(two), values(whole))
+    states = [Path(part["inner_optimizer_state_path"]).read_bytes() for part in (found, second)]
+    assert states[0] == states[1]
+    losses = [part["metrics"]["loss"] for part in (first, second, found)]
+    assert losses[2] == pytest.approx((losses[0] + losses[1]) / 2)
+
+
+def test_the_hosts_learning_rates_are_those_of_the_steps(causal_lm, tmp_path):
+    still = job(tmp_path, [WORDS], TOKENS, steps=2, name="still", learning_rates=[0.0, 0.0])
+    begun = job(tmp_path, [WORDS], TOKENS, steps=0, name="begun")
+    moved = job(tmp_path, [WORDS], TOKENS, steps=2, name="moved", learning_rates=[0.0, 0.1])
+    for given in (still, begun, moved):
+        inner(causal_lm, given)
+    np.testing.assert_array_equal(values(still), values(begun))
+    assert not np.array_equal(values(moved), values(begun))
+
+
+def test_lora_moves_adapters_alone_and_writes_pefts_files(tmp_path, monkeypatch):
+    peft = pytest.importorskip("peft")
+    config = {"model": LLAMA, "lora": {"r": 2, "target_modules": ["q_proj", "v_proj"]}}
+    paths = [Path(peft.__file__).parents[1]]
+    with Host("hf_causal_lm:CausalLM", config, tmp_path, paths=paths) as host:
+        found = host.begin(TOKENS)
+        assert {tensor["name"].split(".")[-3] for tensor in found["tensors"]} <= {
+            "lora_A", "lora_B",
+        }  # fmt: skip
+        assert found["parameter_count"] == 2 * 2 * (2 * 16 + 2 * 16)
+        plan = host.ask("parameter_pack_plan", device="cpu", state_dict_filter={})
+        assert plan["parameter_count"] == found["parameter_count"]
+        first, last = descend(host, WORDS, rate=1.0)
+        assert last < first
+        (tmp_path / "saved").mkdir()
+        host.ask("save_params", path=str(tmp_path / "saved"))
+    names = {path.name for path in (tmp_path / "saved").iterdir()}
+    assert {"adapter_config.json", "adapter_model.safetensors"} <= names
+
+
+def test_a_trainer_of_transformers_is_an_inner_loop(tmp_path):
+    config = {"model": LLAMA, "arguments": {"learning_rate": 1e-2, "lr_scheduler_type": "constant"}}
+    with Host("hf_trainer:WithTrainer", config, tmp_path) as host:
+        shards = [WORDS[:3], WORDS[3:], WORDS[1:4], WORDS[2:5]]
+        whole = job(tmp_path, shards, TOKENS, steps=4, name="whole")
+        again = job(tmp_path, shards, TOKENS, steps=4, name="again")
+        for given in (whole, again):
+            assert inner(host, given)[0]["steps_completed"] == 4
+        np.testing.assert_array_equal(values(whole), values(again))
+        one = job(tmp_path, shards[:2], TOKENS, steps=2, name="one")
+        first, model_id = inner(host, one)
+        state = first["inner_optimizer_state_path"]
+        two = job(tmp_path, shards[2:], TOKENS, steps=2, name="two", state=state)
+        inner(host, two, model_id)
+        np.testing.assert_array_equal(values(two), values(whole))
+
+
+def test_a_strangers_arguments_say_how_a_step_is_taken_and_nothing_else(monkeypatch):
+    """An auditor's token must not push where the author's config says."""
+    base = type("CausalLM", (), {"__init__": lambda self, config: None})
+    stubs = {"hf_causal_lm": {"CausalLM": base}, "lockstep_worker": {"jobs": 0, "state_blob": 0}}
+    stubs |= {"transformers": {"Trainer": 0, "TrainingArguments": 0}, "torch": {}}
+    for name, content in stubs.items():
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace(**content))
+    trainer = runpy.run_path(str(WORKLOADS / "hf_trainer.py"))["WithTrainer"]
+    trainer({"arguments": {"learning_rate": 1e-2, "warmup_steps": 3}})
+    for name in ("push_to_hub", "hub_token", "report_to", "output_dir", "deepspeed"):
+        with pytest.raises(ValueError, match=f"arguments has {name}, expected some of "):
+            trainer({"arguments": {"learning_rate": 1e-2, name: "x"}})
+
+
+def test_a_linen_model_needs_no_base_class(tmp_path):
+    with Host("linen_model:Linen", {"hidden": 8}, tmp_path) as host:
+        words, spec = pictures()
+        found = host.begin(spec, room=words.nbytes)
+        assert [tensor["name"] for tensor in found["tensors"]] == [
+            "Dense_0.bias", "Dense_0.kernel", "Dense_1.bias", "Dense_1.kernel",
+        ]  # fmt: skip
+        first, last = descend(host, words, rate=0.1)
+        assert last < first - 0.3
+        assert "jax" in host.ask("hello")["environment"]
+
+
+def test_a_class_for_burn_p2p_runs_unchanged(tmp_path):
+    source = (WORKLOADS / "burn_class.py").read_text()
+    assert "lockstep" not in source
+    with Host("burn_class:Workload", {"learning_rate": 0.1}, tmp_path) as host:
+        assert "gradient" not in host.ask("hello")["capabilities"]
+        words, spec = pictures()
+        plan = host.ask("parameter_pack_plan", device="cpu", state_dict_filter={})
+        assert plan["included_keys"] == ["bias", "weight"]
+        given = job(tmp_path, [words], spec, steps=3, name="one")
+        found, model_id = inner(host, given)
+        assert found["metrics"]["loss"] < 3
+        assert len(values(given)) == 1450
+        path = str(tmp_path / "artifact")
+        host.ask("materialize_model_artifact", model_id=model_id, artifact_path=path)
+        host.ask("load_model_artifact", model_id=model_id, artifact_path=path)
+        found = host.ask(
+            "import_parameter_pack",
+            device="cpu",
+            parameter_pack_path=given["output_parameter_pack_path"],
+            state_dict_filter={},
+        )
+        norms = [
+            host.ask("evaluate", model_id=one, split="held_out")["metrics"]
+            for one in (model_id, found["model_id"])
+        ]
+        assert norms[0] == norms[1]

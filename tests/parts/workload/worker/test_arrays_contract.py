@@ -1,0 +1,162 @@
+"""The contract without a framework: functions over arrays, and rows decoded for them."""
+
+import hashlib
+import importlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.parts.workload.worker_host import PYTHON, Host, WorkerError, array_rows
+
+
+@pytest.fixture(scope="module")
+def line(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("line")
+    with Host("line_model:Line", {}, folder, paths=[Path(__file__).parent]) as host:
+        yield host
+
+
+def line_rows(count):
+    draw = np.random.default_rng(0)
+    x = draw.standard_normal((count, 3)).astype(np.float32)
+    return array_rows(x=x, y=draw.standard_normal(count).astype(np.float32)), x
+
+
+def test_functions_over_arrays_are_enough(line):
+    (words, spec), x = line_rows(5)
+    found = line.begin(spec, micro_batch=2, exclude=["kept"])
+    assert [tensor["name"] for tensor in found["tensors"]] == ["b", "w"]
+    assert found["tensors"][0]["dtype"] == "torch.float64"
+    assert found["frozen"] == [{"name": "kept", "why": "excluded"}]
+    assert found["integers"] == ["order"]
+    w = np.random.default_rng(0).standard_normal(3, np.float32)
+    np.testing.assert_array_equal(line.params, [0, *w])
+    loss = line.ask("gradient", **line.write(words), seed=0)["loss"]
+    error = x @ w - words[:, 3].copy().view("<f4")
+    assert loss == pytest.approx((error**2).mean())
+    np.testing.assert_allclose(line.gradients[0], 2 * error.mean(), rtol=1e-5)
+    np.testing.assert_allclose(line.gradients[1:], 2 * error @ x / 5, rtol=1e-5)
+    losses = line.ask("measure", **line.write(words))["losses"]
+    np.testing.assert_allclose(losses, error**2, rtol=1e-5)
+
+
+def test_a_loss_that_draws_numbers_is_measured_alike_each_time(folder):
+    with Host("line_model:Line", {"noise": True}, folder, paths=[Path(__file__).parent]) as host:
+        (words, spec), x = line_rows(4)
+        host.begin(spec, micro_batch=2, exclude=["kept"])
+        first, alone = (host.ask("measure", **host.write(rows)) for rows in (words, words[2:]))
+        evaluated = host.ask("evaluate_params", split="held_out")
+        host.ask("gradient", **host.write(words), seed=1)
+        assert host.ask("evaluate_params", split="held_out") == evaluated
+        assert host.ask("measure", **host.write(words)) == first
+        assert alone["losses"] == first["losses"][2:]  # whichever rows come before
+        error = x @ host.split(host.params)["w"] - words[:, 3].copy().view("<f4")
+        noise = first["losses"] - error**2
+        assert len({round(float(value), 3) for value in noise}) == 4  # micro-batches draw others
+
+
+def test_params_are_evaluated_and_saved_as_they_are(line, tmp_path):
+    (_, spec), _ = line_rows(1)
+    line.begin(spec, exclude=["kept"])
+    line.params[:] = [7, 1, 2, 3]
+    found = line.ask("evaluate_params", split="held_out")["metrics"]
+    assert found == {"split": "held_out", "bias": 7, "nothing": "nan", "fine": True}
+    line.ask("save_params", path=str(tmp_path))
+    saved = np.load(tmp_path / "saved.npz")
+    np.testing.assert_array_equal(saved["w"], [1, 2, 3])
+    np.testing.assert_array_equal(saved["kept"], [1, 1])
+
+
+def test_a_dataset_is_written_as_files_of_numpy(line, tmp_path):
+    found = line.ask("dataset", split="train", path=str(tmp_path / "new"))["arrays"]
+    assert found[0] == {"name": "x", "file": "x.npy", "dtype": "float32", "shape": [4, 3]}
+    assert np.load(tmp_path / "new" / "y.npy").shape == (4,)
+
+
+def test_arrays_begin_as_an_inner_loop_would_have_them(line):
+    model_id = line.ask("init_model", device="cpu", seed=3)["model_id"]
+    assert model_id == "m1"
+
+
+@pytest.mark.parametrize(
+    "wrong, expected",
+    [
+        ("shape", r"gradient 'w': shape \(1, 3\); \(3,\) expected"),
+        ("names", r"gradients: missing \['b'\], not expected \['extra'\]"),
+    ],
+)
+def test_wrong_gradients_are_refused(tmp_path, wrong, expected):
+    (words, spec), _ = line_rows(2)
+    paths = [Path(__file__).parent]
+    with Host("line_model:Line", {"wrong": wrong}, tmp_path, paths=paths) as host:
+        host.begin(spec, exclude=["kept"])
+        with pytest.raises(WorkerError, match=expected):
+            host.ask("gradient", **host.write(words), seed=0)
+
+
+@pytest.mark.parametrize(
+    "method, params, expected",
+    [
+        ("gradient", {"rows": 0, "width": 4, "seed": 0}, "0 rows of 4 words"),
+        ("gradient", {"rows": 1, "width": 3, "seed": 0}, "rows of 4 words expected"),
+        ("measure", {"rows": 4096, "width": 4}, "room for 1024 words"),
+        ("gradient", {"rows": 1, "width": 4}, "'seed' is missing"),
+        ("open_arrays", {"params": [0, 9], "gradients": [0, 4], "rows": [0, 4]}, "params of 9"),
+        ("open_arrays", {"params": [0, 4], "gradients": [9999, 4], "rows": [0, 4]}, "gradients"),
+        ("begin", {"rows": {"kind": "words"}, "micro_batch": 1}, "rows of kind 'words'"),
+        ("save", {}, "unknown method 'save'"),
+    ],
+)
+def test_what_does_not_fit_is_refused(line, method, params, expected):
+    (words, spec), _ = line_rows(1)
+    line.begin(spec, exclude=["kept"])
+    if method == "open_arrays":
+        params = {**params, "path": str(line.folder / "arrays")}
+    with pytest.raises(WorkerError, match=expected):
+        line.ask(method, **params)
+
+
+def test_a_step_before_its_time_is_refused(tmp_path, host):
+    paths, early = (
+        [Path(__file__).parent],
+        pytest.raises(WorkerError, match="gradient before begin"),
+    )
+    with Host("line_model:Line", {}, tmp_path, paths=paths) as other, early:
+        other.ask("gradient", rows=1, width=4, seed=0)
+    with pytest.raises(WorkerError, match="Plain has no gradient"):
+        host.ask("begin")
+
+
+def test_rows_of_tokens_and_files_are_decoded(rows_module):
+    words = np.arange(8, dtype=np.int32).reshape(2, 4)
+    one = {"kind": "tokens", "columns": ["inputs"], "length": 4}
+    np.testing.assert_array_equal(rows_module.decoded(words, one), words)
+    assert rows_module.decoded(words, one).dtype == np.int64
+    two = {"kind": "tokens", "columns": ["inputs", "labels"], "length": 2}
+    found = rows_module.decoded(words, two)
+    np.testing.assert_array_equal(found["labels"], [[2, 3], [6, 7]])
+    digest = hashlib.sha256(b"a file").digest()
+    files = {"kind": "files", "folder": "/there"}
+    found = rows_module.decoded(np.frombuffer(digest, "<i4").reshape(1, 8), files)
+    assert found == [f"/there/{digest.hex()}"]
+
+
+def test_arrays_of_any_width_come_out_of_their_words(rows_module):
+    draw = np.random.default_rng(0)
+    arrays = {
+        "bytes": draw.integers(0, 255, (3, 5), np.uint8),
+        "one": draw.integers(0, 9, 3),
+        "halves": draw.standard_normal((3, 3, 1)).astype(np.float16),
+    }
+    words, spec = array_rows(**arrays)
+    found = rows_module.decoded(words, spec)
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(found[name], array)
+        assert found[name].dtype == array.dtype
+
+
+@pytest.fixture
+def rows_module(monkeypatch):
+    monkeypatch.syspath_prepend(str(PYTHON))
+    return importlib.import_module("lockstep_worker.rows")

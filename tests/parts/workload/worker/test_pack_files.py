@@ -1,0 +1,107 @@
+"""Packs: what travels of a model, bit for bit, and which packs are refused."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.parts.workload.worker.totals import total
+from tests.parts.workload.worker_host import WorkerError
+
+SCHEMA = "a schema"
+
+
+def export(host, model_id, path, **more):
+    more.setdefault("state_dict_filter", {})
+    path = str(path)
+    host.ask(
+        "export_parameter_pack",
+        model_id=model_id, parameter_pack_path=path, model_schema_hash=SCHEMA, **more,
+    )  # fmt: skip
+    return json.loads(Path(path, "manifest.json").read_text())
+
+
+def test_a_plan_says_what_travels(host):
+    given = {"include_globs": [], "exclude_globs": ["b"]}
+    found = host.ask("parameter_pack_plan", device="cpu", state_dict_filter=given)
+    assert found == {
+        "uses_custom_parameter_pack_hooks": False,
+        "layout_hash": found["layout_hash"],
+        "included_keys": ["w"],
+        "excluded_float_keys": ["b"],
+        "ignored_non_float_keys": ["steps"],
+        "parameter_count": 6,
+        "tensors": [{"name": "w", "shape": [2, 3], "dtype": "torch.float32"}],
+        "tied": {},
+    }
+
+
+def test_a_pack_is_written_and_read_bit_for_bit(host, model_id, tmp_path):
+    host.ask("train_window", model_id=model_id, batches=[{}])
+    manifest = export(host, model_id, tmp_path / "one")
+    assert manifest["model_schema_hash"] == SCHEMA
+    assert manifest["parameter_count"] == 8
+    values = np.fromfile(tmp_path / "one" / "values.f32le", "<f4")
+    assert values[2:].sum() == pytest.approx(total(host, model_id))
+    read = {"parameter_pack_path": str(tmp_path / "one"), "state_dict_filter": {}}
+    other = host.ask("import_parameter_pack", device="cpu", **read)["model_id"]
+    assert export(host, other, tmp_path / "two") == manifest
+    both = [(tmp_path / name / "values.f32le").read_bytes() for name in ("one", "two")]
+    assert both[0] == both[1]
+
+
+def test_a_pack_of_another_layout_or_schema_is_refused_with_both_named(host, model_id, tmp_path):
+    manifest = export(host, model_id, tmp_path, state_dict_filter={"include_globs": ["w"]})
+    plan = host.ask("parameter_pack_plan", device="cpu", state_dict_filter={})
+    read = {"parameter_pack_path": str(tmp_path), "device": "cpu"}
+    with pytest.raises(WorkerError) as error:
+        host.ask("import_parameter_pack", **read, state_dict_filter={})
+    line = str(error.value).splitlines()[0]
+    assert manifest["layout_hash"] in line and plan["layout_hash"] in line and SCHEMA in line
+    same = {"include_globs": ["w"]}
+    with pytest.raises(WorkerError, match="schema 'a schema'; .* schema 'another' expected"):
+        host.ask(
+            "import_parameter_pack", **read, state_dict_filter=same, model_schema_hash="another"
+        )
+
+
+@pytest.mark.parametrize(
+    "damage, expected",
+    [
+        (lambda path: flip(path / "values.f32le"), "its manifest has"),
+        (lambda path: shorten(path / "values.f32le"), "31 bytes; 4 for each of 8 values expected"),
+        (lambda path: edit(path, format="another"), "format 'another'"),
+        (lambda path: edit(path, values_f32_le="../values.f32le"), "a file in the pack's folder"),
+    ],
+)
+def test_a_damaged_pack_is_refused(host, model_id, tmp_path, damage, expected):
+    export(host, model_id, tmp_path)
+    damage(tmp_path)
+    read = {"parameter_pack_path": str(tmp_path), "device": "cpu", "state_dict_filter": {}}
+    with pytest.raises(WorkerError, match=expected):
+        host.ask("import_parameter_pack", **read)
+
+
+def test_a_pack_without_the_hash_of_its_values_is_read(host, model_id, tmp_path):
+    """burn_p2p writes none."""
+    export(host, model_id, tmp_path)
+    edit(tmp_path, values_sha256=None)
+    read = {"parameter_pack_path": str(tmp_path), "device": "cpu", "state_dict_filter": {}}
+    assert host.ask("import_parameter_pack", **read)["model_id"]
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[5] ^= 1
+    path.write_bytes(data)
+
+
+def shorten(path):
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def edit(path, **changes):
+    manifest = json.loads((path / "manifest.json").read_text()) | changes
+    manifest = {key: value for key, value in manifest.items() if value is not None}
+    (path / "manifest.json").write_text(json.dumps(manifest))

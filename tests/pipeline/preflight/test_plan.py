@@ -1,0 +1,124 @@
+"""What a run will take is what it took."""
+
+import jax
+import pytest
+
+from lockstep.errors import LockstepError
+from lockstep.optim.optimizer import Tree
+from lockstep.swarm.device_memory import run_memory
+from lockstep.wire import message as wire
+from pipeline import runfile
+from pipeline.language_model.language_model import programs_of
+from pipeline.preflight.plan import plan, plan_of
+from pipeline.stage.artifacts import read_json
+from tests import tiny
+
+
+def parsed(**changes: object) -> runfile.Run:
+    return runfile.parse(tiny.run_document("nowhere", **changes).unwrap(), "run.toml")
+
+
+def test_a_run_takes_what_was_planned(tmp_path):
+    run_file, root = tmp_path / "run.toml", tmp_path / "root"
+    tiny.write_run(run_file, tiny.run_document(tiny.write_data(tmp_path / "tokens")))
+    tiny.make(run_file, root, "download", "convert", "train")
+    planned, taken = plan(runfile.load(run_file), root), root / "data/trained/transcript"
+
+    def on_disk(name: str) -> int:
+        paths = [taken / name, *(taken / name).rglob("*")]
+        files = [path.stat() for path in paths if path.is_file()]
+        return sum({file.st_ino: file.st_size for file in files}.values())  # each link once
+
+    assert planned.payloads == pytest.approx(on_disk("payloads"), rel=0.15)
+    assert planned.rounds == pytest.approx(on_disk("rounds.jsonl"), rel=0.3)
+    headers = on_disk("snapshots") - planned.snapshots  # of files, and of each tensor in them
+    assert 0 < headers < 3000 * len(list((taken / "snapshots").rglob("*.safetensors")))
+    simulated = read_json(root / "metrics" / "train.json")["simulated_seconds"]
+    assert planned.seconds == pytest.approx(simulated, rel=0.05)
+    check_memory(runfile.load(run_file))
+
+
+def test_large_messages_are_on_disk_until_their_round_is_over(monkeypatch):
+    monkeypatch.setattr(wire, "LARGE_BYTES", 1)
+    dense = parsed(model__LLM__optimizer=tiny.ADAMW)
+    message = programs_of(dense, tiny.MODEL).form.bytes_about
+    assert plan_of(dense, tiny.MODEL).spooled == dense.peers.count * message
+
+
+def check_memory(run: runfile.Run) -> None:
+    """The memory of a training that has just compiled these programs, on its one device."""
+    programs = programs_of(run, dict(run.llm.checkpoint.config))
+    with tiny.like_a_process():
+        found = run_memory(run, programs)
+    own, shared = jax.eval_shape(programs.optimizer.init, programs.task.shapes)
+    assert (found.groups, found.parts, found.peers) == (1, 1, run.peers.count)
+    assert found.agreed == nbytes(programs.task.shapes) + nbytes(shared)
+    assert found.own == nbytes(own)
+    rows = run.config.global_batch_size_end // run.peers.count * run.llm.max_seq_len * 4
+    assert found.step.arguments == pytest.approx(found.agreed + found.own + rows, abs=256)
+    assert found.step.donated == found.own  # a peer's state is written where it lay
+    assert found.step.outputs == pytest.approx(found.own + found.message, abs=1024)
+    assert found.receive.outputs == pytest.approx(found.agreed, abs=1024)
+    assert found.step.temporary > nbytes(programs.task.shapes)  # the gradient, at the least
+    held = found.agreed + 2 * found.own
+    assert found.of_device == found.of_all >= held + found.step.beyond + found.message
+    began, saved = found.agreed + found.own, found.agreed + 2 * found.own
+    messages = 2 * 2 * found.message  # as bytes, and as these decode
+    host = began + saved + messages + found.step.beyond  # and the pool
+    assert found.of_process == found.process + found.of_all + host
+    apart = found._replace(groups=2, peers=3)  # two peers in turns on the first device
+    assert apart.of_device == found.of_device
+    assert found._replace(parts=2).of_all == 2 * found.of_all  # each device has half
+    assert apart.of_all >= 2 * found.agreed + 3 * found.own + 2 * found.step.beyond + found.message
+
+
+def nbytes(tree: Tree) -> int:
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "copies", "kept"),
+    [
+        (tiny.ADAMW, 3, False),
+        (tiny.DILOCO, 2 + 2 * 3, False),  # drift and two moments, of each of 2 peers
+        (tiny.SPARSELOCO, 1 + 2 * 4, True),
+        (tiny.DILOCO_IN_4_BITS, 2 + 2 * 4, False),
+    ],
+)
+def test_state_and_messages_are_those_of_the_optimizer(optimizer, copies, kept):
+    run = parsed(model__LLM__optimizer=optimizer)
+    planned = plan_of(run, tiny.MODEL)
+    assert planned.state == pytest.approx(copies * planned.params, rel=0.01)  # and counts
+    assert planned.kept == kept
+    assert 0 < planned.payloads <= run.config.total_steps * run.peers.count * planned.message
+
+
+@pytest.mark.parametrize("layout", ["lockstep", "psyche"])
+@pytest.mark.parametrize("quantize_1bit", [True, False])
+def test_a_message_is_as_long_as_said(layout, quantize_1bit):
+    """With plain positions exactly; coded ones are drawn unevenly here, and take less."""
+    document = tiny.run_document("nowhere", peers__wire=layout).unwrap()
+    document["model"]["LLM"]["optimizer"]["Distro"]["quantize_1bit"] = quantize_1bit
+    programs = programs_of(runfile.parse(document, "run.toml"), tiny.MODEL)
+    shapes = programs.task.shapes
+    params = jax.tree.map(
+        lambda leaf: jax.random.normal(jax.random.key(leaf.size), leaf.shape), shapes
+    )
+
+    @jax.jit
+    def message(params):
+        own, shared = programs.optimizer.init(params)
+        own = programs.optimizer.accumulate(params, own, params, 1)
+        return programs.optimizer.send(own, params, shared, 1)[0]
+
+    length = len(wire.encode(jax.device_get(message(params)), programs.form))
+    if layout == "psyche":
+        assert length == programs.form.bytes_about
+    else:
+        assert length == pytest.approx(programs.form.bytes_about, rel=0.15)
+
+
+def test_without_a_model_it_says_what_makes_one(tmp_path):
+    run = parsed(model__LLM__checkpoint={"Hub": {"repo_id": "some/model"}})
+    with pytest.raises(LockstepError, match=r"hf/config.json is missing, .*`lockstep convert`"):
+        plan(run, tmp_path)
