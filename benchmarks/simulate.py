@@ -71,9 +71,9 @@ def measure(size: str, optimizer: str, peers: int, repeats: int) -> dict:
     import jax.numpy as jnp
     import numpy as np
 
+    from lockstep import simulate
     from lockstep.programs.loss import cross_entropy
     from models.llama import llama
-    from pipeline import simulate
 
     model = SIZES[size]
     config = llama.Config.from_hf({"model_type": "llama"} | model.config)

@@ -42,7 +42,7 @@ def imports(file: Path) -> set[Path]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{file}: a relative import"
             names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
-    found = set()
+    found = offered_to(file)
     for name in names:
         parts = name.split(".")
         for end in range(1, len(parts) + 1):
@@ -50,6 +50,14 @@ def imports(file: Path) -> set[Path]:
             found |= {p for p in (place.with_suffix(".py"), place / "__init__.py") if p.is_file()}
     pattern = DYNAMIC.get(file.relative_to(PROJECT).as_posix())
     return found | (set(PROJECT.glob(pattern)) if pattern else set())
+
+
+def offered_to(file: Path) -> set[Path]:
+    """The files of parts whose joint a file asks for, by `joints.offered("NAME")`."""
+    calls = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)]
+    joints = [call.args[0] for call in calls if ast.unparse(call.func).endswith("offered")]
+    assert all(isinstance(joint, ast.Constant) for joint in joints), file
+    return {path for joint in joints for path in PROJECT.glob(f"parts/*/{joint.value}.py")}
 
 
 def closure(file: Path) -> set[str]:

@@ -105,7 +105,7 @@ def read_json(path: Path) -> dict:
       LockstepError: The file is missing, no regular file or too large; or it does not hold a JSON
         object, whose numbers are finite and whose keys stand once.
     """
-    from pipeline.runfile import strict_json  # with pydantic, which `--help` does not need
+    from lockstep.tables import strict_json  # with pydantic, which `--help` does not need
 
     try:
         text = read_bytes(path, JSON_BYTES).decode()

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-import pipeline
+import lockstep
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(24, 3)).astype(np.float32)
@@ -25,7 +25,7 @@ def squares(params, batch, rng):
     return jnp.mean((batch["x"] @ params["w"] + params["b"] - batch["y"]) ** 2)
 
 
-simulate = partial(pipeline.simulate, show_progress=False)
+simulate = partial(lockstep.simulate, show_progress=False)
 short = partial(simulate, squares, PARAMS, DATA, peers=2, steps=4, batch_size=4, learning_rate=0.1)
 
 

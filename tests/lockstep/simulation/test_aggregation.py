@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import pipeline
+import lockstep
 from lockstep.errors import LockstepError
 from lockstep.optim.sgd import sgd
 
@@ -29,7 +29,7 @@ def squares(params, batch, rng):
 
 
 simulate = partial(
-    pipeline.simulate, squares, PARAMS, DATA, peers=5, steps=12, batch_size=4, show_progress=False
+    lockstep.simulate, squares, PARAMS, DATA, peers=5, steps=12, batch_size=4, show_progress=False
 )
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-import pipeline
+import lockstep
 from lockstep.errors import LockstepError
 from lockstep.optim.sgd import sgd
 from tests.lockstep.simulation.least_squares import (
@@ -246,4 +246,4 @@ def test_the_pipeline_alone_imports_no_jax():
     program = "import pipeline, sys; assert not {'jax', 'numpy'} & sys.modules.keys()"
     subprocess.run([sys.executable, "-c", program], check=True)
     with pytest.raises(AttributeError, match="no attribute 'simulated'"):
-        pipeline.simulated  # noqa: B018
+        lockstep.simulated  # noqa: B018
