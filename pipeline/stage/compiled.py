@@ -4,30 +4,77 @@ JAX names a program for what it was compiled from, and runs whatever a file of t
 sync that mixes up names, or a flipped bit that its compression does not notice, would change
 results without a word, and a witness would load the same file. So each file begins with the SHA-256
 of its program's name and content. This finds accidents: whoever can write here can write that too.
+
+Peers in processes of their own need the same programs at the same time. The first one compiles a
+program, the others wait for its file.
 """
 
+import fcntl
 import hashlib
 import logging
 import os
+import threading
+import time
 from pathlib import Path
 
-from pipeline.stage.artifacts import write_bytes
+from pipeline.stage.artifacts import writes
 
 log = logging.getLogger(__name__)
 SUFFIX = ".program"  # JAX's own files have another, and stay where a folder has both
 DIGEST = 32  # bytes
+PATIENCE = 60.0  # seconds that one waits for another's program, before it compiles its own
+POLL = 0.02  # seconds between two looks
 
 
 class CheckedCache:
-    """A cache of compiled programs, as JAX asks for one, in a folder that it makes."""
+    """A cache of compiled programs, as JAX asks for one, in a folder that it makes.
 
-    def __init__(self, path: str | os.PathLike):
+    A thread that misses a program locks the program's temporary file until it stores the program
+    or asks for the next one. The kernel releases a killed holder's lock; a holder that hangs costs
+    the others `PATIENCE`.
+
+    Args:
+      path: The folder.
+      waits: Whether to wait for what another process compiles. The processes of one JAX program
+        must not: only the first of them stores, and it computes once all have compiled.
+    """
+
+    def __init__(self, path: str | os.PathLike, waits: bool = True):
         self._path = Path(path)  # by this name JAX logs it
         self._path.mkdir(parents=True, exist_ok=True)
-        self._said = False
+        self._waits, self._said = waits, False
+        self._held = threading.local()  # `key` that this thread compiles, and its open `file`
 
     def get(self, key: str) -> bytes | None:
         """Return the program stored under this name; None if there is none or another."""
+        self._release()  # JAX does not store every program that it compiles
+        until = time.monotonic() + PATIENCE
+        program = self._read(key)
+        while program is None and self._waits:
+            reserved = self._reserve(key)
+            program = self._read(key)  # it may have been stored before the lock was taken
+            if reserved or time.monotonic() > until:
+                break
+            time.sleep(POLL)
+        if program is not None:
+            self._release()
+        return program
+
+    def put(self, key: str, value: bytes) -> None:
+        """Store a program; its file is whole or absent. Another's, which has the lock, stays."""
+        if getattr(self._held, "key", None) != key and not self._reserve(key):
+            return
+        file = self._held.file
+        with writes(self._of(key)):
+            try:
+                # No fsync: a file that a power cut leaves half written fails its digest.
+                file.write(_digest(key, value) + value)
+                file.flush()
+                os.replace(file.name, self._of(key))
+            finally:
+                self._release()
+
+    def _read(self, key: str) -> bytes | None:
         path = self._of(key)
         try:
             kept = path.read_bytes()
@@ -40,9 +87,33 @@ class CheckedCache:
             self._said = True
         return None
 
-    def put(self, key: str, value: bytes) -> None:
-        """Keep a program; its file is whole or absent."""
-        write_bytes(self._of(key), _digest(key, value) + value)
+    def _reserve(self, key: str) -> bool:
+        """Take the lock to compile and store a program, and return whether it could be taken."""
+        file = open(self._path / f".{key}.part", "ab")  # noqa: SIM115 - until it is released
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(file.fileno()), os.stat(file.name)):
+                file.truncate(0)  # of a killed holder
+                self._held.key, self._held.file = key, file
+                return True
+        except (BlockingIOError, FileNotFoundError):  # locked, or stored and renamed meanwhile
+            pass
+        file.close()
+        return False
+
+    def _release(self) -> None:
+        """Give up the lock of this thread, if it has one, and remove the file if it is unused."""
+        file = getattr(self._held, "file", None)
+        if file is None:
+            return
+        self._held.key = self._held.file = None
+        try:
+            if os.path.samestat(os.fstat(file.fileno()), os.stat(file.name)):
+                os.unlink(file.name)
+        except FileNotFoundError:  # renamed to the program's name
+            pass
+        finally:
+            file.close()
 
     def _of(self, key: str) -> Path:
         return self._path / f"{key}{SUFFIX}"
@@ -66,7 +137,9 @@ def check_programs() -> bool:
 
 
 def _cache_of(path: str) -> tuple[CheckedCache, str]:
-    return CheckedCache(path), path
+    import jax
+
+    return CheckedCache(path, waits=jax.process_count() == 1), path
 
 
 def _digest(key: str, value: bytes) -> bytes:

@@ -63,6 +63,64 @@ def test_a_program_whose_file_has_changed_is_not_returned(tmp_path, how):
     assert cache.get("a") == b"program"
 
 
+COMPILE = """
+import sys, time
+from pathlib import Path
+from pipeline.stage.compiled import CheckedCache
+cache, compiled = CheckedCache(sys.argv[1]), 0
+print("ready", flush=True)
+sys.stdin.readline()
+for key in ("a", "b"):
+    if cache.get(key) is None:
+        compiled += 1
+        time.sleep(0.3)
+        cache.put(key, b"program")
+print(compiled, flush=True)
+"""
+HANG = "import sys; from pipeline.stage.compiled import *; cache = CheckedCache(sys.argv[1])"
+HANG += "; cache.get('a'); print('ready', flush=True); sys.stdin.readline()"
+
+
+def start(program: str, folder: Path) -> subprocess.Popen:
+    """Start a program that says when it is ready, and goes on at a line."""
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-c", program, str(folder)]
+    process = subprocess.Popen(command, cwd=PROJECT, stdin=pipe, stdout=pipe, text=True)
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+def test_processes_that_need_a_program_at_once_compile_it_once(tmp_path):
+    processes = [start(COMPILE, tmp_path) for _ in range(3)]
+    for process in processes:
+        process.stdin.write("\n")
+        process.stdin.flush()
+    assert sum(int(process.communicate()[0]) for process in processes) == 2
+    assert {path.name for path in tmp_path.iterdir()} == {"a.program", "b.program"}
+
+
+def test_a_killed_process_holds_up_nobody_and_a_hanging_one_not_for_ever(tmp_path, monkeypatch):
+    hanging, cache = start(HANG, tmp_path), compiled.CheckedCache(tmp_path)
+    monkeypatch.setattr(compiled, "PATIENCE", 0.1)
+    assert cache.get("a") is None
+    cache.put("a", b"other")  # it is the other's to store
+    assert cache.get("a") is None
+    monkeypatch.setattr(compiled, "PATIENCE", 60.0)
+    hanging.kill()
+    hanging.communicate()
+    assert cache.get("a") is None
+    cache.put("a", b"program")
+    assert cache.get("a") == b"program"
+
+
+def test_a_program_that_is_not_stored_holds_up_nobody_for_longer_than_it_takes(tmp_path):
+    one, other = (compiled.CheckedCache(tmp_path) for _ in range(2))
+    assert one.get("a") is None
+    assert one.get("b") is None
+    assert other.get("a") is None
+    assert [path.name for path in tmp_path.iterdir() if "a" in path.name.split(".")] == [".a.part"]
+
+
 def test_a_jax_whose_programs_cannot_be_checked_is_told_to_keep_none(monkeypatch):
     from jax._src import compilation_cache
 
