@@ -29,28 +29,29 @@ SOURCE = (
     "lockstep",
     "models",
     "params",
+    "parts",
     "pipeline",
     "profiles",
     "tests",
 )
 
 
-def of(pages: list[Path]) -> pytest.MarkDecorator:
+def each(pages: list[Path]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("page", pages, ids=[str(p.relative_to(PROJECT)) for p in pages])
 
 
-each_page = of(PAGES)
+each_page = each(PAGES)
 
 
 @each_page
 def test_paths_in_backticks_exist(page):
-    named = re.findall(rf"`((?:{'|'.join(SOURCE)})/[\w./-]*)`", page.read_text())
-    missing = {path for path in named if not (PROJECT / path).exists()}
+    paths = re.findall(rf"`((?:{'|'.join(SOURCE)})/[\w./-]*)`", page.read_text())
+    missing = {path for path in paths if not (PROJECT / path).exists()}
     assert missing <= GENERATED
 
 
 @each_page
-def test_names_said_to_be_in_a_file_are_in_it(page):
+def test_names_that_a_page_places_in_a_file_are_in_it(page):
     for name, path in re.findall(r"`(\w+)`\s+(?:in|of)\s+`([\w./-]+\.py)`", page.read_text()):
         assert re.search(rf"\b{name}\b", (PROJECT / path).read_text()), f"{name} in {path}"
 
@@ -76,14 +77,15 @@ def cells(row: str) -> int:
     return len(re.findall(r"(?<!\\)\|", row)) - 1
 
 
-def test_every_stage_has_the_function_that_the_page_on_extending_tells():
-    told = {*re.findall(r"`(run\([\w, ]+\))`", (PROJECT / "docs/how-to/extend.md").read_text())}
-    has = set()
+def test_every_stage_has_the_function_that_the_page_on_extending_shows():
+    page = (PROJECT / "docs/how-to/extend.md").read_text()
+    documented = {*re.findall(r"`(run\([\w, ]+\))`", page)}
+    defined = set()
     for stage in STAGES:
         tree = ast.parse((PROJECT / f"pipeline/{stage}.py").read_text())
         (run,) = [node for node in tree.body if getattr(node, "name", None) == "run"]
-        has.add(f"run({', '.join(argument.arg for argument in run.args.args)})")
-    assert told == has
+        defined.add(f"run({', '.join(argument.arg for argument in run.args.args)})")
+    assert documented == defined
 
 
 @each_page
@@ -114,7 +116,7 @@ def test_commands_exist(page):
 
 def test_the_api_page_has_what_import_lockstep_has():
     page = (PROJECT / "docs/reference/api.md").read_text()
-    listed = re.findall(r"^   ~(pipeline[\w.]*)\.(\w+)$", page, re.M)
+    listed = re.findall(r"^   ~(lockstep[\w.]*)\.(\w+)$", page, re.M)
     assert sorted(listed) == sorted((module, name) for name, module in lockstep._MODULES.items())
     assert {*lockstep.__all__} - {*lockstep._MODULES} == {"__version__", "models"}
     assert "`lockstep.models`" in page and "`lockstep.__version__`" in page
@@ -127,11 +129,22 @@ def test_pre_commit_runs_what_make_lint_runs():
     assert entries == [f".venv/bin/{line.strip()}" for line in lint.splitlines()]
 
 
-@of(OUTSIDE_THE_SITE)
+@each(OUTSIDE_THE_SITE)
 def test_links_outside_the_site_lead_somewhere(page):
     for link in re.findall(r"\]\(([^)#\s]+)", page.read_text()):
         if not link.startswith("http"):
             assert (page.parent / link).exists(), link
+
+
+def test_readme_is_short_and_its_example_runs(capsys):
+    text = (PROJECT / "README.md").read_text()
+    assert len(text.split()) <= 1500
+    (example,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    names: dict = {}
+    exec(example, names)
+    first, *_, last = names["result"].train["loss"]
+    assert last < first
+    assert str(names["result"].bytes_per_peer) in capsys.readouterr().out
 
 
 def test_the_page_on_network_faults_quotes_the_errors_of_the_matrix():

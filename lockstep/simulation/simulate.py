@@ -94,7 +94,7 @@ def simulate(  # noqa: PLR0913 - whoever calls it names them
       learning_rate: A number; a schedule of a run file, as {"Cosine": {...}}; or a function of the
         round. By default the optimizer's in `settings.DEFAULTS`.
       aggregation: `[peers] aggregation` of a run file: how peers' messages become one, "mean",
-        "median" or another rule that bears liars.
+        "median" or another rule that tolerates liars.
       liars: `[peers] liars`: how many peers may lie, where the rule needs it.
       links: `[links]` of a run file: upload_mbps, download_mbps, latency_seconds, and
         tokens_per_second, which are examples here; each a number, or one for each peer.

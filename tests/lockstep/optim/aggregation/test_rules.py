@@ -1,4 +1,4 @@
-"""Each rule is its formula, sees nobody who is absent, and bears as many liars as it says."""
+"""Each rule is its formula, sees nobody who is absent, and tolerates as many liars as it says."""
 
 from functools import cache
 from itertools import product

@@ -1,5 +1,5 @@
 """burn_p2p's merge policies as rules and outer steps, each doing what it is called, as
-docs/how-to/bear-liars.md names them."""
+docs/how-to/tolerate-liars.md names them."""
 
 import jax
 import jax.numpy as jnp
