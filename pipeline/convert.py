@@ -21,6 +21,7 @@ from typing import Any
 import jax
 
 from lockstep.errors import LockstepError
+from lockstep.files import sha256_file, write_json
 from lockstep.transcript.trees import save_tree
 from parts.workload.description import FILE, Description, of_model
 from parts.workload.worker import NO_ROWS, Worker
@@ -73,7 +74,7 @@ def run(run: runfile.Run, paths: Paths) -> None:
                 source = {"key": key, "sha256": earlier.sha256}
         name = f"model.LLM.checkpoint.{checkpoint.tag()}"
         pinned = pins.check("checkpoint", run.pins.checkpoint, source["sha256"], name)
-        artifacts.write_json(folder / "source.json", {"checkpoint": checkpoint.tag()} | source)
+        write_json(folder / "source.json", {"checkpoint": checkpoint.tag()} | source)
     log.info(f"convert: read {name} (sha256 {source['sha256'][:12]}, {pinned})")
 
 
@@ -144,12 +145,12 @@ def _workload(run: runfile.Run, folder: Path) -> dict[str, Any]:
     with closing(Worker(run, NO_ROWS)) as worker:
         described, params = worker.describe(), worker.init()
     save_tree(folder / "params.safetensors", params)
-    artifacts.write_json(folder / FILE, described.model_dump(mode="json"))
+    write_json(folder / FILE, described.model_dump(mode="json"))
     log.info(
         f"convert: workload {described.factory}, {described.parameters:,} parameters that travel, "
         f"code and settings of hash {described.code[:12]}"
     )
-    hashes = {name: artifacts.sha256_file(folder / name) for name in (FILE, "params.safetensors")}
+    hashes = {name: sha256_file(folder / name) for name in (FILE, "params.safetensors")}
     return {
         "factory": described.factory,
         "parameters": described.parameters,
@@ -179,7 +180,7 @@ def _extend_workload(run: runfile.Run, key: str, model: dict[str, Any], folder: 
             f"convert: warning: workload {now.factory} has code and settings of hash "
             f"{now.code[:12]}, and run {key}, which this one extends, had {then.code[:12]}"
         )
-    artifacts.write_json(folder / FILE, now.model_dump(mode="json"))
+    write_json(folder / FILE, now.model_dump(mode="json"))
 
 
 def _check_is_model(folder: Path, key: str) -> None:
@@ -258,7 +259,7 @@ def write_params(source: Path, folder: Path, companions: Sequence[Path] = ()) ->
         files.append(source / hf.INDEX)
     hashing = ThreadPoolExecutor(1)  # takes about as long as the rest
     try:
-        sha256 = hashing.map(artifacts.sha256_file, files)
+        sha256 = hashing.map(sha256_file, files)
         with Progress("convert", total=model.nbytes, unit="byte") as bar:
             model.save(folder / "params.safetensors", bar.advance)
         hashes = {file.name: digest for file, digest in zip(files, sha256, strict=True)}

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jax
 
 from lockstep.errors import LockstepError
+from lockstep.files import read_json, write_json, write_text
 from lockstep.programs.placement import device_groups
 from lockstep.tables.explain import validate
 from parts.tasks import next_line, task_model
@@ -28,7 +29,7 @@ from pipeline.language_model import held_out
 from pipeline.language_model.draw import Sampling
 from pipeline.language_model.held_out import HeldOutRows
 from pipeline.language_model.text_writer import TextWriter
-from pipeline.stage import artifacts, devices, logs
+from pipeline.stage import devices, logs
 from pipeline.stage.artifacts import METRICS, Paths
 from pipeline.stage.keys import OUT
 from pipeline.tokens.shards import read_shards
@@ -94,12 +95,12 @@ def _write(run: runfile.Run, found: Findings, notes: list[str], folder: Path) ->
     told = {"tasks": [report(task) for task in found.tasks], "prompt": run.evaluate.prompt}
     told |= {"text": found.text, "notes": notes}
     of_workload = {} if found.workload is None else {"workload": found.workload}
-    artifacts.write_json(folder / "evaluate.json", found.numbers | told | of_workload)
-    artifacts.write_text(folder / "sample.txt", found.text or "")
+    write_json(folder / "evaluate.json", found.numbers | told | of_workload)
+    write_text(folder / "sample.txt", found.text or "")
     scores = {name: None for name in run.evaluate.tasks if name == next_line.NAME}
     scores |= {task.name: flat(task) for task in found.tasks}
     measured = found.numbers | {"tasks": scores} | of_workload
-    artifacts.write_json(folder / METRICS / "evaluate.json", measured)
+    write_json(folder / METRICS / "evaluate.json", measured)
 
 
 # ---- Held-out text ----
@@ -133,7 +134,7 @@ def _measure(
 
 def _evaluate_workload(run: runfile.Run, export: Path, shards: Path, notes: list[str]) -> Findings:
     """Held-out loss of the exported params, by the workload; and what it measures by itself."""
-    told = validate(Description, artifacts.read_json(export / FILE), str(export / FILE))
+    told = validate(Description, read_json(export / FILE), str(export / FILE))
     params = export_folder.read(export, told)
     notes.append("tasks and a text sample need a model of models/, so a workload has none")
     numbers, size = dict(NOTHING), run.peers.micro_batch

@@ -5,6 +5,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from lockstep.files import read_json, sha256_file, write_json, write_text
 from lockstep.transcript.tensorfile import TensorFile
 from lockstep.transcript.transcript import Transcript
 from parts.workload import description, export_folder
@@ -28,11 +29,11 @@ def run(run: runfile.Run, paths: Paths) -> None:
     for stage in ("download", "convert", "train", "witness"):
         paths.need(stage)
     trained = paths.out("train")
-    verdict = artifacts.read_json(paths.out("witness") / "verdict.json")
+    verdict = read_json(paths.out("witness") / "verdict.json")
     with paths.building() as folder:
         if not verdict["accepted"]:
             why = verdict_text.why_refused(verdict)
-            artifacts.write_json(folder / hf.REFUSED, {"why": why, "findings": verdict["findings"]})
+            write_json(folder / hf.REFUSED, {"why": why, "findings": verdict["findings"]})
             log.info(f"export: refused: {why}")
             return
         transcript = Transcript(trained / "transcript")
@@ -41,7 +42,7 @@ def run(run: runfile.Run, paths: Paths) -> None:
         else:
             _write_model(run, transcript, paths, folder)
         text = card.render(_facts(paths, transcript, verdict, folder))
-        artifacts.write_text(folder / CARD, text)
+        write_text(folder / CARD, text)
 
 
 def _params(transcript: Transcript) -> TensorFile:
@@ -78,8 +79,8 @@ def _write_workload(run: runfile.Run, transcript: Transcript, folder: Path) -> N
 def _facts(paths: Paths, transcript: Transcript, verdict: dict[str, Any], folder: Path) -> Facts:
     """Return the facts of an export in `folder`; its inputs were checked against their hashes."""
     shards, trained = paths.out("download") / "shards.json", paths.out("train")
-    header = artifacts.read_json(transcript.folder / "header.json")
-    numbers = artifacts.read_json(trained / METRICS / "train.json")
+    header = read_json(transcript.folder / "header.json")
+    numbers = read_json(trained / METRICS / "train.json")
     made = artifacts.read_made(paths.made("train"))
     files = [*sorted(folder.glob("*.safetensors")), shards]
     upstream, workload = _upstream("export"), "workload" in header["model"]
@@ -88,14 +89,14 @@ def _facts(paths: Paths, transcript: Transcript, verdict: dict[str, Any], folder
         run_file=_run_file(paths.keys, upstream),
         results=Results(header, numbers, verdict),
         first_loss=transcript.rounds[0].loss,
-        shards=artifacts.read_json(shards),
-        start=artifacts.read_json(paths.out("convert") / "source.json"),
+        shards=read_json(shards),
+        start=read_json(paths.out("convert") / "source.json"),
         environment=made["environment"] | header["environment"],
         rounds_sha256=made["files"]["transcript/rounds.jsonl"]["sha256"],
-        model=artifacts.read_json(folder / (description.FILE if workload else hf.CONFIG)),
+        model=read_json(folder / (description.FILE if workload else hf.CONFIG)),
         is_workload=workload,
         has_tokenizer=any(folder.glob("tokenizer*")),
-        sha256={file.name: artifacts.sha256_file(file) for file in files},
+        sha256={file.name: sha256_file(file) for file in files},
     )
 
 

@@ -2,6 +2,7 @@
 
 import json
 
+from lockstep.files import read_json, write_bytes, write_text
 from pipeline import runfile
 from pipeline.audit import verdict_text
 from pipeline.pages import report_page, results_card, stage_results
@@ -21,13 +22,13 @@ def run(run: runfile.Run, paths: Paths) -> None:
     page, pictures = report_page.render(run, facts)
     with paths.building() as folder:
         for picture in pictures:
-            artifacts.write_bytes(folder / f"{picture.name}.png", picture.light)
-        artifacts.write_text(folder / PAGE, page)
+            write_bytes(folder / f"{picture.name}.png", picture.light)
+        write_text(folder / PAGE, page)
         if results.verdict["accepted"]:
             own = (paths.out("export") / CARD).read_text(encoding="utf-8")
             name, data = f"lockstep-{paths.keys.key('train')}", paths.keys.key("download")
             whole = results_card.with_results(own, results.evaluated, name, data)
-            artifacts.write_text(folder / CARD, whole)
+            write_text(folder / CARD, whole)
     print(f"report: {paths.out('report') / PAGE}")
     logs.say(f"report: {verdict_text.summarize(results.verdict)}")
 
@@ -43,7 +44,7 @@ def _facts(paths: Paths) -> ReportFacts:
         held_out=read_tsv(trained / METRICS / "held_out.tsv"),
         scores_in_training=read_text_tsv(trained / METRICS / "tasks.tsv"),
         rounds=list(map(json.loads, stage_results.lines(trained / "transcript" / "rounds.jsonl"))),
-        shards=artifacts.read_json(paths.out("download") / "shards.json"),
+        shards=read_json(paths.out("download") / "shards.json"),
         environment=made["environment"] | results.header["environment"],
         files=artifacts.read_made(paths.made("export"))["files"],
         rounds_sha256=made["files"]["transcript/rounds.jsonl"]["sha256"],

@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 from lockstep.errors import DivergedError, LockstepError
+from lockstep.files import link, write_json
 from lockstep.methods.build import learning_rate_of_run
 from lockstep.protocol.driver import RunProgress
 from lockstep.swarm.checkpoints import Checkpoints
@@ -38,7 +39,7 @@ from pipeline.monitor.owner import Pauses, Stops
 from pipeline.monitor.profile import Profile
 from pipeline.monitor.sinks import tracker
 from pipeline.monitor.terminal import Terminal
-from pipeline.stage import allocator, artifacts, devices, signals
+from pipeline.stage import allocator, devices, signals
 from pipeline.stage.artifacts import METRICS, Paths
 from pipeline.stage.progress import Progress
 from pipeline.start import begin, in_time
@@ -73,7 +74,7 @@ def run(run: runfile.Run, paths: Paths) -> None:
     metrics = curves.metrics(rows, transcript, setup.start.state.params, run.llm.inner_steps)
     with paths.building() as folder:
         # hard links: no bytes are copied, and a kill before the end leaves the source whole
-        shutil.copytree(transcript.folder, folder / "transcript", copy_function=artifacts.link)
+        shutil.copytree(transcript.folder, folder / "transcript", copy_function=link)
         if (init / "hf").is_dir():  # a workload has none
             shutil.copytree(init / "hf", folder / "hf", ignore=WEIGHTS)
         curves.write(
@@ -83,8 +84,8 @@ def run(run: runfile.Run, paths: Paths) -> None:
             folder / METRICS,
         )
         shutil.copy(scores, folder / METRICS / while_training.FILE)
-        artifacts.write_json(folder / METRICS / "train.json", metrics)
-        artifacts.write_json(folder / "final.json", curves.final(transcript))
+        write_json(folder / METRICS / "train.json", metrics)
+        write_json(folder / "final.json", curves.final(transcript))
     shutil.rmtree(paths.scratch)
 
 

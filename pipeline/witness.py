@@ -12,6 +12,7 @@ from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from lockstep.files import read_json, write_json, write_text
 from lockstep.programs.placement import DeviceGroup, side_by_side
 from lockstep.transcript.transcript import Transcript
 from parts.workload.choice import check_model
@@ -22,7 +23,7 @@ from pipeline.audit.judge import How, judge
 from pipeline.audit.replay import Replay
 from pipeline.audit.tolerance import PeersOfWindows, why_not_bitwise
 from pipeline.audit.verdict import Finding, Varied, contradictions, merged
-from pipeline.stage import allocator, artifacts, devices
+from pipeline.stage import allocator, devices
 from pipeline.stage.artifacts import METRICS, Paths
 from pipeline.stage.progress import Progress
 from pipeline.start import begin
@@ -72,8 +73,8 @@ def _audit(setup: Setup, transcript: Transcript, paths: Paths) -> None:
         how = How(why, replay.merges_exactly, replay.repeats, replay.varied)
         verdict = judge(run, transcript, findings, how, windows, replayed)
         text = verdict_text.render(verdict.model_dump())
-        artifacts.write_text(folder / "verdict.json", verdict.model_dump_json(indent=2) + "\n")
-        artifacts.write_text(folder / "verdict.txt", text)
+        write_text(folder / "verdict.json", verdict.model_dump_json(indent=2) + "\n")
+        write_text(folder / "verdict.txt", text)
         metrics = {
             "accepted": verdict.accepted,
             "method": verdict.method,
@@ -83,7 +84,7 @@ def _audit(setup: Setup, transcript: Transcript, paths: Paths) -> None:
             "replayed_windows": len(replayed),
             "windows": verdict.windows,
         }
-        artifacts.write_json(folder / METRICS / "witness.json", metrics)
+        write_json(folder / METRICS / "witness.json", metrics)
     shutil.rmtree(paths.scratch, ignore_errors=True)
     for line in text.splitlines():
         log.info(f"witness: {line}")
@@ -95,11 +96,11 @@ def _varied(
     """How far honest bits are apart; read what an earlier try of this audit measured."""
     path = paths.scratch / "varied.json"
     if path.exists():
-        found = artifacts.read_json(path)["varied"]
+        found = read_json(path)["varied"]
         return found and Varied(**found)
     found = honest.measure(setup, transcript, work, str(paths.store / "compiled"))
     path.parent.mkdir(parents=True, exist_ok=True)
-    artifacts.write_json(path, {"varied": found and asdict(found)})
+    write_json(path, {"varied": found and asdict(found)})
     return found
 
 
@@ -115,10 +116,10 @@ def _replay(
             path = scratch / "windows" / f"{window.first:05}.json"
             if path.exists():
                 bar.advance(len(window.rounds))
-                return [Finding(**finding) for finding in artifacts.read_json(path)["findings"]]
+                return [Finding(**finding) for finding in read_json(path)["findings"]]
             found = replay.window(window, peers, bar.advance, group)
             path.parent.mkdir(parents=True, exist_ok=True)
-            artifacts.write_json(path, {"findings": [asdict(finding) for finding in found]})
+            write_json(path, {"findings": [asdict(finding) for finding in found]})
             return found
 
         done = side_by_side(replay.groups, work, one)

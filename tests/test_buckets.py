@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from lockstep.errors import LockstepError
+from lockstep.files import read_json
 from pipeline.net import fsspec_files
 from pipeline.runfile import Runtime
-from pipeline.stage.artifacts import read_json
 from pipeline.tokens.sequences import Sequences
 from pipeline.tokens.shards import read_shards
 from tests import tiny

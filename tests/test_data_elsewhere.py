@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.stage.artifacts import read_json
+from lockstep.files import read_json
 from tests import tiny
 from tests.servers import hub as hub_server
 

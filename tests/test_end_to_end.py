@@ -8,10 +8,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from lockstep.files import read_json
 from lockstep.transcript.transcript import Transcript
 from pipeline import runfile
 from pipeline.language_model.held_out import spread
-from pipeline.stage.artifacts import read_json
 from pipeline.stage.keys import Keys
 from tests import tiny
 

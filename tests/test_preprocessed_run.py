@@ -10,10 +10,10 @@ import pytest
 from pyarrow import parquet
 
 from lockstep.errors import LockstepError
+from lockstep.files import read_json
 from lockstep.programs.columns import Columns
 from lockstep.transcript.trees import load_nested, save_tree
 from pipeline.audit import bundle, rerun_bundle
-from pipeline.stage.artifacts import read_json
 from tests import tiny
 
 STAGES = ("download", "convert", "train", "witness", "export", "evaluate")

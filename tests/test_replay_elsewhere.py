@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.stage.artifacts import read_json
+from lockstep.files import read_json
 from tests import tiny
 
 # Wide enough that XLA splits its sums over the threads of a pool.

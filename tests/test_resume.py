@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from lockstep.files import read_json
 from lockstep.transcript.trees import load_arrays
-from pipeline.stage.artifacts import read_json
 from pipeline.stage.keys import OUT, RUN_FILE, STAGES
 from tests import tiny
 

@@ -12,13 +12,13 @@ from benchmarks import distro
 from benchmarks.accelerator.extent import Extent, attempt
 from benchmarks.simulated import Lab
 from lockstep.errors import LockstepError
+from lockstep.files import read_json, write_json
 from lockstep.programs.placement import device_groups
 from lockstep.programs.replica import Replica
 from lockstep.transcript.state import State
 from lockstep.transcript.transcript import Transcript
 from lockstep.wire.commitment import tree_hash
 from pipeline.audit.tolerance import limit
-from pipeline.stage.artifacts import read_json, write_json
 from pipeline.start.begin import Start
 
 

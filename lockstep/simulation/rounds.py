@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from lockstep.errors import LockstepError
+from lockstep.files import read_json, write_json
 from lockstep.optim.optimizer import Tree
 from lockstep.programs.train_step import Programs
 from lockstep.protocol.driver import RunProgress
@@ -31,7 +32,6 @@ from lockstep.transcript.observer import Observer
 from lockstep.transcript.rounds_file import RoundsFile
 from lockstep.transcript.state import State
 from pipeline.stage import allocator
-from pipeline.stage.artifacts import read_json, write_json
 from pipeline.stage.progress import Progress
 from pipeline.start.begin import Start, make_peers
 

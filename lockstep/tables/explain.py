@@ -10,7 +10,7 @@ from pydantic import BaseModel, RootModel, ValidationError
 from pydantic_core import from_json
 
 from lockstep.errors import LockstepError, brief
-from lockstep.tables.strict_json import once
+from lockstep.files import once
 from lockstep.tables.variant import Variant
 
 EXPECTED = {

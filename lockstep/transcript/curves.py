@@ -6,11 +6,11 @@ from typing import Any
 import jax
 import numpy as np
 
+from lockstep.files import write_text
 from lockstep.optim.schedules import LearningRate
 from lockstep.protocol import links
 from lockstep.transcript.entry import Entry, Header
 from lockstep.transcript.transcript import Transcript
-from pipeline.stage.artifacts import write_text
 
 COLUMNS = {
     "loss": ("step", "loss", "tokens", "bytes_up", "bytes_down", "seconds", "learning_rate"),

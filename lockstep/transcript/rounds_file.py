@@ -4,9 +4,9 @@ import os
 from pathlib import Path
 
 from lockstep.errors import LockstepError
+from lockstep.files import write_text, writes
 from lockstep.tables.explain import validate_json
 from lockstep.transcript.entry import Entry
-from pipeline.stage.artifacts import write_text, writes
 
 
 class RoundsFile:

@@ -15,9 +15,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from lockstep.errors import LockstepError
-from lockstep.tables.strict_json import once
-from pipeline.stage.artifacts import written
-from pipeline.stage.given_files import check_file
+from lockstep.files import check_regular_file, once, written
 
 # The file's names of dtypes and NumPy's. Tensors lie in a file from the last dtype to the first.
 DTYPE_OF_CODE = {
@@ -89,7 +87,7 @@ class TensorFile(Mapping[str, np.ndarray]):
 
     def __init__(self, path: Path):
         self.path = path
-        check_file(path)
+        check_regular_file(path)
         try:
             with safe_open(path, framework="np"):  # checks the whole header
                 pass

@@ -20,6 +20,7 @@ from pathlib import Path
 import jax
 
 from lockstep.errors import LockstepError, brief
+from lockstep.files import link, read_json, sha256_file, write_json, write_text, writes
 from lockstep.optim.optimizer import Tree
 from lockstep.protocol.round import Message
 from lockstep.tables.explain import validate_json
@@ -29,7 +30,6 @@ from lockstep.transcript.state import State, StateHashes, hashes
 from lockstep.transcript.trees import load_tree, save_tree
 from lockstep.wire import message as wire
 from pipeline import runfile
-from pipeline.stage.artifacts import link, read_json, sha256_file, write_json, write_text, writes
 
 DECODED_BYTES = 2**28  # of messages that are kept decoded
 READ_BY = {  # which versions read other formats

@@ -12,8 +12,8 @@ import zmq
 from pydantic import Field, ValidationError
 
 from lockstep.errors import LockstepError
+from lockstep.files import write_text
 from lockstep.tables.table import AsTuple, Table
-from pipeline.stage.artifacts import write_text
 
 Z85 = Annotated[str, Field(pattern=r"^[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}$")]
 AnySecret = TypeVar("AnySecret", bound=Table)

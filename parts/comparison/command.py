@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lockstep.errors import LockstepError
+from lockstep.files import write_text
 from parts.comparison import plan_file
-from pipeline.stage.artifacts import write_sealed, write_text
+from pipeline.stage.artifacts import write_sealed
 from pipeline.stage.keys import PROJECT
 
 if TYPE_CHECKING:

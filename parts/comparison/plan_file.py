@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.errors import LockstepError
-from pipeline.stage.artifacts import read_json, read_sealed
+from lockstep.files import read_json
+from pipeline.stage.artifacts import read_sealed
 from pipeline.stage.keys import PROJECT, digest_of_source
 from pipeline.toml_file import read_toml
 

@@ -18,10 +18,10 @@ from typing import Any
 
 import pipeline
 from lockstep.errors import DivergedError, LockstepError
+from lockstep.files import read_json, write_text
 from parts.comparison import training_result
 from parts.comparison.plan_file import FOLDER
 from parts.comparison.trainings import text
-from pipeline.stage.artifacts import read_json, write_text
 from pipeline.stage.keys import OUT, PROJECT, Keys
 from pipeline.stage.lock import hold
 

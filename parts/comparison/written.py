@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.errors import shown
+from lockstep.files import write_bytes, write_json, write_text
 from parts.comparison.compare_file import NO_FAILURE, Compare
 from parts.comparison.plan_file import name_of, table_path
 from parts.comparison.plot import draw
 from parts.comparison.table import Row, record
 from parts.comparison.table_text import conclusions, made_of, tables
 from pipeline.pages.templates import fill
-from pipeline.stage.artifacts import write_bytes, write_json, write_text
 
 TEMPLATE = "methods.html.jinja"
 

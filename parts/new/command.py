@@ -196,13 +196,13 @@ def _write(
     head: list[str],
 ) -> None:
     """Write a run file, and say what was chosen, and what plan and check say of it."""
+    from lockstep.files import write_text
     from parts.new.fitting import CALLED, value_at
     from pipeline import runfile
     from pipeline.preflight import command as preflight
     from pipeline.preflight.plan import plan_of
     from pipeline.runfile.importer import run_file, toml
     from pipeline.stage import logs
-    from pipeline.stage.artifacts import write_text
 
     run = runfile.parse(document, CALLED)
     tables = run.model_dump(mode="json", exclude_none=True)

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from lockstep.files import write_bytes, write_text
 from parts.projection.published_plot import draw
 from parts.projection.utilisation import GRID, ModelOnLink, in_turn, needed, place, streaming
-from pipeline.stage.artifacts import write_bytes, write_text
 
 FOLDER = Path("data/published")
 STEPS = 100  # of Streaming DiLoCo's table

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from lockstep.files import writes
 from pipeline.stage import lock, signals
-from pipeline.stage.artifacts import writes
 
 
 @contextmanager

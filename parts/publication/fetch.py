@@ -12,6 +12,7 @@ from typing import NamedTuple
 from urllib.parse import quote
 
 from lockstep.errors import LockstepError, RequestError, hide
+from lockstep.files import link, sha256_file, writes
 from lockstep.tables.explain import validate_json
 from parts.publication import layout
 from parts.publication.layout import MANIFEST, SIGNATURE, Publication, PublishedFile
@@ -19,7 +20,6 @@ from pipeline.net import addresses, hub_files, store, web
 from pipeline.net.remote import Origin
 from pipeline.net.store import Transfer
 from pipeline.runfile import Network
-from pipeline.stage.artifacts import link, sha256_file, writes
 from pipeline.stage.given_files import check_regular, expand, unchanged, walk
 from pipeline.stage.progress import Progress, size
 

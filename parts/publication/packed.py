@@ -17,7 +17,7 @@ from typing import BinaryIO
 import numpy as np
 
 from lockstep.errors import LockstepError, brief
-from pipeline.stage.artifacts import write_bytes, writes, written
+from lockstep.files import write_bytes, writes, written
 
 GZIP, PLANES = ".gz", ".planes.gz"
 ROUNDS = "rounds.jsonl"

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lockstep.errors import RequestError
+from lockstep.files import read_json
 from parts.publication import layout, packed
 from parts.publication.layout import MANIFEST, Publication
-from pipeline.stage.artifacts import read_json
 
 # that JAX knows; it ends with any other at its import
 PRECISIONS = ("default", "high", "highest", "bfloat16", "tensorfloat32", "float32")

@@ -14,13 +14,13 @@ from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import Any
 
+from lockstep.files import write_json
 from parts.publication import layout
 from parts.publication.checks.claims import PublicClaim
 from parts.publication.fetch import Found
 from parts.publication.outcome import VerifyOutcome
 from parts.publication.reader import ReaderAsks
 from pipeline import version
-from pipeline.stage.artifacts import write_json
 
 STATEMENT = "https://in-toto.io/Statement/v1"
 PREDICATE = "https://slsa.dev/verification_summary/v1"

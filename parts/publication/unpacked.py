@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lockstep.errors import LockstepError
+from lockstep.files import sha256_file, writes
 from parts.publication import layout, packed
 from parts.publication.layout import TRANSCRIPT, Publication, PublishedFile
-from pipeline.stage.artifacts import sha256_file, writes
 
 
 class Unpacked(NamedTuple):

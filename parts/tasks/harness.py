@@ -12,6 +12,7 @@ import numpy as np
 from jax.errors import JaxRuntimeError
 
 from lockstep.errors import LockstepError
+from lockstep.files import write_json, write_text
 from parts.tasks import definitions
 from parts.tasks.definitions import Loaded
 from parts.tasks.psyche_tasks import main_first
@@ -20,7 +21,7 @@ from parts.tasks.task_model import TaskModel
 from parts.tasks.task_trust import reason
 from pipeline import runfile
 from pipeline.stage import pins
-from pipeline.stage.artifacts import listing_sha256, write_json, write_text
+from pipeline.stage.artifacts import listing_sha256
 
 if TYPE_CHECKING:
     from lm_eval.api.task import Task

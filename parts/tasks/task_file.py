@@ -10,9 +10,9 @@ from pathlib import Path
 
 import yaml
 
+from lockstep.files import write_text
 from parts.tasks.choices import AskedQuestions, Scores
 from parts.tasks.next_line import NAME, Question
-from pipeline.stage.artifacts import write_text
 
 QUESTIONS, DEFINITION, SCORES = f"{NAME}.jsonl", f"{NAME}.yaml", f"{NAME}.scores.jsonl"
 

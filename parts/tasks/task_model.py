@@ -10,12 +10,12 @@ from typing import NamedTuple
 from tokenizers import Tokenizer
 
 from lockstep.errors import LockstepError
+from lockstep.files import read_json
 from lockstep.optim.optimizer import Tree
 from lockstep.programs.placement import DeviceGroup
 from parts.tasks import likelihood
 from parts.tasks.likelihood import Likelihood, LikelihoodRequest
 from pipeline.language_model.text_writer import TextWriter
-from pipeline.stage.artifacts import read_json
 from pipeline.tokens.tokenizer_files import SETTINGS
 from pipeline.weights.exported import Exported
 

@@ -26,8 +26,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Cycler, Joiner, Namespace
 
 from lockstep.errors import LockstepError, brief
+from lockstep.files import check_regular_file
 from pipeline.stage import given_files
-from pipeline.stage.given_files import check_file
 
 KEY = "[evaluate] trust_task_code = true"
 YAML_BYTES = 2**18
@@ -62,7 +62,7 @@ def check_yaml(path: Path, *, functions: bool) -> None:
     Raises:
       LockstepError: It is no regular file; it is too large, or too deep; or it names code.
     """
-    check_file(path, most=YAML_BYTES)
+    check_regular_file(path, most=YAML_BYTES)
     check_tag = partial(_check_tag, path, functions=functions)
     given_files.check_yaml(path.read_bytes(), str(path), check_tag)
 

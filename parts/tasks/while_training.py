@@ -14,13 +14,14 @@ from typing import Any
 
 import jax
 
+from lockstep.files import write_text
 from lockstep.optim.optimizer import Tree
 from lockstep.programs.placement import device_groups
 from parts.tasks import task_model
 from parts.tasks.run_file_tasks import RunFileTasks
 from parts.tasks.scores import TaskResult, interval, one_line
 from pipeline import runfile
-from pipeline.stage.artifacts import Paths, write_text
+from pipeline.stage.artifacts import Paths
 from pipeline.tokens.tokenizer_files import TOKENIZER, load_tokenizer
 from pipeline.weights import exported, hf, model_folder
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from lockstep.errors import LockstepError
+from lockstep.files import write_text
 from parts.trial import flags
 from parts.trial.run_of_flags import run_of
 from pipeline import runfile
@@ -21,7 +22,7 @@ from pipeline.pages import comparison, trainings
 from pipeline.pages.comparison import ComparedRun
 from pipeline.pages.known_settings import KnownSettings
 from pipeline.runfile.importer import run_file
-from pipeline.stage.artifacts import Paths, write_text
+from pipeline.stage.artifacts import Paths
 from pipeline.stage.progress import size
 from pipeline.weights import hf
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.errors import LockstepError
+from lockstep.files import read_json
 from lockstep.methods.build import Setting, aggregate_of, build, learning_rate_of_run
 from lockstep.programs.train_step import Programs
 from lockstep.tables.explain import validate_json
@@ -18,7 +19,6 @@ from parts.workload.programs import WorkloadPrograms, WorkloadTask
 from parts.workload.worker import RowSpec, Worker
 from pipeline import runfile
 from pipeline.language_model import language_model
-from pipeline.stage.artifacts import read_json
 from pipeline.tokens.rows import FILES, ArrayRows, FileRows, TokenRows
 from pipeline.tokens.shards import PLAIN, Column, Shards
 from pipeline.weights import hf

@@ -10,9 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from lockstep.errors import LockstepError
+from lockstep.files import read_json, write_json
 from parts.workload.process.child_group import ChildGroup
 from parts.workload.process.messages import WorkerError
-from pipeline.stage.artifacts import read_json, write_json
 from pipeline.stage.given_files import check_file
 
 JOB, RESULT, LOG = "job.json", "result.json", "command.log"

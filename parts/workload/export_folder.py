@@ -14,13 +14,13 @@ from pathlib import Path
 import numpy as np
 
 from lockstep.errors import LockstepError
+from lockstep.files import write_json
 from lockstep.optim.optimizer import Tree
 from lockstep.transcript import tensorfile
 from lockstep.transcript.tensorfile import TensorFile
 from parts.workload.description import FILE, Description
 from parts.workload.worker import Worker
 from pipeline.language_model.held_out import MeanLoss, mean_of
-from pipeline.stage.artifacts import write_json
 from pipeline.stage.given_files import check_file
 
 PARAMS, CARD = "params.safetensors", "README.md"

@@ -15,6 +15,7 @@ import numpy as np
 from pydantic import Field
 
 from lockstep.errors import LockstepError
+from lockstep.files import sha256_file
 from lockstep.optim.optimizer import Tree
 from lockstep.tables.explain import validate
 from lockstep.tables.table import Table
@@ -22,7 +23,6 @@ from parts.workload import command
 from parts.workload.process.messages import WorkerError
 from parts.workload.worker import Worker
 from parts.workload.worker_models import Started, model_at, read_params, write_params
-from pipeline.stage.artifacts import sha256_file
 from pipeline.stage.given_files import check_file
 
 ROWS = "rows.json"  # beside the rows of each step: what a row is

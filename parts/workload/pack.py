@@ -15,9 +15,9 @@ import numpy as np
 from pydantic import Field
 
 from lockstep.errors import LockstepError
+from lockstep.files import read_json, write_json
 from lockstep.tables.explain import validate
 from lockstep.tables.table import Table
-from pipeline.stage.artifacts import read_json, write_json
 from pipeline.stage.given_files import check_file
 
 FORMAT = "burn-p2p-python-flattened-parameter-pack-v1"

@@ -16,6 +16,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from lockstep.files import link, sha256_file, write_json, write_text
 from lockstep.protocol.dispute import Hash
 from lockstep.tables.table import Table
 from lockstep.transcript.entry import Entry
@@ -25,7 +26,6 @@ from pipeline.audit import given_rows
 from pipeline.audit.given_bundle import RUN
 from pipeline.audit.replay import Replay
 from pipeline.audit.verdict import Finding
-from pipeline.stage.artifacts import link, sha256_file, write_json, write_text
 from pipeline.start.begin import Setup
 from pipeline.tokens.shards import Column
 

@@ -12,9 +12,9 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from lockstep.files import read_json
 from pipeline import runfile
 from pipeline.stage import devices
-from pipeline.stage.artifacts import read_json
 
 ASKED, TOLD, TOKENS = "asked.json", "messages.bin", "tokens.safetensors"
 ISA = "--xla_cpu_max_isa="

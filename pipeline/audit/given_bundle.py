@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from lockstep.errors import LockstepError
+from lockstep.files import read_json
 from pipeline import runfile
-from pipeline.stage.artifacts import read_json
 from pipeline.stage.given_files import check_regular
 from pipeline.stage.progress import size
 

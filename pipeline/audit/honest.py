@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lockstep.errors import LockstepError
+from lockstep.files import write_json
 from lockstep.optim.optimizer import Tree
 from lockstep.programs.placement import device_groups
 from lockstep.transcript.entry import Entry, Header
@@ -37,7 +38,6 @@ from pipeline.audit.tolerance import (
     distances_by_kind,
 )
 from pipeline.audit.verdict import Varied
-from pipeline.stage.artifacts import write_json
 from pipeline.start import begin
 from pipeline.start.begin import Setup
 from pipeline.tokens.shards import Column

@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lockstep.errors import LockstepError
+from lockstep.files import read_json
 from pipeline.stage import dvc_cache
-from pipeline.stage.artifacts import METRICS, Paths, read_json
+from pipeline.stage.artifacts import METRICS, Paths
 from pipeline.stage.keys import OUT, RUN_FILE
 
 HEADER = "transcript/header.json"

@@ -10,13 +10,13 @@ from pathlib import Path
 import jax
 
 from lockstep.errors import LockstepError, brief
+from lockstep.files import write_text
 from lockstep.protocol.driver import RunProgress
 from lockstep.tables.explain import validate_json
 from lockstep.tables.table import Table
 from lockstep.transcript.entry import Entry
 from lockstep.transcript.observer import Observer
 from pipeline import runfile
-from pipeline.stage.artifacts import write_text
 
 FOLDER, FILE = "profiles", "times.json"  # the folder is beside data/runs
 REST = "other"

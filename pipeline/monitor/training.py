@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lockstep.errors import LockstepError
+from lockstep.files import writes
 from lockstep.tables.explain import validate_json
 from pipeline.monitor import pause
 from pipeline.monitor.find import in_progress
 from pipeline.monitor.status import STATUS_FILE, Status
 from pipeline.stage import lock
-from pipeline.stage.artifacts import writes
 
 STATES = ("starting", "training", "pausing", "paused", "stopped")
 """Before the first round; taking rounds; ending the epoch for a pause; waiting to be resumed; and

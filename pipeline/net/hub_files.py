@@ -19,6 +19,7 @@ from urllib.parse import quote
 from pydantic import BaseModel, Field, RootModel
 
 from lockstep.errors import LockstepError, RequestError
+from lockstep.files import sha256_file
 from lockstep.tables.explain import validate
 from lockstep.tables.table import Table
 from pipeline.net import addresses, redact, store, web
@@ -28,7 +29,6 @@ from pipeline.net.retry import UnreachableError
 from pipeline.runfile import Network
 from pipeline.runfile.checkpoint import is_path
 from pipeline.stage import lock
-from pipeline.stage.artifacts import sha256_file
 from pipeline.stage.given_files import check_name, is_inside, walk
 from pipeline.stage.progress import Progress
 

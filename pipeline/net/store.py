@@ -23,13 +23,13 @@ from threading import Event
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 from lockstep.errors import LockstepError
+from lockstep.files import link, sha256_file, write_text, writes
 from lockstep.tables.explain import validate_json
 from lockstep.tables.table import Table
 from pipeline.net import addresses, checksum, connection, remote
 from pipeline.net.remote import Origin
 from pipeline.net.retry import CancelledError, UnnamedVersionError, UnreachableError
 from pipeline.runfile import Network
-from pipeline.stage.artifacts import link, sha256_file, write_text, writes
 from pipeline.stage.given_files import no_link
 from pipeline.stage.progress import Progress
 

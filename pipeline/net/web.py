@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import urllib3
 
 from lockstep.errors import LockstepError, brief, reveals
-from lockstep.tables.strict_json import once
+from lockstep.files import once
 from pipeline.net import checksum, limits, retry
 from pipeline.net.connection import Request, opened
 from pipeline.net.retry import TransientError, UnnamedVersionError

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lockstep.errors import LockstepError
+from lockstep.files import read_json, sha256_file
 from pipeline.stage import dvc_cache
-from pipeline.stage.artifacts import read_json, read_made, sha256_file
+from pipeline.stage.artifacts import read_made
 from pipeline.stage.keys import OUT, needs
 
 HOLDS = {  # what only the folder of that stage holds, whatever came out of it

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lockstep.errors import LockstepError
+from lockstep.files import write_text
 from lockstep.tables.explain import validate_json
 from lockstep.transcript import curves
 from lockstep.transcript.curves import totals_of
@@ -20,7 +21,6 @@ from pipeline.pages import plots
 from pipeline.pages.stage_results import read_text_tsv
 from pipeline.pages.templates import fill
 from pipeline.stage import signals
-from pipeline.stage.artifacts import write_text
 
 PAGE, TEMPLATE = "data/live.html", "live.html.jinja"
 POLL_SECONDS = 0.2

@@ -5,8 +5,9 @@ import math
 from pathlib import Path
 from typing import NamedTuple
 
+from lockstep.files import read_json
 from pipeline.audit import verdict_text
-from pipeline.stage.artifacts import METRICS, read_json
+from pipeline.stage.artifacts import METRICS
 
 PAGE, CARD = "report.html", "README.md"
 

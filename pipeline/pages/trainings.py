@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lockstep.errors import LockstepError
+from lockstep.files import read_json, write_text
 from lockstep.transcript import curves
 from lockstep.transcript.transcript import Transcript
 from pipeline.monitor import find
@@ -13,7 +14,6 @@ from pipeline.pages import around, comparison
 from pipeline.pages.comparison import ComparedRun
 from pipeline.pages.known_settings import KnownSettings
 from pipeline.pages.stage_results import read_tsv
-from pipeline.stage.artifacts import read_json, write_text
 
 PAGE = "data/comparison.html"
 

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import jax
 
 from lockstep.errors import LockstepError
+from lockstep.files import read_json
 from pipeline import runfile
 from pipeline.net import hub_files
-from pipeline.stage.artifacts import read_json
 from pipeline.stage.given_files import expand
 from pipeline.stage.progress import Progress
 from pipeline.tokens.tokenizer_files import KINDS, TOKENIZER

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import jax
 
 from lockstep.errors import LockstepError
+from lockstep.files import read_json
 from lockstep.optim.optimizer import Tree
 from lockstep.programs.train_step import Programs
 from lockstep.protocol import links
@@ -16,7 +17,6 @@ from parts.workload.choice import programs_of
 from parts.workload.description import FILE
 from parts.workload.worker import NO_ROWS
 from pipeline import runfile
-from pipeline.stage.artifacts import read_json
 from pipeline.stage.progress import size
 from pipeline.start import in_time
 from pipeline.weights.earlier_run import trained_steps

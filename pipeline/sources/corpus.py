@@ -21,6 +21,7 @@ from typing import NamedTuple
 import tokenizers
 
 from lockstep.errors import LockstepError
+from lockstep.files import sha256_file
 from pipeline.runfile.data import DataCorpus, Limit
 from pipeline.sources import (
     HELD_OUT,
@@ -41,7 +42,7 @@ from pipeline.sources.text import (
 )
 from pipeline.sources.text.documents import Piece, Source, saying
 from pipeline.sources.text.given_tokenizer import CorpusTokenizer
-from pipeline.stage.artifacts import listing_sha256, sha256_file
+from pipeline.stage.artifacts import listing_sha256
 from pipeline.stage.given_files import check_unchanged, expand
 from pipeline.stage.progress import Progress
 from pipeline.tokens import signs

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from lockstep.errors import LockstepError
+from lockstep.files import sha256_file
 from lockstep.programs.columns import counted
 from lockstep.tables.variant import variant_name
 from pipeline.net.store import Stored
@@ -25,7 +26,7 @@ from pipeline.sources.listing import (
 )
 from pipeline.sources.parquet import COLUMNS, Parquet
 from pipeline.sources.token_files import fetch_files, fetch_tokenizer
-from pipeline.stage.artifacts import listing_sha256, sha256_file
+from pipeline.stage.artifacts import listing_sha256
 from pipeline.stage.given_files import expand, unchanged, walk
 from pipeline.tokens.shards import Column, ShardFile, Split, write_shard
 

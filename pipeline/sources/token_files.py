@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 
 from lockstep.errors import LockstepError
+from lockstep.files import link, written
 from pipeline.net import remote, store
 from pipeline.net.remote import Origin
 from pipeline.net.store import Stored, Transfer
@@ -18,7 +19,6 @@ from pipeline.net.web import PIECE_BYTES
 from pipeline.sources import HELD_OUT, TOKENIZER, TRAIN, Fetched, FetchOptions
 from pipeline.sources.choice import ChosenFile, choose, is_by_default
 from pipeline.sources.listing import Listing, LocationFile
-from pipeline.stage import artifacts
 from pipeline.stage.artifacts import listing_sha256
 from pipeline.tokens import signs
 from pipeline.tokens.ids import check_file_ids
@@ -177,10 +177,10 @@ def _place(stored: Stored, target: Path, origin: Origin, size: int) -> str:
     Return the SHA-256 of what is in place now.
     """
     if stored.sha256 is not None and stored.path.stat().st_size == size:
-        artifacts.link(stored.path, target)
+        link(stored.path, target)
         return stored.sha256
     digest, left = hashlib.sha256(), size
-    with open(stored.path, "rb") as file, artifacts.written(target) as copy:
+    with open(stored.path, "rb") as file, written(target) as copy:
         while left and (piece := file.read(min(PIECE_BYTES, left))):
             copy.write(piece)
             digest.update(piece)

@@ -1,33 +1,24 @@
 """Files that are complete or absent: atomic writes, SHA-256, and the folder a stage leaves."""
 
-import fcntl
 import hashlib
 import json
 import os
 import shutil
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import metadata
 from pathlib import Path
-from typing import BinaryIO
 
 from lockstep.errors import LockstepError
+from lockstep.files import read_json, sha256_file, write_bytes, write_json, writes
 from pipeline.stage import dvc_cache
-from pipeline.stage.given_files import read_bytes
 from pipeline.stage.keys import OUT, RUN_FILE, Keys, needs
 
 METRICS = "metrics"
-JSON_BYTES = 2**28  # at most, of a file that is read as one table
 # What a result can depend on besides the key; recorded for later comparison.
 RECORDED = ("jax", "jaxlib", "flax", "optax", "numpy", "ml_dtypes", "safetensors", "tokenizers")
-
-
-def sha256_file(path: Path) -> str:
-    """Return the SHA-256 of a file's bytes, in hexadecimal."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def listing_sha256(entries: Iterable[tuple[str, str]]) -> str:
@@ -36,103 +27,12 @@ def listing_sha256(entries: Iterable[tuple[str, str]]) -> str:
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
-@contextmanager
-def writes(path: Path) -> Iterator[None]:
-    """Name `path` in the error if the system refuses to write it, as on a full disk.
-
-    Raises:
-      LockstepError: The path could not be written.
-    """
-    try:
-        yield
-    except OSError as error:
-        raise LockstepError(f"{path}: {error.strerror}, expected to write there") from error
-
-
-@contextmanager
-def written(path: Path) -> Iterator[BinaryIO]:
-    """Open a temporary file that is flushed to disk and renamed to `path` at the end of the block.
-
-    So `path` is complete or absent after a kill, and absent after an error. What a kill leaves is
-    `.NAME.part`, which whoever writes `path` next takes over; who writes it meanwhile waits.
-    """
-    aside = path.with_name(f".{path.name}.part")
-    with writes(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with _open_alone(aside) as file:
-            try:
-                yield file
-                file.flush()
-                os.fsync(file.fileno())
-                os.replace(aside, path)
-            except BaseException:
-                aside.unlink(missing_ok=True)
-                raise
-
-
-def _open_alone(path: Path) -> BinaryIO:
-    """Open an empty file that no other writer has open; its lock ends when it is closed."""
-    while True:
-        file = open(path, "ab")  # noqa: SIM115 - for the caller to close
-        fcntl.flock(file, fcntl.LOCK_EX)
-        with suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
-                file.truncate(0)
-                return file
-        file.close()  # renamed while this one waited
-
-
-def write_bytes(path: Path, data: bytes) -> None:
-    """Write a file that is complete or absent after a kill."""
-    with written(path) as file:
-        file.write(data)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write UTF-8 text, as `write_bytes` does."""
-    write_bytes(path, text.encode())
-
-
-def write_json(path: Path, value: object) -> None:
-    """Write indented JSON, as `write_bytes` does; NaN, which JSON does not have, is refused."""
-    write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
-
-
-def read_json(path: Path) -> dict:
-    """Return the JSON object in a file.
-
-    Raises:
-      LockstepError: The file is missing, no regular file or too large; or it does not hold a JSON
-        object, whose numbers are finite and whose keys stand once.
-    """
-    from lockstep.tables import strict_json  # with pydantic, which `--help` does not need
-
-    try:
-        text = read_bytes(path, JSON_BYTES).decode()
-        content = strict_json.loads(text)
-    except OSError as error:
-        raise LockstepError(f"{path}: {error.strerror}, expected a JSON file") from error
-    except (ValueError, RecursionError) as error:  # lists thousands deep
-        raise LockstepError(f"{path}: expected JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise LockstepError(f"{path}: found {type(content).__name__}, expected a table")
-    return content
-
-
 def environment() -> dict[str, str]:
     """Return the versions of the packages that a result's bits can depend on.
 
     The version of Python is not one: metrics are equal to the digit on each that was tried.
     """
     return {name: metadata.version(name) for name in RECORDED}
-
-
-def link(source: Path | str, target: Path | str) -> None:
-    """Make a hard link to a file that nobody changes, or a copy if the system cannot link."""
-    try:
-        os.link(source, target)
-    except OSError:  # another file system, or one without hard links
-        shutil.copyfile(source, target)
 
 
 @dataclass(frozen=True)

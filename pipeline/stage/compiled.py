@@ -17,7 +17,7 @@ import threading
 import time
 from pathlib import Path
 
-from pipeline.stage.artifacts import writes
+from lockstep.files import writes
 
 log = logging.getLogger(__name__)
 SUFFIX = ".program"  # JAX's own files have another, and stay where a folder has both

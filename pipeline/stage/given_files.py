@@ -12,7 +12,6 @@ while it is read; then its hash would be that of other bytes.
 """
 
 import os
-import stat
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import NamedTuple
 import yaml
 
 from lockstep.errors import LockstepError, brief, reveals
+from lockstep.files import check_regular_file
 
 DEEPEST = 64  # folders in one another
 NAME_BYTES = 1024  # at most, of a path in a folder, as in S3
@@ -118,40 +118,14 @@ def check_inside(path: Path, folder: Path) -> None:
         )
 
 
-def check_file(path: Path, folder: Path | None = None, *, most: int | None = None) -> None:
+def check_file(path: Path, folder: Path, *, most: int | None = None) -> None:
     """Check that a path is a regular file, and that no link leads to it out of `folder`.
 
-    A read of a pipe may never end, and one of a device may never stop giving bytes. `most` is the
-    largest size in bytes; with None, any size and any place will do.
-
     Raises:
-      LockstepError: it is something else, larger, or not there.
+      LockstepError: it is something else, larger than `most` bytes, or not there.
     """
-    if folder is not None:
-        check_inside(path, folder)
-    status = _status(path)
-    if not stat.S_ISREG(status.st_mode):
-        raise LockstepError(f"{path}: not a regular file, expected one")
-    if most is not None and status.st_size > most:
-        raise LockstepError(f"{path}: {status.st_size} bytes, expected at most {most}")
-
-
-def read_bytes(path: Path, most: int) -> bytes:
-    """Return the content of a regular file of at most so many bytes.
-
-    Raises:
-      LockstepError: it is none, or a larger one.
-      OSError: it is not there, or may not be read.
-    """
-    # does not wait for a pipe's other end
-    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise LockstepError(f"{path}: not a regular file, expected one")
-        content = file.read(most + 1) if status.st_size <= most else b""
-    if max(status.st_size, len(content)) > most:
-        raise LockstepError(f"{path}: over {most} bytes, expected at most that")
-    return content
+    check_inside(path, folder)
+    check_regular_file(path, most=most)
 
 
 def check_unpacked(packed: int, unpacked: int, name: str, least: int = 0) -> int:
@@ -276,7 +250,7 @@ def check_regular(folder: Path) -> None:
         check_name(name, str(folder))
         check_inside(path, folder)
         if not path.is_dir():  # a link to one inside
-            check_file(path)
+            check_regular_file(path)
 
 
 def no_link(path: str, flags: int) -> int:

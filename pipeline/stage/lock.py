@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from lockstep.errors import LockstepError
-from pipeline.stage.artifacts import writes
+from lockstep.files import writes
 
 
 @contextmanager

@@ -10,7 +10,8 @@ from pathlib import Path
 import tomlkit
 
 from lockstep.errors import LockstepError
-from pipeline.stage.artifacts import Paths, read_json, verify, write_text
+from lockstep.files import read_json, write_text
+from pipeline.stage.artifacts import Paths, verify
 
 # For each key of [pins], the stage that reads the input, and where its result records the SHA-256.
 RECORDED = {"data": ("download", "shards.json", "source"), "checkpoint": ("convert", "source.json")}

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from lockstep.errors import LockstepError
+from lockstep.files import read_json
 from lockstep.programs.placement import device_groups
 from lockstep.programs.replica import Replica
 from lockstep.programs.train_step import Programs
@@ -24,7 +25,6 @@ from lockstep.wire.commitment import tree_hash
 from parts.workload.choice import programs_of, read_model, vocab_size
 from pipeline import runfile
 from pipeline.stage import devices
-from pipeline.stage.artifacts import read_json
 from pipeline.tokens.ids import check_ids
 from pipeline.tokens.sequences import Sequences
 from pipeline.tokens.shards import Column, Shards, read_shards

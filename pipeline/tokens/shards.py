@@ -15,11 +15,11 @@ import numpy as np
 from pydantic import AfterValidator, Field, JsonValue, model_validator
 
 from lockstep.errors import LockstepError
+from lockstep.files import write_bytes, write_json
 from lockstep.tables.explain import validate_json
 from lockstep.tables.table import Table, wrong
 from pipeline.net.remote import Origin
 from pipeline.runfile.data import AnyShuffle
-from pipeline.stage.artifacts import write_bytes, write_json
 from pipeline.tokens.rows import PLAIN, AnyRows, Column
 
 SHARDS, FORMAT = "shards.json", 2

@@ -7,10 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lockstep.errors import PANIC, LockstepError, brief
-from lockstep.tables.strict_json import once
+from lockstep.files import check_regular_file, once, read_json, write_json, write_text
 from pipeline import extras
-from pipeline.stage.artifacts import read_json, write_json, write_text
-from pipeline.stage.given_files import check_file
 from pipeline.tokens import growth
 
 if TYPE_CHECKING:
@@ -48,7 +46,7 @@ def load_tokenizer(path: Path, name: str | None = None) -> "Tokenizer":
     from tokenizers import Tokenizer
 
     where = name or path
-    check_file(path, most=MOST_BYTES)
+    check_regular_file(path, most=MOST_BYTES)
     with library_errors(f"{where}: expected a tokenizer of the `tokenizers` library"):
         data = path.read_bytes()
         growth.check(json.loads(data, object_pairs_hook=once))

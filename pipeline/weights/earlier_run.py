@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lockstep.errors import LockstepError
+from lockstep.files import read_json, sha256_file, write_json
 from pipeline.stage import artifacts, dvc_cache
 from pipeline.stage.artifacts import Paths
 
@@ -15,7 +16,7 @@ EARLIER = "earlier.json"
 def trained_steps(init: Path) -> int:
     """Return the rounds that the extended run had trained; 0 for a run that extends none."""
     file = init / EARLIER
-    return artifacts.read_json(file)["step"] if file.exists() else 0
+    return read_json(file)["step"] if file.exists() else 0
 
 
 class EarlierRun(NamedTuple):
@@ -39,7 +40,7 @@ def copy(key: str, paths: Paths, folder: Path) -> EarlierRun:
     """
     trained = _stored(key, paths)
     artifacts.verify(trained / f"made-{key}.json")
-    final = artifacts.read_json(trained / "final.json")
+    final = read_json(trained / "final.json")
     snapshot = trained / "transcript" / "snapshots" / f"{final['step']:05}"
     if (trained / "hf").is_dir():  # a workload has none
         shutil.copytree(trained / "hf", folder / "hf")
@@ -48,9 +49,9 @@ def copy(key: str, paths: Paths, folder: Path) -> EarlierRun:
     for file in snapshot.glob("*.safetensors"):
         if file.name != "params.safetensors":
             shutil.copyfile(file, folder / "earlier" / file.name)
-    artifacts.write_json(folder / EARLIER, final | {"key": key})
-    header = artifacts.read_json(trained / "transcript" / "header.json")
-    return EarlierRun(artifacts.sha256_file(trained / f"made-{key}.json"), header["model"])
+    write_json(folder / EARLIER, final | {"key": key})
+    header = read_json(trained / "transcript" / "header.json")
+    return EarlierRun(sha256_file(trained / f"made-{key}.json"), header["model"])
 
 
 def _stored(key: str, paths: Paths) -> Path:

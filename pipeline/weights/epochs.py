@@ -5,11 +5,11 @@ import shutil
 from pathlib import Path
 
 from lockstep.errors import LockstepError
+from lockstep.files import read_json, write_text, writes
 from lockstep.optim.optimizer import Tree
 from lockstep.protocol.round import Round
 from pipeline import runfile
 from pipeline.runfile.psyche import destination
-from pipeline.stage.artifacts import read_json, write_text, writes
 from pipeline.weights import hf, model_folder, upload
 
 log = logging.getLogger(__name__)

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from pipeline.stage.artifacts import read_json
+from lockstep.files import read_json
 from pipeline.tokens.tokenizer_files import load_tokenizer
 
 NAME = "generation_config.json"

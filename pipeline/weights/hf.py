@@ -20,10 +20,10 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 import models
 from lockstep.errors import LockstepError, shown
+from lockstep.files import read_json, write_json
 from lockstep.transcript import tensorfile
 from lockstep.transcript.tensorfile import TensorFile, TensorSpec
 from models.architecture import Architecture
-from pipeline.stage.artifacts import read_json, write_json
 from pipeline.tokens.tokenizer_files import TOKENIZER_FILES
 from pipeline.weights.tensor_names import Slot, check_params, check_tensors, param_shapes, slots_of
 

@@ -6,8 +6,8 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+from lockstep.files import write_json
 from lockstep.transcript.tensorfile import TensorFile
-from pipeline.stage.artifacts import write_json
 from pipeline.weights import generation_config, hf
 
 # Kinds of RoPE for which max_position_embeddings is more than a limit: "dynamic" computes its

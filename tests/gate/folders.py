@@ -10,13 +10,13 @@ import numpy as np
 import pyarrow
 from pyarrow import parquet
 
+from lockstep.files import sha256_file
 from lockstep.transcript.tensorfile import TensorFile
 from parts.publication import layout, packed
 from parts.publication.checks import results
 from pipeline import runfile, sources
 from pipeline.runfile import Network
 from pipeline.sources.text import given_tokenizer, subset
-from pipeline.stage.artifacts import sha256_file
 from pipeline.weights import hf
 from tests.gate.cases import BOMB, DEEP, DEVICE, FOLDER, LINK, PIPE, SPARSE, SURROGATE, Cells, No
 from tests.parts.tasks.exported import make_tokenizer

@@ -9,6 +9,7 @@ import math
 import re
 from pathlib import Path
 
+from lockstep.files import write_json, write_text
 from lockstep.methods.build import learning_rate_of_run
 from lockstep.protocol.round import Decision, Message, Round
 from lockstep.transcript import curves
@@ -20,7 +21,7 @@ from pipeline import runfile
 from pipeline.audit.verdict import Verdict
 from pipeline.audit.verdict_text import blame
 from pipeline.language_model.held_out import NUMBERS
-from pipeline.stage.artifacts import METRICS, Paths, write_json, write_text
+from pipeline.stage.artifacts import METRICS, Paths
 from pipeline.stage.keys import PROJECT, RUN_FILE
 from tests.lockstep.protocol import records
 

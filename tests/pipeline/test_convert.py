@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from lockstep.errors import LockstepError
+from lockstep.files import read_json, sha256_file
 from lockstep.transcript.trees import load_nested
 from models.llama import llama
 from pipeline import convert, runfile
-from pipeline.stage import artifacts
 from pipeline.stage.artifacts import Paths
 from pipeline.stage.keys import PROJECT
 from pipeline.tokens.tokenizer_files import load_tokenizer
@@ -36,10 +36,10 @@ def test_fresh_weights_are_a_hugging_face_folder_that_is_read_like_any_other(tmp
     hf_config, read = hf.read_folder(out / "hf")
     np.testing.assert_array_equal(read["embed"]["embedding"], params["embed"]["embedding"])
     assert hf_config["vocab_size"] == tiny.VOCABULARY
-    source = artifacts.read_json(out / "source.json")
+    source = read_json(out / "source.json")
     assert source["checkpoint"] == "Init"
     assert source["seed"] == 7
-    weights = artifacts.sha256_file(out / "hf" / hf.WEIGHTS)
+    weights = sha256_file(out / "hf" / hf.WEIGHTS)
     assert source["files"][hf.WEIGHTS] == weights
 
 
@@ -131,14 +131,14 @@ def test_a_folder_is_read_and_its_tokenizer_kept_without_weights_or_code(
         "tokenizer.json",
         "tokenizer_config.json",
     ]
-    source = artifacts.read_json(out / "source.json")
+    source = read_json(out / "source.json")
     assert source["repo_id"] == str(model)
     assert source["commit"] is None
     assert source["dtype"] == "bfloat16"
     (model / convert.TEMPLATES).rmdir()
     asked = {"modeling.py", "pytorch_model.bin", "notes.json"}
     assert source["files"] == {
-        path.name: artifacts.sha256_file(path) for path in model.iterdir() if path.name not in asked
+        path.name: sha256_file(path) for path in model.iterdir() if path.name not in asked
     }
 
 
@@ -156,7 +156,7 @@ def test_a_tokenizer_in_an_older_form_is_converted_before_the_weights(tmp_path):
     made, text = load_tokenizer(out / "hf" / "tokenizer.json"), "the cat  sat\n"
     assert made.encode(text).ids == before.encode(text).ids
     assert hf.read_config(out / "hf")["dtype"] == "bfloat16"
-    files = artifacts.read_json(out / "source.json")["files"]
+    files = read_json(out / "source.json")["files"]
     assert "vocab.json" in files and "tokenizer.json" not in files
 
 

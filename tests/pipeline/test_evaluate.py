@@ -10,6 +10,7 @@ import pytest
 from tokenizers import decoders
 
 from lockstep.errors import LockstepError
+from lockstep.files import read_json, write_json
 from lockstep.programs.columns import UNCOUNTED
 from lockstep.programs.placement import DeviceGroup
 from pipeline import evaluate, runfile
@@ -17,7 +18,7 @@ from pipeline.language_model import held_out
 from pipeline.language_model.held_out import mean_loss, mean_of, on_groups, spread
 from pipeline.language_model.language_model import programs_of
 from pipeline.language_model.text_writer import TextWriter
-from pipeline.stage.artifacts import Paths, read_json, write_json
+from pipeline.stage.artifacts import Paths
 from pipeline.tokens.shards import PLAIN, Shards, write_shards
 from pipeline.weights import exported as exported_folder
 from pipeline.weights import hf

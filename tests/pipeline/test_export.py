@@ -12,9 +12,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from lockstep.errors import LockstepError
+from lockstep.files import read_json, write_json
 from lockstep.transcript.transcript import Transcript
 from models.llama import llama
-from pipeline.stage.artifacts import read_json, write_json
 from pipeline.weights import generation_config
 from tests.pipeline.trained_run import END, LENGTH, PAD, make, write_tokenizer
 

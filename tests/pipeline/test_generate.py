@@ -11,9 +11,9 @@ import pytest
 from tokenizers import Tokenizer, models, normalizers
 
 from lockstep.errors import LockstepError
+from lockstep.files import read_json, write_json
 from pipeline import generate
 from pipeline.__main__ import app
-from pipeline.stage.artifacts import read_json, write_json
 from pipeline.weights import exported, hf
 from tests import tiny
 from tests.pipeline.test_evaluate import END, HF_CONFIG, make_params, make_tokenizer

@@ -17,11 +17,11 @@ import pytest
 from jax.profiler import ProfileData
 
 from lockstep.errors import LockstepError
+from lockstep.files import read_json
 from lockstep.transcript.transcript import Transcript
 from pipeline.monitor import commands, training
 from pipeline.monitor.profile import times_of
 from pipeline.monitor.status import Status
-from pipeline.stage.artifacts import read_json
 from pipeline.stage.keys import PROJECT
 from tests import tiny
 from tests.servers.hub import REPO, Hub, running_hub

@@ -5,10 +5,11 @@ from pathlib import Path
 import jax
 import pytest
 
+from lockstep.files import read_json
 from pipeline import runfile, witness
 from pipeline.audit.replay import Replay
 from pipeline.stage import devices
-from pipeline.stage.artifacts import Paths, read_json
+from pipeline.stage.artifacts import Paths
 from tests import tiny
 
 CAUGHT = {"kind": "malformed", "peer": 1, "rounds": [2, 2]}

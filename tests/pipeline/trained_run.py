@@ -9,12 +9,13 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from lockstep.files import write_json
 from lockstep.transcript.entry import TABLES, Header
 from lockstep.transcript.transcript import Writer
 from lockstep.transcript.trees import save_tree
 from models.llama import llama
 from pipeline import export, runfile
-from pipeline.stage.artifacts import Paths, write_json
+from pipeline.stage.artifacts import Paths
 from pipeline.tokens.shards import Shards, write_shards
 from tests import tiny
 from tests.pipeline.finished_run import PEERS, _entry, verdict, write_metrics

@@ -12,6 +12,7 @@ from typing import Any
 from jinja2 import TemplateError
 
 from lockstep.errors import LockstepError, brief
+from lockstep.files import read_json
 from lockstep.transcript import curves
 from lockstep.transcript.transcript import Transcript
 from parts.publication import layout
@@ -23,7 +24,6 @@ from parts.publication.layout import Made, Publication
 from pipeline import runfile
 from pipeline.pages import card, results_card
 from pipeline.pages.stage_results import Results
-from pipeline.stage.artifacts import read_json
 from pipeline.stage.keys import STAGES, needs, tracked
 from pipeline.start.begin import Setup
 

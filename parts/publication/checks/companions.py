@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.errors import LockstepError, brief
+from lockstep.files import read_json
 from parts.publication.checks.claims import PublicClaim
 from parts.publication.layout import Publication
 from pipeline import runfile
-from pipeline.stage.artifacts import read_json
 from pipeline.weights import generation_config, model_folder
 
 

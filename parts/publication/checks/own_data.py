@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 
 from lockstep.errors import LockstepError
+from lockstep.files import sha256_file
 from parts.publication import layout
 from parts.publication.checks.claims import PublicClaim
 from parts.publication.layout import Publication
 from parts.workload.choice import vocab_size
 from pipeline.audit import given_rows
 from pipeline.language_model import held_out
-from pipeline.stage.artifacts import sha256_file
 from pipeline.start import begin
 from pipeline.start.begin import Setup
 from pipeline.weights import generation_config

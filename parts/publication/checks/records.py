@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from lockstep.errors import LockstepError, brief
+from lockstep.files import sha256_file
 from lockstep.programs.train_step import Programs
 from lockstep.tables.explain import validate_json
 from lockstep.transcript.transcript import Transcript
@@ -18,7 +19,7 @@ from pipeline import runfile
 from pipeline.audit import sample
 from pipeline.audit.judge import How, judge
 from pipeline.audit.verdict import Verdict
-from pipeline.stage.artifacts import METRICS, sha256_file
+from pipeline.stage.artifacts import METRICS
 from pipeline.stage.keys import digest, needs
 from pipeline.stage.progress import size
 

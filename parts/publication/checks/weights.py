@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lockstep.errors import LockstepError
+from lockstep.files import sha256_file
 from lockstep.optim.optimizer import Tree
 from lockstep.transcript.state import State
 from lockstep.transcript.transcript import Transcript
@@ -16,7 +17,6 @@ from parts.workload import export_folder
 from parts.workload.description import of_model
 from pipeline import runfile
 from pipeline.audit.merges import BrokenChainError, follow_params
-from pipeline.stage.artifacts import sha256_file
 from pipeline.start.begin import Setup
 from pipeline.weights import hf, model_folder
 

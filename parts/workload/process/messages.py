@@ -12,7 +12,7 @@ from typing import Annotated, Any, NoReturn
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError
 
 from lockstep.errors import LockstepError, RequestError, brief
-from lockstep.tables.strict_json import once
+from lockstep.files import once
 from lockstep.tables.table import Table
 
 FRAME_BYTES = 2**26  # at most, of a request or an answer: arrays go by path

@@ -20,6 +20,7 @@ from numpy.lib import format as npy
 from safetensors import SafetensorError, safe_open
 
 from lockstep.errors import LockstepError, brief
+from lockstep.files import check_regular_file
 from pipeline.sources.rows.examples import Examples, Sliced, examples_of
 from pipeline.stage.given_files import check_file, check_name
 
@@ -88,7 +89,7 @@ def of_file(path: Path) -> Examples:
     Raises:
       LockstepError: it is no regular file, or does not hold arrays.
     """
-    check_file(path)
+    check_regular_file(path)
     match path.suffix:
         case ".npy":
             return _of_npy([path], str(path))

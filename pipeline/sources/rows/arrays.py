@@ -4,12 +4,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lockstep.errors import LockstepError
+from lockstep.files import sha256_file
 from pipeline.runfile.data import DataArrays, Limit
 from pipeline.sources import HELD_OUT, TRAIN, Fetched, FetchOptions, Survey, SurveyedFile
 from pipeline.sources.rows import array_files
 from pipeline.sources.rows.examples import Examples, same_rows, write_arrays
 from pipeline.sources.rows.writing import counts_of, most_rows, warnings_of
-from pipeline.stage.artifacts import listing_sha256, sha256_file
+from pipeline.stage.artifacts import listing_sha256
 from pipeline.stage.given_files import expand, unchanged
 from pipeline.tokens import signs
 from pipeline.tokens.rows import WORD

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lockstep.errors import LockstepError
+from lockstep.files import sha256_file, writes
 from pipeline.runfile.data import DataFiles
 from pipeline.sources import HELD_OUT, TRAIN, Fetched, FetchOptions, Survey, SurveyedFile
 from pipeline.sources.rows.writing import (
@@ -23,7 +24,7 @@ from pipeline.sources.rows.writing import (
     most_rows,
     warnings_of,
 )
-from pipeline.stage.artifacts import listing_sha256, sha256_file, writes
+from pipeline.stage.artifacts import listing_sha256
 from pipeline.stage.given_files import (
     FileStamp,
     check_file,

@@ -7,11 +7,12 @@ from typing import NamedTuple
 from tokenizers import Tokenizer
 
 from lockstep.errors import LockstepError
+from lockstep.files import read_json, sha256_file
 from lockstep.tables.variant import variant_name
 from pipeline.net import hub_files
 from pipeline.runfile.data import TokenizedText
 from pipeline.sources import FetchOptions
-from pipeline.stage.artifacts import listing_sha256, read_json, sha256_file
+from pipeline.stage.artifacts import listing_sha256
 from pipeline.stage.given_files import check_file, expand, unchanged
 from pipeline.tokens.tokenizer_files import (
     MOST_BYTES,

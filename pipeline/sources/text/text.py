@@ -25,6 +25,7 @@ from typing import Any, NamedTuple, TypeAlias
 import tokenizers
 
 from lockstep.errors import LockstepError
+from lockstep.files import sha256_file
 from lockstep.tables.variant import variant_name
 from pipeline.runfile.data import (
     DataText,
@@ -51,7 +52,7 @@ from pipeline.sources.text.documents import PIECE, Piece, cut, saying
 from pipeline.sources.text.given_tokenizer import CorpusTokenizer
 from pipeline.sources.text.text_sources import files_of
 from pipeline.sources.token_files import fetch_files
-from pipeline.stage.artifacts import listing_sha256, sha256_file
+from pipeline.stage.artifacts import listing_sha256
 from pipeline.stage.given_files import unchanged
 from pipeline.tokens import signs
 from pipeline.tokens.shards import Part, ShardFile, Split

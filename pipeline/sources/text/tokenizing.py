@@ -11,8 +11,8 @@ import numpy as np
 from tokenizers import Encoding, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from lockstep.errors import LockstepError
+from lockstep.files import write_json, write_text
 from pipeline.sources.text.documents import Piece
-from pipeline.stage.artifacts import write_json, write_text
 from pipeline.tokens.shards import ShardFile, Split, write_shard
 
 END, PAD = "<|endoftext|>", "<|pad|>"

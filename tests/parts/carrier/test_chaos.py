@@ -2,8 +2,8 @@
 
 import pytest
 
+from lockstep.files import read_json
 from lockstep.transcript.transcript import Transcript
-from pipeline.stage.artifacts import read_json
 from tests import tiny
 from tests.parts.carrier.chaos import EVENTS, Chaos
 from tests.parts.carrier.test_remote_peers import never_twice

@@ -2,12 +2,12 @@
 
 import pytest
 
+from lockstep.files import read_json
 from lockstep.transcript.transcript import Transcript
 from parts.carrier.carrier import Answered
 from parts.carrier.operation_tables import Asked
 from parts.carrier.processes import Processes
 from pipeline import witness
-from pipeline.stage.artifacts import read_json
 from tests import tiny
 from tests.parts.carrier.test_remote_peers import never_twice
 

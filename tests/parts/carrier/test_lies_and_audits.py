@@ -8,13 +8,13 @@ import jax
 import numpy as np
 import pytest
 
+from lockstep.files import read_json
 from lockstep.protocol import consensus
 from lockstep.protocol.round import Evidence, Round
 from lockstep.wire.commitment import tree_hash
 from parts.carrier import launch
 from parts.carrier.carrier import Answered
 from parts.carrier.operation_tables import Asked
-from pipeline.stage.artifacts import read_json
 from tests import tiny
 from tests.lockstep.swarm import simulated
 from tests.parts.carrier.loopback import Loopback

@@ -17,13 +17,13 @@ import ray
 from ray.cluster_utils import Cluster
 
 from lockstep.errors import LockstepError
+from lockstep.files import read_json
 from lockstep.transcript.transcript import Transcript
 from parts.carrier import operation_tables as tables
 from parts.carrier import ray_actors
 from parts.carrier.frames import AnswerHeader, RequestHeader, decode, encode
 from parts.carrier.operation_tables import Asked
 from pipeline.runfile.runtime_table import RayCluster
-from pipeline.stage.artifacts import read_json
 from tests import tiny
 from tests.parts.carrier.test_remote_peers import never_twice
 

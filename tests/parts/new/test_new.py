@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from lockstep.errors import LockstepError
+from lockstep.files import write_json
 from models.llama import llama
 from parts.new import fresh
 from parts.new.data_tables import data_named
@@ -21,7 +22,6 @@ from parts.new.starting_model import SIZES, model_named
 from pipeline import __main__ as command_line
 from pipeline import runfile
 from pipeline.preflight.plan import plan, plan_of
-from pipeline.stage.artifacts import write_json
 from pipeline.stage.keys import PROJECT
 from tests import tiny
 from tests.pipeline.sources.corpora import parquet_of

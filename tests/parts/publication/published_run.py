@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.errors import LockstepError
+from lockstep.files import read_json, sha256_file, write_json
 from lockstep.transcript.trees import load_arrays, save_tree
 from parts.publication import commands, layout, packed, publish, unpacked
 from parts.publication.checks import card_again
@@ -25,7 +26,7 @@ from parts.publication.unpacked import Unpacked
 from pipeline import runfile
 from pipeline.__main__ import app
 from pipeline.runfile import Network
-from pipeline.stage.artifacts import _digest, read_json, sha256_file, write_json
+from pipeline.stage.artifacts import _digest
 from pipeline.stage.keys import digest, needs
 from pipeline.start import begin
 from tests import tiny

@@ -5,10 +5,10 @@ import shutil
 import pytest
 
 from lockstep.errors import RequestError
+from lockstep.files import read_json
 from parts.publication import commands, layout, publish
 from parts.publication.outcome import VerifyOutcome
 from parts.publication.reader import ReaderAsks
-from pipeline.stage.artifacts import read_json
 from tests import tiny
 from tests.parts.publication.published_run import LIMITS, verify
 from tests.servers.files import Files

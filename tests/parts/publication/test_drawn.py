@@ -8,13 +8,13 @@ from types import SimpleNamespace
 import pytest
 
 from lockstep.errors import RequestError
+from lockstep.files import write_json
 from parts.publication import layout
 from parts.publication.drawn import draw, seed_of
 from parts.publication.layout import Publication
 from parts.publication.reader import ReaderAsks, choose, matmul_precision, not_needed
 from pipeline.audit.beacon import Beacon
 from pipeline.runfile import Snapshots
-from pipeline.stage.artifacts import write_json
 from pipeline.stage.keys import PROJECT
 
 WINDOWS = Snapshots(0, 40, every=10).windows

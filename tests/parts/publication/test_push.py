@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from lockstep.errors import LockstepError
+from lockstep.files import read_json, sha256_file, write_text
 from parts.publication import accepted_export, push
 from pipeline import __main__, runfile
 from pipeline.net import google_auth
-from pipeline.stage import artifacts
 from pipeline.stage.artifacts import Paths
 from pipeline.stage.keys import PROJECT
 from pipeline.weights import bucket
@@ -115,8 +115,8 @@ def test_an_export_goes_to_the_hub_and_loads_by_the_revision_that_is_printed(
     hub.commit({"model.safetensors": b"of somebody else"})
     (tmp_path / "next").mkdir()
     out = convert_in(tmp_path / "next", checkpoint)
-    files = artifacts.read_json(out / "source.json")["files"]
-    weights = artifacts.sha256_file(root / "data" / "export" / "model.safetensors")
+    files = read_json(out / "source.json")["files"]
+    weights = sha256_file(root / "data" / "export" / "model.safetensors")
     assert files["model.safetensors"] == weights
     assert f"Bearer {TOKEN}" in {said for _, _, said in hub.seen}
 
@@ -139,8 +139,8 @@ def test_an_export_goes_to_a_bucket_and_loads_by_the_generation_that_is_printed(
     gcs.put(f"{folder}model.safetensors", b"of somebody else")
     (tmp_path / "next").mkdir()
     out = convert_in(tmp_path / "next", checkpoint)
-    weights = artifacts.sha256_file(root / "data" / "export" / "model.safetensors")
-    assert artifacts.read_json(out / "source.json")["files"]["model.safetensors"] == weights
+    weights = sha256_file(root / "data" / "export" / "model.safetensors")
+    assert read_json(out / "source.json")["files"]["model.safetensors"] == weights
 
 
 def test_the_run_files_checkpointers_are_destinations_each_once(tmp_path, hub, gcs, capsys):
@@ -171,9 +171,9 @@ def test_a_killed_push_leaves_a_reader_what_was_there(root, gcs, tmp_path):
     assert gcs.live()["a/model.safetensors"] == export_of(root)["model.safetensors"]
     (tmp_path / "next").mkdir()
     out = convert_in(tmp_path / "next", {"Gcs": {"bucket": "ours", "prefix": "a"}})
-    files = artifacts.read_json(out / "source.json")["files"]
+    files = read_json(out / "source.json")["files"]
     for name in ("model.safetensors", "config.json", "generation_config.json"):
-        assert files[name] == artifacts.sha256_file(earlier / name)
+        assert files[name] == sha256_file(earlier / name)
     gcs.before_upload = lambda name: None
     process = command(root, "gs://ours/a")
     said = process.communicate()[0]
@@ -280,7 +280,7 @@ def test_the_card_with_results_takes_the_place_of_the_exports_own(root):
     assert accepted_export.with_results(own, paths) == own
     for stage in ("evaluate", "report"):
         with Paths(stage, paths.run, root).building() as folder:
-            artifacts.write_text(folder / "README.md", f"the card of {stage}")
+            write_text(folder / "README.md", f"the card of {stage}")
     files = {file.name: file for file in accepted_export.with_results(own, paths)}
     assert len(files) == len(own) and {*files.values()} - {*own} == {files["README.md"]}
     assert files["README.md"].read_text() == "the card of report"

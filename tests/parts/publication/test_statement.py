@@ -9,9 +9,9 @@ from urllib.parse import quote
 import pytest
 
 from lockstep.errors import LockstepError
+from lockstep.files import read_json, sha256_file
 from parts.publication import fetch, layout, publish, signature, statement
 from pipeline import version
-from pipeline.stage.artifacts import read_json, sha256_file
 from pipeline.stage.given_files import walk
 from tests.parts.publication.published_run import LIMITS, flip, print_of
 from tests.parts.publication.test_signature import write_keys

@@ -7,11 +7,12 @@ import pytest
 import yaml
 
 from lockstep.errors import LockstepError
+from lockstep.files import write_json
 from parts.publication import fetch, packed, publish, unpacked
 from parts.publication.checks import results
 from parts.publication.checks.results import Evaluated
 from parts.publication.layout import ROUNDS, TRANSCRIPT, Publication, made
-from pipeline.stage.artifacts import _digest, write_json
+from pipeline.stage.artifacts import _digest
 from pipeline.tokens.rows import PLAIN
 from tests import tiny
 from tests.parts.publication.published_run import (

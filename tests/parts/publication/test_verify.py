@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from lockstep.errors import LockstepError
+from lockstep.files import read_json, sha256_file
 from parts.publication import layout, publish, push
 from parts.publication.outcome import VerifyOutcome
-from pipeline.stage.artifacts import Paths, read_json, sha256_file
+from pipeline.stage.artifacts import Paths
 from tests import tiny
 from tests.parts.publication.published_run import STAGES, TRANSCRIPT, print_of, refusal, verify
 from tests.pipeline.conversion import write_model

@@ -7,11 +7,11 @@ import jax
 import numpy as np
 from tokenizers import Tokenizer
 
+from lockstep.files import write_json
 from lockstep.programs.placement import device_groups
 from models.llama import llama
 from parts.tasks import task_model
 from parts.tasks.task_model import TaskModel
-from pipeline.stage.artifacts import write_json
 from pipeline.weights import exported, hf
 from tests import tiny
 from tests.pipeline import trained_run

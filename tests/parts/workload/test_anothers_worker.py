@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lockstep.files import read_json
 from lockstep.transcript.trees import load_arrays
 from parts.workload import inner_loop
 from parts.workload.process.worker_process import WorkerError
 from parts.workload.worker import Worker
-from pipeline.stage.artifacts import read_json
 from tests import tiny
 from tests.parts.workload import bridge_worker, test_strange_workloads
 from tests.parts.workload.test_strange_workloads import ROWS, document, inner, job, run_of

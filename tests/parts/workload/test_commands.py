@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from lockstep.errors import LockstepError
+from lockstep.files import read_json, write_json
 from lockstep.transcript.transcript import Transcript
 from parts.publication import commands, publish, push
 from parts.publication.fetch import Limits
@@ -21,7 +22,6 @@ from pipeline.monitor import training
 from pipeline.monitor.sinks import tracker
 from pipeline.pages import live
 from pipeline.runfile import Network
-from pipeline.stage.artifacts import read_json, write_json
 from pipeline.stage.keys import Keys
 from pipeline.weights import upload
 from tests import tiny

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from lockstep.errors import LockstepError
+from lockstep.files import read_json
 from lockstep.transcript.transcript import Transcript
 from parts.publication import publish
 from parts.workload import description, inner_loop
@@ -17,7 +18,6 @@ from parts.workload.process.messages import WorkerError
 from parts.workload.worker import Worker
 from pipeline import runfile
 from pipeline.audit import rerun_bundle
-from pipeline.stage.artifacts import read_json
 from tests import tiny
 from tests.parts.workload.test_commands import verify
 from tests.parts.workload.test_training import verdict_of

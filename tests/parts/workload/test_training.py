@@ -13,6 +13,7 @@ import torch
 from safetensors.numpy import load_file
 
 from lockstep.errors import LockstepError
+from lockstep.files import read_json
 from lockstep.tables.explain import validate
 from lockstep.transcript.transcript import Transcript
 from lockstep.transcript.trees import load_arrays
@@ -20,7 +21,6 @@ from parts.workload import choice, description, sanity
 from parts.workload.process.messages import WorkerError
 from parts.workload.worker import Worker
 from pipeline import runfile
-from pipeline.stage.artifacts import read_json
 from pipeline.stage.keys import PROJECT
 from tests import tiny
 

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 
+from lockstep.files import read_json
 from lockstep.protocol import sketch
 from lockstep.swarm.lies import LIES
 from lockstep.transcript.transcript import Transcript
@@ -33,7 +34,6 @@ from pipeline.audit.tolerance import (
     limit,
 )
 from pipeline.audit.verdict import ComparedMessages, Finding, Varied
-from pipeline.stage.artifacts import read_json
 from tests.lockstep.swarm.simulated import PEERS, lab, run_of
 
 LIAR = 2

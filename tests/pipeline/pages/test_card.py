@@ -9,10 +9,10 @@ from huggingface_hub import ModelCard
 from markdown_it import MarkdownIt
 
 from lockstep import __version__
+from lockstep.files import read_json, sha256_file
 from models.llama import llama
 from pipeline import runfile
 from pipeline.pages import card
-from pipeline.stage.artifacts import read_json, sha256_file
 from pipeline.stage.keys import Keys
 from tests.pipeline.finished_run import CAUGHT
 from tests.pipeline.trained_run import make

@@ -6,8 +6,9 @@ import sys
 import pytest
 
 from lockstep.errors import LockstepError
+from lockstep.files import write_text
 from pipeline.pages import summary
-from pipeline.stage.artifacts import Paths, write_text
+from pipeline.stage.artifacts import Paths
 from pipeline.stage.keys import PROJECT
 from tests.pipeline.finished_run import CAUGHT, LIAR, finish
 

@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 
 from lockstep.errors import LockstepError
+from lockstep.files import sha256_file, write_json
 from pipeline import __main__ as command_line
 from pipeline.monitor import find, training
 from pipeline.monitor.status import Status
 from pipeline.pages import live, plots, trainings
 from pipeline.stage import artifacts
-from pipeline.stage.artifacts import Paths, read_made, sha256_file, write_json
+from pipeline.stage.artifacts import Paths, read_made
 from tests.pipeline.finished_run import ROUNDS, SCORED, finish
 
 RECORDED = {"config": {"total_steps": ROUNDS}, "model": {"LLM": {"max_seq_len": 8}}}

@@ -11,12 +11,12 @@ import pytest
 
 import parts.carrier
 from lockstep.errors import LockstepError
+from lockstep.files import write_json
 from models.llama import llama
 from pipeline import runfile
 from pipeline.preflight import command, preflight
 from pipeline.preflight.preflight import Preflight
 from pipeline.preflight.row import CheckRow, Mark, lines
-from pipeline.stage.artifacts import write_json
 from pipeline.stage.keys import PROJECT, STAGES
 from tests import tiny
 from tests.servers import hub as hub_server

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from lockstep.errors import LockstepError
+from lockstep.files import read_json
 from parts.tasks import held_out_texts
 from pipeline import download, runfile
 from pipeline.audit import given_rows
@@ -14,7 +15,7 @@ from pipeline.language_model import held_out
 from pipeline.pages.report_page import _data
 from pipeline.sources import dry_run
 from pipeline.stage import pins
-from pipeline.stage.artifacts import Paths, read_json
+from pipeline.stage.artifacts import Paths
 from pipeline.start import begin
 from pipeline.tokens.shards import PLAIN, read_shards
 from tests import tiny

@@ -5,13 +5,13 @@ import hashlib
 import json
 import os
 import shutil
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from lockstep.errors import LockstepError
+from lockstep.files import read_json, write_bytes, write_json, write_text
 from pipeline.stage import artifacts
 from pipeline.stage.artifacts import Paths
 from pipeline.stage.keys import PROJECT, RUN_FILE, needs
@@ -39,7 +39,7 @@ def make(stage: str, root: Path, text: str = "content") -> Paths:
 
 def test_a_built_folder_lists_its_files_and_can_be_needed(tmp_path):
     paths = make("download", tmp_path)
-    manifest = artifacts.read_json(made_of(paths))
+    manifest = read_json(made_of(paths))
     assert list(manifest["files"]) == ["part/file.txt"]
     assert manifest["key"] == paths.key
     assert paths_of("train", tmp_path).need("download") == paths.out("download")
@@ -60,28 +60,21 @@ def test_equal_results_are_equal_folders(tmp_path):
     assert made[0].read_bytes() == made[1].read_bytes()
 
 
-@pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999"])
-def test_a_number_that_json_does_not_have_is_refused(tmp_path, number):
-    (tmp_path / "config.json").write_text(f'{{"unread": [{number}]}}')
-    with pytest.raises(LockstepError, match=f"config.json: expected JSON: {number} is not a fini"):
-        artifacts.read_json(tmp_path / "config.json")
-
-
 def test_what_a_checkout_changed_in_metrics_is_put_right(tmp_path):
     make("train", tmp_path)
     paths = paths_of("witness", tmp_path)
     with paths.building() as folder:
-        artifacts.write_json(folder / "metrics" / "witness.json", {"accepted": True})
+        write_json(folder / "metrics" / "witness.json", {"accepted": True})
     copy = tmp_path / "metrics" / "witness.json"
-    assert artifacts.read_json(copy) == {"accepted": True}
+    assert read_json(copy) == {"accepted": True}
     copy.write_text("another run's")
     paths.publish()
-    assert artifacts.read_json(copy) == {"accepted": True}
+    assert read_json(copy) == {"accepted": True}
 
 
 def test_a_folder_of_another_key_publishes_nothing(tmp_path):
     paths = paths_of("witness", tmp_path)
-    artifacts.write_json(paths.out("witness") / "metrics" / "witness.json", {})
+    write_json(paths.out("witness") / "metrics" / "witness.json", {})
     paths.publish()
     assert not (tmp_path / "metrics").exists()
 
@@ -167,9 +160,9 @@ def cached(paths: Paths) -> None:
     cache, listing = paths.root / ".dvc/cache/files/md5", []
     for name, content in tiny.contents(paths.out(paths.stage)).items():
         md5 = hashlib.md5(content).hexdigest()
-        artifacts.write_bytes(cache / md5[:2] / md5[2:], content)
+        write_bytes(cache / md5[:2] / md5[2:], content)
         listing.append({"md5": md5, "relpath": name})
-    artifacts.write_text(cache / "00" / "00.dir", json.dumps(listing))
+    write_text(cache / "00" / "00.dir", json.dumps(listing))
     shutil.rmtree(paths.out(paths.stage))
 
 
@@ -201,43 +194,3 @@ def test_what_a_stage_read_outside_is_read_again(tmp_path):
 def test_work_in_progress_lies_where_dvc_started(tmp_path, monkeypatch):
     monkeypatch.setenv("DVC_ROOT", str(tmp_path / "project"))
     assert paths_of("train", tmp_path / "copy").scratch.parent == tmp_path / "project/data/runs"
-
-
-def test_a_failed_write_leaves_the_earlier_file_and_no_other(tmp_path, monkeypatch):
-    file = tmp_path / "metrics.json"
-    artifacts.write_json(file, {"loss": 1.0})
-
-    def full(descriptor: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(LockstepError, match="metrics.json: No space left on device, expected to"):
-        artifacts.write_json(file, {"loss": 2.0})
-    assert artifacts.read_json(file) == {"loss": 1.0}
-    assert [p.name for p in tmp_path.iterdir()] == ["metrics.json"]
-
-
-def test_what_a_kill_left_of_a_write_is_taken_over_by_the_next(tmp_path):
-    (tmp_path / ".a.json.part").write_text("much longer than what is written now")
-    artifacts.write_text(tmp_path / "a.json", "{}")
-    assert tiny.contents(tmp_path) == {"a.json": b"{}"}
-
-
-def test_two_writers_of_one_file_take_turns(tmp_path):
-    file, texts = tmp_path / "a.txt", [f"{letter}" * 10**5 for letter in "abcdefgh"]
-    with ThreadPoolExecutor(len(texts)) as pool:
-        list(pool.map(lambda text: artifacts.write_text(file, text), texts))
-    assert file.read_text() in texts
-    assert [p.name for p in tmp_path.iterdir()] == ["a.txt"]
-
-
-def test_json_with_a_number_that_is_none_is_refused(tmp_path):
-    with pytest.raises(ValueError):
-        artifacts.write_json(tmp_path / "a.json", {"loss": float("nan")})
-
-
-@pytest.mark.parametrize("content", ["", "{"])
-def test_a_broken_json_file_is_named(tmp_path, content):
-    (tmp_path / "a.json").write_text(content)
-    with pytest.raises(LockstepError, match="a.json: expected JSON"):
-        artifacts.read_json(tmp_path / "a.json")

@@ -62,27 +62,6 @@ def test_a_folder_of_a_stranger_holds_files_and_folders_alone(folder):
     assert "link: a link to " in refusal(given_files.check_regular, folder)
 
 
-def test_a_file_to_read_is_regular_and_of_a_bounded_size(folder, tmp_path):
-    (folder / "link").symlink_to("../secret")  # of the user's own
-    for name in ("a", "link"):
-        given_files.check_file(folder / name, most=6)
-    (folder / "endless").symlink_to("/dev/zero")
-    (folder / "nothing").symlink_to("not there")
-    (folder / "loop").symlink_to("loop")
-    os.mkfifo(folder / "pipe")
-    for name, said in (
-        ("pipe", "not a regular file, expected one"),
-        ("endless", "not a regular file, expected one"),
-        (".", "not a regular file, expected one"),
-        ("nothing", "No such file or directory, expected a readable file"),
-        ("loop", "Too many levels of symbolic links, expected a readable file"),
-    ):
-        assert refusal(given_files.check_file, folder / name) == f"{folder / name}: {said}"
-    assert refusal(given_files.check_file, folder / "a", None, most=5) == (
-        f"{folder / 'a'}: 6 bytes, expected at most 5"
-    )
-
-
 def test_a_file_that_is_written_to_while_it_is_read_is_refused(folder):
     with given_files.unchanged([folder / "a"]):
         (folder / "a").read_text()

@@ -8,8 +8,8 @@ import pytest
 import tomlkit
 
 from lockstep.errors import LockstepError
+from lockstep.files import read_json
 from pipeline.stage import pins
-from pipeline.stage.artifacts import read_json
 from pipeline.stage.keys import PROJECT
 from tests import tiny
 

@@ -2,7 +2,8 @@
 
 import shutil
 
-from pipeline.stage import artifacts, keys, reruns
+from lockstep.files import write_json
+from pipeline.stage import keys, reruns
 from pipeline.stage.keys import STAGES
 from tests.pipeline import finished_run
 
@@ -39,7 +40,7 @@ def test_a_finished_run_runs_nothing_again_and_a_change_is_named_where_it_matter
     assert found["train"] == "its result is made from a different data/init than the current one"
 
     (made,) = (tmp_path / "data" / "shards").glob("made-*.json")
-    artifacts.write_json(made.with_name("made-0123456789ab.json"), {"sha256": ""})
+    write_json(made.with_name("made-0123456789ab.json"), {"sha256": ""})
     made.unlink()
     found = reruns.reasons(run_file, tmp_path)
     assert found["download"] == "its result is damaged, or of an older release"

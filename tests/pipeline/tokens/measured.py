@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from pipeline.stage.artifacts import sha256_file
+from lockstep.files import sha256_file
 from pipeline.tokens.sequences import Sequences
 from pipeline.tokens.shards import ShardFile, read_shards
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from lockstep.errors import LockstepError
+from lockstep.files import read_json
 from pipeline.net import limits
-from pipeline.stage import artifacts
 from pipeline.weights import hub_model
 from tests import tiny
 from tests.pipeline.conversion import (
@@ -59,7 +59,7 @@ def test_a_model_on_the_hub_is_fetched_checked_and_recorded(tmp_path, served):
     out = tmp_path / "data" / "init"
     assert same_params(out, model)
     assert (out / "hf" / "tokenizer.json").read_bytes() == (model / "tokenizer.json").read_bytes()
-    assert artifacts.read_json(out / "source.json")["commit"] == commit
+    assert read_json(out / "source.json")["commit"] == commit
     fetched = {path.name for path in (tmp_path / "data" / "store").rglob("*")}
     assert "tokenizer.json" in fetched
     assert not {"modeling.py", "pytorch_model.bin", "notes.json"} & fetched
@@ -79,7 +79,7 @@ def test_a_branch_a_tag_and_a_commit_each_name_a_revision(tmp_path, served, capl
         caplog.clear()
         (root := tmp_path / f"at-{revision}").mkdir()
         out = convert_in(root, {"Hub": {"repo_id": REPO, "revision": revision}})
-        source = artifacts.read_json(out / "source.json")
+        source = read_json(out / "source.json")
         assert (source["revision"], source["commit"]) == (revision, commit)
         assert same_params(out, model)
         # what moves is said; a commit does not
@@ -155,7 +155,7 @@ def test_a_model_that_was_fetched_is_there_without_the_hub(tmp_path, served, mon
     asked = len(served.seen)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     out = convert_in(tmp_path, {"Hub": {"repo_id": REPO}})
-    assert artifacts.read_json(out / "source.json")["commit"] == commit
+    assert read_json(out / "source.json")["commit"] == commit
     assert len(served.seen) == asked
     (other := tmp_path / "other").mkdir()
     said = refused(other, {"Hub": {"repo_id": "ours/other"}})

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeline.stage.artifacts import sha256_file
+from lockstep.files import sha256_file
 from tests.parts.publication.forged.changes import change_card
 from tests.parts.publication.published_run import forge, refusal
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lockstep.files import read_json
 from lockstep.transcript.trees import load_arrays
 from parts.publication import layout, publish
 from parts.tasks import scores
 from pipeline import runfile
 from pipeline.language_model import held_out
-from pipeline.stage.artifacts import read_json
 from pipeline.weights import exported
 from tests import tiny
 from tests.parts.publication.forged.changes import (

@@ -16,6 +16,7 @@ from flax.traverse_util import unflatten_dict
 from safetensors.numpy import save_file
 
 from lockstep.errors import LockstepError
+from lockstep.files import read_json
 from lockstep.programs.train_step import Programs
 from lockstep.protocol import consensus, driver
 from lockstep.transcript.entry import Entry
@@ -28,7 +29,6 @@ from parts.publication import commands, layout, packed
 from parts.publication.fetch import Limits
 from parts.publication.reader import ReaderAsks
 from pipeline import runfile
-from pipeline.stage.artifacts import read_json
 from pipeline.start import begin
 from pipeline.weights import hf
 from tests import tiny

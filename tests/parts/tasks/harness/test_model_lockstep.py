@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from lockstep.errors import LockstepError
-from pipeline.stage.artifacts import write_json
+from lockstep.files import write_json
 from tests.parts.tasks import exported
 from tests.parts.tasks.harness.local_tasks import QUESTIONS
 

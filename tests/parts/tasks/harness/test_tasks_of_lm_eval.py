@@ -11,10 +11,11 @@ import pytest
 import yaml
 
 from lockstep.errors import LockstepError
+from lockstep.files import read_json
 from parts.tasks import definitions
 from pipeline import evaluate, runfile
 from pipeline.stage import pins
-from pipeline.stage.artifacts import Paths, read_json
+from pipeline.stage.artifacts import Paths
 from tests.parts.tasks import exported
 from tests.parts.tasks.harness.local_tasks import QUESTIONS, run
 from tests.pipeline import trained_run

@@ -6,8 +6,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from lockstep.files import read_json, write_json
 from pipeline.audit import bundle
-from pipeline.stage.artifacts import read_json, write_json
 from pipeline.stage.keys import PROJECT
 from tests import tiny
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from lockstep.errors import LockstepError
+from lockstep.files import write_json
 from pipeline import runfile
 from pipeline.audit import given_bundle, rerun_bundle
-from pipeline.stage.artifacts import write_json
 from pipeline.stage.keys import PROJECT, RUN_FILE
 from tests.pipeline.audit.bundle.bundled_run import OPENING, change_json, replay
 

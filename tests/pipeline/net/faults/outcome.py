@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.errors import LockstepError
-from pipeline.stage.artifacts import read_json
+from lockstep.files import read_json
 from tests import tiny
 from tests.pipeline.net import token_servers as sources
 from tests.pipeline.net.faults.matrix import RIGHT

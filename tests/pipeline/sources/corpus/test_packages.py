@@ -11,12 +11,13 @@ import pytest
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
+from lockstep.files import sha256_file
 from pipeline import runfile, sources
 from pipeline.runfile.data import DataCorpus
 from pipeline.sources.text import package_sources, splitting, tokenizing
 from pipeline.sources.text.text_file import TextFile
 from pipeline.sources.text.tokenizing import END
-from pipeline.stage.artifacts import listing_sha256, sha256_file
+from pipeline.stage.artifacts import listing_sha256
 from pipeline.stage.given_files import stamp
 from pipeline.stage.keys import PROJECT, RUN_FILE
 from tests.pipeline.sources.corpora import content, location, put, read, texts

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from pipeline.stage import artifacts
+from lockstep.files import read_json
 from pipeline.weights import bucket
 from tests import tiny
 from tests.pipeline.conversion import convert_in, refused
@@ -51,7 +51,7 @@ def refusal(root: Path, **changes: object) -> str:
 
 
 def source_of(out: Path) -> dict:
-    return artifacts.read_json(out / "source.json")
+    return read_json(out / "source.json")
 
 
 def cached(root: Path) -> dict[str, bytes]:

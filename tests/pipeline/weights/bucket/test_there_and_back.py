@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from pipeline.stage import artifacts
+from lockstep.files import sha256_file
 from tests import tiny
 from tests.pipeline.conversion import same_params, write_model
 from tests.pipeline.weights.bucket.our_bucket import FOLDER, JUNK, NAME, push, read, source_of
@@ -27,7 +27,7 @@ def test_what_is_pushed_comes_back_with_the_same_bytes(
     assert (out / "hf" / "tokenizer.json").read_bytes() == (model / "tokenizer.json").read_bytes()
     source = source_of(out)
     wanted = {p.name: p.read_bytes() for p in model.iterdir() if p.name not in JUNK}
-    assert source["files"] == {name: artifacts.sha256_file(model / name) for name in wanted}
+    assert source["files"] == {name: sha256_file(model / name) for name in wanted}
     assert source["manifest_generation"] == generation
     folder = f"{prefix.rstrip('/')}/" if prefix else ""
     assert source["generations"] == {

@@ -1,0 +1,190 @@
+"""Files that are complete or absent, their hashes, and JSON that everybody reads alike.
+
+JSON: a key stands once in a table, and a number is finite. Python takes the last of two equal keys,
+other readers the first, so a stranger's file could say two things at once; and it reads NaN and
+infinity, which JSON does not have.
+"""
+
+import fcntl
+import hashlib
+import json
+import math
+import os
+import shutil
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from lockstep.errors import LockstepError, brief
+
+JSON_BYTES = 2**28  # the most of a file that is read as one table
+
+# ---- Writing ----
+
+
+@contextmanager
+def writes(path: Path) -> Iterator[None]:
+    """Name `path` in the error if the system refuses to write it, as on a full disk.
+
+    Raises:
+      LockstepError: The path could not be written.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise LockstepError(f"{path}: {error.strerror}, expected to write there") from error
+
+
+@contextmanager
+def written(path: Path) -> Iterator[BinaryIO]:
+    """Open a temporary file that is flushed to disk and renamed to `path` at the end of the block.
+
+    So `path` is complete or absent after a kill, and absent after an error. What a kill leaves is
+    `.NAME.part`, which whoever writes `path` next takes over; who writes it meanwhile waits.
+    """
+    aside = path.with_name(f".{path.name}.part")
+    with writes(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _open_alone(aside) as file:
+            try:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+                os.replace(aside, path)
+            except BaseException:
+                aside.unlink(missing_ok=True)
+                raise
+
+
+def _open_alone(path: Path) -> BinaryIO:
+    """Open an empty file that no other writer has open; its lock ends when it is closed."""
+    while True:
+        file = open(path, "ab")  # noqa: SIM115 - for the caller to close
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
+                file.truncate(0)
+                return file
+        file.close()  # renamed while this one waited
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write a file that is complete or absent after a kill."""
+    with written(path) as file:
+        file.write(data)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write UTF-8 text, as `write_bytes` does."""
+    write_bytes(path, text.encode())
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write indented JSON, as `write_bytes` does; NaN, which JSON does not have, is refused."""
+    write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+def link(source: Path | str, target: Path | str) -> None:
+    """Make a hard link to a file that nobody changes, or a copy if the system cannot link."""
+    try:
+        os.link(source, target)
+    except OSError:  # another file system, or one without hard links
+        shutil.copyfile(source, target)
+
+
+# ---- Reading ----
+
+
+def sha256_file(path: Path) -> str:
+    """Return the SHA-256 of a file's bytes, in hexadecimal."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def check_regular_file(path: Path, *, most: int | None = None) -> None:
+    """Check that a path is a regular file, of at most `most` bytes.
+
+    A read of a pipe may never end, and one of a device may never stop giving bytes.
+
+    Raises:
+      LockstepError: It is something else, larger, or missing.
+    """
+    try:
+        status = os.stat(path)
+    except OSError as error:
+        raise LockstepError(f"{path}: {error.strerror}, expected a readable file") from error
+    if not stat.S_ISREG(status.st_mode):
+        raise LockstepError(f"{path}: not a regular file, expected one")
+    if most is not None and status.st_size > most:
+        raise LockstepError(f"{path}: {status.st_size} bytes, expected at most {most}")
+
+
+def read_bytes(path: Path, most: int) -> bytes:
+    """Return the content of a regular file of at most so many bytes.
+
+    Raises:
+      LockstepError: it is none, or a larger one.
+      OSError: it is not there, or may not be read.
+    """
+    # does not wait for a pipe's other end
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise LockstepError(f"{path}: not a regular file, expected one")
+        content = file.read(most + 1) if status.st_size <= most else b""
+    if max(status.st_size, len(content)) > most:
+        raise LockstepError(f"{path}: over {most} bytes, expected at most that")
+    return content
+
+
+def read_json(path: Path) -> dict:
+    """Return the JSON object in a file.
+
+    Raises:
+      LockstepError: The file is missing, no regular file or too large; or it does not hold a JSON
+        object, whose numbers are finite and whose keys stand once.
+    """
+    try:
+        text = read_bytes(path, JSON_BYTES).decode()
+        content = loads(text)
+    except OSError as error:
+        raise LockstepError(f"{path}: {error.strerror}, expected a JSON file") from error
+    except (ValueError, RecursionError) as error:  # lists thousands deep
+        raise LockstepError(f"{path}: expected JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise LockstepError(f"{path}: found {type(content).__name__}, expected a table")
+    return content
+
+
+def loads(text: str | bytes) -> Any:
+    """Return the value of a JSON text.
+
+    Raises:
+      ValueError: It is no JSON, a key stands twice in a table, or a number is not finite.
+      RecursionError: Its lists are thousands deep in one another.
+    """
+    return json.loads(text, parse_constant=_finite, parse_float=_finite, object_pairs_hook=once)
+
+
+def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a table of JSON whose keys stand once; an `object_pairs_hook`.
+
+    Raises:
+      ValueError: A key stands twice.
+    """
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the key {brief(repr(twice))} stands twice in a table")
+    return table
+
+
+def _finite(number: str) -> float:
+    """Return a number of JSON, which has neither NaN nor infinity; Python reads and writes both."""
+    value = float(number)
+    if not math.isfinite(value):
+        raise ValueError(f"{number} is not a finite number")
+    return value
