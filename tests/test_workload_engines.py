@@ -6,7 +6,7 @@ from pathlib import Path
 from pipeline.stage.keys import WORKLOADS
 from tests import tiny
 
-STRANGE = Path(__file__).parent / "pipeline" / "workload" / "strange.py"
+STRANGE = Path(__file__).parent / "parts" / "workload" / "strange.py"
 WORKLOAD = {
     "workload__factory": "pull:Pull",
     "model__LLM__architecture": "HfAuto",

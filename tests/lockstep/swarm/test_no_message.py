@@ -79,7 +79,7 @@ def test_a_run_goes_on_without_whose_message_is_none_and_its_audit_finds_the_sam
         monkeypatch,
         {2: (1, lambda message: with_places(LIES["zero"], message)), 4: (2, huge)},
     )
-    with caplog.at_level(logging.INFO, "pipeline"):
+    with caplog.at_level(logging.INFO):
         seen = simulated.see("values", run, tmp_path)
     said = [record.getMessage() for record in caplog.records if "is lost" in record.getMessage()]
     begin = ["train: peer 1 is lost: its message is none at round 2: ", "train: peer 2 is lost: "]

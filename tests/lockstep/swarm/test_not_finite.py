@@ -56,7 +56,7 @@ def test_one_peers_nan_costs_it_its_place_wherever_peers_run_and_nobody_is_accus
 ):
     run = simulated.run_of("dense", witness_nodes=0, **dict(simulated.BY_TIME, total_steps=14))
     spoil(monkeypatch, {SPOILT}, 3)
-    with caplog.at_level(logging.INFO, "pipeline"):
+    with caplog.at_level(logging.INFO):
         here = simulated.lab("dense").train(run, tmp_path / "here").transcript
     assert [record.getMessage() for record in caplog.records] == [
         "train: peer 2 is lost: its loss is nan at round 3, others' are finite"
@@ -84,7 +84,7 @@ def test_a_message_that_only_one_peer_has_not_finite_costs_it_its_place(
     spoil(monkeypatch, {SPOILT}, 8)
     spoilt = SimulatedPeers.step
     monkeypatch.setattr(SimulatedPeers, "step", finite_loss(spoilt))
-    with caplog.at_level(logging.INFO, "pipeline"):
+    with caplog.at_level(logging.INFO):
         transcript = simulated.lab("dense").train(RUN, tmp_path).transcript
     assert [record.getMessage() for record in caplog.records] == [
         "train: peer 2 is lost: its message is not finite at round 8, others' are finite"

@@ -100,7 +100,7 @@ def test_a_dtype_that_a_file_cannot_hold_is_named():
 def test_a_killed_writer_leaves_no_file_of_that_name(tmp_path):
     code = (
         "import os, signal, sys; import numpy as np; from pathlib import Path\n"
-        "from pipeline.weights import tensorfile\n"
+        "from lockstep.transcript import tensorfile\n"
         "def values(name):\n"
         "    yield np.ones(2**20, np.float32)\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"

@@ -77,7 +77,7 @@ def test_the_worst_answers_cost_their_author_its_place_and_nobody_is_accused(
     told: list[str] = []
     lying(monkeypatch, one_after_the_other(*lies, told=told))
     run = simulated.run_of("signs", verified=True, **dict(LONG, total_steps=rounds))
-    with caplog.at_level(logging.INFO, "pipeline"):
+    with caplog.at_level(logging.INFO):
         transcript, findings, _ = train(run, tmp_path)
     assert told == [*lies]
     lost = [m for r in caplog.records if " is lost: " in (m := r.getMessage())]

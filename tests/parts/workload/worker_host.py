@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 PROJECT = Path(__file__).resolve().parents[3]
-PYTHON = PROJECT / "pipeline" / "workload" / "python"
+PYTHON = PROJECT / "parts" / "workload" / "python"
 WORKLOADS = PROJECT / "workloads"
 
 

@@ -49,7 +49,7 @@ def test_a_room_changes_the_keys_of_just_the_stages_that_import_it(tmp_path, mon
     before = keys_of(tmp_path, RUN)
     digest = keys.digest_of_source
     monkeypatch.setattr(
-        keys, "digest_of_source", lambda path: "edited" if path.name == "swarm" else digest(path)
+        keys, "digest_of_source", lambda path: "edited" if path.name == "start" else digest(path)
     )
     after = keys_of(tmp_path, RUN)
     found = {stage for stage in STAGES if before[stage] != after[stage]}

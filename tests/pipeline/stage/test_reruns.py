@@ -27,12 +27,12 @@ def test_a_finished_run_runs_nothing_again_and_a_change_is_named_where_it_matter
 
     digest = keys.digest_of_source
     with monkeypatch.context() as patch:
-        edited = lambda path: "edited" if path.name == "swarm" else digest(path)  # noqa: E731
+        edited = lambda path: "edited" if path.name == "start" else digest(path)  # noqa: E731
         patch.setattr(keys, "digest_of_source", edited)
         found = reruns.reasons(run_file, tmp_path)
     assert found["convert"] is None
-    assert found["train"] == CHANGED + "lockstep/swarm"
-    assert found["witness"] == CHANGED + "lockstep/swarm, stage train"
+    assert found["train"] == CHANGED + "pipeline/start"
+    assert found["witness"] == CHANGED + "pipeline/start, stage train"
 
     shutil.rmtree(tmp_path / "data" / "init")
     found = reruns.reasons(run_file, tmp_path)
