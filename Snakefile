@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 from lockstep.errors import LockstepError
+from pipeline import joints
 from pipeline.stage.artifacts import Paths
 from pipeline.stage.keys import RUN_FILE, STAGES, Keys, needs
 
@@ -42,5 +43,6 @@ for name in STAGES:
             "{params.cmd} 2>&1 | tee {log}"
 
 
-include: "parts/comparison/rules.smk"
-include: "parts/projection/rules.smk"
+for rules in sorted(joints.FOLDER.glob("*/rules.smk")):
+
+    include: str(rules)

@@ -1,41 +1,46 @@
-"""What commands have in common: options, and the panels of `lockstep --help`."""
+"""What commands have in common: options, panels of `lockstep --help`, and how a stage is run.
 
+Nothing heavy is imported before a command runs.
+"""
+
+import shutil
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from pipeline.stage.keys import RUN_FILE, STAGES
+from pipeline.stage import devices, logs, signals
+from pipeline.stage.keys import RUN_FILE
 
 RunFile = Annotated[Path, typer.Option("--run", help="The run file.")]
 Root = Annotated[Path, typer.Option("--root", help="The folder where data/ and metrics/ lie.")]
 DEFAULT_RUN, DEFAULT_ROOT = Path(RUN_FILE), Path()
 
-PANELS = {  # from top to bottom, with their commands
-    "Stages, in their order": tuple(STAGES),
-    "A run in progress": ("status", "pause", "resume", "sidecar", "clean"),
-    "Results": ("summary", "generate", "push", "publish", "verify", "replay"),
-    "Run files": (
-        "new",
-        "compare",
-        "project",
-        "check",
-        "plan",
-        "pin",
-        "import",
-        "try",
-        "schema",
-        "reference",
-    ),
-}
+# Panels of `lockstep --help`. A command names its own, so a part's stand there too.
+STAGES_IN_ORDER = "Stages, in their order"
+IN_PROGRESS = "A run in progress"
+RESULTS = "Results"
+RUN_FILES = "Run files"
 
 
-def group_by_panel(app: typer.Typer) -> None:
-    """Sort the commands into `PANELS`, which names each of them once."""
-    known = {c.name or c.callback.__name__: c for c in app.registered_commands}
-    app.registered_commands.clear()
-    for panel, names in PANELS.items():
-        for name in names:
-            known[name].rich_help_panel = panel
-            app.registered_commands.append(known.pop(name))
-    assert not known, f"{sorted(known)} are in no panel"
+def run_stage(name: str, run: Path, root: Path) -> None:
+    """Run one stage, alone under its locks, unless its result exists already."""
+    from pipeline import runfile
+    from pipeline.stage import allocator, descriptors, lock
+    from pipeline.stage.artifacts import Paths
+
+    allocator.tune()
+    descriptors.check()
+    settings = runfile.load(run)
+    paths = Paths(name, run, root)
+    signals.watch_engine()
+    with lock.hold(root / "data" / f".{name}.lock"), lock.hold(paths.runs / f"{paths.key}.lock"):
+        if paths.has_result():
+            paths.publish()
+            shutil.rmtree(paths.scratch, ignore_errors=True)  # left by a kill at the very end
+            print(f"{name}: {root / paths.keys.made(name)} exists already")
+            return
+        logs.to_stdout(settings.runtime.log_level.upper())
+        devices.prepare(settings)
+        import_module(f"{__package__}.{name}").run(settings, paths)

@@ -29,9 +29,9 @@ TESTS = (  # of all that is listed or generated
 )
 RUN = """
 from pathlib import Path
-from pipeline.__main__ import _stage
+from pipeline.command_line import run_stage
 for stage in ("download", "convert", "train", "witness"):
-    _stage(stage, Path("params/run.toml"), Path("."))
+    run_stage(stage, Path("params/run.toml"), Path("."))
 """
 
 

@@ -1,4 +1,4 @@
-"""`lockstep publish`, `verify` and `replay`: what is given to others, and taken from them.
+"""`lockstep push`, `publish`, `verify`, `replay`: what is given to others, and taken from them.
 
 Nothing heavy is imported before one of them runs.
 """
@@ -14,13 +14,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lockstep.errors import LockstepError, RequestError, brief
-from parts.publication.outcome import PUBLISHED_WINDOWS, VerifyOutcome
-from pipeline.command_line import DEFAULT_ROOT, DEFAULT_RUN, Root, RunFile
+from parts.publication.outcome import PUBLISHED_WINDOWS, VerifyOutcome, table
+from pipeline.command_line import DEFAULT_ROOT, DEFAULT_RUN, RESULTS, Root, RunFile
 
 if TYPE_CHECKING:
     from parts.publication.checks.claims import Verified
     from parts.publication.fetch import Found, Limits
     from parts.publication.reader import ReaderAsks
+
+app = typer.Typer()
 
 LONGEST = 1000  # characters of a reason, which may quote a stranger's file
 WorkerPython = Annotated[
@@ -55,6 +57,29 @@ SigningKey = Annotated[
 AGAIN = "the same command begins again, and fetches no byte twice"
 
 
+@app.command(rich_help_panel=RESULTS)
+def push(
+    destinations: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="DEST", help="owner/name on the hub, or gs://bucket/prefix."),
+    ] = None,
+    run: RunFile = DEFAULT_RUN,
+    root: Root = DEFAULT_ROOT,
+    private: Annotated[
+        bool, typer.Option("--private", help="Create new repositories as private.")
+    ] = False,
+    with_proof: Annotated[
+        bool, typer.Option("--with-proof", help="With what `lockstep verify` checks; on the hub.")
+    ] = False,
+    key: SigningKey = None,
+) -> None:
+    """Upload the accepted export to DEST and to the checkpointers of the run file."""
+    from parts.publication import push as push_
+
+    push_.push(run, root, destinations or (), private=private, with_proof=with_proof, key=key)
+
+
+@app.command(rich_help_panel=RESULTS)
 def publish(
     folder: Annotated[Path, typer.Argument(help="A new folder, or an empty one.")],
     run: RunFile = DEFAULT_RUN,
@@ -76,6 +101,7 @@ def publish(
     publishing.show(folder, run, root, windows, seed, key)
 
 
+@app.command(epilog=table(), rich_help_panel=RESULTS)
 def verify(  # noqa: PLR0913 - each is an option
     source: Annotated[
         str,
@@ -158,6 +184,7 @@ def _outcome(error: LockstepError) -> VerifyOutcome:
     )
 
 
+@app.command(rich_help_panel=RESULTS)
 def replay(
     folder: Annotated[
         Path, typer.Argument(metavar="BUNDLE", help="A folder in data/verdict/bundles.")

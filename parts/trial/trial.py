@@ -9,7 +9,7 @@
 
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from lockstep.errors import LockstepError
@@ -17,6 +17,7 @@ from lockstep.files import write_text
 from parts.trial import flags
 from parts.trial.run_of_flags import run_of
 from pipeline import runfile
+from pipeline.command_line import run_stage
 from pipeline.monitor import find
 from pipeline.pages import comparison, trainings
 from pipeline.pages.comparison import ComparedRun
@@ -32,10 +33,8 @@ TRAINED = ("download", "convert", "train")
 SAVED = ("witness", "export")
 
 
-def take(arguments: Sequence[str], stage: Callable[[str, Path, Path], None]) -> None:
+def take(arguments: Sequence[str]) -> None:
     """Train what the arguments say, and render the page.
-
-    `stage` runs one stage, given its name, the run file and the root.
 
     Raises:
       LockstepError: The arguments do not describe a run, or a stage fails.
@@ -51,7 +50,7 @@ def take(arguments: Sequence[str], stage: Callable[[str, Path, Path], None]) -> 
     write_text(file, run_file(run_of(given), f"Made by `lockstep try` for {root.name}."))
     _share_downloads(out, root)
     for name in TRAINED if given.save_path is None else (*TRAINED, *SAVED):
-        stage(name, file, root)
+        run_stage(name, file, root)
     if given.save_path is not None:
         _save(Paths("export", file, root), Path(given.save_path))
     runs = _trained(out)

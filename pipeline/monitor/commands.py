@@ -9,9 +9,12 @@ from typing import Annotated
 import typer
 
 from lockstep.errors import shown
-from pipeline.command_line import DEFAULT_ROOT, Root
+from pipeline.command_line import DEFAULT_ROOT, IN_PROGRESS, Root
+
+app = typer.Typer()
 
 
+@app.command(rich_help_panel=IN_PROGRESS)
 def status(
     root: Root = DEFAULT_ROOT,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -27,6 +30,7 @@ def status(
         print(shown(f"{name:<10} {text}"))
 
 
+@app.command(rich_help_panel=IN_PROGRESS)
 def pause(root: Root = DEFAULT_ROOT) -> None:
     """Pause the training once its round is over; it waits until it is resumed."""
     from pipeline.monitor import training
@@ -34,6 +38,7 @@ def pause(root: Root = DEFAULT_ROOT) -> None:
     print(f"pause: {training.newest(root).pause()}")
 
 
+@app.command(rich_help_panel=IN_PROGRESS)
 def resume(root: Root = DEFAULT_ROOT) -> None:
     """Let a paused training go on."""
     from pipeline.monitor import training

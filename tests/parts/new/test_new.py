@@ -55,7 +55,7 @@ def document(file: Path) -> dict:
 def unlooked(monkeypatch) -> list[Path]:
     """What `new` writes is not looked at: tests/pipeline/preflight does that. The files of it."""
     files = []
-    monkeypatch.setattr("pipeline.preflight.command.show", lambda file, _: files.append(file) or 2)
+    monkeypatch.setattr("pipeline.preflight.commands.show", lambda file, _: files.append(file) or 2)
     return files
 
 

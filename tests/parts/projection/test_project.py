@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from lockstep.errors import LockstepError
 from parts.projection import failures
-from parts.projection.command import lines
+from parts.projection.commands import lines
 from parts.projection.project import METHODS, PlannedSwarm, project
 from parts.projection.quantities import bits_per_second, seconds
 from pipeline import __main__ as command_line
@@ -144,7 +144,7 @@ def test_the_command_answers_and_imports_nothing_heavy():
     done = CliRunner().invoke(command_line.app, arguments)
     assert done.exit_code == 0 and "| DisTrO, AdaDistro |" in done.output
     code = (
-        "import sys; from parts.projection import command; "
+        "import sys; from parts.projection import commands; "
         "sys.exit(bool({'jax', 'numpy', 'matplotlib'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -12,9 +12,9 @@ import pytest
 
 from lockstep.errors import LockstepError
 from lockstep.files import sha256_file, write_json
-from pipeline import __main__ as command_line
 from pipeline.monitor import find, training
 from pipeline.monitor.status import Status
+from pipeline.pages import commands as pages
 from pipeline.pages import live, plots, trainings
 from pipeline.stage import artifacts
 from pipeline.stage.artifacts import Paths, read_made
@@ -86,7 +86,7 @@ def test_page_has_all_trainings_and_where_they_differ(root, monkeypatch):
     draw = plots._curves
     monkeypatch.setattr(plots, "_curves", lambda *given: lines.append(given) or draw(*given))
     monkeypatch.setattr(plots, "_png", lambda *_: b"")
-    command_line.report(["aaaa", "bbbb", "cccc"], compare=True, live=False, root=root, out=None)
+    pages.report(["aaaa", "bbbb", "cccc"], compare=True, live=False, root=root, out=None)
     page = (root / trainings.PAGE).read_text()
     assert "<h1>aaaa against bbbb against cccc</h1>" in page
     assert re.search(r"Rounds</th>.*>40<.*>40<.*>15<", page)
@@ -227,4 +227,4 @@ def test_rows_of_a_transcript_that_grows_are_read_once_and_cut_with_it(root, tmp
 def test_what_report_does_not_take_is_one_line(given):
     names, compare, watch = given
     with pytest.raises(LockstepError, match="report: expected nothing, --live, or --compare"):
-        command_line.report(names, compare=compare, live=watch)
+        pages.report(names, compare=compare, live=watch)

@@ -14,7 +14,7 @@ from lockstep.errors import LockstepError
 from lockstep.files import write_json
 from models.llama import llama
 from pipeline import runfile
-from pipeline.preflight import command, preflight
+from pipeline.preflight import commands, preflight
 from pipeline.preflight.preflight import Preflight
 from pipeline.preflight.row import CheckRow, Mark, lines
 from pipeline.stage.keys import PROJECT, STAGES
@@ -238,10 +238,10 @@ def test_a_run_that_would_fail_is_status_1_and_each_reason_a_line(written, tmp_p
     checkpoint = {"Hub": {"repo_id": str(tmp_path / "m")}}
     run_file = written(model__LLM__checkpoint=checkpoint, config__total_steps=10**6)
     with pytest.raises(LockstepError, match=f"^{run_file}: .* 2 "):
-        command.check(run_file, tmp_path)
+        commands.check(run_file, tmp_path)
     marks = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
     assert marks.count("✗") == 2
-    command.check(written(), tmp_path)
+    commands.check(written(), tmp_path)
 
 
 def test_a_table_has_words_where_there_are_no_ticks(monkeypatch):

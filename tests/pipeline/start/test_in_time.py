@@ -7,10 +7,10 @@ import pytest
 
 from lockstep.errors import LockstepError
 from lockstep.swarm.round_settings import RoundSettings
-from pipeline import __main__ as command_line
 from pipeline import runfile
 from pipeline.audit.judge import How, judge
 from pipeline.language_model.language_model import programs_of
+from pipeline.preflight import commands
 from pipeline.preflight.plan import plan, plan_of
 from pipeline.start import in_time
 from tests import tiny
@@ -101,11 +101,11 @@ def test_ready_runs_are_in_time():
 def test_the_command_check_refuses_it(tmp_path, capsys):
     run_file, data = tmp_path / "run.toml", tiny.write_data(tmp_path / "tokens")
     tiny.write_run(run_file, tiny.run_document(data))
-    command_line.check(run_file, tmp_path)
+    commands.check(run_file, tmp_path)
     late = {"links__upload_mbps": 0.001, "config__max_round_train_time": 1}
     tiny.write_run(run_file, tiny.run_document(data, **late))
     with pytest.raises(LockstepError, match="would fail by 1 "):
-        command_line.check(run_file, tmp_path)
+        commands.check(run_file, tmp_path)
     assert "or nothing is trained" in capsys.readouterr().out
 
 
@@ -118,7 +118,7 @@ def test_the_command_check_does_not_judge_by_the_model_of_another_run(tmp_path):
     config = tmp_path / "data" / "init" / "hf" / "config.json"
     config.parent.mkdir(parents=True)
     config.write_text(json.dumps(MODEL))
-    command_line.check(run_file, tmp_path)
+    commands.check(run_file, tmp_path)
     with pytest.raises(LockstepError, match="or nothing is trained"):
         plan(runfile.load(run_file), tmp_path)
 

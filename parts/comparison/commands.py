@@ -11,6 +11,7 @@ import typer
 from lockstep.errors import LockstepError
 from lockstep.files import write_text
 from parts.comparison import plan_file
+from pipeline.command_line import RUN_FILES
 from pipeline.stage.artifacts import write_sealed
 from pipeline.stage.keys import PROJECT
 
@@ -19,9 +20,12 @@ if TYPE_CHECKING:
     from parts.comparison.trainings import PlannedTraining
     from pipeline.runfile import Run
 
+app = typer.Typer()
+
 OF_THE_PEAK = 0.5  # of the speed of a matrix product, about what a training reaches on a CPU
 
 
+@app.command(rich_help_panel=RUN_FILES)
 def compare(
     file: Annotated[Path, typer.Argument(help="What to compare.")] = plan_file.COMPARE_FILE,
     plan: Annotated[

@@ -9,7 +9,10 @@ from lockstep.errors import LockstepError
 from parts.projection import failures
 from parts.projection.project import MEASURED, PlannedSwarm, Topology, not_summed, project
 from parts.projection.quantities import amount, bits_per_second, seconds
+from pipeline.command_line import RUN_FILES
 from pipeline.stage.progress import size
+
+app = typer.Typer()
 
 NEVER = 1e6  # hours: a century
 ROUTES = {
@@ -29,6 +32,7 @@ HEADS = (
 )
 
 
+@app.command("project", rich_help_panel=RUN_FILES)
 def project_run(  # noqa: PLR0913 - each is an option
     peers: Annotated[int, typer.Option(min=2, max=100_000, help="How many.")],
     params: Annotated[float, typer.Option(min=1, help="Of the model.")],

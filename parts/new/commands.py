@@ -11,12 +11,13 @@ import typer
 from lockstep.errors import LockstepError
 from parts.new.answers import MOST_PEERS, Checks, NewAnswers, new_run
 from parts.new.recipes import RECIPES, recipe_of
-from pipeline.command_line import DEFAULT_ROOT, Root
+from pipeline.command_line import DEFAULT_ROOT, RUN_FILES, Root
 
 if TYPE_CHECKING:
     from parts.new.fitting import Choice
     from pipeline.preflight.model import StartingModel
 
+app = typer.Typer()
 
 # In the order in which they are asked: the question, and the answer by default.
 QUESTIONS = {
@@ -31,6 +32,7 @@ QUESTIONS = {
 BY_DEFAULT = {"peers": 4, "gpus": 0}
 
 
+@app.command(rich_help_panel=RUN_FILES)
 def new(  # noqa: PLR0913 - each is an option
     file: Annotated[Path | None, typer.Argument(help="The run file to write.")] = None,
     model: Annotated[
@@ -199,7 +201,7 @@ def _write(
     from lockstep.files import write_text
     from parts.new.fitting import CALLED, value_at
     from pipeline import runfile
-    from pipeline.preflight import command as preflight
+    from pipeline.preflight import commands as preflight
     from pipeline.preflight.plan import plan_of
     from pipeline.runfile.importer import run_file, toml
     from pipeline.stage import logs

@@ -1,0 +1,37 @@
+"""The command `lockstep sidecar`. Nothing heavy is imported before it runs."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pipeline.command_line import IN_PROGRESS
+
+app = typer.Typer()
+
+
+@app.command(rich_help_panel=IN_PROGRESS)
+def sidecar(
+    connect: Annotated[str, typer.Option(help="HOST:PORT where the trainer listens.")],
+    secret: Annotated[
+        Path, typer.Option(envvar="LOCKSTEP_SECRET", help="A copy of the peer's secret, mode 600.")
+    ],
+    peer: Annotated[
+        int | None, typer.Option(min=0, help="Number of the peer; its secret says which.")
+    ] = None,
+    world_size: Annotated[int, typer.Option(min=1, help="Processes inside the peer.")] = 1,
+    rank: Annotated[int, typer.Option(min=0, help="This one among them.")] = 0,
+    backend: Annotated[str, typer.Option(help="What to compute on: cpu or cuda.")] = "cpu",
+    wait: Annotated[
+        float, typer.Option(min=0, help="Seconds after which it ends where no trainer is.")
+    ] = 3600.0,
+) -> None:
+    """Run the process of one peer of a run that trains on another host, until it ends."""
+    from pipeline.stage import allocator
+
+    allocator.tune()
+    from parts.carrier import sidecar as process
+
+    process.main(
+        connect, secret, peer, world_size=world_size, rank=rank, backend=backend, wait=wait
+    )

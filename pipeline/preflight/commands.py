@@ -1,0 +1,78 @@
+"""`lockstep check` and `plan`: what a run will need and take, said before it runs.
+
+Nothing heavy is imported before one of them runs.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lockstep.errors import LockstepError
+from pipeline.command_line import DEFAULT_ROOT, DEFAULT_RUN, RUN_FILES, Root, RunFile
+from pipeline.stage import devices, logs
+from pipeline.stage.keys import STAGES, Keys
+
+app = typer.Typer()
+
+
+@app.command(rich_help_panel=RUN_FILES)
+def check(run: RunFile = DEFAULT_RUN, root: Root = DEFAULT_ROOT) -> None:
+    """Look at all that a run will need, before it runs; status 1 where a stage would fail."""
+    if failing := show(run, root):
+        raise LockstepError(f"{run}: the run would fail by {failing} of these rows")
+
+
+def show(run_file: Path, root: Path) -> int:
+    """Print the table of what a run needs, and return how many rows say that a stage would fail.
+
+    Raises:
+      LockstepError: The run file is not valid, or lacks a table that an engine asks for.
+    """
+    from pipeline import runfile
+    from pipeline.preflight.preflight import Preflight
+    from pipeline.preflight.row import Mark, lines
+
+    run, keys = runfile.load(run_file), Keys(run_file)
+    for stage in STAGES:
+        keys.key(stage)
+    logs.to_stdout("WARNING")
+    failing = 0
+    for row in Preflight(run, run_file, root).rows():
+        failing += row.mark is Mark.FAILS
+        for line in lines([row]):
+            logs.say(line)
+    return failing
+
+
+@app.command(rich_help_panel=RUN_FILES)
+def plan(
+    run: RunFile = DEFAULT_RUN,
+    root: Root = DEFAULT_ROOT,
+    memory: Annotated[
+        bool,
+        typer.Option(help="Compile the run's programs for the devices here, to know their memory."),
+    ] = True,
+) -> None:
+    """Say what a run will take, before it runs: messages, disk, memory, and what runs again."""
+    from pipeline import runfile
+    from pipeline.stage import allocator, reruns
+    from pipeline.stage.artifacts import Paths
+
+    allocator.tune()
+    settings = runfile.load(run)
+    if memory:
+        devices.prepare(settings)
+    from pipeline.preflight import planned  # only now: it imports JAX
+
+    of_run = settings, root, Paths("convert", run, root).is_made("convert")
+    for line in planned.footprint(*of_run).lines():
+        logs.say(line)
+    if memory:
+        devices.keep_compiled(Paths("train", run, root).store / "compiled")
+        allocator.trim_after_compiling()
+        for line in planned.memory_lines(*of_run):
+            logs.say(line)
+    for stage, reason in reruns.reasons(run, root).items():
+        said = "has its result" if reason is None else f"will run: {reason}"
+        logs.say(f"{f'stage {stage}':<15}{said}")
