@@ -13,7 +13,7 @@ import pytest
 
 from lockstep import errors
 from lockstep.errors import LockstepError
-from parts.carrier.frames import FrameError
+from parts.carrier.requests import FrameError
 from pipeline.net import limits, retry
 from pipeline.runfile import Network
 from pipeline.sources import parquet

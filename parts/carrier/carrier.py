@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from parts.carrier.frames import AnswerHeader
-from parts.carrier.operation_tables import Asked
+from parts.carrier.requests import AnswerHeader, Asked
 
 LISTEN_SECONDS = 0.1  # at a time, between looks at whether processes live
 

@@ -1,26 +1,32 @@
 """An encrypted, authenticated way between the trainer and the processes of peers, over ZeroMQ.
 
-Each end proves with CURVE that it knows its key; carrier/secret.py has them. A message is a list of
-buffers. It travels as their number, and sizes and bytes in parts of at most `PART_BYTES`, so that
-whoever knows no key can make the other end take no more than that.
+Each end proves with CURVE that it has its key, one for each process of each peer, so that none can
+speak as another. A message is a list of buffers. It travels as their number, and sizes and bytes in
+parts of at most `PART_BYTES`, so that whoever knows no key can make the other end take no more.
 """
 
+import os
 import re
+import socket
 import struct
+import threading
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from itertools import count
-from typing import NamedTuple
+from pathlib import Path
+from typing import Annotated, NamedTuple, TypeVar
 
 import numpy as np
 import zmq
+from pydantic import Field, ValidationError
 from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils.monitor import recv_monitor_message
 
 from lockstep.errors import LockstepError, brief
-from parts.carrier.door import Door
-from parts.carrier.frames import Buffer, FrameError
-from parts.carrier.secret import PeerSecret, Place, Secrets, public_of
+from lockstep.files import write_text
+from lockstep.tables.table import AsTuple, Table
+from parts.carrier.requests import Buffer, FrameError
 
 PART_BYTES = 2**18
 MOST_BUFFERS = 2**17  # in a message
@@ -35,6 +41,113 @@ HANDSHAKE_FAILED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FA
 CONNECTION_ENDED = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
 KEY_REFUSED = zmq.EVENT_HANDSHAKE_FAILED_AUTH
 CONNECTED = zmq.EVENT_HANDSHAKE_SUCCEEDED
+DOOR_EVENTS = (
+    zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_MONITOR_STOPPED
+)
+Z85 = Annotated[str, Field(pattern=r"^[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}$")]
+AnySecret = TypeVar("AnySecret", bound=Table)
+Place = tuple[int, int]  # a peer, and which of its processes
+
+
+# ---- Keys ----
+
+
+class PeerSecret(Table):
+    """Keys that the processes of one peer need."""
+
+    peer: Annotated[int, Field(ge=0)]
+    """Number of the peer."""
+    server: Z85
+    """The trainer's public key."""
+    private: Annotated[tuple[Z85, ...], Field(min_length=1), AsTuple]
+    """Private key of each of the peer's processes."""
+
+    @classmethod
+    def read(cls, path: Path) -> "PeerSecret":
+        """Read the file of a peer's secret.
+
+        Raises:
+          LockstepError: The file has another form, or others may read it.
+        """
+        return _read_secret(cls, path)
+
+
+class TrainerSecret(Table):
+    """Key that only the trainer has."""
+
+    private: Z85
+    """Its private key."""
+
+
+class Secrets:
+    """The keys of a run, in a folder: `trainer.json`, and `peer-N.json` for each of `count` peers.
+
+    Each peer has `ranks` processes. Existing keys stay, since processes that were started by hand
+    have them.
+
+    Raises:
+      LockstepError: A file is damaged, or others may read it.
+    """
+
+    def __init__(self, folder: Path, count: int, ranks: int = 1):
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / "trainer.json"
+        given = _read_secret(TrainerSecret, path) if path.exists() else None
+        self.private = given.private if given else _new_key()
+        self.public = public_of(self.private)
+        self.places: dict[str, Place] = {}  # public key -> whose it is
+        for peer in range(count):
+            for rank, private in enumerate(self._peer(peer, ranks).private):
+                self.places[public_of(private)] = peer, rank
+        if given is None:  # the last one: who waits for it finds them all
+            _write_secret(path, TrainerSecret(private=self.private))
+
+    def path(self, peer: int) -> Path:
+        """Return the file of a peer."""
+        return self.folder / f"peer-{peer}.json"
+
+    def _peer(self, peer: int, ranks: int) -> PeerSecret:
+        path = self.path(peer)
+        if path.exists():
+            there = PeerSecret.read(path)
+            if (there.peer, there.server, len(there.private)) == (peer, self.public, ranks):
+                return there
+        new = PeerSecret(
+            peer=peer, server=self.public, private=tuple(_new_key() for _ in range(ranks))
+        )
+        _write_secret(path, new)
+        return new
+
+
+def public_of(private: str) -> str:
+    """Return the public key of a private one."""
+    return zmq.curve_public(private.encode()).decode()
+
+
+def _new_key() -> str:
+    return zmq.curve_keypair()[1].decode()
+
+
+def _read_secret(kind: type[AnySecret], path: Path) -> AnySecret:
+    if path.stat().st_mode & 0o077:
+        raise LockstepError(f"{path}: others may read it, expected mode 600: it is a secret")
+    try:
+        return kind.model_validate_json(path.read_bytes())
+    except ValidationError as error:
+        where = ".".join(map(str, error.errors()[0]["loc"])) or "no JSON"
+        raise LockstepError(f"{path}: {where}, expected the file of a run's secret") from None
+
+
+def _write_secret(path: Path, secret: Table) -> None:
+    mask = os.umask(0o077)
+    try:
+        write_text(path, secret.model_dump_json() + "\n")
+    finally:
+        os.umask(mask)
+
+
+# ---- The two ends ----
 
 
 def endpoint(address: str, least: int = 1) -> str:
@@ -279,3 +392,72 @@ def _prepared(socket: zmq.Socket) -> zmq.Socket:
     socket.heartbeat_ivl, socket.heartbeat_timeout = HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS
     socket.rcvhwm = socket.sndhwm = WAITING
     return socket
+
+
+# ---- Strangers ----
+
+
+class Door:
+    """Watches, in a thread, the connections that others make to a socket.
+
+    Args:
+      listening: The socket, before it is bound.
+      most: How many connections may be open over which no peer has said anything.
+    """
+
+    def __init__(self, listening: zmq.Socket, most: int):
+        self.listening, self.most, self.port = listening, most, 0
+        self._open: dict[int, None] = {}  # descriptors, the oldest first
+        self._known: dict[Place, int] = {}  # ... over which a peer's process spoke last
+        self._lock = threading.Lock()
+        address = f"inproc://door-{id(self)}"
+        listening.monitor(address, DOOR_EVENTS)
+        self._events = listening.context.socket(zmq.PAIR)
+        self._events.rcvhwm = 0  # ZeroMQ's thread must never wait for this one
+        self._events.connect(address)
+        self._thread = threading.Thread(target=self._watch, name="door", daemon=True)
+        self._thread.start()
+
+    def bound(self, port: int) -> None:
+        """Take note of the port: only connections to it are ever cut off."""
+        self.port = port
+
+    def heard(self, place: Place, descriptor: int) -> None:
+        """Take note of the connection over which a peer's process spoke."""
+        with self._lock:
+            self._known[place] = descriptor
+
+    def close(self) -> None:
+        """Stop watching."""
+        self.listening.disable_monitor()
+        self._thread.join()
+        self._events.close()
+
+    def _watch(self) -> None:
+        while (said := recv_monitor_message(self._events))["event"] != zmq.EVENT_MONITOR_STOPPED:
+            descriptor = said["value"]
+            with self._lock:
+                self._open.pop(descriptor, None)
+                self._known = {p: d for p, d in self._known.items() if d != descriptor}
+                if said["event"] == zmq.EVENT_ACCEPTED:
+                    self._open[descriptor] = None
+                    if len(self._open) > self.most:
+                        self._cut_off_some()
+
+    def _cut_off_some(self) -> None:
+        peers = set(self._known.values())
+        strangers = [descriptor for descriptor in self._open if descriptor not in peers]
+        for descriptor in strangers[: max(0, len(strangers) - self.most)]:
+            del self._open[descriptor]
+            _cut_off(descriptor, self.port)
+
+
+def _cut_off(descriptor: int, port: int) -> None:
+    """End a connection of ZeroMQ's, if the descriptor is still that of one to this port."""
+    with suppress(OSError):
+        theirs = socket.socket(fileno=descriptor)
+        try:
+            if theirs.getsockname()[1] == port:
+                theirs.shutdown(socket.SHUT_RDWR)
+        finally:
+            theirs.detach()  # ZeroMQ closes it

@@ -9,12 +9,10 @@ from pathlib import Path
 import jax
 
 from lockstep.transcript.state import State
-from parts.carrier.asking import Patience
 from parts.carrier.carrier import Carrier
-from parts.carrier.channel import Hub
+from parts.carrier.channel import Hub, Place, Secrets
 from parts.carrier.processes import Processes
-from parts.carrier.remote_peers import RemotePeers
-from parts.carrier.secret import Place, Secrets
+from parts.carrier.remote_peers import Patience, RemotePeers
 from pipeline import extras, runfile
 from pipeline.start.begin import Setup
 

@@ -10,10 +10,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from parts.carrier.carrier import Answered, Carrier
-from parts.carrier.channel import Heard, Hub
-from parts.carrier.frames import AnswerHeader, Buffer, FrameError, checked, decode
-from parts.carrier.operation_tables import Asked, Exit, Hello
-from parts.carrier.secret import Place
+from parts.carrier.channel import Heard, Hub, Place
+from parts.carrier.requests import (
+    AnswerHeader,
+    Asked,
+    Buffer,
+    Exit,
+    FrameError,
+    Hello,
+    checked,
+    decode,
+)
 
 log = logging.getLogger(__name__)
 

@@ -18,9 +18,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from lockstep.errors import LockstepError, brief
 from parts.carrier.carrier import Carrier
-from parts.carrier.frames import AnswerHeader, Buffer, FrameError, decode
-from parts.carrier.jax_process import JaxProcess
-from parts.carrier.operation_tables import Asked
+from parts.carrier.requests import AnswerHeader, Asked, Buffer, FrameError, decode
+from parts.carrier.sidecar import PeerProcess
 from pipeline.runfile.runtime_table import RayCluster
 from pipeline.stage import signals
 
@@ -30,7 +29,7 @@ class PeerActor:
 
     def __init__(self, peer: int, backend: str):
         os.environ["JAX_PLATFORMS"] = backend
-        self.process = JaxProcess(peer)
+        self.process = PeerProcess(peer)
 
     def hello(self) -> str:
         """Return the process's random name."""

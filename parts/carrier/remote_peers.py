@@ -1,31 +1,175 @@
-"""Peers in processes of their own, as a round sees them."""
+"""Peers in processes of their own, as a round sees them.
+
+`Asking` asks the present peers and checks what they answer before anything is done with it: a peer
+whose answer is not what its operation gives is lost, and one line says why. Where peers should have
+the same tree, the hash that most of them give counts. `RemotePeers` takes a run's rounds with it.
+"""
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass
 from itertools import cycle
-from typing import Literal
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import jax
 import numpy as np
 
-from lockstep.errors import brief
+from lockstep.errors import LockstepError, brief
 from lockstep.optim.optimizer import Tree, no_align
 from lockstep.programs.train_step import Work
 from lockstep.swarm.peers import Done, RoundSteps
 from lockstep.transcript.state import State
 from lockstep.wire.commitment import tree_hash
-from parts.carrier import operation_tables as tables
-from parts.carrier.asking import Asking, Patience
-from parts.carrier.carrier import Carrier
-from parts.carrier.operation_tables import Asked
-from parts.carrier.operations import leaves, tables_for_a_process
+from parts.carrier import requests
+from parts.carrier.carrier import Answered, Carrier
+from parts.carrier.operations import leaves, tables_for_a_process, trees_of
+from parts.carrier.requests import OPERATIONS, Asked, FrameError, Hashed, checked
 from pipeline.stage import signals
 from pipeline.start.begin import Setup
 
 LOSS_LIKE = np.zeros((), np.float32)  # a loss's dtype and shape
 
 log = logging.getLogger(__name__)
+CaseResult = TypeVar("CaseResult")
+
+
+@dataclass(frozen=True)
+class Patience:
+    """Limits on the time that a peer takes, in seconds.
+
+    Attributes:
+      start: Time until its process has started.
+      answer: Time until it answers a request.
+      step: Time until it answers the request for a step.
+    """
+
+    start: float
+    answer: float
+    step: float
+
+
+class Given(NamedTuple):
+    """A peer's answer as its operation gives it.
+
+    values: The table that the operation gives. trees: Its arrays, by the names that were asked for.
+      seconds: How long it took, since the request was sent.
+    """
+
+    values: Any
+    trees: dict[str, Tree]
+    seconds: float
+
+
+class Asking:
+    """The peers of a run behind a carrier: who is present, and what they answer.
+
+    Args:
+      carrier: The way to the processes.
+      count: How many peers there are; all are absent at first.
+      seconds: How long an answer may take.
+    """
+
+    def __init__(self, carrier: Carrier, count: int, seconds: float):
+        self.carrier, self.count, self.seconds = carrier, count, seconds
+        self.absent = frozenset(range(count))
+
+    @property
+    def here(self) -> frozenset[int]:
+        """The present peers."""
+        return frozenset(range(self.count)) - self.absent
+
+    def ask(
+        self,
+        asked: Mapping[int, Asked],
+        like: Mapping[str, Tree] | None = None,
+        seconds: float | None = None,
+    ) -> dict[int, Given]:
+        """Send each peer its request at once, and return the answers that are what was asked for.
+
+        The requests are of one operation. The arrays of each answer are the leaves of the trees in
+        `like`, one tree after the other. By default, answers may take `self.seconds`.
+        """
+        answers = self.carrier.ask(asked, self.seconds if seconds is None else seconds)
+        self.take_losses()
+        given = {}
+        for peer, answer in answers.items():
+            if peer in self.absent:
+                continue
+            try:
+                given[peer] = _read(asked[peer], answer, like or {})
+            except FrameError as error:
+                self.distrust(peer, f"nonsense: {error}")
+        return given
+
+    def ask_for_all(
+        self, count: int, ask: Callable[[list[int]], Mapping[int, CaseResult]]
+    ) -> list[CaseResult]:
+        """Ask the present peers until each of `count` cases has a result, and return the results.
+
+        `ask` takes the cases without a result, asks peers about some, and returns results by case.
+
+        Raises:
+          LockstepError: No peer is left.
+        """
+        results: dict[int, CaseResult] = {}
+        while missing := [n for n in range(count) if n not in results]:
+            self.expect_any()
+            results |= ask(missing)
+        return [results[n] for n in range(count)]
+
+    def take_losses(self) -> None:
+        """Count peers that the carrier lost as absent; it may know peers that the run has not."""
+        for peer, why in self.carrier.lost().items():
+            if peer in self.here:
+                self.lose(peer, why)
+
+    def lose(self, peer: int, why: str) -> None:
+        """Count a peer as absent."""
+        log.info(f"train: peer {peer} is lost: {why}")
+        self.absent |= {peer}
+
+    def distrust(self, peer: int, why: str) -> None:
+        """Lose a peer for what it answered; its process may join again."""
+        self.carrier.lose(peer, why)
+        self.take_losses()
+
+    def agreed(self, found: Mapping[int, str], name: str) -> str:
+        """Return the hash that most peers give, in a tie the first one's, and lose the others."""
+        (most, _), *_ = Counter(found[peer] for peer in sorted(found)).most_common(1)
+        for peer, one in found.items():
+            if one != most:
+                self.distrust(peer, f"its {name} are {one[:12]}, the others' {most[:12]}")
+        return most
+
+    def is_true(self, peer: int, tree: Tree, expected: str | None, name: str) -> bool:
+        """Return whether a tree has the hash that is expected, if one is; lose the peer if not."""
+        if expected is None or (found := tree_hash(tree)) == expected:
+            return True
+        self.distrust(peer, f"it gave {name} {found[:12]}, expected {expected[:12]}")
+        return False
+
+    def expect_any(self) -> None:
+        """Check that a peer is present.
+
+        Raises:
+          LockstepError: All peers are absent.
+        """
+        if not self.here:
+            raise LockstepError(
+                "train: no peer's process is left, expected at least one to go on with; their "
+                "logs are beside the checkpoints, and the same command goes on"
+            )
+
+
+def _read(one: Asked, answer: Answered, like: Mapping[str, Tree]) -> Given:
+    gives = OPERATIONS[one.operation].gives
+    values = checked(gives, answer.header.values, f"what {one.operation} gives")
+    wanted = getattr(one.values, "hash", True)
+    if isinstance(values, Hashed) and (values.hash is not None) != wanted:
+        raise FrameError(f"hash: {values.hash}, expected {'one' if wanted else 'none'}")
+    return Given(values, trees_of(answer.arrays, like), answer.seconds)
 
 
 class RemotePeers(Asking):
@@ -121,9 +265,9 @@ class RemotePeers(Asking):
         if self.setup.run.links.clock == "wall":
             self._compile(asked)
         keep = self.keeps(asked.number)
-        requests = {
+        asked_of = {
             peer: Asked(
-                tables.Train(
+                requests.Train(
                     step=asked.number,
                     count=given.count,
                     imprecise=peer in asked.imprecise,
@@ -137,7 +281,7 @@ class RemotePeers(Asking):
         like = {"loss": LOSS_LIKE, "message": self.programs.form.like}
         like |= {"own": self._like.own[0]} if keep else {}
         done, self._committed_before = {}, dict(self._committed)
-        for peer, answer in self.ask(requests, like, self.patience.step).items():
+        for peer, answer in self.ask(asked_of, like, self.patience.step).items():
             state, trees = answer.values.hash, answer.trees
             self._committed[peer] = state
             if keep and not self.is_true(peer, trees["own"], state, "its own state"):
@@ -157,7 +301,7 @@ class RemotePeers(Asking):
     def sit_out(self, idle: Set[int], step: int) -> None:
         """Have present peers that take no step in a round adopt the last round's commit."""
         if self.programs.optimizer.align is not no_align:
-            asked = Asked(tables.Align(step=step, hash=self._verifies))
+            asked = Asked(requests.Align(step=step, hash=self._verifies))
             answers = self.ask(dict.fromkeys(sorted(self.here & idle), asked))
             self._committed |= {peer: answer.values.hash for peer, answer in answers.items()}
         if self.keeps(step):  # while they are there
@@ -168,15 +312,15 @@ class RemotePeers(Asking):
 
         That is a run's first one, and one in which another number of peers train. Verifiers too.
         """
-        arrays, requests = leaves(next(iter(asked.work.values())).rows_MB), {}
+        arrays, compiles = leaves(next(iter(asked.work.values())).rows_MB), {}
         for peer in sorted(self.here):
             imprecise = peer in asked.imprecise
             step = (imprecise, *(array.shape for array in arrays))
             if step not in self._compiled.setdefault(peer, set()):
                 self._compiled[peer].add(step)
-                requests[peer] = Asked(tables.Compile(imprecise=imprecise), arrays)
-        if requests:
-            self.ask(requests)
+                compiles[peer] = Asked(requests.Compile(imprecise=imprecise), arrays)
+        if compiles:
+            self.ask(compiles)
 
     def receive(
         self,
@@ -191,7 +335,7 @@ class RemotePeers(Asking):
           LockstepError: No peer is left.
         """
         older = ages or {}
-        optimize = tables.Optimize(
+        optimize = requests.Optimize(
             step=step,
             peers=[*messages],
             sequences=[sequences[peer] for peer in messages],
@@ -221,7 +365,7 @@ class RemotePeers(Asking):
             asked = {}
             for who, n in turn.items():
                 _, own, work = cases[n]
-                recompute = tables.Recompute(step=step, count=work.count)
+                recompute = requests.Recompute(step=step, count=work.count)
                 asked[who] = Asked(recompute, [*leaves(own), *leaves(work.rows_MB)])
             answers = self.ask(asked, like, self.patience.step)
             return {turn[p]: (a.trees["message"], a.values.hash) for p, a in answers.items()}
@@ -248,7 +392,7 @@ class RemotePeers(Asking):
     def restart(self, peer: int) -> None:
         """Give a peer a new state of its own, at the params that the others have."""
         if peer in self.here:
-            self.ask({peer: Asked(tables.Restore())})
+            self.ask({peer: Asked(requests.Restore())})
             self._committed.pop(peer, None)
             self._own.pop(peer, None)  # what it was asked for in this round
             if self._verifies and peer in self.here:
@@ -287,7 +431,7 @@ class RemotePeers(Asking):
                 turn |= {peer: n for peer in sorted(able - turn.keys())[:1]}
                 if len(turn) == len(self.here):
                     break
-            asked = {peer: Asked(tables.Forward(), [lots[n]]) for peer, n in turn.items()}
+            asked = {peer: Asked(requests.Forward(), [lots[n]]) for peer, n in turn.items()}
             believed = {}
             for peer, answer in self.ask(asked, like).items():
                 n, losses = turn[peer], answer.trees["losses"]
@@ -330,7 +474,7 @@ class RemotePeers(Asking):
     def _admit(self, peers: frozenset[int] | set[int], params: Tree, shared: Tree) -> None:
         """Create the state that peers agree on, at processes that have arrived."""
         programs, run = self.programs, self.setup.run
-        create = tables.Create(
+        create = requests.Create(
             run=tables_for_a_process(run),
             model=self.setup.model,
             first_step=self.setup.start.step,
@@ -347,13 +491,13 @@ class RemotePeers(Asking):
                 is_there = brief(repr(found.get(differs[0])), 200)
                 expected = f"expected {here[differs[0]]!r} as here: bits would differ"
                 self.lose(peer, f"{differs[0]} is {is_there} there, {expected}")
-        self.ask(dict.fromkeys(self.here & peers, Asked(tables.GetHyperparameters())))
+        self.ask(dict.fromkeys(self.here & peers, Asked(requests.GetHyperparameters())))
         for peer in self.here & peers:
             self._own.pop(peer, None)
             self._compiled.pop(peer, None)
 
     def _restore(self, own: Mapping[int, Tree]) -> None:
-        self.ask({peer: Asked(tables.Restore(), leaves(tree)) for peer, tree in own.items()})
+        self.ask({peer: Asked(requests.Restore(), leaves(tree)) for peer, tree in own.items()})
         if self._verifies:
             distinct = {id(tree): tree for tree in own.values()}  # at a run's start all are one
             hashes = {key: tree_hash(tree) for key, tree in distinct.items()}
@@ -362,7 +506,7 @@ class RemotePeers(Asking):
     def _shown(
         self, peer: int, what: Literal["own", "before"], committed: Mapping[int, str], name: str
     ) -> Tree | None:
-        asked = Asked(tables.Extract(what=what, hash=False))
+        asked = Asked(requests.Extract(what=what, hash=False))
         answers = self.ask({peer: asked}, {name: self._like.own[0]}) if peer in self.here else {}
         trees = [answer.trees[name] for answer in answers.values()]
         true = (x for x in trees if self.is_true(peer, x, committed.get(peer), name))
@@ -371,7 +515,7 @@ class RemotePeers(Asking):
     def _hash(self, what: str) -> str:
         """The hash of a tree that all peers have alike."""
         if what not in self._alike:
-            asked = Asked(tables.Extract(what=what, hash=True))
+            asked = Asked(requests.Extract(what=what, hash=True))
             answers = self.ask(dict.fromkeys(sorted(self.here), asked))
             self.expect_any()
             found = {peer: answer.values.hash for peer, answer in answers.items()}
@@ -387,7 +531,7 @@ class RemotePeers(Asking):
         def copied(_: list[int]) -> dict[int, Tree]:
             expected = self._hash(what)
             peer = min(self.here)
-            answers = self.ask({peer: Asked(tables.Extract(what=what, hash=False))}, {what: like})
+            answers = self.ask({peer: Asked(requests.Extract(what=what, hash=False))}, {what: like})
             trees = [answer.trees[what] for answer in answers.values()]
             return {n: x for n, x in enumerate(trees) if self.is_true(peer, x, expected, what)}
 

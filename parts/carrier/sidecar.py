@@ -2,32 +2,156 @@
 
 It keeps the peer's state, does what the trainer asks for and answers; docs/reference/sidecar.md.
 It ends on request, together with the trainer that started it, or after long without a trainer. On
-SIGTERM it leaves the run.
+SIGTERM it leaves the run. JAX is imported with the first request, which says how to set it up.
 """
 
 import os
+import secrets
 import signal
 import socket
 import sys
 import threading
 import time
+import traceback
 from pathlib import Path
 from types import FrameType
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from lockstep.errors import LockstepError, shown
-from parts.carrier.channel import Line, endpoint
-from parts.carrier.jax_process import JaxProcess
-from parts.carrier.peer_process import PeerProcess, Rank
-from parts.carrier.secret import PeerSecret
+from lockstep.errors import LockstepError, brief, shown
+from parts.carrier.channel import Line, PeerSecret, endpoint
+from parts.carrier.requests import (
+    AnswerHeader,
+    Asked,
+    Buffer,
+    Create,
+    Exit,
+    FrameError,
+    Hello,
+    Outcome,
+    RequestHeader,
+    decode,
+    encode,
+)
+from pipeline import runfile
+from pipeline.stage import devices
+
+if TYPE_CHECKING:
+    from parts.carrier.operations import Operations
 
 LOOK_SECONDS = 0.5  # between two looks at whether it is to leave
 HELLO_SECONDS = 2.0  # between two hellos of a process that nobody asks anything
 LEAVE_SECONDS = 30.0  # after which a process that asked to leave ends by itself
 WAIT_SECONDS = 3600.0
 TURNED_AWAY = 3  # attempts to connect that somebody ended, before that is said
+HEARTBEAT_SECONDS = 30  # a gang's process that says nothing for so long ends the others
+
+
+class Rank(NamedTuple):
+    """Which of the processes of one peer a process is.
+
+    number: Number of this process; process 0 answers for all. count: Number of processes. address:
+      Address at which process 0 coordinates them, host:port; empty for the others.
+    """
+
+    number: int = 0
+    count: int = 1
+    address: str = ""
+
+
+class PeerProcess:
+    """The process of a peer: it reads requests, has them done and answers them."""
+
+    def __init__(self, peer: int, rank: Rank = Rank()):  # noqa: B008 (it is immutable)
+        self.peer, self.rank = peer, rank
+        self.name = secrets.token_hex(8)
+        self.operations: Operations | None = None
+        self._gang = ""  # the address at which it has joined the peer's other processes
+        self._last: tuple[tuple[str, int], list[Buffer]] | None = None
+
+    def hello(self) -> list[Buffer]:
+        """Return the message of a process that waits to be asked."""
+        hello = Hello(peer=self.peer, pid=os.getpid(), gang=self.rank.address)
+        header = AnswerHeader(process=self.name, says="hello", values=hello.model_dump(mode="json"))
+        return encode(header)
+
+    def leave(self) -> list[Buffer]:
+        """Return the message of a process that wants to leave the run."""
+        return encode(AnswerHeader(process=self.name, says="leave"))
+
+    def answer(self, buffers: list[Buffer]) -> list[Buffer] | None:
+        """Return the answer to a request; None if it is to exit. An error is one line of it.
+
+        A request that comes again, because a connection lost it or its answer, is answered again.
+        """
+        number = None
+        try:
+            request, arrays = decode(RequestHeader, buffers)
+            number = request.number
+            asked = Asked.read(request, arrays)
+            if isinstance(asked.values, Exit):
+                return None
+            if self._last and self._last[0] == (request.trainer, number):
+                return self._last[1]
+            outcome = self._do(asked, request.gang)
+            values = outcome.values.model_dump(mode="json")
+            header = AnswerHeader(number=number, process=self.name, values=values)
+            answer = encode(header, outcome.arrays)
+            self._last = (request.trainer, number), answer
+            return answer
+        except Exception as error:  # whatever it is, the trainer hears of it
+            traceback.print_exc()  # into the peer's log
+            line = brief(f"{type(error).__name__}: {error}", 1000)
+            return encode(AnswerHeader(number=number, process=self.name, error=line))
+
+    def _do(self, asked: Asked, gang: str) -> Outcome:
+        if isinstance(asked.values, Create):
+            self.operations = self._create(asked.values, gang)
+        if self.operations is None:
+            raise FrameError(f"{asked.operation} before create, expected it after")
+        return self.operations.handle(asked)
+
+    def _create(self, create: Create, gang: str) -> "Operations":
+        """Prepare this process for the run, once: JAX reads its settings when it is imported."""
+        run = runfile.parse(create.run, "create")
+        if self.operations is not None and gang != self._gang:
+            raise LockstepError("the first of the peer's processes is another one; start this anew")
+        if self.operations is not None and self.operations.run == run:
+            return self.operations
+        if self.rank.count != run.peers.processes:
+            raise LockstepError(
+                f"--world-size {self.rank.count}, expected [peers] processes = "
+                f"{run.peers.processes}"
+            )
+        os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(run.peers.fsdp // self.rank.count))
+        devices.prepare(run)
+        if folder := os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+            devices.keep_compiled(Path(folder))
+        if self.rank.count > 1:
+            self._join(gang, run.runtime.answer_seconds)
+        from parts.carrier.operations import Operations
+        from pipeline.stage import allocator
+
+        allocator.trim_after_compiling()
+        return Operations(run, create.model, create.first_step, create.columns)
+
+    def _join(self, gang: str, seconds: float) -> None:
+        """Join the peer's other processes, once, before JAX sees a device."""
+        if self._gang:
+            raise LockstepError("the peer's processes are in another run; start them anew")
+        self._gang = gang
+        os.environ["JAX_ENABLE_PREEMPTION_SERVICE"] = "0"  # it would take SIGTERM from us
+        import jax
+
+        jax.distributed.initialize(
+            gang,
+            coordinator_bind_address=self.rank.address or None,  # not on every interface
+            num_processes=self.rank.count,
+            process_id=self.rank.number,
+            initialization_timeout=max(1, round(seconds)),
+            heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
+        )
 
 
 def serve(sidecar: PeerProcess, line: Line, wait_seconds: float = WAIT_SECONDS) -> None:
@@ -153,7 +277,7 @@ def main(
     here = _free_address(address) if world_size > 1 and rank == 0 else ""
     line = Line(address, theirs, rank)
     try:
-        serve(JaxProcess(theirs.peer, Rank(rank, world_size, here)), line, wait)
+        serve(PeerProcess(theirs.peer, Rank(rank, world_size, here)), line, wait)
     finally:
         line.close()
     if world_size > 1:
@@ -173,10 +297,11 @@ def _free_address(trainer: str) -> str:
 
 
 if __name__ == "__main__":
+    from parts.carrier import sidecar  # by the name that others import, so classes exist once
     from pipeline.stage import allocator
 
     allocator.tune()
     try:
-        typer.run(main)
+        typer.run(sidecar.main)
     except (LockstepError, OSError) as error:
         sys.exit(f"error: {shown(str(error))}")

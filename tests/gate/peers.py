@@ -4,8 +4,8 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from parts.carrier import frames
-from parts.carrier.frames import AnswerHeader
+from parts.carrier import requests
+from parts.carrier.requests import AnswerHeader
 from tests.gate.cases import (
     BOMB,
     BREAK,
@@ -56,7 +56,7 @@ ELSEWHERE = No("an answer has bytes, and neither files, pages nor a secret")
 ROWS = [
     PeerRow(
         "`train`, a peer's answer",
-        lambda buffers: frames.decode(AnswerHeader, buffers),
+        lambda buffers: requests.decode(AnswerHeader, buffers),
         dict.fromkeys(CASES, ELSEWHERE)
         | {SILENT: CLOCK, DRIPPING: CLOCK}
         | {SURROGATE: "expected a header", DEEP: "expected a header"}

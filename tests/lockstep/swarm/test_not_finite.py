@@ -10,7 +10,7 @@ import pytest
 from lockstep.swarm.peers import Done, RoundSteps, SimulatedPeers
 from lockstep.swarm.swarm import NotFiniteError
 from parts.carrier.carrier import Answered
-from parts.carrier.operation_tables import Asked
+from parts.carrier.requests import Asked
 from tests.lockstep.swarm import simulated
 from tests.parts.carrier import test_remote_peers
 from tests.parts.carrier.loopback import Loopback

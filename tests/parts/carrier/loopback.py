@@ -3,9 +3,8 @@
 from collections.abc import Callable, Mapping
 
 from parts.carrier.carrier import Answered, Carrier
-from parts.carrier.frames import AnswerHeader, decode
-from parts.carrier.jax_process import JaxProcess
-from parts.carrier.operation_tables import Asked
+from parts.carrier.requests import AnswerHeader, Asked, decode
+from parts.carrier.sidecar import PeerProcess
 
 BACK_AFTER = 6  # calls until a process that died is there again
 Fails = Callable[[int, str], str]  # peer, operation -> "", "before", "after" or "leave"
@@ -20,7 +19,7 @@ class Loopback(Carrier):
 
     def __init__(self, count: int, fails: Fails = lambda peer, operation: ""):
         super().__init__()
-        self.of: dict[int, JaxProcess | None] = {p: JaxProcess(p) for p in range(count)}
+        self.of: dict[int, PeerProcess | None] = {p: PeerProcess(p) for p in range(count)}
         self.fails, self.calls = fails, 0
         self.fresh, self.gone = set(range(count)), {}
         self.wants: set[int] = set()
@@ -64,7 +63,7 @@ class Loopback(Carrier):
         self.calls += 1
         for peer, number in list(self.gone.items()):
             if self.calls >= number:
-                self.of[peer] = JaxProcess(peer)
+                self.of[peer] = PeerProcess(peer)
                 self.fresh.add(peer)
                 del self.gone[peer]
         return frozenset(self.fresh)

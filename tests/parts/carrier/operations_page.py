@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from lockstep.tables.table import Table
-from parts.carrier.operation_tables import OPERATIONS
+from parts.carrier.requests import OPERATIONS
 from pipeline.stage.keys import PROJECT
 
 PAGE = PROJECT / "docs/reference/sidecar.md"

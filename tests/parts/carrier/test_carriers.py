@@ -11,11 +11,9 @@ import pytest
 
 from lockstep.errors import LockstepError
 from parts.carrier import channel
-from parts.carrier.channel import Hub, Line
-from parts.carrier.frames import AnswerHeader, RequestHeader, decode, encode
-from parts.carrier.operation_tables import Asked, Recompute
+from parts.carrier.channel import Hub, Line, PeerSecret, Secrets
 from parts.carrier.processes import Processes
-from parts.carrier.secret import PeerSecret, Secrets
+from parts.carrier.requests import AnswerHeader, Asked, Recompute, RequestHeader, decode, encode
 from tests.parts.carrier.tap import COMMAND, GREETING, HARMS, Tap, stranger
 
 GIB = 2**30

@@ -8,8 +8,8 @@ import zmq
 
 from lockstep.errors import LockstepError
 from parts.carrier import channel
-from parts.carrier.frames import FrameError
-from parts.carrier.secret import Secrets
+from parts.carrier.channel import Secrets
+from parts.carrier.requests import FrameError
 
 MOST = 2**24
 LARGE = np.arange(2 * channel.PART_BYTES + 9, dtype=np.uint8).data

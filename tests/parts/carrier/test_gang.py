@@ -5,8 +5,8 @@ import pytest
 from lockstep.files import read_json
 from lockstep.transcript.transcript import Transcript
 from parts.carrier.carrier import Answered
-from parts.carrier.operation_tables import Asked
 from parts.carrier.processes import Processes
+from parts.carrier.requests import Asked
 from pipeline import witness
 from tests import tiny
 from tests.parts.carrier.test_remote_peers import never_twice

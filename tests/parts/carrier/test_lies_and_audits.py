@@ -14,7 +14,7 @@ from lockstep.protocol.round import Evidence, Round
 from lockstep.wire.commitment import tree_hash
 from parts.carrier import launch
 from parts.carrier.carrier import Answered
-from parts.carrier.operation_tables import Asked
+from parts.carrier.requests import Asked
 from tests import tiny
 from tests.lockstep.swarm import simulated
 from tests.parts.carrier.loopback import Loopback
@@ -123,8 +123,8 @@ import sys
 
 if "parts.carrier.sidecar" in sys.orig_argv and "--peer 0" in " ".join(sys.orig_argv):
     import numpy as np
-    from parts.carrier.operation_tables import Hashed
-    from parts.carrier.peer_process import PeerProcess
+    from parts.carrier.requests import Hashed
+    from parts.carrier.sidecar import PeerProcess
 
     do, told = PeerProcess._do, []
 

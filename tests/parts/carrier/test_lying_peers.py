@@ -18,11 +18,17 @@ from lockstep.programs.train_step import Work
 from lockstep.swarm.peers import RoundSteps
 from lockstep.transcript.state import State
 from lockstep.wire.commitment import tree_hash
-from parts.carrier.asking import Asking, Patience
 from parts.carrier.carrier import Answered, Carrier
-from parts.carrier.frames import AnswerHeader, Buffer, FrameError, decode, encode
-from parts.carrier.operation_tables import OPERATIONS, Asked
-from parts.carrier.remote_peers import RemotePeers
+from parts.carrier.remote_peers import Asking, Patience, RemotePeers
+from parts.carrier.requests import (
+    OPERATIONS,
+    AnswerHeader,
+    Asked,
+    Buffer,
+    FrameError,
+    decode,
+    encode,
+)
 from pipeline import runfile
 from pipeline.stage import devices
 from tests.lockstep.swarm import simulated

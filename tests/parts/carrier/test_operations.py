@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from lockstep.swarm.round_settings import RoundSettings
-from parts.carrier import operation_tables as tables
-from parts.carrier.operation_tables import Asked, Outcome
+from parts.carrier import requests
 from parts.carrier.operations import Operations, leaves
+from parts.carrier.requests import Asked, Outcome
 from tests.lockstep.swarm import simulated
 
 LOWERED = "/jax/core/compile/jaxpr_to_mlir_module_duration"
@@ -38,22 +38,22 @@ def test_a_step_that_was_compiled_before_compiles_nothing_and_gives_the_same_bit
         """A process that has state: with programs of its own, which nobody has compiled."""
         process = Operations(run, simulated.MODEL, 0, lab.programs.task.columns)
         assert process.programs is not lab.programs
-        assert process.do.keys() == {one.takes for one in tables.OPERATIONS.values()} - {
-            tables.Exit
+        assert process.do.keys() == {one.takes for one in requests.OPERATIONS.values()} - {
+            requests.Exit
         }
         columns = lab.programs.task.columns
-        create = tables.Create(run={}, model=simulated.MODEL, first_step=0, columns=columns)
+        create = requests.Create(run={}, model=simulated.MODEL, first_step=0, columns=columns)
         process.handle(Asked(create, [*leaves(params), *leaves(shared)]))
-        process.handle(Asked(tables.Restore(), leaves(own)))
+        process.handle(Asked(requests.Restore(), leaves(own)))
         return process
 
     def train(process: Operations) -> tuple[Outcome, int]:
         before = lowered["programs"]
-        asked = tables.Train(step=1, count=2, imprecise=False, keep=True, hash=True)
+        asked = requests.Train(step=1, count=2, imprecise=False, keep=True, hash=True)
         return process.handle(Asked(asked, [rows])), lowered["programs"] - before
 
     ready, other = process(), process()
-    ready.handle(Asked(tables.Compile(imprecise=False), [rows]))
+    ready.handle(Asked(requests.Compile(imprecise=False), [rows]))
     (done, of_ready), (expected, of_other) = train(ready), train(other)
     assert (of_ready, of_other > 0) == (0, True)
     assert done.values == expected.values

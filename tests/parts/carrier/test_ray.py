@@ -19,10 +19,8 @@ from ray.cluster_utils import Cluster
 from lockstep.errors import LockstepError
 from lockstep.files import read_json
 from lockstep.transcript.transcript import Transcript
-from parts.carrier import operation_tables as tables
-from parts.carrier import ray_actors
-from parts.carrier.frames import AnswerHeader, RequestHeader, decode, encode
-from parts.carrier.operation_tables import Asked
+from parts.carrier import ray_actors, requests
+from parts.carrier.requests import AnswerHeader, Asked, RequestHeader, decode, encode
 from pipeline.runfile.runtime_table import RayCluster
 from tests import tiny
 from tests.parts.carrier.test_remote_peers import never_twice
@@ -78,11 +76,11 @@ HOW = {
     "compile": "death",
 }
 LOST = {
-    tables.Restore(): "no answer to restore within 0.5 s",
-    tables.Forward(): "out of memory",
-    tables.Exit(): "FrameError: ",
-    tables.GetHyperparameters(): "its process was started again",
-    tables.Compile(imprecise=False): "Actor",
+    requests.Restore(): "no answer to restore within 0.5 s",
+    requests.Forward(): "out of memory",
+    requests.Exit(): "FrameError: ",
+    requests.GetHyperparameters(): "its process was started again",
+    requests.Compile(imprecise=False): "Actor",
 }
 
 
@@ -96,7 +94,7 @@ def test_what_actors_do_is_what_processes_do(cluster, monkeypatch):
         assert carrier.wait(both, 60) == both
         nodes = {ray.get(actor.handle.node.remote()) for actor in carrier._of.values()}
         assert len(nodes) == 2  # each on a node of its own
-        echo = tables.Recompute(step=1, count=7)
+        echo = requests.Recompute(step=1, count=7)
         one = Asked(echo, [big, np.array(1.5, "bfloat16")])
         answers = carrier.ask({0: one, 1: one}, 60)
         assert answers.keys() == both and carrier.lost() == {}
@@ -104,7 +102,7 @@ def test_what_actors_do_is_what_processes_do(cluster, monkeypatch):
             assert answer.header.values == echo.model_dump()
             assert [a.tobytes() for a in answer.arrays] == [a.tobytes() for a in one.arrays]
         for values, why in LOST.items():
-            silent = values == tables.Restore()
+            silent = values == requests.Restore()
             asked = {0: Asked(values), 1: one}
             assert carrier.ask(asked, 0.5 if silent else 60).keys() == {1}
             (line,) = carrier.lost().values()

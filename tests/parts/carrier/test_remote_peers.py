@@ -16,10 +16,9 @@ from lockstep.errors import LockstepError
 from lockstep.programs.train_step import Programs
 from lockstep.transcript.transcript import Transcript
 from parts.carrier import operations
-from parts.carrier.asking import Patience
 from parts.carrier.carrier import Answered
-from parts.carrier.operation_tables import Asked
-from parts.carrier.remote_peers import RemotePeers
+from parts.carrier.remote_peers import Patience, RemotePeers
+from parts.carrier.requests import Asked
 from pipeline import runfile
 from pipeline.stage import signals
 from tests.lockstep.swarm import simulated

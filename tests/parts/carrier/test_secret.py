@@ -5,7 +5,7 @@ import json
 import pytest
 
 from lockstep.errors import LockstepError
-from parts.carrier.secret import PeerSecret, Secrets
+from parts.carrier.channel import PeerSecret, Secrets
 
 
 def test_each_peer_has_a_file_of_its_own_with_no_other_ones_key(tmp_path):

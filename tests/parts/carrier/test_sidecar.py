@@ -12,9 +12,8 @@ import pytest
 
 from lockstep.errors import LockstepError
 from parts.carrier import sidecar
-from parts.carrier.channel import Line, endpoint
-from parts.carrier.jax_process import JaxProcess
-from parts.carrier.secret import PeerSecret, Secrets
+from parts.carrier.channel import Line, PeerSecret, Secrets, endpoint
+from parts.carrier.sidecar import PeerProcess
 
 
 @pytest.fixture
@@ -62,7 +61,7 @@ def test_what_is_not_of_the_peers_secret_is_refused_in_one_line(tmp_path, given,
 
 def test_a_process_without_a_trainer_says_so_and_ends_after_its_wait(line, capsys):
     with pytest.raises(LockstepError, match="no trainer there, for 0.2 s: the run has ended, or"):
-        sidecar.serve(JaxProcess(0), line, wait_seconds=0.2)
+        sidecar.serve(PeerProcess(0), line, wait_seconds=0.2)
     said = capsys.readouterr().out
     assert said in ("", f"{line.address}: no trainer there; trying again, for 0.2 s\n")
 
@@ -85,13 +84,13 @@ def test_who_ends_every_handshake_is_no_trainer_of_this_run(line, capsys):
 
 def test_sigterm_ends_a_process_that_has_no_trainer(line):
     threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()
-    sidecar.serve(JaxProcess(0), line)
+    sidecar.serve(PeerProcess(0), line)
 
 
 @pytest.mark.soak
 def test_sigint_ends_a_process_that_is_busy_in_foreign_code():
     busy = (
-        "import ctypes, os, signal; from pipeline import sidecar; sidecar.end_by_signals();"
+        "import ctypes, os, signal; from parts.carrier import sidecar; sidecar.end_by_signals();"
         "signal.signal(signal.SIGINT, lambda *_: None); os.kill(os.getpid(), signal.SIGINT);"
         "[ctypes.CDLL(None).sleep(9) for _ in range(9)]"
     )
