@@ -4,8 +4,10 @@
 """
 
 import ast
+import os
 import re
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -134,6 +136,33 @@ def test_links_outside_the_site_lead_somewhere(page):
     for link in re.findall(r"\]\(([^)#\s]+)", page.read_text()):
         if not link.startswith("http"):
             assert (page.parent / link).exists(), link
+
+
+def messages() -> Iterator[str]:
+    """Yield each text in the source; what an f-string inserts is a line break."""
+    for folder in ("lockstep", "models", "parts", "pipeline", "workloads"):
+        for file in (PROJECT / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(file.read_text())):
+                if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    yield node.value
+                elif isinstance(node, ast.JoinedStr):
+                    texts = [part.value for part in node.values if isinstance(part, ast.Constant)]
+                    yield "\n".join(map(str, texts))
+    yield (PROJECT / "Makefile").read_text()
+    yield from map(os.strerror, range(134))
+
+
+def test_errors_quoted_by_the_page_on_troubleshooting_are_of_words_in_the_source():
+    page = (PROJECT / "docs/how-to/troubleshoot.md").read_text()
+    ours, _ = page.split("## Setting up")  # the tools' own errors follow
+    source = "\n".join(messages())
+    stale = []
+    for row in re.findall(r"^\|(.*?[^\\])\|", ours, re.M):
+        for quote in re.findall(r"`([^`]+)`", row):
+            pairs = re.findall(r"(?=\b([a-z]+ [a-z]+)\b)", quote.replace("expected", ":"))
+            if len(pairs) > 1 and sum(pair in source for pair in pairs) < len(pairs) / 2:
+                stale.append(quote)
+    assert stale == []
 
 
 def test_readme_is_short_and_its_example_runs(capsys):
