@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks import small_runs
-from lockstep.swarm.fault_kinds import KINDS
+from lockstep.tables.faults import KINDS
 from pipeline import runfile
 from pipeline.stage import devices
 

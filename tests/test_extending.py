@@ -18,7 +18,7 @@ EDIT = re.compile(r'(above|below|in place of) "(.*)" in (\S+)$')
 ELSEWHERE = "outside of the pipeline"
 MODEL = {key: value for key, value in tiny.MODEL.items() if key != "model_type"}
 TESTS = (  # of all that is listed or generated
-    "tests/lockstep/swarm/test_fault_kinds.py",
+    "tests/lockstep/tables/test_faults.py",
     "tests/pipeline/runfile/test_faults.py::test_every_kind_of_fault_loads_in_a_run_that_has_what_it_needs",
     "tests/pipeline/runfile/test_variants.py::test_every_variant_loads_and_is_written_back_as_it_was",
     "tests/pipeline/runfile/test_schema.py",

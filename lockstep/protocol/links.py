@@ -1,29 +1,13 @@
 """Simulated time: seconds that a peer's tokens and bytes take at the speeds of `[links]`."""
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Literal, Protocol
 
 from lockstep.errors import LockstepError
-
-PerPeer = float | Sequence[float]  # one number for all peers, or one for each
-Topology = Literal["broadcast", "hub", "ring"]
-
-
-class LinkSpeeds(Protocol):
-    """The `[links]` table; bandwidth is in megabits per second."""
-
-    tokens_per_second: PerPeer
-    latency_seconds: PerPeer
-    upload_mbps: PerPeer
-    download_mbps: PerPeer
-
-    @property
-    def topology(self) -> Topology:
-        """Who sends to whom; see `arrivals`."""
+from lockstep.tables.links import Links, Topology
 
 
 def arrivals(
-    links: LinkSpeeds,
+    links: Links,
     receivers: Sequence[int],
     tokens: Mapping[int, int],
     sizes: Mapping[int, int],
@@ -93,7 +77,7 @@ def traffic(topology: Topology, sizes: Collection[int], peers: int) -> tuple[flo
     return total, total * (peers - 1)
 
 
-def _around(links: LinkSpeeds, sizes: Mapping[int, int]) -> float:
+def _around(links: Links, sizes: Mapping[int, int]) -> float:
     """Seconds of a sum around the ring of all senders, by their numbers."""
     ring = sorted(sizes)
     hops = [
@@ -107,7 +91,7 @@ def _around(links: LinkSpeeds, sizes: Mapping[int, int]) -> float:
     return 2 * (len(ring) - 1) * max(hops, default=0.0)
 
 
-def _from_hub(links: LinkSpeeds, receivers: Sequence[int], size: int) -> float:
+def _from_hub(links: Links, receivers: Sequence[int], size: int) -> float:
     """Seconds until the last receiver has what the hub sends."""
     return max(
         _of(links, "latency_seconds", peer) + _transfer(size, _of(links, "download_mbps", peer))
@@ -115,7 +99,7 @@ def _from_hub(links: LinkSpeeds, receivers: Sequence[int], size: int) -> float:
     )
 
 
-def _by_speed(links: LinkSpeeds, receivers: Sequence[int]) -> list[tuple[float, set[int]]]:
+def _by_speed(links: Links, receivers: Sequence[int]) -> list[tuple[float, set[int]]]:
     """The receivers of each downlink's speed, the slowest first."""
     alike: dict[float, set[int]] = {}
     for receiver in receivers:
@@ -159,12 +143,12 @@ def _downloaded(
     return all_bound
 
 
-def speeds(links: LinkSpeeds, peers: int) -> tuple[float, ...]:
+def speeds(links: Links, peers: int) -> tuple[float, ...]:
     """Return the tokens per second of each of so many peers."""
     return tuple(_of(links, "tokens_per_second", peer) for peer in range(peers))
 
 
-def check_seconds(links: LinkSpeeds, verifier: int, peer: int, *, tokens: int, size: int) -> float:
+def check_seconds(links: Links, verifier: int, peer: int, *, tokens: int, size: int) -> float:
     """Return the seconds until a verifier has fetched a peer's state and recomputed its step.
 
     The step has so many tokens, and the state `size` bytes.
@@ -174,7 +158,7 @@ def check_seconds(links: LinkSpeeds, verifier: int, peer: int, *, tokens: int, s
     return fetch + tokens / _of(links, "tokens_per_second", verifier)
 
 
-def load_seconds(links: LinkSpeeds, peer: int, *, size: int) -> float:
+def load_seconds(links: Links, peer: int, *, size: int) -> float:
     """Return the seconds that a joining peer takes to fetch `size` bytes: params and shared state.
 
     It fetches from many others at once, so its own downlink is the limit.
@@ -187,8 +171,8 @@ def _transfer(size: float, mbps: float) -> float:
     return size * 8 / (mbps * 1e6)
 
 
-def _of(links: LinkSpeeds, name: str, peer: int) -> float:
-    value: PerPeer = getattr(links, name)
+def _of(links: Links, name: str, peer: int) -> float:
+    value: float | Sequence[float] = getattr(links, name)
     if isinstance(value, int | float):
         return value
     if peer >= len(value):

@@ -4,9 +4,9 @@ import numbers
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from lockstep.errors import LockstepError
 from lockstep.methods.build import (
@@ -16,22 +16,28 @@ from lockstep.methods.build import (
     learning_rate_of,
     optimizer_of,
 )
-from lockstep.methods.optimizer_table import AnyOptimizer, Compressing, OptimizerVariant
+from lockstep.methods.faults import check_faults
+from lockstep.methods.optimizer_table import (
+    AnyOptimizer,
+    Compressing,
+    OptimizerDecoupledDiLoCo,
+    OptimizerMuon,
+    OptimizerSparseLoCo,
+    OptimizerVariant,
+)
 from lockstep.methods.schedule_table import AnySchedule
 from lockstep.optim.optimizer import Optimizer
 from lockstep.protocol import links
-from lockstep.swarm.fault_kinds import KINDS
 from lockstep.swarm.round_settings import RoundSettings, pace_of
 from lockstep.tables.explain import validate
+from lockstep.tables.faults import KINDS, Fault, Schedule
+from lockstep.tables.links import Links
+from lockstep.tables.peers import Aggregation, Liars, PeerCount, PeerLayout
 from lockstep.tables.table import Table, wrong
 from lockstep.wire import message as wire
-from pipeline import runfile
 from pipeline.runfile.checks.aggregation import check_aggregation
 from pipeline.runfile.checks.decoupled import check_decoupled
-from pipeline.runfile.checks.faults import check_faults
 from pipeline.runfile.checks.topology import check_topology
-from pipeline.runfile.psyche import MAX_CLIENTS
-from pipeline.runfile.tables import Schedule
 
 ROUNDS_PER_EPOCH = 10  # peers that are away come back when an epoch begins
 MOST_ROUNDS = MOST_EXAMPLES = 2**32 - 1
@@ -85,8 +91,6 @@ SPELLED = {  # as functions of the library are called; other names in lower case
 DEMO = {"quantize_1bit": False}  # DeMo is DisTrO with values
 IN_FULL = Named({}, 1e-3)  # of an optimizer without a row above, whose table is given in full
 
-PeerLayout = runfile.Peers.model_fields["layout"].annotation
-PeerAggregation = runfile.Peers.model_fields["aggregation"].annotation
 CALLED = {"faults.schedule": "faults", "peers.count": "peers", "config.total_steps": "steps"}
 """What keys of a run file are called here, besides their last names."""
 
@@ -125,17 +129,28 @@ class SimulatedConfig:
         return self.rows
 
 
+class SimulatedKeys(NamedTuple):
+    """`[peers]` of a simulation, as far as methods and faults depend on it; see `PeersTable`."""
+
+    count: int
+    layout: PeerLayout
+    aggregation: Aggregation
+    liars: int | None
+    attention: str = "matmul"
+    wire: str = "lockstep"
+
+
 class Arguments(Table):
     """The arguments of `simulate` that are data, by their names there."""
 
     optimizer: AnyOptimizer | None  # None for an `Optimizer`
     learning_rate: AnySchedule
-    peers: Annotated[int, Field(ge=1, le=MAX_CLIENTS)]
-    aggregation: PeerAggregation
-    liars: int | None
+    peers: PeerCount
+    aggregation: Aggregation
+    liars: Liars | None
     steps: int
     batch_size: int
-    links: runfile.Links
+    links: Links
     faults: Schedule
     verification_percent: int
     max_round_train_time: int
@@ -171,20 +186,14 @@ class Arguments(Table):
         return self
 
     @property
-    def told_peers(self) -> runfile.Peers:
+    def told_peers(self) -> SimulatedKeys:
         """What a run file has of it in `[peers]`."""
-        return runfile.Peers(
-            count=self.peers,
-            layout=self.layout,
-            precision=self.dtype,
-            aggregation=self.aggregation,
-            liars=self.liars,
-        )
+        return SimulatedKeys(self.peers, self.layout, self.aggregation, self.liars)
 
     @property
     def rows_of_a_step(self) -> int | None:
         """Examples of each local step, where slower peers take fewer of them; else they vary."""
-        decoupled = isinstance(self.optimizer, runfile.OptimizerDecoupledDiLoCo)
+        decoupled = isinstance(self.optimizer, OptimizerDecoupledDiLoCo)
         return self.batch_size if decoupled else None
 
     def config(self, rows: int) -> SimulatedConfig:
@@ -364,10 +373,8 @@ def the_optimizer(
         return optimizer
     table = asked.optimizer
     inner = getattr(table, "inner", table)
-    matrices = isinstance(inner, runfile.OptimizerMuon) or (
-        getattr(table, "update", "") == "orthogonal"
-    )
-    blocks = isinstance(table, Compressing | runfile.OptimizerSparseLoCo)
+    matrices = isinstance(inner, OptimizerMuon) or (getattr(table, "update", "") == "orthogonal")
+    blocks = isinstance(table, Compressing | OptimizerSparseLoCo)
     if stacked and not (matrices or blocks):
         raise LockstepError(
             f"simulate: stacked is {stacked!r}, expected none with {inner.tag()}, which "
@@ -382,7 +389,7 @@ def the_optimizer(
     return build(table, Setting(rate, 0, stacked, aggregate_of(asked.told_peers)), groups)
 
 
-def check_signs(faults: Sequence[runfile.Fault], form: wire.Form) -> None:
+def check_signs(faults: Sequence[Fault], form: wire.Form) -> None:
     """Check that messages of this form can carry the faults.
 
     Raises:

@@ -1,7 +1,7 @@
 """Injected faults: what goes wrong on purpose, when and for whom, as wrappers of a round's parts.
 
 Neither the optimizer nor honest peers nor the auditor know of them: faults are seeded, and their
-traces are in the transcript alone. `lockstep/swarm/fault_kinds.py` lists the kinds, and
+traces are in the transcript alone. `lockstep/tables/faults.py` lists the kinds, and
 `lockstep/swarm/lies.py` has the messages that liars send.
 """
 
@@ -18,12 +18,11 @@ from lockstep.protocol import attestation, consensus
 from lockstep.protocol.attestation import Attestation
 from lockstep.protocol.dispute import Check, Claim
 from lockstep.protocol.round import Evidence, Round, Span
-from lockstep.swarm.fault_kinds import KINDS
 from lockstep.swarm.lies import lie, tamper
+from lockstep.tables.faults import KINDS, Fault
 from lockstep.wire import exchange
 from lockstep.wire import message as wire
 from lockstep.wire.exchange import Sent
-from pipeline import runfile
 
 FALSE = Claim("f" * 64, "f" * 64)  # a false verifier's report
 
@@ -37,7 +36,7 @@ class FaultSchedule:
       form: Form of the run's messages.
     """
 
-    def __init__(self, schedule: Sequence[runfile.Fault], seed: int, form: wire.Form):
+    def __init__(self, schedule: Sequence[Fault], seed: int, form: wire.Form):
         self.schedule, self.seed, self.form = schedule, seed, form
         self.fired: Counter[str] = Counter()
         self._returned: set[int] = set()  # faults whose peer came back early
@@ -165,7 +164,7 @@ class FaultSchedule:
                 self._lie(sent, fault, peer, false)
         return sent
 
-    def _lie(self, sent: dict[int, Tree], fault: runfile.Fault, peer: int, false: Tree) -> None:
+    def _lie(self, sent: dict[int, Tree], fault: Fault, peer: int, false: Tree) -> None:
         before, after = (b"".join(wire.fields(message)) for message in (sent[peer], false))
         sent[peer] = false
         self.fired[fault.kind] += before != after
@@ -239,13 +238,13 @@ class FaultSchedule:
 
     # ---- The schedule ----
 
-    def _of(self, *kinds: str) -> Iterator[tuple[int, runfile.Fault, int]]:
+    def _of(self, *kinds: str) -> Iterator[tuple[int, Fault, int]]:
         """Each fault of these kinds, with its index in the schedule and each of its peers."""
         for number, fault in enumerate(self.schedule):
             if fault.kind in kinds and number not in self._returned:
                 yield from ((number, fault, peer) for peer in fault.peers)
 
-    def _now(self, step: int, *kinds: str) -> Iterator[tuple[int, runfile.Fault, int]]:
+    def _now(self, step: int, *kinds: str) -> Iterator[tuple[int, Fault, int]]:
         for number, fault, peer in self._of(*kinds):
             if fault.rounds[0] <= step <= fault.rounds[1]:
                 yield number, fault, peer

@@ -12,6 +12,7 @@ from lockstep.protocol.pace import Pace, steps_of
 from lockstep.protocol.round import Evidence, Round
 from lockstep.protocol.run_state import Settings
 from lockstep.swarm.peers import Rows
+from lockstep.tables.links import Links
 from pipeline import runfile
 
 
@@ -33,7 +34,7 @@ class RoundSettings:
     """
 
     coordinator: Settings
-    links: runfile.Links
+    links: Links
     peers: int
     seed: int
     row_tokens: int

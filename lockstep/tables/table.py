@@ -3,7 +3,16 @@
 import re
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    WithJsonSchema,
+)
 from pydantic_core import PydanticCustomError
 
 NAME_BYTES, URL_BYTES = 64, 192  # the capacities of Psyche's strings
@@ -13,6 +22,7 @@ U8 = Annotated[int, Field(ge=0, le=2**8 - 1)]
 U16 = Annotated[int, Field(ge=0, le=2**16 - 1)]
 U32 = Annotated[int, Field(ge=0, le=2**32 - 1)]
 U64 = Annotated[int, Field(ge=0, le=2**64 - 1)]
+Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
@@ -84,6 +94,19 @@ def _distinct(things: tuple) -> tuple:
 
 
 Distinct = AfterValidator(_distinct)
+
+
+def one_or_list(number: Any, numbers: Any) -> Any:
+    """Return the type of a number or a list; an error is about the one that was written."""
+    return Annotated[
+        Annotated[number, Tag("number")] | Annotated[numbers, Tag("list")],
+        Discriminator(lambda value: "list" if isinstance(value, list | tuple) else "number"),
+    ]
+
+
+def per_peer(number: Any) -> Any:
+    """Return the type of one number for all peers, or a list with one number per peer."""
+    return one_or_list(number, Annotated[tuple[number, ...], AsTuple])
 
 
 class Table(BaseModel):

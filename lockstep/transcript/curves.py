@@ -9,6 +9,7 @@ import numpy as np
 from lockstep.files import write_text
 from lockstep.optim.schedules import LearningRate
 from lockstep.protocol import links
+from lockstep.tables.links import Topology
 from lockstep.transcript.entry import Entry, Header
 from lockstep.transcript.transcript import Transcript
 
@@ -36,7 +37,7 @@ class Totals:
       topology: `[links] topology`.
     """
 
-    def __init__(self, length: int, peers: int, topology: links.Topology = "broadcast"):
+    def __init__(self, length: int, peers: int, topology: Topology = "broadcast"):
         self._length, self._peers, self._topology = length, peers, topology
         self._tokens, self._up, self._down = 0, 0.0, 0.0
 

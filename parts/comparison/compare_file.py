@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from lockstep.swarm.fault_kinds import KINDS
 from lockstep.tables.explain import validate
-from lockstep.tables.table import U8, AsTuple, Count, Distinct, Table, text, wrong
+from lockstep.tables.faults import KINDS, Fault
+from lockstep.tables.peers import PeerCount
+from lockstep.tables.table import U8, AsTuple, Count, Distinct, Positive, Table, text, wrong
 from parts.new.recipes import RECIPES
-from pipeline.runfile.psyche import MAX_CLIENTS
-from pipeline.runfile.tables import Fault, Peers, Positive
+from pipeline.runfile.tables import Peers
 from pipeline.toml_file import read_toml
 
 Rates = Annotated[tuple[Positive, ...], Field(min_length=1), Distinct, AsTuple]
@@ -78,7 +78,7 @@ class Compare(Table):
 
     base: str
     """Run file whose model, data, peers, links and schedule every run has."""
-    peers: Annotated[int, Field(ge=1, le=MAX_CLIENTS)] | None = None
+    peers: PeerCount | None = None
     """Number of peers, where it is another than the run file's."""
     tokens: Count
     """Tokens of each run, over all peers."""

@@ -33,6 +33,8 @@ from lockstep.methods.schedule_table import (
     ScheduleVariant,
     ScheduleWarmupStableDecay,
 )
+from lockstep.tables.faults import Fault
+from lockstep.tables.links import Links
 from lockstep.tables.variant import variant_name
 from pipeline.runfile.checkpoint import (
     CheckpointDummy,
@@ -68,5 +70,5 @@ from pipeline.runfile.data import (
 from pipeline.runfile.psyche import CurrentConfig, OlderConfig
 from pipeline.runfile.run import Run, load, parse
 from pipeline.runfile.runtime_table import Network, Runtime
-from pipeline.runfile.tables import Evaluate, Fault, Links, Peers, Workload
+from pipeline.runfile.tables import Evaluate, Peers, Workload
 from pipeline.runfile.windows import Snapshots, Window

@@ -13,11 +13,12 @@ from pydantic import AfterValidator, Field, model_validator
 
 from lockstep.methods.optimizer_table import AnyOptimizer
 from lockstep.methods.schedule_table import AnySchedule
+from lockstep.tables.peers import PeerCount
 from lockstep.tables.table import NAME_BYTES, U8, U16, U32, U64, AsTuple, Table, wrong
 from pipeline.runfile.checkpoint import BUCKET, PREFIX, AnyCheckpoint, CheckpointGcs, CheckpointHub
 from pipeline.runfile.data import AnyData
 
-MAX_CLIENTS, MAX_WITNESSES = 256, 32
+MAX_WITNESSES = 32
 
 # Top-level keys of a coordinator's state file that hold a run's state, not its configuration.
 STATE_KEYS = (
@@ -44,7 +45,7 @@ class Coordinator(Table):
     """Time limit for training in a round, in seconds; the round continues without slower peers."""
     round_witness_time: Annotated[U64, Field(ge=1)]
     """Time for the witnesses at the end of a round to attest what they received, in seconds."""
-    min_clients: Annotated[int, Field(ge=1, le=MAX_CLIENTS)]
+    min_clients: PeerCount
     """Number of peers below which an epoch ends early, 1 to 256."""
     verification_percent: Annotated[int, Field(ge=0, le=100)]
     """Percentage of peers that verify other peers' work instead of training, 0 to 100. It is 0 in
@@ -101,7 +102,7 @@ class CurrentConfig(Coordinator):
 
     epoch_time: Annotated[U64, Field(ge=1)]
     """Length of an epoch from the start of its warm-up, in seconds."""
-    init_min_clients: Annotated[int, Field(ge=1, le=MAX_CLIENTS)]
+    init_min_clients: PeerCount
     """Number of waiting peers with which an epoch begins, 1 to 256; at least min_clients."""
     waiting_for_members_extra_time: Annotated[U8, Field(ge=1)]
     """Minimum wait for more peers before an epoch begins, in seconds, 1 to 255."""

@@ -10,12 +10,13 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field, model_validator
 
 from lockstep.errors import LockstepError
+from lockstep.methods.faults import check_faults
 from lockstep.methods.optimizer_table import OptimizerDecoupledDiLoCo
 from lockstep.tables.explain import validate
+from lockstep.tables.links import Links
 from lockstep.tables.table import Table, missing, wrong
 from pipeline.runfile.checks.aggregation import check_aggregation
 from pipeline.runfile.checks.decoupled import check_decoupled
-from pipeline.runfile.checks.faults import check_faults
 from pipeline.runfile.checks.topology import check_topology
 from pipeline.runfile.checks.workload import check_workload
 from pipeline.runfile.data import Download
@@ -33,7 +34,6 @@ from pipeline.runfile.tables import (
     Export,
     Faults,
     HeldOut,
-    Links,
     Peers,
     Pins,
     Witness,

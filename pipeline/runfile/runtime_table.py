@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from lockstep.tables.table import U16, AsTuple, Count, Distinct, NotNegative, Table, wrong
-from pipeline.runfile.tables import PeerNumber, Positive
+from lockstep.tables.faults import PeerNumber
+from lockstep.tables.table import U16, AsTuple, Count, Distinct, NotNegative, Positive, Table, wrong
 
 SinkName = Literal["tensorboard", "wandb", "mlflow"]
 

@@ -1,62 +1,25 @@
-"""Lockstep's own tables of a run file that results depend on: peers, links, faults, the audit."""
+"""Lockstep's own tables of a run file that results depend on: peers, faults, the audit."""
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import Discriminator, Field, JsonValue, Tag, model_validator
+from pydantic import Field, JsonValue, model_validator
 
-from lockstep.swarm.fault_kinds import KINDS
-from lockstep.tables.table import U32, AsTuple, Count, Distinct, NotNegative, Table, wrong
-from pipeline.runfile.psyche import MAX_CLIENTS
+from lockstep.tables.faults import Schedule
+from lockstep.tables.peers import Aggregation, Liars, PeerCount, PeerLayout
+from lockstep.tables.table import U32, AsTuple, Count, Distinct, NotNegative, Positive, Table, wrong
 
-Positive = Annotated[float, Field(gt=0)]
 Percent = Annotated[float, Field(ge=0, le=100)]
 MAX_THREADS = 1024  # more than any machine has cores for, and few enough to start them all
-# Bounds of a link. Within them, every time is a finite number, however large a message is.
-Speed = Annotated[float, Field(ge=0.001)]
-Latency = Annotated[float, Field(ge=0, le=1e6)]
 Pin = Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")]
-
-FaultName = Literal[tuple(KINDS)]
-PeerNumber = Annotated[int, Field(ge=0)]
-
-
-SomePeers = Annotated[tuple[PeerNumber, ...], Field(min_length=1), Distinct, AsTuple]
-
-
-def _either(number: Any, numbers: Any) -> Any:
-    """The type of a number or a list, discriminated so that an error is about one of them."""
-    return Annotated[
-        Annotated[number, Tag("number")] | Annotated[numbers, Tag("list")],
-        Discriminator(lambda value: "list" if isinstance(value, list | tuple) else "number"),
-    ]
-
-
-def _per_peer(number: Any) -> Any:
-    """The type of one number for all peers, or a list with one number per peer."""
-    return _either(number, Annotated[tuple[number, ...], AsTuple])
-
-
-Aggregation = Literal[
-    "mean",
-    "peer_mean",
-    "median",
-    "trimmed_mean",
-    "min_support",
-    "norm_clip",
-    "centered_clip",
-    "multi_krum",
-    "rda",
-    "rda_median_norm",
-]
 
 
 class Peers(Table):
     """The peers that train, and how they compute; by default, config.init_min_clients peers."""
 
-    count: Annotated[int, Field(ge=1, le=MAX_CLIENTS)]
+    count: PeerCount
     """Number of peers, 1 to 256; at least config.init_min_clients."""
-    layout: Literal["each", "shard_map", "vmap", "pmap"] = "each"
+    layout: PeerLayout = "each"
     """How peers run on devices. each: one program per peer, which an audit replays bit for bit.
     shard_map: one program over all devices; pmap is an alias. vmap: one program on one device."""
     micro_batch: Count = 4
@@ -100,7 +63,7 @@ class Peers(Table):
     centered_clip: from the median, the mean of clipped differences from it. multi_krum: the mean
     without the `liars` peers that are farthest from their neighbours. rda: the mean direction of
     each parameter, times the mean norm. rda_median_norm: the same times the median norm."""
-    liars: Annotated[int, Field(ge=1, lt=MAX_CLIENTS)] | None = None
+    liars: Liars | None = None
     """Number of peers that may lie, as trimmed_mean, min_support and multi_krum need it."""
     balance_speed: NotNegative = 0.0
     """Step size per round of the router's load-balancing bias in mixture-of-experts models: up for
@@ -123,91 +86,6 @@ class Peers(Table):
         if self.fsdp > 1 and self.layout == "vmap":
             raise wrong("layout", "each or shard_map with peers.fsdp, since vmap uses one device")
         return self
-
-
-class Links(Table):
-    """The simulated network and speed: one number for all peers, or a list with one per peer."""
-
-    upload_mbps: _per_peer(Speed) = 20.0
-    """Upload bandwidth of a peer, in megabits per second."""
-    download_mbps: _per_peer(Speed) = 100.0
-    """Download bandwidth of a peer, in megabits per second."""
-    latency_seconds: _per_peer(Latency) = 0.05
-    """Latency of a message in seconds, in addition to its transfer time."""
-    tokens_per_second: _per_peer(Speed) = 10_000.0
-    """Training speed of a peer, in tokens per second."""
-    topology: Literal["broadcast", "hub", "ring"] = "broadcast"
-    """Who sends to whom, on the simulated clock. broadcast: each peer uploads its message once, and
-    downloads all others'. hub: a hub merges the messages, and each peer downloads the result. ring:
-    peers sum parts of their messages around a ring. Witnesses and the audit see every message in
-    any case: time and bytes alone follow this."""
-    clock: Literal["simulated", "wall"] = "simulated"
-    """Which clock decides who is late. simulated: the one that the numbers above give, which an
-    audit computes again. wall: real time, with peers in processes of their own; it is recorded, and
-    an audit takes the author's word for it. A step is compiled before its round begins, so
-    config.max_round_train_time need not leave room for that."""
-
-    def check(self, count: int, said: str = "peers.count") -> None:
-        """Check that each list has a number for each of `count` peers, which errors call `said`.
-
-        Raises:
-          PydanticCustomError: One has another length, with its key and what was expected.
-        """
-        for key in Links.model_fields:
-            value = getattr(self, key)
-            if isinstance(value, tuple) and len(value) != count:
-                raise wrong(("links", key), f"one number, or {count} of them ({said})")
-
-
-class Fault(Table):
-    """One kind of fault, committed by one or several peers for some rounds."""
-
-    kind: Annotated[
-        FaultName,
-        Field(
-            description="Kind of the fault, by what the peer does. "
-            + ". ".join(f"{name}: it {kind.does}" for name, kind in KINDS.items())
-            + "."
-        ),
-    ]
-    peer: _either(PeerNumber, SomePeers)
-    """The faulty peer, or a list of them; the first peer is 0."""
-    rounds: Annotated[tuple[Count, ...], Field(min_length=2, max_length=2), AsTuple]
-    """First and last round of the fault, inclusive; the first round of a run is 1."""
-    size: Positive | None = None
-    """Strength of the fault. Meaning and default depend on `kind`; some kinds have none."""
-
-    @property
-    def peers(self) -> tuple[int, ...]:
-        """The faulty peers."""
-        return (self.peer,) if isinstance(self.peer, int) else self.peer
-
-    @property
-    def strength(self) -> float | None:
-        """`size`, or the default of the kind; None for a kind without a size."""
-        return KINDS[self.kind].size if self.size is None else self.size
-
-    @model_validator(mode="after")
-    def _first_is_first(self) -> "Fault":
-        first, last = self.rounds
-        if first > last:
-            raise wrong("rounds", "[first, last] with first <= last")
-        if self.kind == "join" and first != 1:
-            raise wrong("rounds", "[1, last], since a joining peer is offline from the start")
-        return self
-
-    @model_validator(mode="after")
-    def _kind_can_be_done(self) -> "Fault":
-        if self.size is not None and KINDS[self.kind].size is None:
-            raise wrong("size", f"no size, which {self.kind} does not have")
-        if self.kind == "lazy" and self.strength >= 1:
-            raise wrong("size", "less than 1, a fraction of the sequences")
-        if self.kind == "collude" and len(self.peers) < 2:
-            raise wrong("peer", "a list of at least 2 peers, which send the same message")
-        return self
-
-
-Schedule = Annotated[tuple[Fault, ...], AsTuple]
 
 
 class Faults(Table):

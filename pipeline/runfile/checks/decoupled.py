@@ -3,8 +3,9 @@
 from collections.abc import Callable
 
 from lockstep.methods.optimizer_table import OptimizerDecoupledDiLoCo, OptimizerVariant
+from lockstep.tables.links import Links
 from lockstep.tables.table import wrong
-from pipeline.runfile.tables import Links, Peers
+from pipeline.runfile.tables import Peers
 
 
 def check_decoupled(

@@ -7,8 +7,8 @@ from lockstep.methods.optimizer_table import (
     OptimizerVariant,
     Rounded,
 )
+from lockstep.tables.links import Links
 from lockstep.tables.table import wrong
-from pipeline.runfile.tables import Links
 
 
 def check_topology(links: Links, aggregation: str, optimizer: OptimizerVariant) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from lockstep.errors import LockstepError
 from lockstep.protocol import links
-from pipeline.runfile import Links
+from lockstep.tables.links import Links
 
 
 @dataclass(frozen=True)

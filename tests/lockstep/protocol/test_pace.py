@@ -20,8 +20,8 @@ from lockstep.protocol.coordinator import (
 from lockstep.protocol.driver import RunProgress
 from lockstep.protocol.pace import OnItsWay, Pace, steps_of
 from lockstep.protocol.round import Decision, Evidence, Message, Round, Travelling
+from lockstep.tables.links import Links
 from lockstep.transcript.entry import Entry
-from pipeline.runfile import Links
 from tests.lockstep.protocol import records
 from tests.lockstep.protocol.driver.driven_run import Settings, commitment
 from tests.lockstep.protocol.three_peers import at

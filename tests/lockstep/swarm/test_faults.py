@@ -13,11 +13,10 @@ from lockstep.programs.train_step import Work
 from lockstep.protocol import consensus
 from lockstep.protocol.dispute import Check, Claim
 from lockstep.protocol.round import Message, Round
-from lockstep.swarm.fault_kinds import KINDS
 from lockstep.swarm.faults import FALSE, FaultSchedule
+from lockstep.tables.faults import KINDS, Fault
 from lockstep.wire import exchange
 from lockstep.wire import message as wire
-from pipeline import runfile
 from tests.lockstep.protocol import records
 from tests.lockstep.swarm.simulated import BY_TIME, entries, run_of
 
@@ -51,11 +50,11 @@ def read(peer, span: tuple[int, int]) -> Work:
     return Work(np.array([[*range(span[0], span[1] + 1)]]), span[1] - span[0] + 1)
 
 
-def schedule(kind: str, *rounds_: int, peer: int = 1) -> list[runfile.Fault]:
+def schedule(kind: str, *rounds_: int, peer: int = 1) -> list[Fault]:
     also = [peer, 3] if kind in ("collude", "false_verifier") else peer
     if kind == "join":
         rounds_ = (1, rounds_[1])
-    return [runfile.Fault(kind=kind, peer=also, rounds=rounds_)]
+    return [Fault(kind=kind, peer=also, rounds=rounds_)]
 
 
 def outcome(faults: FaultSchedule, round: Round = ROUND) -> dict[str, object]:
@@ -151,7 +150,7 @@ def test_lies_are_the_same_in_every_run_and_others_with_another_seed():
 
 
 def test_a_lazy_peer_trains_on_some_of_its_sequences_and_a_wrong_one_on_those_before_them():
-    lazy = runfile.Fault(kind="lazy", peer=1, rounds=(4, 4), size=0.3)
+    lazy = Fault(kind="lazy", peer=1, rounds=(4, 4), size=0.3)
     assert FaultSchedule([lazy], 0, FORM).work(WORK, ROUND, read)[1].count == 1
     wrong = FaultSchedule(schedule("wrong_data", 4, 4), 0, FORM).work(WORK, ROUND, read)
     assert wrong[1].rows_MB.tolist() == [[12, 13, 14, 15]]
@@ -167,7 +166,7 @@ def test_stale_peers_send_each_its_own_message_of_so_many_rounds_before_after_a_
             for peer, m in MESSAGES.items()
         }
 
-    faults = [runfile.Fault(kind="stale", peer=[0, 1], rounds=(3, 6), size=2)]
+    faults = [Fault(kind="stale", peer=[0, 1], rounds=(3, 6), size=2)]
     schedule, sent = FaultSchedule(faults, 0, FORM), {}
     for step in range(1, 8):
         sent[step] = schedule.messages(told(step), step)
@@ -181,13 +180,13 @@ def test_stale_peers_send_each_its_own_message_of_so_many_rounds_before_after_a_
 
 
 def test_a_late_message_comes_later_by_the_size_and_a_dropped_one_never():
-    late = runfile.Fault(kind="late", peer=1, rounds=(4, 4), size=2.5)
+    late = Fault(kind="late", peer=1, rounds=(4, 4), size=2.5)
     assert FaultSchedule([late], 0, FORM).delay({0: 1.0, 1: 2.0}, 4) == {0: 1.0, 1: 4.5}
     assert FaultSchedule(schedule("dropped", 4, 4), 0, FORM).delay({0: 1.0, 1: 2.0}, 4) == {0: 1.0}
 
 
 def test_colluders_confirm_each_other_as_verifiers_and_as_tie_breakers():
-    faults = FaultSchedule([runfile.Fault(kind="collude", peer=[1, 2, 3], rounds=(4, 4))], 0, FORM)
+    faults = FaultSchedule([Fault(kind="collude", peer=[1, 2, 3], rounds=(4, 4))], 0, FORM)
     claimed, honest = Claim("b", "b"), CHECK.found
     assert faults.found(CHECK, claimed, 4) == claimed  # 3 checks 1
     assert faults.found(CHECK, claimed, 5) == honest

@@ -7,8 +7,8 @@ from ml_dtypes import bfloat16
 
 from lockstep.errors import LockstepError
 from lockstep.optim.compressed.compressor import Coefficients
-from lockstep.swarm.fault_kinds import KINDS
 from lockstep.swarm.lies import LIES, TAMPER, lie, tamper
+from lockstep.tables.faults import KINDS
 from lockstep.wire import message as wire
 
 FROM_OTHER_PLACES = {"stale", "copycat", "collude", "equivocation"}  # messages that are there

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pytest
 
-from lockstep.swarm.fault_kinds import KINDS
+from lockstep.tables.faults import KINDS
 from tests.lockstep.swarm.simulated import BY_TIME, LOCAL, Seen, entries, run_of, see
 
 LIAR, FIRST, LAST = 1, 3, 6

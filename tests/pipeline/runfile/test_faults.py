@@ -2,7 +2,7 @@
 
 import pytest
 
-from lockstep.swarm.fault_kinds import KINDS
+from lockstep.tables.faults import KINDS
 from tests.pipeline.runfile.edited_run import DISTRO, fault, load
 
 ADAMW = {"betas": [0.9, 0.95], "weight_decay": 0.1, "eps": 1e-8, "clip_grad_norm": 1.0}

@@ -5,6 +5,7 @@ import tomllib
 import pytest
 
 from lockstep.errors import LockstepError
+from lockstep.tables.faults import Fault
 from pipeline import runfile
 from pipeline.runfile import importer
 from pipeline.stage.keys import PROJECT
@@ -86,7 +87,7 @@ def test_own_tables_of_the_source_are_kept(tmp_path):
     text, run = imported(tmp_path, f"{OLDER.read_text()}\n{own}[links]\nupload_mbps = [1, 2.5, 3]")
     assert (run.peers.count, run.peers.named_layout) == (3, "pmap (shard_map)")
     assert run.links.upload_mbps == (1.0, 2.5, 3.0)
-    assert run.faults.schedule == (runfile.Fault(kind="sign_flip", peer=2, rounds=(2, 9)),)
+    assert run.faults.schedule == (Fault(kind="sign_flip", peer=2, rounds=(2, 9)),)
 
 
 def test_nothing_that_steers_a_terminal_is_printed_and_values_stay(tmp_path):

@@ -5,6 +5,7 @@ import tomllib
 import pytest
 
 from lockstep.errors import LockstepError
+from lockstep.tables.links import Links
 from pipeline import runfile
 from tests.pipeline.runfile.edited_run import BASE, OLDER, REMOVE, complaint
 
@@ -23,7 +24,7 @@ def test_older_sample_loads_verbatim_without_any_table_of_ours():
     assert isinstance(run.llm.lr_schedule, runfile.ScheduleCosine)
     assert isinstance(run.llm.optimizer, runfile.OptimizerDistro)
     assert run.llm.optimizer.weight_decay is None
-    assert run.links == runfile.Links()
+    assert run.links == Links()
     assert run.runtime == runfile.Runtime()
 
 

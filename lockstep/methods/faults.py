@@ -8,9 +8,9 @@ from lockstep.methods.optimizer_table import (
     OptimizerSparseLoCo,
     OptimizerVariant,
 )
-from lockstep.swarm.fault_kinds import KINDS, OF_OTHERS
+from lockstep.tables.faults import KINDS, OF_OTHERS, Fault
+from lockstep.tables.peers import PeersTable
 from lockstep.tables.table import wrong
-from pipeline.runfile.tables import Fault, Peers
 
 
 class Rounds(Protocol):
@@ -23,7 +23,7 @@ class Rounds(Protocol):
 
 def check_faults(
     schedule: Sequence[Fault],
-    peers: Peers,
+    peers: PeersTable,
     config: Rounds,
     optimizer: OptimizerVariant | None,
     said: Callable[[str], str] = str,
@@ -60,7 +60,7 @@ def _are_one(fault: Fault, other: Fault) -> bool:
 
 def _misfit(
     fault: Fault,
-    peers: Peers,
+    peers: PeersTable,
     config: Rounds,
     optimizer: OptimizerVariant | None,
     said: Callable[[str], str],

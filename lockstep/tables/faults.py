@@ -1,10 +1,14 @@
-"""The kinds of faults that a run file can schedule: what each replaces, and what it needs.
+"""The faults that a run file can schedule: their kinds, and the table that schedules one.
 
-A row has all that validation needs. What is sent in place of the truth is in `swarm/lies.py`, and
-when, in `swarm/faults.py`.
+A row of `KINDS` has all that validation needs. What is sent in place of the truth is in
+`swarm/lies.py`, and when, in `swarm/faults.py`.
 """
 
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
+
+from pydantic import Field, model_validator
+
+from lockstep.tables.table import AsTuple, Count, Distinct, Positive, Table, one_or_list, wrong
 
 
 class FaultKind(NamedTuple):
@@ -110,3 +114,58 @@ OF_OTHERS = {
     "false_verifier",
 }
 """Kinds that involve another peer, so that a run needs at least two."""
+
+FaultName = Literal[tuple(KINDS)]
+PeerNumber = Annotated[int, Field(ge=0)]
+SomePeers = Annotated[tuple[PeerNumber, ...], Field(min_length=1), Distinct, AsTuple]
+
+
+class Fault(Table):
+    """One kind of fault, committed by one or several peers for some rounds."""
+
+    kind: Annotated[
+        FaultName,
+        Field(
+            description="Kind of the fault, by what the peer does. "
+            + ". ".join(f"{name}: it {kind.does}" for name, kind in KINDS.items())
+            + "."
+        ),
+    ]
+    peer: one_or_list(PeerNumber, SomePeers)
+    """The faulty peer, or a list of them; the first peer is 0."""
+    rounds: Annotated[tuple[Count, ...], Field(min_length=2, max_length=2), AsTuple]
+    """First and last round of the fault, inclusive; the first round of a run is 1."""
+    size: Positive | None = None
+    """Strength of the fault. Meaning and default depend on `kind`; some kinds have none."""
+
+    @property
+    def peers(self) -> tuple[int, ...]:
+        """The faulty peers."""
+        return (self.peer,) if isinstance(self.peer, int) else self.peer
+
+    @property
+    def strength(self) -> float | None:
+        """`size`, or the default of the kind; None for a kind without a size."""
+        return KINDS[self.kind].size if self.size is None else self.size
+
+    @model_validator(mode="after")
+    def _first_is_first(self) -> "Fault":
+        first, last = self.rounds
+        if first > last:
+            raise wrong("rounds", "[first, last] with first <= last")
+        if self.kind == "join" and first != 1:
+            raise wrong("rounds", "[1, last], since a joining peer is offline from the start")
+        return self
+
+    @model_validator(mode="after")
+    def _kind_can_be_done(self) -> "Fault":
+        if self.size is not None and KINDS[self.kind].size is None:
+            raise wrong("size", f"no size, which {self.kind} does not have")
+        if self.kind == "lazy" and self.strength >= 1:
+            raise wrong("size", "less than 1, a fraction of the sequences")
+        if self.kind == "collude" and len(self.peers) < 2:
+            raise wrong("peer", "a list of at least 2 peers, which send the same message")
+        return self
+
+
+Schedule = Annotated[tuple[Fault, ...], AsTuple]

@@ -4,15 +4,14 @@ from typing import get_args, get_type_hints
 
 import pytest
 
-from lockstep.swarm.fault_kinds import KINDS, OF_OTHERS, FaultKind
-from pipeline import runfile
+from lockstep.tables.faults import KINDS, OF_OTHERS, Fault, FaultKind
 
 each_kind = pytest.mark.parametrize("name", KINDS)
 
 
-def fault(name: str, **changes) -> runfile.Fault:
+def fault(name: str, **changes) -> Fault:
     peer = [1, 2] if name == "collude" else 1
-    return runfile.Fault(**{"kind": name, "peer": peer, "rounds": (1, 3)} | changes)
+    return Fault(**{"kind": name, "peer": peer, "rounds": (1, 3)} | changes)
 
 
 def test_each_part_of_a_round_has_kinds_that_take_its_place_and_no_kind_takes_anothers():
@@ -26,7 +25,7 @@ def test_a_kind_describes_what_it_does_and_its_size(name):
     kind = KINDS[name]
     assert kind.does and "\n" not in kind.does and not kind.does.endswith(".")
     assert ("size" in kind.does) == (kind.size is not None)
-    assert f"{name}: it {kind.does}" in runfile.Fault.model_fields["kind"].description
+    assert f"{name}: it {kind.does}" in Fault.model_fields["kind"].description
 
 
 @each_kind

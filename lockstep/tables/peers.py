@@ -1,0 +1,33 @@
+"""What the library knows of `[peers]`: how many, how they run, how messages are merged."""
+
+from typing import Annotated, Literal, Protocol
+
+from pydantic import Field
+
+MAX_CLIENTS = 256  # Psyche's bound
+PeerCount = Annotated[int, Field(ge=1, le=MAX_CLIENTS)]
+Liars = Annotated[int, Field(ge=1, lt=MAX_CLIENTS)]
+PeerLayout = Literal["each", "shard_map", "vmap", "pmap"]
+Aggregation = Literal[
+    "mean",
+    "peer_mean",
+    "median",
+    "trimmed_mean",
+    "min_support",
+    "norm_clip",
+    "centered_clip",
+    "multi_krum",
+    "rda",
+    "rda_median_norm",
+]
+
+
+class PeersTable(Protocol):
+    """The keys of `[peers]` that decide which methods and faults a run can have."""
+
+    count: int
+    layout: PeerLayout
+    attention: Literal["matmul", "cudnn"]
+    wire: Literal["lockstep", "psyche"]
+    aggregation: Aggregation
+    liars: int | None
