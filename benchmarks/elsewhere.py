@@ -150,7 +150,7 @@ def audit(name: str, seeds: int, folder: Path) -> dict:
         if varied is None:
             varied = honest.measure(setup, transcript, work)
         found += audit_all(setup, transcript)
-        replay = Replay(setup, transcript, bitwise=False, present=work, varied=varied)
+        replay = Replay(setup, transcript, "other bits", work, varied)
         for some in work:
             found += replay.window(*some, lambda: None)
             if not form.kept:
@@ -166,7 +166,7 @@ def audit(name: str, seeds: int, folder: Path) -> dict:
                 totals["messages"] += 1
                 totals["message_bytes"] += message.bytes
                 totals["kept_bytes"] += message.held
-    accepted, true = replay.limit, distances.pop("none")
+    accepted, true = replay.how.limit, distances.pop("none")
     honest_params = params.pop("none")
     return {
         "benchmark": "elsewhere",
@@ -182,14 +182,14 @@ def audit(name: str, seeds: int, folder: Path) -> dict:
         "limit": accepted,
         "params_elsewhere": max(honest_params),
         "params_learnt": varied and varied.params,
-        "params_limit": replay.params_limit,
+        "params_limit": replay.how.params_limit,
         "own_elsewhere": {kind: max(those) for kind, those in owned.items()},
         "own_learnt": varied and varied.own,
-        "own_limits": replay.own_limits,
+        "own_limits": replay.how.own_limits,
         "findings": [f"{f.round} {f.peer} {f.kind}: {f.detail}" for f in found],
         "lies": {lie: _summary(those, accepted) for lie, those in distances.items()},
         "lies_in_params": {
-            lie: _summary(those, replay.params_limit) for lie, those in params.items()
+            lie: _summary(those, replay.how.params_limit) for lie, those in params.items()
         },
     }
 
@@ -227,7 +227,7 @@ def _lies(window: Any, seed: int) -> Iterator[tuple[str, float]]:
     import numpy as np
 
     from lockstep.wire import message as wire
-    from pipeline.audit import sketches
+    from pipeline.audit.replay import sketch_distances
 
     form, rng = window.setup.programs.form, np.random.default_rng(seed)
     before: dict[int, Any] = {}
@@ -250,7 +250,7 @@ def _lies(window: Any, seed: int) -> Iterator[tuple[str, float]]:
             continue
         yield from (
             ("none", distance)
-            for distance in sketches.distances(window.setup, window.transcript, entry, now).values()
+            for distance in sketch_distances(window.setup, window.transcript, entry, now).values()
         )
         pieces = form.pieces
         for p in now:
@@ -295,12 +295,12 @@ def _params(setup: Any, transcript: Any, window: Any, peers: range, seed: int) -
         lie, liar, before = "none", 0, None
         step = window.last
 
-        def _applied(self, entry: Any, replayed: dict[int, Any]) -> dict[int, Any] | None:
+        def receive(self, entry: Any, replayed: dict[int, Any]) -> None:
             if entry.round.step == self.step and self.lie != "none":
                 lies = _false(replayed, self.liar, self.before, setup.programs.form, rng)
                 replayed = replayed | {self.liar: dict(lies)[self.lie]}
             self.before = replayed[self.liar]
-            return super()._applied(entry, replayed)
+            super().receive(entry, replayed)
 
     def after(lie: str) -> float:
         lying = Lying(setup, transcript, window, peers)

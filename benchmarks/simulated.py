@@ -149,7 +149,7 @@ class Lab:
             (window, [p for p in peers if sample is None or (number, p) in sample])
             for number, window in enumerate(run.snapshots().windows)
         ]
-        replay = Replay(setup, transcript, bitwise=elsewhere is None, present=work)
+        replay = Replay(setup, transcript, elsewhere and "other bits", work)
 
         def one(item: tuple[runfile.Window, list[int]], group: DeviceGroup) -> list[Finding]:
             return replay.window(*item, lambda: None, group)

@@ -17,12 +17,11 @@ from lockstep.programs.placement import DeviceGroup, side_by_side
 from lockstep.transcript.transcript import Transcript
 from parts.workload.choice import check_model
 from pipeline import runfile
-from pipeline.audit import beacon, bundle, honest, sample, verdict_text
+from pipeline.audit import bundle, honest, sample, verdict_text
 from pipeline.audit.audit import audit
-from pipeline.audit.judge import How, judge
 from pipeline.audit.replay import Replay
 from pipeline.audit.tolerance import PeersOfWindows, why_not_bitwise
-from pipeline.audit.verdict import Finding, Varied, contradictions, merged
+from pipeline.audit.verdict import Finding, Varied, contradictions, judge, merged
 from pipeline.stage import allocator, devices
 from pipeline.stage.artifacts import METRICS, Paths
 from pipeline.stage.progress import Progress
@@ -37,7 +36,7 @@ def run(run: runfile.Run, paths: Paths) -> None:
     init, shards, trained = paths.need("convert"), paths.need("download"), paths.need("train")
     devices.keep_compiled(paths.store / "compiled")
     allocator.trim_after_compiling()
-    beacon.read(run.witness.beacon)  # before hours of work
+    sample.read_beacon(run.witness.beacon)  # before hours of work
     setup = begin.read(run, init, shards)
     with closing(setup.programs):
         _audit(setup, Transcript(trained / "transcript"), paths)
@@ -49,7 +48,7 @@ def _audit(setup: Setup, transcript: Transcript, paths: Paths) -> None:
     why = why_not_bitwise(setup, transcript.header)
     windows = run.snapshots(setup.start.step).windows
     present = [(window, range(run.peers.count)) for window in windows]
-    replay = Replay(setup, transcript, bitwise=not why, present=present)
+    replay = Replay(setup, transcript, why, present)
 
     # Everything cheap, of every round
     findings = audit(setup, transcript)
@@ -70,8 +69,7 @@ def _audit(setup: Setup, transcript: Transcript, paths: Paths) -> None:
                 name = bundle.name(window, peer)
                 bundle.write(folder / name, replay, window, peer, repeated)
                 findings = [replace(f, bundle=name) if f in repeated else f for f in findings]
-        how = How(why, replay.merges_exactly, replay.repeats, replay.varied)
-        verdict = judge(run, transcript, findings, how, windows, replayed)
+        verdict = judge(run, transcript, findings, replay.how, windows, replayed)
         text = verdict_text.render(verdict.model_dump())
         write_text(folder / "verdict.json", verdict.model_dump_json(indent=2) + "\n")
         write_text(folder / "verdict.txt", text)

@@ -13,7 +13,7 @@ from lockstep.errors import LockstepError
 from lockstep.files import read_json
 from lockstep.programs.columns import Columns
 from lockstep.transcript.trees import load_nested, save_tree
-from pipeline.audit import bundle, rerun_bundle
+from pipeline.audit import bundle
 from tests import tiny
 
 STAGES = ("download", "convert", "train", "witness", "export", "evaluate")
@@ -115,7 +115,7 @@ def test_a_liar_among_packed_rows_is_found_again_with_the_bundle_alone(
     assert {name: x.shape for name, x in tensors.items()} == {"indices": (6,), "rows": (6, 4 * ROW)}
     rows = dict(zip(Columns._fields, np.split(tensors["rows"], 4, axis=1), strict=True))
     assert (rows["labels"] == -100).sum() == 6 * 7
-    assert rerun_bundle.show(folder, 1) == rerun_bundle.show(later, 1) == 0
+    assert bundle.show(folder, 1) == bundle.show(later, 1) == 0
     confirmed = "1 of 1 findings confirmed, compared bit for bit"
     assert capsys.readouterr().out.count(confirmed) == 2
     # of the first window the later bundle has the rounds, which the audit recomputes, and no more
@@ -130,7 +130,7 @@ def test_a_liar_among_packed_rows_is_found_again_with_the_bundle_alone(
         (folder / bundle.MANIFEST).write_text(json.dumps(manifest))
 
     change(labels=np.maximum(rows["labels"], 0))
-    assert rerun_bundle.show(folder, 1) == 1
+    assert bundle.show(folder, 1) == 1
     for name, column, message in (
         ("labels", rows["labels"] - 1, "expected labels from 0 and below 64"),
         ("position_ids", rows["position_ids"] + 9, "expected position_ids from 0 and below 16"),
@@ -140,7 +140,7 @@ def test_a_liar_among_packed_rows_is_found_again_with_the_bundle_alone(
     ):
         change(**{name: column})
         with pytest.raises(LockstepError, match=f"tokens.safetensors: .*{message}"):
-            rerun_bundle.show(folder, 1)
+            bundle.show(folder, 1)
 
 
 def test_an_honest_run_on_packed_rows_is_accepted_and_measured(packed, tmp_path):

@@ -200,9 +200,9 @@ def replay(
 
     allocator.tune()
     devices.prepare(given_bundle.read_run(folder, max_gb, worker_python))
-    from pipeline.audit import rerun_bundle
+    from pipeline.audit import bundle
 
-    raise typer.Exit(rerun_bundle.show(folder, max_gb, worker_python))
+    raise typer.Exit(bundle.show(folder, max_gb, worker_python))
 
 
 def _verify(

@@ -10,8 +10,8 @@ from typing import NamedTuple
 from lockstep.transcript.transcript import Transcript
 from parts.publication import layout, packed
 from pipeline import runfile
-from pipeline.audit.beacon import Beacon
 from pipeline.audit.bundle import files_of
+from pipeline.audit.sample import Beacon
 
 Drawn = list[tuple[runfile.Window, tuple[int, ...]]]
 

@@ -15,7 +15,8 @@ from parts.publication.accepted_export import accepted, with_results
 from parts.publication.checks import start_of_chain
 from parts.publication.layout import Publication
 from pipeline import runfile
-from pipeline.audit import beacon, given_rows
+from pipeline.audit import given_rows
+from pipeline.audit.sample import read_beacon
 from pipeline.language_model import held_out
 from pipeline.stage import lock
 from pipeline.stage.artifacts import METRICS, Paths
@@ -188,7 +189,7 @@ def _write_proof(
     model, columns = transcript.header.model, read_shards(shards).columns
     data = begin.rows(run, model, shards)
     kept = begin.blank(run, model, data, columns, start, 0).programs.form.kept
-    seed = drawn.seed_of(transcript, seed, beacon.read(run.witness.beacon))
+    seed = drawn.seed_of(transcript, seed, read_beacon(run.witness.beacon))
     published = drawn.draw(transcript, run.snapshots(start).windows, seed, windows, kept)
     given = start_of_chain.is_given(run)
     for name in drawn.files(transcript, published, run, kept=kept, given=given):

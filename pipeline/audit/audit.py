@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import jax
 
 from lockstep.errors import LockstepError
-from lockstep.protocol import consensus, links
+from lockstep.protocol import consensus, links, sketch
 from lockstep.protocol.attestation import Attestation
 from lockstep.protocol.round import Message, Round
 from lockstep.swarm.round_settings import RoundSettings
@@ -15,10 +15,9 @@ from lockstep.transcript.entry import TABLES, Entry
 from lockstep.transcript.follow import ContradictionError, begin_round, differing, finish_round
 from lockstep.transcript.state import State, hashes
 from lockstep.transcript.transcript import Transcript
-from lockstep.wire import bound, exchange
+from lockstep.wire import bound, exchange, sketches
 from lockstep.wire import message as wire
 from pipeline import runfile
-from pipeline.audit.sketches import audit_sketches
 from pipeline.audit.verdict import Finding
 from pipeline.start.begin import Setup
 
@@ -75,7 +74,7 @@ def audit_rounds(
             progress = finish_round(progress, entry, stores=settings.stores_epochs)
         except ContradictionError as error:  # nothing after it can be attributed
             return [*findings, *known, _against_author(error.step, error.kind, str(error))]
-        findings += audit_sketches(setup, transcript, entry, here)
+        findings += _audit_sketches(setup, transcript, entry, here)
         findings += _audit_arrivals(entry, settings, setup.programs.optimizer.overlapped)
         findings += _audit_checks(entry, settings, own_size)
         known += _audit_second_messages(entry)
@@ -243,6 +242,84 @@ def _audit_ejected(entry: Entry, known: list[Finding]) -> list[Finding]:
         for peer, why in entry.decision.ejected.items()
         if peer not in named
     ]
+
+
+# ---- Messages that are not kept ----
+#
+# The transcript has their roots, and some pieces of them. Every piece must lead to the root that
+# its sender committed to, and be one that the round's commitments draw.
+
+
+class SketchError(Exception):
+    """A transcript does not show of a message what it has to."""
+
+
+def _audit_sketches(
+    setup: Setup, transcript: Transcript, entry: Entry, here: bool
+) -> list[Finding]:
+    """Check the roots of a round's messages and, if its payloads are `here`, the sketches."""
+    try:
+        _check_sketches(setup, transcript, entry, here)
+    except SketchError as error:  # whoever wrote it held the messages, and cut them
+        return [_against_author(entry.round.step, "sketch", str(error))]
+    return []
+
+
+def _check_sketches(setup: Setup, transcript: Transcript, entry: Entry, here: bool) -> None:
+    evidence, form = entry.evidence, setup.programs.form
+    rooted = transcript.header.sketched
+    if rooted and form.kept:
+        raise SketchError("the header has sketches, expected none: messages are kept")
+    for messages in (evidence.messages, evidence.others):
+        for peer, message in messages.items():
+            if (message.root is not None) != rooted:
+                has = "no root" if rooted else "a root"
+                raise SketchError(f"the message of peer {peer} has {has}, unlike the header says")
+            if message.sketch is not None and (not rooted or messages is evidence.others):
+                raise SketchError(f"the message of peer {peer} has a sketch, expected none")
+            if message.root is not None:
+                _check_commitment(entry, peer, message)
+    for peer, message in evidence.messages.items() if rooted else ():
+        if peer in evidence.broken:
+            continue
+        if form.kind == wire.DENSE and message.bytes != form.bytes_about:
+            text = f"has {message.bytes} bytes, expected {form.bytes_about}"
+            raise SketchError(f"the message of peer {peer} {text}")
+        if here:
+            read_sketch(setup, transcript, entry, peer)
+
+
+def _check_commitment(entry: Entry, peer: int, message: Message) -> None:
+    found = exchange.commit_to_root(bytes.fromhex(message.root or ""), peer, entry.round).hex()
+    if found != message.commitment:
+        text = f"commits to {message.commitment[:12]}, its root gives {found[:12]}"
+        raise SketchError(f"peer {peer} {text}")
+
+
+def read_sketch(setup: Setup, transcript: Transcript, entry: Entry, peer: int) -> dict[int, bytes]:
+    """Return the drawn pieces of a peer's message, by their number.
+
+    Raises:
+      SketchError: They are not kept, or not of the message that the peer committed to.
+    """
+    message, pieces = entry.evidence.messages[peer], setup.programs.form.pieces
+    if message.root is None or message.sketch is None or message.payload is None:
+        raise SketchError(f"the message of peer {peer} has no sketch, expected some of its pieces")
+    drawn = draw_pieces(setup, entry, peer)
+    if message.sketch != (size := sketches.size_of(pieces, drawn)):
+        raise SketchError(f"peer {peer}: a sketch of {message.sketch} bytes, expected {size}")
+    try:
+        root = bytes.fromhex(message.root)
+        return sketches.read(pieces, transcript.payload(message), drawn, root)
+    except ValueError as error:
+        raise SketchError(f"peer {peer}: {error}") from error
+
+
+def draw_pieces(setup: Setup, entry: Entry, peer: int) -> list[int]:
+    """Return which pieces of a peer's message the transcript must have."""
+    pieces, seed = setup.programs.form.pieces, setup.settings.seed
+    known = entry.evidence.commitments
+    return sketch.drawn(seed, entry.round.step, known, peer, pieces.count, pieces.drawn)
 
 
 # ---- Snapshots ----

@@ -6,26 +6,38 @@
     transcript/            the part of the transcript that the replay needs, in its own layout: all
                            rounds up to the window's last, the window's payloads and snapshots
 
-`lockstep replay BUNDLE` repeats it (rerun_bundle.py). A finding that the bytes of a message show
-needs neither snapshots nor sequences.
+A finding that the bytes of a message show needs neither snapshots nor sequences.
+
+`lockstep replay BUNDLE` repeats the replay, and says what it confirms. Nothing in a bundle is
+trusted: every file is checked against its hash, and what it holds of the transcript by the audit
+itself. A bundle that contradicts itself is refused, so that nobody is blamed for bytes that were
+changed on the way. Whether its rounds, snapshots and sequences are the run's own is for those to
+compare who have the run's transcript and data: they are the same bytes.
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple, NoReturn
 
 from pydantic import Field
 
+from lockstep.errors import LockstepError, shown
 from lockstep.files import link, sha256_file, write_json, write_text
 from lockstep.protocol.dispute import Hash
+from lockstep.tables.explain import validate_json
 from lockstep.tables.table import Table
 from lockstep.transcript.entry import Entry
 from lockstep.transcript.transcript import Transcript
+from parts.workload.choice import check_model, vocab_size
 from pipeline import runfile
-from pipeline.audit import given_rows
-from pipeline.audit.given_bundle import RUN
+from pipeline.audit import given_rows, honest, verdict_text
+from pipeline.audit.audit import audit_header, audit_rounds, audit_snapshot
+from pipeline.audit.given_bundle import RUN, read_run
 from pipeline.audit.replay import Replay
-from pipeline.audit.verdict import Finding
+from pipeline.audit.tolerance import why_not_bitwise
+from pipeline.audit.verdict import Finding, contradictions
+from pipeline.start import begin
 from pipeline.start.begin import Setup
 from pipeline.tokens.shards import Column
 
@@ -143,3 +155,178 @@ def files_of(
         f"{s}/{part}.safetensors" for s in (opening, closing) for part in ("params", "shared")
     }
     return files | {f"{opening}/own-{peer:03}.safetensors" for peer in peers}
+
+
+# ---- lockstep replay ----
+
+
+class Bundle(NamedTuple):
+    """A bundle, read and checked.
+
+    The steps of `peers` are recomputed. The audit, which needs no training, finds `audited` about
+    the bundle's peer.
+    """
+
+    manifest: BundleManifest
+    replay: Replay
+    window: runfile.Window
+    peers: tuple[int, ...]
+    audited: list[Finding]
+
+
+def show(folder: Path, max_gb: int, worker_python: str = "") -> int:
+    """Repeat a bundle's replay and print what it confirms; return 0 if that is all, else 1.
+
+    Raises:
+      LockstepError: It is not a bundle, or not as it was written.
+    """
+    bundle = _measured(read(folder, max_gb, worker_python))
+    found = rerun(bundle)
+    replay = bundle.replay
+    how = f"compared {verdict_text.compared(replay.why, replay.how.limit, replay.repeats)}"
+    if replay.varied:
+        how += verdict_text.measured({"varied": asdict(replay.varied)})
+    if not bundle.peers:
+        how = "by decoding what was sent"
+    claims, confirmed = bundle.manifest.findings, 0
+    for claim in claims:
+        agrees = _confirms(bundle, found, claim)
+        confirmed += agrees
+        _print(f"peer {claim.peer}, round {claim.round}, {claim.kind}: {claim.detail}")
+        _print(f"  found here: {_nearest(found, claim)}")
+        _print(f"  {'confirmed' if agrees else 'not confirmed'}")
+    for finding in found:
+        if finding.peer is None:
+            _print(f"The bundle contradicts itself in round {finding.round}: {finding.detail}")
+    _print(f"{confirmed} of {len(claims)} findings confirmed, {how}")
+    return 0 if confirmed == len(claims) else 1
+
+
+def read(folder: Path, max_gb: int, worker_python: str = "") -> Bundle:
+    """Read a bundle, and check all that can be checked without training.
+
+    Its files may have at most `max_gb` 10^9 bytes together.
+
+    Raises:
+      LockstepError: A file is missing, was added or changed, or contradicts the others.
+    """
+    run = read_run(folder, max_gb, worker_python)
+    manifest = _read_manifest(folder)
+    transcript = Transcript(folder / TRANSCRIPT)
+    header, entries = transcript.header, transcript.rounds
+    window = runfile.Window(*manifest.window)
+    start = entries[0].round.step - 1 if entries else -1
+    if start < 0 or run.snapshots(start).window_after(window.opening) != window:
+        _refuse(folder / MANIFEST, f"window {list(window)} is not one of this run's")
+
+    _check_claims(folder / MANIFEST, manifest, run, window)
+    check_model(run, header.model, transcript.folder / "header.json")
+    rows = None
+    if TOKENS in manifest.files:
+        bound = vocab_size(header.model)
+        rows = given_rows.read(folder / TOKENS, manifest.columns, run, bound)
+    index = entries[0].round.data_index
+    setup = begin.blank(run, header.model, rows, manifest.columns, start, index)
+
+    found = audit_header(setup, transcript) + audit_rounds(setup, transcript, [window], window.last)
+    _refuse_contradictions(transcript, found)
+    why = why_not_bitwise(setup, header)
+    peers = replayed(setup, transcript.window(window), manifest.findings)
+    present = [(window, peers)] if peers else []
+    replay = Replay(setup, transcript, why, present)
+    if peers:
+        last = tuple(peer for peer in peers if transcript.has_own(window.last, peer))
+        for step, owners in ((window.opening, peers), (window.last, last)):
+            problems = audit_snapshot(transcript, step, setup.start.state, owners)
+            _refuse_contradictions(transcript, problems)
+        if rows is None:
+            _refuse(folder / TOKENS, "no such file, expected the sequences to train on")
+    audited = [f for f in found if f.peer == manifest.peer and f.kind in KINDS]
+    return Bundle(manifest, replay, window, peers, audited)
+
+
+def _measured(bundle: Bundle) -> Bundle:
+    """The bundle with what is measured here of honest bits, where bits cannot be compared."""
+    replay = bundle.replay
+    if replay.bitwise or not bundle.peers:
+        return bundle
+    varied = honest.measure(replay.setup, replay.transcript, replay.present)
+    return bundle._replace(replay=replace(replay, varied=varied))
+
+
+def rerun(bundle: Bundle) -> list[Finding]:
+    """Return what audit and replay find about the bundle's peer, and what contradicts itself."""
+    replay, found = bundle.replay, [*bundle.audited]
+    # one after another, so that what is found of one hides nothing of the others
+    groups = [(peer,) for peer in bundle.peers] if replay.kept else [bundle.peers]
+    for peers in groups:
+        found += replay.window(bundle.window, peers, lambda: None)
+    return [finding for finding in found if finding.peer in (bundle.manifest.peer, None)]
+
+
+# ---- What was claimed, and what is found here ----
+
+
+def _confirms(bundle: Bundle, found: Iterable[Finding], claim: Finding) -> bool:
+    """Whether what was found here says the same; to the letter, where bits were compared twice."""
+    if any(finding.peer is None for finding in found):
+        return False  # with such rounds anybody could be blamed
+    exact = claim.kind in DECODED or (bundle.manifest.bitwise and bundle.replay.bitwise)
+    return any(
+        finding == claim if exact else (finding.round, finding.kind) == (claim.round, claim.kind)
+        for finding in found
+    )
+
+
+def _nearest(found: Iterable[Finding], claim: Finding) -> str:
+    """The finding here that is most like the claimed one."""
+    own = [finding for finding in found if finding.peer == claim.peer]
+    if not own:
+        return "nothing against it"
+    best = min(own, key=lambda f: (f.kind != claim.kind, abs(f.round - claim.round)))
+    return f"round {best.round}, {best.kind}: {best.detail}"
+
+
+def _print(line: str) -> None:
+    print(shown(line))
+
+
+# ---- Reading ----
+
+
+def _read_manifest(folder: Path) -> BundleManifest:
+    path = folder / MANIFEST
+    try:
+        manifest = validate_json(BundleManifest, path.read_bytes(), str(path))
+    except OSError as error:
+        raise LockstepError(f"{path}: {error.strerror}, expected a bundle") from error
+    found = listing(folder)
+    for name in sorted(found.keys() | manifest.files.keys()):
+        if found.get(name) != manifest.files.get(name):
+            here, listed = (files.get(name, "no file")[:12] for files in (found, manifest.files))
+            _refuse(folder, f"{name!r}: found {here}, expected {listed} as {MANIFEST} says")
+    return manifest
+
+
+def _check_claims(
+    path: Path, manifest: BundleManifest, run: runfile.Run, window: runfile.Window
+) -> None:
+    """Check that every finding is about the bundle's peer and window."""
+    if manifest.peer >= run.peers.count:
+        _refuse(path, f"peer {manifest.peer}, expected a peer below {run.peers.count}")
+    for finding in manifest.findings:
+        if finding.peer != manifest.peer or finding.round not in window.rounds:
+            found = f"a finding of peer {finding.peer}, round {finding.round}"
+            expected = f"peer {manifest.peer} in rounds {window.first} to {window.last}"
+            _refuse(path, f"{found}, expected of {expected}")
+
+
+def _refuse_contradictions(transcript: Transcript, findings: Iterable[Finding]) -> None:
+    for finding in contradictions(findings):
+        who = "" if finding.peer is None else f"peer {finding.peer}, "
+        where = f"round {finding.round}, {who}{finding.kind}"
+        _refuse(transcript.folder, f"{where}: {finding.detail}")
+
+
+def _refuse(path: Path, text: str) -> NoReturn:
+    raise LockstepError(f"{path}: {text}")

@@ -2,6 +2,12 @@
 
 The auditor measures this on its own machine, from the transcript's snapshots and its own data. What
 peers sent does not matter: nobody's message is compared but the auditor's with the auditor's.
+
+    python -m pipeline.audit.honest FOLDER
+
+is that process. It reads FOLDER/asked.json and the sequences beside it, and writes its messages to
+FOLDER/messages.bin. It computes on the CPU with another number of threads and other vector
+instructions; JAX reads both when it is imported, so they are in the process's environment.
 """
 
 import json
@@ -20,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lockstep.errors import LockstepError
-from lockstep.files import write_json
+from lockstep.files import read_json, write_json
 from lockstep.optim.optimizer import Tree
 from lockstep.programs.placement import device_groups
 from lockstep.transcript.entry import Entry, Header
@@ -28,9 +34,8 @@ from lockstep.transcript.transcript import Transcript
 from lockstep.wire import message as wire
 from lockstep.wire.pieces import MOST_DRAWN
 from pipeline import runfile
-from pipeline.audit import elsewhere, given_rows
-from pipeline.audit.elsewhere import ASKED, ISA, TOKENS, TOLD, Other
-from pipeline.audit.replay import Replay, WindowReplay
+from pipeline.audit import given_rows
+from pipeline.audit.replay import WindowPeers
 from pipeline.audit.tolerance import (
     PeersOfWindows,
     distance_of_state,
@@ -38,14 +43,46 @@ from pipeline.audit.tolerance import (
     distances_by_kind,
 )
 from pipeline.audit.verdict import Varied
+from pipeline.stage import devices
 from pipeline.start import begin
 from pipeline.start.begin import Setup
 from pipeline.tokens.shards import Column
 
+ASKED, TOLD, TOKENS = "asked.json", "messages.bin", "tokens.safetensors"
+ISA = "--xla_cpu_max_isa="
 VARIED = {"threads", "instruction_set"}  # of an environment: what is varied here
 LENGTH = struct.Struct("<Q")
 
 log = logging.getLogger(__name__)
+
+
+class OtherBits(NamedTuple):
+    """Settings under which bits differ from those of this process: threads, and XLA's flags."""
+
+    threads: str
+    flags: str
+    words: str
+
+    @classmethod
+    def than(cls, environment: Mapping[str, str]) -> "OtherBits":
+        """Return other settings than an environment has."""
+        flags = environment["XLA_FLAGS"].split()
+        widest = [flag for flag in flags if not flag.startswith(ISA)]
+        limited = widest != flags
+        threads = "4" if environment["NPROC"] == "1" else "1"
+        isa = "the CPU's widest vector instructions" if limited else "AVX instructions"
+        words = f"{isa} and {threads} thread{'' if threads == '1' else 's'}"
+        return cls(threads, " ".join(widest if limited else [*widest, f"{ISA}AVX"]), words)
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The environment variables that set them."""
+        return {
+            "NPROC": self.threads,
+            "XLA_FLAGS": self.flags,
+            "JAX_NUM_CPU_DEVICES": "1",
+            "JAX_PLATFORMS": "cpu",
+        }
 
 
 def measurable(setup: Setup, header: Header) -> bool:
@@ -96,13 +133,13 @@ def measure(
     form, ends = setup.programs.form, chosen[:1] + chosen[1:][-1:]
     work = [(window, peers[:1] if form.kept else peers) for window, peers in ends]
     with tempfile.TemporaryDirectory() as name:
-        folder, there = Path(name), Other(os.environ)
+        folder, there = Path(name), OtherBits.than(os.environ)
         _ask(setup, transcript, work, folder, compiled)
         rounds = ", ".join(f"{window.first}-{window.last}" for window, _ in work)
         log.info(f"witness: rounds {rounds} again, with {there.words}")
         done = subprocess.run(
-            [sys.executable, "-m", elsewhere.__name__, name],
-            capture_output=True, text=True, check=False,
+            [sys.executable, "-m", __name__, name],
+            env=os.environ | there.variables, capture_output=True, text=True, check=False,
         )  # fmt: skip
         if done.returncode:
             last = (done.stderr.strip().splitlines() or ["no word"])[-1]
@@ -120,9 +157,12 @@ def measure(
     )
 
 
-def tell(run: runfile.Run, asked: dict, folder: Path) -> None:
-    """Write the messages of honest windows, as a process in which bits differ has them."""
-    transcript = Transcript(Path(asked["transcript"]))
+def main(folder: Path) -> None:
+    """Replay the windows that are asked for in a folder, and write the honest messages there."""
+    asked = read_json(folder / ASKED)
+    if asked["compiled"]:
+        devices.keep_compiled(Path(asked["compiled"]))
+    run, transcript = runfile.parse(asked["run"], ASKED), Transcript(Path(asked["transcript"]))
     columns: tuple[Column, ...] = tuple(asked["columns"])
     rows = given_rows.read(folder / TOKENS, columns, run, None)
     setup = begin.blank(run, asked["model"], rows, columns, asked["step"], asked["data_index"])
@@ -183,15 +223,15 @@ def _read_like(tree: Tree, told: BinaryIO) -> Tree:
     return jax.tree.map(lambda x: np.frombuffer(_read(told), x.dtype).reshape(x.shape), tree)
 
 
-class HonestWindow(WindowReplay):
-    """A window's replay in which nobody is judged."""
+class HonestWindow(WindowPeers):
+    """A window in which all peers are honest."""
 
     def __init__(
         self, setup: Setup, transcript: Transcript, window: runfile.Window, peers: Sequence[int]
     ):
-        replay = Replay(setup, transcript, bitwise=False, present=())
         group = device_groups(jax.devices(), setup.programs.parts)[0]
-        super().__init__(replay, window, peers, group)
+        super().__init__(setup, transcript, window, peers, group)
+        self.kept = setup.programs.form.kept
 
     def told(self) -> Iterator[bytes]:
         """Yield each honest message as bytes or, if messages are not kept, many of its pieces.
@@ -258,18 +298,19 @@ class HonestWindow(WindowReplay):
     def messages(self) -> Iterator[tuple[Entry, int, Tree]]:
         """Yield the honest messages of the window, while peers are as before kept ones."""
         for entry in self.transcript.window(self.window):
-            self._join(entry)
-            self._align(entry)
+            self.begin(entry)
             honest: dict[int, Tree] = {}
-            for peer in self._senders(entry):
+            for peer in self.senders(entry):
                 if self.kept:
                     own = jax.tree.map(jnp.copy, self.own[peer])  # which the step takes
                     result = self.replica.step(own, self.work(entry, peer), entry.round.step)
                     yield entry, peer, jax.device_get(result.message)
-                    self._take(entry, peer)
+                    self.compare(entry, peer)
                 else:
-                    honest[peer] = jax.device_get(self._take(entry, peer)[0])
+                    honest[peer] = jax.device_get(self.step(entry, peer))
                     yield entry, peer, honest[peer]
-            applied = self._applied(entry, honest)
-            assert applied is not None  # nobody was found
-            self._receive(entry, applied)
+            self.receive(entry, honest)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

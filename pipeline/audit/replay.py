@@ -6,7 +6,7 @@ params are recomputed from the payloads, so that their chain of hashes is checke
 snapshot whether a peer is replayed or not.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -24,7 +24,8 @@ from lockstep.wire import exchange
 from lockstep.wire import message as wire
 from lockstep.wire.commitment import tree_hash
 from pipeline import runfile
-from pipeline.audit import sketches, verdict_text
+from pipeline.audit import verdict_text
+from pipeline.audit.audit import SketchError, read_sketch
 from pipeline.audit.tolerance import (
     OwnDistance,
     PeersOfWindows,
@@ -32,11 +33,11 @@ from pipeline.audit.tolerance import (
     distance_of_update,
     distances_by_kind,
     furthest,
-    limit,
-    own_limits,
+    how,
     repeated,
+    to_blame,
 )
-from pipeline.audit.verdict import Finding, Varied
+from pipeline.audit.verdict import Finding, How, Varied
 from pipeline.start.begin import Setup
 
 
@@ -47,7 +48,7 @@ class Replay:
     Attributes:
       setup: The auditor's own set-up of the run.
       transcript: The transcript to check, which has passed the audit.
-      bitwise: Whether bits must be equal; else distances must be small.
+      why: Why bits cannot be compared, so that distances must be small; None if they must be equal.
       present: The windows, and peers of each, whose snapshots and rows are here: all of a whole
         run's, some in a bundle or a publication.
       varied: How far the auditor's honest messages are from such of other bits, where measured.
@@ -55,9 +56,14 @@ class Replay:
 
     setup: Setup
     transcript: Transcript
-    bitwise: bool
+    why: str | None
     present: PeersOfWindows
     varied: Varied | None = None
+
+    @property
+    def bitwise(self) -> bool:
+        """Whether bits must be equal."""
+        return self.why is None
 
     @property
     def kept(self) -> bool:
@@ -74,27 +80,10 @@ class Replay:
         """Largest distance among the auditor's honest repeats of a step, where it takes any."""
         return None if self.bitwise else repeated(self.setup, self.transcript, self.present)
 
-    @property
-    def limit(self) -> float | None:
-        """Largest accepted distance of a message from its replay; None where bits are compared."""
-        if self.bitwise:
-            return None
-        return limit(self.setup.run, self.repeats, self.varied and self.varied.distance)
-
-    @property
-    def params_limit(self) -> float | None:
-        """Largest accepted distance of a window's last params; None where they are exact.
-
-        Also of what the optimizer shares then.
-        """
-        if self.merges_exactly:
-            return None
-        return limit(self.setup.run, self.repeats, self.varied and self.varied.params)
-
-    @property
-    def own_limits(self) -> dict[str, float] | None:
-        """Largest accepted distances of what a peer owns after a window; None: see `own_limits`."""
-        return None if self.bitwise else own_limits(self.setup.run, self.varied)
+    @cached_property
+    def how(self) -> How:
+        """How messages are compared with their replays, and what distances are accepted."""
+        return how(self.setup.run, self.why, self.merges_exactly, self.repeats, self.varied)
 
     @cached_property
     def groups(self) -> list[DeviceGroup]:
@@ -118,108 +107,44 @@ class Replay:
         return WindowReplay(self, window, peers, group or self.groups[0]).findings(advance)
 
 
-class WindowReplay:
-    """A window's replay in progress: `replica` has the params, and `own` what each peer owns."""
+class WindowPeers:
+    """Some peers of a window, recomputed round by round; nobody is judged.
+
+    Attributes:
+      replica: The params that everybody has, and what peers share.
+      own: What each of these peers owns.
+    """
 
     def __init__(
-        self, replay: Replay, window: runfile.Window, peers: Sequence[int], group: DeviceGroup
+        self,
+        setup: Setup,
+        transcript: Transcript,
+        window: runfile.Window,
+        peers: Sequence[int],
+        group: DeviceGroup,
     ):
-        self.setup, self.transcript, self.window = replay.setup, replay.transcript, window
-        self.bitwise, self.kept, self.limit = replay.bitwise, replay.kept, replay.limit
-        self.merges_exactly, self.params_limit = replay.merges_exactly, replay.params_limit
-        self.own_limits = replay.own_limits
-        self.sketched = replay.transcript.header.sketched
-        like = replay.setup.start.state
-        agreed = self.transcript.agreed(window.opening, like)
-        self.replica = Replica.put(replay.setup.programs, group, *agreed)
+        self.setup, self.transcript, self.window = setup, transcript, window
+        like = setup.start.state
+        self.replica = Replica.put(setup.programs, group, *transcript.agreed(window.opening, like))
         self.own = {
-            peer: group.put(self.transcript.own(window.opening, peer, like.own[peer]))
-            for peer in peers
+            peer: group.put(transcript.own(window.opening, peer, like.own[peer])) for peer in peers
         }
-        self.travelling = TravellingMessages()  # none when a window begins
-        self.merged = {
-            (entry.round.computed_in(peer), peer)
-            for entry in self.transcript.window(window)
-            for peer in entry.decision.applied
-        }
-        self.found: list[Finding] = []
-        self.lost = False  # the params of a round are not those that were
-        self.false = set[int]()  # peers that sent another message in the round than replayed
-        self.ejected = set[int]()  # by then: what they own gets nowhere any more
-        self.strayed: set[int] = set()  # peers that last committed to another state than replayed
+        self._travelling = TravellingMessages()  # none when a window begins
 
-    def findings(self, advance: Callable[[], None]) -> list[Finding]:
-        """Recompute the window's rounds, and compare the state at every snapshot."""
-        for entry in self.transcript.window(self.window):
-            self._join(entry)
-            replayed = self._step(entry)
-            applied = self._applied(entry, replayed)
-            if applied is None:  # what was applied in place of a replayed message is not kept
-                return self.found
-            self._receive(entry, applied)
-            self.ejected |= entry.decision.ejected.keys()
-            if entry.checkpointed is not None:
-                self._compare_params(entry.round.step, "ended the epoch", entry.checkpointed.params)
-            if entry.round.step in self.transcript.snapshots:
-                self._compare_states(entry.round.step)
-            advance()
-        return self.found
+    def begin(self, entry: Entry) -> None:
+        """Begin a round: some peers take over the params, those without work the last commit.
 
-    def _receive(self, entry: Entry, applied: dict[int, Tree]) -> None:
-        """Everybody applies the messages that the round decided on."""
-        sequences, count = entry.round.sequences, self.setup.run.peers.count
-        step, ages = entry.round.step, entry.round.ages
-        self.replica = self.replica.receive(applied, sequences, count, step, ages)
-
-    def _join(self, entry: Entry) -> None:
-        """Peers that join take over the params; they, and silent ones, begin with a new state."""
-        for peer in (*entry.round.joined, *entry.evidence.silent):
+        Whoever joins or was silent has a new state.
+        """
+        plan, silent = entry.round, entry.evidence.silent
+        for peer in (*plan.joined, *silent):
             if peer in self.own:
                 self.own[peer] = self.replica.new_own()
-                self.strayed.discard(peer)
-        if entry.joined_params is not None:
-            self._compare_params(entry.round.step, "were given to peers", entry.joined_params)
-
-    def _compare_params(self, step: int, what: str, recorded: str) -> None:
-        """Compare the params with a hash that the transcript has of them."""
-        if not self.merges_exactly:
-            return
-        params = tree_hash(jax.device_get(self.replica.params))
-        if params != recorded:
-            text = f"the params that {what} are {recorded[:12]}, expected {params[:12]}"
-            self._blame_author(step, text)
-
-    def _step(self, entry: Entry) -> dict[int, Tree]:
-        """Recompute the messages of the replayed peers, and blame who sent another.
-
-        A peer goes on from its recomputed state where bits are compared, else from what it sent,
-        unless that is false: its own state follows from the truth, as an honest one would.
-        """
-        self._align(entry)
-        self.false.clear()
-        before = {} if self.own_limits is None else dict(self.own)
-        results = {peer: self._take(entry, peer) for peer in self._senders(entry)}
-        results = jax.device_get(results)
-        replayed = {peer: message for peer, (message, _) in results.items()}
-        if not self.bitwise and self.sketched:
-            self._judge_sketches(entry, replayed)
-        for peer, (message, distance) in results.items():
-            if self.bitwise:
-                self._judge(entry, peer, self._commit(entry, peer, message).hex())
-            elif distance is not None:
-                self._judge_distance(entry, peer, distance)
-                if peer in self.false and peer in before:
-                    work = self.work(entry, peer)
-                    self.own[peer] = self.replica.step(before[peer], work, entry.round.step).own
-        return replayed
-
-    def _align(self, entry: Entry) -> None:
-        """Peers that have nothing to train on adopt the last round's commit."""
-        plan = entry.round
-        for peer in plan.idle.difference(entry.evidence.silent).intersection(self.own):
+        for peer in plan.idle.difference(silent).intersection(self.own):
             self.own[peer] = self.replica.align(self.own[peer], plan.step)
 
-    def _senders(self, entry: Entry) -> list[int]:
+    def senders(self, entry: Entry) -> list[int]:
+        """Return those of the peers that sent a message in a round."""
         return [peer for peer in self.own if peer in entry.evidence.messages]
 
     def work(self, entry: Entry, peer: int) -> Work:
@@ -228,21 +153,26 @@ class WindowReplay:
         span = plan.assignment[peer]
         return setup.settings.work(setup.programs, setup.data, span, plan.trainers)
 
-    def _take(self, entry: Entry, peer: int) -> tuple[Tree, jax.Array | None]:
-        """Take a peer's step: its message, and how far what it sent is from it, if compared so."""
-        work, step, own = self.work(entry, peer), entry.round.step, self.own[peer]
-        sent = self.sent(entry, peer) if self.kept and not self.bitwise else None
-        if sent is None:
-            result = self.replica.step(own, work, step)
-            self.own[peer] = result.own
-            return result.message, None
-        distance, self.own[peer] = self.replica.compare(own, work, step, sent)
-        return sent, distance
+    def step(self, entry: Entry, peer: int) -> Tree:
+        """Take a peer's step, and return its message."""
+        result = self.replica.step(self.own[peer], self.work(entry, peer), entry.round.step)
+        self.own[peer] = result.own
+        return result.message
 
-    def _commit(self, entry: Entry, peer: int, message: Tree) -> bytes:
-        if entry.evidence.messages[peer].root is None:  # of older transcripts, large ones too
-            return exchange.commit_to_fields(wire.fields(message), peer, entry.round)
-        return exchange.commit(message, peer, entry.round, self.setup.programs.form)
+    def compare(self, entry: Entry, peer: int) -> jax.Array | None:
+        """Take a peer's step, and return how far what it sent is from its message.
+
+        What it owns then follows from what it sent or, where its bytes do not decode, from its
+        message; None then.
+        """
+        sent = self.sent(entry, peer)
+        if sent is None:
+            self.step(entry, peer)
+            return None
+        distance, self.own[peer] = self.replica.compare(
+            self.own[peer], self.work(entry, peer), entry.round.step, sent
+        )
+        return distance
 
     def sent(self, entry: Entry, peer: int) -> Tree | None:
         """Return a peer's message, or None if its bytes do not decode."""
@@ -251,24 +181,105 @@ class WindowReplay:
         except wire.WireError:
             return None
 
-    def _judge(self, entry: Entry, peer: int, commitment: str) -> None:
-        """Blame whose claim differs from the replay: the peer, its verifier or who ruled."""
-        message, applied = entry.evidence.messages[peer], self._is_merged(entry, peer)
-        step = entry.round.step
-        if commitment != message.commitment:
-            text = f"sent {message.commitment[:12]}, its replay gives {commitment[:12]}"
-            self.false.add(peer)
+    def receive(self, entry: Entry, recomputed: Mapping[int, Tree]) -> None:
+        """Apply what the round decided on, of messages that are kept or, else, were recomputed."""
+        decision, plan = entry.decision, entry.round
+        needed = entry.evidence.messages.keys() & {*decision.applied, *decision.travelling}
+        kept = self.setup.programs.form.kept
+        own = {peer: self.sent(entry, peer) if kept else recomputed[peer] for peer in needed}
+        messages = self._travelling.take(own, plan, decision)
+        count = self.setup.run.peers.count
+        self.replica = self.replica.receive(messages, plan.sequences, count, plan.step, plan.ages)
+
+
+class WindowReplay:
+    """A window's replay in progress: what its peers did is compared with what they should have.
+
+    Attributes:
+      found: What was found until now.
+      strayed: Peers that last committed to another state than their replay's.
+    """
+
+    def __init__(
+        self, replay: Replay, window: runfile.Window, peers: Sequence[int], group: DeviceGroup
+    ):
+        self.replay, self.window = replay, window
+        self.peers = WindowPeers(replay.setup, replay.transcript, window, peers, group)
+        self.found: list[Finding] = []
+        self.strayed: set[int] = set()
+        self._merged = {
+            (entry.round.computed_in(peer), peer)
+            for entry in replay.transcript.window(window)
+            for peer in entry.decision.applied
+        }
+
+    def findings(self, advance: Callable[[], None]) -> list[Finding]:
+        """Recompute the window's rounds, and compare the state at every snapshot."""
+        for entry in self.replay.transcript.window(self.window):
+            step = entry.round.step
+            self.peers.begin(entry)
+            self.strayed.difference_update(entry.round.joined, entry.evidence.silent)
+            if entry.joined_params is not None:
+                self._compare_params(step, "were given to peers", entry.joined_params)
+            recomputed, goes_on = self._step(entry)
+            if not goes_on:  # what was applied in place of a replayed message is not kept
+                return self.found
+            self.peers.receive(entry, recomputed)
+            if entry.checkpointed is not None:
+                self._compare_params(step, "ended the epoch", entry.checkpointed.params)
+            if step in self.replay.transcript.snapshots:
+                self._compare_states(step)
+            advance()
+        return self.found
+
+    # ---- Messages ----
+
+    def _step(self, entry: Entry) -> tuple[dict[int, Tree], bool]:
+        """Recompute the messages of the replayed peers, and blame who sent another.
+
+        Also return whether the replay can go on. A false message that nobody merges, in this round
+        or later, does not end it.
+        """
+        if self.replay.kept and not self.replay.bitwise:
+            self._compare_kept(entry)
+            return {}, True
+        recomputed = {peer: self.peers.step(entry, peer) for peer in self.peers.senders(entry)}
+        recomputed = jax.device_get(recomputed)
+        if self.replay.bitwise:
+            false = {p for p, message in recomputed.items() if self._is_false(entry, p, message)}
+        else:
+            false, astray = self._compare_sketches(entry, recomputed)
+            if astray:
+                return recomputed, False
+        lost = not self.replay.kept and any(self._is_merged(entry, peer) for peer in false)
+        return recomputed, not lost
+
+    def _is_false(self, entry: Entry, peer: int, message: Tree) -> bool:
+        """Blame whose claim differs from the replay: the peer, its verifier or who ruled.
+
+        Return whether the peer sent another message.
+        """
+        sent, applied = entry.evidence.messages[peer], self._is_merged(entry, peer)
+        step, commitment = entry.round.step, self._commit(entry, peer, message).hex()
+        if commitment != sent.commitment:
+            text = f"sent {sent.commitment[:12]}, its replay gives {commitment[:12]}"
             self._blame(step, peer, "message", text, applied)
-        if message.state is None:
-            return
-        replayed = Claim(commitment, tree_hash(jax.device_get(self.own[peer])))
-        strays = replayed.state != message.state
-        if strays:
-            text = f"committed to state {message.state[:12]}, its replay gives "
-            self._blame(step, peer, "state", text + replayed.state[:12], applied)
-        if peer not in self.strayed:
-            self._judge_checks(entry, peer, replayed)
-        (self.strayed.add if strays else self.strayed.discard)(peer)
+        if sent.state is not None:
+            own = jax.device_get(self.peers.own[peer])
+            replayed = Claim(commitment, tree_hash(own))
+            strays = replayed.state != sent.state
+            if strays:
+                text = f"committed to state {sent.state[:12]}, its replay gives "
+                self._blame(step, peer, "state", text + replayed.state[:12], applied)
+            if peer not in self.strayed:
+                self._judge_checks(entry, peer, replayed)
+            (self.strayed.add if strays else self.strayed.discard)(peer)
+        return commitment != sent.commitment
+
+    def _commit(self, entry: Entry, peer: int, message: Tree) -> bytes:
+        if entry.evidence.messages[peer].root is None:  # of older transcripts, large ones too
+            return exchange.commit_to_fields(wire.fields(message), peer, entry.round)
+        return exchange.commit(message, peer, entry.round, self.replay.setup.programs.form)
 
     def _judge_checks(self, entry: Entry, peer: int, replayed: Claim) -> None:
         """Blame who recomputed a peer's step with another result.
@@ -286,29 +297,56 @@ class WindowReplay:
                 text += f"its replay gives {replayed.message[:12]}"
                 self._blame(entry.round.step, judge, "check", text, False)
 
-    def _judge_sketches(self, entry: Entry, replayed: dict[int, Tree]) -> None:
-        """Blame whose pieces are far from the replay's; nobody, where most peers' are."""
-        distances = sketches.distances(self.setup, self.transcript, entry, replayed)
-        named, astray = sketches.to_blame(distances, self.limit)
-        for peer, distance in named.items():
-            self._judge_distance(entry, peer, distance)
+    def _compare_kept(self, entry: Entry) -> None:
+        """Compare messages that are kept within a tolerance.
+
+        A peer goes on from what it sent unless that is false: its own state follows from the
+        truth, as an honest one would.
+        """
+        peers, distances = self.peers, dict[int, jax.Array]()
+        before = {} if self.replay.how.own_limits is None else dict(peers.own)
+        for peer in peers.senders(entry):
+            if (distance := peers.compare(entry, peer)) is not None:
+                distances[peer] = distance
+        for peer, distance in jax.device_get(distances).items():
+            if self._is_far(entry, peer, distance) and peer in before:
+                peers.own[peer] = before[peer]
+                peers.step(entry, peer)
+
+    def _compare_sketches(
+        self, entry: Entry, recomputed: Mapping[int, Tree]
+    ) -> tuple[set[int], list[int]]:
+        """Blame whose pieces are far from the replay's; nobody, where most peers' are.
+
+        Return whose messages are false, and who of those that stray may not be to blame.
+        """
+        replay = self.replay
+        if not replay.transcript.header.sketched:
+            return set(), []
+        distances = sketch_distances(replay.setup, replay.transcript, entry, recomputed)
+        named, astray = to_blame(distances, replay.how.limit)
+        false = {peer for peer, far in named.items() if self._is_far(entry, peer, far)}
         if astray:
-            self.lost = True
             text = f"{verdict_text.peers(astray)} sent pieces that stray no more than others' from "
             text += f"a replay, by {max(distances[peer] for peer in astray):.3g}, expected at most "
-            text += f"{self.limit:.3g}: a lie that no drawn piece shows came before"
+            text += f"{replay.how.limit:.3g}: a lie that no drawn piece shows came before"
             self._blame_author(entry.round.step, text)
+        return false, astray
 
-    def _judge_distance(self, entry: Entry, peer: int, distance: float) -> None:
-        if not distance <= self.limit:
-            text = f"sent a message at distance {distance:.3g} from its replay's, "
-            text += f"expected at most {self.limit:.3g}"
-            self.false.add(peer)
-            self._blame(entry.round.step, peer, "message", text, self._is_merged(entry, peer))
+    def _is_far(self, entry: Entry, peer: int, distance: float) -> bool:
+        limit = self.replay.how.limit
+        if distance <= limit:
+            return False
+        text = f"sent a message at distance {distance:.3g} from its replay's, "
+        text += f"expected at most {limit:.3g}"
+        self._blame(entry.round.step, peer, "message", text, self._is_merged(entry, peer))
+        return True
 
     def _is_merged(self, entry: Entry, peer: int) -> bool:
         """Whether a message of the round got into the params, in that round or in a later one."""
-        return (entry.round.step, peer) in self.merged
+        return (entry.round.step, peer) in self._merged
+
+    # ---- Who is to blame ----
 
     def _blame(self, step: int, peer: int, kind: str, text: str, applied: bool) -> None:
         """Keep a peer's first finding of a window, and the first that got into the params."""
@@ -316,42 +354,46 @@ class WindowReplay:
         if not known or (applied and not any(finding.applied for finding in known)):
             self.found.append(Finding(step, peer, kind, text, applied))
 
+    def _blame_state(self, step: int, peer: int, text: str) -> None:
+        """Blame a peer for what it owns after a round; of who was ejected it gets nowhere."""
+        entries = self.replay.transcript.window(self.window)
+        ejected = {p for e in entries if e.round.step <= step for p in e.decision.ejected}
+        self._blame(step, peer, "state", text, peer not in ejected)
+
     def _blame_author(self, step: int, text: str) -> None:
         self.found.append(Finding(step, None, "params", text, True))
 
-    def _applied(self, entry: Entry, replayed: dict[int, Tree]) -> dict[int, Tree] | None:
-        """The messages that everybody applied, or None if one of them is not kept.
+    # ---- Params and states ----
 
-        A false message that nobody merges, in this round or later, does not count.
-        """
-        decision, evidence = entry.decision, entry.evidence
-        needed = evidence.messages.keys() & {*decision.applied, *decision.travelling}
-        if self.kept:
-            own = {peer: self.sent(entry, peer) for peer in needed}
-        elif self.lost or any(self._is_merged(entry, peer) for peer in needed & self.false):
-            return None
-        else:
-            own = {peer: replayed[peer] for peer in needed}
-        return self.travelling.take(own, entry.round, decision)
+    def _compare_params(self, step: int, what: str, recorded: str) -> None:
+        """Compare the params with a hash that the transcript has of them."""
+        if not self.replay.merges_exactly:
+            return
+        params = tree_hash(jax.device_get(self.peers.replica.params))
+        if params != recorded:
+            text = f"the params that {what} are {recorded[:12]}, expected {params[:12]}"
+            self._blame_author(step, text)
 
     def _compare_states(self, step: int) -> None:
         """Compare the state with what was committed to at a snapshot."""
-        params, shared = jax.device_get((self.replica.params, self.replica.shared))
-        recorded = self.transcript.hashes(step, self.setup.run.peers.count)
-        if self.merges_exactly:
+        replay, is_last = self.replay, step == self.window.last
+        replica = self.peers.replica
+        params, shared = jax.device_get((replica.params, replica.shared))
+        recorded = replay.transcript.hashes(step, replay.setup.run.peers.count)
+        if replay.merges_exactly:
             if (tree_hash(params), tree_hash(shared)) != (recorded.params, recorded.shared):
                 self._blame_author(step, "the params do not follow from the window's messages")
-        elif step == self.window.last:  # the window's other snapshots are kept as hashes only
+        elif is_last:  # the window's other snapshots are kept as hashes only
             self._compare_closing(params, shared)
-        if not self.bitwise:
-            if step == self.window.last:
+        if not replay.bitwise:
+            if is_last:
                 self._compare_owned(params)
             return
-        for peer, own in self.own.items():
+        for peer, own in self.peers.own.items():
             state, committed = tree_hash(jax.device_get(own)), recorded.own[peer]
             if state != committed:
                 text = f"committed to state {committed[:12]}, its replay gives {state[:12]}"
-                self._blame(step, peer, "state", text, peer not in self.ejected)
+                self._blame_state(step, peer, text)
 
     def _compare_owned(self, params: Tree) -> None:
         """Compare what peers own after a window within a tolerance, where it is here.
@@ -359,41 +401,62 @@ class WindowReplay:
         The next window is replayed from it, so whatever is planted there would go on unseen. Where
         the params are not the auditor's to the bit, nobody is blamed for what most peers have.
         """
-        ends, found = (self.window.opening, self.window.last), dict[int, OwnDistance]()
-        if self.own_limits is None or any(finding.peer is None for finding in self.found):
+        replay, last, found = self.replay, self.window.last, dict[int, OwnDistance]()
+        if replay.how.own_limits is None or any(finding.peer is None for finding in self.found):
             return  # the latter: peers went on from other params than the auditor
-        for peer, own in self.own.items():
-            if self.transcript.has_own(self.window.last, peer):
-                like = self.setup.start.state.own[peer]
-                opening, closing = (self.transcript.own(step, peer, like) for step in ends)
+        for peer, own in self.peers.own.items():
+            if replay.transcript.has_own(last, peer):
+                like = replay.setup.start.state.own[peer]
+                opening, closing = (
+                    replay.transcript.own(step, peer, like) for step in (self.window.opening, last)
+                )
                 kinds = distances_by_kind(closing, jax.device_get(own), opening, params)
-                found[peer] = furthest(kinds, self.own_limits)
-        named, astray = sketches.to_blame({peer: far.ratio for peer, far in found.items()}, 1.0)
-        for peer in {*named, *astray} if self.kept else named:
+                found[peer] = furthest(kinds, replay.how.own_limits)
+        named, astray = to_blame({peer: far.ratio for peer, far in found.items()}, 1.0)
+        for peer in {*named, *astray} if replay.kept else named:
             text = f"committed to another state than its replay's: {found[peer]}"
-            self._blame(self.window.last, peer, "state", text, peer not in self.ejected)
-        if astray and not self.kept:
+            self._blame_state(last, peer, text)
+        if astray and not replay.kept:
             text = f"what {verdict_text.peers(astray)} own strays no more than what others own: "
             text += f"{found[astray[0]]}: a lie that no drawn piece shows came before"
-            self._blame_author(self.window.last, text)
+            self._blame_author(last, text)
 
     def _compare_closing(self, params: Tree, shared: Tree) -> None:
         """Compare what a window ends with within a tolerance, where messages are not kept.
 
         The next window is replayed from it, so whatever is planted there would go on unseen.
         """
-        like, most = self.setup.start.state, self.params_limit
-        opening, closing = (
-            self.transcript.agreed(step, like) for step in (self.window.opening, self.window.last)
-        )
+        transcript, like = self.replay.transcript, self.replay.setup.start.state
+        most, last = self.replay.how.params_limit, self.window.last
+        opening, closing = (transcript.agreed(step, like) for step in (self.window.opening, last))
         distance = distance_of_update(closing[0], params, opening[0])
         if not distance <= most:
             text = f"the params are at distance {distance:.3g} of the window's update from those "
             text += f"that follow from its messages, expected at most {most:.3g}"
-            self._blame_author(self.window.last, text)
+            self._blame_author(last, text)
             return
         distance = distance_of_state(closing[1], shared, opening[1], params)
         if not distance <= most:
             text = f"what peers share is at distance {distance:.3g} of the window's change from "
             text += f"what follows from its messages, expected at most {most:.3g}"
-            self._blame_author(self.window.last, text)
+            self._blame_author(last, text)
+
+
+def sketch_distances(
+    setup: Setup, transcript: Transcript, entry: Entry, recomputed: Mapping[int, Tree]
+) -> dict[int, float]:
+    """Return how far the pieces that peers sent are from recomputed messages, by peer.
+
+    Broken messages have none. A piece that is not what the audit found it to be is infinitely far.
+    """
+    distances, pieces = {}, setup.programs.form.pieces
+    for peer, message in recomputed.items():
+        if peer in entry.evidence.broken:
+            continue
+        try:
+            sent = read_sketch(setup, transcript, entry, peer)
+        except SketchError:
+            distances[peer] = float("inf")
+            continue
+        distances[peer] = pieces.distance(wire.fields(message), sent)
+    return distances

@@ -1,11 +1,42 @@
-"""Which windows an audit replays, and of which peers."""
+"""Which windows an audit replays, and the seed that draws them.
 
+`[witness] beacon` is a value that nobody chose. A round R of the drand network quicknet is checked
+offline, by the network's BLS signature over the curve BLS12-381, whose secret no single party has:
+
+    e(signature, g2) = e(H(SHA-256(R)), public key),   value = SHA-256(signature)
+
+R is a big-endian u64, H hashes to the curve's group G1 (RFC 9380). A value given by hand, such as
+the figures of a lottery or the hash of a block, is as good as whoever gave it.
+
+Either may be known before a transcript is written. So samples are drawn from it and the hash of the
+transcript together, and a draw is worth as much as the word that it was named before the run, and
+the transcript public before it.
+
+Source: https://drand.love/docs/cryptography; py_ecc computes the pairings.
+"""
+
+import hashlib
 import random
-from typing import Literal
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Literal, NamedTuple
 
+from lockstep.errors import LockstepError, brief
 from lockstep.transcript.transcript import Transcript
-from pipeline import runfile
-from pipeline.audit import beacon
+from pipeline import extras, runfile
+from pipeline.runfile.tables import DRAND
+
+# Public key of quicknet, chain 52db9ba70e0cc0f6eaf7803dd07447a1f5477735fd3f661792ba94600c84e971.
+PUBLIC_KEY = (
+    "83cf0f2896adee7eb8b5f01fcad3912212c437e0073e911fb90022d3e760183c"
+    "8c4b450b6a0a6c3ac6a5776a2d1064510d1fec758c921cc22b0e17e63aaf4bcb"
+    "5ed66304de9cf809bd274ca73bab4af5a6e9c76a4bc09e76eae8991ef5ece45a"
+)
+GENESIS, PERIOD = 1692803367, 3  # its first round, Unix seconds, and seconds between rounds
+DOMAIN = b"BLS_SIG_BLS12381G1_XMD:SHA-256_SSWU_RO_NUL_"
 
 
 def seed_of(run: runfile.Run, transcript: Transcript) -> str:
@@ -17,7 +48,7 @@ def seed_of(run: runfile.Run, transcript: Transcript) -> str:
     """
     if run.witness.seed is not None:
         return run.witness.seed
-    found = beacon.read(run.witness.beacon)
+    found = read_beacon(run.witness.beacon)
     return transcript.hash if found is None else f"{found.value} {transcript.hash}"
 
 
@@ -45,3 +76,79 @@ def draw(
     count = -int(-len(groups) * run.witness.replay_percent // 100)
     drawn = random.Random(seed).sample(groups, count)
     return sorted({pair for group in drawn for pair in group} | named)
+
+
+# ---- The beacon ----
+
+
+class Beacon(NamedTuple):
+    """A beacon: the value that samples are drawn with, and where it is from."""
+
+    value: str
+    text: str
+
+
+def read_beacon(said: str) -> Beacon | None:
+    """Return what `[witness] beacon` says, checked; None where it is empty.
+
+    Raises:
+      LockstepError: A drand round has another signature, or py_ecc, which checks it, is missing.
+    """
+    if not said:
+        return None
+    found = re.fullmatch(DRAND, said)
+    if found is None:
+        return Beacon(said, f"{brief(repr(said))}, given by hand")
+    number, signature = int(found["round"]), bytes.fromhex(found["signature"])
+    if not _is_signed(number, signature):
+        raise LockstepError(
+            f"[witness] beacon: round {number} of drand's quicknet has another signature than "
+            f"{found['signature'][:12]}"
+        )
+    at = datetime.fromtimestamp(GENESIS + PERIOD * (number - 1), UTC)
+    text = f"round {number} of drand's quicknet, of {at:%Y-%m-%d %H:%M:%S} UTC"
+    return Beacon(hashlib.sha256(signature).hexdigest(), text)
+
+
+@contextmanager
+def _recursion_limit_kept() -> Iterator[None]:
+    """Keep the limit that guards the parsers of strangers' files, which py_ecc raises."""
+    limit = sys.getrecursionlimit()
+    try:
+        yield
+    finally:
+        sys.setrecursionlimit(limit)
+
+
+@_recursion_limit_kept()
+def _is_signed(number: int, signature: bytes) -> bool:
+    try:
+        from py_ecc.bls.hash_to_curve import hash_to_G1
+        from py_ecc.bls.point_compression import decompress_G1, decompress_G2
+        from py_ecc.optimized_bls12_381 import (
+            FQ12,
+            G2,
+            curve_order,
+            final_exponentiate,
+            is_inf,
+            multiply,
+            neg,
+            pairing,
+        )
+    except ImportError as error:
+        raise extras.lacking("[witness] beacon: a drand round", "py_ecc") from error
+    key = bytes.fromhex(PUBLIC_KEY)
+    halves = (int.from_bytes(key[:48], "big"), int.from_bytes(key[48:], "big"))
+    try:
+        point = decompress_G1(int.from_bytes(signature, "big"))
+    except ValueError:
+        return False
+    # a signature is a point of the subgroup of this order, and not its zero
+    if is_inf(point) or not is_inf(multiply(point, curve_order)):
+        return False
+    message = hashlib.sha256(number.to_bytes(8, "big")).digest()
+    hashed = hash_to_G1(message, DOMAIN, hashlib.sha256)
+    product = pairing(G2, point, final_exponentiate=False) * pairing(
+        neg(decompress_G2(halves)), hashed, final_exponentiate=False
+    )
+    return bool(final_exponentiate(product) == FQ12.one())

@@ -9,6 +9,7 @@ nothing was measured, the bounds are fixed.
 
 import itertools
 from collections.abc import Collection, Mapping, Sequence
+from statistics import median
 from typing import NamedTuple
 
 import jax
@@ -21,7 +22,7 @@ from lockstep.transcript.entry import Header
 from lockstep.transcript.transcript import Transcript
 from lockstep.wire.commitment import flatten
 from pipeline import runfile
-from pipeline.audit.verdict import Varied
+from pipeline.audit.verdict import How, Varied
 from pipeline.stage import devices
 from pipeline.start.begin import Setup
 
@@ -37,6 +38,7 @@ SNAPSHOTS, REPEATS = 4, 4  # after which a step is repeated, at most, and how of
 MARGIN = 4  # times the largest distance among them; of what is not seen in so few
 MOST = 0.5  # beyond it, a lie could hide
 UNRELATED = 2.0  # arrays of one size that have nothing in common are about 1 apart
+STRAYS = 8  # times the median of the others: beyond it, a distance is its sender's own doing
 PeersOfWindows = Sequence[tuple[runfile.Window, Sequence[int]]]
 
 
@@ -68,6 +70,35 @@ def limit(run: runfile.Run, repeats: float | None, learnt: float | None = None) 
     if learnt is None:
         return fixed
     return min(MOST, max(LEAST[run.peers.precision], MARGIN * learnt))
+
+
+def how(
+    run: runfile.Run, why: str | None, exact: bool, repeats: float | None, varied: Varied | None
+) -> How:
+    """Return how replays are compared.
+
+    Args:
+      run: The run.
+      why: Why bits cannot be compared; None if they are.
+      exact: Whether params follow from messages to the bit (`Replay.merges_exactly`).
+      repeats: Largest distance among the auditor's honest repeats, which counts for a workload
+        alone: elsewhere it would loosen a fixed bound.
+      varied: What the auditor measured of other bits, which counts for any other run.
+    """
+    if why is None:
+        return How()
+    if run.workload.factory:
+        varied = None
+    else:
+        repeats = None
+    return How(
+        why,
+        limit(run, repeats, varied and varied.distance),
+        None if exact else limit(run, repeats, varied and varied.params),
+        own_limits(run, varied),
+        repeats,
+        varied,
+    )
 
 
 def distance_of_update(found: Tree, expected: Tree, opening: Tree) -> float:
@@ -148,6 +179,30 @@ def furthest(distances: Mapping[str, float], limits: Mapping[str, float]) -> Own
     """Return the kind that is furthest for its limit."""
     kinds = [OwnDistance(kind, far, limits[kind]) for kind, far in distances.items()]
     return max(kinds, key=lambda one: one.ratio, default=OwnDistance("", 0.0, 1.0))
+
+
+def to_blame(distances: Mapping[int, float], limit: float) -> tuple[dict[int, float], list[int]]:
+    """Return the peers beyond the limit: those who are to blame, and those who may not be.
+
+    A replay computes with the params that follow from its own messages. Where a lie is in pieces
+    that were not drawn, all later messages of the window differ from it, of honest peers too. So a
+    peer is named where its distance is beyond the limit, and beyond `STRAYS` times the median of
+    the other peers' distances.
+
+    Args:
+      distances: By peer, of a round's messages.
+      limit: Largest distance that is accepted.
+    """
+    named, astray = {}, []
+    for peer, distance in distances.items():
+        if distance <= limit:
+            continue
+        others = [other for p, other in distances.items() if p != peer]
+        if others and not distance > STRAYS * median(others):
+            astray.append(peer)
+        else:
+            named[peer] = distance
+    return named, astray
 
 
 def _kind(path: str, params: Collection[str]) -> str:

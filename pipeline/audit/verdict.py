@@ -1,13 +1,20 @@
-"""The result of an audit: verdict.json. Docs: docs/explanation/verification.md."""
+"""The result of an audit, verdict.json, and how it follows from what was found.
 
+Docs: docs/explanation/verification.md.
+"""
+
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from lockstep.protocol.dispute import Hash
 from lockstep.tables.table import Table
+from lockstep.transcript.transcript import Transcript
+from pipeline import runfile
+from pipeline.audit import sample
 
 
 @dataclass(frozen=True)
@@ -162,3 +169,106 @@ def merged(findings: Sequence[Finding]) -> list[Finding]:
     explained = {(f.round, f.peer) for f in findings if f.kind != "ejected"}
     kept = [f for f in findings if f.kind != "ejected" or (f.round, f.peer) not in explained]
     return sorted(kept, key=lambda f: f.round)
+
+
+# ---- From findings to a verdict ----
+
+
+class How(NamedTuple):
+    """How replays were compared with what was sent (`tolerance.how`).
+
+    Attributes:
+      why: Why bits could not be compared; None if they were, and then all else is None.
+      limit: Largest accepted distance of a message.
+      params_limit: The same of the params after a window; None where they follow from messages to
+        the bit.
+      own_limits: The same of what a peer owns after a window, by kind; None if it is not compared.
+      repeats: Largest distance among an auditor's honest repeats, if `limit` follows from it.
+      varied: What the auditor measured of other bits, if `limit` follows from it.
+    """
+
+    why: str | None = None
+    limit: float | None = None
+    params_limit: float | None = None
+    own_limits: dict[str, float] | None = None
+    repeats: float | None = None
+    varied: Varied | None = None
+
+
+def judge(
+    run: runfile.Run,
+    transcript: Transcript,
+    findings: Sequence[Finding],
+    how: How,
+    windows: Sequence[runfile.Window],
+    replayed: Sequence[tuple[runfile.Window, int]],
+) -> Verdict:
+    """Return the verdict on an audited transcript: everything in it follows from the arguments.
+
+    `windows` are all of the run's.
+    """
+    ejected, dropped, late = {}, {}, Counter()
+    empty = sum(not entry.decision.applied for entry in transcript.rounds)
+    for entry in transcript.rounds:
+        for peer in entry.decision.ejected:
+            ejected.setdefault(peer, entry.round.step)
+        for peer in entry.decision.dropped:
+            dropped.setdefault(peer, entry.round.step)
+        late.update(entry.decision.late)
+    return Verdict(
+        accepted=accepts(run.witness.policy, findings) and empty < len(transcript.rounds),
+        policy=run.witness.policy,
+        method="tolerance" if how.why else "bitwise",
+        why_not_bitwise=how.why,
+        tolerance=how.limit,
+        params_tolerance=how.params_limit,
+        own_tolerance=how.own_limits,
+        repeats=how.repeats,
+        varied=how.varied,
+        compared=_compared(transcript, replayed),
+        clock=run.links.clock,
+        audited_rounds=len(transcript.rounds),
+        empty_rounds=empty,
+        windows=len(windows) * run.peers.count,
+        replayed_windows=tuple(
+            Replayed(windows.index(window), window.first, window.last, peer)
+            for window, peer in replayed
+        ),
+        sample_seed=sample.seed_of(run, transcript),
+        sample_seed_of=sample.whose_seed(run),
+        transcript=transcript.hash,
+        ejected=ejected,
+        dropped=dropped,
+        late=dict(sorted(late.items())),
+        findings=tuple(findings),
+    )
+
+
+def _compared(
+    transcript: Transcript, replayed: Sequence[tuple[runfile.Window, int]]
+) -> ComparedMessages | None:
+    """Of how many messages of the replayed windows the transcript has what a replay compares."""
+    if not _keeps_no_messages(transcript):
+        return None
+    rounds = {entry.round.step: entry.evidence.messages for entry in transcript.rounds}
+    sent = [
+        rounds[step][peer]
+        for window, peer in replayed
+        for step in window.rounds
+        if peer in rounds.get(step, {})
+    ]
+    shown = [message for message in sent if message.sketch is not None]
+    return ComparedMessages(
+        messages=len(sent),
+        sketched=len(shown),
+        bytes=sum(message.bytes for message in shown),
+        bytes_shown=sum(message.held for message in shown),
+    )
+
+
+def _keeps_no_messages(transcript: Transcript) -> bool:
+    """Whether messages are not kept, but sketches or, as in release 0.2, nothing of them."""
+    if transcript.header.sketched:
+        return True
+    sent = [m for entry in transcript.rounds for m in entry.evidence.messages.values()]
+    return bool(sent) and all(message.payload is None for message in sent)

@@ -17,8 +17,8 @@ from parts.publication.layout import Made, Publication, PublishedFile
 from parts.publication.unpacked import Unpacked
 from pipeline import runfile
 from pipeline.audit import sample
-from pipeline.audit.judge import How, judge
-from pipeline.audit.verdict import Verdict
+from pipeline.audit.tolerance import how
+from pipeline.audit.verdict import Verdict, judge
 from pipeline.stage.artifacts import METRICS
 from pipeline.stage.keys import digest, needs
 from pipeline.stage.progress import size
@@ -202,9 +202,9 @@ def check_verdict(
     """
     kept, why = programs.form.kept, verdict.why_not_bitwise
     exact = not why or (kept and not programs.unruled)
-    how = How(why, exact, verdict.repeats, verdict.varied)
+    compared = how(run, why, exact, verdict.repeats, verdict.varied)
     replayed = sample.draw(run, windows, sample.seed_of(run, transcript), kept)
-    expected = judge(run, transcript, verdict.findings, how, windows, replayed)
+    expected = judge(run, transcript, verdict.findings, compared, windows, replayed)
     for name in Verdict.model_fields:
         found, due = getattr(verdict, name), getattr(expected, name)
         if found != due:

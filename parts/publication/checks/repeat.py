@@ -14,10 +14,10 @@ from parts.publication.layout import Publication
 from parts.publication.unpacked import Unpacked
 from parts.workload.choice import check_model, vocab_size
 from pipeline import runfile
-from pipeline.audit import beacon, given_rows, honest
+from pipeline.audit import given_rows, honest
 from pipeline.audit.audit import audit_header, audit_rounds, audit_snapshot
-from pipeline.audit.beacon import Beacon
 from pipeline.audit.replay import Replay
+from pipeline.audit.sample import Beacon, read_beacon
 from pipeline.audit.verdict import Finding, contradictions
 from pipeline.start import begin
 from pipeline.start.begin import Setup
@@ -113,7 +113,7 @@ def audit(
             f"{layout.TRANSCRIPT}/snapshots: after rounds {transcript.snapshots}, expected after "
             f"{due.steps}"
         )
-    known = beacon.read(run.witness.beacon)
+    known = read_beacon(run.witness.beacon)
     seed = drawn.seed_of(transcript, publication.seed, known)
     published = drawn.draw(transcript, due.windows, seed, publication.windows, kept)
     records.check_transcript(publication, transcript, published, run, kept=kept)
@@ -145,16 +145,18 @@ def check_sketched(header: Header, *, kept: bool) -> None:
         )
 
 
-def replay(audited: Audited, *, bitwise: bool) -> tuple[Replay, list[Finding]]:
+def replay(audited: Audited, why: str | None) -> tuple[Replay, list[Finding]]:
     """Replay the chosen windows; return what they were replayed with, and what was found.
+
+    `why` says why bits cannot be compared; None if they are.
 
     Raises:
       LockstepError: A snapshot is not as its hashes say.
     """
     setup, transcript = audited.setup, audited.transcript
     windows = drawn.merged(audited.chosen)
-    varied = None if bitwise else honest.measure(setup, transcript, windows)
-    replayer = Replay(setup, transcript, bitwise=bitwise, present=windows, varied=varied)
+    varied = why and honest.measure(setup, transcript, windows)
+    replayer = Replay(setup, transcript, why, windows, varied)
     found: list[Finding] = []
     for window, peers in windows:
         last = tuple(peer for peer in peers if transcript.has_own(window.last, peer))

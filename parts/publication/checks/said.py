@@ -84,9 +84,9 @@ def _sample(checked: CheckedPublication) -> Sample:
         audited.total,
         _seed_of(checked.publication, audited, checked.asked),
         checked.why_not_bitwise,
-        replay.limit,
-        replay.params_limit,
-        replay.own_limits is not None,
+        replay.how.limit,
+        replay.how.params_limit,
+        replay.how.own_limits is not None,
         audited.beacon.text if audited.beacon else None,
     )
 

@@ -88,7 +88,7 @@ def _verify(
             audited = audited._replace(transcript=transcript)
         weights.check(folder, place.aside, publication, run, transcript)
         why = method.why_not(audited)
-        replay, found = repeat.replay(audited, bitwise=why is None)
+        replay, found = repeat.replay(audited, why)
         accused = accusations.check(audited, verdict, found, bitwise=why is None)
         if _replays_reach_the_start(audited, asked) and why is None:
             start = start_of_chain.of(setup, transcript, asked.checkpoint)

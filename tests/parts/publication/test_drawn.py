@@ -13,7 +13,7 @@ from parts.publication import layout
 from parts.publication.drawn import draw, seed_of
 from parts.publication.layout import Publication
 from parts.publication.reader import ReaderAsks, choose, matmul_precision, not_needed
-from pipeline.audit.beacon import Beacon
+from pipeline.audit.sample import Beacon
 from pipeline.runfile import Snapshots
 from pipeline.stage.keys import PROJECT
 

@@ -17,7 +17,7 @@ from parts.workload.inner_loop import Job
 from parts.workload.process.messages import WorkerError
 from parts.workload.worker import Worker
 from pipeline import runfile
-from pipeline.audit import rerun_bundle
+from pipeline.audit import bundle
 from tests import tiny
 from tests.parts.workload.test_commands import verify
 from tests.parts.workload.test_training import verdict_of
@@ -292,7 +292,7 @@ def test_a_liar_among_peers_whose_bits_scatter_is_named_all_the_same(tmp_path):
     found = verdict_of(root)["findings"]
     assert {finding["peer"] for finding in found} == {1}
     with tiny.like_a_process():  # a bundle has one window's snapshots, and those of one peer
-        assert rerun_bundle.show(root / "data/verdict" / found[0]["bundle"], max_gb=1) == 0
+        assert bundle.show(root / "data/verdict" / found[0]["bundle"], max_gb=1) == 0
 
 
 def test_messages_that_are_not_kept_and_whose_bits_scatter_are_refused(tmp_path):

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from lockstep.errors import LockstepError
-from pipeline.audit import beacon
+from pipeline.audit.sample import read_beacon
 
 # https://pypi.org/project/drand-verify: a round of quicknet with its randomness
 SIGNATURE = (
@@ -18,7 +18,7 @@ ROUND = f"drand quicknet 657413 {SIGNATURE}"
 
 def test_a_round_of_drand_is_known_by_its_signature_and_when_it_was():
     limit = sys.getrecursionlimit()
-    found = beacon.read(ROUND)
+    found = read_beacon(ROUND)
     assert sys.getrecursionlimit() == limit  # which py_ecc raises to 100,000
     assert found.value == VALUE
     assert found.text == "round 657413 of drand's quicknet, of 2023-09-15 11:00:03 UTC"
@@ -36,15 +36,15 @@ def test_a_round_of_drand_is_known_by_its_signature_and_when_it_was():
 )
 def test_another_signature_is_refused(said):
     with pytest.raises(LockstepError, match="round 65741[34] of drand's quicknet has another"):
-        beacon.read(said)
+        read_beacon(said)
 
 
 def test_without_py_ecc_the_line_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "py_ecc.bls.hash_to_curve", None)
     with pytest.raises(LockstepError, match=r"py_ecc .*pip install .*\[beacon\]"):
-        beacon.read(ROUND)
+        read_beacon(ROUND)
 
 
 def test_a_word_given_by_hand_is_taken_as_it_is_and_said_to_be_that():
-    assert beacon.read("4 8 15 16 23 42") == ("4 8 15 16 23 42", "'4 8 15 16 23 42', given by hand")
-    assert beacon.read("") is None
+    assert read_beacon("4 8 15 16 23 42") == ("4 8 15 16 23 42", "'4 8 15 16 23 42', given by hand")
+    assert read_beacon("") is None

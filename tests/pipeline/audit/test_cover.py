@@ -16,7 +16,7 @@ from lockstep.transcript.transcript import Transcript
 from lockstep.transcript.trees import save_tree
 from lockstep.wire.commitment import tree_hash
 from pipeline import runfile
-from pipeline.audit import bundle, rerun_bundle
+from pipeline.audit import bundle
 from pipeline.audit.audit import audit
 from pipeline.audit.replay import Replay
 from pipeline.audit.tolerance import distance_of_state, distances_by_kind
@@ -38,7 +38,9 @@ def first_window(
     start = setup.start.state
     kinds = dict.fromkeys(distances_by_kind(*[start.own[0]] * 3, start.params), 1e-6)
     varied = None if bitwise else Varied(1e-6, "other threads", 24, 1e-6, kinds)
-    replay = Replay(setup, transcript, bitwise, [(window, range(PEERS))], varied)
+    replay = Replay(
+        setup, transcript, None if bitwise else "bits", [(window, range(PEERS))], varied
+    )
     return replay.window(window, range(PEERS), lambda: None)
 
 
@@ -134,12 +136,12 @@ def test_a_planted_state_is_found_again_elsewhere_with_its_bundle_alone(tmp_path
     findings = first_window("signs", run, tmp_path / "run")
     assert blamed(findings) == [(MIDDLE, LIAR, "state", True)]
     window, setup = run.snapshots().windows[0], lab("signs").setup(run)
-    replay = Replay(setup, Transcript(tmp_path / "run"), True, [(window, [LIAR])])
+    replay = Replay(setup, Transcript(tmp_path / "run"), None, [(window, [LIAR])])
     bundle.write(tmp_path / "bundle", replay, window, LIAR, findings)
-    given = rerun_bundle.read(tmp_path / "bundle", max_gb=1)
+    given = bundle.read(tmp_path / "bundle", max_gb=1)
     varied = Varied(1e-6, "other threads", 24, None, {"delta": 1e-6})
-    given = given._replace(replay=replace(given.replay, bitwise=False, varied=varied))
-    (finding,) = rerun_bundle.rerun(given)
+    given = given._replace(replay=replace(given.replay, why="bits", varied=varied))
+    (finding,) = bundle.rerun(given)
     assert blamed([finding]) == blamed(findings)
     assert finding.detail.startswith("committed to another state than its replay's: delta at")
 
@@ -180,7 +182,7 @@ def test_hashes_that_are_not_of_all_peers_are_a_finding_against_the_author(edit,
         (2, None, "snapshot", text)
     ]
     window = run.snapshots().windows[0]
-    replay = Replay(setup, transcript, True, [(window, range(PEERS))])
+    replay = Replay(setup, transcript, None, [(window, range(PEERS))])
     with pytest.raises(LockstepError, match=text):  # of a bundle, whose snapshots were not audited
         replay.window(window, range(PEERS), lambda: None)
 

@@ -18,10 +18,9 @@ from lockstep.transcript.transcript import Transcript
 from lockstep.transcript.trees import save_tree
 from lockstep.wire.pieces import Pieces
 from pipeline import runfile
-from pipeline.audit import honest, sketches
+from pipeline.audit import honest
 from pipeline.audit.audit import audit
-from pipeline.audit.elsewhere import Other
-from pipeline.audit.judge import How, judge
+from pipeline.audit.honest import OtherBits
 from pipeline.audit.replay import Replay
 from pipeline.audit.tolerance import (
     LEAST,
@@ -31,9 +30,11 @@ from pipeline.audit.tolerance import (
     UNRELATED,
     distance_of_state,
     distance_of_update,
+    how,
     limit,
+    to_blame,
 )
-from pipeline.audit.verdict import ComparedMessages, Finding, Varied
+from pipeline.audit.verdict import ComparedMessages, Finding, How, Varied, judge
 from tests.lockstep.swarm.simulated import PEERS, lab, run_of
 
 LIAR = 2
@@ -61,7 +62,9 @@ def audited(run: runfile.Run, folder: Path) -> list[Finding]:
 def replayed(run: runfile.Run, folder: Path, *, bitwise: bool = False) -> list[Finding]:
     work = [(window, range(PEERS)) for window in run.snapshots().windows]
     varied = Varied(1e-6, "other threads", 24, 1e-6, {})
-    replay = Replay(lab("dense").setup(run), Transcript(folder), bitwise, work, varied)
+    replay = Replay(
+        lab("dense").setup(run), Transcript(folder), None if bitwise else "bits", work, varied
+    )
     return [f for some in work for f in replay.window(*some, lambda: None)]
 
 
@@ -140,7 +143,8 @@ def test_an_older_transcript_without_sketches_is_read_and_replayed(trained, tmp_
     assert replayed(run, tmp_path) == replayed(run, tmp_path, bitwise=True) == []
     windows = run.snapshots().windows
     every = [(window, peer) for window in windows for peer in range(PEERS)]
-    verdict = judge(run, Transcript(tmp_path), [], How("it says so", exact=False), windows, every)
+    compared = how(run, "it says so", False, None, None)
+    verdict = judge(run, Transcript(tmp_path), [], compared, windows, every)
     assert verdict.params_tolerance == TOLERANCE["float32"]
     assert verdict.compared == ComparedMessages(8 * PEERS, 0, 0, 0)
     (tmp_path / "header.json").write_text(json.dumps(header | {"sketched": True}))
@@ -212,7 +216,7 @@ def test_a_lie_that_no_drawn_piece_shows_refuses_the_run_and_blames_no_peer(
     ],
 )
 def test_whoever_strays_alone_is_named(distances, named, astray):
-    found, others = sketches.to_blame(distances, 0.01)
+    found, others = to_blame(distances, 0.01)
     assert (list(found), others) == (named, astray)
 
 
@@ -231,15 +235,14 @@ def test_messages_params_and_states_have_each_what_was_learnt_of_them(trained):
     run, folder = trained()
     setup, transcript = lab("dense").setup(run), Transcript(folder)
     own = {"mu": 1e-6, "error": 0.1, "more": 9.0}
-    replay = Replay(setup, transcript, False, (), Varied(2e-3, "there", 24, 3e-3, own))
-    assert (replay.limit, replay.params_limit) == (MARGIN * 2e-3, MARGIN * 3e-3)
-    assert replay.own_limits == {
+    replay = Replay(setup, transcript, "bits", (), Varied(2e-3, "there", 24, 3e-3, own))
+    assert (replay.how.limit, replay.how.params_limit) == (MARGIN * 2e-3, MARGIN * 3e-3)
+    assert replay.how.own_limits == {
         "mu": MARGIN * LEAST["float32"], "error": UNRELATED, "more": MARGIN * 9.0
     }  # fmt: skip
-    fixed = replace(replay, varied=None)
+    fixed = replace(replay, varied=None).how
     assert fixed.params_limit == TOLERANCE["float32"] and fixed.own_limits is None
-    bitwise = replace(replay, bitwise=True)
-    assert bitwise.params_limit is bitwise.own_limits is None
+    assert replace(replay, why=None).how == How()
 
 
 def test_params_are_compared_by_the_norm_of_the_update():
@@ -268,10 +271,10 @@ def test_params_that_moved_twice_as_far_are_off_by_a_whole_update(trained, tmp_p
 
 def test_other_settings_than_these_are_taken_back():
     wide = {"NPROC": "4", "XLA_FLAGS": "--a=1"}
-    narrow = Other(wide)
+    narrow = OtherBits.than(wide)
     assert (narrow.threads, narrow.flags) == ("1", "--a=1 --xla_cpu_max_isa=AVX")
     assert narrow.words == "AVX instructions and 1 thread"
-    back = Other({"NPROC": narrow.threads, "XLA_FLAGS": narrow.flags})
+    back = OtherBits.than({"NPROC": narrow.threads, "XLA_FLAGS": narrow.flags})
     assert (back.threads, back.flags) == ("4", "--a=1")
     assert back.words == "the CPU's widest vector instructions and 4 threads"
 

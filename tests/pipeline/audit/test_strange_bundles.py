@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.errors import LockstepError
-from pipeline.audit import rerun_bundle
+from pipeline.audit import bundle
 from tests.pipeline.audit.bundle.bundled_run import FLIP, bundles, seal
 
 VALUES = [
@@ -78,6 +78,6 @@ def test_a_mutated_bundle_is_repeated_or_refused_in_one_short_line(seed, origina
     with suppress(LockstepError):  # bundle.json is no table any more
         seal(folder)
     try:
-        assert rerun_bundle.show(folder, 1) in (0, 1)
+        assert bundle.show(folder, 1) in (0, 1)
     except LockstepError as error:
         assert str(error).isprintable() and len(str(error)) < 3000

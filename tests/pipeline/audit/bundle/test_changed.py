@@ -13,7 +13,7 @@ from ml_dtypes import float8_e4m3fn
 
 from lockstep.errors import LockstepError
 from lockstep.transcript.trees import load_nested, save_tree
-from pipeline.audit import rerun_bundle
+from pipeline.audit import bundle
 from tests.pipeline.audit.bundle.bundled_run import OPENING, change_json, change_said, found, seal
 
 
@@ -82,7 +82,7 @@ def blame_the_other(folder: Path) -> None:
 def test_what_a_replay_does_not_find_is_not_confirmed(folder, change, said, capsys):
     change(folder)
     seal(folder)
-    assert rerun_bundle.show(folder, 1) == 1
+    assert bundle.show(folder, 1) == 1
     out = capsys.readouterr().out
     assert said in out and "\n  not confirmed\n" in out and "0 of 1 findings" in out
 
@@ -92,7 +92,7 @@ def test_an_honest_peer_is_not_blamed(flipped, folder, capsys):
     blame_the_other(folder)
     seal(folder)
     with pytest.raises(LockstepError, match="tokens.safetensors: without some of sequences"):
-        rerun_bundle.show(folder, 1)
+        bundle.show(folder, 1)
 
 
 REFUSED = {
@@ -182,5 +182,5 @@ def test_what_contradicts_itself_is_refused_in_one_line(folder, case):
     change(folder)
     seal(folder)
     with pytest.raises(LockstepError) as caught:
-        rerun_bundle.show(folder, 1)
+        bundle.show(folder, 1)
     assert said in str(caught.value) and "\n" not in str(caught.value)

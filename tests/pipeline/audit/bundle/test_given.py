@@ -12,7 +12,7 @@ import pytest
 from lockstep.errors import LockstepError
 from lockstep.files import write_json
 from pipeline import runfile
-from pipeline.audit import given_bundle, rerun_bundle
+from pipeline.audit import bundle, given_bundle
 from pipeline.stage.keys import PROJECT, RUN_FILE
 from tests.pipeline.audit.bundle.bundled_run import OPENING, change_json, replay
 
@@ -73,7 +73,7 @@ def test_the_files_of_a_bundle_are_checked_before_jax_is_imported():
 def test_every_file_is_checked_against_its_hash(folder, name):
     (folder / name).write_bytes((folder / name).read_bytes() + b"\n")
     with pytest.raises(LockstepError, match=f"{name}.: found .*, expected .* as bundle.json says"):
-        rerun_bundle.read(folder, 1)
+        bundle.read(folder, 1)
 
 
 def test_files_that_are_missing_or_too_many_are_named(folder):
@@ -83,11 +83,11 @@ def test_files_that_are_missing_or_too_many_are_named(folder):
     ):
         (folder / name).touch()
         with pytest.raises(LockstepError, match=said):
-            rerun_bundle.read(folder, 1)
+            bundle.read(folder, 1)
         (folder / name).unlink()
     (folder / "tokens.safetensors").unlink()
     with pytest.raises(LockstepError, match=r"tokens.safetensors': found no file, expected"):
-        rerun_bundle.read(folder, 1)
+        bundle.read(folder, 1)
 
 
 def test_no_bundle_is_one_line(tmp_path):

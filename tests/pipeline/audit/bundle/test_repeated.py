@@ -7,7 +7,7 @@ import pytest
 from lockstep.transcript.trees import load_nested
 from pipeline import runfile
 from pipeline.__main__ import app
-from pipeline.audit import bundle, rerun_bundle
+from pipeline.audit import bundle
 from pipeline.stage.keys import PROJECT
 from tests import tiny
 from tests.pipeline.audit.bundle.bundled_run import FLIP, OPENING, bundles, found, replay, seal
@@ -90,7 +90,7 @@ def test_where_messages_are_not_kept_it_holds_all_peers(dense, capsys):
     names = set(tiny.contents(path))
     assert {f"{OPENING}/own-{peer:03}.safetensors" for peer in (0, 1)} <= names
     assert "transcript/payloads/00001.bin" in names  # of sketches
-    assert rerun_bundle.show(path, 1) == 0
+    assert bundle.show(path, 1) == 0
     assert "1 of 1 findings confirmed, compared bit for bit" in capsys.readouterr().out
 
 
@@ -102,7 +102,7 @@ def test_a_false_check_is_repeated_by_taking_the_step_of_the_accused(verified, c
     assert f"recomputed the step of peer {accused} as" in finding["detail"] and finding["peer"] == 0
     owned = [name for name in tiny.contents(path) if "own-" in name]
     assert owned == [f"{OPENING}/own-{int(accused):03}.safetensors"]
-    assert rerun_bundle.show(path, 1) == 0
+    assert bundle.show(path, 1) == 0
     assert capsys.readouterr().out.count(finding["detail"]) == 2
 
 
@@ -113,7 +113,7 @@ def test_another_payload_than_was_committed_to_is_repeated_without_training(veri
     assert verdict["accepted"] and finding["peer"] == 4
     names = set(tiny.contents(path))
     assert not any("snapshots" in name for name in names) and "tokens.safetensors" not in names
-    assert rerun_bundle.show(path, 1) == 0
+    assert bundle.show(path, 1) == 0
     assert "1 of 1 findings confirmed, by decoding what was sent" in capsys.readouterr().out
 
 

@@ -36,7 +36,9 @@ class Audited:
 
     def replay(self, folder: Path, bitwise: bool = True) -> list[Finding]:
         work = [(window, range(6)) for window in self.run.snapshots().windows]
-        replay = Replay(lab("signs").setup(self.run), Transcript(folder), bitwise, work)
+        replay = Replay(
+            lab("signs").setup(self.run), Transcript(folder), None if bitwise else "bits", work
+        )
         return [f for some in work for f in replay.window(*some, lambda: None)]
 
 
