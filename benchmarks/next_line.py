@@ -31,7 +31,7 @@ def main() -> None:
     from lockstep.programs.placement import device_groups
     from lockstep.transcript.trees import load_nested
     from parts.tasks import choices, held_out_texts, next_line, task_model
-    from parts.tasks.scores import wilson
+    from pipeline.scores import wilson
     from pipeline.weights import exported
 
     folder, shards = chosen.data / "export", chosen.data / "shards"

@@ -25,7 +25,7 @@ def main() -> None:
     asked = parser.parse_args()
     allocator.tune()
     from pipeline import __main__ as command_line
-    from pipeline.monitor.terminal import Terminal
+    from pipeline.monitor.monitor import Terminal
 
     kept = Terminal.kept
 

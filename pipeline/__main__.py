@@ -101,7 +101,7 @@ def _add_stage(name: str, description: str) -> None:
 
 
 for _name, _entry in STAGES.items():
-    if _name not in {"download", "report"}:  # their commands do more
+    if _name != "download":
         _add_stage(_name, f"{_entry['desc']}.")
 
 

@@ -18,7 +18,6 @@ from lockstep.programs.placement import device_groups
 from lockstep.tables.explain import validate
 from parts.tasks import next_line, task_model
 from parts.tasks.run_file_tasks import RunFileTasks
-from parts.tasks.scores import TaskResult, flat, one_line, report
 from parts.workload import export_folder
 from parts.workload.choice import row_spec
 from parts.workload.description import FILE, Description
@@ -29,6 +28,7 @@ from pipeline.language_model import held_out
 from pipeline.language_model.draw import Sampling
 from pipeline.language_model.held_out import HeldOutRows
 from pipeline.language_model.text_writer import TextWriter
+from pipeline.scores import TaskResult, flat, one_line, report
 from pipeline.stage import devices, logs
 from pipeline.stage.artifacts import METRICS, Paths
 from pipeline.stage.keys import OUT

@@ -12,7 +12,6 @@ EXTRAS = {
     "cryptography": "sign",
     "google.auth": "gcs",
     "lm_eval": "eval",
-    "mlflow": "sinks",
     "py_ecc": "beacon",
     "pyarrow": "parquet",
     "ray": "ray",

@@ -34,11 +34,10 @@ from parts.tasks import while_training
 from pipeline import runfile
 from pipeline.language_model import cudnn, held_out
 from pipeline.language_model.held_out import HeldOutRows, MeanLoss
-from pipeline.monitor.monitor import Monitor
+from pipeline.monitor.monitor import Monitor, Terminal
 from pipeline.monitor.owner import Pauses, Stops
 from pipeline.monitor.profile import Profile
 from pipeline.monitor.sinks import tracker
-from pipeline.monitor.terminal import Terminal
 from pipeline.stage import allocator, devices, signals
 from pipeline.stage.artifacts import METRICS, Paths
 from pipeline.stage.progress import Progress

@@ -25,7 +25,6 @@ SOURCE = sorted(
 DISTRIBUTION = {
     "google.auth": "google-auth",
     "google_crc32c": "google-crc32c",
-    "mlflow": "mlflow-skinny",
     "orbax": "orbax-checkpoint",
     "yaml": "pyyaml",
     "zmq": "pyzmq",

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from parts.tasks import choices, held_out_texts, next_line
 from parts.tasks.choices import AskedQuestions, Scores
-from parts.tasks.scores import TaskResult
 from parts.tasks.task_file import to_jsonl
 from parts.tasks.task_model import TaskModel
 from pipeline import runfile
+from pipeline.scores import TaskResult
 
 FEWEST = 20  # questions; the interval of fewer says nothing
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from parts.tasks.likelihood import Likelihood, LikelihoodRequest
 from parts.tasks.next_line import Question
-from parts.tasks.scores import Metric
+from pipeline.scores import Metric
 from pipeline.tokens.tokenizer_files import library_errors
 
 if TYPE_CHECKING:

@@ -16,10 +16,10 @@ from lockstep.files import write_json, write_text
 from parts.tasks import definitions
 from parts.tasks.definitions import Loaded
 from parts.tasks.psyche_tasks import main_first
-from parts.tasks.scores import Metric, TaskResult
 from parts.tasks.task_model import TaskModel
 from parts.tasks.task_trust import reason
 from pipeline import runfile
+from pipeline.scores import Metric, TaskResult
 from pipeline.stage import pins
 from pipeline.stage.artifacts import listing_sha256
 

@@ -4,9 +4,9 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from parts.tasks import ask_next_line, harness, next_line, task_file
-from parts.tasks.scores import TaskResult
 from parts.tasks.task_model import TaskModel
 from pipeline import runfile
+from pipeline.scores import TaskResult
 from pipeline.stage.progress import Progress
 
 

@@ -19,8 +19,8 @@ from lockstep.optim.optimizer import Tree
 from lockstep.programs.placement import device_groups
 from parts.tasks import task_model
 from parts.tasks.run_file_tasks import RunFileTasks
-from parts.tasks.scores import TaskResult, interval, one_line
 from pipeline import runfile
+from pipeline.scores import TaskResult, interval, one_line
 from pipeline.stage.artifacts import Paths
 from pipeline.tokens.tokenizer_files import TOKENIZER, load_tokenizer
 from pipeline.weights import exported, hf, model_folder

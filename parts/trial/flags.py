@@ -95,7 +95,7 @@ FLAGS = (
          UNUSED, "loss and bytes of every round are in metrics/loss.tsv without it"),
     # ---- What is left ----
     Flag("save-path", str, "a copy of data/export, the audited Hugging Face folder", CURRENT),
-    Flag("out", "data/try", "the folder of run files, results and try.html", OURS),
+    Flag("out", "data/try", "the folder of run files, and results", OURS),
 )  # fmt: skip
 
 

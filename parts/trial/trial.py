@@ -1,10 +1,9 @@
-"""`lockstep try`: the stages that a training needs, on a run file made of flags, and one page.
+"""`lockstep try`: the stages that a training needs, on a run file made of flags.
 
     OUT/adamw/, OUT/distro/    run.toml, data/ and metrics/ of the two trainings
     OUT/store/                 what was downloaded, for both
-    OUT/try.html               the one or the two of them, side by side
 
-`--distro` says which one a command trains, as in Psyche. The page has both once both are there.
+`--distro` says which one a command trains, as in Psyche. It prints both once both exist.
 """
 
 import os
@@ -13,28 +12,25 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lockstep.errors import LockstepError
-from lockstep.files import write_text
+from lockstep.files import read_json, write_text
 from parts.trial import flags
 from parts.trial.run_of_flags import run_of
-from pipeline import runfile
 from pipeline.command_line import run_stage
-from pipeline.monitor import find
-from pipeline.pages import comparison, trainings
-from pipeline.pages.comparison import ComparedRun
-from pipeline.pages.known_settings import KnownSettings
+from pipeline.pages.stage_results import read_tsv
 from pipeline.runfile.importer import run_file
-from pipeline.stage.artifacts import Paths
+from pipeline.stage.artifacts import METRICS, Paths
 from pipeline.stage.progress import size
 from pipeline.weights import hf
 
-PAGE, TRIAL_FILE = "try.html", "run.toml"
+TRIAL_FILE = "run.toml"
+LAST = 10  # the mean over a tenth of the rounds is a run's loss: one batch's is noise
 NAMES = {"adamw": "AdamW", "distro": "DisTrO"}
 TRAINED = ("download", "convert", "train")
 SAVED = ("witness", "export")
 
 
 def take(arguments: Sequence[str]) -> None:
-    """Train what the arguments say, and render the page.
+    """Train what the arguments say, and print the results.
 
     Raises:
       LockstepError: The arguments do not describe a run, or a stage fails.
@@ -53,15 +49,24 @@ def take(arguments: Sequence[str]) -> None:
         run_stage(name, file, root)
     if given.save_path is not None:
         _save(Paths("export", file, root), Path(given.save_path))
-    runs = _trained(out)
-    write_text(out / PAGE, comparison.render(runs))
-    for run in runs:
-        rounds, sent = len(run.rows), size(run.trained["bytes_up"])
-        print(f"try: {run.name}: loss {run.loss:.3f} after {rounds:,} rounds, {sent} sent in each")
-    if len(runs) == 1:
+    trained = sum(_print_result(out / folder, name) for folder, name in NAMES.items())
+    if trained == 1:
         other = "without --distro" if given.distro else "with --distro"
-        print(f"try: the same command {other} puts the other optimizer on the page too")
-    print(f"try: {out / PAGE}")
+        print(f"try: the same command {other} trains with the other optimizer")
+
+
+def _print_result(root: Path, name: str) -> bool:
+    """Print the loss and the traffic of a training, and return whether it has ended."""
+    file = root / TRIAL_FILE
+    if not file.is_file() or not (paths := Paths("train", file, root)).is_made("train"):
+        return False
+    metrics = paths.out("train") / METRICS
+    losses = [row["loss"] for row in read_tsv(metrics / "loss.tsv")]
+    last = losses[-max(1, len(losses) // LAST) :]
+    sent = size(read_json(metrics / "train.json")["bytes_up"])
+    loss = f"loss {sum(last) / len(last):.3f} after {len(losses):,} rounds"
+    print(f"try: {name}: {loss}, {sent} sent in each; {metrics}")
+    return True
 
 
 def _share_downloads(out: Path, root: Path) -> None:
@@ -70,18 +75,6 @@ def _share_downloads(out: Path, root: Path) -> None:
     link.parent.mkdir(exist_ok=True)
     if not link.exists():
         link.symlink_to(os.path.relpath(store, link.parent), target_is_directory=True)
-
-
-def _trained(out: Path) -> list[ComparedRun]:
-    """The trainings in the folder that are finished, by the names of their optimizers."""
-    runs = []
-    for folder, name in NAMES.items():
-        file = out / folder / TRIAL_FILE
-        found = find.finished(file.parent)
-        if file.is_file() and found and Paths("train", file, file.parent).is_made("train"):
-            run = runfile.load(file).model_dump(mode="json", exclude={"runtime"})
-            runs.append(trainings.finished(name, found, KnownSettings.of(run, {})))
-    return runs
 
 
 def _save(paths: Paths, target: Path) -> None:

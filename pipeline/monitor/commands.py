@@ -20,13 +20,13 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Say how far a training is, whether it runs or was killed."""
-    from pipeline.monitor import show, training
+    from pipeline.monitor import training
 
     found = training.newest(root)
     if as_json:
         print(json.dumps(found.to_json()))
         return
-    for name, text in show.rows(found):
+    for name, text in found.rows():
         print(shown(f"{name:<10} {text}"))
 
 

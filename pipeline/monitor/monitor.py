@@ -1,9 +1,11 @@
-"""What a trainer tells of itself: status.json, the fields of its bar, Prometheus, and sinks."""
+"""What a trainer says of itself, in status.json, its bar, the terminal and experiment trackers."""
 
+import logging
 import os
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +13,14 @@ import numpy as np
 
 from lockstep.protocol.driver import RunProgress
 from lockstep.transcript.entry import Entry
+from lockstep.transcript.observer import Observer
 from pipeline import runfile
-from pipeline.monitor import pause, prometheus
-from pipeline.monitor.show import ranges
 from pipeline.monitor.sinks.tracker import Tracker
-from pipeline.monitor.status import Members, Status
-from pipeline.stage.progress import size
+from pipeline.monitor.training import Members, Status, is_pause_asked, ranges
+from pipeline.stage.progress import Progress, size
 
 SECONDS = 1.0  # at least, between two writes of status.json
+log = logging.getLogger(__name__)
 
 
 class Monitor:
@@ -53,20 +55,16 @@ class Monitor:
         )
         self._written = 0.0
         self.tracker = Tracker(run, folder, step, scores)
-        self._stack = ExitStack()
         self.go_on()
 
     def __enter__(self) -> "Monitor":
-        if self.run.runtime.metrics_port:
-            serving = prometheus.serving(self.folder, self.run.runtime.metrics_port)
-            self._stack.enter_context(serving)
-        self._stack.enter_context(self.tracker)
+        self.tracker.__enter__()
         self._write()
         return self
 
     def __exit__(self, *raised: Any) -> None:
         self._write()
-        self._stack.__exit__(*raised)
+        self.tracker.__exit__(*raised)
 
     def go_on(self) -> None:
         """Measure the rate from the next round on: the first round compiles, and a pause waits."""
@@ -74,7 +72,7 @@ class Monitor:
 
     def must_pause(self) -> bool:
         """Return whether the run's owner wants the training to pause, or to stay paused."""
-        return pause.is_asked(self.folder)
+        return is_pause_asked(self.folder)
 
     def paused(self) -> None:
         """Tell that the training waits to be resumed."""
@@ -137,3 +135,36 @@ class Monitor:
 
 def _number(value: float | None, form: str) -> str:
     return "-" if value is None else form.format(value)
+
+
+@dataclass
+class Terminal(Observer):
+    """Tells the monitor and the terminal of each round.
+
+    bar: Its numbers are the monitor's. timed: Returns a block whose time counts for a phase of the
+      round.
+    """
+
+    bar: Progress
+    monitor: Monitor
+    timed: Callable[[str], AbstractContextManager[None]]
+
+    def kept(self, entry: Entry, progress: RunProgress) -> None:
+        """Tell of a round that is on record."""
+        with self.timed("tell"):
+            self.monitor.took(progress, entry)
+        _say_who(entry)
+        self.bar.advance(**self.monitor.fields)
+
+
+def _say_who(entry: Entry) -> None:
+    """Log the peers that left the run or joined it."""
+    step = entry.round.step
+    for peer, why in entry.decision.ejected.items():
+        log.info(f"train: round {step}: peer {peer} is ejected: {why}")
+    for peer in entry.decision.dropped:
+        log.info(f"train: round {step}: nobody heard from peer {peer}; it leaves the epoch")
+    for peer in entry.left:
+        log.info(f"train: round {step}: peer {peer} has left")
+    for peer in entry.round.joined:
+        log.info(f"train: round {step}: peer {peer} has joined")

@@ -12,7 +12,6 @@ import jax
 from lockstep.errors import LockstepError, brief
 from lockstep.files import write_text
 from lockstep.protocol.driver import RunProgress
-from lockstep.tables.explain import validate_json
 from lockstep.tables.table import Table
 from lockstep.transcript.entry import Entry
 from lockstep.transcript.observer import Observer
@@ -40,19 +39,6 @@ class RoundTimes(Table):
         rounds = self.last - self.first + 1
         for name, seconds in self.phases.items():
             yield name, 1000 * seconds / rounds, seconds / self.seconds
-
-
-def times_of(runs: Path, key: str) -> RoundTimes | None:
-    """Return the times of a training, if it was profiled; `runs` is the folder `data/runs`.
-
-    Raises:
-      LockstepError: times.json is damaged.
-    """
-    path = runs.parent / FOLDER / key / FILE
-    try:
-        return validate_json(RoundTimes, path.read_bytes(), str(path))
-    except FileNotFoundError:
-        return None
 
 
 class Profile(Observer):

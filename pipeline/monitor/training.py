@@ -1,22 +1,130 @@
-"""A training in progress, seen and steered from another process."""
+"""A training in progress, as its status.json describes it: seen and paused from another process.
+
+A file in the training's folder asks for a pause, until it is removed. A paused training waits in
+its process, with its devices and its state as they are, so the engine that started it waits too and
+nothing is read or compiled again. If you need its memory, stop it instead: Ctrl-C saves, and the
+same command goes on.
+"""
 
 import os
 import shutil
+import time
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from lockstep.errors import LockstepError
 from lockstep.files import writes
+from lockstep.protocol.driver import RunProgress
+from lockstep.protocol.run_state import ClientState
 from lockstep.tables.explain import validate_json
-from pipeline.monitor import pause
-from pipeline.monitor.find import in_progress
-from pipeline.monitor.status import STATUS_FILE, Status
+from lockstep.tables.table import Table
+from lockstep.transcript.entry import Entry
 from pipeline.stage import lock
+from pipeline.stage.artifacts import Paths
+from pipeline.stage.keys import RUN_FILE
+from pipeline.stage.progress import size
 
-STATES = ("starting", "training", "pausing", "paused", "stopped")
-"""Before the first round; taking rounds; ending the epoch for a pause; waiting to be resumed; and
-without a process: killed, or asked to stop."""
+STATUS_FILE, PAUSE_FILE = "status.json", "pause"
+STATES = {
+    "starting": "starting: no round is taken yet",
+    "training": "training",
+    "pausing": "training until this round is over, then paused",
+    "paused": "paused; `lockstep resume` goes on",
+    "stopped": "stopped; the same command goes on",
+}
+"""What each state means; a stopped training has no process: it was killed, or asked to stop."""
+
+
+class Members(Table):
+    """Who did what in the last round, and who took no part in it: numbers of peers, ascending."""
+
+    training: tuple[int, ...] = ()
+    """Peers that trained."""
+    verifying: tuple[int, ...] = ()
+    """Peers that recomputed others' steps."""
+    witnessing: tuple[int, ...] = ()
+    """Peers that attested to what arrived."""
+    late: tuple[int, ...] = ()
+    """Peers whose message arrived too late, or never."""
+    waiting: tuple[int, ...] = ()
+    """Peers that asked to take part, and do from the next epoch on."""
+    dropped: tuple[int, ...] = ()
+    """Peers that are out of the epoch, since nobody heard from them."""
+    left: tuple[int, ...] = ()
+    """Peers that left by themselves."""
+    ejected: tuple[int, ...] = ()
+    """Proven liars, out of the run."""
+
+    @classmethod
+    def after(cls, progress: RunProgress, entry: Entry) -> "Members":
+        """Return who did what in a round; `progress` is the run after it."""
+        round_, state, silent = entry.round, progress.state, {*entry.evidence.silent}
+
+        def heard(peers: Collection[int]) -> tuple[int, ...]:
+            return tuple(sorted({*peers} - silent))
+
+        dropped = {r.peer for r in state.exited if r.state == ClientState.Dropped}
+        return cls(
+            training=heard(round_.assignment),
+            verifying=heard(round_.verifiers),
+            witnessing=heard(round_.witnesses),
+            late=heard(entry.decision.late),
+            waiting=tuple(sorted(state.pending)),
+            dropped=tuple(sorted(dropped - {*state.pending})),
+            left=tuple(sorted(progress.left)),
+            ejected=tuple(sorted(state.ejected)),
+        )
+
+
+class Status(Table):
+    """status.json: where a training is."""
+
+    state: Literal["starting", "training", "paused"] = "starting"
+    """What it does."""
+    run: str
+    """Path of the run file."""
+    process: int
+    """Its process id."""
+    round: int
+    """The last round that was taken; 0 before the first."""
+    rounds: int
+    """The run's last round."""
+    epoch: int = 0
+    """The epoch of the last round, from 0."""
+    loss: float | None = None
+    """Mean loss of the peers before the last round, nats per token."""
+    held_out_loss: float | None = None
+    """The last that was measured, nats per token."""
+    rounds_per_second: float | None = None
+    """Mean rate since training began, or went on; null before the second round."""
+    tokens_per_second: float | None = None
+    """The same, in tokens of all peers."""
+    message_bytes: float | None = None
+    """Bytes that a peer sent in the last round, mean over peers."""
+    peers: Members = Members()
+    """Who takes part in it."""
+    updated: float
+    """When this was written, seconds since 1970."""
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Seconds until the last round, at the mean rate."""
+        if not self.rounds_per_second:
+            return None
+        return (self.rounds - self.round) / self.rounds_per_second
+
+    def write(self, folder: Path) -> None:
+        """Replace status.json. It is not flushed to disk: it is for those who look now."""
+        aside = folder / f".{STATUS_FILE}.part"
+        aside.write_text(self.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        os.replace(aside, folder / STATUS_FILE)
+
+
+def is_pause_asked(folder: Path) -> bool:
+    """Return whether the training in `folder` is asked to pause, or to stay paused."""
+    return (folder / PAUSE_FILE).exists()
 
 
 class Training(NamedTuple):
@@ -34,12 +142,12 @@ class Training(NamedTuple):
 
     @property
     def state(self) -> str:
-        """One of `STATES`."""
+        """A name of `STATES`."""
         if self.process is None:
             return "stopped"
         if self.process != self.status.process:  # which has not told anything yet
             return "starting"
-        if self.status.state == "training" and pause.is_asked(self.folder):
+        if self.status.state == "training" and is_pause_asked(self.folder):
             return "pausing"
         return self.status.state
 
@@ -69,7 +177,7 @@ class Training(NamedTuple):
                 f"{self.folder}: the training is {self.state}, expected a running one"
             )
         with writes(self.folder):
-            pause.ask(self.folder)
+            (self.folder / PAUSE_FILE).touch()
         return "once its round is over, the training waits; `lockstep resume` lets it go on"
 
     def resume(self) -> str:
@@ -78,13 +186,37 @@ class Training(NamedTuple):
         Raises:
           LockstepError: Nobody asked for one.
         """
-        if not pause.is_asked(self.folder):
+        if not is_pause_asked(self.folder):
             raise LockstepError(
                 f"{self.folder}: the training is {self.state}, expected one that was paused"
             )
         with writes(self.folder):
-            pause.withdraw(self.folder)
+            (self.folder / PAUSE_FILE).unlink(missing_ok=True)
         return "the training goes on" if self.process else "the same command as before goes on"
+
+    def rows(self) -> Iterator[tuple[str, str]]:
+        """Yield the name and the text of each line that `lockstep status` prints."""
+        status, peers = self.status, self.status.peers
+        process = f", process {self.process}" if self.process else ""
+        yield "run", f"{status.run}{process}"
+        yield "state", STATES[self.state]
+        ago = duration(max(0.0, time.time() - status.updated))
+        yield "round", f"{status.round} of {status.rounds}, epoch {status.epoch}, {ago} ago"
+        if status.rounds_per_second and status.tokens_per_second is not None and self.process:
+            rounds, tokens = status.rounds_per_second, status.tokens_per_second
+            yield "rate", f"{rounds:,.3g} rounds/s, {tokens:,.0f} tokens/s"
+            yield "left", duration(status.seconds_left or 0.0)
+        if status.loss is not None:
+            held_out = status.held_out_loss
+            measured = "" if held_out is None else f", held out {held_out:.3f}"
+            yield "loss", f"{status.loss:.3f}{measured}"
+        for name, value in peers:
+            if value:
+                yield name, ranges(value)
+        if status.message_bytes is not None:
+            yield "sent", f"{size(status.message_bytes)} by each peer in a round"
+        free = size(self.free_bytes)
+        yield "disk", f"{size(self.disk_bytes)} in {self.folder}, {free} free"
 
     def to_json(self) -> dict:
         """Return all of it, as `json.dumps` takes it."""
@@ -118,7 +250,7 @@ def newest(root: Path) -> Training:
     Raises:
       LockstepError: There is none.
     """
-    runs = in_progress(root)
+    runs = Paths("train", Path(RUN_FILE), root).runs
     trainings = [read(path.parent) for path in runs.glob(f"*/{STATUS_FILE}")]
     if not trainings:
         raise LockstepError(
@@ -126,3 +258,24 @@ def newest(root: Path) -> Training:
             "`lockstep summary` shows a finished one"
         )
     return max(trainings, key=lambda one: (one.process is not None, one.status.updated))
+
+
+def ranges(peers: Sequence[int]) -> str:
+    """Return ascending numbers as text: 0-3 5."""
+    runs: list[list[int]] = []
+    for peer in peers:
+        if runs and peer == runs[-1][-1] + 1:
+            runs[-1] = [runs[-1][0], peer]
+        else:
+            runs.append([peer])
+    return " ".join("-".join(map(str, run)) for run in runs)
+
+
+def duration(seconds: float) -> str:
+    """Return a number of seconds as text, in its two largest units: 3 h 12 min."""
+    left, parts = round(seconds), []
+    for name, length in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
+        count, left = divmod(left, length)
+        if count or (name == "s" and not parts):
+            parts.append(f"{count} {name}")
+    return " ".join(parts[:2])

@@ -5,7 +5,7 @@ Each plot is drawn twice, for a light page and for a dark one.
 
 import base64
 import io
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import cycle
 from typing import NamedTuple
@@ -16,12 +16,11 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator
 
-from parts.tasks.scores import Score
 from pipeline.pages.stage_results import Results
+from pipeline.scores import Score
 from pipeline.stage.progress import size
 
 SIZE, DPI = (5.6, 3.3), 160  # inches, whose text a phone still shows legibly; pixels per inch
-MORE_COLOURS = ("#009e73", "#cc79a7", "#e69f00", "#8b6fc0")  # for both pages
 MARKED = 60  # markers on more points than this would hide the line
 
 
@@ -50,16 +49,6 @@ class Axis(NamedTuple):
     label: str
     scale: float
     ticks: Callable[[], EngFormatter | FuncFormatter]
-    logarithmic: bool = False
-
-
-class Curve(NamedTuple):
-    """A curve of a plot: one column of some rows, and how it is drawn."""
-
-    rows: Sequence[dict[str, float]]
-    column: str
-    label: str
-    style: dict[str, object]
 
 
 def _whole() -> FuncFormatter:
@@ -124,60 +113,6 @@ def loss_pictures(results: Results, rows: list[dict], measured: list[dict]) -> l
     return pictures
 
 
-def comparison_pictures(
-    runs: Mapping[str, list[dict]], held_out: Mapping[str, list[dict]]
-) -> list[Picture]:
-    """Plot rows of loss.tsv of several runs by step and bytes, and of held_out.tsv if measured."""
-    by_bytes = BY_BYTES._replace(label="sent by each peer (logarithmic)", logarithmic=True)
-    pictures = [
-        _compared("losses_by_step", BY_STEP, runs, "loss", "training loss"),
-        _compared("losses_by_bytes", by_bytes, runs, "loss", "training loss"),
-    ]
-    measured = {label: rows for label, rows in held_out.items() if len(rows) > 1}
-    if measured:
-        title = BY_STEP._replace(title="Held out, by step")
-        name, said = "held_out_by_step", "held-out loss"
-        pictures.append(_compared(name, title, measured, "held_out_loss", said))
-    return pictures
-
-
-def _compared(
-    name: str, axis: Axis, runs: Mapping[str, list[dict]], column: str, said: str
-) -> Picture:
-    """One column of all runs against an axis, each run in its colour."""
-    drawn = []
-    for theme in THEMES:
-        colours = (theme.train, theme.alarm, theme.held_out, *MORE_COLOURS)
-        styles = zip(cycle(colours), _dashes(len(colours)), strict=False)
-        lines = [
-            Curve(rows, column, label, {"color": colour, "ls": dash, "lw": 1.4})
-            for (label, rows), (colour, dash) in zip(runs.items(), styles, strict=False)
-        ]
-        drawn.append(_curves(lines, axis, None, theme))
-    ends = [
-        f"{label} from {rows[0][column]:.2f} to {rows[-1][column]:.2f}"
-        for label, rows in runs.items()
-    ]
-    alt = f"Line plot, {axis.title.lower()}: {said} of {', of '.join(ends)}."
-    return Picture(name, axis.title, alt, *drawn)
-
-
-def _dashes(colours: int) -> Iterator[str]:
-    """Solid lines until the colours are used up, then others."""
-    return (dash for dash in cycle(("-", "--", ":", "-.")) for _ in range(colours))
-
-
-def curve_pictures(rows: list[dict], measured: list[dict]) -> list[Picture]:
-    """Plot the losses of one training so far, given its rows, by step and by bytes sent."""
-    pictures = []
-    for name, axis in (("loss_by_step", BY_STEP), ("loss_by_bytes", BY_BYTES)):
-        drawn = [_loss(rows, measured, axis, None, theme) for theme in THEMES]
-        first, last = rows[0]["loss"], rows[-1]["loss"]
-        alt = f"Line plot, {axis.title.lower()}: training loss goes from {first:.2f} to {last:.2f}."
-        pictures.append(Picture(name, axis.title, alt, *drawn))
-    return pictures
-
-
 def learning_rate_picture(rows: list[dict]) -> Picture:
     """Plot the learning rate in rows of loss.tsv by step."""
     steps, rates = zip(*((row["step"], row["learning_rate"]) for row in rows), strict=True)
@@ -221,32 +156,22 @@ def _loss(
 ) -> bytes:
     """Training loss and held-out loss against one column, with a vertical line at `mark`."""
     marked = {"marker": "o", "ms": 3.5} if len(measured) <= MARKED else {}
-    lines = [
-        Curve(rows, "loss", "training, mean over peers", {"color": theme.train, "lw": 1.2}),
-        Curve(measured, "held_out_loss", "held out", {"color": theme.held_out, "lw": 2} | marked),
-    ]
-    return _curves(lines, axis, mark, theme)
-
-
-def _curves(
-    lines: Sequence[Curve], axis: Axis, mark: tuple[float, str] | None, theme: Theme
-) -> bytes:
-    """Losses against one column, with a vertical line at `mark`."""
+    training_style = {"color": theme.train, "lw": 1.2, "label": "training, mean over peers"}
+    held_out_style = {"color": theme.held_out, "lw": 2, "label": "held out"} | marked
 
     def draw(axes: Axes) -> None:
-        for line in lines:
-            if line.rows:
-                x = [row[axis.column] * axis.scale for row in line.rows]
-                y = [row[line.column] for row in line.rows]
-                axes.plot(x, y, label=line.label, **line.style)
+        for found, column, style in (
+            (rows, "loss", training_style),
+            (measured, "held_out_loss", held_out_style),
+        ):
+            if found:
+                x = [row[axis.column] * axis.scale for row in found]
+                axes.plot(x, [row[column] for row in found], **style)
         if mark:
             axes.axvline(mark[0], color=theme.alarm, lw=1.2, ls=(0, (4, 3)), label=mark[1])
         axes.set_xlabel(axis.label)
         axes.set_ylabel("loss (of text: nats per token)")
-        if axis.logarithmic:
-            axes.set_xscale("log")
-        else:
-            axes.xaxis.set_major_locator(MaxNLocator(7, integer=axis is BY_STEP))
+        axes.xaxis.set_major_locator(MaxNLocator(7, integer=axis is BY_STEP))
         axes.xaxis.set_major_formatter(axis.ticks())
         axes.legend(framealpha=0.9, edgecolor="none", loc="upper right")
 

@@ -1,17 +1,17 @@
 """The report: one HTML page of what a run did."""
 
+import json
 import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from parts.tasks.scores import scores
 from pipeline import runfile
 from pipeline.audit import verdict_text
 from pipeline.pages import plots
-from pipeline.pages.known_settings import flat
 from pipeline.pages.public import without_secrets
 from pipeline.pages.stage_results import Results, times
 from pipeline.pages.templates import fill
+from pipeline.scores import scores
 from pipeline.stage.progress import size
 
 TEMPLATE = "report.html.jinja"
@@ -239,4 +239,13 @@ def _split_text(evaluated: dict) -> tuple[str, str] | None:
 def _parameters(run: runfile.Run) -> dict[str, list[tuple[str, str]]]:
     """The run file by table, each value by its dotted name; [runtime] cannot change a result."""
     dumped = run.model_dump(mode="json", exclude={"runtime"})
-    return {table: list(flat(dumped[table], "")) for table in dumped}
+    return {table: list(_flat(dumped[table], "")) for table in dumped}
+
+
+def _flat(value: object, name: str) -> Iterator[tuple[str, str]]:
+    """Yield the dotted name and the JSON of each value in a table that is not null."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _flat(inner, f"{name}.{key}" if name else key)
+    elif value is not None:
+        yield name, json.dumps(value, ensure_ascii=False)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from parts.tasks.scores import Score, scores
 from pipeline.audit.verdict_text import HELD_OUT, HELD_OUT_SPLIT, SAMPLE, measured_on
 from pipeline.pages.public import code
+from pipeline.scores import Score, scores
 
 if TYPE_CHECKING:
     from huggingface_hub import EvalResult

@@ -2,10 +2,10 @@
 
 import sys
 
-from parts.tasks.scores import main_scores
 from pipeline.audit import verdict_text
 from pipeline.pages import stage_results
 from pipeline.pages.stage_results import PAGE, Results, times
+from pipeline.scores import main_scores
 from pipeline.stage.artifacts import Paths, verify
 from pipeline.stage.progress import size
 

@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from lockstep.tables.faults import PeerNumber
-from lockstep.tables.table import U16, AsTuple, Count, Distinct, NotNegative, Positive, Table, wrong
+from lockstep.tables.table import AsTuple, Count, Distinct, NotNegative, Positive, Table, wrong
 
-SinkName = Literal["tensorboard", "wandb", "mlflow"]
+SinkName = Literal["tensorboard", "wandb"]
 
 
 class Network(Table):
@@ -70,16 +70,13 @@ class Runtime(Network):
     answer_seconds: Positive = 600.0
     """Seconds after which a peer's process that has not started, or not answered, is lost. The
     first step takes long, since it compiles."""
-    metrics_port: U16 = 0
-    """Port on 127.0.0.1 at which a training serves its numbers to Prometheus, under /metrics; 0
-    serves no metrics."""
     sinks: Annotated[tuple[SinkName, ...], Distinct, AsTuple] = ()
-    """Experiment trackers that receive a training's curves: TensorBoard, Weights & Biases, MLflow.
-    They need the extra sinks."""
+    """Experiment trackers that receive a training's curves: TensorBoard, Weights & Biases. They
+    need the extra sinks."""
     sink_dir: str = ""
     """Folder for the files of sinks; empty is data/tracked."""
     sink_project: Annotated[str, Field(min_length=1)] = "lockstep"
-    """Name of the project in W&B, and of the experiment in MLflow."""
+    """Name of the project in W&B."""
     profile: str = ""
     """First and last round to profile, as in "3:6": an XLA trace, and where a round's time goes, in
     data/profiles. Empty profiles no round."""

@@ -15,12 +15,12 @@ from lockstep.protocol.round import Decision, Message, Round
 from lockstep.transcript import curves
 from lockstep.transcript.entry import TABLES, Entry, Header
 from lockstep.transcript.transcript import Writer
-from parts.tasks import scores as task_scores
-from parts.tasks.scores import Metric, TaskResult
 from pipeline import runfile
+from pipeline import scores as task_scores
 from pipeline.audit.verdict import Verdict
 from pipeline.audit.verdict_text import blame
 from pipeline.language_model.held_out import NUMBERS
+from pipeline.scores import Metric, TaskResult
 from pipeline.stage.artifacts import METRICS, Paths
 from pipeline.stage.keys import PROJECT, RUN_FILE
 from tests.lockstep.protocol import records

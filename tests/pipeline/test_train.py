@@ -4,11 +4,9 @@ import gzip
 import json
 import os
 import signal
-import socket
 import threading
 import time
 import tomllib
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -20,8 +18,8 @@ from lockstep.errors import LockstepError
 from lockstep.files import read_json
 from lockstep.transcript.transcript import Transcript
 from pipeline.monitor import commands, training
-from pipeline.monitor.profile import times_of
-from pipeline.monitor.status import Status
+from pipeline.monitor.profile import RoundTimes
+from pipeline.monitor.training import Status
 from pipeline.stage.keys import PROJECT
 from tests import tiny
 from tests.servers.hub import REPO, Hub, running_hub
@@ -37,7 +35,6 @@ class Trained(NamedTuple):
       root: where its stages wrote.
       hub: where its epochs went.
       paused, again: its status when it waited, before it was stopped and after.
-      metrics: what Prometheus read then.
       said: what it printed from the second start on.
     """
 
@@ -45,7 +42,6 @@ class Trained(NamedTuple):
     hub: Hub
     paused: Status
     again: Status
-    metrics: str
     said: str
 
     @property
@@ -76,8 +72,6 @@ def until(root: Path, *states: str, after: float = 0.0) -> training.Training:
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory) -> Trained:
     root = tmp_path_factory.mktemp("trained")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
     config = {"min_clients": 2, "witness_nodes": 1, "verification_percent": 0}
     config |= {"total_steps": ROUNDS, "rounds_per_epoch": EPOCH, "global_batch_size": 4}
     document = tiny.run_document(
@@ -85,7 +79,6 @@ def trained(tmp_path_factory) -> Trained:
         config=OLDER["config"] | config | {"checkpointers": [REPO]},
         export__every_epoch=True,
         runtime__checkpoint_every=1000,
-        runtime__metrics_port=port,
         runtime__sinks=["tensorboard"],
         runtime__profile="14:15",
         witness__snapshot_every=8,
@@ -97,8 +90,6 @@ def trained(tmp_path_factory) -> Trained:
     def pause_and_stop() -> None:
         until(root, "starting", "training").pause()
         seen["paused"] = until(root, "paused").status
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
-            seen["metrics"] = answer.read().decode()
         os.kill(os.getpid(), signal.SIGTERM)
 
     def resume() -> None:
@@ -123,7 +114,6 @@ def test_a_paused_training_waits_outlives_a_stop_and_goes_on_when_resumed(traine
     pause = trained.paused.round
     assert trained.again.round == pause < ROUNDS
     assert trained.again.held_out_loss == trained.paused.held_out_loss
-    assert 'lockstep_state{state="paused"} 1' in trained.metrics
     assert f"paused after round {pause}" in trained.said and "train: resumed" in trained.said
     entries = trained.transcript.rounds
     assert [entry.round.step for entry in entries] == list(range(1, ROUNDS + 1))
@@ -147,7 +137,7 @@ def test_sinks_have_each_round_of_a_stopped_and_resumed_training_once(trained):
 def test_a_profile_has_the_trace_of_its_rounds_and_where_their_time_went(trained):
     (folder,) = (trained.root / "data" / "profiles").iterdir()
     assert f"profile of rounds 14 to 15: {folder}" in trained.said
-    times = times_of(trained.root / "data" / "runs", folder.name)
+    times = RoundTimes.model_validate_json((folder / "times.json").read_bytes())
     assert (times.first, times.last) == (14, 15)
     assert {"read", "train", "encode", "apply", "transcript", "held out"} <= {*times.phases}
     assert sum(times.phases.values()) == pytest.approx(times.seconds)

@@ -10,9 +10,9 @@ from lockstep.programs.placement import device_groups
 from parts.publication.checks.claims import PublicClaim
 from parts.publication.checks.results import Evaluated
 from parts.publication.layout import EVALUATED
-from parts.tasks import next_line, scores, task_model
+from parts.tasks import next_line, task_model
 from parts.tasks.run_file_tasks import RunFileTasks
-from pipeline import runfile
+from pipeline import runfile, scores
 from pipeline.weights import exported
 
 TOLERANCE = 0.01  # of another machine: a document in a hundred may be answered otherwise

@@ -1,1 +1,1 @@
-"""The curves of a training in the trackers that people use: TensorBoard, W&B and MLflow."""
+"""The curves of a training in the trackers that people use: TensorBoard and W&B."""

@@ -18,7 +18,6 @@ from lockstep.transcript.entry import Entry, Header
 from lockstep.transcript.transcript import Transcript
 from parts.workload.description import of_model
 from pipeline import extras, runfile
-from pipeline.monitor.sinks.mlflow import MlflowSink
 from pipeline.monitor.sinks.sink import Scalars, Sink, TrackedRun
 from pipeline.monitor.sinks.tensorboard import TensorBoardSink
 from pipeline.monitor.sinks.wandb import WandbSink
@@ -41,7 +40,6 @@ class SinkKind(NamedTuple):
 SINKS = {
     "tensorboard": SinkKind(TensorBoardSink, "tensorboardX"),
     "wandb": SinkKind(WandbSink, "wandb"),
-    "mlflow": SinkKind(MlflowSink, "mlflow"),
 }
 
 
@@ -114,7 +112,7 @@ class Tracker:
         self._scored += len(rows)
         told = []
         for step, task, metric, value, *_ in rows:
-            name = re.sub(r"[^\w./ -]", "_", f"tasks/{task}/{metric}")  # what MLflow takes
+            name = re.sub(r"[^\w./ -]", "_", f"tasks/{task}/{metric}")
             told.append((step, {name: float(value)}))
         return told
 

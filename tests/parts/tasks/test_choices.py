@@ -9,7 +9,7 @@ from parts.tasks import choices
 from parts.tasks.choices import AskedQuestions, Scores
 from parts.tasks.likelihood import Likelihood
 from parts.tasks.next_line import Question
-from parts.tasks.scores import TaskResult, interval, wilson
+from pipeline.scores import TaskResult, interval, wilson
 from tests.pipeline import trained_run
 
 BEGINNING = 0

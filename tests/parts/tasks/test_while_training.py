@@ -4,9 +4,9 @@ import threading
 
 import pytest
 
-from parts.tasks.scores import Metric, TaskResult
 from parts.tasks.while_training import TrainingScores
-from pipeline.monitor.terminal import Terminal
+from pipeline.monitor.monitor import Terminal
+from pipeline.scores import Metric, TaskResult
 from pipeline.stage.keys import PROJECT
 from tests import tiny
 

@@ -14,7 +14,6 @@ from parts.trial import flags
 from parts.trial.run_of_flags import run_of
 from pipeline import __main__ as command_line
 from pipeline import runfile
-from pipeline.pages import plots
 from pipeline.pages.stage_results import read_tsv
 from pipeline.stage.keys import PROJECT
 from pipeline.weights import hf
@@ -66,14 +65,9 @@ def losses(out: Path) -> list[float]:
     return [row["loss"] for row in read_tsv(out / "metrics" / "loss.tsv")]
 
 
-def test_command_lines_of_psyches_pages_run_and_put_both_optimizers_on_one_page(
-    place, model, monkeypatch
-):
-    draw = plots._png
-    monkeypatch.setattr(plots, "_png", lambda *_: b"")  # drawing takes as long as training
+def test_command_lines_of_psyches_pages_run_and_print_both_optimizers(place, model):
     said = lockstep_try([*BY_PATH, "--save-path", "saved"], model)
-    assert said.splitlines()[-1] == f"try: {Path('data/try/try.html')}"
-    assert "with --distro puts the other optimizer on the page too" in said
+    assert "AdamW: loss" in said and "--distro" in said.splitlines()[-1]
     trained = losses(Path("data/try/adamw"))
     assert len(trained) == 4
     assert hf.read_folder(Path("saved"))[0]["model_type"] == "llama"
@@ -84,15 +78,9 @@ def test_command_lines_of_psyches_pages_run_and_put_both_optimizers_on_one_page(
     # a Python process would do the same work, and it is done
     assert "train: " + str(Path("data/try/adamw/data/trained")) in lockstep_try(IN_PYTHON, model)
 
-    monkeypatch.setattr(plots, "_png", draw)
     said = lockstep_try([*BY_PATH, "--distro"], model)
     assert losses(Path("data/try/distro"))[0] == trained[0] != losses(Path("data/try/distro"))[1]
     assert "AdamW: loss" in said and "DisTrO: loss" in said
-    page = Path("data/try/try.html").read_text()
-    assert "<h1>AdamW against DisTrO</h1>" in page
-    assert "model.LLM.optimizer.Distro.compression_topk" in page
-    assert "model.LLM.lr_schedule" not in page  # the same in both
-    assert {file.name for file in Path("data/try").iterdir()} >= {"adamw", "distro", "try.html"}
 
 
 def parsed(*arguments: str) -> runfile.Run:

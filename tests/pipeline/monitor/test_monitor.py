@@ -1,13 +1,9 @@
-"""What is seen of a training from outside: in a shell, by scripts, and by Prometheus."""
+"""What a shell and scripts see of a training in progress, and how its owner pauses it."""
 
 import json
 import os
 import re
-import socket
 import time
-import urllib.error
-import urllib.request
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,8 +12,8 @@ import pytest
 from lockstep.errors import LockstepError
 from lockstep.protocol import consensus, driver
 from lockstep.protocol.round import Message
-from pipeline.monitor import commands, pause, prometheus, show, training
-from pipeline.monitor.status import Members, Status
+from pipeline.monitor import commands, training
+from pipeline.monitor.training import Members, Status
 from pipeline.stage import lock
 from tests.lockstep.protocol import records, three_peers
 
@@ -129,7 +125,7 @@ def test_only_a_running_training_is_paused_and_only_a_paused_one_resumed(folder,
         with pytest.raises(LockstepError, match="is pausing, expected"):
             commands.pause(tmp_path)
         commands.resume(tmp_path)
-        assert training.newest(tmp_path).state == "training" and not pause.is_asked(folder)
+        assert training.newest(tmp_path).state == "training"
 
 
 def test_a_training_that_was_started_again_and_told_nothing_yet_is_starting(folder, tmp_path):
@@ -149,74 +145,4 @@ def test_a_damaged_status_is_one_line(folder, tmp_path):
     [(0.2, "0 s"), (59.6, "1 min"), (3661, "1 h 1 min"), (200_000, "2 d 7 h"), (86_400, "1 d")],
 )
 def test_durations_are_in_their_two_largest_units(seconds, text):
-    assert show.duration(seconds) == text
-
-
-# ---- Prometheus ----
-
-LINE = re.compile(
-    r"# (HELP lockstep_[a-z_]+ .+\.|TYPE lockstep_[a-z_]+ gauge)"
-    r'|lockstep_[a-z_]+(\{[a-z]+="[a-z]+"\})? [0-9.e+-]+'
-)
-
-
-def scrape(port: int, path: str = "/metrics") -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
-        assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
-        return answer.read().decode()
-
-
-def test_prometheus_reads_each_number_with_its_help_and_type(folder):
-    with prometheus.serving(folder, 0) as port:
-        lines = scrape(port).splitlines()
-        with pytest.raises(urllib.error.HTTPError, match="404"):
-            scrape(port, "/")
-        (folder / "status.json").unlink()
-        with pytest.raises(urllib.error.HTTPError, match="503"):
-            scrape(port)
-    assert all(LINE.fullmatch(line) for line in lines)
-    assert {
-        'lockstep_state{state="stopped"} 1',
-        'lockstep_state{state="training"} 0',
-        "lockstep_round 50",
-        "lockstep_loss_nats 4.5",
-        "lockstep_left_seconds 300.0",
-        'lockstep_peers{role="training"} 4',
-    } <= {*lines}
-    with pytest.raises(urllib.error.URLError, match="refused"):
-        scrape(port)
-
-
-def test_readers_that_say_nothing_or_a_byte_at_a_time_hold_few_threads_and_not_for_long(
-    folder, monkeypatch
-):
-    monkeypatch.setattr(prometheus, "READERS", 3)
-    monkeypatch.setattr(prometheus, "REQUEST_SECONDS", 0.3)
-    with prometheus.serving(folder, 0) as port:
-        slow = [socket.create_connection(("127.0.0.1", port)) for _ in range(3)]
-        slow[0].sendall(b"G")
-        with socket.create_connection(("127.0.0.1", port)) as fourth:
-            assert fourth.recv(1) == b""
-        for one in slow:
-            one.settimeout(20)
-            assert one.recv(1) == b""
-            one.close()
-        assert "lockstep_round 50" in patiently(port)
-
-
-def patiently(port: int) -> str:
-    """What is served as soon as a thread is free."""
-    for _ in range(200):
-        with suppress(OSError):
-            return scrape(port)
-        time.sleep(0.05)
-    raise AssertionError("no thread is free")
-
-
-def test_a_taken_port_is_refused_with_its_key(folder):
-    with (
-        prometheus.serving(folder, 0) as port,
-        pytest.raises(LockstepError, match=rf"metrics_port = {port}: Address already in use"),
-        prometheus.serving(folder, port),
-    ):
-        pass
+    assert training.duration(seconds) == text

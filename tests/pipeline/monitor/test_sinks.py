@@ -1,4 +1,4 @@
-"""The curves of a run in TensorBoard, W&B and MLflow, each read as its own tools read them."""
+"""The curves of a run in TensorBoard and W&B, each read as its own tools read them."""
 
 import logging
 import math
@@ -51,8 +51,6 @@ Curves = dict[str, list[tuple[int, float]]]
 class Tracked(NamedTuple):
     """A run that told its sinks, was killed after `KILLED` rounds and resumed after `SAVED`.
 
-    MLflow was told of a run that was stopped there.
-
     Attributes:
       run_file: its run file.
       trained: what its stage train left.
@@ -90,10 +88,6 @@ def cut(trained: Path, folder: Path, step: int) -> None:
     (folder / "transcript" / "rounds.jsonl").write_text("".join(lines[:step]))
 
 
-class Stopped(Exception):
-    """What ends a training before its last round."""
-
-
 def scored(step: int) -> tuple:
     """A line of metrics/tasks.tsv."""
     return step, "next_line", "acc", step / 100, 0.0, 1.0
@@ -107,8 +101,7 @@ def tracked(tmp_path_factory) -> Tracked:
     paths = Paths("train", run_file, root)
     found = Tracked(run_file, paths.out("train"), paths.key, seen)
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("WANDB_MODE", "MLFLOW_TRACKING_URI"):
-            patch.delenv(name, raising=False)
+        patch.delenv("WANDB_MODE", raising=False)
         cut(found.trained, paths.scratch, 0)
         killed = subprocess.run(
             [sys.executable, "-c", KILL, run_file, paths.scratch, found.trained, str(KILLED)],
@@ -117,14 +110,6 @@ def tracked(tmp_path_factory) -> Tracked:
             text=True,
         )
         assert killed.returncode == -signal.SIGKILL, killed.stdout + killed.stderr
-        # MLflow is told by request, and has what was told: a stop is enough, and no second import
-        run = name_sinks(run_file, seen, ["mlflow"])
-        first: list[tuple] = []
-        with pytest.raises(Stopped), Tracker(run, paths.scratch, 0, lambda: first) as tracker:
-            for entry in found.transcript.rounds[:KILLED]:
-                first += [scored(entry.round.step)] if entry.round.step % 10 == 0 else []
-                tracker.took(entry, 1.0, 1.0)
-            raise Stopped
         cut(found.trained, paths.scratch, SAVED)
         run = name_sinks(run_file, seen, READERS)
         scores = [scored(10)]
@@ -166,21 +151,7 @@ def of_wandb(tracked: Tracked) -> Curves:
     return curves
 
 
-def of_mlflow(tracked: Tracked) -> Curves:
-    from mlflow.tracking import MlflowClient
-
-    client = MlflowClient(tracking_uri=(tracked.folder / "mlruns").as_uri())
-    number = client.get_experiment_by_name("lockstep").experiment_id
-    (run,) = client.search_runs([number])
-    assert (run.info.run_name, run.info.status) == (tracked.name, "FINISHED")
-    assert run.data.params["peers.count"] == "4"
-    return {
-        name: [(p.step, p.value) for p in client.get_metric_history(run.info.run_id, name)]
-        for name in run.data.metrics
-    }
-
-
-READERS = {"tensorboard": of_tensorboard, "wandb": of_wandb, "mlflow": of_mlflow}
+READERS = {"tensorboard": of_tensorboard, "wandb": of_wandb}
 
 
 @pytest.mark.parametrize("read", READERS.values(), ids=READERS)
@@ -211,16 +182,14 @@ def test_a_killed_and_resumed_run_is_one_run_with_each_round_once(
 
 
 def test_all_trackers_have_the_same_names(tracked):
-    names = [{*read(tracked)} for read in READERS.values()]
-    assert names[0] == names[1] == names[2]
+    tensorboard, wandb = ({*read(tracked)} for read in READERS.values())
+    assert tensorboard == wandb
 
 
 def test_a_sink_that_fails_is_one_line_and_the_others_go_on(tracked, tmp_path, monkeypatch, caplog):
-    """TensorBoard's folder is a file, W&B is broken off, and MLflow's server is not there."""
+    """TensorBoard's folder is a file, and W&B is broken off."""
     (tmp_path / "tensorboard").write_text("")
     monkeypatch.setenv("WANDB_MODE", "nonsense")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     run_file = Path(shutil.copy(tracked.run_file, tmp_path))
     run = name_sinks(run_file, tmp_path, READERS)
     with caplog.at_level(logging.WARNING), Tracker(run, tracked.trained, ROUNDS):

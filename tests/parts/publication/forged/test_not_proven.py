@@ -10,8 +10,7 @@ import pytest
 from lockstep.files import read_json
 from lockstep.transcript.trees import load_arrays
 from parts.publication import layout, publish
-from parts.tasks import scores
-from pipeline import runfile
+from pipeline import runfile, scores
 from pipeline.language_model import held_out
 from pipeline.weights import exported
 from tests import tiny
