@@ -18,9 +18,10 @@ from statistics import median
 from pipeline import sources
 from pipeline.runfile import Network
 from pipeline.runfile.data import DataText, ShuffleDontShuffle
-from pipeline.sources import FetchOptions
-from pipeline.sources.text import package_sources, tokenizing
+from pipeline.sources.provider import FetchOptions
+from pipeline.sources.text import corpus, tokenizer
 from pipeline.stage.progress import Progress
+from pipeline.tokens.tokenizer_files import save_tokenizer
 
 CHARACTERS = 3000  # of a document
 VOCABULARY = 4096
@@ -42,7 +43,7 @@ def measure(repeats: int, times: int, documents: int | None) -> dict:
 
     texts = [
         text[start : start + CHARACTERS]
-        for file in package_sources.find()
+        for file in corpus.find()
         for text in [file.path.read_text(errors="replace")]
         for start in range(0, len(text), CHARACTERS)
     ][:documents] * times
@@ -52,14 +53,16 @@ def measure(repeats: int, times: int, documents: int | None) -> dict:
             (folder / name).mkdir()
         table = pyarrow.table({"text": texts})
         parquet.write_table(table, folder / "text/a.parquet", compression="zstd")
-        tokenizer = tokenizing.train_tokenizer(texts[: len(texts) // times], VOCABULARY, "here")
-        tokenizing.save_tokenizer(tokenizer, folder / "tokenizer")
+        some = texts[: len(texts) // times]
+        made = tokenizer.train_tokenizer(some, VOCABULARY, "here", "VOCABULARY")
+        special = {"eos_token": tokenizer.END}
+        save_tokenizer(made, folder / "tokenizer", special)
         peak = _peak(folder)
         seconds: dict[str, list[float]] = {"text": [], "encode_batch": []}
         for turn in range(repeats):
             seconds["text"].append(fetch(folder, str(turn)))
             began = time.perf_counter()
-            tokenizer.encode_batch(texts, add_special_tokens=False)
+            made.encode_batch(texts, add_special_tokens=False)
             seconds["encode_batch"].append(time.perf_counter() - began)
     pairs = zip(seconds["encode_batch"], seconds["text"], strict=True)
     return {

@@ -12,7 +12,7 @@ from lockstep.tables.variant import variant_name
 from parts.workload.worker import NO_ROWS, Worker
 from pipeline import runfile, sources
 from pipeline.net import store
-from pipeline.sources import fetch_options
+from pipeline.sources.provider import fetch_options
 from pipeline.stage import pins
 from pipeline.stage.artifacts import Paths
 from pipeline.tokens.rows import described

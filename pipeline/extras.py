@@ -1,7 +1,9 @@
 """Packages that only some runs need, and the command that installs what is missing of them."""
 
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 
 from lockstep.errors import LockstepError
 
@@ -36,6 +38,18 @@ def lacking(where: str, module: str) -> LockstepError:
     return LockstepError(
         f"{where}: {module} is not installed, expected it: {install(EXTRAS[module])}"
     )
+
+
+def required(where: str, module: str) -> ModuleType:
+    """Import a module; `where` says what needs it.
+
+    Raises:
+      LockstepError: it is not installed; the line says how to install it.
+    """
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise lacking(where, module) from error
 
 
 def install(extra: str) -> str:

@@ -16,7 +16,7 @@ from lockstep.errors import LockstepError
 from parts.carrier.requests import FrameError
 from pipeline.net import limits, retry
 from pipeline.runfile import Network
-from pipeline.sources import parquet
+from pipeline.sources.rows import parquet
 from pipeline.stage.keys import PROJECT
 from tests.gate import cases, folders, page, peers, servers
 from tests.gate.cases import CASES, RIGHT, No

@@ -27,8 +27,8 @@ from lockstep.transcript.observer import Observer
 from parts.tasks import choices, held_out_texts, next_line, task_model
 from pipeline import runfile, sources
 from pipeline.language_model import held_out
-from pipeline.runfile.data import DataCorpus
-from pipeline.sources import FetchOptions
+from pipeline.runfile.data import DataText
+from pipeline.sources.provider import FetchOptions
 from pipeline.stage.progress import Progress
 from pipeline.start import begin
 from pipeline.tokens.shards import write_shards
@@ -156,7 +156,7 @@ def text(extent: Extent, work: Path) -> Path:
                 break
             file.write(json.dumps({"text": document}) + "\n")
     shuffle = sizes.document(sizes.SIZES[extent.run])["model"]["LLM"]["data_location"]["Corpus"]
-    location = DataCorpus(**shuffle | {"path": str(path), "vocab_size": vocabulary})
+    location = DataText(**shuffle | {"source": str(path), "vocab_size": vocabulary})
     progress = partial(Progress, "benchmark")
     options = FetchOptions(
         work / "store", None, stream=False, network=runfile.Network(), progress=progress

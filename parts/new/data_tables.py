@@ -4,14 +4,15 @@
 """
 
 import re
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from lockstep.errors import LockstepError
 from pipeline.preflight.model import StartingModel
-from pipeline.sources.listing import EXTENSIONS
-from pipeline.sources.text.document_files import ENDINGS
+from pipeline.sources.text.documents import ENDINGS
+from pipeline.sources.token_files.listing import EXTENSIONS
 
 OF_PACKAGES = "corpus"
 HELD_OUT_PERCENT = 5.0
@@ -113,18 +114,28 @@ def _preprocessed(name: str, model: StartingModel) -> NewData:
     return NewData({"Preprocessed": name}, f"packed sequences in the Parquet files of {name}")
 
 
-def _text(name: str, model: StartingModel) -> NewData:
-    return _corpus({"path": name}, f"text of {name}", model)
-
-
 def _packages(name: str, model: StartingModel) -> NewData:
-    return _corpus({}, "the source of packages that constraints.txt pins", model)
-
-
-def _corpus(source: dict[str, Any], said: str, model: StartingModel) -> NewData:
     tokens, in_tokens = _tokenizer(model)
-    table = source | tokens | {"held_out_percent": HELD_OUT_PERCENT, "shuffle": SEEDED}
+    table = tokens | {"held_out_percent": HELD_OUT_PERCENT, "shuffle": SEEDED}
+    said = "the source of packages that constraints.txt pins"
     return NewData({"Corpus": table}, f"{said}, {in_tokens}")
+
+
+def _text(name: str, model: StartingModel) -> NewData:
+    new = _documents(name, model)
+    table = new.table["Text"] | {"held_out_percent": HELD_OUT_PERCENT}
+    if Path(name).expanduser().is_dir() and not _has(name, *ENDINGS):
+        table["files"] = [
+            f"*{_usual_ending(name)}"
+        ]  # an ending that is read only where it is named
+    return new._replace(table={"Text": table})
+
+
+def _usual_ending(name: str) -> str:
+    """Return the ending that most files of a folder have, such as .md."""
+    files = (path for path in Path(name).expanduser().rglob("*") if path.is_file())
+    endings = Counter(path.suffix for path in files if path.suffix)
+    return max(endings, key=lambda ending: (endings[ending], ending), default=".txt")
 
 
 def _documents(name: str, model: StartingModel) -> NewData:

@@ -8,7 +8,7 @@ from typing import Any
 import models
 from lockstep.errors import LockstepError
 from pipeline import runfile
-from pipeline.sources.listing import EXTENSIONS
+from pipeline.sources.token_files.listing import EXTENSIONS
 from pipeline.weights import hf
 
 FLAG_OF = {  # each key of the run file that a flag alone decides

@@ -5,7 +5,7 @@ A class is named after its enum and Psyche's variant; fields and rules are Psych
 `[download]`, and `DataArrays`, `DataFiles` and `DataWorkload`, whose rows are not tokens.
 """
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -204,17 +204,21 @@ class TokenizedText(Data):
 
 
 class DataCorpus(TokenizedText):
-    """Text, tokenized by the stage download: your own files, or the source of pinned packages."""
+    """The source of packages that constraints.txt pins, tokenized by the stage download."""
 
-    path: Url | None = None
-    """Path of a text file, of a JSON Lines file (.jsonl or .jsonl.gz), or of a folder of such
-    files, at most 192 bytes. By default the source code of packages that
-    constraints.txt pins."""
-    text_key: Name = "text"
-    """Key of the text in each JSON line."""
     held_out_percent: HeldOutPercent
-    """Percentage of the bytes that no peer trains on, for measurements, above 0 and below 100:
-    whole files if they fit, otherwise documents of each file."""
+    """Percentage of the bytes that no peer trains on, for measurements, above 0 and below 100, in
+    whole files."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _files_are_text(cls, table: Any) -> Any:
+        if not isinstance(table, dict):
+            return table
+        if table.get("path") is not None:
+            raise wrong("path", "none: files are data_location.Text, with source and column")
+        # records of older releases have both keys, which meant nothing without a path
+        return {key: value for key, value in table.items() if key not in ("path", "text_key")}
 
 
 class TextSource(Table):
@@ -223,7 +227,7 @@ class TextSource(Table):
     source: Annotated[Url, NoPassword]
     """A file or folder of this machine; an address of a file (https://) or of a folder in a bucket
     (s3://, gs://); or owner/name of a dataset on the Hugging Face hub, if there is no such folder;
-    at most 192 bytes."""
+    at most 192 bytes. A text file that is the only one is cut into many documents, at its lines."""
     revision: Name | None = None
     """Commit, branch or tag of a dataset on the hub; by default the main branch."""
     subset: Name | None = None
@@ -232,8 +236,8 @@ class TextSource(Table):
     """Split of the subset. What is held out is chosen of it by held_out_percent."""
     files: Annotated[tuple[Name, ...], Field(min_length=1), AsTuple] = ("*",)
     """Shell patterns of the files' paths, where * also matches a slash. Of these, those are read
-    that end in .parquet, .jsonl, .jsonl.gz, .jsonl.zst, .json.gz, .json.zst or .txt; and in .json,
-    where no other is there or a pattern is given."""
+    that end in .parquet, .jsonl, .jsonl.gz, .jsonl.zst, .json.gz, .json.zst or .txt; in .json,
+    where no other is there or a pattern is given; and in the ending of a pattern, such as *.md."""
     column: Name = "text"
     """Column of a parquet file, or key of a JSON line, that has the text."""
 

@@ -11,7 +11,7 @@ from pipeline.net import remote
 from pipeline.net.remote import Origin
 from pipeline.runfile import DataServer, OptimizerDummy, Run
 from pipeline.runfile.data import HashedText
-from pipeline.sources import HELD_OUT, TRAIN, FetchOptions, Survey
+from pipeline.sources.provider import HELD_OUT, TRAIN, FetchOptions, Survey, fetch_options
 from pipeline.stage import pins
 from pipeline.stage.artifacts import Paths
 from pipeline.stage.progress import size
@@ -67,7 +67,7 @@ def look(run: Run, paths: Paths) -> DataSeen:
     """
     if reason := unsupported(run):
         raise LockstepError(reason)
-    location, options = run.llm.data_location, sources.fetch_options(run, paths)
+    location, options = run.llm.data_location, fetch_options(run, paths)
     survey = sources.survey(location, options)
     known = sources.source_sha256(location, options) if run.pins.data else None
     if known:
@@ -91,7 +91,7 @@ def lines(run: Run, paths: Paths, seen: DataSeen | None = None) -> Iterator[str]
     yield f"download: {survey.read}"
     yield from _table(run, survey, seen.amount)
     if survey.first is not None and not run.download.stream:
-        whole, options = sum(file.size for file in survey.files), sources.fetch_options(run, paths)
+        whole, options = sum(file.size for file in survey.files), fetch_options(run, paths)
         yield _time(whole, survey.first, options)
     if seen.pin:
         yield f"  pin        {seen.pin}"

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from transformers import TokenizersBackend
 
 TOKENIZER, SETTINGS = "tokenizer.json", "tokenizer_config.json"
+SPECIAL = "special_tokens_map.json"
 PIECES = "tokenizer.model"  # of SentencePiece
 OLDER = ("vocab.json", "vocab.txt", PIECES)  # what `transformers` makes a tokenizer.json from
 KINDS = (TOKENIZER, *OLDER)  # one of them is in every tokenizer's folder
@@ -25,7 +26,7 @@ MOST_BYTES = 2**28  # the largest tokenizer.json; those of large vocabularies ha
 TOKENIZER_FILES = (
     TOKENIZER,
     SETTINGS,
-    "special_tokens_map.json",
+    SPECIAL,
     "added_tokens.json",
     "chat_template.jinja",
     "vocab.json",
@@ -54,6 +55,20 @@ def load_tokenizer(path: Path, name: str | None = None) -> "Tokenizer":
     tokenizer.no_padding()
     tokenizer.no_truncation()
     return tokenizer
+
+
+def save_tokenizer(tokenizer: "Tokenizer", folder: Path, special: dict[str, str]) -> None:
+    """Write a tokenizer as transformers 4 and 5 read it; version 4 cannot read what 5 writes.
+
+    Args:
+      tokenizer: a tokenizer whose decoding needs no clean-up of spaces.
+      folder: of its files.
+      special: its special tokens by their names in transformers, such as `eos_token`.
+    """
+    write_text(folder / TOKENIZER, tokenizer.to_str(pretty=True))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    write_json(folder / SETTINGS, config | special)
+    write_json(folder / SPECIAL, special)
 
 
 def encode(tokenizer: "Tokenizer", text: str, where: object) -> list[int]:

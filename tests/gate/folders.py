@@ -16,7 +16,7 @@ from parts.publication import layout, packed
 from parts.publication.checks import results
 from pipeline import runfile, sources
 from pipeline.runfile import Network
-from pipeline.sources.text import given_tokenizer, subset
+from pipeline.sources.text import subset, tokenizer
 from pipeline.weights import hf
 from tests.gate.cases import BOMB, DEEP, DEVICE, FOLDER, LINK, PIPE, SPARSE, SURROGATE, Cells, No
 from tests.parts.tasks.exported import make_tokenizer
@@ -171,11 +171,6 @@ def _local(folder: Path) -> runfile.data.Data:
     return runfile.data.DataLocal.model_validate({"path": str(folder), **HOW})
 
 
-def _corpus(folder: Path) -> runfile.data.Data:
-    how = {"vocab_size": 300, "held_out_percent": 20.0, "shuffle": HOW["shuffle"]}
-    return runfile.data.DataCorpus.model_validate({"path": str(folder), **how})
-
-
 def _documents(folder: Path) -> runfile.data.Data:
     how = {"vocab_size": 300, "held_out_percent": 20.0, "shuffle": HOW["shuffle"]}
     return runfile.data.DataText.model_validate({"source": str(folder), **how})
@@ -194,8 +189,8 @@ def _card(folder: Path, out: Path) -> None:
 
 
 def _copy_tokenizer(folder: Path, out: Path) -> None:
-    location = _corpus(folder).model_copy(update={"tokenizer": str(folder / "tokenizer")})
-    given_tokenizer.copy_tokenizer(location, out / "tokenizer", options(out / "store"))
+    location = _documents(folder).model_copy(update={"tokenizer": str(folder / "tokenizer")})
+    tokenizer.copy_tokenizer(location, out / "tokenizer", options(out / "store"))
 
 
 def _preprocessed(folder: Path) -> runfile.data.Data:
@@ -276,26 +271,11 @@ ROWS = [
         {**MISSING, SPARSE: MOST, LINK: OUT, **BESIDE, BOMB: GROWS},
     ),
     FolderRow(
-        "`download`, `Corpus`: text",
+        "`download`, `Text`: plain text",
         _text,
         "a.txt",
-        _download(_corpus),
-        {
-            PIPE: "left out 1 binary files",
-            DEVICE: "left out 1 links out of the folder",
-            SPARSE: "left out 1 binary files",
-            LINK: "left out 1 links out of the folder",
-            SURROGATE: "expected printable names",
-            DEEP: TOO_DEEP,
-            BOMB: PLAIN,
-        },
-    ),
-    FolderRow(
-        "`download`, `Corpus`: packed lines",
-        _lines("gz"),
-        "a.jsonl.gz",
-        _download(_corpus),
-        ONLY_BOMB | {SPARSE: "zeros after its end", BOMB: UNPACKS},
+        _download(_documents),
+        {**WITHIN, SPARSE: HASHED, **IN_TREE, BOMB: PLAIN},
     ),
     FolderRow(
         "`download`, `Text`: lines packed by zstd",
@@ -309,7 +289,7 @@ ROWS = [
         _lines("gz"),
         "a.jsonl.gz",
         _download(_documents),
-        ONLY_BOMB | {BOMB: UNPACKS},
+        ONLY_BOMB | {SPARSE: "zeros after its end", BOMB: UNPACKS},
     ),
     FolderRow(
         "`download`, `Text`: parquet",
@@ -326,7 +306,7 @@ ROWS = [
         dict.fromkeys(FOLDER, No("it comes from the hub")) | {BOMB: VALUES},
     ),
     FolderRow(
-        "`download`, `Corpus`: a given tokenizer",
+        "`download`, `Text`: a given tokenizer",
         _tokens_and_tokenizer,
         "tokenizer/tokenizer.json",
         _copy_tokenizer,

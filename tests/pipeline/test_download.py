@@ -6,7 +6,6 @@ import json
 import logging
 import re
 import sys
-import types
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +16,8 @@ from lockstep.errors import LockstepError
 from lockstep.tables.variant import variants_of
 from pipeline import download, runfile, sources
 from pipeline.runfile.data import DataLocal, Limit
-from pipeline.sources import dry_run, fetch_options, source_sha256
+from pipeline.sources import dry_run, source_sha256
+from pipeline.sources.provider import Provider, fetch_options
 from pipeline.stage.artifacts import Paths, verify
 from pipeline.stage.keys import PROJECT
 from pipeline.tokens.ids import check_ids
@@ -148,14 +148,16 @@ def test_a_dry_run_says_what_there_is_and_how_fast_a_tenth_of_a_file_came(place,
     assert any(re.search("3,200 (sequences|rows)", line) for line in lines)  # what the run needs
 
 
-def own_text(folder: Path, size: int, **edits: object) -> runfile.Run:
-    """The default run on a text of that many bytes."""
+def own_text(folder: Path, size: int) -> runfile.Run:
+    """The default run, without its pins, on a text of that many bytes."""
     folder.mkdir()
     (folder / "text.txt").write_text(
         "The quick brown fox jumps over the lazy dog.\n" * (size // 45)
     )
     document = read_toml(RUN)
-    document["model"]["LLM"]["data_location"]["Corpus"] |= {"path": str(folder)} | edits
+    how = {"vocab_size": 4096, "held_out_percent": 5.0, "shuffle": "DontShuffle"}
+    document["model"]["LLM"]["data_location"] = {"Text": {"source": str(folder), **how}}
+    document["pins"]["data"] = ""
     return runfile.parse(document, "a test")
 
 
@@ -167,7 +169,6 @@ def test_a_dry_run_of_a_text_estimates_its_tokens_and_says_whether_they_are_enou
     tmp_path, size, said
 ):
     run = own_text(tmp_path / "text", size)
-    run = run.model_copy(update={"pins": run.pins.model_copy(update={"data": ""})})
     lines = [*dry_run.lines(run, Paths("download", RUN, tmp_path))]
     low, high = int(0.95 * size // 5), int(0.95 * size // 3)
     (found,) = [line for line in lines if line.startswith("  tokens ")]
@@ -178,27 +179,28 @@ def test_a_dry_run_of_a_text_estimates_its_tokens_and_says_whether_they_are_enou
     assert amount.is_too_little == (said == "too few")
 
 
-def test_the_pin_of_other_data_is_named_before_what_these_data_lack(tmp_path):
+def test_the_pin_of_other_data_is_named_before_what_these_data_lack(tmp_path, monkeypatch):
     """The default run's pin, left in: this text has too few words for its vocabulary as well."""
-    run = own_text(tmp_path / "text", 90_000)
-    expected = rf"\[pins\] data = {run.pins.data}, but .* expected what was pinned"
-    with pytest.raises(LockstepError, match=expected):
-        download.run(run, Paths("download", RUN, tmp_path))
-    with pytest.raises(LockstepError, match=expected):
-        list(dry_run.lines(run, Paths("download", RUN, tmp_path)))
+    with opened("corpus", tmp_path / "source", monkeypatch):
+        run = runfile.load(RUN)
+        expected = rf"\[pins\] data = {run.pins.data}, but .* expected what was pinned"
+        with pytest.raises(LockstepError, match=expected):
+            download.run(run, Paths("download", RUN, tmp_path))
+        with pytest.raises(LockstepError, match=expected):
+            list(dry_run.lines(run, Paths("download", RUN, tmp_path)))
 
 
-def test_a_dry_run_says_whether_it_has_compared_the_pin(tmp_path):
-    read = own_text(tmp_path / "text", 90_000, vocab_size=270)
-    options = fetch_options(read, Paths("download", RUN, tmp_path))
-    pins = read.pins.model_copy(update={"data": source_sha256(read.llm.data_location, options)})
-    run = read.model_copy(update={"pins": pins})
-    paths = Paths("download", RUN, tmp_path)
-    assert any("it is these data" in line for line in dry_run.lines(run, paths))
-    download.run(run, paths)  # it is the hash that the stage records
-    limited = run.download.model_copy(update={"limit": Limit(tokens=9)})
-    later = dry_run.lines(run.model_copy(update={"download": limited}), paths)
-    assert any("compared once they are read" in line for line in later)
+def test_a_dry_run_says_whether_it_has_compared_the_pin(tmp_path, monkeypatch):
+    with opened("corpus", tmp_path / "source", monkeypatch) as place:
+        read, paths = settings(place.location), Paths("download", RUN, tmp_path)
+        known = source_sha256(read.llm.data_location, fetch_options(read, paths))
+        pinned = read.pins.model_copy(update={"data": known})
+        run = read.model_copy(update={"pins": pinned})
+        assert any("it is these data" in line for line in dry_run.lines(run, paths))
+        download.run(run, paths)  # it is the hash that the stage records
+        limited = run.download.model_copy(update={"limit": Limit(tokens=9)})
+        later = dry_run.lines(run.model_copy(update={"download": limited}), paths)
+        assert any("compared once they are read" in line for line in later)
 
 
 # ---- What holds for token files as they stand ----
@@ -295,11 +297,9 @@ def test_a_data_server_is_refused_before_any_work(tmp_path):
     assert not (tmp_path / "data").exists()
 
 
-def test_every_location_but_a_data_server_has_a_provider_of_its_name():
-    for location, name in sources.PROVIDERS.items():
-        assert location.tag().lower() == name.rpartition(".")[2].replace("_", "")
-        folder = Path(sources.__file__).parent
-        assert (folder / f"{name.replace('.', '/')}.py").is_file()
+def test_every_location_but_a_data_server_has_a_provider():
+    for location in sources.PROVIDERS:
+        assert isinstance(sources.provider_of(location.model_construct()), Provider)
     known = {location.tag() for location in sources.PROVIDERS} | {"Server"}
     assert known == {kind.tag() for kind in variants_of(runfile.Data)}
 
@@ -307,6 +307,5 @@ def test_every_location_but_a_data_server_has_a_provider_of_its_name():
 def test_one_provider_does_not_import_another(monkeypatch):
     for name in sources.PROVIDERS.values():
         monkeypatch.delitem(sys.modules, f"pipeline.sources.{name}", raising=False)
-    found = sources.provider_of(DataLocal(path="x"))
-    assert isinstance(found, types.ModuleType)
-    assert "pipeline.sources.corpus" not in sys.modules
+    assert sources.provider_of(DataLocal(path="x")).streams
+    assert "pipeline.sources.text.corpus" not in sys.modules

@@ -1,1 +1,1 @@
-"""Data whose rows are not tokens: arrays, files of any content, and what a workload gives."""
+"""Data of rows: token ids in columns, arrays, files, and what a workload gives."""

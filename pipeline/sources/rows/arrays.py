@@ -6,7 +6,15 @@ from typing import NamedTuple
 from lockstep.errors import LockstepError
 from lockstep.files import sha256_file
 from pipeline.runfile.data import DataArrays, Limit
-from pipeline.sources import HELD_OUT, TRAIN, Fetched, FetchOptions, Survey, SurveyedFile
+from pipeline.sources.provider import (
+    HELD_OUT,
+    TRAIN,
+    Fetched,
+    FetchOptions,
+    Provider,
+    Survey,
+    SurveyedFile,
+)
 from pipeline.sources.rows import array_files
 from pipeline.sources.rows.examples import Examples, same_rows, write_arrays
 from pipeline.sources.rows.writing import counts_of, most_rows, warnings_of
@@ -16,7 +24,6 @@ from pipeline.tokens import signs
 from pipeline.tokens.rows import WORD
 from pipeline.tokens.shards import Split
 
-MAKES_TOKENS = True
 PATH = "model.LLM.data_location.Arrays"
 
 
@@ -131,3 +138,6 @@ def _find(location: DataArrays, limit: Limit | None) -> ArrayData:
 
 def _sha256(files: dict[str, Path]) -> str:
     return listing_sha256((name, sha256_file(path)) for name, path in files.items())
+
+
+PROVIDER = Provider(survey, fetch, source_sha256)

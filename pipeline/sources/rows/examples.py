@@ -16,7 +16,7 @@ import numpy as np
 from lockstep.errors import LockstepError, brief
 from lockstep.tables.explain import validate
 from pipeline.runfile.data import Limit
-from pipeline.sources import HELD_OUT, TRAIN
+from pipeline.sources.provider import HELD_OUT, TRAIN
 from pipeline.sources.rows.writing import (
     RowShards,
     counts_of,

@@ -16,7 +16,15 @@ import numpy as np
 from lockstep.errors import LockstepError
 from lockstep.files import sha256_file, writes
 from pipeline.runfile.data import DataFiles
-from pipeline.sources import HELD_OUT, TRAIN, Fetched, FetchOptions, Survey, SurveyedFile
+from pipeline.sources.provider import (
+    HELD_OUT,
+    TRAIN,
+    Fetched,
+    FetchOptions,
+    Provider,
+    Survey,
+    SurveyedFile,
+)
 from pipeline.sources.rows.writing import (
     RowShards,
     counts_of,
@@ -39,7 +47,6 @@ from pipeline.tokens import signs
 from pipeline.tokens.rows import FILES, WORD, FileRows
 from pipeline.tokens.shards import Split
 
-MAKES_TOKENS = True
 PATH = "model.LLM.data_location.Files"
 PIECE = 2**20  # bytes
 
@@ -180,3 +187,6 @@ def _same(contents: list[tuple[str, str]]) -> list[str]:
             more = len(contents) - len({one for _, one in contents})
             return [f"{more} files have the content of another, as {name} that of {first[sha256]}"]
     return []
+
+
+PROVIDER = Provider(survey, fetch, source_sha256)

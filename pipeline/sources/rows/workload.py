@@ -10,14 +10,21 @@ from pathlib import Path
 from lockstep.errors import LockstepError
 from lockstep.tables.variant import variant_name
 from pipeline.runfile.data import DataWorkload
-from pipeline.sources import HELD_OUT, TRAIN, Fetched, FetchOptions, Survey, SurveyedFile
+from pipeline.sources.provider import (
+    HELD_OUT,
+    TRAIN,
+    Fetched,
+    FetchOptions,
+    Provider,
+    Survey,
+    SurveyedFile,
+)
 from pipeline.sources.rows.examples import Sliced, in_memory, write_arrays
 from pipeline.sources.rows.writing import warnings_of
 from pipeline.stage.artifacts import listing_sha256
 from pipeline.tokens.rows import WORD
 from pipeline.tokens.shards import Split
 
-MAKES_TOKENS = True
 READ = "dataset of the workload"
 
 
@@ -76,3 +83,6 @@ def shards_of(
         source={"read": READ, "rows": written.counts, "sha256": listing_sha256(contents)},
         warnings=warnings_of(written.counts, where, options),
     )
+
+
+PROVIDER = Provider(survey, fetch)

@@ -14,8 +14,8 @@ import numpy as np
 
 from lockstep.errors import LockstepError
 from pipeline.runfile.data import Limit
-from pipeline.sources import HELD_OUT, TRAIN, FetchOptions
-from pipeline.sources.choice import max_tokens
+from pipeline.sources.provider import HELD_OUT, TRAIN, FetchOptions
+from pipeline.sources.token_files.choice import max_tokens
 from pipeline.tokens.shards import ShardFile, Split, write_shard
 
 SHARD_WORDS = 2**22  # about, of a file

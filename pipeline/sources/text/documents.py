@@ -1,98 +1,335 @@
-"""Text files of a corpus: documents, split and read in pieces, in constant memory."""
+"""The documents of one file: a column of parquet, a key of JSON lines, or plain text.
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+What is no document is left out and counted, since text of the web has some of everything: a null,
+an empty text, bytes that are not UTF-8, a line that is not JSON, a document of too many bytes.
+Memory is bounded: a row, a line or a text is held at a time, and packed data are read only as far
+as they unpack to what text may.
+"""
+
+import codecs
+import gzip
+import io
+import json
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from io import IOBase
+from itertools import chain, islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, BinaryIO
 
-from lockstep.errors import LockstepError
-from pipeline.stage.given_files import FileStamp
-from pipeline.stage.progress import Progress
+from lockstep.errors import LockstepError, brief
+from pipeline import extras
+from pipeline.stage.given_files import LEAST_UNPACKED, check_unpacked
+from pipeline.tokens import signs
 
-PIECE = 2**17  # characters
+if TYPE_CHECKING:
+    from pyarrow import Schema
+    from pyarrow.parquet import ParquetFile
+
+PARQUET, TEXT = ".parquet", ".txt"
+# Endings of JSON lines -> how their bytes are packed.
+JSON_LINES = {
+    ".jsonl": "",
+    ".json": "",
+    ".jsonl.gz": "gzip",
+    ".json.gz": "gzip",
+    ".jsonl.zst": "zstd",
+    ".json.zst": "zstd",
+}
+ENDINGS = (PARQUET, *JSON_LINES, TEXT)
+PACKED = (PARQUET, *(ending for ending, packing in JSON_LINES.items() if packing))
+DOCUMENT_BYTES = 2**26  # at most, of a document, which is read into memory
+PART_BYTES = 2**11  # about, of a document of a text file that is the only one
+PARQUET_BUFFER = 2**20  # bytes of a parquet file, read at once
+PADDING = 2**16  # zeros after gzip data, as tapes have them
+LINES_AT_ONCE = 256  # between two looks at how far a packed file is read
+WINDOW = "requires too much memory"  # what zstd says of a window of over 2**27 bytes
+
+# Why something is left out.
+EMPTY, NOT_UTF8, TOO_LONG = "without text", "not UTF-8", f"over {DOCUMENT_BYTES} bytes"
+NOT_JSON, NO_KEY = "not a JSON object", "without the key"
 
 
-class Piece(NamedTuple):
-    """A document's text, or a part of it; `ends` if it is the last."""
-
-    text: str
-    ends: bool
-
-
-@dataclass(frozen=True)
-class Source(ABC):
-    """A file of documents, or some of them.
+def documents(
+    path: Path, name: str, column: str, left_out: Counter[str], *, alone: bool = False
+) -> Iterator[str]:
+    """Yield the texts of a file in their order.
 
     Args:
-      name: path in the corpus, with slashes.
-      path: path on the disk.
-      version: size and time when it was found.
+      path: the file.
+      name: what errors call it; its ending tells what is in it, and any other is of plain text.
+      column: name of the column or key of the text.
+      left_out: gains how many were left out, by reason.
+      alone: whether it is the only file. Then a text is cut into documents of PART_BYTES, since one
+        document could be trained on or held out, and not both.
+
+    Raises:
+      LockstepError: it cannot be read, is damaged, or has no such column or key.
     """
-
-    name: str
-    path: Path
-    version: FileStamp
-
-    @property
-    @abstractmethod
-    def size(self) -> int:
-        """Bytes on the disk of what is read."""
-
-    @abstractmethod
-    def split(self, percent: float, bar: Progress) -> tuple["Source", "Source | None"]:
-        """Return the train part and the held-out part, None if `percent` is too little."""
-
-    @abstractmethod
-    def pieces(self, bar: Progress) -> Iterator[Piece]:
-        """Yield its documents; the bar advances by bytes on the disk, `size` in all."""
+    lower = name.lower()
+    if lower.endswith(PARQUET):
+        yield from of_row_groups(path, None, name, column, left_out)
+        return
+    packing = next((kind for ending, kind in JSON_LINES.items() if lower.endswith(ending)), None)
+    if packing is not None:
+        found = _of_lines(path, name, packing, column, left_out)
+    else:
+        found = _of_text(path, name, left_out, alone)
+    for data in found:
+        text = _decoded(data, left_out)
+        if text is not None:
+            yield text
 
 
-def cut(texts: Iterable[str]) -> Iterator[Piece]:
-    """Yield a document, given in parts of at most PIECE characters, in pieces of at most as many.
+def _decoded(data: bytes | str | None, left_out: Counter[str]) -> str | None:
+    if not data:
+        left_out[EMPTY] += 1
+        return None
+    try:
+        if isinstance(data, str):
+            data.encode()  # JSON may have half a surrogate pair
+            return data
+        return data.decode()
+    except UnicodeError:
+        left_out[NOT_UTF8] += 1
+        return None
 
-    A longer one is cut after a line break between two non-space characters, where common tokenizers
-    cut too, so that the tokens are those of the whole. A piece without one is cut before a line
-    break, else before a space, else anywhere; that may change the token there.
+
+# ---- Parquet ----
+
+
+def of_row_groups(
+    given: Path | IOBase, groups: range | None, name: str, column: str, left_out: Counter[str]
+) -> Iterator[str]:
+    """Yield the texts in some row groups of a parquet file; None is all. See `documents`."""
+    for data in _of_parquet(given, groups, name, column, left_out):
+        if (text := _decoded(data, left_out)) is not None:
+            yield text
+
+
+def _of_parquet(
+    given: Path | IOBase, groups: range | None, name: str, column: str, left_out: Counter[str]
+) -> Iterator[bytes | None]:
+    pyarrow = extras.required(name, "pyarrow")
+    from pyarrow import parquet
+
+    with one_line(name, pyarrow.ArrowException, "a parquet file"):
+        source = given if isinstance(given, Path) else pyarrow.PythonFile(given, "r")
+        # in pieces: pages of a mapped file count as memory, a whole column otherwise
+        file = parquet.ParquetFile(
+            source, memory_map=False, buffer_size=PARQUET_BUFFER, pre_buffer=False
+        )
+        schema = file.schema_arrow
+    check_column(schema, name, column)
+    _check_unpacked(file, groups, name, column)
+    with one_line(name, pyarrow.ArrowException, "a whole parquet file"):
+        numbers = None if groups is None else [*groups]
+        # a row at once: a few bytes of a file may stand for many large texts
+        for batch in file.iter_batches(1, row_groups=numbers, columns=[column]):
+            # as bytes: text that is not UTF-8 would end the whole batch
+            (data,) = batch.column(0).cast(pyarrow.large_binary()).to_pylist()
+            if data is None or len(data) <= DOCUMENT_BYTES:
+                yield data
+            else:
+                left_out[TOO_LONG] += 1
+
+
+def _check_unpacked(file: "ParquetFile", groups: range | None, name: str, column: str) -> None:
+    """Check of each row group what its texts unpack to, by the file's metadata."""
+    metadata = file.metadata
+    for group in map(metadata.row_group, groups or range(metadata.num_row_groups)):
+        for part in map(group.column, range(group.num_columns)):
+            if part.path_in_schema == column:
+                sizes = (part.total_compressed_size, part.total_uncompressed_size)
+                check_unpacked(*sizes, f"{name}: column {brief(column)}")
+
+
+def check_column(schema: "Schema", name: str, column: str) -> None:
+    """Check that a parquet file has a column of text.
+
+    Raises:
+      LockstepError: it has no such column, several of the name, or one of something else.
     """
-    rest = ""
-    for text in texts:
-        rest += text
-        while len(rest) > PIECE:
-            at = _border(rest)
-            yield Piece(rest[:at], ends=False)
-            rest = rest[at:]
-    if rest:
-        yield Piece(rest, ends=True)
+    from pyarrow import types
 
-
-def _border(text: str) -> int:
-    """Return where to cut a text of more than PIECE characters."""
-    front = 0
-    line = text.rfind("\n", 1, PIECE)
-    while line > 0:
-        if not text[line - 1].isspace():
-            if not text[line + 1].isspace():
-                return line + 1
-            front = front or line
-        line = text.rfind("\n", 1, line)
-    return front or max(0, text.rfind(" ", 1, PIECE)) or PIECE
+    # a shard may have nothing but nulls
+    of_text = (types.is_string, types.is_large_string, types.is_string_view, types.is_null)
+    of_text += (types.is_binary, types.is_large_binary, types.is_binary_view)
+    found = schema.field(column).type if schema.names.count(column) == 1 else None
+    if found is not None and types.is_dictionary(found):  # such as categories of pandas
+        found = found.value_type
+    if found is None or not any(says(found) for says in of_text):
+        columns = brief(", ".join(f"{field.name} ({field.type})" for field in schema), 200)
+        raise LockstepError(
+            f"{name}: found the columns {columns}, expected {column!r} with text among them"
+        )
 
 
 @contextmanager
-def saying(left_out: Callable[[], Iterable[str]]) -> Iterator[None]:
-    """Add what was left out to an error that ends the block, since it may be why it ends.
-
-    `left_out` returns a line for each reason.
-    """
+def one_line(name: str, kind: type[Exception], expected: str) -> Iterator[None]:
+    """Turn errors of a library into one line."""
     try:
         yield
-    except LockstepError as error:
-        error.args = ("; ".join([*error.args, *left_out()]),)
-        raise
+    except (kind, OSError, ValueError, KeyError) as error:
+        line = (str(error).splitlines() or [type(error).__name__])[0]
+        raise LockstepError(f"{name}: {brief(line, 200)}, expected {expected}") from error
 
 
-def unreadable(path: Path, error: OSError) -> LockstepError:
-    """Return the error for a file that the system does not read."""
+# ---- JSON lines ----
+
+
+def _of_lines(
+    path: Path, name: str, packing: str, key: str, left_out: Counter[str]
+) -> Iterator[str | None]:
+    keys: list[str] = []  # of an object that lacks the key
+    found = False
+    for line in _lines(path, name, packing):
+        if line is None:
+            left_out[TOO_LONG] += 1
+            continue
+        try:  # as UTF-8: of bytes, json guesses the encoding of each line
+            value = json.loads(line.decode())
+        except UnicodeDecodeError:
+            left_out[NOT_UTF8] += 1
+            continue
+        except (ValueError, RecursionError):
+            left_out[NOT_JSON] += 1
+            continue
+        if not isinstance(value, dict):
+            left_out[NOT_JSON] += 1
+        elif key not in value:
+            keys = keys or [*value]
+            left_out[NO_KEY] += 1
+        else:
+            found = True
+            text = value[key]
+            if isinstance(text, str) and len(text) > DOCUMENT_BYTES:
+                left_out[TOO_LONG] += 1
+            else:
+                yield text if isinstance(text, str) else None
+    if keys and not found:
+        shown = brief(", ".join(keys), 200)
+        raise LockstepError(f"{name}: found the keys {shown}, expected {key!r} among them")
+
+
+def _lines(path: Path, name: str, packing: str) -> Iterator[bytes | None]:
+    """Yield the lines that are not blank; None in place of one too long.
+
+    Raises:
+      LockstepError: the file cannot be read, is damaged, says that it is something else, or unpacks
+        to what no text does.
+    """
+    number = 0
+    try:
+        with open(path, "rb") as raw, _unpacked(raw, name, packing) as file:
+            numbered = _numbered(raw, file, name, is_packed=bool(packing))
+            first = [*islice(numbered, 2)]
+            signs.check_lines([line or b"" for _, line in first], name)
+            for number, line in chain(first, numbered):  # noqa: B007 - an error says it
+                yield line
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise LockstepError(
+            f"{name}: after line {number}: {error}, expected whole gzip data"
+        ) from error
+    except OSError as error:
+        if error.errno is not None:
+            raise _unreadable(path, error) from error
+        line = (str(error).splitlines() or ["damaged"])[0]
+        expected = "whole zstd data"
+        if WINDOW in line:
+            expected = "a window of 2**27 bytes at most: zstd -d --long=31 FILE unpacks it"
+        raise LockstepError(f"{name}: {brief(line, 200)}, expected {expected}") from error
+
+
+def _numbered(
+    raw: BinaryIO, file: BinaryIO, name: str, *, is_packed: bool
+) -> Iterator[tuple[int, bytes | None]]:
+    number = unpacked = at = 0
+    is_cut, allowed = False, LEAST_UNPACKED if is_packed else float("inf")
+    while line := file.readline(DOCUMENT_BYTES + 1):
+        number += 1
+        unpacked += len(line)
+        if unpacked > allowed or number % LINES_AT_ONCE == 0:
+            at = raw.tell()
+        if unpacked > allowed:
+            allowed = check_unpacked(at, unpacked, name)
+        if number == 1:
+            signs.check_text(line[: signs.HEAD_BYTES], name)
+            line = line.removeprefix(codecs.BOM_UTF8)
+        if is_cut or len(line) > DOCUMENT_BYTES:
+            if is_cut:  # the rest of a line that was too long
+                number -= 1
+            else:
+                yield number, None
+            is_cut = not line.endswith(b"\n")
+        elif line and not line.isspace():
+            yield number, line
+
+
+class _Packed:
+    """A gzip file, after whose end are few zeros: the library reads them one by one, for ever."""
+
+    def __init__(self, raw: BinaryIO):
+        self._raw, self._zeros = raw, 0
+
+    def read(self, size: int) -> bytes:
+        data = self._raw.read(size)
+        self._zeros = self._zeros + 1 if data == b"\0" else 0
+        if self._zeros > PADDING:
+            raise gzip.BadGzipFile(f"over {PADDING} zeros after its end")
+        return data
+
+
+def _unpacked(raw: BinaryIO, name: str, packing: str) -> AbstractContextManager[BinaryIO]:
+    openers: dict[str, Callable[[], AbstractContextManager]] = {
+        "": lambda: raw,
+        "gzip": lambda: gzip.GzipFile(fileobj=_Packed(raw)),
+        "zstd": lambda: _zstd(raw, name),
+    }
+    return openers[packing]()
+
+
+@contextmanager
+def _zstd(raw: BinaryIO, name: str) -> Iterator[BinaryIO]:
+    pyarrow = extras.required(name, "pyarrow")
+    with pyarrow.CompressedInputStream(pyarrow.PythonFile(raw), "zstd") as stream:
+        yield io.BufferedReader(stream, 2**20)
+
+
+# ---- Text ----
+
+
+def _of_text(path: Path, name: str, left_out: Counter[str], alone: bool) -> Iterator[bytes]:
+    most = PART_BYTES if alone else DOCUMENT_BYTES + 1
+    try:
+        with open(path, "rb") as file:
+            data = file.read(most)
+            signs.check_text(data[: signs.HEAD_BYTES], name)
+            data = data.removeprefix(codecs.BOM_UTF8)
+            if alone:
+                yield from _parts(data, file)
+            elif len(data) > DOCUMENT_BYTES:
+                left_out[TOO_LONG] += 1
+            else:
+                yield data
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def _parts(data: bytes, file: BinaryIO) -> Iterator[bytes]:
+    """Cut a text after the last line in each PART_BYTES, else a word, else a character."""
+    while more := file.read(PART_BYTES):
+        # so that no character is cut: its first byte is the last that is not 0b10xxxxxx
+        last = range(max(0, len(data) - 4), len(data))
+        character = max((i for i in last if data[i] & 192 != 128), default=len(data))
+        at = data.rfind(b"\n") + 1 or data.rfind(b" ") + 1 or character
+        if at:
+            yield data[:at]
+        data = data[at:] + more
+    yield data
+
+
+def _unreadable(path: Path, error: OSError) -> LockstepError:
     return LockstepError(f"{path}: {error.strerror or error}, expected a readable text file")

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from lockstep.errors import LockstepError
+from pipeline import extras
 from pipeline.net import remote
-from pipeline.sources import FetchOptions
-from pipeline.sources.listing import LocationFile
-from pipeline.sources.parquet import pyarrow_for
-from pipeline.sources.text.document_files import check_column, one_line
-from pipeline.sources.token_files import fetch_files
+from pipeline.sources.provider import FetchOptions
+from pipeline.sources.text.documents import check_column, one_line
+from pipeline.sources.token_files.fetching import fetch_files
+from pipeline.sources.token_files.listing import LocationFile
 
 if TYPE_CHECKING:
     from pyarrow.parquet import FileMetaData
@@ -160,7 +160,7 @@ def _bytes(file: LocationFile, start: int, options: FetchOptions) -> bytes:
 
 def _metadata(file: LocationFile, end: bytes) -> "FileMetaData":
     """Return a file's metadata, which its last bytes hold."""
-    pyarrow = pyarrow_for(file.label)
+    pyarrow = extras.required(file.label, "pyarrow")
     from pyarrow import parquet
 
     with one_line(file.label, pyarrow.ArrowException, "a parquet file"):

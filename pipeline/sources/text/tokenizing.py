@@ -1,64 +1,215 @@
-"""Text into tokens: a byte-level BPE trained on it, and the shards made with a tokenizer."""
+"""Text into tokens: documents of one or several readers, encoded and written as shards.
+
+An end token follows each document and nothing precedes it, as in shards of datatrove.
+
+Shapes: T tokens of a piece, S of a shard.
+"""
 
 import itertools
+from abc import ABC, abstractmethod
 from array import array
-from collections import deque
-from collections.abc import Iterable, Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
-from tokenizers import Encoding, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Encoding, Tokenizer
 
 from lockstep.errors import LockstepError
-from lockstep.files import write_json, write_text
-from pipeline.sources.text.documents import Piece
+from pipeline.runfile.data import Limit
+from pipeline.sources.provider import HELD_OUT, TRAIN
+from pipeline.sources.token_files.choice import max_tokens
 from pipeline.tokens.shards import ShardFile, Split, write_shard
 
-END, PAD = "<|endoftext|>", "<|pad|>"
-ALPHABET = pre_tokenizers.ByteLevel.alphabet()
+PIECE = 2**17  # characters
 SHARD_TOKENS = 2**20
-CORPUS_KEY = "model.LLM.data_location.Corpus.vocab_size"
+TRAINED_CHARACTERS = 2**28  # at most, of the train text, to train a tokenizer
 # Limits of a batch of pieces for the tokenizer.
 PIECES_AT_ONCE, CHARACTERS_AT_ONCE = 1024, 2**20
 
 
-def train_tokenizer(
-    texts: Iterable[str], vocab_size: int, where: str, key: str = CORPUS_KEY
-) -> Tokenizer:
-    """Train a byte-level BPE (as GPT-2's) of exactly `vocab_size` tokens; it is deterministic.
+# ---- Documents ----
 
-    The vocabulary is 256 bytes, END, PAD and merges; `where` names the text in errors, and `key`
-    the size in the run file.
+
+class DocumentReader(ABC):
+    """The documents of a source, each with its split.
+
+    Attributes:
+      read: what errors and records call the source.
+      most: tokens at most of each split; None is all.
+      percent: share that is held out, for errors.
+      part: number of the source among several.
+      share: its share of them.
+      counts: documents that were read, by split.
+      writers: of the tokens of each split; `write_tokens` sets them.
+      enough: whether nothing more is needed to train on.
+    """
+
+    read: str
+    percent: float
+    part: int = 0
+    share: float = 1.0
+
+    def __init__(self, most: dict[Split, int | None]):
+        self.most = most
+        self.counts: Counter[str] = Counter()
+        self.writers: dict[Split, SplitWriter] = {}
+        self.enough = False
+
+    @abstractmethod
+    def documents(self) -> Iterator[tuple[Split, str]]:
+        """Yield every document with its split, in their order; may be called twice."""
+
+    def warnings(self) -> list[str]:
+        """Return a line on each kind of thing that was left out."""
+        return []
+
+    def train_text(self, warnings: list[str]) -> Iterator[str]:
+        """Yield the beginning of the text to train a tokenizer on; with a warning if cut short."""
+        characters = 0
+        for split, document in self.documents():
+            if split == TRAIN:
+                if characters >= TRAINED_CHARACTERS * self.share:
+                    warnings.append(
+                        f"{self.read}: the first {characters:,} characters trained the tokenizer"
+                    )
+                    return
+                characters += len(document)
+                yield from (piece.text for piece in cut(document))
+
+    def pieces(self) -> Iterator[tuple["SplitWriter", "Piece"]]:
+        """Yield the pieces of the documents that there is room for, with what writes their tokens.
+
+        Tokens are written later than pieces are read, so some come that find no room.
+        """
+        for split, document in self.documents():
+            if self.writers[TRAIN].is_full:
+                self.enough = True
+                if self.writers[HELD_OUT].is_full:
+                    return
+                if split == TRAIN:
+                    continue
+            self.counts[split] += 1
+            for piece in cut(document):
+                yield self.writers[split], piece
+
+
+class Piece(NamedTuple):
+    """A document's text, or a part of it; `ends` if it is the last."""
+
+    text: str
+    ends: bool
+
+
+def cut(text: str) -> Iterator[Piece]:
+    """Yield a document in pieces of at most PIECE characters.
+
+    A longer one is cut after a line break between two non-space characters, where common tokenizers
+    cut too, so that the tokens are those of the whole. A piece without one is cut before a line
+    break, else before a space, else anywhere; that may change the token there.
+    """
+    start = 0
+    while len(text) - start > PIECE:
+        stop = start + _border(text[start : start + PIECE + 1])
+        yield Piece(text[start:stop], ends=False)
+        start = stop
+    if start < len(text):
+        yield Piece(text[start:], ends=True)
+
+
+def _border(text: str) -> int:
+    """Return where to cut a text of more than PIECE characters."""
+    front = 0
+    line = text.rfind("\n", 1, PIECE)
+    while line > 0:
+        if not text[line - 1].isspace():
+            if not text[line + 1].isspace():
+                return line + 1
+            front = front or line
+        line = text.rfind("\n", 1, line)
+    return front or max(0, text.rfind(" ", 1, PIECE)) or PIECE
+
+
+@contextmanager
+def with_warnings(warnings: Callable[[], Iterable[str]]) -> Iterator[None]:
+    """Add to an error that ends the block what was left out, since that may be why it ends."""
+    try:
+        yield
+    except LockstepError as error:
+        error.args = ("; ".join([*error.args, *warnings()]),)
+        raise
+
+
+# ---- Tokens ----
+
+
+def write_tokens(
+    readers: Sequence[DocumentReader],
+    tokenizer: Tokenizer,
+    end: int,
+    folder: Path,
+    token_size_in_bytes: int,
+) -> tuple[ShardFile, ...]:
+    """Write the tokens of all documents as shards; `end` follows each document.
 
     Raises:
-      LockstepError: the text has too few pairs to merge.
+      LockstepError: a reader has nothing to train on, none has anything to hold out, or the
+        tokenizer has no tokens for a text.
     """
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=[END, PAD],
-        initial_alphabet=ALPHABET,
-        show_progress=False,
+    files: dict[Split, list[ShardFile]] = {TRAIN: [], HELD_OUT: []}
+    for reader in readers:
+        reader.writers = {
+            split: SplitWriter(folder, split, token_size_in_bytes, most, files[split], reader.part)
+            for split, most in reader.most.items()
+        }
+    coming: deque[SplitWriter] = deque()  # of the pieces that are being encoded
+
+    def pieces() -> Iterator[Piece]:
+        for reader in readers:
+            for writer, piece in reader.pieces():
+                coming.append(writer)
+                yield piece
+
+    for tokens_T in encode(tokenizer, end, pieces()):
+        coming.popleft().add(tokens_T)
+    for reader in readers:
+        for writer in reader.writers.values():
+            writer.close()
+        if not reader.writers[TRAIN].has_written:
+            raise _none_in(TRAIN, reader.read, reader.counts, reader.percent)
+    if not files[HELD_OUT]:
+        counts = sum((reader.counts for reader in readers), Counter())
+        raise _none_in(HELD_OUT, names_of(readers), counts, readers[0].percent)
+    return (*files[TRAIN], *files[HELD_OUT])
+
+
+def names_of(readers: Sequence[DocumentReader]) -> str:
+    """Return what errors and records call several sources."""
+    return " and ".join(reader.read for reader in readers)
+
+
+def _none_in(split: Split, read: str, counts: Counter[str], percent: float) -> LockstepError:
+    return LockstepError(
+        f"{read}: found {counts.total():,} documents and none of them in the {split} split, "
+        f"expected some; held_out_percent is {percent:g}"
     )
-    tokenizer.train_from_iterator(texts, trainer)
-    if tokenizer.get_vocab_size() != vocab_size:
-        raise LockstepError(
-            f"{key}: found {vocab_size}, expected at most "
-            f"{tokenizer.get_vocab_size()}: the train text in {where} has no more pairs to merge"
-        )
-    return tokenizer
 
 
-def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
-    """Write a tokenizer as transformers 4 and 5 read it; version 4 cannot read what 5 writes."""
-    write_text(folder / "tokenizer.json", tokenizer.to_str(pretty=True))
-    special = {"bos_token": END, "eos_token": END, "pad_token": PAD}
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
-    for name, table in (("tokenizer_config", config | special), ("special_tokens_map", special)):
-        write_json(folder / f"{name}.json", table)
+def most_tokens(limit: Limit | None, split: Split) -> int | None:
+    """Return how many tokens of a split a limit leaves; None is all of them.
+
+    Steps need whole sequences, and the end of a shard holds none.
+    """
+    if limit is None or limit.steps is None or split == HELD_OUT:
+        return max_tokens(limit)[split]
+    per_shard = SHARD_TOKENS // limit.max_seq_len
+    if not per_shard:  # no limit gives a sequence that a shard cannot hold
+        return None
+    shards, more = divmod(limit.sequences, per_shard)
+    return shards * SHARD_TOKENS + more * limit.max_seq_len
 
 
 def encode(tokenizer: Tokenizer, end: int, pieces: Iterable[Piece]) -> Iterator[np.ndarray]:
@@ -108,25 +259,6 @@ def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
         yield batch
 
 
-def write_split(
-    tokens: Iterable[np.ndarray],
-    folder: Path,
-    split: Split,
-    token_size_in_bytes: int,
-    most: int | None = None,
-) -> list[ShardFile]:
-    """Write the first `most` tokens, or all, as shards of SHARD_TOKENS, the last one shorter.
-
-    The arrays of `tokens` are read only as far as needed.
-    """
-    writer = SplitWriter(folder, split, token_size_in_bytes, most)
-    for tokens_T in tokens:
-        writer.add(tokens_T)
-        if writer.is_full:
-            break
-    return writer.close()
-
-
 class SplitWriter:
     """Writes tokens as shards of SHARD_TOKENS, the last one shorter.
 
@@ -139,19 +271,18 @@ class SplitWriter:
       part: of the data locations that are mixed; 0 if there is only one.
     """
 
-    def __init__(  # noqa: PLR0913
+    def __init__(
         self,
         folder: Path,
         split: Split,
         token_size_in_bytes: int,
         most: int | None,
-        files: list[ShardFile] | None = None,
-        part: int = 0,
+        files: list[ShardFile],
+        part: int,
     ):
         self._folder, self._split, self._left = folder, split, most
         self._shard_S, self._filled = np.empty(SHARD_TOKENS, f"<u{token_size_in_bytes}"), 0
-        self.files: list[ShardFile] = [] if files is None else files
-        self._part, self.has_written = part, False
+        self._files, self._part, self.has_written = files, part, False
 
     @property
     def is_full(self) -> bool:
@@ -170,15 +301,14 @@ class SplitWriter:
             if self._filled == SHARD_TOKENS:
                 self._write()
 
-    def close(self) -> list[ShardFile]:
-        """Write what is left; return all files."""
+    def close(self) -> None:
+        """Write what is left."""
         if self._filled:
             self._write()
-        return self.files
 
     def _write(self) -> None:
         shard_S = self._shard_S[: self._filled]
-        file = write_shard(self._folder, self._split, len(self.files), shard_S)
-        self.files.append(file.model_copy(update={"part": self._part}))
+        file = write_shard(self._folder, self._split, len(self._files), shard_S)
+        self._files.append(file.model_copy(update={"part": self._part}))
         self.has_written = True
         self._filled = 0

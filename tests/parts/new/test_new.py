@@ -264,7 +264,7 @@ def test_plan_of_a_kernel_that_is_not_here_says_all_but_the_memory(small, tmp_pa
         ("tokens", {"path": "tokens", "token_size_in_bytes": "TwoBytes"}),
         ("parquet", "parquet"),
         ("documents", {"source": "documents", "vocab_size": 4096}),
-        ("text", {"path": "text", "vocab_size": 4096}),
+        ("text", {"source": "text", "vocab_size": 4096}),
     ],
 )  # fmt: skip
 def test_each_kind_of_location_has_a_table_that_loads(name, expected, tmp_path, monkeypatch):

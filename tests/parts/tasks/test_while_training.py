@@ -93,7 +93,8 @@ def trainings(tmp_path_factory):
         (text / path.name).write_text(path.read_text())
     model = tiny.MODEL | {"vocab_size": VOCABULARY, "max_position_embeddings": LENGTH}
     model |= {"num_hidden_layers": 1, "bos_token_id": 0, "eos_token_id": 0}
-    location = {"path": str(text), "vocab_size": VOCABULARY, "held_out_percent": 20.0}
+    location = {"source": str(text), "files": ["*.py"], "vocab_size": VOCABULARY}
+    location |= {"held_out_percent": 20.0, "shuffle": "DontShuffle"}
     roots = {}
     for name, every in (("scored", EVERY), ("plain", 0)):
         root = roots[name] = tmp_path_factory.mktemp(name)
@@ -102,7 +103,7 @@ def trainings(tmp_path_factory):
             config__total_steps=ROUNDS,
             model__LLM__max_seq_len=LENGTH,
             model__LLM__checkpoint={"Init": {"seed": 0, "config": model}},
-            model__LLM__data_location={"Corpus": location | {"shuffle": "DontShuffle"}},
+            model__LLM__data_location={"Text": location},
             evaluate__every=every,
             evaluate__sample=20,
             runtime__sinks=["tensorboard"] if every else [],

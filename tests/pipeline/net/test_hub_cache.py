@@ -11,7 +11,7 @@ from pipeline import sources
 from pipeline.net import hub_files, retry, store
 from pipeline.runfile import Network
 from pipeline.runfile.data import DataHub, DataPreprocessed, DataText, ShuffleDontShuffle
-from pipeline.sources.text import given_tokenizer
+from pipeline.sources.text import tokenizer
 from pipeline.stage.progress import Progress
 from pipeline.weights import hub_model
 from tests.pipeline.sources import corpora
@@ -88,7 +88,7 @@ def test_a_commit_that_the_clients_cache_has_is_that_of_the_hub(
     }
     location = corpora.location(tokenizer=REPO, tokenizer_revision=commit)
     how_to_fetch = options(tmp_path / "store2")
-    assert given_tokenizer.copy_tokenizer(location, tmp_path / "t", how_to_fetch).vocab_size == 302
+    assert tokenizer.copy_tokenizer(location, tmp_path / "t", how_to_fetch).vocab_size == 302
     assert len(hub.seen) == asked
 
 

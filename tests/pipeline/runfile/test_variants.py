@@ -49,7 +49,7 @@ STREAMING = tiny.STREAMING["StreamingDiLoCo"] | {"inner_steps": 2, "delay": 0}
 PLACES = {"share": 0.1, "seed": 0, "selector": "shuffled"}
 SPARTA_DILOCO = {**DILOCO, **PLACES, "outer_every": 10}
 HUB_DATA = {"repo_id": "owner/name", "patterns": ["*.ds"], **TWO_BYTES}
-CORPUS = {"text_key": "text", "vocab_size": 4096, "held_out_percent": 5.0, "shuffle": "DontShuffle"}
+CORPUS = {"vocab_size": 4096, "held_out_percent": 5.0, "shuffle": "DontShuffle"}
 DOCUMENTS = {
     "source": "owner/name",
     "revision": "v1",

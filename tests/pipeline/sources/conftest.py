@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.pipeline.sources.corpora import stories, write_lines
+from tests.pipeline.sources.corpora import lines_of, put, stories
 
 
 @pytest.fixture
@@ -15,4 +15,4 @@ def here(tmp_path, monkeypatch) -> None:
 
 @pytest.fixture
 def lines(tmp_path) -> Path:
-    return write_lines(tmp_path / "a.jsonl", *({"text": one} for one in stories(100)))
+    return put(tmp_path, {"a.jsonl": lines_of(stories(100))}) / "a.jsonl"

@@ -10,34 +10,28 @@ from pyarrow import parquet
 from tokenizers import Tokenizer, processors
 
 from pipeline import sources
-from pipeline.runfile.data import DataCorpus, Limit, ShuffleDontShuffle
-from pipeline.sources.text import (
-    tokenizing,
-)
-from pipeline.sources.text.tokenizing import END
+from pipeline.runfile.data import DataText, Limit, ShuffleDontShuffle
+from pipeline.sources.provider import Fetched
+from pipeline.sources.text.tokenizer import END, train_tokenizer
 from tests.pipeline.sources.options import options
 
+PERCENT = 30.0
 
-def location(vocab_size: int | None = 300, held_out_percent=30.0, **fields) -> DataCorpus:
+
+def location(source: object, **fields: object) -> DataText:
+    """Text of which 30 % is held out, with a small vocabulary of its own if none is given."""
+    given = {"vocab_size": 270, "held_out_percent": PERCENT, "shuffle": ShuffleDontShuffle()}
     if "tokenizer" in fields:
-        vocab_size = None
-        if isinstance(fields["tokenizer"], Path):
+        given["vocab_size"] = None
+        if isinstance(fields["tokenizer"], Path):  # whose name is short in the fixture `here`
             fields["tokenizer"] = fields["tokenizer"].name
-    if "path" in fields:
-        fields["path"] = str(fields["path"])
-    return DataCorpus(
-        vocab_size=vocab_size,
-        held_out_percent=held_out_percent,
-        shuffle=ShuffleDontShuffle(),
-        **fields,
-    )
+    return DataText(source=str(source), **given | fields)
 
 
-def fetch(path: Path, folder: Path, limit: Limit | None = None, **fields):
-    """A user's text."""
-    folder.mkdir()
-    where = location(**({"vocab_size": 260} | fields), path=path)
-    return sources.fetch(where, folder, options(folder.parent / "store", limit))
+def fetch(source: object, folder: Path, limit: Limit | None = None, **fields: object) -> Fetched:
+    folder.mkdir(parents=True)
+    how = options(folder.parent / "store", limit)
+    return sources.fetch(location(source, **fields), folder, how)
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -74,10 +68,8 @@ def put(folder: Path, files: dict[str, bytes]) -> Path:
     return folder
 
 
-def write_lines(path: Path, *values: object) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(f"{json.dumps(value)}\n" for value in values), encoding="utf-8")
-    return path
+def lines_of(texts: list) -> bytes:
+    return "".join(f"{json.dumps({'text': text})}\n" for text in texts).encode()
 
 
 def parquet_of(texts: list, column: str = "text", **how: object) -> bytes:
@@ -96,7 +88,7 @@ def write_tokenizer(folder: Path, more: int = 0, **said: object) -> Path:
     """A tokenizer's folder: bytes, some merges, <bos>, </s> and `more` added tokens."""
     folder.mkdir(parents=True)
     text = [f"{story}\n" for story in stories(30)]
-    tokenizer = tokenizing.train_tokenizer(text, 300, "a test")
+    tokenizer = train_tokenizer(text, 300, "a test", "vocab_size")
     made = json.loads(tokenizer.to_str())
     made["added_tokens"] = []  # END and PAD are words like any other here
     tokenizer = Tokenizer.from_str(json.dumps(made))

@@ -9,7 +9,7 @@ import pytest
 from lockstep.errors import LockstepError
 from pipeline.runfile import Network
 from pipeline.runfile.data import Limit
-from pipeline.sources import FetchOptions
+from pipeline.sources.provider import FetchOptions
 from pipeline.stage.progress import Progress
 
 

@@ -10,9 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.sources.text import package_sources
-from pipeline.sources.text.text_file import TextFile
-from pipeline.stage.given_files import stamp
+from pipeline.sources.text import corpus
 from tests.pipeline.net import token_servers
 from tests.pipeline.net.token_servers import HOW
 from tests.pipeline.sources.corpora import parquet_of
@@ -141,9 +139,10 @@ def _corpus(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     for n in range(20):
         (folder / f"m{n}.py").write_text("".join(f"x{i} = {i + n}\n" for i in range(60)))
     files = [
-        TextFile(p.name, p, stamp(p), 0, p.stat().st_size) for p in sorted(folder.glob("*.py"))
+        corpus.SourceFile(path.name, path, path.stat().st_size)
+        for path in sorted(folder.glob("*.py"))
     ]
-    monkeypatch.setattr(package_sources, "find", lambda: files)
+    monkeypatch.setattr(corpus, "find", lambda: files)
     location = {"vocab_size": 300, "held_out_percent": 20.0, "shuffle": SEEDED}
     yield Place({"Corpus": location}, listed=False)
 
@@ -156,8 +155,8 @@ def _text(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
             for line in range(200):
                 text = " ".join(f"{number} {line + word}" for word in range(20))
                 print(json.dumps({"text": text}), file=file)
-    location = {"path": str(folder), "vocab_size": 300, "held_out_percent": 50.0, "shuffle": SEEDED}
-    yield Place({"Corpus": location}, listed=False)
+    how = {"vocab_size": 300, "held_out_percent": 50.0, "shuffle": SEEDED}
+    yield Place({"Text": {"source": str(folder), **how}}, listed=False)
 
 
 @contextmanager

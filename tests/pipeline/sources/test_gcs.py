@@ -3,7 +3,7 @@ import pytest
 from pipeline import runfile, sources
 from pipeline.net import google_auth
 from pipeline.runfile import Network
-from pipeline.sources.gcs import list_bucket
+from pipeline.sources.token_files.http import list_bucket
 from tests.pipeline.sources import options
 from tests.servers import service_account
 from tests.servers.bucket import Bucket

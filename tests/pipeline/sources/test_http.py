@@ -6,7 +6,7 @@ import pytest
 
 from pipeline import runfile, sources
 from pipeline.net import addresses
-from pipeline.sources.weighted_http import WeightedConfig
+from pipeline.sources.token_files.weighted_http import WeightedConfig
 from tests.pipeline.sources.options import options, refusal
 from tests.servers import misbehaviour
 from tests.servers.files import Files

@@ -12,7 +12,8 @@ from pipeline import runfile, sources
 from pipeline.net import remote, store
 from pipeline.runfile import Network
 from pipeline.runfile.data import DataLocal, Limit
-from pipeline.sources import dry_run, fetch_options
+from pipeline.sources import dry_run
+from pipeline.sources.provider import fetch_options
 from pipeline.stage.artifacts import Paths
 from pipeline.start import begin
 from pipeline.tokens.shards import write_shards

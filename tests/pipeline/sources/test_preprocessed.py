@@ -15,8 +15,9 @@ from lockstep.errors import LockstepError
 from lockstep.programs.columns import split
 from pipeline import sources
 from pipeline.runfile.data import DataPreprocessed, Limit
-from pipeline.sources import Fetched, preprocessed
-from pipeline.sources.parquet import Parquet
+from pipeline.sources.provider import Fetched
+from pipeline.sources.rows import preprocessed
+from pipeline.sources.rows.parquet import Parquet
 from pipeline.tokens.shards import write_shards
 from tests.pipeline.sources.options import options, refusal
 from tests.pipeline.sources.test_local import put_tokenizer
@@ -319,7 +320,7 @@ def test_a_column_that_is_there_twice_is_one_line(root, tmp_path):
 def test_a_few_bytes_that_unpack_to_a_row_without_end_are_refused_unread(
     root, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("pipeline.sources.parquet.ROW_TOKENS", 1000)
+    monkeypatch.setattr("pipeline.sources.rows.parquet.ROW_TOKENS", 1000)
     put(root / "train.parquet", {"inputs": [[7] * 2001, [7]]})
     monkeypatch.setattr(Parquet, "_first_length", pytest.fail)
     message = refusal(fetch, root, tmp_path)

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 from collections import Counter
 from pathlib import Path
 
@@ -12,10 +13,21 @@ from pyarrow import parquet
 from tokenizers import Tokenizer
 
 from pipeline import sources
-from pipeline.runfile.data import DataText, Limit, ShuffleDontShuffle
-from pipeline.sources.text import document_files, far_parquet, tokenizing
+from pipeline.runfile.data import Limit
+from pipeline.sources.text import documents, far_parquet, tokenizing
 from pipeline.sources.text.text import is_held_out
-from tests.pipeline.sources.corpora import content, parquet_of, put, stories, texts, write_tokenizer
+from tests.pipeline.sources.corpora import (
+    PERCENT,
+    content,
+    fetch,
+    lines_of,
+    location,
+    parquet_of,
+    put,
+    stories,
+    texts,
+    write_tokenizer,
+)
 from tests.pipeline.sources.options import options, refusal
 from tests.servers import hub as hub_server
 from tests.servers import s3 as s3_server
@@ -24,11 +36,6 @@ from tests.servers.files import Files
 from tests.servers.hub import Repo
 
 STORIES = stories(120)
-PERCENT = 30.0
-
-
-def lines_of(texts: list) -> bytes:
-    return "".join(f"{json.dumps({'text': text})}\n" for text in texts).encode()
 
 
 def zstd_of(data: bytes) -> bytes:
@@ -49,21 +56,6 @@ def files_of(texts: list[str]) -> dict[str, bytes]:
         "d/f.parquet": parquet_of(parts[4], compression="zstd"),
         **{f"g/{n}.txt": text.encode() for n, text in enumerate(texts[5::6])},
     }
-
-
-def location(source, **fields) -> DataText:
-    given = {"vocab_size": 270, "held_out_percent": PERCENT, "shuffle": ShuffleDontShuffle()}
-    given |= fields
-    if given.get("tokenizer"):
-        given["vocab_size"] = None
-    return DataText(source=str(source), **given)
-
-
-def fetch(source, folder: Path, limit: Limit | None = None, **fields):
-    folder.mkdir(parents=True)
-    return sources.fetch(
-        location(source, **fields), folder, options(folder.parent / "store", limit)
-    )
 
 
 def sides(folder: Path) -> tuple[list[str], list[str]]:
@@ -289,8 +281,8 @@ def test_patterns_choose_the_files_and_the_survey_lists_them(tmp_path):
     found = sources.survey(location(root, files=["d/*"]), options(tmp_path / "store"))
     assert [file.name for file in found.files] == ["d/e.parquet", "d/f.parquet"]
     assert {file.tokens for file in found.files} == {None}
-    said = refusal(fetch, root, tmp_path / "out", files=["*.md"])
-    assert "found no file that fits *.md and ends in .parquet, " in said
+    said = refusal(fetch, root, tmp_path / "out", files=["*.xyz"])
+    assert "found no file that fits *.xyz and ends in .parquet, " in said
 
 
 def test_the_survey_reads_of_parquet_how_much_text_there_is(tmp_path, monkeypatch):
@@ -316,7 +308,7 @@ def test_the_survey_reads_of_parquet_how_much_text_there_is(tmp_path, monkeypatc
 
 
 def test_what_is_no_document_is_left_out_counted_and_said(tmp_path, monkeypatch):
-    monkeypatch.setattr(document_files, "DOCUMENT_BYTES", 3000)
+    monkeypatch.setattr(documents, "DOCUMENT_BYTES", 3000)
     broken = pa.array([b"\xff\xfe", *(t.encode() for t in STORIES)], pa.binary())
     table = pa.table({"text": pa.Array.from_buffers(pa.string(), len(broken), broken.buffers())})
     parquet.write_table(table, tmp_path / "broken.parquet")
@@ -342,11 +334,11 @@ def test_what_is_no_document_is_left_out_counted_and_said(tmp_path, monkeypatch)
     train, held_out = sides(tmp_path / "out")
     assert sorted(train + held_out) == sorted([*STORIES * 3, "The end"])
     assert fetched.source["left_out"] == {
-        document_files.EMPTY: 3,
-        document_files.TOO_LONG: 3,
-        document_files.NOT_UTF8: 3,
-        document_files.NOT_JSON: 2,
-        document_files.NO_KEY: 1,
+        documents.EMPTY: 3,
+        documents.TOO_LONG: 3,
+        documents.NOT_UTF8: 3,
+        documents.NOT_JSON: 2,
+        documents.NO_KEY: 1,
     }
     (warning,) = fetched.warnings
     assert warning.startswith(f"{root}: left out 3 not UTF-8, 2 not a JSON object, ")
@@ -394,7 +386,7 @@ def test_text_is_read_of_whatever_type_its_column_is(tmp_path):
     fetched = fetch(put(tmp_path / "text", files), tmp_path / "out")
     train, held_out = sides(tmp_path / "out")
     assert sorted(train + held_out) == sorted(STORIES)
-    assert fetched.source["left_out"] == {document_files.EMPTY: len(kinds) + 5}
+    assert fetched.source["left_out"] == {documents.EMPTY: len(kinds) + 5}
 
 
 def test_a_large_text_that_stands_in_many_rows_is_in_memory_once(tmp_path):
@@ -407,7 +399,7 @@ def test_a_large_text_that_stands_in_many_rows_is_in_memory_once(tmp_path):
     before = pa.default_memory_pool()
     pa.set_memory_pool(pool := pa.system_memory_pool())
     try:
-        read = document_files.documents(tmp_path / "a.parquet", "a.parquet", "text", Counter())
+        read = documents.documents(tmp_path / "a.parquet", "a.parquet", "text", Counter())
         assert sum(text == large for text in read) == 64
     finally:
         pa.set_memory_pool(before)
@@ -467,7 +459,36 @@ def test_what_is_nowhere_is_one_line(tmp_path, monkeypatch):
     assert "subset is 'x', expected none" in line
 
 
-def test_a_text_as_large_as_all_data_is_on_one_side_alone(tmp_path):
-    root = put(tmp_path / "text", {"a.txt": b"word " * 900})
-    line = refusal(fetch, root, tmp_path / "out", vocab_size=258)
-    assert "found 1 documents and none of them in the" in line
+def test_text_of_another_ending_is_read_where_it_is_named(tmp_path):
+    names = ["a.md", "b/c.MD", "d.py"]
+    root = put(tmp_path / "text", {name: f"{name} x".encode() for name in [*names, "e.png"]})
+    store = options(tmp_path / "store")
+    found = sources.survey(location(root, files=["*.md", "*.MD"]), store)
+    assert [file.name for file in found.files] == names[:2]
+    assert [f.name for f in sources.survey(location(root / "d.py"), store).files] == ["d.py"]
+    assert "found no file that fits *" in refusal(sources.survey, location(root), store)
+
+
+def test_gzip_data_that_unpack_to_nothing_but_room_are_refused_soon(tmp_path):
+    root = put(tmp_path / "text", {"a.jsonl.gz": gzip.compress(b"\n" * 10**7)})
+    line = refusal(fetch, root, tmp_path / "out")
+    assert str(root / "a.jsonl.gz") in line
+    assert "unpack to 4194" in line  # of ten million
+
+
+def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path, monkeypatch, lines):
+    write = tokenizing.cut
+
+    def append_and(text):
+        with open(lines, "a") as file:
+            file.write('{"text": "more"}\n')
+        return write(text)
+
+    monkeypatch.setattr(tokenizing, "cut", append_and)
+    assert refusal(fetch, lines, tmp_path / "out").startswith(f"{lines}: changed while it was read")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_file_that_may_not_be_read_is_refused(tmp_path, lines):
+    lines.chmod(0)
+    assert f"{lines}: " in refusal(fetch, lines, tmp_path / "out")

@@ -3,7 +3,7 @@ import pytest
 from lockstep.errors import LockstepError
 from pipeline import runfile, sources
 from pipeline.net import fsspec_files
-from pipeline.sources import token_files, url
+from pipeline.sources.token_files import fetching, url
 from tests.pipeline.sources import options as how
 from tests.pipeline.sources.options import options
 from tests.servers import s3 as s3_server
@@ -46,7 +46,7 @@ def test_a_file_that_changed_since_it_was_listed_is_refused(bucket, tmp_path):
     listing = url.listing(where, options(tmp_path).network)
     bucket.objects["a/0.ds"] = b"5678"
     with pytest.raises(LockstepError, match="expected .* as listed; run again"):
-        token_files.fetch(listing, tmp_path, options(tmp_path / "store"))
+        fetching.fetch(listing, tmp_path, options(tmp_path / "store"))
 
 
 def test_a_file_that_changes_between_two_requests_is_refused(bucket, tmp_path, monkeypatch):

@@ -8,9 +8,17 @@ from pipeline.runfile.data import DataWeightedText, Limit, ShuffleDontShuffle
 from pipeline.sources.text.text import is_held_out
 from pipeline.tokens import sequences
 from pipeline.tokens.shards import Shards, write_shards
-from tests.pipeline.sources.corpora import parquet_of, put, stories, texts, write_tokenizer
+from tests.pipeline.sources.corpora import (
+    PERCENT,
+    fetch,
+    lines_of,
+    parquet_of,
+    put,
+    stories,
+    texts,
+    write_tokenizer,
+)
 from tests.pipeline.sources.options import options, refusal
-from tests.pipeline.sources.test_text import PERCENT, fetch, lines_of
 from tests.servers import hub as hub_server
 from tests.servers.hub import Repo
 

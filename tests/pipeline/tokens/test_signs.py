@@ -19,7 +19,6 @@ from pipeline.tokens import signs
 from tests.pipeline.net import token_servers
 from tests.pipeline.net.token_servers import HOW
 from tests.pipeline.sources import corpora
-from tests.pipeline.sources import test_text as text
 from tests.pipeline.sources.options import options, refusal
 from tests.servers.files import Files
 
@@ -114,9 +113,7 @@ def test_text_of_another_encoding_is_refused_as_that_wherever_text_is_read(mark,
     for number, (file, content) in enumerate(files.items()):
         path = corpora.put(tmp_path / "text", {file: content}) / file
         expected = f"{path}: begins with the mark of {name}, expected UTF-8"
-        assert refusal(text.fetch, path, tmp_path / f"t{number}").startswith(expected)
-        if not file.endswith(".zst"):
-            assert refusal(corpora.fetch, path, tmp_path / f"c{number}").startswith(expected)
+        assert refusal(corpora.fetch, path, tmp_path / f"t{number}").startswith(expected)
     (root / "0.ds").write_bytes(files["a.txt"])
     assert ": found text, 'A story, of" in refusal(fetch, root)
 

@@ -11,7 +11,8 @@ from lockstep.tables.variant import variant_name
 from pipeline.net import hub_files
 from pipeline.runfile import Network
 from pipeline.runfile.data import DataHub
-from pipeline.sources.listing import Listing, LocationFile, held_by
+from pipeline.sources.token_files.fetching import provider
+from pipeline.sources.token_files.listing import Listing, LocationFile, held_by
 
 log = logging.getLogger(__name__)
 
@@ -45,3 +46,6 @@ def list_dataset(
     listed = hub_files.list_repo(f"datasets/{repo_id}", revision, where, network)
     files = [LocationFile(name=name, origin=origin) for name, origin in listed.files.items()]
     return listed.commit, tuple(sorted(files, key=lambda file: file.name))
+
+
+PROVIDER = provider(listing)

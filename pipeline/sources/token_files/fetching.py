@@ -5,8 +5,9 @@ something else, or has tokens of another size, is rejected (signs.py); Psyche wo
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import numpy as np
 
@@ -16,9 +17,20 @@ from pipeline.net import remote, store
 from pipeline.net.remote import Origin
 from pipeline.net.store import Stored, Transfer
 from pipeline.net.web import PIECE_BYTES
-from pipeline.sources import HELD_OUT, TOKENIZER, TRAIN, Fetched, FetchOptions
-from pipeline.sources.choice import ChosenFile, choose, is_by_default
-from pipeline.sources.listing import Listing, LocationFile
+from pipeline.runfile import Network
+from pipeline.runfile.data import Data
+from pipeline.sources.provider import (
+    HELD_OUT,
+    TOKENIZER,
+    TRAIN,
+    Fetched,
+    FetchOptions,
+    Provider,
+    Survey,
+)
+from pipeline.sources.token_files import choice
+from pipeline.sources.token_files.choice import ChosenFile, choose, is_by_default
+from pipeline.sources.token_files.listing import Listing, LocationFile, remembered
 from pipeline.stage.artifacts import listing_sha256
 from pipeline.tokens import signs
 from pipeline.tokens.ids import check_file_ids
@@ -26,6 +38,26 @@ from pipeline.tokens.shards import ShardFile, shard_path
 from pipeline.tokens.tokenizer_files import MOST_BYTES, convert_older, load_tokenizer, vocab_size
 
 SIZED = 2**16  # tokens that are looked at for their size
+
+
+def provider(listing: Callable[[Any, Network], Listing], *, is_local: bool = False) -> Provider:
+    """Return the provider of locations of token files, which `listing(location, network)` lists.
+
+    Offline, the listing is that of the last time, but for files of this machine (`is_local`).
+    """
+
+    def look_up(location: Data, options: FetchOptions) -> Listing:
+        if is_local:
+            return listing(location, options.network)
+        return remembered(location, options, lambda: listing(location, options.network))
+
+    def survey(location: Data, options: FetchOptions) -> Survey:
+        return choice.survey(look_up(location, options), options)
+
+    def fetch_listed(location: Data, folder: Path, options: FetchOptions) -> Fetched:
+        return fetch(look_up(location, options), folder, options)
+
+    return Provider(survey, fetch_listed, streams=True)
 
 
 def fetch(listing: Listing, folder: Path, options: FetchOptions) -> Fetched:

@@ -13,10 +13,20 @@ from lockstep.programs.columns import counted
 from lockstep.tables.variant import variant_name
 from pipeline.net.store import Stored
 from pipeline.runfile.data import DataPreprocessed, ShuffleDontShuffle
-from pipeline.sources import HELD_OUT, TRAIN, Fetched, FetchOptions, Survey, SurveyedFile
-from pipeline.sources.choice import is_by_default, max_tokens, sides
-from pipeline.sources.hub import REPO_ID, list_dataset
-from pipeline.sources.listing import (
+from pipeline.sources.provider import (
+    HELD_OUT,
+    TRAIN,
+    Fetched,
+    FetchOptions,
+    Provider,
+    Survey,
+    SurveyedFile,
+)
+from pipeline.sources.rows.parquet import COLUMNS, Parquet
+from pipeline.sources.token_files.choice import is_by_default, max_tokens, sides
+from pipeline.sources.token_files.fetching import fetch_files, fetch_tokenizer
+from pipeline.sources.token_files.hub import REPO_ID, list_dataset
+from pipeline.sources.token_files.listing import (
     Listing,
     LocationFile,
     check_local,
@@ -24,13 +34,10 @@ from pipeline.sources.listing import (
     remembered,
     tokenizer_files,
 )
-from pipeline.sources.parquet import COLUMNS, Parquet
-from pipeline.sources.token_files import fetch_files, fetch_tokenizer
 from pipeline.stage.artifacts import listing_sha256
 from pipeline.stage.given_files import expand, unchanged, walk
 from pipeline.tokens.shards import Column, ShardFile, Split, write_shard
 
-MAKES_TOKENS = True
 SHARD_NUMBERS = 2**20
 
 
@@ -226,3 +233,6 @@ def _listing(read: str, files: Iterable[LocationFile], says: dict[str, str]) -> 
         tokenizer=tokenizer_files(files),
         says=says,
     )
+
+
+PROVIDER = Provider(survey, fetch)

@@ -24,8 +24,6 @@ from pipeline import extras
 from pipeline.stage.given_files import check_unpacked
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
     from pyarrow import Array
 
 ROW_TOKENS = 2**24  # at most, of a row, which is read into memory
@@ -37,15 +35,6 @@ COLUMNS = {
     "position_ids": "position_ids",
     "sequence_lengths": "sequence_ids",
 }
-
-
-def pyarrow_for(name: str) -> "ModuleType":
-    """Return pyarrow, for a file; without it, an error says how to install it."""
-    try:
-        import pyarrow
-    except ImportError as error:
-        raise extras.lacking(name, "pyarrow") from error
-    return pyarrow
 
 
 class Parquet:
@@ -62,7 +51,7 @@ class Parquet:
     """
 
     def __init__(self, path: Path, name: str):
-        pyarrow_for(name)
+        extras.required(name, "pyarrow")
         from pyarrow import parquet
 
         self.name = name

@@ -7,7 +7,14 @@ from pathlib import Path
 
 from pipeline.net.remote import Origin
 from pipeline.runfile.data import DataDummy, ShuffleDontShuffle
-from pipeline.sources import TRAIN, Fetched, FetchOptions, Survey, SurveyedFile
+from pipeline.sources.provider import (
+    TRAIN,
+    Fetched,
+    FetchOptions,
+    Provider,
+    Survey,
+    SurveyedFile,
+)
 from pipeline.stage.artifacts import listing_sha256
 from pipeline.tokens.shards import ZEROS, ShardFile, shard_path
 
@@ -37,3 +44,6 @@ def fetch(location: DataDummy, folder: Path, options: FetchOptions) -> Fetched:
         source={"read": "zeros", "sha256": listing_sha256([("zeros", "")])},
         warnings=("the tokens are zeros, and nothing is held out",),
     )
+
+
+PROVIDER = Provider(survey, fetch, streams=True)

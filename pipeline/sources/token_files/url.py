@@ -13,7 +13,8 @@ from pipeline.net import fsspec_files
 from pipeline.net.remote import Origin
 from pipeline.runfile import Network
 from pipeline.runfile.data import DataUrl
-from pipeline.sources.listing import Listing, LocationFile, held_by
+from pipeline.sources.token_files.fetching import provider
+from pipeline.sources.token_files.listing import Listing, LocationFile, held_by
 from pipeline.stage.given_files import check_name
 
 # Other addresses have locations of their own, which check more.
@@ -59,3 +60,6 @@ def list_files(url: str, scheme: str, network: Network) -> Iterator[LocationFile
         name = path.removeprefix(root).lstrip("/") or path.rpartition("/")[2]
         origin = Origin(url=f"{scheme}://{path}", size=size, tag=tag)
         yield LocationFile(name=check_name(name, hide(url)), origin=origin)
+
+
+PROVIDER = provider(listing)

@@ -3,20 +3,19 @@
 import logging
 from collections.abc import Iterable
 from fnmatch import fnmatch
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from lockstep.errors import LockstepError, brief, hide
 from pipeline.net import hub_files, remote, store
 from pipeline.runfile import Network
 from pipeline.runfile.data import ShuffleDontShuffle, TextSource
-from pipeline.sources import FetchOptions
-from pipeline.sources.gcs import list_bucket
-from pipeline.sources.http import files_at
-from pipeline.sources.hub import REPO_ID, list_dataset
-from pipeline.sources.listing import Listing, LocationFile, check_local, local_file
+from pipeline.sources.provider import FetchOptions
 from pipeline.sources.text import subset
-from pipeline.sources.text.document_files import ENDINGS
-from pipeline.sources.url import list_files
+from pipeline.sources.text.documents import ENDINGS
+from pipeline.sources.token_files.http import files_at, list_bucket
+from pipeline.sources.token_files.hub import REPO_ID, list_dataset
+from pipeline.sources.token_files.listing import Listing, LocationFile, check_local, local_file
+from pipeline.sources.token_files.url import list_files
 from pipeline.stage.given_files import expand, walk
 
 log = logging.getLogger(__name__)
@@ -50,14 +49,14 @@ def files_of(source: TextSource, where: str, options: FetchOptions) -> Listing:
     if not listing.files:
         raise LockstepError(
             f"{listing.read}: found no file that fits {', '.join(source.files)} and ends in "
-            f"{', '.join(ENDINGS)}"
+            f"{', '.join(ENDINGS)}; a pattern such as *.md reads text of another ending"
         )
     return listing
 
 
 def _local(source: TextSource, root: Path) -> Listing:
     if root.is_file():
-        return _listing(source, [local_file(root, root.parent)])
+        return _listing(source, [local_file(root, root.parent)], is_file=True)
     files = [local_file(path, root) for _, path in walk(root, hidden=False)]
     return check_local(_listing(source, files), root)
 
@@ -74,7 +73,7 @@ def _ask(source: TextSource, where: str, network: Network) -> Listing:
         )
     _refuse_of_hub(source, where)
     if scheme in ("http", "https"):
-        return _listing(source, files_at([name], network))
+        return _listing(source, files_at([name], network), is_file=True)
     if scheme in ("gs", "gcs"):
         bucket, _, folder = rest.partition("/")
         return _listing(source, list_bucket(bucket, folder, network))
@@ -100,11 +99,18 @@ def _listing(
     files: Iterable[LocationFile],
     says: dict[str, str] | None = None,
     on: str = "",
+    *,
+    is_file: bool = False,
 ) -> Listing:
+    """Return those of the files that are wanted; `is_file` says that the source names the file."""
+    # a pattern that ends in an ending names it too, and plain text may have any
+    named = {PurePosixPath(pattern).suffix.lower() for pattern in source.files}
+    endings = (*ENDINGS, *(suffix for suffix in named if suffix.strip(".").isalnum()))
+
     def fits(name: str) -> bool:
         hidden = any(part.startswith(".") for part in name.split("/"))
         wanted = any(fnmatch(name, pattern) for pattern in source.files)
-        return wanted and not hidden and name.lower().endswith(ENDINGS)
+        return wanted and not hidden and (is_file or name.lower().endswith(endings))
 
     found = [file for file in sorted(files, key=lambda file: file.name) if fits(file.name)]
     if source.files == EVERYTHING:  # beside files of text, a .json says something else

@@ -1,35 +1,42 @@
-"""A tokenizer that exists already: in a folder, or on the Hugging Face hub."""
+"""The tokenizer of text: a byte-level BPE trained on it, or one that exists already."""
 
 import shutil
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from lockstep.errors import LockstepError
 from lockstep.files import read_json, sha256_file
 from lockstep.tables.variant import variant_name
 from pipeline.net import hub_files
 from pipeline.runfile.data import TokenizedText
-from pipeline.sources import FetchOptions
+from pipeline.sources.provider import FetchOptions
+from pipeline.sources.text.tokenizing import DocumentReader, names_of
 from pipeline.stage.artifacts import listing_sha256
 from pipeline.stage.given_files import check_file, expand, unchanged
 from pipeline.tokens.tokenizer_files import (
     MOST_BYTES,
+    SETTINGS,
+    SPECIAL,
     TOKENIZER,
     TOKENIZER_FILES,
     convert_older,
     load_tokenizer,
+    save_tokenizer,
     vocab_size,
 )
 
+END, PAD = "<|endoftext|>", "<|pad|>"
+ALPHABET = pre_tokenizers.ByteLevel.alphabet()
 CONFIG = "config.json"  # may say of which class a tokenizer in an older form is
 NAMES = (*TOKENIZER_FILES, CONFIG)
 # Tokens that end a document, where no file of a tokenizer names one: the first that it has.
 ENDS = ("</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>", "<|im_end|>")
 
 
-class CorpusTokenizer(NamedTuple):
+class Encoder(NamedTuple):
     """What turns text into tokens.
 
     Attributes:
@@ -46,8 +53,62 @@ class CorpusTokenizer(NamedTuple):
     source: dict
     warnings: tuple[str, ...] = ()
 
+    @property
+    def token_size_in_bytes(self) -> int:
+        """Bytes that hold any id."""
+        return 2 if self.vocab_size <= 2**16 else 4
 
-def copy_tokenizer(location: TokenizedText, target: Path, options: FetchOptions) -> CorpusTokenizer:
+
+def make_encoder(
+    location: TokenizedText, readers: Sequence[DocumentReader], target: Path, options: FetchOptions
+) -> Encoder:
+    """Put the tokenizer of a run file in place: train it on the text, or copy the one it names.
+
+    Raises:
+      LockstepError: see `train_tokenizer` and `copy_tokenizer`.
+    """
+    if location.tokenizer is not None:
+        return copy_tokenizer(location, target, options)
+    warnings: list[str] = []
+    tokenizer = train_tokenizer(
+        (text for reader in readers for text in reader.train_text(warnings)),
+        location.vocab_size,
+        names_of(readers),
+        f"{variant_name(location)}.vocab_size",
+    )
+    save_tokenizer(tokenizer, target, {"bos_token": END, "eos_token": END, "pad_token": PAD})
+    end = tokenizer.token_to_id(END)
+    return Encoder(tokenizer, end, location.vocab_size, {}, tuple(warnings))
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int, where: str, key: str) -> Tokenizer:
+    """Train a byte-level BPE (as GPT-2's) of exactly `vocab_size` tokens; it is deterministic.
+
+    The vocabulary is 256 bytes, END, PAD and merges; `where` names the text in errors, and `key`
+    the size in the run file.
+
+    Raises:
+      LockstepError: the text has too few pairs to merge.
+    """
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END, PAD],
+        initial_alphabet=ALPHABET,
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    if tokenizer.get_vocab_size() != vocab_size:
+        raise LockstepError(
+            f"{key}: found {vocab_size}, expected at most "
+            f"{tokenizer.get_vocab_size()}: the train text in {where} has no more pairs to merge"
+        )
+    return tokenizer
+
+
+def copy_tokenizer(location: TokenizedText, target: Path, options: FetchOptions) -> Encoder:
     """Copy the tokenizer that a run file names, without any other file.
 
     It is the folder `tokenizer`, if that exists and no revision is given, else the hub's.
@@ -94,7 +155,7 @@ def copy_tokenizer(location: TokenizedText, target: Path, options: FetchOptions)
         tokenizer = load_tokenizer(folder / TOKENIZER)
         end = _end_token(folder, tokenizer, key)
     source = {"read": location.tokenizer, "revision": revision, "commit": commit, "sha256": sha256}
-    return CorpusTokenizer(tokenizer, end, vocab_size(tokenizer), {"tokenizer": source}, warnings)
+    return Encoder(tokenizer, end, vocab_size(tokenizer), {"tokenizer": source}, warnings)
 
 
 def _end_token(folder: Path, tokenizer: Tokenizer, key: str) -> int:
@@ -103,7 +164,7 @@ def _end_token(folder: Path, tokenizer: Tokenizer, key: str) -> int:
     It is the `eos_token` of the tokenizer's files, else the first of ENDS that it has. `key` is
     the tokenizer's in the run file.
     """
-    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+    for name in (SETTINGS, SPECIAL):
         token = _eos_token(folder / name)
         if token is not None:
             index = tokenizer.token_to_id(token)

@@ -8,11 +8,12 @@ from urllib.parse import unquote, urlsplit
 
 from lockstep.errors import LockstepError, hide
 from pipeline.net import addresses, web
+from pipeline.net.google_files import BucketFolder
 from pipeline.net.remote import Origin
 from pipeline.runfile import Network
 from pipeline.runfile.data import DataHttp, LocationGcp, LocationNumberedFiles, LocationSingleUrl
-from pipeline.sources.gcs import list_bucket
-from pipeline.sources.listing import Listing, LocationFile, held_by
+from pipeline.sources.token_files.fetching import provider
+from pipeline.sources.token_files.listing import Listing, LocationFile, held_by
 
 FILES = 100_000  # numbered ones at most
 
@@ -60,3 +61,24 @@ def files_at(urls: list[str], network: Network) -> tuple[LocationFile, ...]:
         )
         for url, head in zip(urls, heads, strict=True)
     )
+
+
+def list_bucket(bucket: str, folder: str, network: Network) -> tuple[LocationFile, ...]:
+    """Return the files in a folder of a bucket, by name, each at its generation.
+
+    Raises:
+      LockstepError: the bucket cannot be read, or its listing is invalid.
+    """
+    found = BucketFolder(bucket, folder, network)
+    files = found.files(below=True)
+    if not files:
+        raise LockstepError(
+            f"{found.name}: found no files, expected some in this folder of the bucket"
+        )
+    return tuple(
+        LocationFile(name=name, origin=found.origin(name, file))
+        for name, file in sorted(files.items())
+    )
+
+
+PROVIDER = provider(listing)

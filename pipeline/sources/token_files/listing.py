@@ -7,7 +7,6 @@ be in an older form, or from a `tokenizer.json` beside the files.
 
 from collections.abc import Callable, Iterable
 from pathlib import Path, PurePosixPath
-from types import ModuleType
 from typing import Annotated
 
 from pydantic import Field
@@ -17,8 +16,8 @@ from lockstep.tables.table import Table
 from lockstep.tables.variant import variant_name
 from pipeline.net import store
 from pipeline.net.remote import Origin
-from pipeline.runfile.data import TOKEN_BYTES, AnyShuffle, Data, DataLocal, TokenSize
-from pipeline.sources import TOKENIZER, FetchOptions
+from pipeline.runfile.data import TOKEN_BYTES, AnyShuffle, Data, TokenSize
+from pipeline.sources.provider import TOKENIZER, FetchOptions
 from pipeline.stage.given_files import check_file, check_name, stamp
 from pipeline.tokens import signs
 from pipeline.tokens.shards import Part
@@ -69,13 +68,6 @@ class Listing(Table):
     def size(self) -> int:
         """Bytes of a token."""
         return TOKEN_BYTES[self.token_size_in_bytes]
-
-
-def look_up(provider: ModuleType, location: Data, options: FetchOptions) -> Listing:
-    """Return a provider's listing of a location; offline, that of the last time."""
-    if isinstance(location, DataLocal):
-        return provider.listing(location, options.network)
-    return remembered(location, options, lambda: provider.listing(location, options.network))
 
 
 def remembered(location: Data, options: FetchOptions, ask: Callable[[], Listing]) -> Listing:

@@ -17,8 +17,15 @@ from typing import NamedTuple
 from lockstep.errors import LockstepError
 from pipeline.net.remote import Origin
 from pipeline.runfile.data import Limit
-from pipeline.sources import HELD_OUT, HELD_OUT_TOKENS, TRAIN, FetchOptions, Survey, SurveyedFile
-from pipeline.sources.listing import EXTENSIONS, Listing, LocationFile
+from pipeline.sources.provider import (
+    HELD_OUT,
+    HELD_OUT_TOKENS,
+    TRAIN,
+    FetchOptions,
+    Survey,
+    SurveyedFile,
+)
+from pipeline.sources.token_files.listing import EXTENSIONS, Listing, LocationFile
 from pipeline.tokens.shards import Split, count_tokens
 from pipeline.tokens.signs import HELD_OUT_SPLITS, split_of
 

@@ -52,7 +52,7 @@ def test_a_given_tokenizer_in_an_older_form_is_converted(tmp_path, lines):
     before = make_tokenizer()
     before.model.save(str(given))
     said = refusal(fetch, lines, tmp_path / "out", tokenizer=given)
-    assert "Corpus.tokenizer: given: found vocab.json without tokenizer.json, expected " in said
+    assert "Text.tokenizer: given: found vocab.json without tokenizer.json, expected " in said
     (given / "config.json").write_text('{"model_type": "gpt2"}')  # says of which class it is
     fetched = fetch(lines, tmp_path / "other", tokenizer=given)
     assert every_text(tmp_path / "other", "<|endoftext|>") == sorted(stories(100))
@@ -121,7 +121,7 @@ def test_what_is_no_tokenizer_for_the_text_is_refused(tmp_path, lines):
     given = tmp_path / "given"
     given.mkdir()
     message = refusal(fetch, lines, tmp_path / "out", tokenizer=given)
-    assert message.endswith("Corpus.tokenizer: given: found no tokenizer.json, expected one")
+    assert message.endswith("Text.tokenizer: given: found no tokenizer.json, expected one")
     (given / "tokenizer.json").write_text("{}")
     message = refusal(fetch, lines, tmp_path / "out2", tokenizer=given)
     assert message.startswith("given/tokenizer.json: expected a tokenizer")
@@ -202,7 +202,7 @@ def test_a_tokenizer_that_the_hub_does_not_have_is_refused(tmp_path, hub, lines,
     hub.commit({"config.json": b"{}", "tokenizer/tokenizer.json": b"{}"})
     how = {"tokenizer": name, "tokenizer_revision": revision}
     message = refusal(fetch, lines, tmp_path / "out", **how)
-    assert message.startswith(f"model.LLM.data_location.Corpus.tokenizer: {name}")
+    assert message.startswith(f"model.LLM.data_location.Text.tokenizer: {name}")
     there = name == REPO and revision is None
     assert message.endswith(
         ": found no tokenizer.json, expected one"

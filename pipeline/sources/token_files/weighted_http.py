@@ -17,8 +17,9 @@ from lockstep.tables.table import AsTuple, Table
 from pipeline.net import addresses, web
 from pipeline.runfile import Network
 from pipeline.runfile.data import AnyShuffle, DataHttp, DataWeightedHttp
-from pipeline.sources import http
-from pipeline.sources.listing import Listing, LocationFile
+from pipeline.sources.token_files import http
+from pipeline.sources.token_files.fetching import provider
+from pipeline.sources.token_files.listing import Listing, LocationFile
 from pipeline.tokens.shards import Part
 
 Weight = Annotated[float, Field(gt=0)]
@@ -84,3 +85,6 @@ def listing(location: DataWeightedHttp, network: Network) -> Listing:
         beside=beside,
         parts=tuple(Part(shuffle=one.shuffle, weight=weight) for one, weight in weighted),
     )
+
+
+PROVIDER = provider(listing)

@@ -10,8 +10,9 @@ from pathlib import Path
 from lockstep.errors import LockstepError
 from pipeline.runfile import Network
 from pipeline.runfile.data import DataLocal
-from pipeline.sources import HELD_OUT, TOKENIZER, TRAIN
-from pipeline.sources.listing import (
+from pipeline.sources.provider import HELD_OUT, TOKENIZER, TRAIN
+from pipeline.sources.token_files.fetching import provider
+from pipeline.sources.token_files.listing import (
     EXTENSIONS,
     Listing,
     check_local,
@@ -69,3 +70,6 @@ def _below(root: Path) -> str | None:
     """Return the first token file that is in a folder further below, by its name."""
     files = (local_file(path, root) for _, path in walk(root, hidden=False) if path.is_file())
     return next((file.name for file in token_files(files)), None)
+
+
+PROVIDER = provider(listing, is_local=True)

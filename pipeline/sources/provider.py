@@ -1,0 +1,144 @@
+"""What a provider of data is, and what it is given and returns.
+
+A provider fills an empty folder with `train/NNNNN.ds`, `held_out/NNNNN.ds` and, where there is a
+tokenizer, `tokenizer/` in Hugging Face form. It checks that every token id is below `vocab_size`,
+since only it can name the file that the user knows.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import numpy as np
+from pydantic import Field
+
+from pipeline.net.remote import Origin
+from pipeline.runfile import Network, Run
+from pipeline.runfile.data import Limit
+from pipeline.stage.artifacts import Paths
+from pipeline.stage.progress import Progress
+from pipeline.tokens.shards import FORMAT, Shards, Split
+
+TRAIN, HELD_OUT, TOKENIZER = "train", "held_out", "tokenizer"
+HELD_OUT_TOKENS = 2**20  # at most, where a limit cuts the train tokens
+
+
+@dataclass(frozen=True)
+class FetchOptions:
+    """How a run wants the data of its location.
+
+    Args:
+      store: folder of fetched files, shared by every run of this checkout.
+      limit: limit of the train split; None for all of it.
+      stream: whether token files stay where they are, to be read while training.
+      network: connections, time limits and attempts.
+      progress: `progress(total=..., unit=...)` is a bar for a part of the work.
+      measured: whether held-out loss is measured; otherwise the run trains on what is held out by
+        default.
+      dataset: returns the arrays of the workload's own `dataset`, by split and name; None without
+        a workload that has it.
+    """
+
+    store: Path
+    limit: Limit | None
+    stream: bool
+    network: Network
+    progress: Callable[..., Progress]
+    measured: bool = True
+    dataset: Callable[[], Mapping[Split, Mapping[str, np.ndarray]]] | None = None
+
+
+def fetch_options(run: Run, paths: Paths) -> FetchOptions:
+    """Return how the run wants its data."""
+    return FetchOptions(
+        store=paths.store,
+        limit=run.download.limit,
+        stream=run.download.stream,
+        network=run.runtime,
+        progress=partial(Progress, "download"),
+        measured=run.held_out.sequences > 0,
+    )
+
+
+class SurveyedFile(NamedTuple):
+    """A file that a run would read.
+
+    Attributes:
+      name: path in the location.
+      split: split that its tokens belong to.
+      size: bytes read of it.
+      tokens: tokens in these; None where only reading tells.
+    """
+
+    name: str
+    split: Split
+    size: int
+    tokens: int | None
+
+
+class Survey(NamedTuple):
+    """What a run would read of a data location.
+
+    Attributes:
+      read: description of the location.
+      files: files that would be read, in order.
+      train_files: number of files of the train split, without a limit.
+      warnings: one line each, for the user.
+      held_out_by_default: see `Shards`.
+      row_words: words of a row that is not tokens; None for tokens.
+      first: the first file that is on another machine, if any.
+      text_bytes: about how many bytes of text there are to train on; None where only reading tells.
+    """
+
+    read: str
+    files: tuple[SurveyedFile, ...]
+    train_files: int
+    warnings: tuple[str, ...] = ()
+    held_out_by_default: bool = False
+    row_words: int | None = None
+    first: Origin | None = None
+    text_bytes: int | None = None
+
+    def all_to_train(self) -> "Survey":
+        """Return this with the files that are held out by default in the train split."""
+        if not self.held_out_by_default:
+            return self
+        files = tuple(file._replace(split=TRAIN) for file in self.files)
+        return self._replace(files=files, train_files=len(files))
+
+
+class Fetched(Shards):
+    """The shards that a provider wrote, or that are read while training.
+
+    The `sha256` of `source` covers names and contents, so that two equal ones mean the same data;
+    of files that are read while training, it covers names, sizes and the server's versions.
+    """
+
+    format: int = FORMAT
+    unproven: Annotated[tuple[str, ...], Field(exclude=True)] = ()
+    """SHA-256 of files in the store for which no server gave a checksum."""
+    warnings: Annotated[tuple[str, ...], Field(exclude=True)] = ()
+    """One line each, for the user."""
+
+
+def _unknown(location: Any, options: FetchOptions) -> None:
+    return None
+
+
+class Provider(NamedTuple):
+    """What brings the data of one kind of location. Each raises LockstepError.
+
+    Attributes:
+      survey: describes what a run would read; it requests listings, and fetches no file.
+      fetch: does the work of stage `download`, in an empty folder.
+      source_sha256: the `sha256` that `fetch` will give as its source's, where that is known
+        without fetching; else None.
+      streams: whether the run may read the files where they are, while it trains.
+    """
+
+    survey: Callable[[Any, FetchOptions], Survey]
+    fetch: Callable[[Any, Path, FetchOptions], Fetched]
+    source_sha256: Callable[[Any, FetchOptions], str | None] = _unknown
+    streams: bool = False

@@ -1,0 +1,215 @@
+"""`data_location.Corpus`: text that every machine has, the source of pinned packages.
+
+The wheels that constraints.txt pins are the same for every Python and platform, so this text is
+too: the default run needs no network. Whole files are held out. A limit of files is on the train
+files.
+"""
+
+import hashlib
+import sysconfig
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import NamedTuple
+
+import tokenizers
+
+from lockstep.errors import LockstepError
+from lockstep.files import sha256_file
+from pipeline import extras
+from pipeline.runfile.data import DataCorpus
+from pipeline.sources.provider import (
+    HELD_OUT,
+    TOKENIZER,
+    TRAIN,
+    Fetched,
+    FetchOptions,
+    Provider,
+    Survey,
+    SurveyedFile,
+)
+from pipeline.sources.text.tokenizer import make_encoder
+from pipeline.sources.text.tokenizing import DocumentReader, most_tokens, write_tokens
+from pipeline.stage.artifacts import listing_sha256
+from pipeline.stage.given_files import unchanged
+from pipeline.tokens.shards import Split
+
+# About as many bytes as Python's standard library; none has parts for one platform, or versions in
+# constraints-gpu.txt.
+PACKAGES = (
+    "dvc",
+    "fsspec",
+    "huggingface_hub",
+    "jinja2",
+    "networkx",
+    "rich",
+    "snakemake",
+    "urllib3",
+)
+SKIP_FOLDERS = {"test", "tests"}
+
+
+class SourceFile(NamedTuple):
+    """A Python file of a package: its name in the wheel, where it is, and its bytes."""
+
+    name: str
+    path: Path
+    size: int
+
+
+def survey(location: DataCorpus, options: FetchOptions) -> Survey:
+    """Describe the files that would be read; only tokenizing tells how many tokens they are."""
+    splits, train_files = _choose(location, options)
+    files = tuple(
+        SurveyedFile(file.name, split, file.size, None)
+        for split, some in splits.items()
+        for file in some
+    )
+    text_bytes = sum(file.size for file in splits[TRAIN])
+    return Survey(_describe(), files, train_files, text_bytes=text_bytes)
+
+
+def source_sha256(location: DataCorpus, options: FetchOptions) -> str | None:
+    """Return the SHA-256 of the text, if `fetch` would read all of it and nothing else."""
+    if options.limit is not None or location.tokenizer is not None:
+        return None
+    return listing_sha256((file.name, sha256_file(file.path)) for file in find())
+
+
+def fetch(location: DataCorpus, folder: Path, options: FetchOptions) -> Fetched:
+    """Tokenize the source of the packages.
+
+    Raises:
+      LockstepError: a package is not installed, a file changes meanwhile, nothing fits into the
+        held-out split, vocab_size is too large for the text, or there is no such tokenizer.
+    """
+    splits, _ = _choose(location, options)
+    text = _PackageText(splits, location, options)
+    with unchanged(file.path for some in splits.values() for file in some):
+        encoder = make_encoder(location, [text], folder / TOKENIZER, options)
+        size = encoder.token_size_in_bytes
+        files = write_tokens([text], encoder.tokenizer, encoder.end, folder, size)
+    contents = [(file.name, sha256) for file, sha256 in text.opened.items()]
+    if encoder.source:
+        contents.append((TOKENIZER, encoder.source["tokenizer"]["sha256"]))
+    return Fetched(
+        files=files,
+        token_size_in_bytes=size,
+        vocab_size=encoder.vocab_size,
+        shuffle=location.shuffle,
+        source={
+            "read": text.read,
+            "files": len(text.opened),
+            "bytes": sum(file.size for file in text.opened),
+            "held_out_files": [file.name for file in splits[HELD_OUT]],
+            "sha256": listing_sha256(contents),
+            "tokenizers": tokenizers.__version__,
+            **encoder.source,
+        },
+        warnings=encoder.warnings,
+    )
+
+
+class _PackageText(DocumentReader):
+    """The files, each a document; `opened` has the SHA-256 of those that were read."""
+
+    def __init__(
+        self,
+        splits: dict[Split, list[SourceFile]],
+        location: DataCorpus,
+        options: FetchOptions,
+    ):
+        super().__init__({split: most_tokens(options.limit, split) for split in splits})
+        self.read, self.percent = _describe(), location.held_out_percent
+        self.opened: dict[SourceFile, str] = {}
+        self._splits, self._options = splits, options
+
+    def documents(self) -> Iterator[tuple[Split, str]]:
+        size = sum(file.size for some in self._splits.values() for file in some)
+        with self._options.progress(total=size, unit="byte") as bar:
+            for split, some in self._splits.items():
+                for file in some:
+                    if not (self.enough and split == TRAIN):
+                        content = file.path.read_bytes()
+                        self.opened[file] = hashlib.sha256(content).hexdigest()
+                        yield split, content.decode(errors="replace")
+                    bar.advance(file.size)
+
+
+# ---- Which files ----
+
+
+def find() -> list[SourceFile]:
+    """Return the sources of the packages, by name.
+
+    Raises:
+      LockstepError: a package has none, or is not installed.
+    """
+    return sorted(file for name in PACKAGES for file in _sources(name))
+
+
+def _choose(
+    location: DataCorpus, options: FetchOptions
+) -> tuple[dict[Split, list[SourceFile]], int]:
+    """Return the files of each split that a run reads, and the number of train files of all."""
+    files, percent = find(), location.held_out_percent
+    train, held_out = map(set, split_by_file({file.name: file.size for file in files}, percent))
+    if not held_out:
+        raise LockstepError(
+            f"model.LLM.data_location.Corpus.held_out_percent: found {percent}, expected enough to "
+            f"hold out one of the {len(files)} files in {sysconfig.get_path('purelib')}"
+        )
+    most = None if options.limit is None else options.limit.files
+    splits: dict[Split, list[SourceFile]] = {
+        TRAIN: [file for file in files if file.name in train][:most],
+        HELD_OUT: [file for file in files if file.name in held_out],
+    }
+    return splits, len(train)
+
+
+def split_by_file(sizes: dict[str, int], held_out_percent: float) -> tuple[list[str], list[str]]:
+    """Return train and held-out names: files that fit into `held_out_percent` of all bytes.
+
+    Files are tried in the order of the SHA-256 of their names. So another version of the packages
+    holds out nearly the same files, and one large file does not make the held-out part too large,
+    as comparing a hash with a threshold would (5 % of files were 10 % of bytes).
+    """
+    room = sum(sizes.values()) * held_out_percent / 100
+    held_out = set()
+    for name in sorted(sizes, key=lambda name: hashlib.sha256(name.encode()).digest()):
+        if sizes[name] <= room:
+            held_out.add(name)
+            room -= sizes[name]
+    return [name for name in sizes if name not in held_out], sorted(held_out)
+
+
+def _describe() -> str:
+    """Return the names and versions of the packages."""
+    versions = [f"{name} {_distribution(name).version}" for name in PACKAGES]
+    return f"the source of {', '.join(versions)}"
+
+
+def _distribution(package: str) -> metadata.Distribution:
+    try:
+        return metadata.distribution(package)
+    except metadata.PackageNotFoundError as error:
+        raise LockstepError(
+            f"{package}: not installed, expected it, since its source is a part of the corpus: "
+            f"{extras.install('engines')}; or other data than model.LLM.data_location.Corpus"
+        ) from error
+
+
+def _sources(package: str) -> list[SourceFile]:
+    """Return the `.py` files that a package's wheel lists, without tests and empty ones."""
+    paths = [
+        (file.as_posix(), Path(file.locate()))
+        for file in _distribution(package).files or ()
+        if file.suffix == ".py" and not SKIP_FOLDERS.intersection(file.parts)
+    ]
+    sources = [SourceFile(name, path, path.stat().st_size) for name, path in paths]
+    if not (sources := [file for file in sources if file.size]):
+        raise LockstepError(f"{package}: found no Python sources, expected those of its wheel")
+    return sources
+
+
+PROVIDER = Provider(survey, fetch, source_sha256)

@@ -1,0 +1,1 @@
+"""Locations whose files hold tokens as they stand: listed, chosen, fetched and checked."""
