@@ -77,7 +77,7 @@ class Balanced(NamedTuple):
     """A state, a message or areas of `balanced`.
 
     Attributes:
-      load: Number of choices that fell on each expert; shapes of the corrections.
+      load: How often each expert was chosen; shapes of the corrections.
       optimizer: State, message or areas of the optimizer of the other params.
     """
 
@@ -86,17 +86,16 @@ class Balanced(NamedTuple):
 
 
 def balanced(optimizer: Optimizer, paths: Collection[str], speed: float) -> Optimizer:
-    """Return `optimizer` with routers' corrections, which balance experts without a loss for it.
+    """Return `optimizer` with routers' corrections, which balance experts without a loss term.
 
-    As DeepSeek V3 does. In place of a gradient, a correction b has a load n_p: the number of
-    choices of peer p's batch that fell on each of its E experts (`models.experts.Router`). A peer
-    sends it whole, and
+    DeepSeek V3 does so. In place of its gradient, a correction b gets a load n_p: how often peer
+    p's batch chose each of its E experts (`models.experts.Router`). A peer sends it whole, and
 
         s   =  mean over present peers of n_p / (sum over experts of n_p)
         b  <-  b + speed * sign(mean over experts of s - s)
 
-    so that an expert which got less than its share is chosen more often. Peers count equally, also
-    where the batch does not divide evenly among them, as they do in their gradients.
+    so that an expert with less than its share is chosen more often. Peers count equally, even if
+    the batch does not divide evenly among them, as with their gradients.
 
     Args:
       optimizer: Takes the other params, as `leave` makes it.
@@ -164,12 +163,12 @@ def _moves(load: Tree, present: jax.Array, speed: float) -> Tree:
     """
     count = jnp.maximum(jnp.sum(present), 1)
 
-    def of_leaf(load_P: jax.Array) -> jax.Array:
+    def move(load_P: jax.Array) -> jax.Array:
         mask = present.reshape(-1, *[1] * (load_P.ndim - 1))
         share = jnp.sum(jnp.where(mask, _share(load_P), 0.0), axis=0) / count
         return speed * jnp.sign(jnp.mean(share, axis=-1, keepdims=True) - share)
 
-    return jax.tree.map(of_leaf, load)
+    return jax.tree.map(move, load)
 
 
 def _share(load: jax.Array) -> jax.Array:

@@ -39,7 +39,7 @@ def dense(
         theta  <- theta - lr * (d + weight_decay * theta)
 
     A message is the gradient in float32: 4 bytes per parameter, from each peer, each round. Peers
-    count equally, also where the batch does not divide evenly among them, as in Psyche.
+    count equally, even if the batch does not divide evenly among them, as in Psyche.
 
     Args:
       learning_rate: A schedule of the step, counted from 1, or a constant.

@@ -8,20 +8,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-UNIT = 2.0**24  # of `Sized.length`, since the norm of many large numbers is beyond float32
+UNIT = 2.0**24  # the unit of `Sized.length`: a norm of many large numbers exceeds float32
 
 
 def near_one(x: jax.Array, axis: int | tuple[int, ...] | None = None) -> jax.Array:
     """Return the power of two that brings the largest magnitude of x to between 1 and 4.
 
-    At most 2**127, so that magnitudes below 2**-126 stay below 2; what is all zeros stays so.
+    At most 2**127, so magnitudes below 2**-126 stay below 2; zeros stay zeros.
 
     Args:
       x: float32.
       axis: Axes over which the largest is taken, each 1 long in the result; None for all.
     """
     largest = jnp.max(jnp.abs(x), axis=axis, keepdims=axis is not None, initial=0.0)
-    exponent = jax.lax.bitcast_convert_type(largest, jnp.int32) >> 23  # and 127 more
+    # The exponent's bits, biased by 127; a logarithm would be an approximation, which differs
+    # between machines.
+    exponent = jax.lax.bitcast_convert_type(largest, jnp.int32) >> 23
     return jax.lax.bitcast_convert_type(jnp.clip(254 - exponent, 1, 254) << 23, jnp.float32)
 
 

@@ -1,8 +1,8 @@
 """A witness's attestation: which messages of a round it holds, and which of its claims count.
 
-As in Psyche it attests twice: by a Bloom filter over the commitments it holds, which is small and
-has false positives, and by the Merkle root over them, which is exact. A claim counts if the root
-is that of the claimed commitments, and the filter has the commitment too.
+As in Psyche it attests twice: with a Bloom filter over the commitments it holds, which is small and
+has false positives, and with the Merkle root over them, which is exact. A claim counts if the root
+matches the claimed commitments and the filter contains the commitment.
 """
 
 import base64
@@ -25,8 +25,8 @@ class Attestation:
     Attributes:
       witness: The witness.
       received: Peers whose messages it holds, ascending.
-      others: Those of them whose other message it holds: an equivocator sent two.
-      refused: Peers whose bytes do not decode, or not to what they committed to.
+      others: Those of them whose second message it holds: an equivocator sent two.
+      refused: Peers whose bytes do not decode, or do not match their commitment.
       participants: Bloom filter of all peers it heard from, base64.
       broadcasts: Bloom filter of the commitments of `received`, base64.
       root: Merkle root over those commitments in the order of `received`, hex.
@@ -101,7 +101,7 @@ def proven(
         return {}
     broadcasts = attestation.held(seed)
     if broadcasts == Bloom.of(digests, _seed(seed, attestation.witness, "broadcasts")):
-        return claimed  # as an honest witness's is
+        return claimed  # an honest witness's filter is this one: no need to look up each item
     in_filter = broadcasts.holds(digests)
     return {p: held for (p, held), is_in in zip(claimed.items(), in_filter, strict=True) if is_in}
 

@@ -84,10 +84,10 @@ def _of(items: tuple[bytes, ...], keys: tuple[int, ...]) -> Bloom:
 
 
 def _hashes(items: tuple[bytes, ...], key: int) -> Sequence[int]:
-    """Each item's FNV-1a by a key.
+    """Return each item's FNV-1a hash with a key.
 
-    All but a key's lowest byte only adds to a hash, and there are few lowest bytes:
-    fnv1a(item, key) = fnv1a(item, key mod 256) + (key - key mod 256) PRIME^len(item) mod 2^64.
+    A key's upper bytes only add a constant to a hash, so hashes of the 256 lowest bytes serve all
+    keys: fnv1a(item, key) = fnv1a(item, key mod 256) + (key - key mod 256) PRIME^len(item) mod 2^64
     """
     if len(set(map(len, items))) != 1:
         return [fnv1a(item, key) for item in items]
@@ -97,7 +97,10 @@ def _hashes(items: tuple[bytes, ...], key: int) -> Sequence[int]:
 
 @lru_cache(maxsize=512)  # by each lowest byte: of the peers, and of the round's commitments
 def _low_hashes(items: tuple[bytes, ...], key: int) -> "array[int]":
-    """Each item's FNV-1a by a key of one byte, all at once: every item has a lane of an integer."""
+    """Return each item's FNV-1a with a key of one byte, all at once: each has a lane of an integer.
+
+    Python's long integers do the loop over peers in C: with 256 peers this is most of a round.
+    """
     lanes = int.from_bytes(LANE * len(items), "little")  # a 1 in each
     state, mask = lanes * key, lanes * U64
     for row in _rows(items):
@@ -107,7 +110,7 @@ def _low_hashes(items: tuple[bytes, ...], key: int) -> "array[int]":
 
 @lru_cache(maxsize=4)
 def _rows(items: tuple[bytes, ...]) -> list[int]:
-    """The items' first bytes, each in its lane of one integer; their second bytes; and so on."""
+    """Return all items' first bytes as lanes of one integer; their second bytes; and so on."""
     data, length = b"".join(items), len(items[0])
     row, rows = bytearray(len(LANE) * len(items)), []
     for place in range(length):

@@ -1,11 +1,10 @@
 """Elections and assignments of a round, drawn from its seed: committee, witnesses, sequences.
 
-Everything here is a pure function of small integers. It agrees with Psyche bit for bit, where
-Psyche has it: there are no verifiers in Psyche, no sequence is reassigned, and of four witnesses
-two are a quorum there.
+Everything here is a pure function of small integers. It agrees with Psyche bit for bit, except that
+Psyche has no verifiers, reassigns no sequence, and takes two of four witnesses as a quorum.
 
-What guards against a liar must not be known before the lie, and all seeds follow from the run file.
-So whom verifiers check is drawn from the round's commitments besides (`drawn_after`).
+A draw that guards against liars must not be known before the lie, but all seeds follow from the run
+file. So whom verifiers check is drawn from the round's commitments as well (`drawn_after`).
 """
 
 import hashlib
@@ -50,8 +49,8 @@ def swap_or_not(count: int, seed: bytes, first: int) -> list[int]:
     """Return the indices that the swap-or-not shuffle of 0..count-1 puts at its `first` positions.
 
     In each of 90 rounds an index swaps with its mirror image around a pivot if one bit of a hash
-    is set; a pair shares its bit, so the result is a permutation. A round undoes itself, so a
-    position leads back to its index by the rounds in reverse, whatever the others do.
+    is set; a pair shares its bit, so the result is a permutation. A round is its own inverse, so
+    taking the rounds in reverse leads from a position to its index, without shuffling the others.
 
     Args:
       count: Number of indices.
@@ -77,7 +76,7 @@ def swap_or_not(count: int, seed: bytes, first: int) -> list[int]:
     return indices
 
 
-@lru_cache(maxsize=16)  # the coordinator asks again at every witness message of a round
+@lru_cache(maxsize=16)  # the coordinator needs it again at every witness's message of a round
 def order(random_seed: int, count: int, salt: str, first: int) -> tuple[int, ...]:
     """Return the indices at the `first` positions of the shuffle that `salt` names.
 
@@ -120,13 +119,13 @@ def witness_quorum(elected: int) -> int:
 
 
 def drawn_after(commitments: Mapping[int, str], words: str) -> bytes:
-    """Return what is drawn from a round's commitments, which nobody knows before the last of them.
+    """Return a draw from a round's commitments, which nobody knows before the last of them.
 
         SHA-256(words + for each sender, ascending: its number, u32 little-endian, its commitment)
 
     Args:
       commitments: By sender, hex.
-      words: What is drawn, and with which seed.
+      words: Names the draw and its seed, so that no two draws are alike.
     """
     digest = hashlib.sha256(words.encode())
     for peer in sorted(commitments):
@@ -138,7 +137,7 @@ def verified(random_seed: int, verifiers: Sequence[int], trainers: Sequence[int]
     """Return the trainer whose step each verifier recomputes.
 
     Verifiers in ascending order get trainers in the order of the shuffle "verify", which starts
-    over where there are fewer trainers. Without verifiers or trainers, the result is empty.
+    over if there are fewer trainers. Without verifiers or trainers, the result is empty.
     """
     if not trainers or not verifiers:
         return {}
@@ -204,10 +203,10 @@ def plan(
 def plan_shares(
     shares: Mapping[int, int], random_seed: int, data_index: int, untrained: Sequence[Span] = ()
 ) -> Assignment:
-    """Return the assignment in which each trainer has a share of its own, whoever else is there.
+    """Return the assignment in which each trainer has a share of its own.
 
-    In shuffled order each takes the next piece of the untrained sequences, of at most its share, or
-    where none are left its share of new ones, in contiguous ranges from `data_index` on.
+    In shuffled order each takes the next piece of the untrained sequences, at most its share; when
+    none are left, it takes its share of new ones, in contiguous ranges from `data_index` on.
 
     Args:
       shares: Sequences that each trainer takes, in the epoch's order; it may be empty.
@@ -232,7 +231,7 @@ def plan_shares(
 def _pieces(
     spans: Sequence[Span], share: int, count: int, batch_size: int
 ) -> tuple[list[Span], tuple[Span, ...]]:
-    """At most `count` pieces of at most `share`, in all `batch_size`; and the spans that remain."""
+    """Return at most `count` pieces of `share`, at most `batch_size` in all; and what remains."""
     pieces: list[Span] = []
     rest = deque(spans)
     while rest and len(pieces) < count:
@@ -250,7 +249,7 @@ def _pieces(
 
 
 def _split(first: int, size: int, parts: int) -> list[Span]:
-    """`size` sequences from `first` on, in ranges whose sizes differ by at most one."""
+    """Return `size` sequences from `first` on, in ranges whose sizes differ by at most one."""
     base, extra = divmod(size, parts)
     sizes = [base + (part < extra) for part in range(parts)]
     starts = [first + part * base + min(part, extra) for part in range(parts)]

@@ -14,20 +14,20 @@ from lockstep.protocol.run_state import Settings
 def judge(
     round_: Round, evidence: Evidence, limit: float, quorum: int
 ) -> tuple[tuple[int, ...], dict[int, str]]:
-    """Return the peers whose messages everybody applies, and by peer how it was proven to lie.
+    """Return the peers whose messages everybody applies, and the proven liars with the reason.
 
-    These liars are out of the run, by what everybody can see:
+    These liars are ejected, on evidence that everybody can see:
 
     - a witness that claims to hold a message that never arrived anywhere, or does not decode: it
-      could not produce it;
-    - a sender whose bytes a quorum of witnesses refused, unless anyone can show bytes that are what
-      it committed to: whoever holds these proves it, however many say that there are none;
-    - a sender of which two witnesses prove to hold different messages of the same round;
+      could not show it;
+    - a sender whose bytes a quorum of witnesses refused, unless anyone can show bytes that match
+      its commitment: they prove themselves, however many peers deny them;
+    - a sender if two witnesses prove to hold different messages of it in the same round;
     - the trainer or the verifier that lost a dispute.
 
-    A message is not applied if a dispute about it is not settled, or if its sender withheld what is
-    needed to check it. `limit` is max_round_train_time in seconds, or when the round closed, and
-    `quorum` the number of witnesses needed.
+    A message is not applied if a dispute about it is open, or if its sender withheld the state that
+    a check needs. `limit` is max_round_train_time in seconds, or when the round closed; `quorum` is
+    the number of witnesses needed.
     """
     supported, lied = _witnessing(round_, evidence, arrived(round_, evidence, limit), quorum)
     disputed, rulings = set(evidence.withheld), defaultdict(list)
@@ -44,14 +44,14 @@ def judge(
 
 
 def checked(round_: Round, evidence: Evidence) -> dict[int, int]:
-    """Return the sender whose step each verifier that is there recomputes, by verifier, ascending.
+    """Return the sender whose step each present verifier recomputes, by verifier, ascending.
 
     They are drawn from the round's seed and all its commitments:
 
         SHA-256("lockstep/verify:<seed of the round>:" + as `committee.drawn_after` adds them),
 
-    whose first 8 bytes, little-endian, seed `committee.verified`. So who knows all seeds does not
-    know whose step is drawn while a message can still be changed, unless it knows all others' too.
+    whose first 8 bytes, little-endian, seed `committee.verified`. Seeds alone would not do: they
+    follow from the run file, so a liar would know in which rounds nobody checks it.
     """
     able = evidence.present(round_.verifiers)
     draw = committee.drawn_after(evidence.commitments, f"lockstep/verify:{round_.seed}:")
@@ -72,13 +72,13 @@ def in_time(arrivals: Mapping[int, float], limit: float) -> tuple[int, ...]:
 
 
 def arrived(round_: Round, evidence: Evidence, limit: float) -> tuple[int, ...]:
-    """Return the peers with a message here by then, of this round or travelling from another."""
+    """Return the peers whose message, of this or an earlier round, arrived within the limit."""
     earlier = {peer: one.seconds for peer, one in round_.travelling.items()}
     return in_time(earlier | evidence.arrivals, limit)
 
 
 def closes(pace: Pace | None, round_: Round, evidence: Evidence, settings: Settings) -> float:
-    """Return the seconds after its start at which a round waits for no further message."""
+    """Return the seconds after its start at which a round closes."""
     limit = settings.max_round_train_time
     if pace is None:
         return limit
@@ -90,9 +90,10 @@ def closes(pace: Pace | None, round_: Round, evidence: Evidence, settings: Setti
 
 
 def witnessed(round_: Round, evidence: Evidence, limit: float) -> tuple[Attestation, ...]:
-    """Return the attestations of the round's witnesses if all of them are honest.
+    """Return the attestations that honest witnesses would give.
 
-    Attestations in the evidence are ignored; `limit` is as in `judge`.
+    An auditor compares them with those in the evidence, which are ignored here; `limit` is as in
+    `judge`.
     """
     there = dict.fromkeys(arrived(round_, evidence, limit))
     refused = tuple(peer for peer in evidence.broken if peer in there)
@@ -109,7 +110,7 @@ def witnessed(round_: Round, evidence: Evidence, limit: float) -> tuple[Attestat
 
 
 def commitments_of(round_: Round, evidence: Evidence) -> dict[int, str]:
-    """Return the commitment of each message that can be held in the round, by its sender."""
+    """Return the commitment of each message that a peer may hold in the round, by its sender."""
     earlier = {peer: one.commitment for peer, one in round_.travelling.items()}
     return earlier | {peer: message.commitment for peer, message in evidence.messages.items()}
 
@@ -117,7 +118,7 @@ def commitments_of(round_: Round, evidence: Evidence) -> dict[int, str]:
 def _witnessing(
     round_: Round, evidence: Evidence, there: Sequence[int], quorum: int
 ) -> tuple[set[int], dict[int, str]]:
-    """The peers whose message a quorum holds, and the liars that attestations prove."""
+    """Return the peers whose message a quorum holds, and the liars that attestations prove."""
     lied: dict[int, str] = {}
     commitments = commitments_of(round_, evidence)
     others = {peer: message.commitment for peer, message in evidence.others.items()}

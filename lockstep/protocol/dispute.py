@@ -1,10 +1,10 @@
-"""Disputes: a verifier recomputed a trainer's step with another result; all others settle it.
+"""Disputes: a verifier recomputed a trainer's step with another result; all other peers rule.
 
-The verifier is handed the trainer's own state before the round, to which the trainer committed a
-round ago, and recomputes the step on the assigned batch with the trainer's program. The result is
-right or wrong bit for bit, so an honest majority settles the dispute. A few tie-breakers that are
-drawn can have a majority of liars in one of many rounds, however few liars there are; all of a
-round's peers cannot. Whoever loses is out of the run, so a liar can cost the others such work once.
+The verifier gets the trainer's own state before the round, to which the trainer committed a round
+ago, and recomputes the step on the assigned batch with the trainer's program. The result is right
+or wrong bit for bit, so an honest majority settles the dispute. All peers rule, because among a few
+drawn tie-breakers liars would be the majority in some round, however few liars there are. The
+loser is ejected, so a liar can cost the others this work only once.
 """
 
 from collections.abc import Iterable
@@ -31,7 +31,7 @@ class Check:
       verifier: The verifier.
       peer: The trainer.
       found: Result that the verifier reports.
-      seconds: Seconds since it was drawn whom to check, fetching the trainer's state included.
+      seconds: Seconds from the draw to the report, fetching the trainer's state included.
       bytes: Size of that state.
     """
 
@@ -54,8 +54,8 @@ class Ruling:
 def settle(check: Check, claimed: Claim, rulings: Iterable[Ruling], peers: int) -> int | None:
     """Return the loser of a dispute, the peer or the verifier; None if it stays open.
 
-    More than half of the round's `peers`, the two parties among them, must report the same; who
-    reports nothing agrees with nobody.
+    More than half of the round's `peers`, the two parties among them, must report the same result.
+    A peer that reports nothing agrees with nobody, so silence never ejects an honest peer.
     """
     for ruling in rulings:
         if (ruling.verifier, ruling.peer) == (check.verifier, check.peer):

@@ -1,4 +1,4 @@
-"""Rounds on the simulated clock: training follows them, and an auditor follows them again.
+"""Rounds on the simulated clock, for training and for an auditor who follows it again.
 
 A `Round` is a pure function of the run's settings, its seed and the rounds before it; a `Decision`
 is a pure function of the round and its `Evidence`. An auditor recomputes both and compares.
@@ -31,10 +31,10 @@ class RunProgress:
       state: The coordinator's state.
       seed: The run's seed, from which the seeds of its rounds derive.
       load_seconds: Seconds that each peer needs to fetch the params when it joins.
-      begun: Whether a round has begun.
+      begun: Whether the first round has begun.
       fresh: Peers that joined since then and have not taken part in a round yet.
       left: Peers that left and have not asked to take part again.
-      withheld: Peers that did not show their state when it was drawn to be checked.
+      withheld: Peers that have once withheld the state that a verifier needed.
     """
 
     state: CoordinatorState
@@ -222,9 +222,9 @@ def finish_round(
     is missing at max_round_train_time, or when the round closes by its `Pace`, it attests to the
     others. Then round_witness_time passes, or longer while steps are checked and disputes settled.
 
-    Proven liars are out of the run (`consensus.judge`), and so is who withholds a state for the
-    second time. The sequences of every message that is not applied, and does not travel on to be
-    merged later, are given out again.
+    Proven liars are ejected (`consensus.judge`), and so is a peer that withholds its state for the
+    second time: the first time may be a crash. The sequences of every message that is neither
+    applied nor merged later are assigned again.
 
     Raises:
       ValueError: The round is not the one in progress, or messages are not from its trainers.
@@ -289,9 +289,9 @@ def finish_round(
 def _on_their_way(
     state: CoordinatorState, round_: Round, evidence: Evidence, missing: Collection[int]
 ) -> tuple[OnItsWay, ...]:
-    """Messages of a round, of `missing` peers, that may be merged in a later one.
+    """Return the messages of `missing` peers that may be merged in a later round.
 
-    Left out are messages that never arrive, that receivers refuse, or that exist in two versions.
+    Messages that never arrive, that receivers refuse, or that exist in two versions are left out.
     """
     pace = state.pace
     if pace is None or not pace.travels_on(round_.step):
@@ -331,7 +331,7 @@ def _check(progress: RunProgress, round_: Round, evidence: Evidence) -> None:
 
 
 def _unheard(state: CoordinatorState, silent: Iterable[int], quorum: int) -> tuple[int, ...]:
-    """Silent members that no quorum of witnesses heard from; without a quorum, nobody can tell."""
+    """Return the silent members that no quorum of witnesses heard from; none without a quorum."""
     if len(state.spoken) < quorum:
         return ()
     members = [peer for peer in silent if peer in state.healthy_members]
@@ -340,7 +340,7 @@ def _unheard(state: CoordinatorState, silent: Iterable[int], quorum: int) -> tup
 
 
 def _round(progress: RunProgress) -> Round:
-    """The round that a run in RoundTrain is in."""
+    """Return the round in progress of a run in RoundTrain."""
     state = progress.state
     plan = state.plan
     return Round(
@@ -359,7 +359,7 @@ def _round(progress: RunProgress) -> Round:
 
 
 def _due(message: OnItsWay, state: CoordinatorState) -> Travelling:
-    """A message of an earlier round in the one that a run in RoundTrain is in."""
+    """Return a message of an earlier round as the round in progress sees it."""
     fragments = 1 if state.pace is None else state.pace.fragments
     return Travelling(
         step=message.step,
@@ -377,7 +377,7 @@ def _advance(progress: RunProgress, not_before: float = 0.0) -> RunProgress:
     seed = committee.round_seed(progress.seed, begins)
     now = max(state.since if state.deadline is None else state.deadline, not_before)
     if state.run_state == RunState.Warmup and not progress.unready:
-        # Members that stayed hold the params, so it ends when the last newcomer has fetched them.
+        # Members that stayed hold the params, so the warm-up ends with the last newcomer's fetch.
         loaded = max([0.0, *(progress.load_seconds[peer] for peer in progress.joining)])
         after, heard = state, [participant(record.peer) for record in state.peers]
         for witness in state.witnesses:

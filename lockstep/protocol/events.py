@@ -1,4 +1,4 @@
-"""The events that the coordinator is told; what follows from one is `coordinator.tick`."""
+"""The coordinator's events; `coordinator.tick` says what follows from each."""
 
 from dataclasses import dataclass, field
 

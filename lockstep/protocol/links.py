@@ -39,14 +39,17 @@ def arrivals(
       overlapped: The share, 0 to 1; 0 where peers wait for messages (`Optimizer.overlapped`).
       merged: Bytes of what a hub sends; by default those of the largest message.
     """
-    trained = {peer: tokens[peer] / _of(links, "tokens_per_second", peer) for peer in sizes}
+    trained = {peer: tokens[peer] / _speed(links, "tokens_per_second", peer) for peer in sizes}
     if links.topology == "ring":
         begins = max(((1.0 - overlapped) * seconds for seconds in trained.values()), default=0.0)
         ends = begins + _around(links, sizes)
         return {peer: max(ends, trained[peer]) for peer in sorted(sizes)}
     sent = {
         peer: (1.0 - overlapped) * trained[peer]
-        + (_of(links, "latency_seconds", peer) + _transfer(size, _of(links, "upload_mbps", peer)))
+        + (
+            _speed(links, "latency_seconds", peer)
+            + _transfer(size, _speed(links, "upload_mbps", peer))
+        )
         for peer, size in sizes.items()
     }
     if links.topology == "hub" and sizes:
@@ -78,13 +81,13 @@ def traffic(topology: Topology, sizes: Collection[int], peers: int) -> tuple[flo
 
 
 def _around(links: Links, sizes: Mapping[int, int]) -> float:
-    """Seconds of a sum around the ring of all senders, by their numbers."""
+    """Return the seconds of a sum around the ring of all senders, in the order of their numbers."""
     ring = sorted(sizes)
     hops = [
-        _of(links, "latency_seconds", peer)
+        _speed(links, "latency_seconds", peer)
         + _transfer(
             max(sizes.values()) / len(ring),
-            min(_of(links, "upload_mbps", peer), _of(links, "download_mbps", after)),
+            min(_speed(links, "upload_mbps", peer), _speed(links, "download_mbps", after)),
         )
         for peer, after in zip(ring, [*ring[1:], *ring[:1]], strict=True)
     ]
@@ -92,18 +95,19 @@ def _around(links: Links, sizes: Mapping[int, int]) -> float:
 
 
 def _from_hub(links: Links, receivers: Sequence[int], size: int) -> float:
-    """Seconds until the last receiver has what the hub sends."""
+    """Return the seconds until the last receiver has what the hub sends."""
     return max(
-        _of(links, "latency_seconds", peer) + _transfer(size, _of(links, "download_mbps", peer))
+        _speed(links, "latency_seconds", peer)
+        + _transfer(size, _speed(links, "download_mbps", peer))
         for peer in receivers
     )
 
 
 def _by_speed(links: Links, receivers: Sequence[int]) -> list[tuple[float, set[int]]]:
-    """The receivers of each downlink's speed, the slowest first."""
+    """Return the receivers of each downlink speed, the slowest first."""
     alike: dict[float, set[int]] = {}
     for receiver in receivers:
-        alike.setdefault(_of(links, "download_mbps", receiver), set()).add(receiver)
+        alike.setdefault(_speed(links, "download_mbps", receiver), set()).add(receiver)
     return sorted(alike.items())
 
 
@@ -117,8 +121,9 @@ def _downloaded(
 ) -> bool:
     """Raise `arrived` to when all of `receivers`, whose downlinks are alike, have each message.
 
-    Each receiver skips only its own message. Before it, a receiver is as far as one that downloads
-    everything; after it, it is ahead, and the last to pass is ahead by the least.
+    A receiver skips only its own message. Before that it is as far as one that downloads
+    everything; afterwards it is ahead. So one pass over the messages serves all receivers of a
+    speed, where a pass for each would take n^2 steps with n peers.
 
     Returns:
       Whether quicker receivers can be no later than these with any message.
@@ -145,7 +150,7 @@ def _downloaded(
 
 def speeds(links: Links, peers: int) -> tuple[float, ...]:
     """Return the tokens per second of each of so many peers."""
-    return tuple(_of(links, "tokens_per_second", peer) for peer in range(peers))
+    return tuple(_speed(links, "tokens_per_second", peer) for peer in range(peers))
 
 
 def check_seconds(links: Links, verifier: int, peer: int, *, tokens: int, size: int) -> float:
@@ -153,9 +158,9 @@ def check_seconds(links: Links, verifier: int, peer: int, *, tokens: int, size: 
 
     The step has so many tokens, and the state `size` bytes.
     """
-    mbps = min(_of(links, "upload_mbps", peer), _of(links, "download_mbps", verifier))
-    fetch = _of(links, "latency_seconds", peer) + _transfer(size, mbps)
-    return fetch + tokens / _of(links, "tokens_per_second", verifier)
+    mbps = min(_speed(links, "upload_mbps", peer), _speed(links, "download_mbps", verifier))
+    fetch = _speed(links, "latency_seconds", peer) + _transfer(size, mbps)
+    return fetch + tokens / _speed(links, "tokens_per_second", verifier)
 
 
 def load_seconds(links: Links, peer: int, *, size: int) -> float:
@@ -163,15 +168,15 @@ def load_seconds(links: Links, peer: int, *, size: int) -> float:
 
     It fetches from many others at once, so its own downlink is the limit.
     """
-    mbps = _of(links, "download_mbps", peer)
-    return _of(links, "latency_seconds", peer) + _transfer(size, mbps)
+    mbps = _speed(links, "download_mbps", peer)
+    return _speed(links, "latency_seconds", peer) + _transfer(size, mbps)
 
 
 def _transfer(size: float, mbps: float) -> float:
     return size * 8 / (mbps * 1e6)
 
 
-def _of(links: Links, name: str, peer: int) -> float:
+def _speed(links: Links, name: str, peer: int) -> float:
     value: float | Sequence[float] = getattr(links, name)
     if isinstance(value, int | float):
         return value

@@ -1,7 +1,8 @@
 """Merkle roots over commitments, and over the pieces of a message; paths from a piece to a root.
 
-leaf = SHA-256(0x00 + item), node = SHA-256(0x01 + left + right); the two prefixes keep a node from
-passing for a leaf. The last node of an odd level is paired with itself, as in Psyche and Solana.
+leaf = SHA-256(0x00 + item), node = SHA-256(0x01 + left + right). Without the prefixes a forger
+could pass off a node as a leaf. The last node of an odd level is paired with itself, as in Psyche
+and Solana.
 """
 
 import hashlib
@@ -45,7 +46,7 @@ class MerkleTree:
 
     @classmethod
     def over(cls, items: Iterable[bytes | memoryview]) -> "MerkleTree":
-        """Return the tree over items, of which there is one at least, in their order."""
+        """Return the tree over one or more items, in their order."""
         levels = [[leaf_hash(item) for item in items]]
         while len(level := levels[-1]) > 1:
             pairs = zip(level[::2], level[1::2] + level[-1:], strict=False)
@@ -67,7 +68,7 @@ class MerkleTree:
 
 
 def depth(count: int) -> int:
-    """Return how many hashes a path has in a tree over so many items."""
+    """Return the number of hashes in a path of a tree over `count` items."""
     return (count - 1).bit_length()
 
 

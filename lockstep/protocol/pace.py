@@ -1,9 +1,9 @@
-"""How rounds go on without those that are late: Decoupled DiLoCo's quorum, grace and ages.
+"""When rounds close without late messages: Decoupled DiLoCo's quorum, grace and ages.
 
-A round closes at its K-th message and a grace after it, instead of when all have arrived. A message
-that is not there by then travels on, and is merged when a later round exchanges its fragment of the
-params, with its age. Its peer is given no work while it travels, nor in that round, in which it has
-a message already. Peers that are slower by `[links]` are given fewer local steps.
+A round closes a grace after its K-th message, instead of when all have arrived. A message that is
+late travels on, and is merged, with its age, when a later round exchanges its fragment of the
+params. Its peer gets no work while it travels, nor in that round, which has a message of it
+already. Slower peers (`[links]`) get fewer local steps.
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from lockstep.protocol.committee import Span
 
-ROUNDING = 1e-9  # of a quotient of speeds that is a whole number but for it
+ROUNDING = 1e-9  # a quotient of speeds this close below a whole number counts as that number
 
 
 @dataclass(frozen=True)
@@ -38,21 +38,20 @@ class Pace:
     """How a run's rounds go on, the same in all of them.
 
     Attributes:
-      quorum: Messages of its own at which a round begins to close, K. Older ones do not count, or
-        one that is there already would close it before anybody has trained.
-      grace_seconds: How long it waits for others then, beyond what costs nothing. A message is not
-        there before its sender has trained the steps beside which it travels (`links.arrivals`), so
-        others have that long anyway: the paper's adaptive window, gamma * slack, with gamma 1.
-      max_age: Versions of its fragment that may come after the one that a message began with; an
-        older one is not merged.
-      fragments: Fragments of the params; rounds exchange one each, in turns.
+      quorum: How many of its own messages a round waits for before it starts to close, K. Older
+        messages do not count: one that has arrived already would close the round before anybody
+        has trained.
+      grace_seconds: How long it waits for others then. A message does not count as arrived before
+        its sender has trained the steps beside which it travels (`links.arrivals`), so the others
+        have that long anyway: the paper's adaptive window, gamma * slack, with gamma 1.
+      max_age: The oldest age, in versions of its fragment, at which a message is still merged.
+      fragments: Fragments of the params; each round exchanges one, in turn.
       rows: Sequences of a local step.
       steps: Local steps of each peer in a round, by peer.
-      batch: Sequences of a round in which each peer takes so many steps; in smaller rounds, as a
-        batch ramp has them, it takes fewer in proportion.
-      settle_every: Every so many rounds, and in the last one, a round waits for all messages, as
-        one without a pace does, and none travels on from it: so a snapshot after it is the whole
-        state. 0 for never.
+      batch: Sequences of a round in which peers take these steps; in smaller rounds of a batch
+        ramp they take fewer, in proportion.
+      settle_every: Every so many rounds, and in the last one, a round waits for all messages, and
+        none travels on from it, so that a snapshot after it is the whole state. 0 for never.
       last: The last round.
     """
 
@@ -67,7 +66,7 @@ class Pace:
     last: int
 
     def share(self, peer: int, batch: int) -> int:
-        """Return the sequences that a peer is given in a round of at most so many.
+        """Return how many sequences a peer gets in a round of `batch` sequences.
 
         rows * max(1, floor(steps * batch / the largest batch))
         """
@@ -79,7 +78,7 @@ class Pace:
         return every > 0 and (step % every == 0 or step == self.last)
 
     def travels_on(self, step: int) -> bool:
-        """Return whether a message of a round's fragment may be merged when it is its turn again.
+        """Return whether a late message of this round may be merged at its fragment's next turn.
 
         It may not if a round that settles comes first.
         """
@@ -89,12 +88,12 @@ class Pace:
         return not self.settles(step) and turn <= min((step // every + 1) * every, self.last)
 
     def closes(self, step: int, arrivals: Iterable[float], awaited: int, limit: float) -> float:
-        """Return the seconds after its start at which a round waits no longer.
+        """Return the seconds after its start at which a round closes.
 
         Args:
           step: The round.
-          arrivals: When its messages arrive, seconds after its start; none of those that never do.
-          awaited: Messages that could arrive: of all peers with work.
+          arrivals: When its messages arrive, in seconds after its start; lost ones are absent.
+          awaited: Number of messages that could arrive: one of each peer with work.
           limit: max_round_train_time, seconds.
         """
         times, quorum = sorted(arrivals), min(self.quorum, awaited)

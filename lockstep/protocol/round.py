@@ -17,14 +17,14 @@ def _is_empty(value: object) -> bool:
 
 @dataclass(frozen=True)
 class Travelling:
-    """A message of an earlier round that is merged in this one, if it is there in time.
+    """A message of an earlier round that is merged in this one if it arrives in time.
 
     Attributes:
       step: The round in which it was computed.
       span: First and last sequence that its peer was assigned in it.
       commitment: Commitment to the message, hex.
-      age: Versions of its fragment since the one that it began with.
-      seconds: After the round's start at which it is at every peer; 0 if it is there by then.
+      age: How many versions of its fragment have followed the one that it began with.
+      seconds: When it is at every peer, in seconds after the round's start; 0 if it was before.
     """
 
     step: int
@@ -47,13 +47,13 @@ class Round:
       peers: The epoch's members.
       assignment: Each trainer's first and last sequence, both inclusive; peers without work are
         absent.
-      verifiers: Peers that recompute others' steps instead of training; whose, is drawn when all
-        have committed to their messages (`consensus.checked`).
+      verifiers: Peers that recompute others' steps instead of training. Whose steps is drawn when
+        all have committed to their messages (`consensus.checked`).
       witnesses: The elected witnesses.
-      joined: Peers whose first round this is since they joined the running training: they take over
-        the others' params, and begin with a new state of their own.
-      travelling: Messages of earlier rounds that are merged in this one, if they are there in time,
-        by peer; such a peer is assigned nothing.
+      joined: Peers that joined the running training and take part for the first time: they take
+        over the others' params, and begin with a new state of their own.
+      travelling: Messages of earlier rounds that are merged in this one if they arrive in time, by
+        peer; such a peer is assigned nothing.
     """
 
     step: int
@@ -96,7 +96,7 @@ class Round:
 
     @property
     def ages(self) -> dict[int, int]:
-        """Versions of the fragment since those that travelling messages began with, by peer."""
+        """The age of each travelling message in versions of its fragment, by peer."""
         return {peer: one.age for peer, one in self.travelling.items()}
 
 
@@ -111,13 +111,14 @@ class Message:
     Attributes:
       commitment: Commitment to the message, hex.
       bytes: Size on the wire.
-      state: Hash of the sender's own state after its step, hex; None where no peer verifies.
+      state: Hash of the sender's own state after its step, hex; None if no peer verifies.
       to: Receivers of an equivocator's other message.
-      payload: Name of the file that keeps its bytes, or its sketch; None where neither is kept.
-      offset: Where in the file that begins, bytes.
-      root: Merkle root over its pieces, hex, that its sender committed to; None where it is kept.
-      sketch: Size of its sketch in the file, the pieces that were drawn with their paths; None
-        where it is kept, or broken.
+      payload: Name of the file that keeps its bytes or its sketch; None if neither is kept.
+      offset: Where they begin in the file, bytes.
+      root: Merkle root over its pieces, hex, to which its sender committed; None if the message
+        itself is kept.
+      sketch: Size of its sketch in the file: the drawn pieces with their paths. None if the
+        message itself is kept, or broken.
     """
 
     commitment: Hash
@@ -136,27 +137,27 @@ class Message:
 
     @property
     def claim(self) -> Claim:
-        """What the sender claims that its step gave; where peers verify."""
+        """The result that the sender claims for its step; used if peers verify."""
         return Claim(self.commitment, self.state or "")
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What was sent and said in a round.
+    """What was sent and reported in a round.
 
     Attributes:
       messages: Each sender's message.
       others: An equivocator's other message, by sender.
-      arrivals: By peer, seconds after the round's start at which its message is at every peer; a
+      arrivals: When each peer's message is at every peer, in seconds after the round's start; a
         message that never arrives is absent.
       silent: Peers that nobody heard from.
-      broken: Senders whose bytes do not decode, or not to what they committed to, as every
-        receiver sees.
+      broken: Senders whose bytes do not decode, or do not match their commitment, as every
+        receiver can see.
       attestations: The witnesses' attestations; a silent witness is absent.
       checks: What the verifiers found.
       rulings: How their disputes were settled.
       settle_seconds: Seconds that settling took.
-      withheld: Peers that were drawn, and did not show the state that they had committed to.
+      withheld: Peers that were to be checked, and did not show the state they had committed to.
     """
 
     messages: dict[int, Message]
@@ -183,15 +184,15 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Decision:
-    """What a round came to.
+    """The outcome of a round.
 
     Attributes:
       applied: Peers whose messages everybody applies: `quorum` witnesses hold the same one, nobody
-        proved it false, and it could be checked where that was drawn.
+        proved it false, and no check of it was prevented.
       late: Peers whose message arrived after the round had closed, or never, and is not applied
         later either.
-      dropped: Peers that nobody heard from; they are out of the epoch.
-      ejected: Proven liars, and how they were caught; they are out of the run.
+      dropped: Peers that nobody heard from; they leave the epoch.
+      ejected: Proven liars, and how they were caught; they leave the run for good.
       quorum: Number of witnesses needed.
       train_seconds: Simulated seconds from the round's start until all witnesses could attest.
       now: Simulated clock at the end of the round, seconds since the start of the run.

@@ -85,7 +85,7 @@ class CoordinatorState:
       since: Time at which it got there, seconds.
       step: The round being trained, or the next one; the first is 1.
       epoch: The epoch, from 0.
-      data_index: First sequence that was not given to any earlier round.
+      data_index: First sequence that was not assigned in any earlier round.
       height: Rounds finished in this epoch.
       epoch_start: When this epoch's warm-up began, seconds.
       pending_pause: Pause when this epoch has cooled down.
@@ -95,15 +95,15 @@ class CoordinatorState:
       peers: The epoch's members; elections are over positions in this tuple.
       exited: Members that left in this epoch.
       pending: Peers that take part from the next epoch on, in the order they came.
-      ejected: Proven liars, in the order they were found out; they stay out of the run.
-      untrained: Sequences of earlier rounds that are to be given out again.
+      ejected: Proven liars, in the order they were caught; they stay out of the run.
+      untrained: Sequences of earlier rounds that must be assigned again.
       missed: Spans that `Untrained` reported for this round; None before the report.
       checkpoint: SHA-256 of the params that ended the epoch, once a member has stored them.
       checkpointer: The first member that did.
-      pace: How rounds go on without those that are late; None where they wait for all.
+      pace: When rounds close without late messages; None if they wait for all.
       on_their_way: Messages of earlier rounds that may still be merged, in this one or later.
-      busy: Peers that are given no work in this round, since such a message of theirs had not
-        arrived when it began, or is of the fragment that it exchanges.
+      busy: Peers without work in this round, since such a message of theirs had not arrived when
+        the round began, or is of the fragment that it exchanges.
       travel_on: Messages of this round that `TravelOn` reported.
     """
 
@@ -137,7 +137,7 @@ class CoordinatorState:
 
     @cached_property
     def healthy_members(self) -> frozenset[int]:
-        """The members that are healthy, as far as is known."""
+        """The members that nobody has reported as gone."""
         return frozenset(r.peer for r in self.peers if r.state == ClientState.Healthy)
 
     @cached_property
@@ -179,12 +179,12 @@ class CoordinatorState:
 
     @cached_property
     def due(self) -> tuple[OnItsWay, ...]:
-        """Messages of earlier rounds that are merged in this one, if they are there in time."""
+        """Messages of earlier rounds that are merged in this one if they arrive in time."""
         return tuple(one for one in self.on_their_way if one not in self.not_due)
 
     @property
     def not_due(self) -> tuple[OnItsWay, ...]:
-        """Those whose fragment this round does not exchange."""
+        """Messages of earlier rounds whose fragment this round does not exchange."""
         turns = 1 if self.pace is None else self.pace.fragments
         return tuple(one for one in self.on_their_way if (self.step - one.step) % turns)
 

@@ -1,4 +1,4 @@
-"""Which pieces of a message that is not kept stay in the transcript: its sketch.
+"""The sketch of a message that is not kept: which of its pieces stay in the transcript.
 
 Senders commit to the Merkle root over the pieces of a message. Only when all of a round's
 commitments are known are pieces drawn, by
@@ -8,9 +8,9 @@ commitments are known are pieces drawn, by
     piece i = first 8 bytes, u64 little-endian, of SHA-256(draw + sender u32 + i u32), modulo count
 
 for i = 0, 1, ... until enough different pieces are drawn. Seeds of rounds follow from the run file
-alone, so without the commitments everyone would know the pieces beforehand. Whoever commits last
-can try messages until the draw suits, and so can the author of a whole transcript: with a share f
-of the pieces false and S of them drawn, one in (1 - f)^-S tries does.
+alone, so without the commitments everyone would know the pieces beforehand. Whoever commits last,
+and the author of a whole transcript, can still try messages until the draw suits: with a share f
+of the pieces false and S of them drawn, that takes (1 - f)^-S tries on average.
 """
 
 import hashlib

@@ -1,11 +1,12 @@
-"""The bound of a round's values: who sends one beyond it has sent no message.
+"""The bound on a round's values: a message with a larger value counts as none.
 
     |value| <= 2**20 * max(1, m)
 
-with m the median, over the messages of the round, of their largest magnitudes; of an even number,
-the lower of the middle two. So up to half of the peers may send whatever they like, and no value up
-to 2**20 is ever beyond the bound, whatever others send. Magnitudes are compared and not L2 norms,
-which depend on the order of a sum. Who is beyond is left out, and the others are compared again.
+with m the median, over the messages of the round, of their largest magnitudes (of an even number,
+the lower of the middle two). So up to half of the peers may send what they like without moving the
+bound, and no value up to 2**20 is ever beyond it. Magnitudes are compared, not L2 norms, because
+those depend on the order of a sum. Messages beyond the bound are left out, and the rest are
+compared again.
 """
 
 from collections.abc import Mapping
@@ -23,7 +24,7 @@ TIMES = 2.0**20
 
 
 def largest(message: Tree) -> float:
-    """Return the largest magnitude of a message's values; 0 where all of it are signs or codes."""
+    """Return the largest magnitude of a message's values; 0 if it has only signs or codes."""
     found = [0.0]
     for leaf in jax.tree.leaves(message, is_leaf=_is_selection):
         values = _values(leaf)
@@ -34,7 +35,7 @@ def largest(message: Tree) -> float:
 
 
 def beyond(sizes: Mapping[int, float]) -> dict[int, str]:
-    """Return the peers that are beyond the bound, and what is wrong with each one's message.
+    """Return the peers whose messages are beyond the bound, each with the reason.
 
     Args:
       sizes: `largest` of each message of a round, by peer.
@@ -56,7 +57,7 @@ def _is_selection(node: object) -> bool:
 
 
 def _values(leaf: Any) -> np.ndarray:
-    """Values of a parameter: neither positions, nor which blocks are zero."""
+    """Return the values of a parameter, without positions and flags of zero blocks."""
     if isinstance(leaf, SomeBlocks):
         leaf = leaf.sent
     return np.asarray(leaf.value_NK if isinstance(leaf, Coefficients) else leaf)

@@ -15,8 +15,8 @@ def data_hash(step: int, first: int, last: int, fields: Iterable[Buffer]) -> byt
 
     SHA-256(step u32 + first u64 + last u64, all big-endian, + every field's bytes).
 
-    Psyche hashes no lengths, so bytes could move between neighbouring fields unseen. The wire
-    format rules that out: it fixes each field's length by the shapes of the params.
+    Psyche hashes no lengths, so bytes could move between neighbouring fields without changing the
+    hash. The wire format rules that out: the shapes of the params fix each field's length.
 
     Args:
       step: The round, counted from 1.

@@ -1,7 +1,7 @@
 """Sending and receiving: a message's bytes with the commitment to it.
 
-A message that a transcript keeps is committed to by the hash of its fields. Of any other one, some
-pieces are to be shown later: the commitment is the hash of the Merkle root over them.
+The commitment to a message that the transcript keeps is the hash of its fields. Of any other
+message some pieces are shown later, so its commitment is the hash of the Merkle root over them.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -22,7 +22,7 @@ from lockstep.wire.spool import Buffer
 class Sent(NamedTuple):
     """A peer's message as bytes, its commitment to the message, and the tree over its pieces.
 
-    There is no tree over a message that a transcript keeps.
+    A message that the transcript keeps has no tree.
     """
 
     payload: Buffer
@@ -42,9 +42,10 @@ def send(message: Tree, peer: int, round_: Round, form: wire.Form) -> Sent:
 def send_spooled(
     leaves: list[np.ndarray], peer: int, round_: Round, form: wire.Form, folder: Path | None
 ) -> Sent:
-    """Return a dense message, which is emptied array by array, as bytes on disk.
+    """Return a dense message as bytes on disk, and free its arrays one by one.
 
-    The bytes are those of `send`. At no time is more than one array there twice.
+    The bytes are those of `send`. Only one array at a time exists both in memory and as bytes, so
+    that a message of gigabytes does not double.
 
     Args:
       leaves: The arrays of the message; the list is empty afterwards.

@@ -45,8 +45,8 @@ MAGIC, VERSION = b"LSWP", 2
 HEADER = struct.Struct("<4sBBH8s")
 DENSE, CODED_SIGNS, CODED_VALUES, PLAIN_SIGNS, PLAIN_VALUES = range(5)
 DTYPES = [np.dtype(kind) for kind in (np.float32, bfloat16, np.float16, np.uint8)]  # sent whole
-KEPT_BYTES = 0.5  # per param: messages of at most so many are kept in a transcript
-LARGE_BYTES = 2**28  # dense messages of so many are on disk while a round is decided
+KEPT_BYTES = 0.5  # a transcript keeps messages of at most so many bytes per param
+LARGE_BYTES = 2**28  # a dense message of so many bytes waits on disk for the round's decision
 PLAIN = "psyche"  # the layout of kinds 3 and 4; "lockstep" is Rice-coded
 
 
@@ -62,11 +62,13 @@ class NotFiniteValueError(WireError):
 class Form:
     """The only form in which a run's messages are accepted.
 
+    A receiver knows every length from the run, and so never believes one that a message states.
+
     Attributes:
       like: A message's shapes and dtypes: a tree of Coefficients, of arrays of `DTYPES`, or both.
-      areas: A of each parameter, which a message does not tell; 0 for an array sent whole.
+      areas: A of each parameter, which does not follow from a message; 0 for an array sent whole.
       layout: "lockstep" or "psyche".
-      size: Number of params, which a message does not tell either.
+      size: Number of params, which does not follow from a message either.
     """
 
     like: Tree
@@ -97,9 +99,10 @@ class Form:
 
     @cached_property
     def kept(self) -> bool:
-        """Whether a transcript keeps messages: else only their hashes and sizes, as of gradients.
+        """Whether a transcript keeps messages; of larger ones, such as gradients, it keeps hashes.
 
-        By their size in memory, which the bytes of the wire do not exceed.
+        It goes by the size in memory, which the bytes on the wire do not exceed: that is known
+        before the first message.
         """
         held: int = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self.like))
         return held <= KEPT_BYTES * self.size
@@ -122,9 +125,9 @@ class Form:
 
     @property
     def large(self) -> bool:
-        """Whether messages are too large to hold all peers' in memory, and worked through in parts.
+        """Whether the messages of all peers are too large for memory, and are merged in parts.
 
-        Those of dense optimizers and of local steps; messages of indices are small.
+        Only whole arrays are (gradients, pseudogradients); messages of indices are small.
         """
         return self.kind == DENSE and self.bytes_about >= LARGE_BYTES
 
@@ -216,7 +219,7 @@ def _code(leaves: list[Coefficients]) -> list[Buffer]:
 
 
 def decode(data: Buffer, form: Form) -> Tree:
-    """Return the message in these bytes, which may come from anyone; nobody writes to its arrays.
+    """Return the message in a stranger's bytes; its arrays are read-only.
 
     Raises:
       WireError: The bytes are of another form, too short or too long, have an index out of range or

@@ -1,7 +1,7 @@
-"""A message cut into pieces, of which a transcript keeps a few where it does not keep the message.
+"""A message cut into pieces: of a message that it does not keep, a transcript keeps a few.
 
-A piece is a range of the bytes of one of the message's fields, in the order of the wire. Fields are
-arrays sent whole and, of parameters sent by indices, the indices, and the signs or values.
+A piece is a range of bytes of one of the message's fields, in the order of the wire. A field is an
+array sent whole, or the indices, signs or values of a parameter sent by indices.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,20 +14,20 @@ import numpy as np
 from lockstep.wire.spool import Buffer
 
 SMALLEST, MOST = 1024, 2**16  # bytes of a piece; pieces of a message, about
-SHARE = 0.01  # of a message's bytes, for its sketch; one piece at least
+SHARE = 0.01  # share of a message's bytes that its sketch may take; at least one piece
 HASH = 32  # bytes
-MOST_DRAWN = 256  # a lie in 2 % of the pieces is missed by so many once in 176 times
-ROUNDED = 2**-6  # what rounding to bfloat16 twice can make of a coefficient's value, and some
+MOST_DRAWN = 256  # so many pieces miss a lie in 2 % of a message once in 176 times
+ROUNDED = 2**-6  # relative error of a coefficient rounded to bfloat16 twice, with a margin
 
 
 class Field(NamedTuple):
     """A field of a message.
 
     Attributes:
-      dtype: Of its elements.
-      bytes: Their size together.
-      counted: Whether elements are compared one by one, as positions, bytes of signs and values at
-        positions are; else by their distance.
+      dtype: Dtype of its elements.
+      bytes: Size of all its elements.
+      counted: Whether elements are compared one by one (positions, bytes of signs, values at
+        positions), and the different ones counted; else by the norm of the difference.
     """
 
     dtype: np.dtype
@@ -43,7 +43,7 @@ class Pieces:
 
     @cached_property
     def size(self) -> int:
-        """Bytes of a piece, but of a field's last one: `SMALLEST` times a power of two."""
+        """Bytes of each piece except a field's last: `SMALLEST` times a power of two."""
         size = SMALLEST
         while sum(-(-field.bytes // size) for field in self.fields) > MOST + len(self.fields):
             size *= 2
@@ -51,7 +51,7 @@ class Pieces:
 
     @cached_property
     def ranges(self) -> list[tuple[int, int, int]]:
-        """Of each piece its field, and where in its bytes it begins and ends."""
+        """Each piece's field, and where in the field's bytes it begins and ends."""
         return [
             (number, begin, min(begin + self.size, field.bytes))
             for number, field in enumerate(self.fields)
@@ -70,17 +70,17 @@ class Pieces:
 
     @cached_property
     def drawn(self) -> int:
-        """How many are kept of a message."""
+        """How many pieces of a message are kept."""
         share = int(SHARE * sum(field.bytes for field in self.fields) // (self.size + self.path))
         return max(1, min(share, MOST_DRAWN, self.count))
 
     @property
     def shown(self) -> int:
-        """Bytes of a sketch of whole pieces, which no sketch exceeds."""
+        """Bytes of the largest sketch, in which all pieces are whole."""
         return self.drawn * (self.size + self.path)
 
     def cut(self, fields: Iterable[Buffer]) -> Iterator[memoryview]:
-        """Yield the pieces of a message's fields, which may be made one after the other."""
+        """Yield the pieces of a message's fields; the fields may be made one at a time."""
         for field, data in zip(self.fields, fields, strict=True):
             view = memoryview(data)
             for begin in range(0, field.bytes, self.size):
@@ -102,16 +102,17 @@ class Pieces:
     def distance(self, fields: Iterable[Buffer], sent: Mapping[int, bytes]) -> float:
         """Return the largest distance of sent pieces from those of a message computed here.
 
-        With x the elements of a piece here, y the sent ones and r the root mean square of the
-        field's n elements of the piece's:
+        With x the n elements of a piece computed here, y the sent ones, and r the root mean square
+        of the field's elements:
 
             |y - x| / max(|x|, r sqrt(n))
 
-        so that what is small for its field is not compared with itself. A code of 8 bits counts as
-        the number by which it is above 128. Where elements are counted, the share of others.
+        so that rounding in a piece that is small for its field does not look like a lie. A code of
+        8 bits counts as its value less 128. Of counted fields it is the share of elements that
+        differ.
 
         Args:
-          fields: Of the message computed here.
+          fields: Fields of the message computed here.
           sent: Pieces by their number.
         """
         wanted: dict[int, list[int]] = {}

@@ -24,7 +24,7 @@ def gaps(index_NK: np.ndarray) -> np.ndarray:
 
 
 def indices(gap: np.ndarray, kept: int) -> np.ndarray:
-    """Return the indices that int64 gaps stand for: [N, K]; the inverse of `gaps`."""
+    """Return the indices that int64 gaps represent: [N, K]; the inverse of `gaps`."""
     return np.cumsum(gap.reshape(-1, kept) + 1, axis=1) - 1
 
 

@@ -1,4 +1,4 @@
-"""Sketches: drawn pieces of a message with their paths to the root that was committed to."""
+"""Sketches: drawn pieces of a message, with their paths to the Merkle root in its commitment."""
 
 from collections.abc import Iterable, Sequence
 
@@ -21,10 +21,10 @@ def size_of(pieces: Pieces, drawn: Sequence[int]) -> int:
 
 
 def read(pieces: Pieces, sketch: bytes, drawn: Sequence[int], root: bytes) -> dict[int, bytes]:
-    """Return the drawn pieces of a sketch, which may come from anyone, by their number.
+    """Return the drawn pieces of a stranger's sketch, by their number.
 
     Raises:
-      ValueError: It has another size, or a piece is not one that the root is over.
+      ValueError: It has another size, or a piece does not lead to the root.
     """
     if len(sketch) != (size := size_of(pieces, drawn)):
         raise ValueError(f"a sketch of {len(sketch)} bytes, expected {size}")

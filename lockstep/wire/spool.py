@@ -1,6 +1,6 @@
-"""Large messages: in files without a name, which go with the process, and not in its memory.
+"""Large messages in files without a name, which vanish with the process, instead of in memory.
 
-What of them is mapped is the system's to drop and to read again.
+They are mapped, so the system may drop their pages and read them again.
 """
 
 import mmap
@@ -17,14 +17,14 @@ Buffer: TypeAlias = bytes | memoryview | mmap.mmap
 
 
 def hold(folder: Path | None, write: Callable[[Callable[[Buffer], Any]], None]) -> mmap.mmap:
-    """Return what `write` writes, one buffer after the other, by the function that it gets.
+    """Return a mapped file of the buffers that `write` hands to its argument, in order.
 
     Args:
-      folder: On the disk that holds it; None is the system's folder of temporary files.
+      folder: A folder on the disk to use; None is the system's folder of temporary files.
       write: Called with a function that takes the next buffer.
 
     Raises:
-      LockstepError: The disk is full, or not there.
+      LockstepError: The disk is full or missing.
     """
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
@@ -39,10 +39,9 @@ def hold(folder: Path | None, write: Callable[[Callable[[Buffer], Any]], None]) 
 
 
 def drop_pages(arrays: Iterable[np.ndarray]) -> None:
-    """Have no page of the spooled messages that these arrays lie in count as this process's.
+    """Release the pages of the spooled messages in which these arrays lie.
 
-    Arrays that lie elsewhere are left alone. Whoever reads on reads from the disk, or from what the
-    system still has of it.
+    Other arrays are left alone. A later read comes from the disk, or from the system's cache.
     """
     if not hasattr(mmap, "MADV_DONTNEED"):  # not on every system, and nobody's bits depend on it
         return
@@ -52,7 +51,7 @@ def drop_pages(arrays: Iterable[np.ndarray]) -> None:
 
 
 def _owner(array: Any) -> Any:
-    """What holds the memory of an array that is a view."""
+    """Return the object that holds a view's memory."""
     while isinstance(array, np.ndarray) and array.base is not None:
         array = array.base
     return array.obj if isinstance(array, memoryview) else array

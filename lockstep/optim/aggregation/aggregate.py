@@ -12,7 +12,9 @@ import numpy as np
 
 from lockstep.optim.optimizer import Tree
 
-LARGE, FEW = 2.0**100, 2.0**-24  # what is larger is scaled before it is summed over the peers
+# Larger values are scaled down before they are summed over the peers, or a finite message of a
+# liar could make the sum infinite, and with it everybody's params.
+LARGE, FEW = 2.0**100, 2.0**-24
 
 
 class AggregateFn(Protocol):
@@ -22,10 +24,10 @@ class AggregateFn(Protocol):
         """Return one tree for the values of all peers.
 
         Args:
-          values: Arrays with a leading axis [peer]. What has the weight 0 may be anything, NaN
+          values: Arrays with a leading axis [peer]. A value of weight 0 may be anything, NaN
             included, and changes no bit.
-          weight: int32 or bool [peer]; or bool in the shape of the values, where peers have sent
-            some of the elements only.
+          weight: int32 or bool [peer]; or bool in the shape of the values, if peers sent only some
+            of the elements.
 
         Returns:
           Shapes of a peer's values; zeros where all weights are 0.
@@ -34,48 +36,50 @@ class AggregateFn(Protocol):
 
 def mean(values: Tree, weight: jax.Array) -> Tree:
     """Return the mean over peers by their weights; see `AggregateFn`."""
-    share = weight / jnp.maximum(jnp.max(weight), 1)  # equal weights are 1: bits of a plain mean
+    # Shares of the largest weight: equal weights become 1, and so have the bits of a plain mean.
+    share = weight / jnp.maximum(jnp.max(weight), 1)
     total = jnp.maximum(jnp.sum(share, axis=0), 1.0)
 
-    def of_leaf(x: jax.Array) -> jax.Array:
+    def leaf_mean(x: jax.Array) -> jax.Array:
         share_P = share.reshape(*share.shape, *[1] * (x.ndim - share.ndim))
         return quotient(jnp.where(share_P > 0, share_P * x, 0.0), total)
 
-    return jax.tree.map(of_leaf, values)
+    return jax.tree.map(leaf_mean, values)
 
 
 def quotient(x: jax.Array, count: jax.Array) -> jax.Array:
-    """Return the sum over the leading axis, by a count: finite also where the sum is not."""
+    """Return the sum over the leading axis divided by a count, finite even if the sum is not."""
     few = few_of(x, axis=0)
     return jnp.sum(x * few, axis=0) / count / few
 
 
 def few_of(x: jax.Array, axis: int | None = None) -> jax.Array:
     """Return the factor by which x may be summed: 1, and less where x is near float32's limit."""
-    # no constant: of one, XLA moves the product to behind the sum
+    # It depends on x, because XLA moves a product with a constant behind the sum.
     return jnp.where(jnp.max(jnp.abs(x), axis=axis, initial=0.0) > LARGE, FEW, 1.0)
 
 
 def equally(aggregate: AggregateFn) -> AggregateFn:
-    """Return the same aggregate of present peers that all have equal weights."""
+    """Return the same aggregate with equal weights for all present peers."""
 
-    def of_equals(values: Tree, weight: jax.Array) -> Tree:
+    def aggregate_equally(values: Tree, weight: jax.Array) -> Tree:
         return aggregate(values, weight > 0)
 
-    return of_equals
+    return aggregate_equally
 
 
 EQUAL_MEAN = equally(mean)
 
 
 def mean_on_host(values: Sequence[np.ndarray], weight: np.ndarray) -> np.ndarray:
-    """Return `mean` of some elements of each peer's values, on the host.
+    """Return the `mean` of a slice of each peer's values, on the host.
 
-    In float32, one peer after the other: each element alone, so that it is the same whichever
-    others are there. XLA takes another order, by shapes; so last bits may differ from `mean`.
+    It sums in float32, one peer after the other, so that an element's bits do not depend on how
+    the array was sliced. XLA sums in an order that depends on shapes, so last bits may differ
+    from `mean`.
 
     Args:
-      values: Float32 arrays of one shape, by peer. What has the weight 0 is not read.
+      values: Float32 arrays of one shape, by peer. An array of weight 0 is not read.
       weight: Integers or bool [peer].
     """
     share = weight.astype(np.float32) / np.float32(max(weight.max(), 1))
@@ -101,4 +105,4 @@ def _equal_mean_on_host(values: Sequence[np.ndarray], weight: np.ndarray) -> np.
 
 
 ON_HOST = {mean: mean_on_host, EQUAL_MEAN: _equal_mean_on_host}
-"""By an `AggregateFn`, the same of parts of the values on the host, where that can be."""
+"""Each `AggregateFn` that also works on the host, slice by slice, with its host version."""

@@ -1,6 +1,6 @@
-"""Aggregates that judge a peer by all that it sent of a parameter: its norm, or its distances.
+"""Aggregates that judge a peer by a whole parameter: by its norm, or by its distances.
 
-Norms and distances are L2, of one parameter; in `multi_krum` of all of them.
+Norms and distances are L2, over one parameter; in `multi_krum` over all of them.
 """
 
 from collections.abc import Callable
@@ -15,10 +15,10 @@ from lockstep.optim.aggregation.by_element import is_sent, median, middle
 from lockstep.optim.magnitude import UNIT, Sized, near_one
 from lockstep.optim.optimizer import KeyPath, Tree, group_of
 
-CLIPS = 3  # of `centered_clip`, each from where the one before led
-NO_DIRECTION = 1e-6  # largest length of a mean of unit vectors that is rounding only
+CLIPS = 3  # iterations of `centered_clip`
+NO_DIRECTION = 1e-6  # a mean of unit vectors that is shorter than this is rounding only
 MOST = float(np.finfo(np.float32).max)
-AVERAGED = "embed"  # the group whose rows few peers share: its directions are not orthogonal
+AVERAGED = "embed"  # few peers share a row of this group, so its directions are not orthogonal
 
 
 def norm_clip(values: Tree, weight: jax.Array) -> Tree:
@@ -26,25 +26,25 @@ def norm_clip(values: Tree, weight: jax.Array) -> Tree:
 
         mean of x_p * min(1, median(||x||) / ||x_p||)
 
-    A liar's pull is bounded, not its direction.
+    It bounds how far a liar pulls, not in which direction.
 
     References:
       Sun et al., Can You Really Backdoor Federated Learning?, https://arxiv.org/abs/1911.07963
     """
 
-    def of_leaf(x: jax.Array) -> jax.Array:
+    def clip_leaf(x: jax.Array) -> jax.Array:
         return _clipped(x, is_sent(x, weight))
 
-    return mean(jax.tree.map(of_leaf, values), weight)
+    return mean(jax.tree.map(clip_leaf, values), weight)
 
 
 def centered_clip(values: Tree, weight: jax.Array) -> Tree:
-    """Return the point that peers' clipped differences from it lead to, from their median.
+    """Return a centre that moves, from the median, by the mean of peers' clipped differences.
 
         v <- v + mean of (x_p - v) * min(1, r / ||x_p - v||)        3 times
 
-    with r the median of the peers' distances from v. In the paper v begins at the last round's, and
-    r is a constant.
+    with r the median of the peers' distances from v. In the paper v starts at the last round's v,
+    and r is a constant.
 
     References:
       Karimireddy, He, Jaggi, Learning from History for Byzantine Robust Optimization,
@@ -68,16 +68,16 @@ def multi_krum(liars: int) -> AggregateFn:
     """Return the mean of the peers that are closest to their neighbours: all but `liars`.
 
     A peer's score is the sum of its squared distances from the n - liars - 2 peers closest to it,
-    of n that are present; the n - liars peers with the lowest scores count. Distances are taken
-    in units of the peers' median magnitude; one that float32 does not hold then is infinite, and so
-    is the score.
+    where n are present; the n - liars peers with the lowest scores count. Distances are measured
+    in units of the peers' median magnitude, so that squares do not overflow for honest values of
+    any size; a distance that still overflows is infinite, and so is the score.
 
     References:
       Blanchard et al., Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent,
         https://arxiv.org/abs/1703.02757
     """
 
-    def of_tree(values: Tree, weight: jax.Array) -> Tree:
+    def mean_of_nearest(values: Tree, weight: jax.Array) -> Tree:
         there_P = _is_there(weight)
         count, peers = jnp.sum(there_P), jnp.arange(len(weight))
         leaves = [jnp.where(is_sent(x, weight), x, 0.0) for x in jax.tree.leaves(values)]
@@ -95,7 +95,7 @@ def multi_krum(liars: int) -> AggregateFn:
         kept = kept_P.reshape(-1, *[1] * (weight.ndim - 1))
         return mean(values, jnp.where(kept, weight, jnp.zeros_like(weight)))
 
-    return of_tree
+    return mean_of_nearest
 
 
 def rda(values: Tree, weight: jax.Array) -> Tree:
@@ -125,7 +125,7 @@ def _mean_norm(norm_P: jax.Array, weight_P: jax.Array) -> jax.Array:
 def _radial(
     values: Tree, weight: jax.Array, length: Callable[[jax.Array, jax.Array], jax.Array]
 ) -> Tree:
-    def of_leaf(path: KeyPath, x: jax.Array) -> jax.Array:
+    def average_leaf(path: KeyPath, x: jax.Array) -> jax.Array:
         if group_of(path) == AVERAGED:
             averaged: jax.Array = mean(x, weight)
             return averaged
@@ -137,14 +137,14 @@ def _radial(
         unit: jax.Array = direction / (jnp.maximum(long, NO_DIRECTION) / UNIT)
         return of_all * jnp.where(long > NO_DIRECTION, unit, 0.0)
 
-    return jax.tree.map_with_path(of_leaf, values)
+    return jax.tree.map_with_path(average_leaf, values)
 
 
 # ---- Parts; a trailing _P is a number of each peer ----
 
 
 def _is_there(sent_P: jax.Array) -> jax.Array:
-    """Return the peers of whom anything counts: bool [P]."""
+    """Return which peers have at least one element that counts: bool [P]."""
     return _by_peer(jnp.any, sent_P > 0)
 
 
@@ -153,7 +153,7 @@ def _by_peer(reduction: Callable[..., jax.Array], x: jax.Array) -> jax.Array:
 
 
 def _clipped(x: jax.Array, sent_P: jax.Array) -> jax.Array:
-    """Return what was sent, each peer's norm clipped to the median of the peers' norms."""
+    """Return the values, each peer's norm clipped to the median of the peers' norms."""
     x = jnp.where(sent_P, x, 0.0)
     sized = Sized(x, tuple(range(1, x.ndim)))
     bound = middle(sized.length, _is_there(sent_P).reshape(sized.length.shape))
@@ -161,7 +161,10 @@ def _clipped(x: jax.Array, sent_P: jax.Array) -> jax.Array:
 
 
 def _apart(x: jax.Array) -> jax.Array:
-    """Return the squared distances of peers from each other, [P, P]; in memory of P arrays."""
+    """Return the squared distances between peers, [P, P].
+
+    A loop over peers holds P arrays at a time; all differences at once would hold P^2.
+    """
     x = x.reshape(len(x), -1)
 
     def from_all(x: jax.Array, one: jax.Array) -> jax.Array:

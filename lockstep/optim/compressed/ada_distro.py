@@ -20,8 +20,8 @@ from lockstep.optim.optimizer import (
     inside,
 )
 
-EPS = 1e-8  # as Adam's: a gradient smaller than this stays small
-LEAST_MEAN = 1e-30  # keeps the first gradient that is all zeros from 0 / 0
+EPS = 1e-8  # as in Adam: a gradient smaller than this stays small
+LEAST_MEAN = 1e-30  # a first gradient of zeros would otherwise be 0 / 0
 
 
 def ada_distro(
@@ -174,14 +174,14 @@ class _SecondMoment:
     def divide(self, grads: Tree, second: Tree, weight: jax.Array) -> Tree:
         """Return g / (sqrt(v / w) + 1e-8), with w in `weight`."""
 
-        def of_leaf(g: jax.Array, moment: MatrixMoment | VectorMoment) -> jax.Array:
+        def normalized_leaf(g: jax.Array, moment: MatrixMoment | VectorMoment) -> jax.Array:
             if isinstance(moment, VectorMoment):
                 return g / (jnp.sqrt(moment.element / weight) + EPS)
             # roots before their product: the square of a small gradient's square would be zero
             row = moment.row / (jnp.mean(moment.row, axis=-2, keepdims=True) + LEAST_MEAN)
             return g / (jnp.sqrt(row) * jnp.sqrt(moment.column / weight) + EPS)
 
-        return jax.tree.map(of_leaf, grads, second)
+        return jax.tree.map(normalized_leaf, grads, second)
 
     def _squares(self, path: KeyPath, g: jax.Array) -> MatrixMoment | VectorMoment:
         square = jnp.square(g)

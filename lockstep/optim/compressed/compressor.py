@@ -32,12 +32,14 @@ class Coefficients(NamedTuple):
 
 
 class SomeBlocks(NamedTuple):
-    """What a peer sends of one parameter where blocks of zeros count as not sent; or its areas.
+    """What a peer sends of one parameter if blocks of zeros are left out; or the block areas.
+
+    Shapes never depend on values, so a block of zeros is sent like any other, and marked.
 
     Attributes:
-      zero: A bit for each block, set where the block is all zero, so that what is sent of it does
-        not count. float32, each of which holds `BITS` of them exactly.
-      sent: `Coefficients`, as if all blocks counted.
+      zero: A bit for each block, set if the block is all zero and does not count. float32 numbers,
+        each of which holds `BITS` bits exactly.
+      sent: `Coefficients` of all blocks.
     """
 
     zero: Tree
@@ -45,15 +47,15 @@ class SomeBlocks(NamedTuple):
 
 
 Selection: TypeAlias = Coefficients | SomeBlocks  # what a peer sends of one parameter
-BITS = 24  # of an integer that float32 holds
+BITS = 24  # float32 holds integers of so many bits exactly
 
 
 @dataclass(frozen=True)
 class Compressor:
     """Pure functions of one parameter, named by its path: `layout`, `encode`, `select`, `decode`.
 
-    The DCT is linear, so a momentum is stored as its coefficients: decay and gradient add up there,
-    and removing what was sent is setting zeros, exactly.
+    The DCT is linear, so a momentum is stored as its coefficients. Decay and gradients add up
+    there, and removing what was sent sets zeros: exactly, and without an inverse transform.
 
     A group is a top-level name of the params, such as "embed".
 
@@ -166,7 +168,7 @@ class Compressor:
         kth_N1 = jnp.min(best_NK, axis=-1, keepdims=True)
         mine_NK = dct.take(coefficients, cut, index_NK)
         below_NK = kth_N1 - jnp.abs(mine_NK)
-        # a block that is all but zero holds rounding only: its positions say nothing
+        # In a block of almost zeros the order is rounding only, so its positions mean nothing.
         floor = 1e-6 * jnp.max(jnp.abs(coefficients)) + SMALLEST_NORMAL
         size_N1 = jnp.maximum(kth_N1, floor)
         if value_NK.dtype == bool:
@@ -183,11 +185,11 @@ class Compressor:
     def areas(self, params: Tree) -> Tree:
         """Return how many positions a block of each parameter has, in a message's structure."""
 
-        def of_leaf(path: KeyPath, leaf: jax.Array) -> Tree:
+        def block_area(path: KeyPath, leaf: jax.Array) -> Tree:
             area = self.layout(path, leaf).area
             return SomeBlocks(0, area) if self.skip_zero_blocks else area
 
-        return jax.tree.map_with_path(of_leaf, params)
+        return jax.tree.map_with_path(block_area, params)
 
     def _topk(self, path: KeyPath) -> int:
         return self.topk_of.get(group_of(path) or "", self.topk)
@@ -206,6 +208,9 @@ def _packed(flags_N: jax.Array) -> jax.Array:
 
 
 def _unpacked(packed: jax.Array, count: int) -> jax.Array:
-    """Return `count` flags that `_packed` packed; of any other number, some flags."""
+    """Return `count` flags that `_packed` packed; any other number gives some flags, no error.
+
+    A stranger's message may hold anything, and a jitted program cannot refuse it.
+    """
     bits = jnp.clip(packed, 0, 2.0**BITS - 1).astype(jnp.int32)[:, None] >> jnp.arange(BITS)
     return (bits & 1).astype(bool).reshape(-1)[:count]

@@ -40,12 +40,12 @@ from lockstep.optim.step_direction import StepDirection
 
 @dataclass(frozen=True)
 class CompressedMomentum:
-    """A momentum of which peers exchange a few coefficients: the parts of both kinds of DisTrO.
+    """A momentum, a few of whose coefficients peers exchange; both orders of DisTrO use it.
 
     Attributes:
       learning_rate: A schedule of the step, counted from 1, or a constant. It scales the gradient
         on its way into `delta` as well as the step.
-      compressor: Choice of the coefficients that are sent of a parameter.
+      compressor: Chooses the coefficients to send.
       compression_decay: Decay of delta per round, in [0, 1].
       weight_decay: Decoupled weight decay, per unit of learning rate.
       clip_grad_norm: Largest global L2 norm of a peer's gradient; None or 0 for no clipping.
@@ -76,10 +76,10 @@ class CompressedMomentum:
     def zeros(self, params: Tree) -> Tree:
         """Return the first delta."""
 
-        def of_leaf(path: KeyPath, theta: jax.Array) -> jax.Array:
+        def zeros(path: KeyPath, theta: jax.Array) -> jax.Array:
             return jnp.zeros(self.compressor.layout(path, theta).shape, jnp.float32)
 
-        return jax.tree.map_with_path(of_leaf, params)
+        return jax.tree.map_with_path(zeros, params)
 
     def rate(self, step: jax.Array) -> Any:
         """Return the learning rate of a step."""
@@ -88,11 +88,11 @@ class CompressedMomentum:
     def add(self, delta: Tree, grads: Tree, lr: jax.Array | float) -> Tree:
         """Return compression_decay * delta + lr * clip(grads), as coefficients."""
 
-        def of_leaf(path: KeyPath, g: jax.Array, delta: jax.Array) -> jax.Array:
+        def decayed_and_added(path: KeyPath, g: jax.Array, delta: jax.Array) -> jax.Array:
             return self.compression_decay * delta + weight * self.compressor.encode(path, g)
 
         weight = lr * clip_scale(grads, self.clip_grad_norm)  # one number: no pass over gradients
-        return jax.tree.map_with_path(of_leaf, grads, delta)
+        return jax.tree.map_with_path(decayed_and_added, grads, delta)
 
     def select(self, delta: Tree) -> Tree:
         """Return the message: what the compressor sends of each parameter."""
@@ -100,27 +100,28 @@ class CompressedMomentum:
 
     def remove(self, delta: Tree, sent: Tree) -> Tree:
         """Return delta without the positions that were sent."""
-        of_leaf = partial(self.compressor.remove, share=self.removed)
-        return jax.tree.map_with_path(of_leaf, delta, sent)
+        removed = partial(self.compressor.remove, share=self.removed)
+        return jax.tree.map_with_path(removed, delta, sent)
 
     def directions(self, params: Tree, messages: Tree, present: jax.Array) -> Tree:
         """Return the direction of each parameter's step, decoded from all peers' messages."""
 
-        def of_leaf(path: KeyPath, theta: jax.Array, message: Selection) -> jax.Array:
+        def decoded(path: KeyPath, theta: jax.Array, message: Selection) -> jax.Array:
             agreed = self.compressor.aggregate(path, theta, message, present, self.aggregate)
-            agreed = agreed * near_one(agreed)  # a direction has no size, and decoding sums
+            # Only the sign is used, so any scale will do; near 1 the sums of decoding stay finite.
+            agreed = agreed * near_one(agreed)
             return self.direction(path, self.compressor.decode(path, agreed))
 
-        return jax.tree.map_with_path(of_leaf, params, messages)
+        return jax.tree.map_with_path(decoded, params, messages)
 
     def lookahead(self, params: Tree, delta: Tree, step: jax.Array) -> Tree:
         """Return the params after a step in which all peers' deltas equal this one."""
 
-        def of_leaf(path: KeyPath, theta: jax.Array, delta: jax.Array) -> Any:
+        def stepped(path: KeyPath, theta: jax.Array, delta: jax.Array) -> Any:
             lr = self.rate(step - 1) * self.direction.scale_of(path)
             return theta - lr * self.direction(path, self.compressor.decode(path, delta))
 
-        return jax.tree.map_with_path(of_leaf, params, delta)
+        return jax.tree.map_with_path(stepped, params, delta)
 
     def decay(self, step: jax.Array) -> Any:
         """Return the share of every weight that is removed in a step."""
@@ -129,11 +130,11 @@ class CompressedMomentum:
     def updates(self, params: Tree, directions: Tree, decay: Any, step: jax.Array) -> Tree:
         """Return -(lr(step) * direction + decay * theta)."""
 
-        def of_leaf(path: KeyPath, theta: jax.Array, d: jax.Array) -> Any:
+        def update(path: KeyPath, theta: jax.Array, d: jax.Array) -> Any:
             lr = self.rate(step) * self.direction.scale_of(path)
             return -(lr * d + decay * theta)
 
-        return jax.tree.map_with_path(of_leaf, params, directions)
+        return jax.tree.map_with_path(update, params, directions)
 
     def distance(self, delta: Tree, message: Tree) -> jax.Array:
         """Return the distance of a message from what this delta would send."""
@@ -188,6 +189,8 @@ def distro(momentum: CompressedMomentum, overlap: int = 0) -> Optimizer:
         return DistroState(momentum.add(own.delta, grads, momentum.rate(step)))
 
     def after_sending(own: DistroState, message: Tree) -> DistroState:
+        # An auditor calls this with the message that was sent, not with its own: so its momentum
+        # follows the sender's, and a small difference between machines does not grow.
         return DistroState(momentum.remove(own.delta, _positions(message)))
 
     def send(own: Tree, params: Tree, shared: Tree, step: jax.Array) -> tuple[Tree, Tree]:
@@ -233,8 +236,8 @@ class WaitingDirection(NamedTuple):
 def distro_overlapped(momentum: CompressedMomentum, overlap: int) -> Optimizer:
     """Return DisTrO in Psyche's order: messages travel while the next round is computed.
 
-    A peer takes its gradient where its own delta says that params will be, and removes what it sent
-    a round later, all of it before decay as Psyche's `generate` does. With the names of `distro`:
+    A peer takes its gradient at the params that its own delta predicts. It removes what it sent a
+    round later, before the decay, as Psyche's `generate` does. With the names of `distro`:
 
         g_p at theta - lr(t-1) * sign(delta_p)
         delta_p <- compression_decay * (delta_p - D(q_p(t-1))) + lr(t) * g_p;  send q_p(t)
@@ -242,7 +245,7 @@ def distro_overlapped(momentum: CompressedMomentum, overlap: int) -> Optimizer:
 
     with s = t for overlap 1, Psyche's `train` example, which applies Q(t-1) at the end of round t,
     and s = t + 1 for 2, Psyche's network, which applies it as round t + 1 begins. So both train
-    round t on params that know of Q up to t - 2, and differ only in the learning rate of a step.
+    round t on params that include Q up to t - 2, and differ only in a step's learning rate.
     The last round's Q is lost, as in Psyche.
 
     Args:

@@ -1,4 +1,4 @@
-"""Fragments of the params, exchanged in turns: each is one of F equal ranges of every parameter.
+"""Fragments of the params, exchanged in turn: each is one of F equal ranges of every parameter.
 
 Shapes: F fragments, N elements of a parameter in each.
 """
@@ -31,20 +31,20 @@ class Fragments(NamedTuple):
     def put(self, tree: Tree, part: Tree, number: jax.Array) -> Tree:
         """Return params with one fragment replaced."""
 
-        def of_leaf(x: jax.Array, part_N: jax.Array) -> jax.Array:
+        def replace_row(x: jax.Array, part_N: jax.Array) -> jax.Array:
             rows_FN = put_row(self._cut(x), part_N, number)
             flat: jax.Array = rows_FN.ravel()[: x.size]
             return flat.reshape(x.shape)
 
-        return jax.tree.map(of_leaf, tree, part)
+        return jax.tree.map(replace_row, tree, part)
 
     def init_of_each(self, optimizer: Optimizer, params: Tree) -> tuple[Tree, Tree]:
         """Return the first states of one optimizer for each fragment, with a leading axis F."""
 
-        def of_one(number: jax.Array) -> tuple[Tree, Tree]:
+        def init_fragment(number: jax.Array) -> tuple[Tree, Tree]:
             return optimizer.init(self.take(params, number))
 
-        return jax.vmap(of_one)(jnp.arange(self.total))
+        return jax.vmap(init_fragment)(jnp.arange(self.total))
 
     def _cut(self, x: jax.Array) -> jax.Array:
         """Return [F, N], the last row padded with zeros."""

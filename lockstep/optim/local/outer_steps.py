@@ -109,8 +109,8 @@ def cgad(
         s(a)   = (1 + cos(pi * a / cutoff)) / 2 * exp(-alpha * a)     below the cutoff, then 0
         theta <- theta - learning_rate * (Adam's direction of D)
 
-    Where all ages are 0 it is Adam. What could be read of the paper has neither the gate's formula
-    nor its defaults of alpha and the cutoff; half a cosine is what its name and its end suggest.
+    If all ages are 0 it is Adam. The accessible part of the paper has neither the gate's formula
+    nor defaults for alpha and the cutoff; half a cosine is what the name suggests.
 
     Args:
       learning_rate: A schedule of the round, counted from 1, or a constant.
@@ -132,11 +132,11 @@ def cgad(
         gate_P = 0.5 * (1.0 + jnp.cos(jnp.pi * age_P / cutoff))
         return jnp.where(age_P < cutoff, gate_P * jnp.exp(-alpha * age_P), 0.0)
 
-    def of_tree(messages: Tree, peers: RoundPeers, shared: Tree) -> Tree:
+    def scale_by_age(messages: Tree, peers: RoundPeers, shared: Tree) -> Tree:
         factor_P = factor(peers.age)
         return jax.tree.map(lambda x: x * factor_P.reshape(-1, *[1] * (x.ndim - 1)), messages)
 
-    return _corrected(by_adam, of_tree)
+    return _corrected(by_adam, scale_by_age)
 
 
 class _Correction(NamedTuple):
@@ -174,17 +174,17 @@ def heloco(
         m     <- momentum * m + (1 - momentum) * G
         theta <- theta - learning_rate * (G + momentum * m)
 
-    Where m is 0, as before the first merge, D stays as it is. A parameter is here that of a
-    fragment; the paper's delay weight is 1.
+    If m is 0, as before the first merge, D stays as it is. Here a parameter is a fragment's part
+    of it; the paper's delay weight is 1.
 
     Args:
       learning_rate: A schedule of the round, counted from 1, or a constant.
       momentum: Decay of m, in [0, 1).
-      keep: Cosine from which on a pseudogradient stays as it is, 0 to 1; the paper's c_ok.
-      shrink: How much of what points against the momentum is taken off, per -c; k_s.
-      shrink_most: The largest share of it that is, 0 to 1; beta_max.
+      keep: Cosine above which a pseudogradient stays as it is, 0 to 1; the paper's c_ok.
+      shrink: How much of the part against the momentum is removed, per -c; the paper's k_s.
+      shrink_most: The largest share of it that is removed, 0 to 1; beta_max.
       turn: How far a pseudogradient with c from 0 to `keep` is turned, per 1 - c; k_d.
-      trust: Times the norm of the momentum at which a pseudogradient is corrected half as far;
+      trust: A pseudogradient whose norm is `trust` times the momentum's is corrected half as far;
         kappa.
       aggregate: How the peers' pseudogradients become one.
 
@@ -208,16 +208,16 @@ def heloco(
         m = jax.tree.map(lambda m, g: momentum * m + (1.0 - momentum) * g, state, updates)
         return jax.tree.map(lambda g, m: g + momentum * m, updates, m), m
 
-    def of_tree(messages: Tree, peers: RoundPeers, shared: Tree) -> Tree:
+    def turn_to_momentum(messages: Tree, peers: RoundPeers, shared: Tree) -> Tree:
         del peers
 
-        def of_leaf(x: jax.Array, m: jax.Array) -> jax.Array:
+        def turn_leaf(x: jax.Array, m: jax.Array) -> jax.Array:
             return jax.vmap(lambda one: _turned(one, m, by))(x)
 
-        return jax.tree.map(of_leaf, messages, shared)
+        return jax.tree.map(turn_leaf, messages, shared)
 
     direction = optax.GradientTransformation(init, update)
-    return _corrected(dense(learning_rate, direction, aggregate=aggregate), of_tree)
+    return _corrected(dense(learning_rate, direction, aggregate=aggregate), turn_to_momentum)
 
 
 def _turned(x: jax.Array, m: jax.Array, by: _Correction) -> jax.Array:

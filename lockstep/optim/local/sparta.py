@@ -1,4 +1,4 @@
-"""SPARTA: peers train by themselves, and in each round take the mean of a few of their params."""
+"""SPARTA: peers train alone, and in each round average a few of their params."""
 
 from dataclasses import dataclass
 
@@ -22,7 +22,7 @@ def sparta(
     selector: str = "random",
     aggregate: AggregateFn = mean,
 ) -> Optimizer:
-    """Return sparse parameter averaging: a random share of the params becomes the mean of peers'.
+    """Return sparse parameter averaging: peers average a random share of the params.
 
     With theta_p the local params of peer p, in each round:
 
@@ -31,14 +31,14 @@ def sparta(
         theta_p[S] <- theta[S]
 
     S is the same for all peers: each parameter is cut into round(share * size) parts, as even as
-    can be, and S has one element of each. The selector says which: with "random" it is drawn anew
-    in each round; with "shuffled" the first is drawn, and then it is the next one's turn, so that
-    each element has its turn once in about 1 / share rounds; with "partitioned" as well, but the
-    first is drawn anew in each of these cycles. So places are not sent; a message is
+    possible, and S has one element of each. The selector chooses it: "random" draws it anew in
+    each round; "shuffled" draws the first and then takes the next in turn, so that each element
+    has its turn once in about 1 / share rounds; "partitioned" does so too, but draws the first
+    anew in each such cycle. Every peer can compute S, so positions are not sent; a message is
     (theta - theta_p)[S] in float32.
 
-    theta, the params of all, is what peers last agreed on, element by element: 1 / share rounds
-    ago on average, and peers that begin later begin with it.
+    theta, the agreed params, is what peers last agreed on, element by element: 1 / share rounds
+    ago on average. Peers that join later begin with it.
 
     In EXO Gym a random S has any elements, and the other two cut a random permutation of all.
 
@@ -104,10 +104,10 @@ class _Places:
         """Return S: int32 [K] of each parameter, ascending."""
         leaves, structure = jax.tree.flatten(params)
         return jax.tree.unflatten(
-            structure, [self._of_leaf(n, leaf.size, step) for n, leaf in enumerate(leaves)]
+            structure, [self._draw(n, leaf.size, step) for n, leaf in enumerate(leaves)]
         )
 
-    def _of_leaf(self, number: int, size: int, step: jax.Array) -> jax.Array:
+    def _draw(self, number: int, size: int, step: jax.Array) -> jax.Array:
         """Return a place in each of round(share * size) parts: int32 [K], ascending."""
         count = min(size, max(1, round(self.share * size)))
         width, longer = divmod(size, max(1, count))

@@ -38,7 +38,7 @@ def streaming_diloco(
     delay: int,
     mixing: float,
 ) -> Optimizer:
-    """Return Streaming DiLoCo: DiLoCo of a fragment in each round, adopted some local steps later.
+    """Return Streaming DiLoCo: each round exchanges one fragment, adopted some local steps later.
 
     With the names of `diloco`, H = inner_steps, F = fragments and f = (t - 1) mod F, in round t:
 
@@ -51,10 +51,10 @@ def streaming_diloco(
 
         theta_p[f] <- mixing * theta_p[f] + (1 - mixing) * theta[f]
 
-    So each fragment is exchanged every H local steps, and peers train on without waiting for it. A
-    peer that takes no step in a round adopts the fragment too. A message is 4 / F bytes per
-    parameter, fewer with a quantizer. theta, the params of all, is what they last agreed on,
-    fragment by fragment. If a message is lost, so are its peer's local steps in that fragment.
+    So each fragment is exchanged every H local steps, and peers do not wait for it. A peer that
+    takes no step in a round adopts the fragment too. A message is 4 / F bytes per parameter, fewer
+    with a quantizer. theta, the agreed params, is what peers last agreed on, fragment by fragment.
+    If a message is lost, so are its peer's local steps in that fragment.
 
     Fragment f is the f-th of F equal ranges of each parameter: a block of layers, as in the paper,
     where layers are stacked; a block of rows of the embedding and of the head, to which the paper
@@ -97,7 +97,7 @@ class _Streaming:
     mixing: float
 
     def init(self, params: Tree) -> tuple[Tree, Tree]:
-        # a copy: whoever steps may donate the state and keep the params
+        # A copy, because a training step donates the state's memory and keeps the params.
         local = jax.tree.map(lambda theta: jnp.array(theta, jnp.float32, copy=True), params)
         own, shared = self.fragments.init_of_each(self.outer, params)
         return StreamingState(local, *self.inner.init(params), own), shared
@@ -131,7 +131,7 @@ class _Streaming:
         def take(here: Tree, agreed: Tree) -> tuple[Tree, Tree]:
             return self.outer.receive(messages, peers, here, agreed, step)
 
-        return self._of_fragment(take, params, shared, step)
+        return self._step_fragment(take, params, shared, step)
 
     @property
     def merge(self) -> Merge | None:
@@ -140,10 +140,10 @@ class _Streaming:
         aggregate, take_outer = self.outer.merge
 
         def take(merged: Tree, params: Tree, shared: Tree, step: jax.Array) -> tuple[Tree, Tree]:
-            def of_fragment(here: Tree, agreed: Tree) -> tuple[Tree, Tree]:
+            def take_fragment(here: Tree, agreed: Tree) -> tuple[Tree, Tree]:
                 return take_outer(merged, here, agreed, step)
 
-            return self._of_fragment(of_fragment, params, shared, step)
+            return self._step_fragment(take_fragment, params, shared, step)
 
         return Merge(aggregate, take)
 
@@ -159,7 +159,7 @@ class _Streaming:
             jax.eval_shape(self.fragments.take, params, jnp.zeros((), jnp.int32))
         )
 
-    def _of_fragment(
+    def _step_fragment(
         self, take: Callable[[Tree, Tree], tuple[Tree, Tree]], params: Tree, shared: Tree,
         step: jax.Array,
     ) -> tuple[Tree, Tree]:  # fmt: skip
