@@ -20,6 +20,7 @@ from lockstep.errors import DivergedError
 from pipeline.__main__ import main
 from pipeline.stage.keys import PROJECT
 from tests import tiny
+from tests.errors import check_names
 
 
 class Place:
@@ -45,14 +46,11 @@ class Place:
         self.set(model__LLM__checkpoint={"Hub": {"repo_id": str(folder)}})
         return folder
 
-    def refused(self, stage: str, *said: str, file_bytes: int | None = None) -> None:
-        """The stage ends with status 1 and one line that holds each of `said`, and changes nothing
-        of what earlier stages made.
+    def refused(self, stage: str, *named: object, file_bytes: int | None = None) -> None:
+        """The stage ends with status 1 and one line that names these, and changes nothing of what
+        earlier stages made.
 
-        Args:
-          stage: which.
-          said: parts of the line.
-          file_bytes: the largest file that can be written, as on a disk that fills up.
+        `file_bytes` is the largest file that can be written, as on a disk that fills up.
         """
         before = {p: tiny.contents(p) for p in self.root.glob("data/*") if p.name != "runs"}
         arguments = [stage, "--run", str(self.run_file), "--root", str(self.root)]
@@ -60,10 +58,8 @@ class Place:
             error = full_disk(file_bytes, arguments, compiled=self.folder / "compiled")
         else:
             error = ended(arguments)
-        assert len(error.splitlines()) == 1, error
         assert error.startswith("error: ")
-        for part in said:
-            assert part in error
+        check_names(error, *named)
         for path, files in before.items():
             if path.is_dir() and path.name != "store":
                 assert tiny.contents(path) == files, path
@@ -114,39 +110,35 @@ def place(tmp_path) -> Place:
 
 def test_no_run_file(place):
     place.run_file.unlink()
-    place.refused("download", "run.toml", "No such file", "expected a run file")
+    place.refused("download", "run.toml")
 
 
 def test_an_unknown_key(place):
     place.set(peers__colour="red")
-    place.refused("train", "run.toml: peers.colour: unknown key")
+    place.refused("train", "run.toml", "peers.colour")
 
 
 def test_a_wrong_type(place):
     place.set(config__total_steps="ten")
-    place.refused("train", "run.toml", 'config.total_steps is "ten", expected an integer')
+    place.refused("train", "run.toml", "config.total_steps", '"ten"')
 
 
 def test_a_missing_table(place):
     document = tiny.run_document(place.data)
     del document["faults"]
     tiny.write_run(place.run_file, document)
-    place.refused("train", "run.toml: faults is missing", "lockstep import")
+    place.refused("train", "run.toml", "faults", "lockstep import")
 
 
 def test_an_optimizer_without_an_engine(place):
     place.set(model__LLM__optimizer="Dummy")
     place.make("download", "convert")
-    place.refused(
-        "train",
-        "model.LLM.optimizer.Dummy",
-        "expected model.LLM.optimizer.Distro, AdaDistro, AdamW",
-    )
+    place.refused("train", "model.LLM.optimizer.Dummy", "model.LLM.optimizer.Distro", "AdamW")
 
 
 def test_a_location_without_a_provider(place):
     place.set(model__LLM__data_location={"Server": "host:1234"})
-    place.refused("download", "model.LLM.data_location.Server", "would need a Psyche data server")
+    place.refused("download", "model.LLM.data_location.Server")
 
 
 def test_a_tokenizer_that_does_not_fit_the_model_is_warned_of(place):
@@ -160,18 +152,18 @@ def test_a_tokenizer_that_does_not_fit_the_model_is_warned_of(place):
 
 def test_a_checkpoint_without_a_reader(place):
     place.set(model__LLM__checkpoint={"Dummy": {"repo_id": "owner/name"}})
-    place.refused("convert", "model.LLM.checkpoint.Dummy", "expected Hub or P2P or Gcs or P2PGcs")
+    place.refused("convert", "model.LLM.checkpoint.Dummy", "Hub", "P2PGcs")
 
 
 def test_an_architecture_without_a_model(place):
     place.set(model__LLM__architecture="Torchtitan")
-    place.refused("convert", "model.LLM.architecture", "Torchtitan", "expected HfLlama, HfDeep")
+    place.refused("convert", "model.LLM.architecture", "Torchtitan", "HfLlama")
 
 
 def test_a_kind_of_data_that_has_no_labels(place):
     place.make("download", "convert")
     place.set(model__LLM__data_type="Finetuning")
-    place.refused("train", "model.LLM.data_type", "Finetuning", "expected Pretraining")
+    place.refused("train", "model.LLM.data_type", "Finetuning", "Pretraining")
 
 
 def test_a_checkpointer_that_is_no_destination(place):
@@ -184,7 +176,7 @@ def test_a_checkpointer_that_is_no_destination(place):
     del config["global_batch_size_warmup_tokens"]
     config |= {"rounds_per_epoch": 100, "global_batch_size": 4, "checkpointers": ["abc"]}
     tiny.write_run(place.run_file, document)
-    place.refused("train", 'config.checkpointers[0] is "abc", expected owner/name on the hub or gs')
+    place.refused("train", "config.checkpointers[0]", '"abc"')
 
 
 # ---- Data ----
@@ -192,18 +184,18 @@ def test_a_checkpointer_that_is_no_destination(place):
 
 def test_no_data_folder(place):
     shutil.rmtree(place.data)
-    place.refused("download", "model.LLM.data_location.Local", str(place.data), "expected")
+    place.refused("download", "model.LLM.data_location.Local", place.data)
 
 
 def test_a_shard_cut_within_a_token(place):
     file = place.data / "a.ds"
     file.write_bytes(file.read_bytes()[:-1])
-    place.refused("download", "a.ds", "79999 bytes", "multiple of the token size, 2 bytes")
+    place.refused("download", "a.ds", 79999, 2)
 
 
 def test_an_empty_shard(place):
     (place.data / "a.ds").write_bytes(b"")
-    place.refused("download", "a.ds", "0 bytes", "expected tokens")
+    place.refused("download", "a.ds", 0)
 
 
 def test_a_token_beyond_the_vocabulary(place):
@@ -211,26 +203,26 @@ def test_a_token_beyond_the_vocabulary(place):
     tokens[123] = tiny.VOCABULARY
     tokens.tofile(place.data / "a.ds")
     place.make("download", "convert")
-    place.refused("train", "00000.ds", "token id 64 at token 123", "expected ids below 64")
+    place.refused("train", "00000.ds", 64, 123)
 
 
 def test_sequences_longer_than_the_data(place):
     place.make("download")
     place.set(model__LLM__max_seq_len=50_000)
     place.make("convert")
-    place.refused("train", "max_seq_len = 50000", "found 40000 tokens")
+    place.refused("train", "max_seq_len", 50000, 40000)
 
 
 def test_too_little_data_for_the_run(place):
     place.make("download", "convert")
     place.set(config__total_steps=1000)
-    place.refused("train", "2500 sequences of 16 tokens, expected 4000", "total_steps = 1000")
+    place.refused("train", 2500, 4000, "total_steps", 1000)
 
 
 def test_a_shard_changed_after_download(place):
     place.make("download", "convert")
     (place.root / "data/shards/train/00000.ds").write_bytes(b"\0\0" * 40_000)
-    place.refused("train", "data/shards/train/00000.ds", "found 80000 bytes of sha256", "expected")
+    place.refused("train", "data/shards/train/00000.ds", 80000)
 
 
 # ---- Weights ----
@@ -238,55 +230,55 @@ def test_a_shard_changed_after_download(place):
 
 def test_no_weights_folder(place):
     place.set(model__LLM__checkpoint={"Hub": {"repo_id": str(place.folder / "nothing")}})
-    place.refused("convert", "model.LLM.checkpoint.Hub", "nothing", "expected a folder")
+    place.refused("convert", "model.LLM.checkpoint.Hub", place.folder / "nothing")
 
 
 def test_a_model_type_that_nobody_knows(place):
     folder = place.hf_folder()
     described = json.loads((folder / "config.json").read_text()) | {"model_type": "mamba"}
     (folder / "config.json").write_text(json.dumps(described))
-    place.refused("convert", "config.json", "model_type is 'mamba', expected 'llama'")
+    place.refused("convert", "config.json", "model_type", "'mamba'", "'llama'")
 
 
 @pytest.mark.parametrize("fault", ["missing", "extra", "of another shape"])
 def test_tensors_that_are_not_the_configs(place, fault):
     file = place.hf_folder() / "model.safetensors"
     tensors = load_file(file)
-    said = {
-        "missing": "model.norm.weight [16] is missing",
-        "extra": "model.bias [2] in model.safetensors is not expected",
-        "of another shape": "model.norm.weight in model.safetensors is [2], expected [16]",
+    named = {
+        "missing": ["model.norm.weight", "[16]"],
+        "extra": ["model.bias", "[2]"],
+        "of another shape": ["model.norm.weight", "[2]", "[16]"],
     }[fault]
     if fault == "missing":
         del tensors["model.norm.weight"]
     else:
         tensors["model.bias" if fault == "extra" else "model.norm.weight"] = np.ones(2, np.float32)
     save_file(tensors, file)
-    place.refused("convert", str(file.parent), said)
+    place.refused("convert", file.parent, *named)
 
 
 def test_weights_cut_short(place):
     file = place.hf_folder() / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-10])
-    place.refused("convert", str(file), "expected a safetensors file")
+    place.refused("convert", file)
 
 
 def test_an_earlier_run_that_is_not_there(place):
     place.set(model__LLM__checkpoint={"Run": "0123456789ab"})
-    place.refused("convert", "model.LLM.checkpoint.Run: 0123456789ab, expected the key of a")
+    place.refused("convert", "model.LLM.checkpoint.Run", "0123456789ab")
 
 
 # ---- Stages, folders, disk ----
 
 
 def test_a_stage_whose_input_is_not_there(place):
-    place.refused("train", "data/init/made-", "expected from stage convert", "lockstep convert")
+    place.refused("train", "stage convert", "lockstep convert")
 
 
 def test_a_folder_that_cannot_be_made(place):
     place.root.mkdir()
     (place.root / "data").write_text("a file in the way")
-    place.refused("download", "data")
+    place.refused("download", place.root / "data")
 
 
 @pytest.mark.parametrize("stage", ["download", "convert", "train", "export"])
@@ -303,19 +295,19 @@ def test_a_run_file_that_an_engine_would_not_take(place):
     del document["links"]  # it has a default, which DVC cannot track
     tiny.write_run(place.run_file, document)
     said = ended(["check", "--run", str(place.run_file)])
-    assert said.startswith(f"error: {place.run_file}: links is missing; `lockstep import ")
+    check_names(said, place.run_file, "links", "lockstep import")
 
 
 def test_too_few_open_files(place, monkeypatch):
     monkeypatch.setattr(resource, "getrlimit", lambda _: (32, 32))
-    place.refused("train", "ulimit -n: 32 open files, expected at least 128")
+    place.refused("train", "ulimit -n", 32, 128)
 
 
 def test_a_loss_that_diverges_stops_the_run_and_keeps_a_good_checkpoint(place):
     high = {"Constant": {"base_lr": 30.0, "warmup_init_lr": 0.0, "warmup_steps": 0}}
     place.make("download", "convert")
     place.set(model__LLM__lr_schedule=high, held_out__every=1)
-    place.refused("train", "train: diverged: ", "the last good checkpoint is kept in", "lower")
+    place.refused("train", "diverged", "checkpoint")
     assert not (place.root / "data/trained").exists()
     (checkpoints,) = place.root.glob("data/runs/*/checkpoints")
     assert checkpoints.is_dir()
@@ -326,18 +318,18 @@ def test_what_is_not_finite_stops_the_run_where_it_arises(place):
     init = {"seed": 0, "config": tiny.MODEL | {"num_hidden_layers": 1, "initializer_range": 1e15}}
     place.set(model__LLM__checkpoint={"Init": init})
     place.make("download", "convert")
-    place.refused("train", "train: diverged: own/0/delta/", " is not finite after round ")
+    place.refused("train", "diverged", "own/0/delta")
     assert not (place.root / "data/trained").exists()
 
 
 def test_weights_that_are_not_numbers_are_named_and_those_that_give_none_are_not_trained(place):
     weights = place.hf_folder() / "model.safetensors"
     tensors = load_file(weights)
-    for value, stage, *said in (
-        (np.nan, "convert", "model.safetensors: model.norm.weight has a value of nan, expected"),
-        (3e38, "train", "data/init: the held-out loss is not finite before the first round"),
+    for value, stage, *named in (
+        (np.nan, "convert", "model.safetensors", "model.norm.weight", "nan"),
+        (3e38, "train", "data/init", "held-out loss"),
     ):
         tensors["model.norm.weight"][0] = value
         save_file(tensors, weights)
         place.make("download", *(["convert"] if stage == "train" else []))
-        place.refused(stage, *said)
+        place.refused(stage, *named)

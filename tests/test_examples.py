@@ -15,6 +15,7 @@ import pytest
 from matplotlib import pyplot as plt
 
 from lockstep.errors import LockstepError
+from tests.errors import refused
 from tests.servers.files import Files
 from tests.servers.hub import Repo, running_hub
 from tests.tiny import PROJECT
@@ -61,7 +62,7 @@ def test_digits(monkeypatch, capsys):
 
 def test_digits_without_scikit_learn(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn", None)
-    with pytest.raises(SystemExit, match="expected it: pip install scikit-learn"):
+    with pytest.raises(SystemExit, match="pip install scikit-learn"):
         example("digits")
 
 
@@ -108,9 +109,7 @@ def test_mnist_is_downloaded_once(mnist_files, monkeypatch):
     assert (again["image"] == train["image"]).all()
     for file in Path("data/mnist").iterdir():
         file.unlink()
-    with pytest.raises(
-        LockstepError, match="train-images-idx3-ubyte.gz: .*; expected MNIST, or its"
-    ):
+    with pytest.raises(LockstepError, match="train-images-idx3-ubyte.gz"):
         mnist.read(None)
 
 
@@ -118,7 +117,7 @@ def test_another_file_in_the_place_of_mnist_is_refused(mnist_files, monkeypatch)
     mnist = example("mnist")
     with Files(files=dict(mnist_files)).serving() as server:
         monkeypatch.setattr(mnist, "URL", server.url(""))
-        with pytest.raises(LockstepError, match="train-images.*: its MD5 is .*, expected f68b3c2d"):
+        with refused("train-images-idx3-ubyte.gz", "MD5"):
             mnist.read(None)
     assert not Path("data/mnist").exists()
 
@@ -134,12 +133,12 @@ def test_what_is_not_mnist_is_named(mnist_files, tmp_path):
         b"\0\0\x08\xff",
     ):
         (tmp_path / "x").write_bytes(content)
-        with pytest.raises(LockstepError, match="x: not an IDX file of bytes, expected"):
+        with refused("x", "IDX"):
             read_idx(tmp_path / "x")
     (tmp_path / "x").write_bytes(gzip.compress(b"pictures" * 99)[:-9])
-    with pytest.raises(LockstepError, match="x: damaged: .*; expected a file of MNIST"):
+    with refused("x"):
         read_idx(tmp_path / "x")
-    with pytest.raises(LockstepError, match="y: not there, expected a file of MNIST"):
+    with refused("y"):
         read_idx(tmp_path / "y")
 
 
@@ -176,7 +175,7 @@ def test_nanogpt_diloco(monkeypatch, tmp_path, capsys):
 
 def test_no_network_is_one_line(monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(LockstepError, match="shakespeare: .*; expected input.txt, or a --text"):
+    with refused("input.txt", "--text"):
         example("nanogpt_diloco").main(["--dataset", "shakespeare"])
 
 

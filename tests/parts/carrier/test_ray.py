@@ -16,13 +16,13 @@ os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0123456789abcdef" * 
 import ray
 from ray.cluster_utils import Cluster
 
-from lockstep.errors import LockstepError
 from lockstep.files import read_json
 from lockstep.transcript.transcript import Transcript
 from parts.carrier import ray_actors, requests
 from parts.carrier.requests import AnswerHeader, Asked, RequestHeader, decode, encode
 from pipeline.runfile.runtime_table import RayCluster
 from tests import tiny
+from tests.errors import refused
 from tests.parts.carrier.test_remote_peers import never_twice
 
 STORE = 80 * 2**20  # bytes of each node's object store
@@ -213,5 +213,5 @@ def test_a_cluster_that_loses_a_node_and_gains_one_finishes_and_its_audit_accept
 
 def test_a_cluster_that_lets_anybody_in_is_refused(monkeypatch):
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    with pytest.raises(LockstepError, match="'disabled', expected 'token'"):
+    with refused("RAY_AUTH_MODE", "'disabled'", "'token'"):
         ray_actors.start(1, RayCluster(), environment={}, backend="cpu")

@@ -12,7 +12,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from lockstep.errors import LockstepError
 from lockstep.programs.train_step import Programs
 from lockstep.transcript.transcript import Transcript
 from parts.carrier import operations
@@ -21,6 +20,7 @@ from parts.carrier.remote_peers import Patience, RemotePeers
 from parts.carrier.requests import Asked
 from pipeline import runfile
 from pipeline.stage import signals
+from tests.errors import refused
 from tests.lockstep.swarm import simulated
 from tests.parts.carrier.loopback import Fails, Loopback
 
@@ -189,7 +189,7 @@ def test_whatever_processes_do_nothing_is_lost_or_done_twice_and_the_audit_accep
 
 def test_a_run_whose_processes_are_all_gone_ends_in_one_line(tmp_path):
     run = simulated.run_of("signs")
-    with pytest.raises(LockstepError, match="no peer's process is left"):
+    with refused("train", "no peer's process is left"):
         train(run, tmp_path, fails=lambda peer, operation: "before" * (operation == "optimize"))
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from lockstep.errors import LockstepError
 from parts.carrier.channel import PeerSecret, Secrets
+from tests.errors import refused
 
 
 def test_each_peer_has_a_file_of_its_own_with_no_other_ones_key(tmp_path):
@@ -26,7 +27,7 @@ def test_a_trainer_started_again_accepts_the_keys_it_gave(tmp_path):
 def test_a_file_of_keys_that_others_may_read_is_refused(tmp_path):
     path = Secrets(tmp_path, 1).path(0)
     path.chmod(0o640)
-    with pytest.raises(LockstepError, match="others may read it, expected mode 600"):
+    with refused("peer-0.json", 600):
         PeerSecret.read(path)
 
 

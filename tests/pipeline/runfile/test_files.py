@@ -6,10 +6,10 @@ import tomllib
 
 import pytest
 
-from lockstep.errors import LockstepError
 from pipeline import runfile
 from pipeline.stage.keys import PROJECT
 from tests import tiny
+from tests.errors import refused
 
 DEFAULT = PROJECT / "params" / "run.toml"
 
@@ -28,29 +28,27 @@ def test_every_run_file_of_the_project_loads(file):
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("content", "line"),
     [
-        (b"[config]\nwarmup_time = \n", ":2: Invalid value, expected TOML"),
-        (b"[config]\n\nwarmup_time 3\n", ":3: Expected '=' after a key"),
-        (b"[config]\na = 1\na = 2\n", ":3: Cannot overwrite a value, expected TOML"),
-        (b"a = '''\n\n", ":3: "),
-        (b"[config]\n# \xff\n", ":2: byte 0xff, expected UTF-8"),
+        (b"[config]\nwarmup_time = \n", 2),
+        (b"[config]\n\nwarmup_time 3\n", 3),
+        (b"[config]\na = 1\na = 2\n", 3),
+        (b"a = '''\n\n", 3),
+        (b"[config]\n# \xff\n", 2),
     ],
 )
-def test_file_that_is_no_toml_is_refused_with_its_line(tmp_path, content, message):
+def test_file_that_is_no_toml_is_refused_with_its_line(tmp_path, content, line):
     path = tmp_path / "broken.toml"
     path.write_bytes(content)
-    with pytest.raises(LockstepError) as caught:
+    with refused(f"{path}:{line}"):
         runfile.load(path)
-    assert str(caught.value).startswith(f"{path}{message}")
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("content", ["a = " + "[" * 5000 + "]" * 5000, "a = " + "1" * 5000])
 def test_file_beyond_the_parsers_limits_is_refused_in_one_line(tmp_path, content):
     path = tmp_path / "huge.toml"
     path.write_text(content)
-    with pytest.raises(LockstepError, match=r"^\S+huge\.toml: .*, expected TOML$"):
+    with refused(path):
         runfile.load(path)
 
 
@@ -68,16 +66,14 @@ def test_file_that_would_take_long_to_parse_is_refused_before_that(tmp_path, con
     path = tmp_path / "huge.toml"
     path.write_text(content)
     monkeypatch.setattr(tomllib, "loads", lambda _: pytest.fail("is parsed"))
-    with pytest.raises(
-        LockstepError, match=r"huge\.toml(:1)?: (over|a key of over) \d+ .*expected"
-    ):
+    with refused(path):
         runfile.load(path)
 
 
 def test_missing_file_and_folder_are_refused_by_name(tmp_path):
-    with pytest.raises(LockstepError, match=r"none\.toml: No such file"):
+    with refused(tmp_path / "none.toml"):
         runfile.load(tmp_path / "none.toml")
-    with pytest.raises(LockstepError, match="Is a directory"):
+    with refused(tmp_path):
         runfile.load(tmp_path)
 
 

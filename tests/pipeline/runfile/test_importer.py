@@ -4,11 +4,11 @@ import tomllib
 
 import pytest
 
-from lockstep.errors import LockstepError
 from lockstep.tables.faults import Fault
 from pipeline import runfile
 from pipeline.runfile import importer
 from pipeline.stage.keys import PROJECT
+from tests.errors import refused
 
 OLDER = PROJECT / "tests" / "fixtures" / "psyche_older_spelling.toml"
 DEFAULT = PROJECT / "params" / "run.toml"
@@ -110,5 +110,5 @@ def test_importing_twice_changes_nothing_more(tmp_path):
 
 
 def test_unknown_key_in_the_source_is_refused(tmp_path):
-    with pytest.raises(LockstepError, match=r"source\.toml: colour: unknown key"):
+    with refused("source.toml", "colour"):
         imported(tmp_path, 'colour = "red"\n' + OLDER.read_text())

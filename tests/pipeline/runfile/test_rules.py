@@ -1,15 +1,14 @@
 """Rules of values and keys: an error names key, value and expectation; the edges load."""
 
-import re
 import tomllib
 
 import pytest
 from pydantic import ValidationError
 
-from lockstep.errors import LockstepError
 from lockstep.tables.explain import validate
 from pipeline import runfile
 from pipeline.runfile.data import LocationNumberedFiles
+from tests.errors import check_names, refused
 from tests.pipeline.runfile.edited_run import (
     DATA,
     DISTRO,
@@ -26,10 +25,9 @@ SCHEDULE = "model.LLM.lr_schedule"
 HUB = "model.LLM.checkpoint.Hub"
 
 
-def edits_and_errors() -> list[tuple[str, str]]:
+def edits_and_names() -> list[list[str]]:
     lines = (FIXTURES / "run_file_errors.txt").read_text().splitlines()
-    lines = [line for line in lines if line and not line.startswith("#")]
-    return list(zip(lines[::2], map(str.strip, lines[1::2]), strict=True))
+    return [line.split(" -> ") for line in lines if not line.startswith("#")]
 
 
 def parse_edit(text: str) -> tuple[str, object]:
@@ -37,37 +35,34 @@ def parse_edit(text: str) -> tuple[str, object]:
     return key, tomllib.loads(f"value = {value}")["value"]
 
 
-@pytest.mark.parametrize(("edits", "error"), edits_and_errors(), ids=lambda text: text[:60])
-def test_an_error_names_key_value_and_expectation(edits, error):
-    pattern = ".*".join(map(re.escape, error.split("...")))
-    message = complaint(*map(parse_edit, edits.split("; ")))
-    assert re.fullmatch(pattern, message), message
+@pytest.mark.parametrize(("edits", "names"), edits_and_names(), ids=lambda text: text[:60])
+def test_an_error_names_key_value_and_bound(edits, names):
+    check_names(complaint(*map(parse_edit, edits.split("; "))), *names.split("  "))
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "expected"),
+    ("key", "value", "bound"),
     [
-        (f"{HUB}.repo_id", "x" * 65, "at most 64 bytes"),
-        (f"{HUB}.revision", "x" * 65, "at most 64 bytes; this has 65"),
-        (f"{DATA}.Server", "é" * 33, "at most 64 bytes; this has 66"),
-        (f"{DATA}.Local", "x" * 193, "at most 192 bytes; this has 193"),
-        (f"{DATA}.Local.shuffle.Seeded", [1] * 31, "at least 32 items"),
-        (f"{DATA}.Local.shuffle.Seeded", [1] * 33, "at most 32 items"),
-        (f"{DATA}.Local.shuffle.Seeded[31]", [1] * 31 + [256], "less than or equal to 255"),
-        ("witness.replay[0]", ["1" * 5000 + ":0"], "at most 20 characters"),
-        ("witness.beacon", "drand quicknet 0 ab", "drand quicknet ROUND SIGNATURE, of 96 hexadec"),
-        ("witness.beacon", "Drand quicknet 1 ab", "drand quicknet ROUND SIGNATURE, of 96 hexadec"),
-        ("witness.beacon", " DRAND-round 1", "drand quicknet ROUND SIGNATURE, of 96 hexadec"),
-        ("witness.beacon", "the Quick_net 1", "drand quicknet ROUND SIGNATURE, of 96 hexadec"),
+        (f"{HUB}.repo_id", "x" * 65, 64),
+        (f"{HUB}.revision", "x" * 65, 65),
+        (f"{DATA}.Server", "é" * 33, 66),
+        (f"{DATA}.Local", "x" * 193, 193),
+        (f"{DATA}.Local.shuffle.Seeded", [1] * 31, 32),
+        (f"{DATA}.Local.shuffle.Seeded", [1] * 33, 32),
+        (f"{DATA}.Local.shuffle.Seeded[31]", [1] * 31 + [256], 255),
+        ("witness.replay[0]", ["1" * 5000 + ":0"], 20),
+        ("witness.beacon", "drand quicknet 0 ab", 96),
+        ("witness.beacon", "Drand quicknet 1 ab", 96),
+        ("witness.beacon", " DRAND-round 1", 96),
+        ("witness.beacon", "the Quick_net 1", 96),
     ],
 )
-def test_a_value_that_is_too_long_is_cut_in_the_error(key, value, expected):
+def test_a_value_that_is_too_long_is_cut_in_the_error(key, value, bound):
     path = key.split("[")[0]
     at_data = [(DATA, {"Local": {"path": "folder"}})] if "shuffle" in path else []
     at_data += [(DATA, {})] if path in (f"{DATA}.Server", f"{DATA}.Local") else []
     message = complaint(*at_data, (path, value))
-    assert message.startswith(f"{key} is ")
-    assert expected in message.split(", expected ")[1]
+    check_names(message, key, bound)
     assert len(message) < 300
 
 
@@ -134,7 +129,7 @@ def test_chosen_windows_are_pairs_of_window_and_peer():
 )
 def test_an_address_with_a_password_is_refused_without_showing_it(kind, fields):
     """It would be in dvc.lock, DVC's cache, the report and the transcript."""
-    with pytest.raises(LockstepError, match="expected no user or password in it") as caught:
+    with refused(*fields) as caught:
         validate(kind, fields, "run.toml")
     assert "secret" not in str(caught.value)
 
@@ -158,9 +153,9 @@ def test_integer_is_a_number():
 def test_key_with_a_line_break_is_still_one_line():
     document = edited()
     document["peers"]["a\nb"] = 1
-    with pytest.raises(LockstepError, match=r'^run\.toml: peers\."a\\nb": unknown key'):
+    with refused("run.toml", r'peers."a\nb"'):
         runfile.parse(document, "run.toml")
-    assert 'a table with "a\\nb"' in complaint(("links.upload_mbps", {"a\nb": 1}))
+    check_names(complaint(("links.upload_mbps", {"a\nb": 1})), "links.upload_mbps", r'"a\nb"')
 
 
 def test_name_of_thousands_of_characters_is_cut_in_the_error(tmp_path):
@@ -171,18 +166,17 @@ def test_name_of_thousands_of_characters_is_cut_in_the_error(tmp_path):
         assert "aaa..." in message and len(message) < 500
     path = tmp_path / "run.toml"
     path.write_text(f"x = {{{long} = 1, {long} = 2}}\n")
-    with pytest.raises(LockstepError, match=r"aaa\.\.\., expected TOML$") as caught:
+    with refused("run.toml") as caught:
         runfile.load(path)
-    assert len(str(caught.value)) < 500
+    assert "aaa..." in str(caught.value) and len(str(caught.value)) < 500
 
 
 def test_first_of_several_errors_is_reported_with_the_number_of_the_others():
     message = complaint(
         ("config.total_steps", 0), ("peers.micro_batch", 0), ("runtime.colour", "red")
     )
-    assert message.startswith("config.total_steps is 0")
-    assert message.endswith("(and 2 more)")
-    assert "more)" not in complaint(("config.total_steps", 0))
+    check_names(message, "config.total_steps", 0, 2)
+    assert "peers" not in message and "2" not in complaint(("config.total_steps", 0))
 
 
 def test_run_is_frozen():

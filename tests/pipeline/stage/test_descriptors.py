@@ -4,8 +4,8 @@ import resource
 
 import pytest
 
-from lockstep.errors import LockstepError
 from pipeline.stage import descriptors
+from tests.errors import refused
 
 NO_END = resource.RLIM_INFINITY
 
@@ -29,5 +29,5 @@ def test_a_limit_that_is_too_low_and_cannot_be_raised_is_refused_in_one_line(mon
 
     monkeypatch.setattr(resource, "getrlimit", lambda kind: given)
     monkeypatch.setattr(resource, "setrlimit", refuse)
-    with pytest.raises(LockstepError, match="ulimit -n: 32 open files, expected at least 128"):
+    with refused("ulimit -n", 32, descriptors.LEAST):
         descriptors.check()

@@ -21,6 +21,7 @@ from lockstep.errors import LockstepError
 from models.llama import llama
 from pipeline.weights import hf
 from tests import tiny
+from tests.errors import check_names
 from tests.models.reference import BASE, GROUPS, LATENT
 
 MODEL = {
@@ -173,13 +174,8 @@ def test_config_keeps_the_keys_that_we_do_not_know_but_no_remote_code(tmp_path, 
 def test_missing_extra_and_misshapen_tensors_are_named_all_at_once(folder):
     changes = {NORM: None, KEY: np.zeros((3, 16), np.float32), EMBED: np.zeros((40, 16), np.int32)}
     change(folder, changes | {"extra": np.zeros(5, np.float32)})
-    assert refused(folder) == (
-        f"{folder}: tensors against config.json: "
-        "extra [5] in model.safetensors is not expected; "
-        f"{EMBED} in model.safetensors is I32, expected F32, BF16, F16; "
-        f"{KEY} in model.safetensors is [3, 16], expected [8, 16]; "
-        f"{NORM} [16] is missing"
-    )
+    said = ("extra", "[5]", EMBED, "I32", "BF16", KEY, "[3, 16]", "[8, 16]", NORM, "[16]")
+    check_names(refused(folder), folder, *said)
 
 
 def test_the_buffer_of_old_files_is_ignored_and_nothing_like_it(folder):
@@ -187,7 +183,7 @@ def test_the_buffer_of_old_files_is_ignored_and_nothing_like_it(folder):
     change(folder, {name: np.ones(2, np.float32)})
     hf.read_folder(folder)
     change(folder, {f"{name}_": np.ones(2, np.float32)})
-    assert "inv_freq_ [2] in model.safetensors is not expected" in refused(folder)
+    check_names(refused(folder), f"{name}_", "[2]")
 
 
 def test_a_tied_head_may_be_stored_only_if_it_is_the_embedding(tmp_path):
@@ -197,9 +193,7 @@ def test_a_tied_head_may_be_stored_only_if_it_is_the_embedding(tmp_path):
     _, params = hf.read_folder(folder)
     assert "lm_head" not in params
     change(folder, {HEAD: embedding + 1})
-    said = refused(folder)
-    assert f"{HEAD} differs from {EMBED}" in said
-    assert str(folder / hf.WEIGHTS) in said
+    check_names(refused(folder), folder / hf.WEIGHTS, HEAD, EMBED)
 
 
 def test_params_that_do_not_fit_the_config_are_not_written(tmp_path, folder):
@@ -207,8 +201,7 @@ def test_params_that_do_not_fit_the_config_are_not_written(tmp_path, folder):
     params["mine"] = params.pop("norm")
     params["lm_head"]["kernel"] = np.zeros((16, 41), np.float32)
     said = refusal(hf.write_folder, tmp_path, hf_config, params, "float32")
-    assert "norm/scale is missing; mine/scale is not expected" in said
-    assert "lm_head/kernel is [16, 41], expected [16, 40]" in said
+    check_names(said, "norm/scale", "mine/scale", "lm_head/kernel", "[16, 41]", "[16, 40]")
     assert not list(tmp_path.glob("*.safetensors"))
 
 
@@ -217,7 +210,7 @@ def test_a_value_that_the_dtype_cannot_hold_is_refused_with_its_tensor(tmp_path,
     params["layers"]["attention"]["key"]["kernel"][1, 3, 4] = -70000
     hf.write_folder(tmp_path, hf_config, params, "bfloat16")
     said = refusal(hf.write_folder, tmp_path, hf_config, params, "float16")
-    assert said == f"{KEY} has a value of 70000, expected one that float16 holds"
+    check_names(said, KEY, 70000, "float16")
 
 
 # ---- Experts, and layers that are not all alike ----
@@ -251,12 +244,7 @@ def test_an_expert_that_is_missing_extra_or_in_a_dense_layer_is_named(with_exper
     early = last.replace("layers.2", "layers.0")
     whole = load_file(with_experts / hf.WEIGHTS)[last]
     change(with_experts, {last: None, extra: whole, early: whole})
-    assert refused(with_experts) == (
-        f"{with_experts}: tensors against config.json: "
-        f"{early} [32, 24] in model.safetensors is not expected; "
-        f"{last} [32, 24] is missing; "
-        f"{extra} [32, 24] in model.safetensors is not expected"
-    )
+    check_names(refused(with_experts), with_experts, early, last, extra, "[32, 24]")
 
 
 def test_layers_beyond_the_models_own_are_ignored_where_a_model_may_have_them(with_experts, folder):
@@ -266,9 +254,9 @@ def test_layers_beyond_the_models_own_are_ignored_where_a_model_may_have_them(wi
             _, params = hf.read_folder(with_experts)
             assert params["layers"]["mlp"]["experts"]["up"].shape[0] == 2
         else:
-            assert "model.layers.2.eh_proj.weight [2, 2]" in refused(with_experts)
+            check_names(refused(with_experts), "model.layers.2.eh_proj.weight", "[2, 2]")
     change(folder, {"model.layers.2.eh_proj.weight": np.ones((2, 2), np.float32)})
-    assert "model.layers.2.eh_proj.weight [2, 2]" in refused(folder)  # a Llama
+    check_names(refused(folder), "model.layers.2.eh_proj.weight", "[2, 2]")  # a Llama
 
 
 # ---- Files that are not as they should be ----
@@ -280,9 +268,9 @@ def test_a_truncated_file_is_refused_with_its_name(tmp_path):
     whole = file.read_bytes()
     for size in (0, 7, 100, len(whole) - 1):
         file.write_bytes(whole[:size])
-        assert refused(folder).startswith(f"{file}: expected a safetensors file: ")
+        check_names(refused(folder), file)
     file.unlink()
-    assert refused(folder) == f"{file}: No such file or directory, expected a readable file"
+    check_names(refused(folder), file)
 
 
 @pytest.mark.parametrize(
@@ -291,11 +279,7 @@ def test_a_truncated_file_is_refused_with_its_name(tmp_path):
 def test_an_index_cannot_name_a_file_elsewhere(tmp_path, name):
     folder = save_model(tmp_path / "model", shards="5KB")
     edit_json(folder / hf.INDEX, lambda index: index["weight_map"].update({NORM: name}))
-    said = refused(folder)
-    assert said == (
-        f"{folder / hf.INDEX}: {NORM} is in {name!r}, "
-        "expected a safetensors file in the same folder"
-    )
+    check_names(refused(folder), folder / hf.INDEX, NORM, repr(name))
 
 
 def test_an_index_that_does_not_agree_with_its_files_is_refused(tmp_path):
@@ -303,43 +287,38 @@ def test_an_index_that_does_not_agree_with_its_files_is_refused(tmp_path):
     index = json.loads((folder / hf.INDEX).read_text())["weight_map"]
     right, wrong = index[NORM], next(file for file in index.values() if file != index[NORM])
     edit_json(folder / hf.INDEX, lambda index: index["weight_map"].update({NORM: wrong}))
-    assert refused(folder) == f"{folder / hf.INDEX}: {NORM} is in {right}, expected in {wrong}"
+    check_names(refused(folder), folder / hf.INDEX, NORM, right, wrong)
     edit_json(folder / hf.INDEX, lambda index: index["weight_map"].update({NORM: right}))
     hf.read_folder(folder)
     (folder / wrong).write_bytes((folder / right).read_bytes())
-    assert "is also in" in refused(folder)
+    check_names(refused(folder), right, wrong)
     edit_json(folder / hf.INDEX, lambda index: index.update(weight_map=[]))
-    assert "found no weight_map" in refused(folder)
+    check_names(refused(folder), folder / hf.INDEX, "weight_map")
 
 
 def test_a_folder_without_weights_or_config_is_refused(tmp_path, folder):
     (folder / hf.WEIGHTS).rename(folder / "pytorch_model.bin")
-    assert refused(folder).startswith(f"{folder}: found neither {hf.WEIGHTS} nor {hf.INDEX}")
+    check_names(refused(folder), folder, hf.WEIGHTS, hf.INDEX)
     (folder / hf.CONFIG).unlink()
-    assert refused(folder).startswith(f"{folder / hf.CONFIG}: ")
-    assert refused(tmp_path / "nothing").startswith(f"{tmp_path / 'nothing'}: no such folder")
+    check_names(refused(folder), folder / hf.CONFIG)
+    check_names(refused(tmp_path / "nothing"), tmp_path / "nothing")
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "named"),
     [
-        ('{"model_type": "llama", ', "expected JSON"),
-        ("[1]", "found list, expected a table"),
-        (
-            '{"model_type": "gpt2"}',
-            "model_type is 'gpt2', expected one of: deepseek_v2, deepseek_v3, llama",
-        ),
-        ('{"model_type": "llama"}', "vocab_size is missing"),
+        ('{"model_type": "llama", ', ["JSON"]),
+        ("[1]", ["list"]),
+        ('{"model_type": "gpt2"}', ["model_type", "'gpt2'", "deepseek_v3", "llama"]),
+        ('{"model_type": "llama"}', ["vocab_size"]),
     ],
 )
-def test_a_config_that_is_none_is_refused_with_its_name(folder, content, said):
+def test_a_config_that_is_none_is_refused_with_its_name(folder, content, named):
     (folder / hf.CONFIG).write_text(content)
-    assert refused(folder).startswith(f"{folder / hf.CONFIG}: ")
-    assert said in refused(folder)
+    check_names(refused(folder), folder / hf.CONFIG, *named)
 
 
 def test_tensors_without_end_are_refused_before_they_are_listed(folder):
     """So is anything in a config that would be looped over."""
     (folder / hf.CONFIG).write_text(json.dumps(tiny.DEEPSEEK | {"n_routed_experts": 2**30}))
-    said = "layers/mlp/experts/down would be 1,073,741,824 tensors, expected at most 1,000,000"
-    assert said in refused(folder)
+    check_names(refused(folder), "layers/mlp/experts/down", "1,073,741,824", "1,000,000")

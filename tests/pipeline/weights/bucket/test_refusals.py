@@ -3,6 +3,7 @@
 import pytest
 
 from pipeline.net import google_auth
+from tests.errors import check_names
 from tests.pipeline.conversion import same_params
 from tests.pipeline.weights.bucket.our_bucket import (
     FOLDER,
@@ -24,10 +25,9 @@ def test_a_damaged_body_is_refused_and_fetched_again(tmp_path, served, model, na
     served.claims = {f"{FOLDER}/{path.name}": {other: None} for path in model.iterdir()}
     served.spoil[f"{FOLDER}/{name}"] = flipped
     said = refusal(tmp_path)
-    assert said.startswith(f"{WHERE}/{name}: received {stated.removesuffix('Hash')}:")
-    assert said.endswith("as the server says, 2 times; the damaged copy is removed")
+    check_names(said, f"{WHERE}/{name}", stated.removesuffix("Hash"), 2)
     served.spoil[f"{FOLDER}/{name}"] = lambda content: content + b"more"
-    assert "bytes, expected " in refusal(tmp_path)
+    check_names(refusal(tmp_path), f"{WHERE}/{name}")
     served.spoil.clear()
     assert same_params(read(tmp_path), model)
 
@@ -36,19 +36,17 @@ def test_a_damaged_body_is_refused_and_fetched_again(tmp_path, served, model, na
 def test_a_folder_that_is_no_model_is_refused(tmp_path, served, model, name):
     (model / name).unlink()
     put(served, model)
-    assert refusal(tmp_path).startswith(f"{WHERE}: found no {name}")
+    check_names(refusal(tmp_path), WHERE, name)
 
 
 def test_bytes_that_are_stored_packed_are_refused(tmp_path, served, model):
     put(served, model)
     served.put(f"{FOLDER}/config.json", (model / "config.json").read_bytes(), encoding="gzip")
-    assert refusal(tmp_path) == f"{WHERE}/config.json: stored as gzip, expected plain bytes"
+    check_names(refusal(tmp_path), f"{WHERE}/config.json", "gzip")
 
 
 def test_a_bucket_that_is_not_there_is_one_line(tmp_path, served):
-    assert refusal(tmp_path, bucket="theirs") == (
-        "gs://theirs/runs/a: answered 404 Not Found, expected a model in a bucket that may be read"
-    )
+    check_names(refusal(tmp_path, bucket="theirs"), "gs://theirs/runs/a", 404)
 
 
 @pytest.mark.parametrize(
@@ -58,13 +56,11 @@ def test_a_bucket_that_is_not_there_is_one_line(tmp_path, served):
 )  # fmt: skip
 def test_a_place_that_would_lead_out_of_the_cache_is_refused(tmp_path, served, field, value):
     said = refusal(tmp_path, **{field: value})
-    assert f"model.LLM.checkpoint.Gcs.{field} is " in said
+    check_names(said, f"model.LLM.checkpoint.Gcs.{field}", value)
     assert served.seen == []
 
 
 def test_a_server_that_does_not_answer_is_one_line(tmp_path, monkeypatch):
     with Bucket().serving() as server:
         monkeypatch.setenv(google_auth.EMULATOR, server.address)
-    said = refusal(tmp_path)
-    assert said.startswith(f"{WHERE}: ")
-    assert said.endswith("expected an answer within 1 attempts; run again")
+    check_names(refusal(tmp_path), WHERE)
