@@ -67,7 +67,7 @@ def _total(
 
 
 def _predicted(x_ND: jax.Array, kernel_DV: jax.Array, tokens_BT: jax.Array) -> jax.Array:
-    """The cross-entropy of each prediction: [B, S]."""
+    """Return the cross-entropy of each prediction: [B, S]."""
     B, T = tokens_BT.shape
     if x_ND.shape[0] * kernel_DV.shape[1] <= LARGEST:
         logits_BTV = _logits(x_ND, kernel_DV).reshape(B, T, kernel_DV.shape[1])
@@ -90,7 +90,7 @@ def _in_parts(
 def _forward(
     x_ND: jax.Array, kernel_DV: jax.Array, tokens_BT: jax.Array, weight: jax.Array
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    """The loss and its gradients, which are known up to the factor that multiplies the loss.
+    """Return the loss and its gradients, up to the factor that multiplies the loss.
 
     Three products of N x D x V, as many as without parts; no logits are computed twice.
     """
@@ -135,7 +135,7 @@ def _logits(x: jax.Array, kernel_DV: jax.Array) -> jax.Array:
 def _losses(
     x_CD: jax.Array, labels_C: jax.Array, kernel_DV: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Each token's cross-entropy, the logits, and their log-sum-exp."""
+    """Return each token's cross-entropy, the logits, and their log-sum-exp."""
     logits_CV = _logits(x_CD, kernel_DV)
     sum_C = jax.nn.logsumexp(logits_CV, axis=-1)
     label_logits_C = jnp.take_along_axis(logits_CV, labels_C[:, None], axis=-1)[:, 0]
@@ -145,7 +145,7 @@ def _losses(
 def _some(
     x_ND: jax.Array, kernel_DV: jax.Array, tokens_BT: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Features [M, C, D] and labels [M, C], as many tokens at a time as `LARGEST` allows.
+    """Return features [M, C, D] and labels [M, C], as many tokens at a time as `LARGEST` allows.
 
     Padded with zeros. A token's label is the next token; the last of a sequence has none.
     """

@@ -1,4 +1,4 @@
-"""Large messages of all peers become one on the host, a part of an array at a time.
+"""Merges large messages on the host, one slice of an array at a time.
 
 So a device needs one more copy of the params, and not one for each peer; the host needs an array of
 it, and the messages' own bytes, which are on disk.

@@ -40,7 +40,7 @@ class DeviceGroup:
         return self._put(tree, lambda x: cut(x.shape, parts))
 
     def put_owned(self, array: np.ndarray) -> jax.Array:
-        """Put an array there as `put` does, in memory that a program may take for its result."""
+        """Put an array as `put` does, in memory that a program may reuse for its result."""
         layout = self._on(cut(array.shape, len(self.devices)))
         if self._spans_processes:
             return self._put(array, lambda x: cut(x.shape, len(self.devices)))
@@ -97,7 +97,7 @@ class DeviceGroup:
 
 
 class PlannedGroup(DeviceGroup):
-    """A device group on which nothing is put: shapes are laid out as arrays would be."""
+    """A device group without arrays: shapes are laid out as arrays would be."""
 
     def _put(self, tree: Tree, spec: Callable[[jax.Array], Spec]) -> Tree:
         return jax.tree.map(
@@ -106,7 +106,7 @@ class PlannedGroup(DeviceGroup):
 
 
 def of_each_process(devices: Sequence[jax.Device], parts: int) -> list[jax.Device]:
-    """Return the devices of a group of `parts` to which every process gives equally many."""
+    """Return the devices of a group of `parts`, equally many from every process."""
     by_process: dict[int, list[jax.Device]] = {}
     for device in devices:
         by_process.setdefault(device.process_index, []).append(device)
@@ -133,7 +133,7 @@ def side_by_side(
     items: Sequence[Item],
     work: Callable[[Item, DeviceGroup], Returned],
 ) -> list[Returned]:
-    """Do `work` for each item, a thread for each group, on whichever group is free.
+    """Do `work` for each item on the next free group, with a thread for each group.
 
     Returns:
       The results in the order of the items.
@@ -154,7 +154,7 @@ def side_by_side(
 
 
 def _lots(leaves: Sequence[jax.Array]) -> list[list[jax.Array]]:
-    """Arrays that are gathered together: one program for many small ones, each large one alone."""
+    """Yield arrays to gather together: many small ones by one program, each large one alone."""
     lots: list[list[jax.Array]] = []
     room = 0
     for leaf in leaves:

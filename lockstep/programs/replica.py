@@ -18,7 +18,7 @@ from lockstep.programs.train_step import PeerResult, Programs, Work
 
 @dataclass(frozen=True)
 class Replica:
-    """What all peers agree on, params and the optimizer's shared state, on one device group."""
+    """What all peers agree on: params and the optimizer's shared state, on one device group."""
 
     programs: Programs
     group: DeviceGroup
@@ -31,7 +31,7 @@ class Replica:
         return cls(programs, group, *group.put((params, shared)))
 
     def new_own(self) -> Tree:
-        """Return the state that a peer owns when it begins at these params."""
+        """Return a new peer's own state at these params."""
         return self.programs.init(self.params)[0]
 
     def compile_step(self, own: Tree, work: Work) -> None:

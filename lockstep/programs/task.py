@@ -1,4 +1,4 @@
-"""What a run trains: a task gives a round the params' shapes, the loss and what is measured."""
+"""What a run trains: a task has the params' shapes, the loss and the measure."""
 
 from collections.abc import Callable
 from typing import Protocol

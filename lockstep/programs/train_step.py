@@ -33,7 +33,7 @@ class PeerResult(NamedTuple):
 
 
 class Agreed(NamedTuple):
-    """What all peers have alike: the params, and the optimizer's shared state."""
+    """The state that all peers agree on: the params, and the optimizer's shared state."""
 
     params: Tree
     shared: Tree
@@ -99,7 +99,7 @@ class Programs:
         return jax.jit(self.step_of_a_peer, donate_argnums=1)
 
     def put_rows(self, group: DeviceGroup, rows_MB: Tree) -> Tree:
-        """Put the rows of a step where it computes with them."""
+        """Put the rows of a step on the device that computes it."""
         return group.put_rows(rows_MB, axis=1)
 
     def compile_step(self, arguments: tuple) -> None:
@@ -137,7 +137,7 @@ class Programs:
 
     @cached_property
     def receive(self) -> Callable[[Tree, RoundPeers, Tree, Tree, jax.Array], tuple[Tree, Tree]]:
-        """The update of all: (messages, peers, params, shared, step) -> params, shared.
+        """The update that all apply: (messages, peers, params, shared, step) -> params, shared.
 
         Every machine gets the same bits, unless some operations are `unruled`.
         """
@@ -224,7 +224,7 @@ class Programs:
         return Work(micro_batches(rows_N, most, size, self.optimizer.inner_steps, self.lot), count)
 
     def lot_of(self, count: Any, local: Any) -> Any:
-        """Return how many of a peer's `count` rows of a round its local step `local` is on.
+        """Return how many of a peer's `count` rows its local step `local` uses.
 
         The steps are counted from 0. Integers or int32 arrays, as those that are given.
         """
@@ -242,7 +242,7 @@ class Programs:
     def _local_steps(
         self, own: Tree, agreed: Agreed, work: Work, step: jax.Array
     ) -> tuple[Tree, jax.Array]:
-        """The peer's state after its local steps of a round, each on its lot, and their mean loss.
+        """Return the peer's state after its local steps, each on its lot, and their mean loss.
 
         Where there are fewer rows than local steps, the last lots are empty: nothing is done.
         """
@@ -287,7 +287,7 @@ class Programs:
     def _local_step(
         self, own: Tree, agreed: Agreed, work: Work, step: jax.Array, key: jax.Array | None
     ) -> tuple[Tree, jax.Array]:
-        """One local step; `step` is as `AccumulateFn` has it."""
+        """Take one local step; `step` is as in `AccumulateFn`."""
         ahead = self.optimizer.lookahead(agreed.params, own, agreed.shared, step)
         loss, grads = self._gradient(ahead, *work, key)
         return self.optimizer.accumulate(grads, own, agreed.params, step), loss
@@ -295,7 +295,7 @@ class Programs:
     def _gradient(
         self, params: Tree, rows_MB: Tree, count: jax.Array, key: jax.Array | None = None
     ) -> tuple[jax.Array, Tree]:
-        """Mean loss and gradient over the first `count` rows, weighted as the task has it.
+        """Return mean loss and gradient over the first `count` rows, weighted by the task.
 
         The number of micro-batches is dynamic, so a batch ramp or an uneven assignment compiles
         nothing anew; if no peer is ever assigned more than one, there is no loop.

@@ -1,4 +1,4 @@
-"""Checks of what `simulate` is asked for, before anything is compiled or written."""
+"""Checks of the arguments of `simulate`, before anything is compiled or written."""
 
 import inspect
 import os

@@ -119,7 +119,7 @@ def of_peers(train_data: Any, peers: int, seed: int, *, shuffle: bool) -> list[P
 
 
 def held_out(train_data: Any, eval_data: Any, peers: int) -> ExampleSet | None:
-    """Return what the loss is measured on: a factory of either is asked for split "eval"."""
+    """Return the data that the loss is measured on; a factory is called with split "eval"."""
     if eval_data is None and _is_factory(train_data):
         eval_data = train_data
     if _is_factory(eval_data):
@@ -138,7 +138,7 @@ def _is_factory(data: Any) -> bool:
 
 
 def _on_host(leaf: Any) -> np.ndarray:
-    """A leaf as NumPy has it, in the dtype that JAX gives it: 32 bits where those are the most."""
+    """Return a leaf as a NumPy array, in JAX's dtype, which has at most 32 bits."""
     array = np.asarray(leaf)
     if array.dtype.kind in NO_NUMBERS:
         return array

@@ -124,7 +124,7 @@ class LossTask:
 
 
 def _described(returned: Any) -> str:
-    """What a loss function returned, in words."""
+    """Return a description of what a loss function returned."""
     if isinstance(returned, jax.Array):
         return f"{returned.dtype}{list(returned.shape)}"
     if isinstance(returned, tuple):

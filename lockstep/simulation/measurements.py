@@ -1,4 +1,4 @@
-"""What is measured of a simulation between its rounds: the rows of its curves."""
+"""Measurements of a simulation between its rounds: the rows of its curves."""
 
 import functools
 import time
@@ -118,7 +118,7 @@ class Measurements(Observer):
         return total / count
 
     def _correlation(self) -> float | None:
-        """Pearson's correlation of two peers' local params, mean over pairs; None of one peer."""
+        """Return Pearson's correlation of local params, mean over pairs; None for one peer."""
         count = self.asked.peers
         if count < 2:
             return None
@@ -135,5 +135,5 @@ class Measurements(Observer):
 
     @property
     def _together(self) -> bool:
-        """Whether peers take their gradients at the params themselves."""
+        """Return whether peers take their gradients at the agreed params."""
         return not looks_ahead(self.peers.programs.optimizer)

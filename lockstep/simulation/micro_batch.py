@@ -1,4 +1,4 @@
-"""The largest micro-batch that fits into memory: the compiler knows, so nothing runs out of it."""
+"""The largest micro-batch that fits into memory, by the compiler's own figures."""
 
 from collections.abc import Callable
 

@@ -51,6 +51,6 @@ class Nesting:
 
 
 def _names(path: KeyPath) -> tuple[str, ...]:
-    """The keys of a path; none has the separator of paths on disk, and none is empty."""
+    """Return the keys of a path; none is empty or has the separator of paths on disk."""
     keys = (jax.tree_util.keystr((key,), simple=True).replace("/", ".") for key in path)
     return tuple(key or "_" for key in keys) or ("params",)

@@ -1,4 +1,4 @@
-"""What a simulation gives back: params, curves and a plot; and the CSV files of its curves."""
+"""The result of a simulation: params, curves, a plot, and the curves' CSV files."""
 
 import csv
 import json
@@ -36,7 +36,7 @@ class Result:
       local_params: Where each peer takes its next gradient: the params themselves, except with
         SPARTA, SPARTA-DiLoCo and Streaming DiLoCo, whose peers stay apart.
       curves: Rows by curve.
-      micro_batch: Examples of one gradient computation, given or found.
+      micro_batch: Examples of one gradient computation.
       fired: How often each kind of fault changed something.
       ejected: The round and the reason, by peer, of those that were proven to lie.
     """
@@ -123,7 +123,7 @@ class Log:
         self.folder, self.settings, self.curves = folder, settings, Curves()
 
     def begin(self, curves: Curves) -> None:
-        """Begin with the rows of the rounds before, if the simulation goes on."""
+        """Begin with the rows of earlier rounds, if the simulation resumes."""
         self.curves = curves
         if self.folder is None:
             return

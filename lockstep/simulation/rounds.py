@@ -1,4 +1,4 @@
-"""A simulation in progress: its rounds, and what a kill keeps of them."""
+"""A simulation in progress: its rounds, and what survives a kill."""
 
 import json
 from collections.abc import Callable
@@ -121,7 +121,7 @@ def take_rounds(
     *,
     show_progress: bool,
 ) -> Result:
-    """Take the rounds that are left, and return the result; `on_round` is called with each row."""
+    """Take the remaining rounds, and return the result; `on_round` is called with each row."""
     asked, settings, programs, of_peers, held_out, params = problem
     own, shared = jax.device_get(programs.init(params))
     start = Start(State(params, shared, (own,) * asked.peers), 0, 0)
@@ -177,7 +177,7 @@ def _with_micro_batch(problem: Problem, saved: Saved | None) -> RoundSettings:
 
 
 def _difference(here: dict, there: dict, path: str = "") -> tuple[str, object, object] | None:
-    """The first setting that is another: its name, and both."""
+    """Return the first setting that differs: its name, and both values."""
     for name in sorted(here.keys() | there.keys()):
         one, other = here.get(name), there.get(name)
         if isinstance(one, dict) and isinstance(other, dict):

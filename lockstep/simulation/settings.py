@@ -45,7 +45,7 @@ WITNESSES = 8  # of more peers: were all witnesses, they would take the square o
 
 
 class Named(NamedTuple):
-    """An optimizer's settings where none are given."""
+    """An optimizer's default settings."""
 
     table: dict[str, Any]
     learning_rate: float

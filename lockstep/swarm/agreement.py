@@ -1,4 +1,4 @@
-"""What peers agree on of a round's messages: attestations, checks of steps, and rulings."""
+"""How peers agree on a round's messages: by attestations, checks of steps, and rulings."""
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
@@ -19,7 +19,7 @@ from lockstep.wire import exchange
 
 
 class Checked(NamedTuple):
-    """The steps that verifiers recompute: the state before, and the work, by who took the step."""
+    """The steps that verifiers recompute: each trainer's state before the step, and its work."""
 
     before: Mapping[int, Tree]
     work: Mapping[int, Work]
@@ -73,7 +73,7 @@ class Agreement:
         return tuple(checks)
 
     def _settle(self, evidence: Evidence, round_: Round, checked: Checked) -> Evidence:
-        """Settle what verifiers and peers dispute, by all others."""
+        """Settle the disputes between verifiers and trainers, by all other peers."""
         rulings, took = [], [0.0]
         present = evidence.present(round_.peers)
         for check, claimed in consensus.disputes(evidence, evidence.checks):

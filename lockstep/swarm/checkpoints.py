@@ -36,7 +36,7 @@ class Saved(NamedTuple):
 
 
 class _Unchanged(np.ndarray):
-    """An array that nobody writes to: whoever wants a copy of it has it already."""
+    """An array that nobody writes to, so that a copy of it is itself."""
 
     def __deepcopy__(self, memo: dict) -> "_Unchanged":
         del memo
@@ -134,7 +134,7 @@ class Checkpoints:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Wait for the last save; if an error is under way, that is the one to be told."""
+        """Wait for the last save; an error already under way takes precedence over the save's."""
         with suppress(*([] if kind is None else [LockstepError])):
             self.close()
 

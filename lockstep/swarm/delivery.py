@@ -1,4 +1,4 @@
-"""The exchange of a round: from what peers did, to what each of them receives of it and when."""
+"""The exchange of a round: turns peers' results into bytes, and says who receives them and when."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -19,7 +19,7 @@ from lockstep.wire.exchange import Sent
 
 
 class Delivered(NamedTuple):
-    """What became of a round's messages, each by its sender.
+    """The outcome of sending a round's messages, by sender.
 
     sent: The bytes that went to everyone. others: An equivocator's other bytes. receivers: Who got
       those. received: What the bytes decode to, where receivers accept them. arrivals: Seconds from
@@ -34,10 +34,10 @@ class Delivered(NamedTuple):
 
 
 class Delivery(Protocol):
-    """A way for messages from their senders to all peers."""
+    """How messages get from their senders to all peers."""
 
     def deliver(self, done: Mapping[int, Done], round_: Round, present: Sequence[int]) -> Delivered:
-        """Bring what peers did, their messages `Packed`, to all that are present, as bytes."""
+        """Deliver the peers' `Packed` messages, as bytes, to all present peers."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class SimulatedDelivery:
     timed: Callable[[str], AbstractContextManager[None]]
 
     def deliver(self, done: Mapping[int, Done], round_: Round, present: Sequence[int]) -> Delivered:
-        """Bring what peers did, their messages `Packed`, to all that are present, as bytes."""
+        """Deliver the peers' `Packed` messages, as bytes, to all present peers."""
         form, step = self.programs.form, round_.step
         with self.timed("encode"):
             packed: dict[int, Packed] = {peer: one.message for peer, one in done.items()}
@@ -86,7 +86,7 @@ class SimulatedDelivery:
     def _arrivals(
         self, sent: Mapping[int, Sent], round_: Round, present: Sequence[int]
     ) -> dict[int, float]:
-        """Simulated seconds until each message is at every peer, if nothing goes wrong."""
+        """Return the simulated seconds until each message is at every peer, without faults."""
         tokens = {peer: round_.sequences[peer] * self.settings.row_tokens for peer in sent}
         sizes = {peer: len(one.payload) for peer, one in sent.items()}
         overlapped = self.programs.optimizer.overlapped

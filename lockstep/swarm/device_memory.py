@@ -35,7 +35,7 @@ class ProgramMemory(NamedTuple):
 
     @classmethod
     def of(cls, program: jax.stages.Wrapped, *arguments: Tree) -> "ProgramMemory | None":
-        """Return what XLA says of a program for such arguments; None if this backend is silent."""
+        """Return XLA's memory plan of a program for these arguments; None without one."""
         found = program.lower(*arguments).compile().memory_analysis()
         return found and cls(
             found.argument_size_in_bytes,
@@ -46,7 +46,7 @@ class ProgramMemory(NamedTuple):
 
     @property
     def beyond(self) -> int:
-        """Bytes besides those of the arguments."""
+        """Bytes that a program needs besides its arguments."""
         return self.outputs - self.donated + self.temporary
 
 
@@ -128,7 +128,7 @@ class DeviceMemory(NamedTuple):
 
 
 def run_memory(run: runfile.Run, programs: Programs) -> DeviceMemory | None:
-    """Return what a run takes on the devices here; None if this backend does not tell."""
+    """Return the memory that a run takes on the devices; None if the backend has no figures."""
     settings, size = RoundSettings.of(run), run.peers.micro_batch
     row_1W = np.zeros((1, run.llm.max_seq_len), np.int32)
     work = programs.work(row_1W, settings.capacity(settings.trainers), size)
@@ -147,7 +147,7 @@ def run_memory(run: runfile.Run, programs: Programs) -> DeviceMemory | None:
 def device_memory(
     programs: Programs, peers: int, work: Work, measured_B: Tree | None = None
 ) -> DeviceMemory | None:
-    """Return what peers take on the devices here; None if this backend does not tell.
+    """Return the memory that peers take on the devices; None if the backend does not report it.
 
     It is that of layout "each", the only one that runs a peer's step as a program of its own.
 
@@ -197,14 +197,14 @@ def _groups(programs: Programs, peers: int) -> list[DeviceGroup]:
 
 
 def _planned(programs: Programs, group: DeviceGroup) -> tuple[Replica, Tree]:
-    """Return what peers agree on, and what one of them owns, as they would lie on a group."""
+    """Return the shapes of the shared and of one peer's own state, as laid out on a group."""
     params, planned = programs.task.shapes, PlannedGroup(group.devices)
     own, shared = jax.eval_shape(programs.optimizer.init, params)
     return Replica.put(programs, planned, params, shared), planned.put(own)
 
 
 def _bytes(tree: Tree) -> int:
-    """Bytes of arrays on one device."""
+    """Return the bytes of arrays on one device."""
     return sum(
         math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
         for leaf in jax.tree.leaves(tree)

@@ -1,4 +1,4 @@
-"""Injected faults: what goes wrong on purpose, when and for whom, as wrappers of a round's parts.
+"""Injected faults, as wrappers around the parts of a round.
 
 Neither the optimizer nor honest peers nor the auditor know of them: faults are seeded, and their
 traces are in the transcript alone. `lockstep/tables/faults.py` lists the kinds, and
@@ -44,7 +44,7 @@ class FaultSchedule:
         self._older: dict[tuple[int, int], dict[int, bytes]] = {}
 
     def to_json(self) -> dict:
-        """Return what a resumed training needs, as `json.dumps` takes it."""
+        """Return what a resumed training needs, as JSON."""
         older = [
             (*key, step, base64.b64encode(sent).decode())
             for key, messages in self._older.items()
@@ -239,7 +239,7 @@ class FaultSchedule:
     # ---- The schedule ----
 
     def _of(self, *kinds: str) -> Iterator[tuple[int, Fault, int]]:
-        """Each fault of these kinds, with its index in the schedule and each of its peers."""
+        """Yield each fault of these kinds, with its index in the schedule and each of its peers."""
         for number, fault in enumerate(self.schedule):
             if fault.kind in kinds and number not in self._returned:
                 yield from ((number, fault, peer) for peer in fault.peers)
@@ -264,6 +264,6 @@ def _kinds(wraps: str) -> tuple[str, ...]:
 
 
 def _after(peers: Sequence[int], peer: int) -> list[int]:
-    """The other peers, in a circle from the one after `peer`."""
+    """Return the other peers, in a circle from the one after `peer`."""
     position = peers.index(peer)
     return [*peers[position + 1 :], *peers[:position]]

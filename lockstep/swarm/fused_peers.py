@@ -65,7 +65,7 @@ class FusedPeers(SimulatedPeers):
         return {p: Done(asked.pack(messages[p], p), float(losses[p])) for p in work}
 
     def sit_out(self, idle: Set[int], step: int) -> None:
-        """Do nothing: peers without work did it within the program of all."""
+        """Do nothing: the fused program has done it for peers without work."""
 
     def own(self, peer: int) -> Tree:
         """Return a copy on the host of what a peer owns."""
@@ -78,12 +78,12 @@ class FusedPeers(SimulatedPeers):
 
     @property
     def _turns(self) -> int:
-        """Peers of one device group."""
+        """Return the peers of one device group."""
         return -(-self.count // len(self.groups))
 
     @property
     def _rows(self) -> int:
-        """Peers, and idle ones that fill the last turn."""
+        """Return peers, with idle ones that fill the last turn."""
         return self._turns * len(self.groups)
 
     def _choose(self, groups: list[DeviceGroup]) -> list[DeviceGroup]:
@@ -103,7 +103,7 @@ class FusedPeers(SimulatedPeers):
         return Mesh(devices, ("peer", AXIS), axis_types=(AxisType.Auto, AxisType.Auto))
 
     def _put(self, tree: Tree, spec: Callable[[jax.Array], Spec]) -> Tree:
-        """Arrays on all groups, each as its spec says."""
+        """Put arrays on all groups, each by its spec."""
         mesh = self._mesh
         return jax.device_put(tree, jax.tree.map(lambda x: NamedSharding(mesh, spec(x)), tree))
 

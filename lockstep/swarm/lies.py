@@ -26,7 +26,7 @@ Leaf = Coefficients | np.ndarray
 
 
 class Parameter(NamedTuple):
-    """What a liar knows of one parameter.
+    """What a liar can see of one parameter.
 
     true: Its true message. others: The others' messages. area: A; 0 for a whole array. number: The
     parameter's index in the message. size: Strength of the fault. rng: Source of randomness.
@@ -86,7 +86,7 @@ def tamper(
 
 
 def _free_rider(p: Parameter) -> Leaf:
-    """No work: the first K indices, and zeros, which as signs are positive."""
+    """Return a message without work: the first K indices, and zeros (positive as signs)."""
     if not _is_sparse(p.true):
         return np.zeros_like(p.true)
     index_K = np.arange(p.true.index_NK.shape[1], dtype=p.true.index_NK.dtype)
@@ -102,7 +102,7 @@ def _sign_flip(p: Parameter) -> Leaf:
 
 
 def _scaled(p: Parameter) -> Leaf:
-    """The values times the size: size * q."""
+    """Return the values times the size: size * q."""
     exact = _is_signs(p.true) or _is_bits(p.true)
     return p.true if exact else with_values(p.true, p.size * values_of(p.true))
 
@@ -312,7 +312,7 @@ def _rms(values: np.ndarray) -> float:
 
 
 def _spread(leaf: Leaf, area: int) -> np.ndarray:
-    """A parameter's message as a whole array: [N, A], zero where nothing is sent."""
+    """Return a parameter's message as a whole array: [N, A], zero where nothing is sent."""
     if not _is_sparse(leaf):
         return values_of(leaf)
     whole_NA = np.zeros((len(leaf.index_NK), area))
@@ -321,7 +321,7 @@ def _spread(leaf: Leaf, area: int) -> np.ndarray:
 
 
 def _mean(p: Parameter) -> np.ndarray:
-    """Mean over all others, in the order of peers; an index that is not sent counts as zero."""
+    """Return the mean over all others, in peer order; an unsent index counts as zero."""
     return sum(_spread(other, p.area) for other in p.others) / len(p.others)
 
 

@@ -1,4 +1,4 @@
-"""Messages on their way: each becomes bytes, and what these decode to, while others train."""
+"""Packs messages in a thread: each is encoded and decoded again while the next peer trains."""
 
 import base64
 from collections.abc import Mapping
@@ -19,9 +19,9 @@ from lockstep.wire.exchange import Sent
 
 
 class Packed(NamedTuple):
-    """A message as it leaves its peer.
+    """A message as its peer sends it.
 
-    message: What its bytes decode to. sent: These, with the commitment. largest: See `bound`.
+    message: What its bytes decode to. sent: Those bytes and the commitment. largest: See `bound`.
     """
 
     message: Tree
@@ -31,11 +31,11 @@ class Packed(NamedTuple):
 
 @dataclass(frozen=True)
 class Outbox:
-    """The thread that packs the messages of a training, one after the other.
+    """The thread that packs a training's messages, one at a time.
 
     Attributes:
       form: The form of the run's messages.
-      folder: Where large ones lie meanwhile; None is the system's folder of temporary files.
+      folder: Where large messages are stored; None is the system's folder of temporary files.
     """
 
     form: wire.Form
@@ -75,7 +75,7 @@ class Outbox:
 
 
 class TravellingMessages:
-    """Messages that are merged in a later round than their own, until they are.
+    """Late messages that wait until a later round merges them.
 
     By peer and round; the record of rounds has what becomes of them.
     """
@@ -100,7 +100,7 @@ class TravellingMessages:
         return {peer: there[peer] for peer in decision.applied}
 
     def to_json(self, form: wire.Form) -> list:
-        """Return them as `json.dumps` takes them: (peer, round, bytes in base64)."""
+        """Return the messages as JSON: (peer, round, bytes in base64)."""
         return [
             [*key, base64.b64encode(wire.encode(message, form)).decode()]
             for key, message in sorted(self._messages.items(), key=lambda item: item[0])

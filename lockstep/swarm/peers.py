@@ -1,4 +1,4 @@
-"""Simulated peers on the devices there are: in turns where peers outnumber device groups."""
+"""Simulated peers on this machine's devices; they take turns if they outnumber device groups."""
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
@@ -28,7 +28,7 @@ class Rows(Protocol):
 
 
 def to_host(message: Tree, peer: int) -> Tree:
-    """Return a peer's message, on the host: the default `RoundSteps.pack`."""
+    """Return a peer's message on the host; the default `RoundSteps.pack`."""
     del peer
     return jax.device_get(message)
 
@@ -54,7 +54,7 @@ class RoundSteps(NamedTuple):
 
 
 class Done(NamedTuple):
-    """What a peer did.
+    """A peer's result of a round.
 
     message: What `RoundSteps.pack` made of its message, by default the message itself. loss: Its
       mean loss before the round, nats per token. state: Hash of what it owns after its step, where
@@ -69,7 +69,7 @@ class Done(NamedTuple):
 
 
 class RunningPeers(Protocol):
-    """The peers of a run as a round sees them, wherever they are: here, or each in a process.
+    """The peers of a run, in this process or each in its own.
 
     Who comes and goes is by default as it is where peers have no processes of their own.
 
@@ -87,23 +87,23 @@ class RunningPeers(Protocol):
         """Return where a peer runs, for the log."""
 
     def returned(self) -> tuple[int, ...]:
-        """Return the absent peers that are there again and can join."""
+        """Return the absent peers that are back and can join."""
         return tuple(sorted(self.absent))
 
     def await_return(self) -> tuple[int, ...]:
-        """Wait until an absent peer is there again, and return what `returned` does.
+        """Wait until an absent peer is back, and return what `returned` does.
 
-        It returns no peer where none can be expected to return.
+        It returns no peer if none is expected back.
         """
         return self.returned()
 
     def part(self, members: Set[int]) -> tuple[int, ...]:
-        """Let go of the members that asked to leave, and return them."""
+        """Release the members that asked to leave, and return them."""
         del members
         return ()
 
     def step(self, asked: RoundSteps) -> dict[int, Done]:
-        """Take the step of every peer that has work; a peer that is lost meanwhile is absent."""
+        """Take the step of every peer that has work; a peer that is lost during it is absent."""
 
     def sit_out(self, idle: Set[int], step: int) -> None:
         """Have present peers that take no step in a round adopt the last round's commit."""
@@ -123,13 +123,13 @@ class RunningPeers(Protocol):
         """Return message and state's hash of each recomputed step: (who, from what state, work)."""
 
     def distrust(self, peer: int, why: str) -> None:
-        """Lose a peer for what it did: it is absent until it joins, or is taken back."""
+        """Drop a misbehaving peer: it is absent until it joins again or is taken back."""
 
     def join(self, peer: int) -> None:
         """Have a peer take over what the others agree on, with a new state of its own."""
 
     def take_back(self, members: Set[int]) -> None:
-        """Have members that were silent, and are back, go on from their new state."""
+        """Let members that were silent, and are back, continue from their new state."""
 
     def restart(self, peer: int) -> None:
         """Give a peer that was silent a new state of its own, at the others' params."""
@@ -151,23 +151,23 @@ class RunningPeers(Protocol):
         """
 
     def measure(self, lots: Sequence[Tree]) -> list[np.ndarray]:
-        """Return what the task measures of each lot of rows, at the params that all agree on."""
+        """Return the task's measure of each lot of rows, at the agreed params."""
 
     def params_hash(self) -> str:
-        """Return the hash of the params that all agree on."""
+        """Return the hash of the agreed params."""
 
     def params(self) -> Tree:
-        """Return a copy on the host of the params that all agree on."""
+        """Return a copy of the agreed params on the host."""
 
     def state(self) -> State:
         """Return a copy of the whole state on the host."""
 
     def close(self) -> None:
-        """Let go of the peers' processes, if they have any."""
+        """Release the peers' processes, if they have any."""
 
 
 class SimulatedPeers(RunningPeers):
-    """The peers' state on devices, and the programs that change it, a round at a time.
+    """Peers in this process: their state on devices, and the programs that change it.
 
     `peer_step` is dispatched once for each peer on its device group (`layout = "each"`): the
     program that an audit replays.
@@ -245,7 +245,7 @@ class SimulatedPeers(RunningPeers):
         return jax.tree.map(np.array, self._own[peer])
 
     def before(self, peer: int) -> Tree | None:
-        """Return what a peer owned before its last step: it is here, so nobody withholds it."""
+        """Return what a peer owned before its last step; in this process nobody can withhold it."""
         return self._before[peer]
 
     def recompute(
@@ -258,17 +258,17 @@ class SimulatedPeers(RunningPeers):
         return [(message, tree_hash(own)) for message, own in results]
 
     def distrust(self, peer: int, why: str) -> None:
-        """Lose a peer for what it did: it is absent until it joins, or is taken back."""
+        """Drop a misbehaving peer: it is absent until it joins again or is taken back."""
         log.info(f"train: peer {peer} is lost: {why}")
         self.absent |= {peer}
 
     def join(self, peer: int) -> None:
-        """Give a peer a new state of its own: here it has what the others agree on."""
+        """Give a peer a new state of its own; in this process it has the agreed params already."""
         self.absent -= {peer}
         self.restart(peer)
 
     def take_back(self, members: Set[int]) -> None:
-        """Have members that were silent go on from their new state."""
+        """Let members that were silent continue from their new state."""
         self.absent -= members
 
     def restart(self, peer: int) -> None:
@@ -282,7 +282,7 @@ class SimulatedPeers(RunningPeers):
         step: int,
         ages: Mapping[int, int] | None = None,
     ) -> None:
-        """Apply, for all peers, the messages that the round decided on."""
+        """Apply the round's messages, for all peers."""
         after = self._first.receive(messages, sequences, self.count, step, ages)
         self._replicas = self._spread(after.params, after.shared)
 
@@ -291,11 +291,11 @@ class SimulatedPeers(RunningPeers):
         return held_out.on_groups(self.programs.measure, self.params_on)(lots)
 
     def params_hash(self) -> str:
-        """Return the hash of the params that all agree on."""
+        """Return the hash of the agreed params."""
         return tree_hash(jax.device_get(self._first.params))
 
     def params(self) -> Tree:
-        """Return a copy on the host of the params that all agree on."""
+        """Return a copy of the agreed params on the host."""
         return jax.tree.map(np.array, self._first.params)
 
     @property
@@ -314,7 +314,7 @@ class SimulatedPeers(RunningPeers):
         return jax.tree.map(np.array, State(self._first.params, self._first.shared, own))
 
     def _lose(self, failed: Mapping[int, WorkerError], asked: RoundSteps) -> None:
-        """Lose peers whose workload failed; where it failed all, it is no peer's fault."""
+        """Drop peers whose workload failed; if it failed for all, raise: no peer is to blame."""
         if failed and failed.keys() == asked.work.keys():
             raise next(iter(failed.values()))
         for peer, error in failed.items():
@@ -328,7 +328,7 @@ class SimulatedPeers(RunningPeers):
         return self._replicas[self.group_of(peer)]
 
     def _spread(self, params: Tree, shared: Tree) -> dict[DeviceGroup, Replica]:
-        """One copy of what peers agree on, on each group. Computed once: copies cannot differ."""
+        """Put one copy of the agreed state on each group; copies of one array cannot differ."""
         return {group: Replica.put(self.programs, group, params, shared) for group in self.groups}
 
     # What a fused layout has otherwise
@@ -344,6 +344,6 @@ class SimulatedPeers(RunningPeers):
 
 
 def _done(result: tuple[Tree, jax.Array], peer: int, asked: RoundSteps) -> Done:
-    """What a peer did, once its step is over."""
+    """Wait for a peer's step, and return its result."""
     message, loss = result
     return Done(asked.pack(message, peer), float(loss))

@@ -1,4 +1,4 @@
-"""What a killed training goes on from: its rounds so far, and checkpoints of its state."""
+"""What a killed training resumes from: its rounds so far, and checkpoints of its state."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -17,7 +17,7 @@ from pipeline.start.begin import Start
 
 
 class Begun(NamedTuple):
-    """Where a training begins, or goes on.
+    """Where a training begins or resumes.
 
     step: Rounds behind it. state: Its state after them. progress: The run after them. entries:
       Their record, if it goes on. rest: What its checkpoint holds besides; None at the beginning.
@@ -31,18 +31,18 @@ class Begun(NamedTuple):
 
     @property
     def absent(self) -> tuple[int, ...]:
-        """The peers whose process was gone; release 0.1 did not say."""
+        """The peers whose process was gone; release 0.1 did not record them."""
         return tuple((self.rest or {}).get("absent", ()))
 
     @property
     def travelling(self) -> list:
-        """The messages on their way then; a checkpoint without any does not say."""
+        """The late messages that were waiting; absent in a checkpoint without any."""
         return (self.rest or {}).get("travelling", [])
 
 
 @dataclass
 class Record:
-    """The record of a training in progress: what is None is not kept.
+    """The record of a training in progress; parts that are None are not kept.
 
     `rounds` is a file of rounds, or the writer of a transcript, which has payloads and snapshots
     besides. A checkpoint is due after `every` rounds.
@@ -54,7 +54,7 @@ class Record:
     timed: Callable[[str], AbstractContextManager[None]] = nullcontext
 
     def begin(self, start: Start, settings: RoundSettings, saved: Saved | None = None) -> Begun:
-        """Return where a training goes on that has saved a checkpoint, else its beginning.
+        """Return where a training resumes: its newest checkpoint, or its beginning.
 
         Rounds after the checkpoint are forgotten, and the others followed to where the run is.
 
@@ -69,7 +69,7 @@ class Record:
         return Begun(step, state, progress, entries, rest)
 
     def state_is_due(self, step: int) -> bool:
-        """Return whether a snapshot or a checkpoint is taken after a step, whatever happens."""
+        """Return whether a snapshot or a checkpoint is due after a step."""
         return self._snapshot_is_due(step) or self._checkpoint_is_due(step)
 
     def keep(

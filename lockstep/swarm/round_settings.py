@@ -1,4 +1,4 @@
-"""What a round reads of a run, whoever asks for it: a run file, or `simulate`."""
+"""What a round reads of a run, from a run file or from `simulate`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class RoundSettings:
         round's own batch, so that a batch ramp compiles nothing anew.
       micro_batch: Rows of a gradient computation.
       stores_epochs: Whether a peer stores the params that end an epoch.
-      pace: How rounds go on without those that are late; None where they wait for all.
+      pace: When rounds close without late messages; None if they wait for all.
     """
 
     coordinator: Settings
@@ -67,7 +67,7 @@ class RoundSettings:
 
     @property
     def trainers(self) -> int:
-        """The peers that train where all take part; the others verify."""
+        """The number of peers that train if all take part; the others verify."""
         return self.peers - self.peers * self.coordinator.verification_percent // 100
 
     @property
@@ -76,7 +76,7 @@ class RoundSettings:
         return self.links.clock == "wall"
 
     def closes(self, round_: Round, evidence: Evidence) -> float:
-        """Return the seconds after its start at which a round waits for no further message."""
+        """Return the seconds after its start at which a round closes."""
         return consensus.closes(self.pace, round_, evidence, self.coordinator)
 
     def work(self, programs: Programs, data: Rows, span: tuple[int, int], trainers: int) -> Work:
@@ -92,7 +92,7 @@ class RoundSettings:
         return programs.work(rows_N, self.capacity(trainers), self.micro_batch)
 
     def capacity(self, trainers: int) -> int:
-        """Return the most rows that one of so many trainers is assigned in any round."""
+        """Return the most rows that one of `trainers` peers is assigned in any round."""
         if self.pace:
             return self.pace.rows * max(self.pace.steps)
         return -(-self.most_rows // trainers)

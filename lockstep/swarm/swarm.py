@@ -28,7 +28,7 @@ from lockstep.wire.sketches import sketch_of
 
 
 class Taken(NamedTuple):
-    """A round that was taken: its record, and what a transcript keeps of its messages, by sender.
+    """A finished round: its record, and the messages that a transcript keeps, by sender.
 
     payloads: The messages or, of ones too large to keep, their sketches. others: An equivocator's
       other message, if messages are kept.
@@ -40,7 +40,7 @@ class Taken(NamedTuple):
 
 
 class Worked(NamedTuple):
-    """What became of the work of a round.
+    """The work of a round and its results.
 
     given: The work of each peer. done: What each of them did that was not lost. loss: Their mean
       loss; None where nobody trained. silent: Members that took no part.
@@ -57,7 +57,7 @@ class NotFiniteError(Exception):
 
 
 class Swarm:
-    """A run's peers, and all that a round of them needs.
+    """A run's peers, and everything that a round needs.
 
     data_of(peer) has the rows that the peer is assigned some of. timed(phase) is a block whose time
     counts for a phase of the round. Messages go over simulated links by default; large ones lie in
@@ -84,7 +84,7 @@ class Swarm:
         self.agreement = Agreement(settings, peers, faults, timed)
 
     def take_round(self, progress: RunProgress) -> tuple[RunProgress, Taken | None]:
-        """Take the next round, or return None where the run has finished.
+        """Take the next round, or return None if the run has finished.
 
         A run that was paused is resumed.
 
@@ -131,7 +131,7 @@ class Swarm:
     # ---- Before a round: who takes part ----
 
     def _begin(self, progress: RunProgress) -> tuple[RunProgress, tuple[int, ...], Round | None]:
-        """The next round, and who asked to take part before it."""
+        """Return the next round, after peers that asked to take part have joined."""
         if progress.pausing:
             progress = driver.resume(progress)
         step = progress.state.step
@@ -166,7 +166,7 @@ class Swarm:
         return tuple(peer for peer in gone if peer not in away)
 
     def _join(self, round_: Round) -> str | None:
-        """Joining peers take over the others' params, and begin with a new state of their own."""
+        """Give joining peers the others' params, and a new state of their own."""
         for peer in round_.joined:
             self.peers.join(peer)
         joined_params = self.peers.params_hash() if round_.joined else None
@@ -197,9 +197,9 @@ class Swarm:
     def _step(
         self, given: Mapping[int, Work], round_: Round
     ) -> tuple[dict[int, Done], float | None]:
-        """What everybody with work did, and their mean loss.
+        """Return the results of all peers with work, and their mean loss.
 
-        A peer whose loss is not finite, or whose message is none, is lost, where not all are so.
+        A peer is lost if its loss is not finite or its message is invalid, unless all are.
         """
         if not given:
             return {}, None
@@ -231,7 +231,7 @@ class Swarm:
     def _kept(
         self, delivered: Delivered, evidence: Evidence, round_: Round
     ) -> tuple[dict[int, bytes], dict[int, bytes]]:
-        """What is kept of the messages, and of equivocators' other ones."""
+        """Return what is kept of the messages, and of equivocators' other messages."""
         form = self.peers.programs.form
         if form.kept:
             return _payloads(delivered.sent), _payloads(delivered.others)
@@ -248,7 +248,7 @@ class Swarm:
         return sketches, {}
 
     def _end_epoch(self, progress: RunProgress) -> tuple[RunProgress, EpochParams | None]:
-        """Record the params that end an epoch, where a peer stores them."""
+        """Record the params that end an epoch, if a peer stores them."""
         peer = driver.checkpointer(progress)
         if peer is None or not self.settings.stores_epochs:
             return progress, None
@@ -257,7 +257,7 @@ class Swarm:
 
 
 def _evidence(worked: Worked, delivered: Delivered) -> Evidence:
-    """What was sent, and when it arrived; nobody has attested anything yet."""
+    """Return what was sent and when it arrived; no attestations yet."""
     sent, others, receivers = delivered.sent, delivered.others, delivered.receivers
     return Evidence(
         messages={p: _message(one, state=worked.done[p].state) for p, one in sent.items()},
@@ -284,7 +284,7 @@ def _payloads(sent: Mapping[int, Sent]) -> dict[int, bytes]:
 def _packed(
     taken: Mapping[int, Done], step: int
 ) -> tuple[dict[int, Done], dict[int, wire.WireError]]:
-    """What peers did that have a message, packed; and of the others why they have none."""
+    """Return the results of peers with a message, packed; and why the others have none."""
     done: dict[int, Done] = {}
     bad: dict[int, wire.WireError] = {}
     for peer, one in taken.items():

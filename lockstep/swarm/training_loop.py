@@ -1,4 +1,4 @@
-"""The loop around a run's rounds, from the first, or from where a killed training was, to the last.
+"""The loop over a run's rounds, from the first, or from where a killed training stopped.
 
 Stage train, `simulate`, benchmarks and tests train by it. They differ in who hears of the rounds:
 see `Observer`.
@@ -61,7 +61,7 @@ class TrainingLoop:
             observer.kept(entry, self.progress)
 
     def _rest(self) -> dict:
-        """What a checkpoint holds besides the state.
+        """Return what a checkpoint holds besides the state.
 
         The transcript has the coordinator's state; these are facts about the peers.
         """

@@ -1,4 +1,4 @@
-"""The curves and numbers of a training, read off its transcript."""
+"""The curves and numbers of a training, from its transcript."""
 
 from pathlib import Path
 from typing import Any

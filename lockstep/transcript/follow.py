@@ -1,4 +1,4 @@
-"""A run's coordinator, computed again from the rounds of its transcript.
+"""A run's coordinator, recomputed from the rounds of its transcript.
 
 An auditor compares each round with what comes out, and a killed training goes on with it: where a
 coordinator was is recorded nowhere else.
@@ -19,7 +19,7 @@ class ContradictionError(Exception):
 
     Attributes:
       step: The round.
-      kind: What of it is another: rounds, assignment, messages or decision.
+      kind: What differs: rounds, assignment, messages or decision.
     """
 
     def __init__(self, step: int, kind: str, detail: str):
@@ -107,7 +107,7 @@ def differing(expected: object, found: object) -> str:
 
 
 def _malformed(entry: Entry, unready: tuple[int, ...]) -> str | None:
-    """Why no round could have produced this entry, or None."""
+    """Return why no round could have produced this entry, or None."""
     plan, evidence = entry.round, entry.evidence
     senders = evidence.messages.keys()
     heard = plan.assignment.keys() - set(evidence.silent)

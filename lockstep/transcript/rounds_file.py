@@ -1,4 +1,4 @@
-"""The rounds of a run as they are taken, one line each, and cut back to where a checkpoint was."""
+"""A run's rounds as they are taken, one line each; a resumed run cuts them to its checkpoint."""
 
 import os
 from pathlib import Path
@@ -35,7 +35,7 @@ class RoundsFile:
             file.write(entry.model_dump_json() + "\n")
 
     def flush(self) -> None:
-        """Return when all rounds so far are on disk."""
+        """Wait until all rounds so far are on disk."""
         with writes(self.path), open(self.path, "ab") as file:
             os.fsync(file.fileno())
 

@@ -122,7 +122,7 @@ class Writer(RoundsFile):
         self._append(entry)
 
     def flush(self) -> None:
-        """Return when all rounds so far are on disk."""
+        """Wait until all rounds so far are on disk."""
         for path in sorted(self._unflushed):
             with writes(path), open(path, "ab") as file:
                 os.fsync(file.fileno())

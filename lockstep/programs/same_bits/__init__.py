@@ -1,1 +1,1 @@
-"""A program whose results have the same bits on every machine: what merges messages."""
+"""Programs whose results have the same bits on every CPU: they merge messages."""

@@ -40,7 +40,7 @@ class Arithmetic:
         return cls(step >> 31)
 
     def apart(self, x: jax.Array) -> jax.Array:
-        """Return x, which no compiler joins with the operation that takes it.
+        """Return x in a form that no compiler fuses with the operation that uses it.
 
         Its bits pass through an or with `zero`: an exclusive or, done twice, would be removed.
         """
@@ -182,7 +182,7 @@ _NEAREST = lax.RoundingMethod.TO_NEAREST_EVEN
 
 
 def _alike(x: jax.Array, y: jax.Array) -> list[jax.Array]:
-    """Return both in one shape: one of them may be a scalar."""
+    """Return both operands in one shape; one of them may be a scalar."""
     shape = lax.broadcast_shapes(x.shape, y.shape)
     return [jnp.broadcast_to(z, shape) for z in (x, y)]
 

@@ -145,7 +145,7 @@ def _is_float(variable: Any) -> bool:
 
 
 def _has_rule(equation: Any) -> bool:
-    """Whether an operation is one that a rule takes: in float32, and of powers whole ones alone."""
+    """Return whether a rule exists for an operation: in float32, and for integer powers only."""
     if equation.primitive.name == "pow":
         exponent = equation.invars[1].aval.dtype
         if not (jnp.issubdtype(exponent, jnp.integer) and np.can_cast(exponent, np.int32)):
@@ -159,7 +159,7 @@ def _ranks_differ(outside: Sequence[Any], inside: Sequence[Any]) -> list[bool]:
 
 
 def _adds_once(equation: Any) -> bool:
-    """Whether a scatter adds to no element twice, so that no order is left open."""
+    """Return whether a scatter adds to no element twice, so that order does not matter."""
     return equation.primitive.name == "scatter-add" and equation.params["unique_indices"]
 
 
