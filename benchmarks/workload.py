@@ -83,8 +83,8 @@ def measure(chosen: argparse.Namespace) -> dict:
     import jax
     import numpy as np
 
-    from parts.workload.choice import programs_of
     from parts.workload.worker import Worker
+    from pipeline.subject import programs_of
 
     spec = {"kind": "tokens", "columns": ["inputs"], "length": chosen.length}
     runs = {name: run_of(chosen, name) for name in ("Distro", "DiLoCo")}

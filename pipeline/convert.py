@@ -14,7 +14,6 @@ import os
 import shutil
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -22,22 +21,18 @@ import jax
 
 from lockstep.errors import LockstepError
 from lockstep.files import sha256_file, write_json
-from lockstep.transcript.trees import save_tree
-from parts.workload.description import FILE, Description, of_model
-from parts.workload.worker import NO_ROWS, Worker
 from pipeline import runfile
 from pipeline.stage import artifacts, devices, memory, pins
 from pipeline.stage.artifacts import Paths
 from pipeline.stage.given_files import check_file, check_inside, expand, unchanged
 from pipeline.stage.progress import Progress
+from pipeline.subject import subject_of
 from pipeline.tokens.tokenizer_files import MOST_BYTES, convert_older
 from pipeline.weights import bucket, earlier_run, hf, hub_model
 
 log = logging.getLogger(__name__)
 
 TEMPLATES = "additional_chat_templates"  # a folder of a tokenizer, beside chat_template.jinja
-
-READABLE = "Hub", "P2P", "Gcs", "P2PGcs", "Init", "Run"  # checkpoints that have a reader
 
 
 def run(run: runfile.Run, paths: Paths) -> None:
@@ -49,13 +44,12 @@ def run(run: runfile.Run, paths: Paths) -> None:
     """
     devices.keep_compiled(paths.store / "compiled")
     check_readable(run)
-    architecture, checkpoint = run.llm.architecture, run.llm.checkpoint
+    architecture, checkpoint, subject = run.llm.architecture, run.llm.checkpoint, subject_of(run)
+    name = runfile.variant_name(checkpoint)
     if checkpoint.tag().startswith("P2P"):
         log.info("convert: no peer trains before the first round, so none has params to give")
     with paths.building() as folder:
         match checkpoint:
-            case runfile.CheckpointEphemeral():  # of a workload alone
-                source = _workload(run, folder)
             case runfile.CheckpointInit():
                 source = _init(run, checkpoint, folder)
             case runfile.CheckpointHub() | runfile.CheckpointP2P():
@@ -66,13 +60,10 @@ def run(run: runfile.Run, paths: Paths) -> None:
                 source = dict(checkpoint) | generations | read
             case runfile.CheckpointRun(key=key):
                 earlier = earlier_run.copy(key, paths, folder)
-                if run.workload.factory:
-                    _extend_workload(run, key, earlier.model, folder)
-                else:
-                    _check_is_model(folder, key)
-                    check_architecture(architecture, hf.read_config(folder / "hf"), f"run {key}")
+                subject.extend(run, earlier.model, f"{name}: run {key}", folder)
                 source = {"key": key, "sha256": earlier.sha256}
-        name = f"model.LLM.checkpoint.{checkpoint.tag()}"
+            case _:
+                source = subject.first_params(run, folder)
         pinned = pins.check("checkpoint", run.pins.checkpoint, source["sha256"], name)
         write_json(folder / "source.json", {"checkpoint": checkpoint.tag()} | source)
     log.info(f"convert: read {name} (sha256 {source['sha256'][:12]}, {pinned})")
@@ -90,10 +81,11 @@ def check_readable(run: runfile.Run) -> None:
             f"model.LLM.architecture is {architecture}: this release cannot train it, "
             f"expected {', '.join(hf.ARCHITECTURES)}"
         )
-    if checkpoint.tag() not in READABLE and not run.workload.factory:
+    readable = subject_of(run).checkpoints
+    if checkpoint.tag() not in readable:
         raise LockstepError(
             f"{runfile.variant_name(checkpoint)}: this release cannot read it, "
-            f"expected {' or '.join(READABLE)}"
+            f"expected {' or '.join(readable)}"
         )
 
 
@@ -107,7 +99,7 @@ def _init(run: runfile.Run, checkpoint: runfile.CheckpointInit, folder: Path) ->
     """
     where, architecture = "model.LLM.checkpoint.Init.config", run.llm.architecture
     hf_config = {"model_type": (hf.ARCHITECTURES[architecture] or [None])[0]} | checkpoint.config
-    check_architecture(architecture, hf_config, where)
+    hf.check_architecture(architecture, hf_config, where)
     model, model_config = hf.model_of(hf_config, where)
     written = model_config.to_hf()
     for key, value in hf_config.items():  # unlike a config of the hub, ours has no unused keys
@@ -137,60 +129,6 @@ def _cpu() -> jax.Device:
         ) from error
 
 
-# ---- A model of the user's own ----
-
-
-def _workload(run: runfile.Run, folder: Path) -> dict[str, Any]:
-    """Write the params that a workload begins with, and what it says of itself."""
-    with closing(Worker(run, NO_ROWS)) as worker:
-        described, params = worker.describe(), worker.init()
-    save_tree(folder / "params.safetensors", params)
-    write_json(folder / FILE, described.model_dump(mode="json"))
-    log.info(
-        f"convert: workload {described.factory}, {described.parameters:,} parameters that travel, "
-        f"code and settings of hash {described.code[:12]}"
-    )
-    hashes = {name: sha256_file(folder / name) for name in (FILE, "params.safetensors")}
-    return {
-        "factory": described.factory,
-        "parameters": described.parameters,
-        "seed": run.workload.seed,
-        "files": hashes,
-        "sha256": artifacts.listing_sha256(hashes.items()),
-    }
-
-
-def _extend_workload(run: runfile.Run, key: str, model: dict[str, Any], folder: Path) -> None:
-    """Write what the workload says of itself now, which fits what an earlier run trained.
-
-    Its code and settings may differ, of which a line is told.
-    """
-    where = f"model.LLM.checkpoint.Run: run {key}"
-    then = of_model(model, where)
-    with closing(Worker(run, NO_ROWS)) as worker:
-        now = worker.describe()
-    for name in Description.model_fields:
-        if name not in ("code", "factory") and getattr(now, name) != getattr(then, name):
-            raise LockstepError(
-                f"{where}: {name} of workload {then.factory} differs from that of {now.factory}, "
-                "expected the same tensors, and the same values of those that stay as they are"
-            )
-    if now.code != then.code:
-        log.warning(
-            f"convert: warning: workload {now.factory} has code and settings of hash "
-            f"{now.code[:12]}, and run {key}, which this one extends, had {then.code[:12]}"
-        )
-    write_json(folder / FILE, now.model_dump(mode="json"))
-
-
-def _check_is_model(folder: Path, key: str) -> None:
-    if not (folder / "hf").is_dir():
-        raise LockstepError(
-            f"model.LLM.checkpoint.Run: run {key} trained a workload, expected a model of models/, "
-            "or that workload in [workload]"
-        )
-
-
 # ---- A folder, the hub, a bucket ----
 
 
@@ -216,7 +154,7 @@ def _read(source: Path, architecture: str, folder: Path) -> dict[str, Any]:
     small = [source / name for name in hf.SMALL if os.path.lexists(source / name)]
     for file in small:
         check_file(file, source, most=MOST_BYTES)
-    check_architecture(architecture, hf.read_config(source), source / hf.CONFIG)
+    hf.check_architecture(architecture, hf.read_config(source), source / hf.CONFIG)
     if (source / TEMPLATES).is_dir():
         log.warning(f"convert: warning: {source / TEMPLATES}: left behind; no export has them")
     weights = hf.weight_files(source)
@@ -233,22 +171,7 @@ def _read(source: Path, architecture: str, folder: Path) -> dict[str, Any]:
     return described
 
 
-# ---- Both ----
-
-
-def check_architecture(architecture: str, hf_config: dict[str, Any], where: object) -> None:
-    """Check that a config.json is of the architecture that a run file names.
-
-    Raises:
-      LockstepError: It is not.
-    """
-    model_type, expected = hf_config.get("model_type"), hf.ARCHITECTURES[architecture]
-    if expected is not None and model_type not in expected:
-        names = " or ".join(map(repr, expected))
-        raise LockstepError(
-            f"{where}: model_type is {model_type!r}, expected {names} as "
-            f"model.LLM.architecture = {architecture}; HfAuto accepts any that is known"
-        )
+# ---- All of them ----
 
 
 def write_params(source: Path, folder: Path, companions: Sequence[Path] = ()) -> dict[str, Any]:

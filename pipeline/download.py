@@ -4,13 +4,13 @@ With `[download] stream` the token files stay where they are: data/shards says w
 """
 
 import logging
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import replace
 
 from lockstep.errors import LockstepError
 from lockstep.tables.variant import variant_name
-from parts.workload.worker import NO_ROWS, Worker
 from pipeline import runfile, sources
+from pipeline.joints import offered
 from pipeline.net import store
 from pipeline.sources.provider import fetch_options
 from pipeline.stage import pins
@@ -33,9 +33,9 @@ def run(run: runfile.Run, paths: Paths) -> None:
 
 def _run(run: runfile.Run, paths: Paths, stack: ExitStack) -> None:
     location, options = run.llm.data_location, fetch_options(run, paths)
-    if isinstance(location, runfile.DataWorkload) and run.workload.factory:
-        worker = stack.enter_context(closing(Worker(run, NO_ROWS)))
-        options = replace(options, dataset=worker.dataset)
+    if isinstance(location, runfile.DataWorkload):
+        for part in offered("dataset"):
+            options = replace(options, dataset=stack.enter_context(part.opened(run)))
     sources.provider_of(location, options)  # raises before any work
     if run.pins.data and (known := sources.source_sha256(location, options)):
         # before what other data than the pinned ones could make of the run's other settings

@@ -4,7 +4,6 @@ What is measured is what was exported: the weights are read back from the Huggin
 Shapes in names: N sequences of T tokens, V vocabulary, P predictions.
 """
 
-import math
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
@@ -13,15 +12,10 @@ from typing import Any, NamedTuple
 import jax
 
 from lockstep.errors import LockstepError
-from lockstep.files import read_json, write_json, write_text
+from lockstep.files import write_json, write_text
 from lockstep.programs.placement import device_groups
-from lockstep.tables.explain import validate
 from parts.tasks import next_line, task_model
 from parts.tasks.run_file_tasks import RunFileTasks
-from parts.workload import export_folder
-from parts.workload.choice import row_spec
-from parts.workload.description import FILE, Description
-from parts.workload.worker import Worker
 from pipeline import runfile
 from pipeline.audit.verdict_text import HELD_OUT, SAMPLE, measured_on
 from pipeline.language_model import held_out
@@ -32,10 +26,11 @@ from pipeline.scores import TaskResult, flat, one_line, report
 from pipeline.stage import devices, logs
 from pipeline.stage.artifacts import METRICS, Paths
 from pipeline.stage.keys import OUT
+from pipeline.subject import OpenedExport, subject_of
 from pipeline.tokens.shards import read_shards
 from pipeline.tokens.tokenizer_files import encode
 from pipeline.weights import hf
-from pipeline.weights.exported import Exported, read
+from pipeline.weights.exported import Exported
 
 TASKS = "tasks"  # folder of what the tasks asked and found
 NOTHING = dict.fromkeys(held_out.NUMBERS)
@@ -45,13 +40,13 @@ class Findings(NamedTuple):
     """What was found of an export; None where there is nothing.
 
     numbers: Of held-out text. tasks: Results of tasks. text: A text that the model wrote.
-    workload: What a workload measured by itself.
+    own: What the subject's own code measured.
     """
 
     numbers: dict[str, float | int | None] = NOTHING
     tasks: Sequence[TaskResult] = ()
     text: str | None = None
-    workload: dict[str, Any] | None = None
+    own: dict[str, Any] | None = None
 
 
 def run(run: runfile.Run, paths: Paths) -> None:
@@ -82,74 +77,47 @@ def run(run: runfile.Run, paths: Paths) -> None:
 
 
 def _evaluate(run: runfile.Run, paths: Paths, folder: Path, notes: list[str]) -> Findings:
-    export, shards = paths.out("export"), paths.out("download")
-    if run.workload.factory:
-        return _evaluate_workload(run, export, shards, notes)
-    exported = read(export, scan=run.peers.scan_layers)
-    tasks = _score(run, exported, paths, folder / TASKS, notes)  # first: one may be missing
-    numbers = _measure(run, exported, held_out.read(run, shards), export, notes)
-    return Findings(numbers, tasks, _sample(run, exported, notes))
+    export, shards, subject = paths.out("export"), paths.out("download"), subject_of(run)
+    model = subject.read_model(run, export / subject.model_file, read_shards(shards))
+    with closing(subject.open_export(run, model, export, shards)) as opened:
+        tasks: list[TaskResult] = []
+        if opened.texts is None:
+            notes.append("tasks and a text sample need a language model, so there are none")
+        else:  # first: a package or data of a task may be missing
+            tasks = _score(run, opened.texts, paths, folder / TASKS, notes)
+        numbers = _measure(run, opened, held_out.read(run, shards), notes)
+        text = None if opened.texts is None else _sample(run, opened.texts, notes)
+        return Findings(numbers, tasks, text, opened.own_metrics())
 
 
 def _write(run: runfile.Run, found: Findings, notes: list[str], folder: Path) -> None:
     told = {"tasks": [report(task) for task in found.tasks], "prompt": run.evaluate.prompt}
     told |= {"text": found.text, "notes": notes}
-    of_workload = {} if found.workload is None else {"workload": found.workload}
-    write_json(folder / "evaluate.json", found.numbers | told | of_workload)
+    own = {} if found.own is None else {"workload": found.own}
+    write_json(folder / "evaluate.json", found.numbers | told | own)
     write_text(folder / "sample.txt", found.text or "")
     scores = {name: None for name in run.evaluate.tasks if name == next_line.NAME}
     scores |= {task.name: flat(task) for task in found.tasks}
-    measured = found.numbers | {"tasks": scores} | of_workload
+    measured = found.numbers | {"tasks": scores} | own
     write_json(folder / METRICS / "evaluate.json", measured)
 
 
-# ---- Held-out text ----
+# ---- Held-out rows ----
 
 
-def _measure(
-    run: runfile.Run, exported: Exported, data: HeldOutRows, export: Path, notes: list[str]
-) -> dict:
+def _measure(run: runfile.Run, opened: OpenedExport, data: HeldOutRows, notes: list[str]) -> dict:
     """The numbers of metrics/evaluate.json."""
     if not len(data.rows_NW):
         notes.append("nothing is held out, so there is no loss to measure")
         return NOTHING
     if len(data.rows_NW) < (asked := run.held_out.sequences):
-        found = len(data.rows_NW)
-        notes.append(f"[held_out] sequences = {asked}, and there are {found} to measure")
-
-    loss = held_out.exported_loss(
-        exported.features, exported.head, exported.params, data, run.peers
-    )
-    found = held_out.numbers(loss, data, exported.tokenizer, notes)
-    if not math.isfinite(found["perplexity"]):
-        raise LockstepError(
-            f"{export}: held-out loss is {loss}, expected a number; [export] dtype = "
-            f"{run.export.dtype} may be too narrow for these weights"
+        notes.append(
+            f"[held_out] sequences = {asked}, and there are {len(data.rows_NW)} to measure"
         )
-    return found
-
-
-# ---- A model of the user's own ----
-
-
-def _evaluate_workload(run: runfile.Run, export: Path, shards: Path, notes: list[str]) -> Findings:
-    """Held-out loss of the exported params, by the workload; and what it measures by itself."""
-    told = validate(Description, read_json(export / FILE), str(export / FILE))
-    params = export_folder.read(export, told)
-    notes.append("tasks and a text sample need a model of models/, so a workload has none")
-    numbers, size = dict(NOTHING), run.peers.micro_batch
-    with closing(Worker(run, row_spec(run, read_shards(shards)), told)) as worker:
-        worker.shards = shards
-        data = held_out.read(run, shards)
-        if len(data.rows_NW) and worker.measures:
-            loss = export_folder.held_out_loss(worker, params, data.rows_NW, size)
-            numbers |= held_out.loss_numbers(loss, data)
-        else:
-            notes.append("nothing is held out, or the workload measures nothing: there is no loss")
-        measured = {}
-        if worker.evaluates:
-            measured = worker.evaluate(params, "held_out")
-    return Findings(numbers, workload=measured)
+    if (loss := opened.held_out_loss(data)) is None:
+        notes.append("what was trained measures no rows, so there is no loss")
+        return NOTHING
+    return opened.numbers(loss, data, notes)
 
 
 # ---- Tasks ----

@@ -1,15 +1,12 @@
-"""Stage export: the accepted params as a Hugging Face folder, or a refusal -> data/export."""
+"""Stage export: the accepted params in a format of others, or a refusal -> data/export."""
 
 import logging
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from lockstep.files import read_json, sha256_file, write_json, write_text
 from lockstep.transcript.tensorfile import TensorFile
 from lockstep.transcript.transcript import Transcript
-from parts.workload import description, export_folder
-from parts.workload.worker import Worker
 from pipeline import runfile
 from pipeline.audit import verdict_text
 from pipeline.pages import card
@@ -18,14 +15,14 @@ from pipeline.pages.stage_results import CARD, Results
 from pipeline.stage import artifacts
 from pipeline.stage.artifacts import METRICS, Paths
 from pipeline.stage.keys import STAGES, Keys, needs, tracked
-from pipeline.stage.progress import Progress
-from pipeline.weights import hf, model_folder
+from pipeline.subject import subject_of, subject_of_model
+from pipeline.weights import hf
 
 log = logging.getLogger(__name__)
 
 
 def run(run: runfile.Run, paths: Paths) -> None:
-    """Write a Hugging Face folder and its model card or, if the run is refused, refused.json."""
+    """Write what was trained and its model card or, if the run is refused, refused.json."""
     for stage in ("download", "convert", "train", "witness"):
         paths.need(stage)
     trained = paths.out("train")
@@ -37,40 +34,17 @@ def run(run: runfile.Run, paths: Paths) -> None:
             log.info(f"export: refused: {why}")
             return
         transcript = Transcript(trained / "transcript")
-        if run.workload.factory:
-            _write_workload(run, transcript, folder)
-        else:
-            _write_model(run, transcript, paths, folder)
+        model, last = transcript.header.model, transcript.snapshots[-1]
+        subject_of(run).export(
+            run,
+            model,
+            TensorFile(transcript.folder / "snapshots" / f"{last:05}" / "params.safetensors"),
+            folder,
+            tokenizer=paths.out("download") / "tokenizer",
+            checkpoint=trained / "hf",
+        )
         text = card.render(_facts(paths, transcript, verdict, folder))
         write_text(folder / CARD, text)
-
-
-def _params(transcript: Transcript) -> TensorFile:
-    """The params after the last round, as the transcript has them."""
-    last = transcript.snapshots[-1]
-    return TensorFile(transcript.folder / "snapshots" / f"{last:05}" / "params.safetensors")
-
-
-def _write_model(run: runfile.Run, transcript: Transcript, paths: Paths, folder: Path) -> None:
-    params, header = _params(transcript), transcript.header
-    with Progress("export", total=params.nbytes, unit="byte") as bar:
-        model_folder.write(
-            folder,
-            header.model,
-            header.run["model"]["LLM"]["max_seq_len"],
-            params,
-            run.export.dtype,
-            tokenizer=paths.out("download") / "tokenizer",
-            checkpoint=paths.out("train") / "hf",
-            advance=bar.advance,
-        )
-
-
-def _write_workload(run: runfile.Run, transcript: Transcript, folder: Path) -> None:
-    model = transcript.header.model
-    told = description.of_model(model, "header.json")
-    with closing(Worker(run, model["rows"], told)) as worker:
-        export_folder.write(folder, worker, told, _params(transcript), run.export.dtype)
 
 
 # ---- What the model card is made of ----
@@ -83,7 +57,7 @@ def _facts(paths: Paths, transcript: Transcript, verdict: dict[str, Any], folder
     numbers = read_json(trained / METRICS / "train.json")
     made = artifacts.read_made(paths.made("train"))
     files = [*sorted(folder.glob("*.safetensors")), shards]
-    upstream, workload = _upstream("export"), "workload" in header["model"]
+    upstream, subject = _upstream("export"), subject_of_model(header["model"])
     return Facts(
         keys={stage: paths.keys.key(stage) for stage in STAGES if stage in upstream},
         run_file=_run_file(paths.keys, upstream),
@@ -93,8 +67,8 @@ def _facts(paths: Paths, transcript: Transcript, verdict: dict[str, Any], folder
         start=read_json(paths.out("convert") / "source.json"),
         environment=made["environment"] | header["environment"],
         rounds_sha256=made["files"]["transcript/rounds.jsonl"]["sha256"],
-        model=read_json(folder / (description.FILE if workload else hf.CONFIG)),
-        is_workload=workload,
+        model=read_json(folder / subject.model_file),
+        subject=subject,
         has_tokenizer=any(folder.glob("tokenizer*")),
         sha256={file.name: sha256_file(file) for file in files},
     )

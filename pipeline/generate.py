@@ -41,20 +41,16 @@ class Continuations:
 
     def __init__(self, folder: Path, wish: Wish):
         from lockstep.programs.placement import DeviceGroup
-        from parts.workload import description
         from pipeline.language_model.draw import Sampling
         from pipeline.language_model.text_writer import TextWriter
+        from pipeline.subject import subject_of_export
         from pipeline.weights import exported, hf
 
         if why := hf.why_refused(folder):
             refused = folder / hf.REFUSED
             raise LockstepError(f"{refused}: {why}; expected an export that was accepted")
-        own = folder / description.FILE
-        if own.is_file() and not (folder / hf.CONFIG).is_file():
-            raise LockstepError(
-                f"{own}: found the export of a workload, expected a {hf.CONFIG}, which its method "
-                "save can write: what the params mean only its own code knows"
-            )
+        if why := subject_of_export(folder).why_no_texts(folder):
+            raise LockstepError(why)
         model = exported.read(folder)
         if model.tokenizer is None:
             raise LockstepError(

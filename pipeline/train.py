@@ -43,6 +43,7 @@ from pipeline.stage.artifacts import METRICS, Paths
 from pipeline.stage.progress import Progress
 from pipeline.start import begin, in_time
 from pipeline.start.begin import Setup, make_peers, repeats_bit_for_bit
+from pipeline.subject import subject_of
 from pipeline.weights import epochs
 
 log = logging.getLogger(__name__)
@@ -252,9 +253,9 @@ def _write_beginning(
             "expected weights, and numbers in config.json, that give one in float32"
         )
     bitwise = repeats_bit_for_bit(setup)
-    if run.workload.factory and not bitwise and not setup.programs.form.kept:
+    if not (bitwise or setup.programs.form.kept or setup.subject.varies_here):
         raise LockstepError(
-            f"workload {run.workload.factory}: a step taken twice differs in its bits, and the "
+            f"{setup.subject.title(setup.model)}: a step taken twice differs in its bits, and the "
             f"messages of {run.llm.optimizer.tag()} are too large to be kept, so nobody could "
             "compare them: expected quantize in its table, or deterministic kernels"
         )
@@ -291,9 +292,5 @@ def _say_where(run: runfile.Run, peers: RunningPeers, header: Header) -> None:
     equal = header.bitwise and run.peers.layout == "each" and run.peers.processes == 1
     device, layout = header.environment["device_kind"], run.peers.named_layout
     how = "bit for bit" if equal else "within a tolerance"
-    by = f"attention by {run.peers.attention}, in {run.peers.precision}"
-    if run.workload.factory:
-        on = header.environment.get("worker_device", "a device of its own")
-        by = f"workload {run.workload.factory} computes on {on}"
-    log.info(f"train: {by}")
+    log.info(f"train: {subject_of(run).computed_by(run, header.model, header.environment)}")
     log.info(f"train: on {device}, layout {layout}: an audit replays {how}")

@@ -15,7 +15,6 @@ from pathlib import Path
 from lockstep.files import read_json, write_json, write_text
 from lockstep.programs.placement import DeviceGroup, side_by_side
 from lockstep.transcript.transcript import Transcript
-from parts.workload.choice import check_model
 from pipeline import runfile
 from pipeline.audit import bundle, honest, sample, verdict_text
 from pipeline.audit.audit import audit
@@ -44,8 +43,9 @@ def run(run: runfile.Run, paths: Paths) -> None:
 
 def _audit(setup: Setup, transcript: Transcript, paths: Paths) -> None:
     run = setup.run
-    check_model(run, transcript.header.model, transcript.folder / "header.json")
-    why = why_not_bitwise(setup, transcript.header)
+    header = transcript.header
+    setup.subject.check_model(run, header.model, transcript.folder / "header.json")
+    why = why_not_bitwise(setup, header)
     windows = run.snapshots(setup.start.step).windows
     present = [(window, range(run.peers.count)) for window in windows]
     replay = Replay(setup, transcript, why, present)

@@ -282,7 +282,7 @@ _made: dict[tuple[str, str], object] = {}
 
 def programs_in_common(run: runfile.Run, *inputs: object) -> object:
     """Stand in for `programs_of`: return those that were made with equal settings a while ago."""
-    from parts.workload.choice import programs_of
+    from pipeline.subject import programs_of
 
     of_model = {"LLM": {"lr_schedule", "cold_start_warmup_steps", "optimizer"}}
     key = (

@@ -15,9 +15,9 @@ from lockstep.transcript.trees import is_blob
 from lockstep.wire.commitment import tree_hash
 from parts.carrier import requests
 from parts.carrier.requests import Asked, FrameError, Outcome
-from parts.workload.choice import programs_of
 from pipeline import runfile
 from pipeline.stage import devices
+from pipeline.subject import programs_of, subject_of
 
 COMPUTED_BY = {"config", "model", "workload", "peers", "links", "runtime"}  # of the run file
 ROWS = object()  # stands for an array of any form: the rows of a step
@@ -26,10 +26,10 @@ ROWS = object()  # stands for an array of any form: the rows of a step
 def tables_for_a_process(run: runfile.Run) -> dict:
     """Return the tables of a run file by which a peer's process computes.
 
-    Without `[peers] seed`, which draws who trains on what, witnesses and verifies: but for a
-    workload, whose gradients are seeded by it.
+    Without `[peers] seed`, which draws who trains on what, witnesses and verifies: unless gradients
+    are seeded by it too.
     """
-    drawn_by = None if run.workload.factory else {"peers": {"seed"}}
+    drawn_by = None if subject_of(run).draws else {"peers": {"seed"}}
     return run.model_dump(mode="json", include=COMPUTED_BY, exclude=drawn_by)
 
 

@@ -10,11 +10,11 @@ from lockstep.errors import LockstepError
 from lockstep.programs.train_step import Programs
 from lockstep.protocol import links
 from lockstep.swarm.round_settings import RoundSettings
-from parts.workload.choice import programs_of
 from pipeline import runfile
 from pipeline.preflight.plan import plan_of
 from pipeline.stage.progress import size
 from pipeline.start import in_time
+from pipeline.subject import programs_of
 
 CALLED = "lockstep new"  # what errors of the loader call a file that is not written yet
 ROOM = 1.25  # of a time limit over the time that the plan says

@@ -8,13 +8,12 @@ from lockstep.transcript.transcript import Transcript
 from parts.publication import aside, publish
 from parts.publication.accepted_export import accepted, with_results
 from parts.publication.outcome import PUBLISHED_WINDOWS
-from parts.workload.description import FILE
-from parts.workload.export_folder import PARAMS
 from pipeline import runfile
 from pipeline.runfile.importer import toml
 from pipeline.runfile.psyche import DESTINATION_FORM, destination
 from pipeline.stage import lock
 from pipeline.stage.artifacts import Paths
+from pipeline.subject import subject_of_model
 from pipeline.weights import upload
 
 
@@ -71,8 +70,9 @@ def push(
                     checkpoint, files, step=last.step, epoch=last.epoch, run=key, private=private
                 )
                 how = f"in [model.LLM], checkpoint = {toml(loaded)}"
-                if "workload" in transcript.header.model:
-                    how = f"{PARAMS} is the workload's, which {FILE} names"
+                model = transcript.header.model
+                if "workload" in model:
+                    how = f"{subject_of_model(model).model_file} says what its params are"
                 print(f"push: {name} has step {last.step} of run {key}; {how}")
 
 

@@ -10,6 +10,7 @@ The first two are ours: the audit is of these params. The others are the workloa
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +21,9 @@ from lockstep.transcript import tensorfile
 from lockstep.transcript.tensorfile import TensorFile
 from parts.workload.description import FILE, Description
 from parts.workload.worker import Worker
-from pipeline.language_model.held_out import MeanLoss, mean_of
+from pipeline import runfile
+from pipeline.language_model import held_out
+from pipeline.language_model.held_out import HeldOutRows, MeanLoss
 from pipeline.stage.given_files import check_file
 
 PARAMS, CARD = "params.safetensors", "README.md"
@@ -89,8 +92,34 @@ def read(folder: Path, described: Description) -> Tree:
     return described.nested(leaves)
 
 
-def held_out_loss(worker: Worker, params: Tree, rows_NW: np.ndarray, size: int) -> MeanLoss:
-    """Return the mean of the rows' losses, of which so many are measured at once; a row or more."""
-    lots = (rows_NW[at : at + size] for at in range(0, len(rows_NW), size))
-    losses_N = np.concatenate([worker.measure(params, rows_BW) for rows_BW in lots])
-    return mean_of(losses_N)
+class OpenedWorkload:
+    """An exported workload; a `pipeline.subject.OpenedExport`."""
+
+    texts = None
+
+    def __init__(self, run: runfile.Run, worker: Worker, params: Tree):
+        self._size, self._worker, self._params = run.peers.micro_batch, worker, params
+
+    def held_out_loss(self, data: HeldOutRows) -> MeanLoss | None:
+        """Return the mean of the rows' losses; None where the workload measures nothing."""
+        if not self._worker.measures:
+            return None
+        lots = np.split(data.rows_NW, range(self._size, len(data.rows_NW), self._size))
+        losses_N = np.concatenate([self._worker.measure(self._params, rows) for rows in lots])
+        return held_out.mean_of(losses_N)
+
+    def numbers(
+        self, loss: MeanLoss, data: HeldOutRows, notes: list[str]
+    ) -> dict[str, float | int | None]:
+        """Return the loss; nothing else is known of any rows."""
+        del notes
+        return dict.fromkeys(held_out.NUMBERS) | held_out.loss_numbers(loss, data)
+
+    def own_metrics(self) -> dict[str, Any]:
+        """Return the metrics that the workload computes of held-out data, if any."""
+        worker = self._worker
+        return worker.evaluate(self._params, "held_out") if worker.evaluates else {}
+
+    def close(self) -> None:
+        """End the worker's process."""
+        self._worker.close()

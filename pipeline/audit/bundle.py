@@ -29,7 +29,6 @@ from lockstep.tables.explain import validate_json
 from lockstep.tables.table import Table
 from lockstep.transcript.entry import Entry
 from lockstep.transcript.transcript import Transcript
-from parts.workload.choice import check_model, vocab_size
 from pipeline import runfile
 from pipeline.audit import given_rows, honest, verdict_text
 from pipeline.audit.audit import audit_header, audit_rounds, audit_snapshot
@@ -39,6 +38,7 @@ from pipeline.audit.tolerance import why_not_bitwise
 from pipeline.audit.verdict import Finding, contradictions
 from pipeline.start import begin
 from pipeline.start.begin import Setup
+from pipeline.subject import subject_of
 from pipeline.tokens.shards import Column
 
 KINDS = ("message", "state", "check", "payload", "commitment")
@@ -220,10 +220,11 @@ def read(folder: Path, max_gb: int, worker_python: str = "") -> Bundle:
         _refuse(folder / MANIFEST, f"window {list(window)} is not one of this run's")
 
     _check_claims(folder / MANIFEST, manifest, run, window)
-    check_model(run, header.model, transcript.folder / "header.json")
+    subject = subject_of(run)
+    subject.check_model(run, header.model, transcript.folder / "header.json")
     rows = None
     if TOKENS in manifest.files:
-        bound = vocab_size(header.model)
+        bound = subject.vocab_size(header.model)
         rows = given_rows.read(folder / TOKENS, manifest.columns, run, bound)
     index = entries[0].round.data_index
     setup = begin.blank(run, header.model, rows, manifest.columns, start, index)

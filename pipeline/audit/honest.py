@@ -97,7 +97,7 @@ def measurable(setup: Setup, header: Header) -> bool:
     differ = {name for name in here.keys() | there.keys() if here.get(name) != there.get(name)}
     return (
         header.bitwise
-        and not run.workload.factory
+        and setup.subject.varies_here
         and (run.peers.layout, run.peers.fsdp, run.peers.processes) == ("each", 1, 1)
         and here["platform"] == "cpu"
         and differ <= VARIED

@@ -1,10 +1,10 @@
 """How far messages, params and states may be from their replay where bits cannot be equal.
 
-What is accepted is learnt by the auditor, whom the trainer's word could mislead. Of a model of
-`models/` honest windows are replayed twice, as here and with other threads and instructions
-(honest.py), which says how far last bits carry. A workload may compute in any way, so the auditor
-repeats an honest step of its own and measures how far its own messages are from each other. Where
-nothing was measured, the bounds are fixed.
+What is accepted is learnt by the auditor, whom the trainer's word could mislead. What XLA computes
+here is replayed twice in honest windows, as here and with other threads and instructions
+(honest.py), which says how far last bits carry. Anything else may compute in any way, so the
+auditor repeats an honest step of its own and measures how far its own messages are from each other.
+Where nothing was measured, the bounds are fixed.
 """
 
 import itertools
@@ -62,11 +62,11 @@ def limit(run: runfile.Run, repeats: float | None, learnt: float | None = None) 
       run: The run.
       repeats: The largest distance among an auditor's honest repeats; None where none were taken.
       learnt: The largest among the auditor's honest messages, params or states, of other bits; None
-        where it was not measured. A workload has none.
+        where it was not measured. Where there is one, the other is None.
     """
     fixed = TOLERANCE[run.peers.precision]
-    if run.workload.factory:
-        return fixed if repeats is None else max(fixed, min(MOST, MARGIN * repeats))
+    if repeats is not None:
+        return max(fixed, min(MOST, MARGIN * repeats))
     if learnt is None:
         return fixed
     return min(MOST, max(LEAST[run.peers.precision], MARGIN * learnt))
@@ -81,16 +81,11 @@ def how(
       run: The run.
       why: Why bits cannot be compared; None if they are.
       exact: Whether params follow from messages to the bit (`Replay.merges_exactly`).
-      repeats: Largest distance among the auditor's honest repeats, which counts for a workload
-        alone: elsewhere it would loosen a fixed bound.
-      varied: What the auditor measured of other bits, which counts for any other run.
+      repeats: Largest distance among the auditor's honest repeats; None where none were taken.
+      varied: What the auditor measured of other bits; None where repeats were taken.
     """
     if why is None:
         return How()
-    if run.workload.factory:
-        varied = None
-    else:
-        repeats = None
     return How(
         why,
         limit(run, repeats, varied and varied.distance),
@@ -222,13 +217,13 @@ def _far(one: Tree, other: Tree) -> float:
 def repeated(setup: Setup, transcript: Transcript, present: PeersOfWindows) -> float | None:
     """Return the largest distance among honest repeats of some steps of `present`.
 
-    None for a model of `models/`, and where no window is present.
+    None where other bits can be made here (honest.py), and where no window is present.
 
     A step of one peer is repeated after each of a few snapshots, since gradients scatter more, for
     their size, the longer a model has been trained. Repeats say how far bits scatter on this
     machine, and nothing of another one.
     """
-    if not setup.run.workload.factory or not present:
+    if setup.subject.varies_here or not present:
         return None
     group = device_groups(jax.devices(), setup.programs.parts)[0]
     chosen = present[:: -(-len(present) // SNAPSHOTS)]

@@ -7,6 +7,7 @@ without anything that may be a credential.
 
 import json
 import re
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import tomlkit
@@ -18,9 +19,10 @@ from pipeline.audit import verdict_text
 from pipeline.pages.public import code, without_folders, without_secrets
 from pipeline.pages.stage_results import Results
 from pipeline.pages.templates import environment
+from pipeline.subject import Subject
 from pipeline.weights import hf
 
-TEMPLATE = "card.md.jinja"
+TEMPLATE = Path(__file__).with_name("card.md.jinja")
 SHAPE = (  # keys of config.json that most models have; absent ones are left out
     "num_hidden_layers",
     "hidden_size",
@@ -50,8 +52,8 @@ class Facts(NamedTuple):
       start: source.json of the checkpoint.
       environment: Environment of the stage train.
       rounds_sha256: SHA-256 of the transcript's rounds.
-      model: config.json of the export, or workload.json of a workload's.
-      is_workload: Whether a workload was trained.
+      model: The file of the export that says what was trained, such as config.json.
+      subject: What was trained.
       has_tokenizer: Whether the export has a tokenizer.
       sha256: SHA-256 of its weights, and of shards.json, by file name.
     """
@@ -65,7 +67,7 @@ class Facts(NamedTuple):
     environment: dict[str, str]
     rounds_sha256: str
     model: dict[str, Any]
-    is_workload: bool
+    subject: Subject
     has_tokenizer: bool
     sha256: dict[str, str]
 
@@ -76,10 +78,11 @@ def render(facts: Facts) -> str:
     llm = facts.results.header["run"]["model"]["LLM"]
     files = facts.shards["files"]
     return (
-        _environment()
-        .get_template(TEMPLATE)
+        _environment(facts.subject.card)
+        .get_template((facts.subject.card or TEMPLATE).name)
         .render(
             facts._asdict(),
+            title=facts.subject.title(facts.results.header["model"]),
             release=__version__,
             front=yaml.safe_dump(_front(facts), sort_keys=False),
             shape=[(key, facts.model[key]) for key in SHAPE if key in facts.model],
@@ -106,7 +109,7 @@ def render(facts: Facts) -> str:
 def _front(facts: Facts) -> dict[str, Any]:
     """The front matter, without a license: the run does not know the license of its data."""
     optimizer, _ = _variant(facts.results.header["run"]["model"]["LLM"]["optimizer"])
-    if facts.is_workload:
+    if "model_type" not in facts.model:  # nothing that transformers knows
         return {"tags": ["lockstep", "workload", optimizer.lower()]}
     front = {"library_name": "transformers", "pipeline_tag": "text-generation"}
     repo_id = facts.start.get("repo_id", "")
@@ -117,7 +120,7 @@ def _front(facts: Facts) -> dict[str, Any]:
 
 def _caveat(facts: Facts) -> str | None:
     """What transformers does otherwise with such a model."""
-    return None if facts.is_workload else hf.model_of(facts.model, hf.CONFIG)[1].caveat
+    return hf.model_of(facts.model, hf.CONFIG)[1].caveat if "model_type" in facts.model else None
 
 
 def _variant(value: str | dict[str, dict]) -> tuple[str, dict[str, Any]]:
@@ -131,8 +134,10 @@ def _variant(value: str | dict[str, dict]) -> tuple[str, dict[str, Any]]:
 # ---- Markdown ----
 
 
-def _environment() -> Environment:
-    found = environment(escape=False)  # Markdown: `code` is what keeps text from being markup
+def _environment(card: Path | None) -> Environment:
+    found = environment(
+        *([card.parent] if card else []), escape=False
+    )  # Markdown: `code` is what keeps text from being markup
     found.globals["measured_on"] = verdict_text.measured_on
     found.filters |= {
         "code": code,

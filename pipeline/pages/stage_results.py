@@ -8,6 +8,7 @@ from typing import NamedTuple
 from lockstep.files import read_json
 from pipeline.audit import verdict_text
 from pipeline.stage.artifacts import METRICS
+from pipeline.subject import Subject, subject_of_model
 
 PAGE, CARD = "report.html", "README.md"
 
@@ -46,20 +47,23 @@ class Results(NamedTuple):
 
     @property
     def chance(self) -> float | None:
-        """Loss of a uniform guess in nats per token: ln(vocabulary size); None for a workload."""
-        size = self.header["model"].get("vocab_size")
+        """Loss of a uniform guess in nats per token: ln(vocabulary size); None if it has none."""
+        size = self._subject.vocab_size(self.header["model"])
         return None if size is None else math.log(size)
 
     @property
     def model_name(self) -> str:
-        """What the model is called: its type, or the workload."""
-        model = self.header["model"]
-        return model["workload"]["factory"] if "workload" in model else model["model_type"]
+        """What the model is called."""
+        return self._subject.title(self.header["model"])
 
     @property
     def unit(self) -> str:
         """What a loss is counted in."""
-        return "as the workload has it" if self.chance is None else "nats per token"
+        return self._subject.loss_unit
+
+    @property
+    def _subject(self) -> Subject:
+        return subject_of_model(self.header["model"])
 
     @property
     def times_less(self) -> float:

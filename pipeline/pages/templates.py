@@ -19,10 +19,13 @@ FILTERS = {
 }
 
 
-def environment(*, escape: bool) -> Environment:
-    """Return what reads the templates beside this file; HTML needs values that are escaped."""
+def environment(*folders: Path, escape: bool) -> Environment:
+    """Return what reads the templates of some folders and those beside this file.
+
+    HTML needs values that are escaped.
+    """
     found = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
+        loader=FileSystemLoader([*folders, Path(__file__).parent]),
         autoescape=escape,
         undefined=StrictUndefined,
         trim_blocks=True,

@@ -42,7 +42,7 @@ def _of_data(run: Run) -> Iterator[str]:
 
 
 def _of_tasks(run: Run, names: Iterable[str]) -> Iterator[str]:
-    if not run.workload.factory and any(name != next_line.NAME for name in names):
+    if any(name != next_line.NAME for name in names):
         yield "lm_eval"
 
 

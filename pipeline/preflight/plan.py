@@ -7,18 +7,15 @@ from typing import NamedTuple
 import jax
 
 from lockstep.errors import LockstepError
-from lockstep.files import read_json
 from lockstep.optim.optimizer import Tree
 from lockstep.programs.train_step import Programs
 from lockstep.protocol import links
 from lockstep.swarm.device_memory import DeviceMemory, run_memory
 from lockstep.swarm.round_settings import RoundSettings
-from parts.workload.choice import programs_of
-from parts.workload.description import FILE
-from parts.workload.worker import NO_ROWS
 from pipeline import runfile
 from pipeline.stage.progress import size
 from pipeline.start import in_time
+from pipeline.subject import Model, programs_of, subject_of
 from pipeline.weights.earlier_run import trained_steps
 
 ROUND, ROUND_OF_PEER, ROUND_OF_WITNESS = 700, 250, 1000  # bytes of rounds.jsonl, about
@@ -85,12 +82,12 @@ class Footprint(NamedTuple):
         ]
 
 
-def plan_of(run: runfile.Run, model: dict, first_step: int = 0) -> Footprint:
+def plan_of(run: runfile.Run, model: Model, first_step: int = 0) -> Footprint:
     """Return what a run will take.
 
     Args:
       run: The whole run.
-      model: The model's `config.json`, or what its workload said of itself.
+      model: What is trained, as a transcript's header has it.
       first_step: Rounds trained by the run that this one extends, 0 for a new run.
 
     Raises:
@@ -165,13 +162,13 @@ def memory_lines(run: runfile.Run, root: Path) -> Iterator[str]:
     Raises:
       LockstepError: See `plan`.
     """
-    if run.workload.factory:
-        _model(run, root)
-        yield "memory         not known: a workload computes in a process of its own"
+    subject, (model, first_step) = subject_of(run), _model(run, root)
+    if subject.memory_unknown:
+        yield f"memory         not known: {subject.memory_unknown}"
         return
     import orbax.checkpoint  # noqa: F401 - counts too: training loads it
 
-    found = run_memory(run, programs_of(run, *_model(run, root)))
+    found = run_memory(run, programs_of(run, model, first_step))
     if found is None:
         yield "memory         this backend does not say"
         return
@@ -201,22 +198,18 @@ def _lines_of(found: DeviceMemory) -> Iterator[str]:
         )
 
 
-def _model(run: runfile.Run, root: Path) -> tuple[dict, int]:
-    """The run's model as its programs take it, and the rounds that it was trained for already."""
-    checkpoint, init = run.llm.checkpoint, root / "data" / "init"
+def _model(run: runfile.Run, root: Path) -> tuple[Model, int]:
+    """What is trained, and the rounds that it was trained for already."""
+    checkpoint, init, subject = run.llm.checkpoint, root / "data" / "init", subject_of(run)
     if isinstance(checkpoint, runfile.CheckpointInit):
         return dict(checkpoint.config), 0
-    path, whose = init / "hf" / "config.json", runfile.variant_name(checkpoint)
-    if run.workload.factory:
-        path, whose = init / FILE, f"workload {run.workload.factory}"
+    path = init / subject.described_in
     if not path.is_file():
         raise LockstepError(
-            f"{path} is missing, expected the model of {whose}: `lockstep convert` makes it"
+            f"{path} is missing, expected the model of {runfile.variant_name(checkpoint)}: "
+            "`lockstep convert` makes it"
         )
-    found = read_json(path)
-    if run.workload.factory:
-        found = {"workload": found, "rows": NO_ROWS}  # of which nothing here depends
-    return found, trained_steps(init)
+    return subject.read_model(run, path, None), trained_steps(init)
 
 
 def _bytes(tree: Tree) -> int:

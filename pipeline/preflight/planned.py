@@ -44,4 +44,4 @@ def memory_lines(run: runfile.Run, root: Path, converted: bool) -> Iterator[str]
 
 
 def _on_hub(run: runfile.Run) -> bool:
-    return isinstance(run.llm.checkpoint, runfile.CheckpointHub) and not run.workload.factory
+    return isinstance(run.llm.checkpoint, runfile.CheckpointHub)

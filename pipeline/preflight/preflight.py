@@ -19,7 +19,7 @@ from pipeline.stage import descriptors, memory, reruns
 from pipeline.stage.artifacts import Paths
 from pipeline.stage.progress import size
 from pipeline.tokens.tokenizer_files import OLDER, PIECES, TOKENIZER
-from pipeline.weights import bucket, earlier_run
+from pipeline.weights import bucket, earlier_run, hf
 
 PACKED = (".jsonl.zst", ".json.zst")  # text that only pyarrow unpacks
 WIDTH = 80  # characters of a name in the table
@@ -83,7 +83,7 @@ class Preflight:
             case runfile.CheckpointHub() | runfile.CheckpointP2P():
                 self._files = files_of_run(checkpoint, self.root)
                 self._config, said = self._files.config(), f"weights of {checkpoint.repo_id}"
-                convert.check_architecture(run.llm.architecture, self._config, self._files.where)
+                hf.check_architecture(run.llm.architecture, self._config, self._files.where)
                 self._files.check_weights()
                 yield from _older_tokenizer(self._files)
             case runfile.CheckpointGcs() | runfile.CheckpointP2PGcs():
@@ -129,7 +129,7 @@ class Preflight:
         yield CheckRow(mark, "data", f"{brief(survey.read, WIDTH)}: {said}")
 
     def _tasks(self) -> Iterator[CheckRow]:
-        names = () if self.run.workload.factory else self.run.evaluate.tasks
+        names = self.run.evaluate.tasks
         if others := [name for name in names if name != packages.next_line.NAME]:
             if not extras.is_installed("lm_eval"):
                 return  # which is a row of its own

@@ -22,12 +22,12 @@ from lockstep.swarm.round_settings import RoundSettings
 from lockstep.transcript.state import State
 from lockstep.transcript.trees import load_nested, load_tree
 from lockstep.wire.commitment import tree_hash
-from parts.workload.choice import programs_of, read_model, vocab_size
 from pipeline import runfile
 from pipeline.stage import devices
+from pipeline.subject import Model, Subject, programs_of, subject_of
 from pipeline.tokens.ids import check_ids
 from pipeline.tokens.sequences import Sequences
-from pipeline.tokens.shards import Column, Shards, read_shards
+from pipeline.tokens.shards import Column, read_shards
 from pipeline.weights.earlier_run import EARLIER, trained_steps
 
 log = logging.getLogger(__name__)
@@ -68,14 +68,14 @@ class Setup:
 
     Attributes:
       run: The whole run.
-      model: The model's `config.json`, or what its workload said of itself.
+      model: What is trained, as the transcript's header has it.
       programs: The run's jitted programs.
       data: The rows to train on.
       start: The state before the first round.
     """
 
     run: runfile.Run
-    model: dict
+    model: Model
     programs: Programs
     data: Rows
     start: Start
@@ -84,6 +84,11 @@ class Setup:
     def settings(self) -> RoundSettings:
         """What a round reads of the run."""
         return RoundSettings.of(self.run)
+
+    @cached_property
+    def subject(self) -> Subject:
+        """What the run trains."""
+        return subject_of(self.run)
 
     def environment(self, processes: int = 1) -> dict[str, str]:
         """Return what here can change the bits of a result, with so many processes of a peer."""
@@ -98,7 +103,8 @@ def read(run: runfile.Run, init: Path, shards: Path) -> Setup:
         state is of another number of peers or another optimizer.
     """
     listed = read_shards(shards)
-    model = read_model(run, init, listed)
+    subject = subject_of(run)
+    model = subject.read_model(run, init / subject.described_in, listed)
     programs = programs_of(run, model, trained_steps(init), listed.columns)
     programs.read_files_from(shards)
     start = _read_start(init, run, programs)
@@ -117,18 +123,18 @@ def read_to_train(run: runfile.Run, init: Path, shards: Path) -> Setup:
     return setup
 
 
-def rows(run: runfile.Run, model: dict, shards: Path) -> Rows:
+def rows(run: runfile.Run, model: Model, shards: Path) -> Rows:
     """Return the rows that a run trains on, from what stage download left in `shards`."""
     listed = read_shards(shards)
     if not run.held_out.sequences:  # nothing is measured
         listed = listed.all_to_train()
-    length, bound = run.llm.max_seq_len, vocab_size(model)
+    length, bound = run.llm.max_seq_len, subject_of(run).vocab_size(model)
     return Sequences(shards, listed, "train", length, run.runtime, bound)
 
 
 def blank(
     run: runfile.Run,
-    model: dict,
+    model: Model,
     data: Rows,
     columns: tuple[Column, ...],
     step: int,
@@ -196,7 +202,7 @@ def _read_start(init: Path, run: runfile.Run, programs: Programs) -> Start:
 
 def _check_kind(run: runfile.Run, shards: Path) -> None:
     listed = read_shards(shards)
-    check_rows(listed, run)
+    subject_of(run).check_rows(run, listed)
     if run.llm.data_type == "Finetuning" and "labels" not in listed.columns:
         raise LockstepError(
             f"model.LLM.data_type: Finetuning: {shards} has no labels to train on, expected "
@@ -211,19 +217,6 @@ def _check_kind(run: runfile.Run, shards: Path) -> None:
         )
 
 
-def check_rows(listed: Shards, run: runfile.Run) -> None:
-    """Check that rows are such as what the run trains can be trained on.
-
-    Raises:
-      LockstepError: They are not tokens, and a language model is trained.
-    """
-    if listed.rows is not None and not run.workload.factory:
-        raise LockstepError(
-            f"{runfile.variant_name(run.llm.data_location)}: rows are {listed.rows.kind}, expected "
-            "tokens: a language model trains on them; other rows are for a workload"
-        )
-
-
 def _check_tokens(setup: Setup, shards: Path) -> None:
     run, start, found = setup.run, setup.start, len(setup.data)
     needed = run.config.last_index(run.llm.max_seq_len, start.step, start.data_index)
@@ -234,7 +227,7 @@ def _check_tokens(setup: Setup, shards: Path) -> None:
             f"{shards}: {found} {row}s of {run.llm.max_seq_len} {unit}, expected {needed} for "
             f"[config] total_steps = {run.config.total_steps}; no {row} is trained on twice"
         )
-    known, bound = listed.vocab_size, vocab_size(setup.model)
+    known, bound = listed.vocab_size, setup.subject.vocab_size(setup.model)
     if listed.rows is not None or bound is None:  # no ids, or no bound of them
         return
     if known is not None and known > bound:

@@ -92,6 +92,21 @@ def model_of(hf_config: dict[str, Any], where: object) -> tuple[Architecture, An
         raise LockstepError(f"{where}: {error}") from error
 
 
+def check_architecture(architecture: str, hf_config: dict[str, Any], where: object) -> None:
+    """Check that a config.json is of the architecture that a run file names.
+
+    Raises:
+      LockstepError: It is not.
+    """
+    model_type, expected = hf_config.get("model_type"), ARCHITECTURES[architecture]
+    if expected is not None and model_type not in expected:
+        names = " or ".join(map(repr, expected))
+        raise LockstepError(
+            f"{where}: model_type is {model_type!r}, expected {names} as "
+            f"model.LLM.architecture = {architecture}; HfAuto accepts any that is known"
+        )
+
+
 # ---- Reading ----
 
 

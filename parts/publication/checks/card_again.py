@@ -19,7 +19,6 @@ from parts.publication import layout
 from parts.publication.accepted_export import CARD
 from parts.publication.checks.records import is_reported
 from parts.publication.checks.results import Evaluated
-from parts.publication.checks.weights import is_workload
 from parts.publication.layout import Made, Publication
 from pipeline import runfile
 from pipeline.pages import card, results_card
@@ -84,8 +83,8 @@ def _render(
     trained = curves.metrics(rows, transcript, params, local_steps)
     header = read_json(transcript.folder / "header.json")
     verdict = read_json(folder / layout.VERDICT)
-    workload = is_workload(transcript)
-    model = read_json(folder / (layout.WORKLOAD if workload else layout.MODEL))
+    subject = setup.subject
+    model = read_json(folder / subject.model_file)
     weights = {
         name: file.sha256
         for name, file in sorted(publication.exported.items())
@@ -102,7 +101,7 @@ def _render(
             environment=made["train"].environment | header["environment"],
             rounds_sha256=transcript.hash,
             model=model,
-            is_workload=workload,
+            subject=subject,
             has_tokenizer=any(name.startswith("tokenizer") for name in publication.exported),
             sha256=weights | {"shards.json": publication.files[layout.SHARDS].sha256},
         )

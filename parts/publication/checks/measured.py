@@ -1,5 +1,6 @@
 """What of a published run's held-out text is measured again."""
 
+from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,15 +13,11 @@ from lockstep.transcript.transcript import Transcript
 from parts.publication import layout
 from parts.publication.checks import results
 from parts.publication.checks.results import Evaluated
-from parts.publication.checks.weights import params_of
 from parts.publication.layout import Publication
-from parts.workload import export_folder
-from parts.workload.choice import vocab_size
 from pipeline.audit import given_rows
 from pipeline.language_model import held_out
 from pipeline.language_model.held_out import HeldOutRows
 from pipeline.start.begin import Setup
-from pipeline.weights import exported
 
 
 def read_evaluated(folder: Path) -> Evaluated:
@@ -81,15 +78,14 @@ def measure(
             f"{layout.EVALUATED}: {len(data.rows_NW)} of {data.split_size} sequences, expected "
             f"{transcript.header.held_out_rows} as in the transcript's header"
         )
-    if publication.is_workload:
-        worker, params = setup.programs.worker, params_of(folder, transcript)
-        size = run.peers.micro_batch
-        loss = export_folder.held_out_loss(worker, params, data.rows_NW, size)
-        results.compare_of_workload(said, loss, data)
-    else:
-        model = exported.read(folder, scan=run.peers.scan_layers)
-        loss = held_out.exported_loss(model.features, model.head, model.params, data, run.peers)
-        results.compare(said, loss, data, model.tokenizer)
+    with closing(setup.subject.open_export(run, transcript.header.model, folder)) as opened:
+        loss = opened.held_out_loss(data)
+        if loss is None:
+            raise LockstepError(
+                f"{layout.EVALUATED}: held_out_loss is {said.held_out_loss}, expected null of a "
+                "workload that measures no rows"
+            )
+        results.compare(said, loss, data, opened)
     different = len(np.unique(data.rows_NW, axis=0))
     asked = run.held_out.sequences
     return Measured(*loss, len(data.rows_NW), different, asked, data.split_size)
@@ -103,7 +99,7 @@ def _held_out_rows(
     Where rows have labels, those in which nothing counts are missing, and so may be others.
     """
     columns, run, model = publication.columns, setup.run, setup.model
-    rows = given_rows.read(folder / layout.HELD_OUT, columns, run, vocab_size(model))
+    rows = given_rows.read(folder / layout.HELD_OUT, columns, run, setup.subject.vocab_size(model))
     if split_size is None:
         raise LockstepError(f"{layout.EVALUATED}: split_sequences is null, expected a number")
     due_N = held_out.spread(split_size, run.held_out.sequences, run.peers.seed)

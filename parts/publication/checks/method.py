@@ -8,7 +8,7 @@ from lockstep.programs.replica import Replica
 from lockstep.transcript.entry import Header
 from lockstep.wire.commitment import tree_hash
 from parts.publication.checks.repeat import Audited
-from parts.publication.checks.weights import HEADER
+from parts.publication.checks.start_of_chain import HEADER
 from pipeline.audit.tolerance import why_not_bitwise
 from pipeline.stage import devices
 from pipeline.start.begin import Setup

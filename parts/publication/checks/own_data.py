@@ -13,7 +13,6 @@ from lockstep.files import sha256_file
 from parts.publication import layout
 from parts.publication.checks.claims import PublicClaim
 from parts.publication.layout import Publication
-from parts.workload.choice import vocab_size
 from pipeline.audit import given_rows
 from pipeline.language_model import held_out
 from pipeline.start import begin
@@ -34,7 +33,7 @@ def check(
     run, model = setup.run, setup.model
     data, columns = begin.rows(run, model, shards), publication.columns
     for name in chosen:
-        rows = given_rows.read(folder / name, columns, run, vocab_size(model))
+        rows = given_rows.read(folder / name, columns, run, setup.subject.vocab_size(model))
         if rows.indices_N[-1] >= len(data):
             raise LockstepError(
                 f"{name}: sequence {rows.indices_N[-1]}, expected one below {len(data)} as in "
@@ -44,7 +43,7 @@ def check(
     own = held_out.read(run, shards)
     if layout.HELD_OUT in publication.files or len(own.rows_NW):
         path = folder / layout.HELD_OUT
-        rows = given_rows.read(path, columns, run, vocab_size(model))
+        rows = given_rows.read(path, columns, run, setup.subject.vocab_size(model))
         _compare(layout.HELD_OUT, rows.indices_N, own.indices_N, shards)
         _compare(layout.HELD_OUT, rows.rows_NW, own.rows_NW, shards)
     text = f"the sequences of {'these windows' if len(chosen) > 1 else 'this window'} and the "

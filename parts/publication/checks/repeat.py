@@ -12,7 +12,6 @@ from parts.publication.checks.weights import PublishedTranscript, is_workload
 from parts.publication.drawn import DrawnWindow
 from parts.publication.layout import Publication
 from parts.publication.unpacked import Unpacked
-from parts.workload.choice import check_model, vocab_size
 from pipeline import runfile
 from pipeline.audit import given_rows, honest
 from pipeline.audit.audit import audit_header, audit_rounds, audit_snapshot
@@ -21,6 +20,7 @@ from pipeline.audit.sample import Beacon, read_beacon
 from pipeline.audit.verdict import Finding, contradictions
 from pipeline.start import begin
 from pipeline.start.begin import Setup
+from pipeline.subject import subject_of
 
 
 class Audited(NamedTuple):
@@ -99,8 +99,9 @@ def audit(
             f"{layout.MANIFEST}: lists {'a' if publication.is_workload else 'no'} "
             f"{layout.WORKLOAD}, expected what {layout.TRANSCRIPT}/header.json says"
         )
-    check_model(run, header.model, f"{layout.TRANSCRIPT}/header.json")
-    columns, bound = publication.columns, vocab_size(header.model)
+    subject = subject_of(run)
+    subject.check_model(run, header.model, f"{layout.TRANSCRIPT}/header.json")
+    columns, bound = publication.columns, subject.vocab_size(header.model)
     rows = given_rows.joined(
         [given_rows.read(folder / name, columns, run, bound) for name in chosen]
     )

@@ -5,7 +5,6 @@ from typing import Annotated, Any
 
 import yaml
 from pydantic import Field
-from tokenizers import Tokenizer
 
 from lockstep.errors import LockstepError, brief
 from lockstep.programs.permutation import MOST_INDICES
@@ -16,6 +15,7 @@ from pipeline.audit.verdict_text import HELD_OUT, HELD_OUT_SPLIT
 from pipeline.language_model import held_out
 from pipeline.language_model.held_out import MeanLoss
 from pipeline.stage.given_files import check_yaml
+from pipeline.subject import OpenedExport
 
 LOSS_TOLERANCE = 1e-3  # nats: rounding of another machine
 ROUNDING = 1e-6  # of numbers that follow from the loss, relative
@@ -53,7 +53,7 @@ class Evaluated(Table):
 
 
 def compare(
-    said: Evaluated, loss: MeanLoss, data: held_out.HeldOutRows, tokenizer: Tokenizer | None
+    said: Evaluated, loss: MeanLoss, data: held_out.HeldOutRows, opened: OpenedExport
 ) -> None:
     """Compare evaluate.json with the held-out `loss` that was measured here.
 
@@ -61,18 +61,7 @@ def compare(
       LockstepError: A number is another.
     """
     published = _compare_loss(said, loss)
-    _compare_numbers(said, held_out.numbers(published, data, tokenizer, []))
-
-
-def compare_of_workload(said: Evaluated, loss: MeanLoss, data: held_out.HeldOutRows) -> None:
-    """Compare evaluate.json with the `loss` that a workload gave here for the held-out rows.
-
-    Raises:
-      LockstepError: A number is another.
-    """
-    published = _compare_loss(said, loss)
-    unknown = dict.fromkeys(held_out.NUMBERS)
-    _compare_numbers(said, unknown | held_out.loss_numbers(published, data))
+    _compare_numbers(said, opened.numbers(published, data, []))
 
 
 def _compare_loss(said: Evaluated, loss: MeanLoss) -> MeanLoss:

@@ -105,7 +105,9 @@ def _params(setup: Setup, transcript: Transcript, folder: Path | None) -> tuple[
                 params = jax.device_get(architecture.init(config, said.seed))
             return params, f"fresh weights of seed {said.seed}"
         case runfile.CheckpointEphemeral():
-            return setup.programs.worker.init(), f"fresh weights of seed {run.workload.seed}"
+            return setup.subject.params_again(
+                run, model
+            ), f"fresh weights of seed {run.workload.seed}"
     if folder is None:
         raise RequestError(
             f"{SOURCE}: the run began with {runfile.variant_name(said)}, of which only the hash is "

@@ -13,14 +13,10 @@ from lockstep.transcript.trees import fitted, load_nested, load_tree, save_tree
 from lockstep.wire.commitment import flatten, tree_hash
 from parts.publication.checks.start_of_chain import ChainStart
 from parts.publication.layout import TRANSCRIPT, Publication
-from parts.workload import export_folder
-from parts.workload.description import of_model
 from pipeline import runfile
 from pipeline.audit.merges import BrokenChainError, follow_params
 from pipeline.start.begin import Setup
-from pipeline.weights import hf, model_folder
-
-HEADER = f"{TRANSCRIPT}/header.json"
+from pipeline.subject import subject_of, subject_of_model
 
 
 @dataclass(frozen=True)
@@ -76,9 +72,8 @@ def follow(
 
 def params_of(folder: Path, transcript: Transcript) -> Tree:
     """Return the params of published weights, which the transcript says how to read."""
-    if is_workload(transcript):
-        return export_folder.read(folder, of_model(transcript.header.model, HEADER))
-    return hf.read_folder(folder)[1]
+    model = transcript.header.model
+    return subject_of_model(model).exported_params(model, folder)
 
 
 def is_workload(transcript: Transcript) -> bool:
@@ -120,13 +115,7 @@ def check(
 
 def _write(folder: Path, transcript: Transcript, params: Tree, run: runfile.Run) -> None:
     """Write what stage export makes of some params, but for what a workload writes by itself."""
-    model = transcript.header.model
-    if is_workload(transcript):
-        leaves = {name.replace("/", "."): leaf for name, leaf in flatten(params).items()}
-        export_folder.write_params(folder, of_model(model, HEADER), leaves.get, run.export.dtype)
-        return
-    whole = model_folder.with_context(model, run.llm.max_seq_len)
-    hf.write_folder(folder, whole, params, run.export.dtype)
+    subject_of(run).export_weights(run, transcript.header.model, params, folder)
 
 
 def _compare(folder: Path, publication: Publication, again: Path) -> None:

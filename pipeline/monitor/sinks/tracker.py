@@ -16,13 +16,11 @@ from lockstep.methods.build import learning_rate_of_run
 from lockstep.transcript.curves import Totals
 from lockstep.transcript.entry import Entry, Header
 from lockstep.transcript.transcript import Transcript
-from parts.workload.description import of_model
 from pipeline import extras, runfile
 from pipeline.monitor.sinks.sink import Scalars, Sink, TrackedRun
 from pipeline.monitor.sinks.tensorboard import TensorBoardSink
 from pipeline.monitor.sinks.wandb import WandbSink
-from pipeline.weights import hf
-from pipeline.weights.tensor_names import param_shapes
+from pipeline.subject import subject_of
 
 log = logging.getLogger(__name__)
 
@@ -138,7 +136,7 @@ class Tracker:
 
     def _measured(self, held_out_loss: float | None) -> dict[str, float]:
         measured = _measured(held_out_loss)
-        if self.run.workload.factory:  # whose loss need not be of tokens
+        if not subject_of(self.run).has_perplexity:
             measured.pop("loss/perplexity", None)
         return measured
 
@@ -161,11 +159,7 @@ class Tracker:
 
 def _name(run: runfile.Run, header: Header) -> str:
     """The optimizer, the number of parameters and the key, which trackers show side by side."""
-    if "workload" in header.model:
-        parameters = float(of_model(header.model, "header.json").parameters)
-    else:
-        shapes = param_shapes(*hf.model_of(header.model, "header.json"))
-        parameters = float(sum(map(math.prod, shapes.values())))
+    parameters = float(subject_of(run).parameters(header.model))
     unit = ""
     for larger in ("k", "M", "B"):
         if parameters >= 999.5:

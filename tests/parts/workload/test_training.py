@@ -17,8 +17,9 @@ from lockstep.files import read_json
 from lockstep.tables.explain import validate
 from lockstep.transcript.transcript import Transcript
 from lockstep.transcript.trees import load_arrays
-from parts.workload import choice, description, sanity
+from parts.workload import description, sanity
 from parts.workload.process.messages import WorkerError
+from parts.workload.subject import SUBJECT
 from parts.workload.worker import Worker
 from pipeline import runfile
 from pipeline.stage.keys import PROJECT
@@ -128,7 +129,7 @@ def test_another_auditors_code_is_one_line_and_no_findings(finished, tmp_path, m
     run = runfile.load(run_file)
     monkeypatch.setattr(description, "SOURCE", other)
     with pytest.raises(LockstepError, match="nothing was audited") as error:
-        choice.check_model(run, header.model, "header.json")
+        SUBJECT.check_model(run, header.model, "header.json")
     assert "\n" not in str(error.value)
 
 
@@ -302,7 +303,7 @@ def test_rows_that_a_stranger_describes_as_others_are_one_line(rows, finished):
     run_file, root, _ = finished
     header = Transcript(root / "data/trained/transcript").header
     run = runfile.load(run_file)
-    choice.check_model(run, header.model, "header.json")
+    SUBJECT.check_model(run, header.model, "header.json")
     with pytest.raises(LockstepError, match=r"^header.json: ") as error:
-        choice.check_model(run, header.model | {"rows": rows}, "header.json")
+        SUBJECT.check_model(run, header.model | {"rows": rows}, "header.json")
     assert "\n" not in str(error.value)

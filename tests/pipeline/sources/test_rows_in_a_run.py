@@ -12,6 +12,7 @@ from parts.tasks import held_out_texts
 from pipeline import download, runfile
 from pipeline.audit import given_rows
 from pipeline.language_model import held_out
+from pipeline.language_model.subject import LanguageModelSubject
 from pipeline.pages.report_page import _data
 from pipeline.sources import dry_run
 from pipeline.stage import pins
@@ -59,7 +60,7 @@ def test_another_width_than_the_runs_is_refused_with_both_and_the_file(
     stage, tmp_path, monkeypatch
 ):
     run, shards = stage(model__LLM__max_seq_len=16)
-    monkeypatch.setattr(begin, "check_rows", lambda *_: None)  # as with a workload
+    monkeypatch.setattr(LanguageModelSubject, "check_rows", lambda *_: None)  # as a workload does
     with pytest.raises(LockstepError) as caught:
         begin.read_to_train(run, tmp_path, shards)
     expected = f"model.LLM.max_seq_len is 16, expected 5, the words of a row of {tmp_path}/a.npz"

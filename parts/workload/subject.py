@@ -1,0 +1,234 @@
+"""A workload as what a run trains: a model of the user's own, in a process of its own.
+
+Its model in a header is `{"workload": what it said of itself, "rows": what a row of the data is}`.
+"""
+
+import json
+import logging
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from lockstep.errors import LockstepError
+from lockstep.files import read_json, sha256_file, write_json
+from lockstep.methods.build import Setting, aggregate_of, build, learning_rate_of_run
+from lockstep.optim.optimizer import Tree
+from lockstep.programs.train_step import Programs
+from lockstep.tables.explain import validate_json
+from lockstep.transcript.tensorfile import TensorFile
+from lockstep.transcript.trees import save_tree
+from lockstep.wire.commitment import flatten
+from parts.workload import export_folder
+from parts.workload.description import FILE, Description, code_hash, of_model
+from parts.workload.export_folder import OpenedWorkload
+from parts.workload.inner_loop_programs import InnerLoopPrograms
+from parts.workload.programs import WorkloadPrograms, WorkloadTask
+from parts.workload.worker import NO_ROWS, RowSpec, Worker
+from pipeline import runfile
+from pipeline.stage.artifacts import listing_sha256
+from pipeline.tokens.rows import FILES, ArrayRows, FileRows, TokenRows
+from pipeline.tokens.shards import PLAIN, Column, Shards
+from pipeline.weights import hf
+
+KINDS = {"tokens": TokenRows, "arrays": ArrayRows, "files": FileRows}  # of rows
+HEADER = "the model"  # what errors call one that was checked before
+
+log = logging.getLogger(__name__)
+
+
+class WorkloadSubject:
+    """A workload; a `pipeline.subject.Subject`."""
+
+    checkpoints = "Ephemeral", "Run"
+    described_in = model_file = FILE
+    card = Path(__file__).with_name("workload_card.md.jinja")
+    loss_unit, has_perplexity = "as the workload has it", False
+    varies_here, draws = False, True
+    memory_unknown = "a workload computes in a process of its own"
+
+    def trains(self, run: runfile.Run) -> bool:
+        """Return whether the run file has a table [workload] with a factory."""
+        return bool(run.workload.factory)
+
+    def describes(self, model: dict[str, Any]) -> bool:
+        """Return whether a workload said what the model is."""
+        return "workload" in model
+
+    # ---- What it says of itself ----
+
+    def read_model(self, run: runfile.Run, path: Path, listed: Shards | None) -> dict[str, Any]:
+        """Return what the workload said of itself in stage convert, and what a row is."""
+        return {"workload": read_json(path), "rows": _rows(run, listed)}
+
+    def check_model(self, run: runfile.Run, model: dict[str, Any], where: object) -> None:
+        """Check that its rows fit the run, and that its code here is the code that trained."""
+        told = of_model(model, where)
+        _check_rows(run, model.get("rows"), where)
+        if (here := code_hash(run)) != told.code:
+            raise LockstepError(
+                f"{where}: workload {told.factory}, code and settings of hash {told.code[:12]}, "
+                f"expected {here[:12]} as of workloads/ and [workload] here; nothing was audited: "
+                "with other code every honest peer would seem to lie"
+            )
+
+    def check_rows(self, run: runfile.Run, listed: Shards) -> None:
+        """Do nothing: rows of any kind are for a workload."""
+
+    def title(self, model: dict[str, Any]) -> str:
+        """Return the name of its factory."""
+        return model["workload"]["factory"]
+
+    def parameters(self, model: dict[str, Any]) -> int:
+        """Return how many numbers travel."""
+        return of_model(model, HEADER).parameters
+
+    def vocab_size(self, model: dict[str, Any]) -> None:
+        """Return None: only its code knows what the words of a row mean."""
+
+    def computed_by(
+        self, run: runfile.Run, model: dict[str, Any], environment: dict[str, str]
+    ) -> str:
+        """Return its name, and its device."""
+        on = environment.get("worker_device", "a device of its own")
+        return f"workload {self.title(model)} computes on {on}"
+
+    # ---- What stages do with it ----
+
+    def first_params(self, run: runfile.Run, folder: Path) -> dict[str, Any]:
+        """Write the params that it begins with, and what it says of itself."""
+        with closing(Worker(run, NO_ROWS)) as worker:
+            described, params = worker.describe(), worker.init()
+        save_tree(folder / "params.safetensors", params)
+        write_json(folder / FILE, described.model_dump(mode="json"))
+        log.info(
+            f"convert: workload {described.factory}, {described.parameters:,} parameters that "
+            f"travel, code and settings of hash {described.code[:12]}"
+        )
+        hashes = {name: sha256_file(folder / name) for name in (FILE, "params.safetensors")}
+        return {
+            "factory": described.factory,
+            "parameters": described.parameters,
+            "seed": run.workload.seed,
+            "files": hashes,
+            "sha256": listing_sha256(hashes.items()),
+        }
+
+    def params_again(self, run: runfile.Run, model: dict[str, Any]) -> Tree:
+        """Return the params that it begins with."""
+        with closing(self._worker(run, model)) as worker:
+            return worker.init()
+
+    def extend(self, run: runfile.Run, earlier: dict[str, Any], where: str, folder: Path) -> None:
+        """Check that it has the tensors that the earlier run trained, and write what it says.
+
+        Its code and settings may differ, of which a line is told.
+        """
+        then = of_model(earlier, where)
+        with closing(Worker(run, NO_ROWS)) as worker:
+            now = worker.describe()
+        for name in Description.model_fields:
+            if name not in ("code", "factory") and getattr(now, name) != getattr(then, name):
+                raise LockstepError(
+                    f"{where}: {name} of workload {then.factory} differs from that of "
+                    f"{now.factory}, expected the same tensors, and the same values of those that "
+                    "stay as they are"
+                )
+        if now.code != then.code:
+            log.warning(
+                f"convert: warning: workload {now.factory} has code and settings of hash "
+                f"{now.code[:12]}, and {where}, which this one extends, had {then.code[:12]}"
+            )
+        write_json(folder / FILE, now.model_dump(mode="json"))
+
+    def programs(
+        self,
+        run: runfile.Run,
+        model: dict[str, Any],
+        first_step: int = 0,
+        columns: tuple[Column, ...] = PLAIN,
+    ) -> Programs:
+        """Return the programs of a run, see `Subject.programs`."""
+        told = of_model(model, FILE)
+        groups = {tensor.name.split(".")[0] for tensor in told.tensors}
+        learning_rate = learning_rate_of_run(run, first_step)
+        setting = Setting(learning_rate, run.peers.overlap, (), aggregate_of(run.peers))
+        optimizer = build(run.llm.optimizer, setting, groups)
+        worker = Worker(run, model["rows"], told)
+        task, seed, wire = WorkloadTask(told, columns), run.peers.seed, run.peers.wire
+        if run.workload.inner == "gradient":
+            return WorkloadPrograms(task, optimizer, worker, seed, wire, run.rows_of_a_step)
+        return InnerLoopPrograms(task, optimizer, worker, seed, wire, setting.learning_rate)
+
+    def export(
+        self,
+        run: runfile.Run,
+        model: dict[str, Any],
+        params: TensorFile,
+        folder: Path,
+        *,
+        tokenizer: Path,
+        checkpoint: Path,
+    ) -> None:
+        """Write its params, what it said of itself, and what its method `save` writes."""
+        del tokenizer, checkpoint
+        with closing(self._worker(run, model)) as worker:
+            told = of_model(model, HEADER)
+            export_folder.write(folder, worker, told, params, run.export.dtype)
+
+    def export_weights(
+        self, run: runfile.Run, model: dict[str, Any], params: Tree, folder: Path
+    ) -> None:
+        """Write the files that are not the workload's word."""
+        values = {name.replace("/", "."): leaf for name, leaf in flatten(params).items()}
+        told = of_model(model, HEADER)
+        export_folder.write_params(folder, told, values.__getitem__, run.export.dtype)
+
+    def exported_params(self, model: dict[str, Any], folder: Path) -> Tree:
+        """Return the params of an exported workload."""
+        return export_folder.read(folder, of_model(model, HEADER))
+
+    def open_export(
+        self, run: runfile.Run, model: dict[str, Any], folder: Path, shards: Path | None = None
+    ) -> OpenedWorkload:
+        """Return the params, and a worker that measures them."""
+        worker = self._worker(run, model)
+        worker.shards = shards or worker.shards
+        return OpenedWorkload(run, worker, self.exported_params(model, folder))
+
+    def why_no_texts(self, folder: Path) -> str | None:
+        """Return what is missing in an export whose own files are no Hugging Face folder."""
+        if (folder / hf.CONFIG).is_file():
+            return None
+        return (
+            f"{folder / FILE}: the export of a workload, expected a {hf.CONFIG}, which its method "
+            "save can write: what the params mean only its own code knows"
+        )
+
+    def _worker(self, run: runfile.Run, model: dict[str, Any]) -> Worker:
+        return Worker(run, model["rows"], of_model(model, HEADER))
+
+
+SUBJECT = WorkloadSubject()
+
+
+def _rows(run: runfile.Run, listed: Shards | None) -> RowSpec:
+    """What a row of the data is, as a worker is told."""
+    if listed is None:
+        return NO_ROWS
+    if listed.rows is not None:
+        return listed.rows.model_dump(mode="json")
+    return {"kind": "tokens", "columns": [*listed.columns], "length": run.llm.max_seq_len}
+
+
+def _check_rows(run: runfile.Run, rows: Any, where: object) -> None:
+    """Check what a stranger says that a row is: a worker is told it, and could be led anywhere."""
+    kind = rows.get("kind") if isinstance(rows, dict) else None
+    if kind not in KINDS:
+        raise LockstepError(f"{where}: rows of kind {kind!r}, expected one of {[*KINDS]}")
+    found = validate_json(KINDS[kind], json.dumps(rows), f"{where}: rows")
+    words = run.llm.max_seq_len * (len(found.columns) if isinstance(found, TokenRows) else 1)
+    if found.words != words or (isinstance(found, FileRows) and found.folder != FILES):
+        raise LockstepError(
+            f"{where}: rows of {found.words} words ({kind}), expected {words} as "
+            f"model.LLM.max_seq_len has them, and of files the folder {FILES}"
+        )

@@ -1,0 +1,189 @@
+"""A language model of `models/` as what a run trains; its model is a config.json."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lockstep.errors import LockstepError
+from lockstep.files import read_json
+from lockstep.optim.optimizer import Tree
+from lockstep.programs.train_step import Programs
+from lockstep.tables.variant import variant_name
+from lockstep.transcript.tensorfile import TensorFile
+from pipeline import runfile
+from pipeline.language_model import held_out, language_model
+from pipeline.language_model.held_out import HeldOutRows, MeanLoss
+from pipeline.stage.progress import Progress
+from pipeline.tokens.shards import PLAIN, Column, Shards
+from pipeline.weights import exported, hf, model_folder
+from pipeline.weights.exported import Exported
+from pipeline.weights.tensor_names import param_shapes
+
+HEADER = "the model"  # what errors call one that was checked before
+
+
+class LanguageModelSubject:
+    """A language model; a `pipeline.subject.Subject`."""
+
+    checkpoints = "Hub", "P2P", "Gcs", "P2PGcs", "Init", "Run"
+    described_in = f"hf/{hf.CONFIG}"
+    model_file = hf.CONFIG
+    card = None
+    loss_unit, has_perplexity = "nats per token", True
+    varies_here, draws, memory_unknown = True, False, ""
+
+    def trains(self, run: runfile.Run) -> bool:
+        """Return whether the run names no other subject."""
+        return not run.workload.factory
+
+    def describes(self, model: dict[str, Any]) -> bool:
+        """Return whether the model is a config.json."""
+        return "model_type" in model
+
+    # ---- What it says of itself ----
+
+    def read_model(self, run: runfile.Run, path: Path, listed: Shards | None) -> dict[str, Any]:
+        """Return a config.json."""
+        del run, listed
+        return read_json(path)
+
+    def check_model(self, run: runfile.Run, model: dict[str, Any], where: object) -> None:
+        """Check that `models/` has its architecture."""
+        del run
+        hf.model_of(model, where)
+
+    def check_rows(self, run: runfile.Run, listed: Shards) -> None:
+        """Check that rows are tokens."""
+        if listed.rows is not None:
+            raise LockstepError(
+                f"{variant_name(run.llm.data_location)}: rows are {listed.rows.kind}, expected "
+                "tokens: a language model trains on them; other rows are for a workload"
+            )
+
+    def title(self, model: dict[str, Any]) -> str:
+        """Return its architecture."""
+        return model["model_type"]
+
+    def parameters(self, model: dict[str, Any]) -> int:
+        """Return how many parameters it has."""
+        return sum(map(math.prod, param_shapes(*hf.model_of(model, HEADER)).values()))
+
+    def vocab_size(self, model: dict[str, Any]) -> int | None:
+        """Return the size of its vocabulary."""
+        return model["vocab_size"]
+
+    def computed_by(
+        self, run: runfile.Run, model: dict[str, Any], environment: dict[str, str]
+    ) -> str:
+        """Return how it computes attention, and in which precision."""
+        del model, environment
+        return f"attention by {run.peers.attention}, in {run.peers.precision}"
+
+    # ---- What stages do with it ----
+
+    def first_params(self, run: runfile.Run, folder: Path) -> dict[str, Any]:
+        """Raise: stage convert draws or reads its params itself."""
+        raise NotImplementedError  # its `checkpoints` are all files, or drawn by stage convert
+
+    params_again = first_params
+
+    def extend(self, run: runfile.Run, earlier: dict[str, Any], where: str, folder: Path) -> None:
+        """Check that the earlier run trained a language model of this architecture."""
+        if not self.describes(earlier):
+            raise LockstepError(
+                f"{where} trained no model of models/, expected one, or what it trained in "
+                "[workload]"
+            )
+        hf.check_architecture(run.llm.architecture, hf.read_config(folder / "hf"), where)
+
+    def programs(
+        self,
+        run: runfile.Run,
+        model: dict[str, Any],
+        first_step: int = 0,
+        columns: tuple[Column, ...] = PLAIN,
+    ) -> Programs:
+        """Return the programs of a run, see `Subject.programs`."""
+        return language_model.programs_of(run, model, first_step, columns)
+
+    def export(
+        self,
+        run: runfile.Run,
+        model: dict[str, Any],
+        params: TensorFile,
+        folder: Path,
+        *,
+        tokenizer: Path,
+        checkpoint: Path,
+    ) -> None:
+        """Write a Hugging Face folder."""
+        with Progress("export", total=params.nbytes, unit="byte") as bar:
+            model_folder.write(
+                folder,
+                model,
+                run.llm.max_seq_len,
+                params,
+                run.export.dtype,
+                tokenizer=tokenizer,
+                checkpoint=checkpoint,
+                advance=bar.advance,
+            )
+
+    def export_weights(
+        self, run: runfile.Run, model: dict[str, Any], params: Tree, folder: Path
+    ) -> None:
+        """Write config.json and safetensors."""
+        whole = model_folder.with_context(model, run.llm.max_seq_len)
+        hf.write_folder(folder, whole, params, run.export.dtype)
+
+    def exported_params(self, model: dict[str, Any], folder: Path) -> Tree:
+        """Return the params of a Hugging Face folder."""
+        del model
+        return hf.read_folder(folder)[1]
+
+    def open_export(
+        self, run: runfile.Run, model: dict[str, Any], folder: Path, shards: Path | None = None
+    ) -> "OpenedLanguageModel":
+        """Read the folder with layers as the run has them."""
+        del model, shards
+        return OpenedLanguageModel(run, folder, exported.read(folder, scan=run.peers.scan_layers))
+
+    def why_no_texts(self, folder: Path) -> str | None:
+        """Return None: it reads and writes texts."""
+        del folder
+        return None
+
+
+class OpenedLanguageModel:
+    """An exported language model; a `pipeline.subject.OpenedExport`."""
+
+    def __init__(self, run: runfile.Run, folder: Path, texts: Exported):
+        self._run, self._folder, self.texts = run, folder, texts
+
+    def held_out_loss(self, data: HeldOutRows) -> MeanLoss:
+        """Return the cross-entropy of held-out text."""
+        texts, run = self.texts, self._run
+        loss = held_out.exported_loss(texts.features, texts.head, texts.params, data, run.peers)
+        if not np.isfinite(np.exp(loss.mean)):
+            raise LockstepError(
+                f"{self._folder}: held-out loss is {loss}, expected a number; [export] dtype = "
+                f"{run.export.dtype} may be too narrow for these weights"
+            )
+        return loss
+
+    def numbers(
+        self, loss: MeanLoss, data: HeldOutRows, notes: list[str]
+    ) -> dict[str, float | int | None]:
+        """Return the loss, perplexity and bits per byte."""
+        return held_out.numbers(loss, data, self.texts.tokenizer, notes)
+
+    def own_metrics(self) -> None:
+        """Return None: it has no metrics of its own."""
+
+    def close(self) -> None:
+        """Do nothing: there is no process."""
+
+
+LANGUAGE_MODEL = LanguageModelSubject()

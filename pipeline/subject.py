@@ -1,0 +1,232 @@
+"""What a run trains: a language model, or what a part of Lockstep brings.
+
+A part offers the joint "subject": its file `subject.py` has `SUBJECT`, a `Subject`. Nothing else
+asks what kind of thing a run trains. A subject has no state: it is told the run, and the model,
+which is the table that a transcript's header has of it.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from lockstep.errors import LockstepError
+from lockstep.optim.optimizer import Tree
+from lockstep.programs.train_step import Programs
+from lockstep.transcript.tensorfile import TensorFile
+from pipeline.joints import offered
+from pipeline.language_model.held_out import HeldOutRows, MeanLoss
+from pipeline.language_model.subject import LANGUAGE_MODEL
+from pipeline.runfile import Run
+from pipeline.tokens.shards import PLAIN, Column, Shards
+from pipeline.weights.exported import Exported
+
+Model = dict[str, Any]
+"""The model of a transcript's header: a config.json, or whatever else describes it whole."""
+
+
+class OpenedExport(Protocol):
+    """An exported model, read back to be measured.
+
+    Attributes:
+      texts: The model as texts need it; None where it reads and writes none.
+    """
+
+    texts: Exported | None
+
+    def held_out_loss(self, data: HeldOutRows) -> MeanLoss | None:
+        """Return the mean loss of held-out rows, a row at least; None where it measures none."""
+
+    def numbers(
+        self, loss: MeanLoss, data: HeldOutRows, notes: list[str]
+    ) -> dict[str, float | int | None]:
+        """Return the numbers of evaluate.json that such a loss gives.
+
+        `notes` gains the reasons of what is unknown.
+        """
+
+    def own_metrics(self) -> dict[str, Any] | None:
+        """Return what the subject's own code measures; None where it has no code of its own."""
+
+    def close(self) -> None:
+        """End the processes behind it."""
+
+
+class Subject(Protocol):
+    """Something to train.
+
+    Attributes:
+      checkpoints: The kinds of `model.LLM.checkpoint` that it can begin with.
+      described_in: The file of data/init that describes it.
+      model_file: The file of an export that says what was trained.
+      card: Template that fills blocks of the model card otherwise; None for the card as it is.
+      loss_unit: What a loss counts.
+      has_perplexity: Whether the exponential of a loss is a perplexity.
+      varies_here: Whether this process computes it with XLA. Then an auditor learns from other
+        threads and vector instructions how far last bits carry; else from repeats of a step.
+      draws: Whether `[peers] seed` seeds randomness in its gradients.
+      memory_unknown: Why nobody can say what memory it needs; "" where that can be computed.
+    """
+
+    checkpoints: tuple[str, ...]
+    described_in: str
+    model_file: str
+    card: Path | None
+    loss_unit: str
+    has_perplexity: bool
+    varies_here: bool
+    draws: bool
+    memory_unknown: str
+
+    # ---- Which it is ----
+
+    def trains(self, run: Run) -> bool:
+        """Return whether it is what a run file asks for."""
+
+    def describes(self, model: Model) -> bool:
+        """Return whether a header's model is one of this subject."""
+
+    # ---- What it says of itself ----
+
+    def read_model(self, run: Run, path: Path, listed: Shards | None) -> Model:
+        """Return a run's model, from `described_in` of data/init or `model_file` of an export.
+
+        `listed` is what stage download left; None where there are no data yet, and nothing that is
+        asked for depends on them.
+        """
+
+    def check_model(self, run: Run, model: Model, where: object) -> None:
+        """Check that a stranger's model can be trained here; errors call it `where`.
+
+        Raises:
+          LockstepError: It cannot.
+        """
+
+    def check_rows(self, run: Run, listed: Shards) -> None:
+        """Check that rows of data are of a kind that it can be trained on.
+
+        Raises:
+          LockstepError: They are not.
+        """
+
+    def title(self, model: Model) -> str:
+        """Return its name, for people."""
+
+    def parameters(self, model: Model) -> int:
+        """Return how many parameters are trained."""
+
+    def vocab_size(self, model: Model) -> int | None:
+        """Return the bound of token ids in its data; None where rows have no bound."""
+
+    def computed_by(self, run: Run, model: Model, environment: dict[str, str]) -> str:
+        """Return what computes its gradients, for people."""
+
+    # ---- What stages do with it ----
+
+    def first_params(self, run: Run, folder: Path) -> dict[str, Any]:
+        """Write params.safetensors and `described_in`; return what source.json says of them.
+
+        For a checkpoint that is no files: the subject makes its own params.
+        """
+
+    def params_again(self, run: Run, model: Model) -> Tree:
+        """Return the params that `first_params` made of this run."""
+
+    def extend(self, run: Run, earlier: Model, where: str, folder: Path) -> None:
+        """Check that params of an earlier run are ones that this run can train on, see `where`.
+
+        Raises:
+          LockstepError: They are of something else.
+        """
+
+    def programs(
+        self,
+        run: Run,
+        model: Model,
+        first_step: int = 0,
+        columns: tuple[Column, ...] = PLAIN,
+    ) -> Programs:
+        """Return a run's programs.
+
+        Args:
+          run: The whole run.
+          model: Its model.
+          first_step: Rounds trained by the run that this one extends, 0 for a new run.
+          columns: Columns of the data's rows.
+
+        Raises:
+          LockstepError: The run asks for what this model or this data does not support.
+        """
+
+    def export(
+        self,
+        run: Run,
+        model: Model,
+        params: TensorFile,
+        folder: Path,
+        *,
+        tokenizer: Path,
+        checkpoint: Path,
+    ) -> None:
+        """Write an export, without its card.
+
+        Args:
+          run: The whole run.
+          model: Its model.
+          params: The trained params.
+          folder: Where to write.
+          tokenizer: The folder of the tokenizer that made the tokens, if it exists.
+          checkpoint: The folder of the model that the training began with, if it exists.
+        """
+
+    def export_weights(self, run: Run, model: Model, params: Tree, folder: Path) -> None:
+        """Write only what `export` makes of the params alone: anybody can make that again."""
+
+    def exported_params(self, model: Model, folder: Path) -> Tree:
+        """Return the params of an export."""
+
+    def open_export(
+        self, run: Run, model: Model, folder: Path, shards: Path | None = None
+    ) -> OpenedExport:
+        """Read an export back.
+
+        `shards` is the folder that stage download left, in which rows may be names of files.
+        """
+
+    def why_no_texts(self, folder: Path) -> str | None:
+        """Return why an export reads and writes no texts, as an error says it; None if it does."""
+
+
+def subject_of(run: Run) -> Subject:
+    """Return what a run trains.
+
+    Raises:
+      LockstepError: It is of a part that is not here.
+    """
+    if found := _first(lambda subject: subject.trains(run)):
+        return found
+    if run.workload.factory:
+        raise LockstepError(
+            f"workload.factory is {run.workload.factory!r}, expected parts/workload, which runs it"
+        )
+    return LANGUAGE_MODEL
+
+
+def programs_of(
+    run: Run, model: Model, first_step: int = 0, columns: tuple[Column, ...] = PLAIN
+) -> Programs:
+    """Return a run's programs, see `Subject.programs`."""
+    return subject_of(run).programs(run, model, first_step, columns)
+
+
+def subject_of_model(model: Model) -> Subject:
+    """Return what the model of a transcript's header is."""
+    return _first(lambda subject: subject.describes(model)) or LANGUAGE_MODEL
+
+
+def subject_of_export(folder: Path) -> Subject:
+    """Return what an exported folder holds."""
+    return _first(lambda subject: (folder / subject.model_file).is_file()) or LANGUAGE_MODEL
+
+
+def _first(fits: Callable[[Subject], bool]) -> Subject | None:
+    return next((part.SUBJECT for part in offered("subject") if fits(part.SUBJECT)), None)
