@@ -289,7 +289,7 @@ ROWS = [
         _lines("gz"),
         "a.jsonl.gz",
         _download(_documents),
-        ONLY_BOMB | {SPARSE: "zeros after its end", BOMB: UNPACKS},
+        ONLY_BOMB | {SPARSE: HASHED, BOMB: UNPACKS},
     ),
     FolderRow(
         "`download`, `Text`: parquet",

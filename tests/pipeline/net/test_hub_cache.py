@@ -10,7 +10,7 @@ from huggingface_hub import snapshot_download
 from pipeline import sources
 from pipeline.net import hub_files, retry, store
 from pipeline.runfile import Network
-from pipeline.runfile.data import DataHub, DataPreprocessed, DataText, ShuffleDontShuffle
+from pipeline.runfile.data import DataHub, DataPreprocessed, DataText, Limit, ShuffleDontShuffle
 from pipeline.sources.text import tokenizer
 from pipeline.stage.progress import Progress
 from pipeline.weights import hub_model
@@ -86,7 +86,7 @@ def test_a_commit_that_the_clients_cache_has_is_that_of_the_hub(
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == {
         name: hub.files[name] for name in expected
     }
-    location = corpora.location(tokenizer=REPO, tokenizer_revision=commit)
+    location = corpora.location("text", tokenizer=REPO, tokenizer_revision=commit)
     how_to_fetch = options(tmp_path / "store2")
     assert tokenizer.copy_tokenizer(location, tmp_path / "t", how_to_fetch).vocab_size == 302
     assert len(hub.seen) == asked
@@ -134,7 +134,7 @@ def fetch_all(locations: dict, folder: Path) -> None:
         (limited := folder / f"{name} limited").mkdir()
         sources.fetch(location, out, how)
         if name == "text":
-            limit = sources.Limit(tokens=500)
+            limit = Limit(tokens=500)
             sources.fetch(location, limited, options(folder.parent / f"{folder.name} two", limit))
 
 
