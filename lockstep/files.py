@@ -162,7 +162,7 @@ def loads(text: str | bytes) -> Any:
     """Return the value of a JSON text.
 
     Raises:
-      ValueError: It is no JSON, a key stands twice in a table, or a number is not finite.
+      ValueError: It is no JSON, a key appears twice in a table, or a number is not finite.
       RecursionError: Its lists are thousands deep in one another.
     """
     return json.loads(text, parse_constant=_finite, parse_float=_finite, object_pairs_hook=once)
@@ -178,7 +178,7 @@ def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(table) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the key {brief(repr(twice))} stands twice in a table")
+        raise ValueError(f"the key {brief(repr(twice))} appears twice in a table")
     return table
 
 

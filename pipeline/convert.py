@@ -156,7 +156,7 @@ def _read(source: Path, architecture: str, folder: Path) -> dict[str, Any]:
         check_file(file, source, most=MOST_BYTES)
     hf.check_architecture(architecture, hf.read_config(source), source / hf.CONFIG)
     if (source / TEMPLATES).is_dir():
-        log.warning(f"convert: warning: {source / TEMPLATES}: left behind; no export has them")
+        log.warning(f"convert: warning: {source / TEMPLATES}: ignored; no export has them")
     weights = hf.weight_files(source)
     for file in weights:
         check_inside(file, source)

@@ -127,7 +127,7 @@ class Checkpoints:
             state = fitted(flatten(state), like, self.folder)
         rest = json.loads(loaded["rest"]["json"])
         if tree_hash(state) != rest.pop("sha256"):
-            raise ValueError("found another state than was saved")
+            raise ValueError("the state differs from the one that was saved")
         return Saved(step, state, rest)
 
     def __enter__(self) -> "Checkpoints":

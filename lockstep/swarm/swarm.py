@@ -299,7 +299,9 @@ def _packed(
             )
             bad[peer] = wire.NotFiniteValueError(f"{what} at round {step}, others' are finite")
         except wire.WireError as error:
-            bad[peer] = wire.WireError(f"its message is none at round {step}: {error}")
+            bad[peer] = wire.WireError(f"its message is invalid at round {step}: {error}")
     over = bound.beyond({peer: one.message.largest for peer, one in done.items()})
-    bad |= {p: wire.WireError(f"its message is none at round {step}: {w}") for p, w in over.items()}
+    bad |= {
+        p: wire.WireError(f"its message is invalid at round {step}: {w}") for p, w in over.items()
+    }
     return {peer: one for peer, one in done.items() if peer not in over}, bad

@@ -86,5 +86,5 @@ def _plain_file(path: Path) -> tensorfile.TensorFile:
     file = tensorfile.TensorFile(path)
     if file.metadata:
         found = brief(repr(file.metadata))
-        raise LockstepError(f"{path}: metadata {found}, expected none, which nobody reads")
+        raise LockstepError(f"{path}: metadata {found}, expected none, which is not read")
     return file

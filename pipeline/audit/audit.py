@@ -274,7 +274,7 @@ def _check_sketches(setup: Setup, transcript: Transcript, entry: Entry, here: bo
         for peer, message in messages.items():
             if (message.root is not None) != rooted:
                 has = "no root" if rooted else "a root"
-                raise SketchError(f"the message of peer {peer} has {has}, unlike the header says")
+                raise SketchError(f"the message of peer {peer} has {has}, contrary to the header")
             if message.sketch is not None and (not rooted or messages is evidence.others):
                 raise SketchError(f"the message of peer {peer} has a sketch, expected none")
             if message.root is not None:

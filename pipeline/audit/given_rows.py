@@ -53,7 +53,7 @@ def joined(several: Sequence[GivenRows]) -> GivenRows:
     found = GivenRows(name, indices_N, np.concatenate([one.rows_NW for one in several])[rows_N])
     for one in several:
         if not np.array_equal(found.take(one.indices_N), one.rows_NW):
-            raise LockstepError(f"{one.name}: a row that is another in {name}, expected the same")
+            raise LockstepError(f"{one.name}: a row that differs in {name}, expected the same")
     return found
 
 

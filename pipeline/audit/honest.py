@@ -266,7 +266,7 @@ class HonestWindow(WindowPeers):
             params = self._distance_of_agreed(told)
         own = [self._distances_of_own(peer, told) for peer in self.own]
         if not np.isfinite([*found, params or 0.0, *_largest(own).values()]).all():
-            raise LockstepError("honest messages are not finite, expected such as can be compared")
+            raise LockstepError("honest messages are not finite, expected finite ones")
         return Distances(found, params, own)
 
     def _distance_of_agreed(self, told: BinaryIO) -> float:

@@ -81,7 +81,7 @@ def _received(transcript: Transcript, entry: Entry, form: wire.Form) -> dict[int
             for peer in sent.keys() & {*decision.applied, *decision.travelling}
         }
     except wire.WireError as error:
-        raise BrokenChainError(entry.round.step, f"applied what is no message: {error}") from error
+        raise BrokenChainError(entry.round.step, f"applied an invalid message: {error}") from error
 
 
 def _compare_snapshot(

@@ -107,7 +107,7 @@ def remembered(
         if not connection.offline():
             raise
         raise UnreachableError(
-            f"{where}: {connection.OFFLINE} is set, expected what was listed before; "
+            f"{where}: {connection.OFFLINE} is set, expected a stored listing; "
             f"{path.parent} has no listing of it"
         ) from error
     if not connection.offline():  # then it is of the hub client's cache, which may be filled later

@@ -20,7 +20,7 @@ app = typer.Typer()
 def check(run: RunFile = DEFAULT_RUN, root: Root = DEFAULT_ROOT) -> None:
     """Look at all that a run will need, before it runs; status 1 where a stage would fail."""
     if failing := show(run, root):
-        raise LockstepError(f"{run}: the run would fail by {failing} of these rows")
+        raise LockstepError(f"{run}: the run would fail because of {failing} of these rows")
 
 
 def show(run_file: Path, root: Path) -> int:

@@ -83,7 +83,9 @@ class CheckedCache:
         if kept[:DIGEST] == _digest(key, kept[DIGEST:]):
             return kept[DIGEST:]
         if not self._said:  # once for all of a folder
-            log.warning(f"{path}: found another program than was kept there; it is compiled again")
+            log.warning(
+                f"{path}: the program differs from the one stored there; it is compiled again"
+            )
             self._said = True
         return None
 

@@ -55,14 +55,14 @@ def check(run: runfile.Run, programs: Programs) -> str | None:
     )
     if earliest > limit:
         raise LockstepError(
-            f"[config] max_round_train_time = {limit}: {message} is with all peers {earliest:,.1f} "
+            f"[config] max_round_train_time = {limit}: {message} reaches all peers {earliest:,.1f} "
             f"seconds after the round began, expected one in time, or nothing is trained; {cure}"
         )
     late = [peer for peer, at in latest.items() if at > limit]
     if not late or (settings.pace and settings.pace.max_age):  # which merges them later
         return None
     return (
-        f"[config] max_round_train_time = {limit}: {message} of peers {late} is with all peers "
+        f"[config] max_round_train_time = {limit}: {message} of peers {late} reaches all peers "
         f"{min(latest[peer] for peer in late):,.1f} seconds or later after the round began, and "
         f"so is not applied; {cure}"
     )

@@ -31,7 +31,7 @@ def listing(location: DataHttp, network: Network) -> Listing:
             if numbered.num_files > FILES:
                 raise LockstepError(
                     f"{hide(numbered.url_template)}: num_files is {numbered.num_files}, expected "
-                    f"at most {FILES}: each is asked for its size"
+                    f"at most {FILES}: each needs a request for its size"
                 )
             urls = [
                 numbered.url_template.replace("{}", str(number).zfill(numbered.n_left_pad_zeros))

@@ -82,7 +82,10 @@ def test_a_run_goes_on_without_whose_message_is_none_and_its_audit_finds_the_sam
     with caplog.at_level(logging.INFO):
         seen = simulated.see("values", run, tmp_path)
     said = [record.getMessage() for record in caplog.records if "is lost" in record.getMessage()]
-    begin = ["train: peer 1 is lost: its message is none at round 2: ", "train: peer 2 is lost: "]
+    begin = [
+        "train: peer 1 is lost: its message is invalid at round 2: ",
+        "train: peer 2 is lost: ",
+    ]
     assert all(line.startswith(text) for line, text in zip(said, begin, strict=True))
     assert "Rice parameters" in said[0] and "a value of 1e+30, expected at most" in said[1]
     silent = {e.round.step: e.evidence.silent for e in seen.transcript.rounds}

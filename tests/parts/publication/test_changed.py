@@ -61,7 +61,7 @@ CHANGED = {
     ),
     "a list that says two things": (
         say_twice(layout.MANIFEST, "release"),
-        "proof/publication.json: the key 'release' stands twice in a table, expected JSON",
+        "proof/publication.json: the key 'release' appears twice in a table, expected JSON",
     ),
     "no rounds": (
         change_json(layout.MANIFEST, lambda m: m["files"].pop(layout.ROUNDS)),

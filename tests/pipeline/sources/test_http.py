@@ -115,7 +115,7 @@ def test_what_is_no_address_of_a_web_server_is_one_line(files, tmp_path, address
 def test_more_numbered_files_than_can_be_asked_for_are_refused(files, tmp_path):
     message = refusal(fetch, numbered(files, 0, 0, 2**32 - 1), tmp_path / "out")
     assert message.endswith(
-        "num_files is 4294967295, expected at most 100000: each is asked for its size"
+        "num_files is 4294967295, expected at most 100000: each needs a request for its size"
     )
 
 

@@ -40,7 +40,7 @@ def test_two_programs_that_changed_their_names_are_compiled_again(tmp_path):
     second = keep(tmp_path)
     assert second.stdout == first.stdout
     assert second.stderr.count("\n") == 1, second.stderr
-    assert "found another program than was kept there; it is compiled again" in second.stderr
+    assert "the program differs from the one stored there; it is compiled again" in second.stderr
     assert all(compiled.CheckedCache(tmp_path).get(path.stem) for path in kept), "not kept anew"
 
 

@@ -42,7 +42,7 @@ def test_a_run_of_which_no_message_can_be_in_time_is_refused(programs):
 def test_peers_whose_messages_cannot_be_in_time_are_named(programs):
     late = run_with([1.0, 1.0, 1e-6, 1.0, 1.0, 1.0])
     warning = in_time.check(late, programs)
-    assert "of peers [2] is with all peers" in warning
+    assert "of peers [2] reaches all peers" in warning
     assert f"warning: {warning}" in plan_of(late, MODEL).lines()
 
 

@@ -294,7 +294,7 @@ FORGED = {
     ),
     "results that say two things": (
         say_twice(layout.EVALUATED, "held_out_loss"),
-        "proof/evaluate.json: the key 'held_out_loss' stands twice in a table, expected JSON",
+        "proof/evaluate.json: the key 'held_out_loss' appears twice in a table, expected JSON",
     ),
     "metadata that nobody reads": (
         add_metadata(layout.HELD_OUT),
