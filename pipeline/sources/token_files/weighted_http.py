@@ -64,8 +64,8 @@ def listing(location: DataWeightedHttp, network: Network) -> Listing:
     count = sum(getattr(one.location, "num_files", 1) for one, _ in weighted)
     if count > http.FILES:
         raise LockstepError(
-            f"{name}: has {count} files, expected at most {http.FILES}: each needs a request for its "
-            "size"
+            f"{name}: has {count} files, expected at most {http.FILES}: each needs a request for "
+            "its size"
         )
     files: list[LocationFile] = []
     tokenizer: tuple[LocationFile, ...] = ()

@@ -20,9 +20,7 @@ def test_offline_what_was_read_before_is_read_again(tmp_path, served, model, mon
     before = list(served.seen)
     assert same_params(read(tmp_path), model)
     assert served.seen == before
-    assert "HF_HUB_OFFLINE is set, expected what was listed before" in refusal(
-        tmp_path / "other", generation=5
-    )
+    assert "HF_HUB_OFFLINE is set" in refusal(tmp_path / "other", generation=5)
 
 
 def test_a_cached_file_that_was_damaged_is_fetched_again(tmp_path, served, model):
