@@ -12,8 +12,9 @@ import tempfile
 import time
 from pathlib import Path
 
+from lockstep.machine import allocator
 from pipeline import runfile
-from pipeline.stage import allocator, devices
+from pipeline.stage import devices
 
 AUDITS = 5  # without replay, of each transcript: they are quick
 

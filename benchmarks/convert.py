@@ -26,7 +26,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks import resident
-from pipeline.stage import allocator
+from lockstep.machine import allocator
 
 ALLOWANCE = 200 * 2**20  # bytes beside twice the largest tensor
 SOURCE, PARAMS, EXPORT = "source", "params", "export"

@@ -24,9 +24,9 @@ import numpy as np
 
 from benchmarks import transfers
 from benchmarks.resident import peak
+from lockstep.machine import allocator
 from lockstep.programs.permutation import permute
 from pipeline.runfile.data import Shuffle, ShuffleDontShuffle, ShuffleSeeded
-from pipeline.stage import allocator
 from pipeline.tokens.sequences import Sequences
 from pipeline.tokens.shards import ShardFile, Shards, read_shards, write_shards
 

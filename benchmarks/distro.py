@@ -31,8 +31,9 @@ from pathlib import Path
 from benchmarks import sizes
 from benchmarks.peak import matrix_flops
 from benchmarks.sizes import SIZES
+from lockstep.machine import allocator
 from pipeline import runfile
-from pipeline.stage import allocator, devices
+from pipeline.stage import devices
 
 MEMORY_PEERS = (1, 2, 4, 8, 16, 32, 64)
 BESIDE = {"adamw": "adamw", "alone": "distro, one peer"}  # rounds, and what a line calls them

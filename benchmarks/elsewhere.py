@@ -208,8 +208,8 @@ def _place(folder: Path, name: str, seed: int) -> Path:
 
 def _begin_as_recorded(lab: "Lab", transcript: Any) -> None:
     """Have the lab begin as the run did: stage convert's output is a file, the same everywhere."""
+    from lockstep.swarm.training_loop import Start
     from lockstep.transcript.state import State
-    from pipeline.start.begin import Start
 
     like = lab.begin.state
     own = tuple(transcript.own(0, peer, tree) for peer, tree in enumerate(like.own))

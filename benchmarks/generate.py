@@ -18,8 +18,9 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks import sizes
+from lockstep.machine import allocator
 from pipeline import runfile
-from pipeline.stage import allocator, devices
+from pipeline.stage import devices
 
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 RANDOM = "30M"

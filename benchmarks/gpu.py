@@ -217,7 +217,7 @@ def one_section(name: str, size: str, work: Path, limit: float) -> Iterator[dict
 
 def alone(name: str, size: str, work: Path, seconds: float) -> int:
     """Prints a section's lines; returns the status to exit with."""
-    from pipeline.stage import allocator
+    from lockstep.machine import allocator
 
     allocator.tune()
     stdout = os.fdopen(os.dup(1), "w")

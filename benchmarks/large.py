@@ -70,15 +70,15 @@ def measure(size: str, name: str, chosen: argparse.Namespace) -> dict:
     import jax
 
     from benchmarks.simulated import Lab
-    from lockstep.swarm.device_memory import run_memory
     from lockstep.swarm.faults import FaultSchedule
-    from lockstep.swarm.round_settings import RoundSettings
+    from lockstep.swarm.fused_peers import make_peers
     from lockstep.swarm.swarm import Swarm
-    from pipeline.start.begin import make_peers
+    from pipeline.preflight.plan import run_memory
+    from pipeline.start.round_settings import round_settings
 
     lab = Lab(run, run.llm.checkpoint.config, chosen.devices)
     planned = run_memory(run, lab.programs)
-    settings = RoundSettings.of(run)
+    settings = round_settings(run)
     seconds: dict[str, float] = defaultdict(float)
     peaks: dict[str, int] = defaultdict(int)  # of resident memory, by phase
     at_rest: dict[str, int] = {}  # the least when it begins

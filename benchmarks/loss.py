@@ -12,7 +12,8 @@ from collections import defaultdict
 from collections.abc import Callable
 
 from benchmarks import sizes
-from pipeline.stage import allocator, devices
+from lockstep.machine import allocator
+from pipeline.stage import devices
 
 TOKENS = 8192  # of the figures of memory
 

@@ -12,8 +12,9 @@ import time
 from collections import defaultdict
 
 from benchmarks import methods, sizes
+from lockstep.machine import allocator
 from parts.new.recipes import RECIPES
-from pipeline.stage import allocator, devices
+from pipeline.stage import devices
 
 
 def main() -> None:

@@ -32,8 +32,9 @@ from typing import get_args
 from benchmarks import sizes
 from benchmarks.peak import matrix_flops
 from benchmarks.sizes import SIZES
+from lockstep.machine import allocator
 from pipeline import runfile
-from pipeline.stage import allocator, devices
+from pipeline.stage import devices
 
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 DEPTHS = (4, 32)

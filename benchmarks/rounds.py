@@ -12,8 +12,9 @@ import time
 from collections import defaultdict
 from pathlib import Path
 
+from lockstep.machine import allocator
 from pipeline import runfile
-from pipeline.stage import allocator, devices
+from pipeline.stage import devices
 
 
 def main() -> None:

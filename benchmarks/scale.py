@@ -166,12 +166,12 @@ class Rounds:
 
     def audit(self) -> None:
         """Checks all rounds, as an auditor with no arrays to replay."""
-        from lockstep.swarm.round_settings import RoundSettings
         from pipeline.audit import audit
+        from pipeline.start.round_settings import round_settings
 
         setup = SimpleNamespace(
             run=self.run,
-            settings=RoundSettings.of(self.run),
+            settings=round_settings(self.run),
             programs=SimpleNamespace(
                 form=SimpleNamespace(kept=False), optimizer=SimpleNamespace(overlapped=0.0)
             ),

@@ -16,15 +16,15 @@ import numpy as np
 from lockstep.programs.placement import DeviceGroup, side_by_side
 from lockstep.programs.train_step import Programs
 from lockstep.swarm.faults import FaultSchedule
+from lockstep.swarm.fused_peers import make_peers
 from lockstep.swarm.peers import RunningPeers
-from lockstep.swarm.record import Record
-from lockstep.swarm.round_settings import RoundSettings
 from lockstep.swarm.swarm import Swarm
-from lockstep.swarm.training_loop import TrainingLoop
+from lockstep.swarm.training_loop import Record, Start, TrainingLoop
 from lockstep.transcript.entry import TABLES, Header
 from lockstep.transcript.observer import Observer
 from lockstep.transcript.state import State
 from lockstep.transcript.transcript import Transcript, Writer
+from lockstep.transcript.windows import Window
 from models.llama import llama
 from pipeline import runfile
 from pipeline.audit.audit import audit
@@ -32,7 +32,8 @@ from pipeline.audit.replay import Replay
 from pipeline.audit.verdict import Finding, contradictions, merged
 from pipeline.language_model.language_model import programs_of
 from pipeline.stage import devices
-from pipeline.start.begin import Setup, Start, make_peers
+from pipeline.start.begin import Setup
+from pipeline.start.round_settings import round_settings
 
 
 class Made:
@@ -102,7 +103,7 @@ class Lab:
         """Trains `run` by these peers, or some in this process; the transcript is in `folder`."""
         faults = FaultSchedule(run.faults.schedule, run.peers.seed, self.programs.form)
         peers = peers or make_peers(self.programs, run.peers.layout, self.begin.state, self.devices)
-        settings = RoundSettings.of(run)
+        settings = round_settings(run)
         swarm = Swarm(settings, peers, lambda _: self.data, faults)
         snapshots = run.snapshots()
         writer = Writer(folder, snapshots)
@@ -151,7 +152,7 @@ class Lab:
         ]
         replay = Replay(setup, transcript, elsewhere and "other bits", work)
 
-        def one(item: tuple[runfile.Window, list[int]], group: DeviceGroup) -> list[Finding]:
+        def one(item: tuple[Window, list[int]], group: DeviceGroup) -> list[Finding]:
             return replay.window(*item, lambda: None, group)
 
         for found in side_by_side(replay.groups[: len(self.devices)], work, one):

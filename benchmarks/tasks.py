@@ -30,7 +30,8 @@ from statistics import median
 
 from benchmarks import sizes
 from benchmarks.sizes import SIZES
-from pipeline.stage import allocator, devices
+from lockstep.machine import allocator
+from pipeline.stage import devices
 
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 THEIR_BATCHES = (1, 8, 32)

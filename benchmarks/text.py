@@ -15,12 +15,12 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
+from lockstep.machine.progress import Progress
 from pipeline import sources
 from pipeline.runfile import Network
 from pipeline.runfile.data import DataText, ShuffleDontShuffle
 from pipeline.sources.provider import FetchOptions
 from pipeline.sources.text import corpus, tokenizer
-from pipeline.stage.progress import Progress
 from pipeline.tokens.tokenizer_files import save_tokenizer
 
 CHARACTERS = 3000  # of a document

@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from lockstep.machine.progress import Progress
 from pipeline.net import store
 from pipeline.net.remote import Origin
 from pipeline.runfile import Network
-from pipeline.stage.progress import Progress
 
 REPEATS = 5
 NETWORK = Network()

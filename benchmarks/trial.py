@@ -3,14 +3,14 @@
 import jax
 import numpy as np
 
+from lockstep.swarm.fused_peers import make_peers
 from lockstep.swarm.peers import RoundSteps
-from lockstep.swarm.round_settings import RoundSettings
 from lockstep.transcript.state import State
 from lockstep.wire import message as wire
 from pipeline import runfile
 from pipeline.language_model import cudnn
 from pipeline.language_model.language_model import programs_of
-from pipeline.start.begin import make_peers
+from pipeline.start.round_settings import round_settings
 
 
 class Trial:
@@ -32,7 +32,7 @@ class Trial:
         count = run.peers.count
         state = State(self.params, shared, (own,) * count)
         self.peers = make_peers(self.programs, layout, state, jax.devices())
-        each = RoundSettings.of(run).capacity(count)
+        each = round_settings(run).capacity(count)
         vocabulary = hf_config["vocab_size"]
         shape = each, run.llm.max_seq_len
         tokens_NT = np.random.default_rng(0).integers(vocabulary, size=shape, dtype=np.int32)

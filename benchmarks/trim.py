@@ -14,7 +14,7 @@ import resource
 from pathlib import Path
 
 from benchmarks.resident import STATUS
-from pipeline.stage import allocator
+from lockstep.machine import allocator
 from pipeline.stage.keys import RUN_FILE
 
 

@@ -26,8 +26,9 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from statistics import median
 
+from lockstep.machine import allocator
 from pipeline import runfile
-from pipeline.stage import allocator, devices
+from pipeline.stage import devices
 from pipeline.stage.keys import PROJECT, RUN_FILE
 from pipeline.toml_file import read_toml
 

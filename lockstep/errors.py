@@ -43,6 +43,10 @@ class DivergedError(LockstepError):
     status = 5  # of the process, and of no other error's
 
 
+class StepError(LockstepError):
+    """A peer could not take its step; others can go on without it."""
+
+
 class RequestError(LockstepError):
     """What was asked for cannot be had, and nothing is wrong with what it was asked of."""
 

@@ -16,10 +16,10 @@ from lm_eval.__main__ import cli_evaluate
 from lm_eval.api.registry import register_model
 
 from lockstep.errors import LockstepError
+from lockstep.machine.jax_settings import check_settings
 from lockstep.programs.placement import device_groups
 from parts.tasks import task_model
 from parts.tasks.lm_eval_model import LmEvalModel
-from pipeline.stage import devices
 from pipeline.weights import exported
 
 BATCH_SIZE = 32  # as `[evaluate] batch_size`
@@ -52,7 +52,7 @@ class LockstepModel(LmEvalModel):
             size = max_batch_size or BATCH_SIZE if batch_size == "auto" else int(batch_size)
         except ValueError:
             raise LockstepError(f"batch_size is {batch_size}, expected a number or auto") from None
-        devices.check_settings("lm_eval --model lockstep")
+        check_settings("lm_eval --model lockstep")
         folder = Path(pretrained)
         read = exported.read(folder)
         params_on = {group: group.put(read.params) for group in device_groups(jax.devices(), 1)}

@@ -26,8 +26,9 @@ RUN_FILES = "Run files"
 
 def run_stage(name: str, run: Path, root: Path) -> None:
     """Run one stage, alone under its locks, unless its result exists already."""
+    from lockstep.machine import allocator
     from pipeline import runfile
-    from pipeline.stage import allocator, descriptors, lock
+    from pipeline.stage import descriptors, lock
     from pipeline.stage.artifacts import Paths
 
     allocator.tune()

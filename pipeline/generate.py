@@ -145,7 +145,8 @@ def generate(
     """Continue texts with an exported model; without PROMPTS, each line that it is given."""
     if not 0 < top_p <= 1:
         raise LockstepError(f"--top-p is {top_p}, expected a number above 0 and up to 1")
-    from pipeline.stage import allocator, devices
+    from lockstep.machine import allocator
+    from pipeline.stage import devices
 
     allocator.tune()
     devices.prepare_alone()

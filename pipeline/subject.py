@@ -11,13 +11,14 @@ from typing import Any, Protocol
 
 from lockstep.errors import LockstepError
 from lockstep.optim.optimizer import Tree
+from lockstep.programs.columns import PLAIN, Column
 from lockstep.programs.train_step import Programs
 from lockstep.transcript.tensorfile import TensorFile
 from pipeline.joints import offered
 from pipeline.language_model.held_out import HeldOutRows, MeanLoss
 from pipeline.language_model.subject import LANGUAGE_MODEL
 from pipeline.runfile import Run
-from pipeline.tokens.shards import PLAIN, Column, Shards
+from pipeline.tokens.shards import Shards
 from pipeline.weights.exported import Exported
 
 Model = dict[str, Any]

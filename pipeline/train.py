@@ -17,14 +17,16 @@ import numpy as np
 
 from lockstep.errors import DivergedError, LockstepError
 from lockstep.files import link, write_json
+from lockstep.machine import allocator
+from lockstep.machine.progress import Progress
 from lockstep.methods.build import learning_rate_of_run
 from lockstep.protocol.driver import RunProgress
 from lockstep.swarm.checkpoints import Checkpoints
 from lockstep.swarm.faults import FaultSchedule
+from lockstep.swarm.fused_peers import make_peers
 from lockstep.swarm.peers import RunningPeers
-from lockstep.swarm.record import Begun, Record
 from lockstep.swarm.swarm import NotFiniteError, Swarm
-from lockstep.swarm.training_loop import TrainingLoop
+from lockstep.swarm.training_loop import Begun, Record, TrainingLoop
 from lockstep.transcript import curves
 from lockstep.transcript.entry import TABLES, Entry, Header
 from lockstep.transcript.observer import Observer
@@ -38,11 +40,10 @@ from pipeline.monitor.monitor import Monitor, Terminal
 from pipeline.monitor.owner import Pauses, Stops
 from pipeline.monitor.profile import Profile
 from pipeline.monitor.sinks import tracker
-from pipeline.stage import allocator, devices, signals
+from pipeline.stage import devices, signals
 from pipeline.stage.artifacts import METRICS, Paths
-from pipeline.stage.progress import Progress
 from pipeline.start import begin, in_time
-from pipeline.start.begin import Setup, make_peers, repeats_bit_for_bit
+from pipeline.start.begin import Setup, repeats_bit_for_bit
 from pipeline.subject import subject_of
 from pipeline.weights import epochs
 

@@ -13,17 +13,19 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from lockstep.files import read_json, write_json, write_text
+from lockstep.machine import allocator
+from lockstep.machine.progress import Progress
 from lockstep.programs.placement import DeviceGroup, side_by_side
 from lockstep.transcript.transcript import Transcript
+from lockstep.transcript.windows import Window
 from pipeline import runfile
 from pipeline.audit import bundle, honest, sample, verdict_text
 from pipeline.audit.audit import audit
 from pipeline.audit.replay import Replay
 from pipeline.audit.tolerance import PeersOfWindows, why_not_bitwise
 from pipeline.audit.verdict import Finding, Varied, contradictions, judge, merged
-from pipeline.stage import allocator, devices
+from pipeline.stage import devices
 from pipeline.stage.artifacts import METRICS, Paths
-from pipeline.stage.progress import Progress
 from pipeline.start import begin
 from pipeline.start.begin import Setup
 
@@ -54,7 +56,7 @@ def _audit(setup: Setup, transcript: Transcript, paths: Paths) -> None:
     findings = audit(setup, transcript)
 
     # A sample of windows, unless the transcript contradicts itself: nothing can be built on that
-    replayed: list[tuple[runfile.Window, int]] = []
+    replayed: list[tuple[Window, int]] = []
     if sound := not contradictions(findings):
         replayed = sample.draw(run, windows, sample.seed_of(run, transcript), replay.kept)
         work = [(w, [peer for window, peer in replayed if window == w]) for w in windows]
@@ -102,14 +104,12 @@ def _varied(
     return found
 
 
-def _replay(
-    replay: Replay, work: list[tuple[runfile.Window, list[int]]], scratch: Path
-) -> list[Finding]:
+def _replay(replay: Replay, work: list[tuple[Window, list[int]]], scratch: Path) -> list[Finding]:
     """Replay windows side by side, one on each device group; read what an earlier try found."""
     total = sum(len(window.rounds) for window, _ in work)
     with Progress("witness", total=total, unit="round") as bar:
 
-        def one(item: tuple[runfile.Window, list[int]], group: DeviceGroup) -> list[Finding]:
+        def one(item: tuple[Window, list[int]], group: DeviceGroup) -> list[Finding]:
             window, peers = item
             path = scratch / "windows" / f"{window.first:05}.json"
             if path.exists():

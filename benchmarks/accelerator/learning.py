@@ -19,8 +19,10 @@ import numpy as np
 from benchmarks import generate, methods, simulate, sizes
 from benchmarks.accelerator.extent import Extent, attempt
 from benchmarks.simulated import Lab
+from lockstep.machine.progress import Progress
 from lockstep.programs.placement import device_groups
 from lockstep.protocol.driver import RunProgress
+from lockstep.swarm import fused_peers
 from lockstep.swarm.peers import SimulatedPeers
 from lockstep.transcript.entry import Entry
 from lockstep.transcript.observer import Observer
@@ -29,7 +31,6 @@ from pipeline import runfile, sources
 from pipeline.language_model import held_out
 from pipeline.runfile.data import DataText
 from pipeline.sources.provider import FetchOptions
-from pipeline.stage.progress import Progress
 from pipeline.start import begin
 from pipeline.tokens.shards import write_shards
 from pipeline.weights import exported
@@ -58,7 +59,7 @@ def _learn(extent: Extent, name: str, shards: Path, work: Path, end: float) -> d
     hf_config = run.llm.checkpoint.config
     lab = Lab(run, hf_config)
     lab.data = begin.rows(run, hf_config, shards)
-    peers = begin.make_peers(lab.programs, run.peers.layout, lab.begin.state, lab.devices)
+    peers = fused_peers.make_peers(lab.programs, run.peers.layout, lab.begin.state, lab.devices)
     losses = HeldOutLosses(run, peers, held_out.read(run, shards).rows_NW, end)
     with TemporaryDirectory(dir=work) as folder, suppress(OutOfTimeError):
         lab.train(run, Path(folder), peers, [losses])

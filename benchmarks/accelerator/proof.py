@@ -15,11 +15,11 @@ from lockstep.errors import LockstepError
 from lockstep.files import read_json, write_json
 from lockstep.programs.placement import device_groups
 from lockstep.programs.replica import Replica
+from lockstep.swarm.training_loop import Start
 from lockstep.transcript.state import State
 from lockstep.transcript.transcript import Transcript
 from lockstep.wire.commitment import tree_hash
 from pipeline.audit.tolerance import limit
-from pipeline.start.begin import Start
 
 
 def bits(extent: Extent, work: Path) -> Iterator[dict]:

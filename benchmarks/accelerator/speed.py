@@ -15,7 +15,7 @@ from benchmarks.accelerator.extent import Extent, Gradient, attempt
 from benchmarks.peak import matrix_flops, published_flops
 from benchmarks.sizes import SIZES
 from benchmarks.trial import Trial
-from lockstep.swarm.device_memory import run_memory
+from pipeline.preflight.plan import run_memory
 from pipeline.stage import devices
 
 MFU, OVERHEAD, PLANNED = 0.45, 0.05, 0.15  # goals; the last is how far memory may be from its plan

@@ -6,12 +6,12 @@ one after the other. Code that passes rows on need not know the columns; `split`
 Shapes in names: W = C * L, the length of a row.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from pipeline.tokens.shards import PLAIN, Column
-
+Column = Literal["inputs", "labels", "position_ids", "sequence_ids"]
+PLAIN: tuple[Column, ...] = ("inputs",)
 UNCOUNTED = -100  # the label of a token that no loss counts
 
 Array = Any  # NumPy's on the host, JAX's in a program; the host need not load JAX

@@ -5,10 +5,11 @@ gathers each operand just before its product, and leaves each device its part of
 sharded data parallelism, by annotations alone.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import cycle
 from queue import SimpleQueue
 from typing import TypeVar
 
@@ -195,3 +196,20 @@ def keep_cut(tree: Tree, parts: int) -> Tree:
         return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, cut(x.shape, parts)))
 
     return jax.tree.map(keep, tree)
+
+
+def on_groups(
+    measure: Callable[[Tree, jax.Array], jax.Array], params_on: Mapping[DeviceGroup, Tree]
+) -> Callable[[Sequence[np.ndarray]], Sequence[np.ndarray]]:
+    """Return what measures lots of rows on device groups side by side, for `mean_loss`.
+
+    `measure` is `Programs.measure`; each device group that may help has a copy of the params.
+    """
+
+    def of(lots: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
+        turns = zip(lots, cycle(params_on.items()), strict=False)
+        return jax.device_get(
+            [measure(params, group.put_rows(lot, axis=0)) for lot, (group, params) in turns]
+        )
+
+    return of

@@ -6,8 +6,8 @@ import jax
 
 from lockstep.errors import LockstepError
 from lockstep.optim.optimizer import Tree
+from lockstep.programs.device_memory import device_memory
 from lockstep.programs.train_step import Programs
-from lockstep.swarm.device_memory import device_memory
 
 
 def largest(fits: Callable[[int], bool], batch_size: int) -> int:

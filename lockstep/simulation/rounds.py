@@ -13,6 +13,8 @@ import numpy as np
 
 from lockstep.errors import LockstepError
 from lockstep.files import read_json, write_json
+from lockstep.machine import allocator
+from lockstep.machine.progress import Progress
 from lockstep.optim.optimizer import Tree
 from lockstep.programs.train_step import Programs
 from lockstep.protocol.driver import RunProgress
@@ -23,17 +25,14 @@ from lockstep.simulation.result import Curves, Log, Result
 from lockstep.simulation.settings import Arguments
 from lockstep.swarm.checkpoints import Checkpoints, Saved
 from lockstep.swarm.faults import FaultSchedule
-from lockstep.swarm.record import Record
+from lockstep.swarm.fused_peers import make_peers
 from lockstep.swarm.round_settings import RoundSettings
 from lockstep.swarm.swarm import NotFiniteError, Swarm
-from lockstep.swarm.training_loop import TrainingLoop
+from lockstep.swarm.training_loop import Record, Start, TrainingLoop
 from lockstep.transcript.entry import Entry
 from lockstep.transcript.observer import Observer
 from lockstep.transcript.rounds_file import RoundsFile
 from lockstep.transcript.state import State
-from pipeline.stage import allocator
-from pipeline.stage.progress import Progress
-from pipeline.start.begin import Start, make_peers
 
 KEPT = 2  # checkpoints, the newest
 ASKED_FOR = "simulation.json"  # beside them, the settings

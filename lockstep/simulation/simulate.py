@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from lockstep.machine.jax_settings import check_settings, other_settings
 from lockstep.optim.optimizer import Optimizer
 from lockstep.programs.train_step import Programs
 from lockstep.simulation import arguments, examples, settings, torch_module
@@ -19,7 +20,6 @@ from lockstep.simulation.rounds import Kept, Problem, take_rounds
 from lockstep.simulation.torch_module import TorchLoss, TorchModule
 from lockstep.wire.commitment import tree_hash
 from parts.workload.programs import WorkloadPrograms
-from pipeline.stage import devices
 
 
 def simulate(  # noqa: PLR0913 - whoever calls it names them
@@ -144,7 +144,7 @@ def simulate(  # noqa: PLR0913 - whoever calls it names them
         "eval_every": eval_every,
         "correlation_every": correlation_every,
     }
-    devices.check_settings("simulate")
+    check_settings("simulate")
     told = {"on_round": on_round, "show_progress": show_progress}
     arguments.check(given | told | {"checkpoint_every": checkpoint_every})
     asked = settings.asked_of(optimizer, learning_rate, given)
@@ -172,7 +172,7 @@ def simulate(  # noqa: PLR0913 - whoever calls it names them
         "examples": [data.examples.count for data in of_peers],
         "messages": programs.form.header.hex(),
         "environment": {"jax": jax.__version__, "device": jax.devices()[0].device_kind}
-        | devices.other_settings()
+        | other_settings()
         | programs.environment,
     }
     if callable(learning_rate):

@@ -1,21 +1,86 @@
-"""The exchange of a round: turns peers' results into bytes, and says who receives them and when."""
+"""The messages of a round: packed while others train, brought to every peer, perhaps merged later.
 
+A message leaves its peer as `Packed`, is `Delivered` as bytes, and may travel on for some rounds.
+"""
+
+import base64
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Semaphore
 from typing import NamedTuple, Protocol
+
+import jax
+import numpy as np
 
 from lockstep.optim.optimizer import Tree
 from lockstep.programs.train_step import Programs
 from lockstep.protocol import links
-from lockstep.protocol.round import Round
+from lockstep.protocol.round import Decision, Round
 from lockstep.swarm.faults import FaultSchedule
-from lockstep.swarm.outbox import Packed
 from lockstep.swarm.peers import Done
 from lockstep.swarm.round_settings import RoundSettings
 from lockstep.wire import bound, exchange
 from lockstep.wire import message as wire
 from lockstep.wire.exchange import Sent
+
+
+class Packed(NamedTuple):
+    """A message as its peer sends it.
+
+    message: What its bytes decode to. sent: Those bytes and the commitment. largest: See `bound`.
+    """
+
+    message: Tree
+    sent: Sent
+    largest: float
+
+
+@dataclass(frozen=True)
+class Outbox:
+    """The thread that packs a training's messages, one at a time.
+
+    Attributes:
+      form: The form of the run's messages.
+      folder: Where large messages are stored; None is the system's folder of temporary files.
+    """
+
+    form: wire.Form
+    folder: Path | None = None
+    _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "outbox"))
+    _one_large: Semaphore = field(default_factory=lambda: Semaphore(1))  # on the host at a time
+
+    def put(self, message: Tree, peer: int, round_: Round) -> Future[Packed]:
+        """Take a peer's message to the host, and pack it.
+
+        Waits for the message, and with a large one for the one before it to be on disk. The caller
+        lets go of it. The future raises a `WireError` if it is none: a process may send anything
+        of its shape, and a step may come to NaN.
+        """
+        if not self.form.large:
+            return self._thread.submit(self._pack, jax.device_get(message), peer, round_)
+        jax.block_until_ready(message)
+        self._one_large.acquire()
+        arrays = jax.device_get(jax.tree.leaves(message))
+        return self._thread.submit(self._spool, arrays, peer, round_)
+
+    def _pack(self, message: Tree, peer: int, round_: Round) -> Packed:
+        return self._received(exchange.send(message, peer, round_, self.form), peer, round_)
+
+    def _spool(self, arrays: list[np.ndarray], peer: int, round_: Round) -> Packed:
+        try:
+            sent = exchange.send_spooled(arrays, peer, round_, self.form, self.folder)
+        finally:
+            self._one_large.release()
+        return self._received(sent, peer, round_)
+
+    def _received(self, sent: Sent, peer: int, round_: Round) -> Packed:
+        message = wire.decode(sent.payload, self.form)
+        if self.form.kept:  # others are large: hashed but once
+            exchange.check(message, sent.commitment, peer, round_, self.form)
+        return Packed(message, sent, bound.largest(message))
 
 
 class Delivered(NamedTuple):
@@ -34,10 +99,12 @@ class Delivered(NamedTuple):
 
 
 class Delivery(Protocol):
-    """How messages get from their senders to all peers."""
+    """A way for messages from their senders to all peers."""
 
-    def deliver(self, done: Mapping[int, Done], round_: Round, present: Sequence[int]) -> Delivered:
-        """Deliver the peers' `Packed` messages, as bytes, to all present peers."""
+    def deliver(
+        self, done: Mapping[int, Done[Packed]], round_: Round, present: Sequence[int]
+    ) -> Delivered:
+        """Bring the messages of peers to all that are present, as bytes."""
 
 
 @dataclass(frozen=True)
@@ -52,11 +119,13 @@ class SimulatedDelivery:
     faults: FaultSchedule
     timed: Callable[[str], AbstractContextManager[None]]
 
-    def deliver(self, done: Mapping[int, Done], round_: Round, present: Sequence[int]) -> Delivered:
-        """Deliver the peers' `Packed` messages, as bytes, to all present peers."""
+    def deliver(
+        self, done: Mapping[int, Done[Packed]], round_: Round, present: Sequence[int]
+    ) -> Delivered:
+        """Bring the messages of peers to all that are present, as bytes."""
         form, step = self.programs.form, round_.step
         with self.timed("encode"):
-            packed: dict[int, Packed] = {peer: one.message for peer, one in done.items()}
+            packed = {peer: one.message for peer, one in done.items()}
             true = {peer: one.message for peer, one in packed.items()}
             messages = self.faults.messages(true, step)
             sent = {
@@ -91,3 +160,42 @@ class SimulatedDelivery:
         sizes = {peer: len(one.payload) for peer, one in sent.items()}
         overlapped = self.programs.optimizer.overlapped
         return links.arrivals(self.settings.links, present, tokens, sizes, overlapped)
+
+
+class TravellingMessages:
+    """Late messages that wait until a later round merges them.
+
+    By peer and round; the record of rounds has what becomes of them.
+    """
+
+    def __init__(self) -> None:
+        self._messages: dict[tuple[int, int], Tree] = {}
+
+    def take(
+        self, received: Mapping[int, Tree], round_: Round, decision: Decision
+    ) -> dict[int, Tree]:
+        """Return the messages that a round merges, by peer, and keep those that travel on.
+
+        Args:
+          received: Those of the round's own.
+          round_: The round.
+          decision: What it came to.
+        """
+        older = {p: (p, one.step) for p, one in round_.travelling.items()}
+        there = {p: self._messages.pop(key) for p, key in older.items()} | dict(received)
+        for peer in decision.travelling:
+            self._messages[older.get(peer, (peer, round_.step))] = there[peer]
+        return {peer: there[peer] for peer in decision.applied}
+
+    def to_json(self, form: wire.Form) -> list:
+        """Return the messages as JSON: (peer, round, bytes in base64)."""
+        return [
+            [*key, base64.b64encode(wire.encode(message, form)).decode()]
+            for key, message in sorted(self._messages.items(), key=lambda item: item[0])
+        ]
+
+    def restore(self, saved: list, form: wire.Form) -> None:
+        """Restore what `to_json` returned."""
+        self._messages = {
+            (peer, step): wire.decode(base64.b64decode(text), form) for peer, step, text in saved
+        }

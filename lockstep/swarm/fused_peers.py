@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as Spec
 from lockstep.optim.optimizer import Tree
 from lockstep.programs.placement import AXIS, DeviceGroup, cut, cut_rows
 from lockstep.programs.train_step import PeerResult, Programs, Work
-from lockstep.swarm.peers import Done, RoundSteps, SimulatedPeers
+from lockstep.swarm.peers import Done, M, RoundSteps, SimulatedPeers
 from lockstep.transcript.state import State
 
 
@@ -38,7 +38,7 @@ class FusedPeers(SimulatedPeers):
         """Return where a peer runs: neighbours share a group."""
         return self.groups[peer // self._turns]
 
-    def step(self, asked: RoundSteps) -> dict[int, Done]:
+    def step(self, asked: RoundSteps[M]) -> dict[int, Done[M]]:
         """Take the step of every peer that has work, as `SimulatedPeers.step`.
 
         Raises:
@@ -141,6 +141,19 @@ class FusedPeers(SimulatedPeers):
                 check_vma=False,
             )
         )
+
+
+def make_peers(
+    programs: Programs,
+    layout: str,
+    state: State,
+    devices: Sequence[jax.Device],
+    absent: Iterable[int] = (),
+) -> SimulatedPeers:
+    """Return a run's peers, for `[peers] layout`; `absent` when `state` was saved."""
+    if layout == "each":
+        return SimulatedPeers(programs, state, devices, absent)
+    return FusedPeers(programs, layout, state, devices, absent)
 
 
 def _unstack(tree: Tree, count: int) -> list[Tree]:

@@ -3,21 +3,21 @@
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import jax
 import numpy as np
 
+from lockstep.errors import StepError
 from lockstep.optim.optimizer import Tree
-from lockstep.programs.placement import DeviceGroup, device_groups
+from lockstep.programs.placement import DeviceGroup, device_groups, on_groups
 from lockstep.programs.replica import Replica
 from lockstep.programs.train_step import Programs, Work
 from lockstep.transcript.state import State
 from lockstep.wire.commitment import tree_hash
-from parts.workload.process.messages import WorkerError
-from pipeline.language_model import held_out
 
 log = logging.getLogger(__name__)
+M = TypeVar("M")
 
 
 class Rows(Protocol):
@@ -33,7 +33,7 @@ def to_host(message: Tree, peer: int) -> Tree:
     return jax.device_get(message)
 
 
-class RoundSteps(NamedTuple):
+class RoundSteps(NamedTuple, Generic[M]):
     """The steps that a round asks for.
 
     Attributes:
@@ -50,19 +50,20 @@ class RoundSteps(NamedTuple):
     number: int
     imprecise: frozenset[int] = frozenset()
     hashed: bool = False
-    pack: Callable[[Tree, int], Any] = to_host
+    pack: Callable[[Tree, int], M] = to_host
 
 
-class Done(NamedTuple):
-    """A peer's result of a round.
+class Done(NamedTuple, Generic[M]):
+    """What a peer did; its message is what `RoundSteps.pack` makes of it.
 
-    message: What `RoundSteps.pack` made of its message, by default the message itself. loss: Its
-      mean loss before the round, nats per token. state: Hash of what it owns after its step, where
-      that was asked for. seconds: Of real time until its message was there; 0 where peers take
-      turns.
+    Attributes:
+      message: By default its arrays on the host; in a training the future bytes.
+      loss: Its mean loss before the round, nats per token.
+      state: Hash of what it owns after its step, where that was asked for.
+      seconds: Of real time until its message was there; 0 where peers take turns.
     """
 
-    message: Any
+    message: M
     loss: float
     state: str | None = None
     seconds: float = 0.0
@@ -87,23 +88,23 @@ class RunningPeers(Protocol):
         """Return where a peer runs, for the log."""
 
     def returned(self) -> tuple[int, ...]:
-        """Return the absent peers that are back and can join."""
+        """Return the absent peers that are there again and can join."""
         return tuple(sorted(self.absent))
 
     def await_return(self) -> tuple[int, ...]:
-        """Wait until an absent peer is back, and return what `returned` does.
+        """Wait until an absent peer is there again, and return what `returned` does.
 
-        It returns no peer if none is expected back.
+        It returns no peer where none can be expected to return.
         """
         return self.returned()
 
     def part(self, members: Set[int]) -> tuple[int, ...]:
-        """Release the members that asked to leave, and return them."""
+        """Let go of the members that asked to leave, and return them."""
         del members
         return ()
 
-    def step(self, asked: RoundSteps) -> dict[int, Done]:
-        """Take the step of every peer that has work; a peer that is lost during it is absent."""
+    def step(self, asked: RoundSteps[M]) -> dict[int, Done[M]]:
+        """Take the step of every peer that has work; a peer that is lost meanwhile is absent."""
 
     def sit_out(self, idle: Set[int], step: int) -> None:
         """Have present peers that take no step in a round adopt the last round's commit."""
@@ -201,14 +202,14 @@ class SimulatedPeers(RunningPeers):
         """Return where a peer runs, for the log."""
         return str(self.group_of(peer))
 
-    def step(self, asked: RoundSteps) -> dict[int, Done]:
+    def step(self, asked: RoundSteps[M]) -> dict[int, Done[M]]:
         """Take the step of every peer that has work; the others' state stays as it is."""
         # a step that waits for its turn on a CPU holds its memory already, as a large message does
         one_by_one = jax.default_backend() == "cpu" or self.programs.form.large
         results: dict[int, tuple[Tree, jax.Array]] = {}
         latest: dict[DeviceGroup, int] = {}
-        done: dict[int, Done] = {}
-        failed: dict[int, WorkerError] = {}
+        done: dict[int, Done[M]] = {}
+        failed: dict[int, StepError] = {}
         self._before = {peer: self.own(peer) for peer in asked.work} if asked.hashed else {}
         for peer, given in asked.work.items():
             replica = self._replica_of(peer)
@@ -218,7 +219,7 @@ class SimulatedPeers(RunningPeers):
                 replica = replace(replica, programs=self.programs.imprecise)
             try:
                 result = replica.step(self._own[peer], given, asked.number)
-            except WorkerError as error:  # of a workload
+            except StepError as error:  # its process failed, not this one
                 failed[peer] = error
                 continue
             results[peer], latest[replica.group] = (result.message, result.loss), peer
@@ -288,7 +289,7 @@ class SimulatedPeers(RunningPeers):
 
     def measure(self, lots: Sequence[Tree]) -> list[np.ndarray]:
         """Return what the task measures of each lot of rows, on all groups side by side."""
-        return held_out.on_groups(self.programs.measure, self.params_on)(lots)
+        return on_groups(self.programs.measure, self.params_on)(lots)
 
     def params_hash(self) -> str:
         """Return the hash of the agreed params."""
@@ -313,7 +314,7 @@ class SimulatedPeers(RunningPeers):
         own = tuple(self._own_by_peer())
         return jax.tree.map(np.array, State(self._first.params, self._first.shared, own))
 
-    def _lose(self, failed: Mapping[int, WorkerError], asked: RoundSteps) -> None:
+    def _lose(self, failed: Mapping[int, StepError], asked: RoundSteps) -> None:
         """Drop peers whose workload failed; if it failed for all, raise: no peer is to blame."""
         if failed and failed.keys() == asked.work.keys():
             raise next(iter(failed.values()))
@@ -343,7 +344,7 @@ class SimulatedPeers(RunningPeers):
         return self._own
 
 
-def _done(result: tuple[Tree, jax.Array], peer: int, asked: RoundSteps) -> Done:
+def _done(result: tuple[Tree, jax.Array], peer: int, asked: RoundSteps[M]) -> Done[M]:
     """Wait for a peer's step, and return its result."""
     message, loss = result
     return Done(asked.pack(message, peer), float(loss))

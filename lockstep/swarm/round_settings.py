@@ -7,13 +7,12 @@ import numpy as np
 
 from lockstep.methods.optimizer_table import OptimizerDecoupledDiLoCo, OptimizerVariant
 from lockstep.programs.train_step import Programs, Work
-from lockstep.protocol import consensus, links
+from lockstep.protocol import consensus
 from lockstep.protocol.pace import Pace, steps_of
 from lockstep.protocol.round import Evidence, Round
 from lockstep.protocol.run_state import Settings
 from lockstep.swarm.peers import Rows
 from lockstep.tables.links import Links
-from pipeline import runfile
 
 
 @dataclass(frozen=True)
@@ -42,28 +41,6 @@ class RoundSettings:
     micro_batch: int
     stores_epochs: bool = False
     pace: Pace | None = None
-
-    @classmethod
-    def of(cls, run: runfile.Run) -> "RoundSettings":
-        """Return the settings of a run file."""
-        return cls(
-            coordinator=run.config,
-            links=run.links,
-            peers=run.peers.count,
-            seed=run.peers.seed,
-            row_tokens=run.llm.max_seq_len,
-            most_rows=run.config.global_batch_size_end,
-            micro_batch=run.peers.micro_batch,
-            stores_epochs=bool(run.config.checkpointers),
-            pace=pace_of(
-                run.llm.optimizer,
-                links.speeds(run.links, run.peers.count),
-                run.rows_of_a_step,
-                batch=run.config.global_batch_size_end,
-                settle_every=run.witness.snapshot_every,
-                last=run.config.total_steps,
-            ),
-        )
 
     @property
     def trainers(self) -> int:

@@ -1,6 +1,7 @@
 """One round of all peers, from their batches to the params they agree on next."""
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -15,9 +16,15 @@ from lockstep.protocol.coordinator import ClientState, CoordinatorError
 from lockstep.protocol.driver import RunProgress
 from lockstep.protocol.round import Evidence, Message, Round, Span
 from lockstep.swarm.agreement import Agreement
-from lockstep.swarm.delivery import Delivered, Delivery, SimulatedDelivery
+from lockstep.swarm.delivery import (
+    Delivered,
+    Delivery,
+    Outbox,
+    Packed,
+    SimulatedDelivery,
+    TravellingMessages,
+)
 from lockstep.swarm.faults import FaultSchedule
-from lockstep.swarm.outbox import Outbox, Packed, TravellingMessages
 from lockstep.swarm.peers import Done, RoundSteps, Rows, RunningPeers
 from lockstep.swarm.round_settings import RoundSettings
 from lockstep.transcript.entry import Entry, EpochParams
@@ -47,7 +54,7 @@ class Worked(NamedTuple):
     """
 
     given: dict[int, Work]
-    done: dict[int, Done]
+    done: dict[int, Done[Packed]]
     loss: float | None
     silent: tuple[int, ...]
 
@@ -196,7 +203,7 @@ class Swarm:
 
     def _step(
         self, given: Mapping[int, Work], round_: Round
-    ) -> tuple[dict[int, Done], float | None]:
+    ) -> tuple[dict[int, Done[Packed]], float | None]:
         """Return the results of all peers with work, and their mean loss.
 
         A peer is lost if its loss is not finite or its message is invalid, unless all are.
@@ -282,17 +289,17 @@ def _payloads(sent: Mapping[int, Sent]) -> dict[int, bytes]:
 
 
 def _packed(
-    taken: Mapping[int, Done], step: int
-) -> tuple[dict[int, Done], dict[int, wire.WireError]]:
+    taken: Mapping[int, Done[Future[Packed]]], step: int
+) -> tuple[dict[int, Done[Packed]], dict[int, wire.WireError]]:
     """Return the results of peers with a message, packed; and why the others have none."""
-    done: dict[int, Done] = {}
+    done: dict[int, Done[Packed]] = {}
     bad: dict[int, wire.WireError] = {}
     for peer, one in taken.items():
         try:
-            message: Packed = one.message.result()
+            message = one.message.result()
             if not np.isfinite(one.loss):
                 raise wire.NotFiniteValueError
-            done[peer] = one._replace(message=message)
+            done[peer] = Done(message, one.loss, one.state, one.seconds)
         except wire.NotFiniteValueError:
             what = (
                 "its message is not finite" if np.isfinite(one.loss) else f"its loss is {one.loss}"

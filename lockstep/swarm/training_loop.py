@@ -1,15 +1,193 @@
-"""The loop over a run's rounds, from the first, or from where a killed training stopped.
+"""The loop around a run's rounds, and the record from which a killed training goes on.
 
 Stage train, `simulate`, benchmarks and tests train by it. They differ in who hears of the rounds:
 see `Observer`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-from lockstep.swarm.record import Begun, Record
-from lockstep.swarm.swarm import Swarm
+import jax
+
+from lockstep.errors import LockstepError
+from lockstep.protocol import driver, links
+from lockstep.protocol.consensus import in_time
+from lockstep.protocol.driver import RunProgress
+from lockstep.swarm.checkpoints import Checkpoints, Saved
+from lockstep.swarm.round_settings import RoundSettings
+from lockstep.swarm.swarm import NotFiniteError, Swarm, Taken
+from lockstep.transcript.entry import Entry
+from lockstep.transcript.follow import follow
 from lockstep.transcript.observer import Observer
-from pipeline.start import in_time
+from lockstep.transcript.rounds_file import RoundsFile
+from lockstep.transcript.state import State
+
+MOST_EMPTY = 5  # rounds in a row in which nothing is in time, before a training stops
+
+
+class Start(NamedTuple):
+    """The state before the first round, and how many rounds and sequences are behind it."""
+
+    state: State
+    step: int
+    data_index: int
+
+    def progress(self, settings: RoundSettings) -> driver.RunProgress:
+        """Return the run before its first round, without members yet.
+
+        On the wall's clock a peer that joins has the params already when its round begins.
+        """
+        size = sum(leaf.nbytes for leaf in jax.tree.leaves((self.state.params, self.state.shared)))
+        peers = range(settings.peers)
+        loads = [links.load_seconds(settings.links, peer, size=size) for peer in peers]
+        if settings.on_wall_clock:
+            loads = [0.0] * settings.peers
+        return driver.start(
+            settings.coordinator,
+            settings.peers,
+            settings.seed,
+            settings.row_tokens,
+            self.step,
+            self.data_index,
+            loads,
+            settings.pace,
+        )
+
+
+class Begun(NamedTuple):
+    """Where a training begins or resumes.
+
+    step: Rounds behind it. state: Its state after them. progress: The run after them. entries:
+      Their record, if it goes on. rest: What its checkpoint holds besides; None at the beginning.
+    """
+
+    step: int
+    state: State
+    progress: RunProgress
+    entries: list[Entry]
+    rest: dict[str, Any] | None
+
+    @property
+    def absent(self) -> tuple[int, ...]:
+        """The peers whose process was gone; release 0.1 did not record them."""
+        return tuple((self.rest or {}).get("absent", ()))
+
+    @property
+    def travelling(self) -> list:
+        """The late messages that were waiting; absent in a checkpoint without any."""
+        return (self.rest or {}).get("travelling", [])
+
+
+@dataclass
+class Record:
+    """The record of a training in progress; parts that are None are not kept.
+
+    `rounds` is a file of rounds, or the writer of a transcript, which has payloads and snapshots
+    besides. A checkpoint is due after `every` rounds.
+    """
+
+    rounds: RoundsFile | None = None
+    checkpoints: Checkpoints | None = None
+    every: int = 1
+    timed: Callable[[str], AbstractContextManager[None]] = nullcontext
+
+    def begin(self, start: Start, settings: RoundSettings, saved: Saved | None = None) -> Begun:
+        """Return where a training resumes: its newest checkpoint, or its beginning.
+
+        Rounds after the checkpoint are forgotten, and the others followed to where the run is.
+
+        Raises:
+          LockstepError: Rounds are missing, damaged or false.
+        """
+        progress, entries = start.progress(settings), []
+        step, state, rest = saved or (start.step, start.state, None)
+        if self.rounds:
+            entries = self.rounds.cut(step)
+            progress = follow(progress, entries, self.rounds, stores=settings.stores_epochs)
+        return Begun(step, state, progress, entries, rest)
+
+    def state_is_due(self, step: int) -> bool:
+        """Return whether a snapshot or a checkpoint is due after a step."""
+        return self._snapshot_is_due(step) or self._checkpoint_is_due(step)
+
+    def keep(
+        self,
+        taken: Taken,
+        state: Callable[[], State],
+        rest: Callable[[], dict[str, Any]],
+        *,
+        save: bool,
+    ) -> None:
+        """Append a round, and take the snapshot and the checkpoint that are due after it.
+
+        `state` returns a copy of the whole state after it, `rest` what a checkpoint holds besides;
+        with `save` a checkpoint is saved though it is not due.
+
+        Raises:
+          NotFiniteError: The state is due, and not finite.
+        """
+        step = taken.entry.round.step
+        if self.rounds:
+            with self.timed("transcript"):
+                self.rounds.round(*taken)
+        snapshot = self._snapshot_is_due(step)
+        checkpoint = self.checkpoints and (save or self._checkpoint_is_due(step))
+        if not (snapshot or checkpoint):
+            return
+        with self.timed("fetch state"):
+            state_after = state()
+        # a loss shows neither a momentum's NaN nor the last round's
+        if bad := state_after.not_finite():
+            raise NotFiniteError(f"{bad[0]} is not finite after round {step}")
+        if snapshot:
+            with self.timed("snapshot"):
+                self.rounds.snapshot(step, state_after)
+        if checkpoint:
+            with self.timed("checkpoint"):
+                besides = rest()
+                self.rounds.flush()  # a checkpoint that outlives a power cut finds its rounds
+                self.checkpoints.save(step, state_after, besides)
+
+    def _snapshot_is_due(self, step: int) -> bool:
+        return self.rounds is not None and self.rounds.takes(step)
+
+    def _checkpoint_is_due(self, step: int) -> bool:
+        return self.checkpoints is not None and step % self.every == 0
+
+
+class Watch(Observer):
+    """Ends a training of which nothing is in time, or accepted, any more.
+
+    A round in which too few witnesses attest to what is there does not count: other witnesses are
+    elected for the next one, and a few that attest to nothing would end the run.
+
+    Args:
+      limit: max_round_train_time, seconds.
+      name: What errors call the training.
+    """
+
+    def __init__(self, limit: float, name: str = "train"):
+        self.limit, self.name, self.empty = limit, name, 0
+
+    def took(self, entry: Entry) -> Entry:
+        """Count a round.
+
+        Raises:
+          LockstepError: It is one too many in a row in which nothing could be applied.
+        """
+        evidence = entry.evidence
+        there = set(in_time(evidence.arrivals, self.limit)).difference(evidence.broken)
+        self.empty = 0 if there or entry.decision.applied else self.empty + 1
+        if self.empty < MOST_EMPTY:
+            return entry
+        arrived = evidence.arrivals.values()
+        when = f"the first arrived after {min(arrived):,.1f} seconds" if arrived else "none arrived"
+        raise LockstepError(
+            f"{self.name}: no message was applied in {MOST_EMPTY} rounds in a row, up to round "
+            f"{entry.round.step}: {when}, expected some within max_round_train_time = {self.limit}"
+        )
 
 
 class TrainingLoop:
@@ -28,7 +206,7 @@ class TrainingLoop:
         self.swarm, self.record, self.last = swarm, record, last
         self.step, self.progress = begun.step, begun.progress
         limit = swarm.settings.coordinator.max_round_train_time
-        self.observers = [in_time.Watch(limit, name), *observers]
+        self.observers = [Watch(limit, name), *observers]
         if begun.rest:
             swarm.faults.restore(begun.rest["faults"])
         if begun.travelling:

@@ -28,8 +28,8 @@ from lockstep.transcript.entry import FORMAT, Entry, Header
 from lockstep.transcript.rounds_file import RoundsFile
 from lockstep.transcript.state import State, StateHashes, hashes
 from lockstep.transcript.trees import load_tree, save_tree
+from lockstep.transcript.windows import Snapshots, Window
 from lockstep.wire import message as wire
-from pipeline import runfile
 
 DECODED_BYTES = 2**28  # of messages that are kept decoded
 READ_BY = {  # which versions read other formats
@@ -46,7 +46,7 @@ class Writer(RoundsFile):
       snapshots: The snapshots that the run takes.
     """
 
-    def __init__(self, folder: Path, snapshots: runfile.Snapshots):
+    def __init__(self, folder: Path, snapshots: Snapshots):
         self.folder, self.snapshots = folder, snapshots
         self._unflushed: set[Path] = set()  # payloads, which are one file after the other
         super().__init__(folder / "rounds.jsonl")
@@ -221,7 +221,7 @@ class Transcript:
             raise LockstepError(f"{path.name} {text}, expected {step} and {peers}")
         return found
 
-    def window(self, window: runfile.Window) -> Iterator[Entry]:
+    def window(self, window: Window) -> Iterator[Entry]:
         """Return the rounds of a window."""
         return (entry for entry in self.rounds if entry.round.step in window.rounds)
 

@@ -27,7 +27,7 @@ def sidecar(
     ] = 3600.0,
 ) -> None:
     """Run the process of one peer of a run that trains on another host, until it ends."""
-    from pipeline.stage import allocator
+    from lockstep.machine import allocator
 
     allocator.tune()
     from parts.carrier import sidecar as process

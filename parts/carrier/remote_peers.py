@@ -19,7 +19,7 @@ import numpy as np
 from lockstep.errors import LockstepError, brief
 from lockstep.optim.optimizer import Tree, no_align
 from lockstep.programs.train_step import Work
-from lockstep.swarm.peers import Done, RoundSteps
+from lockstep.swarm.peers import Done, M, RoundSteps
 from lockstep.transcript.state import State
 from lockstep.wire.commitment import tree_hash
 from parts.carrier import requests
@@ -260,7 +260,7 @@ class RemotePeers(Asking):
 
     # ---- A round ----
 
-    def step(self, asked: RoundSteps) -> dict[int, Done]:
+    def step(self, asked: RoundSteps[M]) -> dict[int, Done[M]]:
         """Take the step of every peer that has work; who is lost meanwhile is absent."""
         if self.setup.run.links.clock == "wall":
             self._compile(asked)

@@ -130,8 +130,8 @@ class PeerProcess:
             devices.keep_compiled(Path(folder))
         if self.rank.count > 1:
             self._join(gang, run.runtime.answer_seconds)
+        from lockstep.machine import allocator
         from parts.carrier.operations import Operations
-        from pipeline.stage import allocator
 
         allocator.trim_after_compiling()
         return Operations(run, create.model, create.first_step, create.columns)
@@ -297,8 +297,8 @@ def _free_address(trainer: str) -> str:
 
 
 if __name__ == "__main__":
+    from lockstep.machine import allocator
     from parts.carrier import sidecar  # by the name that others import, so classes exist once
-    from pipeline.stage import allocator
 
     allocator.tune()
     try:

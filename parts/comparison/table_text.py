@@ -5,10 +5,10 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations
 from typing import NamedTuple
 
+from lockstep.machine.progress import size
 from parts.comparison.compare_file import NO_FAILURE, Compare
 from parts.comparison.table import Row, beats, front, record
 from pipeline.audit.verdict_text import measured_on
-from pipeline.stage.progress import size
 
 HEADS = (
     "base rate",

@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 import jax
 
 from lockstep.errors import LockstepError
+from lockstep.machine.progress import size
 from lockstep.programs.train_step import Programs
 from lockstep.protocol import links
-from lockstep.swarm.round_settings import RoundSettings
 from pipeline import runfile
 from pipeline.preflight.plan import plan_of
-from pipeline.stage.progress import size
 from pipeline.start import in_time
+from pipeline.start.round_settings import round_settings
 from pipeline.subject import programs_of
 
 CALLED = "lockstep new"  # what errors of the loader call a file that is not written yet
@@ -65,7 +65,7 @@ def _message_times(
     run: runfile.Run, programs: Programs, config: dict[str, Any]
 ) -> Iterator[Choice]:
     rows = max(batch for batch, _ in run.config.sizes(run.llm.max_seq_len))
-    latest = max(in_time.arrivals(RoundSettings.of(run), programs, rows).values())
+    latest = max(in_time.arrivals(round_settings(run), programs, rows).values())
     limit = config["max_round_train_time"]
     if latest <= limit:
         return

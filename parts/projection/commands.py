@@ -6,11 +6,11 @@ from typing import Annotated
 import typer
 
 from lockstep.errors import LockstepError
+from lockstep.machine.progress import size
 from parts.projection import failures
 from parts.projection.project import MEASURED, PlannedSwarm, Topology, not_summed, project
 from parts.projection.quantities import amount, bits_per_second, seconds
 from pipeline.command_line import RUN_FILES
-from pipeline.stage.progress import size
 
 app = typer.Typer()
 

@@ -128,10 +128,10 @@ def verify(  # noqa: PLR0913 - each is an option
     attest: AttestFile = None,
 ) -> None:
     """Check a publication, follow its params from the start to the weights, repeat a sample."""
+    from lockstep.machine import allocator
     from parts.publication.fetch import Limits
     from parts.publication.reader import ReaderAsks
     from pipeline.runfile import Network
-    from pipeline.stage import allocator
 
     allocator.tune()
     if attest is not None and not attest.absolute().parent.is_dir():
@@ -195,8 +195,9 @@ def replay(
     worker_python: WorkerPython = "",
 ) -> None:
     """Replay a finding from its bundle; exit with status 1 if the finding is not confirmed."""
+    from lockstep.machine import allocator
     from pipeline.audit import given_bundle
-    from pipeline.stage import allocator, devices
+    from pipeline.stage import devices
 
     allocator.tune()
     devices.prepare(given_bundle.read_run(folder, max_gb, worker_python))

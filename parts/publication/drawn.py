@@ -8,24 +8,23 @@ import random
 from typing import NamedTuple
 
 from lockstep.transcript.transcript import Transcript
+from lockstep.transcript.windows import Window
 from parts.publication import layout, packed
 from pipeline import runfile
 from pipeline.audit.bundle import files_of
 from pipeline.audit.sample import Beacon
 
-Drawn = list[tuple[runfile.Window, tuple[int, ...]]]
+Drawn = list[tuple[Window, tuple[int, ...]]]
 
 
 class DrawnWindow(NamedTuple):
     """A window, and those of its peers that are replayed."""
 
-    window: runfile.Window
+    window: Window
     peers: tuple[int, ...]
 
 
-def possible(
-    transcript: Transcript, windows: list[runfile.Window], kept: bool
-) -> list[DrawnWindow]:
+def possible(transcript: Transcript, windows: list[Window], kept: bool) -> list[DrawnWindow]:
     """Return all windows of a run that can be drawn, in order.
 
     A peer that sent nothing in a window has none there: its replay would show nothing.
@@ -44,7 +43,7 @@ def seed_of(transcript: Transcript, seed: str | None, beacon: Beacon | None) -> 
 
 
 def draw(
-    transcript: Transcript, windows: list[runfile.Window], seed: str, count: int, kept: bool
+    transcript: Transcript, windows: list[Window], seed: str, count: int, kept: bool
 ) -> list[DrawnWindow]:
     """Draw `count` windows to publish with a seed of `seed_of`; the author's draw.
 

@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 from lockstep.errors import LockstepError, RequestError, hide
 from lockstep.files import link, sha256_file, writes
+from lockstep.machine.progress import Progress, size
 from lockstep.tables.explain import validate_json
 from parts.publication import layout
 from parts.publication.layout import MANIFEST, SIGNATURE, Publication, PublishedFile
@@ -21,7 +22,6 @@ from pipeline.net.remote import Origin
 from pipeline.net.store import Transfer
 from pipeline.runfile import Network
 from pipeline.stage.given_files import check_regular, expand, unchanged, walk
-from pipeline.stage.progress import Progress, size
 
 HUB = re.compile(r"(\w[\w.-]*/[\w.-]+)(?:@([\w./-]+))?", re.ASCII)
 MOST_BYTES = {MANIFEST: layout.MOST_MANIFEST_BYTES, SIGNATURE: layout.MOST_SIGNATURE_BYTES}

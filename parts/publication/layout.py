@@ -27,12 +27,12 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from lockstep.errors import LockstepError, brief
+from lockstep.programs.columns import Column
 from lockstep.protocol.dispute import Hash
 from lockstep.tables.explain import validate
 from lockstep.tables.table import Count, Table
 from pipeline.stage import artifacts
 from pipeline.stage.given_files import check_name
-from pipeline.tokens.shards import Column
 from pipeline.tokens.tokenizer_files import TOKENIZER_FILES
 from pipeline.weights import generation_config
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from lockstep import __version__
 from lockstep.errors import LockstepError, hide
 from lockstep.files import sha256_file, write_bytes, write_json, write_text
+from lockstep.machine.progress import size
 from lockstep.transcript.transcript import Transcript
 from parts.publication import drawn, layout, packed, signature
 from parts.publication.accepted_export import accepted, with_results
@@ -20,7 +21,6 @@ from pipeline.audit.sample import read_beacon
 from pipeline.language_model import held_out
 from pipeline.stage import lock
 from pipeline.stage.artifacts import METRICS, Paths
-from pipeline.stage.progress import size
 from pipeline.start import begin
 from pipeline.tokens.shards import read_shards
 

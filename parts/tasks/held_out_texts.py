@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from lockstep.programs.columns import PLAIN
 from pipeline import runfile
 from pipeline.language_model import held_out
 from pipeline.tokens.sequences import Sequences
-from pipeline.tokens.shards import PLAIN, read_shards
+from pipeline.tokens.shards import read_shards
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -16,10 +16,10 @@ from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs
 from lm_eval.models.utils import postprocess_generated_text as cut_at_stops
 
 from lockstep.errors import LockstepError
+from lockstep.machine.progress import Progress
 from lockstep.programs.placement import DeviceGroup, side_by_side
 from parts.tasks.task_model import TaskModel
 from pipeline.language_model.draw import Sampling
-from pipeline.stage.progress import Progress
 
 NEW_TOKENS = 256  # of a text, where a task names no number: as in the backend `hf`
 REMEMBERED = 64  # texts whose tokens are kept: the choices of a question share their context

@@ -3,11 +3,11 @@
 from contextlib import ExitStack
 from pathlib import Path
 
+from lockstep.machine.progress import Progress
 from parts.tasks import ask_next_line, harness, next_line, task_file
 from parts.tasks.task_model import TaskModel
 from pipeline import runfile
 from pipeline.scores import TaskResult
-from pipeline.stage.progress import Progress
 
 
 class RunFileTasks:

@@ -15,7 +15,7 @@ app = typer.Typer()
 )
 def try_(context: typer.Context) -> None:
     """Train a model alone, by Psyche's flags in place of a run file; --help lists them."""
-    from pipeline.stage import allocator
+    from lockstep.machine import allocator
 
     allocator.tune()
     from parts.trial import trial

@@ -13,13 +13,13 @@ from pathlib import Path
 
 from lockstep.errors import LockstepError
 from lockstep.files import read_json, write_text
+from lockstep.machine.progress import size
 from parts.trial import flags
 from parts.trial.run_of_flags import run_of
 from pipeline.command_line import run_stage
 from pipeline.pages.stage_results import read_tsv
 from pipeline.runfile.importer import run_file
 from pipeline.stage.artifacts import METRICS, Paths
-from pipeline.stage.progress import size
 from pipeline.weights import hf
 
 TRIAL_FILE = "run.toml"

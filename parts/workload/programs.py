@@ -18,11 +18,11 @@ import numpy as np
 from lockstep.errors import LockstepError
 from lockstep.optim import optimizer as optim
 from lockstep.optim.optimizer import Optimizer, Tree
+from lockstep.programs.columns import PLAIN, Column
 from lockstep.programs.placement import DeviceGroup
 from lockstep.programs.task import Task
 from lockstep.programs.train_step import Agreed, PeerResult, Programs, Work
 from parts.workload.description import Description
-from pipeline.tokens.shards import PLAIN, Column
 
 
 class WorkloadTask:

@@ -13,6 +13,7 @@ from lockstep.errors import LockstepError
 from lockstep.files import read_json, sha256_file, write_json
 from lockstep.methods.build import Setting, aggregate_of, build, learning_rate_of_run
 from lockstep.optim.optimizer import Tree
+from lockstep.programs.columns import PLAIN, Column
 from lockstep.programs.train_step import Programs
 from lockstep.tables.explain import validate_json
 from lockstep.transcript.tensorfile import TensorFile
@@ -27,7 +28,7 @@ from parts.workload.worker import NO_ROWS, RowSpec, Worker
 from pipeline import runfile
 from pipeline.stage.artifacts import listing_sha256
 from pipeline.tokens.rows import FILES, ArrayRows, FileRows, TokenRows
-from pipeline.tokens.shards import PLAIN, Column, Shards
+from pipeline.tokens.shards import Shards
 from pipeline.weights import hf
 
 KINDS = {"tokens": TokenRows, "arrays": ArrayRows, "files": FileRows}  # of rows

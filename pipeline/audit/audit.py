@@ -15,9 +15,9 @@ from lockstep.transcript.entry import TABLES, Entry
 from lockstep.transcript.follow import ContradictionError, begin_round, differing, finish_round
 from lockstep.transcript.state import State, hashes
 from lockstep.transcript.transcript import Transcript
+from lockstep.transcript.windows import Window
 from lockstep.wire import bound, exchange, sketches
 from lockstep.wire import message as wire
-from pipeline import runfile
 from pipeline.audit.verdict import Finding
 from pipeline.start.begin import Setup
 
@@ -48,7 +48,7 @@ def audit_header(setup: Setup, transcript: Transcript) -> list[Finding]:
 def audit_rounds(
     setup: Setup,
     transcript: Transcript,
-    windows: Sequence[runfile.Window] | None = None,
+    windows: Sequence[Window] | None = None,
     last: int | None = None,
 ) -> list[Finding]:
     """Recompute every round from the run file and from what was sent and attested in it.

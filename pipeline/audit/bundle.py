@@ -24,11 +24,13 @@ from pydantic import Field
 
 from lockstep.errors import LockstepError, shown
 from lockstep.files import link, sha256_file, write_json, write_text
+from lockstep.programs.columns import Column
 from lockstep.protocol.dispute import Hash
 from lockstep.tables.explain import validate_json
 from lockstep.tables.table import Table
 from lockstep.transcript.entry import Entry
 from lockstep.transcript.transcript import Transcript
+from lockstep.transcript.windows import Window
 from pipeline import runfile
 from pipeline.audit import given_rows, honest, verdict_text
 from pipeline.audit.audit import audit_header, audit_rounds, audit_snapshot
@@ -39,7 +41,6 @@ from pipeline.audit.verdict import Finding, contradictions
 from pipeline.start import begin
 from pipeline.start.begin import Setup
 from pipeline.subject import subject_of
-from pipeline.tokens.shards import Column
 
 KINDS = ("message", "state", "check", "payload", "commitment")
 """Findings that can be repeated: by recomputing a peer's steps, or by decoding what it sent."""
@@ -66,18 +67,18 @@ class BundleManifest(Table):
     """SHA-256 of every other file of the bundle, by its name."""
 
 
-def name(window: runfile.Window, peer: int) -> str:
+def name(window: Window, peer: int) -> str:
     """Return the folder of a bundle in data/verdict."""
     return f"bundles/{window.first:05}-{window.last:05}-peer-{peer:02}"
 
 
-def repeatable(findings: Sequence[Finding], window: runfile.Window, peer: int) -> list[Finding]:
+def repeatable(findings: Sequence[Finding], window: Window, peer: int) -> list[Finding]:
     """Return the findings that the bundle of a peer's window repeats."""
     return [f for f in findings if f.peer == peer and f.kind in KINDS and f.round in window.rounds]
 
 
 def write(
-    folder: Path, replay: Replay, window: runfile.Window, peer: int, findings: Sequence[Finding]
+    folder: Path, replay: Replay, window: Window, peer: int, findings: Sequence[Finding]
 ) -> None:
     """Write the bundle of the `repeatable` findings on a peer in a window."""
     transcript = replay.transcript
@@ -137,7 +138,7 @@ def listing(folder: Path) -> dict[str, str]:
 
 
 def files_of(
-    transcript: Transcript, entries: Iterable[Entry], window: runfile.Window, peers: Iterable[int]
+    transcript: Transcript, entries: Iterable[Entry], window: Window, peers: Iterable[int]
 ) -> set[str]:
     """Return the transcript's files that a window's replay needs whole.
 
@@ -169,7 +170,7 @@ class Bundle(NamedTuple):
 
     manifest: BundleManifest
     replay: Replay
-    window: runfile.Window
+    window: Window
     peers: tuple[int, ...]
     audited: list[Finding]
 
@@ -214,7 +215,7 @@ def read(folder: Path, max_gb: int, worker_python: str = "") -> Bundle:
     manifest = _read_manifest(folder)
     transcript = Transcript(folder / TRANSCRIPT)
     header, entries = transcript.header, transcript.rounds
-    window = runfile.Window(*manifest.window)
+    window = Window(*manifest.window)
     start = entries[0].round.step - 1 if entries else -1
     if start < 0 or run.snapshots(start).window_after(window.opening) != window:
         _refuse(folder / MANIFEST, f"window {list(window)} is not one of this run's")
@@ -309,9 +310,7 @@ def _read_manifest(folder: Path) -> BundleManifest:
     return manifest
 
 
-def _check_claims(
-    path: Path, manifest: BundleManifest, run: runfile.Run, window: runfile.Window
-) -> None:
+def _check_claims(path: Path, manifest: BundleManifest, run: runfile.Run, window: Window) -> None:
     """Check that every finding is about the bundle's peer and window."""
     if manifest.peer >= run.peers.count:
         _refuse(path, f"peer {manifest.peer}, expected a peer below {run.peers.count}")

@@ -4,9 +4,9 @@ from pathlib import Path
 
 from lockstep.errors import LockstepError
 from lockstep.files import read_json
+from lockstep.machine.progress import size
 from pipeline import runfile
 from pipeline.stage.given_files import check_regular
-from pipeline.stage.progress import size
 
 RUN = "run.json"
 

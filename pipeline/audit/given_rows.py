@@ -13,12 +13,11 @@ from pathlib import Path
 import numpy as np
 
 from lockstep.errors import LockstepError
-from lockstep.programs.columns import UNCOUNTED, Columns
+from lockstep.programs.columns import UNCOUNTED, Column, Columns
 from lockstep.swarm.peers import Rows
 from lockstep.transcript.entry import Entry
 from lockstep.transcript.trees import load_arrays, save_tree
 from pipeline import runfile
-from pipeline.tokens.shards import Column
 
 
 class GivenRows:

@@ -28,9 +28,11 @@ import numpy as np
 from lockstep.errors import LockstepError
 from lockstep.files import read_json, write_json
 from lockstep.optim.optimizer import Tree
+from lockstep.programs.columns import Column
 from lockstep.programs.placement import device_groups
 from lockstep.transcript.entry import Entry, Header
 from lockstep.transcript.transcript import Transcript
+from lockstep.transcript.windows import Window
 from lockstep.wire import message as wire
 from lockstep.wire.pieces import MOST_DRAWN
 from pipeline import runfile
@@ -46,7 +48,6 @@ from pipeline.audit.verdict import Varied
 from pipeline.stage import devices
 from pipeline.start import begin
 from pipeline.start.begin import Setup
-from pipeline.tokens.shards import Column
 
 ASKED, TOLD, TOKENS = "asked.json", "messages.bin", "tokens.safetensors"
 ISA = "--xla_cpu_max_isa="
@@ -168,7 +169,7 @@ def main(folder: Path) -> None:
     setup = begin.blank(run, asked["model"], rows, columns, asked["step"], asked["data_index"])
     with open(folder / TOLD, "wb") as file:
         for window, peers in asked["work"]:
-            for data in HonestWindow(setup, transcript, runfile.Window(*window), peers).told():
+            for data in HonestWindow(setup, transcript, Window(*window), peers).told():
                 file.write(LENGTH.pack(len(data)) + data)
 
 
@@ -226,9 +227,7 @@ def _read_like(tree: Tree, told: BinaryIO) -> Tree:
 class HonestWindow(WindowPeers):
     """A window in which all peers are honest."""
 
-    def __init__(
-        self, setup: Setup, transcript: Transcript, window: runfile.Window, peers: Sequence[int]
-    ):
+    def __init__(self, setup: Setup, transcript: Transcript, window: Window, peers: Sequence[int]):
         group = device_groups(jax.devices(), setup.programs.parts)[0]
         super().__init__(setup, transcript, window, peers, group)
         self.kept = setup.programs.form.kept

@@ -15,7 +15,7 @@ import jax
 from lockstep.optim.optimizer import Tree
 from lockstep.programs.placement import device_groups
 from lockstep.programs.replica import Replica
-from lockstep.swarm.outbox import TravellingMessages
+from lockstep.swarm.delivery import TravellingMessages
 from lockstep.transcript.entry import Entry
 from lockstep.transcript.transcript import Transcript
 from lockstep.wire import message as wire

@@ -17,13 +17,13 @@ from lockstep.programs.placement import DeviceGroup, device_groups
 from lockstep.programs.replica import Replica
 from lockstep.programs.train_step import Work
 from lockstep.protocol.dispute import Claim
-from lockstep.swarm.outbox import TravellingMessages
+from lockstep.swarm.delivery import TravellingMessages
 from lockstep.transcript.entry import Entry
 from lockstep.transcript.transcript import Transcript
+from lockstep.transcript.windows import Window
 from lockstep.wire import exchange
 from lockstep.wire import message as wire
 from lockstep.wire.commitment import tree_hash
-from pipeline import runfile
 from pipeline.audit import verdict_text
 from pipeline.audit.audit import SketchError, read_sketch
 from pipeline.audit.tolerance import (
@@ -92,7 +92,7 @@ class Replay:
 
     def window(
         self,
-        window: runfile.Window,
+        window: Window,
         peers: Sequence[int],
         advance: Callable[[], None],
         group: DeviceGroup | None = None,
@@ -119,7 +119,7 @@ class WindowPeers:
         self,
         setup: Setup,
         transcript: Transcript,
-        window: runfile.Window,
+        window: Window,
         peers: Sequence[int],
         group: DeviceGroup,
     ):
@@ -200,9 +200,7 @@ class WindowReplay:
       strayed: Peers that last committed to another state than their replay's.
     """
 
-    def __init__(
-        self, replay: Replay, window: runfile.Window, peers: Sequence[int], group: DeviceGroup
-    ):
+    def __init__(self, replay: Replay, window: Window, peers: Sequence[int], group: DeviceGroup):
         self.replay, self.window = replay, window
         self.peers = WindowPeers(replay.setup, replay.transcript, window, peers, group)
         self.found: list[Finding] = []

@@ -26,6 +26,7 @@ from typing import Literal, NamedTuple
 
 from lockstep.errors import LockstepError, brief
 from lockstep.transcript.transcript import Transcript
+from lockstep.transcript.windows import Window
 from pipeline import extras, runfile
 from pipeline.runfile.tables import DRAND
 
@@ -60,8 +61,8 @@ def whose_seed(run: runfile.Run) -> Literal["auditor", "beacon", "transcript"]:
 
 
 def draw(
-    run: runfile.Run, windows: list[runfile.Window], seed: str, kept: bool
-) -> list[tuple[runfile.Window, int]]:
+    run: runfile.Run, windows: list[Window], seed: str, kept: bool
+) -> list[tuple[Window, int]]:
     """Draw the windows to replay, and of which peers.
 
     These are `[witness] replay_percent` of all, rounded up, and those that `[witness] replay`

@@ -20,6 +20,7 @@ from lockstep.programs.placement import DeviceGroup, device_groups
 from lockstep.programs.replica import Replica
 from lockstep.transcript.entry import Header
 from lockstep.transcript.transcript import Transcript
+from lockstep.transcript.windows import Window
 from lockstep.wire.commitment import flatten
 from pipeline import runfile
 from pipeline.audit.verdict import How, Varied
@@ -39,7 +40,7 @@ MARGIN = 4  # times the largest distance among them; of what is not seen in so f
 MOST = 0.5  # beyond it, a lie could hide
 UNRELATED = 2.0  # arrays of one size that have nothing in common are about 1 apart
 STRAYS = 8  # times the median of the others: beyond it, a distance is its sender's own doing
-PeersOfWindows = Sequence[tuple[runfile.Window, Sequence[int]]]
+PeersOfWindows = Sequence[tuple[Window, Sequence[int]]]
 
 
 def why_not_bitwise(setup: Setup, header: Header) -> str | None:
@@ -233,7 +234,7 @@ def repeated(setup: Setup, transcript: Transcript, present: PeersOfWindows) -> f
 def _of_window(
     setup: Setup,
     transcript: Transcript,
-    window: runfile.Window,
+    window: Window,
     peers: Sequence[int],
     group: DeviceGroup,
 ) -> float:

@@ -13,6 +13,7 @@ from pydantic.dataclasses import dataclass
 from lockstep.protocol.dispute import Hash
 from lockstep.tables.table import Table
 from lockstep.transcript.transcript import Transcript
+from lockstep.transcript.windows import Window
 from pipeline import runfile
 from pipeline.audit import sample
 
@@ -200,8 +201,8 @@ def judge(
     transcript: Transcript,
     findings: Sequence[Finding],
     how: How,
-    windows: Sequence[runfile.Window],
-    replayed: Sequence[tuple[runfile.Window, int]],
+    windows: Sequence[Window],
+    replayed: Sequence[tuple[Window, int]],
 ) -> Verdict:
     """Return the verdict on an audited transcript: everything in it follows from the arguments.
 
@@ -245,7 +246,7 @@ def judge(
 
 
 def _compared(
-    transcript: Transcript, replayed: Sequence[tuple[runfile.Window, int]]
+    transcript: Transcript, replayed: Sequence[tuple[Window, int]]
 ) -> ComparedMessages | None:
     """Of how many messages of the replayed windows the transcript has what a replay compares."""
     if not _keeps_no_messages(transcript):

@@ -9,8 +9,7 @@ Shapes in names: N sequences of T tokens, W their width in a row, V vocabulary, 
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from itertools import cycle
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,13 +18,13 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from lockstep.optim.optimizer import Tree
-from lockstep.programs.columns import counted, split
+from lockstep.programs.columns import PLAIN, Column, counted, split
 from lockstep.programs.loss import measured
 from lockstep.programs.permutation import permute
-from lockstep.programs.placement import DeviceGroup, device_groups
+from lockstep.programs.placement import device_groups, on_groups
 from pipeline import runfile
 from pipeline.tokens.sequences import Sequences
-from pipeline.tokens.shards import PLAIN, Column, read_shards
+from pipeline.tokens.shards import read_shards
 
 NUMBERS = (
     "held_out_loss",
@@ -146,23 +145,6 @@ def mean_loss(
     if "labels" not in columns:  # as many count in each row
         return mean_of(losses_N)
     return mean_of(losses_N, counted(rows_NW, columns).sum(axis=1))
-
-
-def on_groups(
-    measure: Callable[[Tree, jax.Array], jax.Array], params_on: Mapping[DeviceGroup, Tree]
-) -> Callable[[Sequence[np.ndarray]], Sequence[np.ndarray]]:
-    """Return what measures lots of rows on device groups side by side, for `mean_loss`.
-
-    `measure` is `Programs.measure`; each device group that may help has a copy of the params.
-    """
-
-    def of(lots: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
-        turns = zip(lots, cycle(params_on.items()), strict=False)
-        return jax.device_get(
-            [measure(params, group.put_rows(lot, axis=0)) for lot, (group, params) in turns]
-        )
-
-    return of
 
 
 def exported_loss(

@@ -14,16 +14,15 @@ from flax.traverse_util import flatten_dict
 
 import models
 from lockstep.errors import LockstepError
+from lockstep.machine import memory
 from lockstep.methods.build import Setting, aggregate_of, build, learning_rate_of_run
 from lockstep.optim.balance import balanced, leave
 from lockstep.optim.optimizer import Optimizer, Tree
-from lockstep.programs.columns import UNCOUNTED, Columns, split
+from lockstep.programs.columns import PLAIN, UNCOUNTED, Column, Columns, split
 from lockstep.programs.loss import measured, targets, weighted_cross_entropy
 from lockstep.programs.task import OTHER_PRECISION
 from lockstep.programs.train_step import Programs
 from pipeline import runfile
-from pipeline.stage import memory
-from pipeline.tokens.shards import PLAIN, Column
 
 MOST_UNROLLED = 1000  # layers: XLA takes about a second for each
 

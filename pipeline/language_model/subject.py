@@ -8,15 +8,16 @@ import numpy as np
 
 from lockstep.errors import LockstepError
 from lockstep.files import read_json
+from lockstep.machine.progress import Progress
 from lockstep.optim.optimizer import Tree
+from lockstep.programs.columns import PLAIN, Column
 from lockstep.programs.train_step import Programs
 from lockstep.tables.variant import variant_name
 from lockstep.transcript.tensorfile import TensorFile
 from pipeline import runfile
 from pipeline.language_model import held_out, language_model
 from pipeline.language_model.held_out import HeldOutRows, MeanLoss
-from pipeline.stage.progress import Progress
-from pipeline.tokens.shards import PLAIN, Column, Shards
+from pipeline.tokens.shards import Shards
 from pipeline.weights import exported, hf, model_folder
 from pipeline.weights.exported import Exported
 from pipeline.weights.tensor_names import param_shapes

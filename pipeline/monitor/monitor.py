@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
+from lockstep.machine.progress import Progress, size
 from lockstep.protocol.driver import RunProgress
 from lockstep.transcript.entry import Entry
 from lockstep.transcript.observer import Observer
 from pipeline import runfile
 from pipeline.monitor.sinks.tracker import Tracker
 from pipeline.monitor.training import Members, Status, is_pause_asked, ranges
-from pipeline.stage.progress import Progress, size
 
 SECONDS = 1.0  # at least, between two writes of status.json
 log = logging.getLogger(__name__)

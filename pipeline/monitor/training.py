@@ -16,6 +16,7 @@ from typing import Literal, NamedTuple
 
 from lockstep.errors import LockstepError
 from lockstep.files import writes
+from lockstep.machine.progress import size
 from lockstep.protocol.driver import RunProgress
 from lockstep.protocol.run_state import ClientState
 from lockstep.tables.explain import validate_json
@@ -24,7 +25,6 @@ from lockstep.transcript.entry import Entry
 from pipeline.stage import lock
 from pipeline.stage.artifacts import Paths
 from pipeline.stage.keys import RUN_FILE
-from pipeline.stage.progress import size
 
 STATUS_FILE, PAUSE_FILE = "status.json", "pause"
 STATES = {

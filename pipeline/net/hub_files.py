@@ -20,6 +20,7 @@ from pydantic import BaseModel, Field, RootModel
 
 from lockstep.errors import LockstepError, RequestError
 from lockstep.files import sha256_file
+from lockstep.machine.progress import Progress
 from lockstep.tables.explain import validate
 from lockstep.tables.table import Table
 from pipeline.net import addresses, redact, store, web
@@ -30,7 +31,6 @@ from pipeline.runfile import Network
 from pipeline.runfile.checkpoint import is_path
 from pipeline.stage import lock
 from pipeline.stage.given_files import check_name, is_inside, walk
-from pipeline.stage.progress import Progress
 
 log = logging.getLogger(__name__)
 

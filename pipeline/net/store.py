@@ -24,6 +24,7 @@ from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 from lockstep.errors import LockstepError
 from lockstep.files import link, sha256_file, write_text, writes
+from lockstep.machine.progress import Progress
 from lockstep.tables.explain import validate_json
 from lockstep.tables.table import Table
 from pipeline.net import addresses, checksum, connection, remote
@@ -31,7 +32,6 @@ from pipeline.net.remote import Origin
 from pipeline.net.retry import CancelledError, UnnamedVersionError, UnreachableError
 from pipeline.runfile import Network
 from pipeline.stage.given_files import no_link
-from pipeline.stage.progress import Progress
 
 log = logging.getLogger(__name__)
 

@@ -16,9 +16,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator
 
+from lockstep.machine.progress import size
 from pipeline.pages.stage_results import Results
 from pipeline.scores import Score
-from pipeline.stage.progress import size
 
 SIZE, DPI = (5.6, 3.3), 160  # inches, whose text a phone still shows legibly; pixels per inch
 MARKED = 60  # markers on more points than this would hide the line

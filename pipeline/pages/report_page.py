@@ -5,6 +5,8 @@ import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from lockstep.machine.progress import size
+from lockstep.transcript.windows import Window
 from pipeline import runfile
 from pipeline.audit import verdict_text
 from pipeline.pages import plots
@@ -12,7 +14,6 @@ from pipeline.pages.public import without_secrets
 from pipeline.pages.stage_results import Results, times
 from pipeline.pages.templates import fill
 from pipeline.scores import scores
-from pipeline.stage.progress import size
 
 TEMPLATE = "report.html.jinja"
 FOUND, REPLAYED, NOT_REPLAYED = "found", "replayed", "not replayed"
@@ -163,8 +164,8 @@ def _data(run: runfile.Run, shards: dict, rounds: list[dict]) -> Iterator[tuple[
 
 
 def _grid(
-    verdict: dict, windows: list[runfile.Window], peers: int
-) -> list[tuple[str, list[tuple[runfile.Window, str]]]]:
+    verdict: dict, windows: list[Window], peers: int
+) -> list[tuple[str, list[tuple[Window, str]]]]:
     """Each peer's windows and their states; findings about no peer come last."""
     replayed = {(window["first"], window["peer"]) for window in verdict["replayed_windows"]}
     found = {
@@ -174,7 +175,7 @@ def _grid(
         for window in [next(w for w in windows if finding["round"] <= w.last)]
     }
 
-    def state(window: runfile.Window, peer: int | None) -> str:
+    def state(window: Window, peer: int | None) -> str:
         if (window.first, peer) in found:
             return FOUND
         return REPLAYED if (window.first, peer) in replayed else NOT_REPLAYED

@@ -2,12 +2,12 @@
 
 import sys
 
+from lockstep.machine.progress import size
 from pipeline.audit import verdict_text
 from pipeline.pages import stage_results
 from pipeline.pages.stage_results import PAGE, Results, times
 from pipeline.scores import main_scores
 from pipeline.stage.artifacts import Paths, verify
-from pipeline.stage.progress import size
 
 SHOWN_STAGES = ("train", "witness", "export", "evaluate", "report")
 LINES_OF_TEXT = 6

@@ -4,9 +4,9 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from lockstep.machine.progress import size
 from pipeline.audit import verdict_text
 from pipeline.pages.stage_results import times
-from pipeline.stage.progress import size
 
 FILTERS = {
     "caught": verdict_text.caught,

@@ -55,8 +55,9 @@ def plan(
     ] = True,
 ) -> None:
     """Say what a run will take, before it runs: messages, disk, memory, and what runs again."""
+    from lockstep.machine import allocator
     from pipeline import runfile
-    from pipeline.stage import allocator, reruns
+    from pipeline.stage import reruns
     from pipeline.stage.artifacts import Paths
 
     allocator.tune()

@@ -5,16 +5,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 import jax
+import numpy as np
 
 from lockstep.errors import LockstepError
+from lockstep.machine.progress import size
 from lockstep.optim.optimizer import Tree
+from lockstep.programs.device_memory import DeviceMemory, device_memory
 from lockstep.programs.train_step import Programs
 from lockstep.protocol import links
-from lockstep.swarm.device_memory import DeviceMemory, run_memory
-from lockstep.swarm.round_settings import RoundSettings
 from pipeline import runfile
-from pipeline.stage.progress import size
 from pipeline.start import in_time
+from pipeline.start.round_settings import round_settings
 from pipeline.subject import Model, programs_of, subject_of
 from pipeline.weights.earlier_run import trained_steps
 
@@ -128,7 +129,7 @@ def _round_seconds(run: runfile.Run, programs: Programs) -> float:
     """Simulated seconds until an average round's messages have arrived, if nothing goes wrong."""
     config = run.config
     total = sum(size * count for size, count in config.sizes(run.llm.max_seq_len))
-    settings, limit = RoundSettings.of(run), config.max_round_train_time
+    settings, limit = round_settings(run), config.max_round_train_time
     times = in_time.arrivals(settings, programs, total / config.total_steps).values()
     if settings.pace:
         limit = settings.pace.closes(1, times, len(times), limit)
@@ -177,6 +178,14 @@ def memory_lines(run: runfile.Run, root: Path) -> Iterator[str]:
         yield "  all of it in one process; as processes, each peer takes Python and programs again"
     if run.peers.layout != "each":
         yield f"  all of it for layout each; {run.peers.layout} is one larger program"
+
+
+def run_memory(run: runfile.Run, programs: Programs) -> DeviceMemory | None:
+    """Return the memory that a run takes on the devices; None if the backend has no figures."""
+    settings = round_settings(run)
+    rows = np.zeros((run.peers.micro_batch, run.llm.max_seq_len), np.int32)
+    work = programs.work(rows[:1], settings.capacity(settings.trainers), len(rows))
+    return device_memory(programs, run.peers.count, work, rows, load_all=True)
 
 
 def _lines_of(found: DeviceMemory) -> Iterator[str]:

@@ -9,15 +9,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lockstep.errors import brief
+from lockstep.machine import memory
+from lockstep.machine.progress import size
 from pipeline import convert, extras, runfile
 from pipeline.language_model import cudnn
 from pipeline.preflight import packages, plan
 from pipeline.preflight.model import ATTEMPTS, ModelFiles, described, files_of_run, look
 from pipeline.preflight.row import CheckRow, Mark, looked
 from pipeline.sources import dry_run
-from pipeline.stage import descriptors, memory, reruns
+from pipeline.stage import descriptors, reruns
 from pipeline.stage.artifacts import Paths
-from pipeline.stage.progress import size
 from pipeline.tokens.tokenizer_files import OLDER, PIECES, TOKENIZER
 from pipeline.weights import bucket, earlier_run, hf
 

@@ -36,6 +36,7 @@ from lockstep.methods.schedule_table import (
 from lockstep.tables.faults import Fault
 from lockstep.tables.links import Links
 from lockstep.tables.variant import variant_name
+from lockstep.transcript.windows import Snapshots, Window
 from pipeline.runfile.checkpoint import (
     CheckpointDummy,
     CheckpointEphemeral,
@@ -71,4 +72,3 @@ from pipeline.runfile.psyche import CurrentConfig, OlderConfig
 from pipeline.runfile.run import Run, load, parse
 from pipeline.runfile.runtime_table import Network, Runtime
 from pipeline.runfile.tables import Evaluate, Peers, Workload
-from pipeline.runfile.windows import Snapshots, Window

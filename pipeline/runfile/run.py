@@ -15,6 +15,7 @@ from lockstep.methods.optimizer_table import OptimizerDecoupledDiLoCo
 from lockstep.tables.explain import validate
 from lockstep.tables.links import Links
 from lockstep.tables.table import Table, missing, wrong
+from lockstep.transcript.windows import Snapshots
 from pipeline.runfile.checks.aggregation import check_aggregation
 from pipeline.runfile.checks.decoupled import check_decoupled
 from pipeline.runfile.checks.topology import check_topology
@@ -39,7 +40,6 @@ from pipeline.runfile.tables import (
     Witness,
     Workload,
 )
-from pipeline.runfile.windows import Snapshots
 from pipeline.toml_file import read_toml
 
 

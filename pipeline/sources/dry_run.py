@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from lockstep.errors import LockstepError, brief
+from lockstep.machine.progress import size
 from pipeline import sources
 from pipeline.net import remote
 from pipeline.net.remote import Origin
@@ -14,7 +15,6 @@ from pipeline.runfile.data import HashedText
 from pipeline.sources.provider import HELD_OUT, TRAIN, FetchOptions, Survey, fetch_options
 from pipeline.stage import pins
 from pipeline.stage.artifacts import Paths
-from pipeline.stage.progress import size
 
 TIMED_BYTES = 2**20  # fetched, or a tenth of a small file, to see how fast they come
 BYTES_OF_A_TOKEN = (5, 3)  # bytes of text per token, with 100,000 tokens and with 4,000

@@ -14,11 +14,11 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 from pydantic import Field
 
+from lockstep.machine.progress import Progress
 from pipeline.net.remote import Origin
 from pipeline.runfile import Network, Run
 from pipeline.runfile.data import Limit
 from pipeline.stage.artifacts import Paths
-from pipeline.stage.progress import Progress
 from pipeline.tokens.shards import FORMAT, Shards, Split
 
 TRAIN, HELD_OUT, TOKENIZER = "train", "held_out", "tokenizer"

@@ -1,65 +1,35 @@
 """What a training and its audit begin with: programs, data and the state before the first round."""
 
 import logging
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
 
 import jax
 import numpy as np
 
 from lockstep.errors import LockstepError
 from lockstep.files import read_json
+from lockstep.programs.columns import Column
 from lockstep.programs.placement import device_groups
 from lockstep.programs.replica import Replica
 from lockstep.programs.train_step import Programs
-from lockstep.protocol import driver, links
-from lockstep.swarm.fused_peers import FusedPeers
-from lockstep.swarm.peers import Rows, SimulatedPeers
+from lockstep.swarm.peers import Rows
 from lockstep.swarm.round_settings import RoundSettings
+from lockstep.swarm.training_loop import Start
 from lockstep.transcript.state import State
 from lockstep.transcript.trees import load_nested, load_tree
 from lockstep.wire.commitment import tree_hash
 from pipeline import runfile
 from pipeline.stage import devices
+from pipeline.start.round_settings import round_settings
 from pipeline.subject import Model, Subject, programs_of, subject_of
 from pipeline.tokens.ids import check_ids
 from pipeline.tokens.sequences import Sequences
-from pipeline.tokens.shards import Column, read_shards
+from pipeline.tokens.shards import read_shards
 from pipeline.weights.earlier_run import EARLIER, trained_steps
 
 log = logging.getLogger(__name__)
-
-
-class Start(NamedTuple):
-    """The state before the first round, and how many rounds and sequences are behind it."""
-
-    state: State
-    step: int
-    data_index: int
-
-    def progress(self, settings: RoundSettings) -> driver.RunProgress:
-        """Return the run before its first round, without members yet.
-
-        On the wall's clock a peer that joins has the params already when its round begins.
-        """
-        size = sum(leaf.nbytes for leaf in jax.tree.leaves((self.state.params, self.state.shared)))
-        peers = range(settings.peers)
-        loads = [links.load_seconds(settings.links, peer, size=size) for peer in peers]
-        if settings.on_wall_clock:
-            loads = [0.0] * settings.peers
-        return driver.start(
-            settings.coordinator,
-            settings.peers,
-            settings.seed,
-            settings.row_tokens,
-            self.step,
-            self.data_index,
-            loads,
-            settings.pace,
-        )
 
 
 @dataclass(frozen=True)
@@ -83,7 +53,7 @@ class Setup:
     @cached_property
     def settings(self) -> RoundSettings:
         """What a round reads of the run."""
-        return RoundSettings.of(self.run)
+        return round_settings(self.run)
 
     @cached_property
     def subject(self) -> Subject:
@@ -150,19 +120,6 @@ def blank(
     shapes = State(params, shared, (own,) * run.peers.count)
     state = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
     return Setup(run, model, programs, data, Start(state, step, data_index))
-
-
-def make_peers(
-    programs: Programs,
-    layout: str,
-    state: State,
-    devices: Sequence[jax.Device],
-    absent: Iterable[int] = (),
-) -> SimulatedPeers:
-    """Return a run's peers, for `[peers] layout`; `absent` when `state` was saved."""
-    if layout == "each":
-        return SimulatedPeers(programs, state, devices, absent)
-    return FusedPeers(programs, layout, state, devices, absent)
 
 
 def repeats_bit_for_bit(setup: Setup) -> bool:

@@ -1,16 +1,12 @@
 """Whether a round's messages are there in time: before a run, and while it trains."""
 
 from lockstep.errors import LockstepError
+from lockstep.machine.progress import size
 from lockstep.programs.train_step import Programs
 from lockstep.protocol import links
-from lockstep.protocol.consensus import in_time
 from lockstep.swarm.round_settings import RoundSettings
-from lockstep.transcript.entry import Entry
-from lockstep.transcript.observer import Observer
 from pipeline import runfile
-from pipeline.stage.progress import size
-
-MOST_EMPTY = 5  # rounds in a row in which nothing is in time, before a training stops
+from pipeline.start.round_settings import round_settings
 
 
 def arrivals(settings: RoundSettings, programs: Programs, rows: float) -> dict[int, float]:
@@ -44,7 +40,7 @@ def check(run: runfile.Run, programs: Programs) -> str | None:
     if run.links.clock == "wall":  # real time, which nobody knows yet
         return None
     limit = run.config.max_round_train_time
-    settings = RoundSettings.of(run)
+    settings = round_settings(run)
     batches = [batch for batch, _ in run.config.sizes(run.llm.max_seq_len)]
     earliest = min(arrivals(settings, programs, min(batches)).values())
     latest = arrivals(settings, programs, max(batches))
@@ -66,36 +62,3 @@ def check(run: runfile.Run, programs: Programs) -> str | None:
         f"{min(latest[peer] for peer in late):,.1f} seconds or later after the round began, and "
         f"so is not applied; {cure}"
     )
-
-
-class Watch(Observer):
-    """Ends a training of which nothing is in time, or accepted, any more.
-
-    A round in which too few witnesses attest to what is there does not count: other witnesses are
-    elected for the next one, and a few that attest to nothing would end the run.
-
-    Args:
-      limit: max_round_train_time, seconds.
-      name: What errors call the training.
-    """
-
-    def __init__(self, limit: float, name: str = "train"):
-        self.limit, self.name, self.empty = limit, name, 0
-
-    def took(self, entry: Entry) -> Entry:
-        """Count a round.
-
-        Raises:
-          LockstepError: It is one too many in a row in which nothing could be applied.
-        """
-        evidence = entry.evidence
-        there = set(in_time(evidence.arrivals, self.limit)).difference(evidence.broken)
-        self.empty = 0 if there or entry.decision.applied else self.empty + 1
-        if self.empty < MOST_EMPTY:
-            return entry
-        arrived = evidence.arrivals.values()
-        when = f"the first arrived after {min(arrived):,.1f} seconds" if arrived else "none arrived"
-        raise LockstepError(
-            f"{self.name}: no message was applied in {MOST_EMPTY} rounds in a row, up to round "
-            f"{entry.round.step}: {when}, expected some within max_round_train_time = {self.limit}"
-        )

@@ -9,8 +9,9 @@ from typing import NamedTuple
 import numpy as np
 
 from lockstep.errors import LockstepError
+from lockstep.programs.columns import PLAIN, Column
 from pipeline.tokens.files import chunks
-from pipeline.tokens.shards import PLAIN, Column, read_shards
+from pipeline.tokens.shards import read_shards
 
 LARGEST_LIMIT = 2**31  # beyond it, int32 would be negative
 UNCOUNTED_LABEL = 2**32 - 100  # the label -100 as it is stored, which no loss counts

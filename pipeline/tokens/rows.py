@@ -16,6 +16,7 @@ import ml_dtypes  # noqa: F401 - NumPy then knows bfloat16 by its name
 import numpy as np
 from pydantic import Field, model_validator
 
+from lockstep.programs.columns import Column
 from lockstep.tables.table import Table, wrong
 
 WORD = 4  # bytes
@@ -23,8 +24,6 @@ MOST_WORDS = 2**24  # of a row, which is read into memory
 NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}$"
 FILES = "files"  # folder of the shards folder, where a file has its hash as its name
 
-Column = Literal["inputs", "labels", "position_ids", "sequence_ids"]
-PLAIN: tuple[Column, ...] = ("inputs",)
 Dtype = Literal[
     "bool",
     "int8",

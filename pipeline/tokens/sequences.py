@@ -15,13 +15,14 @@ from typing import NamedTuple
 import numpy as np
 
 from lockstep.errors import LockstepError
+from lockstep.programs.columns import PLAIN
 from lockstep.programs.permutation import permute
 from pipeline.runfile import Network
 from pipeline.runfile.data import Shuffle, ShuffleSeeded
 from pipeline.tokens import mixture
 from pipeline.tokens.files import TokenFiles
 from pipeline.tokens.ids import Ids, limit_of
-from pipeline.tokens.shards import PLAIN, SHARDS, Part, Shards, Split
+from pipeline.tokens.shards import SHARDS, Part, Shards, Split
 
 BLOCK = 2048  # positions that are located at once
 NEAR = 64  # spans, of the length of one, between two spans of the same round

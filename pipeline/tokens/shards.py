@@ -16,11 +16,12 @@ from pydantic import AfterValidator, Field, JsonValue, model_validator
 
 from lockstep.errors import LockstepError
 from lockstep.files import write_bytes, write_json
+from lockstep.programs.columns import PLAIN, Column
 from lockstep.tables.explain import validate_json
 from lockstep.tables.table import Table, wrong
 from pipeline.net.remote import Origin
 from pipeline.runfile.data import AnyShuffle
-from pipeline.tokens.rows import PLAIN, AnyRows, Column
+from pipeline.tokens.rows import AnyRows
 
 SHARDS, FORMAT = "shards.json", 2
 ZEROS = "zeros:"  # the address of a file of zeros that exists nowhere

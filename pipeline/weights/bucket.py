@@ -14,6 +14,7 @@ from pathlib import Path
 
 from lockstep.errors import LockstepError
 from lockstep.files import write_json, writes
+from lockstep.machine.progress import Progress
 from lockstep.tables.table import Table
 from lockstep.transcript.tensorfile import TensorFile
 from pipeline import runfile
@@ -24,7 +25,6 @@ from pipeline.net.remote import Origin
 from pipeline.net.store import Transfer
 from pipeline.runfile import Network
 from pipeline.stage import lock
-from pipeline.stage.progress import Progress
 from pipeline.weights import hf, manifest
 from pipeline.weights.manifest import FileVersion
 

@@ -10,9 +10,9 @@ from functools import partial
 from pathlib import Path
 
 from lockstep.errors import LockstepError, keep_secret
+from lockstep.machine.progress import Progress
 from pipeline.net import hub_files, redact
 from pipeline.runfile import Network
-from pipeline.stage.progress import Progress
 from pipeline.weights import hf
 
 log = logging.getLogger(__name__)

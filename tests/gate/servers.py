@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from lockstep.machine.progress import Progress
 from parts.publication import layout
 from pipeline import runfile, sources
 from pipeline.net.stream import Streams
 from pipeline.runfile import Network
-from pipeline.stage.progress import Progress
 from pipeline.tokens.shards import read_shards, write_shards
 from pipeline.weights import bucket as weights_bucket
 from pipeline.weights import hub_model as weights_hub

@@ -11,15 +11,15 @@ from tokenizers import decoders
 
 from lockstep.errors import LockstepError
 from lockstep.files import read_json, write_json
-from lockstep.programs.columns import UNCOUNTED
-from lockstep.programs.placement import DeviceGroup
+from lockstep.programs.columns import PLAIN, UNCOUNTED
+from lockstep.programs.placement import DeviceGroup, on_groups
 from pipeline import evaluate, runfile
 from pipeline.language_model import held_out
-from pipeline.language_model.held_out import mean_loss, mean_of, on_groups, spread
+from pipeline.language_model.held_out import mean_loss, mean_of, spread
 from pipeline.language_model.language_model import programs_of
 from pipeline.language_model.text_writer import TextWriter
 from pipeline.stage.artifacts import Paths
-from pipeline.tokens.shards import PLAIN, Shards, write_shards
+from pipeline.tokens.shards import Shards, write_shards
 from pipeline.weights import exported as exported_folder
 from pipeline.weights import hf
 from tests.parts.tasks.exported import HF_CONFIG as EXPORTED

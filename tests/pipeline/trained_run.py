@@ -13,6 +13,7 @@ from lockstep.files import write_json
 from lockstep.transcript.entry import TABLES, Header
 from lockstep.transcript.transcript import Writer
 from lockstep.transcript.trees import save_tree
+from lockstep.transcript.windows import Snapshots
 from models.llama import llama
 from pipeline import export, runfile
 from pipeline.stage.artifacts import Paths
@@ -22,7 +23,7 @@ from tests.pipeline.finished_run import PEERS, _entry, verdict, write_metrics
 from tests.pipeline.tokens.measured import measure
 
 ROUNDS, LENGTH = 6, 32
-SNAPSHOTS = runfile.Snapshots(0, ROUNDS, every=3)
+SNAPSHOTS = Snapshots(0, ROUNDS, every=3)
 END, PAD, VOCABULARY = 0, 1, 300
 INIT = tiny.MODEL | {"vocab_size": VOCABULARY, "bos_token_id": END, "eos_token_id": END}
 VERDICT = verdict(

@@ -10,9 +10,9 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from lockstep.errors import LockstepError, brief
+from lockstep.transcript.windows import Window
 from parts.publication.checks.repeat import Audited, refuse
 from parts.publication.layout import VERDICT
-from pipeline import runfile
 from pipeline.audit import bundle
 from pipeline.audit.verdict import Finding, Verdict, merged
 
@@ -135,5 +135,5 @@ def _replayed_peer(finding: Finding) -> int | None:
     return int(checked[1]) if checked else None
 
 
-def _window(audited: Audited, step: int) -> runfile.Window | None:
+def _window(audited: Audited, step: int) -> Window | None:
     return next((window for window in audited.windows if step in window.rounds), None)

@@ -4,9 +4,11 @@ from pathlib import Path
 
 from lockstep.errors import LockstepError, brief
 from lockstep.files import sha256_file
+from lockstep.machine.progress import size
 from lockstep.programs.train_step import Programs
 from lockstep.tables.explain import validate_json
 from lockstep.transcript.transcript import Transcript
+from lockstep.transcript.windows import Window
 from parts.publication import drawn, layout, packed
 from parts.publication.accepted_export import CARD
 from parts.publication.checks import results
@@ -21,7 +23,6 @@ from pipeline.audit.tolerance import how
 from pipeline.audit.verdict import Verdict, judge
 from pipeline.stage.artifacts import METRICS
 from pipeline.stage.keys import digest, needs
-from pipeline.stage.progress import size
 
 MOST_CARD_BYTES = 2**20  # it is parsed
 
@@ -192,7 +193,7 @@ def check_verdict(
     verdict: Verdict,
     run: runfile.Run,
     transcript: Transcript,
-    windows: list[runfile.Window],
+    windows: list[Window],
     programs: Programs,
 ) -> None:
     """Check that a verdict is what its own findings and the audited transcript come to.

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from lockstep.errors import LockstepError
 from lockstep.transcript.entry import Header
+from lockstep.transcript.windows import Window
 from parts.publication import drawn, layout
 from parts.publication.checks import records
 from parts.publication.checks.weights import PublishedTranscript, is_workload
@@ -39,7 +40,7 @@ class Audited(NamedTuple):
 
     setup: Setup
     transcript: PublishedTranscript
-    windows: list[runfile.Window]
+    windows: list[Window]
     total: int
     published: int
     chosen: list[DrawnWindow]
@@ -61,7 +62,7 @@ class Audited(NamedTuple):
         ]
 
     @property
-    def connected(self) -> runfile.Window:
+    def connected(self) -> Window:
         """The first of the repeated windows that follow each other to the run's last."""
         first, *earlier = sorted((one.window for one in self.chosen), reverse=True)
         for window in earlier:

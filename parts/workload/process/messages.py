@@ -11,7 +11,7 @@ from typing import Annotated, Any, NoReturn
 
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError
 
-from lockstep.errors import LockstepError, RequestError, brief
+from lockstep.errors import RequestError, StepError, brief
 from lockstep.files import once
 from lockstep.tables.table import Table
 
@@ -21,7 +21,7 @@ SHOWN = 400  # characters of what a worker says
 MOST = 1000  # capabilities of a worker, and lines of its environment
 
 
-class WorkerError(LockstepError):
+class WorkerError(StepError):
     """A worker, or a command in its place, did not do what it was asked for."""
 
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol, get_args
 import numpy as np
 
 from lockstep.errors import LockstepError, brief
+from lockstep.machine.progress import Progress
 from lockstep.tables.explain import validate
 from pipeline.runfile.data import Limit
 from pipeline.sources.provider import HELD_OUT, TRAIN
@@ -23,7 +24,6 @@ from pipeline.sources.rows.writing import (
     held_out_rows,
     most_rows,
 )
-from pipeline.stage.progress import Progress
 from pipeline.tokens.rows import NAME, WORD, ArrayRows, Dtype, encode
 from pipeline.tokens.shards import ShardFile, Split
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from lockstep.errors import LockstepError
 from lockstep.files import sha256_file, writes
+from lockstep.machine.progress import Progress
 from pipeline.runfile.data import DataFiles
 from pipeline.sources.provider import (
     HELD_OUT,
@@ -42,7 +43,6 @@ from pipeline.stage.given_files import (
     stamp,
     walk,
 )
-from pipeline.stage.progress import Progress
 from pipeline.tokens import signs
 from pipeline.tokens.rows import FILES, WORD, FileRows
 from pipeline.tokens.shards import Split

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from lockstep.errors import LockstepError
 from lockstep.files import sha256_file
-from lockstep.programs.columns import counted
+from lockstep.programs.columns import Column, counted
 from lockstep.tables.variant import variant_name
 from pipeline.net.store import Stored
 from pipeline.runfile.data import DataPreprocessed, ShuffleDontShuffle
@@ -36,7 +36,7 @@ from pipeline.sources.token_files.listing import (
 )
 from pipeline.stage.artifacts import listing_sha256
 from pipeline.stage.given_files import expand, unchanged, walk
-from pipeline.tokens.shards import Column, ShardFile, Split, write_shard
+from pipeline.tokens.shards import ShardFile, Split, write_shard
 
 SHARD_NUMBERS = 2**20
 

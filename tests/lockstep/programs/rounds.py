@@ -7,13 +7,13 @@ from functools import cache
 import jax
 import numpy as np
 
+from lockstep.programs.columns import PLAIN
 from lockstep.programs.train_step import Programs
+from lockstep.swarm.fused_peers import make_peers
 from lockstep.swarm.peers import RoundSteps, SimulatedPeers
 from lockstep.transcript.state import State
 from pipeline.language_model.language_model import programs_of
 from pipeline.runfile import Run
-from pipeline.start.begin import make_peers
-from pipeline.tokens.shards import PLAIN
 from tests import tiny
 
 ONE_LAYER = tiny.MODEL | {"num_hidden_layers": 1}  # which compiles in two thirds of the time

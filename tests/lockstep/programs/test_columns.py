@@ -6,8 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lockstep.programs.columns import UNCOUNTED, counted, split
-from pipeline.tokens.shards import PLAIN
+from lockstep.programs.columns import PLAIN, UNCOUNTED, counted, split
 
 OTHERS = ("labels", "position_ids", "sequence_ids")
 SUBSETS = [("inputs", *some) for count in range(4) for some in combinations(OTHERS, count)]

@@ -9,9 +9,9 @@ from lockstep.optim.adamw import adamw
 from lockstep.optim.transform import alone, as_transform
 from lockstep.programs.replica import Replica
 from lockstep.programs.train_step import Work, micro_batches
+from lockstep.swarm.fused_peers import make_peers
 from lockstep.swarm.peers import RoundSteps
 from pipeline import runfile
-from pipeline.start.begin import make_peers
 from tests import tiny
 from tests.lockstep.programs.rounds import begin, train
 

@@ -8,11 +8,11 @@ from lockstep.errors import LockstepError
 from lockstep.optim.optimizer import RoundPeers
 from lockstep.programs.columns import UNCOUNTED, split
 from lockstep.programs.train_step import Programs, Work, micro_batches
+from lockstep.swarm.fused_peers import make_peers
 from lockstep.swarm.peers import RoundSteps
 from lockstep.transcript.state import State
 from pipeline import runfile
 from pipeline.language_model.language_model import programs_of
-from pipeline.start.begin import make_peers
 from tests import tiny
 from tests.lockstep.programs.rounds import ONE_LAYER, begin, train
 

@@ -14,7 +14,7 @@ from lockstep.protocol.bloom import BITS, participant
 from lockstep.protocol.round import Decision, Round
 from lockstep.transcript.entry import Entry
 from lockstep.transcript.transcript import Transcript, Writer
-from pipeline import runfile
+from lockstep.transcript.windows import Snapshots
 from tests.lockstep.protocol import records
 
 SEED = 12345
@@ -119,7 +119,7 @@ def entry(*words: Attestation) -> Entry:
 
 def test_words_come_back_from_json_as_they_were(tmp_path):
     words = (HONEST, attest(0, SEED, [0], SENT | OTHERS, [2], [3]), attest(2, SEED, [], {}))
-    Writer(tmp_path, runfile.Snapshots(0, 1, every=1)).round(entry(*words), {})
+    Writer(tmp_path, Snapshots(0, 1, every=1)).round(entry(*words), {})
     (read,) = Transcript(tmp_path).rounds
     assert read == entry(*words)
     assert proven(read.evidence.attestations[0], SEED, SENT, {}) == SENT

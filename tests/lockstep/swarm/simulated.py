@@ -10,7 +10,7 @@ import jax
 
 from benchmarks.simulated import Lab
 from lockstep.swarm.faults import FaultSchedule
-from lockstep.swarm.round_settings import RoundSettings
+from lockstep.swarm.fused_peers import make_peers
 from lockstep.swarm.swarm import Swarm
 from lockstep.transcript.entry import Entry
 from lockstep.transcript.follow import follow
@@ -18,7 +18,7 @@ from lockstep.transcript.rounds_file import RoundsFile
 from lockstep.transcript.transcript import Transcript
 from pipeline import runfile
 from pipeline.audit.verdict import Finding
-from pipeline.start.begin import make_peers
+from pipeline.start.round_settings import round_settings
 from tests import tiny
 
 PEERS = 6
@@ -122,7 +122,7 @@ def entries(form: str, run: runfile.Run, *, killed: bool) -> tuple[list[str], Co
     it goes on from the rounds so far, and from the arrays of its state."""
     made = lab(form)
     faults = FaultSchedule(run.faults.schedule, run.peers.seed, made.programs.form)
-    settings = RoundSettings.of(run)
+    settings = round_settings(run)
     travelling: list = []
     state, progress, told = made.begin.state, made.begin.progress(settings), []
     peers = make_peers(made.programs, run.peers.layout, state, made.devices)

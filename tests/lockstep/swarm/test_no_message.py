@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lockstep.protocol.round import Round
-from lockstep.swarm.outbox import Outbox
+from lockstep.swarm.delivery import Outbox
 from lockstep.swarm.peers import Done, RoundSteps, SimulatedPeers
 from lockstep.wire.message import WireError
 from tests.lockstep.swarm import simulated

@@ -6,9 +6,9 @@ import pytest
 
 from lockstep.protocol import links
 from lockstep.swarm.faults import FaultSchedule
-from lockstep.swarm.round_settings import RoundSettings
+from lockstep.swarm.fused_peers import make_peers
 from lockstep.swarm.swarm import Swarm
-from pipeline.start.begin import make_peers
+from pipeline.start.round_settings import round_settings
 from tests.lockstep.swarm.simulated import lab, run_of
 
 
@@ -17,7 +17,7 @@ def test_a_verifier_takes_up_what_the_round_before_its_own_came_to():
     programs, begin = made.programs, made.begin
     peers = make_peers(programs, run.peers.layout, begin.state, made.devices)
     faults = FaultSchedule([], run.peers.seed, programs.form)
-    settings = RoundSettings.of(run)
+    settings = round_settings(run)
     swarm = Swarm(settings, peers, lambda _: made.data, faults)
     progress, sat_out = begin.progress(settings), set()
     for step in range(1, 6):
@@ -41,7 +41,7 @@ def test_messages_travel_beside_the_local_steps_until_they_are_needed():
     run, made = run_of("fragments", total_steps=1), lab("fragments")
     peers = make_peers(made.programs, run.peers.layout, made.begin.state, made.devices)
     faults = FaultSchedule([], run.peers.seed, made.programs.form)
-    settings = RoundSettings.of(run)
+    settings = round_settings(run)
     swarm = Swarm(settings, peers, lambda _: made.data, faults)
     evidence = swarm.take_round(made.begin.progress(settings))[1].entry.evidence
     tokens = dict.fromkeys(evidence.messages, 24 // 6 * run.llm.max_seq_len)

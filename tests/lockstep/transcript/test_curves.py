@@ -9,7 +9,7 @@ from lockstep.protocol.round import Decision, Message, Round
 from lockstep.transcript import curves
 from lockstep.transcript.entry import Entry, Header
 from lockstep.transcript.transcript import Transcript, Writer
-from pipeline import runfile
+from lockstep.transcript.windows import Snapshots
 from tests.lockstep.protocol import records
 
 
@@ -44,7 +44,7 @@ def entry(
 
 def written(folder: Path, **of_both: int) -> Transcript:
     run = {"model": {"LLM": {"max_seq_len": 16}}, "peers": {"count": 4}}
-    writer = Writer(folder, runfile.Snapshots(0, 2, every=10))
+    writer = Writer(folder, Snapshots(0, 2, every=10))
     known = {"key": "k", "run": run, "model": {}, "environment": {}, "bitwise": True}
     writer.header(Header(**known, held_out_loss=9.0, held_out_rows=(64, 640)))
     writer.round(entry(1, dict.fromkeys(range(4), 100), 8, None, **of_both), {})
@@ -146,7 +146,7 @@ def test_an_extended_run_goes_on_after_the_last_sequence(tmp_path):
 
 def test_a_transcript_cut_back_and_written_again_is_the_same(tmp_path):
     folder = tmp_path / "transcript"
-    writer = Writer(folder, runfile.Snapshots(0, 5, every=2))
+    writer = Writer(folder, Snapshots(0, 5, every=2))
     entries = [entry(step, {0: 3, 1: 3}, 2, None) for step in range(1, 6)]
     for e in entries:
         writer.round(e, {0: bytes([e.round.step] * 3), 1: bytes([e.round.step + 100] * 3)})

@@ -19,6 +19,7 @@ from lockstep.transcript.entry import Entry, EpochParams
 from lockstep.transcript.follow import follow
 from lockstep.transcript.rounds_file import RoundsFile
 from lockstep.transcript.transcript import Writer
+from lockstep.transcript.windows import Snapshots
 from pipeline import runfile
 from tests.lockstep.protocol import records
 from tests.lockstep.swarm.simulated import PEERS, run_of
@@ -158,7 +159,7 @@ def test_rounds_that_were_damaged_are_refused_in_one_line(tmp_path, damage):
 
 
 def test_payloads_that_lost_bytes_before_a_checkpoint_are_refused_in_one_line(tmp_path):
-    writer = Writer(tmp_path, runfile.Snapshots(0, 8, every=4))
+    writer = Writer(tmp_path, Snapshots(0, 8, every=4))
     for entry in led(0).entries[:2]:
         writer.round(entry, {peer: b"x" for peer in entry.evidence.messages})
     payloads: Path = tmp_path / "payloads" / "00001.bin"

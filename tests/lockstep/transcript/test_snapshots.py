@@ -10,7 +10,7 @@ from lockstep.protocol import consensus, driver
 from lockstep.protocol.round import Message
 from lockstep.transcript.state import State
 from lockstep.transcript.transcript import Transcript, Writer
-from pipeline.runfile.windows import Snapshots
+from lockstep.transcript.windows import Snapshots
 from tests.lockstep.protocol import records, three_peers
 
 ZEROS, ONES = ({"delta": np.full(1000, value, np.float32)} for value in (0.0, 1.0))

@@ -6,10 +6,10 @@ import jax
 import numpy as np
 import pytest
 
-from lockstep.swarm.round_settings import RoundSettings
 from parts.carrier import requests
 from parts.carrier.operations import Operations, leaves
 from parts.carrier.requests import Asked, Outcome
+from pipeline.start.round_settings import round_settings
 from tests.lockstep.swarm import simulated
 
 LOWERED = "/jax/core/compile/jaxpr_to_mlir_module_duration"
@@ -31,7 +31,7 @@ def lowered():
 def test_a_step_that_was_compiled_before_compiles_nothing_and_gives_the_same_bits(lowered):
     run, lab = simulated.run_of("signs"), simulated.lab("signs")
     params, shared, own = lab.begin.state.params, lab.begin.state.shared, lab.begin.state.own[0]
-    work = RoundSettings.of(run).work(lab.programs, lab.data, (0, 1), simulated.PEERS)
+    work = round_settings(run).work(lab.programs, lab.data, (0, 1), simulated.PEERS)
     rows = work.rows_MB
 
     def process() -> Operations:

@@ -5,16 +5,16 @@ from types import SimpleNamespace
 import pytest
 
 from lockstep.errors import LockstepError
+from lockstep.transcript.windows import Window
 from parts.publication import publish
 from parts.publication.checks import accusations
 from parts.publication.drawn import DrawnWindow
-from pipeline import runfile
 from pipeline.audit import bundle
 from pipeline.audit.verdict import Finding, Replayed
 from tests import tiny
 from tests.parts.publication.published_run import STAGES, verify
 
-FIRST, SECOND = WINDOWS = [runfile.Window(1, 3), runfile.Window(4, 6)]
+FIRST, SECOND = WINDOWS = [Window(1, 3), Window(4, 6)]
 CAUGHT = Finding(2, 0, "ejected", "caught in its round: false check", False)
 
 

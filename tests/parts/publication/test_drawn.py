@@ -9,12 +9,12 @@ import pytest
 
 from lockstep.errors import RequestError
 from lockstep.files import write_json
+from lockstep.transcript.windows import Snapshots
 from parts.publication import layout
 from parts.publication.drawn import draw, seed_of
 from parts.publication.layout import Publication
 from parts.publication.reader import ReaderAsks, choose, matmul_precision, not_needed
 from pipeline.audit.sample import Beacon
-from pipeline.runfile import Snapshots
 from pipeline.stage.keys import PROJECT
 
 WINDOWS = Snapshots(0, 40, every=10).windows

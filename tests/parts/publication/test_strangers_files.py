@@ -8,12 +8,12 @@ import yaml
 
 from lockstep.errors import LockstepError
 from lockstep.files import write_json
+from lockstep.programs.columns import PLAIN
 from parts.publication import fetch, packed, publish, unpacked
 from parts.publication.checks import results
 from parts.publication.checks.results import Evaluated
 from parts.publication.layout import ROUNDS, TRANSCRIPT, Publication, made
 from pipeline.stage.artifacts import _digest
-from pipeline.tokens.rows import PLAIN
 from tests import tiny
 from tests.parts.publication.published_run import (
     STAGES,

@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
+from lockstep.programs.columns import PLAIN
 from parts.tasks import held_out_texts
 from pipeline import runfile
-from pipeline.tokens.shards import PLAIN, Shards, write_shards
+from pipeline.tokens.shards import Shards, write_shards
 from tests import tiny
 from tests.pipeline import trained_run
 from tests.pipeline.tokens.measured import measure

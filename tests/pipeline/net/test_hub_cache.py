@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from huggingface_hub import snapshot_download
 
+from lockstep.machine.progress import Progress
 from pipeline import sources
 from pipeline.net import hub_files, retry, store
 from pipeline.runfile import Network
 from pipeline.runfile.data import DataHub, DataPreprocessed, DataText, Limit, ShuffleDontShuffle
 from pipeline.sources.text import tokenizer
-from pipeline.stage.progress import Progress
 from pipeline.weights import hub_model
 from tests.pipeline.sources import corpora
 from tests.pipeline.sources.options import options, refusal

@@ -93,7 +93,7 @@ import json, sys
 from pathlib import Path
 from pipeline.net.store import Transfer, fetch
 from pipeline.runfile import Network
-from pipeline.stage.progress import Progress
+from lockstep.machine.progress import Progress
 from pipeline.net.remote import Origin
 
 origins = [Origin(url=url, size=size, tag=tag) for url, size, tag in json.loads(sys.argv[1])]

@@ -6,10 +6,10 @@ import random
 import pytest
 
 from lockstep.errors import LockstepError
+from lockstep.machine.progress import Progress
 from pipeline.net import hub_files, store
 from pipeline.net.remote import Origin
 from pipeline.runfile import Network
-from pipeline.stage.progress import Progress
 from tests.servers import hub as hub_server
 from tests.servers.files import Files
 from tests.servers.hub import Repo

@@ -6,11 +6,10 @@ import pytest
 from lockstep.errors import LockstepError
 from lockstep.files import read_json
 from lockstep.optim.optimizer import Tree
-from lockstep.swarm.device_memory import run_memory
 from lockstep.wire import message as wire
 from pipeline import runfile
 from pipeline.language_model.language_model import programs_of
-from pipeline.preflight.plan import plan, plan_of
+from pipeline.preflight.plan import plan, plan_of, run_memory
 from tests import tiny
 
 

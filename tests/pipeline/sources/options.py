@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from lockstep.errors import LockstepError
+from lockstep.machine.progress import Progress
 from pipeline.runfile import Network
 from pipeline.runfile.data import Limit
 from pipeline.sources.provider import FetchOptions
-from pipeline.stage.progress import Progress
 
 
 def options(store: Path, limit: Limit | None = None, *, stream: bool = False) -> FetchOptions:

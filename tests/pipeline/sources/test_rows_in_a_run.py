@@ -8,6 +8,7 @@ import pytest
 
 from lockstep.errors import LockstepError
 from lockstep.files import read_json
+from lockstep.programs.columns import PLAIN
 from parts.tasks import held_out_texts
 from pipeline import download, runfile
 from pipeline.audit import given_rows
@@ -18,7 +19,7 @@ from pipeline.sources import dry_run
 from pipeline.stage import pins
 from pipeline.stage.artifacts import Paths
 from pipeline.start import begin
-from pipeline.tokens.shards import PLAIN, read_shards
+from pipeline.tokens.shards import read_shards
 from tests import tiny
 
 WIDTH = 5  # words: four of x, one of y

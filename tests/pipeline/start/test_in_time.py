@@ -6,13 +6,14 @@ from types import SimpleNamespace
 import pytest
 
 from lockstep.errors import LockstepError
-from lockstep.swarm.round_settings import RoundSettings
+from lockstep.swarm import training_loop
 from pipeline import runfile
 from pipeline.audit.verdict import How, judge
 from pipeline.language_model.language_model import programs_of
 from pipeline.preflight import commands
 from pipeline.preflight.plan import plan, plan_of
 from pipeline.start import in_time
+from pipeline.start.round_settings import round_settings
 from tests import tiny
 from tests.lockstep.swarm.simulated import MODEL, lab, run_of
 
@@ -54,7 +55,7 @@ def test_a_run_whose_messages_are_in_time_or_whose_clock_is_real_has_no_warning(
 def test_what_is_computed_before_a_run_is_what_its_rounds_take(programs):
     run = run_with(0.01)
     (sequences, _), *_ = run.config.sizes(run.llm.max_seq_len)
-    found = in_time.arrivals(RoundSettings.of(run), programs, sequences)
+    found = in_time.arrivals(round_settings(run), programs, sequences)
     of_message = programs.form.bytes_about * 8 / 1e4
     training = sequences / 6 * run.llm.max_seq_len / 1000
     assert min(found.values()) == pytest.approx(training + of_message, rel=0.01)
@@ -67,25 +68,25 @@ def entry(*applied: int) -> SimpleNamespace:
 
 
 def test_a_training_stops_after_a_few_rounds_in_which_nothing_was_applied():
-    watch = in_time.Watch(30)
+    watch = training_loop.Watch(30)
     for _ in range(2):  # a round that applies something begins the count anew
-        for _ in range(in_time.MOST_EMPTY - 1):
+        for _ in range(training_loop.MOST_EMPTY - 1):
             watch.took(entry())
         watch.took(entry(0))
     expected = "5 rounds in a row, up to round 7: the first arrived after 31.0 seconds, expected"
     with pytest.raises(LockstepError, match=expected):
-        for _ in range(in_time.MOST_EMPTY):
+        for _ in range(training_loop.MOST_EMPTY):
             watch.took(entry())
 
 
 def test_witnesses_that_attest_to_nothing_do_not_end_a_training():
-    watch, there = in_time.Watch(30), entry()
+    watch, there = training_loop.Watch(30), entry()
     there.evidence.arrivals[0] = 29.0
-    for _ in range(2 * in_time.MOST_EMPTY):
+    for _ in range(2 * training_loop.MOST_EMPTY):
         watch.took(there)
     there.evidence.broken = (0,)  # bytes that nobody accepts are no message
     with pytest.raises(LockstepError, match="5 rounds in a row"):
-        for _ in range(in_time.MOST_EMPTY):
+        for _ in range(training_loop.MOST_EMPTY):
             watch.took(there)
 
 

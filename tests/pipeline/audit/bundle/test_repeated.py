@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.transcript.trees import load_nested
-from pipeline import runfile
+from lockstep.transcript.windows import Window
 from pipeline.__main__ import app
 from pipeline.audit import bundle
 from pipeline.stage.keys import PROJECT
@@ -128,4 +128,4 @@ def test_the_command_exits_with_one_where_a_finding_is_not_confirmed(folder, cap
 
 
 def test_a_name_tells_the_rounds_and_the_peer():
-    assert bundle.name(runfile.Window(51, 100), 2) == "bundles/00051-00100-peer-02"
+    assert bundle.name(Window(51, 100), 2) == "bundles/00051-00100-peer-02"

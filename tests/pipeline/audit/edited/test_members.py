@@ -5,10 +5,10 @@ from types import SimpleNamespace
 
 from lockstep.protocol import consensus, driver
 from lockstep.protocol.round import Message
-from lockstep.swarm.round_settings import RoundSettings
 from lockstep.transcript.entry import Entry, EpochParams
 from pipeline import runfile
 from pipeline.audit.audit import audit_rounds
+from pipeline.start.round_settings import round_settings
 from tests.lockstep.protocol import records
 from tests.lockstep.swarm.simulated import lab, run_of
 
@@ -20,7 +20,7 @@ def driven(run: runfile.Run, **events: int) -> list[Entry]:
       run: the run, whose peers all begin it.
       events: round in which something happens: peer 2 "leaves", the owner "pauses".
     """
-    progress = lab("signs").begin.progress(RoundSettings.of(run))
+    progress = lab("signs").begin.progress(round_settings(run))
     asked, entries = tuple(range(6)), []
     while True:
         if progress.pausing:

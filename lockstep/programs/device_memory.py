@@ -9,13 +9,11 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from lockstep.machine import memory
 from lockstep.optim.optimizer import RoundPeers, Tree
 from lockstep.programs.placement import DeviceGroup, PlannedGroup, device_groups
 from lockstep.programs.replica import Replica
 from lockstep.programs.train_step import Programs, Work
-from lockstep.swarm.round_settings import RoundSettings
-from pipeline import runfile
-from pipeline.stage import memory
 
 
 class ProgramMemory(NamedTuple):
@@ -127,25 +125,13 @@ class DeviceMemory(NamedTuple):
         return groups * self.agreed + peers * self.own + max(stepping, receiving, measuring)
 
 
-def run_memory(run: runfile.Run, programs: Programs) -> DeviceMemory | None:
-    """Return the memory that a run takes on the devices; None if the backend has no figures."""
-    settings, size = RoundSettings.of(run), run.peers.micro_batch
-    row_1W = np.zeros((1, run.llm.max_seq_len), np.int32)
-    work = programs.work(row_1W, settings.capacity(settings.trainers), size)
-    rows_BW = np.zeros((size, run.llm.max_seq_len), np.int32)
-    found = device_memory(programs, run.peers.count, work, rows_BW)
-    if found is None or not found.in_one:
-        return found
-    # a program is loaded for each device; a machine's processors hold them in one memory
-    for group in _groups(programs, run.peers.count)[1:]:
-        planned, own = _planned(programs, group)
-        ProgramMemory.of(programs.peer_step, *planned.arguments(own, work, 1))
-        ProgramMemory.of(programs.measure, planned.params, planned.group.put_rows(rows_BW, axis=0))
-    return found._replace(process=memory.resident())
-
-
 def device_memory(
-    programs: Programs, peers: int, work: Work, measured_B: Tree | None = None
+    programs: Programs,
+    peers: int,
+    work: Work,
+    measured_B: Tree | None = None,
+    *,
+    load_all: bool = False,
 ) -> DeviceMemory | None:
     """Return the memory that peers take on the devices; None if the backend does not report it.
 
@@ -156,6 +142,7 @@ def device_memory(
       peers: Number of peers.
       work: A peer's work of a round; only its shape counts.
       measured_B: Held-out rows that are measured at once, arrays [B, ...]; None if there are none.
+      load_all: Whether to load the programs for every device, and measure this process then.
     """
     groups = _groups(programs, peers)
     replica, own = _planned(programs, groups[0])
@@ -175,6 +162,16 @@ def device_memory(
         measure = ProgramMemory.of(programs.measure, replica.params, rows_B)
     if None in (receive, step_memory, measure):
         return None
+    in_one = group.devices[0].platform == "cpu"
+    process = None
+    if load_all and in_one:  # a machine's processors hold the programs of each in one memory
+        for other in groups[1:]:
+            replica, own = _planned(programs, other)
+            ProgramMemory.of(programs.peer_step, *replica.arguments(own, work, 1))
+            if measured_B is not None:
+                rows_B = replica.group.put_rows(measured_B, axis=0)
+                ProgramMemory.of(programs.measure, replica.params, rows_B)
+        process = memory.resident()
     return DeviceMemory(
         groups=len(groups),
         parts=programs.parts,
@@ -187,8 +184,8 @@ def device_memory(
         receive=receive,
         measure=measure,
         limit=(group.devices[0].memory_stats() or {}).get("bytes_limit") or memory.total(),
-        process=None,
-        in_one=group.devices[0].platform == "cpu",
+        process=process,
+        in_one=in_one,
     )
 
 

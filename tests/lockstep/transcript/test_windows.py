@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeline.runfile.windows import Snapshots, Window
+from lockstep.transcript.windows import Snapshots, Window
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,10 @@ import re
 
 import pytest
 
-from pipeline.stage import logs, progress
+from lockstep.machine import progress
+from lockstep.machine.progress import Progress, size
+from pipeline.stage import logs
 from pipeline.stage.logs import StdoutHandler
-from pipeline.stage.progress import Progress, size
 
 
 class Terminal(io.StringIO):

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from pipeline.stage import memory
+from lockstep.machine import memory
 from tests.errors import refused
 
 

@@ -9,13 +9,13 @@ from types import SimpleNamespace
 import jax
 import pytest
 
-from pipeline.stage import allocator
+from lockstep.machine import allocator
 from pipeline.stage.keys import PROJECT
 
 pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's settings")
 PROGRAM = """
 import os, sys
-from pipeline.stage import allocator
+from lockstep.machine import allocator
 print("begins", flush=True)
 allocator.tune()
 print(os.environ["GLIBC_TUNABLES"], sys.argv[1:])
