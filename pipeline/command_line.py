@@ -1,4 +1,4 @@
-"""What commands have in common: options, panels of `lockstep --help`, and how a stage is run.
+"""What commands share: options, panels of `lockstep --help`, and how a stage is run.
 
 Nothing heavy is imported before a command runs.
 """

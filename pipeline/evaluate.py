@@ -37,7 +37,7 @@ NOTHING = dict.fromkeys(held_out.NUMBERS)
 
 
 class Findings(NamedTuple):
-    """What was found of an export; None where there is nothing.
+    """The results of evaluating an export; None where there is nothing to measure.
 
     numbers: Of held-out text. tasks: Results of tasks. text: A text that the model wrote.
     own: What the subject's own code measured.
@@ -142,7 +142,7 @@ def _score(
 
 
 def _sample(run: runfile.Run, exported: Exported, notes: list[str]) -> str | None:
-    """`[evaluate] prompt` and its continuation, or None without a tokenizer."""
+    """Return `[evaluate] prompt` and its continuation, or None without a tokenizer."""
     if exported.tokenizer is None:
         notes.append("there is no tokenizer.json, so there is no text sample")
         return None

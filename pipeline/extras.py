@@ -1,4 +1,4 @@
-"""Packages that only some runs need, and the command that installs what is missing of them."""
+"""Packages that only some runs need, and the command that installs missing ones."""
 
 from importlib import import_module
 from importlib.util import find_spec

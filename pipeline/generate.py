@@ -23,7 +23,7 @@ CUT = "\ufffd"  # what stands for bytes that are no character, such as the first
 
 
 class Wish(NamedTuple):
-    """What is asked of the model, as the options of the command say."""
+    """What to generate, by the options of the command."""
 
     max_new_tokens: int
     temperature: float

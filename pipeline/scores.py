@@ -1,4 +1,4 @@
-"""What a task found: its numbers, with the interval that each is known to, and beside chance.
+"""The scores of tasks: numbers with their intervals, beside chance.
 
 95 % of such intervals contain the true value. For a share p of n documents it is Wilson's score
 interval, which stays within 0 and 1 and holds for small n:
@@ -122,7 +122,7 @@ class Score(NamedTuple):
 
     @property
     def stands(self) -> str:
-        """Where the interval lies beside chance: above it, below it or around it."""
+        """Whether the interval lies above chance, below it or around it."""
         if self.chance is None or self.interval is None:
             return ""
         low, high = self.interval

@@ -93,7 +93,7 @@ def _audit(setup: Setup, transcript: Transcript, paths: Paths) -> None:
 def _varied(
     setup: Setup, transcript: Transcript, work: PeersOfWindows, paths: Paths
 ) -> Varied | None:
-    """How far honest bits are apart; read what an earlier try of this audit measured."""
+    """Return how far honest bits are apart, measured now or by an earlier try of the audit."""
     path = paths.scratch / "varied.json"
     if path.exists():
         found = read_json(path)["varied"]

@@ -1,4 +1,4 @@
-"""Which snapshots a run takes, and the windows between them: the one place that says so."""
+"""Which snapshots a run takes, and the windows between them."""
 
 from bisect import bisect_right
 from itertools import pairwise
@@ -49,7 +49,7 @@ class Snapshots(NamedTuple):
 
     @property
     def kept(self) -> list[int]:
-        """Those of them whose snapshot is kept whole; of the others only hashes are kept."""
+        """The snapshots that are kept whole; of the others only hashes are kept."""
         return [self.start, *self._kept_between, self.end]
 
     @property
@@ -74,7 +74,7 @@ class Snapshots(NamedTuple):
 
     @property
     def window_count(self) -> int:
-        """How many windows the run has."""
+        """The number of windows in the run."""
         return len(self._kept_between) + 1
 
     def first_round_of_payloads(self, step: int) -> int:

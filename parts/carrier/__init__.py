@@ -1,1 +1,1 @@
-"""Carriers: what brings a run's work to peers in processes of their own, and decides nothing."""
+"""Carriers: they bring work to peers in processes of their own, and decide nothing."""

@@ -30,7 +30,7 @@ MESSAGES_AT_ONCE = 4  # messages of each process that are taken between two look
 
 @dataclass
 class _Process:
-    """State of a peer's process, as its trainer knows it.
+    """The state of a peer's process, as far as its trainer knows.
 
     Attributes:
       name: Random name that it gave itself; None until it has said hello.

@@ -43,7 +43,7 @@ class PeerActor:
 
 @dataclass
 class _Actor:
-    """State of a peer's actor, as its trainer knows it.
+    """The state of a peer's actor, as far as its trainer knows.
 
     Attributes:
       handle: The actor.

@@ -37,7 +37,7 @@ CaseResult = TypeVar("CaseResult")
 
 @dataclass(frozen=True)
 class Patience:
-    """Limits on the time that a peer takes, in seconds.
+    """Limits on a peer's time, in seconds.
 
     Attributes:
       start: Time until its process has started.

@@ -38,7 +38,7 @@ ProcessName = Annotated[str, Field(pattern="^[0-9a-f]{16}$")]
 
 
 class FrameError(Exception):
-    """Buffers that are no request or answer, or not the one that was expected."""
+    """Buffers that are no request or answer, or not the expected one."""
 
 
 def _bounded(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -182,7 +182,7 @@ class Create(Table):
 
 
 class Created(Table):
-    """Values that `create` gives."""
+    """The result of `create`."""
 
     environment: Annotated[dict[ShortName, ShortText], Field(max_length=64)]
     """Everything about the machine that can change bits."""
@@ -193,7 +193,7 @@ class GetHyperparameters(Table):
 
 
 class Hyperparameters(Table):
-    """Values that `hyperparameters` gives."""
+    """The result of `hyperparameters`."""
 
     optimizer: KeysOfTable
     """`[model.LLM] optimizer`."""
@@ -250,7 +250,7 @@ class Optimize(Table):
 
 
 class Optimized(Table):
-    """Values that `optimize` gives."""
+    """The result of `optimize`."""
 
     params: Hash
     """Hash of the params after it."""
@@ -287,7 +287,7 @@ class Exit(Table):
 
 
 class Hashed(Table):
-    """Values that operations give which change or copy a tree."""
+    """The result of operations that change or copy a tree."""
 
     hash: Hash | None
     """Hash of that tree; null where it was not asked for."""
@@ -298,7 +298,7 @@ class Nothing(Table):
 
 
 class Hello(Table):
-    """Values of `hello`, which a process says unasked."""
+    """The content of `hello`, which a process sends first."""
 
     peer: U64 = 0
     """Number of its peer; the trainer trusts the key of the connection instead."""

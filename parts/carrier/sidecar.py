@@ -49,7 +49,7 @@ HEARTBEAT_SECONDS = 30  # a gang's process that says nothing for so long ends th
 
 
 class Rank(NamedTuple):
-    """Which of the processes of one peer a process is.
+    """A process's number among the processes of one peer.
 
     number: Number of this process; process 0 answers for all. count: Number of processes. address:
       Address at which process 0 coordinates them, host:port; empty for the others.
@@ -259,7 +259,7 @@ def main(
         float, typer.Option(min=0, help="Seconds after which it ends where no trainer is.")
     ] = WAIT_SECONDS,
 ) -> None:
-    """Be the process of one peer."""
+    """Run the process of one peer."""
     address = endpoint(init_method)
     theirs = PeerSecret.read(secret)
     if backend not in ("cpu", "cuda"):

@@ -121,7 +121,7 @@ def _hours(base: "Run", tokens: int) -> str:
 
 
 def _measured_speeds() -> list[float]:
-    """Params x tokens a second of the trainings that are done here, with start and compilation."""
+    """Return params x tokens per second of finished trainings, with start and compilation."""
     from parts.comparison import training_result
 
     done = training_result.whole((plan_file.FOLDER / "done").glob("*.json"))
@@ -194,7 +194,7 @@ def _table(file: Path, path: Path) -> None:
 
 
 def _code() -> str:
-    """What stands for the code in a table: the commit, or that it is not known."""
+    """Return the name of the code for a table: the commit, or that it is not known."""
     command = ["git", "describe", "--always", "--abbrev=12", "--dirty", "--exclude=*"]
     done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False)
     return f"code {done.stdout.strip()}" if done.returncode == 0 else "code not in git"

@@ -65,7 +65,7 @@ class ComparedFault(Table):
 
 
 class Failure(Table):
-    """What goes wrong in all runs of a column of the table."""
+    """The faults in all runs of one column of the table."""
 
     faults: Annotated[tuple[ComparedFault, ...], AsTuple] = ()
     """Faults that peers commit."""

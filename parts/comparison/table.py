@@ -38,13 +38,13 @@ class Row(NamedTuple):
 
     @property
     def mean(self) -> float:
-        """Their mean; infinite where a seed diverged."""
+        """The mean of the losses; infinite if a seed diverged."""
         whole = len(self.losses) == len(self.seeds)
         return statistics.fmean(self.losses) if whole else math.inf
 
     @property
     def spread(self) -> float | None:
-        """Their standard deviation; None of fewer than two."""
+        """The standard deviation of the losses; None for fewer than two."""
         return statistics.stdev(self.losses) if len(self.losses) > 1 else None
 
     def total(self, column: str) -> float:
@@ -113,7 +113,7 @@ def rows(compare: Compare, found: Mapping[PlannedTraining, Ended]) -> list[Row]:
 
 
 def beats(better: Row, worse: Row) -> bool:
-    """Whether every seed of a row has a lower loss than every seed of another."""
+    """Return whether every seed of a row has a lower loss than every seed of another."""
     if not better.losses or math.isinf(better.mean):
         return False
     return math.isinf(worse.mean) or max(better.losses) < min(worse.losses)

@@ -1,4 +1,4 @@
-"""What the table of a comparison says, in words and rounded numbers."""
+"""The table of a comparison as text, with rounded numbers."""
 
 import math
 from collections.abc import Iterator, Sequence

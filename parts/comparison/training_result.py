@@ -1,4 +1,4 @@
-"""What came of a training of a comparison, in a file that says if it is not as it was written."""
+"""The result of one training of a comparison, in a file with its own SHA-256."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path

@@ -47,7 +47,7 @@ class PlannedTraining(NamedTuple):
 
     @property
     def label(self) -> str:
-        """What people call it."""
+        """The method's label for people."""
         rate = BEST if self.rate is None else f"{self.rate:g}"
         failure = "" if self.failure == NO_FAILURE else f" {self.failure}"
         return f"{self.method}{failure} rate {rate} seed {self.seed}"

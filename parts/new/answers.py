@@ -1,4 +1,4 @@
-"""What a user answers to `lockstep new`, and whether that can be: one method for each question."""
+"""The answers of a user to `lockstep new`, checked: one method for each question."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -14,7 +14,7 @@ MOST_TOKENS, MOST_PEERS, MOST_GPUS = 1e15, 256, 2**16
 
 
 class NewAnswers(NamedTuple):
-    """What a user gave of a run that is new, or like another; None where it was not given."""
+    """A user's options for a new run, or for one like another; None where they gave none."""
 
     file: Path | None
     model: str | None = None

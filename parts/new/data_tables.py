@@ -74,7 +74,7 @@ def _has(name: str, *endings: str) -> bool:
 
 
 def _has_rows(name: str) -> bool:
-    """Whether a folder has parquet files of token ids, and not of text."""
+    """Return whether a folder has parquet files of token ids, not of text."""
     first = next(iter(sorted(Path(name).expanduser().rglob("*.parquet"))), None)
     if first is None:
         return False
@@ -96,7 +96,7 @@ def _is_text(name: str) -> bool:
 
 
 def _tokens(model: StartingModel) -> dict[str, Any]:
-    """How tokens are stored: in two bytes, unless the model has more of them than fit."""
+    """Return the size of a stored token: two bytes, unless the vocabulary needs more."""
     most = model.config["vocab_size"]
     return {"token_size_in_bytes": "TwoBytes" if most <= MOST_VOCABULARY else "FourBytes"}
 
@@ -139,7 +139,7 @@ def _usual_ending(name: str) -> str:
 
 
 def _documents(name: str, model: StartingModel) -> NewData:
-    """Documents anywhere; `owner/name:SUBSET` is a subset of a dataset on the hub."""
+    """Return the table for documents anywhere; `owner/name:SUBSET` is a hub dataset's subset."""
     tokens, in_tokens = _tokenizer(model)
     source, _, subset = name.partition(":") if SUBSET.fullmatch(name) else (name, "", "")
     table = {"source": source, **({"subset": subset} if subset else {}), **tokens}

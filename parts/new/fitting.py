@@ -39,7 +39,7 @@ def value_at(document: dict[str, Any], key: str) -> Any:
 def times_that_fit(
     document: dict[str, Any], model: dict[str, Any], *, one_epoch: bool
 ) -> list[Choice]:
-    """Widen the times of `[config]` in place until all messages are in time, and say why.
+    """Raise the time limits of `[config]` in place until all messages are in time, and say why.
 
     Times that suffice stay as they are. So do all under a wall clock, whose times nobody knows.
 

@@ -23,7 +23,7 @@ MANY_LAYERS = 16  # above it, layers are compiled once for all
 
 
 class NewRun(NamedTuple):
-    """What a user asks of a new run.
+    """A user's wishes for a new run.
 
     Attributes:
       model: What it trains.
@@ -135,7 +135,7 @@ class NewRun(NamedTuple):
 
     @property
     def rounds(self) -> int:
-        """Rounds whose tokens are nearest to those asked for."""
+        """The number of rounds whose tokens are nearest to the wanted number."""
         return max(1, round(self.tokens / (self.batch * self.length)))
 
     @property
@@ -146,7 +146,7 @@ class NewRun(NamedTuple):
 
     @property
     def devices_of_a_peer(self) -> int:
-        """GPUs that share a peer's params, where there are several for each."""
+        """The number of GPUs that share a peer's params."""
         return self.gpus // self.peers if self.gpus and self.gpus % self.peers == 0 else 1
 
 
@@ -285,7 +285,7 @@ def choices(new: NewRun) -> list[Choice]:
 
 
 def _of_rate(new: NewRun) -> str:
-    """Why the learning rate has its value."""
+    """Return why the learning rate has its value."""
     if new.learning_rate is not None:
         return "--learning-rate"
     params = f"{new.model.params / 1e6:,.4g} M"

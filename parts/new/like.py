@@ -95,7 +95,7 @@ def tables_like(
 
 
 def _is_new(key: str, document: dict[str, Any], before: dict[str, Any]) -> bool:
-    """Whether a key is worth a line: one that changed, or says what stays."""
+    """Return whether a key deserves a line: it changed, or says what stays."""
     try:
         return key == "config.total_steps" or value_at(document, key) != value_at(before, key)
     except KeyError:  # the base has no such table
@@ -133,7 +133,7 @@ def _rounds(document: dict[str, Any], base: runfile.Run, recipe: Recipe) -> Iter
 
 
 def _in_rounds(document: dict[str, Any], share: float) -> None:
-    """Change what counts rounds, by the share of the rounds before, but for the schedule."""
+    """Scale every key that counts rounds, except the schedule's."""
     for key in IN_ROUNDS:
         table, name = key.split(".")
         if document[table].get(name):
@@ -199,7 +199,7 @@ def _stated(recipe: Recipe, model: StartingModel | None) -> StatedRate:
 
 
 def _schedule(document: dict[str, Any], share: float) -> None:
-    """Change the rounds of the learning-rate schedule by the share of the rounds before."""
+    """Scale the rounds of the learning-rate schedule."""
     ((_, schedule),) = document["model"]["LLM"]["lr_schedule"].items()
     for key in SCHEDULE_IN_ROUNDS:
         if key in schedule:

@@ -1,1 +1,1 @@
-"""What a planned run would take at a scale that nobody has here: bytes, failures, hours."""
+"""What a planned large run would take: bytes, failures, hours."""

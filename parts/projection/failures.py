@@ -1,4 +1,4 @@
-"""What failures cost: who is there, how often enough are, and what one failure stops.
+"""The cost of failures: how many peers are up, how often enough are, and what one stops.
 
 Failures are independent, at one rate in time: a peer works for `mtbf` seconds in the mean, and then
 is away for `restart` seconds.

@@ -75,7 +75,7 @@ class PlannedSwarm(NamedTuple):
 
     @property
     def tokens_per_second(self) -> float:
-        """Of a peer, while it computes: 6 operations for each param and token."""
+        """Tokens per second of a peer while it computes: 6 operations for each param and token."""
         return self.flops / (6 * self.params)
 
     def kept(self, round_seconds: float) -> float:
@@ -100,7 +100,7 @@ class _Links(NamedTuple):
 
 
 class Projected(NamedTuple):
-    """What a method comes to.
+    """The projected figures of one method.
 
     Attributes:
       method: The method.
@@ -165,7 +165,7 @@ def _merged(swarm: PlannedSwarm, method: ProjectedMethod) -> int:
 
 
 def _seconds(swarm: PlannedSwarm, method: ProjectedMethod, tokens: int) -> float:
-    """Of a round, as `train`, `simulate` and `plan` have it."""
+    """Return the seconds of a round, as `train`, `simulate` and `plan` compute them."""
     mbps = swarm.uplink / 1e6, swarm.downlink / 1e6
     links = _Links(swarm.tokens_per_second, swarm.latency, *mbps, swarm.topology)
     peers = range(swarm.peers)

@@ -23,7 +23,7 @@ class ModelOnLink(NamedTuple):
 
     @property
     def layer_gigabits(self) -> float:
-        """Of the message of one layer."""
+        """The gigabits of one layer's message."""
         return self.bits * self.params / self.layers / 1e9
 
 

@@ -1,4 +1,4 @@
-"""`lockstep push`, `publish`, `verify`, `replay`: what is given to others, and taken from them.
+"""`lockstep push`, `publish`, `verify` and `replay`.
 
 Nothing heavy is imported before one of them runs.
 """

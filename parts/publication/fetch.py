@@ -29,7 +29,7 @@ FORM = "a folder, http(s)://..., or owner/name on the hub (owner/name@revision)"
 
 
 class Limits(NamedTuple):
-    """What a publication may take.
+    """Limits on the size and time of a publication.
 
     Attributes:
       max_gb: The most that all files may have together, 10^9 bytes.
@@ -64,7 +64,7 @@ class Found(NamedTuple):
 
     @property
     def digests(self) -> dict[str, str]:
-        """SHA-256 of every file but the signature, by name; the list's own too."""
+        """The SHA-256 of every file except the signature, by name, the list included."""
         listed = {name: file.sha256 for name, file in self.publication.files.items()}
         return listed | {MANIFEST: self.sha256}
 

@@ -146,7 +146,7 @@ def read_made(folder: Path, stage: str) -> Made:
 
 
 def _is_known(name: str) -> bool:
-    """Whether a file of this name can be in a publication, besides its list."""
+    """Return whether a publication may have a file of this name, besides its list."""
     return (
         name in (HELD_OUT, MODEL, *RECORDS, *REQUIRED, *COMPANIONS)
         or name in map(made, (*STAGES, REPORT))

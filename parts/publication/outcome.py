@@ -1,4 +1,4 @@
-"""What `lockstep verify` comes to: a word, which its first line begins with, and an exit status.
+"""The outcome of `lockstep verify`: the first word that it prints, and the exit status.
 
 Imports next to nothing: `--help` has this table.
 """

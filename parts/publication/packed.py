@@ -1,4 +1,4 @@
-"""Files of a transcript that are published packed, since they are large or of much repetition.
+"""Files of a transcript that are published packed, since they are large or repetitive.
 
     NAME.gz           gzip
     NAME.planes.gz    every fourth byte from the first on, every fourth from the second, and so on,

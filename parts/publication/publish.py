@@ -33,7 +33,7 @@ class Written(NamedTuple):
 
 
 class _Proof(NamedTuple):
-    """What is known once all below proof/ is written but its list.
+    """What the list needs once everything else below proof/ is written.
 
     Attributes:
       columns: Columns of the data's rows.

@@ -77,7 +77,7 @@ def push(
 
 
 def _by_name(files: Iterable[Path], paths: Paths) -> dict[str, Path]:
-    """Files by their names in the export; the card may be the report's."""
+    """Return files by their names in the export; the card may be the report's."""
     export = paths.out("export")
     return {
         file.relative_to(export).as_posix() if file.is_relative_to(export) else file.name: file

@@ -1,4 +1,4 @@
-"""What a reader asks of a publication, and which of its files that takes; imports no JAX.
+"""A reader's options for a publication, and the files that they need; imports no JAX.
 
 A reader draws among the published windows with a seed that their author did not know.
 """
@@ -18,7 +18,7 @@ PRECISIONS = ("default", "high", "highest", "bfloat16", "tensorfloat32", "float3
 
 
 class ReaderAsks(NamedTuple):
-    """What a reader asks for.
+    """A reader's options.
 
     Attributes:
       seed: What the windows are drawn with, or None.

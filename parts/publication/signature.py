@@ -51,7 +51,7 @@ class KeyHint(_Part):
 
 
 class KeyMaterial(_Part):
-    """What verifies the signature."""
+    """The key that verifies the signature."""
 
     publicKey: KeyHint
 
@@ -232,7 +232,7 @@ def _digest(sha256: str | None) -> str:
 
 
 def _signed_bytes(payload: bytes) -> bytes:
-    """DSSE's encoding of what is signed, before its authentication."""
+    """Return DSSE's pre-authentication encoding of the signed bytes."""
     return f"DSSEv1 {len(PAYLOAD)} {PAYLOAD} {len(payload)} ".encode() + payload
 
 

@@ -1,4 +1,4 @@
-"""What `verify` looked at and found, in a form that can be kept and compared later.
+"""The result of `verify` as a statement that can be stored and compared later.
 
 `lockstep verify --attest FILE` writes an in-toto statement whose predicate is SLSA's verification
 summary (https://slsa.dev/verification_summary/v1). What that has no field for, the claims by name
@@ -93,7 +93,7 @@ def write(
 
 
 def _policy(asks: ReaderAsks) -> dict[str, Any]:
-    """What was asked for: as annotations, and the SHA-256 of these as sorted JSON without spaces.
+    """Return the reader's options as annotations, and their SHA-256 as sorted, compact JSON.
 
     Of the reader's own files it says that there were any: where they lie is nobody's business.
     """

@@ -261,7 +261,7 @@ class _Finder:
 
 
 def _plain(path: Path) -> Any:
-    """What a YAML file says, its functions as their names."""
+    """Return a YAML file's content, with functions as their names."""
     import yaml
 
     return yaml.load(path.read_bytes(), yaml.BaseLoader)
@@ -286,7 +286,7 @@ def _placeless(value: Any) -> Any:
 
 
 def _as_text(value: Any) -> str:
-    """What JSON does not have: a function by its source, everything else by its type and text."""
+    """Return text for what JSON lacks: a function's source, or the type and text of a value."""
     if callable(value):
         try:
             return inspect.getsource(value)

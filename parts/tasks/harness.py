@@ -153,7 +153,7 @@ def _result(
 
 
 def _once(samples: list[dict]) -> list[dict]:
-    """Each document's first sample: it has one for each of the task's filters."""
+    """Return each document's first sample; it has one for each of the task's filters."""
     return list({sample["doc_id"]: sample for sample in reversed(samples)}.values())
 
 

@@ -1,4 +1,4 @@
-"""Psyche's ten tasks by Psyche's names, and what they are in lm_eval.
+"""Psyche's ten tasks: Psyche's names, and their names in lm_eval.
 
 `docs/reference/tasks.md` says where the two differ.
 """

@@ -21,7 +21,7 @@ from pipeline.weights.exported import Exported
 
 
 class TaskModel(NamedTuple):
-    """What tasks need of a model.
+    """The model as tasks use it.
 
     Attributes:
       score: Its program, of `likelihood.program`.

@@ -1,4 +1,4 @@
-"""What the definition of a task may do: it is data, and runs no code but lm_eval's own.
+"""Limits on a task's definition: it is data, and runs no code except lm_eval's own.
 
 lm_eval takes a YAML file as a program: `!function` runs a file beside it, a metric that it does not
 know is fetched from the hub as code, and a template may reach all of Python. Here a file of

@@ -40,7 +40,7 @@ class Flag(NamedTuple):
 
     @property
     def key(self) -> str:
-        """Its name as an attribute of what `parse` returns."""
+        """The flag's name as an attribute of `parse`'s result."""
         return self.name.replace("-", "_")
 
 

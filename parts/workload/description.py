@@ -1,4 +1,4 @@
-"""data/init/workload.json: what a workload says of itself before a run, and its code's hash."""
+"""data/init/workload.json: a workload's description of itself, and its code's hash."""
 
 import hashlib
 import json
@@ -45,7 +45,7 @@ class KeptTensor(Table):
 
 
 class Description(Table):
-    """What a workload says of itself, and the hash of its code."""
+    """A workload's description of itself, and the hash of its code."""
 
     factory: str
     code: Sha256
@@ -72,7 +72,7 @@ class Description(Table):
 
     @property
     def parameters(self) -> int:
-        """How many numbers travel."""
+        """The number of parameters that peers exchange."""
         return sum(int(np.prod(tensor.shape)) for tensor in self.tensors)
 
     @property

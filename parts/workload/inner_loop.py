@@ -1,4 +1,4 @@
-"""All local steps of a round by a workload's own optimizer: files go out, and files come back.
+"""Local steps by a workload's own optimizer: files go out, and files come back.
 
 The worker, or a command, gets the params as a pack, the rows of each local step as a file, and the
 state that its optimizer left in the round before. It gives back where its steps led to. This is
@@ -32,7 +32,7 @@ MOST_STATE = 2**36  # bytes of an optimizer's state
 
 
 class StepsTaken(NamedTuple):
-    """What the local steps of a round led to.
+    """The result of a round's local steps.
 
     params: The peer's params. loss: The mean loss of the steps. state: What the optimizer goes on
     with: the name of its encoding, a zero, and its bytes.
@@ -44,7 +44,7 @@ class StepsTaken(NamedTuple):
 
 
 class Job(NamedTuple):
-    """What is to be done.
+    """The work for an inner loop.
 
     params: Where the steps begin. lots: Rows of each step, int32 [N, W]. rates: Learning rate of
     each step. state: As in `StepsTaken`; at first `NO_STATE`. name: What tells it from all others.
@@ -60,7 +60,7 @@ class Job(NamedTuple):
 
 
 class InnerLoopAnswer(Table, extra="ignore"):
-    """What an inner loop says of itself: a worker's answer, or a command's result.json."""
+    """An inner loop's result: a worker's answer, or a command's result.json."""
 
     steps_completed: Annotated[int, Field(ge=0)]
     metrics: dict[str, bool | int | float | str] = {}

@@ -21,7 +21,7 @@ from parts.workload.worker import Worker
 
 
 class WorkloadOwn(NamedTuple):
-    """What a peer owns where a workload takes its local steps.
+    """A peer's own state when a workload takes its local steps.
 
     Attributes:
       optimizer: `own` of the run's optimizer.

@@ -1,4 +1,4 @@
-"""burn_p2p's parameter packs, which go to inner loops and come back: values and a manifest.
+"""burn_p2p's parameter packs, to and from inner loops: values and a manifest.
 
     manifest.json    format, hashes of layout and schema, how many values there are
     values.f32le     the values of all tensors, float32 in little-endian order
@@ -26,7 +26,7 @@ HashText = Annotated[str, Field(max_length=300)]
 
 
 class PackManifest(Table, extra="ignore"):
-    """manifest.json; what else it says is for people."""
+    """manifest.json; its other keys are for people."""
 
     format: Literal["burn-p2p-python-flattened-parameter-pack-v1"]
     model_schema_hash: HashText

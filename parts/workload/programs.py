@@ -26,7 +26,7 @@ from parts.workload.description import Description
 
 
 class WorkloadTask:
-    """What a workload trains: its params' shapes; loss and gradient are the worker's."""
+    """The task of a workload: its params' shapes; the worker computes loss and gradient."""
 
     def __init__(self, described: Description, columns: tuple[Column, ...] = PLAIN):
         self.described, self.columns = described, columns
@@ -38,7 +38,7 @@ class WorkloadTask:
 
     @property
     def imprecise(self) -> NoReturn:
-        """There is no other precision: the run file's check refuses that fault."""
+        """Raise: there is no other precision, and the run file's check refuses that fault."""
         raise LockstepError(
             f"workload {self.described.factory}: found the fault wrong_precision, expected none: "
             "its precision is its own"
@@ -72,11 +72,11 @@ class Computes(Protocol):
 
     @property
     def measures(self) -> bool:
-        """Whether it gives the loss of any row."""
+        """Whether the workload can measure the loss of any row."""
 
     @property
     def environment(self) -> dict[str, str]:
-        """What of it can change the bits of a result."""
+        """The settings that can change the bits of a result."""
 
     def close(self) -> None:
         """Let go of its process, if it has one."""
@@ -121,7 +121,7 @@ class WorkloadPrograms(Programs):
 
     @property
     def environment(self) -> dict[str, str]:
-        """What of the worker's process can change the bits of a result."""
+        """The settings of the worker's process that can change the bits of a result."""
         return self.worker.environment
 
     @cached_property
@@ -136,7 +136,7 @@ class WorkloadPrograms(Programs):
 
     @cached_property
     def measure(self) -> Callable[[Tree, Tree], np.ndarray]:
-        """What is measured of some rows: (params, rows_B) -> array."""
+        """The measure of some rows: (params, rows_B) -> array."""
         return lambda params, rows_B: self.worker.measure(params, jax.device_get(rows_B))
 
     def put_rows(self, group: DeviceGroup, rows_MB: Tree) -> Tree:

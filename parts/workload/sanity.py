@@ -1,4 +1,4 @@
-"""What a workload says of itself, for people to read before a run begins."""
+"""A workload's description of itself, for people to read before a run begins."""
 
 from collections.abc import Iterator
 from contextlib import closing

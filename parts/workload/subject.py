@@ -213,7 +213,7 @@ SUBJECT = WorkloadSubject()
 
 
 def _rows(run: runfile.Run, listed: Shards | None) -> RowSpec:
-    """What a row of the data is, as a worker is told."""
+    """Return a worker's description of a row of the data."""
     if listed is None:
         return NO_ROWS
     if listed.rows is not None:

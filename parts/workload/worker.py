@@ -63,19 +63,19 @@ class Worker:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What of the worker's process can change the bits of a result."""
+        """The settings of the worker's process that can change the bits of a result."""
         found = self.ask(lambda begun: begun.process.hello.environment)
         told = {f"worker_{name}": str(value) for name, value in found.items()}
         return told | {"worker_threads": str(self.run.peers.threads)}  # it is told how many
 
     @property
     def evaluates(self) -> bool:
-        """Whether it has metrics of its own: as whatever was written for burn_p2p has."""
+        """Whether the workload has its own metrics, as those written for burn_p2p have."""
         return "evaluate" in self.capabilities or GRADIENT not in self.capabilities
 
     @property
     def measures(self) -> bool:
-        """Whether it gives the loss of any row."""
+        """Whether the workload can measure the loss of any row."""
         return "measure" in self.capabilities and GRADIENT in self.capabilities
 
     @property
@@ -221,7 +221,7 @@ class Worker:
             raise self._error("hello", f"capabilities {', '.join(sorted(found))}", text)
 
     def _described(self, process: WorkerProcess) -> Description:
-        """What our own worker says of the model that it has begun."""
+        """Return our own worker's description of its model."""
         asked = {
             "rows": self.rows | self._place(),
             "micro_batch": self.run.peers.micro_batch,
@@ -234,13 +234,13 @@ class Worker:
         return self._checked(answer, "begin")
 
     def _place(self) -> dict[str, str]:
-        """Where rows that are files lie: a matter of this machine, so no transcript names it."""
+        """Return where rows that are files lie; a transcript does not record it."""
         if self.rows["kind"] != "files":
             return {}
         return {"folder": str((self.shards / self.rows["folder"]).absolute())}
 
     def _planned(self, process: WorkerProcess, device: str) -> Description:
-        """What any worker says of its packs; one that names no shapes has a single tensor."""
+        """Return any worker's description of its packs; one without shapes has a single tensor."""
         method = "parameter_pack_plan"
         seed = self.run.workload.seed
         asked = {"device": device, "state_dict_filter": self.patterns, "seed": seed}

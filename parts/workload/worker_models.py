@@ -1,4 +1,4 @@
-"""Models that a worker holds, by burn_p2p's own methods: params go in and come out as packs."""
+"""Models in a worker, by burn_p2p's own methods: params go in and come out as packs."""
 
 import shutil
 from collections.abc import Iterator

@@ -193,13 +193,13 @@ def _audit_checks(entry: Entry, settings: RoundSettings, own_size: int) -> list[
 
 
 def _tokens(plan: Round, settings: RoundSettings) -> dict[int, int]:
-    """Tokens that each peer trains on in a round."""
+    """Return the tokens that each peer trains on in a round."""
     length = settings.row_tokens
     return {peer: (last - first + 1) * length for peer, (first, last) in plan.assignment.items()}
 
 
 def _honest(entry: Entry, settings: RoundSettings) -> tuple[Attestation, ...]:
-    """What honest witnesses attest to whom the same arrived."""
+    """Return what honest witnesses with the same arrivals would attest."""
     limit = settings.closes(entry.round, entry.evidence)
     return consensus.witnessed(entry.round, entry.evidence, limit)
 
@@ -220,7 +220,7 @@ def _audit_attestations(entry: Entry, honest: tuple[Attestation, ...]) -> list[F
 
 
 def _audit_second_messages(entry: Entry) -> list[Finding]:
-    """Name who sent two messages in one round, whether or not a witness received the second."""
+    """Name peers that sent two messages in one round, whether or not a witness received both."""
     return [
         Finding(
             entry.round.step,
@@ -235,7 +235,7 @@ def _audit_second_messages(entry: Entry) -> list[Finding]:
 
 
 def _audit_ejected(entry: Entry, known: list[Finding]) -> list[Finding]:
-    """Name those who were caught in the round itself, unless a finding already does."""
+    """Name peers that were caught in the round itself, unless a finding already does."""
     named = {finding.peer for finding in known}
     return [
         Finding(entry.round.step, peer, "ejected", f"caught in its round: {why}", False)

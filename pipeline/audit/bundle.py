@@ -270,7 +270,7 @@ def rerun(bundle: Bundle) -> list[Finding]:
 
 
 def _confirms(bundle: Bundle, found: Iterable[Finding], claim: Finding) -> bool:
-    """Whether what was found here says the same; to the letter, where bits were compared twice."""
+    """Return whether this replay confirms a finding; to the letter, if both compared bits."""
     if any(finding.peer is None for finding in found):
         return False  # with such rounds anybody could be blamed
     exact = claim.kind in DECODED or (bundle.manifest.bitwise and bundle.replay.bitwise)

@@ -1,4 +1,4 @@
-"""Some rows of a run's data, by their index, in a file that is given to others.
+"""Some rows of a run's data, by their index, in a file for others.
 
     indices    int64 [N], ascending
     rows       int32 [N, W]: the columns of a row, one after the other

@@ -1,4 +1,4 @@
-"""How far last bits carry: an honest window replayed here, and in a process where bits differ.
+"""Measures rounding: an honest window replayed here, and in a process whose bits differ.
 
 The auditor measures this on its own machine, from the transcript's snapshots and its own data. What
 peers sent does not matter: nobody's message is compared but the auditor's with the auditor's.
@@ -106,7 +106,7 @@ def measurable(setup: Setup, header: Header) -> bool:
 
 
 def _others(environment: Mapping[str, str]) -> str:
-    """XLA's flags but for the vector instructions."""
+    """Return XLA's flags without those for vector instructions."""
     flags = environment.get("xla_flags", "").split()
     return " ".join(flag for flag in flags if not flag.startswith(ISA))
 
@@ -193,7 +193,7 @@ def _ask(
 
 
 class Distances(NamedTuple):
-    """How far what is honest there is from what is honest here, in a window.
+    """Distances between honest results of the other process and of this one, in a window.
 
     Attributes:
       messages: Of each message.
@@ -289,7 +289,7 @@ class HonestWindow(WindowPeers):
         return agreed
 
     def _some(self, entry: Entry) -> range:
-        """Pieces at equal distances, in each round others: more than a sketch has, for the tail."""
+        """Return evenly spaced pieces, others in each round: more than a sketch has."""
         count = self.setup.programs.form.pieces.count
         stride = -(-count // MOST_DRAWN)
         return range(entry.round.step % stride, count, stride)

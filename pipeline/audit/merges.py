@@ -27,7 +27,7 @@ Arrived = Callable[[int, Tree, Tree], None]
 
 
 class BrokenChainError(Exception):
-    """What a transcript has of the params is not what its messages give.
+    """The params in a transcript do not follow from its messages.
 
     Attributes:
       finding: The first such place.

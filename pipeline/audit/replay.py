@@ -43,7 +43,7 @@ from pipeline.start.begin import Setup
 
 @dataclass(frozen=True)
 class Replay:
-    """What an auditor replays windows with.
+    """The programs, data and settings with which an auditor replays windows.
 
     Attributes:
       setup: The auditor's own set-up of the run.
@@ -72,12 +72,12 @@ class Replay:
 
     @property
     def merges_exactly(self) -> bool:
-        """Whether params follow from messages to the bit: on any machine, where these are kept."""
+        """Whether params follow from messages to the bit, as they do if these are kept."""
         return self.bitwise or (self.kept and not self.setup.programs.unruled)
 
     @cached_property
     def repeats(self) -> float | None:
-        """Largest distance among the auditor's honest repeats of a step, where it takes any."""
+        """Largest distance among the auditor's honest repeats of a step, if it takes any."""
         return None if self.bitwise else repeated(self.setup, self.transcript, self.present)
 
     @cached_property
@@ -233,7 +233,7 @@ class WindowReplay:
     # ---- Messages ----
 
     def _step(self, entry: Entry) -> tuple[dict[int, Tree], bool]:
-        """Recompute the messages of the replayed peers, and blame who sent another.
+        """Recompute the messages of the replayed peers, and blame peers that sent another.
 
         Also return whether the replay can go on. A false message that nobody merges, in this round
         or later, does not end it.
@@ -253,7 +253,7 @@ class WindowReplay:
         return recomputed, not lost
 
     def _is_false(self, entry: Entry, peer: int, message: Tree) -> bool:
-        """Blame whose claim differs from the replay: the peer, its verifier or who ruled.
+        """Blame the peer, its verifier or a ruling peer whose claim differs from the replay.
 
         Return whether the peer sent another message.
         """
@@ -280,7 +280,7 @@ class WindowReplay:
         return exchange.commit(message, peer, entry.round, self.replay.setup.programs.form)
 
     def _judge_checks(self, entry: Entry, peer: int, replayed: Claim) -> None:
-        """Blame who recomputed a peer's step with another result.
+        """Blame verifiers that recomputed a peer's step with another result.
 
         From a state that the peer committed to falsely, an honest verifier gets another one too.
         """
@@ -314,7 +314,7 @@ class WindowReplay:
     def _compare_sketches(
         self, entry: Entry, recomputed: Mapping[int, Tree]
     ) -> tuple[set[int], list[int]]:
-        """Blame whose pieces are far from the replay's; nobody, where most peers' are.
+        """Blame peers whose pieces are far from the replay's; nobody, if most peers' are.
 
         Return whose messages are false, and who of those that stray may not be to blame.
         """
@@ -341,7 +341,7 @@ class WindowReplay:
         return True
 
     def _is_merged(self, entry: Entry, peer: int) -> bool:
-        """Whether a message of the round got into the params, in that round or in a later one."""
+        """Return whether a message of the round reached the params, then or in a later round."""
         return (entry.round.step, peer) in self._merged
 
     # ---- Who is to blame ----
@@ -353,7 +353,7 @@ class WindowReplay:
             self.found.append(Finding(step, peer, kind, text, applied))
 
     def _blame_state(self, step: int, peer: int, text: str) -> None:
-        """Blame a peer for what it owns after a round; of who was ejected it gets nowhere."""
+        """Blame a peer for its state after a round; the state of an ejected peer is never used."""
         entries = self.replay.transcript.window(self.window)
         ejected = {p for e in entries if e.round.step <= step for p in e.decision.ejected}
         self._blame(step, peer, "state", text, peer not in ejected)

@@ -1,4 +1,4 @@
-"""How far messages, params and states may be from their replay where bits cannot be equal.
+"""How far messages, params and states may be from their replay if bits cannot be equal.
 
 What is accepted is learnt by the auditor, whom the trainer's word could mislead. What XLA computes
 here is replayed twice in honest windows, as here and with other threads and instructions
@@ -155,7 +155,7 @@ def own_limits(run: runfile.Run, varied: Varied | None) -> dict[str, float] | No
 
 
 class OwnDistance(NamedTuple):
-    """How far a kind of arrays that a peer owns is from its replay, and how far it may be."""
+    """The distance of one kind of a peer's arrays from its replay, and the accepted distance."""
 
     kind: str
     distance: float
@@ -163,7 +163,7 @@ class OwnDistance(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        """Of the two; above 1 it is further than accepted."""
+        """The distance as a share of the accepted one; above 1 it is a finding."""
         return self.distance / self.most
 
     def __str__(self) -> str:

@@ -58,7 +58,7 @@ class Replayed:
 
 @dataclass(frozen=True)
 class Varied:
-    """How far honest messages of the auditor are from each other where it has bits differ.
+    """How far the auditor's own honest messages are apart when it makes bits differ.
 
     Attributes:
       distance: The largest distance of a message computed there from the one computed here.
@@ -80,7 +80,7 @@ class Varied:
 
 @dataclass(frozen=True)
 class ComparedMessages:
-    """What there is to compare of messages that are not kept.
+    """How many messages that are not kept can be compared.
 
     Attributes:
       messages: Messages of the replayed windows.
@@ -248,7 +248,7 @@ def judge(
 def _compared(
     transcript: Transcript, replayed: Sequence[tuple[Window, int]]
 ) -> ComparedMessages | None:
-    """Of how many messages of the replayed windows the transcript has what a replay compares."""
+    """Return how many messages of the replayed windows can be compared with a replay."""
     if not _keeps_no_messages(transcript):
         return None
     rounds = {entry.round.step: entry.evidence.messages for entry in transcript.rounds}
@@ -268,7 +268,7 @@ def _compared(
 
 
 def _keeps_no_messages(transcript: Transcript) -> bool:
-    """Whether messages are not kept, but sketches or, as in release 0.2, nothing of them."""
+    """Return whether messages are not kept: only sketches of them or, in release 0.2, nothing."""
     if transcript.header.sketched:
         return True
     sent = [m for entry in transcript.rounds for m in entry.evidence.messages.values()]

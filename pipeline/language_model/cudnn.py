@@ -41,7 +41,7 @@ def check_device(run: runfile.Run) -> None:
 
 
 def _compiled(run: runfile.Run, hf_config: dict) -> str:
-    """One layer's forward and backward pass as XLA compiles it: quick, with the run's shapes."""
+    """Return one layer's compiled forward and backward pass, with the run's shapes: quick."""
     model = models.get(hf_config["model_type"])
     shape = model.Config.from_hf(hf_config).shortened(1)
     params = model.shapes(shape)

@@ -161,14 +161,14 @@ class LanguageModel:
         memory.check(features, f"[peers] micro_batch = {rows} sequences of {length} tokens", limit)
 
     def _read(self, params: Tree, rows_BW: jax.Array) -> tuple[jax.Array, jax.Array, Columns]:
-        """Features, the head's kernel, and the rows by column: what the loss takes."""
+        """Return features, the head's kernel, and the rows by column: the arguments of the loss."""
         rows = split(rows_BW, self.columns)
         positions, sequences = rows.position_ids, rows.sequence_ids
         x_ND = self.features(params, rows.inputs, positions_BT=positions, sequences_BT=sequences)
         return x_ND, self.head(params), rows
 
     def _label_weights(self, rows_MBW: jax.Array, count: jax.Array) -> jax.Array | None:
-        """Each prediction's weight in the mean over labels that count; None without labels.
+        """Return each prediction's weight in the mean over labels that count; None without labels.
 
         [M, B, S]; 0 beyond the first `count` rows.
         """

@@ -29,15 +29,15 @@ class Steps(Protocol):
 
     @property
     def cache(self) -> Callable[[jax.Array, int], Any]:
-        """What makes an empty cache of (first_B, length), as `Architecture.cache`."""
+        """A function that makes an empty cache of (first_B, length), as `Architecture.cache`."""
 
     @property
     def next_logits(self) -> Callable[[Tree, jax.Array, Any], tuple[jax.Array, Any]]:
-        """What maps (params, tokens_BT, cache) to logits_BV of what follows, and the cache."""
+        """A function from (params, tokens_BT, cache) to the next logits_BV, and the cache."""
 
 
 class _Growing(NamedTuple):
-    """Texts that grow together, as the device knows them."""
+    """The state of a batch of growing texts, on the device."""
 
     cache: Any
     last_B: jax.Array

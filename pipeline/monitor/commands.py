@@ -1,4 +1,4 @@
-"""`lockstep status`, `pause` and `resume`: of a training in progress.
+"""`lockstep status`, `pause` and `resume`, for a training in progress.
 
 Nothing heavy is imported before one of them runs.
 """

@@ -1,4 +1,4 @@
-"""What a trainer says of itself, in status.json, its bar, the terminal and experiment trackers."""
+"""How a trainer reports: status.json, its bar, the terminal and experiment trackers."""
 
 import logging
 import os
@@ -111,7 +111,7 @@ class Monitor:
 
     @property
     def fields(self) -> dict[str, str]:
-        """What the bar shows: numbers, and who is there, who verifies, who is late."""
+        """Return what the bar shows: numbers, and which peers train, verify or are late."""
         status, peers = self.status, self.status.peers
         shown = {
             "loss": _number(status.loss, "{:.3f}"),

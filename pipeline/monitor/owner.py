@@ -1,4 +1,4 @@
-"""What a run's owner asks of its trainer: to pause the training, or to stop it."""
+"""Requests of a run's owner to its trainer: to pause the training, or to stop it."""
 
 import logging
 import sys

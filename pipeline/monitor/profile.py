@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class RoundTimes(Table):
-    """times.json: real time of the rounds that were profiled, by what was done in it."""
+    """times.json: real time of the profiled rounds, by phase."""
 
     first: int
     """The first round."""

@@ -38,7 +38,7 @@ STATES = {
 
 
 class Members(Table):
-    """Who did what in the last round, and who took no part in it: numbers of peers, ascending."""
+    """The peers by their roles in the last round, and those without one; ascending."""
 
     training: tuple[int, ...] = ()
     """Peers that trained."""
@@ -116,7 +116,7 @@ class Status(Table):
         return (self.rounds - self.round) / self.rounds_per_second
 
     def write(self, folder: Path) -> None:
-        """Replace status.json. It is not flushed to disk: it is for those who look now."""
+        """Replace status.json, without flushing it to disk: nobody needs it after a power cut."""
         aside = folder / f".{STATUS_FILE}.part"
         aside.write_text(self.model_dump_json(indent=2) + "\n", encoding="utf-8")
         os.replace(aside, folder / STATUS_FILE)
@@ -153,7 +153,7 @@ class Training(NamedTuple):
 
     @property
     def disk_bytes(self) -> int:
-        """Bytes of its work in progress."""
+        """Bytes of the training's work in progress."""
         total = 0
         for parent, _, names in os.walk(self.folder):
             for name in names:
@@ -163,7 +163,7 @@ class Training(NamedTuple):
 
     @property
     def free_bytes(self) -> int:
-        """Free bytes of the disk that it writes to."""
+        """Free bytes of the disk that the training writes to."""
         return shutil.disk_usage(self.folder).free
 
     def pause(self) -> str:

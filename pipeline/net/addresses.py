@@ -113,6 +113,6 @@ def in_hub_cache(url: str, size: int) -> Path | None:
 
 
 def _parts_of_hub(url: str) -> tuple[str, str, str, str]:
-    """Kind, repository, commit and name of a file in `hf://`."""
+    """Return the kind, repository, commit and name of a file in an `hf://` address."""
     match = re.fullmatch(r"hf://(datasets/)?([^@]+)@([^/]+)/(.+)", url)
     return "dataset" if match[1] else "model", match[2], match[3], unquote(match[4])

@@ -238,7 +238,7 @@ def _ask(files: "AbstractFileSystem", network: Network, method: str, *of: Any, *
 
 
 def _within(seconds: float, files: "AbstractFileSystem", method: str, *of: Any, **how: Any) -> Any:
-    """What a method of a file system returns; TimeoutError if it takes longer."""
+    """Return the result of a file system's method; TimeoutError if it takes longer."""
     if files.async_impl:
         from fsspec import asyn
 

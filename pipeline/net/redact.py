@@ -1,4 +1,4 @@
-"""What libraries say when something fails, as one line."""
+"""Errors of libraries as one line, without credentials."""
 
 import re
 

@@ -40,12 +40,12 @@ class Origin(Table):
 
     @property
     def is_local(self) -> bool:
-        """Whether it is a file of this machine, which is read in place."""
+        """Whether the file is on this machine and read in place."""
         return "://" not in self.url
 
     @property
     def is_addressed(self) -> bool:
-        """Whether its address names the version, so that no answer can be of another."""
+        """Whether the address names the version, so that no answer can be of another."""
         return self.url.partition("://")[0] in VERSIONED
 
 

@@ -46,7 +46,7 @@ class NotFetchedError(LockstepError):
 
 
 class UnreachableError(NotFetchedError):
-    """Nothing contradicts anything: no server answered, or the process is offline."""
+    """No server answered, or the process is offline; nothing was found to be wrong."""
 
 
 class UnnamedVersionError(LockstepError):

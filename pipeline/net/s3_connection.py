@@ -55,7 +55,7 @@ def _check_length(asked: str | bytes, headers: Mapping[str, str]) -> None:
 
 
 def _keep_secrets(headers: Any) -> None:
-    """Hide from now on what a request shows of credentials, which a store may repeat."""
+    """Hide a request's credentials in later errors, since a store may repeat them."""
     for name, value in headers.items():
         text = value.decode("latin-1") if isinstance(value, bytes) else str(value)
         if name.lower() == "x-amz-security-token":

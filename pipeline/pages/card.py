@@ -41,7 +41,7 @@ LISTED = 40  # token files that the card lists; a large data set has thousands
 
 
 class Facts(NamedTuple):
-    """What a card is made of.
+    """The facts that a card shows.
 
     Attributes:
       keys: Keys of the export and of the stages before it.
@@ -119,7 +119,7 @@ def _front(facts: Facts) -> dict[str, Any]:
 
 
 def _caveat(facts: Facts) -> str | None:
-    """What transformers does otherwise with such a model."""
+    """Return what transformers does differently with such a model."""
     return hf.model_of(facts.model, hf.CONFIG)[1].caveat if "model_type" in facts.model else None
 
 

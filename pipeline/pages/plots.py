@@ -63,7 +63,7 @@ BY_BYTES = Axis("bytes_up", "By bytes sent", "sent by each peer", 1, lambda: Eng
 
 
 def _by_time(seconds: float) -> Axis:
-    """Simulated time, in a unit that suits the length of the run."""
+    """Return simulated time in a unit that suits the length of the run."""
     for unit, length in (("hours", 3600), ("minutes", 60)):
         if seconds >= 3 * length:
             return Axis("seconds", "By simulated time", unit, 1 / length, _whole)
@@ -179,7 +179,7 @@ def _loss(
 
 
 def _traffic(bars: Sequence[tuple[str, float, str]], axes: Axes, theme: Theme) -> None:
-    """Bars (name, bytes, label) on a logarithmic scale; the others compare to the last one."""
+    """Return bars (name, bytes, label) on a logarithmic scale, relative to the last one."""
     names, sizes, labels = zip(*bars, strict=True)
     colours = [theme.held_out] * (len(bars) - 1) + [theme.train]
     axes.barh(names, sizes, color=colours, height=0.62)
@@ -264,7 +264,7 @@ def _drawn(draw: Callable[[Axes, Theme], None], size: tuple[float, float]) -> li
 
 
 def _png(draw: Callable[[Axes], None], size: tuple[float, float], theme: Theme) -> bytes:
-    """One pair of axes as PNG, independent of matplotlibrc, time and versions."""
+    """Return one pair of axes as PNG, independent of matplotlibrc, time and versions."""
     settings = {
         "font.family": "DejaVu Sans",  # comes with matplotlib
         "font.size": 9,

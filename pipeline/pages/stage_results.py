@@ -14,7 +14,7 @@ PAGE, CARD = "report.html", "README.md"
 
 
 class Results(NamedTuple):
-    """What the stages left, as they wrote it.
+    """The results that the stages wrote.
 
     Attributes:
       header: The transcript's header.json.
@@ -35,7 +35,7 @@ class Results(NamedTuple):
 
     @property
     def measured_on(self) -> str | None:
-        """What the held-out loss is measured on, and its standard error; None if it is unknown."""
+        """The rows of the held-out loss, and its standard error; None if unknown."""
         if (rows := self.trained["held_out_rows"]) is None:
             return None
         return verdict_text.measured_on(self._last_measured["held_out_stderr"], *rows)
@@ -53,12 +53,12 @@ class Results(NamedTuple):
 
     @property
     def model_name(self) -> str:
-        """What the model is called."""
+        """The model's name."""
         return self._subject.title(self.header["model"])
 
     @property
     def unit(self) -> str:
-        """What a loss is counted in."""
+        """The unit of the loss."""
         return self._subject.loss_unit
 
     @property

@@ -1,1 +1,1 @@
-"""`lockstep check`: what a run will need and would lack, looked at before any of it runs."""
+"""`lockstep check`: what a run needs and lacks, before any of it runs."""

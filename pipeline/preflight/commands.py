@@ -1,4 +1,4 @@
-"""`lockstep check` and `plan`: what a run will need and take, said before it runs.
+"""`lockstep check` and `plan`: what a run needs and takes, before it runs.
 
 Nothing heavy is imported before one of them runs.
 """

@@ -22,7 +22,7 @@ ATTEMPTS = 3  # to reach the hub: somebody waits for the answer
 
 
 class ModelFiles(NamedTuple):
-    """What a folder or a repository has of a model.
+    """The files of a model in a folder or a repository.
 
     Attributes:
       repo_id: The folder or the repository, as a run file names it.
@@ -135,7 +135,7 @@ class StartingModel(NamedTuple):
 
     @property
     def architecture(self) -> str:
-        """Its family, in Psyche's words."""
+        """The model's family, in Psyche's words."""
         return "HfLlama" if self.config["model_type"] == "llama" else "HfAuto"
 
     @property

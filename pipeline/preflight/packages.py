@@ -1,4 +1,4 @@
-"""Packages that a run needs beyond those that are always there: one table, by key of the run file.
+"""Packages that a run needs besides those always installed, by key of the run file.
 
 To add a need, add a row to NEEDS; `pipeline/extras.py` knows what installs a module.
 """
@@ -17,7 +17,7 @@ BUCKET = "gs://"
 
 
 class Need(NamedTuple):
-    """What a key of the run file may need.
+    """A package that a key of the run file may need.
 
     Attributes:
       stage: The first stage that fails without it.

@@ -126,7 +126,7 @@ def _footprint(run: runfile.Run, programs: Programs, first_step: int) -> Footpri
 
 
 def _round_seconds(run: runfile.Run, programs: Programs) -> float:
-    """Simulated seconds until an average round's messages have arrived, if nothing goes wrong."""
+    """Return simulated seconds until an average round's messages have arrived, without faults."""
     config = run.config
     total = sum(size * count for size, count in config.sizes(run.llm.max_seq_len))
     settings, limit = round_settings(run), config.max_round_train_time
@@ -137,7 +137,7 @@ def _round_seconds(run: runfile.Run, programs: Programs) -> float:
 
 
 def _seconds(run: runfile.Run, rounds: int, round_seconds: float, agreed: int) -> float:
-    """About how long the rounds take by the simulated clock, if nothing goes wrong."""
+    """Return about how long the rounds take by the simulated clock, without faults."""
     config, peers = run.config, range(run.peers.count)
     of_round = round_seconds + config.round_witness_time
     loaded = max(links.load_seconds(run.links, peer, size=agreed) for peer in peers)
@@ -208,7 +208,7 @@ def _lines_of(found: DeviceMemory) -> Iterator[str]:
 
 
 def _model(run: runfile.Run, root: Path) -> tuple[Model, int]:
-    """What is trained, and the rounds that it was trained for already."""
+    """Return what is trained, and the rounds that it was trained for already."""
     checkpoint, init, subject = run.llm.checkpoint, root / "data" / "init", subject_of(run)
     if isinstance(checkpoint, runfile.CheckpointInit):
         return dict(checkpoint.config), 0

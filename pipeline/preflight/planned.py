@@ -1,4 +1,4 @@
-"""What `lockstep plan` says of a run, also of one whose model has not been converted yet."""
+"""`lockstep plan`, also for a run whose model has not been converted yet."""
 
 from collections.abc import Iterator
 from pathlib import Path

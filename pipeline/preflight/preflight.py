@@ -1,4 +1,4 @@
-"""What a run will need, looked at before it runs: inputs by their listings, packages, room.
+"""Checks before a run: inputs by their listings, packages, disk and memory.
 
 Nothing is computed, and of what lies elsewhere only listings and small files are fetched. What a
 stage has made already is not looked at again, so a finished run needs no network.
@@ -147,7 +147,7 @@ class Preflight:
         yield from ()
 
     def _room(self) -> Iterator[CheckRow]:
-        """Disk and memory, and whether messages are in time by [links]."""
+        """Yield rows on disk and memory, and on whether messages are in time by [links]."""
         if self._config is not None:
             found = plan.plan_of(self.run, self._config)
         elif "convert" not in self.todo:
@@ -209,7 +209,7 @@ class Preflight:
 
 
 def _older_tokenizer(files: ModelFiles) -> Iterator[CheckRow]:
-    """Rows on packages that convert a tokenizer in an older form."""
+    """Yield rows on packages that convert a tokenizer in an older form."""
     if TOKENIZER not in files.names and not files.names.isdisjoint(OLDER):
         yield from _packages(files.where, "transformers")
         if PIECES in files.names:

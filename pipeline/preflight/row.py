@@ -19,7 +19,7 @@ class Mark(Enum):
 
 
 class CheckRow(NamedTuple):
-    """What was looked at, in a word, and what was found; where a stage would fail, the remedy."""
+    """What was checked, in a word, and the result; if a stage would fail, the remedy."""
 
     mark: Mark
     name: str

@@ -21,7 +21,7 @@ BYTES_OF_A_TOKEN = (5, 3)  # bytes of text per token, with 100,000 tokens and wi
 
 
 class Sufficiency(NamedTuple):
-    """How much a run trains on, and how much there is to train on.
+    """How much a run trains on, and how much data there is.
 
     Attributes:
       need: Sequences or rows that the run trains on, each once.
@@ -40,12 +40,12 @@ class Sufficiency(NamedTuple):
 
     @property
     def may_be_too_little(self) -> bool:
-        """Whether it may."""
+        """Whether the data may be too little for the run."""
         return self.least is not None and self.need > self.least
 
 
 class DataSeen(NamedTuple):
-    """What was looked at of a run's data.
+    """What a dry run saw of the data.
 
     Attributes:
       survey: What it would read.
@@ -183,7 +183,7 @@ def _table(run: Run, survey: Survey, amount: Sufficiency) -> Iterator[str]:
 
 
 def _rows(run: Run, survey: Survey, amount: Sufficiency) -> Iterator[str]:
-    """Lines on rows that are not tokens."""
+    """Yield lines on rows that are not tokens."""
     length, words = run.llm.max_seq_len, survey.row_words
     asked = f"  the run    {amount.need:,} rows in {run.config.total_steps:,} steps"
     if words is None:  # only the workload tells
@@ -198,7 +198,7 @@ def _rows(run: Run, survey: Survey, amount: Sufficiency) -> Iterator[str]:
 
 
 def _estimate(text_bytes: int, amount: Sufficiency, length: int) -> Iterator[str]:
-    """Lines on text, whose tokens only tokenizing counts."""
+    """Yield lines on text, whose tokens can only be estimated."""
     most, least = BYTES_OF_A_TOKEN
     low, high, need = text_bytes // most, text_bytes // least, amount.need
     yield (

@@ -1,4 +1,4 @@
-"""What a provider of data is, and what it is given and returns.
+"""The interface of a provider of data: its arguments and results.
 
 A provider fills an empty folder with `train/NNNNN.ds`, `held_out/NNNNN.ds` and, where there is a
 tokenizer, `tokenizer/` in Hugging Face form. It checks that every token id is below `vocab_size`,
@@ -128,7 +128,7 @@ def _unknown(location: Any, options: FetchOptions) -> None:
 
 
 class Provider(NamedTuple):
-    """What brings the data of one kind of location. Each raises LockstepError.
+    """Fetches or makes the data of one kind of location; every method raises LockstepError.
 
     Attributes:
       survey: describes what a run would read; it requests listings, and fetches no file.

@@ -1,1 +1,1 @@
-"""What every stage shares: keys, artifacts, locks, devices, progress and pins."""
+"""What all stages share: keys, artifacts, locks, devices, progress and pins."""

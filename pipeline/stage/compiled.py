@@ -61,7 +61,7 @@ class CheckedCache:
         return program
 
     def put(self, key: str, value: bytes) -> None:
-        """Store a program; its file is whole or absent. Another's, which has the lock, stays."""
+        """Store a program, whole or not at all, unless another process is storing it."""
         if getattr(self._held, "key", None) != key and not self._reserve(key):
             return
         file = self._held.file

@@ -175,7 +175,7 @@ def difference(
 
 
 def _deciding(said: str | None) -> str | None:
-    """What of a setting can change bits: flags that have XLA write what it does cannot."""
+    """Return the part of a setting that can change bits; XLA's logging flags cannot."""
     if said is None or DUMPS not in said:
         return said
     return " ".join(flag for flag in said.split() if not flag.startswith(DUMPS))

@@ -1,4 +1,4 @@
-"""Files that are not ours: a user's folder, or a stranger's model, publication or bundle.
+"""Reading files of others: a user's folder, or a stranger's model, publication or bundle.
 
 Names are safe to print and to join to a folder, files are regular (from a pipe reading would never
 begin, from a device never end), and what is read into memory has a size that is looked at first,
@@ -72,7 +72,7 @@ def unchanged(paths: Iterable[Path]) -> Iterator[None]:
 
 
 def _identity(path: Path) -> tuple[int, ...]:
-    """What the system says of a file that stays the same only if nobody writes or replaces it.
+    """Return what the system reports of a file, which changes if anybody writes or replaces it.
 
     The time of its last change may be set to any, that of the last change of its inode may not. A
     new hard link changes the latter too.

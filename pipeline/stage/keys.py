@@ -102,7 +102,7 @@ class Keys:
         return tables | rooms | {f"stage {need}": self.key(need) for need in needs(name)}
 
     def _runs_workload(self, name: str) -> bool:
-        """Whether stage `name` runs code of a user: else it is of no account what that code is."""
+        """Return whether stage `name` runs a user's code, and so depends on it."""
         if name == MADE_BY_WORKLOAD and not self._makes_data():
             return False
         return bool(self.table("workload").get("factory"))

@@ -1,4 +1,4 @@
-"""What stages log: lines on standard output that reveal nothing."""
+"""Logging of stages: lines on standard output, without credentials."""
 
 import logging
 import shutil

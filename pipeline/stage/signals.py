@@ -136,7 +136,7 @@ def _watch(ancestors: dict[int, str], poll_seconds: float) -> None:
 
 
 def _up_to_engine() -> dict[int, str]:
-    """Process id and start time of each ancestor up to the topmost engine; empty without one."""
+    """Return process id and start time of each ancestor up to the topmost engine."""
     chain: list[tuple[int, str]] = []
     engine = 0
     pid = os.getppid()
@@ -152,7 +152,7 @@ def _up_to_engine() -> dict[int, str]:
 
 
 def _stat(pid: int) -> tuple[str, int, str] | None:
-    """Name, parent and start time of a process; None if it is gone or there is no /proc."""
+    """Return name, parent and start time of a process; None if it is gone or there is no /proc."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Setup:
-    """What trainers and auditors of a run compute with.
+    """The programs and data with which trainers and auditors of a run compute.
 
     Attributes:
       run: The whole run.
@@ -137,7 +137,7 @@ def repeats_bit_for_bit(setup: Setup) -> bool:
 
 
 def _read_start(init: Path, run: runfile.Run, programs: Programs) -> Start:
-    """Stage convert's output: fresh params, or the whole final state of an earlier run."""
+    """Return stage convert's output: fresh params, or the final state of an earlier run."""
     params = load_nested(init / "params.safetensors")
     group = device_groups(jax.devices(), programs.parts)[0]
     own, shared = jax.tree.map(np.asarray, programs.init(group.put(params)))

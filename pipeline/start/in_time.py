@@ -1,4 +1,4 @@
-"""Whether a round's messages are there in time: before a run, and while it trains."""
+"""Checks that a round's messages arrive in time, before a run and during training."""
 
 from lockstep.errors import LockstepError
 from lockstep.machine.progress import size

@@ -1,4 +1,4 @@
-"""How much longer a tokenizer can make a text, by its definition alone.
+"""Bounds how much longer a tokenizer can make a text, by its definition alone.
 
 A stranger's tokenizer.json may write 100,000 characters for each one, or double a text forty times;
 the library then fills the memory, and aborts the process. So its steps are looked at before it is
@@ -18,7 +18,7 @@ ADDED = 2**20
 
 
 class Growth(NamedTuple):
-    """`factor * n + added` bytes, or tokens, at most come of n."""
+    """A bound: n bytes become at most `factor * n + added` bytes or tokens."""
 
     factor: float = 1
     added: float = 0
@@ -104,7 +104,7 @@ def _precompiled(step: dict[str, Any]) -> Growth:
 
 
 def _template(step: dict[str, Any]) -> Growth:
-    """Special tokens and the text, as often as the template for one text has them."""
+    """Return the growth of a template: special tokens, and the text as often as it occurs."""
     special, factor, added = step.get("special_tokens"), 0, 0
     for piece in _list(step, "single"):
         name = piece.get("SpecialToken") if isinstance(piece, dict) else None

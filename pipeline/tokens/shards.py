@@ -58,7 +58,7 @@ class ShardFile(Table):
 
     @property
     def is_here(self) -> bool:
-        """Whether it is in the folder."""
+        """Whether the file is in the folder."""
         return self.sha256 is not None
 
     def label(self, folder: Path) -> str:
@@ -114,7 +114,7 @@ class Shards(Table):
 
     @property
     def row_length(self) -> int | None:
-        """What max_seq_len has to be where the data have rows; None where tokens are cut."""
+        """The max_seq_len that data in rows require; None if tokens are cut into sequences."""
         return self.source.get("row_tokens") if self.rows is None else self.rows.words
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""What a file says of itself: by its first bytes, its name, and the files beside it.
+"""Signs of a file's format: its first bytes, its name, and the files beside it.
 
 A file that says it is something else is refused with what it says, before its bytes are read as
 other numbers or as other text. `FORMATS`, `MARKS`, `BESIDE` and `HELD_OUT_SPLITS` are the tables.
@@ -166,18 +166,18 @@ def check_size(numbers: np.ndarray, name: str) -> None:
 # ---- Files beside ----
 
 
-def _of_megatron(content: bytes, size: int) -> int | None:
+def _bytes_by_megatron(content: bytes, size: int) -> int | None:
     return MEGATRON_BYTES.get(content[17]) if content.startswith(MEGATRON) else None
 
 
-def _of_metadata(content: bytes, size: int) -> int | None:
+def _bytes_by_metadata(content: bytes, size: int) -> int | None:
     """The first line that datatrove writes has `tokenizer|bytes of a token`."""
     number = content.partition(b"\n")[0].rpartition(b"|")[2].strip()
     return int(number) if number in (b"1", b"2", b"4", b"8") else None
 
 
-def _of_index(content: bytes, size: int) -> int | None:
-    """Where each document ends, in tokens, as numbers of 8 bytes, by datatrove."""
+def _bytes_by_index(content: bytes, size: int) -> int | None:
+    """Return a token's bytes by datatrove's index: each document's end, in 8 bytes."""
     tokens = int.from_bytes(content[-8:], "little")
     found, rest = divmod(size, tokens) if tokens else (0, 1)
     return found if not rest and found in (1, 2, 4, 8) else None
@@ -186,9 +186,9 @@ def _of_index(content: bytes, size: int) -> int | None:
 # What follows a token file's name, without its ending for Megatron's -> the bytes of a token that
 # it says, of its content and the token file's size.
 BESIDE: dict[str, Callable[[bytes, int], int | None]] = {
-    ".idx": _of_megatron,
-    ".metadata": _of_metadata,
-    ".index": _of_index,
+    ".idx": _bytes_by_megatron,
+    ".metadata": _bytes_by_metadata,
+    ".index": _bytes_by_index,
 }
 MASK = ".loss"  # a byte for each token: whether a loss counts it
 MOST_BESIDE = 2**26  # bytes of a file that is read for that; a larger one is not

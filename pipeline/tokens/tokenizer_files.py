@@ -83,7 +83,7 @@ def encode(tokenizer: "Tokenizer", text: str, where: object) -> list[int]:
 
 @contextmanager
 def library_errors(what: str) -> Iterator[None]:
-    """Say in one line what the library `tokenizers` ends with: bare Exceptions, and Rust's panics.
+    """Turn errors of the library `tokenizers` (Exceptions, Rust's panics) into one line.
 
     Raises:
       LockstepError: it does; the line begins with `what`.

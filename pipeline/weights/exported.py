@@ -57,7 +57,7 @@ class Exported(NamedTuple):
 
     @property
     def context(self) -> int:
-        """Most tokens that the model takes."""
+        """The largest number of tokens that the model takes."""
         return self.config.max_position_embeddings
 
     def ids(self, key: str) -> list[int]:

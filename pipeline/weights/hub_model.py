@@ -86,7 +86,7 @@ def push(
 
 
 def _is_pushed(name: str) -> bool:
-    """Whether a file of a repository is one of a model, or of a proof beside it."""
+    """Return whether a file of a repository belongs to a model, or to a proof beside it."""
     if "/" in name:
         return name.startswith(PROOF_PREFIX)
     return name == SIGNATURE or any(fnmatch(name, pattern) for pattern in MODEL)

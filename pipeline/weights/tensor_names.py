@@ -1,4 +1,4 @@
-"""Which tensor of a Hugging Face file is which param of a model, and whether any is missing."""
+"""Maps tensors of Hugging Face files to params of a model, and checks that none is missing."""
 
 import math
 import re

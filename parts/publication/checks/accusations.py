@@ -1,4 +1,4 @@
-"""Whether a verdict accuses those whom the rounds and the repeated windows show, and nobody else.
+"""Checks that a verdict accuses exactly the peers that the rounds and repeats show to lie.
 
 An accepted verdict accuses peers alone, of lies that got nowhere: any other refuses the run.
 """
@@ -75,7 +75,7 @@ def _compare_rounds(audited: Audited, said: list[Finding], of_replays: list[Find
 def _is_shown(
     audited: Audited, verdict: Verdict, said: Finding, found: Sequence[Finding], *, bitwise: bool
 ) -> bool:
-    """Whether a finding of a replay was found again; False where it could not be."""
+    """Return whether a replay's finding was found again; False if it could not be."""
     window, peer = _window(audited, said.round), _replayed_peer(said)
     replayed = {(one.first, one.peer) for one in verdict.replayed_windows}
     if window is None or (window.first, peer) not in replayed:

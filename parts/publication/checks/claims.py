@@ -1,4 +1,4 @@
-"""What `lockstep verify` says of a publication: claims, of which each says how it is known.
+"""The claims of `lockstep verify` about a publication, each with how it is known.
 
     proven     computed again here, from content whose hash is published
     sampled    computed again here for some of the run, which a draw chose

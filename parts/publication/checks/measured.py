@@ -1,4 +1,4 @@
-"""What of a published run's held-out text is measured again."""
+"""Measures a published run's held-out text again."""
 
 from contextlib import closing
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""How a reader compares: bit for bit, unless the reader's own machine shows that this cannot be."""
+"""How a reader compares: bit for bit, unless the reader's own machine cannot."""
 
 import jax
 
@@ -56,7 +56,7 @@ def _check_environment(setup: Setup, header: Header) -> None:
 
 
 def _repeats(audited: Audited) -> bool:
-    """Whether a step of the first chosen window has the same bits twice here."""
+    """Return whether a step of the first chosen window has the same bits twice here."""
     setup, transcript = audited.setup, audited.transcript
     window, peers = audited.chosen[0]
     plan, peer = next(

@@ -1,4 +1,4 @@
-"""What of a published run is computed again: its rounds, its params, its drawn windows."""
+"""Recomputes a published run: its rounds, its params, its drawn windows."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -54,7 +54,7 @@ class Audited(NamedTuple):
 
     @property
     def messages(self) -> list[int]:
-        """How many messages each peer of a chosen window sent in it, window by window."""
+        """Return how many messages each peer of a chosen window sent in it, window by window."""
         return [
             sum(peer in entry.evidence.messages for entry in self.transcript.window(window))
             for window, peers in self.chosen

@@ -133,7 +133,7 @@ def check(card: str, said: Evaluated | None) -> None:
 
 
 def _names(metric: str) -> tuple[str, str]:
-    """Names of the data and of the metric, as a card has them."""
+    """Return the names of the data and of the metric on a card."""
     return HELD_OUT_SPLIT, HELD_OUT[metric]
 
 

@@ -106,7 +106,7 @@ def _files(publication: Publication, skip: set[str]) -> PublicClaim:
 
 
 def _chain(audited: Audited, start: ChainStart | None) -> Iterator[PublicClaim]:
-    """What is known of the params from the start to the weights."""
+    """Return the claims on the params from the start to the weights."""
     last = audited.transcript.snapshots[-1]
     rounds = len(audited.transcript.rounds)
     chain = {"round": last, "chain": start is not None}
@@ -176,7 +176,7 @@ def _count(audited: Audited) -> Counted:
 
 
 def _left_out(audited: Audited) -> PublicClaim:
-    """Whom the author recorded as late or silent: that the rest was decided so is recomputed."""
+    """Return the claim on peers recorded as late or silent; everything else is recomputed."""
     counted = _count(audited)
     parts = [
         f"{counted.sent} messages sent",
@@ -199,7 +199,7 @@ def _card(publication: Publication, *, made_again: bool) -> PublicClaim:
 
 
 def _accused(accused: Accusations) -> Iterator[PublicClaim]:
-    """Whom the author's verdict accuses: who was found again, and who was not."""
+    """Return the claims on the peers that the author's verdict accuses: confirmed or not."""
     if shown := accused.shown:
         text = f"what the author's audit found of {_named(shown)}"
         yield PublicClaim("findings", "proven", text, {"count": len(shown)})
@@ -219,7 +219,7 @@ def _named(findings: list[Finding]) -> str:
 def _stated(
     audited: Audited, publication: Publication, evaluated: Evaluated
 ) -> Iterator[PublicClaim]:
-    """What is the author's word."""
+    """Return the claims that rest on the author's word."""
     yield _left_out(audited)
     left = audited.total - len(audited.chosen)
     if left:
@@ -247,7 +247,7 @@ def _stated(
 
 
 def _never_proven() -> Iterator[PublicClaim]:
-    """What nothing published proves."""
+    """Return the claims that nothing published can prove."""
     yield PublicClaim("losses", "stated", "losses while training")
     yield PublicClaim("keys", "stated", "with what code and packages")
     yield PublicClaim("data", "stated", "where the sequences come from")

@@ -1,4 +1,4 @@
-"""What a published run began with: drawn again from its seed, or a checkpoint of the reader's.
+"""The start of a published run: drawn again from its seed, or the reader's checkpoint.
 
 Only its hash is published. The state of an earlier run, which this one extends, is published whole:
 nobody else has it.
@@ -24,7 +24,7 @@ HEADER = f"{TRANSCRIPT}/header.json"
 
 
 class ChainStart(NamedTuple):
-    """Params and the optimizer's shared state before the first round, and who says so.
+    """Params and the optimizer's shared state before the first round, and their source.
 
     Attributes:
       params: The params.
@@ -40,7 +40,7 @@ class ChainStart(NamedTuple):
 
 
 def is_given(run: runfile.Run) -> bool:
-    """Whether a publication has the whole state that the run began with."""
+    """Return whether a publication has the whole state that the run began with."""
     return isinstance(run.llm.checkpoint, runfile.CheckpointRun)
 
 
@@ -130,7 +130,7 @@ def _check_model(model: dict, hf_config: dict, dtype: str, where: str) -> None:
 
 
 def _where(setup: Setup, transcript: Transcript) -> str:
-    """Why honest fresh weights could have other bits here, if there is a reason."""
+    """Return why honest fresh weights could have other bits here, if there is a reason."""
     here, there = setup.environment(), transcript.header.environment
     if not isinstance(setup.run.llm.checkpoint, runfile.CheckpointInit):
         return ""

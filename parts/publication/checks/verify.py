@@ -1,4 +1,4 @@
-"""`lockstep verify`: checks a publication, and says of each claim how it is known."""
+"""`lockstep verify`: checks a publication, and says how each claim is known."""
 
 from contextlib import closing
 from pathlib import Path
@@ -30,7 +30,7 @@ from pipeline import runfile
 
 
 class Workplace(NamedTuple):
-    """Where a reader's computer keeps something meanwhile.
+    """The folders on a reader's computer that `verify` uses.
 
     Attributes:
       aside: An existing folder for what is made again to be compared.

@@ -50,7 +50,7 @@ SaidText = Annotated[str, Field(max_length=SHOWN)]
 
 
 class WorkerHello(Table):
-    """What a worker says of itself, in answer to `hello`."""
+    """A worker's answer to `hello`."""
 
     model_config = ConfigDict(extra="ignore")  # later workers say more
 

@@ -1,4 +1,4 @@
-"""Arrays that this process and a worker share: a file that both map, so that nothing travels."""
+"""Arrays shared with a worker in a file that both processes map, so nothing is copied."""
 
 import os
 import secrets
@@ -12,7 +12,7 @@ SPARE = 2**27  # bytes that are left to others there
 
 
 class SharedArrays:
-    """Params, gradients and rows in a file, which is in memory where there is room.
+    """Params, gradients and rows in a file, in memory if there is room.
 
     Attributes:
       params: float32 [parameters], what the worker computes at.

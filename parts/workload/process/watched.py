@@ -1,4 +1,4 @@
-"""Folders that a worker has to leave alone."""
+"""Folders that a worker must not change."""
 
 import stat
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ FileFacts = tuple[int, int, int]  # time of the last change in nanoseconds, size
 
 
 class Watched:
-    """Folders, or files, as they were; cheap to compare, since no content is read.
+    """The state of folders or files; cheap to compare, since no content is read.
 
     Python's own `__pycache__` does not count, nor does what a folder's name links to.
 

@@ -63,7 +63,7 @@ class WorkerCommand:
 
     @property
     def name(self) -> str:
-        """What errors call it."""
+        """The worker's name in errors."""
         return f"workload {self.factory}"
 
     def environment(self) -> dict[str, str]:
@@ -141,7 +141,7 @@ class WorkerProcess:
 
     @property
     def running(self) -> bool:
-        """Whether it takes calls: it has not ended, and was not killed."""
+        """Whether the process takes calls: it has not ended, and was not killed."""
         return not self._lost and self.group.child.poll() is None
 
     def call(self, method: str, params: dict, seconds: float | None = None) -> dict:

@@ -1,1 +1,1 @@
-"""What is on the path of a worker, in the environment of a user's model."""
+"""The folder on a worker's path, in the environment of a user's model."""

@@ -29,7 +29,7 @@ FOLDER = "tracked"  # beside data/runs
 
 
 class SinkKind(NamedTuple):
-    """How a sink is made, and the module without which it cannot be."""
+    """How a sink is made, and the module that it needs."""
 
     make: Callable[[], Sink]
     module: str

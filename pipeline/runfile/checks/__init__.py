@@ -1,1 +1,1 @@
-"""What tables of a run file must agree on, where several files ask for it."""
+"""Checks across tables of a run file."""

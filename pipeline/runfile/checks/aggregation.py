@@ -1,4 +1,4 @@
-"""What `[peers] aggregation` needs of the rest of its run: where a rule would do nothing."""
+"""Checks of `[peers] aggregation`: a rule that would do nothing is refused."""
 
 from lockstep.methods.optimizer_table import (
     Compressing,
@@ -35,7 +35,7 @@ def check_aggregation(
 
 
 def _misfit(rule: str, liars: int, trainers: int, optimizer: OptimizerVariant) -> str | None:
-    """What was expected instead of a rule; None where it does something."""
+    """Return what was expected instead of a rule; None if the rule has an effect."""
     name = optimizer.tag()
     compressed = isinstance(optimizer, Compressing)
     sparse = compressed or isinstance(optimizer, OptimizerSparseLoCo)

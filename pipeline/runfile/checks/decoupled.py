@@ -1,4 +1,4 @@
-"""What Decoupled DiLoCo needs of the rest of its run: a clock that says who is late."""
+"""Checks of Decoupled DiLoCo: it needs a clock that says which messages are late."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""What `[links] topology` needs of the rest of its run: messages whose sum is a message."""
+"""Checks of `[links] topology`: it needs messages whose sum is a message."""
 
 from lockstep.methods.optimizer_table import (
     Compressing,

@@ -1,4 +1,4 @@
-"""What a workload needs of the tables of the model that it takes the place of."""
+"""Checks of a workload against the tables of the model that it replaces."""
 
 from lockstep.methods.optimizer_table import Fragmented, OptimizerWorkload
 from lockstep.tables.table import wrong

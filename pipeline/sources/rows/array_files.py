@@ -240,7 +240,7 @@ def _open_safetensors(path: Path) -> Iterator[Mapping[str, Sliced]]:
 
 @contextmanager
 def _reading(where: str) -> Iterator[None]:
-    """Say where, of what a library raises at a file that it cannot read.
+    """Turn a library's error at an unreadable file into one line that names the file.
 
     Raises:
       LockstepError: it has.

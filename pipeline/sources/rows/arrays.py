@@ -28,7 +28,7 @@ PATH = "model.LLM.data_location.Arrays"
 
 
 class ArrayData(NamedTuple):
-    """What a path has.
+    """The arrays at a path.
 
     Attributes:
       files: its files by their names in the folder.

@@ -47,7 +47,7 @@ class Sliced(Protocol):
 
 
 class Examples(NamedTuple):
-    """Some examples: what a row of them is, how many there are, and how to read them.
+    """Examples: the form of a row, the number of examples, and how to read them.
 
     Attributes:
       name: where they are from, for errors.

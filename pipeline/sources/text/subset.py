@@ -43,7 +43,7 @@ class HubSubset(Table, extra="ignore"):
 
 
 class FrontMatter(Table, extra="ignore"):
-    """What of a README.md's front matter is used."""
+    """The keys of a README.md's front matter that are used."""
 
     configs: Annotated[tuple[HubSubset, ...], Field(max_length=10_000), AsTuple] = ()
 

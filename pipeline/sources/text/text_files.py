@@ -141,7 +141,7 @@ def _of_subset(
 
 
 def _warn_of_subsets(files: Iterable[LocationFile], where: str, network: Network) -> None:
-    """Say that all subsets of a dataset are read, where its README.md lists several."""
+    """Warn that all subsets of a dataset are read, if its README.md lists several."""
     readme = _readme(files)
     if readme is None or readme.origin.size > subset.MOST_BYTES:
         return

@@ -1,4 +1,4 @@
-"""Text into tokens: documents of one or several readers, encoded and written as shards.
+"""Encodes the documents of one or several readers, and writes them as shards.
 
 An end token follows each document and nothing precedes it, as in shards of datatrove.
 

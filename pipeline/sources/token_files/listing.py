@@ -38,7 +38,7 @@ class LocationFile(Table):
 
     @property
     def label(self) -> str:
-        """Its address in errors, without credentials."""
+        """The file's address for errors, without credentials."""
         return self.origin.url if self.origin.is_local else hide(self.origin.url.partition("#")[0])
 
 

@@ -1,4 +1,4 @@
-"""What decides the bits of a result: packages, device, threads, and the seed of every generator."""
+"""Everything that decides the bits of a result: packages, device, threads, seeds."""
 
 import hashlib
 import json
@@ -23,7 +23,7 @@ PACKAGES = (
 
 
 def environment(device: str) -> dict:
-    """Versions of the packages that are imported, the machine, the device and its threads."""
+    """Return the versions of imported packages, the machine, the device and its threads."""
     imported = {name: sys.modules[name] for name in PACKAGES if name in sys.modules}
     facts: dict = {"python": platform.python_version(), "machine": platform.machine()}
     facts |= {name: str(getattr(package, "__version__", "?")) for name, package in imported.items()}

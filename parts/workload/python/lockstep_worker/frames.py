@@ -44,7 +44,7 @@ def send(sock: socket.socket, answer: dict) -> None:
 
 
 def described(error: BaseException) -> str:
-    """`type: text` in one line, which our host shows, and the traceback below it."""
+    """Return `type: text` in one line, which the host shows, and the traceback below it."""
     line = " ".join(f"{type(error).__name__}: {error}".split())
     return f"{line}\n{''.join(traceback.format_exception(error))}"
 
@@ -55,7 +55,7 @@ def finite(value: float) -> float | None:
 
 
 def metrics_of(values: dict) -> dict:
-    """Metrics for JSON: bool, int, float or text; a float that is not finite as "nan", "inf".
+    """Return metrics for JSON: bool, int, float or text; floats that are not finite as text.
 
     Raises:
         TypeError: a value is something else; the metric is named.

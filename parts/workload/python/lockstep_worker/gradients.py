@@ -28,7 +28,7 @@ Travels = Callable[[str], bool]
 
 
 def offers(workload: Any, capability: str) -> bool:
-    """Whether an object has a capability."""
+    """Return whether an object has a capability."""
     bound = capability in ("gradient", "measure") and hasattr(workload, "bind")
     return bound or callable(getattr(workload, capability, None))
 
@@ -68,7 +68,7 @@ class ArrayModel:
             self.params[name][...] = value
 
     def state(self) -> dict[str, np.ndarray]:
-        """All arrays, as the user's functions get them."""
+        """Return all arrays, as the user's functions get them."""
         now = {
             name: self.params[name].astype(value.dtype, copy=False)
             for name, value in self.initial.items()
@@ -76,7 +76,7 @@ class ArrayModel:
         return {**now, **self.rest}
 
     def begin(self) -> None:
-        """Before the micro-batches of a gradient."""
+        """Called before the micro-batches of a gradient."""
         for into in self.gradients.values():
             into[...] = 0
 
@@ -94,7 +94,7 @@ class ArrayModel:
         return float(loss)
 
     def finish(self) -> None:
-        """After the micro-batches of a gradient."""
+        """Called after the micro-batches of a gradient."""
 
     def losses(self, some: Any) -> np.ndarray:
         """The mean loss of each row."""
@@ -106,7 +106,7 @@ def _both_ways(one: dict, other: dict) -> list:
 
 
 class Session:
-    """What a host asks of the capability, one method of the protocol each."""
+    """A host's requests of this capability, one method each."""
 
     def __init__(self, workload: Any):
         self.workload = workload
@@ -225,7 +225,7 @@ class Session:
         return {"losses": losses}
 
     def evaluate_params(self, params: Any) -> dict:
-        """What the user's object measures with the parameters as they are."""
+        """Return the user's metrics at the current parameters."""
         bits.seed_generators(0)
         metrics = self.workload.evaluate(self.bound.state(), params["split"])
         return {"metrics": frames.metrics_of(metrics)}

@@ -1,4 +1,4 @@
-"""What an inner loop finds in its job: the rows of each step, and where its state goes.
+"""An inner loop's job: the rows of each step, and where its state goes.
 
 A job's batches name files of NumPy, int32 rows [n, W] each, with `rows.json` beside them, which
 says what the words are. Step `i` takes file `i`, and after the last the first again.
@@ -38,7 +38,7 @@ def shard_rows(path: str | Path) -> Any:
 
 
 def state_path(job: dict) -> Path:
-    """Where an optimizer's state goes: beside the pack that the loop leaves."""
+    """Return where an optimizer's state goes: beside the pack that the loop writes."""
     path = Path(job["output_parameter_pack_path"])
     return path.with_name(f"{path.name}.state")
 

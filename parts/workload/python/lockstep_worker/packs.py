@@ -41,7 +41,7 @@ class ArrayState:
 
 
 class Layout(NamedTuple):
-    """What of a state travels, in the order in which it does.
+    """The exchanged part of a state, in order.
 
     Attributes:
         tensors: name, shape and dtype of each.
@@ -59,7 +59,7 @@ class Layout(NamedTuple):
 
     @property
     def count(self) -> int:
-        """Parameters that travel."""
+        """The number of parameters that peers exchange."""
         return sum(math.prod(tensor["shape"]) for tensor in self.tensors)
 
     def keys(self) -> dict:
@@ -87,7 +87,7 @@ def plain_filter(state_filter: dict | None) -> dict[str, list[str]]:
 
 
 def allows(state_filter: dict | None, name: str) -> bool:
-    """Whether a filter lets a tensor travel: one of `include_globs`, if any; no exclude_globs."""
+    """Return whether a filter includes a tensor: in `include_globs`, not in `exclude_globs`."""
     include, exclude = plain_filter(state_filter).values()
     if include and not any(fnmatchcase(name, glob) for glob in include):
         return False
@@ -155,7 +155,7 @@ def _with_state_dict(module: Any) -> Any:
 
 
 def frozen_keys(module: Any) -> set[str]:
-    """Names of a module's parameters that need no gradient."""
+    """Return the names of a module's parameters that need no gradient."""
     if isinstance(module, ArrayState):
         return set()
     parameters = module.named_parameters(remove_duplicate=False)
@@ -163,7 +163,7 @@ def frozen_keys(module: Any) -> set[str]:
 
 
 def is_float(tensor: Any) -> bool:
-    """Whether a tensor of torch or an array of NumPy holds floats."""
+    """Return whether a torch tensor or a NumPy array holds floats."""
     if isinstance(tensor, np.ndarray):
         return tensor.dtype.kind == "f" or tensor.dtype.name == "bfloat16"
     return hasattr(tensor, "is_floating_point") and tensor.is_floating_point()
@@ -190,7 +190,7 @@ def raw(tensor: Any) -> np.ndarray:
 
 
 def digest(tensors: Iterable[tuple[str, Any]]) -> str:
-    """SHA-256 over names, dtypes, shapes and bytes, in this order."""
+    """Return the SHA-256 over names, dtypes, shapes and bytes, in this order."""
     hashed = hashlib.sha256()
     for name, tensor in tensors:
         facts = [name, dtype_name(tensor), [int(size) for size in tensor.shape]]
@@ -288,7 +288,7 @@ def load(path: str | Path, layout: Layout, schema: str | None = None) -> None:
 
 
 def _like(values: np.ndarray, tensor: Any) -> Any:
-    """Values in the dtype, and on the device, of a tensor."""
+    """Return values in the dtype, and on the device, of a tensor."""
     if isinstance(tensor, np.ndarray):
         return values.astype(tensor.dtype)
     return sys.modules["torch"].from_numpy(values).to(tensor.device, tensor.dtype)

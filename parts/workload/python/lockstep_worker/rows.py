@@ -1,4 +1,4 @@
-"""What the user's code gets for rows of 4-byte words: tokens, arrays, or paths of files."""
+"""Turns rows of 4-byte words into what the user's code gets: tokens, arrays, or paths."""
 
 import math
 import os
@@ -8,7 +8,7 @@ import numpy as np
 
 
 def decoded(rows: np.ndarray, spec: dict) -> Any:
-    """What the user's code gets for rows of words.
+    """Return what the user's code gets for rows of words.
 
     Args:
         rows: int32 [N, W].
@@ -40,7 +40,7 @@ def decoded(rows: np.ndarray, spec: dict) -> Any:
 
 
 def row_width(spec: dict) -> int:
-    """Words of 4 bytes in a row."""
+    """Return the number of 4-byte words in a row."""
     if spec["kind"] == "tokens":
         return len(spec["columns"]) * spec["length"]
     if spec["kind"] == "arrays":
@@ -55,7 +55,7 @@ def _bytes_of(array: dict) -> int:
 
 
 def cut(rows: Any, start: int, stop: int) -> Any:
-    """Some of the decoded rows."""
+    """Return some of the decoded rows."""
     if isinstance(rows, dict):
         return {name: values[start:stop] for name, values in rows.items()}
     return rows[start:stop]

@@ -20,7 +20,7 @@ def on_device(rows: Any, device: torch.device) -> Any:
 
 
 class Travelling:
-    """What of a model travels, by name in order, and the other names of it.
+    """The exchanged arrays of a model, by name in order, and its other names.
 
     A tensor with several names, or several parameters over one memory, travels once: under the
     first of its names that may.
@@ -106,7 +106,7 @@ class BoundModel:
                     parameter.data.copy_(self.params[name])
 
     def begin(self) -> None:
-        """Before the micro-batches of a gradient."""
+        """Called before the micro-batches of a gradient."""
         self._take_params()
         self.model.train()
         for name, ones in self.parameters.items():

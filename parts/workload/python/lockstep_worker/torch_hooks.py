@@ -1,4 +1,4 @@
-"""What burn_p2p's hosts ask of a torch model beside its inner loop: files, merges, averages."""
+"""Requests of burn_p2p's hosts to a torch model besides its inner loop: files, merges."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +22,7 @@ class TorchHooks:
     """The hooks of `TorchWorkload` that need no more than its model."""
 
     def capability_probe(self) -> dict:
-        """What this machine says of itself: nothing has been measured."""
+        """Return what this machine reports of itself; nothing is measured."""
         device = "cuda" if torch.cuda.is_available() else "cpu"
         return {
             "preferred_backends": [device],

@@ -62,7 +62,7 @@ class TorchWorkload(torch_hooks.TorchHooks):
         return torch.stack([self.loss(model, row).detach().float() for row in alone])
 
     def runtime_device(self) -> str:
-        """Where to compute: `config["device"]`, or a GPU if there is one."""
+        """Return the device to compute on: `config["device"]`, or a GPU if there is one."""
         found = "cuda" if torch.cuda.is_available() else "cpu"
         return self.config.get("device", found)
 
@@ -75,7 +75,7 @@ class TorchWorkload(torch_hooks.TorchHooks):
         return self.model().to(device)
 
     def inner_step(self, model: Any, optimizer: torch.optim.Optimizer, rows: Any) -> float:
-        """One step of an optimizer; the loss before it."""
+        """Take one step of an optimizer, and return the loss before it."""
         optimizer.zero_grad()
         loss = self.loss(model, rows)
         loss.backward()
@@ -97,7 +97,7 @@ class TorchWorkload(torch_hooks.TorchHooks):
         raise AttributeError(f"{type(self).__name__!r} has no {name!r}")
 
     def _run_inner_loop(self, state: torch.nn.Module, job: dict) -> dict:
-        """As many steps as a job says, with its rows, from its optimizer's state to the next.
+        """Take a job's steps on its rows, from its optimizer's state to the next.
 
         `job["learning_rates"]`, if there, is the learning rate of each step for all parameters.
         """

@@ -105,7 +105,7 @@ class Worker:
         return self.call("init_model", params["device"])
 
     def layout(self, state: Any, params: Params) -> packs.Layout:
-        """What of a state travels."""
+        """Return the exchanged part of a state."""
         return packs.layout_of(state, params.get("state_dict_filter"), self.frozen_travel)
 
 
