@@ -165,6 +165,31 @@ def test_errors_quoted_by_the_page_on_troubleshooting_are_of_words_in_the_source
     assert stale == []
 
 
+def test_the_page_on_architecture_is_short_and_names_what_exists():
+    page = (PROJECT / "docs/explanation/architecture.md").read_text()
+    assert len(page.splitlines()) <= 120
+    placed = 0
+    for line in re.findall(r"^\|.*\|$|^- .*(?:\n  .*)*|`[^`]+` in\s+`[^`]+`", page, re.M):
+        files = [path for path in re.findall(r"`([\w/.]+\.py)`", line)]
+        for name in re.findall(r"`([A-Za-z_]\w*(?:\.\w+)?)`", line) if len(files) == 1 else []:
+            assert name in defined(PROJECT / files[0]), f"{name} in {files[0]}"
+            placed += 1
+    assert placed >= 30
+
+
+def defined(file: Path) -> set[str]:
+    """Return the functions and classes of a file, and the methods as Class.method."""
+    body = ast.parse(file.read_text()).body
+    nodes = [node for node in body if isinstance(node, ast.ClassDef | ast.FunctionDef)]
+    methods = {
+        f"{node.name}.{one.name}"
+        for node in nodes
+        for one in node.body
+        if isinstance(node, ast.ClassDef) and isinstance(one, ast.FunctionDef)
+    }
+    return methods | {node.name for node in nodes}
+
+
 def test_readme_is_short_and_its_example_runs(capsys):
     text = (PROJECT / "README.md").read_text()
     assert len(text.split()) <= 1500
