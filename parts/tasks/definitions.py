@@ -67,8 +67,8 @@ def version() -> str:
 def data_in(folder: Path, *, trusted: bool = False) -> Iterator[None]:
     """Keep what is downloaded in a folder, while the block runs; the user's cache is left alone.
 
-    The libraries say nothing but errors, and show their bars in a terminal only. Templates are
-    rendered in a sandbox. `trusted` is `[evaluate] trust_task_code`.
+    The libraries say nothing but errors, and show their bars in a terminal only. `trusted` is
+    `[evaluate] trust_task_code`.
     """
     with ExitStack() as before:
         for library in ("lm_eval", "datasets", "huggingface_hub"):
@@ -78,7 +78,6 @@ def data_in(folder: Path, *, trusted: bool = False) -> Iterator[None]:
 
         import datasets.config
         from huggingface_hub import constants
-        from lm_eval import utils
         from lm_eval.api import task
 
         quiet = not sys.stderr.isatty()
@@ -88,11 +87,10 @@ def data_in(folder: Path, *, trusted: bool = False) -> Iterator[None]:
             (datasets.config, "DOWNLOADED_DATASETS_PATH"): folder / "downloads",
             (datasets.config, "EXTRACTED_DATASETS_PATH"): folder / "downloads" / "extracted",
             (task, "tqdm"): partial(task.tqdm, disable=quiet),
-            (utils, "apply_template"): task_trust.render,
         }
         before.enter_context(task_trust.replaced(places))
         if not trusted:
-            before.enter_context(task_trust.without_metric_code())
+            before.enter_context(task_trust.without_fetched_metrics())
         if quiet and not datasets.are_progress_bars_disabled():
             before.callback(datasets.enable_progress_bars)
             datasets.disable_progress_bars()
@@ -108,20 +106,16 @@ def load(names: Sequence[str], folder: Path, *, trusted: bool = False) -> list[L
       LockstepError: A name is no task's, its data cannot be had, it is code that is not trusted, or
         a task comes twice.
     """
-    finder = _finder()
     loaded, owner = [], {}
     for name in names:
-        of_lm_eval = PSYCHE_TASKS[name].lm_eval if name in PSYCHE_TASKS else name
-        own = not name.endswith(YAML)
         try:
-            with task_trust.loading(own=own, trusted=trusted):
-                manager, spec = finder.find(name, of_lm_eval)
-                found = _load(manager, spec)
+            manager, spec = _finder().find(name, trusted=trusted)
+            found = _load(manager, spec)
         except LockstepError as error:
             where = "" if str(error).startswith(f"{name}:") else f"{name}: "
             raise LockstepError(f"[evaluate] tasks: {where}{error}") from error
         except Exception as error:  # of lm_eval, of datasets or of a task's own code
-            offline = f" in {folder}, or the hub's" if own else ""
+            offline = "" if name.endswith(YAML) else f" in {folder}, or the hub's"
             raise LockstepError(
                 f"[evaluate] tasks: {name}: {task_trust.reason(error)}; expected its data{offline}"
             ) from error
@@ -140,16 +134,15 @@ def load(names: Sequence[str], folder: Path, *, trusted: bool = False) -> list[L
     return loaded
 
 
-def check_known(names: Sequence[str]) -> None:
-    """Check that names are tasks', without their data.
+def check_known(names: Sequence[str], *, trusted: bool) -> None:
+    """Check that names are tasks' that the run file trusts, without their data.
 
     Raises:
       LockstepError: One is not.
     """
     for name in names:
-        of_lm_eval = PSYCHE_TASKS[name].lm_eval if name in PSYCHE_TASKS else name
         try:
-            _finder().find(name, of_lm_eval)
+            _finder().find(name, trusted=trusted)
         except LockstepError as error:
             raise LockstepError(f"[evaluate] tasks: {name}: {error}") from error
 
@@ -214,10 +207,16 @@ class _Finder:
         self._quick = lm_eval.tasks.TaskManager(include_defaults=False)
         self._whole: TaskManager | None = None
 
-    def find(self, name: str, of_lm_eval: str) -> tuple["TaskManager", str]:
+    def find(self, name: str, *, trusted: bool) -> tuple["TaskManager", str]:
         """Return a manager that loads a task, and what it knows the task by."""
         if name.endswith(YAML):
+            if not trusted:
+                raise LockstepError(
+                    "found a YAML file, which may run code, expected a task of lm_eval; "
+                    f"{task_trust.KEY} allows it"
+                )
             return self._own(Path(name))
+        of_lm_eval = PSYCHE_TASKS[name].lm_eval if name in PSYCHE_TASKS else name
         if path := self._file(of_lm_eval):
             return self._quick, str(path)
         if self._whole is None:
@@ -232,9 +231,8 @@ class _Finder:
 
     def _own(self, path: Path) -> tuple["TaskManager", str]:
         """A user's file; the members of a group stand in it, or in its folder."""
-        if not path.exists():
+        if not path.is_file():
             raise LockstepError("no such file, expected a task")
-        task_trust.check_yaml(path, functions=True)  # names of functions, so far
         defined = _plain(path)
         if not isinstance(defined, dict) or not {"task", "group"} & defined.keys():
             raise LockstepError("expected a key task or group")
@@ -264,7 +262,10 @@ def _plain(path: Path) -> Any:
     """Return a YAML file's content, with functions as their names."""
     import yaml
 
-    return yaml.load(path.read_bytes(), yaml.BaseLoader)
+    try:
+        return yaml.load(path.read_bytes(), yaml.BaseLoader)
+    except (yaml.YAMLError, RecursionError) as error:
+        raise LockstepError(f"{brief(str(error))}, expected YAML") from error
 
 
 def _task_sha256(task: "Task", few_shot: int | None) -> str:

@@ -1,33 +1,18 @@
 """Packages that a run needs besides those always installed, by key of the run file.
 
-To add a need, add a row to NEEDS; `pipeline/extras.py` knows what installs a module.
+To add a need, add a row to NEEDS, here or in a part's preflight.py; `pipeline/extras.py` knows
+what installs a module.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Collection, Iterator
 
-from parts.tasks import next_line
-from pipeline import extras
+from pipeline import extras, joints
 from pipeline.monitor.sinks.tracker import SINKS
 from pipeline.net.fsspec_files import MODULES
-from pipeline.preflight.row import CheckRow, Mark
+from pipeline.preflight.row import CheckRow, Mark, Need
 from pipeline.runfile import Run, data
 
 BUCKET = "gs://"
-
-
-class Need(NamedTuple):
-    """A package that a key of the run file may need.
-
-    Attributes:
-      stage: The first stage that fails without it.
-      key: The key, as errors call it.
-      modules: Return the modules that its value needs.
-    """
-
-    stage: str
-    key: str
-    modules: Callable[[Run], Iterable[str]]
 
 
 def _of_data(run: Run) -> Iterator[str]:
@@ -41,16 +26,6 @@ def _of_data(run: Run) -> Iterator[str]:
             yield module
 
 
-def _of_tasks(run: Run, names: Iterable[str]) -> Iterator[str]:
-    if any(name != next_line.NAME for name in names):
-        yield "lm_eval"
-
-
-def _of_sample_tasks(run: Run) -> Iterator[str]:
-    if run.evaluate.every:
-        yield from _of_tasks(run, run.evaluate.sample_tasks)
-
-
 def _of_pushes(run: Run) -> Iterator[str]:
     if run.export.every_epoch and any(to.startswith(BUCKET) for to in run.config.checkpointers):
         yield "google.auth"
@@ -59,21 +34,19 @@ def _of_pushes(run: Run) -> Iterator[str]:
 NEEDS = (
     Need("download", "model.LLM.data_location", _of_data),
     Need("train", "[runtime] sinks", lambda run: [SINKS[s].module for s in run.runtime.sinks]),
-    Need("train", "[runtime] carrier", lambda run: ["ray"] * (run.runtime.carrier == "ray")),
-    Need("train", "[evaluate] sample_tasks", _of_sample_tasks),
     Need("train", "[config] checkpointers", _of_pushes),
     Need(
         "witness",
         "[witness] beacon",
         lambda run: ["py_ecc"] * run.witness.beacon.startswith("drand"),
     ),
-    Need("evaluate", "[evaluate] tasks", lambda run: _of_tasks(run, run.evaluate.tasks)),
 )
 
 
 def rows(run: Run, todo: Collection[str]) -> Iterator[CheckRow]:
     """Yield a row for each package that a stage of `todo` lacks, or one where it has them all."""
-    needed = {module: need for need in NEEDS if need.stage in todo for module in need.modules(run)}
+    needs = [*NEEDS, *(need for part in joints.offered("preflight") for need in part.NEEDS)]
+    needed = {module: need for need in needs if need.stage in todo for module in need.modules(run)}
     for module, need in needed.items():
         if not extras.is_installed(module):
             yield CheckRow(Mark.FAILS, "packages", str(extras.lacking(need.key, module)))

@@ -6,16 +6,17 @@ stage has made already is not looked at again, so a finished run needs no networ
 
 import shutil
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from lockstep.errors import brief
 from lockstep.machine import memory
 from lockstep.machine.progress import size
-from pipeline import convert, extras, runfile
+from pipeline import convert, extras, joints, runfile
 from pipeline.language_model import cudnn
 from pipeline.preflight import packages, plan
 from pipeline.preflight.model import ATTEMPTS, ModelFiles, described, files_of_run, look
-from pipeline.preflight.row import CheckRow, Mark, looked
+from pipeline.preflight.row import CheckRow, Look, Mark, looked
 from pipeline.sources import dry_run
 from pipeline.stage import descriptors, reruns
 from pipeline.stage.artifacts import Paths
@@ -48,36 +49,28 @@ class Preflight:
     def rows(self) -> Iterator[CheckRow]:
         """Take each look that a stage without a result asks for, and yield what it found."""
         yield CheckRow(Mark.FINE, "run file", f"{self.run_file} is valid, with every table")
-        looks = {
-            "model": ("convert", self._model),
-            "tokenizer": ("download", self._tokenizer),
-            "data": ("download", self._data),
-            "tasks": ("evaluate", self._tasks),
-            "open files": ("train", self._open_files),
-            "room": ("train", self._room),
-            "GPU": ("train", self._gpu),
-            "Ray": ("train", self._ray),
-        }
-        for name, (stage, take) in looks.items():
-            if stage in self.todo or (name == "model" and self.run.workload.factory):
-                yield from looked(name, take)
+        looks = [
+            Look("model", "convert", self._model),
+            Look("tokenizer", "download", self._tokenizer),
+            Look("data", "download", self._data),
+            Look("open files", "train", self._open_files),
+            Look("room", "train", self._room),
+            Look("GPU", "train", self._gpu),
+        ]
+        for part in joints.offered("preflight"):
+            looks += part.LOOKS
+        for name, stage, take in looks:
+            if stage is None or stage in self.todo:
+                yield from looked(name, partial(take, self.run))
         yield from packages.rows(self.run, self.todo)
         if not self.todo:
             yield CheckRow(Mark.FINE, "results", "every stage has its result")
 
     # ---- Inputs ----
 
-    def _model(self) -> Iterator[CheckRow]:
-        run, checkpoint = self.run, self.run.llm.checkpoint
+    def _model(self, run: runfile.Run) -> Iterator[CheckRow]:
         convert.check_readable(run)
-        if run.workload.factory:
-            from parts.workload import sanity
-
-            for line in sanity.lines(run):
-                name, _, said = line.partition(" ")
-                yield CheckRow(Mark.FINE, name, said.strip())
-            return
-        match checkpoint:
+        match checkpoint := run.llm.checkpoint:
             case runfile.CheckpointInit():
                 said = f"fresh weights of seed {checkpoint.seed}"
                 self._config = dict(checkpoint.config)
@@ -93,13 +86,15 @@ class Preflight:
             case runfile.CheckpointRun(key=key):
                 earlier_run.find(key, self._paths("convert"))
                 said = f"the final state of run {key}"
+            case _:  # whoever makes it has rows of its own
+                return
         if self._config:
             model = described({}, self._config, None, said, "model.LLM.checkpoint")
             said += f", {model.params:,} params"
         yield CheckRow(Mark.FINE, "model", said)
 
-    def _tokenizer(self) -> Iterator[CheckRow]:
-        location = self.run.llm.data_location
+    def _tokenizer(self, run: runfile.Run) -> Iterator[CheckRow]:
+        location = run.llm.data_location
         given = getattr(location, "tokenizer", None)
         if given is None:
             return
@@ -112,10 +107,10 @@ class Preflight:
         yield from _older_tokenizer(files)
         yield CheckRow(Mark.FINE, "tokenizer", given)
 
-    def _data(self) -> Iterator[CheckRow]:
-        seen = dry_run.look(self.run, self._paths("download"))
+    def _data(self, run: runfile.Run) -> Iterator[CheckRow]:
+        seen = dry_run.look(run, self._paths("download"))
         survey, amount = seen.survey, seen.amount
-        if survey.first is not None and not self.run.download.stream:
+        if survey.first is not None and not run.download.stream:
             self._fetched = sum(file.size for file in survey.files)
         if any(file.name.lower().endswith(PACKED) for file in survey.files):
             yield from _packages(survey.read, "pyarrow")
@@ -123,43 +118,32 @@ class Preflight:
             yield CheckRow(Mark.WARNING, "data", warning)
         mark = Mark.WARNING if amount.may_be_too_little else Mark.FINE
         mark = Mark.FAILS if amount.is_too_little else mark
-        what = "sequence" if self.run.llm.data_location.holds_tokens else "row"
+        what = "sequence" if run.llm.data_location.holds_tokens else "row"
         said = f"{amount.need:,} {what}s to train on: {dry_run.epochs(amount, what)}"
         if mark is not Mark.FINE:
             said += "; more data, or a smaller config.total_steps"
         yield CheckRow(mark, "data", f"{brief(survey.read, WIDTH)}: {said}")
 
-    def _tasks(self) -> Iterator[CheckRow]:
-        names = self.run.evaluate.tasks
-        if others := [name for name in names if name != packages.next_line.NAME]:
-            if not extras.is_installed("lm_eval"):
-                return  # which is a row of its own
-            from parts.tasks import definitions
-
-            definitions.check_known(others)
-            said = f"{', '.join(others)}; their data are looked at in stage evaluate"
-            yield CheckRow(Mark.FINE, "tasks", brief(said, 2 * WIDTH))
-
     # ---- Room ----
 
-    def _open_files(self) -> Iterator[CheckRow]:
+    def _open_files(self, run: runfile.Run) -> Iterator[CheckRow]:
         descriptors.check()
         yield from ()
 
-    def _room(self) -> Iterator[CheckRow]:
+    def _room(self, run: runfile.Run) -> Iterator[CheckRow]:
         """Yield rows on disk and memory, and on whether messages are in time by [links]."""
         if self._config is not None:
-            found = plan.plan_of(self.run, self._config)
+            found = plan.plan_of(run, self._config)
         elif "convert" not in self.todo:
-            found = plan.plan(self.run, self.root)
+            found = plan.plan(run, self.root)
         else:
             yield CheckRow(Mark.UNKNOWN, "disk", "known once `lockstep convert` has made the model")
             return
         yield self._disk(found)
-        limit, memory_gb = memory.total(), self.run.runtime.memory_gb
+        limit, memory_gb = memory.total(), run.runtime.memory_gb
         if memory_gb is not None:
             limit = memory_gb * 1e9
-        if self.run.peers.attention != "cudnn" and found.state > limit:
+        if run.peers.attention != "cudnn" and found.state > limit:
             said = (
                 f"params and the optimizer's state of all peers are {size(found.state)}, expected "
                 f"less than the {size(limit)} of memory here; fewer peers have less"
@@ -184,25 +168,10 @@ class Preflight:
             return CheckRow(Mark.FAILS, "disk", f"{said}; {less}")
         return CheckRow(Mark.FINE, "disk", said)
 
-    def _gpu(self) -> Iterator[CheckRow]:
-        if self.run.peers.attention == "cudnn":
-            cudnn.check_device(self.run)
+    def _gpu(self, run: runfile.Run) -> Iterator[CheckRow]:
+        if run.peers.attention == "cudnn":
+            cudnn.check_device(run)
             yield CheckRow(Mark.FINE, "GPU", "there is one, for cuDNN's attention")
-
-    def _ray(self) -> Iterator[CheckRow]:
-        cluster = self.run.runtime.ray
-        if self.run.runtime.carrier != "ray" or not extras.is_installed("ray"):
-            return
-        if not cluster.address:
-            yield CheckRow(Mark.UNKNOWN, "Ray", "the training starts a cluster on this host")
-            return
-        from parts.carrier import ray_actors
-
-        count = self.run.peers.count
-        if short := ray_actors.shortage_of(count, cluster):
-            yield CheckRow(Mark.FAILS, "Ray", f"{short}; add hosts, or let a peer reserve less")
-        else:
-            yield CheckRow(Mark.FINE, "Ray", f"room for {count} peers")
 
     def _paths(self, stage: str) -> Paths:
         return Paths(stage, self.run_file, self.root)

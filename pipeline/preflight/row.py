@@ -1,4 +1,7 @@
-"""A row of the table that `lockstep check` prints: what was looked at, and what it means."""
+"""The table that `lockstep check` prints: its rows, and what adds some.
+
+A part adds its own by a file preflight.py, which has `LOOKS` and `NEEDS`.
+"""
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -7,6 +10,7 @@ from typing import NamedTuple
 
 from lockstep.errors import LockstepError
 from pipeline.net.retry import UnreachableError
+from pipeline.runfile import Run
 
 
 class Mark(Enum):
@@ -24,6 +28,34 @@ class CheckRow(NamedTuple):
     mark: Mark
     name: str
     said: str
+
+
+class Look(NamedTuple):
+    """A look at a run.
+
+    Attributes:
+      name: What is looked at, in a word.
+      stage: The stage before which it is looked at; None looks at it always.
+      take: Yields the rows.
+    """
+
+    name: str
+    stage: str | None
+    take: Callable[[Run], Iterable[CheckRow]]
+
+
+class Need(NamedTuple):
+    """Packages that a key of the run file may need, beyond those that are always installed.
+
+    Attributes:
+      stage: The first stage that fails without them.
+      key: The key, as errors call it.
+      modules: Returns the modules that the key's value needs.
+    """
+
+    stage: str
+    key: str
+    modules: Callable[[Run], Iterable[str]]
 
 
 def looked(name: str, look: Callable[[], Iterable[CheckRow]]) -> Iterator[CheckRow]:

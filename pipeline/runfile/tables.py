@@ -189,11 +189,10 @@ class Evaluate(Table):
     """Tasks to score the model on. next_line asks which of four lines follows some lines of the
     held-out text. The others need `pip install -c constraints.txt -e '.[eval]'`: tasks and groups
     of lm_eval by their names, Psyche's ten by Psyche's names, and YAML files of tasks in lm_eval's
-    form (docs/reference/tasks.md)."""
+    form, which need trust_task_code (docs/reference/tasks.md)."""
     trust_task_code: bool = False
-    """Whether tasks may run code that is not lm_eval's own: functions that YAML files name
-    (`!function`), and metrics that are fetched from the hub as code. Such code runs with
-    all your rights."""
+    """Whether tasks may run code that is not lm_eval's own: YAML files, and metrics that are
+    fetched from the hub as code. Such code runs with all your rights."""
     questions: Count = 500
     """Number of questions of next_line, at most."""
     few_shot: Annotated[int, Field(ge=0, le=100)] | None = None

@@ -12,7 +12,7 @@ while it is read; then its hash would be that of other bytes.
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -145,12 +145,8 @@ def check_unpacked(packed: int, unpacked: int, name: str, least: int = 0) -> int
     return allowed
 
 
-def check_yaml(
-    content: bytes | str, name: str, check_tag: Callable[[str | None], None] | None = None
-) -> None:
+def check_yaml(content: bytes | str, name: str) -> None:
     """Check a stranger's YAML before it is parsed: parsers are recursive, and aliases multiply.
-
-    `check_tag` raises at a tag that may not be there.
 
     Raises:
       LockstepError: it is no YAML, too deep, or has too many values.
@@ -160,8 +156,6 @@ def check_yaml(
     loader = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
     try:
         for event in yaml.parse(content, loader):
-            if check_tag and isinstance(event, yaml.ScalarEvent | yaml.CollectionStartEvent):
-                check_tag(event.tag)
             match event:
                 case yaml.CollectionStartEvent():
                     opened.append((event.anchor, 1))

@@ -55,7 +55,6 @@ BOMBS: dict[str, Callable[[], bytes]] = {
     ".parquet": _parquet,
     ".npz": _npz,
     ".safetensors": lambda: (2**60).to_bytes(8, "little") + b'{"a":',
-    ".yaml": lambda: _aliases("task"),
     "README.md": lambda: b"---\n" + _aliases("configs") + b"---\n",
     "tokenizer.json": lambda: json.dumps(definition(normalizer=LONG)).encode(),
 }

@@ -21,8 +21,8 @@ def of_transformers(folder, tasks, tmp_path_factory):
     torch.set_num_threads(1)  # several wait for each other longer than such a model computes
     model = HFLM(pretrained=str(folder), dtype="float32", device="cpu", batch_size=1)
     store = tmp_path_factory.mktemp("store") / "datasets"
-    with definitions.data_in(store):
-        loaded = definitions.load(list(tasks.values()), store)
+    with definitions.data_in(store, trusted=True):
+        loaded = definitions.load(list(tasks.values()), store, trusted=True)
         given = {name: task for one in loaded for name, task in one.tasks.items()}
         for task in given.values():
             task.set_config(key="num_fewshot", value=0)
@@ -109,8 +109,9 @@ def test_next_line_has_the_same_shares_with_transformers(folder, of_transformers
     )
     result, scores = ask_next_line.result(asked, model)
     task_file.write(tmp_path, str(tmp_path), asked, scores)
-    with definitions.data_in(tmp_path / "datasets"):
-        [loaded] = definitions.load([str(tmp_path / "next_line.yaml")], tmp_path / "datasets")
+    names, store = [str(tmp_path / "next_line.yaml")], tmp_path / "datasets"
+    with definitions.data_in(store, trusted=True):
+        [loaded] = definitions.load(names, store, trusted=True)
         found = evaluate(of_transformers[0], {"tasks": loaded.tasks}, bootstrap_iters=0)
     theirs = found["results"]["next_line"]
     assert result.documents == len(found["samples"]["next_line"]) == 12

@@ -162,8 +162,9 @@ def test_the_hash_is_of_documents_and_definition_and_not_of_their_places(tasks, 
         (place / "choices.jsonl").write_text(data)
         text = re.sub(r"test: /\S+jsonl", f"test: {place}/choices.jsonl", text)
         (place / "choices.yaml").write_text(text)
-        with definitions.data_in(tmp_path / "store"):
-            [loaded] = definitions.load([str(place / "choices.yaml")], tmp_path / "store")
+        with definitions.data_in(tmp_path / "store", trusted=True):
+            names = [str(place / "choices.yaml")]
+            [loaded] = definitions.load(names, tmp_path / "store", trusted=True)
             return definitions.sha256_of(loaded, None)
 
     plain = sha256(tmp_path / "a")
@@ -201,6 +202,7 @@ def test_stage_evaluate_runs_the_tasks_and_they_can_be_pinned(tasks, tmp_path, m
         tokenizer={"bos_token": "<|endoftext|>"},
         held_out=False,
         evaluate__tasks=[tasks["choices"]],
+        evaluate__trust_task_code=True,
         evaluate__max_new_tokens=1,
     )
     first = jax.devices()[:1]
