@@ -18,7 +18,8 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 .PHONY: repro test test-fast soak lint docs generated dist environment environment-test clean
 
 # RUN replaces params/run.toml, whose content is kept somewhere: by git, as another file of params/,
-# or as the file that was last put in its place. Without git that is not known.
+# or as the file that was last put in its place. Without git that is not known. A file that has what
+# differs from its base is written whole.
 COPIED := data/.run.toml
 IS_KEPT = git rev-parse --git-dir >/dev/null 2>&1 || exit 0; \
     git cat-file -e $$(git hash-object params/run.toml) 2>/dev/null && exit 0; \
@@ -31,7 +32,8 @@ repro: $(VENV)/installed
 ifneq ($(RUN),)
 	@test ! -e params/run.toml || test "$$RUN" -ef params/run.toml || ($(IS_KEPT)) || \
 	    { echo "RUN=$$RUN: params/run.toml has edits that are nowhere else, expected them committed or copied: cp params/run.toml params/mine.toml" >&2; exit 1; }
-	test "$$RUN" -ef params/run.toml || { mkdir -p data && cp "$$RUN" $(COPIED) && cp "$$RUN" params/run.toml; }
+	test "$$RUN" -ef params/run.toml || \
+	    { mkdir -p data && python -m pipeline whole "$$RUN" > $(COPIED) && cp $(COPIED) params/run.toml; }
 endif
 	@python -m json.tool .dvc/tmp/rwlock >/dev/null 2>&1 || rm -f .dvc/tmp/rwlock  # a killed DVC
 	@python -m pipeline check

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks import methods, resident, sizes
-from parts.new.recipes import RECIPES
+from lockstep.methods import CARDS
 from pipeline import runfile
 from pipeline.stage import devices
 
@@ -33,7 +33,7 @@ FAST = {"upload_mbps": 1e6, "download_mbps": 1e6, "tokens_per_second": 1e7}  # n
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--size", choices=sizes.SIZES, default="134M")
-    parser.add_argument("--optimizer", nargs="+", choices=RECIPES, default=["distro", "diloco"])
+    parser.add_argument("--optimizer", nargs="+", choices=CARDS, default=["distro", "diloco"])
     parser.add_argument("--rounds", type=int, default=3, help="after two that are not measured")
     parser.add_argument("--local-steps", type=int, default=2, help="of optimizers that take some")
     parser.add_argument("--devices", type=int, help="of a CPU; by default two")
@@ -52,7 +52,7 @@ def main() -> None:
 
 def run_of(size: str, name: str, local_steps: int) -> runfile.Run:
     """A run of four peers, each with the size's batch in every round, whatever its local steps."""
-    steps = local_steps if RECIPES[name].local_steps > 1 else 1
+    steps = local_steps if CARDS[name].local_steps > 1 else 1
     document = methods.document(size, name, 100, steps)
     batch = sizes.SIZES[size].batch
     total = 4 * batch

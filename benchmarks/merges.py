@@ -13,14 +13,14 @@ from collections import defaultdict
 
 from benchmarks import methods, sizes
 from lockstep.machine import allocator
-from parts.new.recipes import RECIPES
+from lockstep.methods import CARDS
 from pipeline.stage import devices
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--size", choices=sizes.SIZES, default="5M")
-    parser.add_argument("--methods", choices=RECIPES, nargs="+", default=list(RECIPES))
+    parser.add_argument("--methods", choices=CARDS, nargs="+", default=list(CARDS))
     parser.add_argument("--rounds", type=int, default=2, help="before an update is looked at")
     parser.add_argument("--repeats", type=int, default=15)
     chosen = parser.parse_args()

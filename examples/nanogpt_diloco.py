@@ -113,6 +113,7 @@ def main(arguments: list[str] | None = None) -> None:
         return optax.softmax_cross_entropy_with_integer_labels(logits, tokens_BT[:, 1:]).mean()
 
     outer = {"inner_steps": chosen.inner_steps, "outer_learning_rate": chosen.outer_lr}
+    outer |= {"outer_momentum": 0.9}  # as in EXO Gym and the paper
     rows = held_out[: len(held_out) // chosen.block_size * chosen.block_size]
     result = simulate(
         loss,

@@ -145,6 +145,16 @@ def import_(source: Annotated[Path, typer.Argument(help="A Psyche configuration.
 
 
 @app.command(rich_help_panel=RUN_FILES)
+def whole(
+    file: Annotated[Path, typer.Argument(help="A run file that has a base, such as default.toml.")],
+) -> None:
+    """Print a run file with every table, those of its base included, and the comments of both."""
+    from pipeline.base_file import written_whole
+
+    typer.echo(written_whole(file), nl=False)
+
+
+@app.command(rich_help_panel=RUN_FILES)
 def schema() -> None:
     """Print the JSON Schema of a run file."""
     from pipeline.runfile.schema import json_schema

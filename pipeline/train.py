@@ -19,7 +19,6 @@ from lockstep.errors import DivergedError, LockstepError
 from lockstep.files import link, write_json
 from lockstep.machine import allocator
 from lockstep.machine.progress import Progress
-from lockstep.methods.build import learning_rate_of_run
 from lockstep.protocol.driver import RunProgress
 from lockstep.swarm.checkpoints import Checkpoints
 from lockstep.swarm.faults import FaultSchedule
@@ -40,6 +39,7 @@ from pipeline.monitor.monitor import Monitor, Terminal
 from pipeline.monitor.owner import Pauses, Stops
 from pipeline.monitor.profile import Profile
 from pipeline.monitor.sinks import tracker
+from pipeline.runfile.method import learning_rate_of_run
 from pipeline.stage import devices, signals
 from pipeline.stage.artifacts import METRICS, Paths
 from pipeline.start import begin, in_time

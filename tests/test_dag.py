@@ -28,6 +28,7 @@ from tests import tiny
 DYNAMIC = {
     "pipeline/sources/__init__.py": "pipeline/sources/*.py",
     "models/__init__.py": "models/*.py",
+    "lockstep/methods/__init__.py": "lockstep/methods/*.py",
 }
 ALWAYS = {"constraints.txt", "constraints-gpu.txt"}
 each_stage = pytest.mark.parametrize("stage", STAGES)

@@ -22,7 +22,7 @@ from pipeline.stage.devices import FLAGS
 from pipeline.stage.keys import PROJECT, RUN_FILE, STAGES
 
 READY_RUNS = sorted(  # params/ has comparisons too
-    file for file in (PROJECT / "params").rglob("*.toml") if "[config]" in file.read_text()
+    file for file in (PROJECT / "params").rglob("*.toml") if not file.name.startswith("compare")
 )
 VOCABULARY = 64
 MODEL = {

@@ -1,43 +1,383 @@
-"""Checks of the arguments of `simulate`, before anything is compiled or written."""
+"""The arguments of `simulate`, checked before anything is compiled or written."""
 
 import inspect
+import numbers
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
+
+from pydantic import model_validator
 
 from lockstep.errors import LockstepError
+from lockstep.methods import CARDS, AnyOptimizer, card_of
+from lockstep.methods.card import Setting, Surroundings, build
+from lockstep.methods.needs import check_faults, check_needs
+from lockstep.methods.schedule import AnySchedule, learning_rate_of
 from lockstep.optim.expect import expect, expect_counts, expect_flags, expect_groups, expect_integer
+from lockstep.optim.optimizer import Optimizer
+from lockstep.protocol import links
+from lockstep.swarm.round_settings import RoundSettings
+from lockstep.tables.explain import validate
+from lockstep.tables.faults import KINDS, Fault, Schedule
+from lockstep.tables.links import Links
+from lockstep.tables.peers import Aggregation, Liars, PeerCount, PeerLayout
+from lockstep.tables.table import Table, wrong
+from lockstep.wire import message as wire
 
+ROUNDS_PER_EPOCH = 10  # peers that are away come back when an epoch begins
+MOST_ROUNDS = MOST_EXAMPLES = 2**32 - 1
+WITNESSES = 8  # of more peers: were all witnesses, they would take the square of peers' time
 COUNTS = ("peers", "steps", "batch_size", "eval_every", "checkpoint_every", "max_round_train_time")
 MAYBE = ("correlation_every", "micro_batch")  # counts, or None
-FLAGS = ("shuffle", "show_progress")
+
+CALLED = {"faults.schedule": "faults", "peers.count": "peers", "config.total_steps": "steps"}
+"""What keys of a run file are called here, besides their last names."""
+
+
+def _argument(key: str) -> str:
+    if key.startswith(("links.", "model.LLM.")):
+        return key.removeprefix("model.LLM.")
+    return CALLED.get(key, key.rpartition(".")[2])
+
+
+@dataclass(frozen=True)
+class SimulatedConfig:
+    """`[config]` of a simulation, as the coordinator reads it, in one endless run of short epochs.
+
+    Attributes:
+      rows: Examples of a round, over all peers.
+      min_clients, init_min_clients: Peers without which a round cannot be.
+      witness_nodes: Peers elected as witnesses; 0 is all.
+    """
+
+    rows: int
+    min_clients: int
+    init_min_clients: int
+    witness_nodes: int
+    verification_percent: int
+    max_round_train_time: int
+    total_steps: int = MOST_ROUNDS  # a simulation can go on later
+    rounds_per_epoch: int = ROUNDS_PER_EPOCH
+    epoch_time: None = None
+    waiting_for_members_extra_time: int = 10
+    warmup_time: int = 2**32
+    round_witness_time: int = 1
+    cooldown_time: int = 1
+
+    def batch_size(self, tokens: int) -> int:
+        """Return the examples of a round, which are always as many."""
+        del tokens
+        return self.rows
+
+
+class SimulatedKeys(NamedTuple):
+    """`[peers]` of a simulation, as far as faults depend on it; see `PeersTable`."""
+
+    count: int
+    layout: PeerLayout
+    attention: str = "matmul"
+    wire: str = "lockstep"
+
+
+class Arguments(Table):
+    """The arguments of `simulate` that are data, by their names there."""
+
+    optimizer: AnyOptimizer | None  # None for an `Optimizer`
+    learning_rate: AnySchedule
+    peers: PeerCount
+    aggregation: Aggregation
+    liars: Liars | None
+    steps: int
+    batch_size: int
+    links: Links
+    faults: Schedule
+    verification_percent: int
+    max_round_train_time: int
+    seed: int
+    shuffle: bool
+    micro_batch: int | None
+    dtype: Literal["float32", "bfloat16"]
+    layout: PeerLayout
+    stacked: tuple[str, ...]
+    eval_every: int
+    correlation_every: int | None
+
+    @model_validator(mode="after")
+    def _fits(self) -> "Arguments":
+        if self.verification_percent and self.layout != "each":
+            text = "since a verifier runs the trainer's own program"
+            raise wrong("verification_percent", f"0 with layout = {self.layout}, {text}")
+        self.links.check(self.peers, "peers")
+        config = replace(self.config(0), total_steps=self.steps)
+        peers = SimulatedKeys(self.peers, self.layout)
+        check_faults(self.faults, peers, config, self.optimizer, _argument)
+        if self.optimizer is not None:
+            run = Surroundings(
+                peers=self.peers,
+                trainers=self.trainers,
+                aggregation=self.aggregation,
+                liars=self.liars,
+                layout=self.layout,
+                topology=self.links.topology,
+                clock=self.links.clock,
+                verification_percent=self.verification_percent,
+            )
+            check_needs(self.optimizer, run, _argument)
+        elif self.links.topology != "broadcast":
+            raise wrong(("links", "topology"), "broadcast with an Optimizer of your own")
+        elif self.liars is not None:
+            raise wrong("liars", "none with an Optimizer, which has its own aggregate")
+        elif self.aggregation != "mean":
+            raise wrong("aggregation", "mean with an Optimizer, which has its own aggregate")
+        return self
+
+    @property
+    def trainers(self) -> int:
+        """Peers that train where all take part; the others verify."""
+        return self.peers - self.peers * self.verification_percent // 100
+
+    @property
+    def rows_of_a_step(self) -> int | None:
+        """Examples of each local step, where slower peers take fewer of them; else they vary."""
+        paced = self.optimizer is not None and self.optimizer.paced
+        return self.batch_size if paced else None
+
+    def config(self, rows: int) -> SimulatedConfig:
+        """Return what the coordinator reads, for rounds of so many examples."""
+        many = self.peers > WITNESSES
+        least = WITNESSES if many else 1
+        return SimulatedConfig(
+            rows=rows,
+            min_clients=least,
+            init_min_clients=least,
+            witness_nodes=WITNESSES if many else 0,
+            verification_percent=self.verification_percent,
+            max_round_train_time=self.max_round_train_time,
+        )
+
+    def round_settings(self, optimizer: Any) -> RoundSettings:
+        """Return what a round reads; `optimizer` is the argument of `simulate`.
+
+        Raises:
+          LockstepError: A round would have too many examples.
+        """
+        own = isinstance(optimizer, Optimizer)
+        inner_steps = optimizer.inner_steps if own else self.optimizer.steps_of_a_round
+        rows = self.trainers * inner_steps * self.batch_size
+        if rows > MOST_EXAMPLES:
+            raise LockstepError(
+                f"simulate: batch_size is {self.batch_size}: {rows:,} examples in a round of "
+                f"{self.trainers} peers with {inner_steps:,} local steps, expected at most "
+                f"{MOST_EXAMPLES:,}"
+            )
+        return RoundSettings(
+            coordinator=self.config(rows),
+            links=self.links,
+            peers=self.peers,
+            seed=self.seed,
+            row_tokens=1,  # an example counts as one token
+            most_rows=rows,
+            micro_batch=self.micro_batch or self.batch_size,
+            pace=self.optimizer
+            and self.optimizer.pace(
+                links.speeds(self.links, self.peers),
+                self.rows_of_a_step,
+                batch=rows,
+                settle_every=0,  # nobody replays it
+                last=self.steps,
+            ),
+        )
+
+
+# ---- Reading ----
+
+
+def read_arguments(given: Mapping[str, Any], groups: Sequence[str], *, torch: bool) -> Arguments:
+    """Return the arguments that are data, checked by the tables of a run file that have them too.
+
+    Args:
+      given: The arguments of `simulate`, by name.
+      groups: Top-level names of the params.
+      torch: Whether the params are those of a torch module.
+
+    Raises:
+      LockstepError: One is not within its bounds, or what only JAX's programs have.
+    """
+    optimizer = given["optimizer"]
+    tag, table, rate = None, None, 0.0
+    if not isinstance(optimizer, Optimizer):
+        tag, table, rate = tagged(optimizer, groups, given["stacked"])
+    document = {name: given[name] for name in Arguments.model_fields} | {
+        "optimizer": {tag: table} if tag else None,
+        "learning_rate": _schedule(given["learning_rate"], rate),
+        "links": {} if given["links"] is None else given["links"],
+    }
+    asked = validate(Arguments, document, "simulate")
+    return _of_torch(asked) if torch else asked
 
 
 def check(given: Mapping[str, Any]) -> None:
-    """Check the arguments of `simulate` that are counts, flags or have a rule of their own.
+    """Check the arguments that are counts, flags or have a rule of their own.
 
     Raises:
       LockstepError: One is not what was expected.
     """
-    maybe = {name: given[name] for name in MAYBE if given[name] is not None}
-    counts = {name: given[name] for name in COUNTS} | maybe
-    _one_line(expect_counts, **counts)
-    for name, count in counts.items():
-        fits = "a Python integer from 1, below 2**32"
-        _one_line(expect, name, count, lambda x: isinstance(x, int) and x < 2**32, fits)
-    _one_line(expect_flags, **{name: given[name] for name in FLAGS})
-    _one_line(_expect_below, "seed", given["seed"], 2**32, "2**32")
-    percent = given["verification_percent"]
-    _one_line(_expect_below, "verification_percent", percent, 100, "100")
+
+    def expect_below(name: str, end: int, written: str) -> None:
+        fits = f"a Python integer from 0, below {written}"
+        expect_integer(name, given[name], lambda x: isinstance(x, int) and 0 <= x < end, fits)
+
+    counts = {name: given[name] for name in COUNTS}
+    counts |= {name: given[name] for name in MAYBE if given[name] is not None}
     most = given["batch_size"]
-    fits = f"at most batch_size ({most})"
-    _one_line(expect, "micro_batch", given["micro_batch"], lambda x: x is None or x <= most, fits)
-    fits = "'float32' or 'bfloat16'"
-    _one_line(expect, "dtype", given["dtype"], lambda x: x in ("float32", "bfloat16"), fits)
-    _one_line(expect_groups, stacked=given["stacked"])
-    called = "a function of a round's numbers, or None"
-    _one_line(expect, "on_round", given["on_round"], lambda x: x is None or callable(x), called)
+    try:
+        expect_counts(**counts)
+        for name, count in counts.items():
+            fits = "a Python integer from 1, below 2**32"
+            expect(name, count, lambda x: isinstance(x, int) and x < 2**32, fits)
+        expect_flags(shuffle=given["shuffle"], show_progress=given["show_progress"])
+        expect_below("seed", 2**32, "2**32")
+        expect_below("verification_percent", 100, "100")
+        fits = f"at most batch_size ({most})"
+        expect("micro_batch", given["micro_batch"], lambda x: x is None or x <= most, fits)
+        fits = "'float32' or 'bfloat16'"
+        expect("dtype", given["dtype"], lambda x: x in ("float32", "bfloat16"), fits)
+        expect_groups(stacked=given["stacked"])
+        fits = "a function of a round's numbers, or None"
+        expect("on_round", given["on_round"], lambda x: x is None or callable(x), fits)
+    except ValueError as error:
+        raise LockstepError(f"simulate: {error}") from None
+
+
+def tagged(
+    optimizer: str | Mapping[str, Any], groups: Sequence[str] = (), stacked: Sequence[str] = ()
+) -> tuple[str, dict[str, Any], float]:
+    """Return an optimizer's name in a run file, its settings over its card's, and the card's rate.
+
+    Args:
+      optimizer: A name such as "diloco", "demo" or "AdamW"; or a table of a run file, such as
+        {"DiLoCo": {"inner_steps": 10}}.
+      groups: Top-level names of the params.
+      stacked: Those that are layers.
+
+    Raises:
+      LockstepError: There is no such optimizer.
+    """
+    table: Any = {optimizer: {}} if isinstance(optimizer, str) else optimizer
+    if not isinstance(table, Mapping) or len(table) != 1:
+        raise LockstepError(
+            f"simulate: optimizer is {optimizer!r}, expected a name, a table with one name, or an "
+            "Optimizer"
+        )
+    ((name, given),) = table.items()
+    card = card_of(str(name))
+    if card is None or not isinstance(given, Mapping):
+        names = [name.replace("-", "_") for name in CARDS]  # as the library's functions are called
+        near = get_close_matches(str(name).lower(), names, n=1) if card is None else ()
+        raise LockstepError(
+            f"simulate: optimizer is {optimizer!r}, expected one of {', '.join(names)}, a table "
+            'such as {"DiLoCo": {"inner_steps": 10}}, or an Optimizer'
+            + (f"; did you mean {near[0]}?" if near else "")
+        )
+    settings = dict(card.settings)
+    if scale := settings.get("step_scale"):
+        layers = dict.fromkeys(stacked, scale["layers"])  # whatever a model calls its layers
+        settings["step_scale"] = layers | {by: x for by, x in scale.items() if by in groups}
+    settings |= given
+    if "inner" in settings:
+        inner, table, _ = tagged(settings["inner"], groups, stacked)
+        settings["inner"] = {inner: table}
+    return card.tag, settings, card.rates[0].rate
+
+
+def _schedule(learning_rate: Any, default: float) -> Any:
+    """Return a learning rate as the table of a run file."""
+    if learning_rate is None or callable(learning_rate):
+        learning_rate = default
+    if isinstance(learning_rate, Mapping):
+        return dict(learning_rate)
+    if isinstance(learning_rate, numbers.Real) and not isinstance(learning_rate, bool):  # NumPy's
+        learning_rate = float(learning_rate)
+    constant = {"base_lr": learning_rate, "warmup_init_lr": 0.0, "warmup_steps": 0}
+    return {"Constant": constant}
+
+
+def _of_torch(asked: Arguments) -> Arguments:
+    """Return the arguments of a simulation of a torch module, whose precision is its own."""
+    if asked.dtype != "float32":
+        raise LockstepError(
+            f"simulate: dtype is {asked.dtype!r}, expected 'float32' with a torch module, whose "
+            "precision is its own: use torch.autocast in loss_fn"
+        )
+    if asked.layout != "each":
+        raise LockstepError(
+            f"simulate: layout is {asked.layout!r}, expected 'each' with a torch module"
+        )
+    if any(fault.kind == "wrong_precision" for fault in asked.faults):
+        raise LockstepError(
+            "simulate: faults has wrong_precision, expected another kind with a torch module, "
+            "whose precision is its own"
+        )
+    return asked.model_copy(update={"micro_batch": asked.micro_batch or asked.batch_size})
+
+
+# ---- What they make, and checks of the rest ----
+
+
+def the_optimizer(asked: Arguments, given: Mapping[str, Any], groups: Sequence[str]) -> Optimizer:
+    """Return the optimizer itself; arguments as in `read_arguments`.
+
+    Raises:
+      LockstepError: A setting names no group, or changes nothing.
+    """
+    stacked, learning_rate = asked.stacked, given["learning_rate"]
+    if unknown := [name for name in stacked if name not in groups]:
+        raise LockstepError(
+            f"simulate: stacked has {unknown[0]!r}, expected some of {', '.join(groups)}"
+        )
+    if isinstance(given["optimizer"], Optimizer):
+        expected = "with an Optimizer, which has its own"
+        if stacked:
+            raise LockstepError(f"simulate: stacked is {stacked!r}, expected none {expected}")
+        if learning_rate is not None:
+            raise LockstepError(
+                f"simulate: learning_rate is {learning_rate!r}, expected None {expected}"
+            )
+        return given["optimizer"]
+    table = asked.optimizer
+    inner = getattr(table, "inner", table)
+    if stacked and not (inner.needs_layers or table.sends != "arrays"):
+        raise LockstepError(
+            f"simulate: stacked is {stacked!r}, expected none with {inner.tag()}, which "
+            "takes every array as it is"
+        )
+    if inner.needs_layers and not stacked:
+        raise LockstepError(
+            "simulate: stacked is (), expected the names of params whose arrays are matrices of "
+            f"layers, of {', '.join(groups)}: only those have orthogonal steps"
+        )
+    rate = learning_rate if callable(learning_rate) else learning_rate_of(asked.learning_rate)
+    setting = Setting(rate, 0, stacked, asked.aggregation, asked.liars or 0)
+    return build(table, setting, groups)
+
+
+def check_signs(faults: Sequence[Fault], form: wire.Form) -> None:
+    """Check that messages of this form can carry the faults.
+
+    Raises:
+      LockstepError: They cannot.
+    """
+    if not form.sparse:
+        return
+    for number, fault in enumerate(faults):
+        if KINDS[fault.kind].needs == "values" and form.sparse[0][0].value_NK.dtype == bool:
+            raise LockstepError(
+                f"simulate: faults[{number}].kind is {fault.kind}, expected a kind for signs, "
+                "since signs have no size"
+            )
 
 
 def check_call(function: Callable, name: str, form: str, *arguments: Any) -> None:
@@ -89,15 +429,3 @@ def folder(name: str, path: Any) -> Path | None:
             f"simulate: {name} is {str(made)!r}, expected a folder to write to: {why}"
         ) from error
     return made
-
-
-def _expect_below(name: str, value: Any, end: int, written: str) -> None:
-    within = f"a Python integer from 0, below {written}"
-    expect_integer(name, value, lambda x: isinstance(x, int) and 0 <= x < end, within)
-
-
-def _one_line(check: Callable, *arguments: Any, **settings: Any) -> None:
-    try:
-        check(*arguments, **settings)
-    except ValueError as error:
-        raise LockstepError(f"simulate: {error}") from None

@@ -12,9 +12,9 @@ from lockstep.optim.optimizer import Tree, looks_ahead
 from lockstep.optim.transform import next_step
 from lockstep.protocol import links
 from lockstep.protocol.driver import RunProgress
+from lockstep.simulation.arguments import Arguments
 from lockstep.simulation.examples import ExampleSet
 from lockstep.simulation.result import Log
-from lockstep.simulation.settings import Arguments
 from lockstep.swarm.peers import SimulatedPeers
 from lockstep.transcript.entry import Entry
 from lockstep.transcript.observer import Observer

@@ -18,11 +18,11 @@ from lockstep.machine.progress import Progress
 from lockstep.optim.optimizer import Tree
 from lockstep.programs.train_step import Programs
 from lockstep.protocol.driver import RunProgress
+from lockstep.simulation.arguments import Arguments
 from lockstep.simulation.examples import ExampleSet, PeerData
 from lockstep.simulation.measurements import Measurements
 from lockstep.simulation.micro_batch import fits_into_memory, largest
 from lockstep.simulation.result import Curves, Log, Result
-from lockstep.simulation.settings import Arguments
 from lockstep.swarm.checkpoints import Checkpoints, Saved
 from lockstep.swarm.faults import FaultSchedule
 from lockstep.swarm.fused_peers import make_peers

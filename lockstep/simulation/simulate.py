@@ -1,7 +1,6 @@
 """`simulate`: peers train any model with any optimizer, in the rounds that stage train takes."""
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import numpy as np
 from lockstep.machine.jax_settings import check_settings, other_settings
 from lockstep.optim.optimizer import Optimizer
 from lockstep.programs.train_step import Programs
-from lockstep.simulation import arguments, examples, settings, torch_module
+from lockstep.simulation import arguments, examples, torch_module
 from lockstep.simulation.loss_task import LossFn, LossTask
 from lockstep.simulation.nested import Nesting
 from lockstep.simulation.result import Log, Result
@@ -92,7 +91,8 @@ def simulate(  # noqa: PLR0913 - whoever calls it names them
       steps: Rounds: exchanges, each after the optimizer's inner_steps local steps.
       batch_size: Examples of a peer in each local step.
       learning_rate: A number; a schedule of a run file, as {"Cosine": {...}}; or a function of the
-        round. By default the optimizer's in `settings.DEFAULTS`.
+        round. By default the one that the optimizer's card in lockstep/methods states
+        for the smallest model.
       aggregation: `[peers] aggregation` of a run file: how peers' messages become one, "mean",
         "median" or another rule that tolerates liars.
       liars: `[peers] liars`: how many peers may lie, where the rule needs it.
@@ -125,46 +125,29 @@ def simulate(  # noqa: PLR0913 - whoever calls it names them
       LockstepError: An argument or a setting of JAX is not what was expected, as 64 bits, or the
         loss is not finite.
     """
-    given = {
-        "peers": peers,
-        "steps": steps,
-        "batch_size": batch_size,
-        "aggregation": aggregation,
-        "liars": liars,
-        "links": {} if links is None else links,
-        "faults": faults,
-        "verification_percent": verification_percent,
-        "max_round_train_time": max_round_train_time,
-        "seed": seed,
-        "shuffle": shuffle,
-        "micro_batch": micro_batch,
-        "dtype": dtype,
-        "layout": layout,
-        "stacked": stacked,
-        "eval_every": eval_every,
-        "correlation_every": correlation_every,
-    }
+    given = dict(locals())
     check_settings("simulate")
-    told = {"on_round": on_round, "show_progress": show_progress}
-    arguments.check(given | told | {"checkpoint_every": checkpoint_every})
-    asked = settings.asked_of(optimizer, learning_rate, given)
-    round_settings = asked.round_settings(optimizer)
-    of_peers = examples.of_peers(train_data, peers, seed, shuffle=shuffle)
-    held_out = examples.held_out(train_data, eval_data, peers)
-    build = partial(settings.the_optimizer, asked, optimizer, learning_rate)
-    if torch_module.is_module(params):
-        asked = settings.of_torch(asked)
-        module = TorchModule(params, loss_fn, asked.micro_batch)
-        first, built = module.first, build(sorted(module.first))
-        programs: Programs = WorkloadPrograms(module, built, module, seed, lot=asked.rows_of_a_step)
+    arguments.check(given)
+    is_module = torch_module.is_module(params)
+    if is_module:
+        module = TorchModule(params, loss_fn, micro_batch or batch_size)
+        first = module.first
     else:
         nesting = Nesting(params)
         first = nesting.nested(params)
+    asked = arguments.read_arguments(given, sorted(first), torch=is_module)
+    round_settings = asked.round_settings(optimizer)
+    of_peers = examples.of_peers(train_data, peers, seed, shuffle=shuffle)
+    held_out = examples.held_out(train_data, eval_data, peers)
+    built = arguments.the_optimizer(asked, given, sorted(first))
+    if is_module:
+        programs: Programs = WorkloadPrograms(module, built, module, seed, lot=asked.rows_of_a_step)
+    else:
         shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), first)
         task = LossTask(loss_fn, nesting, shapes, jnp.dtype(dtype), seed)
         task.check(of_peers[0].take(np.arange(batch_size)).examples)
-        programs = Programs(task, build(sorted(first)), lot=asked.rows_of_a_step)
-    settings.check_signs(asked.faults, programs.form)
+        programs = Programs(task, built, lot=asked.rows_of_a_step)
+    arguments.check_signs(asked.faults, programs.form)
     logs_in = arguments.folder("log_dir", log_dir)
     checkpoints_in = arguments.folder("checkpoint_dir", checkpoint_dir)
     described = asked.model_dump(mode="json") | {

@@ -1,14 +1,12 @@
 """What a round reads of a run, from a run file or from `simulate`."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from lockstep.methods.optimizer_table import OptimizerDecoupledDiLoCo, OptimizerVariant
 from lockstep.programs.train_step import Programs, Work
 from lockstep.protocol import consensus
-from lockstep.protocol.pace import Pace, steps_of
+from lockstep.protocol.pace import Pace
 from lockstep.protocol.round import Evidence, Round
 from lockstep.protocol.run_state import Settings
 from lockstep.swarm.peers import Rows
@@ -73,37 +71,3 @@ class RoundSettings:
         if self.pace:
             return self.pace.rows * max(self.pace.steps)
         return -(-self.most_rows // trainers)
-
-
-def pace_of(
-    optimizer: OptimizerVariant | None,
-    speeds: Sequence[float],
-    rows: int | None,
-    *,
-    batch: int,
-    settle_every: int,
-    last: int,
-) -> Pace | None:
-    """Return the pace of a run with Decoupled DiLoCo; None with another optimizer.
-
-    Args:
-      optimizer: Its table; None for one that has none.
-      speeds: Tokens per second of each peer.
-      rows: Rows of a local step; None with another optimizer.
-      batch: Rows of the largest round.
-      settle_every: Rounds after which nothing travels on; 0 for never.
-      last: The last round.
-    """
-    if not isinstance(optimizer, OptimizerDecoupledDiLoCo) or rows is None:
-        return None
-    return Pace(
-        quorum=optimizer.quorum,
-        grace_seconds=optimizer.grace_seconds,
-        max_age=optimizer.max_age,
-        fragments=optimizer.fragments,
-        rows=rows,
-        steps=steps_of(speeds, optimizer.steps_of_a_round),
-        batch=batch,
-        settle_every=settle_every,
-        last=last,
-    )

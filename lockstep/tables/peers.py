@@ -23,11 +23,9 @@ Aggregation = Literal[
 
 
 class PeersTable(Protocol):
-    """The keys of `[peers]` that decide which methods and faults a run can have."""
+    """The keys of `[peers]` that decide which faults a run can have."""
 
     count: int
     layout: PeerLayout
     attention: Literal["matmul", "cudnn"]
     wire: Literal["lockstep", "psyche"]
-    aggregation: Aggregation
-    liars: int | None

@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from lockstep.methods import CARDS
 from lockstep.tables.explain import validate
 from lockstep.tables.faults import KINDS, Fault
 from lockstep.tables.peers import PeerCount
 from lockstep.tables.table import U8, AsTuple, Count, Distinct, Positive, Table, text, wrong
-from parts.new.recipes import RECIPES
 from pipeline.runfile.tables import Peers
 from pipeline.toml_file import read_toml
 
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 else:
     AggregationName = Peers.model_fields["aggregation"].annotation
     FaultyPeers = Fault.model_fields["peer"].annotation
-    RecipeName, KindName = Literal[tuple(RECIPES)], Literal[tuple(KINDS)]
+    RecipeName, KindName = Literal[tuple(CARDS)], Literal[tuple(KINDS)]
 
 
 class Method(Table):
     """An optimizer with its settings, and the learning rates that it is tuned on."""
 
     recipe: RecipeName
-    """Optimizer whose table the settings change, by its name in `lockstep new`."""
+    """Optimizer whose table the settings change, by the name of its card (lockstep/methods)."""
     settings: dict[str, Any] = {}
-    """Keys of its table in a run file, with other values than the recipe's."""
+    """Keys of its table in a run file, with other values than the card's."""
     aggregation: AggregationName = "mean"
     """How messages of several peers become one, as in [peers]."""
     liars: Annotated[int, Field(ge=1)] | None = None

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from parts.comparison.compare_file import NO_FAILURE, Compare
-from parts.comparison.trainings import PlannedTraining, grid, recipe_of
+from parts.comparison.trainings import PlannedTraining, card_of_method, grid
 
 Ended = Mapping[str, Any]
 
@@ -106,7 +106,7 @@ def rows(compare: Compare, found: Mapping[PlannedTraining, Ended]) -> list[Row]:
             if failure == NO_FAILURE:
                 seeds[0] = tuned
             results = tuple(found[one] for one in seeds)
-            steps = recipe_of(method).local_steps
+            steps = card_of_method(method).local_steps
             some.append(Row(name, method.label or name, failure, steps, rate, results))
         table += sorted(some, key=lambda row: row.mean)
     return table

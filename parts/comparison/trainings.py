@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import tomlkit
 
 from lockstep.errors import LockstepError
+from lockstep.methods import CARDS
+from lockstep.methods.card import Card
 from lockstep.tables.explain import dotted
 from parts.comparison.compare_file import (
     NO_FAILURE,
@@ -22,7 +24,6 @@ from parts.comparison.compare_file import (
     Method,
 )
 from parts.new.like import at_rate, of_tokens, tables_like
-from parts.new.recipes import RECIPES, Recipe
 from pipeline import runfile
 
 MEASURES = 10  # of the held-out loss, in a run
@@ -72,10 +73,10 @@ def trainings(compare: Compare) -> Iterator[PlannedTraining]:
                 yield PlannedTraining(method, None, seed, failure)
 
 
-def recipe_of(method: Method) -> Recipe:
+def card_of_method(method: Method) -> Card:
     """Return a method's optimizer, with its settings."""
-    recipe = RECIPES[method.recipe]
-    return recipe._replace(table=recipe.table | method.settings)
+    card = CARDS[method.recipe]
+    return card._replace(settings=card.settings | method.settings)
 
 
 def document(compare: Compare, base: runfile.Run, training: PlannedTraining) -> dict[str, Any]:
@@ -91,7 +92,7 @@ def document(compare: Compare, base: runfile.Run, training: PlannedTraining) -> 
     """
     method = compare.methods[training.method]
     base = _of_peers(base, compare.peers)
-    tables, _ = tables_like(of_tokens(base, compare.tokens), recipe_of(method), None)
+    tables, _ = tables_like(of_tokens(base, compare.tokens), card_of_method(method), None)
     rounds = tables["config"]["total_steps"]
     assert training.rate is not None, "its method is tuned first"
     at_rate(tables, training.rate)

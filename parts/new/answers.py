@@ -4,13 +4,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from lockstep.errors import LockstepError
-from parts.new.recipes import recipe_of
+from lockstep.methods import CARDS, card_of
+from lockstep.methods.card import Card
 
 if TYPE_CHECKING:
     from parts.new.fresh import NewRun
     from pipeline.preflight.model import StartingModel
 
 MOST_TOKENS, MOST_PEERS, MOST_GPUS = 1e15, 256, 2**16
+
+
+def card_named(name: str) -> Card:
+    """Return the card that --optimizer names.
+
+    Raises:
+      LockstepError: There is none.
+    """
+    if card := card_of(name):
+        return card
+    raise LockstepError(f"--optimizer {name}: expected one of {', '.join(CARDS)}")
 
 
 class NewAnswers(NamedTuple):
@@ -67,7 +79,7 @@ class Checks:
     def optimizer(self, given: NewAnswers, answer: str) -> str:
         """The name of an optimizer."""
         del given
-        recipe_of(answer)
+        card_named(answer)
         return answer
 
     def tokens(self, given: NewAnswers, answer: str) -> str:
@@ -113,11 +125,11 @@ def new_run(given: NewAnswers, model: "StartingModel") -> "NewRun":
     from parts.new import fresh
     from parts.new.data_tables import data_named
 
-    recipe, tokens = recipe_of(given.optimizer), _number(given.tokens)
+    card, tokens = card_named(given.optimizer), _number(given.tokens)
     return fresh.NewRun(
         model,
         data_named(given.data, model),
-        recipe.for_groups(model.groups),
+        card.for_groups(model.groups),
         tokens,
         given.peers,
         given.gpus,

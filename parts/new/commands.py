@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from lockstep.errors import LockstepError
-from parts.new.answers import MOST_PEERS, Checks, NewAnswers, new_run
-from parts.new.recipes import RECIPES, recipe_of
+from lockstep.methods import CARDS
+from parts.new.answers import MOST_PEERS, Checks, NewAnswers, card_named, new_run
 from pipeline.command_line import DEFAULT_ROOT, RUN_FILES, Root
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ QUESTIONS = {
     "file": ("The run file to write", "params/mine.toml"),
     "model": ("Model: a folder, owner/name on the hub, or init:SIZE", "init:2m"),
     "data": ("Data: a folder, owner/name on the hub, an address, or corpus", "corpus"),
-    "optimizer": (f"Optimizer: {', '.join(RECIPES)}", "diloco"),
+    "optimizer": (f"Optimizer: {', '.join(CARDS)}", "diloco"),
     "tokens": ("Tokens to train on", "1e6"),
     "peers": ("Peers", 4),
     "gpus": ("GPUs here, 0 for none", 0),
@@ -43,7 +43,7 @@ def new(  # noqa: PLR0913 - each is an option
         typer.Option(help="A folder of text or tokens, owner/name, an address, or corpus."),
     ] = None,
     optimizer: Annotated[
-        str | None, typer.Option(metavar="NAME", help=f"One of {', '.join(RECIPES)}.")
+        str | None, typer.Option(metavar="NAME", help=f"One of {', '.join(CARDS)}.")
     ] = None,
     tokens: Annotated[str | None, typer.Option(help="Tokens to train on, as 1e9.")] = None,
     peers: Annotated[
@@ -167,7 +167,7 @@ def _write_like(given: NewAnswers, like: Path, root: Path) -> None:
     from pipeline import runfile
     from pipeline.preflight.model import model_of_run
 
-    recipe, base = recipe_of(given.optimizer), runfile.load(like)
+    card, base = card_named(given.optimizer), runfile.load(like)
     check_base(base, like)
     head = [f"Made by `lockstep new`: as {like}, with --optimizer {given.optimizer}."]
     try:
@@ -176,8 +176,8 @@ def _write_like(given: NewAnswers, like: Path, root: Path) -> None:
         model = None
         head.append(f"{error}.")
     if model:
-        recipe = recipe.for_groups(model.groups)
-    document, choices = tables_like(base, recipe, model)
+        card = card.for_groups(model.groups)
+    document, choices = tables_like(base, card, model)
     config = model.config if model else None
     if config:
         choices += fitting.times_that_fit(document, config, one_epoch=False)

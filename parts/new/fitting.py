@@ -22,6 +22,11 @@ FOREVER, LEAST_EPOCH = 10**9, 3600  # seconds of an epoch
 MOST_BATCH = 2**16 - 1  # sequences of a round: Psyche's number has 16 bits
 
 
+def short(rate: float) -> float:
+    """Return a learning rate without the digits that binary fractions add."""
+    return float(f"{rate:.6g}")
+
+
 class Choice(NamedTuple):
     """A number of a run file, by its dotted key, and why it has its value."""
 

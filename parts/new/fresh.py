@@ -5,9 +5,10 @@ import math
 from typing import Any, NamedTuple
 
 from lockstep.errors import LockstepError
+from lockstep.methods import CARDS
+from lockstep.methods.card import Card
 from parts.new.data_tables import NewData
-from parts.new.fitting import FOREVER, MOST_BATCH, Choice, check_batch, counted, divided
-from parts.new.recipes import FINE_TUNING, Recipe, short
+from parts.new.fitting import FOREVER, MOST_BATCH, Choice, check_batch, counted, divided, short
 from pipeline.preflight.model import StartingModel
 
 STEPS = 2000  # local steps that a run is aimed at
@@ -18,6 +19,7 @@ AT_ONCE, AT_ONCE_GPU = 1024, 8192  # tokens of a micro-batch: params/run.toml, p
 WARMUP, MOST_WARMUP = 10, 500  # one in so many local steps, and at most so many
 DECAYED = 10  # the learning rate ends at one in so many
 HELD_OUT_TOKENS = 2**17  # at least, of a measurement: fewer say little
+FINE_TUNING = 2e-5  # of AdamW, between 1e-5 of LLaMA-Factory and 5e-5 of transformers' Trainer
 DTYPES = "float32", "bfloat16", "float16"  # of an export
 MANY_LAYERS = 16  # above it, layers are compiled once for all
 
@@ -28,7 +30,7 @@ class NewRun(NamedTuple):
     Attributes:
       model: What it trains.
       data: On what.
-      recipe: How.
+      card: How.
       tokens: How many tokens, over all peers.
       peers: Number of peers.
       gpus: Number of GPUs; 0 for a CPU.
@@ -43,7 +45,7 @@ class NewRun(NamedTuple):
 
     model: StartingModel
     data: NewData
-    recipe: Recipe
+    card: Card
     tokens: int
     peers: int
     gpus: int
@@ -61,8 +63,9 @@ class NewRun(NamedTuple):
         if self.learning_rate is not None:
             return self.learning_rate
         if self.model.is_trained:
-            return self.recipe.rate_of_trained()
-        return self.recipe.rate_for(self.model.params).rate
+            adamw = CARDS["adamw"].rates[0].rate
+            return short(FINE_TUNING * self.card.rates[0].rate / adamw)
+        return self.card.rate_for(self.model.params).rate
 
     @property
     def exported(self) -> str:
@@ -92,7 +95,7 @@ class NewRun(NamedTuple):
           LockstepError: The tokens are less than one round's; or a given batch is not the same for
             each peer and local step.
         """
-        steps, of_one = self.recipe.local_steps, self.length * self.peers
+        steps, of_one = self.card.local_steps, self.length * self.peers
         if self.sequences is not None:
             return self._rows_of(self.sequences, self.peers * steps)
         least = of_one * steps
@@ -131,7 +134,7 @@ class NewRun(NamedTuple):
     @property
     def batch(self) -> int:
         """Sequences of a round, over all peers."""
-        return self.rows * self.peers * self.recipe.local_steps
+        return self.rows * self.peers * self.card.local_steps
 
     @property
     def rounds(self) -> int:
@@ -186,7 +189,7 @@ def tables(new: NewRun) -> dict[str, Any]:
 
 
 def _model(new: NewRun) -> dict[str, Any]:
-    warmup = min(MOST_WARMUP // new.recipe.local_steps, new.rounds // WARMUP)
+    warmup = min(MOST_WARMUP // new.card.local_steps, new.rounds // WARMUP)
     return {
         "architecture": new.model.architecture,
         "data_type": "Pretraining",
@@ -203,7 +206,7 @@ def _model(new: NewRun) -> dict[str, Any]:
                 "final_lr": short(new.rate / DECAYED),
             }
         },
-        "optimizer": {new.recipe.tag: new.recipe.table},
+        "optimizer": {new.card.tag: new.card.settings},
     }
 
 
@@ -243,7 +246,7 @@ def _peers(new: NewRun) -> dict[str, Any]:
 
 def choices(new: NewRun) -> list[Choice]:
     """Return what was chosen, and why, from the most to the least important."""
-    recipe, steps = new.recipe, new.recipe.local_steps
+    card, steps = new.card, new.card.local_steps
     length = new.length
     tokens = new.rounds * new.batch * length
     where = "model.LLM"
@@ -263,7 +266,7 @@ def choices(new: NewRun) -> list[Choice]:
             "config.total_steps",
             f"rounds of {new.batch * length:,} tokens: {tokens:,} in all, {new.tokens:,} asked for",
         ),
-        *_local_steps(recipe),
+        *_local_steps(card),
         Choice(f"{schedule}.base_lr", _of_rate(new)),
         Choice(
             f"{schedule}.warmup_steps",
@@ -291,13 +294,13 @@ def _of_rate(new: NewRun) -> str:
     params = f"{new.model.params / 1e6:,.4g} M"
     if new.model.is_trained:
         adamw = f"{FINE_TUNING:g} of AdamW, between 1e-5 of LLaMA-Factory and 5e-5 of transformers"
-        if new.recipe.tag != "AdamW":
-            adamw += f", times {new.recipe.tag}'s rate for fresh weights over AdamW's"
+        if new.card.tag != "AdamW":
+            adamw += f", times {new.card.tag}'s rate for fresh weights over AdamW's"
         return (
             f"for weights that are trained already: {adamw}; not tuned for these {params}: try "
             "half and twice"
         )
-    rate = new.recipe.rate_for(new.model.params)
+    rate = new.card.rate_for(new.model.params)
     return (
         f"for fresh weights: stated for {rate.params / 1e6:,.4g} M params by {rate.file}, not "
         f"tuned for these {params}: try half and twice"
@@ -310,13 +313,13 @@ def _of_dtype(new: NewRun) -> str:
     return "the model's own" if new.model.is_trained else "fresh weights are float32"
 
 
-def _local_steps(recipe: Recipe) -> list[Choice]:
-    if "inner_steps" not in recipe.table:
+def _local_steps(card: Card) -> list[Choice]:
+    if "inner_steps" not in card.settings:
         return []
-    key = f"model.LLM.optimizer.{recipe.tag}"
-    found = [Choice(f"{key}.inner_steps", f"local steps, of {recipe.file}, not tuned")]
-    if "outer_momentum" in recipe.table:
-        why = f"of {recipe.file}, for few rounds; the papers have 0.9, for many"
+    key = f"model.LLM.optimizer.{card.tag}"
+    found = [Choice(f"{key}.inner_steps", f"local steps, of {card.file}, not tuned")]
+    if "outer_momentum" in card.settings:
+        why = f"of {card.file}, for few rounds; the papers have 0.9, for many"
         found.append(Choice(f"{key}.outer_momentum", why))
     return found
 

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.errors import LockstepError
-from lockstep.methods.optimizer_table import OptimizerWorkload
-from parts.new.fitting import CALLED, Choice, check_batch, counted, value_at
-from parts.new.recipes import RECIPES, Recipe, StatedRate, short
+from lockstep.methods import CARDS
+from lockstep.methods.card import Card, StatedRate
+from lockstep.methods.dense import OptimizerWorkload
+from parts.new.fitting import CALLED, Choice, check_batch, counted, short, value_at
 from pipeline import runfile
 from pipeline.preflight.model import StartingModel
 
@@ -67,20 +68,20 @@ def at_rate(document: dict[str, Any], rate: float) -> None:
 
 
 def tables_like(
-    base: runfile.Run, recipe: Recipe, model: StartingModel | None
+    base: runfile.Run, card: Card, model: StartingModel | None
 ) -> tuple[dict[str, Any], list[Choice]]:
     """Return the tables of a run of the same tokens by another optimizer, and what changed.
 
     Args:
       base: The run that it is like.
-      recipe: Its optimizer.
+      card: Its optimizer.
       model: The model of both; None where only stage convert can know it.
 
     Raises:
       LockstepError: A round of its local steps is too large, or there are too few tokens for one.
     """
     document = base.model_dump(mode="json", exclude_none=True)
-    choices = [*_rounds(document, base, recipe), *_optimizer(document, base, recipe, model)]
+    choices = [*_rounds(document, base, card), *_optimizer(document, base, card, model)]
     before = base.model_dump(mode="json", exclude_none=True)
     choices = [choice for choice in choices if _is_new(choice.key, document, before)]
     limit = document["download"].get("limit", {})
@@ -111,9 +112,9 @@ def _batches(config: dict[str, Any]) -> list[str]:
     return [key for key in spelled if key in config]
 
 
-def _rounds(document: dict[str, Any], base: runfile.Run, recipe: Recipe) -> Iterator[Choice]:
+def _rounds(document: dict[str, Any], base: runfile.Run, card: Card) -> Iterator[Choice]:
     """The batch of a round, and how many rounds have the tokens of the base."""
-    config, steps, before = document["config"], recipe.local_steps, base.config.total_steps
+    config, steps, before = document["config"], card.local_steps, base.config.total_steps
     percent = base.config.verification_percent
     trainers = base.peers.count - base.peers.count * percent // 100
     together = trainers if steps > 1 else 1  # local steps are of as many sequences on each peer
@@ -166,24 +167,24 @@ def _nearest(base: runfile.Run, batches: dict[str, int], asked: int) -> tuple[in
 
 
 def _optimizer(
-    document: dict[str, Any], base: runfile.Run, recipe: Recipe, model: StartingModel | None
+    document: dict[str, Any], base: runfile.Run, card: Card, model: StartingModel | None
 ) -> Iterator[Choice]:
     """The optimizer's table, the schedule over the rounds that there are now, and its rates."""
     llm, before = document["model"]["LLM"], base.llm.optimizer.tag()
-    llm["optimizer"] = {recipe.tag: recipe.table}
-    yield Choice(f"model.LLM.optimizer.{recipe.tag}", f"in place of {before}; of {recipe.file}")
-    if document["peers"]["overlap"] and not getattr(runfile, f"Optimizer{recipe.tag}").overlaps:
+    llm["optimizer"] = {card.tag: card.settings}
+    yield Choice(f"model.LLM.optimizer.{card.tag}", f"in place of {before}; of {card.file}")
+    if document["peers"]["overlap"] and not card.table.overlaps:
         document["peers"]["overlap"] = 0
-        yield Choice("peers.overlap", f"{recipe.tag} does not overlap")
+        yield Choice("peers.overlap", f"{card.tag} does not overlap")
     ((kind, schedule),) = llm["lr_schedule"].items()
     _schedule(document, document["config"]["total_steps"] / base.config.total_steps)
     key = f"model.LLM.lr_schedule.{kind}"
     yield Choice(f"{key}.warmup_steps", "as long by tokens, as the rest of the schedule")
-    if recipe.tag == before or not schedule["base_lr"]:
+    if card.tag == before or not schedule["base_lr"]:
         return
-    stated, whose = _stated(recipe, model), f"by {recipe.file}"
+    stated, whose = _stated(card, model), f"by {card.file}"
     rate = stated.rate
-    if known := next((one for one in RECIPES.values() if one.tag == before), None):
+    if known := next((one for one in CARDS.values() if one.tag == before), None):
         rate = short(schedule["base_lr"] * rate / _stated(known, model).rate)
         whose = f"by {stated.file} over that of {before}, times the base's"
     at_rate(document, rate)
@@ -194,8 +195,8 @@ def _optimizer(
     )
 
 
-def _stated(recipe: Recipe, model: StartingModel | None) -> StatedRate:
-    return recipe.rate_for(model.params) if model else recipe.rates[0]
+def _stated(card: Card, model: StartingModel | None) -> StatedRate:
+    return card.rate_for(model.params) if model else card.rates[0]
 
 
 def _schedule(document: dict[str, Any], share: float) -> None:

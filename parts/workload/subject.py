@@ -11,7 +11,6 @@ from typing import Any
 
 from lockstep.errors import LockstepError
 from lockstep.files import read_json, sha256_file, write_json
-from lockstep.methods.build import Setting, aggregate_of, build, learning_rate_of_run
 from lockstep.optim.optimizer import Tree
 from lockstep.programs.columns import PLAIN, Column
 from lockstep.programs.train_step import Programs
@@ -26,6 +25,7 @@ from parts.workload.inner_loop_programs import InnerLoopPrograms
 from parts.workload.programs import WorkloadPrograms, WorkloadTask
 from parts.workload.worker import NO_ROWS, RowSpec, Worker
 from pipeline import runfile
+from pipeline.runfile.method import learning_rate_of_run, optimizer_of_run
 from pipeline.stage.artifacts import listing_sha256
 from pipeline.tokens.rows import FILES, ArrayRows, FileRows, TokenRows
 from pipeline.tokens.shards import Shards
@@ -152,13 +152,12 @@ class WorkloadSubject:
         told = of_model(model, FILE)
         groups = {tensor.name.split(".")[0] for tensor in told.tensors}
         learning_rate = learning_rate_of_run(run, first_step)
-        setting = Setting(learning_rate, run.peers.overlap, (), aggregate_of(run.peers))
-        optimizer = build(run.llm.optimizer, setting, groups)
+        optimizer = optimizer_of_run(run, groups, first_step=first_step)
         worker = Worker(run, model["rows"], told)
         task, seed, wire = WorkloadTask(told, columns), run.peers.seed, run.peers.wire
         if run.workload.inner == "gradient":
             return WorkloadPrograms(task, optimizer, worker, seed, wire, run.rows_of_a_step)
-        return InnerLoopPrograms(task, optimizer, worker, seed, wire, setting.learning_rate)
+        return InnerLoopPrograms(task, optimizer, worker, seed, wire, learning_rate)
 
     def export(
         self,

@@ -15,7 +15,6 @@ from flax.traverse_util import flatten_dict
 import models
 from lockstep.errors import LockstepError
 from lockstep.machine import memory
-from lockstep.methods.build import Setting, aggregate_of, build, learning_rate_of_run
 from lockstep.optim.balance import balanced, leave
 from lockstep.optim.optimizer import Optimizer, Tree
 from lockstep.programs.columns import PLAIN, UNCOUNTED, Column, Columns, split
@@ -23,6 +22,7 @@ from lockstep.programs.loss import measured, targets, weighted_cross_entropy
 from lockstep.programs.task import OTHER_PRECISION
 from lockstep.programs.train_step import Programs
 from pipeline import runfile
+from pipeline.runfile.method import optimizer_of_run
 
 MOST_UNROLLED = 1000  # layers: XLA takes about a second for each
 
@@ -38,11 +38,9 @@ def programs_of(
       LockstepError: The run asks for what this model or this data does not support.
     """
     task = LanguageModel(run, hf_config, columns)
-    learning_rate = learning_rate_of_run(run, first_step)
     groups = {name.split("/")[0] for name in task.model.names}
-    merged_by = aggregate_of(run.peers)
-    setting = Setting(learning_rate, run.peers.overlap, task.model.stacked, merged_by)
-    optimizer = task.balance(build(run.llm.optimizer, setting, groups), run.peers.balance_speed)
+    plain = optimizer_of_run(run, groups, task.model.stacked, first_step)
+    optimizer = task.balance(plain, run.peers.balance_speed)
     wire, parts = run.peers.wire, run.peers.fsdp
     return Programs(task, optimizer, wire=wire, parts=parts, lot=run.rows_of_a_step)
 

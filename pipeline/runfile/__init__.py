@@ -3,36 +3,12 @@
     from pipeline import runfile
 
     run = runfile.load(Path("params/run.toml"))
-    match run.llm.optimizer:
-        case runfile.OptimizerDistro() as distro: ...
+    run.config.total_steps
 
 An unknown key, a value of the wrong type or an impossible combination is one line of
 `LockstepError`.
 """
 
-from lockstep.methods.optimizer_table import (
-    OptimizerAdaDistro,
-    OptimizerAdamW,
-    OptimizerDecoupledDiLoCo,
-    OptimizerDiLoCo,
-    OptimizerDistro,
-    OptimizerDummy,
-    OptimizerFedAvg,
-    OptimizerMuon,
-    OptimizerSGD,
-    OptimizerSparseLoCo,
-    OptimizerSPARTA,
-    OptimizerSPARTADiLoCo,
-    OptimizerStreamingDiLoCo,
-    OptimizerVariant,
-)
-from lockstep.methods.schedule_table import (
-    ScheduleConstant,
-    ScheduleCosine,
-    ScheduleLinear,
-    ScheduleVariant,
-    ScheduleWarmupStableDecay,
-)
 from lockstep.tables.faults import Fault
 from lockstep.tables.links import Links
 from lockstep.tables.variant import variant_name

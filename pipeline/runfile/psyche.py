@@ -11,8 +11,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from lockstep.methods.optimizer_table import AnyOptimizer
-from lockstep.methods.schedule_table import AnySchedule
+from lockstep.methods import AnyOptimizer
+from lockstep.methods.schedule import AnySchedule
 from lockstep.tables.peers import PeerCount
 from lockstep.tables.table import NAME_BYTES, U8, U16, U32, U64, AsTuple, Table, wrong
 from pipeline.runfile.checkpoint import BUCKET, PREFIX, AnyCheckpoint, CheckpointGcs, CheckpointHub

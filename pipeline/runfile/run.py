@@ -10,15 +10,12 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field, model_validator
 
 from lockstep.errors import LockstepError
-from lockstep.methods.faults import check_faults
-from lockstep.methods.optimizer_table import OptimizerDecoupledDiLoCo
+from lockstep.methods.card import Surroundings
+from lockstep.methods.needs import check_faults, check_needs
 from lockstep.tables.explain import validate
 from lockstep.tables.links import Links
 from lockstep.tables.table import Table, missing, wrong
 from lockstep.transcript.windows import Snapshots
-from pipeline.runfile.checks.aggregation import check_aggregation
-from pipeline.runfile.checks.decoupled import check_decoupled
-from pipeline.runfile.checks.topology import check_topology
 from pipeline.runfile.checks.workload import check_workload
 from pipeline.runfile.data import Download
 from pipeline.runfile.psyche import (
@@ -40,7 +37,7 @@ from pipeline.runfile.tables import (
     Witness,
     Workload,
 )
-from pipeline.toml_file import read_toml
+from pipeline.toml_file import read_run_file
 
 
 class Run(Table):
@@ -87,7 +84,7 @@ class Run(Table):
     def rows_of_a_step(self) -> int | None:
         """Sequences of each local step, where slower peers take fewer steps; else they vary."""
         optimizer = self.llm.optimizer
-        if not isinstance(optimizer, OptimizerDecoupledDiLoCo):
+        if not optimizer.paced:
             return None
         steps = self.peers.count * optimizer.steps_of_a_round
         return self.config.global_batch_size_end // steps
@@ -133,19 +130,22 @@ class Run(Table):
         return self
 
     @model_validator(mode="after")
-    def _aggregation_fits(self) -> "Run":
-        trainers = self.peers.count - self.peers.count * self.config.verification_percent // 100
-        check_aggregation(self.peers, trainers, self.llm.optimizer)
-        check_topology(self.links, self.peers.aggregation, self.llm.optimizer)
-        return self
-
-    @model_validator(mode="after")
-    def _decoupled_fits(self) -> "Run":
-        percent = self.config.verification_percent
-        check_decoupled(self.llm.optimizer, self.peers, self.links, percent)
-        least = (self.rows_of_a_step or 0) * self.peers.count
+    def _method_has_what_it_needs(self) -> "Run":
+        peers, links, percent = self.peers, self.links, self.config.verification_percent
+        run = Surroundings(
+            peers=peers.count,
+            trainers=peers.count - peers.count * percent // 100,
+            aggregation=peers.aggregation,
+            liars=peers.liars,
+            layout=peers.layout,
+            topology=links.topology,
+            clock=links.clock,
+            verification_percent=percent,
+        )
+        check_needs(self.llm.optimizer, run)
+        least = (self.rows_of_a_step or 0) * peers.count
         if self.config.global_batch_size_start < least:
-            text = f"at least {least}, a local step of each peer with DecoupledDiLoCo"
+            text = f"at least {least}, a local step of each peer with {self.llm.optimizer.tag()}"
             raise wrong(("config", "global_batch_size_start"), text)
         return self
 
@@ -242,7 +242,7 @@ def load(path: Path) -> Run:
     Raises:
       LockstepError: The file is missing, is not TOML, or is not a valid run.
     """
-    document = read_toml(path)
+    document = read_run_file(path)
     for key in STATE_KEYS:
         if key in document:
             raise LockstepError(

@@ -17,7 +17,7 @@ from pathlib import Path
 import yaml
 
 from lockstep.errors import LockstepError
-from pipeline.toml_file import read_toml
+from pipeline.base_file import read_run_file
 
 PROJECT = Path(__file__).resolve().parents[2]
 STAGES = yaml.safe_load((PROJECT / "dvc.yaml").read_text(encoding="utf-8"))["stages"]
@@ -60,7 +60,7 @@ class Keys:
 
     @cached_property
     def _tables(self) -> dict:
-        return read_toml(self.run)
+        return read_run_file(self.run)
 
     def table(self, name: str) -> object:
         """Return the value of a dotted name in the run file."""

@@ -1,7 +1,7 @@
 """What a round reads of a run file."""
 
 from lockstep.protocol import links
-from lockstep.swarm.round_settings import RoundSettings, pace_of
+from lockstep.swarm.round_settings import RoundSettings
 from pipeline import runfile
 
 
@@ -16,8 +16,7 @@ def round_settings(run: runfile.Run) -> RoundSettings:
         most_rows=run.config.global_batch_size_end,
         micro_batch=run.peers.micro_batch,
         stores_epochs=bool(run.config.checkpointers),
-        pace=pace_of(
-            run.llm.optimizer,
+        pace=run.llm.optimizer.pace(
             links.speeds(run.links, run.peers.count),
             run.rows_of_a_step,
             batch=run.config.global_batch_size_end,

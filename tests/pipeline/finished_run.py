@@ -10,7 +10,6 @@ import re
 from pathlib import Path
 
 from lockstep.files import write_json, write_text
-from lockstep.methods.build import learning_rate_of_run
 from lockstep.protocol.round import Decision, Message, Round
 from lockstep.transcript import curves
 from lockstep.transcript.entry import TABLES, Entry, Header
@@ -20,6 +19,7 @@ from pipeline import scores as task_scores
 from pipeline.audit.verdict import Verdict
 from pipeline.audit.verdict_text import blame
 from pipeline.language_model.held_out import NUMBERS
+from pipeline.runfile.method import learning_rate_of_run
 from pipeline.scores import Metric, TaskResult
 from pipeline.stage.artifacts import METRICS, Paths
 from pipeline.stage.keys import PROJECT, RUN_FILE

@@ -12,7 +12,6 @@ from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 from lockstep.errors import brief
-from lockstep.methods.build import learning_rate_of_run
 from lockstep.transcript.curves import Totals
 from lockstep.transcript.entry import Entry, Header
 from lockstep.transcript.transcript import Transcript
@@ -20,6 +19,7 @@ from pipeline import extras, runfile
 from pipeline.monitor.sinks.sink import Scalars, Sink, TrackedRun
 from pipeline.monitor.sinks.tensorboard import TensorBoardSink
 from pipeline.monitor.sinks.wandb import WandbSink
+from pipeline.runfile.method import learning_rate_of_run
 from pipeline.subject import subject_of
 
 log = logging.getLogger(__name__)

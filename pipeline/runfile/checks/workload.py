@@ -1,6 +1,7 @@
 """Checks of a workload against the tables of the model that it replaces."""
 
-from lockstep.methods.optimizer_table import Fragmented, OptimizerWorkload
+from lockstep.methods.dense import OptimizerWorkload
+from lockstep.methods.diloco import Fragmented
 from lockstep.tables.table import wrong
 from pipeline.runfile.checkpoint import CheckpointEphemeral, CheckpointRun
 from pipeline.runfile.psyche import LLM

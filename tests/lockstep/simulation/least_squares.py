@@ -13,8 +13,8 @@ X = RNG.normal(size=(24, 3)).astype(np.float32)
 Y = (X @ np.array([1.0, -2.0, 0.5]) + 0.3).astype(np.float32)
 DATA = {"x": X, "y": Y}
 PARAMS = {"w": np.zeros(3, np.float32), "b": np.zeros((), np.float32)}
-SGD = {"SGD": {"momentum": 0.0}}
-DILOCO = {"DiLoCo": {"inner_steps": 2, "inner": SGD}}
+SGD = {"SGD": {"momentum": 0.0, "nesterov": False}}
+DILOCO = {"DiLoCo": {"inner_steps": 2, "inner": SGD, "outer_momentum": 0.9}}
 FEDAVG = {"FedAvg": {"inner_steps": 2, "inner": SGD}}
 SPARTA = {"SPARTA": {"inner_steps": 2, "share": 0.3, "inner": SGD}}
 DISTRO = {"Distro": {"compression_topk": 2, "compression_chunk": 4}}

@@ -9,6 +9,7 @@ import pytest
 import lockstep
 from lockstep.errors import LockstepError
 from lockstep.optim.sgd import sgd
+from tests.lockstep.simulation.least_squares import SGD
 
 pytestmark = pytest.mark.usefixtures("one_device")
 RNG = np.random.default_rng(0)
@@ -16,8 +17,8 @@ X = RNG.normal(size=(40, 16)).astype(np.float32)
 TRUTH = RNG.normal(size=16).astype(np.float32)
 DATA = {"x": X, "y": X @ TRUTH}
 PARAMS = {"w": np.zeros(16, np.float32)}
-DILOCO = {"DiLoCo": {"inner_steps": 2, "inner": {"SGD": {}}, "outer_momentum": 0.5}}
-SPARSELOCO = {"SparseLoCo": {"inner_steps": 2, "inner": {"SGD": {}}}}
+DILOCO = {"DiLoCo": {"inner_steps": 2, "inner": SGD, "outer_momentum": 0.5}}
+SPARSELOCO = {"SparseLoCo": {"inner_steps": 2, "inner": SGD}}
 SIGNS = {"Distro": {"compression_topk": 2, "compression_chunk": 16}}
 VALUES = {"Distro": {**SIGNS["Distro"], "quantize_1bit": False}}
 NEEDS = ("trimmed_mean", "min_support", "multi_krum")

@@ -19,6 +19,7 @@ from tests.lockstep.simulation.least_squares import (
     DILOCO,
     FEDAVG,
     PARAMS,
+    SGD,
     SPARTA,
     X,
     Y,
@@ -40,9 +41,7 @@ def gradient(w, x, y):
 
 def test_equals_a_loop_by_hand():
     told = []
-    result = short(
-        optimizer="sgd", shuffle=False, eval_data=DATA, eval_every=2, on_round=told.append
-    )
+    result = short(optimizer=SGD, shuffle=False, eval_data=DATA, eval_every=2, on_round=told.append)
     w, losses = np.zeros(4), []
     for step in range(4):
         batch = slice(step * 8 % 24, step * 8 % 24 + 8)  # the peers' lots, in order, and again
@@ -84,10 +83,10 @@ def test_diloco_equals_a_loop_by_hand():
 
 
 def test_a_batch_counts_alike_however_it_is_cut():
-    whole, cut = (short(optimizer="sgd", micro_batch=size) for size in (4, 2))
+    whole, cut = (short(optimizer=SGD, micro_batch=size) for size in (4, 2))
     np.testing.assert_allclose(found(whole), found(cut), rtol=1e-5)
     assert (whole.micro_batch, cut.micro_batch) == (4, 2)
-    assert short(optimizer="sgd").micro_batch == 4  # what fits
+    assert short(optimizer=SGD).micro_batch == 4  # what fits
 
 
 def test_a_key_is_of_the_seed_the_round_the_peer_and_the_local_step():
@@ -160,7 +159,7 @@ def test_the_same_bits_again_and_after_a_kill(tmp_path):
 
 def test_arrays_a_dataset_and_a_factory_give_the_same():
     items = [{"x": x, "y": y} for x, y in zip(X, Y, strict=True)]
-    arguments = dict(optimizer="sgd", steps=4, batch_size=4, eval_every=4, learning_rate=0.1)
+    arguments = dict(optimizer=SGD, steps=4, batch_size=4, eval_every=4, learning_rate=0.1)
     arrays = simulate(squares, PARAMS, DATA, DATA, peers=2, **arguments)
     assert same(arrays, simulate(squares, PARAMS, items, items, peers=2, **arguments))
     alone = simulate(squares, PARAMS, DATA, DATA, peers=1, **arguments)
@@ -169,7 +168,7 @@ def test_arrays_a_dataset_and_a_factory_give_the_same():
 
 def test_examples_of_64_bits_are_what_jax_makes_of_them():
     wide = {"x": X.astype(np.float64), "y": Y.astype(np.float64)}
-    arguments = dict(optimizer="sgd", peers=1, steps=2, batch_size=4)
+    arguments = dict(optimizer=SGD, peers=1, steps=2, batch_size=4)
     assert same(*(simulate(squares, PARAMS, data, **arguments) for data in (DATA, wide)))
 
 
@@ -187,14 +186,14 @@ def test_an_epoch_has_each_example_once_in_an_order_of_its_own():
     def mean(params, batch, rng):
         return jnp.mean(batch @ params["w"])
 
-    simulate(mean, PARAMS, dataset, None, optimizer="sgd", peers=1, steps=4, batch_size=12)
+    simulate(mean, PARAMS, dataset, None, optimizer=SGD, peers=1, steps=4, batch_size=12)
     orders = [seen[-48:-24], seen[-24:]]
     assert all(sorted(order) == list(range(24)) for order in orders)
     assert orders[0] != orders[1] != list(range(24))
 
 
 def test_an_optimizer_of_ones_own_and_any_schedule():
-    by_name = short(optimizer="sgd", learning_rate=lambda step: 0.1 / step)
+    by_name = short(optimizer=SGD, learning_rate=lambda step: 0.1 / step)
     own = sgd(lambda step: 0.1 / step, momentum=0.0, nesterov=False)
     assert same(by_name, short(optimizer=own, learning_rate=None))
     with pytest.raises(LockstepError, match="learning_rate is 0.1, expected None with an Op"):
@@ -207,7 +206,7 @@ def test_a_state_of_flax_comes_back_as_one():
     def loss_fn(state, batch, rng):
         return jnp.mean((nnx.merge(graph, state)(batch["x"])[:, 0] - batch["y"]) ** 2)
 
-    result = simulate(loss_fn, state, DATA, DATA, optimizer="sgd", peers=2, steps=30, batch_size=8)
+    result = simulate(loss_fn, state, DATA, DATA, optimizer=SGD, peers=2, steps=30, batch_size=8)
     assert jax.tree.structure(result.params) == jax.tree.structure(state)
     assert result.validation["loss"][-1] < 0.01 * result.validation["loss"][0]
 
@@ -220,7 +219,7 @@ def test_the_loss_computes_in_the_precision_that_was_asked_for():
         return squares(params, batch, rng)
 
     result = simulate(
-        loss_fn, PARAMS, DATA, optimizer="sgd", peers=1, steps=1, batch_size=4, dtype="bfloat16"
+        loss_fn, PARAMS, DATA, optimizer=SGD, peers=1, steps=1, batch_size=4, dtype="bfloat16"
     )
     assert result.params["w"].dtype == np.float32
     assert "bfloat16" in seen
@@ -236,7 +235,7 @@ def test_the_layouts_give_the_same_up_to_rounding():
 
 
 def test_a_plot_is_drawn(tmp_path):
-    result = short(optimizer="sgd", eval_data=DATA)
+    result = short(optimizer=SGD, eval_data=DATA)
     assert result.plot(tmp_path / "loss.svg").read_text().startswith("<?xml")
     with pytest.raises(LockstepError, match="plot to .*loss.xyz, expected a name such as loss.png"):
         result.plot(tmp_path / "loss.xyz")

@@ -10,6 +10,7 @@ from tests.lockstep.simulation.least_squares import (
     DISTRO,
     FEDAVG,
     PARAMS,
+    SGD,
     SPARTA,
     X,
     Y,
@@ -49,7 +50,7 @@ def test_a_peer_that_was_away_comes_back_and_less_work_is_still_work():
 
 def test_of_many_peers_some_are_witnesses_and_a_broken_message_is_left_out():
     faults = [{"kind": "malformed", "peer": 9, "rounds": [2, 2]}]
-    result = short(optimizer="sgd", peers=10, faults=faults)
+    result = short(optimizer=SGD, peers=10, faults=faults)
     assert result.train["applied"][:2].tolist() == [10, 9]
     assert result.fired == {"malformed": 1}
 

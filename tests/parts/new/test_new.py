@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 
 from lockstep.errors import LockstepError
 from lockstep.files import write_json
+from lockstep.methods import CARDS
 from models.llama import llama
 from parts.new import fresh
 from parts.new.data_tables import data_named
-from parts.new.recipes import RECIPES, recipe_of
 from parts.new.starting_model import SIZES, model_named
 from pipeline import __main__ as command_line
 from pipeline import runfile
@@ -78,12 +78,12 @@ def lockstep_plan(file: Path, root: Path) -> str:
 # ---- A new run ----
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", CARDS)
 def test_a_new_run_of_each_optimizer_loads_and_every_message_is_in_time(name, small, tmp_path):
     file = tmp_path / "run.toml"
     lockstep_new(file, *small, "--optimizer", name, "--root", tmp_path)
     run = runfile.load(file)
-    assert run.llm.optimizer.tag() == RECIPES[name].tag
+    assert run.llm.optimizer.tag() == CARDS[name].tag
     assert run.config.global_batch_size_end == run.config.global_batch_size_start
     assert plan(run, tmp_path).late is None
     tokens = run.config.last_index(run.llm.max_seq_len) * run.llm.max_seq_len
@@ -144,7 +144,7 @@ def test_a_measurement_has_enough_tokens_to_say_something(small, tmp_path):
 def test_every_model_has_tables_of_every_optimizer_that_load():
     for size in SIZES:
         model = model_named(f"init:{size}", Path())
-        for recipe in RECIPES.values():
+        for recipe in CARDS.values():
             asked = fresh.NewRun(model, data_named("corpus", model), recipe, 10**9, 4, 8)
             run = runfile.parse(fresh.tables(asked), "new")
             assert (run.peers.fsdp, run.peers.attention, run.peers.precision) == (
@@ -204,7 +204,7 @@ def test_a_model_with_one_matrix_for_both_ends_has_no_step_size_for_a_head(small
     for name in ("muon", "ada-distro"):
         lockstep_new(tmp_path / name, *small, "--optimizer", name)
         optimizer = document(tmp_path / name)["model"]["LLM"]["optimizer"]
-        assert optimizer[RECIPES[name].tag]["step_scale"].keys() == {"layers"}
+        assert optimizer[CARDS[name].tag]["step_scale"].keys() == {"layers"}
 
 
 def test_the_config_of_a_model_on_the_hub_is_fetched_alone(tmp_path, monkeypatch):
@@ -304,7 +304,7 @@ def test_like_the_default_run_is_the_ready_run_of_that_optimizer(name, tmp_path)
     assert runfile.load(file).pins == runfile.load(RUN).pins
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", CARDS)
 def test_like_keeps_the_tokens_to_within_a_round_also_over_a_ramp(name, tmp_path):
     ramp = RUN.read_text().replace("batch_size_start = 16", "batch_size_start = 8")
     ramp = ramp.replace("warmup_tokens = 0", "warmup_tokens = 1", 1)
@@ -357,7 +357,7 @@ def test_an_existing_file_is_overwritten_only_with_force(small, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"--optimizer": "adam"}, "--optimizer adam: expected one of adamw, muon"),
+        ({"--optimizer": "adam"}, "--optimizer adam: expected one of ada-distro, adamw"),
         ({"--tokens": "many"}, "--tokens many: expected a number"),
         ({"--tokens": "10"}, "--tokens 10: expected at least 1,024, one round"),
         ({"--model": "init:9t"}, "--model init:9t: expected init: and one of 2m"),
@@ -419,7 +419,7 @@ def test_in_a_terminal_it_asks_one_question_at_a_time(tmp_path):
     )
     asked = [seen.index(word) for word in words]
     assert asked == sorted(asked)
-    assert all(name in seen[: seen.index("dilco")] for name in RECIPES)
+    assert all(name in seen[: seen.index("dilco")] for name in CARDS)
     for question, times in (("Model: ", 2), ("Optimizer: ", 2), ("Tokens to", 2), ("Peers [", 2)):
         assert seen.count(question) == times + (question == "Model: ")  # in the file too
     run = runfile.load(file)
@@ -443,16 +443,18 @@ def _read_until(terminal: int, ending: str) -> str:
     return seen
 
 
-# ---- The recipes ----
+# ---- The cards ----
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", CARDS)
 def test_stated_rates_and_tables_are_those_of_the_files_that_are_named(name):
-    recipe = recipe_of(name)
-    for rate in recipe.rates:
+    card = CARDS[name]
+    assert [rate.params for rate in card.rates] == sorted(rate.params for rate in card.rates)
+    for rate in card.rates:
         if rate.file.endswith(".toml"):
             schedule = document(PROJECT / rate.file)["model"]["LLM"]["lr_schedule"]
             assert schedule["Cosine"]["base_lr"] == rate.rate
-    if recipe.file.endswith(".toml"):
-        ready = document(PROJECT / recipe.file)["model"]["LLM"]["optimizer"]
-        assert ready == {recipe.tag: recipe.table}
+    if card.file.endswith(".toml"):
+        ready = document(PROJECT / card.file)["model"]["LLM"]["optimizer"]
+        signs = {} if name != "demo" else {"quantize_1bit": True}  # of the ready run
+        assert ready == {card.tag: card.settings | signs}

@@ -9,6 +9,8 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from typer.testing import CliRunner
 
 from lockstep.errors import LockstepError
+from lockstep.methods.distro import OptimizerDistro
+from lockstep.methods.schedule import ScheduleConstant
 from models.llama import llama
 from parts.trial import flags
 from parts.trial.run_of_flags import run_of
@@ -102,7 +104,7 @@ def test_command_line_of_psyches_page_is_the_ready_run(place):
 
 def test_distro_has_psyches_defaults_and_order():
     run = parsed("--distro")
-    assert run.llm.optimizer == runfile.OptimizerDistro(
+    assert run.llm.optimizer == OptimizerDistro(
         clip_grad_norm=1.0,
         weight_decay=0.1,
         compression_decay=0.999,
@@ -122,7 +124,7 @@ def test_each_flag_reaches_the_run_file(tmp_path):
     run = parsed("--seed", "258", "--token-size", "4", "--total-steps", "100", "--eps", "1e-7")
     assert run.llm.data_location.shuffle.seed == (*bytes(30), 1, 2)
     assert run.llm.data_location.token_size_in_bytes == "FourBytes"
-    assert isinstance(run.llm.lr_schedule, runfile.ScheduleConstant)  # it ends within the warm-up
+    assert isinstance(run.llm.lr_schedule, ScheduleConstant)  # it ends within the warm-up
     assert run.llm.optimizer.eps == 1e-7
     rows = parsed("--data-path", str(tmp_path / "rows"))
     assert rows.llm.data_location == runfile.DataPreprocessed(source=str(tmp_path / "rows"))

@@ -4,6 +4,8 @@ import tomllib
 
 import pytest
 
+from lockstep.methods.distro import OptimizerDistro
+from lockstep.methods.schedule import ScheduleCosine
 from lockstep.tables.links import Links
 from pipeline import runfile
 from tests.errors import check_names, refused
@@ -21,8 +23,8 @@ def test_older_sample_loads_verbatim_without_any_table_of_ours():
     assert run.llm.cold_start_warmup_steps == 0
     assert run.llm.checkpoint.repo_id == "emozilla/llama2-20m-init"
     assert isinstance(run.llm.data_location.location, runfile.LocationGcp)
-    assert isinstance(run.llm.lr_schedule, runfile.ScheduleCosine)
-    assert isinstance(run.llm.optimizer, runfile.OptimizerDistro)
+    assert isinstance(run.llm.lr_schedule, ScheduleCosine)
+    assert isinstance(run.llm.optimizer, OptimizerDistro)
     assert run.llm.optimizer.weight_decay is None
     assert run.links == Links()
     assert run.runtime == runfile.Runtime()

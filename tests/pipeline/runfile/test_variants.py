@@ -2,7 +2,18 @@
 
 import pytest
 
-from lockstep.methods.optimizer_table import OptimizerWorkload
+from lockstep.methods.card import OptimizerVariant
+from lockstep.methods.decoupled import OptimizerDecoupledDiLoCo
+from lockstep.methods.dense import OptimizerMuon, OptimizerWorkload
+from lockstep.methods.diloco import OptimizerStreamingDiLoCo
+from lockstep.methods.distro import OptimizerAdaDistro
+from lockstep.methods.schedule import (
+    ScheduleCosine,
+    ScheduleLinear,
+    ScheduleVariant,
+    ScheduleWarmupStableDecay,
+)
+from lockstep.methods.sparta import OptimizerSPARTADiLoCo
 from lockstep.tables.variant import Variant, variants_of
 from pipeline import runfile
 from tests import tiny
@@ -70,10 +81,10 @@ WEIGHTED_DOCUMENTS = {
     **{key: value for key, value in DOCUMENTS.items() if key not in ONE_SOURCE},
 }
 VARIANTS = [  # all keys, with other values than their defaults; of the rest, the least they need
-    ("optimizer", {"StreamingDiLoCo": STREAMING}, runfile.OptimizerStreamingDiLoCo),
-    ("optimizer", {"SPARTADiLoCo": SPARTA_DILOCO}, runfile.OptimizerSPARTADiLoCo),
-    ("optimizer", tiny.MUON, runfile.OptimizerMuon),
-    ("optimizer", ADA_DISTRO, runfile.OptimizerAdaDistro),
+    ("optimizer", {"StreamingDiLoCo": STREAMING}, OptimizerStreamingDiLoCo),
+    ("optimizer", {"SPARTADiLoCo": SPARTA_DILOCO}, OptimizerSPARTADiLoCo),
+    ("optimizer", tiny.MUON, OptimizerMuon),
+    ("optimizer", ADA_DISTRO, OptimizerAdaDistro),
     ("checkpoint", {"Hub": HUB_REPO}, runfile.CheckpointHub),
     ("checkpoint", {"Gcs": {"bucket": "b", "prefix": "p"}}, runfile.CheckpointGcs),
     ("checkpoint", {"Init": INIT}, runfile.CheckpointInit),
@@ -90,16 +101,16 @@ VARIANTS = [  # all keys, with other values than their defaults; of the rest, th
     ("data_location", {"WeightedText": WEIGHTED_DOCUMENTS}, runfile.DataWeightedText),
     ("data_location", {"Hub": {**HUB_DATA, "revision": "v1"}}, runfile.DataHub),
     ("data_location", {"Url": {"url": "s3://bucket/folder", **TWO_BYTES}}, runfile.DataUrl),
-    ("lr_schedule", {"Linear": LINEAR}, runfile.ScheduleLinear),
-    ("lr_schedule", {"Cosine": LINEAR}, runfile.ScheduleCosine),
-    ("lr_schedule", WSD_40B, runfile.ScheduleWarmupStableDecay),
+    ("lr_schedule", {"Linear": LINEAR}, ScheduleLinear),
+    ("lr_schedule", {"Cosine": LINEAR}, ScheduleCosine),
+    ("lr_schedule", WSD_40B, ScheduleWarmupStableDecay),
 ]
 
 ENUMS = {
-    "optimizer": runfile.OptimizerVariant,
+    "optimizer": OptimizerVariant,
     "checkpoint": runfile.CheckpointVariant,
     "data_location": runfile.Data,
-    "lr_schedule": runfile.ScheduleVariant,
+    "lr_schedule": ScheduleVariant,
 }
 
 
@@ -139,7 +150,7 @@ DERIVED = [
 @pytest.mark.parametrize(("enum", "value", "kind"), [*VARIANTS, *DERIVED], ids=str)
 def test_every_variant_loads_and_is_written_back_as_it_was(enum, value, kind):
     edits = [(f"model.LLM.{enum}", value)]
-    if kind is runfile.OptimizerDecoupledDiLoCo:  # whose smallest round is a step of each peer
+    if kind is OptimizerDecoupledDiLoCo:  # whose smallest round is a step of each peer
         edits.append(("config.global_batch_size_end", 4))
     run = load(*edits)
     variant = getattr(run.llm, enum)

@@ -11,6 +11,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from lockstep.errors import LockstepError
+from lockstep.methods.dense import OptimizerAdamW
+from lockstep.methods.schedule import ScheduleCosine
 from pipeline import runfile
 from pipeline.__main__ import app
 from pipeline.stage.keys import PROJECT
@@ -347,10 +349,10 @@ def test_fineweb_10bt_is_the_train_example_with_its_defaults():
     assert (run.config.global_batch_size_start, run.config.global_batch_size_end) == (2, 2)
     assert (run.peers.count, run.peers.micro_batch) == (1, 1)
     assert run.llm.max_seq_len == 2048
-    assert run.llm.optimizer == runfile.OptimizerAdamW(
+    assert run.llm.optimizer == OptimizerAdamW(
         betas=(0.9, 0.95), weight_decay=0.1, eps=1e-8, clip_grad_norm=1.0
     )
-    assert run.llm.lr_schedule == runfile.ScheduleCosine(
+    assert run.llm.lr_schedule == ScheduleCosine(
         base_lr=4e-4, warmup_init_lr=0.0, warmup_steps=500, total_steps=25000, final_lr=4e-5
     )
 

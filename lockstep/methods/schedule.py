@@ -5,10 +5,15 @@ A class is named after its enum and Psyche's variant. Fields and rules are Psych
 has the equations.
 """
 
+from typing import TYPE_CHECKING
+
 from pydantic import model_validator
 
 from lockstep.tables.table import U32, NotNegative, wrong
 from lockstep.tables.variant import Variant, one_of
+
+if TYPE_CHECKING:
+    from lockstep.optim.schedules import LearningRate
 
 
 class ScheduleVariant(Variant):
@@ -76,3 +81,16 @@ class ScheduleWarmupStableDecay(ScheduleVariant):
 
 
 AnySchedule = one_of(ScheduleVariant)
+
+
+def learning_rate_of(table: ScheduleVariant) -> "LearningRate":
+    """Return the schedule of a table, whose keys are the function's arguments."""
+    from lockstep.optim import schedules  # with JAX, which reading a run file does not need
+
+    schedule = {
+        ScheduleConstant: schedules.constant,
+        ScheduleLinear: schedules.linear,
+        ScheduleCosine: schedules.cosine,
+        ScheduleWarmupStableDecay: schedules.warmup_stable_decay,
+    }[type(table)]
+    return schedule(**dict(table))

@@ -1,0 +1,218 @@
+"""What a method is: a table of the run file, what it needs of a run, and a card that states values.
+
+Reading a run file must stay light, so JAX is imported only where an optimizer is built.
+"""
+
+import math
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+
+from lockstep.errors import LockstepError
+from lockstep.tables.variant import Variant, variant_name
+
+if TYPE_CHECKING:
+    from lockstep.optim.aggregation.aggregate import AggregateFn
+    from lockstep.optim.optimizer import Optimizer
+    from lockstep.optim.schedules import LearningRate
+    from lockstep.protocol.pace import Pace
+
+
+class Setting(NamedTuple):
+    """What an optimizer is built from beside its table.
+
+    Attributes:
+      learning_rate: A schedule of the step, counted from 1.
+      overlap: Rounds that messages travel while the next ones are computed, 0 to 2.
+      stacked: Top-level groups of the params whose leaves carry a leading layer axis.
+      aggregation: Name of the rule by which the values that peers sent become one.
+      liars: Peers that may lie, for a rule that needs their number.
+    """
+
+    learning_rate: "LearningRate"
+    overlap: int = 0
+    stacked: tuple[str, ...] = ()
+    aggregation: str = "mean"
+    liars: int = 0
+
+    @property
+    def aggregate(self) -> "AggregateFn":
+        """The rule, for peers that count by their sequences."""
+        from lockstep.optim.aggregation.rules import RULES
+
+        return RULES[self.aggregation](self.liars)
+
+    @property
+    def equal_aggregate(self) -> "AggregateFn":
+        """The rule for gradients, whose peers count equally."""
+        from lockstep.optim.aggregation.aggregate import EQUAL_MEAN, equally
+
+        return EQUAL_MEAN if self.aggregation == "mean" else equally(self.aggregate)
+
+    @property
+    def alone(self) -> "Setting":
+        """The setting of local steps, which a peer takes by itself."""
+        return self._replace(aggregation="mean", liars=0)
+
+
+class Surroundings(NamedTuple):
+    """What a method's run has, in the words of `[peers]`, `[links]` and `[config]`.
+
+    Attributes:
+      trainers: Peers whose messages are merged in a round.
+    """
+
+    peers: int
+    trainers: int
+    aggregation: str
+    liars: int | None
+    layout: str
+    topology: str
+    clock: str
+    verification_percent: int
+
+
+Misfits = list[tuple[str, str]]
+"""Keys of a run file whose values do not fit, and what was expected of each."""
+
+
+class OptimizerVariant(Variant):
+    """How gradients become updates, and what peers send each other."""
+
+    where = "model.LLM.optimizer"
+    by_group: ClassVar[tuple[str, ...]] = ()
+    """The fields that name groups, which are the top-level names of the params."""
+    overlaps: ClassVar[bool] = False
+    """Whether messages may travel while the next round is computed, [peers] overlap."""
+    sends: ClassVar[Literal["arrays", "elements", "coefficients"]] = "arrays"
+    """What a message holds: whole arrays; elements of a pseudogradient that its peer chose; or DCT
+    coefficients that it chose, each of which is merged over the peers that sent it."""
+    paced: ClassVar[bool] = False
+    """Whether rounds close without the peers that are late, by `pace`."""
+
+    @property
+    def parts(self) -> dict[str, "OptimizerVariant"]:
+        """The optimizer itself and those within it, by their full names in a run file."""
+        return {variant_name(self): self}
+
+    @property
+    def steps_of_a_round(self) -> int:
+        """Local steps that a peer takes in a round."""
+        return 1
+
+    @property
+    def is_signs(self) -> bool:
+        """Whether messages are signs, which have no size."""
+        return False
+
+    @property
+    def needs_layers(self) -> bool:
+        """Whether it takes other steps for matrices of layers, so that these must be named."""
+        return False
+
+    @property
+    def is_rounded(self) -> bool:
+        """Whether messages are in a number format of their own, in which they have no sum."""
+        return False
+
+    def needs(self, run: Surroundings) -> Misfits:
+        """Return what does not fit of the rest of its run; needs.py has what is common to all."""
+        return []
+
+    def pace(
+        self, speeds: Sequence[float], rows: int | None, *, batch: int, settle_every: int, last: int
+    ) -> "Pace | None":
+        """Return how rounds go on without those that are late; None where they wait for all.
+
+        Args:
+          speeds: Tokens per second of each peer.
+          rows: Rows of a local step; None where they vary.
+          batch: Rows of the largest round.
+          settle_every: Rounds after which nothing travels on; 0 for never.
+          last: The last round.
+        """
+        return None
+
+    def build(self, setting: Setting) -> "Optimizer":
+        """Return the optimizer; `build` below checks first that it fits."""
+        raise LockstepError(
+            f"{variant_name(self)}: this release cannot train with it, expected another optimizer"
+        )
+
+
+def build(table: OptimizerVariant, setting: Setting, groups: Collection[str]) -> "Optimizer":
+    """Return the optimizer of `model.LLM.optimizer`; `groups` are all top-level groups of params.
+
+    Raises:
+      LockstepError: The variant has no optimizer, cannot overlap, or names an unknown group.
+    """
+    if setting.overlap and not table.overlaps:
+        raise LockstepError(
+            f"[peers] overlap = {setting.overlap}, expected 0 with {variant_name(table)}: its "
+            "peers wait for all messages"
+        )
+    for name, part in table.parts.items():
+        for key in part.by_group:
+            if unknown := [group for group in getattr(part, key) if group not in groups]:
+                raise LockstepError(
+                    f"{name}.{key}: the model's params have no group {unknown[0]}, expected some "
+                    f"of {', '.join(sorted(groups))}"
+                )
+    return table.build(setting)
+
+
+# ---- Cards ----
+
+MEASURED = "benchmarks/RESULTS.md"
+SMALL, LARGER = 1_850_000, 5_000_000  # params of the models there
+
+
+class StatedRate(NamedTuple):
+    """A learning rate, the params of the model that it is stated for, and the file that says so."""
+
+    params: int
+    rate: float
+    file: str
+
+
+class Card(NamedTuple):
+    """A method by its name, with values that are stated somewhere.
+
+    Attributes:
+      name: What `simulate`, `lockstep new` and a comparison call it.
+      table: Its kind of table in a run file.
+      settings: The values of that table, tuned for models of this size rather than a paper's.
+      file: Where these values are from.
+      rates: Learning rates that are stated for it, from the smallest model to the largest.
+    """
+
+    name: str
+    table: type[OptimizerVariant]
+    settings: dict[str, Any]
+    file: str
+    rates: tuple[StatedRate, ...]
+
+    @property
+    def tag(self) -> str:
+        """Its table's name in a run file."""
+        return self.table.tag()
+
+    @property
+    def local_steps(self) -> int:
+        """Local steps of a round."""
+        return self.settings.get("inner_steps", 1) // self.settings.get("fragments", 1)
+
+    def rate_for(self, params: int) -> StatedRate:
+        """Return the rate stated for the size that is nearest, by ratio."""
+        return min(self.rates, key=lambda rate: abs(math.log(rate.params / params)))
+
+    def for_groups(self, groups: Collection[str]) -> "Card":
+        """Return it without step sizes of groups that the model lacks, as a head of its own."""
+        if "step_scale" not in self.settings:
+            return self
+        scale = {name: by for name, by in self.settings["step_scale"].items() if name in groups}
+        return self._replace(settings=self.settings | {"step_scale": scale})
+
+
+def stated(file: str, rate: float, *more: StatedRate) -> tuple[StatedRate, ...]:
+    """Return the rates of a method: `rate` for the small model of RESULTS.md, and others."""
+    return StatedRate(SMALL, rate, file), *more

@@ -1,0 +1,200 @@
+"""Decoupled DiLoCo: rounds that close without the peers that are late.
+
+The card's outer step is half as long as the paper's, for few rounds; its learning_rate = 0.7 and
+momentum = 0.9 are one argument away: {"DecoupledDiLoCo": {"outer": {"Nesterov": {...}}}}.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from lockstep.methods.card import Card, Misfits, Setting, Surroundings
+from lockstep.methods.diloco import FRAGMENTS, Fragmented
+from lockstep.methods.local_steps import LOCAL, rates_of_local_adamw
+from lockstep.protocol.pace import Pace, steps_of
+from lockstep.tables.table import AsTuple, Count, Decay, Fraction, NotNegative, wrong
+from lockstep.tables.variant import Variant, one_of
+
+if TYPE_CHECKING:
+    from lockstep.optim.optimizer import Optimizer
+
+
+class OuterVariant(Variant):
+    """How the merged pseudogradients of Decoupled DiLoCo become a step of the shared params."""
+
+    where = "model.LLM.optimizer.DecoupledDiLoCo.outer"
+
+    learning_rate: Annotated[float, Field(gt=0)]
+    """Learning rate of the outer step, the same in every round."""
+
+    def build(self, setting: Setting) -> "Optimizer":
+        """Return the outer optimizer."""
+        raise NotImplementedError
+
+
+class OuterNesterov(OuterVariant):
+    """SGD with Nesterov's momentum, as in DiLoCo; it treats old messages like new ones."""
+
+    momentum: Decay
+    """Decay of the momentum from one outer step to the next; 0 means no momentum."""
+
+    def build(self, setting: Setting) -> "Optimizer":
+        from lockstep.optim.local.diloco import outer_sgd
+
+        nesterov = self.momentum > 0
+        return outer_sgd(**dict(self), nesterov=nesterov, aggregate=setting.aggregate)
+
+
+class OuterDelayedNesterov(OuterVariant):
+    """SGD whose Nesterov momentum acts, and changes, only once in several merges."""
+
+    momentum: Decay
+    """Decay of the momentum from one of its changes to the next."""
+    every: Count
+    """Merges from one change of the momentum to the next; each moves params 1 / every as far."""
+
+    def build(self, setting: Setting) -> "Optimizer":
+        from lockstep.optim.local.outer_steps import delayed_nesterov
+
+        return delayed_nesterov(**dict(self), aggregate=setting.aggregate)
+
+
+class OuterCGAD(OuterVariant):
+    """Adam on pseudogradients that count less the older they are (Cosine-Gated Adam-Decay)."""
+
+    betas: Annotated[tuple[Decay, ...], Field(min_length=2, max_length=2), AsTuple]
+    """Decay rates of the first and second moment, [b1, b2]."""
+    eps: NotNegative
+    """Term added to the root of the second moment, for stability."""
+    alpha: NotNegative
+    """Decay of a message's weight per version by which its fragment has moved on."""
+    cutoff: Annotated[float, Field(gt=0)]
+    """Age, in versions of its fragment, from which on a message counts for nothing."""
+
+    def build(self, setting: Setting) -> "Optimizer":
+        from lockstep.optim.local.outer_steps import cgad
+
+        return cgad(**dict(self), aggregate=setting.aggregate)
+
+
+class OuterHeLoCo(OuterVariant):
+    """SGD with Nesterov's momentum, on pseudogradients that are turned towards the momentum."""
+
+    momentum: Decay
+    """Decay of the momentum from one outer step to the next."""
+    keep: Fraction
+    """Cosine with the momentum from which on a pseudogradient is left as it is, 0 to 1."""
+    shrink: NotNegative
+    """How much of what points against the momentum is removed, per -cosine."""
+    shrink_most: Fraction
+    """The largest share of it that is removed, 0 to 1."""
+    turn: NotNegative
+    """How far a pseudogradient with a cosine from 0 to `keep` is turned, per 1 - cosine."""
+    trust: NotNegative
+    """Times the norm of the momentum at which a pseudogradient is corrected half as far; a shorter
+    one is corrected less."""
+
+    def build(self, setting: Setting) -> "Optimizer":
+        from lockstep.optim.local.outer_steps import heloco
+
+        return heloco(**dict(self), aggregate=setting.aggregate)
+
+
+AnyOuter = one_of(OuterVariant)
+
+
+class OptimizerDecoupledDiLoCo(Fragmented):
+    """Decoupled DiLoCo: rounds close without those that are late, whose messages are merged later.
+
+    A peer that is slower by links.tokens_per_second takes fewer local steps in a round. What is
+    late travels on and is merged when it has arrived; until then its peer is given no work.
+    """
+
+    paced = True
+
+    adopt: Literal["overwrite", "blend", "carry"]
+    """How a peer adopts a fragment. overwrite: its own params are lost. blend: it keeps a share of
+    them, `mixing`. carry: it keeps those of its local steps that no message holds yet."""
+    mixing: Decay | None = None
+    """Share of its own params that a peer keeps with adopt = "blend", which needs it."""
+    quorum: Count
+    """Number of its own messages at which a round begins to close, at most peers.count."""
+    grace_seconds: NotNegative
+    """Simulated seconds that a round waits for others then; config.max_round_train_time bounds
+    both. With 0 it waits only while peers train on beside the exchange (`delay`), which costs no
+    time. After a round that ends with a snapshot (witness.snapshot_every) nothing travels on: it
+    waits for all, as other optimizers' rounds do."""
+    max_age: Annotated[int, Field(ge=0)]
+    """Exchanges of its fragment after its own in which a message may still be merged; 0 drops what
+    is late. The sequences of a dropped message are given out again."""
+    outer: AnyOuter
+    """Outer step, with its table."""
+
+    @model_validator(mode="after")
+    def _blend_has_mixing(self) -> "OptimizerDecoupledDiLoCo":
+        if self.adopt == "blend" and self.mixing is None:
+            raise wrong("adopt", "mixing beside blend, the share that a peer keeps")
+        if self.adopt != "blend" and self.mixing is not None:
+            raise wrong("mixing", f"none with adopt = {self.adopt}, only with blend")
+        return self
+
+    def needs(self, run: Surroundings) -> Misfits:
+        name, found = self.tag(), []
+        if self.quorum > run.peers:
+            key = f"model.LLM.optimizer.{name}.quorum"
+            found += [(key, f"at most the number of peers ({run.peers})")]
+        if run.clock == "wall":
+            found += [("links.clock", f"simulated with {name}, whose rounds close by it")]
+        if run.layout != "each":
+            found += [("peers.layout", f"each with {name}: not all peers train in every round")]
+        if run.verification_percent:
+            text = f"0 with {name}: a round does not wait until a step was taken again"
+            found += [("config.verification_percent", text)]
+        if run.topology == "ring":
+            text = f"broadcast or hub with {name}: around a ring all messages arrive together"
+            found += [("links.topology", text)]
+        return found
+
+    def pace(
+        self, speeds: Sequence[float], rows: int | None, *, batch: int, settle_every: int, last: int
+    ) -> Pace:
+        assert rows is not None, "a paced run has as many in each step"
+        return Pace(
+            quorum=self.quorum,
+            grace_seconds=self.grace_seconds,
+            max_age=self.max_age,
+            fragments=self.fragments,
+            rows=rows,
+            steps=steps_of(speeds, self.steps_of_a_round),
+            batch=batch,
+            settle_every=settle_every,
+            last=last,
+        )
+
+    def build(self, setting: Setting) -> "Optimizer":
+        from lockstep.optim.local.decoupled import decoupled_diloco
+
+        return decoupled_diloco(
+            self.inner_optimizer(setting),
+            self.rounded(self.outer.build(setting)),
+            inner_steps=self.inner_steps,
+            fragments=self.fragments,
+            delay=self.delay,
+            adopt=self.adopt,
+            mixing=self.mixing or 0.0,
+        )
+
+
+_FILE = "params/decoupled-diloco.toml"
+_PACE = {"adopt": "overwrite", "quorum": 1, "grace_seconds": 1.0, "max_age": 2}
+_OUTER = {"outer": {"Nesterov": {"learning_rate": 0.35, "momentum": 0.5}}}
+CARDS = (
+    Card(
+        "decoupled-diloco",
+        OptimizerDecoupledDiLoCo,
+        LOCAL | FRAGMENTS | _PACE | _OUTER,
+        _FILE,
+        rates_of_local_adamw(_FILE, 3e-3),
+    ),
+)

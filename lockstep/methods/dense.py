@@ -1,0 +1,132 @@
+"""AdamW, Muon and SGD on the mean of all peers' gradients; what a workload does by itself."""
+
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field, model_validator
+
+from lockstep.methods.card import (
+    LARGER,
+    MEASURED,
+    Card,
+    OptimizerVariant,
+    Setting,
+    StatedRate,
+    stated,
+)
+from lockstep.tables.table import AsTuple, Decay, NotNegative, wrong
+from lockstep.tables.variant import one_of
+
+if TYPE_CHECKING:
+    from lockstep.optim.optimizer import Optimizer
+
+
+class OptimizerDummy(OptimizerVariant):
+    """No optimizer, for tests."""
+
+
+class Dense(OptimizerVariant):
+    """Plain data parallelism: each peer sends its whole gradient."""
+
+
+class Moments(Dense):
+    """Adam's moments of the mean of all peers' gradients."""
+
+    betas: Annotated[tuple[Decay, ...], Field(min_length=2, max_length=2), AsTuple]
+    """Decay rates of the first and second moment, [b1, b2]."""
+    weight_decay: NotNegative
+    """Weight decay: its product with the learning rate is removed from each weight per step."""
+    eps: NotNegative
+    """Term added to the root of the second moment, for stability."""
+    clip_grad_norm: NotNegative | None = None
+    """Maximum global L2 norm of the gradient; 0 or absent is no clipping."""
+
+
+class OptimizerAdamW(Moments):
+    """AdamW on the mean of all peers' gradients: the dense baseline."""
+
+    def build(self, setting: Setting) -> "Optimizer":
+        from lockstep.optim.adamw import adamw
+
+        return adamw(setting.learning_rate, **dict(self), aggregate=setting.equal_aggregate)
+
+
+class OptimizerMuon(Moments):
+    """Muon for the matrices in layers, AdamW for the rest, on the mean of all peers' gradients."""
+
+    by_group = ("step_scale",)
+
+    momentum: Decay
+    """Decay of the Nesterov momentum of the matrices in layers."""
+    step_scale: dict[str, NotNegative] = {}
+    """Step-size factor by group; 1 for groups that are not named. A group is a top-level name of
+    the params: embed, layers, norm or lm_head."""
+
+    @property
+    def needs_layers(self) -> bool:
+        return True
+
+    def build(self, setting: Setting) -> "Optimizer":
+        from lockstep.optim.muon import muon
+
+        rest = {"stacked": setting.stacked, "aggregate": setting.equal_aggregate}
+        return muon(setting.learning_rate, **dict(self), **rest)
+
+
+class OptimizerSGD(Dense):
+    """SGD on the mean of all peers' gradients."""
+
+    momentum: Decay
+    """Decay of the momentum; 0 is no momentum."""
+    nesterov: bool
+    """Whether the momentum is Nesterov's."""
+    weight_decay: NotNegative
+    """Weight decay: its product with the learning rate is removed from each weight per step."""
+    clip_grad_norm: NotNegative | None = None
+    """Maximum global L2 norm of the gradient; 0 or absent is no clipping."""
+
+    @model_validator(mode="after")
+    def _nesterov_has_momentum(self) -> "OptimizerSGD":
+        if self.nesterov and not self.momentum:
+            raise wrong("nesterov", "false with momentum = 0")
+        return self
+
+    def build(self, setting: Setting) -> "Optimizer":
+        from lockstep.optim.sgd import sgd
+
+        return sgd(setting.learning_rate, **dict(self), aggregate=setting.equal_aggregate)
+
+
+class OptimizerWorkload(Dense):
+    """The optimizer of the workload, which takes all local steps of a round by itself."""
+
+    def build(self, setting: Setting) -> "Optimizer":
+        # its local steps arrive as one: where they led to is the params minus that
+        from lockstep.optim.sgd import sgd
+
+        return sgd(1.0)
+
+
+AnyDense = one_of(Dense)
+
+ADAMW = {"betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1, "clip_grad_norm": 1.0}
+ADAMW_20M = StatedRate(20_000_000, 4e-4, "params/fineweb-10bt.toml")
+STEP_SCALE = {"layers": 0.075, "lm_head": 2.0}
+LARGER_STEPS = StatedRate(LARGER, 1.6e-2, MEASURED)
+_FILE = "params/adamw.toml"
+CARDS = (
+    Card("adamw", OptimizerAdamW, ADAMW, _FILE, stated(_FILE, 1.5e-3, ADAMW_20M)),
+    Card(
+        "muon",
+        OptimizerMuon,
+        ADAMW | {"momentum": 0.95, "step_scale": STEP_SCALE},
+        MEASURED,
+        stated(MEASURED, 3.2e-2, LARGER_STEPS),
+    ),
+    Card(
+        "sgd",
+        OptimizerSGD,
+        {"momentum": 0.9, "nesterov": True, "weight_decay": 0.0},
+        MEASURED,
+        stated(MEASURED, 0.2),
+    ),
+)

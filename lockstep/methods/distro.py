@@ -1,0 +1,138 @@
+"""DisTrO; DeMo, which is DisTrO with values instead of signs; and AdaDistro."""
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field
+
+from lockstep.methods.card import Card, OptimizerVariant, Setting, StatedRate, stated
+from lockstep.methods.dense import LARGER_STEPS, STEP_SCALE
+from lockstep.tables.table import U16, AsTuple, Decay, Fraction, NotNegative
+
+if TYPE_CHECKING:
+    from lockstep.optim.compressed.distro import CompressedMomentum
+    from lockstep.optim.optimizer import Optimizer
+
+
+class Compressing(OptimizerVariant):
+    """Each peer sends the largest DCT coefficients of its momentum."""
+
+    overlaps = True
+    sends = "coefficients"
+
+    clip_grad_norm: NotNegative | None = None
+    """Maximum global L2 norm of a peer's gradient; 0 or absent is no clipping."""
+    weight_decay: NotNegative | None = None
+    """Weight decay: its product with the learning rate is removed from each weight per step; by
+    default 0."""
+    compression_decay: Fraction
+    """Decay of the momentum `delta` per round, 0 to 1."""
+    compression_topk: Annotated[U16, Field(ge=1)]
+    """Number of coefficients sent per block, at least 1."""
+    compression_chunk: Annotated[U16, Field(ge=1)]
+    """Maximum side of a block; each dimension is cut by its largest divisor up to this."""
+    quantize_1bit: bool
+    """Whether only the signs of the coefficients are sent."""
+    skip_zero_blocks: bool | None = None
+    """Whether a block that is all zero counts as not sent, so that a param without any gradient, as
+    of an expert or a token that never occurs, stays as it is. By default it is sent: as in Psyche,
+    with quantize_1bit zeros have the sign +, and such a block steps in every round."""
+
+    @property
+    def is_signs(self) -> bool:
+        return self.quantize_1bit
+
+    def momentum(self, setting: Setting) -> "CompressedMomentum":
+        """Return the momentum and what of it is sent."""
+        from lockstep.optim.compressed.compressor import Compressor
+        from lockstep.optim.compressed.distro import CompressedMomentum
+
+        return CompressedMomentum(
+            setting.learning_rate,
+            Compressor(
+                topk=self.compression_topk,
+                chunk=self.compression_chunk,
+                quantize_1bit=self.quantize_1bit,
+                stacked=setting.stacked,
+                skip_zero_blocks=bool(self.skip_zero_blocks),
+            ),
+            compression_decay=self.compression_decay,
+            weight_decay=self.weight_decay or 0.0,
+            clip_grad_norm=self.clip_grad_norm,
+            aggregate=setting.aggregate,
+        )
+
+
+class OptimizerDistro(Compressing):
+    """DisTrO: each peer sends the largest DCT coefficients of its momentum."""
+
+    def build(self, setting: Setting) -> "Optimizer":
+        from lockstep.optim.compressed.distro import distro
+
+        return distro(self.momentum(setting), setting.overlap)
+
+
+class OptimizerAdaDistro(Compressing):
+    """This project's own extension of DisTrO; with the defaults of its own keys it is DisTrO.
+
+    A group is a top-level name of the params: embed, layers, norm or lm_head.
+    """
+
+    by_group = ("step_scale", "topk_of", "untransformed")
+
+    second_moment_decay: Decay | None = None
+    """Decay of the factored second moment whose root divides a peer's gradient; by default,
+    gradients are not divided."""
+    update: Literal["sign", "rms", "orthogonal"] = "sign"
+    """Update made of the decoded mean. sign: its sign. rms: the mean divided by its root mean
+    square. orthogonal: for the matrices in layers, the nearest orthogonal matrix."""
+    step_scale: dict[str, NotNegative] = {}
+    """Step-size factor by group; 1 for groups that are not named."""
+    topk_of: dict[str, Annotated[U16, Field(ge=1)]] = {}
+    """compression_topk by group, in place of the common one."""
+    untransformed: Annotated[tuple[str, ...], AsTuple] = ()
+    """Groups of which elements are sent instead of DCT coefficients."""
+    removed: Fraction = 1.0
+    """Fraction of what was sent that is removed from the momentum, 0 to 1."""
+
+    @property
+    def needs_layers(self) -> bool:
+        return self.update == "orthogonal"
+
+    def build(self, setting: Setting) -> "Optimizer":
+        from lockstep.optim.compressed.ada_distro import ada_distro
+        from lockstep.optim.compressed.distro import distro
+        from lockstep.optim.step_direction import StepDirection
+
+        plain = self.momentum(setting)
+        chosen = {"topk_of": self.topk_of, "untransformed": self.untransformed}
+        momentum = replace(
+            plain,
+            compressor=replace(plain.compressor, **chosen),
+            direction=StepDirection(self.update, self.step_scale, setting.stacked),
+            removed=self.removed,
+        )
+        if self.second_moment_decay is None:
+            return distro(momentum, setting.overlap)
+        return ada_distro(momentum, self.second_moment_decay, setting.overlap)
+
+
+_RUN, _ADA_DISTRO = "params/run.toml", "params/ada-distro.toml"
+_BLOCKS = {"compression_chunk": 64, "compression_topk": 32}
+_DISTRO = _BLOCKS | {"clip_grad_norm": 1.0, "compression_decay": 0.999}
+_FINEWEB = StatedRate(20_000_000, 4e-4, "params/fineweb-edu.toml")
+_LARGE = StatedRate(1_200_000_000, 4e-4, "params/paper/distro-1.2b.toml")
+_RATES = stated(_RUN, 2e-3, _FINEWEB, _LARGE)
+_BY_GROUP = {"update": "orthogonal", "step_scale": STEP_SCALE}
+_NORMALIZED = {"compression_decay": 0.95, "second_moment_decay": 0.95}
+CARDS = (
+    Card("distro", OptimizerDistro, _DISTRO | {"quantize_1bit": True}, _RUN, _RATES),
+    Card("demo", OptimizerDistro, _DISTRO | {"quantize_1bit": False}, _RUN, _RATES),
+    Card(
+        "ada-distro",
+        OptimizerAdaDistro,
+        _BLOCKS | {"quantize_1bit": True} | _NORMALIZED | _BY_GROUP,
+        _ADA_DISTRO,
+        stated(_ADA_DISTRO, 3.2e-2, LARGER_STEPS),
+    ),
+)

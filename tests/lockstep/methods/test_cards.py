@@ -1,0 +1,90 @@
+"""Each variant of the run file's optimizer and schedule has an engine that takes its keys."""
+
+import inspect
+
+import jax
+import pytest
+from pydantic import TypeAdapter
+
+from lockstep.errors import LockstepError
+from lockstep.methods import CARDS, AnyOptimizer, card_of
+from lockstep.methods.card import OptimizerVariant, Setting, build
+from lockstep.methods.dense import OptimizerDummy
+from lockstep.methods.distro import OptimizerDistro
+from lockstep.methods.schedule import ScheduleVariant, learning_rate_of
+from lockstep.optim import schedules
+from lockstep.optim.compressed.compressor import SomeBlocks
+from lockstep.tables.variant import variants_of
+from pipeline import runfile
+from tests import tiny
+
+GROUPS = ("embed", "layers", "norm", "lm_head")
+
+
+def setting(**changes) -> Setting:
+    return Setting(lambda step: 0.1, 0, ("layers",))._replace(**changes)
+
+
+@pytest.mark.parametrize("table", variants_of(ScheduleVariant))
+def test_a_schedules_keys_are_its_functions_arguments(table, monkeypatch):
+    taken = []
+    for name, function in inspect.getmembers(schedules, inspect.isfunction):
+        monkeypatch.setattr(
+            schedules, name, lambda function=function, **keys: taken.append((function, keys))
+        )
+    learning_rate_of(table.model_construct(**dict.fromkeys(table.model_fields, 1)))
+    ((function, keys),) = taken
+    assert set(inspect.signature(function).parameters) == set(keys) == set(table.model_fields)
+
+
+def test_every_method_but_those_of_others_has_a_card():
+    without = {table.tag() for table in variants_of(OptimizerVariant)}
+    assert without - {card.tag for card in CARDS.values()} == {"Dummy", "Workload"}
+
+
+@pytest.mark.parametrize("name", CARDS)
+def test_a_card_is_a_whole_table_that_can_be_built(name):
+    card = CARDS[name]
+    table = TypeAdapter(AnyOptimizer).validate_python({card.tag: card.settings})
+    assert build(table, setting(), GROUPS).inner_steps == card.local_steps == table.steps_of_a_round
+
+
+@pytest.mark.parametrize("name", CARDS)
+def test_a_card_is_found_by_every_spelling_of_its_name(name):
+    card = CARDS[name]
+    assert card_of(name) is card_of(name.replace("-", "_").upper()) is card
+    assert name == "demo" or card_of(card.tag) is card
+    assert card_of(f"{name}x") is None
+
+
+@pytest.mark.parametrize("file", tiny.READY_RUNS, ids=lambda f: f.name)
+def test_the_optimizer_of_every_ready_run_can_be_built(file):
+    build(runfile.load(file).llm.optimizer, setting(), GROUPS)
+
+
+@pytest.mark.parametrize(
+    "table, changes",
+    [(OptimizerDummy(), {}), (CARDS["adamw"], {"overlap": 1}), (CARDS["muon"], {"groups": ()})],
+    ids=["no optimizer", "overlap", "unknown group"],
+)
+def test_what_cannot_be_built_is_refused_by_its_name(table, changes):
+    if not isinstance(table, OptimizerVariant):
+        table = TypeAdapter(AnyOptimizer).validate_python({table.tag: table.settings})
+    groups = changes.pop("groups", GROUPS)
+    with pytest.raises(LockstepError, match=rf"model.LLM.optimizer.{table.tag()}"):
+        build(table, setting(**changes), groups)
+
+
+@pytest.mark.parametrize("skip", [None, False, True])
+def test_blocks_of_zeros_are_skipped_only_where_a_run_asks_for_it(skip):
+    table = OptimizerDistro(
+        compression_decay=0.9,
+        compression_topk=4,
+        compression_chunk=8,
+        quantize_1bit=True,
+        skip_zero_blocks=skip,
+    )
+    areas = build(table, setting(stacked=()), ()).areas(
+        {"w": jax.ShapeDtypeStruct((8, 16), "float32")}
+    )
+    assert areas == {"w": SomeBlocks(0, 64) if skip else 64}
