@@ -149,7 +149,7 @@ def whole(
     file: Annotated[Path, typer.Argument(help="A run file that has a base, such as default.toml.")],
 ) -> None:
     """Print a run file with every table, those of its base included, and the comments of both."""
-    from pipeline.base_file import written_whole
+    from pipeline.runfile.whole_file import written_whole
 
     typer.echo(written_whole(file), nl=False)
 

@@ -1,4 +1,11 @@
-"""A user's TOML file, read within limits of size and depth.
+"""A user's TOML file, read within limits; a run file that says only how it differs from its base.
+
+    base = "default.toml"        # beside it, at its top
+    [peers]
+    count = 8
+
+Its tables are merged into the base's. A table that says which kind something is, such as
+`[model.LLM.optimizer.AdamW]`, takes the place of the base's.
 
 Every Snakemake job imports this, so it imports nothing heavy.
 """
@@ -6,6 +13,7 @@ Every Snakemake job imports this, so it imports nothing heavy.
 import re
 import tomllib
 from pathlib import Path
+from typing import Any
 
 from lockstep.errors import LockstepError, brief
 
@@ -14,6 +22,13 @@ MAX_PARTS = 32  # of a dotted key, since the time to parse one is quadratic in t
 # Where a key may begin: on a line, in brackets, after a comma.
 TOO_MANY_PARTS = re.compile(
     rb"""(?m)(?:^|[\[{,])[ \t]*(?:[\w"'-]+[ \t]*\.[ \t]*){%d}""" % MAX_PARTS
+)
+BASE = "base"
+KINDS = (  # enums of the run file: one kind, or another, never a mixture of two
+    "model.LLM.checkpoint",
+    "model.LLM.data_location",
+    "model.LLM.lr_schedule",
+    "model.LLM.optimizer",
 )
 
 
@@ -48,3 +63,43 @@ def read_toml(path: Path) -> dict:
         raise LockstepError(f"{path}:{line}: {reason}, expected TOML") from error
     except (ValueError, RecursionError) as error:  # numbers of 4300 digits, lists 300 deep
         raise LockstepError(f"{path}: {error}, expected TOML") from error
+
+
+def read_run_file(path: Path) -> dict[str, Any]:
+    """Return the tables of a run file, those of its bases included.
+
+    Raises:
+      LockstepError: It or a base is missing or is not TOML, or a base has itself as its base.
+    """
+    document: dict[str, Any] = {}
+    for file in reversed(chain(path)):
+        document = _merged(document, read_toml(file), "")
+    document.pop(BASE, None)
+    return document
+
+
+def chain(path: Path) -> list[Path]:
+    """Return a run file, its base, the base of that, and so on."""
+    files = [path]
+    while (name := read_toml(files[-1]).get(BASE)) is not None:
+        named = isinstance(name, str) and Path(name).name == name
+        base = files[-1].parent / name if named else path
+        if not named or not base.is_file():
+            raise LockstepError(
+                f"{files[-1]}: base is {name!r}, expected the name of a run file beside it"
+            )
+        if base in files:
+            raise LockstepError(
+                f"{files[-1]}: base is {name!r}, expected another file than one that needs it"
+            )
+        files.append(base)
+    return files
+
+
+def _merged(base: dict[str, Any], changes: dict[str, Any], where: str) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in changes.items():
+        path = f"{where}{key}"
+        both = isinstance(value, dict) and isinstance(base.get(key), dict)
+        merged[key] = _merged(base[key], value, f"{path}.") if both and path not in KINDS else value
+    return merged

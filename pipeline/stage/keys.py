@@ -17,7 +17,7 @@ from pathlib import Path
 import yaml
 
 from lockstep.errors import LockstepError
-from pipeline.base_file import read_run_file
+from pipeline.toml_file import read_run_file
 
 PROJECT = Path(__file__).resolve().parents[2]
 STAGES = yaml.safe_load((PROJECT / "dvc.yaml").read_text(encoding="utf-8"))["stages"]

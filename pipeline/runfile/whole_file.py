@@ -1,73 +1,15 @@
-"""A run file that says only how it differs from another one, its base: read, and written whole.
+"""A run file that differs from a base, written whole: every table, with the comments of both.
 
-    base = "default.toml"        # beside it, at its top
-    [peers]
-    count = 8
-
-Its tables are merged into the base's. A table that says which kind something is, such as
-`[model.LLM.optimizer.AdamW]`, takes the place of the base's. The stages, DVC and Snakemake read
-params/run.toml, in which every table stands: `written_whole` makes such a file, with the comments
-of both. Every Snakemake job imports this, so it imports nothing heavy.
+The stages, DVC and Snakemake read params/run.toml, in which every table stands.
 """
 
 import re
 import tomllib
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from lockstep.errors import LockstepError
-from pipeline.toml_file import read_toml
-
-BASE = "base"
-KINDS = (  # enums of the run file: one kind, or another, never a mixture of two
-    "model.LLM.checkpoint",
-    "model.LLM.data_location",
-    "model.LLM.lr_schedule",
-    "model.LLM.optimizer",
-)
-
-
-def read_run_file(path: Path) -> dict[str, Any]:
-    """Return the tables of a run file, those of its bases included.
-
-    Raises:
-      LockstepError: It or a base is missing or is not TOML, or a base has itself as its base.
-    """
-    document: dict[str, Any] = {}
-    for file in reversed(_chain(path)):
-        document = _merged(document, read_toml(file), "")
-    document.pop(BASE, None)
-    return document
-
-
-def _chain(path: Path) -> list[Path]:
-    """Return a run file, its base, the base of that, and so on."""
-    files = [path]
-    while (name := read_toml(files[-1]).get(BASE)) is not None:
-        named = isinstance(name, str) and Path(name).name == name
-        base = files[-1].parent / name if named else path
-        if not named or not base.is_file():
-            raise LockstepError(
-                f"{files[-1]}: base is {name!r}, expected the name of a run file beside it"
-            )
-        if base in files:
-            raise LockstepError(
-                f"{files[-1]}: base is {name!r}, expected another file than one that needs it"
-            )
-        files.append(base)
-    return files
-
-
-def _merged(base: dict[str, Any], changes: dict[str, Any], where: str) -> dict[str, Any]:
-    merged = dict(base)
-    for key, value in changes.items():
-        path = f"{where}{key}"
-        both = isinstance(value, dict) and isinstance(base.get(key), dict)
-        merged[key] = _merged(base[key], value, f"{path}.") if both and path not in KINDS else value
-    return merged
-
-
-# ---- Written whole ----
+from pipeline.toml_file import KINDS, chain, read_run_file
 
 
 class _Entry(NamedTuple):
@@ -101,7 +43,7 @@ def written_whole(path: Path) -> str:
     Raises:
       LockstepError: As `read_run_file`; or its keys are not written on lines of their own.
     """
-    files = _chain(path)
+    files = chain(path)
     text = files[-1].read_text(encoding="utf-8")
     for file in reversed(files[:-1]):
         text = _text(_over(_sections(text), _sections(file.read_text(encoding="utf-8")), file))
@@ -147,11 +89,15 @@ def _is_toml(lines: list[str]) -> bool:
 def _over(base: list[_Section], changes: list[_Section], file: Path) -> list[_Section]:
     """Return the tables of a base with those of a file that has it."""
     (_, first, *rest), (top, *changed) = base, changes
-    told = "\n".join(line for entry in top.entries for line in entry.above).rstrip()
+    head = "\n".join(line for entry in top.entries for line in entry.above).rstrip()
     made = f"# Written whole from {file.name}, which has what differs from its base."
-    _, _, others = "\n".join(first.above).partition("\n\n")  # the head of the base is its own
-    head = [*told.splitlines(), "#", made, "", *others.splitlines(), ""]
-    sections, replaced = [first._replace(above=head), *rest], set()
+    _, _, above = "\n".join(first.above).partition("\n\n")  # the base's own head is left out
+    sections = [
+        _Section("", [*head.splitlines(), "#", made, ""], "", []),
+        first._replace(above=[*above.splitlines(), ""]),
+        *rest,
+    ]
+    replaced = set()
     for change in changed:
         kind = change.kind
         if kind and kind not in replaced:
