@@ -6,7 +6,6 @@ import select
 import subprocess
 import sys
 import time
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -23,6 +22,7 @@ from pipeline import __main__ as command_line
 from pipeline import runfile
 from pipeline.preflight.plan import plan, plan_of
 from pipeline.stage.keys import PROJECT
+from pipeline.toml_file import read_run_file
 from tests import tiny
 from tests.pipeline.sources.corpora import parquet_of
 from tests.servers import hub as hub_server
@@ -48,7 +48,7 @@ def lockstep_new(*arguments: object) -> str:
 
 
 def document(file: Path) -> dict:
-    return tomllib.loads(file.read_text())
+    return read_run_file(file)
 
 
 @pytest.fixture(autouse=True)
