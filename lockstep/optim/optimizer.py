@@ -349,7 +349,7 @@ def looks_ahead(optimizer: Optimizer) -> bool:
 
 
 def norm_ratio(x: Tree, y: Tree) -> jax.Array:
-    """Return the L2 norm of x as a share of that of y; finite even where y is zero."""
+    """Return the L2 norm of x as a share of y's; finite even if y is zero."""
     ratio: jax.Array = optax.tree.norm(x) / (optax.tree.norm(y) + SMALLEST_NORMAL)
     return ratio
 
@@ -363,6 +363,7 @@ def clip_scale(grads: Tree, max_norm: float | None) -> jax.Array | float:
       grads: A tree of arrays.
       max_norm: The bound; None or 0 gives 1.
     """
+    # With `optax.inject_hyperparams` the bound is traced, so no Python branch can depend on it.
     traced = isinstance(max_norm, jax.core.Tracer)
     if max_norm is None or not (traced or max_norm):
         return 1.0

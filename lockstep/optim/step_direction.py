@@ -1,4 +1,4 @@
-"""What a decoded mean becomes before it is scaled by the learning rate."""
+"""The direction of a step: what a decoded mean becomes before the learning rate scales it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,8 +11,10 @@ from lockstep.optim.expect import expect_by_group, expect_groups, expect_one_of,
 from lockstep.optim.magnitude import near_one
 from lockstep.optim.optimizer import KeyPath, group_of
 
-LEAST_NORM = 1e-30  # what is all zeros stays so
-NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # coefficients of x, x^3 and x^5
+LEAST_NORM = 1e-30  # zeros stay zeros, instead of 0 / 0
+# Muon's coefficients of x, x^3 and x^5: they do not converge to 1, but reach its neighbourhood in
+# few steps, which is all that a direction needs.
+NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 NEWTON_SCHULZ_STEPS = 5
 
 
@@ -37,15 +39,15 @@ def orthogonal(x: jax.Array) -> jax.Array:
       Jordan et al., Muon: An optimizer for hidden layers, https://kellerjordan.github.io/posts/muon/
     """
     tall = x.shape[-2] > x.shape[-1]
-    y = x.mT if tall else x
-    y = y * near_one(y, (-2, -1))
+    y = x.mT if tall else x  # the products are of the shorter side
+    y = y * near_one(y, (-2, -1))  # squares of a huge gradient would overflow
     y = y / (jnp.linalg.norm(y, axis=(-2, -1), keepdims=True) + LEAST_NORM)
     a, b, c = NEWTON_SCHULZ
     by_rows = (((y.ndim - 1,), (y.ndim - 1,)), (tuple(range(y.ndim - 2)),) * 2)
 
     def step(_: int, y: jax.Array) -> jax.Array:
         square = jax.lax.dot_general(y, y, by_rows)  # y y^T
-        fourth = jax.lax.dot_general(square, square, by_rows)  # it is symmetric
+        fourth = jax.lax.dot_general(square, square, by_rows)  # rows serve: `square` is symmetric
         return a * y + (b * square + c * fourth) @ y
 
     y = jax.lax.fori_loop(0, NEWTON_SCHULZ_STEPS, step, y)

@@ -120,6 +120,8 @@ def as_transform(
         def end_round() -> tuple[Tree, Tree, Tree]:
             step = count // optimizer.inner_steps + 1
             message, after = optimizer.send(taken, params, shared, step)
+            # A gradient that is not finite must not stay in the momentum, or it would spoil every
+            # later message of this peer.
             after = jax.tree.map(partial(jnp.where, finite), after, own)
             _, (received, weight) = exchange((message, finite.astype(jnp.int32)), step)
             peers = RoundPeers(weight, 0 * weight, optimizer.inner_steps * weight)

@@ -128,10 +128,10 @@ def _witnessing(
     for attestation in evidence.attestations:
         if not could_arrive.issuperset(attestation.received):
             lied[attestation.witness] = "false witness"
-            continue
+            continue  # a liar's other claims count for nothing
         for peer, commitment in proven(attestation, round_.seed, commitments, others).items():
             votes.setdefault(peer, []).append(commitment)
-        refusals.update(set(attestation.refused))  # each witness once, whatever it wrote
+        refusals.update(set(attestation.refused))  # a witness that repeats a peer has one vote
     supported = set()
     for peer, held in votes.items():
         if len(set(held)) > 1:

@@ -101,7 +101,7 @@ def _on_tick(state: CoordinatorState, event: Tick) -> CoordinatorState:
     if state.deadline is None:
         raise CoordinatorError(state, event, "the run is halted")
     now, timed_out = event.now, event.now >= state.deadline
-    if state.run_state == RunState.Warmup:  # it also ends as soon as too few members are left
+    if state.run_state == RunState.Warmup:  # too few members end it at once, as it cannot succeed
         timed_out |= len(_let_go(state).peers) < state.settings.min_clients
     if state.run_state == RunState.WaitingForMembers:
         timed_out &= len(state.pending) >= state.settings.init_min_clients
@@ -196,7 +196,8 @@ def _on_eject(state: CoordinatorState, event: Eject) -> CoordinatorState:
         if peer not in members:
             raise CoordinatorError(state, event, f"peer {peer} is not a member")
         members.remove(peer)
-    state = _mark(state, event.peers, ClientState.Ejected)  # also who leaves, or went silent
+    # A liar is ejected even if it has left or is silent, so that it cannot join again.
+    state = _mark(state, event.peers, ClientState.Ejected)
     gone = set(event.peers)
     pending = tuple(peer for peer in state.pending if peer not in gone)
     return replace(state, ejected=state.ejected + event.peers, pending=pending)
@@ -318,7 +319,8 @@ def _start_epoch(state: CoordinatorState, now: float, seed: int) -> CoordinatorS
 
 
 def _finish_warmup(state: CoordinatorState, now: float, seed: int) -> CoordinatorState:
-    state = _let_go(state)  # only now, so that its witnesses' positions stay while it lasts
+    # Only now: elections are over positions in the list of members, which must not shift before.
+    state = _let_go(state)
     if len(state.peers) < state.settings.min_clients:
         return _wait_or_finish(state, now)
     return _start_round(state, now, seed)
@@ -331,7 +333,7 @@ def _start_round(state: CoordinatorState, now: float, seed: int) -> CoordinatorS
 
 
 def _finish_round(state: CoordinatorState, now: float, seed: int) -> CoordinatorState:
-    # Read before members go: seats, and so the plan, depend on how many there were.
+    # Read before members leave: seats, and so the plan, depend on the number of members.
     spoken, quorum, plan = len(state.spoken), state.quorum, state.plan
     # Without a quorum nobody applied any message, even if nobody is left to report it.
     missed = (state.missed or ()) if spoken >= quorum else tuple(sorted(state.given.values()))

@@ -247,6 +247,7 @@ def finish_round(
         state = coordinator.tick(state, events.WitnessReport(attestation.witness, spoke, heard))
 
     quorum = committee.witness_quorum(len(round_.witnesses))
+    # Health is judged after ejections, so that nobody is both a proven liar and merely silent.
     applied, ejected = judge(round_, evidence, limit, quorum)
     again = progress.withheld.intersection(evidence.withheld)
     ejected = dict(sorted((dict.fromkeys(again, "no state") | ejected).items()))

@@ -89,6 +89,7 @@ def _commit(
     fields: Iterable[Buffer], peer: int, round_: Round, form: wire.Form
 ) -> tuple[bytes, merkle.MerkleTree | None]:
     if form.kept:
+        # The fields, not the encoded bytes: both layouts of the wire have the same commitment.
         return commit_to_fields(fields, peer, round_), None
     tree = merkle.MerkleTree.over(form.pieces.cut(fields))
     return commit_to_root(tree.root, peer, round_), tree

@@ -231,6 +231,7 @@ def decode(data: Buffer, form: Form) -> Tree:
         found, expected = HEADER.unpack(header), HEADER.unpack(form.header)
         text = "header (magic, version, kind, tensors, form): found "
         raise WireError(f"{text}{found}, expected {expected}")
+    # What is read, and how much of it, follows from the form, never from the bytes themselves.
     whole = iter(_whole(reader, form))
     read = _coded if form.kind in (CODED_SIGNS, CODED_VALUES) else _plain
     sparse = iter(read(reader, form) if form.sparse else ())
@@ -284,6 +285,8 @@ def _coded(reader: "_Reader", form: Form) -> list[Coefficients]:
     values: Any = _values(reader, form, sum(counts), "values")
     rest = reader.array(np.uint8, reader.rest, "high parts")
     gap_M = _checked(rice.unpack_high, "high parts", rest, sum(counts)) << r_M | low_M
+    # Only the parameters that an encoder chooses: a message has exactly one encoding, so that two
+    # different byte strings never carry the same commitment.
     if np.any(chosen != rice.parameters(gap_M, counts)):
         expected = rice.parameters(gap_M, counts).tolist()
         raise WireError(f"Rice parameters {chosen.tolist()}, expected {expected}")

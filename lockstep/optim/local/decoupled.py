@@ -97,6 +97,8 @@ class _Carrying:
     def align(self, own: Tree, params: Tree, fragment: jax.Array) -> Tree:
         here = self.fragments.take(params, fragment)
         local, taken = own.optimizer.local, self.fragments.take(own.taken, fragment)
+        # Steps taken since the fragment was sent are in no message yet, so they are added to the
+        # agreed params; overwriting would lose them.
         carried = jax.tree.map(
             lambda theta, x, t: theta + (x - t), here, self.fragments.take(local, fragment), taken
         )

@@ -52,6 +52,8 @@ def local_steps(inner: Optimizer, outer: Optimizer, inner_steps: int) -> Optimiz
     check_parts(inner, outer)
 
     def init(params: Tree) -> tuple[Tree, Tree]:
+        # The drift, not the local params: it is zero at the start of each round, so a peer that
+        # misses a round is at the agreed params without doing anything.
         drift = jax.tree.map(lambda theta: jnp.zeros(theta.shape, jnp.float32), params)
         own, shared = outer.init(params)
         return LocalState(drift, *inner.init(params), own), shared

@@ -118,6 +118,8 @@ def _error_feedback(
 
     def compare(own: Tree, message: Tree, params: Tree, step: jax.Array) -> tuple[jax.Array, Tree]:
         mine, sent = decode(encode(own), params), decode(message, params)
+        # Not the distance of the two messages: where magnitudes are nearly equal, honest machines
+        # choose other elements. A message is as good as mine if it is as close to e as mine.
         beyond = jax.tree.map(
             lambda e, sent, mine: jnp.maximum(jnp.abs(sent - e) - jnp.abs(mine - e), 0.0),
             own, sent, mine,

@@ -37,7 +37,8 @@ class Integers:
         x_NB = to_blocks(x, self.block)
         scale_N1 = jnp.max(jnp.abs(x_NB), axis=1, keepdims=True) / self._most
         q_NB = jnp.round(x_NB / jnp.where(scale_N1 > 0, scale_N1, 1.0))
-        q_NB = jnp.clip(q_NB, -self._most, self._most)  # a tiny scale is itself rounded
+        # A scale so small that it is itself rounded could give one more than the most.
+        q_NB = jnp.clip(q_NB, -self._most, self._most)
         return Code(scale_N1, pack(q_NB + self._zero, x.size, self.bits))
 
     def decode(self, code: Tree, shape: tuple[int, ...]) -> jax.Array:

@@ -86,6 +86,8 @@ def quantized(optimizer: Optimizer, quantizer: Quantizer, error_feedback: float 
     def compare(own: Tree, message: Tree, params: Tree, step: jax.Array) -> tuple[jax.Array, Tree]:
         x, after = exact(own, params, step)
         decoded = decode(message, params)
+        # Honest machines may round a value near a half either way, so only an error beyond that of
+        # rounding counts.
         distance = norm_ratio(jax.tree.map(beyond, x, decoded), x)
         return distance, with_error(after, partial(jax.tree.map, jnp.subtract, x, decoded))
 
@@ -104,5 +106,5 @@ def _decode(quantizer: Quantizer, message: Tree, params: Tree) -> Tree:
 
 
 def _beyond(quantizer: Quantizer, x: jax.Array, found: jax.Array) -> jax.Array:
-    """Return by how much the error of `found` exceeds that of rounding x."""
+    """Return by how much the error of `found` exceeds the error of rounding x."""
     return jnp.maximum(jnp.abs(found - x) - quantizer.rounding(x), 0.0)
