@@ -1,0 +1,201 @@
+"""A part comes off by deleting its folder: the library and the pipeline go on without it.
+
+A copy of the tree has neither the part nor the lines of dvc.yaml that name it. A part that imports
+another one comes off together with it, as its README says.
+"""
+
+import ast
+import re
+import shutil
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from pipeline.stage.keys import PROJECT
+from tests import tiny
+
+WINGS = "lockstep", "models", "pipeline", "parts"
+COPIED = (*WINGS, "params", "tests", "workloads")
+FILES = "dvc.yaml", "pyproject.toml", "constraints.txt", "constraints-gpu.txt", "Snakefile"
+PARTS = sorted(path.parent.name for path in (PROJECT / "parts").glob("*/__init__.py"))
+WORKER = "parts/workload/python"  # runs beside code of users, and imports itself alone
+HAND_WRITTEN = re.compile(r"^ *- parts/(\w+)\n", re.MULTILINE)
+HELP_AND_CHECK = """
+import sys
+from pipeline.__main__ import app
+print(*sorted(command.name or command.callback.__name__ for command in app.registered_commands))
+app(["check", "--root", sys.argv[1]])
+"""
+IMPORT_ALL = """
+import importlib, pkgutil
+for wing in ("lockstep", "models", "pipeline", "parts"):
+    for found in pkgutil.walk_packages([wing], f"{wing}."):
+        if not found.name.endswith(".__main__"):
+            importlib.import_module(found.name)
+"""
+each_part = pytest.mark.parametrize("part", PARTS)
+
+
+@cache
+def statements(file: Path) -> frozenset[tuple[str, str]]:
+    """The modules of the wings that a file imports, anywhere in it, each with a name or ""."""
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {(alias.name, "") for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {(node.module, alias.name) for alias in node.names}
+    return frozenset(pair for pair in found if pair[0].partition(".")[0] in WINGS)
+
+
+def modules(file: Path) -> set[str]:
+    """The modules that a file imports."""
+    pairs = statements(file)
+    return {module for module, _ in pairs} | {".".join(pair).rstrip(".") for pair in pairs}
+
+
+@cache
+def words(file: Path) -> frozenset[str]:
+    """All words of a file, in which its names are."""
+    return frozenset(re.findall(r"\w+", file.read_text())) if file.is_file() else frozenset()
+
+
+def is_met(module: str, name: str, tree: Path) -> bool:
+    """Whether a tree has a module, and a name of it: a module too, or a word of its file."""
+    if not is_module(module, tree):
+        return False
+    file = PROJECT.joinpath(*module.split("."))
+    file = file / "__init__.py" if file.is_dir() else file.with_suffix(".py")
+    return not name or is_module(f"{module}.{name}", tree) or name in words(file)
+
+
+def is_module(name: str, tree: Path) -> bool:
+    place = tree.joinpath(*name.split("."))
+    return place.with_suffix(".py").is_file() or (place / "__init__.py").is_file()
+
+
+def missing(tree: Path) -> list[str]:
+    """What the source of a tree imports of its own that it does not have."""
+    return [
+        f"{file.relative_to(tree)}: {module} {name}"
+        for wing in WINGS
+        for file in sorted((tree / wing).rglob("*.py"))
+        if not file.relative_to(tree).as_posix().startswith(WORKER)
+        for module, name in sorted(statements(PROJECT / file.relative_to(tree)))
+        if not is_met(module, name, tree)
+    ]
+
+
+def taken_off_with(part: str) -> set[str]:
+    """The part, and the parts that import it."""
+    gone, before = {part}, set()
+    while gone != before:
+        before = set(gone)
+        for other in set(PARTS) - gone:
+            files = (PROJECT / "parts" / other).rglob("*.py")
+            used = {name.split(".")[1] for file in files for name in modules(file) if "." in name}
+            gone |= {other} if used & gone else set()
+    return gone
+
+
+def copy_without(gone: set[str], place: Path) -> Path:
+    """A copy of the tree, by hard links where the disk takes them, without some parts."""
+
+    def link(source: str, target: str) -> None:
+        try:
+            Path(target).hardlink_to(source)
+        except OSError:  # another disk
+            shutil.copy2(source, target)
+
+    def left_out(folder: str, inside: list[str]) -> set[str]:
+        of_parts = gone if Path(folder) == PROJECT / "parts" else set()
+        of_tests = gone if Path(folder) == PROJECT / "tests" / "parts" else set()
+        return {name for name in inside if name == "__pycache__"} | of_parts | of_tests
+
+    for name in COPIED:
+        shutil.copytree(PROJECT / name, place / name, ignore=left_out, copy_function=link)
+    for name in FILES:
+        shutil.copy2(PROJECT / name, place)
+    stages = (PROJECT / "dvc.yaml").read_text()
+    lines = HAND_WRITTEN.sub(lambda line: "" if line[1] in gone else line[0], stages)
+    (place / "dvc.yaml").write_text(lines)
+    return place
+
+
+def run(tree: Path, *command: str) -> str:
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=tree,
+        env=tiny.environment(tree) | {"PYTHONPATH": str(tree)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    return done.stdout
+
+
+@cache
+def commands_of(part: str) -> frozenset[str]:
+    file = PROJECT / "parts" / part / "commands.py"
+    if not file.is_file():
+        return frozenset()
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        for call in getattr(node, "decorator_list", []):
+            if ast.unparse(call).startswith("app.command("):
+                found.add(call.args[0].value if call.args else node.name)
+    return frozenset(found)
+
+
+def test_all_commands_of_parts_are_found():
+    whole = run(PROJECT, "-c", "from pipeline.__main__ import app; print(*sorted("
+                "c.name or c.callback.__name__ for c in app.registered_commands))")  # fmt: skip
+    assert frozenset().union(*map(commands_of, PARTS)) <= {*whole.split()}
+    assert {"push", "publish", "verify", "replay"} <= commands_of("publication")
+
+
+@each_part
+def test_without_a_part_every_import_is_met_and_the_command_line_lacks_its_commands(part, tmp_path):
+    gone = taken_off_with(part)
+    tree = copy_without(gone, tmp_path / "tree")
+    assert missing(tree) == []
+    commands, *table = run(tree, "-c", HELP_AND_CHECK, str(tmp_path)).splitlines()
+    theirs = frozenset().union(*map(commands_of, gone))
+    kept = frozenset().union(*map(commands_of, {*PARTS} - gone))
+    assert theirs.isdisjoint(commands.split()) and kept <= {*commands.split()}
+    assert any("run.toml" in line for line in table)
+
+
+def test_without_any_part_every_module_is_imported_and_the_contracts_hold(tmp_path):
+    tree = copy_without({*PARTS}, tmp_path / "tree")
+    assert missing(tree) == []
+    run(tree, "-c", IMPORT_ALL)
+    run(tree, "-c", "import sys; from importlinter import cli; sys.exit(cli.lint_imports())")
+
+
+@pytest.mark.soak
+@each_part
+def test_without_a_part_the_tests_of_library_and_pipeline_pass(part, tmp_path):
+    gone = taken_off_with(part)
+    tree = copy_without(gone, tmp_path / "tree")
+    of_parts = {f"parts.{name}" for name in gone}
+    ignored = [
+        f"--ignore={file.relative_to(tree)}"
+        for folder in ("lockstep", "pipeline")
+        for file in (tree / "tests" / folder).rglob("test_*.py")
+        if any(name.startswith(tuple(of_parts)) for name in modules(file))
+    ]
+    run(tree, "-m", "pytest", "-q", "-m", "not soak", *ignored, "tests/lockstep", "tests/pipeline")
+
+
+@each_part
+def test_a_part_says_what_it_is_and_keeps_to_its_budget(part):
+    text = (PROJECT / "parts" / part / "README.md").read_text()
+    budget = int(re.search(r"Budget: ([\d,]+) lines", text)[1].replace(",", ""))
+    files = (PROJECT / "parts" / part).rglob("*.py")
+    assert sum(len(file.read_text().splitlines()) for file in files) <= budget
+    assert len(text.splitlines()) <= 12
+    assert all(f"lockstep {command}" in text for command in commands_of(part))
