@@ -14,7 +14,7 @@ from pipeline.pages.card import Facts
 from pipeline.pages.stage_results import CARD, Results
 from pipeline.stage import artifacts
 from pipeline.stage.artifacts import METRICS, Paths
-from pipeline.stage.keys import STAGES, Keys, needs, tracked
+from pipeline.stage.keys import STAGES, upstream
 from pipeline.subject import subject_of, subject_of_model
 from pipeline.weights import hf
 
@@ -57,10 +57,10 @@ def _facts(paths: Paths, transcript: Transcript, verdict: dict[str, Any], folder
     numbers = read_json(trained / METRICS / "train.json")
     made = artifacts.read_made(paths.made("train"))
     files = [*sorted(folder.glob("*.safetensors")), shards]
-    upstream, subject = _upstream("export"), subject_of_model(header["model"])
+    subject = subject_of_model(header["model"])
     return Facts(
-        keys={stage: paths.keys.key(stage) for stage in STAGES if stage in upstream},
-        run_file=_run_file(paths.keys, upstream),
+        keys={stage: paths.keys.key(stage) for stage in STAGES if stage in upstream("export")},
+        run_file=card.run_file(lambda _, name: paths.keys.table(name)),
         results=Results(header, numbers, verdict),
         first_loss=transcript.rounds[0].loss,
         shards=read_json(shards),
@@ -72,26 +72,3 @@ def _facts(paths: Paths, transcript: Transcript, verdict: dict[str, Any], folder
         has_tokenizer=any(folder.glob("tokenizer*")),
         sha256={file.name: sha256_file(file) for file in files},
     )
-
-
-def _run_file(keys: Keys, stages: set[str]) -> dict[str, Any]:
-    """The tables of the run file that the keys of some stages depend on, as they were written.
-
-    With defaults filled in they would mean the same but have another key. The tasks of later stages
-    are not pinned: engines ask for the key, and the export does not depend on its value.
-    """
-    document: dict[str, Any] = {}
-    for stage in sorted(stages):
-        for name in tracked(stage):
-            *tables, last = name.split(".")
-            inner = document
-            for table in tables:
-                inner = inner.setdefault(table, {})
-            inner[last] = keys.table(name)
-    document["pins"]["tasks"] = ""
-    return {table: document[table] for table in runfile.Run.model_fields if table in document}
-
-
-def _upstream(stage: str) -> set[str]:
-    """A stage and all that it needs."""
-    return {stage}.union(*(_upstream(need) for need in needs(stage)))

@@ -118,6 +118,9 @@ class Subject(Protocol):
     def vocab_size(self, model: Model) -> int | None:
         """Return the bound of token ids in its data; None where rows have no bound."""
 
+    def code(self, model: Model) -> str | None:
+        """Return the SHA-256 of a user's code that computes it; None without such code."""
+
     def computed_by(self, run: Run, model: Model, environment: dict[str, str]) -> str:
         """Return what computes its gradients, for people."""
 

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lockstep.errors import LockstepError, RequestError, brief
-from parts.publication.outcome import PUBLISHED_WINDOWS, VerifyOutcome, table
+from parts.publication.checks.outcome import PUBLISHED_WINDOWS, VerifyOutcome, table
 from pipeline.command_line import DEFAULT_ROOT, DEFAULT_RUN, RESULTS, Root, RunFile
 
 if TYPE_CHECKING:
     from parts.publication.checks.claims import Verified
+    from parts.publication.draws import ReaderAsks
     from parts.publication.fetch import Found, Limits
-    from parts.publication.reader import ReaderAsks
 
 app = typer.Typer()
 
@@ -129,8 +129,8 @@ def verify(  # noqa: PLR0913 - each is an option
 ) -> None:
     """Check a publication, follow its params from the start to the weights, repeat a sample."""
     from lockstep.machine import allocator
+    from parts.publication.draws import ReaderAsks
     from parts.publication.fetch import Limits
-    from parts.publication.reader import ReaderAsks
     from pipeline.runfile import Network
 
     allocator.tune()
@@ -218,7 +218,7 @@ def _verify(
 
     Once it was found, it is put into `seen`, whatever is found of it then.
     """
-    from parts.publication import aside, fetch, reader, signature, statement
+    from parts.publication import aside, draws, fetch, signature, statement
     from parts.publication.layout import PROOF
     from pipeline.audit import given_bundle
     from pipeline.net import retry
@@ -233,19 +233,21 @@ def _verify(
                 seen.append(found)
             signed = signature.check(found.signature, found.digests, asks.key)
             publication = found.publication
-            skip = reader.not_needed(publication, reader.choose(publication, asks))
+            skip = draws.not_needed(publication, draws.choose(publication, asks))
             with aside.folder(data / "runs", "verify", AGAIN) as place:
                 folder = found.bring(place, skip)
                 here = [folder / name for name in publication.files if name not in skip]
                 with given_files.unchanged(here):
                     run = given_bundle.read_run(folder / PROOF, limits.max_gb, worker_python)
-                    if precision := reader.matmul_precision(folder):
+                    if precision := draws.matmul_precision(folder):
                         os.environ.setdefault("JAX_DEFAULT_MATMUL_PRECISION", precision)
                     devices.prepare(run)
                     from parts.publication.checks import verify as verifying
+                    from pipeline.again.published import Own
 
-                    where = verifying.Workplace(place, data / "store", limits.max_gb)
-                    verified = verifying.verify(folder, where, publication, run, asks)
+                    own = Own(asks.checkpoint, asks.shards, asks.tasks, place, data / "store")
+                    most = limits.max_gb
+                    verified = verifying.verify(folder, publication, run, asks, own, most)
                     return dataclasses.replace(
                         verified, claims=[*statement.claims(found), signed, *verified.claims]
                     )

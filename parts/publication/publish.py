@@ -11,18 +11,22 @@ from lockstep.errors import LockstepError, hide
 from lockstep.files import sha256_file, write_bytes, write_json, write_text
 from lockstep.machine.progress import size
 from lockstep.transcript.transcript import Transcript
-from parts.publication import drawn, layout, packed, signature
-from parts.publication.accepted_export import accepted, with_results
-from parts.publication.checks import start_of_chain
+from parts.publication import draws, layout, packed, signature
+from parts.publication.checks import transcript as published_transcript
 from parts.publication.layout import Publication
 from pipeline import runfile
+from pipeline.again import outputs
+from pipeline.again.outputs import CARD, EXPORTS, HELD_OUT, RUN
 from pipeline.audit import given_rows
 from pipeline.audit.sample import read_beacon
 from pipeline.language_model import held_out
 from pipeline.stage import lock
-from pipeline.stage.artifacts import METRICS, Paths
+from pipeline.stage.artifacts import Paths, verify
+from pipeline.stage.keys import STAGES
 from pipeline.start import begin
+from pipeline.subject import subject_of
 from pipeline.tokens.shards import read_shards
+from pipeline.weights import hf
 
 
 class Written(NamedTuple):
@@ -87,13 +91,14 @@ def write(
     _check_repeatable(settings, run)
     with lock.hold(root / "data" / ".export.lock"):  # so that the stage cannot replace it meanwhile
         exported = with_results(accepted(paths), paths)
-        if settings.workload.factory:
-            exported = [file for file in exported if file.name in layout.WORKLOADS]
+        only = EXPORTS[subject_of(settings).model_file]
+        if only is not None:
+            exported = [file for file in exported if file.name in only]
         folder.parent.mkdir(parents=True, exist_ok=True)
         aside = folder.with_name(f".{folder.name}.part")
         shutil.rmtree(aside, ignore_errors=True)
         _copy((file, aside / file.name) for file in exported)
-        proof = _write_proof(aside, settings, paths, windows, seed)
+        proof = _write_proof(aside, settings, paths, windows, seed, only)
     files = sorted(path for path in aside.rglob("*") if path.is_file())
     publication = Publication(
         format=2,
@@ -166,34 +171,38 @@ def _strings(value: object) -> Iterator[str]:
 
 
 def _write_proof(
-    folder: Path, run: runfile.Run, paths: Paths, windows: int, seed: str | None
+    folder: Path,
+    run: runfile.Run,
+    paths: Paths,
+    count: int,
+    seed: str | None,
+    only: tuple[str, ...] | None,
 ) -> _Proof:
-    """Write all below proof/ but its list."""
-    evaluated, shards = paths.need("evaluate"), paths.need("download")
-    source = Paths("train", paths.run, paths.root).need("convert") / "source.json"
-    write_json(folder / layout.RUN, public(run))
-    _copy(
-        [
-            (paths.need("witness") / "verdict.json", folder / layout.VERDICT),
-            (evaluated / METRICS / "evaluate.json", folder / layout.EVALUATED),
-            (evaluated / "evaluate.json", folder / layout.RESULTS),
-            (shards / "shards.json", folder / layout.SHARDS),
-            (source, folder / layout.SOURCE),
-        ]
-    )
-    stages = [*layout.STAGES, *([layout.REPORT] if paths.is_made(layout.REPORT) else [])]
-    _copy((paths.root / paths.keys.made(s), folder / layout.made(s)) for s in stages)
+    """Write all below proof/ but its list; of the export `only` some files count, if not None."""
+    write_json(folder / RUN, public(run))
+    for stage in STAGES:
+        if stage == layout.REPORT and not paths.is_made(stage):
+            continue
+        made = paths.made(stage)
+        said = verify(made, [CARD] if stage == layout.REPORT else None)
+        _copy([(made, folder / layout.made(stage))])
+        for name in said["files"]:
+            if stage == "export" and only is not None and name not in only:
+                continue
+            published = outputs.need(stage, name).name(name)
+            if published in layout.RECORDS:
+                _copy([(made.parent / name, folder / published)])
 
-    transcript = Transcript(paths.need("train") / "transcript")
+    transcript, shards = Transcript(paths.out("train") / "transcript"), paths.out("download")
     start = transcript.rounds[0].round.step - 1
     model, columns = transcript.header.model, read_shards(shards).columns
     data = begin.rows(run, model, shards)
     kept = begin.blank(run, model, data, columns, start, 0).programs.form.kept
-    seed = drawn.seed_of(transcript, seed, read_beacon(run.witness.beacon))
-    published = drawn.draw(transcript, run.snapshots(start).windows, seed, windows, kept)
-    given = start_of_chain.is_given(run)
-    for name in drawn.files(transcript, published, run, kept=kept, given=given):
-        target = folder / layout.TRANSCRIPT / packed.name_of(name)
+    seed = draws.seed_of(transcript, seed, read_beacon(run.witness.beacon))
+    every = run.snapshots(start).windows
+    published = draws.draw(transcript, every, seed, count, kept)
+    for name in published_transcript.files(transcript, published, run, kept=kept):
+        target = folder / outputs.TRANSCRIPT / packed.name_of(name)
         if target.name == Path(name).name:
             _copy([(transcript.folder / name, target)])
         else:
@@ -201,16 +210,42 @@ def _write_proof(
 
     for one in published:
         indices = given_rows.assigned(transcript.window(one.window), one.peers)
-        given_rows.write(folder / drawn.name(one, kept), data, indices)
+        given_rows.write(folder / draws.name(one, kept), data, indices)
     held = held_out.read(run, shards)
     if len(held.rows_NW):
-        rows = given_rows.GivenRows(layout.HELD_OUT, held.indices_N, held.rows_NW)
-        given_rows.write(folder / layout.HELD_OUT, rows, held.indices_N)
-    every = drawn.possible(transcript, run.snapshots(start).windows, kept)
-    return _Proof(columns, transcript.hash, len(every))
+        rows = given_rows.GivenRows(HELD_OUT, held.indices_N, held.rows_NW)
+        given_rows.write(folder / HELD_OUT, rows, held.indices_N)
+    return _Proof(columns, transcript.hash, len(draws.possible(transcript, every, kept)))
 
 
 def _copy(pairs: Iterable[tuple[Path, Path]]) -> None:
     for source, target in pairs:
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, target)
+
+
+# ---- The export ----
+
+
+def accepted(paths: Paths) -> list[Path]:
+    """Return the files of a run's export, checked against their hashes.
+
+    Raises:
+      LockstepError: There is no current export, or the witness refused it.
+    """
+    folder = paths.need("export")
+    if why := hf.why_refused(folder):
+        raise LockstepError(
+            f"{folder / hf.REFUSED}: {why}; expected an export that the witness accepted"
+        )
+    made = paths.root / paths.keys.made("export")
+    return sorted(file for file in folder.rglob("*") if file.is_file() and file.name != made.name)
+
+
+def with_results(files: list[Path], paths: Paths) -> list[Path]:
+    """Return the files of an export, with the report's card, which has results, if there is one."""
+    if not paths.is_made("report"):
+        return files
+    verify(paths.made("report"), [CARD])
+    card, own = paths.out("report") / CARD, paths.out("export") / CARD
+    return [card if file == own else file for file in files]

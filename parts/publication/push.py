@@ -6,8 +6,7 @@ from pathlib import Path
 from lockstep.errors import LockstepError
 from lockstep.transcript.transcript import Transcript
 from parts.publication import aside, publish
-from parts.publication.accepted_export import accepted, with_results
-from parts.publication.outcome import PUBLISHED_WINDOWS
+from parts.publication.checks.outcome import PUBLISHED_WINDOWS
 from pipeline import runfile
 from pipeline.runfile.importer import toml
 from pipeline.runfile.psyche import DESTINATION_FORM, destination
@@ -59,7 +58,7 @@ def push(
         if with_proof:
             publish.write(published, run, root, PUBLISHED_WINDOWS, None, key)
         with lock.hold(root / "data" / ".export.lock"):  # the stage cannot replace it meanwhile
-            files = _by_name(with_results(accepted(paths), paths), paths)
+            files = _by_name(publish.with_results(publish.accepted(paths), paths), paths)
             if with_proof:
                 proof = sorted(path for path in published.rglob("*") if path.is_file())
                 files = {path.relative_to(published).as_posix(): path for path in proof}
@@ -71,7 +70,7 @@ def push(
                 )
                 how = f"in [model.LLM], checkpoint = {toml(loaded)}"
                 model = transcript.header.model
-                if "workload" in model:
+                if subject_of_model(model).code(model) is not None:
                     how = f"{subject_of_model(model).model_file} says what its params are"
                 print(f"push: {name} has step {last.step} of run {key}; {how}")
 

@@ -10,6 +10,7 @@ not used: it can only hash a whole folder again, where a reader has a part of it
 import hashlib
 import json
 from base64 import b64decode, b64encode
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -19,8 +20,8 @@ from lockstep.errors import LockstepError, RequestError, brief
 from lockstep.protocol.dispute import Hash
 from lockstep.tables.explain import validate_json
 from lockstep.tables.table import Table
-from parts.publication.checks.claims import PublicClaim
 from parts.publication.layout import SIGNATURE
+from pipeline.again.claim import PublicClaim
 from pipeline.extras import is_installed, lacking
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ def check_private(key: Path) -> None:
     Raises:
       LockstepError: It has none, or a package is missing.
     """
-    _private_key(key)
+    _key(key, "private")
 
 
 def sign(digests: dict[str, str], name: str, key: Path) -> bytes:
@@ -123,7 +124,7 @@ def sign(digests: dict[str, str], name: str, key: Path) -> bytes:
     Raises:
       LockstepError: It is no such key, or a package is missing.
     """
-    private = _private_key(key)
+    private = _key(key, "private")
     resources = [
         {"name": file, "algorithm": "sha256", "digest": digests[file]} for file in sorted(digests)
     ]
@@ -163,7 +164,7 @@ def check(found: bytes | None, digests: dict[str, str], key: Path | None) -> Pub
     Raises:
       LockstepError: There is a signature of other files, or none by the reader's key.
     """
-    public = None if key is None else _public_key(key)
+    public = None if key is None else _key(key, "public")
     expected = None if public is None else fingerprint(public)
     if found is None:
         if expected is not None:
@@ -251,44 +252,25 @@ def _decoded(text: str) -> bytes:
 # ---- Keys ----
 
 
-def _private_key(path: Path) -> "ec.EllipticCurvePrivateKey":
-    content = _read(path)
-    from cryptography.exceptions import UnsupportedAlgorithm
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
-    from cryptography.hazmat.primitives.serialization import load_pem_private_key
-
-    try:
-        key: Any = load_pem_private_key(content, None)
-    except (TypeError, UnsupportedAlgorithm, ValueError):  # one with a password; no key
-        key = None
-    return _of_a_curve(key, EllipticCurvePrivateKey, path, "private")
-
-
-def _public_key(path: Path) -> "ec.EllipticCurvePublicKey":
-    content = _read(path)
-    from cryptography.exceptions import UnsupportedAlgorithm
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
-    from cryptography.hazmat.primitives.serialization import load_pem_public_key
-
-    try:
-        key: Any = load_pem_public_key(content)
-    except (UnsupportedAlgorithm, ValueError):
-        key = None
-    return _of_a_curve(key, EllipticCurvePublicKey, path, "public")
-
-
-def _of_a_curve(key: Any, kind: type, path: Path, side: str) -> Any:
-    if not isinstance(key, kind) or key.curve.name not in CURVES:
-        raise RequestError(f"{path}: is no such key, expected a {side} one {KEY_FORM}")
-    return key
-
-
-def _read(path: Path) -> bytes:
+def _key(path: Path, side: Literal["private", "public"]) -> Any:
+    """Read a key of one of `CURVES`."""
     if not is_installed("cryptography"):
         raise RequestError(str(lacking(str(path), "cryptography")))
     if not path.is_file() or path.stat().st_size > MOST_KEY_BYTES:
         raise RequestError(f"{path}: found no small file, expected a key {KEY_FORM}")
-    return path.read_bytes()
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives import serialization
+
+    content, found = path.read_bytes(), None
+    with suppress(TypeError, UnsupportedAlgorithm, ValueError):  # one with a password; no key
+        if side == "private":
+            found = serialization.load_pem_private_key(content, None)
+        else:
+            found = serialization.load_pem_public_key(content)
+    curve = getattr(found, "curve", None)  # of the keys, only those of a curve like these have it
+    if curve is None or curve.name not in CURVES:
+        raise RequestError(f"{path}: is no such key, expected a {side} one {KEY_FORM}")
+    return found
 
 
 def _hash_of(curve: "ec.EllipticCurve") -> Any:

@@ -16,11 +16,12 @@ from typing import Any
 
 from lockstep.files import write_json
 from parts.publication import layout
-from parts.publication.checks.claims import PublicClaim
+from parts.publication.checks.outcome import VerifyOutcome
+from parts.publication.draws import ReaderAsks
 from parts.publication.fetch import Found
-from parts.publication.outcome import VerifyOutcome
-from parts.publication.reader import ReaderAsks
 from pipeline import version
+from pipeline.again import outputs
+from pipeline.again.claim import PublicClaim
 
 STATEMENT = "https://in-toto.io/Statement/v1"
 PREDICATE = "https://slsa.dev/verification_summary/v1"
@@ -36,7 +37,7 @@ PACKAGES = ("jax", "jaxlib", "numpy")  # beside the code, what a replay depends 
 def digests(found: Found) -> dict[str, str]:
     """Return the SHA-256 of all weights, of the run file, and of the list of every file."""
     weights = [name for name in found.publication.exported if name.endswith(".safetensors")]
-    return {name: found.digests[name] for name in (*sorted(weights), layout.RUN, layout.MANIFEST)}
+    return {name: found.digests[name] for name in (*sorted(weights), outputs.RUN, layout.MANIFEST)}
 
 
 def claims(found: Found) -> list[PublicClaim]:

@@ -86,6 +86,10 @@ class WorkloadSubject:
     def vocab_size(self, model: dict[str, Any]) -> None:
         """Return None: only its code knows what the words of a row mean."""
 
+    def code(self, model: dict[str, Any]) -> str:
+        """Return the hash of its code and settings."""
+        return model["workload"]["code"]
+
     def computed_by(
         self, run: runfile.Run, model: dict[str, Any], environment: dict[str, str]
     ) -> str:

@@ -8,7 +8,6 @@ import jax
 
 from lockstep.errors import LockstepError
 from lockstep.protocol import consensus, links, sketch
-from lockstep.protocol.attestation import Attestation
 from lockstep.protocol.round import Message, Round
 from lockstep.swarm.round_settings import RoundSettings
 from lockstep.transcript.entry import TABLES, Entry
@@ -33,13 +32,10 @@ def audit(setup: Setup, transcript: Transcript) -> list[Finding]:
 
 def audit_header(setup: Setup, transcript: Transcript) -> list[Finding]:
     """Check that the header's run and model are the auditor's own."""
-    run = setup.run.model_dump(mode="json", include=TABLES)
-    own, header = {"run": run, "model": setup.model}, transcript.header
-    return [
-        _against_author(setup.start.step, "header", f"its {name} differs from the auditor's own")
-        for name in own
-        if getattr(header, name) != own[name]
-    ]
+    own = {"run": setup.run.model_dump(mode="json", include=TABLES), "model": setup.model}
+    differ = [name for name in own if getattr(transcript.header, name) != own[name]]
+    text = "its {} differs from the auditor's own"
+    return [_against_author(setup.start.step, "header", text.format(name)) for name in differ]
 
 
 # ---- Rounds ----
@@ -70,7 +66,9 @@ def audit_rounds(
             progress = begin_round(progress, entry)
             if here and form.kept:
                 known, refused = _audit_messages(entry, transcript, form)
-                _check_broken(entry, refused)
+                if refused != (broken := list(entry.evidence.broken)):
+                    text = f"broken is {broken}, but the messages of peers {refused} are"
+                    raise ContradictionError(entry.round.step, "messages", text)
             progress = finish_round(progress, entry, stores=settings.stores_epochs)
         except ContradictionError as error:  # nothing after it can be attributed
             return [*findings, *known, _against_author(error.step, error.kind, str(error))]
@@ -78,7 +76,7 @@ def audit_rounds(
         findings += _audit_arrivals(entry, settings, setup.programs.optimizer.overlapped)
         findings += _audit_checks(entry, settings, own_size)
         known += _audit_second_messages(entry)
-        findings += [*known, *_audit_attestations(entry, _honest(entry, settings))]
+        findings += [*known, *_audit_attestations(entry, settings)]
         findings += _audit_ejected(entry, known)
     done, total = start.step + len(transcript.rounds), run.config.total_steps
     if done < (total if last is None else last):
@@ -109,12 +107,6 @@ def _audit_messages(
         reasons += found.items()
     step, applied = entry.round.step, entry.decision.applied
     return [Finding(step, peer, *why, peer in applied) for peer, why in reasons], refused
-
-
-def _check_broken(entry: Entry, refused: list[int]) -> None:
-    if refused != list(entry.evidence.broken):
-        text = f"broken is {list(entry.evidence.broken)}, but the messages of peers {refused} are"
-        raise ContradictionError(entry.round.step, "messages", text)
 
 
 def why_refused(
@@ -198,14 +190,10 @@ def _tokens(plan: Round, settings: RoundSettings) -> dict[int, int]:
     return {peer: (last - first + 1) * length for peer, (first, last) in plan.assignment.items()}
 
 
-def _honest(entry: Entry, settings: RoundSettings) -> tuple[Attestation, ...]:
-    """Return what honest witnesses with the same arrivals would attest."""
-    limit = settings.closes(entry.round, entry.evidence)
-    return consensus.witnessed(entry.round, entry.evidence, limit)
-
-
-def _audit_attestations(entry: Entry, honest: tuple[Attestation, ...]) -> list[Finding]:
+def _audit_attestations(entry: Entry, settings: RoundSettings) -> list[Finding]:
     """Check that each witness attests what an honest one does to whom the same arrived."""
+    limit = settings.closes(entry.round, entry.evidence)
+    honest = consensus.witnessed(entry.round, entry.evidence, limit)
     return [
         Finding(
             entry.round.step,
@@ -305,7 +293,8 @@ def read_sketch(setup: Setup, transcript: Transcript, entry: Entry, peer: int) -
     message, pieces = entry.evidence.messages[peer], setup.programs.form.pieces
     if message.root is None or message.sketch is None or message.payload is None:
         raise SketchError(f"the message of peer {peer} has no sketch, expected some of its pieces")
-    drawn = draw_pieces(setup, entry, peer)
+    seed, known = setup.settings.seed, entry.evidence.commitments
+    drawn = sketch.drawn(seed, entry.round.step, known, peer, pieces.count, pieces.drawn)
     if message.sketch != (size := sketches.size_of(pieces, drawn)):
         raise SketchError(f"peer {peer}: a sketch of {message.sketch} bytes, expected {size}")
     try:
@@ -313,13 +302,6 @@ def read_sketch(setup: Setup, transcript: Transcript, entry: Entry, peer: int) -
         return sketches.read(pieces, transcript.payload(message), drawn, root)
     except ValueError as error:
         raise SketchError(f"peer {peer}: {error}") from error
-
-
-def draw_pieces(setup: Setup, entry: Entry, peer: int) -> list[int]:
-    """Return which pieces of a peer's message the transcript must have."""
-    pieces, seed = setup.programs.form.pieces, setup.settings.seed
-    known = entry.evidence.commitments
-    return sketch.drawn(seed, entry.round.step, known, peer, pieces.count, pieces.drawn)
 
 
 # ---- Snapshots ----
@@ -374,6 +356,16 @@ def audit_snapshot(
         text = "its files do not have the hashes that state.json gives"
         return [_against_author(step, "snapshot", text)]
     return []
+
+
+def audit_ends(
+    setup: Setup, transcript: Transcript, window: Window, peers: Iterable[int]
+) -> list[Finding]:
+    """Check the two snapshots between which some peers of a window are replayed."""
+    last = [peer for peer in peers if transcript.has_own(window.last, peer)]
+    like = setup.start.state
+    ends = ((window.opening, peers), (window.last, last))
+    return [f for step, owners in ends for f in audit_snapshot(transcript, step, like, owners)]
 
 
 def _unreadable(transcript: Transcript, step: int, error: LockstepError) -> Finding:

@@ -33,7 +33,7 @@ from lockstep.transcript.transcript import Transcript
 from lockstep.transcript.windows import Window
 from pipeline import runfile
 from pipeline.audit import given_rows, honest, verdict_text
-from pipeline.audit.audit import audit_header, audit_rounds, audit_snapshot
+from pipeline.audit.audit import audit_ends, audit_header, audit_rounds
 from pipeline.audit.given_bundle import RUN, read_run
 from pipeline.audit.replay import Replay
 from pipeline.audit.tolerance import why_not_bitwise
@@ -193,13 +193,14 @@ def show(folder: Path, max_gb: int, worker_python: str = "") -> int:
     for claim in claims:
         agrees = _confirms(bundle, found, claim)
         confirmed += agrees
-        _print(f"peer {claim.peer}, round {claim.round}, {claim.kind}: {claim.detail}")
-        _print(f"  found here: {_nearest(found, claim)}")
-        _print(f"  {'confirmed' if agrees else 'not confirmed'}")
+        print(shown(f"peer {claim.peer}, round {claim.round}, {claim.kind}: {claim.detail}"))
+        print(shown(f"  found here: {_nearest(found, claim)}"))
+        print(f"  {'confirmed' if agrees else 'not confirmed'}")
     for finding in found:
         if finding.peer is None:
-            _print(f"The bundle contradicts itself in round {finding.round}: {finding.detail}")
-    _print(f"{confirmed} of {len(claims)} findings confirmed, {how}")
+            text = f"The bundle contradicts itself in round {finding.round}: {finding.detail}"
+            print(shown(text))
+    print(shown(f"{confirmed} of {len(claims)} findings confirmed, {how}"))
     return 0 if confirmed == len(claims) else 1
 
 
@@ -237,10 +238,7 @@ def read(folder: Path, max_gb: int, worker_python: str = "") -> Bundle:
     present = [(window, peers)] if peers else []
     replay = Replay(setup, transcript, why, present)
     if peers:
-        last = tuple(peer for peer in peers if transcript.has_own(window.last, peer))
-        for step, owners in ((window.opening, peers), (window.last, last)):
-            problems = audit_snapshot(transcript, step, setup.start.state, owners)
-            _refuse_contradictions(transcript, problems)
+        _refuse_contradictions(transcript, audit_ends(setup, transcript, window, peers))
         if rows is None:
             _refuse(folder / TOKENS, "no such file, expected the sequences to train on")
     audited = [f for f in found if f.peer == manifest.peer and f.kind in KINDS]
@@ -289,10 +287,6 @@ def _nearest(found: Iterable[Finding], claim: Finding) -> str:
     return f"round {best.round}, {best.kind}: {best.detail}"
 
 
-def _print(line: str) -> None:
-    print(shown(line))
-
-
 # ---- Reading ----
 
 
@@ -322,10 +316,8 @@ def _check_claims(path: Path, manifest: BundleManifest, run: runfile.Run, window
 
 
 def _refuse_contradictions(transcript: Transcript, findings: Iterable[Finding]) -> None:
-    for finding in contradictions(findings):
-        who = "" if finding.peer is None else f"peer {finding.peer}, "
-        where = f"round {finding.round}, {who}{finding.kind}"
-        _refuse(transcript.folder, f"{where}: {finding.detail}")
+    if found := contradictions(findings):
+        _refuse(transcript.folder, str(found[0]))
 
 
 def _refuse(path: Path, text: str) -> NoReturn:

@@ -91,15 +91,13 @@ def measurable(setup: Setup, header: Header) -> bool:
 
     Other devices or versions may differ by more, so that the fixed bounds hold for them.
     """
-    run = setup.run
-    here, there = (
-        {**e, "xla_flags": _others(e)} for e in (setup.environment(), header.environment)
-    )
+    peers, environments = setup.run.peers, (setup.environment(), header.environment)
+    here, there = (e | {"xla_flags": _others(e)} for e in environments)
     differ = {name for name in here.keys() | there.keys() if here.get(name) != there.get(name)}
     return (
         header.bitwise
         and setup.subject.varies_here
-        and (run.peers.layout, run.peers.fsdp, run.peers.processes) == ("each", 1, 1)
+        and (peers.layout, peers.fsdp, peers.processes) == ("each", 1, 1)
         and here["platform"] == "cpu"
         and differ <= VARIED
     )
@@ -118,21 +116,14 @@ def measure(
 
     The first of the windows and the last are replayed, of one peer or, where messages are not kept,
     of all: early steps change more, and late gradients scatter more for their size.
-
-    Args:
-      setup: The auditor's own set-up of the run.
-      transcript: The transcript, which has passed the audit.
-      work: Windows that are to be replayed, and peers of each.
-      compiled: Folder of compiled programs; none by default.
+    `work` are the windows that are to be replayed; `compiled` is the folder of compiled programs.
     """
+    header, kept = transcript.header, setup.programs.form.kept
     chosen = [(window, peers) for window, peers in work if peers]
-    sketched = transcript.header.sketched
-    if not chosen or not measurable(setup, transcript.header):
+    if not chosen or not measurable(setup, header) or not (kept or header.sketched):
         return None
-    if not setup.programs.form.kept and not sketched:
-        return None
-    form, ends = setup.programs.form, chosen[:1] + chosen[1:][-1:]
-    work = [(window, peers[:1] if form.kept else peers) for window, peers in ends]
+    ends = chosen[:1] + chosen[1:][-1:]
+    work = [(window, peers[:1] if kept else peers) for window, peers in ends]
     with tempfile.TemporaryDirectory() as name:
         folder, there = Path(name), OtherBits.than(os.environ)
         _ask(setup, transcript, work, folder, compiled)
@@ -197,9 +188,8 @@ class Distances(NamedTuple):
 
     Attributes:
       messages: Of each message.
-      params: Of the params after the window, as a share of its update, or of what peers share, if
-        that is further; None if messages are kept.
-      own: Of what each peer owns after the window, as a share of what it changed, by its kind.
+      params: The same as `Varied.params`.
+      own: Of what each peer owns, as `Varied.own`.
     """
 
     messages: list[float]
@@ -278,15 +268,13 @@ class HonestWindow(WindowPeers):
         )
 
     def _distances_of_own(self, peer: int, told: BinaryIO) -> dict[str, float]:
-        here: Tree = jax.device_get(self.own[peer])
-        like = self.setup.start.state
+        here, like = jax.device_get(self.own[peer]), self.setup.start.state
         opening = self.transcript.own(self.window.opening, peer, like.own[peer])
         return distances_by_kind(_read_like(here, told), here, opening, like.params)
 
     def _agreed(self) -> tuple[Tree, Tree]:
         """The params now, and what peers share."""
-        agreed: tuple[Tree, Tree] = jax.device_get((self.replica.params, self.replica.shared))
-        return agreed
+        return jax.device_get((self.replica.params, self.replica.shared))
 
     def _some(self, entry: Entry) -> range:
         """Return evenly spaced pieces, others in each round: more than a sketch has."""

@@ -47,7 +47,7 @@ class Replay:
 
     Attributes:
       setup: The auditor's own set-up of the run.
-      transcript: The transcript to check, which has passed the audit.
+      transcript: A transcript that has passed the audit.
       why: Why bits cannot be compared, so that distances must be small; None if they must be equal.
       present: The windows, and peers of each, whose snapshots and rows are here: all of a whole
         run's, some in a bundle or a publication.
@@ -97,10 +97,9 @@ class Replay:
         advance: Callable[[], None],
         group: DeviceGroup | None = None,
     ) -> list[Finding]:
-        """Check the chain of params over a window, and replay some of its peers, on a device group.
+        """Check the chain of params over a window, and replay some of its peers.
 
-        If messages are not kept and `peers` is empty, nothing is done. `advance` is called after
-        each round.
+        If messages are not kept and `peers` is empty, nothing is done.
         """
         if not self.kept and not peers:
             return []
@@ -193,18 +192,13 @@ class WindowPeers:
 
 
 class WindowReplay:
-    """A window's replay in progress: what its peers did is compared with what they should have.
-
-    Attributes:
-      found: What was found until now.
-      strayed: Peers that last committed to another state than their replay's.
-    """
+    """A window's replay in progress: what its peers did is compared with what they should have."""
 
     def __init__(self, replay: Replay, window: Window, peers: Sequence[int], group: DeviceGroup):
         self.replay, self.window = replay, window
         self.peers = WindowPeers(replay.setup, replay.transcript, window, peers, group)
         self.found: list[Finding] = []
-        self.strayed: set[int] = set()
+        self.strayed = set[int]()  # peers that last committed to another state than replayed
         self._merged = {
             (entry.round.computed_in(peer), peer)
             for entry in replay.transcript.window(window)
@@ -365,12 +359,11 @@ class WindowReplay:
 
     def _compare_params(self, step: int, what: str, recorded: str) -> None:
         """Compare the params with a hash that the transcript has of them."""
-        if not self.replay.merges_exactly:
-            return
-        params = tree_hash(jax.device_get(self.peers.replica.params))
-        if params != recorded:
-            text = f"the params that {what} are {recorded[:12]}, expected {params[:12]}"
-            self._blame_author(step, text)
+        if self.replay.merges_exactly:
+            params = tree_hash(jax.device_get(self.peers.replica.params))
+            if params != recorded:
+                text = f"the params that {what} are {recorded[:12]}, expected {params[:12]}"
+                self._blame_author(step, text)
 
     def _compare_states(self, step: int) -> None:
         """Compare the state with what was committed to at a snapshot."""
@@ -427,17 +420,15 @@ class WindowReplay:
         transcript, like = self.replay.transcript, self.replay.setup.start.state
         most, last = self.replay.how.params_limit, self.window.last
         opening, closing = (transcript.agreed(step, like) for step in (self.window.opening, last))
-        distance = distance_of_update(closing[0], params, opening[0])
-        if not distance <= most:
-            text = f"the params are at distance {distance:.3g} of the window's update from those "
-            text += f"that follow from its messages, expected at most {most:.3g}"
-            self._blame_author(last, text)
+        if not (far := distance_of_update(closing[0], params, opening[0])) <= most:
+            text = f"the params are at distance {far:.3g} of the window's update from those that "
+            text += "follow"
+        elif not (far := distance_of_state(closing[1], shared, opening[1], params)) <= most:
+            text = f"what peers share is at distance {far:.3g} of the window's change from what "
+            text += "follows"
+        else:
             return
-        distance = distance_of_state(closing[1], shared, opening[1], params)
-        if not distance <= most:
-            text = f"what peers share is at distance {distance:.3g} of the window's change from "
-            text += f"what follows from its messages, expected at most {most:.3g}"
-            self._blame_author(last, text)
+        self._blame_author(last, f"{text} from its messages, expected at most {most:.3g}")
 
 
 def sketch_distances(

@@ -26,6 +26,7 @@ from pipeline import runfile
 from pipeline.audit.verdict import How, Varied
 from pipeline.stage import devices
 from pipeline.start.begin import Setup
+from pipeline.subject import subject_of
 
 # The largest distance of a sent message from the replayed one (`Optimizer.compare`, or
 # `Pieces.distance` where messages are not kept; then also of the params after a window,
@@ -82,11 +83,13 @@ def how(
       run: The run.
       why: Why bits cannot be compared; None if they are.
       exact: Whether params follow from messages to the bit (`Replay.merges_exactly`).
-      repeats: Largest distance among the auditor's honest repeats; None where none were taken.
-      varied: What the auditor measured of other bits; None where repeats were taken.
+      repeats: Largest distance among the auditor's honest repeats, if any.
+      varied: What the auditor measured of other bits, if it did.
     """
     if why is None:
         return How()
+    # A verdict may claim both; whichever the subject does not learn by would loosen a fixed bound.
+    repeats, varied = (None, varied) if subject_of(run).varies_here else (repeats, None)
     return How(
         why,
         limit(run, repeats, varied and varied.distance),

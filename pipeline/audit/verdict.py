@@ -38,17 +38,14 @@ class Finding:
     applied: bool
     bundle: str | None = None
 
+    def __str__(self) -> str:
+        who = "" if self.peer is None else f"peer {self.peer}, "
+        return f"round {self.round}, {who}{self.kind}: {self.detail}"
+
 
 @dataclass(frozen=True)
 class Replayed:
-    """A window that was replayed.
-
-    Attributes:
-      window: Number of the window, from 0.
-      first: Its first round.
-      last: Its last round.
-      peer: Peer whose steps were recomputed.
-    """
+    """A window that was replayed: its number, its rounds, and whose steps were recomputed."""
 
     window: int
     first: int
@@ -62,8 +59,8 @@ class Varied:
 
     Attributes:
       distance: The largest distance of a message computed there from the one computed here.
-      there: What was otherwise there, for people to read.
-      messages: How many messages were compared.
+      there: What was otherwise there, for people.
+      messages: How many were compared.
       params: The largest distance of the params after a window, as a share of the window's update,
         or of what peers share then; None where messages are kept, from which both follow to the
         bit.

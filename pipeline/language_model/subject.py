@@ -75,6 +75,9 @@ class LanguageModelSubject:
         """Return the size of its vocabulary."""
         return model["vocab_size"]
 
+    def code(self, model: dict[str, Any]) -> None:
+        """Return None: all of its code is of models/."""
+
     def computed_by(
         self, run: runfile.Run, model: dict[str, Any], environment: dict[str, str]
     ) -> str:

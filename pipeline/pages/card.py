@@ -7,6 +7,7 @@ without anything that may be a credential.
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,10 +16,12 @@ import yaml
 from jinja2 import Environment
 
 from lockstep import __version__
+from pipeline import runfile
 from pipeline.audit import verdict_text
 from pipeline.pages.public import code, without_folders, without_secrets
 from pipeline.pages.stage_results import Results
 from pipeline.pages.templates import environment
+from pipeline.stage.keys import tracked, upstream
 from pipeline.subject import Subject
 from pipeline.weights import hf
 
@@ -70,6 +73,27 @@ class Facts(NamedTuple):
     subject: Subject
     has_tokenizer: bool
     sha256: dict[str, str]
+
+
+def run_file(value: Callable[[str, str], Any]) -> dict[str, Any]:
+    """Return the tables of the run file that the export's key depends on, as they were written.
+
+    With defaults filled in they would mean the same but have another key. The tasks of later stages
+    are not pinned: engines ask for the key, and the export does not depend on its value.
+
+    Args:
+      value: Returns the value that a stage's key has for a dotted name.
+    """
+    document: dict[str, Any] = {}
+    for stage in sorted(upstream("export")):
+        for name in tracked(stage):
+            *tables, last = name.split(".")
+            inner = document
+            for table in tables:
+                inner = inner.setdefault(table, {})
+            inner[last] = value(stage, name)
+    document["pins"]["tasks"] = ""
+    return {table: document[table] for table in runfile.Run.model_fields if table in document}
 
 
 def render(facts: Facts) -> str:

@@ -41,6 +41,11 @@ def needs(name: str) -> list[str]:
     return [MAKER[dep] for dep in paths(STAGES[name], "deps") if dep in MAKER]
 
 
+def upstream(name: str) -> set[str]:
+    """Return a stage and all that it needs."""
+    return {name}.union(*map(upstream, needs(name)))
+
+
 def code(name: str) -> list[str]:
     """Return the stage's source dependencies: files and folders of the checkout."""
     return [dep for dep in paths(STAGES[name], "deps") if dep not in MAKER]

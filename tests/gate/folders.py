@@ -13,8 +13,8 @@ from pyarrow import parquet
 from lockstep.files import sha256_file
 from lockstep.transcript.tensorfile import TensorFile
 from parts.publication import layout, packed
-from parts.publication.checks import results
 from pipeline import runfile, sources
+from pipeline.again import outputs, report
 from pipeline.runfile import Network
 from pipeline.sources.text import subset, tokenizer
 from pipeline.weights import hf
@@ -140,9 +140,9 @@ def _task(folder: Path) -> None:
 
 def publication(folder: Path) -> None:
     """Files that a publication has, of no sense, and their list."""
-    made = map(layout.made, layout.STAGES)
-    required = (*layout.REQUIRED, layout.MODEL)
-    needed = (*layout.RECORDS, f"{layout.ROWS}/00001-000.safetensors", *required, *made)
+    made = map(layout.made, layout.ALWAYS)
+    rows = f"{outputs.ROWS}/00001-000.safetensors"
+    needed = (*layout.REQUIRED, "config.json", rows, *made)
     for name in needed:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(name * 200)
@@ -185,7 +185,7 @@ def _subsets(folder: Path, out: Path) -> None:
 
 
 def _card(folder: Path, out: Path) -> None:
-    results.check((folder / "README.md").read_text(), None)
+    report.check_results((folder / "README.md").read_text(), None)
 
 
 def _copy_tokenizer(folder: Path, out: Path) -> None:

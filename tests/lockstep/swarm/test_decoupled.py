@@ -24,7 +24,7 @@ import pytest
 
 from benchmarks.simulated import Lab, Trained
 from pipeline import runfile
-from pipeline.audit.merges import follow_params
+from pipeline.again.train import follow_params
 from pipeline.runfile.run import Run
 from tests import tiny
 from tests.lockstep.swarm.simulated import MODEL, entries, lab, run_of

@@ -13,26 +13,29 @@ from pathlib import Path
 
 import pytest
 
+from lockstep import __version__
 from lockstep.errors import LockstepError
 from lockstep.files import read_json, sha256_file, write_json
 from lockstep.transcript.trees import load_arrays, save_tree
-from parts.publication import commands, layout, packed, publish, unpacked
-from parts.publication.checks import card_again
-from parts.publication.checks.weights import PublishedTranscript
+from parts.publication import commands, layout, packed, publish
+from parts.publication.checks import transcript
+from parts.publication.checks.transcript import Unpacked
+from parts.publication.draws import ReaderAsks
 from parts.publication.fetch import Limits
-from parts.publication.layout import Made, Publication, PublishedFile
-from parts.publication.reader import ReaderAsks
-from parts.publication.unpacked import Unpacked
+from parts.publication.layout import Publication
 from pipeline import runfile
 from pipeline.__main__ import app
+from pipeline.again import outputs, report
+from pipeline.again.outputs import Made, PublishedFile
+from pipeline.again.published import PublishedRun, PublishedTranscript
 from pipeline.runfile import Network
 from pipeline.stage.artifacts import _digest
 from pipeline.stage.keys import digest, needs
 from pipeline.start import begin
 from tests import tiny
 
-STAGES = layout.STAGES
-TRANSCRIPT = layout.TRANSCRIPT
+STAGES = layout.ALWAYS
+TRANSCRIPT = outputs.TRANSCRIPT
 LIMITS = Limits(1, Network(attempts=2, stall_seconds=1))
 
 
@@ -97,7 +100,7 @@ def forge(folder: Path, *, card: bool = True) -> None:
     Without `card` its text stays as it is, but for the hashes in it.
     """
     listed = read_json(folder / layout.MANIFEST)
-    of_run = listed["files"][layout.RUN]["sha256"] != sha256_file(folder / layout.RUN)
+    of_run = listed["files"][outputs.RUN]["sha256"] != sha256_file(folder / outputs.RUN)
     listed["files"] = {
         name: entry(folder / name) if (folder / name).is_file() else file
         for name, file in listed["files"].items()
@@ -108,7 +111,7 @@ def forge(folder: Path, *, card: bool = True) -> None:
             update={"files": {n: f for n, f in publication.files.items() if (folder / n).is_file()}}
         )
         _forge_sizes(folder, there)
-        whole = unpacked.unpack(folder, Path(aside), there, set(), 2**30)
+        whole = transcript.unpack(folder, Path(aside), there, set(), 2**30)
         stages = [s for s in (*STAGES, layout.REPORT) if (folder / layout.made(s)).is_file()]
         made = {stage: read_json(folder / layout.made(stage)) for stage in stages}
         for stage in stages:
@@ -158,7 +161,7 @@ def _forge_key(folder: Path, made: dict[str, dict], stage: str, of_run: bool) ->
     said = made[stage]
     if of_run:
         for name in said["tables"]:
-            value = read_json(folder / layout.RUN)
+            value = read_json(folder / outputs.RUN)
             for part in name.split("."):
                 value = value[part]
             said["tables"][name] = _without_null(value)
@@ -181,15 +184,8 @@ def _forge_made(folder: Path, made: dict[str, dict], stage: str, whole: Unpacked
     said = made[stage]
     said.pop("sha256", None)
     said["needs"] = {n: sha256_file(folder / layout.made(n)) for n in needs(stage)}
-    places = {  # of a stage's files, here
-        "download": {"shards.json": layout.SHARDS},
-        "convert": {"source.json": layout.SOURCE},
-        "train": {},
-        "witness": {"verdict.json": layout.VERDICT},
-        "evaluate": {"metrics/evaluate.json": layout.EVALUATED, "evaluate.json": layout.RESULTS},
-    }
     for name in said["files"]:
-        place = folder / places.get(stage, {name: name}).get(name, "nowhere")
+        place = folder / (outputs.need(stage, name).name(name) or "nowhere")
         if place.is_file():
             said["files"][name] = entry(place)
         original = name.removeprefix("transcript/")
@@ -200,15 +196,14 @@ def _forge_made(folder: Path, made: dict[str, dict], stage: str, whole: Unpacked
 
 def _card(folder: Path, publication: Publication, whole: Unpacked, made: dict[str, dict]) -> str:
     """The card that follows from the forged records."""
-    transcript = PublishedTranscript(whole.folder)
-    run = runfile.parse(read_json(folder / layout.RUN), "run.json")
-    model = transcript.header.model
-    of_stages = {s: Made.model_validate_json(json.dumps(said)) for s, said in made.items()}
+    found = PublishedTranscript(whole.folder)
+    run = runfile.parse(read_json(folder / outputs.RUN), "run.json")
     with tiny.like_a_process():
-        setup = begin.blank(run, model, None, publication.columns, 0, 0)
-    tables = card_again._run_file(of_stages)
-    results = read_json(folder / layout.RESULTS)
-    return card_again._render(folder, publication, setup, transcript, of_stages, tables, results)
+        setup = begin.blank(run, found.header.model, None, publication.columns, 0, 0)
+    of_stages = {s: Made.model_validate_json(json.dumps(said)) for s, said in made.items()}
+    files = {name: sha256_file(folder / name) for name in publication.files}
+    here = [folder, files, None, setup, found, [], [], [], [], None, of_stages, __version__]
+    return report.make_card(PublishedRun(*here))
 
 
 def entry(path: Path) -> dict:

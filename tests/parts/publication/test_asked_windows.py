@@ -6,9 +6,10 @@ import pytest
 
 from lockstep.errors import RequestError
 from lockstep.files import read_json
-from parts.publication import commands, layout, publish
-from parts.publication.outcome import VerifyOutcome
-from parts.publication.reader import ReaderAsks
+from parts.publication import commands, publish
+from parts.publication.checks.outcome import VerifyOutcome
+from parts.publication.draws import ReaderAsks
+from pipeline.again import outputs
 from tests import tiny
 from tests.parts.publication.published_run import LIMITS, verify
 from tests.servers.files import Files
@@ -45,7 +46,7 @@ def test_a_reader_draws_among_the_published_windows_and_fetches_no_others(publis
             assert verified.outcome is VerifyOutcome.VERIFIED
         fetched = {path for path, count in server.sent.items() if count}
     assert 1 < len(seen) < 5
-    rows = {name for name in fetched if name.startswith(layout.ROWS)}
+    rows = {name for name in fetched if name.startswith(outputs.ROWS)}
     assert len(rows) == len(seen) == len([name for name in fetched if "/own-" in name])
     assert "(4 of 4, all there are) repeat bit for bit" in verify(folder).text
     with pytest.raises(RequestError, match="has 4 windows, expected 5; ask the author"):

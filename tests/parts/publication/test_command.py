@@ -8,12 +8,13 @@ import time
 import pytest
 
 from lockstep.errors import LockstepError, RequestError
-from parts.publication import commands, layout, outcome
-from parts.publication.checks import said as said_
-from parts.publication.checks.measured import Measured
-from parts.publication.outcome import VerifyOutcome
-from parts.publication.reader import ReaderAsks
+from parts.publication import commands, layout
+from parts.publication.checks import outcome
+from parts.publication.checks.outcome import VerifyOutcome
+from parts.publication.draws import ReaderAsks
 from pipeline.__main__ import app
+from pipeline.again import outputs
+from pipeline.again.evaluate import held_out_claim
 from pipeline.net.connection import NotFoundError
 from pipeline.net.retry import UnreachableError
 from pipeline.stage.keys import PROJECT
@@ -59,12 +60,12 @@ def test_the_line_counts_held_out_sequences_that_are_fewer_or_repeated(published
     assert values["loss"] > 0
     assert (values["sequences"], values["different"], values["asked"]) == (4, 4, 4)
     for held, sample, said in (
-        (Measured(1.5, 0.25, 14, 14, 64, 90), "14 of 90 held-out sequences, ", "the 64 asked for"),
-        (Measured(1.5, 0.0, 64, 1, 64, 64), "64 of 64 held-out sequences, ", "only 1 differ"),
+        ((1.5, 0.25, 14, 14, 64, 90), "14 of 90 held-out sequences, ", "the 64 asked for"),
+        ((1.5, 0.0, 64, 1, 64, 64), "64 of 64 held-out sequences, ", "only 1 differ"),
     ):
-        text = said_._held_out(held).text
+        text = held_out_claim(*held).text
         assert sample in text and text.endswith(said)
-    assert set(layout.COMPANIONS) == set(hf.COMPANIONS)
+    assert set(outputs.COMPANIONS) == set(hf.COMPANIONS)
 
 
 def test_the_object_for_scripts_has_a_field_for_each_claim(published, capsys):

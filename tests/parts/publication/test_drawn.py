@@ -11,9 +11,16 @@ from lockstep.errors import RequestError
 from lockstep.files import write_json
 from lockstep.transcript.windows import Snapshots
 from parts.publication import layout
-from parts.publication.drawn import draw, seed_of
+from parts.publication.draws import (
+    ReaderAsks,
+    choose,
+    draw,
+    matmul_precision,
+    not_needed,
+    seed_of,
+)
 from parts.publication.layout import Publication
-from parts.publication.reader import ReaderAsks, choose, matmul_precision, not_needed
+from pipeline.again import outputs
 from pipeline.audit.sample import Beacon
 from pipeline.stage.keys import PROJECT
 
@@ -68,7 +75,7 @@ def test_where_messages_are_not_kept_a_window_is_drawn_for_all_its_peers_and_the
 
 
 def published(*names: str, seed: str | None = None) -> Publication:
-    files = {f"{layout.ROWS}/{name}.safetensors": FILE for name in names} | {layout.ROUNDS: FILE}
+    files = {f"{outputs.ROWS}/{name}.safetensors": FILE for name in names} | {layout.ROUNDS: FILE}
     return Publication(
         format=2,
         release="1",
@@ -105,8 +112,8 @@ def test_where_messages_are_not_kept_the_last_window_is_always_repeated():
 
 
 def test_what_windows_that_were_not_chosen_need_is_not_fetched():
-    rows = {name: f"{layout.ROWS}/{name}.safetensors" for name in OF_ONE}
-    own = f"{layout.TRANSCRIPT}/snapshots/{{}}.safetensors.planes.gz"
+    rows = {name: f"{outputs.ROWS}/{name}.safetensors" for name in OF_ONE}
+    own = f"{outputs.TRANSCRIPT}/snapshots/{{}}.safetensors.planes.gz"
     assert not_needed(published(*OF_ONE), [rows["00001-002"], rows["00031-001"]]) == {
         rows["00001-000"],
         rows["00011-003"],
@@ -117,7 +124,7 @@ def test_what_windows_that_were_not_chosen_need_is_not_fetched():
 
 def test_a_reader_computes_with_the_precision_that_the_header_names_if_jax_knows_it(tmp_path):
     for said, taken in (("tensorfloat32", "tensorfloat32"), ("ab" * 99, None), ([], None)):
-        header = tmp_path / layout.TRANSCRIPT / "header.json"
+        header = tmp_path / outputs.TRANSCRIPT / "header.json"
         write_json(header, {"environment": {"matmul_precision": said}})
         assert matmul_precision(tmp_path) == taken
     write_json(header, {"environment": 3})
@@ -125,6 +132,6 @@ def test_a_reader_computes_with_the_precision_that_the_header_names_if_jax_knows
 
 
 def test_what_is_asked_is_known_before_jax_is_imported():
-    program = "import sys; import parts.publication.reader, parts.publication.fetch; "
+    program = "import sys; import parts.publication.draws, parts.publication.fetch; "
     program += "import parts.publication.commands; sys.exit('jax' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True, cwd=PROJECT)

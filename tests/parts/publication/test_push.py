@@ -12,7 +12,7 @@ import pytest
 
 from lockstep.errors import LockstepError
 from lockstep.files import read_json, sha256_file, write_text
-from parts.publication import accepted_export, push
+from parts.publication import publish, push
 from pipeline import __main__, runfile
 from pipeline.net import google_auth
 from pipeline.stage.artifacts import Paths
@@ -276,14 +276,14 @@ def test_the_command_says_what_a_server_refused_and_keeps_the_token(root, hub, m
 
 def test_the_card_with_results_takes_the_place_of_the_exports_own(root):
     paths = Paths("report", root / "run.toml", root)
-    own = accepted_export.accepted(paths)
-    assert accepted_export.with_results(own, paths) == own
+    own = publish.accepted(paths)
+    assert publish.with_results(own, paths) == own
     for stage in ("evaluate", "report"):
         with Paths(stage, paths.run, root).building() as folder:
             write_text(folder / "README.md", f"the card of {stage}")
-    files = {file.name: file for file in accepted_export.with_results(own, paths)}
+    files = {file.name: file for file in publish.with_results(own, paths)}
     assert len(files) == len(own) and {*files.values()} - {*own} == {files["README.md"]}
     assert files["README.md"].read_text() == "the card of report"
     files["README.md"].write_text("another")
     with pytest.raises(LockstepError, match=r"README\.md: found 7 bytes of sha256"):
-        accepted_export.with_results(own, paths)
+        publish.with_results(own, paths)

@@ -12,13 +12,14 @@ from lockstep.errors import LockstepError
 from lockstep.files import read_json, sha256_file
 from parts.publication import fetch, layout, publish, signature, statement
 from pipeline import version
+from pipeline.again import outputs
 from pipeline.stage.given_files import walk
 from tests.parts.publication.published_run import LIMITS, flip, print_of
 from tests.parts.publication.test_signature import write_keys
 from tests.servers.files import Files
 from tests.servers.hub import REPO, running_hub
 
-NAMED = ("model.safetensors", layout.RUN, layout.MANIFEST)
+NAMED = ("model.safetensors", outputs.RUN, layout.MANIFEST)
 
 
 def digests(folder):

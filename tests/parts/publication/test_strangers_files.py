@@ -9,10 +9,12 @@ import yaml
 from lockstep.errors import LockstepError
 from lockstep.files import write_json
 from lockstep.programs.columns import PLAIN
-from parts.publication import fetch, packed, publish, unpacked
-from parts.publication.checks import results
-from parts.publication.checks.results import Evaluated
-from parts.publication.layout import ROUNDS, TRANSCRIPT, Publication, made
+from parts.publication import fetch, packed, publish
+from parts.publication.checks import transcript
+from parts.publication.layout import ROUNDS, Publication, made
+from pipeline.again import report
+from pipeline.again.evaluate import Evaluated
+from pipeline.again.outputs import TRANSCRIPT
 from pipeline.stage.artifacts import _digest
 from tests import tiny
 from tests.parts.publication.published_run import (
@@ -44,10 +46,10 @@ def test_a_card_whose_aliases_stand_for_terabytes_is_refused_at_once():
     metric = {"name": "loss", "type": "held_out_loss", "value": value}
     result = {"task": {"type": "t"}, "dataset": {"name": "d", "type": "held_out"}}
     index = [{"name": "m", "results": [result | {"metrics": [metric]}]}]
-    front = yaml.safe_dump({results.INDEX: index}, sort_keys=False)
+    front = yaml.safe_dump({report.INDEX: index}, sort_keys=False)
     assert len(front) < 4000
     with pytest.raises(LockstepError, match="front matter: more than 100000 values, "):
-        results.check(f"---\n{front}---\n", EVALUATED)
+        report.check_results(f"---\n{front}---\n", EVALUATED)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +83,7 @@ def test_what_is_unpacked_has_the_size_that_was_left_and_what_other_files_leave(
         files=listed,
     )
     with pytest.raises(LockstepError, match=why):
-        unpacked.unpack(tmp_path, tmp_path / "aside", publication, set(), most)
+        transcript.unpack(tmp_path, tmp_path / "aside", publication, set(), most)
 
 
 @pytest.mark.parametrize("size", [0, 3, 4, 7, 4 * packed.PIECE + 5])

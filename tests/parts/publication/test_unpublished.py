@@ -1,14 +1,16 @@
-"""What is not published: refused exports, files of others, secrets and names of a machine."""
+"""What is not published: refused exports, outputs without a check, secrets, names of a machine."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
 from lockstep.errors import LockstepError
 from parts.publication import publish
-from pipeline import runfile
+from pipeline import evaluate, runfile
 from tests import tiny
+from tests.errors import refused
 from tests.pipeline import trained_run
 
 
@@ -19,6 +21,23 @@ def test_a_refused_export_is_not_published(tmp_path):
         LockstepError, match=r"refused.json: peer 1 in round 2 \(message\); expected"
     ):
         publish.write(tmp_path / "new", tmp_path / "run/run.toml", tmp_path / "run", 1, None)
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_new_output_is_not_published_before_a_line_says_how_it_is_checked(
+    published, tmp_path, monkeypatch
+):
+    root, write = shutil.copytree(published.root, tmp_path / "root"), evaluate._write
+
+    def write_more(*arguments) -> None:
+        write(*arguments)
+        (arguments[-1] / "new.json").write_text("{}")
+
+    monkeypatch.setattr(evaluate, "_write", write_more)
+    shutil.rmtree(root / "data/evaluate")
+    tiny.make(published.run_file, root, "evaluate")
+    with refused("data/evaluate/new.json", "pipeline/again/outputs.py"):
+        publish.write(tmp_path / "new", published.run_file, root, 1, None)
     assert not (tmp_path / "new").exists()
 
 

@@ -8,7 +8,8 @@ import pytest
 from lockstep.errors import LockstepError
 from lockstep.files import read_json, sha256_file
 from parts.publication import layout, publish, push
-from parts.publication.outcome import VerifyOutcome
+from parts.publication.checks.outcome import VerifyOutcome
+from pipeline.again import outputs
 from pipeline.stage.artifacts import Paths
 from tests import tiny
 from tests.parts.publication.published_run import STAGES, TRANSCRIPT, print_of, refusal, verify
@@ -22,7 +23,7 @@ def test_a_published_run_verifies_from_a_plain_web_server(published, tmp_path, c
         server.add(published.folder)
         code, said = print_of(capsys, "verify", server.address, "--root", str(tmp_path))
     count = len(tiny.contents(published.folder)) - 1
-    named = ("model.safetensors", layout.RUN, layout.MANIFEST)
+    named = ("model.safetensors", outputs.RUN, layout.MANIFEST)
     digests = ", ".join(f"{sha256_file(published.folder / name)} of {name}" for name in named)
     first, last, peer = window_of(published.folder)
     measured = read_json(published.root / "metrics/evaluate.json")
@@ -88,7 +89,7 @@ def test_it_is_pushed_to_the_hub_and_verifies_from_there(published, tmp_path, mo
 
 def window_of(folder: Path) -> tuple[int, int, int]:
     """The first round, the last round and the peer of a publication of one window."""
-    (name,) = (folder / layout.ROWS).iterdir()
+    (name,) = (folder / outputs.ROWS).iterdir()
     first, peer = map(int, name.stem.split("-"))
     return first, first + 2, peer
 
@@ -185,3 +186,28 @@ def test_a_run_whose_messages_are_not_kept_is_verified_for_all_its_peers(optimiz
     line = verify(tmp_path / "whole").text
     assert "begins with fresh weights of seed 0" in line
     assert "replays of all windows lead from there to the weights" in line
+
+
+@pytest.mark.soak
+def test_an_honest_verdict_that_names_liars_verifies(tmp_path):
+    document = tiny.run_document(
+        tiny.write_data(tmp_path / "tokens"),
+        config__verification_percent=34,
+        config__init_min_clients=3,
+        config__global_batch_size_start=6,
+        config__global_batch_size_end=6,
+        peers__count=5,
+        faults__schedule=[
+            {"kind": "false_verifier", "peer": 0, "rounds": [1, 6]},
+            {"kind": "wrong_hash", "peer": 4, "rounds": [1, 6]},
+        ],
+    )
+    run_file, root = tmp_path / "run.toml", tmp_path / "root"
+    tiny.write_run(run_file, document)
+    tiny.make(run_file, root, *STAGES)
+    for name, count, is_shown in (("whole", 99, True), ("one", 1, False)):
+        publish.write(tmp_path / name, run_file, root, count, None)
+        verified = verify(tmp_path / name)
+        assert "what the author's audit found of peer 4 in round 1 (commitment)" in verified.text
+        (claim,) = (c for c in verified.claims if "peer 0 in round 1 (check)" in c.text)
+        assert claim.kind == ("proven" if is_shown else "stated")

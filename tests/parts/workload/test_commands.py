@@ -11,8 +11,8 @@ from lockstep.errors import LockstepError
 from lockstep.files import read_json, write_json
 from lockstep.transcript.transcript import Transcript
 from parts.publication import commands, publish, push
+from parts.publication.draws import ReaderAsks
 from parts.publication.fetch import Limits
-from parts.publication.reader import ReaderAsks
 from parts.workload import worker
 from parts.workload.description import code_hash
 from parts.workload.process.worker_process import WorkerError

@@ -22,6 +22,7 @@ from pipeline.audit.replay import Replay
 from pipeline.audit.tolerance import distance_of_state, distances_by_kind
 from pipeline.audit.verdict import Finding, Varied
 from tests.lockstep.swarm.simulated import PEERS, lab, run_of
+from tests.pipeline.audit.edited.audited_run import edit_round, record
 
 LIAR, MIDDLE = 2, 4  # the step between the two windows
 
@@ -48,15 +49,6 @@ def blamed(findings: list[Finding]) -> list[tuple[int, int | None, str, bool]]:
     return [(f.round, f.peer, f.kind, f.applied) for f in findings]
 
 
-def edit_round(folder: Path, step: int, edit: Callable[[dict], None]) -> None:
-    path = folder / "rounds.jsonl"
-    lines = path.read_text().splitlines()
-    entry = json.loads(lines[step - 1])
-    edit(entry)
-    lines[step - 1] = json.dumps(entry)
-    path.write_text("\n".join(lines) + "\n")
-
-
 def plant(form: str, folder: Path, part: str, change: Callable[[Tree], Tree]) -> None:
     """Put another state into the snapshot between the windows, with its hash."""
     snapshot, like = folder / f"snapshots/{MIDDLE:05}", lab(form).begin.state
@@ -68,13 +60,14 @@ def plant(form: str, folder: Path, part: str, change: Callable[[Tree], Tree]) ->
         tree, name = transcript.agreed(MIDDLE, like)[1], part
     planted = change(tree)
     save_tree(snapshot / f"{name}.safetensors", planted)
-    path = snapshot / "state.json"
-    state = json.loads(path.read_text())
-    if is_own:
-        state["own"][LIAR] = tree_hash(planted)
-    else:
-        state[part] = tree_hash(planted)
-    path.write_text(json.dumps(state))
+
+    def hashed(state: dict) -> None:
+        if is_own:
+            state["own"][LIAR] = tree_hash(planted)
+        else:
+            state[part] = tree_hash(planted)
+
+    record(folder, MIDDLE, hashed)
 
 
 def larger(tree: Tree) -> Tree:
@@ -91,7 +84,7 @@ def test_a_false_ruling_of_an_honest_sender_does_not_end_the_replay(tmp_path, mo
     lab("dense").train(run, tmp_path)
 
     def rule(entry: dict) -> None:
-        (ruling,) = entry["evidence"]["rulings"]
+        (ruling,) = entry["rulings"]
         found.append(next(p for p in (3, 5) if p != ruling["peer"]))
         assert found[0] in entry["decision"]["applied"]
         ruling["found"][str(found[0])] = ["0" * 64] * 2
@@ -194,7 +187,7 @@ def test_a_payload_that_no_file_can_have_is_a_finding(name, tmp_path):
     (tmp_path / "payloads/5.bin").mkdir()
 
     def elsewhere(entry: dict) -> None:
-        entry["evidence"]["messages"][f"{LIAR}"]["payload"] = f"{name}.bin"
+        entry["messages"][f"{LIAR}"]["payload"] = f"{name}.bin"
 
     edit_round(tmp_path, 8, elsewhere)
     found = audit(lab("signs").setup(run), Transcript(tmp_path))

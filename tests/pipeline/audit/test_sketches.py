@@ -36,6 +36,7 @@ from pipeline.audit.tolerance import (
 )
 from pipeline.audit.verdict import ComparedMessages, Finding, How, Varied, judge
 from tests.lockstep.swarm.simulated import PEERS, lab, run_of
+from tests.pipeline.audit.edited.audited_run import edit_round
 
 LIAR = 2
 
@@ -81,15 +82,10 @@ def test_every_message_has_a_sketch_and_an_honest_run_has_no_findings(trained):
     assert replayed(run, folder) == replayed(run, folder, bitwise=True) == []
 
 
-def edited(folder: Path, to: Path, edit: Callable[[dict], None], step: int = 3) -> Path:
-    """A copy in which the message of peer 1 in a round was edited."""
+def edited(folder: Path, to: Path, edit: Callable[[dict], None]) -> Path:
+    """A copy in which the message of peer 1 in round 3 was edited."""
     copy = shutil.copytree(folder, to)
-    path = copy / "rounds.jsonl"
-    lines = path.read_text().splitlines()
-    entry = json.loads(lines[step - 1])
-    edit(entry["evidence"]["messages"]["1"])
-    lines[step - 1] = json.dumps(entry)
-    path.write_text("\n".join(lines) + "\n")
+    edit_round(copy, 3, lambda entry: edit(entry["messages"]["1"]))
     return copy
 
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from parts.publication import layout
+from pipeline.again import outputs
 from tests.parts.publication.published_run import TRANSCRIPT, change_json, rounds_sha256
 
 HEADER = f"{TRANSCRIPT}/header.json"
@@ -19,7 +19,7 @@ def change_run(change: Callable[[dict], object]) -> Callable[[Path], None]:
     """Another run file, in the transcript's header too."""
 
     def changed(folder: Path) -> None:
-        change_json(layout.RUN, change)(folder)
+        change_json(outputs.RUN, change)(folder)
         change_json(HEADER, lambda header: change(header["run"]))(folder)
 
     return changed
@@ -32,7 +32,7 @@ def another_machine(header: dict) -> None:
 def new_transcript_hash(folder: Path) -> None:
     """The verdict is of the rounds as they are."""
     found = rounds_sha256(folder)
-    change_json(layout.VERDICT, lambda v: v.update(transcript=found, sample_seed=found))(folder)
+    change_json(outputs.VERDICT, lambda v: v.update(transcript=found, sample_seed=found))(folder)
 
 
 def change_card(folder: Path, pattern: str, said: str) -> None:
@@ -46,7 +46,7 @@ def better(name: str, value: object) -> Callable[[Path], None]:
     """Another number in evaluate.json."""
 
     def changed(folder: Path) -> None:
-        for file in (layout.EVALUATED, layout.RESULTS):
+        for file in (outputs.EVALUATED, outputs.RESULTS):
             change_json(file, lambda e: e.update({name: value}))(folder)
 
     return changed

@@ -5,13 +5,14 @@ from pathlib import Path
 import pytest
 
 from parts.publication import layout
+from pipeline.again import outputs
 from tests.parts.publication.forged.changes import better
 from tests.parts.publication.published_run import change_json, change_tensors, forge, refusal
 
 
 def no_loss(folder: Path) -> None:
     names = ("held_out_loss", "perplexity", "bits_per_byte")
-    for file in (layout.EVALUATED, layout.RESULTS):
+    for file in (outputs.EVALUATED, outputs.RESULTS):
         change_json(file, lambda e: e.update(dict.fromkeys(names)))(folder)
 
 
@@ -50,11 +51,11 @@ FORGED = {
         "proof/evaluate.json: held_out_loss is null, expected ",
     ),
     "fewer held-out sequences": (
-        change_tensors(layout.HELD_OUT, fewer_rows),
+        change_tensors(outputs.HELD_OUT, fewer_rows),
         "proof/held_out.safetensors: 2 sequences missing and 0 others, expected the 4 of 12 ",
     ),
     "other held-out sequences than the seed draws": (
-        change_tensors(layout.HELD_OUT, lambda t: t.update(indices=t["indices"] + 1)),
+        change_tensors(outputs.HELD_OUT, lambda t: t.update(indices=t["indices"] + 1)),
         "proof/held_out.safetensors: ",
     ),
     "a smaller split than the transcript's header has": (
@@ -66,11 +67,11 @@ FORGED = {
         "proof/evaluate.json: held_out_stderr is 0.0010, expected ",
     ),
     "scores in one file of the two": (
-        change_json(layout.EVALUATED, lambda e: e.update(tasks={"mmlu": {"acc": 0.99}})),
+        change_json(outputs.EVALUATED, lambda e: e.update(tasks={"mmlu": {"acc": 0.99}})),
         "proof/results.json: other numbers than proof/evaluate.json, expected the same",
     ),
     "a base model that the run did not begin with": (
-        change_json(layout.SOURCE, lambda s: s.update(repo_id="meta/large", commit="ab" * 20)),
+        change_json(outputs.SOURCE, lambda s: s.update(repo_id="meta/large", commit="ab" * 20)),
         "proof/source.json: repo_id is 'meta/large', expected None as in proof/run.json",
     ),
     "other token ids where a text begins": (

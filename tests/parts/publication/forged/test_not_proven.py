@@ -11,6 +11,7 @@ from lockstep.files import read_json
 from lockstep.transcript.trees import load_arrays
 from parts.publication import layout, publish
 from pipeline import runfile, scores
+from pipeline.again import outputs
 from pipeline.language_model import held_out
 from pipeline.weights import exported
 from tests import tiny
@@ -61,9 +62,9 @@ def of_rounds(change: Callable[[dict], object]) -> Callable[[Path], None]:
 def own_draw(folder: Path) -> None:
     """The author's own seed and percent of the audit, and its verdict."""
     sample = {"seed": "of the author's own", "replay_percent": 0.0}
-    change_json(layout.RUN, lambda tables: tables["witness"].update(sample))(folder)
+    change_json(outputs.RUN, lambda tables: tables["witness"].update(sample))(folder)
     verdict = {"replayed_windows": [], "sample_seed": sample["seed"], "sample_seed_of": "auditor"}
-    change_json(layout.VERDICT, lambda v: v.update(verdict))(folder)
+    change_json(outputs.VERDICT, lambda v: v.update(verdict))(folder)
 
 
 def other_words(folder: Path) -> None:
@@ -72,7 +73,7 @@ def other_words(folder: Path) -> None:
     tokenizer = trained_run.make_tokenizer()
     tokenizer.save(str(folder / "tokenizer.json"))
     data = rows_of(folder)
-    said = read_json(folder / layout.EVALUATED)
+    said = read_json(folder / outputs.EVALUATED)
     loss = held_out.MeanLoss(said["held_out_loss"], said["held_out_stderr"])
     for name, value in held_out.numbers(loss, data, tokenizer, []).items():
         better(name, value)(folder)
@@ -82,7 +83,7 @@ def other_words(folder: Path) -> None:
 
 
 def other_packages(folder: Path) -> None:
-    for stage in layout.STAGES:
+    for stage in layout.ALWAYS:
         change_json(layout.made(stage), invented)(folder)
 
 
@@ -92,8 +93,8 @@ def invented(made: dict) -> None:
 
 
 def rows_of(folder: Path) -> held_out.HeldOutRows:
-    arrays = load_arrays(folder / layout.HELD_OUT)
-    split_size = read_json(folder / layout.EVALUATED)["split_sequences"]
+    arrays = load_arrays(folder / outputs.HELD_OUT)
+    split_size = read_json(folder / outputs.EVALUATED)["split_sequences"]
     return held_out.HeldOutRows(arrays["rows"], ("inputs",), arrays["indices"], split_size)
 
 
@@ -107,9 +108,9 @@ def measured_on(change: Callable[[dict], object]) -> Callable[[Path], None]:
     """Other held-out rows, and the loss that is measured on them."""
 
     def changed(folder: Path) -> None:
-        change_tensors(layout.HELD_OUT, change)(folder)
+        change_tensors(outputs.HELD_OUT, change)(folder)
         data, model = rows_of(folder), exported.read(folder, scan=False)
-        run = runfile.parse(read_json(folder / layout.RUN), "run.json")
+        run = runfile.parse(read_json(folder / outputs.RUN), "run.json")
         with tiny.like_a_process():
             loss = held_out.exported_loss(model.features, model.head, model.params, data, run.peers)
         found = held_out.numbers(loss, data, None, [])
@@ -132,9 +133,9 @@ def one_row(folder: Path) -> None:
 
 def invented_score(folder: Path) -> None:
     task = json.loads(json.dumps(scores.report(finished_run.NEXT_LINE)))
-    change_json(layout.RESULTS, lambda r: r.update(tasks=[task]))(folder)
+    change_json(outputs.RESULTS, lambda r: r.update(tasks=[task]))(folder)
     flat = scores.flat(finished_run.NEXT_LINE)
-    change_json(layout.EVALUATED, lambda e: e.update(tasks={"next_line": flat}))(folder)
+    change_json(outputs.EVALUATED, lambda e: e.update(tasks={"next_line": flat}))(folder)
 
 
 def another_release(folder: Path) -> None:
@@ -152,7 +153,7 @@ NAMED = {
         "that the author's audit replayed 0 windows",
     ),
     "another source of the data": (
-        change_json(layout.SHARDS, lambda s: s["source"].update(read="FineWeb-Edu")),
+        change_json(outputs.SHARDS, lambda s: s["source"].update(read="FineWeb-Edu")),
         "where the sequences come from",
     ),
     "other packages and code": (other_packages, "with what code and packages"),

@@ -26,9 +26,10 @@ from lockstep.wire import exchange
 from lockstep.wire import message as wire
 from lockstep.wire.commitment import tree_hash
 from parts.publication import commands, layout, packed
+from parts.publication.draws import ReaderAsks
 from parts.publication.fetch import Limits
-from parts.publication.reader import ReaderAsks
 from pipeline import runfile
+from pipeline.again import outputs
 from pipeline.start import begin
 from pipeline.weights import hf
 from tests import tiny
@@ -114,7 +115,7 @@ def and_then(*changes: Callable[[Path], object]) -> Callable[[Path], None]:
 
 
 def other_token(folder: Path) -> None:
-    change_tensors(f"{layout.ROWS}/00001-000.safetensors", change_token)(folder)
+    change_tensors(f"{outputs.ROWS}/00001-000.safetensors", change_token)(folder)
 
 
 def other_state(folder: Path, *, hashed: bool) -> None:
@@ -136,7 +137,7 @@ def other_state(folder: Path, *, hashed: bool) -> None:
 
 
 def programs_of(folder: Path) -> Programs:
-    run = runfile.parse(read_json(folder / layout.RUN), "run.json")
+    run = runfile.parse(read_json(folder / outputs.RUN), "run.json")
     model = read_json(folder / HEADER)["model"]
     with tiny.like_a_process():
         return begin.blank(run, model, None, ("inputs",), 0, 0).programs
@@ -161,7 +162,7 @@ def other_message(folder: Path) -> None:
     path.write_bytes(data)
     said = replace(message, commitment=exchange.commit(decoded, 0, plan, form).hex())
     evidence = replace(entry.evidence, messages=entry.evidence.messages | {0: said})
-    limit = runfile.parse(read_json(folder / layout.RUN), "run.json").config.max_round_train_time
+    limit = runfile.parse(read_json(folder / outputs.RUN), "run.json").config.max_round_train_time
     honest = consensus.witnessed(plan, evidence, limit)
     evidence = replace(evidence, attestations=tuple(honest))
     other = entry.model_copy(update={"evidence": evidence})
@@ -172,7 +173,7 @@ def other_message(folder: Path) -> None:
 def decide_again(folder: Path) -> None:
     """The decisions that follow from what all rounds say was sent."""
     lines = gzip.decompress((folder / layout.ROUNDS).read_bytes()).splitlines()
-    run = runfile.parse(read_json(folder / layout.RUN), "run.json")
+    run = runfile.parse(read_json(folder / outputs.RUN), "run.json")
     with tiny.like_a_process():
         model = read_json(folder / HEADER)["model"]
         setup = begin.blank(run, model, None, ("inputs",), 0, 0)
@@ -194,7 +195,7 @@ def splice(other: Path) -> Callable[[Path], None]:
             change_round(folder, number, lambda e, n=number: e.update(json.loads(lines[n - 1])))
         decide_again(folder)
         new_transcript_hash(folder)
-        for name in ("model.safetensors", layout.EVALUATED, layout.RESULTS):
+        for name in ("model.safetensors", outputs.EVALUATED, outputs.RESULTS):
             shutil.copyfile(other / name, folder / name)
         names = [SNAPSHOT.format(step) for step in (3, 6)]
         names += [f"{TRANSCRIPT}/payloads/00004.bin"]
@@ -236,7 +237,7 @@ def accuse(kind: str, detail: str, bundle: int | None = None) -> Callable[[Path]
     said = {"round": 2, "peer": 1, "kind": kind, "detail": detail, "applied": False}
     if bundle is not None:
         said["bundle"] = f"bundles/00001-00003-peer-{bundle:02}"
-    return change_json(layout.VERDICT, lambda verdict: verdict["findings"].append(said))
+    return change_json(outputs.VERDICT, lambda verdict: verdict["findings"].append(said))
 
 
 FORGED = {
@@ -293,11 +294,11 @@ FORGED = {
         "proof/transcript: ",
     ),
     "results that say two things": (
-        say_twice(layout.EVALUATED, "held_out_loss"),
+        say_twice(outputs.EVALUATED, "held_out_loss"),
         "proof/evaluate.json: the key 'held_out_loss' appears twice in a table, expected JSON",
     ),
     "metadata that nobody reads": (
-        add_metadata(layout.HELD_OUT),
+        add_metadata(outputs.HELD_OUT),
         "proof/held_out.safetensors: metadata {'verified_by': 'an independent lab'}, expected none",
     ),
     "a hash of params that nothing gives": (
@@ -306,7 +307,7 @@ FORGED = {
     ),
     "a verdict that was refused": (
         change_json(
-            layout.VERDICT,
+            outputs.VERDICT,
             lambda v: v["findings"].append(
                 {"round": 2, "peer": 1, "kind": "message", "detail": "d", "applied": True}
             ),
@@ -326,12 +327,12 @@ FORGED = {
         "expected no such one, since no window was replayed that could show it",
     ),
     "a verdict that replayed more": (
-        change_json(layout.VERDICT, lambda v: v.update(windows=9)),
+        change_json(outputs.VERDICT, lambda v: v.update(windows=9)),
         "proof/verdict.json: windows is 9, expected 4",
     ),
     "a verdict whose honest repeats loosen a fixed tolerance": (
         change_json(
-            layout.VERDICT,
+            outputs.VERDICT,
             lambda v: v.update(
                 method="tolerance", why_not_bitwise="because", tolerance=0.4, repeats=0.1
             ),
@@ -339,7 +340,7 @@ FORGED = {
         "proof/verdict.json: tolerance is 0.4, expected 0.05, which follows from",
     ),
     "a run file with another learning rate": (
-        change_json(layout.RUN, other_rate),
+        change_json(outputs.RUN, other_rate),
         "round 0, header: its run differs from the auditor's own",
     ),
     "another seed of fresh weights": (

@@ -1,11 +1,11 @@
-"""The start of a published run: drawn again from its seed, or the reader's checkpoint.
+"""Stage convert again: what a run began with, drawn from its seed or a checkpoint of the reader's.
 
 Only its hash is published. The state of an earlier run, which this one extends, is published whole:
 nobody else has it.
 """
 
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -15,28 +15,37 @@ from lockstep.optim.optimizer import Tree
 from lockstep.programs.placement import device_groups
 from lockstep.transcript.transcript import Transcript
 from lockstep.wire.commitment import tree_hash
-from parts.publication.layout import SOURCE, TRANSCRIPT
 from pipeline import runfile
+from pipeline.again.claim import PublicClaim
+from pipeline.again.outputs import HEADER, RUN, SOURCE, TRANSCRIPT
+from pipeline.again.published import ChainStart, PublishedRun
 from pipeline.start.begin import Setup
 from pipeline.weights import hf
 
-HEADER = f"{TRANSCRIPT}/header.json"
+FRESH = runfile.CheckpointInit | runfile.CheckpointEphemeral
+NAMES_OF_A_CHECKPOINT = ("seed", "repo_id", "revision", "bucket", "prefix", "key")
+OTHER_BITS = {  # what a header has in `environment`, and why fresh weights depend on it
+    "instruction_set": "CPUs with and without fused multiply-add differ in last bits",
+    "xla_flags": "flags of XLA can change last bits",
+}
 
 
-class ChainStart(NamedTuple):
-    """Params and the optimizer's shared state before the first round, and their source.
+def again(published: PublishedRun) -> list[PublicClaim]:
+    """Make the run's start where messages are kept; else `witness` does, if replays lead to it.
 
-    Attributes:
-      params: The params.
-      shared: The optimizer's shared state.
-      kind: Whether it was made here, by the name that `text` has for it, or is the author's.
-      text: What the run began with.
+    Raises:
+      LockstepError: The run began with another state.
     """
+    if published.kept:
+        published.start = make_start(published)
+        return [start_claim(published.start)]
+    return []
 
-    params: Tree
-    shared: Tree
-    kind: Literal["proven", "stated"]
-    text: str
+
+def start_claim(start: ChainStart) -> PublicClaim:
+    """Return the claim of what the run began with."""
+    begins = f"the run begins with {start.text}"
+    return PublicClaim("start", start.kind, begins if start.kind == "proven" else f"that {begins}")
 
 
 def is_given(run: runfile.Run) -> bool:
@@ -44,17 +53,19 @@ def is_given(run: runfile.Run) -> bool:
     return isinstance(run.llm.checkpoint, runfile.CheckpointRun)
 
 
-def of(setup: Setup, transcript: Transcript, checkpoint: Path | None) -> ChainStart:
-    """Return the state that a run began with.
+def can_make_start(published: PublishedRun) -> bool:
+    """Whether what the run began with can be made here."""
+    checkpoint = published.own.checkpoint
+    return checkpoint is not None or isinstance(published.run.llm.checkpoint, FRESH)
 
-    Args:
-      setup: The reader's own set-up of the run.
-      transcript: Its transcript.
-      checkpoint: The reader's folder with the checkpoint that the run file names, or None.
+
+def make_start(published: PublishedRun) -> ChainStart:
+    """Return the state that a run began with.
 
     Raises:
       LockstepError: It is another than the transcript says, or the checkpoint is not here.
     """
+    setup, transcript, checkpoint = published.setup, published.transcript, published.own.checkpoint
     first, said = transcript.snapshots[0], setup.run.llm.checkpoint
     if is_given(setup.run):
         if checkpoint is not None:
@@ -64,7 +75,7 @@ def of(setup: Setup, transcript: Transcript, checkpoint: Path | None) -> ChainSt
             )
         text = f"the author's state of run {said.key}, which it extends"
         return ChainStart(*transcript.agreed(first, setup.start.state), "stated", text)
-    params, text = _params(setup, transcript, checkpoint)
+    params, text = _params(setup, checkpoint)
     found, began = tree_hash(params), transcript.hashes(first)
     if found != began.params:
         raise LockstepError(
@@ -81,17 +92,11 @@ def of(setup: Setup, transcript: Transcript, checkpoint: Path | None) -> ChainSt
     return ChainStart(params, shared, "proven", text)
 
 
-OTHER_BITS = {  # what a header has in `environment`, and why fresh weights depend on it
-    "instruction_set": "CPUs with and without fused multiply-add differ in last bits",
-    "xla_flags": "flags of XLA can change last bits",
-}
-
-
-def _params(setup: Setup, transcript: Transcript, folder: Path | None) -> tuple[Tree, str]:
+def _params(setup: Setup, folder: Path | None) -> tuple[Tree, str]:
     """The params that the run file names, and what they are."""
-    run, model = setup.run, transcript.header.model
+    run, model = setup.run, setup.model
     said = run.llm.checkpoint
-    if folder and isinstance(said, runfile.CheckpointInit | runfile.CheckpointEphemeral):
+    if folder and isinstance(said, FRESH):
         raise RequestError(
             f"--checkpoint {folder}: the run began with fresh weights, expected it without"
         )
@@ -105,9 +110,8 @@ def _params(setup: Setup, transcript: Transcript, folder: Path | None) -> tuple[
                 params = jax.device_get(architecture.init(config, said.seed))
             return params, f"fresh weights of seed {said.seed}"
         case runfile.CheckpointEphemeral():
-            return setup.subject.params_again(
-                run, model
-            ), f"fresh weights of seed {run.workload.seed}"
+            params = setup.subject.params_again(run, model)
+            return params, f"fresh weights of seed {run.workload.seed}"
     if folder is None:
         raise RequestError(
             f"{SOURCE}: the run began with {runfile.variant_name(said)}, of which only the hash is "
@@ -126,6 +130,29 @@ def _check_model(model: dict, hf_config: dict, dtype: str, where: str) -> None:
             found, due = (brief(repr(some.get(key))) for some in (model, expected))
             raise LockstepError(
                 f"{HEADER}: {brief(key)} of the model is {found}, expected {due} as {where} has it"
+            )
+
+
+def check_source(source: dict[str, Any], run: runfile.Run) -> None:
+    """Check that source.json names the run file's checkpoint, as the card does.
+
+    Its commit is stated.
+
+    Raises:
+      LockstepError: It names another.
+    """
+    said = run.llm.checkpoint
+    due = {name: getattr(said, name, None) for name in NAMES_OF_A_CHECKPOINT}
+    if isinstance(said, runfile.CheckpointEphemeral):
+        due["seed"] = run.workload.seed
+    due |= {"checkpoint": said.tag()}
+    if due["repo_id"] is None:
+        due |= {"commit": None}
+    for name, value in due.items():
+        if source.get(name) != value:
+            raise LockstepError(
+                f"{SOURCE}: {name} is {brief(repr(source.get(name)))}, expected "
+                f"{brief(repr(value))} as in {RUN}"
             )
 
 

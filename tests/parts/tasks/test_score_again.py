@@ -1,13 +1,14 @@
 """Scores of tasks, repeated from what is published and the reader's own data."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
 from lockstep.errors import LockstepError
-from parts.publication.checks import tasks_again
-from parts.publication.checks.results import Evaluated
 from pipeline import runfile
+from pipeline.again import evaluate
+from pipeline.again.evaluate import Evaluated
 from tests.pipeline.test_evaluate import END, made, make_tokenizer
 
 __all__ = ["made"]  # a fixture
@@ -26,7 +27,9 @@ def test_scores_are_repeated_or_refused_and_nothing_of_the_authors_is_run(made, 
         evaluated = Evaluated.model_validate_json(json.dumps(said))
         settings = run.evaluate.model_copy(update=changes)
         other = run.model_copy(update={"evaluate": settings})
-        return tasks_again.check(export, other, evaluated, shards, tmp_path / "store")
+        own = SimpleNamespace(tasks=True, shards=shards, store=tmp_path / "store")
+        published = SimpleNamespace(run=other, folder=export, own=own)
+        return evaluate._scores(published, evaluated)
 
     [claim] = check(metrics)
     assert (claim.kind, claim.text) == ("proven", "the scores of next_line repeated")

@@ -1,0 +1,70 @@
+"""Stage download again: a reader's own data, if there are any, and the published sequences.
+
+Whoever can read the data that the run file names makes them with `lockstep download`; those of the
+default run need no network.
+"""
+
+from pathlib import Path
+
+import numpy as np
+
+from lockstep.errors import LockstepError
+from lockstep.files import sha256_file
+from pipeline.again.claim import PublicClaim
+from pipeline.again.outputs import COMPANIONS, HELD_OUT
+from pipeline.again.published import PublishedRun
+from pipeline.audit import given_rows
+from pipeline.language_model import held_out
+from pipeline.start import begin
+from pipeline.weights import generation_config
+
+STATED = PublicClaim("data", "stated", "where the sequences come from")
+
+
+def again(published: PublishedRun) -> list[PublicClaim]:
+    """Compare published sequences and tokenizer with what stage download left to the reader.
+
+    Raises:
+      LockstepError: Some are others.
+    """
+    if (shards := published.own.shards) is None:
+        return [STATED]
+    run, model = published.run, published.setup.model
+    columns, bound = (
+        published.setup.programs.task.columns,
+        published.setup.subject.vocab_size(model),
+    )
+    data = begin.rows(run, model, shards)
+    for name in published.rows:
+        rows = given_rows.read(published.folder / name, columns, run, bound)
+        if rows.indices_N[-1] >= len(data):
+            raise LockstepError(
+                f"{name}: sequence {rows.indices_N[-1]}, expected one below {len(data)} as in "
+                f"{shards}"
+            )
+        _compare(name, rows.rows_NW, data.take(rows.indices_N), shards)
+    own = held_out.read(run, shards)
+    if HELD_OUT in published.files or len(own.rows_NW):
+        rows = given_rows.read(published.folder / HELD_OUT, columns, run, bound)
+        _compare(HELD_OUT, rows.indices_N, own.indices_N, shards)
+        _compare(HELD_OUT, rows.rows_NW, own.rows_NW, shards)
+    text = f"the sequences of {'these windows' if len(published.rows) > 1 else 'this window'} and "
+    text += "the held-out ones are those of the reader's data"
+    return [PublicClaim("data", "proven", text), *_tokenizer(published, shards)]
+
+
+def _compare(name: str, found_NW: np.ndarray, due_NW: np.ndarray, shards: Path) -> None:
+    if not np.array_equal(found_NW, due_NW):
+        raise LockstepError(f"{name}: other sequences than those of {shards}, expected the same")
+
+
+def _tokenizer(published: PublishedRun, shards: Path) -> list[PublicClaim]:
+    """Compare the tokenizer, which stage export copies from the data where these have one."""
+    own, claims = shards / "tokenizer", []
+    for name in sorted(published.exported.keys() & set(COMPANIONS)):
+        if name == generation_config.NAME or not (own / name).is_file():
+            continue
+        if published.files[name] != sha256_file(own / name):
+            raise LockstepError(f"{name}: another than that of {shards}, expected the same")
+        claims.append(PublicClaim(name, "proven", f"{name} is that of the reader's data"))
+    return claims

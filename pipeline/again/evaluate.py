@@ -1,0 +1,280 @@
+"""Stage evaluate again: held-out text is measured and, if the reader asks for it, tasks."""
+
+import math
+from contextlib import closing
+from typing import Annotated, Any
+
+import numpy as np
+from pydantic import Field
+
+from lockstep.errors import LockstepError, brief
+from lockstep.files import read_json
+from lockstep.programs.columns import counted
+from lockstep.programs.permutation import MOST_INDICES
+from lockstep.tables.explain import validate_json
+from lockstep.tables.table import Count, NotNegative, Table
+from pipeline.again.claim import PublicClaim
+from pipeline.again.outputs import EVALUATED, HEADER, HELD_OUT, RESULTS
+from pipeline.again.published import PublishedRun
+from pipeline.audit import given_rows
+from pipeline.audit.verdict_text import measured_on
+from pipeline.joints import offered
+from pipeline.language_model import held_out
+from pipeline.language_model.held_out import HeldOutRows, MeanLoss
+
+LOSS_TOLERANCE = 1e-3  # nats: rounding of another machine
+ROUNDING = 1e-6  # of numbers that follow from the loss, relative
+SCORE_TOLERANCE = 0.01  # of another machine: a document in a hundred may be answered otherwise
+
+
+class Evaluated(Table):
+    """evaluate.json: numbers of the held-out text, null where nothing is held out, and scores."""
+
+    held_out_loss: NotNegative | None
+    """Nats per token."""
+    held_out_stderr: NotNegative | None
+    """Its standard error, nats; null of a single sequence."""
+    perplexity: NotNegative | None
+    """e to the power of the loss."""
+    bits_per_byte: NotNegative | None
+    """Bits per byte of text; null where the bytes are unknown."""
+    sequences: Count | None
+    """Held-out sequences that are measured."""
+    split_sequences: Annotated[Count, Field(le=MOST_INDICES)] | None
+    """Sequences of the whole held-out split, of which these are drawn."""
+    tokens: Count | None
+    """Tokens that are predicted in them."""
+    bytes: Count | None
+    """Bytes of text that these stand for."""
+    tasks: dict[str, dict[str, float | None] | None]
+    """Scores of tasks by their names: acc, acc_stderr and so on."""
+    workload: dict[str, bool | int | float | str] | None = None
+    """What a workload measured by itself; null of a model of models/."""
+
+    @property
+    def held_out(self) -> dict[str, float | int | None]:
+        """The numbers of the held-out text."""
+        return self.model_dump(exclude={"tasks", "workload"})
+
+    @property
+    def scored(self) -> dict[str, dict[str, float | None]]:
+        """Scores of those tasks that have any."""
+        return {name: scores for name, scores in self.tasks.items() if scores is not None}
+
+
+def read(published: PublishedRun) -> Evaluated:
+    """Read evaluate.json of a publication.
+
+    Raises:
+      LockstepError: It is not as stage evaluate writes it.
+    """
+    content = (published.folder / EVALUATED).read_bytes()
+    return validate_json(Evaluated, content, EVALUATED)
+
+
+def again(published: PublishedRun) -> list[PublicClaim]:
+    """Measure again what evaluate.json says; what nobody measures again is stated.
+
+    Raises:
+      LockstepError: A number is another, or the sequences are not those that the run's seed draws.
+    """
+    said = read(published)
+    if published.same_release:
+        _compare_files(read_json(published.folder / RESULTS), said)
+    return [
+        *_measured(published, said),
+        *_scores(published, said),
+        *_stated(said),
+    ]
+
+
+def _stated(said: Evaluated) -> list[PublicClaim]:
+    claims = []
+    if scored := [*said.scored]:
+        text = f"the scores of {' and '.join(map(brief, scored))}"
+        claims.append(PublicClaim("tasks", "stated", text, {"names": scored}))
+    if names := sorted(said.workload or ()):
+        text = f"{', '.join(map(brief, names))} of the workload"
+        claims.append(PublicClaim("workload", "stated", text, {"names": names}))
+    if (size := said.split_sequences) is not None:
+        text = f"that the held-out split has {size:,} sequences"
+        claims.append(PublicClaim("held_out_split", "stated", text, {"sequences": size}))
+    return claims
+
+
+def _compare_files(results: dict[str, Any], said: Evaluated) -> None:
+    """Check that stage evaluate's two files have the same numbers."""
+    numbers = {name: results.get(name) for name in said.held_out}
+    tasks: dict[str, dict[str, Any]] = {}
+    try:
+        for task in results["tasks"]:
+            for name, metric in task["metrics"].items():
+                scores = tasks.setdefault(task["name"], {})
+                scores |= {name: metric["value"], f"{name}_stderr": metric["stderr"]}
+    except (AttributeError, KeyError, TypeError) as error:
+        raise LockstepError(f"{RESULTS}: {brief(repr(error))}, expected scores of tasks") from error
+    if (numbers, tasks, results.get("workload")) != (said.held_out, said.scored, said.workload):
+        raise LockstepError(f"{RESULTS}: other numbers than {EVALUATED}, expected the same")
+
+
+# ---- Held-out text ----
+
+
+def _measured(published: PublishedRun, said: Evaluated) -> list[PublicClaim]:
+    """Measure held-out text again; claim nothing where nothing was held out."""
+    run, model, header = published.run, published.setup.model, published.transcript.header
+    if header.held_out_loss is None:
+        for name, value in said.held_out.items():
+            if value is not None:
+                raise LockstepError(
+                    f"{EVALUATED}: {name} is {value}, expected null, since nothing was held out in "
+                    "training"
+                )
+        return []
+    data = _held_out_rows(published, said.split_sequences)
+    count, split = len(data.rows_NW), data.split_size
+    if header.held_out_rows != (count, split):
+        raise LockstepError(
+            f"{EVALUATED}: {count} of {split} sequences, expected {header.held_out_rows} as in the "
+            "transcript's header"
+        )
+    with closing(published.setup.subject.open_export(run, model, published.folder)) as opened:
+        loss = opened.held_out_loss(data)
+        if loss is None:
+            raise LockstepError(
+                f"{HEADER}: held_out_loss is a number, expected null: no loss can be measured here"
+            )
+        stated = _compare_loss(said, loss)
+        _compare_numbers(said, dict.fromkeys(held_out.NUMBERS) | opened.numbers(stated, data, []))
+    different = len(np.unique(data.rows_NW, axis=0))
+    return [held_out_claim(*loss, count, different, run.held_out.sequences, split)]
+
+
+def held_out_claim(
+    loss: float, stderr: float | None, sequences: int, different: int, asked: int, split: int
+) -> PublicClaim:
+    """Return what is claimed of a loss: on how many sequences it was measured, and of how many.
+
+    Args:
+      loss: Nats per token.
+      stderr: Its standard error; None of a single sequence.
+      sequences: How many sequences are published.
+      different: How many of them differ from each other.
+      asked: How many the run file asks for.
+      split: How many the whole split has, as the author says.
+    """
+    text = f"held-out loss {loss:.4f} measured again on {measured_on(stderr, sequences, split)}"
+    if sequences < min(asked, split):
+        text += f", of the {asked} asked for"
+    if different < sequences:
+        text += f", of which only {different} differ"
+    values = {"loss": loss, "stderr": stderr, "sequences": sequences, "different": different}
+    values |= {"asked": asked, "split_sequences": split}
+    return PublicClaim("held_out", "proven", text, values)
+
+
+def _held_out_rows(published: PublishedRun, split_size: int | None) -> HeldOutRows:
+    """Return the published rows: those that the seed draws from a split of the size as stated.
+
+    Where rows have labels, those in which nothing counts are missing, and so may be others.
+    """
+    if HELD_OUT not in published.files:
+        raise LockstepError(f"{HELD_OUT}: no such file, expected the held-out sequences")
+    run, columns = published.run, published.setup.programs.task.columns
+    bound = published.setup.subject.vocab_size(published.setup.model)
+    rows = given_rows.read(published.folder / HELD_OUT, columns, run, bound)
+    if split_size is None:
+        raise LockstepError(f"{EVALUATED}: split_sequences is null, expected a number")
+    due_N = held_out.spread(split_size, run.held_out.sequences, run.peers.seed)
+    missing = len(np.setdiff1d(due_N, rows.indices_N))
+    other = len(np.setdiff1d(rows.indices_N, due_N))
+    if other or (missing and "labels" not in columns):
+        raise LockstepError(
+            f"{HELD_OUT}: {missing} sequences missing and {other} others, expected the "
+            f"{len(due_N)} of {split_size} that the run's seed draws"
+        )
+    data = HeldOutRows(rows.rows_NW, columns, rows.indices_N, split_size)
+    if bound is not None and not counted(data.rows_NW, columns).any(axis=1).all():
+        raise LockstepError(f"{HELD_OUT}: a sequence without a prediction, expected none")
+    return data
+
+
+def _compare_loss(said: Evaluated, loss: MeanLoss) -> MeanLoss:
+    """Return the published loss, which is within rounding of what was measured here."""
+    stated = MeanLoss(said.held_out_loss, said.held_out_stderr)
+    names = ("held_out_loss", "held_out_stderr")
+    for name, author, here in zip(names, stated, loss, strict=True):
+        if here is None or author is None:
+            same = here is author
+        else:
+            same = abs(here - author) <= LOSS_TOLERANCE
+        if not same:
+            raise _differs(name, author, here)
+    return stated
+
+
+def _compare_numbers(said: Evaluated, due: dict[str, float | int | None]) -> None:
+    for name, expected in due.items():
+        value = getattr(said, name)
+        known = value is not None and expected is not None
+        if value != expected and not (known and math.isclose(value, expected, rel_tol=ROUNDING)):
+            raise _differs(name, value, expected)
+
+
+def _differs(name: str, said: object, found: object) -> LockstepError:
+    said, found = (
+        "null" if value is None else f"{value:.4f}" if isinstance(value, float) else str(value)
+        for value in (said, found)
+    )
+    return LockstepError(f"{EVALUATED}: {name} is {said}, expected {found} as measured here")
+
+
+# ---- Tasks ----
+
+
+def _scores(published: PublishedRun, said: Evaluated) -> list[PublicClaim]:
+    """Score the tasks again where the reader asks for it; claim nothing where there are none.
+
+    A part that scores tasks offers the joint "score_again": `score_again(run, folder, names,
+    shards, store)` returns the scores of a published run's tasks by name, as evaluate.json has
+    them. A stranger's definitions are not read, and no code of theirs is run.
+    """
+    if not published.own.tasks or not said.scored:
+        return []
+    own, found = published.own, {}
+    for part in offered("score_again"):
+        found |= part.score_again(
+            published.run, published.folder, [*said.scored], own.shards, own.store
+        )
+    compare_scores(said.scored, found)
+    names = " and ".join(map(brief, sorted(said.scored)))
+    return [PublicClaim("tasks", "proven", f"the scores of {names} repeated", {"scores": found})]
+
+
+def compare_scores(
+    said: dict[str, dict[str, float | None]], found: dict[str, dict[str, float | None]]
+) -> None:
+    """Compare the published scores with those that were found here.
+
+    Raises:
+      LockstepError: One is another.
+    """
+    for task in sorted(said.keys() | found.keys()):
+        if said.get(task, {}).keys() != found.get(task, {}).keys():
+            here, there = (sorted(scores.get(task, {})) for scores in (found, said))
+            raise LockstepError(
+                f"{EVALUATED}: scores {brief(str(there))} of {brief(task)}, expected {here}"
+            )
+        for metric, value in found[task].items():
+            claimed = said[task][metric]
+            if value != claimed and (
+                value is None
+                or claimed is None
+                or not math.isclose(
+                    value, claimed, rel_tol=SCORE_TOLERANCE, abs_tol=SCORE_TOLERANCE
+                )
+            ):
+                raise LockstepError(
+                    f"{EVALUATED}: {brief(metric)} of {brief(task)} is {claimed}, expected "
+                    f"{value} as scored here"
+                )

@@ -1,0 +1,95 @@
+"""Stage export again: the published weights and the files beside them, made of the last params."""
+
+import shutil
+import tempfile
+from pathlib import Path
+
+from lockstep.errors import LockstepError, brief
+from lockstep.files import read_json, sha256_file
+from lockstep.transcript.trees import load_nested
+from lockstep.wire.commitment import tree_hash
+from pipeline import runfile
+from pipeline.again.claim import PublicClaim
+from pipeline.again.outputs import COMPANIONS
+from pipeline.again.published import PublishedRun, params_of
+from pipeline.weights import generation_config, model_folder
+
+
+def again(published: PublishedRun) -> list[PublicClaim]:
+    """Check that stage export makes the published weights of the params that were trained.
+
+    The params are those that follow from the run's start or, where messages are not kept, those
+    that the transcript's last snapshot has the hash of. A tokenizer was trained on, or came with,
+    data that only the author has.
+
+    Raises:
+      LockstepError: The weights, or a file that says how to read them, are others.
+    """
+    transcript, last = published.transcript, published.transcript.snapshots[-1]
+    if transcript.weights is not None and not transcript.followed:
+        params = params_of(transcript.weights, transcript)
+    else:
+        params = load_nested(transcript.folder / "snapshots" / f"{last:05}" / "params.safetensors")
+    found, expected = tree_hash(params), transcript.hashes(last).params
+    if found != expected:
+        raise LockstepError(
+            f"the weights: params of hash {found[:12]}, expected {expected[:12]} of the params "
+            f"after round {last}"
+        )
+    run, model = published.run, published.setup.model
+    with tempfile.TemporaryDirectory(prefix="weights-", dir=published.own.aside) as name:
+        published.setup.subject.export_weights(run, model, params, Path(name))
+        _compare(published, Path(name))
+    claims = _companions(published)
+    if (code := published.setup.subject.code(model)) is not None:
+        text = f"what code {code[:12]} of workloads/ means"
+        claims.append(PublicClaim("code", "stated", text, {"sha256": code}))
+    return claims
+
+
+def _compare(published: PublishedRun, again: Path) -> None:
+    """Compare what a model is read from with what was made again."""
+    names = {file.name for file in again.iterdir()}
+    names |= {name for name in published.exported if ".safetensors" in name}
+    for name in sorted(names):
+        found, expected = (
+            sha256_file(place / name)[:12] if (place / name).is_file() else "no file"
+            for place in (published.folder, again)
+        )
+        if found != expected:
+            raise LockstepError(
+                f"{name}: {found}, expected {expected}, which stage export makes of the params "
+                "that were trained"
+            )
+
+
+def _companions(published: PublishedRun) -> list[PublicClaim]:
+    """What is known of each file beside the weights.
+
+    generation_config.json of a run that began with fresh weights follows from the tokenizer and the
+    model.
+    """
+    named = sorted(published.exported.keys() & set(COMPANIONS))
+    claims = [PublicClaim(name, "stated", name) for name in named]
+    fresh = isinstance(published.run.llm.checkpoint, runfile.CheckpointInit)
+    if generation_config.NAME in named and fresh:
+        _check_generation(published, named)
+        text = f"{generation_config.NAME} made again"
+        claims.append(PublicClaim(generation_config.NAME, "proven", text))
+    return claims
+
+
+def _check_generation(published: PublishedRun, named: list[str]) -> None:
+    folder = published.folder
+    with tempfile.TemporaryDirectory() as name:  # a checkpoint without settings of its own
+        for file in named:
+            if file != generation_config.NAME:
+                shutil.copyfile(folder / file, Path(name) / file)
+        whole = model_folder.with_context(published.setup.model, published.run.llm.max_seq_len)
+        due = generation_config.make(Path(name) / "none", whole, Path(name))
+    said = read_json(folder / generation_config.NAME)
+    if said != due:
+        raise LockstepError(
+            f"{generation_config.NAME}: {brief(str(said))}, expected {brief(str(due))} as stage "
+            "export makes it"
+        )

@@ -1,0 +1,248 @@
+"""Stage report again: the model card has no word that is not made of what is published.
+
+Its numbers are those of the rounds, the verdict and evaluate.json; its tables of the run file, as
+they were written, are those that the made files have; of the data and the checkpoint it says what
+shards.json and source.json say. What of these is proven, the line of `verify` says of each. A run
+without stage report has the card of stage export, without results.
+"""
+
+import json
+from typing import Any
+
+import yaml
+from jinja2 import TemplateError
+
+from lockstep.errors import LockstepError, brief
+from lockstep.files import read_json
+from lockstep.machine.progress import size
+from lockstep.transcript import curves
+from pipeline import runfile
+from pipeline.again import evaluate
+from pipeline.again.claim import PublicClaim
+from pipeline.again.convert import check_source
+from pipeline.again.evaluate import Evaluated
+from pipeline.again.outputs import (
+    CARD,
+    EVALUATED,
+    PROOF,
+    RESULTS,
+    RUN,
+    SHARDS,
+    SOURCE,
+    VERDICT,
+    Made,
+)
+from pipeline.again.published import PublishedRun
+from pipeline.audit.verdict_text import HELD_OUT, HELD_OUT_SPLIT
+from pipeline.pages import card, results_card
+from pipeline.pages.stage_results import Results
+from pipeline.stage.given_files import check_yaml
+from pipeline.stage.keys import STAGES, tracked, upstream
+
+MOST_CARD_BYTES = 2**20  # it is parsed
+FENCE, INDEX = "---\n", "model-index"
+
+
+def again(published: PublishedRun) -> list[PublicClaim]:
+    """Check that the card is what stages export and report make of the published records.
+
+    Of a card of another release, check only the hashes in it, and its results.
+
+    Raises:
+      LockstepError: It is not, or a record contradicts another.
+    """
+    text = _read_card(published)
+    said = evaluate.read(published) if "report" in published.made else None
+    check_results(text, said)
+    if not published.same_release:
+        release = brief(published.release)
+        words = f"the text of the card, which release {release} wrote"
+        return [PublicClaim("card", "stated", words)]
+    try:
+        due = make_card(published)
+    except (TemplateError, KeyError, TypeError, ValueError, AttributeError) as error:
+        raise LockstepError(
+            f"{CARD}: {SHARDS}, {SOURCE} and {RESULTS} make no card: {brief(repr(error))}"
+        ) from error
+    _compare(text, due)
+    return [PublicClaim("card", "proven", "the card says what the records say")]
+
+
+def _read_card(published: PublishedRun) -> str:
+    """Return the card, which names the weights and the transcript by their SHA-256."""
+    path = published.folder / CARD
+    if (bytes_ := path.stat().st_size) > MOST_CARD_BYTES:
+        raise LockstepError(
+            f"{CARD}: {size(bytes_)}, expected at most {size(MOST_CARD_BYTES)} of a model card"
+        )
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise LockstepError(f"{CARD}: {error}, expected a model card") from error
+    named = _weights(published) | {"the transcript's rounds": published.transcript.hash}
+    for name, sha256 in named.items():
+        if sha256 not in text:
+            raise LockstepError(
+                f"{CARD}: another SHA-256 of {name}, expected {sha256[:12]} as it is here"
+            )
+    return text
+
+
+def _weights(published: PublishedRun) -> dict[str, str]:
+    exported = sorted(published.exported.items())
+    return {name: sha256 for name, sha256 in exported if name.endswith(".safetensors")}
+
+
+def _compare(found: str, due: str) -> None:
+    """Compare two texts, and name the first line that differs."""
+    if found == due:
+        return
+    lines = zip(found.split("\n"), due.split("\n"), strict=False)
+    number, pair = next(
+        ((n, pair) for n, pair in enumerate(lines, start=1) if pair[0] != pair[1]),
+        (min(len(text.split("\n")) for text in (found, due)) + 1, ("other lines", "the end")),
+    )
+    here, expected = (brief(repr(text)) for text in pair)
+    raise LockstepError(
+        f"{CARD}: line {number} is {here}, expected {expected} as the stages make it of {PROOF}/"
+    )
+
+
+# ---- The whole card ----
+
+
+def make_card(published: PublishedRun) -> str:
+    """Return the card that follows from the published records.
+
+    Raises:
+      LockstepError: A made file has other tables than the run file.
+    """
+    made, transcript, folder = published.made, published.transcript, published.folder
+    _check_names(made)
+    source = read_json(folder / SOURCE)
+    check_source(source, published.run)
+    tables = card.run_file(lambda stage, name: made[stage].tables[name])
+    _check_tables(tables, published)
+    params, local_steps = published.setup.start.state.params, published.run.llm.inner_steps
+    trained = curves.metrics(curves.rows(transcript), transcript, params, local_steps)
+    header = read_json(transcript.folder / "header.json")
+    subject = published.setup.subject
+    text = card.render(
+        card.Facts(
+            keys={stage: made[stage].key for stage in STAGES if stage in upstream("export")},
+            run_file=tables,
+            results=Results(header, trained, read_json(folder / VERDICT)),
+            first_loss=transcript.rounds[0].loss,
+            shards=read_json(folder / SHARDS),
+            start=source,
+            environment=made["train"].environment | header["environment"],
+            rounds_sha256=transcript.hash,
+            model=read_json(folder / subject.model_file),
+            subject=subject,
+            has_tokenizer=any(name.startswith("tokenizer") for name in published.exported),
+            sha256=_weights(published) | {"shards.json": published.files[SHARDS]},
+        )
+    )
+    if "report" not in made:
+        return text
+    results, name = read_json(folder / RESULTS), f"lockstep-{made['train'].key}"
+    return results_card.with_results(text, results, name, made["download"].key)
+
+
+def _check_names(made: dict[str, Made]) -> None:
+    for stage in upstream("export"):
+        if (found := made[stage].tables).keys() != {*tracked(stage)}:
+            raise LockstepError(
+                f"{PROOF}/made/{stage}.json: tables {brief(str(sorted(found)))}, expected those "
+                f"that stage {stage} depends on"
+            )
+
+
+def _check_tables(document: dict[str, Any], published: PublishedRun) -> None:
+    """Check that tables as they were written mean what the published run file says."""
+    copy = json.loads(json.dumps(document))
+    said = runfile.parse(copy, "tables of proof/made").model_dump(mode="json")
+    whole = published.run.model_dump(mode="json")
+    for stage in upstream("export"):
+        for name in tracked(stage):
+            found, due = (_value(tables, name) for tables in (said, whole))
+            if found != due:
+                raise LockstepError(
+                    f"{PROOF}/made/{stage}.json: [{name}] is {brief(str(found))}, expected "
+                    f"{brief(str(due))} as in {RUN}"
+                )
+
+
+def _value(document: Any, name: str) -> Any:
+    for part in name.split("."):
+        document = document[part]
+    return document
+
+
+# ---- Results in the front matter ----
+
+
+def check_results(text: str, said: Evaluated | None) -> None:
+    """Check that the results in a card's front matter are those of evaluate.json.
+
+    The hub shows them beside the model. All held-out numbers are there, and of tasks some or all.
+    A card without results has no evaluate.json: `said` is None.
+
+    Raises:
+      LockstepError: A result is missing, was added, or is another.
+    """
+    from huggingface_hub.repocard_data import model_index_to_eval_results
+
+    index = _front(text).get(INDEX)
+    numbers = {} if said is None else said.model_dump(include=set(HELD_OUT))
+    due = {("held_out", name): value for name, value in numbers.items() if value is not None}
+    if index is None and (not due or (said is not None and said.workload is not None)):
+        return  # the hub's index knows no loss that only a workload's code can explain
+    try:
+        [_] = index
+        _, results = model_index_to_eval_results(index)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise LockstepError(
+            f"{CARD}: {brief(repr(error))} in its {INDEX}, expected one model with results"
+        ) from error
+    known = due | {
+        (task, metric): value
+        for task, metrics in (said.scored if said else {}).items()
+        for metric, value in metrics.items()
+        if value is not None
+    }
+    for result in results:
+        which = (result.dataset_type, result.metric_type)
+        value = known.pop(which, None) if all(isinstance(part, str) for part in which) else None
+        name = brief(f"{which[1]} of {which[0]}")
+        if value is None or result.metric_value != round(value, 6):
+            expected = "none" if value is None else f"{value:.6f}"
+            raise LockstepError(
+                f"{CARD}: {name} is {brief(repr(result.metric_value))} in its {INDEX}, expected "
+                f"{expected} as in {EVALUATED}"
+            )
+        names = HELD_OUT_SPLIT, HELD_OUT.get(which[1])
+        if which in due and (result.dataset_name, result.metric_name) != names:
+            raise LockstepError(f"{CARD}: {name} has another name in its {INDEX}, expected {names}")
+    if missing := sorted(due.keys() & known.keys()):
+        dataset, metric = missing[0]
+        raise LockstepError(
+            f"{CARD}: no {metric} of {dataset} in its {INDEX}, expected it as in {EVALUATED}"
+        )
+
+
+def _front(text: str) -> dict[str, Any]:
+    """Return a card's front matter, which has one meaning only: as the stages write YAML."""
+    beginning, _, rest = text.partition(FENCE)
+    front, fence, _ = rest.partition(f"\n{FENCE}")
+    try:
+        check_yaml(front, f"{CARD}: its front matter")
+        found = yaml.safe_load(front)
+        same = yaml.safe_dump(found, sort_keys=False) == f"{front}\n"
+    except (yaml.YAMLError, RecursionError, ValueError):
+        found, same = None, False
+    if beginning or not fence or not same or not isinstance(found, dict):
+        raise LockstepError(
+            f"{CARD}: its front matter is not as the stages export and report write"
+        )
+    return found

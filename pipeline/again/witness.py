@@ -1,0 +1,377 @@
+"""Stage witness again: the drawn windows are replayed, and the verdict follows from what is found.
+
+Bits are compared, unless the reader's own machine shows that this cannot be. An accepted verdict
+accuses peers alone, of lies that got nowhere: any other refuses the run.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import jax
+
+from lockstep.errors import LockstepError, brief
+from lockstep.programs.placement import device_groups
+from lockstep.programs.replica import Replica
+from lockstep.tables.explain import validate_json
+from lockstep.transcript.entry import Header
+from lockstep.transcript.windows import Window
+from lockstep.wire.commitment import tree_hash
+from pipeline.again.claim import PublicClaim
+from pipeline.again.convert import can_make_start, make_start, start_claim
+from pipeline.again.outputs import HEADER, VERDICT
+from pipeline.again.published import PublishedRun, joined, refuse
+from pipeline.again.train import chain_claim
+from pipeline.audit import bundle, honest, sample
+from pipeline.audit.audit import audit_ends
+from pipeline.audit.replay import Replay
+from pipeline.audit.tolerance import how, why_not_bitwise
+from pipeline.audit.verdict import Finding, Verdict, judge, merged
+from pipeline.stage import devices
+from pipeline.start.begin import Setup
+
+OF_REPLAYS = ("message", "state", "check")  # kinds of findings that only a replay shows
+CHECKED = re.compile(r"recomputed the step of peer (\d+) as ")  # how a finding on a check begins
+MOST_NAMED = 5  # findings in a line
+LONGEST = 200  # characters of a reason that a stranger gave
+
+
+def again(published: PublishedRun) -> list[PublicClaim]:
+    """Replay the chosen windows, and compare the verdict with what is found.
+
+    Raises:
+      LockstepError: A window or the verdict shows something else.
+    """
+    verdict = _read_verdict(published)
+    why = published.why = why_not(published)
+    replay, found = _replay(published)
+    accusations = check_findings(published, verdict, found)
+    claims = [_sampled(published, replay), *_accused(accusations)]
+    if left := published.draw.total - len(published.chosen):
+        which = "windows" if published.kept else "windows of all peers"
+        text = f"the work in {left} of {published.draw.total} {which}"
+        claims.append(PublicClaim("other_windows", "stated", text, {"count": left}))
+    if published.draw.beacon is not None:
+        text = "that the beacon was named before the run, that the transcript was public before "
+        claims.append(PublicClaim("beacon", "stated", text + "the beacon"))
+    if published.kept:
+        return claims
+    first = _first_connected(published)
+    is_whole = first.opening == published.transcript.snapshots[0]
+    if is_whole and why is None and can_make_start(published):
+        published.start = make_start(published)
+        chain = chain_claim(published, "replays of all windows")
+        return [*claims, chain, start_claim(published.start)]
+    last = published.transcript.snapshots[-1]
+    values = {"round": last, "chain": False}
+    text = f"the params before round {first.first}, since messages as large as these are not kept"
+    return [
+        *claims,
+        PublicClaim("weights", "proven", f"the weights are the params after round {last}", values),
+        PublicClaim("start", "stated", text),
+    ]
+
+
+def _first_connected(published: PublishedRun) -> Window:
+    """The first of the repeated windows that follow each other to the run's last."""
+    first, *earlier = sorted((window for window, _ in published.chosen), reverse=True)
+    for window in earlier:
+        if window.last == first.opening:
+            first = window
+    return first
+
+
+# ---- Whether bits can be compared ----
+
+
+def why_not(published: PublishedRun) -> str | None:
+    """Return why bits cannot be compared here, or None.
+
+    The header says on what machine it was trained, and whether that repeated a step bit for bit. A
+    machine like it, which is the reader's, shows whether that can be so.
+
+    Raises:
+      LockstepError: The header claims a difference that is not there.
+    """
+    setup, header = published.setup, published.transcript.header
+    _check_environment(setup, header)
+    why = why_not_bitwise(setup, header)
+    alike = devices.difference(setup.environment(), header.environment) is None
+    if why and not header.bitwise and alike and _repeats(published):
+        raise LockstepError(
+            f"{HEADER}: bitwise is false, expected true: this machine is like the "
+            "one that the header names, and repeats a step bit for bit"
+        )
+    return why
+
+
+def _check_environment(setup: Setup, header: Header) -> None:
+    """Check that stage train could have written this of a machine, with this run file.
+
+    Whoever names another machine is compared with by tolerance; what the run file says no machine
+    changes.
+    """
+    said, threads = header.environment, str(setup.run.peers.threads)
+    flags = said.get("xla_flags", "")
+    if said.get("threads") != threads:
+        raise LockstepError(
+            f"{HEADER}: environment.threads is {brief(repr(said.get('threads')))}, expected "
+            f"{threads!r}, which stage train takes from [peers] threads"
+        )
+    if not flags.startswith(devices.FLAGS):
+        raise LockstepError(
+            f"{HEADER}: environment.xla_flags is {brief(repr(flags))}, expected to begin with "
+            f"{devices.FLAGS}, as stage train sets them"
+        )
+
+
+def _repeats(published: PublishedRun) -> bool:
+    """Return whether a step of the first chosen window has the same bits twice here."""
+    setup, transcript = published.setup, published.transcript
+    window, peers = published.chosen[0]
+    plan, peer = next(
+        (entry.round, peer)
+        for entry in transcript.window(window)
+        for peer in peers
+        if peer in entry.round.assignment
+    )
+    like, programs = setup.start.state, setup.programs
+    group = device_groups(jax.devices(), programs.parts)[0]
+    replica = Replica.put(programs, group, *transcript.agreed(window.opening, like))
+    own = transcript.own(window.opening, peer, like.own[peer])
+    work = setup.settings.work(programs, setup.data, plan.assignment[peer], plan.trainers)
+
+    def once() -> str:  # `own` is donated, so each time a copy
+        return tree_hash(jax.device_get(replica.step(group.put(own), work, plan.step)))
+
+    return once() == once()
+
+
+# ---- The windows ----
+
+
+def _replay(published: PublishedRun) -> tuple[Replay, list[Finding]]:
+    """Replay the chosen windows; return what they were replayed with, and what was found."""
+    setup, transcript, why = published.setup, published.transcript, published.why
+    windows = joined(published.chosen)
+    varied = why and honest.measure(setup, transcript, windows)
+    replay = Replay(setup, transcript, why, windows, varied)
+    found: list[Finding] = []
+    for window, peers in windows:
+        refuse(audit_ends(setup, transcript, window, peers))
+        found += replay.window(window, peers, lambda: None)
+    return replay, found
+
+
+def _sampled(published: PublishedRun, replay: Replay) -> PublicClaim:
+    """What is claimed of the sample."""
+    draw, limits, count = published.draw, replay.how, len(published.chosen)
+    repeated = [(*window, peer) for window, peers in published.chosen for peer in peers]
+    messages = [
+        sum(peer in entry.evidence.messages for entry in published.transcript.window(window))
+        for window, peers in published.chosen
+        for peer in peers
+    ]
+    several = len(repeated) > 1
+    named = ", ".join(
+        f"{first}-{last} of peer {peer} with {sent} message{'' if sent == 1 else 's'}"
+        for (first, last, peer), sent in zip(repeated, messages, strict=True)
+    )
+    text = f"window{'s' if several else ''} {named} ({count} of {draw.total}, {draw.text(count)}) "
+    text += _compared(replay, several)
+    values = {
+        "repeated": repeated,
+        "messages": messages,
+        "published": draw.published,
+        "total": draw.total,
+        "drawn_by": draw.seed_of,
+        "bitwise": replay.bitwise,
+        "why_not_bitwise": replay.why,
+        "tolerance": limits.limit,
+        "params_tolerance": limits.params_limit,
+    }
+    return PublicClaim("windows", "sampled", text, values)
+
+
+def _compared(replay: Replay, several: bool) -> str:
+    """How the sample was compared with what was sent."""
+    limits = replay.how
+    if replay.why is None:
+        return f"repeat{'' if several else 's'} bit for bit"
+    free = "what peers own is not compared"
+    if limits.own_limits is not None:
+        free = "what peers own is compared only where the next window is published too"
+    if limits.params_limit is not None:
+        free += "; the params after a window, and what peers share then, may be off by "
+        free += f"{limits.params_limit:.3g} of what it changed, and only drawn pieces of "
+        free += "messages are compared"
+    return (
+        f"compared by tolerance (distance of a message at most {limits.limit:.3g}, within "
+        f"which it may be anything; {free}), because the publisher says: "
+        f"{brief(replay.why, LONGEST)}"
+    )
+
+
+# ---- The verdict ----
+
+
+def _read_verdict(published: PublishedRun) -> Verdict:
+    """Return the published verdict, which follows from its own findings and the transcript.
+
+    Raises:
+      LockstepError: It is no verdict, refuses the run, or says something else.
+    """
+    verdict = validate_json(Verdict, (published.folder / VERDICT).read_bytes(), VERDICT)
+    if not verdict.accepted:
+        raise LockstepError(f"{VERDICT}: accepted is false, expected an accepted run")
+    run, transcript, programs = published.run, published.transcript, published.setup.programs
+    kept, why = programs.form.kept, verdict.why_not_bitwise
+    exact = not why or (kept and not programs.unruled)
+    compared = how(run, why, exact, verdict.repeats, verdict.varied)
+    windows = published.windows
+    replayed = sample.draw(run, windows, sample.seed_of(run, transcript), kept)
+    expected = judge(run, transcript, verdict.findings, compared, windows, replayed)
+    for name in Verdict.model_fields:
+        found, due = getattr(verdict, name), getattr(expected, name)
+        if found != due:
+            raise LockstepError(
+                f"{VERDICT}: {name} is {brief(str(found))}, expected {brief(str(due))}, "
+                "which follows from its findings, the run file and the transcript"
+            )
+    return verdict
+
+
+class Accusations(NamedTuple):
+    """A verdict's findings: those that were found again here, and those that are its author's word.
+
+    The latter are of replays that were not repeated, or within a tolerance. `windows` is how many
+    windows the author says were replayed.
+    """
+
+    shown: list[Finding]
+    stated: list[Finding]
+    windows: int
+
+
+def check_findings(
+    published: PublishedRun, verdict: Verdict, found: Sequence[Finding]
+) -> Accusations:
+    """Compare a verdict's findings with what was `found` in the repeated windows, both ways.
+
+    Raises:
+      LockstepError: The verdict has a finding that is not there, or lacks one; or a lie was found
+        that got into the params.
+    """
+    shown, of_replays = [], []
+    for finding in verdict.findings:
+        (of_replays if finding.kind in OF_REPLAYS else shown).append(finding)
+    _compare_rounds(published, shown, of_replays)
+    stated = [f for f in of_replays if not _is_shown(published, verdict, f, found)]
+    _refuse_unknown(published, verdict, found)
+    confirmed = [finding for finding in verdict.findings if finding not in stated]
+    return Accusations(confirmed, stated, len(verdict.replayed_windows))
+
+
+def _accused(accusations: Accusations) -> Iterator[PublicClaim]:
+    """Return the claims on the peers that the author's verdict accuses: confirmed or not."""
+    if shown := accusations.shown:
+        text = f"what the author's audit found of {_named(shown)}"
+        yield PublicClaim("findings", "proven", text, {"count": len(shown)})
+    if stated := accusations.stated:
+        text = f"what the author's audit found of {_named(stated)}"
+        yield PublicClaim("accusations", "stated", text, {"count": len(stated)})
+    text = f"that the author's audit replayed {accusations.windows} windows"
+    yield PublicClaim("verdict", "stated", text)
+
+
+def _named(findings: list[Finding]) -> str:
+    few = ", ".join(map(_text, findings[:MOST_NAMED]))
+    left = len(findings) - MOST_NAMED
+    return f"{few} and {left} more" if left > 0 else few
+
+
+def _text(finding: Finding) -> str:
+    """Whom a finding accuses, of what."""
+    return f"peer {finding.peer} in round {finding.round} ({brief(finding.kind)})"
+
+
+def _differs(verb: str, finding: Finding, expected: str) -> LockstepError:
+    return LockstepError(
+        f"{VERDICT}: findings {verb} {_text(finding)}, {brief(finding.detail)}; expected {expected}"
+    )
+
+
+def _compare_rounds(
+    published: PublishedRun, said: list[Finding], of_replays: list[Finding]
+) -> None:
+    """Compare the findings that need no replay with those of the reader's own audit."""
+    every = merged([*published.findings, *of_replays])
+    due = [_with_bundle(published, f) for f in every if f.kind not in OF_REPLAYS]
+    if invented := [*(Counter(said) - Counter(due)).elements()]:
+        raise _differs("has", invented[0], "no such finding, since the rounds do not show it")
+    if missing := [*(Counter(due) - Counter(said)).elements()]:
+        raise _differs("lacks", missing[0], "it, since the rounds show it")
+
+
+def _is_shown(
+    published: PublishedRun, verdict: Verdict, said: Finding, found: Sequence[Finding]
+) -> bool:
+    """Return whether a replay's finding was found again; False if it could not be."""
+    window, peer = _window(published, said.round), _replayed_peer(said)
+    replayed = {(one.first, one.peer) for one in verdict.replayed_windows}
+    if window is None or (window.first, peer) not in replayed:
+        raise _differs("has", said, "no such one, since no window was replayed that could show it")
+    repeated = {(window.first, peer) for window, peers in published.chosen for peer in peers}
+    if published.why is not None or (window.first, peer) not in repeated:
+        return False
+    alike = [_with_bundle(published, f) for f in found if f.kind in OF_REPLAYS]
+    if verdict.method == "bitwise":
+        known = said in alike
+    else:  # another distance, or another round, where it is first beyond a limit
+        known = any(f.peer == said.peer and f.round in window.rounds for f in alike)
+    if not known:
+        span = f"window {window.first}-{window.last} of peer {peer}"
+        raise _differs("has", said, f"no such one, since {span} does not show it")
+    return True
+
+
+def _refuse_unknown(published: PublishedRun, verdict: Verdict, found: Iterable[Finding]) -> None:
+    """Refuse a lie that got into the params, or that the verdict should have and has not.
+
+    Of a peer a replay has the first finding in a window. Which that is depends on whose steps are
+    repeated besides: a peer's own false message, or its false check of another's step.
+    """
+
+    def is_known(finding: Finding) -> bool:
+        window = _window(published, finding.round)
+        return any(
+            said.peer == finding.peer
+            and (said.round == finding.round or said.kind in OF_REPLAYS)
+            and window is not None
+            and said.round in window.rounds
+            for said in verdict.findings
+        )
+
+    refuse(f for f in found if f.applied or not is_known(f))
+
+
+def _with_bundle(published: PublishedRun, finding: Finding) -> Finding:
+    """The finding as a verdict has it: with the bundle that repeats it, if one can."""
+    window = _window(published, finding.round)
+    if window is None or finding.peer is None or finding.kind not in bundle.KINDS:
+        return replace(finding, bundle=None)
+    return replace(finding, bundle=bundle.name(window, finding.peer))
+
+
+def _replayed_peer(finding: Finding) -> int | None:
+    """The peer whose replay shows a finding: the accused or, of a false check, whom it checked."""
+    if finding.kind != "check":
+        return finding.peer
+    checked = CHECKED.match(finding.detail)
+    return int(checked[1]) if checked else None
+
+
+def _window(published: PublishedRun, step: int) -> Window | None:
+    return next((window for window in published.windows if step in window.rounds), None)
