@@ -31,7 +31,7 @@ def main() -> None:
 
 def measure(parameters: int, repeats: int) -> dict:
     """Packs of so many parameters, in two tensors."""
-    sys.path.insert(0, str(PYTHON))  # the worker's side, which has no place in our environment
+    sys.path[:0] = map(str, PYTHON)  # the worker's side, which has no place in our environment
     from lockstep_worker import packs
 
     values = np.random.default_rng(0).standard_normal(parameters, np.float32)

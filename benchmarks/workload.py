@@ -168,7 +168,7 @@ def torch_alone(chosen: argparse.Namespace, rows_NT):
         np.save(Path(folder) / "rows.npy", rows_NT)
         given = {"factory": FACTORY, "config": config_of(chosen), "threads": chosen.threads}
         given |= {"rows": f"{folder}/rows.npy", "micro_batch": chosen.micro_batch, "seed": 0}
-        place = {"PYTHONPATH": os.pathsep.join(map(str, (PYTHON, SOURCE)))}
+        place = {"PYTHONPATH": os.pathsep.join(map(str, (*PYTHON, SOURCE)))}
         kept = {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"}
         process = subprocess.Popen(
             [chosen.python, PROJECT / "benchmarks" / "torch_loop.py", json.dumps(given)],

@@ -7,7 +7,7 @@ module, so however many there are, there is one model and one torch.
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import jax
 import numpy as np
@@ -28,6 +28,19 @@ def is_module(params: Any) -> bool:
     return torch is not None and isinstance(params, torch.nn.Module)
 
 
+class _Given(NamedTuple):
+    """A module as `BoundModel` asks for it."""
+
+    module: Any
+    loss: TorchLoss
+
+    def model(self) -> Any:
+        return self.module
+
+    def runtime_device(self) -> str:
+        return str(next(self.module.parameters()).device)
+
+
 class TorchModule:
     """Computes a module's losses and gradients; a `Computes`, and the `Task` of such a simulation.
 
@@ -41,19 +54,7 @@ class TorchModule:
     """
 
     def __init__(self, module: Any, loss_fn: TorchLoss, micro_batch: int):
-        from parts.workload.python.lockstep_worker import bits, torch_workload
-
-        class GivenModule(torch_workload.TorchWorkload):
-            """The module that was given."""
-
-            def model(self) -> Any:
-                return module
-
-            def loss(self, model: Any, rows: Any) -> Any:
-                return loss_fn(model, rows)
-
-            def runtime_device(self) -> str:
-                return str(next(module.parameters()).device)
+        from lockstep.python.lockstep_torch import bits, bound_model
 
         check_call(loss_fn, "loss_fn", "loss_fn(module, batch) -> scalar", module, None)
         if not any(parameter.requires_grad for parameter in module.parameters()):
@@ -63,7 +64,7 @@ class TorchModule:
             )
         self.shards = Path()  # no examples of `simulate` are files
         self.micro_batch, self._bits, self._loss_fn = micro_batch, bits, loss_fn
-        self._bound = GivenModule({}).bind(0, lambda name: True)
+        self._bound = bound_model.BoundModel(_Given(module, loss_fn), 0, lambda name: True)
         self._names = {
             tuple(tensor["name"].split(".")): tuple(tensor["shape"])
             for tensor in self._bound.tensors

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
+import lockstep
 from lockstep.errors import LockstepError
 from parts.workload.process import messages
 from parts.workload.process.child_group import ChildGroup, environment_of
@@ -30,7 +31,8 @@ from parts.workload.process.messages import (
     WorkerHello,
 )
 
-PYTHON = Path(__file__).parents[1] / "python"  # what a worker may import of ours
+# what a worker may import of ours
+PYTHON = Path(__file__).parents[1] / "python", Path(lockstep.__file__).parent / "python"
 LOG = "worker.log"
 LOOK_SECONDS = 0.1  # between two looks at whether it still runs
 SHUTDOWN_SECONDS = 2.0
@@ -73,7 +75,7 @@ class WorkerCommand:
           LockstepError: An addition of the user's has no possible name, or is PYTHONPATH.
         """
         beside = os.path.dirname(self.python)  # torchrun, say, of the same packages
-        return environment_of((PYTHON, *self.path), self.env, programs=[beside] if beside else [])
+        return environment_of((*PYTHON, *self.path), self.env, programs=[beside] if beside else [])
 
 
 @dataclass

@@ -154,8 +154,9 @@ def test_a_workers_command_is_what_runtime_says(tmp_path):
     command = worker._command(runfile.load(run_file))
     assert (command.python, command.module, command.factory) == ("/a/python", "m", FACTORY)
     environment = command.environment()
-    ours, workloads, theirs = environment["PYTHONPATH"].split(":")
-    assert ours.endswith("parts/workload/python") and workloads.endswith("/workloads")
+    ours, torch, workloads, theirs = environment["PYTHONPATH"].split(":")
+    assert ours.endswith("parts/workload/python") and torch.endswith("lockstep/python")
+    assert workloads.endswith("/workloads")
     assert (theirs, environment["MINE"]) == ("/b", "1")
 
 

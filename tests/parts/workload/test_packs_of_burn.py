@@ -110,7 +110,8 @@ class Small(torch.nn.Module):
 
 @pytest.fixture
 def packs(monkeypatch):
-    monkeypatch.syspath_prepend(str(PYTHON))
+    for place in PYTHON:
+        monkeypatch.syspath_prepend(str(place))
     return importlib.import_module("lockstep_worker.packs")
 
 

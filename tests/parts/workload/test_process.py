@@ -106,8 +106,8 @@ def test_worker_gets_its_folder_its_arguments_and_no_secret_of_ours(tmp_path, mo
     assert given["MINE"] == "1"
     assert given["OMP_NUM_THREADS"] == "3"
     assert given["PYTHONHASHSEED"] == "0"
-    ours, *others = given["PYTHONPATH"].split(os.pathsep)
-    assert ours.endswith("parts/workload/python")
+    ours, torch, *others = given["PYTHONPATH"].split(os.pathsep)
+    assert ours.endswith("parts/workload/python") and torch.endswith("lockstep/python")
     assert others == [str(tmp_path / "code")]
     assert said["cwd"] == str(tmp_path / "worker")
     assert json.loads(said["argv"][4]) == {"width": 3}

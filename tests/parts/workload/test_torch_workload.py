@@ -38,14 +38,14 @@ def small(tmp_path_factory):
 @pytest.fixture(scope="module")
 def odd_models():
     """The same classes here."""
-    sys.path[:0] = [str(PYTHON), HERE]
+    sys.path[:0] = [*map(str, PYTHON), HERE]
     try:
         import odd_models
 
         yield odd_models
     finally:
-        sys.path.remove(str(PYTHON))
-        sys.path.remove(HERE)
+        for place in (*map(str, PYTHON), HERE):
+            sys.path.remove(place)
 
 
 def tokens(rows):

@@ -39,7 +39,8 @@ def model_id(odd):
 
 @pytest.fixture
 def module(monkeypatch):
-    monkeypatch.syspath_prepend(str(PYTHON))
+    for place in PYTHON:
+        monkeypatch.syspath_prepend(str(place))
     return lambda name: importlib.import_module(f"lockstep_worker.{name}")
 
 

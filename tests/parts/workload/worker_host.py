@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 PROJECT = Path(__file__).resolve().parents[3]
-PYTHON = PROJECT / "parts" / "workload" / "python"
+PYTHON = [PROJECT / "parts" / "workload" / "python", PROJECT / "lockstep" / "python"]
 WORKLOADS = PROJECT / "workloads"
 
 
@@ -32,7 +32,7 @@ class Host:
         self.folder, self.count = Path(folder), 0
         listening = socket.create_server(("127.0.0.1", 0))
         listening.settimeout(10)
-        paths = [PYTHON, WORKLOADS, folder, *paths]
+        paths = [*PYTHON, WORKLOADS, folder, *paths]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))}
         command = [sys.executable, "-m", "lockstep_worker.worker", "--factory", factory]
         command += ["--config-json", config if isinstance(config, str) else json.dumps(config)]

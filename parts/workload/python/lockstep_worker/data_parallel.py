@@ -16,9 +16,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from lockstep_torch import bits, bound_model
 from torch.nn.parallel import DistributedDataParallel
 
-from . import bits, jobs, packs, rows, state_blob, torch_bound
+from . import jobs, packs, rows, state_blob
 
 
 def main() -> None:
@@ -74,7 +75,7 @@ def take(
         first, end = count * rank // world, count * (rank + 1) // world
         mine = rows.cut(whole, first, end) if end > first else rows.cut(whole, 0, 1)
         optimizer.zero_grad()
-        loss = workload.loss(model, torch_bound.on_device(mine, device)) * (end - first) / count
+        loss = workload.loss(model, bound_model.on_device(mine, device)) * (end - first) / count
         (loss * world).backward()  # data parallel takes the mean over processes
         optimizer.step()
         whole_loss = loss.detach().clone()

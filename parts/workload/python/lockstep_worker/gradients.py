@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from lockstep_torch import bits
 
-from . import bits, frames, packs, rows
+from . import frames, packs, rows
 
 METHODS = {
     "begin": "gradient",

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from lockstep_torch import bits
 
 FORMAT = "burn-p2p-python-flattened-parameter-pack-v1"
 MANIFEST, VALUES = "manifest.json", "values.f32le"
@@ -114,7 +115,7 @@ def layout_of(state: Any, state_filter: dict | None, frozen_travel: bool = True)
                 layout.integers.append(name)
             elif key in frozen or not allows(state_filter, name):
                 layout.excluded.append(name)
-            elif (place := address(tensor)) in first:
+            elif (place := bits.address(tensor)) in first:
                 layout.tied[name] = first[place]
             else:
                 first[place] = name
@@ -197,15 +198,6 @@ def digest(tensors: Iterable[tuple[str, Any]]) -> str:
         hashed.update(json.dumps(facts).encode() + b"\n")
         hashed.update(raw(tensor))
     return hashed.hexdigest()
-
-
-def address(tensor: Any) -> Any:
-    """The same for two names of one tensor."""
-    if isinstance(tensor, np.ndarray):
-        return id(tensor)
-    if not tensor.numel() or tensor.is_meta:
-        return object()
-    return tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride()), str(tensor.device)
 
 
 def write(path: str | Path, layout: Layout, schema: str, state_filter: dict | None) -> None:

@@ -11,15 +11,13 @@ In a run file: `factory = "my_model:MyModel"`. burn_p2p's hosts can use the same
 worker of theirs too.
 """
 
-import os
 from collections.abc import Callable
 from typing import Any
 
-os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # or a GPU does not repeat itself
-
 import torch
+from lockstep_torch import bound_model
 
-from . import jobs, state_blob, torch_bound, torch_hooks
+from . import jobs, state_blob, torch_hooks
 from .rows import cut
 
 
@@ -66,9 +64,9 @@ class TorchWorkload(torch_hooks.TorchHooks):
         found = "cuda" if torch.cuda.is_available() else "cpu"
         return self.config.get("device", found)
 
-    def bind(self, seed: int, travels: Callable[[str], bool]) -> torch_bound.BoundModel:
+    def bind(self, seed: int, travels: Callable[[str], bool]) -> bound_model.BoundModel:
         """Build the model, to be bound to mapped arrays (gradients.py)."""
-        return torch_bound.BoundModel(self, seed, travels)
+        return bound_model.BoundModel(self, seed, travels)
 
     def init_model(self, device: str) -> torch.nn.Module:
         """A new model on a device."""
@@ -121,7 +119,7 @@ class TorchWorkload(torch_hooks.TorchHooks):
         for step in range(job["num_inner_steps"]):
             for group in optimizer.param_groups if rates is not None else ():
                 group["lr"] = rates[step]
-            rows = torch_bound.on_device(jobs.step_rows(job, step), device)
+            rows = bound_model.on_device(jobs.step_rows(job, step), device)
             losses.append(self.inner_step(model, optimizer, rows))
         model.train(was)
         return losses
@@ -140,7 +138,7 @@ class TorchWorkload(torch_hooks.TorchHooks):
         model.eval()
         with torch.no_grad():
             for start in range(0, count, size):
-                some = torch_bound.on_device(cut(rows, start, start + size), device)
+                some = bound_model.on_device(cut(rows, start, start + size), device)
                 total += float(self.row_losses(model, some).double().sum())
         model.train(was)
         return {"loss": total / count}

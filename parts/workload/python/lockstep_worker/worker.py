@@ -25,8 +25,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from lockstep_torch import bits
 
-from . import bits, frames, gradients, packs
+from . import frames, gradients, packs
 
 PROTOCOL_VERSION = 2
 BURN = ["artifact_path_io", "parameter_pack_export", "parameter_pack_import"]

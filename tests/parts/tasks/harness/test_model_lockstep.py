@@ -33,7 +33,7 @@ def test_tokens_that_the_model_does_not_have_begin_no_text_and_are_in_none(folde
 def test_lm_eval_knows_the_model_lockstep(folder):
     from lm_eval.api.registry import get_model
 
-    import lockstep.lm_eval  # noqa: F401 - registers it
+    import parts.tasks.lm_eval  # noqa: F401 - registers it
     from parts.tasks.lm_eval_model import LmEvalModel
 
     given = {"batch_size": "4", "device": "cuda:0"}  # as lm_eval's command line has it
@@ -49,7 +49,7 @@ def test_lm_eval_knows_the_model_lockstep(folder):
 def test_lm_evals_own_command_knows_the_model_lockstep(folder, tasks, monkeypatch, capsys):
     import lm_eval
 
-    from lockstep.lm_eval import main
+    from parts.tasks.lm_eval import main
 
     monkeypatch.setenv("DISABLE_MULTIPROC", "1")
     command = f"lm_eval run --model lockstep --model_args pretrained={folder}"

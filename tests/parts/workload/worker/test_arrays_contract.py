@@ -158,5 +158,6 @@ def test_arrays_of_any_width_come_out_of_their_words(rows_module):
 
 @pytest.fixture
 def rows_module(monkeypatch):
-    monkeypatch.syspath_prepend(str(PYTHON))
+    for place in PYTHON:
+        monkeypatch.syspath_prepend(str(place))
     return importlib.import_module("lockstep_worker.rows")

@@ -4,12 +4,16 @@ On a CPU a float32 parameter *is* the mapped memory, and its `.grad` too, so tha
 Parameters of another dtype, or on another device, travel as float32 and are copied.
 """
 
+import os
 from typing import Any
 
 import numpy as np
+
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # or a GPU does not repeat itself
+
 import torch
 
-from . import bits, packs
+from . import bits
 
 
 def on_device(rows: Any, device: torch.device) -> Any:
@@ -31,7 +35,7 @@ class Travelling:
         self.tied: dict[str, str] = {}
         first: dict[Any, str] = {}
         named = sorted(model.named_parameters(remove_duplicate=False))
-        places = {name: packs.address(parameter) for name, parameter in named}
+        places = {name: bits.address(parameter) for name, parameter in named}
         for name, parameter in named:
             if parameter.requires_grad and travels(name) and places[name] not in first:
                 first[places[name]] = name

@@ -1,8 +1,8 @@
 """`lockstep` as a model of lm-evaluation-harness: an exported folder in its command line and API.
 
-    python -m lockstep.lm_eval run --model lockstep --model_args pretrained=data/export --tasks ...
+    python -m parts.tasks.lm_eval run --model lockstep --model_args pretrained=data/export --tasks T
 
-    import lm_eval, lockstep.lm_eval
+    import lm_eval, parts.tasks.lm_eval
     lm_eval.simple_evaluate("lockstep", "pretrained=data/export", tasks=["arc_easy"])
 
 lm_eval finds no models of other packages by itself, so this module registers it as it is imported.
