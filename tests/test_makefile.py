@@ -14,7 +14,7 @@ from pipeline.stage.keys import PROJECT
 PYTHON = f"""#!/bin/sh
 case "$2" in
 json.tool) exec {sys.executable} "$@" ;;
-pipeline) ;;
+pipeline) case "$3" in whole) cat "$4" ;; esac ;;
 *) echo "unexpected: python $*"; exit 1 ;;
 esac
 """

@@ -14,6 +14,7 @@ from pydantic.json_schema import GenerateJsonSchema
 
 from pipeline.runfile.run import Run
 
+DESCRIPTION_OF_BASE = "A run file beside it, from which it says only what differs."
 MOST_VALUES = 8  # of a type cell of the reference
 INTRODUCTION = """\
 # The run file
@@ -36,7 +37,7 @@ class _WithoutTitles(GenerateJsonSchema):
 
 def json_schema() -> str:
     """Return the JSON Schema of a run file, draft 2020-12, as text."""
-    whole = {"$schema": _WithoutTitles.schema_dialect} | _schema()
+    whole = {"$schema": _WithoutTitles.schema_dialect} | _with_base(_schema())
     return json.dumps(whole, indent=2, ensure_ascii=False) + "\n"
 
 
@@ -47,6 +48,26 @@ def markdown() -> str:
 
 def _schema() -> dict:
     return _tidy(Run.model_json_schema(schema_generator=_WithoutTitles))
+
+
+def _with_base(schema: dict) -> dict:
+    """Return the schema of files that may have a `base`, with which no table need be whole."""
+    definitions = schema["$defs"]
+
+    def required(node: dict) -> dict:
+        """Take from a table, and from those within, what a whole file must have; return that."""
+        if "$ref" in node:
+            node = definitions[node["$ref"].rpartition("/")[2]]
+        if forms := node.get("anyOf"):
+            return {"anyOf": [required(form) for form in forms]}
+        within = {key: required(field) for key, field in node.get("properties", {}).items()}
+        within = {key: value for key, value in within.items() if value}
+        keys = {"required": node.pop("required")} if "required" in node else {}
+        return keys | ({"properties": within} if within else {})
+
+    schema["properties"]["base"] = {"type": "string", "description": DESCRIPTION_OF_BASE}
+    whole = required(schema)
+    return schema | {"if": {"not": {"required": ["base"]}}, "then": whole}
 
 
 def _tidy(node: Any) -> Any:

@@ -91,10 +91,10 @@ def _over(base: list[_Section], changes: list[_Section], file: Path) -> list[_Se
     (_, first, *rest), (top, *changed) = base, changes
     head = "\n".join(line for entry in top.entries for line in entry.above).rstrip()
     made = f"# Written whole from {file.name}, which has what differs from its base."
-    _, _, above = "\n".join(first.above).partition("\n\n")  # the base's own head is left out
+    own_head = [*first.above, ""].index("") + 1  # of the base, which is left out
     sections = [
         _Section("", [*head.splitlines(), "#", made, ""], "", []),
-        first._replace(above=[*above.splitlines(), ""]),
+        first._replace(above=first.above[own_head:]),
         *rest,
     ]
     replaced = set()

@@ -9,6 +9,7 @@ import pytest
 
 from pipeline.runfile import schema
 from pipeline.stage.keys import PROJECT
+from tests import tiny
 
 PARAMS = PROJECT / "params"
 OLDER = PROJECT / "tests" / "fixtures" / "psyche_older_spelling.toml"
@@ -73,7 +74,7 @@ def validator():
     return jsonschema.Draft202012Validator(whole)
 
 
-@pytest.mark.parametrize("path", [PARAMS / "run.toml", OLDER], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [*tiny.READY_RUNS, OLDER], ids=lambda path: path.name)
 def test_run_files_satisfy_the_schema(validator, path):
     assert list(validator.iter_errors(tomllib.loads(path.read_text()))) == []
 
@@ -96,6 +97,13 @@ def test_schema_refuses_what_the_loader_refuses(validator, table, key, value):
     for name in table:
         place = place[name]
     place[key] = value
+    assert not validator.is_valid(document)
+
+
+def test_a_file_without_a_base_must_be_whole(validator):
+    document = tomllib.loads((PARAMS / "faulty.toml").read_text())
+    assert validator.is_valid(document)
+    del document["base"]
     assert not validator.is_valid(document)
 
 
