@@ -32,6 +32,9 @@ if version("jaxlib").startswith("0.10."):
     QUICK += " --xla_cpu_use_fusion_emitters=false"
 
 
+# A test may kill a process; none cuts the power, and a disk takes milliseconds for each file.
+os.fsync = lambda descriptor: None
+
 # What JAX traces are millions of small objects, few of them in cycles: collect those seldom.
 gc.set_threshold(20_000)
 

@@ -13,6 +13,9 @@ from pipeline.stage.keys import PROJECT, STAGES
 
 OF_USERS = (PROJECT / "parts" / "workload" / "python", PROJECT / "lockstep" / "python")
 MOST_FILES, MOST_LINES, MOST_LINES_OF_A_FUNCTION = 16, 600, 60
+MOST_LINES_OF_A_ROOM = 2750
+# Docstrings that begin like this have lost the noun that they are about.
+NOUNLESS = re.compile(r"As of|Of (the|its|a|an)\b")
 PARTS_OF_A_MODEL = {"Attention", "Config", "Model"}  # each family of models/ has its own
 WITH_LONG_SIGNATURE = {"lockstep/simulation/simulate.py:simulate"}  # 31 lines are its arguments
 PYPROJECT = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
@@ -118,6 +121,57 @@ def test_no_room_has_more_files_than_a_reader_takes_in():
     rooms = Counter(path.parent for path in SOURCE if path.name != "__init__.py")
     full = {str(room.relative_to(PROJECT)): n for room, n in rooms.items() if n > MOST_FILES}
     assert not full
+
+
+def test_no_room_is_longer_than_a_reader_takes_in():
+    rooms = Counter()
+    for path in SOURCE:
+        rooms[path.parent.relative_to(PROJECT).as_posix()] += len(path.read_text().splitlines())
+    assert not {room: lines for room, lines in rooms.items() if lines > MOST_LINES_OF_A_ROOM}
+
+
+def test_no_file_imports_itself_by_way_of_others():
+    """Also inside rooms, where the layers of pyproject.toml do not look, and inside functions."""
+    name_of = {path: name_of_module(path) for path in SOURCE}
+    edges = {name_of[path]: imported_modules(path, {*name_of.values()}) for path in SOURCE}
+    while leaves := {name for name, to in edges.items() if not to & edges.keys()}:
+        edges = {name: to for name, to in edges.items() if name not in leaves}
+    assert not edges, "these files import each other, or what does"
+
+
+def name_of_module(path: Path) -> str:
+    return ".".join(path.relative_to(PROJECT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def imported_modules(path: Path, ours: set[str]) -> set[str]:
+    """The project's modules that a file imports at any time, but not for type checkers alone."""
+    module, found = ast.parse(path.read_text()), set()
+    for_types = {
+        id(node)
+        for branch in ast.walk(module)
+        if isinstance(branch, ast.If) and ast.unparse(branch.test).endswith("TYPE_CHECKING")
+        for node in ast.walk(branch)
+    }
+    for node in ast.walk(module):
+        if isinstance(node, ast.Import) and id(node) not in for_types:
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and id(node) not in for_types:
+            for alias in node.names:
+                whole = f"{node.module}.{alias.name}"
+                found.add(whole if whole in ours else node.module)
+    return found & ours - {name_of_module(path)}
+
+
+def test_a_docstring_says_what_it_is_about():
+    nameless = [
+        f"{path.relative_to(PROJECT).as_posix()}: {text.splitlines()[0]}"
+        for path in SOURCE
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        and (text := ast.get_docstring(node))
+        and NOUNLESS.match(text)
+    ]
+    assert not nameless
 
 
 def test_no_function_is_longer_than_a_page():

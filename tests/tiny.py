@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from functools import cache
 from itertools import accumulate
@@ -18,6 +18,7 @@ import pytest
 import tomlkit
 
 from pipeline import command_line, runfile
+from pipeline.stage import lock
 from pipeline.stage.devices import FLAGS
 from pipeline.stage.keys import PROJECT, RUN_FILE, STAGES
 
@@ -303,6 +304,23 @@ def keys_of(project: Path) -> dict[str, str]:
         "print(json.dumps({s: Keys(Path(RUN_FILE)).made(s) for s in STAGES}))"
     )
     return json.loads(run(project, sys.executable, "-c", program).splitlines()[-1])
+
+
+def in_common(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
+    """Return a folder that the first process of the tests to need it makes, for all of them.
+
+    Tests may read it, and change copies of it.
+    """
+    base = factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / f"{name}-in-common"
+    whole = folder.with_suffix(".whole")
+    with lock.hold(folder.with_suffix(".lock"), patience_seconds=600):
+        if not whole.exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            make(folder)
+            whole.touch()
+    return folder
 
 
 def sent(transcript: Path) -> list[dict]:

@@ -163,25 +163,18 @@ def endpoint(address: str, least: int = 1) -> str:
 
 
 class Heard(NamedTuple):
-    """A message of a peer's process.
+    """A message of a peer's process."""
 
-    place: The process, as its key says. connection: The connection it used. buffers: The message.
-    flaw: Why it is no message; empty if it is one.
-    """
-
-    place: Place
+    place: Place  # as its key says
     connection: bytes
     buffers: list[Buffer]
-    flaw: str = ""
+    flaw: str = ""  # why it is no message; empty if it is one
 
 
 class Hub:
     """The trainer's end: a socket that knows its peers by their keys.
 
-    Args:
-      address: tcp://HOST:PORT; port 0 is any free one.
-      secrets: The run's keys.
-      message_bytes: Size of the largest message that a peer may send.
+    Port 0 of the address is any free one. A peer may send messages of up to `message_bytes`.
     """
 
     def __init__(self, address: str, secrets: Secrets, message_bytes: int):
@@ -398,11 +391,11 @@ def _prepared(socket: zmq.Socket) -> zmq.Socket:
 
 
 class Door:
-    """Watches, in a thread, the connections that others make to a socket.
+    """A bound on the connections that the trainer has open with whoever knows no key.
 
-    Args:
-      listening: The socket, before it is bound.
-      most: How many connections may be open over which no peer has said anything.
+    ZeroMQ accepts all that come, and each costs a descriptor, and memory for one frame, until its
+    handshake ends. A thread watches the socket, which is not bound yet, and cuts off the oldest of
+    more than `most` connections over which no peer has spoken; a peer among them connects again.
     """
 
     def __init__(self, listening: zmq.Socket, most: int):

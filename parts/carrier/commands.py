@@ -25,6 +25,7 @@ def sidecar(
     wait: Annotated[
         float, typer.Option(min=0, help="Seconds after which it ends where no trainer is.")
     ] = 3600.0,
+    parent_pid: Annotated[int, typer.Option(hidden=True, help="End with this process.")] = 0,
 ) -> None:
     """Run the process of one peer of a run that trains on another host, until it ends."""
     from lockstep.machine import allocator
@@ -33,5 +34,12 @@ def sidecar(
     from parts.carrier import sidecar as process
 
     process.main(
-        connect, secret, peer, world_size=world_size, rank=rank, backend=backend, wait=wait
+        connect,
+        secret,
+        peer,
+        world_size=world_size,
+        rank=rank,
+        backend=backend,
+        wait=wait,
+        parent_pid=parent_pid,
     )

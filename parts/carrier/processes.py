@@ -30,25 +30,15 @@ MESSAGES_AT_ONCE = 4  # messages of each process that are taken between two look
 
 @dataclass
 class _Process:
-    """The state of a peer's process, as far as its trainer knows.
+    """State of a peer's process, as its trainer knows it."""
 
-    Attributes:
-      name: Random name that it gave itself; None until it has said hello.
-      child: The process, if this trainer started it.
-      fresh: Whether it was not asked anything since it came.
-      leaving: Whether it asked to leave.
-      gang: Address at which it can coordinate the processes of its peer, host:port.
-      starts: Number of times that it was started.
-      again: Time at which to start it again.
-    """
-
-    name: str | None = None
-    child: subprocess.Popen | None = None
-    fresh: bool = False
+    name: str | None = None  # random, its own choice; None until it has said hello
+    child: subprocess.Popen | None = None  # if this trainer started it
+    fresh: bool = False  # whether nobody has asked it anything since it came
     leaving: bool = False
-    gang: str = ""
+    gang: str = ""  # host:port where it can coordinate the processes of its peer
     starts: int = 0
-    again: float = 0.0
+    again: float = 0.0  # time at which to start it again
 
     def forget(self) -> None:
         """Forget who it is, until it says hello."""
@@ -71,24 +61,14 @@ class Processes(Carrier):
 
     All processes of a peer get its requests, and the first one's answer is the peer's. A peer is
     lost with any of them; those that it had then end, since they cannot go on without that one.
-
-    Attributes:
-      hub: The trainer's end of the channel.
-      folder: Folder of the logs.
-      spawned: Peers whose processes this carrier starts, and starts again when they end; others
-        connect by hand.
-      environment_of: Function from (peer, rank) to what a child's environment has beside the
-        trainer's.
-      backend: "cpu" or "cuda".
-      ranks: Number of processes of a peer.
     """
 
     hub: Hub
-    folder: Path
-    spawned: frozenset[int]
-    environment_of: Callable[[Place], dict[str, str]]
-    backend: str = "cpu"
-    ranks: int = 1
+    folder: Path  # of the logs
+    spawned: frozenset[int]  # peers that it starts, and starts again; others connect by hand
+    environment_of: Callable[[Place], dict[str, str]]  # what a child has beside the trainer's
+    backend: str = "cpu"  # or "cuda"
+    ranks: int = 1  # processes of a peer
     _of: dict[Place, _Process] = field(default_factory=dict)
     _open: dict[int, list[_Open]] = field(default_factory=dict, init=False)  # by rank
 
@@ -250,7 +230,7 @@ class Processes(Carrier):
         process.starts += 1
         peer, rank = place
         command = [sys.executable, "-m", f"{__package__}.sidecar"]
-        command += ["--parent-pid", str(os.getpid()), "--init-method", self.hub.address]
+        command += ["--parent-pid", str(os.getpid()), "--connect", self.hub.address]
         command += ["--backend", self.backend, "--world-size", str(self.ranks)]
         command += ["--secret", os.fspath(self.hub.secrets.path(peer))]
         command += ["--peer", str(peer), "--rank", str(rank)]

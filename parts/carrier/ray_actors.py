@@ -43,19 +43,12 @@ class PeerActor:
 
 @dataclass
 class _Actor:
-    """The state of a peer's actor, as far as its trainer knows.
-
-    Attributes:
-      handle: The actor.
-      hello: The call that tells its name; None once it has.
-      name: That name; None until then, and while the peer is lost.
-      fresh: Whether it was not asked anything since it came.
-    """
+    """State of a peer's actor, as its trainer knows it."""
 
     handle: ray.actor.ActorHandle
-    hello: ray.ObjectRef | None
-    name: str | None = None
-    fresh: bool = False
+    hello: ray.ObjectRef | None  # the call that tells its name; None once it has
+    name: str | None = None  # None until then, and while the peer is lost
+    fresh: bool = False  # whether nobody has asked it anything since it came
 
 
 class _Call(NamedTuple):
@@ -67,17 +60,11 @@ class _Call(NamedTuple):
 
 @dataclass
 class RayActors(Carrier):
-    """A carrier to actors; none asks to leave, since an actor is not told of its end.
+    """A carrier to actors; none asks to leave, since an actor is not told of its end."""
 
-    Attributes:
-      options: Options of each actor, as Ray takes them.
-      backend: "cpu" or "cuda".
-      reserved: Resources reserved for all of them, a bundle for each; or None.
-    """
-
-    options: dict
-    backend: str
-    reserved: PlacementGroup | None = None
+    options: dict  # of each actor, as Ray takes them
+    backend: str  # "cpu" or "cuda"
+    reserved: PlacementGroup | None = None  # a bundle of resources for each actor
     _of: dict[int, _Actor] = field(default_factory=dict)
     _open: dict[int, _Call] = field(default_factory=dict, init=False)
 
@@ -251,15 +238,13 @@ def start(
         "max_task_retries": 0,
         "runtime_env": runtime_env,
     }
-    carrier = RayActors(options, backend, _reserve(count, cluster) if strict else None)
+    # Where there is no room for the bundles yet, the actors wait for it.
+    bundles = [_bundle(cluster)] * count
+    reserved = placement_group(bundles, strategy=cluster.strategy) if strict else None
+    carrier = RayActors(options, backend, reserved)
     for peer in range(count):
         carrier.start(peer)
     return carrier
-
-
-def _reserve(count: int, cluster: RayCluster) -> PlacementGroup:
-    """Ask for a bundle for each peer; where there is no room yet, the actors wait for it."""
-    return placement_group([_bundle(cluster)] * count, strategy=cluster.strategy)
 
 
 def _bundle(cluster: RayCluster) -> dict[str, float]:

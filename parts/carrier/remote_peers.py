@@ -37,38 +37,25 @@ CaseResult = TypeVar("CaseResult")
 
 @dataclass(frozen=True)
 class Patience:
-    """Limits on a peer's time, in seconds.
+    """Limits on the time that a peer takes, in seconds."""
 
-    Attributes:
-      start: Time until its process has started.
-      answer: Time until it answers a request.
-      step: Time until it answers the request for a step.
-    """
-
-    start: float
-    answer: float
-    step: float
+    start: float  # until its process has started
+    answer: float  # until it answers a request
+    step: float  # until it answers the request for a step
 
 
 class Given(NamedTuple):
-    """A peer's answer as its operation gives it.
+    """A peer's answer, checked."""
 
-    values: The table that the operation gives. trees: Its arrays, by the names that were asked for.
-      seconds: How long it took, since the request was sent.
-    """
-
-    values: Any
-    trees: dict[str, Tree]
-    seconds: float
+    values: Any  # the table that the operation gives
+    trees: dict[str, Tree]  # by the names in the request's `like`
+    seconds: float  # since the request was sent
 
 
 class Asking:
     """The peers of a run behind a carrier: who is present, and what they answer.
 
-    Args:
-      carrier: The way to the processes.
-      count: How many peers there are; all are absent at first.
-      seconds: How long an answer may take.
+    All `count` peers are absent at first. An answer may take some `seconds`.
     """
 
     def __init__(self, carrier: Carrier, count: int, seconds: float):
@@ -109,9 +96,6 @@ class Asking:
         """Ask the present peers until each of `count` cases has a result, and return the results.
 
         `ask` takes the cases without a result, asks peers about some, and returns results by case.
-
-        Raises:
-          LockstepError: No peer is left.
         """
         results: dict[int, CaseResult] = {}
         while missing := [n for n in range(count) if n not in results]:
@@ -151,11 +135,7 @@ class Asking:
         return False
 
     def expect_any(self) -> None:
-        """Check that a peer is present.
-
-        Raises:
-          LockstepError: All peers are absent.
-        """
+        """Raise LockstepError if all peers are absent."""
         if not self.here:
             raise LockstepError(
                 "train: no peer's process is left, expected at least one to go on with; their "
@@ -181,13 +161,8 @@ class RemotePeers(Asking):
     that a process gives is believed where its hash is known: of what peers have alike it is that
     of most of them, of what a peer owns the one that it committed to.
 
-    Args:
-      setup: What the run computes with.
-      state: State to begin with.
-      carrier: The way to the processes.
-      patience: How long they may take.
-      keeps: Function from a round to whether the whole state is asked for after it.
-      absent: Peers that were absent when `state` was saved.
+    `keeps` tells of a round whether the whole state is asked for after it; `absent` are the peers
+    that were absent when `state`, with which training begins, was saved.
     """
 
     def __init__(  # noqa: PLR0913
@@ -329,11 +304,7 @@ class RemotePeers(Asking):
         step: int,
         ages: Mapping[int, int] | None = None,
     ) -> None:
-        """Apply, at every peer, the messages that the round decided on.
-
-        Raises:
-          LockstepError: No peer is left.
-        """
+        """Apply, at every peer, the messages that the round decided on."""
         older = ages or {}
         optimize = requests.Optimize(
             step=step,

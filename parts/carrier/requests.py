@@ -309,19 +309,12 @@ class Hello(Table):
 
 
 class Operation(NamedTuple):
-    """Contract of an operation.
-
-    Attributes:
-      takes: Table of its arguments.
-      arrays: The arrays of a request, in their order.
-      gives: Table of the answer's values.
-      answered: The arrays of an answer, in their order.
-    """
+    """What an operation takes and gives; arrays in their order."""
 
     takes: type[Table]
-    arrays: tuple[str, ...] = ()
+    arrays: tuple[str, ...] = ()  # of a request
     gives: type[Table] = Nothing
-    answered: tuple[str, ...] = ()
+    answered: tuple[str, ...] = ()  # arrays of an answer
 
 
 OPERATIONS = {
@@ -345,12 +338,9 @@ NAME_OF = {operation.takes: name for name, operation in OPERATIONS.items()}
 
 
 class Asked(NamedTuple):
-    """A request to a peer.
+    """A request to a peer."""
 
-    values: Arguments, as the table that the operation takes. arrays: Its arrays.
-    """
-
-    values: Table
+    values: Table  # as the operation takes it
     arrays: Sequence[np.ndarray] = ()
 
     @property
@@ -383,10 +373,7 @@ class Asked(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """Result of an operation.
+    """Result of an operation."""
 
-    values: Values of the answer, as the table that the operation gives. arrays: Its arrays.
-    """
-
-    values: Table = Nothing()
+    values: Table = Nothing()  # as the operation gives it
     arrays: Sequence[np.ndarray] = ()

@@ -15,9 +15,7 @@ import time
 import traceback
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, NamedTuple
-
-import typer
+from typing import TYPE_CHECKING, NamedTuple
 
 from lockstep.errors import LockstepError, brief, shown
 from parts.carrier.channel import Line, PeerSecret, endpoint
@@ -49,15 +47,11 @@ HEARTBEAT_SECONDS = 30  # a gang's process that says nothing for so long ends th
 
 
 class Rank(NamedTuple):
-    """A process's number among the processes of one peer.
+    """Which of the processes of one peer a process is."""
 
-    number: Number of this process; process 0 answers for all. count: Number of processes. address:
-      Address at which process 0 coordinates them, host:port; empty for the others.
-    """
-
-    number: int = 0
+    number: int = 0  # process 0 answers for all
     count: int = 1
-    address: str = ""
+    address: str = ""  # host:port where process 0 coordinates them; empty for the others
 
 
 class PeerProcess:
@@ -244,23 +238,22 @@ def end_by_signals() -> None:
 
 
 def main(
-    init_method: Annotated[str, typer.Option(help="The trainer's address, tcp://HOST:PORT.")],
-    secret: Annotated[
-        Path, typer.Option(envvar="LOCKSTEP_SECRET", help="File of the peer's secret.")
-    ],
-    peer: Annotated[
-        int | None, typer.Option(min=0, help="Number of the peer; its secret says which.")
-    ] = None,
-    parent_pid: Annotated[int, typer.Option(help="End with this process; 0: with none.")] = 0,
-    world_size: Annotated[int, typer.Option(min=1, help="Processes inside the peer.")] = 1,
-    rank: Annotated[int, typer.Option(min=0, help="This one among them.")] = 0,
-    backend: Annotated[str, typer.Option(help="What to compute on: cpu or cuda.")] = "cpu",
-    wait: Annotated[
-        float, typer.Option(min=0, help="Seconds after which it ends where no trainer is.")
-    ] = WAIT_SECONDS,
+    connect: str,
+    secret: Path,
+    peer: int | None = None,
+    *,
+    world_size: int = 1,
+    rank: int = 0,
+    backend: str = "cpu",
+    wait: float = WAIT_SECONDS,
+    parent_pid: int = 0,
 ) -> None:
-    """Run the process of one peer."""
-    address = endpoint(init_method)
+    """Be the process of one peer, with the options of `lockstep sidecar`.
+
+    Raises:
+      LockstepError: An option or the secret is not right, or there is no trainer.
+    """
+    address = endpoint(connect)
     theirs = PeerSecret.read(secret)
     if backend not in ("cpu", "cuda"):
         raise LockstepError(f"--backend {backend}, expected cpu or cuda")
@@ -297,11 +290,9 @@ def _free_address(trainer: str) -> str:
 
 
 if __name__ == "__main__":
-    from lockstep.machine import allocator
-    from parts.carrier import sidecar  # by the name that others import, so classes exist once
+    from parts.carrier.commands import app
 
-    allocator.tune()
     try:
-        typer.run(sidecar.main)
+        app()
     except (LockstepError, OSError) as error:
         sys.exit(f"error: {shown(str(error))}")

@@ -57,7 +57,7 @@ def plan(
     """Say what a run will take, before it runs: messages, disk, memory, and what runs again."""
     from lockstep.machine import allocator
     from pipeline import runfile
-    from pipeline.stage import reruns
+    from pipeline.stage import artifacts
     from pipeline.stage.artifacts import Paths
 
     allocator.tune()
@@ -74,6 +74,6 @@ def plan(
         allocator.trim_after_compiling()
         for line in planned.memory_lines(*of_run):
             logs.say(line)
-    for stage, reason in reruns.reasons(run, root).items():
+    for stage, reason in artifacts.rerun_reasons(run, root).items():
         said = "has its result" if reason is None else f"will run: {reason}"
         logs.say(f"{f'stage {stage}':<15}{said}")

@@ -18,7 +18,7 @@ from pipeline.preflight import packages, plan
 from pipeline.preflight.model import ATTEMPTS, ModelFiles, described, files_of_run, look
 from pipeline.preflight.row import CheckRow, Look, Mark, looked
 from pipeline.sources import dry_run
-from pipeline.stage import descriptors, reruns
+from pipeline.stage import artifacts, descriptors
 from pipeline.stage.artifacts import Paths
 from pipeline.tokens.tokenizer_files import OLDER, PIECES, TOKENIZER
 from pipeline.weights import bucket, earlier_run, hf
@@ -41,7 +41,7 @@ class Preflight:
         runtime = run.runtime.model_copy(update={"attempts": attempts})
         self.run = run.model_copy(update={"runtime": runtime})
         self.run_file, self.root = run_file, root
-        self.todo = {stage for stage, why in reruns.reasons(run_file, root).items() if why}
+        self.todo = {stage for stage, why in artifacts.rerun_reasons(run_file, root).items() if why}
         self._config = None  # the model's, where it is known before stage convert
         self._files: ModelFiles | None = None
         self._fetched = 0  # bytes of data elsewhere

@@ -1,4 +1,4 @@
-"""Files that are complete or absent: atomic writes, SHA-256, and the folder a stage leaves."""
+"""The folder that a stage leaves, whether it is current, and why a stage would run again."""
 
 import hashlib
 import json
@@ -13,8 +13,7 @@ from pathlib import Path
 
 from lockstep.errors import LockstepError
 from lockstep.files import read_json, sha256_file, write_bytes, write_json, writes
-from pipeline.stage import dvc_cache
-from pipeline.stage.keys import OUT, RUN_FILE, Keys, needs
+from pipeline.stage.keys import OUT, RUN_FILE, STAGES, Keys, needs
 
 METRICS = "metrics"
 # What a result can depend on besides the key; recorded for later comparison.
@@ -140,10 +139,10 @@ class Paths:
         """
         if not needs(self.stage):
             return False
-        for files in dvc_cache.folders(self.runs.parent.parent, made.name):
+        for files in cached_folders(self.runs.parent.parent, made.name):
             if self.problem(self.stage, files[made.name]) is None:
                 aside = self._aside()
-                dvc_cache.copy(files, aside)
+                copy_cached(files, aside)
                 if _damage(aside / made.name) is None:  # of the cache
                     _replace(aside, self.out(self.stage))
                     return True
@@ -289,3 +288,51 @@ def _replace(aside: Path, out: Path) -> None:
         os.replace(out, old)
     os.replace(aside, out)
     shutil.rmtree(old, ignore_errors=True)
+
+
+# ---- Results elsewhere, and those that are not current ----
+
+
+def cached_folders(project: Path, holding: str) -> Iterator[dict[str, Path]]:
+    """Yield the folders in DVC's cache that hold a file of that name: relative name -> cached file.
+
+    DVC stores a folder as a JSON list of {md5, relpath} named <md5>.dir, and each file by its MD5.
+    """
+    cache = project / ".dvc" / "cache" / "files" / "md5"
+    for path in cache.glob("*/*.dir"):
+        files = {file["relpath"]: file["md5"] for file in json.loads(path.read_text())}
+        cached = {name: cache / md5[:2] / md5[2:] for name, md5 in files.items()}
+        if holding in cached and all(file.is_file() for file in cached.values()):
+            yield cached
+
+
+def copy_cached(files: dict[str, Path], folder: Path) -> None:
+    """Copy a cached folder to a new one."""
+    for name, source in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, folder / name)
+
+
+def rerun_reasons(run: Path, root: Path) -> dict[str, str | None]:
+    """Return why each stage would run again; None for a stage that has a current result."""
+    return {stage: _rerun_reason(Paths(stage, run, root)) for stage in STAGES}
+
+
+def _rerun_reason(paths: Paths) -> str | None:
+    stage, made = paths.stage, paths.root / paths.keys.made(paths.stage)
+    if paths.is_made(stage):
+        return None
+    if made.is_file():
+        return f"its result is {paths.problem(stage, made)}"
+    if any(cached_folders(paths.runs.parent.parent, made.name)):
+        return "its result is not here, but may be in DVC's cache"
+    earlier = next(iter(sorted(paths.out(stage).glob("made-*.json"))), None)
+    if earlier is None:
+        return "it has no result yet"
+    try:
+        before = read_made(earlier)["content"]
+    except (LockstepError, KeyError):
+        return "its result is damaged, or of an older release"
+    now = paths.keys.content(stage)
+    changed = [name for name in before | now if before.get(name) != now.get(name)]
+    return f"changed since its result: {', '.join(changed)}"

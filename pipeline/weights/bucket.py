@@ -1,21 +1,34 @@
 """Google Cloud Storage: a model read by the generations in its manifest, an export pushed as one.
 
-The manifest (manifest.py) is written last and names a generation of each file. So in a bucket with
-object versioning its readers get one whole checkpoint, whatever was written since. Credentials come
-from the environment, as Google's own tools find them; without any, public buckets can be read.
+The manifest says which versions of which files make up a checkpoint:
+
+    {"metadata": {"timestamp": ..., "epoch": ..., "step": ..., "run_id": ...},
+     "files": [{"filename": ..., "generation": ..., "size_bytes": ...}, ...]}
+
+A generation is one version of an object. The format is Psyche's, whose `files` are only the
+weights; `companions`, in the same format, is ours, and Psyche ignores it. The manifest is written
+last. So in a bucket with object versioning its readers get one whole checkpoint, whatever was
+written since. Credentials come from the environment, as Google's own tools find them; without any,
+public buckets can be read.
 """
 
+import json
 import logging
 import re
 from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime
 from functools import partial
 from io import BytesIO
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
 
 from lockstep.errors import LockstepError
 from lockstep.files import write_json, writes
 from lockstep.machine.progress import Progress
-from lockstep.tables.table import Table
+from lockstep.tables.explain import validate_json
+from lockstep.tables.table import AsTuple, Table
 from lockstep.transcript.tensorfile import TensorFile
 from pipeline import runfile
 from pipeline.net import checksum, store
@@ -25,13 +38,87 @@ from pipeline.net.remote import Origin
 from pipeline.net.store import Transfer
 from pipeline.runfile import Network
 from pipeline.stage import lock
-from pipeline.weights import hf, manifest
-from pipeline.weights.manifest import FileVersion
+from pipeline.weights import hf
 
 log = logging.getLogger(__name__)
 
 NETWORK = Network()  # limits of time and attempts of a push
+MANIFEST = "manifest.json"
 MANIFEST_BYTES = 2**24  # upper bound: a manifest is read into memory
+Natural = Annotated[int, Field(ge=0)]
+
+
+# ---- The manifest ----
+
+
+class FileVersion(Table):
+    """One version of a file."""
+
+    filename: str
+    """Name of the file in the manifest's folder."""
+    generation: Annotated[int, Field(ge=1)]
+    """Version in the bucket."""
+    size_bytes: Natural
+    """Size in bytes."""
+
+
+class Metadata(Table, extra="ignore"):
+    """The checkpoint, as far as a reader needs to know it."""
+
+    step: Natural
+    """Last trained step."""
+
+
+class Manifest(Table, extra="ignore"):
+    """The keys of a manifest that a reader uses; other programs may write more."""
+
+    metadata: Metadata
+    """The checkpoint."""
+    files: Annotated[tuple[FileVersion, ...], AsTuple, Field(min_length=1)]
+    """The weights."""
+    companions: Annotated[tuple[FileVersion, ...], AsTuple] | None = None
+    """Other files of the model; absent from Psyche's manifests."""
+
+
+def _parse(content: bytes, where: str) -> Manifest:
+    """Parse a manifest, which errors call `where`.
+
+    Raises:
+      LockstepError: The manifest is invalid, or names a file that cannot be weights in its folder.
+    """
+    manifest = validate_json(Manifest, content, where)
+    names = [entry.filename for entry in manifest.files]
+    for number, name in enumerate(names):
+        if not re.fullmatch(hf.SHARD, name):
+            raise LockstepError(
+                f"{where}: files[{number}].filename is {name!r}, expected a safetensors file in "
+                "the same folder"
+            )
+        if names.count(name) > 1 or (name == hf.WEIGHTS and len(names) > 1):
+            raise LockstepError(
+                f"{where}: files[{number}].filename is {name!r}, expected {hf.WEIGHTS} alone, or "
+                "each of several shards once"
+            )
+    return manifest
+
+
+def _render(
+    step: int, epoch: int, run: str, files: Sequence[FileVersion], companions: Sequence[FileVersion]
+) -> str:
+    """Return the text of a manifest of weights and their companions; arguments as in `push`."""
+    metadata = {
+        "client_id": "lockstep",  # required by some of Psyche's releases
+        "timestamp": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "epoch": epoch,
+        "step": step,
+        "run_id": run,
+    }
+    document = {
+        "metadata": metadata,
+        "files": [file.model_dump() for file in files],
+        "companions": [file.model_dump() for file in companions],
+    }
+    return json.dumps(document, indent=2) + "\n"
 
 
 # ---- Reading ----
@@ -64,12 +151,12 @@ def download(
     prefix, remote, model = repo.prefix or "", _folder(repo, network), find(repo, cache, network)
     if model.generation is None:
         log.warning(
-            f"convert: warning: {remote.name} has no {manifest.NAME}: its files as of today "
+            f"convert: warning: {remote.name} has no {MANIFEST}: its files as of today "
             "are read; `lockstep pin` holds the run to them"
         )
     elif repo.generation is None:
         log.warning(
-            f"convert: warning: {remote.name}/{manifest.NAME} is generation {model.generation} "
+            f"convert: warning: {remote.name}/{MANIFEST} is generation {model.generation} "
             "today; set generation to that, so that the run stays the same"
         )
     fetched = _fetch(remote, model.files, cache, network)
@@ -109,9 +196,9 @@ def _look(
     remote: BucketFolder, generation: int | None, cache: Path, network: Network
 ) -> BucketModel:
     """Return the files that a generation of the manifest names; without one, the folder's."""
-    found, step = remote.find(manifest.NAME, generation), None
+    found, step = remote.find(MANIFEST, generation), None
     if found is None and generation is not None:
-        raise _missing(remote, manifest.NAME, generation)
+        raise _missing(remote, MANIFEST, generation)
     if found is None:
         files = _by_listing(remote)
     else:
@@ -129,11 +216,11 @@ def _by_manifest(
     remote: BucketFolder, found: BucketFile, cache: Path, network: Network
 ) -> tuple[dict[str, BucketFile], int]:
     """Return the files that a manifest names, each at its generation, and the manifest's step."""
-    where, origin = f"{remote.name}/{manifest.NAME}", remote.origin(manifest.NAME, found)
+    where, origin = f"{remote.name}/{MANIFEST}", remote.origin(MANIFEST, found)
     if origin.size > MANIFEST_BYTES:
         raise LockstepError(f"{where}: {origin.size} bytes, expected at most {MANIFEST_BYTES}")
-    (stored,) = _fetch(remote, {manifest.NAME: origin}, cache, network).values()
-    content = manifest.parse(stored.path.read_bytes(), where)
+    (stored,) = _fetch(remote, {MANIFEST: origin}, cache, network).values()
+    content = _parse(stored.path.read_bytes(), where)
     small = [file for file in content.companions or () if file.filename in hf.SMALL]
     files = {file.filename: _version(remote, file) for file in (*content.files, *small)}
     if content.companions is None:
@@ -150,7 +237,7 @@ def _version(remote: BucketFolder, file: FileVersion) -> BucketFile:
     if int(found.size) != file.size_bytes:
         raise LockstepError(
             f"{remote.name}/{file.filename}: generation {file.generation} has {found.size} bytes, "
-            f"expected {file.size_bytes} as {manifest.NAME} says"
+            f"expected {file.size_bytes} as {MANIFEST} says"
         )
     return found
 
@@ -222,14 +309,14 @@ def push(
     remote = BucketFolder(bucket, folder, NETWORK, expected, pushes=True)
     weights = [file for file in files if file.suffix == ".safetensors"]
     companions = [file for file in files if file.suffix != ".safetensors"]
-    newest = {name: remote.find(name, None) for name in (*(f.name for f in files), manifest.NAME)}
+    newest = {name: remote.find(name, None) for name in (*(f.name for f in files), MANIFEST)}
     with Progress("push", total=sum(file.stat().st_size for file in files), unit="byte") as bar:
         sent = [
             _send(remote, file, newest[file.name], bar.advance) for file in [*weights, *companions]
         ]
-    text = manifest.render(step, epoch, run, sent[: len(weights)], sent[len(weights) :])
-    content, before = BytesIO(text.encode()), _generation(newest[manifest.NAME])
-    return remote.put(manifest.NAME, content, before, lambda count: None, "application/json")
+    text = _render(step, epoch, run, sent[: len(weights)], sent[len(weights) :])
+    content, before = BytesIO(text.encode()), _generation(newest[MANIFEST])
+    return remote.put(MANIFEST, content, before, lambda count: None, "application/json")
 
 
 def _send(

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from lockstep.errors import LockstepError
 from lockstep.files import read_json, sha256_file, write_json
-from pipeline.stage import artifacts, dvc_cache
+from pipeline.stage import artifacts
 from pipeline.stage.artifacts import Paths
 
 # data/init/earlier/ holds the final state of the run that is extended; this file, its position
@@ -64,7 +64,7 @@ def _stored(key: str, paths: Paths) -> Path:
     if isinstance(found, Path):
         shutil.copytree(found, aside)
     else:
-        dvc_cache.copy(found, aside)
+        artifacts.copy_cached(found, aside)
     aside.rename(copied)
     return copied
 
@@ -79,7 +79,7 @@ def find(key: str, paths: Paths) -> Path | dict[str, Path]:
     for folder in (copied, paths.out("train")):
         if (folder / made).is_file():
             return folder
-    files = next(dvc_cache.folders(paths.runs.parent.parent, made), None)
+    files = next(artifacts.cached_folders(paths.runs.parent.parent, made), None)
     if files is None:
         raise LockstepError(
             f"model.LLM.checkpoint.Run: {key}, expected the key of a finished run: no {made} "

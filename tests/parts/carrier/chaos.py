@@ -28,7 +28,6 @@ from parts.carrier.channel import PART_BYTES
 from tests import tiny
 from tests.parts.carrier.tap import COMMAND, GREETING, HARMS, Tap, stranger
 
-ANSWER_SECONDS = 6.0
 PATIENCE = 120.0  # for the next rounds after an event: starting over takes most of it
 GAVE_UP = "no peer's process is left"  # "the same command goes on"
 EVENTS = ("kill", "crowd", "stop", "harm", "slow", "leave", "cut", "drop", "delay", "trainer")
@@ -46,8 +45,10 @@ def free_port() -> int:
 class Chaos:
     """A training in a folder, and what goes wrong with it; `seed` repeats that."""
 
-    def __init__(self, folder: Path, seed: int, rounds: int, peers: int = 4):
-        self.peers = range(peers)
+    def __init__(
+        self, folder: Path, seed: int, rounds: int, peers: int, answer_seconds: float = 6.0
+    ):
+        self.peers, self.answer_seconds = range(peers), answer_seconds
         self.rng, self.folder, self.root = random.Random(seed), folder, folder / "root"
         self.counts: Counter[str] = Counter()
         port = free_port()
@@ -67,7 +68,7 @@ class Chaos:
             runtime__carrier="processes",
             runtime__by_hand=list(BY_HAND),
             runtime__listen=f"127.0.0.1:{port}",
-            runtime__answer_seconds=ANSWER_SECONDS,
+            runtime__answer_seconds=answer_seconds,
         )
         tiny.write_run(self.run_file, document)
         self.taps = {peer: Tap(port) for peer in BY_HAND}
@@ -165,7 +166,7 @@ class Chaos:
             os.kill(pid, signal.SIGKILL if kind == "kill" else signal.SIGTERM)
             return
         os.kill(pid, signal.SIGSTOP)
-        time.sleep(ANSWER_SECONDS + 1 if kind == "stop" else self.rng.uniform(0.1, 1.0))
+        time.sleep(self.answer_seconds + 1 if kind == "stop" else self.rng.uniform(0.1, 1.0))
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
 

@@ -10,15 +10,18 @@ from tests.parts.carrier.test_remote_peers import never_twice
 
 
 @pytest.mark.parametrize(
-    ("seed", "events", "rounds", "peers"),
-    [(0, 10, 120, 4), *(pytest.param(s, 25, 400, 4 + s, marks=pytest.mark.soak) for s in range(4))],
+    ("seed", "events", "rounds", "kinds", "answer_seconds"),
+    [
+        (0, 5, 60, ("kill", "crowd", "harm", "cut", "trainer"), 12.0),
+        *(pytest.param(s, 25, 400, EVENTS, 6.0, marks=pytest.mark.soak) for s in range(4)),
+    ],
 )
 def test_whatever_happens_to_processes_none_outlives_its_trainer_and_the_audit_accepts(
-    tmp_path, seed, events, rounds, peers
+    tmp_path, seed, events, rounds, kinds, answer_seconds
 ):
-    chaos = Chaos(tmp_path, seed, rounds, peers)
+    chaos = Chaos(tmp_path, seed, rounds, 4 + seed, answer_seconds)
     try:
-        chaos.go(events, EVENTS)
+        chaos.go(events, kinds)
     except AssertionError as error:
         raise AssertionError(
             f"seed {seed}: {error}\n{(tmp_path / 'log.txt').read_text()}"

@@ -183,7 +183,7 @@ def settings(cluster: Cluster, folder, carrier: str, **changes: object) -> dict:
 def test_a_cluster_that_loses_a_node_and_gains_one_finishes_and_its_audit_accepts(
     cluster, tmp_path
 ):
-    run_file = settings(cluster, tmp_path, "ray", config__total_steps=150)
+    run_file = settings(cluster, tmp_path, "ray", config__total_steps=60)
     root = tmp_path / "root"
 
     def rounds() -> int:
@@ -206,7 +206,7 @@ def test_a_cluster_that_loses_a_node_and_gains_one_finishes_and_its_audit_accept
     thread.join(60)
     transcript = Transcript(root / "data/trained/transcript")
     never_twice(transcript)
-    assert len(transcript.rounds) == 150
+    assert len(transcript.rounds) == 60
     assert len({peer for entry in transcript.rounds for peer in entry.evidence.silent}) == 1
     assert read_json(root / "data/verdict/verdict.json")["accepted"]
 

@@ -5,12 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from tests import tiny
+from tests.parts.publication import published_run
 from tests.parts.publication.published_run import Published
 
 
 @pytest.fixture(scope="session")
 def published(tmp_path_factory) -> Published:
-    return Published(tmp_path_factory.mktemp("published"))
+    return Published(tiny.in_common(tmp_path_factory, "published", published_run.make))
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cached_property
 from pathlib import Path
 
 import pytest
@@ -40,22 +39,18 @@ LIMITS = Limits(1, Network(attempts=2, stall_seconds=1))
 
 
 class Published:
-    """A finished tiny run, and its publication."""
+    """A finished tiny run, and its publication.
+
+    `whole` is the same with all windows, so that a forger may change what the draw follows.
+    """
 
     def __init__(self, folder: Path):
         self.run_file, self.root = folder / "run.toml", folder / "root"
-        self.data = tiny.write_data(folder / "tokens")
-        self.folder = folder / "published"
-        tiny.write_run(self.run_file, tiny.run_document(self.data))
-        tiny.make(self.run_file, self.root, *STAGES, layout.REPORT)
-        publish.write(self.folder, self.run_file, self.root, 1, None)
-
-    @cached_property
-    def whole(self) -> Path:
-        """The same with all windows, so that a forger may change what the draw follows."""
-        folder = self.folder.with_name("whole")
-        publish.write(folder, self.run_file, self.root, 4, None)
-        return folder
+        self.data, self.folder, self.whole = (
+            folder / "tokens",
+            folder / "published",
+            folder / "whole",
+        )
 
     def of_another_seed(self, folder: Path) -> Path:
         """Return the whole publication of a run that began with other fresh weights."""
@@ -67,6 +62,15 @@ class Published:
         tiny.make(run_file, folder / "root", *STAGES, layout.REPORT)
         publish.write(folder / "whole", run_file, folder / "root", 4, None)
         return folder / "whole"
+
+
+def make(folder: Path) -> None:
+    """Train and publish in a folder what `Published` then finds there."""
+    there = Published(folder)
+    tiny.write_run(there.run_file, tiny.run_document(tiny.write_data(there.data)))
+    tiny.make(there.run_file, there.root, *STAGES, layout.REPORT)
+    publish.write(there.folder, there.run_file, there.root, 1, None)
+    publish.write(there.whole, there.run_file, there.root, 4, None)
 
 
 def verify(source: Path | str, **asked: object):

@@ -16,15 +16,26 @@ OPENING = "transcript/snapshots/00000"
 
 
 def bundles(folder: Path, **changes: object) -> tuple[dict, dict[str, Path]]:
-    """Trains and audits a run; leaves its verdict and, elsewhere, its bundles, and nothing else."""
+    """Train and audit a run; return its verdict and its bundles by name."""
+    make_bundles(folder, **changes)
+    return bundles_of(folder)
+
+
+def bundles_of(folder: Path) -> tuple[dict, dict[str, Path]]:
+    """Return the verdict and the bundles that `make_bundles` left."""
+    paths = sorted((folder / "elsewhere").iterdir())
+    return read_json(folder / "verdict.json"), {path.name: path for path in paths}
+
+
+def make_bundles(folder: Path, **changes: object) -> None:
+    """Train and audit a run; leave its verdict and, elsewhere, its bundles, and nothing else."""
     run_file, root, kept = folder / "run.toml", folder / "root", folder / "elsewhere"
     tiny.write_run(run_file, tiny.run_document(tiny.write_data(folder / "tokens"), **changes))
     tiny.make(run_file, root, "download", "convert", "train", "witness")
-    verdict = read_json(root / "data/verdict/verdict.json")
+    shutil.copy(root / "data/verdict/verdict.json", folder)
     shutil.copytree(root / "data/verdict/bundles", kept)
     for gone in (root, folder / "tokens"):
         shutil.rmtree(gone)
-    return verdict, {path.name: path for path in sorted(kept.iterdir())}
 
 
 def replay(path: Path, **environment: str) -> subprocess.CompletedProcess:

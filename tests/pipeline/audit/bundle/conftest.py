@@ -1,18 +1,20 @@
 """One run for all tests of bundles, in which a peer's sign is flipped."""
 
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests import tiny
-from tests.pipeline.audit.bundle.bundled_run import FLIP, bundles
+from tests.pipeline.audit.bundle.bundled_run import FLIP, bundles_of, make_bundles
 
 
 @pytest.fixture(scope="session")
 def flipped(tmp_path_factory) -> tuple[dict, dict[str, Path]]:
     """One of two peers sends the negative of its message, and nobody verifies."""
-    return bundles(tmp_path_factory.mktemp("flipped"), faults__schedule=[FLIP])
+    make = partial(make_bundles, faults__schedule=[FLIP])
+    return bundles_of(tiny.in_common(tmp_path_factory, "flipped", make))
 
 
 @pytest.fixture(autouse=True)

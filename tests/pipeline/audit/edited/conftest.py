@@ -1,10 +1,13 @@
 """Two trained runs for all tests of edited transcripts: a plain one, and an eventful one."""
 
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from lockstep.transcript.transcript import Transcript
+from tests import tiny
 from tests.lockstep.swarm.simulated import BY_TIME, lab, run_of
 from tests.pipeline.audit.edited.audited_run import (
     Audited,
@@ -21,9 +24,9 @@ from tests.pipeline.audit.edited.audited_run import (
 @pytest.fixture(scope="session")
 def audited(tmp_path_factory) -> Audited:
     """An honest run of 8 rounds, snapshots after 0, 4 and 8."""
-    folder, run = tmp_path_factory.mktemp("audited"), run_of("signs", verified=True)
-    lab("signs").train(run, folder)
-    return Audited(run, folder)
+    run = run_of("signs", verified=True)
+    make = partial(lab("signs").train, run)
+    return Audited(run, tiny.in_common(tmp_path_factory, "audited", make))
 
 
 @pytest.fixture(scope="session")
@@ -37,8 +40,8 @@ def eventful(tmp_path_factory) -> Audited:
     ]
     times = {**BY_TIME, "witness_nodes": 0, "total_steps": 12}
     run = run_of("signs", *faults, verified=True, **times)
-    folder = tmp_path_factory.mktemp("eventful")
-    entries = lab("signs").train(run, folder).transcript.rounds
+    folder = tiny.in_common(tmp_path_factory, "eventful", partial(lab("signs").train, run))
+    entries = Transcript(folder).rounds
     for there in (with_late, with_other, with_ruling, with_silent, with_joined, with_checks):
         assert any(there(flat(entry.model_dump(mode="json"))) for entry in entries), there
     return Audited(run, folder)
