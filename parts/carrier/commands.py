@@ -1,10 +1,15 @@
-"""The command `lockstep sidecar`. Nothing heavy is imported before it runs."""
+"""The command `lockstep sidecar`. Nothing heavy is imported before it runs.
 
+Stage train starts it as `python -m parts.carrier.commands`, without the other commands.
+"""
+
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from lockstep.errors import LockstepError, shown
 from pipeline.command_line import IN_PROGRESS
 
 app = typer.Typer()
@@ -43,3 +48,10 @@ def sidecar(
         wait=wait,
         parent_pid=parent_pid,
     )
+
+
+if __name__ == "__main__":
+    try:
+        app()
+    except (LockstepError, OSError) as error:
+        sys.exit(f"error: {shown(str(error))}")

@@ -229,7 +229,7 @@ class Processes(Carrier):
         process = self._of.setdefault(place, _Process())
         process.starts += 1
         peer, rank = place
-        command = [sys.executable, "-m", f"{__package__}.sidecar"]
+        command = [sys.executable, "-m", f"{__package__}.commands"]
         command += ["--parent-pid", str(os.getpid()), "--connect", self.hub.address]
         command += ["--backend", self.backend, "--world-size", str(self.ranks)]
         command += ["--secret", os.fspath(self.hub.secrets.path(peer))]

@@ -1,4 +1,4 @@
-"""The process of one peer: `python -m parts.carrier.sidecar`, which stage train starts.
+"""The process of one peer, which stage train starts, or somebody by `lockstep sidecar`.
 
 It keeps the peer's state, does what the trainer asks for and answers; docs/reference/sidecar.md.
 It ends on request, together with the trainer that started it, or after long without a trainer. On
@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NamedTuple
 
-from lockstep.errors import LockstepError, brief, shown
+from lockstep.errors import LockstepError, brief
 from parts.carrier.channel import Line, PeerSecret, endpoint
 from parts.carrier.requests import (
     AnswerHeader,
@@ -287,12 +287,3 @@ def _free_address(trainer: str) -> str:
     with socket.socket() as free:
         free.bind((here, 0))
         return f"{here}:{free.getsockname()[1]}"
-
-
-if __name__ == "__main__":
-    from parts.carrier.commands import app
-
-    try:
-        app()
-    except (LockstepError, OSError) as error:
-        sys.exit(f"error: {shown(str(error))}")

@@ -121,7 +121,7 @@ LIES = '''
 """Python imports this at the start of each process; that of peer 0 then lies."""
 import sys
 
-if "parts.carrier.sidecar" in sys.orig_argv and "--peer 0" in " ".join(sys.orig_argv):
+if "parts.carrier.commands" in sys.orig_argv and "--peer 0" in " ".join(sys.orig_argv):
     import numpy as np
     from parts.carrier.requests import Hashed
     from parts.carrier.sidecar import PeerProcess
