@@ -16,7 +16,7 @@ from pathlib import Path
 
 from lockstep.machine.progress import Progress
 from pipeline.net import store
-from pipeline.net.remote import Origin
+from pipeline.net.origin import Origin
 from pipeline.runfile import Network
 
 REPEATS = 5

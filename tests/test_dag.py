@@ -41,8 +41,9 @@ def imports(file: Path) -> set[Path]:
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{file}: a relative import"
-            names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+            around = file.relative_to(PROJECT).parts[: -node.level] if node.level else ()
+            module = ".".join(filter(None, [*around, node.module]))  # net/ has relative imports
+            names |= {module} | {f"{module}.{alias.name}" for alias in node.names}
     found = offered_to(file)
     for name in names:
         parts = name.split(".")

@@ -14,7 +14,7 @@ import pytest
 from lockstep import errors
 from lockstep.errors import LockstepError
 from parts.carrier.requests import FrameError
-from pipeline.net import limits, retry
+from pipeline.net import limits
 from pipeline.runfile import Network
 from pipeline.sources.rows import parquet
 from pipeline.stage.keys import PROJECT
@@ -53,7 +53,7 @@ def in_time() -> Iterator[None]:
 def in_haste(monkeypatch):
     """Waits of hundredths of a second between attempts, and listings that soon are long."""
     brief = lambda seconds, cancelled: cancelled.wait(min(seconds, 0.02))  # noqa: E731
-    monkeypatch.setattr(retry, "pause", brief)
+    monkeypatch.setattr(limits, "pause", brief)
     monkeypatch.setattr(limits, "LISTING_PAGES", 9)
     monkeypatch.setattr(limits, "LISTING_BYTES", 2**16)
     monkeypatch.setattr(parquet, "LEAST_NUMBERS", 2**16)  # so that bombs may be small

@@ -173,7 +173,7 @@ def _attest(
 
 def _outcome(error: LockstepError) -> VerifyOutcome:
     """Return what a publication comes to that is not known to agree with itself."""
-    from pipeline.net.retry import NotFetchedError
+    from pipeline.net.limits import NotFetchedError
 
     if isinstance(error, RequestError):
         return VerifyOutcome.NOT_ASKED
@@ -221,13 +221,13 @@ def _verify(
     from parts.publication import aside, draws, fetch, signature, statement
     from parts.publication.layout import PROOF
     from pipeline.audit import given_bundle
-    from pipeline.net import retry
+    from pipeline.net.limits import told
     from pipeline.stage import devices, given_files, logs
 
     logs.to_stdout("WARNING")
     data, folder, place = root / "data", None, None
     try:
-        with redirect_stdout(sys.stderr), retry.told():
+        with redirect_stdout(sys.stderr), told():
             found = fetch.find(source, data / "store", limits, signed=asks.key is not None)
             if seen is not None:
                 seen.append(found)

@@ -17,8 +17,8 @@ from lockstep.machine.progress import Progress, size
 from lockstep.tables.explain import validate_json
 from parts.publication import layout
 from parts.publication.layout import MANIFEST, SIGNATURE, Publication, PublishedFile
-from pipeline.net import addresses, hub_files, store, web
-from pipeline.net.remote import Origin
+from pipeline.net import hub_files, remote, store, web
+from pipeline.net.origin import Origin
 from pipeline.net.store import Transfer
 from pipeline.runfile import Network
 from pipeline.stage.given_files import check_regular, expand, unchanged, walk
@@ -116,7 +116,7 @@ def _in_folder(folder: Path, limits: Limits) -> Found:
 
 
 def _on_web(address: str, cache: Path, limits: Limits, signed: bool) -> Found:
-    request = addresses.resolve_web(_below(address, MANIFEST))
+    request = remote.resolve_web(_below(address, MANIFEST))
     request = request._replace(expected="a publication of `lockstep publish`")
     _say_what_is_asked(request.name, limits.network)
     pages = web.Pages(limits.network, MOST_BYTES[MANIFEST])
@@ -125,7 +125,7 @@ def _on_web(address: str, cache: Path, limits: Limits, signed: bool) -> Found:
     _check(publication, request.name, None, limits)
     signature = None
     if signed:
-        request = addresses.resolve_web(_below(address, SIGNATURE))
+        request = remote.resolve_web(_below(address, SIGNATURE))
         request = request._replace(expected="a signature of `lockstep publish --sign`")
         signature = web.Pages(limits.network, MOST_BYTES[SIGNATURE]).content(request)
 

@@ -46,8 +46,8 @@ from pipeline.again.outputs import (
     Made,
     PublishedFile,
 )
+from pipeline.net.host import check_name
 from pipeline.stage import artifacts
-from pipeline.stage.given_files import check_name
 from pipeline.stage.keys import STAGES
 
 MANIFEST = f"{PROOF}/publication.json"

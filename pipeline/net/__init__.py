@@ -1,1 +1,4 @@
-"""One file at an address: requests, retries, credentials, the content store and streams."""
+"""Files at any address: requests, retries, credentials, a store of contents, and streams.
+
+It imports nothing of Lockstep: README.md says how to use it alone.
+"""

@@ -9,17 +9,15 @@ import os
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from lockstep.errors import HIDDEN, LockstepError, brief, hide, keep_secret, reveals
-from pipeline import extras
-from pipeline.net import limits, redact
-from pipeline.net.connection import check_online
-from pipeline.net.retry import TransientError, UnnamedVersionError, UnreachableError
-from pipeline.runfile import Network
+from . import limits
+from .host import HIDDEN, NetError, brief, hide, keep_secret, lacking, message, reveals
+from .limits import NetSettings, TransientError, UnnamedVersionError, UnreachableError
+from .web import check_online
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -30,6 +28,7 @@ SECRETS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 REQUEST_BYTES, LEAST_REQUEST_BYTES = 2**24, 2**16
 SETUP_SECONDS = 60.0  # the most that finding credentials may take
 LONGEST_TAG = 1024  # characters
+S3_PIECE_BYTES = 2**16  # of a listing, read at once
 # Where file systems put a file's version, in the order in which it is looked for.
 TAGS = ("ETag", "etag", "mtime", "LastModified", "last_modified", "modificationTime", "created")
 
@@ -40,7 +39,7 @@ def find_file_system(url: str) -> "tuple[AbstractFileSystem, str]":
     """Return the file system of an address, and the path in it.
 
     Raises:
-      LockstepError: the scheme is unknown, or its library is not installed.
+      NetError: the scheme is unknown, or its library is not installed.
     """
     files = file_system("/".join(url.split("/")[:3]))
     return files, files._strip_protocol(url)
@@ -60,12 +59,10 @@ def file_system(url: str) -> "AbstractFileSystem":
         return files
     except ImportError as error:
         if module := MODULES.get(url.partition("://")[0]):
-            raise extras.lacking(hide(url), module) from None
-        raise LockstepError(f"{hide(url)}: library not installed, expected it: {error}") from None
+            raise lacking(hide(url), module) from None
+        raise NetError(f"{hide(url)}: library not installed, expected it: {error}") from None
     except Exception as error:  # an unknown scheme, invalid credentials
-        raise LockstepError(
-            f"{hide(url)}: {redact.message(error)}, expected an address of fsspec"
-        ) from None
+        raise NetError(f"{hide(url)}: {message(error)}, expected an address of fsspec") from None
 
 
 def _settings(url: str) -> dict[str, Any]:
@@ -75,17 +72,15 @@ def _settings(url: str) -> dict[str, Any]:
     import fsspec
     import s3fs  # noqa: F401  its error says what to install, where that of what it uses would not
 
-    from pipeline.net.s3_connection import LimitedSession
-
     own = fsspec.config.conf.get("s3", {}).get("config_kwargs", {})
-    return {"config_kwargs": own | {"http_session_cls": LimitedSession}}
+    return {"config_kwargs": own | {"http_session_cls": _limited_session()}}
 
 
-def list_files(url: str, network: Network) -> dict[str, dict[str, Any]]:
+def list_files(url: str, network: NetSettings) -> dict[str, dict[str, Any]]:
     """Return the files at and below an address: path -> fsspec's description.
 
     Raises:
-      LockstepError: the address does not exist or cannot be read, or its listing has no end.
+      NetError: the address does not exist or cannot be read, or its listing has no end.
     """
     name, (files, path) = hide(url), find_file_system(url)
     check_online(name)
@@ -103,17 +98,17 @@ def list_files(url: str, network: Network) -> dict[str, dict[str, Any]]:
         raise UnreachableError(
             f"{name}: timed out, expected an answer within {_patience(network):.4g} s; run again"
         ) from None
-    except LockstepError as error:
-        raise LockstepError(f"{name}: {str(error).removeprefix(f'{name}: ')}") from None
+    except NetError as error:
+        raise NetError(f"{name}: {str(error).removeprefix(f'{name}: ')}") from None
     except Exception as error:
-        raise LockstepError(f"{name}: {_said(error)}, expected a readable folder or file") from None
+        raise NetError(f"{name}: {_said(error)}, expected a readable folder or file") from None
     for info in found.values():
         _check(info, name)
     return found
 
 
 def _list_bucket(
-    files: "AbstractFileSystem", path: str, limit: limits.ListingLimit, network: Network
+    files: "AbstractFileSystem", path: str, limit: limits.ListingLimit, network: NetSettings
 ) -> Iterator[dict[str, Any]]:
     """Yield the files below a folder of S3, which s3fs would list without end."""
     bucket, key, _ = files.split_path(path)
@@ -133,7 +128,7 @@ def _list_bucket(
 
 
 def _list_folders(
-    files: "AbstractFileSystem", path: str, limit: limits.ListingLimit, network: Network
+    files: "AbstractFileSystem", path: str, limit: limits.ListingLimit, network: NetSettings
 ) -> Iterator[dict[str, Any]]:
     """Yield the files below a folder, one folder after the other; a file is not below itself."""
     if _ask(files, network, "info", path)["type"] == "file":
@@ -154,9 +149,9 @@ def _check(info: dict[str, Any], name: str) -> None:
     """Check a file's description, which is written down."""
     size, tag = version(info)
     if not (isinstance(size, int) and size >= 0):
-        raise LockstepError(f"{name}: lists a file of {brief(str(size))} bytes, expected its size")
+        raise NetError(f"{name}: lists a file of {brief(str(size))} bytes, expected its size")
     if tag is not None and (reveals(tag) or len(tag) > LONGEST_TAG):
-        raise LockstepError(f"{name}: names version {brief(repr(tag))}, expected an ETag or a date")
+        raise NetError(f"{name}: names version {brief(repr(tag))}, expected an ETag or a date")
 
 
 def version(info: dict) -> tuple[int, str | None]:
@@ -170,7 +165,7 @@ def read(
     start: int,
     stop: int,
     expected: tuple[int, str | None],
-    network: Network,
+    network: NetSettings,
     *,
     is_rest: bool,
 ) -> Iterator[bytes]:
@@ -181,7 +176,7 @@ def read(
     Raises:
       TransientError: whatever goes wrong in the library, or takes longer than a stall.
       UnnamedVersionError: the file system names no version, and more than one request is needed.
-      LockstepError: the file cannot be read, or is another version.
+      NetError: the file cannot be read, or is another version.
     """
     name, (files, path) = hide(url), find_file_system(url)
     if expected[1] is None and (is_rest or stop - start > REQUEST_BYTES):
@@ -202,14 +197,14 @@ def read(
             if expected[1] is not None:  # or several requests could be of several versions
                 _lengths[id(files)] = max(LEAST_REQUEST_BYTES, longest // 4)
             raise TransientError(f"{name}: timed out") from None
-        except LockstepError as error:
-            raise LockstepError(f"{name}: {error}") from None
+        except NetError as error:
+            raise NetError(f"{name}: {error}") from None
         except (FileNotFoundError, PermissionError) as error:
-            raise LockstepError(f"{name}: {_said(error)}, expected a readable file") from None
+            raise NetError(f"{name}: {_said(error)}, expected a readable file") from None
         except Exception as error:
             raise TransientError(f"{name}: {_said(error)}") from None
         if current != expected:
-            raise LockstepError(
+            raise NetError(
                 f"{name}: version {brief(str(current))}, expected {brief(str(expected))} as "
                 "listed; run again to read it anew"
             )
@@ -219,7 +214,7 @@ def read(
         yield piece
 
 
-def _next_length(length: int, seconds: float, network: Network) -> int:
+def _next_length(length: int, seconds: float, network: NetSettings) -> int:
     """Return how much to ask for next, after so much took so long."""
     is_quick = seconds < network.stall_seconds / 4
     return min(REQUEST_BYTES, 2 * length) if is_quick else length
@@ -228,12 +223,14 @@ def _next_length(length: int, seconds: float, network: Network) -> int:
 # ---- Calls of a library ----
 
 
-def _patience(network: Network) -> float:
+def _patience(network: NetSettings) -> float:
     """Return the seconds that a page of a listing may take: the library retries on its own."""
     return network.attempts * network.stall_seconds
 
 
-def _ask(files: "AbstractFileSystem", network: Network, method: str, *of: Any, **how: Any) -> Any:
+def _ask(
+    files: "AbstractFileSystem", network: NetSettings, method: str, *of: Any, **how: Any
+) -> Any:
     return _within(_patience(network), files, method, *of, **how)
 
 
@@ -258,4 +255,67 @@ def _within(seconds: float, files: "AbstractFileSystem", method: str, *of: Any, 
 
 def _said(error: Exception) -> str:
     """Return what a library says, without what may be a signature of S3."""
-    return re.sub(r"(?i)\b[0-9a-f]{64}\b", HIDDEN, redact.message(error))
+    return re.sub(r"(?i)\b[0-9a-f]{64}\b", HIDDEN, message(error))
+
+
+# ---- Requests of s3fs ----
+
+
+@lru_cache(maxsize=1)
+def _limited_session() -> type:
+    """Return the connections of aiobotocore, with answers limited in bytes.
+
+    s3fs reads each answer into memory, however long. So a listing and an error are read here, up to
+    LISTING_BYTES. A range of a file is handed on, if it says that it is no longer than what was
+    asked for; aiohttp reads no more of it than it says.
+    """
+    from aiobotocore.httpsession import AIOHTTPSession
+
+    class LimitedSession(AIOHTTPSession):
+        """Connections as aiobotocore's setting `http_session_cls` takes them."""
+
+        async def send(self, request: Any) -> Any:
+            """Send a request, and return the answer."""
+            _keep_secrets(request.headers)
+            is_file, request.stream_output = request.stream_output, True  # nothing is read yet
+            answer = await super().send(request)
+            if is_file and answer.status_code < 300:
+                _check_length(request.headers["Range"], answer.headers)
+            else:
+                answer._content = await _content(answer.raw)
+            return answer
+
+    return LimitedSession
+
+
+async def _content(raw: Any) -> bytes:
+    """Return the body of an answer."""
+    content = bytearray()
+    while piece := await raw.content.read(S3_PIECE_BYTES):
+        content += piece
+        if len(content) > limits.LISTING_BYTES:
+            raw.close()
+            raise NetError(f"a listing of over {limits.LISTING_BYTES} bytes, expected less")
+    return bytes(content)
+
+
+def _check_length(asked: str | bytes, headers: Mapping[str, str]) -> None:
+    """Check that an answer is no longer than the requested range."""
+    asked = asked.decode() if isinstance(asked, bytes) else asked
+    first, last = re.fullmatch(r"bytes=([0-9]+)-([0-9]+)", asked).groups()
+    expected = int(last) - int(first) + 1
+    length = re.fullmatch("[0-9]{1,18}", headers.get("content-length", ""))
+    if length is None or "transfer-encoding" in headers:
+        raise NetError(f"sends no length, expected {expected} bytes of a range")
+    if int(length[0]) > expected:
+        raise NetError(f"sends {length[0]} bytes, expected {expected} of a range")
+
+
+def _keep_secrets(headers: Any) -> None:
+    """Hide from now on what a request shows of credentials, which a store may repeat."""
+    for name, value in headers.items():
+        text = value.decode("latin-1") if isinstance(value, bytes) else str(value)
+        if name.lower() == "x-amz-security-token":
+            keep_secret(text)
+        elif name.lower() == "authorization" and (key := re.search("Credential=([^/,]+)", text)):
+            keep_secret(key[1])

@@ -11,6 +11,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,19 +19,11 @@ from urllib.parse import quote
 
 from pydantic import BaseModel, Field, RootModel
 
-from lockstep.errors import LockstepError, RequestError
-from lockstep.files import sha256_file
-from lockstep.machine.progress import Progress
-from lockstep.tables.explain import validate
-from lockstep.tables.table import Table
-from pipeline.net import addresses, redact, store, web
-from pipeline.net.connection import Request, offline
-from pipeline.net.remote import Origin
-from pipeline.net.retry import UnreachableError
-from pipeline.runfile import Network
-from pipeline.runfile.checkpoint import is_path
-from pipeline.stage import lock
-from pipeline.stage.given_files import check_name, is_inside, walk
+from . import remote, store, web
+from .host import BadRequestError, NetError, check_name, message
+from .limits import Bar, NetSettings, UnreachableError
+from .origin import NetTable, Origin, hash_file, validate
+from .web import Request, offline
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +56,7 @@ class TreePage(RootModel[list[TreeEntry]]):
     """A page of a listing."""
 
 
-class Repository(Table):
+class Repository(NetTable):
     """The files of a repository at one commit, by their names."""
 
     commit: str
@@ -74,7 +67,7 @@ def list_repo(
     repo: str,
     revision: str | None,
     where: str,
-    network: Network,
+    network: NetSettings,
     expected: str = "a dataset on the hub",
     *,
     folders: bool = False,
@@ -85,7 +78,7 @@ def list_repo(
     model's folders are listed too. Errors call the repository `where`, and end with `expected`.
 
     Raises:
-      LockstepError: it does not exist, may not be read, or its listing has no end.
+      NetError: it does not exist, may not be read, or its listing has no end.
     """
     try:
         return _ask(repo, revision, where, network, expected, folders=folders)
@@ -118,7 +111,12 @@ def _in_cache(repo: str, revision: str | None, where: str) -> Repository | None:
         folder = Path(error.snapshot_path)
     except LocalEntryNotFoundError:
         return None
-    here = {name: path for name, path in walk(folder) if path.is_file() and is_inside(path, folder)}
+    repository = os.path.realpath(folder.parents[1])  # whose blobs the snapshot's links lead to
+    here = {
+        path.relative_to(folder).as_posix(): path
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and Path(os.path.realpath(path)).is_relative_to(repository)
+    }
     sizes = {check_name(name, where): path.stat().st_size for name, path in here.items()}
     listed = "whether the commit has more files the hub alone knows"
     try:
@@ -143,14 +141,14 @@ def _checksum(path: Path) -> str:
     name = Path(os.path.realpath(path)).name
     if re.fullmatch("[0-9a-f]{64}|[0-9a-f]{40}", name):
         return f"{'sha256' if len(name) == 64 else 'git-sha1'}:{name}"
-    return f"sha256:{sha256_file(path)}"
+    return f"sha256:{hash_file(path)}"
 
 
 def _ask(
     repo: str,
     revision: str | None,
     where: str,
-    network: Network,
+    network: NetSettings,
     expected: str,
     *,
     folders: bool,
@@ -160,7 +158,7 @@ def _ask(
     is_dataset = repo.startswith(DATASETS)
     _check_name(repo.removeprefix(DATASETS), where, expected)
     base = f"{constants.ENDPOINT}/api/{'' if is_dataset else 'models/'}{repo}"
-    headers = addresses.hub_headers()
+    headers = remote.hub_headers()
 
     def request(path: str) -> Request:
         return Request(f"{base}/{path}", headers, where, expected)
@@ -185,12 +183,12 @@ def _check_name(repo_id: str, where: str, expected: str) -> None:
     """Refuse what can be no name on the hub, before the hub is asked for it."""
     from huggingface_hub.utils import validate_repo_id
 
-    if is_path(repo_id):
-        raise RequestError(f"{where}: no such folder, expected {expected}")
+    if repo_id in (".", "..") or repo_id.startswith(("/", "./", "../", "~")):
+        raise BadRequestError(f"{where}: no such folder, expected {expected}")
     try:
         validate_repo_id(repo_id)
     except ValueError as error:
-        raise LockstepError(f"{where}: {redact.message(error)}, expected {expected}") from None
+        raise NetError(f"{where}: {message(error)}, expected {expected}") from None
 
 
 def _origin(repo: str, commit: str, entry: TreeEntry) -> Origin:
@@ -207,8 +205,8 @@ def download(
     cache: Path,
     patterns: Sequence[str],
     expected: str,
-    network: Network,
-    progress: Callable[..., Progress],
+    network: NetSettings,
+    progress: Callable[..., AbstractContextManager[Bar]],
 ) -> Path:
     """Download some of a model's files, those that are not in the store yet.
 
@@ -219,14 +217,14 @@ def download(
       The folder of the files, named after the commit; it does not exist if no file matches.
 
     Raises:
-      LockstepError: the repository or revision cannot be read, or a file arrived damaged.
+      NetError: the repository or revision cannot be read, or a file arrived damaged.
     """
     found = listed(name, repo_id, revision, cache, expected, network)
     return fetch(found, name, repo_id, cache, patterns, network, progress)
 
 
 def listed(
-    name: str, repo_id: str, revision: str | None, cache: Path, expected: str, network: Network
+    name: str, repo_id: str, revision: str | None, cache: Path, expected: str, network: NetSettings
 ) -> Repository:
     """Return what a model's repository has, as `list_repo`; offline, what it had the last time."""
     _check_name(repo_id, name, expected)
@@ -245,8 +243,8 @@ def fetch(
     repo_id: str,
     cache: Path,
     patterns: Sequence[str],
-    network: Network,
-    progress: Callable[..., Progress],
+    network: NetSettings,
+    progress: Callable[..., AbstractContextManager[Bar]],
 ) -> Path:
     """Download some of the files that were listed, as `download`."""
     files = {
@@ -261,7 +259,7 @@ def fetch(
         fetched = store.fetch(transfers, cache, network, bar)
     folder = cache / "hub" / repo_id.replace("/", "--") / found.commit
     if files:
-        with lock.hold(folder.with_name(f".{found.commit}.lock")):
+        with store.alone(folder.with_name(f".{found.commit}.lock")):
             store.link_files(dict(zip(files, fetched, strict=True)), folder)
     return folder
 

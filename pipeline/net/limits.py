@@ -1,12 +1,22 @@
-"""What a server may cost, whoever speaks to it: seconds, pages and bytes.
+"""What a server may cost, whoever speaks to it: seconds, pages, bytes and attempts.
 
-web.py and connection.py hold web servers, the hub and Google's storage to these, fsspec_files.py
-every other store. What a folder or a name may be, stage/given_files.py says.
+web.py holds web servers, the hub and Google's storage to these, fsspec_files.py every other store.
 """
 
+import logging
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from threading import Event
+from typing import Protocol, TypeVar
 
-from lockstep.errors import LockstepError, brief
+from urllib3 import Retry
+from urllib3.exceptions import HTTPError, MaxRetryError
+
+from .host import NetError, brief
+
+log = logging.getLogger(__name__)
 
 CONNECT_SECONDS = 10.0
 LEAST_BYTES = 2**10  # in `stall_seconds`: a server that sends less has stalled
@@ -14,6 +24,32 @@ HTTP_HEADER_BYTES = 2**18  # the most that all headers of an answer may have, in
 REDIRECTS = 10  # the most that are followed
 # The most that all pages of a listing may take, which are read into memory.
 LISTING_BYTES, LISTING_PAGES, LISTING_SECONDS = 2**26, 10_000, 600.0
+BACKOFF_SECONDS, JITTER_SECONDS, LONGEST_WAIT_SECONDS = 0.5, 0.5, 30.0
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True)
+class NetSettings:
+    """How a program wants its requests; any object with these attributes will do.
+
+    Args:
+      connections: requests at once.
+      attempts: failures in a row, each with next to nothing received, after which one gives up.
+      stall_seconds: seconds without an answer or a byte that are a failure.
+      cache_bytes: memory for streamed files.
+    """
+
+    connections: int = 8
+    attempts: int = 8
+    stall_seconds: float = 30.0
+    cache_bytes: int = 256_000_000
+
+
+class Bar(Protocol):
+    """What shows how far a transfer is."""
+
+    def advance(self, count: int) -> None:
+        """Count bytes."""
 
 
 class ListingLimit:
@@ -34,7 +70,7 @@ class ListingLimit:
         """Count a page; `which` is its address or token.
 
         Raises:
-          LockstepError: it was asked for before, or is one too many.
+          NetError: it was asked for before, or is one too many.
         """
         self._pages += 1
         if which in self._asked:
@@ -48,7 +84,7 @@ class ListingLimit:
         """Count bytes.
 
         Raises:
-          LockstepError: they are too many, or come too late.
+          NetError: they are too many, or come too late.
         """
         self._bytes += count
         if self._bytes > self._most_bytes:
@@ -56,5 +92,116 @@ class ListingLimit:
         if time.monotonic() > self._until:
             raise self._endless(f"a listing of over {LISTING_SECONDS:.0f} s", "less")
 
-    def _endless(self, found: str, expected: str) -> LockstepError:
-        return LockstepError(f"{brief(self._name, 200)}: {found}, expected {expected}")
+    def _endless(self, found: str, expected: str) -> NetError:
+        return NetError(f"{brief(self._name, 200)}: {found}, expected {expected}")
+
+
+# ---- Attempts ----
+
+
+@contextmanager
+def told() -> Iterator[None]:
+    """Log each attempt that fails in the block, for who waits in front of a terminal."""
+    before = log.level
+    log.setLevel(logging.DEBUG)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
+
+
+class TransientError(Exception):
+    """A failure that another attempt may fix: a connection cut or stalled, a busy server.
+
+    The message is one line without credentials; `retry_after` is the server's Retry-After header.
+    """
+
+    def __init__(self, message: str, retry_after: str | None = None):
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class NotFetchedError(NetError):
+    """A server refused, or none answered: nothing is known of what was asked for."""
+
+
+class UnreachableError(NotFetchedError):
+    """Nothing contradicts anything: no server answered, or the process is offline."""
+
+
+class UnnamedVersionError(NetError):
+    """The rest of a file may be of another version: the server does not say of which it is."""
+
+
+class CancelledError(Exception):
+    """The caller no longer needs the result."""
+
+
+class Attempts:
+    """Counts failures in a row, and waits after each.
+
+    urllib3's back-off: 0 s, then 0.5 s * 2**(failures - 1) plus up to 0.5 s of jitter, at most
+    30 s; or what the server's Retry-After asks for, at most 30 s. `network.attempts` failures in a
+    row are the last; `cancelled` ends a wait.
+    """
+
+    def __init__(self, network: NetSettings, cancelled: Event | None = None):
+        self._all = self._left = Retry(
+            network.attempts - 1,
+            backoff_factor=BACKOFF_SECONDS,
+            backoff_jitter=JITTER_SECONDS,
+            backoff_max=LONGEST_WAIT_SECONDS,
+            retry_after_max=LONGEST_WAIT_SECONDS,
+        )
+        self._cancelled = cancelled or Event()
+
+    def check(self) -> None:
+        """Raise CancelledError if the caller has given up."""
+        if self._cancelled.is_set():
+            raise CancelledError
+
+    def progressed(self) -> None:
+        """Forget earlier failures: something arrived."""
+        self._left = self._all
+
+    def failed(self, error: TransientError, expected: str) -> None:
+        """Wait until the next attempt.
+
+        Raises:
+          UnreachableError: no attempt is left; the message ends with `expected`.
+          CancelledError: the caller gave up.
+        """
+        try:
+            self._left = self._left.increment()
+        except MaxRetryError:
+            raise UnreachableError(f"{error}, expected {expected}") from None
+        log.debug(f"{error}; asks again, {self._left.total + 1} attempts are left")
+        pause(self._seconds(error), self._cancelled)
+        self.check()
+
+    def _seconds(self, error: TransientError) -> float:
+        if error.retry_after is not None:
+            try:
+                return self._left.parse_retry_after(error.retry_after)
+            except (HTTPError, ValueError, OverflowError):  # neither seconds nor a date
+                pass
+        return self._left.get_backoff_time()
+
+
+def pause(seconds: float, cancelled: Event) -> None:
+    """Wait, or until cancelled."""
+    cancelled.wait(seconds)
+
+
+def call(request: Callable[[], Answer], network: NetSettings) -> Answer:
+    """Return what `request` returns, repeated while it is TransientError.
+
+    Raises:
+      UnreachableError: no attempt is left; or an error as of `request`.
+    """
+    attempts = Attempts(network)
+    while True:
+        try:
+            return request()
+        except TransientError as error:
+            attempts.failed(error, f"an answer within {network.attempts} attempts; run again")

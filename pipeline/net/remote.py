@@ -1,59 +1,33 @@
 """Bytes of one version of a file, wherever it is: on a web server, a cloud, or this machine.
 
-`https://` and `http://` go to the server as they stand; `gs://bucket/name` is Google Cloud Storage,
-`hf://datasets/owner/name@commit/path` the Hugging Face hub; a path is a file of this machine, and
-fsspec reads every other address.
+`https://` and `http://` go to the server as they stand; `gs://bucket/name#generation` is Google
+Cloud Storage, `hf://datasets/owner/name@commit/path` the Hugging Face hub; a path is a file of this
+machine, and fsspec reads every other address. Credentials come from the environment, where each
+service's own tools look for them.
 """
 
 import os
+import re
+from base64 import b64encode
 from collections.abc import Iterator
+from functools import lru_cache
+from netrc import NetrcParseError, netrc
 from pathlib import Path
 from threading import Event
-from typing import Annotated
+from urllib.parse import quote, unquote, urlsplit
 
-from pydantic import Field
-
-from lockstep.errors import LockstepError, hide
-from lockstep.tables.table import Table
-from pipeline.net import addresses, fsspec_files, limits, web
-from pipeline.net.retry import Attempts, TransientError
-from pipeline.runfile import Network
-from pipeline.stage.given_files import stamp, stamp_of
-
-VERSIONED = ("gs", "hf")  # schemes whose addresses name the version of a file
-
-
-class Origin(Table):
-    """One version of a file: where its bytes come from."""
-
-    url: str
-    """Address; a path is a file of this machine."""
-    size: Annotated[int, Field(ge=0)]
-    """Length in bytes."""
-    tag: str | None = None
-    """The server's name of this version: an ETag, a generation; of a file of this machine, the
-    time of its last change in nanoseconds; None without one."""
-    checksum: Annotated[str, Field(pattern=r"^(sha256|git-sha1|md5|crc32c):[0-9a-f]+$")] | None = (
-        None
-    )
-    """The server's checksum of its bytes."""
-
-    @property
-    def is_local(self) -> bool:
-        """Whether the file is on this machine and read in place."""
-        return "://" not in self.url
-
-    @property
-    def is_addressed(self) -> bool:
-        """Whether the address names the version, so that no answer can be of another."""
-        return self.url.partition("://")[0] in VERSIONED
+from . import fsspec_files, google, limits, web
+from .host import AGENT, NetError, hide, keep_secret, message
+from .limits import Attempts, NetSettings, TransientError
+from .origin import Origin
+from .web import Request
 
 
 def read(
     origin: Origin,
     start: int,
     stop: int,
-    network: Network,
+    network: NetSettings,
     cancelled: Event | None = None,
     *,
     whole: bool = False,
@@ -68,11 +42,11 @@ def read(
 
     Raises:
       UnnamedVersionError: an answer that must name its version does not.
-      LockstepError: the server refuses, has another version of the file, or failed too often.
+      NetError: the server refuses, has another version of the file, or failed too often.
       CancelledError: `cancelled` was set.
     """
-    if not whole and (cached := addresses.in_hub_cache(origin.url, origin.size)) is not None:
-        tag = str(stamp(cached).nanoseconds)
+    if not whole and (cached := in_hub_cache(origin.url, origin.size)) is not None:
+        tag = str(cached.stat().st_mtime_ns)
         yield from _read_local(Origin(url=str(cached), size=origin.size, tag=tag), start, stop)
         return
     attempts = Attempts(network, cancelled)
@@ -84,7 +58,7 @@ def read(
                 attempts.check()
                 start += len(piece)
                 if start > stop:
-                    raise LockstepError(
+                    raise NetError(
                         f"{hide(origin.url)}: {start - stop} bytes more than requested, expected "
                         f"them up to offset {stop}"
                     )
@@ -102,7 +76,7 @@ def read(
 
 
 def read_once(
-    origin: Origin, start: int, stop: int, network: Network, is_rest: bool
+    origin: Origin, start: int, stop: int, network: NetSettings, is_rest: bool
 ) -> Iterator[bytes]:
     """Yield the bytes from `start` to `stop`, in pieces, without a second attempt.
 
@@ -112,7 +86,7 @@ def read_once(
       TransientError: the connection was cut or stalled, or the server is busy; the pieces so far
         are right.
       UnnamedVersionError: it must name the version, and does not.
-      LockstepError: the server refuses, or has another version of the file.
+      NetError: the server refuses, or has another version of the file.
     """
     if origin.is_local:
         return _read_local(origin, start, stop)
@@ -120,7 +94,7 @@ def read_once(
     if scheme not in ("http", "https", "gs", "hf"):
         listed = (origin.size, origin.tag)
         return fsspec_files.read(origin.url, start, stop, listed, network, is_rest=is_rest)
-    request = addresses.resolve(origin.url)  # each time: credentials expire
+    request = resolve(origin.url)  # each time: credentials expire
     tag = None if origin.is_addressed else origin.tag
     version = web.Version(origin.size, tag, is_addressed=origin.is_addressed)
     return web.read(request, start, stop, version, network, is_rest=is_rest)
@@ -132,16 +106,120 @@ def _read_local(origin: Origin, start: int, stop: int) -> Iterator[bytes]:
         with open(path, "rb") as file:
             file.seek(start)
             while start < stop and (piece := file.read(min(web.PIECE_BYTES, stop - start))):
-                found = stamp_of(os.fstat(file.fileno()))  # after the read, to hold for it
-                if (found.size, str(found.nanoseconds)) != (origin.size, origin.tag):
-                    raise LockstepError(
-                        f"{path}: changed since it was listed: {found.size} bytes of time "
-                        f"{found.nanoseconds}, expected {origin.size} of {origin.tag}; run again "
+                found = os.fstat(file.fileno())  # after the read, to hold for it
+                if (found.st_size, str(found.st_mtime_ns)) != (origin.size, origin.tag):
+                    raise NetError(
+                        f"{path}: changed since it was listed: {found.st_size} bytes of time "
+                        f"{found.st_mtime_ns}, expected {origin.size} of {origin.tag}; run again "
                         "to read it anew"
                     )
                 start += len(piece)
                 yield piece
     except OSError as error:
-        raise LockstepError(f"{path}: {error.strerror}, expected a readable file") from error
+        raise NetError(f"{path}: {error.strerror}, expected a readable file") from error
     if start < stop:
-        raise LockstepError(f"{path}: cut short while it was read, expected {stop} bytes")
+        raise NetError(f"{path}: cut short while it was read, expected {stop} bytes")
+
+
+# ---- Addresses ----
+
+
+def resolve(url: str) -> Request:
+    """Return the request for a file.
+
+    Args:
+      url: `http(s)://...`, `gs://bucket/name#generation` or
+        `hf://datasets/owner/name@commit/path`, without `datasets/` for a model's.
+
+    Raises:
+      NetError: the environment names credentials that cannot be used.
+    """
+    match url.partition("://")[0]:
+        case "gs":
+            return _resolve_google(url)
+        case "hf":
+            return _resolve_hub(url)
+        case _:
+            return resolve_web(url)
+
+
+def hub_headers() -> dict[str, str]:
+    """Return the headers of a request to the hub, with the environment's token."""
+    from huggingface_hub.utils import build_hf_headers
+
+    return build_hf_headers(library_name=AGENT.partition("/")[0])
+
+
+def resolve_web(url: str) -> Request:
+    """Return the request for a file on a web server.
+
+    Raises:
+      NetError: it is no address of one.
+    """
+    try:
+        parts = urlsplit(url)
+        found = parts.scheme if parts.hostname else "no server"
+    except ValueError as error:
+        found = str(error)
+    if found not in ("http", "https"):
+        raise NetError(
+            f"{hide(url)}: found {found or 'no scheme'}, expected http:// or https:// and a server"
+        )
+    path = os.environ.get("NETRC") or os.path.expanduser("~/.netrc")
+    user = _user_of(parts.hostname, path)
+    if user is None:
+        return Request(url, {}, hide(url))
+    keep_secret(user, user.partition(":")[2])
+    headers = {"Authorization": f"Basic {b64encode(user.encode()).decode()}"}
+    return Request(url, headers, hide(url))
+
+
+@lru_cache(maxsize=64)
+def _user_of(host: str, path: str) -> str | None:
+    """Return user:password of a server, as a file in the form of ~/.netrc has them."""
+    try:
+        entry = netrc(path).hosts.get(host)
+    except FileNotFoundError:
+        return None
+    except (NetrcParseError, OSError, UnicodeDecodeError) as error:
+        raise NetError(
+            f"{path}: {message(error)}, expected lines `machine HOST login USER password PASSWORD`"
+        ) from None
+    return None if entry is None else f"{entry[0]}:{entry[2]}"
+
+
+def _resolve_google(url: str) -> Request:
+    parts = urlsplit(url)
+    bucket, name = parts.netloc, unquote(parts.path[1:])
+    path = f"/download/storage/v1/b/{bucket}/o/{quote(name, safe='')}"
+    query = f"?alt=media&generation={parts.fragment}"
+    headers = google.authorization(f"gs://{bucket}")
+    return Request(google.endpoint() + path + query, headers, f"gs://{bucket}/{name}")
+
+
+def _resolve_hub(url: str) -> Request:
+    from huggingface_hub import hf_hub_url
+
+    kind, repo_id, commit, name = _parts_of_hub(url)
+    address = hf_hub_url(repo_id, name, repo_type=kind, revision=commit)
+    return Request(address, hub_headers(), f"{repo_id}: {name}")
+
+
+def in_hub_cache(url: str, size: int) -> Path | None:
+    """Return the path of a file of the hub in the cache of the hub's own client, if it is there."""
+    if not url.startswith("hf://"):
+        return None
+    from huggingface_hub import try_to_load_from_cache
+
+    kind, repo_id, commit, name = _parts_of_hub(url)
+    found = try_to_load_from_cache(repo_id, name, revision=commit, repo_type=kind)
+    if not isinstance(found, str):  # absent, or known not to be
+        return None
+    path = Path(found)
+    return path if path.is_file() and path.stat().st_size == size else None
+
+
+def _parts_of_hub(url: str) -> tuple[str, str, str, str]:
+    """Kind, repository, commit and name of a file in `hf://`."""
+    match = re.fullmatch(r"hf://(datasets/)?([^@]+)@([^/]+)/(.+)", url)
+    return "dataset" if match[1] else "model", match[2], match[3], unquote(match[4])

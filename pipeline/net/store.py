@@ -15,28 +15,23 @@ import hashlib
 import json
 import logging
 import os
+import shutil
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Event
-from typing import Any, BinaryIO, NamedTuple, TypeVar
+from typing import Any, BinaryIO, NamedTuple
 
-from lockstep.errors import LockstepError
-from lockstep.files import link, sha256_file, write_text, writes
-from lockstep.machine.progress import Progress
-from lockstep.tables.explain import validate_json
-from lockstep.tables.table import Table
-from pipeline.net import addresses, checksum, connection, remote
-from pipeline.net.remote import Origin
-from pipeline.net.retry import CancelledError, UnnamedVersionError, UnreachableError
-from pipeline.runfile import Network
-from pipeline.stage.given_files import no_link
+from . import remote, web
+from .host import NetError
+from .limits import Bar, CancelledError, NetSettings, UnnamedVersionError, UnreachableError
+from .origin import READ_BYTES, AnyRecord, Origin, hash_file, hasher, parse, validate
 
 log = logging.getLogger(__name__)
 
-AnyTable = TypeVar("AnyTable", bound=Table)
-
+LOCK_SECONDS = 10.0  # for which a process may put files into a folder
 DAMAGED = 2  # times that a file may arrive with a wrong checksum
 
 
@@ -64,14 +59,14 @@ class Stored(NamedTuple):
 
 
 def fetch(
-    transfers: Sequence[Transfer], store: Path, network: Network, bar: Progress
+    transfers: Sequence[Transfer], store: Path, network: NetSettings, bar: Bar
 ) -> list[Stored]:
     """Fetch the files that are not in the store yet; return a file for each transfer, in order.
 
     The bar advances by bytes, each counted once, those in the store included.
 
     Raises:
-      LockstepError: a server refuses, fails too often, or sends other bytes than announced.
+      NetError: a server refuses, fails too often, or sends other bytes than announced.
     """
     stop = Event()
     with ThreadPoolExecutor(network.connections, thread_name_prefix="fetch") as pool:
@@ -89,41 +84,41 @@ def fetch(
 
 
 def remembered(
-    store: Path, kind: type[AnyTable], asked: str, where: str, ask: Callable[[], AnyTable]
-) -> AnyTable:
+    store: Path, kind: type[AnyRecord], asked: str, where: str, ask: Callable[[], AnyRecord]
+) -> AnyRecord:
     """Return what `ask` lists and keep it in the store; offline, return what is kept, if it is.
 
     `asked` is the full name of what is listed, and `where` the same in errors.
 
     Raises:
-      LockstepError: see `ask`; or the process is offline and this was never listed.
+      NetError: see `ask`; or the process is offline and this was never listed.
     """
     path = store / "listings" / f"{hashlib.sha256(asked.encode()).hexdigest()[:40]}.json"
-    if connection.offline() and path.is_file():
-        return validate_json(kind, path.read_bytes(), str(path))
+    if web.offline() and path.is_file():
+        return validate(kind, parse(path.read_bytes(), str(path)), str(path))
     try:
         listing = ask()
     except UnreachableError as error:
-        if not connection.offline():
+        if not web.offline():
             raise
         raise UnreachableError(
-            f"{where}: {connection.OFFLINE} is set, expected a stored listing; "
+            f"{where}: {web.OFFLINE} is set, expected a stored listing; "
             f"{path.parent} has no listing of it"
         ) from error
-    if not connection.offline():  # then it is of the hub client's cache, which may be filled later
-        write_text(path, listing.model_dump_json(indent=1) + "\n")
+    if not web.offline():  # then it is of the hub client's cache, which may be filled later
+        _write(path, listing.model_dump_json(indent=1) + "\n")
     return listing
 
 
 def link_files(files: Mapping[str, Stored], folder: Path) -> None:
     """Put files of the store into a folder, by their names; the caller holds the folder's lock."""
-    with writes(folder):
+    with _writes(folder):
         folder.mkdir(parents=True, exist_ok=True)
         for name, stored in files.items():
             path = folder / name
             if path.is_symlink() or not (path.exists() and path.samefile(stored.path)):
                 (aside := folder / f".{name}.part").unlink(missing_ok=True)
-                link(stored.path, aside)
+                _link(stored.path, aside)
                 aside.replace(path)  # replaces one that others may be reading
 
 
@@ -132,24 +127,24 @@ def forget(store: Path, hashes: Iterable[str]) -> None:
     hashes = set(hashes)
     for path in (store / "files").glob("*/*.*"):
         # a file that is used in part is stored in part
-        found = sha256_file(path) if path.suffix == ".part" else path.suffix[1:]
+        found = hash_file(path) if path.suffix == ".part" else path.suffix[1:]
         if found in hashes:
             path.unlink()
 
 
-def _fetch(transfer: Transfer, store: Path, network: Network, bar: Progress, stop: Event) -> Stored:
+def _fetch(transfer: Transfer, store: Path, network: NetSettings, bar: Bar, stop: Event) -> Stored:
     origin = transfer.origin
     count = _counter(bar)
     if origin.is_local:
         path = Path(origin.url)
         if not os.access(path, os.R_OK):
-            raise LockstepError(f"{path}: no permission, expected a readable file")
+            raise NetError(f"{path}: no permission, expected a readable file")
         count(transfer.size)
         return Stored(path, None)
     identity = json.dumps([origin.url, origin.size, origin.tag, origin.checksum])
     name = hashlib.sha256(identity.encode()).hexdigest()[:40]
     folder = store / "files" / name[:2]
-    with writes(folder):
+    with _writes(folder):
         folder.mkdir(parents=True, exist_ok=True)
         if stored := _find(folder, name, transfer):
             count(transfer.size)
@@ -170,13 +165,13 @@ def _take_from_hub_cache(transfer: Transfer, part: BinaryIO) -> None:
     origin, done = transfer.origin, os.fstat(part.fileno()).st_size
     if origin.checksum is None or (done and transfer.size == origin.size):
         return
-    path = addresses.in_hub_cache(origin.url, origin.size)
+    path = remote.in_hub_cache(origin.url, origin.size)
     with suppress(OSError):  # it may go at any time; what is there of it is completed
         if path is not None:
             with open(path, "rb") as file:
                 file.seek(done)
                 while done < transfer.size and (
-                    piece := file.read(min(checksum.READ_BYTES, transfer.size - done))
+                    piece := file.read(min(READ_BYTES, transfer.size - done))
                 ):
                     part.write(piece)
                     done += len(piece)
@@ -189,9 +184,9 @@ def _find(folder: Path, name: str, transfer: Transfer) -> Stored | None:
         if start != name or expected == "part":
             continue
         path = folder / entry
-        if not path.is_symlink() and sha256_file(path) == expected:
+        if not path.is_symlink() and hash_file(path) == expected:
             if transfer.size < transfer.origin.size:
-                expected = checksum.of_file(path, "sha256", transfer.size)
+                expected = hash_file(path, size=transfer.size)
             return Stored(path, expected)
         log.warning(f"download: warning: {path} was damaged, {transfer.name} is fetched again")
         path.unlink()
@@ -201,7 +196,7 @@ def _find(folder: Path, name: str, transfer: Transfer) -> Stored | None:
 @contextmanager
 def _locked(path: Path, stop: Event) -> Iterator[BinaryIO | None]:
     """Open a partial file, locked against other processes; None if its last holder finished it."""
-    with open(path, "a+b", buffering=0, opener=no_link) as part:
+    with open(path, "a+b", buffering=0, opener=_no_link) as part:
         while True:
             try:
                 fcntl.flock(part, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -214,7 +209,11 @@ def _locked(path: Path, stop: Event) -> Iterator[BinaryIO | None]:
 
 
 def _fill(
-    transfer: Transfer, part: BinaryIO, network: Network, count: Callable[[int], None], stop: Event
+    transfer: Transfer,
+    part: BinaryIO,
+    network: NetSettings,
+    count: Callable[[int], None],
+    stop: Event,
 ) -> str:
     """Fetch the missing bytes of a partial file, verify the whole, and return its SHA-256."""
     origin, size = transfer.origin, transfer.size
@@ -224,7 +223,7 @@ def _fill(
     checked = bool(expected) and kind == "sha256"
     damaged, begun = 0, 1
     while damaged < DAMAGED:
-        digests = {name: checksum.hasher(name, size) for name in {"sha256", kind}}
+        digests = {name: hasher(name, size) for name in {"sha256", kind}}
         try:
             _complete(part, transfer, digests, network, count, stop, checked=checked)
         except UnnamedVersionError:
@@ -238,7 +237,7 @@ def _fill(
             return digests["sha256"].hexdigest()
         damaged += 1
         part.truncate(0)
-    raise LockstepError(
+    raise NetError(
         f"{transfer.name}: received {received}, expected {expected} as {transfer.author} says, "
         f"{DAMAGED} times; the damaged copy is removed"
     )
@@ -248,7 +247,7 @@ def _complete(
     part: BinaryIO,
     transfer: Transfer,
     digests: dict[str, Any],
-    network: Network,
+    network: NetSettings,
     count: Callable[[int], None],
     stop: Event,
     *,
@@ -257,9 +256,7 @@ def _complete(
     """Fetch the missing bytes of a partial file, and hash all of it; `checked` as of `read`."""
     part.seek(0)
     done = 0
-    while done < transfer.size and (
-        piece := part.read(min(checksum.READ_BYTES, transfer.size - done))
-    ):
+    while done < transfer.size and (piece := part.read(min(READ_BYTES, transfer.size - done))):
         _update(digests, piece)
         done += len(piece)
     count(done)
@@ -276,7 +273,7 @@ def _update(digests: dict[str, Any], piece: bytes) -> None:
         digest.update(piece)
 
 
-def _counter(bar: Progress) -> Callable[[int], None]:
+def _counter(bar: Bar) -> Callable[[int], None]:
     """Return a function that advances a bar to a file's offset, and never back."""
     furthest = 0
 
@@ -287,3 +284,62 @@ def _counter(bar: Progress) -> Callable[[int], None]:
             furthest = offset
 
     return count
+
+
+# ---- Files ----
+
+
+@contextmanager
+def _writes(path: Path) -> Iterator[None]:
+    """Name `path` in the error if the system refuses to write it, as on a full disk."""
+    try:
+        yield
+    except OSError as error:
+        raise NetError(f"{path}: {error.strerror}, expected to write there") from error
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file that is complete or absent after a kill."""
+    with _writes(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        aside = path.with_name(f".{path.name}.{os.getpid()}.part")
+        aside.write_text(text, encoding="utf-8")
+        os.replace(aside, path)
+
+
+def _link(source: Path, target: Path) -> None:
+    """Make a hard link to a file that nobody changes, or a copy if the system cannot link."""
+    try:
+        os.link(source, target)
+    except OSError:  # another file system, or one without hard links
+        shutil.copyfile(source, target)
+
+
+def _no_link(path: str, flags: int) -> int:
+    """Open a file unless it is a link: others may have been in the folder."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+
+
+@contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """Hold a lock that the kernel releases when its holder ends, in any way.
+
+    Raises:
+      NetError: another process has held it for LOCK_SECONDS.
+    """
+    with _writes(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    until = time.monotonic() + LOCK_SECONDS
+    with open(path, "ab") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    raise NetError(
+                        f"{path}: held by another process for {LOCK_SECONDS:.0f} s, expected it to "
+                        "be free soon"
+                    ) from None
+                time.sleep(0.05)
+        yield

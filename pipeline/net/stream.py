@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from functools import partial
 from threading import Condition, Event, Thread
 
-from lockstep.errors import LockstepError, hide
-from pipeline.net import remote
-from pipeline.net.remote import Origin
-from pipeline.runfile import Network
+from . import remote
+from .host import NetError, hide
+from .limits import NetSettings
+from .origin import Origin
 
 REQUEST_BYTES = 2**21  # at most, so that connections share a long range
 GAP_BYTES = 2**14  # at most, between two pieces of a request
@@ -57,7 +57,7 @@ class Streams:
     `held_bytes` counts all pieces, those being fetched included.
     """
 
-    def __init__(self, network: Network):
+    def __init__(self, network: NetSettings):
         self.network, self.held_bytes = network, 0
         self._longest = max(1, min(REQUEST_BYTES, network.cache_bytes // network.connections))
         self._pieces: dict[Key, _Piece] = {}
@@ -72,7 +72,7 @@ class Streams:
         """Return the bytes of ranges, (origin, start, stop) each, in order; some may be cached.
 
         Raises:
-          LockstepError: a range is outside its file, or cannot be fetched.
+          NetError: a range is outside its file, or cannot be fetched.
         """
         cuts = [self._cut(*range_) for range_ in ranges]
         contents: dict[Key, bytes] = {}
@@ -122,7 +122,7 @@ class Streams:
 
     def _cut(self, origin: Origin, start: int, stop: int) -> list[_Piece]:
         if not 0 <= start <= stop <= origin.size:
-            raise LockstepError(
+            raise NetError(
                 f"{hide(origin.url)}: bytes {start} to {stop} requested, expected a range of its "
                 f"{origin.size} bytes"
             )
@@ -193,7 +193,7 @@ class Streams:
     def _wait(self, until: Callable[[], object]) -> None:
         self._changed.wait_for(lambda: self._closed.is_set() or until())
         if self._closed.is_set():
-            raise LockstepError("streams closed while they are read, expected them to stay open")
+            raise NetError("streams closed while they are read, expected them to stay open")
 
     # ---- Called by the threads ----
 
@@ -232,7 +232,7 @@ class Streams:
             self._changed.notify_all()
 
 
-def _work(streams_of: Callable[[], Streams | None], network: Network, closed: Event) -> None:
+def _work(streams_of: Callable[[], Streams | None], network: NetSettings, closed: Event) -> None:
     """Fetch until nothing is queued; during a request this thread keeps no streams alive."""
     while (streams := streams_of()) is not None and (request := streams._next_request()):
         del streams
@@ -246,7 +246,7 @@ def _work(streams_of: Callable[[], Streams | None], network: Network, closed: Ev
         del streams, request, contents, error
 
 
-def _fetch(request: list[_Piece], network: Network, closed: Event) -> list[bytes]:
+def _fetch(request: list[_Piece], network: NetSettings, closed: Event) -> list[bytes]:
     """Return the content of each piece of a request."""
     origin, start, stop = request[0].origin, request[0].start, request[-1].stop
     content = b"".join(remote.read(origin, start, stop, network, closed))

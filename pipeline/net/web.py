@@ -1,29 +1,323 @@
 """Files and listings on a web server, held to one version and to limits of time and size.
 
+There is a limit on everything that a server could do without end. Headers, interim answers before
+them included, have as long as a stall and HTTP_HEADER_BYTES. Redirects are followed here, since
+urllib3 would read the body of each to its end, and credentials are shown to no other server.
 Failures that another attempt may fix are `TransientError`; every other is an error.
 """
 
 import json
+import os
 import re
 import time
 from base64 import b64decode
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from functools import lru_cache
+from http.client import (
+    BadStatusLine,
+    HTTPException,
+    HTTPResponse,
+    IncompleteRead,
+    RemoteDisconnected,
+)
+from io import BufferedReader, BytesIO
 from typing import Any, NamedTuple
+from urllib.parse import urljoin, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import urllib3
+from urllib3 import connection, exceptions
 
-from lockstep.errors import LockstepError, brief, reveals
-from lockstep.files import once
-from pipeline.net import checksum, limits, retry
-from pipeline.net.connection import Request, opened
-from pipeline.net.retry import TransientError, UnnamedVersionError
-from pipeline.runfile import Network
+from . import limits
+from .host import AGENT, NetError, brief, keep_secret, message, reveals
+from .limits import (
+    CONNECT_SECONDS,
+    HTTP_HEADER_BYTES,
+    REDIRECTS,
+    ListingLimit,
+    NetSettings,
+    NotFetchedError,
+    TransientError,
+    UnnamedVersionError,
+    UnreachableError,
+)
+from .origin import SIZES, parse
 
+BUSY = {408, 425, 429, 500, 502, 503, 504}  # statuses after which a request may be repeated
+CREDENTIALS = {"authorization", "cookie", "proxy-authorization"}  # headers for one server
+BODY_BYTES = 2**16  # at most, read of the body of a redirect or an error
+OFFLINE = "HF_HUB_OFFLINE"
+PROXY_VARIABLES = [
+    spelling
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
+    for spelling in (name, name.upper())
+]
 PIECE_BYTES = 2**20
 NUMBER = "[0-9]{1,18}"
 PAGE_TYPES = ("html", "/json", "+json", "/xml", "+xml")  # ends of types that tokens never have
 NEXT_PAGE = re.compile(r'<[^<>?]*\?([^<>]*)>; *rel="?next"?')
+
+
+class Request(NamedTuple):
+    """A request to a server.
+
+    Attributes:
+      url: address, without a user and password.
+      headers: with credentials, which no other server is shown.
+      name: the address in errors, without credentials.
+      expected: end of the error if the server refuses: "expected ...".
+      pushes: whether it belongs to a push. Then its errors repeat why the server refuses, and
+        $HF_HUB_OFFLINE, which is about downloads, does not stop it.
+    """
+
+    url: str
+    headers: dict[str, str]
+    name: str
+    expected: str = "a readable file"
+    pushes: bool = False
+
+
+class NotFoundError(NotFetchedError):
+    """The address does not exist."""
+
+
+def offline() -> bool:
+    """Return whether $HF_HUB_OFFLINE forbids requests."""
+    return os.environ.get(OFFLINE, "").upper() in {"1", "ON", "YES", "TRUE"}
+
+
+def check_online(name: str) -> None:
+    """Check that requests are allowed; `name` is what is asked for.
+
+    Raises:
+      UnreachableError: $HF_HUB_OFFLINE is set.
+    """
+    if offline():
+        raise UnreachableError(f"{name}: {OFFLINE} is set, expected it in the store already")
+
+
+@contextmanager
+def opened(
+    method: str,
+    request: Request,
+    network: NetSettings,
+    headers: dict[str, str],
+    accepted: set[int] = frozenset(),
+    content: bytes | None = None,
+) -> Iterator[urllib3.BaseHTTPResponse]:
+    """Open an answer whose body is still to come; failures inside are TransientError or an error.
+
+    `headers` are sent beside the request's own, and `content` as its body; the caller handles the
+    `accepted` statuses.
+    """
+    if not request.pushes:
+        check_online(request.name)
+    name, answer = request.name, None
+    said = request.headers.get("Authorization", request.headers.get("authorization", ""))
+    keep_secret(said.partition(" ")[2])
+    try:
+        try:
+            answer = _follow(method, request, network, headers, content)
+        except ValueError as error:  # this address is invalid, or one that it redirects to
+            raise NotFetchedError(f"{name}: {message(error)}, expected a valid address") from None
+        if answer.status not in accepted:
+            _check_status(request, answer, network)
+        yield answer
+        if answer.length_remaining == 0:
+            answer.drain_conn()  # nothing is left, but until it is read the connection is in use
+            answer.release_conn()
+    except exceptions.SSLError as error:
+        raise NotFetchedError(f"{name}: {message(error)}, expected a valid certificate") from None
+    except (exceptions.HTTPError, OSError) as error:
+        raise TransientError(f"{name}: {_explain(error)}") from None
+    finally:
+        if answer is not None and answer.length_remaining != 0:
+            answer.close()  # or what is on its way would become the next answer
+
+
+# ---- Redirects ----
+
+
+def _follow(
+    method: str,
+    request: Request,
+    network: NetSettings,
+    headers: dict[str, str],
+    content: bytes | None,
+) -> urllib3.BaseHTTPResponse:
+    """Return the answer behind all redirects."""
+    url, said = request.url, {"Accept-Encoding": "identity"} | request.headers | headers
+    if content is not None:
+        said["Content-Length"] = str(len(content))
+    for _ in range(REDIRECTS + 1):
+        answer = _pool(network.connections, _proxy(url)).request(
+            method,
+            url,
+            headers=said,
+            # sent in small pieces, each with a timeout; bytes would have one for the whole
+            body=None if content is None else BytesIO(content),
+            timeout=urllib3.Timeout(connect=CONNECT_SECONDS, read=network.stall_seconds),
+            retries=False,  # they are ours
+            redirect=False,
+            preload_content=False,
+            decode_content=False,
+        )
+        location = answer.get_redirect_location()
+        if not location:
+            return answer
+        _finish(answer, network.stall_seconds)
+        target = urljoin(url, location)
+        if _server(target) != _server(url):
+            said = {key: value for key, value in said.items() if key.lower() not in CREDENTIALS}
+        url = target
+    raise NotFetchedError(f"{request.name}: too many redirects, expected a file")
+
+
+def _server(url: str) -> tuple[str, str]:
+    return urlsplit(url)[:2]
+
+
+def _finish(answer: urllib3.BaseHTTPResponse, seconds: float) -> bytes:
+    """Read a small body, so that its connection can be used again, or close that; return it."""
+    content, until = b"", time.monotonic() + seconds
+    try:
+        while len(content) < BODY_BYTES and time.monotonic() < until:
+            piece = answer.read1(BODY_BYTES - len(content))
+            if not piece:
+                answer.release_conn()
+                return content
+            content += piece
+    except (exceptions.HTTPError, OSError):
+        pass
+    answer.close()
+    return content
+
+
+# ---- Headers ----
+
+
+class _Headers:
+    """The lines of headers, as http.client reads them: in so many seconds and bytes."""
+
+    def __init__(self, file: BufferedReader, seconds: float):
+        self._file, self._until, self._left = file, time.monotonic() + seconds, HTTP_HEADER_BYTES
+        self.close, self.flush = file.close, file.flush
+
+    def readline(self, limit: int) -> bytes:
+        line = b""
+        while len(line) < limit and not line.endswith(b"\n"):
+            if time.monotonic() > self._until:
+                raise TimeoutError
+            waiting = self._file.peek(1)  # at most one look at the connection
+            if not waiting:
+                break
+            end = waiting.find(b"\n") + 1 or len(waiting)
+            line += self._file.read(min(end, limit - len(line)))
+            if self._left < len(line):
+                raise HTTPException(f"headers of over {HTTP_HEADER_BYTES} bytes")
+        self._left -= len(line)
+        return line
+
+
+class _Response(HTTPResponse):
+    """An answer whose headers are limited, without the interim ones before it."""
+
+    def __init__(self, sock: Any, *arguments: Any, **fields: Any):
+        super().__init__(sock, *arguments, **fields)
+        self._seconds = sock.gettimeout()
+
+    def begin(self) -> None:
+        body = self.fp
+        self.fp = _Headers(body, self._seconds)
+        super().begin()  # which skips 100 Continue
+        while 100 < self.status < 200:  # 103 Early Hints, for one
+            self.headers = self.msg = None
+            super().begin()
+        self.fp = body
+
+
+class _Plain(connection.HTTPConnection):
+    response_class = _Response
+
+
+class _Tls(connection.HTTPSConnection):
+    response_class = _Response
+
+
+class _PlainPool(urllib3.HTTPConnectionPool):
+    ConnectionCls = _Plain
+
+
+class _TlsPool(urllib3.HTTPSConnectionPool):
+    ConnectionCls = _Tls
+
+
+@lru_cache(maxsize=4)
+def _pool(connections: int, proxy: str | None) -> urllib3.PoolManager:
+    settings = {"maxsize": connections, "headers": {"User-Agent": AGENT}}
+    pool = urllib3.ProxyManager(proxy, **settings) if proxy else urllib3.PoolManager(**settings)
+    pool.pool_classes_by_scheme = {"http": _PlainPool, "https": _TlsPool}
+    return pool
+
+
+def _proxy(url: str) -> str | None:
+    parts = urlsplit(url)
+    variables = tuple(map(os.environ.get, PROXY_VARIABLES))
+    return _find_proxy(parts.scheme, parts.netloc, variables)
+
+
+@lru_cache(maxsize=64)  # searching the environment takes 0.4 ms, a small file 1.1 ms
+def _find_proxy(scheme: str, host: str, variables: tuple[str | None, ...]) -> str | None:
+    return None if proxy_bypass(host) else getproxies().get(scheme)
+
+
+# ---- What went wrong ----
+
+
+def _explain(error: Exception) -> str:
+    """Return why a connection failed, without the library's own objects."""
+    timed_out = isinstance(error, exceptions.TimeoutError)
+    if timed_out and not isinstance(error, exceptions.NewConnectionError):
+        return "timed out"
+    inner = next((arg for arg in error.args if isinstance(arg, Exception)), error)
+    if isinstance(inner, BadStatusLine) and not isinstance(inner, RemoteDisconnected):
+        return "the server does not speak HTTP"
+    if isinstance(inner, IncompleteRead):
+        return "the connection was cut"
+    if isinstance(inner, OSError) and inner.strerror:
+        return inner.strerror
+    return re.sub(r"<[^<>]*>:? ?|\w{1,99}\(host=[^()]*\): ", "", message(inner))
+
+
+def _check_status(request: Request, answer: urllib3.BaseHTTPResponse, network: NetSettings) -> None:
+    name = request.name
+    status = f"answered {answer.status} {brief(answer.reason or '')}".rstrip()
+    if answer.status in BUSY:
+        raise TransientError(f"{name}: {status}", answer.headers.get("Retry-After"))
+    if answer.status == 416:
+        status = "changed while it was read"
+    if answer.status not in (200, 206):
+        reason = answer.headers.get("X-Error-Message")  # the hub's
+        if request.pushes:
+            reason = _google_reason(_finish(answer, network.stall_seconds))
+        reason = f" ({message(Exception(reason))})" if reason else ""
+        is_credentials = answer.status in (401, 403) and not request.pushes
+        hint = ", or credentials for it" if is_credentials else ""
+        error = NotFoundError if answer.status == 404 else NotFetchedError
+        raise error(f"{name}: {status}{reason}, expected {request.expected}{hint}")
+
+
+def _google_reason(content: bytes) -> str | None:
+    """Return what Google's storage says in the body of an error."""
+    try:
+        said = json.loads(content)["error"]["message"]
+    except (ValueError, TypeError, LookupError, RecursionError):
+        return None
+    return said if isinstance(said, str) else None
+
+
+# ---- Files ----
 
 
 class Version(NamedTuple):
@@ -43,7 +337,13 @@ class Version(NamedTuple):
 
 
 def read(
-    request: Request, start: int, stop: int, version: Version, network: Network, *, is_rest: bool
+    request: Request,
+    start: int,
+    stop: int,
+    version: Version,
+    network: NetSettings,
+    *,
+    is_rest: bool,
 ) -> Iterator[bytes]:
     """Yield the bytes of a file from `start` to `stop`, in pieces as they come.
 
@@ -53,7 +353,7 @@ def read(
     Raises:
       TransientError: the connection was cut or stalled, or the server is busy.
       UnnamedVersionError: it must name the version, and does not.
-      LockstepError: the server refuses, or has another version of the file.
+      NetError: the server refuses, or has another version of the file.
     """
     is_rest = is_rest and not version.is_addressed
     if is_rest and version.tag is None:
@@ -76,26 +376,26 @@ def read(
                 f"{request.name}: the connection was cut {left} bytes before the end"
             )
         if answer.status == 200 and _length(answer.headers) is None and answer.read1(1):
-            raise LockstepError(
+            raise NetError(
                 f"{request.name}: sends more than {version.size} bytes, expected no more"
             )
 
 
-def head(request: Request, network: Network) -> Version:
+def head(request: Request, network: NetSettings) -> Version:
     """Return the server's description of a file.
 
     Raises:
-      LockstepError: the server refuses, gives no length, or cannot be reached.
+      NetError: the server refuses, gives no length, or cannot be reached.
     """
-    return retry.call(lambda: _head(request, network), network)
+    return limits.call(lambda: _head(request, network), network)
 
 
 class Pages:
     """The pages of one listing, which all together have `most_bytes` at most (limits.py)."""
 
-    def __init__(self, network: Network, most_bytes: int = limits.LISTING_BYTES):
+    def __init__(self, network: NetSettings, most_bytes: int = limits.LISTING_BYTES):
         self._network, self._most_bytes = network, most_bytes
-        self._limit: limits.ListingLimit | None = None
+        self._limit: ListingLimit | None = None
 
     def get(self, request: Request) -> tuple[Any, Request | None]:
         """Return a JSON document, and the request for the page after it, if any.
@@ -104,14 +404,11 @@ class Pages:
         credentials.
 
         Raises:
-          LockstepError: the server refuses or cannot be reached, the document is invalid, or the
+          NetError: the server refuses or cannot be reached, the document is invalid, or the
             listing has no end.
         """
         content, links = self._content(request)
-        try:
-            document = json.loads(content, object_pairs_hook=once)
-        except (ValueError, RecursionError) as error:
-            raise LockstepError(f"{request.name}: expected JSON: {error}") from None
+        document = parse(content, request.name)
         link = NEXT_PAGE.search(links)
         if link is None:
             return document, None
@@ -123,13 +420,13 @@ class Pages:
 
     def _content(self, request: Request) -> tuple[bytes, str]:
         """Return the content of a page, within the limits, and what it says of other pages."""
-        self._limit = self._limit or limits.ListingLimit(request.name, self._most_bytes)
+        self._limit = self._limit or ListingLimit(request.name, self._most_bytes)
         self._limit.next_page(request.url)
-        content, links = retry.call(lambda: self._fetch(request, self._limit), self._network)
+        content, links = limits.call(lambda: self._fetch(request, self._limit), self._network)
         self._limit.received(len(content))
         return bytes(content), links
 
-    def _fetch(self, request: Request, limit: limits.ListingLimit) -> tuple[bytearray, str]:
+    def _fetch(self, request: Request, limit: ListingLimit) -> tuple[bytearray, str]:
         """Return the content of a page, and what it says of other pages."""
         with opened("GET", request, self._network, {}) as answer:
             content = read_whole(answer, request.name, limit, self._network)
@@ -137,13 +434,13 @@ class Pages:
 
 
 def read_whole(
-    answer: urllib3.BaseHTTPResponse, name: str, limit: limits.ListingLimit, network: Network
+    answer: urllib3.BaseHTTPResponse, name: str, limit: ListingLimit, network: NetSettings
 ) -> bytearray:
     """Return a body that is read into memory, up to one byte more than the limit has room for.
 
     Raises:
       TransientError: the connection was cut or stalled.
-      LockstepError: it takes too long.
+      NetError: it takes too long.
     """
     content, room = bytearray(), limit.room
     for piece in _paced(answer, room + 1, name, network):
@@ -156,7 +453,7 @@ def read_whole(
 
 
 def _paced(
-    answer: urllib3.BaseHTTPResponse, most: int, name: str, network: Network
+    answer: urllib3.BaseHTTPResponse, most: int, name: str, network: NetSettings
 ) -> Iterator[bytes]:
     """Yield a body, or its first `most` bytes, in pieces; a server that hardly sends stalls."""
     since, received = time.monotonic(), 0
@@ -170,7 +467,7 @@ def _paced(
         yield piece
 
 
-def _head(request: Request, network: Network) -> Version:
+def _head(request: Request, network: NetSettings) -> Version:
     # asks for a byte if need be: some servers give no length to HEAD, or do not know it
     with opened("HEAD", request, network, {}, accepted={403, 405, 501}) as answer:
         if answer.status < 300 and (size := _length(answer.headers)) is not None:
@@ -180,7 +477,7 @@ def _head(request: Request, network: Network) -> Version:
         total = re.fullmatch(f"bytes 0-0/({NUMBER})", headers.get("Content-Range", ""))
         size = int(total[1]) if answer.status == 206 and total else _length(headers)
         if size is None or (answer.status == 206 and not total):
-            raise LockstepError(f"{request.name}: no Content-Length, expected the file's size")
+            raise NetError(f"{request.name}: no Content-Length, expected the file's size")
         return _describe(request.name, headers, size)
 
 
@@ -188,7 +485,7 @@ def _describe(name: str, headers: Mapping[str, str], size: int) -> Version:
     _check_content(name, headers)
     tag = _tag(headers)
     if tag is not None and reveals(tag):  # it would be written down
-        raise LockstepError(f"{name}: names version {brief(repr(tag))}, expected an ETag or a date")
+        raise NetError(f"{name}: names version {brief(repr(tag))}, expected an ETag or a date")
     return Version(size, tag, _checksum(name, headers))
 
 
@@ -206,12 +503,12 @@ def _checksum(name: str, headers: Mapping[str, str]) -> str | None:
     """Return the checksum that Google's storage sends with a file."""
     said = headers.get("x-goog-hash", "")
     hashes = dict(pair.strip().partition("=")[::2] for pair in said.split(","))
-    for kind, size in checksum.SIZES.items():
+    for kind, size in SIZES.items():
         with suppress(ValueError):  # invalid base64
             if digest := b64decode(hashes.get(kind, "")):
                 if len(digest) != size:
                     found = brief(repr(said))
-                    raise LockstepError(f"{name}: x-goog-hash {found}, expected {size} bytes")
+                    raise NetError(f"{name}: x-goog-hash {found}, expected {size} bytes")
                 return f"{kind}:{digest.hex()}"
     return None
 
@@ -227,7 +524,7 @@ def _check_version(name: str, headers: Mapping[str, str], version: Version) -> b
     is_date = re.match(r"\w{3}, \d", version.tag)  # where the server gave no ETag
     tag = headers.get("Last-Modified" if is_date else "ETag")
     if tag is not None and _bare(tag) != _bare(version.tag):
-        raise LockstepError(
+        raise NetError(
             f"{name}: changed while it was read: version {brief(repr(tag))}, expected "
             f"{brief(repr(version.tag))}; run again to read it anew"
         )
@@ -252,16 +549,16 @@ def _check_range(
     if answer.status == 200:  # the whole file, even if a range was requested
         length = _length(headers)
         if length is not None and length != size:
-            raise LockstepError(f"{name}: sends {length} bytes, expected {size} as before")
+            raise NetError(f"{name}: sends {length} bytes, expected {size} as before")
         return start
     text = headers.get("Content-Range", "")
     sent = re.fullmatch(rf"bytes ({NUMBER})-({NUMBER})/({NUMBER}|\*)", text)
     if sent is None or (int(sent[1]), int(sent[2])) != (start, stop - 1):
-        raise LockstepError(
+        raise NetError(
             f"{name}: sends range {brief(repr(text))}, expected bytes {start}-{stop - 1}"
         )
     if sent[3] not in ("*", str(size)):
-        raise LockstepError(f"{name}: has {sent[3]} bytes, expected {size} as before")
+        raise NetError(f"{name}: has {sent[3]} bytes, expected {size} as before")
     return 0
 
 
@@ -271,13 +568,13 @@ def _check_content(name: str, headers: Mapping[str, str]) -> None:
     kind = said.lower()  # not shown: in lower case a secret would not be hidden
     is_itself = name.endswith(".json") and kind.endswith("json")
     if kind.endswith(PAGE_TYPES) and not is_itself:
-        raise LockstepError(
+        raise NetError(
             f"{name}: sends a web page ({brief(said)}), expected the file itself; does the server "
             "want a sign-in?"
         )
     encoding = headers.get("Content-Encoding", "identity").strip()
     if encoding.lower() != "identity":
-        raise LockstepError(f"{name}: sent as {brief(encoding)}, expected plain bytes")
+        raise NetError(f"{name}: sent as {brief(encoding)}, expected plain bytes")
 
 
 def _bare(tag: str) -> str:

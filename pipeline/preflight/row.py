@@ -9,7 +9,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from lockstep.errors import LockstepError
-from pipeline.net.retry import UnreachableError
+from pipeline.net.limits import UnreachableError
 from pipeline.runfile import Run
 
 

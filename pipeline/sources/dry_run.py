@@ -10,7 +10,7 @@ from lockstep.machine.progress import size
 from lockstep.methods.dense import OptimizerDummy
 from pipeline import sources
 from pipeline.net import remote
-from pipeline.net.remote import Origin
+from pipeline.net.origin import Origin
 from pipeline.runfile import DataServer, Run
 from pipeline.runfile.data import HashedText
 from pipeline.sources.provider import HELD_OUT, TRAIN, FetchOptions, Survey, fetch_options

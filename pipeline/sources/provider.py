@@ -15,7 +15,7 @@ import numpy as np
 from pydantic import Field
 
 from lockstep.machine.progress import Progress
-from pipeline.net.remote import Origin
+from pipeline.net.origin import Origin
 from pipeline.runfile import Network, Run
 from pipeline.runfile.data import Limit
 from pipeline.stage.artifacts import Paths

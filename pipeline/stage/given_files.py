@@ -19,11 +19,10 @@ from typing import NamedTuple
 
 import yaml
 
-from lockstep.errors import LockstepError, brief, reveals
+from lockstep.errors import LockstepError, brief
 from lockstep.files import check_regular_file
+from pipeline.net.host import DEEPEST, check_name
 
-DEEPEST = 64  # folders in one another
-NAME_BYTES = 1024  # at most, of a path in a folder, as in S3
 # At most, of what packed data unpack to: bytes, or times their size. Text comes to 3 to 10 times.
 LEAST_UNPACKED, TIMES_UNPACKED = 2**22, 200
 YAML_DEPTH, YAML_NODES = 100, 100_000
@@ -184,25 +183,6 @@ def check_yaml(content: bytes | str, name: str) -> None:
                     )
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise LockstepError(f"{name}: {brief(str(error), 200)}, expected YAML") from error
-
-
-def check_name(name: str, where: str) -> str:
-    """Return a name if it can be a path in a folder.
-
-    Nothing is ever written under such a name, but a server that gives another is not to be trusted.
-
-    Raises:
-      LockstepError: it is absolute, leads out of the folder, is not printable, is too long or too
-        deep, or has a secret.
-    """
-    parts = name.split("/")
-    is_path = "\\" not in name and not {"", ".", ".."} & set(parts)
-    fits = len(parts) <= DEEPEST and name.isprintable() and len(name.encode()) <= NAME_BYTES
-    if not (is_path and fits) or reveals(name):
-        raise LockstepError(
-            f"{where}: lists a file named {brief(repr(name), 80)}, expected a path inside it"
-        )
-    return name
 
 
 def walk(folder: Path, *, hidden: bool = True) -> Iterator[tuple[str, Path]]:

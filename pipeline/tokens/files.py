@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from lockstep.errors import LockstepError
-from pipeline.net.remote import Origin
+from pipeline.net.origin import Origin
 from pipeline.runfile import Network
 from pipeline.tokens.shards import ZEROS, ShardFile
 

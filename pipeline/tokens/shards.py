@@ -19,7 +19,7 @@ from lockstep.files import write_bytes, write_json
 from lockstep.programs.columns import PLAIN, Column
 from lockstep.tables.explain import validate_json
 from lockstep.tables.table import Table, wrong
-from pipeline.net.remote import Origin
+from pipeline.net.origin import Origin
 from pipeline.runfile.data import AnyShuffle
 from pipeline.tokens.rows import AnyRows
 

@@ -31,10 +31,9 @@ from lockstep.tables.explain import validate_json
 from lockstep.tables.table import AsTuple, Table
 from lockstep.transcript.tensorfile import TensorFile
 from pipeline import runfile
-from pipeline.net import checksum, store
-from pipeline.net.google_auth import KEY
-from pipeline.net.google_files import BucketFile, BucketFolder
-from pipeline.net.remote import Origin
+from pipeline.net import store
+from pipeline.net.google import KEY, BucketFile, BucketFolder
+from pipeline.net.origin import Origin, hash_file
 from pipeline.net.store import Transfer
 from pipeline.runfile import Network
 from pipeline.stage import lock
@@ -342,5 +341,5 @@ def _is_same(path: Path, file: BucketFile) -> bool:
         return False
     for kind, digest in (("crc32c", file.crc32c), ("md5", file.md5)):
         if digest is not None:
-            return checksum.of_file(path, kind) == digest
+            return hash_file(path, kind) == digest
     return True

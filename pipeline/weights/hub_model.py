@@ -11,7 +11,7 @@ from pathlib import Path
 
 from lockstep.errors import LockstepError, keep_secret
 from lockstep.machine.progress import Progress
-from pipeline.net import hub_files, redact
+from pipeline.net import host, hub_files
 from pipeline.runfile import Network
 from pipeline.weights import hf
 
@@ -78,7 +78,7 @@ def push(
             parent_commit=before.sha,
         )
     except Exception as error:  # dozens of kinds; not chained, since it may hold the token
-        reason = redact.message(error)
+        reason = host.message(error)
         raise LockstepError(
             f"{repo_id}: {reason}, expected a repository on the hub that HF_TOKEN may write to"
         ) from None

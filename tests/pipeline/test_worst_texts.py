@@ -15,7 +15,7 @@ import pytest
 from lockstep import errors
 from lockstep.errors import LockstepError
 from parts.workload.process import messages
-from pipeline.net import redact
+from pipeline.net import host
 from pipeline.pages import public
 from pipeline.stage.keys import PROJECT
 
@@ -27,7 +27,7 @@ SHOWING = {
     "LockstepError": lambda text: str(LockstepError(text)),
     "shown": errors.shown,
     "reveals": errors.reveals,
-    "redact": lambda text: redact.message(ValueError(text)),
+    "redact": lambda text: host.message(ValueError(text)),
     "first_line": messages.first_line,
     "public": public.without_secrets,
     "folders": public.without_folders,

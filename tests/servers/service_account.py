@@ -8,7 +8,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from pipeline.net import google_auth
+from pipeline.net import google
 
 
 @lru_cache
@@ -43,4 +43,4 @@ def use(file: Path, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
         "token_uri": f"{address}/token",
     }
     file.write_text(json.dumps(account))
-    monkeypatch.setenv(google_auth.KEY, str(file))
+    monkeypatch.setenv(google.KEY, str(file))

@@ -21,8 +21,9 @@ from safetensors import SafetensorError, safe_open
 
 from lockstep.errors import LockstepError, brief
 from lockstep.files import check_regular_file
+from pipeline.net.host import check_name
 from pipeline.sources.rows.examples import Examples, Sliced, examples_of
-from pipeline.stage.given_files import check_file, check_name
+from pipeline.stage.given_files import check_file
 
 KINDS = (".npy", ".npz", ".safetensors")
 MOST_ARRAYS = 1000  # of a file; as many members are open at once

@@ -16,6 +16,7 @@ import numpy as np
 from lockstep.errors import LockstepError
 from lockstep.files import sha256_file, writes
 from lockstep.machine.progress import Progress
+from pipeline.net.host import check_name
 from pipeline.runfile.data import DataFiles
 from pipeline.sources.provider import (
     HELD_OUT,
@@ -37,7 +38,6 @@ from pipeline.stage.artifacts import listing_sha256
 from pipeline.stage.given_files import (
     FileStamp,
     check_file,
-    check_name,
     check_unchanged,
     expand,
     stamp,

@@ -15,7 +15,7 @@ from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from lockstep.errors import LockstepError
-from pipeline.net.remote import Origin
+from pipeline.net.origin import Origin
 from pipeline.runfile.data import Limit
 from pipeline.sources.provider import (
     HELD_OUT,

@@ -5,7 +5,7 @@ Psyche's are sequences of 2,048 tokens whatever max_seq_len says; ours are of ma
 
 from pathlib import Path
 
-from pipeline.net.remote import Origin
+from pipeline.net.origin import Origin
 from pipeline.runfile.data import DataDummy, ShuffleDontShuffle
 from pipeline.sources.provider import (
     TRAIN,

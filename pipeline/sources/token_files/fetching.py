@@ -14,7 +14,7 @@ import numpy as np
 from lockstep.errors import LockstepError
 from lockstep.files import link, written
 from pipeline.net import remote, store
-from pipeline.net.remote import Origin
+from pipeline.net.origin import Origin
 from pipeline.net.store import Stored, Transfer
 from pipeline.net.web import PIECE_BYTES
 from pipeline.runfile import Network

@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import unquote, urlsplit
 
 from lockstep.errors import LockstepError, hide
-from pipeline.net import addresses, web
-from pipeline.net.google_files import BucketFolder
-from pipeline.net.remote import Origin
+from pipeline.net import remote, web
+from pipeline.net.google import BucketFolder
+from pipeline.net.origin import Origin
 from pipeline.runfile import Network
 from pipeline.runfile.data import DataHttp, LocationGcp, LocationNumberedFiles, LocationSingleUrl
 from pipeline.sources.token_files.fetching import provider
@@ -51,7 +51,7 @@ def listing(location: DataHttp, network: Network) -> Listing:
 
 def files_at(urls: list[str], network: Network) -> tuple[LocationFile, ...]:
     """Return the files at web addresses, with the size and version that the servers give."""
-    requests = [addresses.resolve_web(url) for url in urls]
+    requests = [remote.resolve_web(url) for url in urls]
     with ThreadPoolExecutor(network.connections) as pool:
         heads = list(pool.map(lambda request: web.head(request, network), requests))
     return tuple(

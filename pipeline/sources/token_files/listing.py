@@ -15,10 +15,11 @@ from lockstep.errors import hide
 from lockstep.tables.table import Table
 from lockstep.tables.variant import variant_name
 from pipeline.net import store
-from pipeline.net.remote import Origin
+from pipeline.net.host import check_name
+from pipeline.net.origin import Origin
 from pipeline.runfile.data import TOKEN_BYTES, AnyShuffle, Data, TokenSize
 from pipeline.sources.provider import TOKENIZER, FetchOptions
-from pipeline.stage.given_files import check_file, check_name, stamp
+from pipeline.stage.given_files import check_file, stamp
 from pipeline.tokens import signs
 from pipeline.tokens.shards import Part
 from pipeline.tokens.tokenizer_files import KINDS, TOKENIZER_FILES

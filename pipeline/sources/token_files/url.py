@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from lockstep.errors import LockstepError, hide
 from lockstep.tables.variant import variant_name
 from pipeline.net import fsspec_files
-from pipeline.net.remote import Origin
+from pipeline.net.host import check_name
+from pipeline.net.origin import Origin
 from pipeline.runfile import Network
 from pipeline.runfile.data import DataUrl
 from pipeline.sources.token_files.fetching import provider
 from pipeline.sources.token_files.listing import Listing, LocationFile, held_by
-from pipeline.stage.given_files import check_name
 
 # Other addresses have locations of their own, which check more.
 INSTEAD = {

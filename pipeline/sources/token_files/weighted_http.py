@@ -14,7 +14,7 @@ from pydantic import Discriminator, Field, Tag
 from lockstep.errors import LockstepError, hide
 from lockstep.tables.explain import validate
 from lockstep.tables.table import AsTuple, Table
-from pipeline.net import addresses, web
+from pipeline.net import remote, web
 from pipeline.runfile import Network
 from pipeline.runfile.data import AnyShuffle, DataHttp, DataWeightedHttp
 from pipeline.sources.token_files import http
@@ -53,7 +53,7 @@ def listing(location: DataWeightedHttp, network: Network) -> Listing:
         `http.listing`.
     """
     name = hide(location.url)
-    document, _ = web.Pages(network).get(addresses.resolve_web(location.url))
+    document, _ = web.Pages(network).get(remote.resolve_web(location.url))
     config = validate(WeightedConfig, document, f"{name}: invalid weighted configuration")
     weighted = [pair if isinstance(pair, tuple) else (pair, None) for pair in config.providers]
     sizes = {one.token_size_in_bytes for one, _ in weighted}

@@ -15,8 +15,8 @@ from parts.publication.draws import ReaderAsks
 from pipeline.__main__ import app
 from pipeline.again import outputs
 from pipeline.again.evaluate import held_out_claim
-from pipeline.net.connection import NotFoundError
-from pipeline.net.retry import UnreachableError
+from pipeline.net.limits import UnreachableError
+from pipeline.net.web import NotFoundError
 from pipeline.stage.keys import PROJECT
 from pipeline.weights import hf
 from tests import tiny

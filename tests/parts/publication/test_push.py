@@ -14,7 +14,7 @@ from lockstep.errors import LockstepError
 from lockstep.files import read_json, sha256_file, write_text
 from parts.publication import publish, push
 from pipeline import __main__, runfile
-from pipeline.net import google_auth
+from pipeline.net import google
 from pipeline.stage.artifacts import Paths
 from pipeline.stage.keys import PROJECT
 from pipeline.weights import bucket
@@ -56,9 +56,9 @@ def hub(tmp_path, monkeypatch):
 
 @pytest.fixture
 def gcs(monkeypatch):
-    monkeypatch.delenv(google_auth.KEY, raising=False)
+    monkeypatch.delenv(google.KEY, raising=False)
     with Bucket().serving() as server:
-        monkeypatch.setenv(google_auth.EMULATOR, server.address)
+        monkeypatch.setenv(google.EMULATOR, server.address)
         yield server
 
 

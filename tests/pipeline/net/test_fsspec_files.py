@@ -6,9 +6,9 @@ import fsspec
 import pytest
 
 from lockstep.errors import LockstepError
-from pipeline.net import fsspec_files, retry, web
-from pipeline.net.connection import Request
-from pipeline.net.retry import TransientError
+from pipeline.net import fsspec_files, limits, web
+from pipeline.net.limits import TransientError
+from pipeline.net.web import Request
 from pipeline.runfile import Network
 from tests.servers.files import Files
 from tests.servers.misbehaviour import Misbehaviour
@@ -76,7 +76,7 @@ def test_a_listing_in_which_folders_have_no_end_is_refused(memory, monkeypatch):
 
 
 def test_a_checksum_of_another_length_is_refused_without_repeating_it(monkeypatch):
-    monkeypatch.setattr(retry, "pause", lambda *_: None)
+    monkeypatch.setattr(limits, "pause", lambda *_: None)
 
     def spoil(answer):
         answer.headers["X-Goog-Hash"] = "md5=" + "YWJj" * 500

@@ -9,7 +9,7 @@ from huggingface_hub import snapshot_download
 
 from lockstep.machine.progress import Progress
 from pipeline import sources
-from pipeline.net import hub_files, retry, store
+from pipeline.net import hub_files, limits, store
 from pipeline.runfile import Network
 from pipeline.runfile.data import DataHub, DataPreprocessed, DataText, Limit, ShuffleDontShuffle
 from pipeline.sources.text import tokenizer
@@ -47,7 +47,7 @@ def hub(tmp_path, monkeypatch):
 
 def lost(monkeypatch, how: str) -> None:
     """The hub is not to be had from now on."""
-    monkeypatch.setattr(retry, "pause", lambda *_: None)
+    monkeypatch.setattr(limits, "pause", lambda *_: None)
     if how == "offline":
         monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     else:

@@ -94,7 +94,7 @@ from pathlib import Path
 from pipeline.net.store import Transfer, fetch
 from pipeline.runfile import Network
 from lockstep.machine.progress import Progress
-from pipeline.net.remote import Origin
+from pipeline.net.origin import Origin
 
 origins = [Origin(url=url, size=size, tag=tag) for url, size, tag in json.loads(sys.argv[1])]
 wishes = [Transfer(origin.url, origin, origin.size) for origin in origins]

@@ -1,7 +1,7 @@
 import pytest
 
 from pipeline import runfile, sources
-from pipeline.net import google_auth
+from pipeline.net import google
 from pipeline.runfile import Network
 from pipeline.sources.token_files.http import list_bucket
 from tests.pipeline.sources import options
@@ -13,9 +13,9 @@ NETWORK = Network(connections=2, attempts=1, stall_seconds=5)
 
 @pytest.fixture
 def bucket(tmp_path, monkeypatch):
-    monkeypatch.delenv(google_auth.KEY, raising=False)
+    monkeypatch.delenv(google.KEY, raising=False)
     with Bucket().serving() as served:
-        monkeypatch.setenv(google_auth.EMULATOR, served.address)
+        monkeypatch.setenv(google.EMULATOR, served.address)
         yield served
 
 

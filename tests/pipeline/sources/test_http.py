@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from pipeline import runfile, sources
-from pipeline.net import addresses
+from pipeline.net import remote
 from pipeline.sources.token_files.weighted_http import WeightedConfig
 from tests.pipeline.sources.options import options, refusal
 from tests.servers import misbehaviour
@@ -75,7 +75,7 @@ def test_a_password_of_netrc_opens_the_door_and_is_written_nowhere(
     monkeypatch.setenv("NETRC", str(netrc))
     assert "answered 401" in refusal(fetch, where, tmp_path / "no")
     netrc.write_text(f"machine 127.0.0.1 login me password {password}\n")
-    addresses._user_of.cache_clear()
+    remote._user_of.cache_clear()
     fetch(where, tmp_path / "out")
     fetch(where, tmp_path / "streamed", stream=True)
     for path in tmp_path.rglob("*"):

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from pipeline.net.remote import Origin
+from pipeline.net.origin import Origin
 from pipeline.runfile import Network
 from pipeline.tokens.shards import ShardFile
 from tests.pipeline.tokens.shards_folder import edit

@@ -8,7 +8,7 @@ import pytest
 
 from lockstep.wire.commitment import tree_hash
 from models.llama import llama
-from pipeline.net import google_auth
+from pipeline.net import google
 from pipeline.weights import epochs, hf
 from tests import tiny
 from tests.pipeline.conversion import write_model
@@ -40,9 +40,9 @@ def push(init: Path, *places: str) -> dict:
 
 @pytest.mark.parametrize(("place", "prefix"), [("gs://ours", ""), ("gs://ours/a/", "a/")])
 def test_params_go_to_a_folder_of_their_own(init, monkeypatch, place, prefix, tmp_path):
-    monkeypatch.delenv(google_auth.KEY, raising=False)
+    monkeypatch.delenv(google.KEY, raising=False)
     with Bucket().serving() as gcs:
-        monkeypatch.setenv(google_auth.EMULATOR, gcs.address)
+        monkeypatch.setenv(google.EMULATOR, gcs.address)
         params = push(init, place)
     live = {name.removeprefix(f"{prefix}unaudited/"): data for name, data in gcs.live().items()}
     assert not [name for name in live if "/" in name]
@@ -55,9 +55,9 @@ def test_params_go_to_a_folder_of_their_own(init, monkeypatch, place, prefix, tm
 
 
 def test_a_server_that_refuses_is_a_warning(init, monkeypatch, caplog):
-    monkeypatch.delenv(google_auth.KEY, raising=False)
+    monkeypatch.delenv(google.KEY, raising=False)
     with Bucket(refuse=(".*", 403)).serving() as gcs:
-        monkeypatch.setenv(google_auth.EMULATOR, gcs.address)
+        monkeypatch.setenv(google.EMULATOR, gcs.address)
         push(init, "gs://ours")
     (line,) = [record.getMessage() for record in caplog.records if "warning" in record.getMessage()]
     assert line.startswith("train: warning: epoch 2 is not pushed: gs://ours")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.net import retry
+from pipeline.net import limits
 from tests.pipeline.net import token_servers as sources
 from tests.pipeline.net.token_servers import TRUTH
 
@@ -16,7 +16,7 @@ IN_TIME = 8.0  # seconds: a server that says nothing is left after half a second
 def in_haste(monkeypatch):
     """Waits of hundredths of a second between attempts, whatever they should be."""
     brief = lambda seconds, cancelled: cancelled.wait(min(seconds, 0.02))  # noqa: E731
-    monkeypatch.setattr(retry, "pause", brief)
+    monkeypatch.setattr(limits, "pause", brief)
 
 
 class Late(BaseException):

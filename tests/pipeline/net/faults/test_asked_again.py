@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from lockstep.errors import LockstepError
-from pipeline.net import retry
+from pipeline.net import limits
 from tests import tiny
 from tests.pipeline.net import token_servers as sources
 from tests.pipeline.net.faults.matrix import RIGHT, YEAR
@@ -23,7 +23,7 @@ def test_a_server_is_asked_again_when_it_says_but_not_in_a_year(
     source, root, monkeypatch, retry_after, least, most
 ):
     waited = []
-    monkeypatch.setattr(retry, "pause", lambda seconds, _: waited.append(seconds))
+    monkeypatch.setattr(limits, "pause", lambda seconds, _: waited.append(seconds))
     header = m.soon() if retry_after == "a date" else retry_after
     spoil(source, m.status(503, header))
     assert outcome(source, root) == RIGHT

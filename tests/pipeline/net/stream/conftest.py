@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pipeline.net import remote, retry
+from pipeline.net import limits, remote
 from tests.pipeline.net.stream.far import Far
 
 
@@ -18,8 +18,8 @@ def far(monkeypatch) -> Far:
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch):
-    monkeypatch.setattr(retry, "BACKOFF_SECONDS", 0.001)
-    monkeypatch.setattr(retry, "JITTER_SECONDS", 0.001)
+    monkeypatch.setattr(limits, "BACKOFF_SECONDS", 0.001)
+    monkeypatch.setattr(limits, "JITTER_SECONDS", 0.001)
 
 
 @pytest.fixture

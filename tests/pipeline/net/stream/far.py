@@ -5,8 +5,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from pipeline.net.remote import Origin
-from pipeline.net.retry import TransientError
+from pipeline.net.limits import TransientError
+from pipeline.net.origin import Origin
 from pipeline.net.stream import Streams
 from pipeline.runfile import Network
 from tests.pipeline.sources.options import refusal

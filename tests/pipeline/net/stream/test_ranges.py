@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.net import remote
-from pipeline.net.remote import Origin
+from pipeline.net.origin import Origin
 from pipeline.net.stream import Streams
 from pipeline.runfile import Network
 from tests.pipeline.net.stream.far import SECONDS, Far, holding, refused, rested, sequences, true

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pipeline.net.remote import Origin
+from pipeline.net.origin import Origin
 from pipeline.net.stream import Streams
 from pipeline.runfile import Network
 from tests.pipeline.net.stream.far import MIB, SECONDS, holding, refused, wait_until
@@ -19,7 +19,7 @@ from tests.servers.misbehaviour import Misbehaviour
 HANGING = """
 import sys, threading
 from pipeline.runfile import Network
-from pipeline.net.remote import Origin
+from pipeline.net.origin import Origin
 from pipeline.net.stream import Streams
 streams = Streams(Network())
 origin = Origin.model_validate_json(sys.argv[1])

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.net import google_auth
+from pipeline.net import google
 from pipeline.runfile import Network
 from pipeline.weights import bucket
 from tests.pipeline.conversion import write_model
@@ -15,12 +15,12 @@ from tests.servers.bucket import Bucket
 @pytest.fixture
 def served(tmp_path, monkeypatch):
     """An empty bucket, and nobody's credentials."""
-    monkeypatch.delenv(google_auth.KEY, raising=False)
+    monkeypatch.delenv(google.KEY, raising=False)
     monkeypatch.setenv("NO_GCE_CHECK", "true")
     monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path / "gcloud"))
     monkeypatch.setattr(bucket, "NETWORK", Network(attempts=1))
     with Bucket().serving() as server:
-        monkeypatch.setenv(google_auth.EMULATOR, server.address)
+        monkeypatch.setenv(google.EMULATOR, server.address)
         yield server
 
 

@@ -1,6 +1,6 @@
 """The cache: what is there is not fetched again, unless it was damaged."""
 
-from pipeline.net import connection
+from pipeline.net import web
 from tests.pipeline.conversion import same_params
 from tests.pipeline.weights.bucket.our_bucket import FOLDER, NAME, flipped, push, read, refusal
 
@@ -16,7 +16,7 @@ def test_what_is_there_is_not_fetched_again(tmp_path, served, model):
 def test_offline_what_was_read_before_is_read_again(tmp_path, served, model, monkeypatch):
     push(model)
     read(tmp_path)
-    monkeypatch.setenv(connection.OFFLINE, "1")
+    monkeypatch.setenv(web.OFFLINE, "1")
     before = list(served.seen)
     assert same_params(read(tmp_path), model)
     assert served.seen == before

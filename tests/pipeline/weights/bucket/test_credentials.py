@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from lockstep.errors import LockstepError
-from pipeline.net import google_auth
+from pipeline.net import google
 from tests.pipeline.conversion import check_silence, same_params
 from tests.pipeline.weights.bucket.our_bucket import WHERE, push, put, read, refusal
 
@@ -53,9 +53,9 @@ def test_the_token_reaches_the_server_and_nothing_else(
 
 
 def test_credentials_that_are_none_are_one_line(tmp_path, served, model, monkeypatch):
-    monkeypatch.setenv(google_auth.KEY, str(tmp_path / "none.json"))
+    monkeypatch.setenv(google.KEY, str(tmp_path / "none.json"))
     said = refusal(tmp_path)
-    assert said.startswith(f"{WHERE}: {google_auth.KEY}: ")
+    assert said.startswith(f"{WHERE}: {google.KEY}: ")
     assert said.endswith("expected a file of credentials")
 
 

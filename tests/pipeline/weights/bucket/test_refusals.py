@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeline.net import google_auth
+from pipeline.net import google
 from tests.errors import check_names
 from tests.pipeline.conversion import same_params
 from tests.pipeline.weights.bucket.our_bucket import (
@@ -62,5 +62,5 @@ def test_a_place_that_would_lead_out_of_the_cache_is_refused(tmp_path, served, f
 
 def test_a_server_that_does_not_answer_is_one_line(tmp_path, monkeypatch):
     with Bucket().serving() as server:
-        monkeypatch.setenv(google_auth.EMULATOR, server.address)
+        monkeypatch.setenv(google.EMULATOR, server.address)
     check_names(refusal(tmp_path), WHERE)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.errors import LockstepError
-from pipeline.net import google_files, retry
+from pipeline.net import google, limits
 from pipeline.runfile import Network
 from pipeline.weights import bucket
 from tests.pipeline.weights.bucket.our_bucket import FOLDER, WHERE, push
@@ -21,7 +21,7 @@ from tests.servers.web import Answer
 
 
 def test_a_large_file_goes_in_chunks(served, model, monkeypatch):
-    monkeypatch.setattr(google_files, "CHUNK_BYTES", 2**18)
+    monkeypatch.setattr(google, "CHUNK_BYTES", 2**18)
     (model / "added_tokens.json").write_bytes(large := bytes(range(256)) * 3000)
     push(model)
     assert served.live()[f"{FOLDER}/added_tokens.json"] == large
@@ -45,9 +45,9 @@ LARGE = bytes(range(256)) * 3000  # three chunks of 256 KiB
 @pytest.fixture
 def large(served, tmp_path, monkeypatch) -> Path:
     """A folder of one large file, pushed in small chunks, and no waits between attempts."""
-    monkeypatch.setattr(google_files, "CHUNK_BYTES", 2**18)
+    monkeypatch.setattr(google, "CHUNK_BYTES", 2**18)
     monkeypatch.setattr(bucket, "NETWORK", Network(attempts=2, stall_seconds=0.3))
-    monkeypatch.setattr(retry, "pause", lambda seconds, cancelled: None)
+    monkeypatch.setattr(limits, "pause", lambda seconds, cancelled: None)
     (folder := tmp_path / "large").mkdir()
     (folder / "model.safetensors").write_bytes(LARGE)
     return folder

@@ -1,26 +1,104 @@
 """Files in a folder of a bucket of Google Cloud Storage, read and written by generation.
 
-The server is asked directly: its client has a patience of its own, of minutes. A public bucket is
-read without credentials; another with those of the environment, for which the extra gcs is needed.
+The server is asked directly: its client has a patience of its own, of minutes. Credentials come
+from the environment, as Google's own tools find them, for which google-auth is needed; without any,
+requests are anonymous and read public buckets.
 """
 
 import json
+import os
 import re
 from base64 import b64decode, b64encode
 from collections.abc import Callable
-from typing import Annotated, Any, BinaryIO, NamedTuple
+from functools import lru_cache
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
 
 from pydantic import AfterValidator, BaseModel, Field
 
-from lockstep.errors import LockstepError, brief, keep_secret
-from lockstep.tables.explain import validate, validate_json
-from pipeline.net import checksum, google_auth, limits, retry, web
-from pipeline.net.connection import NotFoundError, Request, opened
-from pipeline.net.remote import Origin
-from pipeline.net.retry import Attempts, TransientError
-from pipeline.runfile import Network
-from pipeline.stage.given_files import check_name
+from . import limits, web
+from .host import NetError, brief, check_name, keep_secret, lacking, message
+from .limits import Attempts, NetSettings, TransientError
+from .origin import READ_BYTES, SIZES, Origin, hasher, parse, validate
+from .web import NotFoundError, Request, opened
+
+if TYPE_CHECKING:
+    from google.auth.credentials import Credentials
+
+SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
+KEY = "GOOGLE_APPLICATION_CREDENTIALS"
+EMULATOR = "STORAGE_EMULATOR_HOST"
+ENDPOINT = "https://storage.googleapis.com"
+
+
+def endpoint() -> str:
+    """Return the server's address; $STORAGE_EMULATOR_HOST replaces Google's."""
+    address = os.environ.get(EMULATOR, ENDPOINT).rstrip("/")
+    return address if "://" in address else f"http://{address}"
+
+
+def credentials(name: str) -> "Credentials":
+    """Return the environment's credentials, or anonymous ones; `name` is the bucket in errors.
+
+    An emulator of Google's server only sees credentials that $GOOGLE_APPLICATION_CREDENTIALS names.
+
+    Raises:
+      NetError: the environment names invalid credentials.
+    """
+    import google.auth
+    from google.auth.credentials import AnonymousCredentials
+
+    key = os.environ.get(KEY)
+    if os.environ.get(EMULATOR) and not key:
+        return AnonymousCredentials()
+    try:
+        return google.auth.default(scopes=[SCOPE])[0]
+    except google.auth.exceptions.DefaultCredentialsError as error:
+        if key:
+            raise NetError(
+                f"{name}: {KEY}: {message(error)}, expected a file of credentials"
+            ) from None
+        return AnonymousCredentials()
+
+
+def authorization(name: str, *, pushes: bool = False) -> dict[str, str]:
+    """Return the headers of a request to a bucket, with a fresh token if there are credentials.
+
+    A push needs google-auth, and counts against the quota project that the credentials name.
+
+    Raises:
+      NetError: the environment names credentials that cannot be used, or google-auth is needed
+        and not installed.
+    """
+    try:
+        import google.auth.exceptions
+        from google.auth.transport.requests import Request
+    except ImportError:
+        if pushes or os.environ.get(KEY):
+            because = f": {KEY} is set" if os.environ.get(KEY) else ""
+            raise lacking(f"{name}{because}", "google.auth") from None
+        return {}
+    current = _cached(name, os.environ.get(KEY), os.environ.get(EMULATOR))
+    try:
+        if not current.valid:
+            current.refresh(Request())
+    except google.auth.exceptions.GoogleAuthError as error:
+        keep_secret(current.token)
+        reason = message(error)
+        raise NetError(f"{name}: {reason}, expected usable credentials") from None
+    if not current.token:
+        return {}
+    project = getattr(current, "quota_project_id", None) if pushes else None
+    quota = {"x-goog-user-project": project} if project else {}
+    return {"Authorization": f"Bearer {current.token}"} | quota
+
+
+@lru_cache(maxsize=4)
+def _cached(name: str, key: str | None, emulator: str | None) -> "Credentials":
+    return credentials(name)
+
+
+# ---- Files ----
 
 FIELDS = "name,size,generation,md5Hash,crc32c,contentEncoding"
 FILE_BYTES = 2**20  # the longest description of one file
@@ -33,8 +111,8 @@ def _hash(kind: str) -> Any:
 
     def to_hex(text: str) -> str:
         digest = b64decode(text, validate=True)  # raises a ValueError if invalid
-        if len(digest) != checksum.SIZES[kind]:
-            raise ValueError(f"expected a hash of {checksum.SIZES[kind]} bytes")
+        if len(digest) != SIZES[kind]:
+            raise ValueError(f"expected a hash of {SIZES[kind]} bytes")
         return digest.hex()
 
     return Annotated[str, AfterValidator(to_hex)]
@@ -86,7 +164,7 @@ class BucketFolder:
         self,
         bucket: str,
         path: str,
-        network: Network,
+        network: NetSettings,
         expected: str = "a readable file",
         *,
         pushes: bool = False,
@@ -103,7 +181,7 @@ class BucketFolder:
         `below` says whether the files of folders in it are listed too.
 
         Raises:
-          LockstepError: the bucket cannot be read, or its listing is invalid or has no end.
+          NetError: the bucket cannot be read, or its listing is invalid or has no end.
         """
         query = {"prefix": self._prefix, "fields": f"nextPageToken,items({FIELDS})"}
         query |= {} if below else {"delimiter": "/"}
@@ -126,7 +204,7 @@ class BucketFolder:
         """Return one version of a file, by default the newest; None if there is none.
 
         Raises:
-          LockstepError: the bucket cannot be read, or its answer is invalid.
+          NetError: the bucket cannot be read, or its answer is invalid.
         """
         query = {"fields": FIELDS} | ({} if generation is None else {"generation": generation})
         request = self._request(f"/{quote(self._prefix + name, safe='')}", query)
@@ -136,7 +214,7 @@ class BucketFolder:
             return None
         file = validate(BucketFile, said, f"{self.name}/{name}: invalid answer")
         if generation not in (None, int(file.generation)):
-            raise LockstepError(
+            raise NetError(
                 f"{self.name}/{name}: found generation {file.generation}, expected {generation}"
             )
         return file
@@ -145,10 +223,10 @@ class BucketFolder:
         """Return where the bytes of a version are; `name` is the file's in the folder.
 
         Raises:
-          LockstepError: they are stored in compressed form.
+          NetError: they are stored in compressed form.
         """
         if file.encoding:
-            raise LockstepError(
+            raise NetError(
                 f"{self.name}/{name}: stored as {brief(file.encoding)}, expected plain bytes"
             )
         said = f"crc32c:{file.crc32c}" if file.crc32c else None
@@ -177,14 +255,14 @@ class BucketFolder:
           kind: media type of the file.
 
         Raises:
-          LockstepError: somebody else wrote the file, or the bucket refuses it or cannot be
+          NetError: somebody else wrote the file, or the bucket refuses it or cannot be
             reached.
         """
         size, crc32c = _measure(content)
         about = {"name": self._prefix + name, "contentType": kind}
         about["crc32c"] = b64encode(bytes.fromhex(crc32c)).decode()
         query = {"uploadType": "resumable", "ifGenerationMatch": generation, "fields": FIELDS}
-        url = retry.call(lambda: self._begin(query, about), self._network)
+        url = limits.call(lambda: self._begin(query, about), self._network)
         upload = _Upload(url, f"{self.name}/{name}", size, crc32c)
         attempts, arrived, is_lost = Attempts(self._network), 0, False
         while True:
@@ -214,7 +292,7 @@ class BucketFolder:
             self._check_unchanged(answer.status)
             url = answer.headers.get("Location", "")
         if urlsplit(url).scheme not in ("http", "https"):
-            raise LockstepError(f"{self.name}: sends no address, expected one of an upload")
+            raise NetError(f"{self.name}: sends no address, expected one of an upload")
         keep_secret(url)
         return url
 
@@ -222,8 +300,8 @@ class BucketFolder:
         """Send bytes from `start` on, none to ask; return how many arrived, or the whole file."""
         end = start + len(piece)
         span = f"{start}-{end - 1}" if piece else "*"
-        url, is_ours = upload.url, upload.url.startswith(f"{google_auth.endpoint()}/")
-        headers = google_auth.headers(self.name, pushes=True) if is_ours else {}
+        url, is_ours = upload.url, upload.url.startswith(f"{endpoint()}/")
+        headers = authorization(self.name, pushes=True) if is_ours else {}
         request = Request(url, headers, upload.name, self._expected, pushes=True)
         said = {"Content-Range": f"bytes {span}/{upload.size}"}
         with opened("PUT", request, self._network, said, {308, 412}, piece) as answer:
@@ -236,16 +314,16 @@ class BucketFolder:
                     not start <= arrived <= (end if piece else upload.size)
                     or arrived == upload.size
                 ):
-                    raise LockstepError(
+                    raise NetError(
                         f"{upload.name}: has {brief(repr(said))} of an upload of {upload.size} "
                         f"bytes, expected some from offset {start} on"
                     )
                 return arrived
             limit = limits.ListingLimit(upload.name, FILE_BYTES)
             text = bytes(web.read_whole(answer, upload.name, limit, self._network))
-        file = validate_json(BucketFile, text, f"{upload.name}: invalid answer")
+        file = validate(BucketFile, parse(text, upload.name), f"{upload.name}: invalid answer")
         if (int(file.size), file.crc32c or upload.crc32c) != (upload.size, upload.crc32c):
-            raise LockstepError(
+            raise NetError(
                 f"{upload.name}: has {file.size} bytes of crc32c:{file.crc32c}, expected "
                 f"{upload.size} of crc32c:{upload.crc32c} as sent"
             )
@@ -253,23 +331,23 @@ class BucketFolder:
 
     def _check_unchanged(self, status: int) -> None:
         if status == 412:
-            raise LockstepError(
+            raise NetError(
                 f"{self.name}: somebody else wrote there since this push began, expected to be the "
                 "only one; look at what is there, and push again"
             )
 
     def _request(self, path: str, query: dict[str, Any], service: str = "") -> Request:
-        base = f"{google_auth.endpoint()}{service}/storage/v1/b/{quote(self._bucket, safe='')}/o"
+        base = f"{endpoint()}{service}/storage/v1/b/{quote(self._bucket, safe='')}/o"
         # each time: credentials expire
-        headers = google_auth.headers(self.name, pushes=self._pushes)
+        headers = authorization(self.name, pushes=self._pushes)
         url = f"{base}{path}?{urlencode(query)}"
         return Request(url, headers, self.name, self._expected, self._pushes)
 
 
 def _measure(content: BinaryIO) -> tuple[int, str]:
     """Return the size of a file, and its CRC32C in hexadecimal."""
-    digest, size = checksum.hasher("crc32c", 0), 0
-    while piece := content.read(checksum.READ_BYTES):
+    digest, size = hasher("crc32c", 0), 0
+    while piece := content.read(READ_BYTES):
         digest.update(piece)
         size += len(piece)
     return size, digest.digest().hex()
