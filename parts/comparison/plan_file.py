@@ -17,7 +17,7 @@ from pipeline.toml_file import read_toml
 
 COMPARE_FILE = Path("params/compare.toml")
 FOLDER = Path("data/compare")
-CODE = ("models", "pipeline", "constraints.txt", "constraints-gpu.txt")
+CODE = ("lockstep", "models", "pipeline", "parts", "constraints.txt", "constraints-gpu.txt")
 
 
 def plan_path(compare_file: Path = COMPARE_FILE) -> Path:

@@ -1,5 +1,7 @@
 """The command `lockstep project`: bytes, utilisation and hours of each method, in a second."""
 
+import math
+import re
 from collections.abc import Iterator
 from typing import Annotated
 
@@ -7,13 +9,22 @@ import typer
 
 from lockstep.errors import LockstepError
 from lockstep.machine.progress import size
-from parts.projection import failures
-from parts.projection.project import MEASURED, PlannedSwarm, Topology, not_summed, project
-from parts.projection.quantities import amount, bits_per_second, seconds
+from parts.projection.project import (
+    MEASURED,
+    PlannedSwarm,
+    Topology,
+    all_or_nothing,
+    available,
+    not_summed,
+    project,
+    quorum,
+)
 from pipeline.command_line import RUN_FILES
 
 app = typer.Typer()
 
+SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+BITS_PER_SECOND = {"kbps": 1e3, "mbps": 1e6, "gbps": 1e9}
 NEVER = 1e6  # hours: a century
 ROUTES = {
     "broadcast": "each downloads every other's message",
@@ -98,9 +109,9 @@ def lines(swarm: PlannedSwarm) -> Iterator[str]:
     yield ""
     if left := ", ".join(method.label for method in not_summed(swarm)):
         yield f"Not by a ring, since sums of their messages are not messages: {left}."
-    present = failures.available(swarm.mtbf, swarm.restart)
-    enough = failures.quorum(swarm.peers, swarm.quorum, present)
-    stopped = failures.all_or_nothing(swarm.peers, swarm.mtbf, swarm.restart)
+    present = available(swarm.mtbf, swarm.restart)
+    enough = quorum(swarm.peers, swarm.quorum, present)
+    stopped = all_or_nothing(swarm.peers, swarm.mtbf, swarm.restart)
     yield (
         f"Peers are there {present:.2%} of the time, and {swarm.quorum:.0%} of them at once "
         f"{enough:.2%} of it. Where each failure stops all, {stopped:.2%} of the time trains."
@@ -118,3 +129,46 @@ def lines(swarm: PlannedSwarm) -> Iterator[str]:
         "data parallelism far worse than that). Local steps learn less from the same "
         "tokens; by how much, no column says."
     )
+
+
+# ---- Numbers with units: 40e9, 100Mbps, 12h ----
+
+
+def seconds(flag: str, text: str) -> float:
+    """Return a duration, as in 90s, 3m, 12h or 2d.
+
+    Raises:
+      LockstepError: The text is no such quantity, or is not positive.
+    """
+    return _quantity(flag, text, SECONDS, "a duration as 90s, 3m, 12h or 2d")
+
+
+def bits_per_second(flag: str, text: str) -> float:
+    """Return a bandwidth, as in 500kbps, 100Mbps or 1Gbps.
+
+    Raises:
+      LockstepError: The text is no such quantity, or is not positive.
+    """
+    return _quantity(flag, text, BITS_PER_SECOND, "a bandwidth as 500kbps, 100Mbps or 1Gbps")
+
+
+def amount(flag: str, value: float, most: float) -> float:
+    """Return a number of things, which is below all that `most` could stand for.
+
+    Raises:
+      LockstepError: It is larger, or no number.
+    """
+    if not value <= most:  # NaN is not either
+        raise LockstepError(f"{flag} {value:g}: expected a number of at most {most:g}")
+    return value
+
+
+def _quantity(flag: str, text: str, units: dict[str, float], expected: str) -> float:
+    found = re.fullmatch(r"([0-9.]+(?:e[0-9]+)?)\s*([a-z]+)", text.strip().lower())
+    try:
+        value = float(found[1]) * units[found[2]] if found else math.nan
+    except (KeyError, ValueError):
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise LockstepError(f"{flag} {text}: expected {expected}")
+    return value

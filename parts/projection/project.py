@@ -1,11 +1,14 @@
-"""Bytes, utilisation and hours of each method for a planned run, by the clock of `[links]`."""
+"""Bytes, utilisation and hours of each method for a planned run, by the clock of `[links]`.
+
+Failures are independent, at one rate in time: a peer works for `mtbf` seconds in the mean, and then
+is away for `restart` seconds.
+"""
 
 import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from lockstep.protocol.links import Topology, arrivals, traffic
-from parts.projection import failures
 
 INT4, SIGNS = 4 + 32 / 256, 1 + 32 / 256  # and a float32 for each block of 256
 DISTRO = 0.083  # 32 of 4,096 and their signs; more in small matrices
@@ -84,10 +87,8 @@ class PlannedSwarm(NamedTuple):
         A peer is there, with enough others, and does not fail before the round is over, since its
         round is lost then: present * P(enough others) * exp(-round / mtbf).
         """
-        present = failures.available(self.mtbf, self.restart)
-        others = failures.at_least(
-            math.ceil(self.quorum * self.peers - 1e-9) - 1, self.peers - 1, present
-        )
+        present = available(self.mtbf, self.restart)
+        others = at_least(math.ceil(self.quorum * self.peers - 1e-9) - 1, self.peers - 1, present)
         return present * others * math.exp(-round_seconds / self.mtbf)
 
 
@@ -172,3 +173,40 @@ def _seconds(swarm: PlannedSwarm, method: ProjectedMethod, tokens: int) -> float
     of_peers = dict.fromkeys(peers, tokens), dict.fromkeys(peers, _message(swarm, method))
     merged = _merged(swarm, method)
     return max(arrivals(links, peers, *of_peers, method.overlapped, merged).values())
+
+
+# ---- Failures ----
+
+
+def available(mtbf: float, restart: float) -> float:
+    """Return the share of time that a peer is there: mtbf / (mtbf + restart)."""
+    return mtbf / (mtbf + restart)
+
+
+def quorum(peers: int, share: float, present: float) -> float:
+    """Return the probability that at least `share` of the peers are there at a time."""
+    return at_least(math.ceil(share * peers - 1e-9), peers, present)
+
+
+def at_least(least: int, peers: int, present: float) -> float:
+    """Return the probability that at least so many of the peers are there at a time.
+
+    sum over k >= least of C(peers, k) present^k (1 - present)^(peers - k).
+    """
+    if present >= 1:
+        return 1.0
+    up, down = math.log(present), math.log1p(-present)
+
+    def of(k: int) -> float:
+        ways = math.lgamma(peers + 1) - math.lgamma(k + 1) - math.lgamma(peers - k + 1)
+        return math.exp(ways + k * up + (peers - k) * down)
+
+    return min(1.0, math.fsum(of(k) for k in range(max(0, least), peers + 1)))
+
+
+def all_or_nothing(peers: int, mtbf: float, restart: float) -> float:
+    """Return the share of time that trains, where each failure of a peer stops all of them.
+
+    1 / (1 + peers * restart / mtbf): as one machine that fails as often as all of them together.
+    """
+    return 1 / (1 + peers * restart / mtbf)

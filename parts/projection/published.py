@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lockstep.files import write_bytes, write_text
-from parts.projection.published_plot import draw
+from lockstep.files import write_text
 from parts.projection.utilisation import GRID, ModelOnLink, in_turn, needed, place, streaming
 
 FOLDER = Path("data/published")
@@ -130,7 +129,6 @@ def markdown(found: list[Cell]) -> Iterator[str]:
     """Yield a page: for each row what was published, and what our model has."""
     yield "# Published tables, and ours"
     yield ""
-    yield "![Each cell as published, and as ours](published.png)"
     for table in dict.fromkeys(cell.table for cell in found):
         some = [cell for cell in found if cell.table == table]
         columns = list(dict.fromkeys(cell.column for cell in some))
@@ -149,7 +147,7 @@ def markdown(found: list[Cell]) -> Iterator[str]:
 
 
 def main() -> None:
-    """Write the page, the cells and their plot."""
+    """Write the page and the cells."""
     found = cells()
     write_text(FOLDER / "published.md", "\n".join(markdown(found)) + "\n")
     text = io.StringIO()
@@ -157,8 +155,7 @@ def main() -> None:
     writer.writerow(Cell._fields)
     writer.writerows(found)
     write_text(FOLDER / "published.csv", text.getvalue())
-    write_bytes(FOLDER / "published.png", draw(found))
-    print(f"published: {FOLDER}: published.md, published.csv, published.png")
+    print(f"published: {FOLDER}: published.md, published.csv")
 
 
 if __name__ == "__main__":

@@ -5,6 +5,5 @@ rule published:
     output:
         "data/published/published.md",
         "data/published/published.csv",
-        "data/published/published.png",
     shell:
         "python -m parts.projection.published"

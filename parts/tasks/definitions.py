@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lockstep.errors import LockstepError, brief
 from parts.tasks import task_trust
-from parts.tasks.psyche_tasks import PSYCHE_TASKS
 from pipeline import extras
 from pipeline.stage.artifacts import listing_sha256
 
@@ -33,6 +32,28 @@ YAML = (".yaml", ".yml")
 REPEATS = 10_000  # of a request, at most
 # Keys of a definition that say where this machine keeps files; their content is in the documents.
 PLACES = {"config_source", "data_files", "data_dir", "cache_dir"}
+
+
+class PsycheTask(NamedTuple):
+    """One of Psyche's tasks: its name in lm_eval, and the metric that Psyche shows."""
+
+    lm_eval: str
+    main: str
+
+
+PSYCHE_TASKS = {
+    "arc_challenge": PsycheTask("arc_challenge", "acc_norm"),
+    "arc_easy": PsycheTask("arc_easy", "acc_norm"),
+    "boolq": PsycheTask("boolq", "acc"),
+    "ceval_valid": PsycheTask("ceval-valid", "acc"),
+    "hellaswag": PsycheTask("hellaswag", "acc_norm"),
+    "mmlu": PsycheTask("mmlu", "acc"),
+    "mmlu_cf": PsycheTask("mmlu_continuation", "acc_norm"),
+    "mmlu_pro": PsycheTask("mmlu_pro", "exact_match,custom-extract"),
+    "openbookqa": PsycheTask("openbookqa", "acc_norm"),
+    "piqa": PsycheTask("piqa", "acc_norm"),
+}
+"""Psyche's ten tasks by Psyche's names; docs/reference/tasks.md says where the two differ."""
 
 
 class Loaded(NamedTuple):
@@ -61,6 +82,12 @@ def version() -> str:
         return metadata.version("lm_eval")
     except metadata.PackageNotFoundError:
         raise extras.lacking("[evaluate] tasks", "lm_eval") from None
+
+
+def main_first(name: str, metrics: dict) -> dict:
+    """Return the metrics of a task with Psyche's main one first, if it is one of Psyche's."""
+    main = PSYCHE_TASKS[name].main if name in PSYCHE_TASKS else None
+    return {key: metrics[key] for key in sorted(metrics, key=lambda key: key != main)}
 
 
 @contextmanager

@@ -14,8 +14,7 @@ from jax.errors import JaxRuntimeError
 from lockstep.errors import LockstepError
 from lockstep.files import write_json, write_text
 from parts.tasks import definitions
-from parts.tasks.definitions import Loaded
-from parts.tasks.psyche_tasks import main_first
+from parts.tasks.definitions import Loaded, main_first
 from parts.tasks.task_model import TaskModel
 from parts.tasks.task_trust import reason
 from pipeline import runfile

@@ -4,7 +4,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from lockstep.machine.progress import Progress
-from parts.tasks import ask_next_line, harness, next_line, task_file
+from parts.tasks import harness, next_line, next_line_task
 from parts.tasks.task_model import TaskModel
 from pipeline import runfile
 from pipeline.scores import TaskResult
@@ -38,7 +38,7 @@ class RunFileTasks:
         self.asked = None
         if next_line.NAME in settings.tasks:
             count = settings.questions
-            self.asked = ask_next_line.prepare(run, shards, model, count, notes)
+            self.asked = next_line_task.prepare(run, shards, model, count, notes)
 
     def score(
         self, model: TaskModel, folder: Path | None = None, named: str = "", *, quiet: bool = False
@@ -65,8 +65,8 @@ class RunFileTasks:
                 if not quiet:
                     bar = Progress("next_line", total=len(self.asked.requests), unit="request")
                     advance = stack.enter_context(bar).advance
-                result, scores = ask_next_line.result(self.asked, model, advance)
+                result, scores = next_line_task.result(self.asked, model, advance)
             results.append(result)
             if folder:
-                task_file.write(folder, named, self.asked, scores)
+                next_line_task.write(folder, named, self.asked, scores)
         return results + others

@@ -9,10 +9,16 @@ import pytest
 from typer.testing import CliRunner
 
 from lockstep.errors import LockstepError
-from parts.projection import failures
-from parts.projection.commands import lines
-from parts.projection.project import METHODS, PlannedSwarm, project
-from parts.projection.quantities import bits_per_second, seconds
+from parts.projection.commands import bits_per_second, lines, seconds
+from parts.projection.project import (
+    METHODS,
+    PlannedSwarm,
+    all_or_nothing,
+    at_least,
+    available,
+    project,
+    quorum,
+)
 from pipeline import __main__ as command_line
 
 SWARM = PlannedSwarm(
@@ -43,8 +49,8 @@ def test_a_dense_round_takes_what_is_counted_by_hand():
     assert found.seconds == pytest.approx(whole)
     assert found.utilisation == pytest.approx(seconds_trained / whole, rel=1e-6)
     steps = 2e10 / 4e6
-    present = failures.available(43_200, 180)
-    others = failures.at_least(6, 7, present)  # beside this peer, of 7 that are needed
+    present = available(43_200, 180)
+    others = at_least(6, 7, present)  # beside this peer, of 7 that are needed
     hours = steps * whole / 3600 / present / others / math.exp(-whole / 43_200)
     assert found.hours == pytest.approx(hours, rel=1e-6)
 
@@ -70,16 +76,16 @@ def test_local_steps_hide_links_and_topologies_change_bytes():
 @pytest.mark.parametrize("present", [0.5, 0.9, 0.999])
 def test_the_quorum_is_the_binomial_sum(present):
     expected = sum(math.comb(20, k) * present**k * (1 - present) ** (20 - k) for k in range(16, 21))
-    assert failures.quorum(20, 0.8, present) == pytest.approx(expected, rel=1e-9)
-    assert failures.quorum(20, 0.0, present) == pytest.approx(1.0)
-    assert failures.quorum(20, 1.0, 1.0) == 1.0
+    assert quorum(20, 0.8, present) == pytest.approx(expected, rel=1e-9)
+    assert quorum(20, 0.0, present) == pytest.approx(1.0)
+    assert quorum(20, 1.0, 1.0) == 1.0
 
 
 def test_one_machine_of_many_chips_fails_as_often_as_they_do_together():
     """So M learners train as one with a share of 1 / M of the chips."""
-    whole = failures.all_or_nothing(1000, 43_200, 180)
-    assert failures.all_or_nothing(1000 // 8, 43_200, 180) == pytest.approx(
-        failures.all_or_nothing(1, 43_200 / 125, 180)
+    whole = all_or_nothing(1000, 43_200, 180)
+    assert all_or_nothing(1000 // 8, 43_200, 180) == pytest.approx(
+        all_or_nothing(1, 43_200 / 125, 180)
     )
     assert whole == pytest.approx(1 / (1 + 1000 * 180 / 43_200))
 

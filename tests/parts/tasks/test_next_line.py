@@ -7,7 +7,7 @@ import pytest
 
 from parts.tasks import next_line
 from parts.tasks.next_line import CHOICES, CONTEXT_BYTES, LONGEST, SHORTEST, Question
-from parts.tasks.task_file import to_jsonl
+from parts.tasks.next_line_task import to_jsonl
 
 
 def document(name: str, lines: int = 30) -> str:

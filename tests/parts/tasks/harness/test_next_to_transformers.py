@@ -5,7 +5,7 @@ One file, because its tests share that backend's results.
 
 import pytest
 
-from parts.tasks import ask_next_line, choices, definitions, next_line, task_file
+from parts.tasks import choices, definitions, next_line, next_line_task
 from tests.parts.tasks import exported
 from tests.parts.tasks.harness.local_tasks import QUESTIONS, TEXTS, run
 
@@ -107,8 +107,8 @@ def test_next_line_has_the_same_shares_with_transformers(folder, of_transformers
     asked = choices.ask(
         next_line.questions(texts), model.tokenizer, model.beginning, model.context, 12
     )
-    result, scores = ask_next_line.result(asked, model)
-    task_file.write(tmp_path, str(tmp_path), asked, scores)
+    result, scores = next_line_task.result(asked, model)
+    next_line_task.write(tmp_path, str(tmp_path), asked, scores)
     names, store = [str(tmp_path / "next_line.yaml")], tmp_path / "datasets"
     with definitions.data_in(store, trusted=True):
         [loaded] = definitions.load(names, store, trusted=True)
