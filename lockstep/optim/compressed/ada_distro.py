@@ -42,8 +42,8 @@ def ada_distro(
     data differ, peers with small gradients count for more than in DisTrO.
 
     A sign moves all elements equally, and so a layer's matrix along all of its singular directions,
-    noise included. Layers bear much shorter steps than embeddings and head need; an orthogonal
-    matrix spreads a layer's step evenly. No committed table has the gain of each part alone.
+    noise included. Layers need much shorter steps than embeddings and head; an orthogonal matrix
+    spreads a layer's step evenly. No committed table has the gain of each part alone.
 
     Args:
       momentum: DisTrO's settings, with the `direction` of the equations above. Its
