@@ -2,7 +2,7 @@
 
 from benchmarks import sizes
 from lockstep.methods import CARDS
-from parts.new.like import of_tokens, tables_like
+from parts.new.like import tables_like, with_tokens
 
 
 def document(size: str, name: str, rounds: int, local_steps: int | None = None) -> dict:
@@ -19,7 +19,7 @@ def document(size: str, name: str, rounds: int, local_steps: int | None = None) 
         card = card._replace(settings=card.settings | {"inner_steps": local_steps})
     base = sizes.load(sizes.document(sizes.SIZES[size]))
     a_round = base.config.global_batch_size_end * base.llm.max_seq_len
-    tables, _ = tables_like(of_tokens(base, rounds * card.local_steps * a_round), card, None)
+    tables, _ = tables_like(with_tokens(base, rounds * card.local_steps * a_round), card, None)
     tables["held_out"]["every"] = max(1, rounds // 10)
     tables["witness"]["snapshot_every"] = rounds  # nobody audits: fewer snapshots, less disk
     return tables

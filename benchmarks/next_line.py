@@ -38,7 +38,7 @@ def main() -> None:
     read = exported.read(folder)
     fresh = load_nested(chosen.data / "init" / "params.safetensors")
     groups = device_groups(jax.devices(), 1)
-    model = task_model.of_folder(read, folder, {}, run.evaluate.batch_size)
+    model = task_model.from_folder(read, folder, {}, run.evaluate.batch_size)
     texts = list(held_out_texts.documents(run, shards, read.tokenizer))
     for seed in range(chosen.seeds):
         drawn = next_line.questions(texts, seed)

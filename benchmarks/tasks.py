@@ -77,7 +77,7 @@ def measure(export: Path, chosen: argparse.Namespace) -> dict:
     read = exported.read(export)
     groups = device_groups(jax.devices(), 1)
     params_on = {group: group.put(read.params) for group in groups}
-    ours = LmEvalModel(task_model.of_folder(read, export, params_on, chosen.batch_size))
+    ours = LmEvalModel(task_model.from_folder(read, export, params_on, chosen.batch_size))
     named = {"pretrained": str(export), "dtype": "float32", "device": "cpu"}
     backends = {"ours": ours} | {
         f"hf, batch {size}": HFLM(**named, batch_size=size) for size in THEIR_BATCHES

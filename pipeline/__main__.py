@@ -54,7 +54,7 @@ def _show_version(shown: bool) -> None:
     if shown:
         from pipeline import version
 
-        typer.echo(f"lockstep {version.of_source()}")
+        typer.echo(f"lockstep {version.with_commit()}")
         raise typer.Exit()
 
 

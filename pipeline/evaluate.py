@@ -133,7 +133,7 @@ def _score(
         return []
     groups = device_groups(jax.devices(), run.peers.fsdp)
     params_on = {group: group.put(exported.params) for group in groups}
-    model = task_model.of_folder(exported, export, params_on, settings.batch_size)
+    model = task_model.from_folder(exported, export, params_on, settings.batch_size)
     tasks = RunFileTasks(run, settings, model, paths.out("download"), paths.store, notes)
     return tasks.score(model, folder, f"{OUT['evaluate']}/{TASKS}")
 

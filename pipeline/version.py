@@ -9,7 +9,7 @@ CHECKOUT = Path(__file__).parents[1]
 SOURCE = ("constraints*.txt", "lockstep", "models", "parts", "pipeline", "workloads")
 
 
-def of_source() -> str:
+def with_commit() -> str:
     """Return the release; between two, `0.3.0.dev0+COMMIT` where this is a checkout of git.
 
     With `.changed` the source is not that of the commit. No result and no key has the commit: the

@@ -215,7 +215,7 @@ def _ask(extent: Extent, work: Path) -> dict:
     read = exported.read(folder)
     groups = device_groups(jax.devices(), 1)
     params_on = {group: group.put(read.params) for group in groups}
-    model = task_model.of_folder(read, folder, params_on, run.evaluate.batch_size)
+    model = task_model.from_folder(read, folder, params_on, run.evaluate.batch_size)
     texts = held_out_texts.documents(run, shards, read.tokenizer)
     drawn = next_line.questions(texts, 0)
     asked = choices.ask(drawn, read.tokenizer, model.beginning, model.context, extent.questions)

@@ -45,7 +45,7 @@ class Sized:
         """The unit vectors, zeros where a vector is zero."""
         return self._near * inverse(self._norm)
 
-    def of_length(self, length: jax.Array) -> jax.Array:
+    def with_length(self, length: jax.Array) -> jax.Array:
         """Return vectors of these directions and lengths, in units of `UNIT`."""
         return self._near * UNIT * (length * inverse(self._norm))
 

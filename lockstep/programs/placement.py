@@ -106,7 +106,7 @@ class PlannedGroup(DeviceGroup):
         )
 
 
-def of_each_process(devices: Sequence[jax.Device], parts: int) -> list[jax.Device]:
+def spread_over_processes(devices: Sequence[jax.Device], parts: int) -> list[jax.Device]:
     """Return the devices of a group of `parts`, equally many from every process."""
     by_process: dict[int, list[jax.Device]] = {}
     for device in devices:

@@ -303,7 +303,7 @@ class Programs:
         micro_batches, size = jax.tree.leaves(rows_MB)[0].shape[:2]
         weigh = self.task.weights(rows_MB, count)
 
-        def of_one(micro: jax.Array | int) -> tuple[jax.Array, Tree]:
+        def on_micro_batch(micro: jax.Array | int) -> tuple[jax.Array, Tree]:
             weight = weigh(micro)
             rows_B = jax.tree.map(
                 lambda x: jax.lax.dynamic_index_in_dim(x, micro, keepdims=False), rows_MB
@@ -312,10 +312,10 @@ class Programs:
             return jax.value_and_grad(self.task.loss)(params, rows_B, weight, rng)
 
         def add(micro: jax.Array, sums: tuple[jax.Array, Tree]) -> tuple[jax.Array, Tree]:
-            return jax.tree.map(jnp.add, sums, of_one(micro))
+            return jax.tree.map(jnp.add, sums, on_micro_batch(micro))
 
         if micro_batches == 1:  # no sums: two passes over all gradients fewer
-            value, grads = of_one(0)
+            value, grads = on_micro_batch(0)
         else:
             zero = (jnp.zeros(()), self.keep_cut(jax.tree.map(jnp.zeros_like, params)))
             value, grads = jax.lax.fori_loop(0, (count + size - 1) // size, add, zero)

@@ -216,7 +216,7 @@ def read_arguments(given: Mapping[str, Any], groups: Sequence[str], *, torch: bo
         "links": {} if given["links"] is None else given["links"],
     }
     asked = validate(Arguments, document, "simulate")
-    return _of_torch(asked) if torch else asked
+    return _for_torch(asked) if torch else asked
 
 
 def check(given: Mapping[str, Any]) -> None:
@@ -305,7 +305,7 @@ def _schedule(learning_rate: Any, default: float) -> Any:
     return {"Constant": constant}
 
 
-def _of_torch(asked: Arguments) -> Arguments:
+def _for_torch(asked: Arguments) -> Arguments:
     """Return the arguments of a simulation of a torch module, whose precision is its own."""
     if asked.dtype != "float32":
         raise LockstepError(

@@ -106,7 +106,7 @@ class PeerData:
         return PeerRows(self.examples.take(index_N), peer_N)
 
 
-def of_peers(train_data: Any, peers: int, seed: int, *, shuffle: bool) -> list[PeerData]:
+def data_of_peers(train_data: Any, peers: int, seed: int, *, shuffle: bool) -> list[PeerData]:
     """Return the data of each peer: its own where a factory makes it, else one for all."""
     if _is_factory(train_data):
         sets = [

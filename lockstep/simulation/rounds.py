@@ -88,7 +88,7 @@ class Problem(NamedTuple):
     asked: Arguments
     settings: RoundSettings
     programs: Programs
-    of_peers: list[PeerData]
+    data_of_peers: list[PeerData]
     held_out: ExampleSet | None
     params: Tree
 
@@ -121,7 +121,7 @@ def take_rounds(
     show_progress: bool,
 ) -> Result:
     """Take the remaining rounds, and return the result; `on_round` is called with each row."""
-    asked, settings, programs, of_peers, held_out, params = problem
+    asked, settings, programs, data_of_peers, held_out, params = problem
     own, shared = jax.device_get(programs.init(params))
     start = Start(State(params, shared, (own,) * asked.peers), 0, 0)
     with ExitStack() as stack:
@@ -143,7 +143,7 @@ def take_rounds(
         if not begun.step:
             measurements.measure()
         faults = FaultSchedule(asked.faults, asked.seed, programs.form)
-        swarm = Swarm(settings, peers, of_peers.__getitem__, faults)
+        swarm = Swarm(settings, peers, data_of_peers.__getitem__, faults)
         observers = [measurements, _Told(measurements, settings.micro_batch, bar, on_round)]
         training = TrainingLoop(swarm, begun, kept.record, asked.steps, observers, name="simulate")
         try:
@@ -165,12 +165,12 @@ def take_rounds(
 
 def _with_micro_batch(problem: Problem, saved: Saved | None) -> RoundSettings:
     """The settings with the micro-batch asked for, else the one before, else the one that fits."""
-    asked, settings, programs, of_peers, *_ = problem
+    asked, settings, programs, data_of_peers, *_ = problem
     if asked.micro_batch is not None:
         return settings
     if saved:
         return replace(settings, micro_batch=saved.rest["micro_batch"])
-    rows_N = of_peers[0].take(np.arange(asked.batch_size))
+    rows_N = data_of_peers[0].take(np.arange(asked.batch_size))
     fits = partial(fits_into_memory, programs, asked.peers, rows_N)
     return replace(settings, micro_batch=largest(fits, asked.batch_size))
 

@@ -137,7 +137,7 @@ def simulate(  # noqa: PLR0913 - whoever calls it names them
         first = nesting.nested(params)
     asked = arguments.read_arguments(given, sorted(first), torch=is_module)
     round_settings = asked.round_settings(optimizer)
-    of_peers = examples.of_peers(train_data, peers, seed, shuffle=shuffle)
+    data_of_peers = examples.data_of_peers(train_data, peers, seed, shuffle=shuffle)
     held_out = examples.held_out(train_data, eval_data, peers)
     built = arguments.the_optimizer(asked, given, sorted(first))
     if is_module:
@@ -145,14 +145,14 @@ def simulate(  # noqa: PLR0913 - whoever calls it names them
     else:
         shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), first)
         task = LossTask(loss_fn, nesting, shapes, jnp.dtype(dtype), seed)
-        task.check(of_peers[0].take(np.arange(batch_size)).examples)
+        task.check(data_of_peers[0].take(np.arange(batch_size)).examples)
         programs = Programs(task, built, lot=asked.rows_of_a_step)
     arguments.check_signs(asked.faults, programs.form)
     logs_in = arguments.folder("log_dir", log_dir)
     checkpoints_in = arguments.folder("checkpoint_dir", checkpoint_dir)
     described = asked.model_dump(mode="json") | {
         "params": tree_hash(first),
-        "examples": [data.examples.count for data in of_peers],
+        "examples": [data.examples.count for data in data_of_peers],
         "messages": programs.form.header.hex(),
         "environment": {"jax": jax.__version__, "device": jax.devices()[0].device_kind}
         | other_settings()
@@ -162,7 +162,7 @@ def simulate(  # noqa: PLR0913 - whoever calls it names them
         described["learning_rate"] = "function"
     kept = Kept(checkpoints_in, checkpoint_every, described)
     return take_rounds(
-        Problem(asked, round_settings, programs, of_peers, held_out, first),
+        Problem(asked, round_settings, programs, data_of_peers, held_out, first),
         kept,
         Log(logs_in, kept.settings),
         on_round,

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from lockstep.optim.optimizer import Tree
-from lockstep.programs.placement import device_groups, of_each_process
+from lockstep.programs.placement import device_groups, spread_over_processes
 from lockstep.programs.replica import Replica
 from lockstep.programs.train_step import Work
 from lockstep.tables.table import Table
@@ -82,7 +82,7 @@ class Operations:
     def __init__(self, run: runfile.Run, model: dict, first_step: int, columns: tuple):
         self.run, self.programs = run, programs_of(run, model, first_step, columns)
         parts = self.programs.parts
-        self.group = device_groups(of_each_process(jax.devices(), parts), parts)[0]
+        self.group = device_groups(spread_over_processes(jax.devices(), parts), parts)[0]
         own, shared = jax.eval_shape(self.programs.optimizer.init, self.programs.task.shapes)
         self.like = {"params": self.programs.task.shapes, "shared": shared, "own": own}
         self.replica: Replica

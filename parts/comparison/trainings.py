@@ -23,7 +23,7 @@ from parts.comparison.compare_file import (
     Failure,
     Method,
 )
-from parts.new.like import at_rate, of_tokens, tables_like
+from parts.new.like import at_rate, tables_like, with_tokens
 from pipeline import runfile
 
 MEASURES = 10  # of the held-out loss, in a run
@@ -91,8 +91,8 @@ def document(compare: Compare, base: runfile.Run, training: PlannedTraining) -> 
       LockstepError: The method's tables make no run, or a fault is of a peer that is not there.
     """
     method = compare.methods[training.method]
-    base = _of_peers(base, compare.peers)
-    tables, _ = tables_like(of_tokens(base, compare.tokens), card_of_method(method), None)
+    base = _with_peers(base, compare.peers)
+    tables, _ = tables_like(with_tokens(base, compare.tokens), card_of_method(method), None)
     rounds = tables["config"]["total_steps"]
     assert training.rate is not None, "its method is tuned first"
     at_rate(tables, training.rate)
@@ -119,7 +119,7 @@ def digest(*parts: object) -> str:
     return hashlib.sha256(content.encode()).hexdigest()[:12]
 
 
-def _of_peers(base: runfile.Run, count: int | None) -> runfile.Run:
+def _with_peers(base: runfile.Run, count: int | None) -> runfile.Run:
     """Return the run with so many peers, all of which it waits for."""
     if count is None:
         return base

@@ -267,27 +267,27 @@ def choices(new: NewRun) -> list[Choice]:
             f"rounds of {new.batch * length:,} tokens: {tokens:,} in all, {new.tokens:,} asked for",
         ),
         *_local_steps(card),
-        Choice(f"{schedule}.base_lr", _of_rate(new)),
+        Choice(f"{schedule}.base_lr", _why_rate(new)),
         Choice(
             f"{schedule}.warmup_steps",
             f"rounds: a tenth of them, at most {MOST_WARMUP} local steps; then a cosine down to a "
             "tenth of the rate",
         ),
-        *_of_devices(new),
-        *_of_links(new),
+        *_why_devices(new),
+        *_why_links(new),
         Choice("witness.snapshot_every", "a quarter of the rounds, as in params/run.toml"),
         Choice("held_out.every", "20 measurements, as in params/run.toml"),
         Choice(
             "held_out.sequences",
             f"at least {HELD_OUT_TOKENS:,} tokens a measurement, or all that are held out",
         ),
-        Choice("export.dtype", _of_dtype(new)),
+        Choice("export.dtype", _why_dtype(new)),
         *([] if new.seed is None else [Choice("peers.seed", f"--seed {new.seed}, as all seeds")]),
         Choice("runtime.checkpoint_every", "an eighth of the rounds, as in params/run.toml"),
     ]
 
 
-def _of_rate(new: NewRun) -> str:
+def _why_rate(new: NewRun) -> str:
     """Return why the learning rate has its value."""
     if new.learning_rate is not None:
         return "--learning-rate"
@@ -307,7 +307,7 @@ def _of_rate(new: NewRun) -> str:
     )
 
 
-def _of_dtype(new: NewRun) -> str:
+def _why_dtype(new: NewRun) -> str:
     if new.dtype:
         return "--dtype"
     return "the model's own" if new.model.is_trained else "fresh weights are float32"
@@ -324,13 +324,13 @@ def _local_steps(card: Card) -> list[Choice]:
     return found
 
 
-def _of_links(new: NewRun) -> list[Choice]:
+def _why_links(new: NewRun) -> list[Choice]:
     why = {"upload_mbps": "simulated, a home connection's, as in params/run.toml"}
     why |= dict.fromkeys(new.links, "simulated, as asked for")
     return [Choice(f"links.{key}", reason) for key, reason in why.items()]
 
 
-def _of_devices(new: NewRun) -> list[Choice]:
+def _why_devices(new: NewRun) -> list[Choice]:
     if not new.gpus:
         why = f"a peer's share of a local step, at most {AT_ONCE:,} tokens at once on a CPU"
         return [Choice("peers.micro_batch", why)]

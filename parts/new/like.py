@@ -43,7 +43,7 @@ def check_base(base: runfile.Run, source: Path) -> None:
         )
 
 
-def of_tokens(base: runfile.Run, tokens: int) -> runfile.Run:
+def with_tokens(base: runfile.Run, tokens: int) -> runfile.Run:
     """Return a run of another number of tokens: all that counts rounds in proportion.
 
     Raises:

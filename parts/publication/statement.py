@@ -68,7 +68,7 @@ def write(
         "verifier": {
             "id": f"{OURS}verify",
             "version": {
-                "lockstep": version.of_source(),
+                "lockstep": version.with_commit(),
                 "python": platform.python_version(),
                 **{package: version_of(package) for package in PACKAGES},
             },

@@ -56,7 +56,7 @@ class LockstepModel(LmEvalModel):
         folder = Path(pretrained)
         read = exported.read(folder)
         params_on = {group: group.put(read.params) for group in device_groups(jax.devices(), 1)}
-        super().__init__(task_model.of_folder(read, folder, params_on, size), seed)
+        super().__init__(task_model.from_folder(read, folder, params_on, size), seed)
 
 
 def main() -> None:

@@ -47,6 +47,6 @@ def score_again(
     params_on = {
         group: group.put(model.params) for group in device_groups(jax.devices(), run.peers.fsdp)
     }
-    asked = task_model.of_folder(model, folder, params_on, settings.batch_size)
+    asked = task_model.from_folder(model, folder, params_on, settings.batch_size)
     tasks = RunFileTasks(own, settings, asked, shards or Path(), store, [])
     return {task.name: scores.flat(task) for task in tasks.score(asked)}

@@ -59,7 +59,7 @@ class TaskModel(NamedTuple):
         )
 
 
-def of_folder(
+def from_folder(
     exported: Exported, folder: Path, params_on: Mapping[DeviceGroup, Tree], batch_size: int
 ) -> TaskModel:
     """Return the model of an exported folder, which `exported.read` has read.

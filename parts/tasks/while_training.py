@@ -131,7 +131,7 @@ def of_run(run: runfile.Run, hf_config: dict[str, Any], paths: Paths) -> Trainin
     own, given = init / "hf", shards / "tokenizer"
     folder = given if given.is_dir() else own  # the tokenizer's, as of the export
     untrained = _computing(run, hf_config, own / hf.CONFIG, folder / TOKENIZER)
-    model = task_model.of_folder(untrained, folder, {}, settings.batch_size)
+    model = task_model.from_folder(untrained, folder, {}, settings.batch_size)
     notes: list[str] = []
     tasks = RunFileTasks(run, settings, model, shards, paths.store, notes)
     for note in notes:
@@ -140,7 +140,7 @@ def of_run(run: runfile.Run, hf_config: dict[str, Any], paths: Paths) -> Trainin
     def score(params: Tree) -> list[TaskResult]:
         placed = {group: group.put(params) for group in where}
         trained = untrained._replace(params=params)
-        now = task_model.of_folder(trained, folder, placed, settings.batch_size)
+        now = task_model.from_folder(trained, folder, placed, settings.batch_size)
         # the same program, which is compiled once
         return tasks.score(now._replace(score=model.score), quiet=True)
 

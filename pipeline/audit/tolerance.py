@@ -231,10 +231,10 @@ def repeated(setup: Setup, transcript: Transcript, present: PeersOfWindows) -> f
         return None
     group = device_groups(jax.devices(), setup.programs.parts)[0]
     chosen = present[:: -(-len(present) // SNAPSHOTS)]
-    return max(_of_window(setup, transcript, *some, group) for some in chosen)
+    return max(_window_distance(setup, transcript, *some, group) for some in chosen)
 
 
-def _of_window(
+def _window_distance(
     setup: Setup,
     transcript: Transcript,
     window: Window,

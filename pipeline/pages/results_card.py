@@ -33,7 +33,7 @@ def with_results(card: str, evaluated: dict[str, Any], name: str, data: str) -> 
     from huggingface_hub.repocard_data import eval_results_to_model_index
 
     found, by_workload = scores(evaluated["tasks"]), WORKLOAD in evaluated
-    results = [*_of_held_out(evaluated, data), *map(_of_task, found)]
+    results = [*_held_out_results(evaluated, data), *map(_task_result, found)]
     if not results:
         return card
     _, front, text = card.split("---\n", 2)
@@ -41,11 +41,11 @@ def with_results(card: str, evaluated: dict[str, Any], name: str, data: str) -> 
     index = {} if by_workload else {"model-index": eval_results_to_model_index(name, results)}
     whole = yaml.safe_dump(yaml.safe_load(front) | index, sort_keys=False)
     before, heading, after = text.partition(BEFORE)
-    table = "\n".join(_of_workload(evaluated) if by_workload else _table(evaluated, found))
+    table = "\n".join(_workload_section(evaluated) if by_workload else _table(evaluated, found))
     return f"---\n{whole}---\n{before}{table}\n\n{heading}{after}"
 
 
-def _of_held_out(evaluated: dict[str, Any], data: str) -> Iterator["EvalResult"]:
+def _held_out_results(evaluated: dict[str, Any], data: str) -> Iterator["EvalResult"]:
     from huggingface_hub import EvalResult
 
     for metric, name in HELD_OUT.items():
@@ -61,7 +61,7 @@ def _of_held_out(evaluated: dict[str, Any], data: str) -> Iterator["EvalResult"]
             )
 
 
-def _of_task(score: Score) -> "EvalResult":
+def _task_result(score: Score) -> "EvalResult":
     from huggingface_hub import EvalResult
 
     args = {"documents": score.documents, "interval_95": score.interval, "chance": score.chance}
@@ -82,7 +82,7 @@ def _of_task(score: Score) -> "EvalResult":
     )
 
 
-def _of_workload(evaluated: dict[str, Any]) -> Iterator[str]:
+def _workload_section(evaluated: dict[str, Any]) -> Iterator[str]:
     yield "## Evaluation\n"
     yield "Of the exported params, read back from this folder, by the workload's own code.\n"
     if evaluated["held_out_loss"] is not None:

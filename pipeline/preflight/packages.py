@@ -15,7 +15,7 @@ from pipeline.runfile import Run, data
 BUCKET = "gs://"
 
 
-def _of_data(run: Run) -> Iterator[str]:
+def _data_packages(run: Run) -> Iterator[str]:
     location = run.llm.data_location
     if isinstance(location, data.DataPreprocessed):
         yield "pyarrow"
@@ -26,15 +26,15 @@ def _of_data(run: Run) -> Iterator[str]:
             yield module
 
 
-def _of_pushes(run: Run) -> Iterator[str]:
+def _push_packages(run: Run) -> Iterator[str]:
     if run.export.every_epoch and any(to.startswith(BUCKET) for to in run.config.checkpointers):
         yield "google.auth"
 
 
 NEEDS = (
-    Need("download", "model.LLM.data_location", _of_data),
+    Need("download", "model.LLM.data_location", _data_packages),
     Need("train", "[runtime] sinks", lambda run: [SINKS[s].module for s in run.runtime.sinks]),
-    Need("train", "[config] checkpointers", _of_pushes),
+    Need("train", "[config] checkpointers", _push_packages),
     Need(
         "witness",
         "[witness] beacon",

@@ -33,7 +33,7 @@ def _is_none(value: object) -> bool:
     return value is None
 
 
-def _of_this_release(number: int) -> int:
+def _check_format(number: int) -> int:
     if number != FORMAT:
         raise wrong((), f"{FORMAT}: another release wrote it; run the stage download again")
     return number
@@ -84,7 +84,7 @@ class Shards(Table):
     A sequence of L tokens is stored as `len(columns) * L` numbers, one column after the other.
     """
 
-    format: Annotated[int, AfterValidator(_of_this_release)]
+    format: Annotated[int, AfterValidator(_check_format)]
     """Version of this format."""
     token_size_in_bytes: Literal[2, 4]
     vocab_size: Annotated[int, Field(gt=0)] | None

@@ -45,7 +45,7 @@ def test_the_version_is_that_of_the_source(capsys):
     with pytest.raises(SystemExit) as caught:
         app(["--version"])
     assert caught.value.code == 0
-    assert capsys.readouterr().out == f"lockstep {version.of_source()}\n"
+    assert capsys.readouterr().out == f"lockstep {version.with_commit()}\n"
 
 
 def test_the_tab_key_completes_commands_and_options(capsys, monkeypatch):

@@ -157,7 +157,7 @@ def _clipped(x: jax.Array, sent_P: jax.Array) -> jax.Array:
     x = jnp.where(sent_P, x, 0.0)
     sized = Sized(x, tuple(range(1, x.ndim)))
     bound = middle(sized.length, _is_there(sent_P).reshape(sized.length.shape))
-    return jnp.where(sized.length > bound, sized.of_length(bound), x)
+    return jnp.where(sized.length > bound, sized.with_length(bound), x)
 
 
 def _apart(x: jax.Array) -> jax.Array:

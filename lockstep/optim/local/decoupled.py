@@ -118,6 +118,6 @@ class _Carrying:
         return distance, self._after_sending(own, after, step)
 
     def _after_sending(self, own: CarriedState, after: Tree, step: jax.Array) -> CarriedState:
-        number = self.fragments.of_round(step)
+        number = self.fragments.in_round(step)
         sent = self.fragments.take(after.local, number)
         return CarriedState(after, self.fragments.put(own.taken, sent, number))

@@ -20,7 +20,7 @@ class Fragments(NamedTuple):
 
     total: int
 
-    def of_round(self, step: jax.Array) -> jax.Array:
+    def in_round(self, step: jax.Array) -> jax.Array:
         """Return the number of the fragment that round `step` exchanges, 0 in the first one."""
         return (step - 1) % self.total
 

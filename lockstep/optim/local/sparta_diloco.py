@@ -93,7 +93,7 @@ class _SpartaDiLoCo:
         return own, OuterState(anchor, self.fragments.init_of_each(self.outer, params)[1])
 
     def send(self, own: Tree, params: Tree, shared: Tree, step: jax.Array) -> tuple[Tree, Tree]:
-        number = self.fragments.of_round(step)
+        number = self.fragments.in_round(step)
         places, after = self.sparse.send(own, params, shared, step)
         message = TwoParts(places, self._pseudogradient(own, number))
         return message, self._after_sending(after, number)
@@ -101,7 +101,7 @@ class _SpartaDiLoCo:
     def receive(
         self, messages: Tree, peers: RoundPeers, params: Tree, shared: Tree, step: jax.Array
     ) -> tuple[Tree, Tree]:
-        number = self.fragments.of_round(step)
+        number = self.fragments.in_round(step)
         here = self.fragments.take(params, number)
         anchor = self.fragments.take(shared.anchor, number)
         agreed = self.aggregate(messages.fragment, peers.weight)
@@ -120,7 +120,7 @@ class _SpartaDiLoCo:
     def compare(
         self, own: Tree, message: Tree, params: Tree, step: jax.Array
     ) -> tuple[jax.Array, Tree]:
-        number = self.fragments.of_round(step)
+        number = self.fragments.in_round(step)
         mine = self._pseudogradient(own, number)
         off = optax.tree.norm(jax.tree.map(jnp.subtract, message.fragment, mine))
         distance, after = self.sparse.compare(own, message.places, params, step)

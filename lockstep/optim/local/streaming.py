@@ -120,7 +120,7 @@ class _Streaming:
         return StreamingState(local, inner_own, inner_shared, own.outer)
 
     def send(self, own: Tree, params: Tree, shared: Tree, step: jax.Array) -> tuple[Tree, Tree]:
-        number = self.fragments.of_round(step)
+        number = self.fragments.in_round(step)
         here, agreed = self.fragments.take(params, number), row(shared, number)
         message, state = self.outer.send(self._arrive(own, params, step), here, agreed, step)
         return message, self._after_sending(own, state, step)
@@ -150,7 +150,7 @@ class _Streaming:
     def compare(
         self, own: Tree, message: Tree, params: Tree, step: jax.Array
     ) -> tuple[jax.Array, Tree]:
-        here = self.fragments.take(params, self.fragments.of_round(step))
+        here = self.fragments.take(params, self.fragments.in_round(step))
         distance, state = self.outer.compare(self._arrive(own, params, step), message, here, step)
         return distance, self._after_sending(own, state, step)
 
@@ -164,18 +164,18 @@ class _Streaming:
         step: jax.Array,
     ) -> tuple[Tree, Tree]:  # fmt: skip
         """Return the updates and states of all, of which `take` changes those of a fragment."""
-        number = self.fragments.of_round(step)
+        number = self.fragments.in_round(step)
         updates, agreed = take(self.fragments.take(params, number), row(shared, number))
         still = jax.tree.map(jnp.zeros_like, params)
         return self.fragments.put(still, updates, number), put_row(shared, agreed, number)
 
     def _arrive(self, own: StreamingState, params: Tree, step: jax.Array) -> Tree:
         """Return the outer optimizer's state of the fragment after it took the pseudogradient."""
-        number = self.fragments.of_round(step)
+        number = self.fragments.in_round(step)
         here = self.fragments.take(params, number)
         pseudogradient = jax.tree.map(jnp.subtract, here, self.fragments.take(own.local, number))
         return self.outer.accumulate(pseudogradient, row(own.outer, number), here, step)
 
     def _after_sending(self, own: StreamingState, state: Tree, step: jax.Array) -> StreamingState:
-        number = self.fragments.of_round(step)
+        number = self.fragments.in_round(step)
         return own._replace(outer=put_row(own.outer, state, number))

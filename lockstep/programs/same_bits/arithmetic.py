@@ -35,7 +35,7 @@ class Arithmetic:
     zero: jax.Array
 
     @classmethod
-    def of_step(cls, step: jax.Array) -> "Arithmetic":
+    def from_step(cls, step: jax.Array) -> "Arithmetic":
         """Return the arithmetic of a program that is given its step, int32 [], at least 0."""
         return cls(step >> 31)
 
@@ -106,8 +106,8 @@ class Arithmetic:
             whole_x, scale_x = _as_integers(x, over_x, bits)
             whole_y, scale_y = _as_integers(y, over_y, bits)
             exact = lax.dot_general(whole_x, whole_y, dimensions)
-            scale_x = _of_result(scale_x, over_x, batch_x, after=y.ndim - len(over_y + batch_y))
-            scale_y = _of_result(scale_y, over_y, batch_y, before=x.ndim - len(over_x + batch_x))
+            scale_x = _result_scale(scale_x, over_x, batch_x, after=y.ndim - len(over_y + batch_y))
+            scale_y = _result_scale(scale_y, over_y, batch_y, before=x.ndim - len(over_x + batch_x))
             scaled = lax.mul(lax.mul(exact, _like(scale_x, exact)), _like(scale_y, exact))
             return lax.convert_element_type(scaled, np.float32)
 
@@ -226,7 +226,7 @@ def _power_of_two(exponent: jax.Array) -> jax.Array:
     return lax.bitcast_convert_type((exponent + np.int64(1023)) << np.int64(52), np.float64)
 
 
-def _of_result(
+def _result_scale(
     scale: jax.Array,
     over: tuple[int, ...],
     batch: tuple[int, ...],

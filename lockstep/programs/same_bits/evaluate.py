@@ -49,7 +49,7 @@ def without_rule(function: Callable[..., Tree], *arguments: Tree) -> frozenset[s
 
 def _evaluate(function: Callable[..., Tree], arguments: Sequence[Tree]) -> tuple[Tree, set[str]]:
     closed, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
-    evaluation = _Evaluation(Arithmetic.of_step(arguments[-1]))
+    evaluation = _Evaluation(Arithmetic.from_step(arguments[-1]))
     leaves = evaluation.run(closed, jax.tree.leaves(arguments))
     return jax.tree.unflatten(jax.tree.structure(shapes), leaves), evaluation.unruled
 

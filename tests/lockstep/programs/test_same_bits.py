@@ -25,7 +25,7 @@ def compiled(name, *arguments, **settings):
 
     def evaluate(*arguments):
         *arguments, step = arguments
-        return getattr(Arithmetic.of_step(step), name)(*arguments, **settings)
+        return getattr(Arithmetic.from_step(step), name)(*arguments, **settings)
 
     return np.asarray(jax.jit(evaluate)(*arguments, STEP))
 
@@ -38,7 +38,7 @@ def test_a_product_that_is_kept_apart_is_rounded_before_it_is_added():
     a, b, c = normal(3, 4096)
 
     def fused(a, b, c, step):
-        return Arithmetic.of_step(step).times(a, b) + c
+        return Arithmetic.from_step(step).times(a, b) + c
 
     found = jax.jit(fused)(a, b, c, STEP)
     np.testing.assert_array_equal(found, a * b + c)  # NumPy rounds twice
@@ -61,7 +61,7 @@ def test_numbers_kept_apart_twice_stay_apart():
     a, b, c = normal(3, 4096)
 
     def fused(a, b, c, step):
-        arithmetic = Arithmetic.of_step(step)
+        arithmetic = Arithmetic.from_step(step)
         return arithmetic.apart(arithmetic.times(a, b)) + c
 
     np.testing.assert_array_equal(jax.jit(fused)(a, b, c, STEP), a * b + c)

@@ -59,7 +59,7 @@ def test_the_statement_and_the_object_name_what_was_verified_by_its_digests(
         *("inputAttestations", "verificationResult", "verifiedLevels"),
     }
     assert all(re.match(r"lockstep:\w", field) for field in own)
-    assert predicate["verifier"]["version"]["lockstep"] == version.of_source()
+    assert predicate["verifier"]["version"]["lockstep"] == version.with_commit()
     assert re.fullmatch(r"[\d-]{10}T[\d:]{8}Z", predicate["timeVerified"])
     assert before <= datetime.fromisoformat(predicate["timeVerified"]) <= datetime.now(UTC)
     assert predicate["resourceUri"] == folder.as_uri()

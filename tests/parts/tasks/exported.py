@@ -63,7 +63,7 @@ def model(folder: Path, batch_size: int = 4) -> TaskModel:
     """The folder's model, as stage evaluate has it."""
     read = exported.read(folder)
     groups = device_groups(jax.devices()[:1], 1)
-    return task_model.of_folder(
+    return task_model.from_folder(
         read, folder, {group: group.put(read.params) for group in groups}, batch_size
     )
 
