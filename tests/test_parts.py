@@ -23,6 +23,11 @@ FILES = "dvc.yaml", "pyproject.toml", "constraints.txt", "constraints-gpu.txt", 
 PARTS = sorted(path.parent.name for path in (PROJECT / "parts").glob("*/__init__.py"))
 WORKER = "parts/workload/python"  # runs beside code of users, and imports itself alone
 HAND_WRITTEN = re.compile(r"^ *- parts/(\w+)\n", re.MULTILINE)
+# An editable install finds in the checkout what a copy lacks.
+ALONE = """
+import sys
+sys.meta_path[:] = [f for f in sys.meta_path if not f.__module__.startswith("__editable__")]
+"""
 HELP_AND_CHECK = """
 import sys
 from pipeline.__main__ import app
@@ -122,6 +127,7 @@ def copy_without(gone: set[str], place: Path) -> Path:
     stages = (PROJECT / "dvc.yaml").read_text()
     lines = HAND_WRITTEN.sub(lambda line: "" if line[1] in gone else line[0], stages)
     (place / "dvc.yaml").write_text(lines)
+    (place / "sitecustomize.py").write_text(ALONE)
     return place
 
 
