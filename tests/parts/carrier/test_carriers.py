@@ -12,7 +12,7 @@ import pytest
 from lockstep.errors import LockstepError
 from parts.carrier import channel
 from parts.carrier.channel import Hub, Line, PeerSecret, Secrets
-from parts.carrier.processes import Processes
+from parts.carrier.launch import Processes
 from parts.carrier.requests import AnswerHeader, Asked, Recompute, RequestHeader, decode, encode
 from tests.parts.carrier.tap import COMMAND, GREETING, HARMS, Tap, stranger
 

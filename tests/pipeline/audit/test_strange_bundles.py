@@ -10,7 +10,8 @@ import pytest
 
 from lockstep.errors import LockstepError
 from pipeline.audit import bundle
-from tests.pipeline.audit.bundle.bundled_run import FLIP, bundles, seal
+from tests import tiny
+from tests.pipeline.audit.bundle.bundled_run import bundles_of, flipped_run, seal
 
 VALUES = [
     -1,
@@ -33,8 +34,8 @@ JSON = ("run.json", "bundle.json", "transcript/header.json", "transcript/rounds.
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory) -> Path:
-    _, found = bundles(tmp_path_factory.mktemp("stranger"), faults__schedule=[FLIP])
-    return found["00001-00003-peer-01"]
+    folder = tiny.in_common(tmp_path_factory, "flipped", flipped_run)
+    return bundles_of(folder)[1]["00001-00003-peer-01"]
 
 
 def put(rng: random.Random, value: object) -> object:

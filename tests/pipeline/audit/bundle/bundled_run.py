@@ -21,6 +21,11 @@ def bundles(folder: Path, **changes: object) -> tuple[dict, dict[str, Path]]:
     return bundles_of(folder)
 
 
+def flipped_run(folder: Path) -> None:
+    """Leave the bundles of a run in which one of two peers sends the negative of its message."""
+    make_bundles(folder, faults__schedule=[FLIP])
+
+
 def bundles_of(folder: Path) -> tuple[dict, dict[str, Path]]:
     """Return the verdict and the bundles that `make_bundles` left."""
     paths = sorted((folder / "elsewhere").iterdir())

@@ -1,20 +1,18 @@
 """One run for all tests of bundles, in which a peer's sign is flipped."""
 
 import shutil
-from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests import tiny
-from tests.pipeline.audit.bundle.bundled_run import FLIP, bundles_of, make_bundles
+from tests.pipeline.audit.bundle.bundled_run import bundles_of, flipped_run
 
 
 @pytest.fixture(scope="session")
 def flipped(tmp_path_factory) -> tuple[dict, dict[str, Path]]:
     """One of two peers sends the negative of its message, and nobody verifies."""
-    make = partial(make_bundles, faults__schedule=[FLIP])
-    return bundles_of(tiny.in_common(tmp_path_factory, "flipped", make))
+    return bundles_of(tiny.in_common(tmp_path_factory, "flipped", flipped_run))
 
 
 @pytest.fixture(autouse=True)
