@@ -13,7 +13,7 @@ from pipeline.stage.keys import PROJECT, STAGES
 
 OF_USERS = (PROJECT / "parts" / "workload" / "python", PROJECT / "lockstep" / "python")
 MOST_FILES, MOST_LINES, MOST_LINES_OF_A_FUNCTION = 16, 600, 60
-MOST_LINES_OF_A_ROOM = 2750
+MOST_LINES_OF_A_ROOM = 2800
 # Docstrings that begin like this have lost the noun that they are about.
 NOUNLESS = re.compile(r"As of|Of (the|its|a|an)\b")
 PARTS_OF_A_MODEL = {"Attention", "Config", "Model"}  # each family of models/ has its own
