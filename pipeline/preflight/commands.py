@@ -64,15 +64,15 @@ def plan(
     settings = runfile.load(run)
     if memory:
         devices.prepare(settings)
-    from pipeline.preflight import planned  # only now: it imports JAX
+    from pipeline.preflight import plan as planned  # only now: it imports JAX
 
-    of_run = settings, root, Paths("convert", run, root).is_made("convert")
-    for line in planned.footprint(*of_run).lines():
+    converted = Paths("convert", run, root).is_made("convert")
+    for line in planned.plan(settings, root, converted=converted).lines():
         logs.say(line)
     if memory:
         devices.keep_compiled(Paths("train", run, root).store / "compiled")
         allocator.trim_after_compiling()
-        for line in planned.memory_lines(*of_run):
+        for line in planned.memory_lines(settings, root, converted=converted):
             logs.say(line)
     for stage, reason in artifacts.rerun_reasons(run, root).items():
         said = "has its result" if reason is None else f"will run: {reason}"

@@ -14,6 +14,7 @@ from lockstep.programs.device_memory import DeviceMemory, device_memory
 from lockstep.programs.train_step import Programs
 from lockstep.protocol import links
 from pipeline import runfile
+from pipeline.preflight.model import model_of_run
 from pipeline.start import in_time
 from pipeline.start.round_settings import round_settings
 from pipeline.subject import Model, programs_of, subject_of
@@ -148,21 +149,34 @@ def _seconds(run: runfile.Run, rounds: int, round_seconds: float, agreed: int) -
     return rounds * of_round + min(loaded, config.warmup_time) + pauses
 
 
-def plan(run: runfile.Run, root: Path) -> Footprint:
-    """Return what a run takes whose model is in its run file, or converted already.
+def plan(run: runfile.Run, root: Path, *, converted: bool = True) -> Footprint:
+    """Return what a run takes; of a model on the hub, its config.json is enough.
+
+    `converted` says whether `data/init` is this run's, and not another's.
 
     Raises:
-      LockstepError: It is neither, or no message of the run can be in time.
+      LockstepError: The model is not known yet, or no message of the run can be in time.
     """
+    if not converted and _is_on_hub(run) and (model := model_of_run(run, root)):
+        return plan_of(run, model.config)
     return plan_of(run, *_model(run, root))
 
 
-def memory_lines(run: runfile.Run, root: Path) -> Iterator[str]:
+def memory_lines(run: runfile.Run, root: Path, *, converted: bool) -> Iterator[str]:
     """Yield what the run takes of memory on the devices here, for people to read.
 
     Raises:
-      LockstepError: See `plan`.
+      LockstepError: The model is not known yet.
     """
+    if not converted and _is_on_hub(run):
+        yield "memory         not known before `lockstep convert`"
+        return
+    if run.peers.attention == "cudnn" and jax.default_backend() != "gpu":
+        yield (
+            'memory         not known here: [peers] attention = "cudnn" is compiled for an NVIDIA '
+            f"GPU, and this is a {jax.default_backend()}"
+        )
+        return
     subject, (model, first_step) = subject_of(run), _model(run, root)
     if subject.memory_unknown:
         yield f"memory         not known: {subject.memory_unknown}"
@@ -205,6 +219,10 @@ def _lines_of(found: DeviceMemory) -> Iterator[str]:
             f"  the process  {size(found.of_process)} at its peak, with Python, programs, a "
             "checkpoint that is being saved and the allocator's pool"
         )
+
+
+def _is_on_hub(run: runfile.Run) -> bool:
+    return isinstance(run.llm.checkpoint, runfile.CheckpointHub)
 
 
 def _model(run: runfile.Run, root: Path) -> tuple[Model, int]:
