@@ -9,7 +9,6 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from lockstep.optim.expect import expect_groups, expect_kind, expect_rates
 from lockstep.optim.optimizer import (
-    LookaheadFn,
     Optimizer,
     RoundPeers,
     Tree,
@@ -46,7 +45,7 @@ def leave(optimizer: Optimizer, paths: Collection[str]) -> Optimizer:
     def ahead(params: Tree, own: Tree, shared: Tree, step: jax.Array) -> Tree:
         return rejoin(optimizer.lookahead(others(params), own, shared, step), params)
 
-    lookahead: LookaheadFn = ahead if looks_ahead(optimizer) else no_lookahead
+    lookahead = ahead if looks_ahead(optimizer) else no_lookahead
 
     def accumulate(grads: Tree, own: Tree, params: Tree, step: jax.Array) -> Tree:
         return optimizer.accumulate(others(grads), own, others(params), step)

@@ -1,7 +1,7 @@
 """The interface of optimizers: eight pure functions over two states."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -39,122 +39,6 @@ class RoundPeers(NamedTuple):
         return cls(weight, 0 * weight, weight.clip(0, steps))
 
 
-class InitFn(Protocol):
-    """init(params) -> own, shared."""
-
-    def __call__(self, params: Tree) -> tuple[Tree, Tree]:
-        """Return the state before the first step.
-
-        Args:
-          params: Nested dicts of arrays.
-
-        Returns:
-          own: State that each peer owns, at first the same for every peer.
-          shared: State that is one copy for all peers.
-        """
-
-
-class AlignFn(Protocol):
-    """align(own, params, fragment) -> own."""
-
-    def __call__(self, own: Tree, params: Tree, fragment: jax.Array) -> Tree:
-        """Return the peer's state after it adopts what peers last agreed on in a fragment.
-
-        Called once for the result of each round, by every peer that is present, whether it trains
-        or not: before local step `Optimizer.delay` of the next round.
-
-        Args:
-          own: The peer's state.
-          params: Params that all peers agree on.
-          fragment: int32 [], the part of the params that the round exchanged.
-        """
-
-
-class LookaheadFn(Protocol):
-    """lookahead(params, own, shared, step) -> params."""
-
-    def __call__(self, params: Tree, own: Tree, shared: Tree, step: jax.Array) -> Tree:
-        """Return the params at which a peer takes its gradient.
-
-        Args:
-          params: Params that all peers agree on.
-          own: The peer's state.
-          shared: The state that is one copy.
-          step: The local step, counted as in `AccumulateFn`.
-        """
-
-
-class AccumulateFn(Protocol):
-    """accumulate(grads, own, params, step) -> own."""
-
-    def __call__(self, grads: Tree, own: Tree, params: Tree, step: jax.Array) -> Tree:
-        """Return the peer's state after one local step.
-
-        Args:
-          grads: Mean gradient of the peer's batch; shapes of `params`.
-          own: The peer's state.
-          params: Params that all peers agree on.
-          step: int32 [], counted from 1. With several local steps in a round float32 [], the number
-            of rounds done after this local step: the last one of round 3 has 3.0.
-        """
-
-
-class SendFn(Protocol):
-    """send(own, params, shared, step) -> message, own."""
-
-    def __call__(self, own: Tree, params: Tree, shared: Tree, step: jax.Array) -> tuple[Tree, Tree]:
-        """Return the peer's message, once a round, and its state after sending it.
-
-        Args:
-          own: The peer's state, after `accumulate`.
-          params: Params that all peers agree on.
-          shared: The state that is one copy.
-          step: int32 [], counted from 1.
-
-        Returns:
-          message: Arrays, whose shapes and dtypes are the same in every round.
-          own: The peer's state.
-        """
-
-
-class ReceiveFn(Protocol):
-    """receive(messages, peers, params, shared, step) -> updates, shared."""
-
-    def __call__(
-        self, messages: Tree, peers: RoundPeers, params: Tree, shared: Tree, step: jax.Array
-    ) -> tuple[Tree, Tree]:
-        """Return what all peers add to their params, once a round.
-
-        Args:
-          messages: A message with a leading axis [peer] on every array.
-          peers: Their weights, ages and local steps. The row of an absent peer, whose weight is 0,
-            may hold anything, and changes no bit.
-          params: Params that all peers agree on.
-          shared: The state that is one copy.
-          step: int32 [], counted from 1.
-
-        Returns:
-          updates: Shapes of `params`, to be added to them.
-          shared: The state that is one copy.
-        """
-
-
-class TakeFn(Protocol):
-    """take(merged, params, shared, step) -> updates, shared."""
-
-    def __call__(
-        self, merged: Tree, params: Tree, shared: Tree, step: jax.Array
-    ) -> tuple[Tree, Tree]:
-        """Return what all peers add to their params: `ReceiveFn` after its aggregate.
-
-        Args:
-          merged: What the messages of all peers became together; shapes of one.
-          params: Params that all peers agree on.
-          shared: The state that is one copy.
-          step: int32 [], counted from 1.
-        """
-
-
 class Merge(NamedTuple):
     """`Optimizer.receive` in two parts, for messages too large to have all peers' on a device.
 
@@ -166,47 +50,11 @@ class Merge(NamedTuple):
     Attributes:
       aggregate: aggregate(values, weight) of some elements of an array of all peers, on the host;
         see `aggregate.mean_on_host`.
-      take: What is left to do.
+      take: take(merged, params, shared, step) -> updates, shared: `receive` after its aggregate.
     """
 
     aggregate: Callable[[Sequence[np.ndarray], np.ndarray], np.ndarray]
-    take: TakeFn
-
-
-class CompareFn(Protocol):
-    """compare(own, message, params, step) -> distance, own."""
-
-    def __call__(
-        self, own: Tree, message: Tree, params: Tree, step: jax.Array
-    ) -> tuple[jax.Array, Tree]:
-        """Return the distance of a message from the one that this state would send.
-
-        Serves an audit on other hardware, where bits cannot be equal.
-
-        Args:
-          own: The peer's state, after `accumulate`.
-          message: Message that the peer sent.
-          params: Params that all peers agree on.
-          step: int32 [], counted from 1.
-
-        Returns:
-          distance: float32 [], as a share of the message's scale; 0 is equal.
-          own: The peer's state after sending `message`.
-        """
-
-
-class AreasFn(Protocol):
-    """areas(params) -> areas."""
-
-    def __call__(self, params: Tree) -> Tree:
-        """Return the number of positions in a block of each parameter; messages do not hold it.
-
-        Args:
-          params: Nested dicts of arrays.
-
-        Returns:
-          An int in place of each `Coefficients` of a message, 0 for what is sent whole.
-        """
+    take: Callable[[Tree, Tree, Tree, jax.Array], tuple[Tree, Tree]]
 
 
 def no_align(own: Tree, params: Tree, fragment: jax.Array) -> Tree:
@@ -228,27 +76,46 @@ class Optimizer(NamedTuple):
         each round, once and the same for all:
           updates, shared = receive(messages, peers, params, shared, step)
 
-    A peer that takes no step in a round aligns too. `compare` serves an audit and `areas`
-    the wire format. No function knows whether peers are rows of an array or machines. Shapes do not
-    change when a peer is absent.
+    `params` are those that all peers agree on, nested dicts of arrays; `grads` and `updates` have
+    their shapes. `step` is int32 [], the round, counted from 1. In `lookahead` and `accumulate` of
+    several local steps it is float32 [], the rounds done after this local step: the last one of
+    round 3 has 3.0.
+
+    No function knows whether peers are rows of an array or machines. Shapes do not change when a
+    peer is absent.
 
     Attributes:
+      init: The states before the first round; `own` is at first the same for every peer.
+      lookahead: The params at which a peer takes its gradient.
+      accumulate: The peer's state after one local step, whose mean gradient is `grads`.
+      send: The peer's message, whose shapes and dtypes are the same in every round, and its state
+        after sending it.
+      receive: What all peers add to their params. `messages` have a leading axis [peer] on every
+        array; the row of an absent peer, whose weight in `peers` is 0, may hold anything, and
+        changes no bit.
+      compare: compare(own, message, params, step) -> distance, own: how far a message is from the
+        one that this state would send, as a share of its scale, and the state after sending it. It
+        serves an audit on other hardware, where bits cannot be equal.
+      areas: areas(params) -> the positions in a block of each parameter, which messages do not
+        hold: an int in place of each `Coefficients`, 0 for what is sent whole.
       inner_steps: Local steps of a round.
+      align: The peer's state after it adopts the result of a round, the fragment that is int32 [].
+        Called once for each round, also by a peer that takes no step in it.
       fragments: Number of fragments of the params; rounds exchange one each, in turns.
       delay: Local steps of the next round that a peer takes before it needs what was exchanged,
         and aligns; at most inner_steps.
       merge: The parts of `receive`, where it has such.
     """
 
-    init: InitFn
-    lookahead: LookaheadFn
-    accumulate: AccumulateFn
-    send: SendFn
-    receive: ReceiveFn
-    compare: CompareFn
-    areas: AreasFn
+    init: Callable[[Tree], tuple[Tree, Tree]]
+    lookahead: Callable[[Tree, Tree, Tree, jax.Array], Tree]
+    accumulate: Callable[[Tree, Tree, Tree, jax.Array], Tree]
+    send: Callable[[Tree, Tree, Tree, jax.Array], tuple[Tree, Tree]]
+    receive: Callable[[Tree, RoundPeers, Tree, Tree, jax.Array], tuple[Tree, Tree]]
+    compare: Callable[[Tree, Tree, Tree, jax.Array], tuple[jax.Array, Tree]]
+    areas: Callable[[Tree], Tree]
     inner_steps: int = 1
-    align: AlignFn = no_align
+    align: Callable[[Tree, Tree, jax.Array], Tree] = no_align
     fragments: int = 1
     delay: int = 0
     merge: Merge | None = None

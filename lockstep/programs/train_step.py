@@ -287,7 +287,7 @@ class Programs:
     def _local_step(
         self, own: Tree, agreed: Agreed, work: Work, step: jax.Array, key: jax.Array | None
     ) -> tuple[Tree, jax.Array]:
-        """Take one local step; `step` is as in `AccumulateFn`."""
+        """Take one local step; `step` is as in `Optimizer`."""
         ahead = self.optimizer.lookahead(agreed.params, own, agreed.shared, step)
         loss, grads = self._gradient(ahead, *work, key)
         return self.optimizer.accumulate(grads, own, agreed.params, step), loss

@@ -16,7 +16,7 @@ from lockstep.methods.schedule import ScheduleCosine
 from pipeline import runfile
 from pipeline.__main__ import app
 from pipeline.stage.keys import PROJECT
-from pipeline.toml_file import read_toml
+from pipeline.toml_file import read_run_file, read_toml
 from tests.servers import hub as hub_server
 from tests.servers import web
 from tests.servers.bucket import Bucket
@@ -359,7 +359,7 @@ def test_fineweb_10bt_is_the_train_example_with_its_defaults():
 
 @each_ready_run
 def test_ready_run_has_every_table_and_fetches_what_its_rounds_need_and_no_more(file):
-    assert set(tomllib.loads(file.read_text())) == set(runfile.Run.model_fields)
+    assert set(read_run_file(file)) == set(runfile.Run.model_fields)
     run = runfile.load(file)
     limit, c = run.download.limit, run.config
     assert limit.steps == c.total_steps == run.llm.lr_schedule.total_steps
@@ -376,7 +376,7 @@ def test_ready_run_has_every_table_and_fetches_what_its_rounds_need_and_no_more(
     ],
 )
 def test_edit_that_the_limit_does_not_follow_is_refused_in_one_line(file, table, key, named):
-    document = tomllib.loads(file.read_text())
+    document = read_run_file(file)
     place = document
     for name in table:
         place = place[name]
