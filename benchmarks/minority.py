@@ -24,9 +24,8 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 
 from lockstep.protocol import consensus, driver
-from lockstep.protocol.attestation import attest
+from lockstep.protocol.attestation import Check, Claim, Ruling, attest, settle
 from lockstep.protocol.coordinator import CoordinatorError
-from lockstep.protocol.dispute import Check, Claim, Ruling, settle
 from lockstep.protocol.round import Evidence, Message, Round
 
 ROUNDS = 200

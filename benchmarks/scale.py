@@ -212,7 +212,7 @@ class Rounds:
 
     def _verified(self, round_: object, present: list, evidence: object, tokens: dict) -> tuple:
         from lockstep.protocol import consensus, links
-        from lockstep.protocol.dispute import Check, Claim, Ruling
+        from lockstep.protocol.attestation import Check, Claim, Ruling
 
         def seconds(other: int, peer: int) -> float:
             return links.check_seconds(self.run.links, other, peer, tokens=tokens[peer], size=0)

@@ -1,19 +1,26 @@
-"""A witness's attestation: which messages of a round it holds, and which of its claims count.
+"""What members state of each other: attestations, recomputed steps, and rulings in a dispute.
 
-As in Psyche it attests twice: with a Bloom filter over the commitments it holds, which is small and
-has false positives, and with the Merkle root over them, which is exact. A claim counts if the root
-matches the claimed commitments and the filter contains the commitment.
+A witness attests to the messages of a round that it holds. As in Psyche it does so twice: with a
+Bloom filter over their commitments, which is small and has false positives, and with the Merkle
+root over them, which is exact. A claim counts if the root matches the claimed commitments and the
+filter contains the commitment.
+
+A verifier gets the trainer's own state before the round, to which the trainer committed a round
+ago, and recomputes the step on the assigned batch with the trainer's program. The result is right
+or wrong bit for bit, so an honest majority settles the dispute. All peers rule, because among a few
+drawn tie-breakers liars would be the majority in some round, however few liars there are. The
+loser is ejected, so a liar can cost the others this work only once.
 """
 
 import base64
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from pydantic import Field
 
-from lockstep.protocol import bloom, merkle
-from lockstep.protocol.bloom import Bloom, participant
+from lockstep.protocol import sets
+from lockstep.protocol.sets import Bloom, participant
 
 BLOOM = r"^[A-Za-z0-9+/]{427}=$"  # a filter's 320 bytes
 
@@ -78,7 +85,7 @@ def attest(
         refused=tuple(sorted(refused)),
         participants=base64.b64encode(participants.bits).decode(),
         broadcasts=base64.b64encode(broadcasts.bits).decode(),
-        root=merkle.root(commitments).hex(),
+        root=sets.root(commitments).hex(),
     )
 
 
@@ -97,7 +104,7 @@ def proven(
             return {}
         claimed[peer] = held
     digests = list(map(bytes.fromhex, claimed.values()))
-    if merkle.root(digests).hex() != attestation.root:
+    if sets.root(digests).hex() != attestation.root:
         return {}
     broadcasts = attestation.held(seed)
     if broadcasts == Bloom.of(digests, _seed(seed, attestation.witness, "broadcasts")):
@@ -111,4 +118,58 @@ def _seed(seed: int, witness: int, name: str) -> bytes:
 
 
 def _read(text: str, seed: bytes) -> Bloom:
-    return Bloom(bloom.keys(seed), base64.b64decode(text))
+    return Bloom(sets.keys(seed), base64.b64decode(text))
+
+
+Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class Claim(NamedTuple):
+    """A step's result: the commitment to the message, and the hash of the state after it, hex."""
+
+    message: Hash
+    state: Hash
+
+
+@dataclass(frozen=True)
+class Check:
+    """A verifier's report on a trainer's step.
+
+    Attributes:
+      verifier: The verifier.
+      peer: The trainer.
+      found: Result that the verifier reports.
+      seconds: Seconds from the draw to the report, fetching the trainer's state included.
+      bytes: Size of that state.
+    """
+
+    verifier: int
+    peer: int
+    found: Claim
+    seconds: Annotated[float, Field(ge=0)]
+    bytes: Annotated[int, Field(ge=0)]
+
+
+@dataclass(frozen=True)
+class Ruling:
+    """The result that each other peer reports on the step of `peer` that `verifier` disputes."""
+
+    verifier: int
+    peer: int
+    found: dict[int, Claim]
+
+
+def settle(check: Check, claimed: Claim, rulings: Iterable[Ruling], peers: int) -> int | None:
+    """Return the loser of a dispute, the peer or the verifier; None if it stays open.
+
+    More than half of the round's `peers`, the two parties among them, must report the same result.
+    A peer that reports nothing agrees with nobody, so silence never ejects an honest peer.
+    """
+    for ruling in rulings:
+        if (ruling.verifier, ruling.peer) == (check.verifier, check.peer):
+            found = list(ruling.found.values())
+            if 2 * (1 + found.count(check.found)) > peers:
+                return check.peer
+            if 2 * (1 + found.count(claimed)) > peers:
+                return check.verifier
+    return None

@@ -4,8 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from lockstep.protocol import committee
-from lockstep.protocol.attestation import Attestation, attest, proven
-from lockstep.protocol.dispute import Check, Claim, settle
+from lockstep.protocol.attestation import Attestation, Check, Claim, attest, proven, settle
 from lockstep.protocol.pace import Pace
 from lockstep.protocol.round import Evidence, Round
 from lockstep.protocol.run_state import Settings

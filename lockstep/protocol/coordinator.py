@@ -33,35 +33,33 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from lockstep.protocol.bloom import participant
-from lockstep.protocol.events import (
+from lockstep.protocol.pace import Pace
+from lockstep.protocol.run_state import (
+    ACTIVE,
+    HALTED,
+    MAX_PEERS,
     Checkpointed,
+    ClientState,
     Close,
+    CoordinatorError,
+    CoordinatorState,
     Eject,
     Event,
     HealthCheck,
     Join,
     Leave,
     Pause,
+    PeerRecord,
     Resume,
+    RunState,
+    Settings,
     Tick,
     TravelOn,
     Untrained,
     WarmupWitness,
     WitnessReport,
 )
-from lockstep.protocol.pace import Pace
-from lockstep.protocol.run_state import (
-    ACTIVE,
-    HALTED,
-    MAX_PEERS,
-    ClientState,
-    CoordinatorError,
-    CoordinatorState,
-    PeerRecord,
-    RunState,
-    Settings,
-)
+from lockstep.protocol.sets import participant
 
 
 def start(

@@ -9,8 +9,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from lockstep.errors import LockstepError
-from lockstep.protocol import committee, coordinator, events
-from lockstep.protocol.bloom import Bloom, participant
+from lockstep.protocol import committee, coordinator, run_state
 from lockstep.protocol.consensus import arrived, closes, judge
 from lockstep.protocol.pace import OnItsWay, Pace
 from lockstep.protocol.round import Decision, Evidence, Round, Travelling
@@ -21,6 +20,7 @@ from lockstep.protocol.run_state import (
     RunState,
     Settings,
 )
+from lockstep.protocol.sets import Bloom, participant
 
 
 @dataclass(frozen=True)
@@ -122,9 +122,9 @@ def ask(progress: RunProgress, peers: Iterable[int]) -> RunProgress:
     for peer in peers:
         if not 0 <= peer < count:
             raise CoordinatorError(
-                state, events.Join((peer,)), f"expected one of the run's {count} peers"
+                state, run_state.Join((peer,)), f"expected one of the run's {count} peers"
             )
-    state = coordinator.tick(state, events.Join(peers)) if peers else state
+    state = coordinator.tick(state, run_state.Join(peers)) if peers else state
     fresh = (*progress.fresh, *peers) if progress.begun else progress.fresh
     back = set(peers)
     left = tuple(peer for peer in progress.left if peer not in back)
@@ -151,13 +151,13 @@ def leave(progress: RunProgress, peers: Iterable[int]) -> RunProgress:
       CoordinatorError: A peer neither takes part nor has asked to.
     """
     peers, state = tuple(peers), progress.state
-    state = coordinator.tick(state, events.Leave(peers, progress.now)) if peers else state
+    state = coordinator.tick(state, run_state.Leave(peers, progress.now)) if peers else state
     return replace(progress, state=state, left=(*progress.left, *peers))
 
 
 def pause(progress: RunProgress) -> RunProgress:
     """Return the run after its owner paused it: the epoch ends with the round in progress."""
-    return replace(progress, state=coordinator.tick(progress.state, events.Pause(progress.now)))
+    return replace(progress, state=coordinator.tick(progress.state, run_state.Pause(progress.now)))
 
 
 def resume(progress: RunProgress) -> RunProgress:
@@ -172,9 +172,9 @@ def resume(progress: RunProgress) -> RunProgress:
     healthy = progress.state.healthy_members
     members = tuple(r.peer for r in progress.state.peers if r.peer in healthy)
     paused = _advance(progress)
-    state = coordinator.tick(paused.state, events.Resume(paused.now))
+    state = coordinator.tick(paused.state, run_state.Resume(paused.now))
     if members and state.run_state != RunState.Finished:
-        state = coordinator.tick(state, events.Join(members))
+        state = coordinator.tick(state, run_state.Join(members))
     return replace(paused, state=state)
 
 
@@ -194,7 +194,7 @@ def checkpointed(progress: RunProgress, peer: int, params: str) -> RunProgress:
     Raises:
       CoordinatorError: The epoch goes on, the peer is not a member, or others were stored before.
     """
-    event = events.Checkpointed(peer, progress.now, params)
+    event = run_state.Checkpointed(peer, progress.now, params)
     return replace(progress, state=coordinator.tick(progress.state, event))
 
 
@@ -240,11 +240,11 @@ def finish_round(
 
     spoke = state.since + train_seconds
     if waited:
-        over = events.Close(spoke) if state.pace else events.Tick(spoke, round_.seed)
+        over = run_state.Close(spoke) if state.pace else run_state.Tick(spoke, round_.seed)
         state = coordinator.tick(state, over)
     for attestation in evidence.attestations:
         heard = attestation.heard(round_.seed)
-        state = coordinator.tick(state, events.WitnessReport(attestation.witness, spoke, heard))
+        state = coordinator.tick(state, run_state.WitnessReport(attestation.witness, spoke, heard))
 
     quorum = committee.witness_quorum(len(round_.witnesses))
     # Health is judged after ejections, so that nobody is both a proven liar and merely silent.
@@ -252,21 +252,21 @@ def finish_round(
     again = progress.withheld.intersection(evidence.withheld)
     ejected = dict(sorted((dict.fromkeys(again, "no state") | ejected).items()))
     if ejected:
-        state = coordinator.tick(state, events.Eject(tuple(ejected), spoke))
+        state = coordinator.tick(state, run_state.Eject(tuple(ejected), spoke))
     dropped = _unheard(state, evidence.silent, quorum)
     if dropped:
         speaker = evidence.attestations[0].witness
-        state = coordinator.tick(state, events.HealthCheck(speaker, dropped, spoke))
+        state = coordinator.tick(state, run_state.HealthCheck(speaker, dropped, spoke))
     travelling: set[int] = set()
     if len(state.spoken) >= quorum:
         messages = _on_their_way(progress.state, round_, evidence, missing - ejected.keys())
         travelling = {one.peer for one in messages}
         if messages:
-            state = coordinator.tick(state, events.TravelOn(messages, spoke))
+            state = coordinator.tick(state, run_state.TravelOn(messages, spoke))
     untrained = round_.spans.keys() - set(applied) - travelling
     left = tuple(round_.spans[peer] for peer in sorted(untrained))
     if left:
-        state = coordinator.tick(state, events.Untrained(left, spoke))
+        state = coordinator.tick(state, run_state.Untrained(left, spoke))
 
     joined = set(round_.joined)
     fresh = tuple(peer for peer in progress.fresh if peer not in joined)
@@ -383,10 +383,10 @@ def _advance(progress: RunProgress, not_before: float = 0.0) -> RunProgress:
         after, heard = state, [participant(record.peer) for record in state.peers]
         for witness in state.witnesses:
             bloom = Bloom.of(heard, f"lockstep/bloom:{state.seed}:{witness}:warmup".encode())
-            event = events.WarmupWitness(witness, state.since + loaded, seed, bloom)
+            event = run_state.WarmupWitness(witness, state.since + loaded, seed, bloom)
             after = coordinator.tick(after, event)
     else:
-        after = coordinator.tick(state, events.Tick(now, seed))
+        after = coordinator.tick(state, run_state.Tick(now, seed))
     if after == state:
         raise CoordinatorError(state, "the clock", "waits for members that never come")
     return replace(progress, state=after)

@@ -6,9 +6,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from lockstep.protocol.attestation import Attestation
+from lockstep.protocol.attestation import Attestation, Check, Claim, Hash, Ruling
 from lockstep.protocol.committee import Span
-from lockstep.protocol.dispute import Check, Claim, Hash, Ruling
 
 
 def _is_empty(value: object) -> bool:

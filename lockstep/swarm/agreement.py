@@ -10,7 +10,7 @@ import jax
 from lockstep.optim.optimizer import Tree
 from lockstep.programs.train_step import Work
 from lockstep.protocol import consensus, links
-from lockstep.protocol.dispute import Check, Claim, Ruling
+from lockstep.protocol.attestation import Check, Claim, Ruling
 from lockstep.protocol.round import Evidence, Round
 from lockstep.swarm.faults import FaultSchedule
 from lockstep.swarm.peers import RunningPeers

@@ -15,8 +15,7 @@ import numpy as np
 from lockstep.optim.optimizer import Tree
 from lockstep.programs.train_step import Work
 from lockstep.protocol import attestation, consensus
-from lockstep.protocol.attestation import Attestation
-from lockstep.protocol.dispute import Check, Claim
+from lockstep.protocol.attestation import Attestation, Check, Claim
 from lockstep.protocol.round import Evidence, Round, Span
 from lockstep.swarm.lies import lie, tamper
 from lockstep.tables.faults import KINDS, Fault

@@ -11,7 +11,7 @@ import numpy as np
 
 from lockstep.errors import LockstepError
 from lockstep.programs.train_step import Work
-from lockstep.protocol import driver, sketch
+from lockstep.protocol import driver
 from lockstep.protocol.coordinator import ClientState, CoordinatorError
 from lockstep.protocol.driver import RunProgress
 from lockstep.protocol.round import Evidence, Message, Round, Span
@@ -28,10 +28,9 @@ from lockstep.swarm.faults import FaultSchedule
 from lockstep.swarm.peers import Done, RoundSteps, Rows, RunningPeers
 from lockstep.swarm.round_settings import RoundSettings
 from lockstep.transcript.entry import Entry, EpochParams
-from lockstep.wire import bound
+from lockstep.wire import bound, sketches
 from lockstep.wire import message as wire
 from lockstep.wire.exchange import Sent
-from lockstep.wire.sketches import sketch_of
 
 
 class Taken(NamedTuple):
@@ -245,14 +244,14 @@ class Swarm:
         pieces, seed = form.pieces, self.settings.seed
         with self.timed("sketch"):
             commitments = evidence.commitments
-            sketches = {}
+            sent = {}
             for peer, message in delivered.received.items():
-                drawn = sketch.drawn(
+                drawn = sketches.drawn(
                     seed, round_.step, commitments, peer, pieces.count, pieces.drawn
                 )
                 fields, tree = wire.fields(message), delivered.sent[peer].tree
-                sketches[peer] = sketch_of(pieces, fields, tree, drawn)
-        return sketches, {}
+                sent[peer] = sketches.sketch_of(pieces, fields, tree, drawn)
+        return sent, {}
 
     def _end_epoch(self, progress: RunProgress) -> tuple[RunProgress, EpochParams | None]:
         """Record the params that end an epoch, if a peer stores them."""

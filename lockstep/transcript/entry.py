@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import Field
 
-from lockstep.protocol.dispute import Hash
+from lockstep.protocol.attestation import Hash
 from lockstep.protocol.round import Decision, Evidence, Round
 from lockstep.tables.table import Table
 

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from lockstep.optim.optimizer import Tree
-from lockstep.protocol.dispute import Hash
+from lockstep.protocol.attestation import Hash
 from lockstep.tables.table import Table
 from lockstep.wire.commitment import tree_hash
 

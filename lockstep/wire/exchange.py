@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lockstep.optim.optimizer import Tree
-from lockstep.protocol import merkle
+from lockstep.protocol import sets
 from lockstep.protocol.round import Round
 from lockstep.wire import message as wire
 from lockstep.wire import spool
@@ -27,7 +27,7 @@ class Sent(NamedTuple):
 
     payload: Buffer
     commitment: bytes
-    tree: merkle.MerkleTree | None = None
+    tree: sets.MerkleTree | None = None
 
 
 class CommitmentError(wire.WireError):
@@ -87,11 +87,11 @@ def commit_to_root(root: bytes, peer: int, round_: Round) -> bytes:
 
 def _commit(
     fields: Iterable[Buffer], peer: int, round_: Round, form: wire.Form
-) -> tuple[bytes, merkle.MerkleTree | None]:
+) -> tuple[bytes, sets.MerkleTree | None]:
     if form.kept:
         # The fields, not the encoded bytes: both layouts of the wire have the same commitment.
         return commit_to_fields(fields, peer, round_), None
-    tree = merkle.MerkleTree.over(form.pieces.cut(fields))
+    tree = sets.MerkleTree.over(form.pieces.cut(fields))
     return commit_to_root(tree.root, peer, round_), tree
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from pydantic import AfterValidator, Field, ValidationError
 
 from lockstep.errors import brief
-from lockstep.protocol.dispute import Hash
+from lockstep.protocol.attestation import Hash
 from lockstep.tables.table import U64, AsTuple, Table, wrong
 from lockstep.wire.spool import Buffer
 

@@ -28,7 +28,7 @@ from pydantic import Field
 
 from lockstep.errors import LockstepError, brief
 from lockstep.programs.columns import Column
-from lockstep.protocol.dispute import Hash
+from lockstep.protocol.attestation import Hash
 from lockstep.tables.explain import validate
 from lockstep.tables.table import Count, Table
 from pipeline.again.outputs import (

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from lockstep.errors import LockstepError, RequestError, brief
-from lockstep.protocol.dispute import Hash
+from lockstep.protocol.attestation import Hash
 from lockstep.tables.explain import validate_json
 from lockstep.tables.table import Table
 from parts.publication.layout import SIGNATURE

@@ -10,7 +10,7 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import Field
 
 from lockstep.errors import LockstepError, brief
-from lockstep.protocol.dispute import Hash
+from lockstep.protocol.attestation import Hash
 from lockstep.tables.table import Table
 from pipeline.again.claim import Kind
 from pipeline.stage.keys import OUT

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import jax
 
 from lockstep.errors import LockstepError
-from lockstep.protocol import consensus, links, sketch
+from lockstep.protocol import consensus, links
 from lockstep.protocol.round import Message, Round
 from lockstep.swarm.round_settings import RoundSettings
 from lockstep.transcript.entry import TABLES, Entry
@@ -294,7 +294,7 @@ def read_sketch(setup: Setup, transcript: Transcript, entry: Entry, peer: int) -
     if message.root is None or message.sketch is None or message.payload is None:
         raise SketchError(f"the message of peer {peer} has no sketch, expected some of its pieces")
     seed, known = setup.settings.seed, entry.evidence.commitments
-    drawn = sketch.drawn(seed, entry.round.step, known, peer, pieces.count, pieces.drawn)
+    drawn = sketches.drawn(seed, entry.round.step, known, peer, pieces.count, pieces.drawn)
     if message.sketch != (size := sketches.size_of(pieces, drawn)):
         raise SketchError(f"peer {peer}: a sketch of {message.sketch} bytes, expected {size}")
     try:

@@ -25,7 +25,7 @@ from pydantic import Field
 from lockstep.errors import LockstepError, shown
 from lockstep.files import link, sha256_file, write_json, write_text
 from lockstep.programs.columns import Column
-from lockstep.protocol.dispute import Hash
+from lockstep.protocol.attestation import Hash
 from lockstep.tables.explain import validate_json
 from lockstep.tables.table import Table
 from lockstep.transcript.entry import Entry

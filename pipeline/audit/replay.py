@@ -16,7 +16,7 @@ from lockstep.optim.optimizer import Tree
 from lockstep.programs.placement import DeviceGroup, device_groups
 from lockstep.programs.replica import Replica
 from lockstep.programs.train_step import Work
-from lockstep.protocol.dispute import Claim
+from lockstep.protocol.attestation import Claim
 from lockstep.swarm.delivery import TravellingMessages
 from lockstep.transcript.entry import Entry
 from lockstep.transcript.transcript import Transcript

@@ -10,7 +10,7 @@ from typing import Annotated, Literal, NamedTuple
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from lockstep.protocol.dispute import Hash
+from lockstep.protocol.attestation import Hash
 from lockstep.tables.table import Table
 from lockstep.transcript.transcript import Transcript
 from lockstep.transcript.windows import Window

@@ -8,10 +8,10 @@ import pytest
 from pydantic import TypeAdapter
 
 from lockstep.errors import LockstepError
-from lockstep.protocol import merkle
+from lockstep.protocol import sets
 from lockstep.protocol.attestation import Attestation, attest, proven
-from lockstep.protocol.bloom import BITS, participant
 from lockstep.protocol.round import Decision, Round
+from lockstep.protocol.sets import BITS, participant
 from lockstep.transcript.entry import Entry
 from lockstep.transcript.transcript import Transcript, Writer
 from lockstep.transcript.windows import Snapshots
@@ -26,7 +26,7 @@ HONEST = attest(5, SEED, [0, 2, 3, 5], SENT)
 
 
 def root(commitments: Iterable[str]) -> str:
-    return merkle.root([bytes.fromhex(text) for text in commitments]).hex()
+    return sets.root([bytes.fromhex(text) for text in commitments]).hex()
 
 
 def test_an_honest_word_is_proven_for_every_message_held():
@@ -50,14 +50,14 @@ def test_a_subset_of_any_size_is_proven(size):
 
 def test_nothing_held_is_nothing_proven():
     word = attest(5, SEED, [5], {})
-    assert (word.root, proven(word, SEED, SENT, {})) == (merkle.EMPTY.hex(), {})
+    assert (word.root, proven(word, SEED, SENT, {})) == (sets.EMPTY.hex(), {})
 
 
 @pytest.mark.parametrize(
     "word",
     [
         replace(HONEST, root=root(["0e" * 32] * 4)),
-        replace(HONEST, root=merkle.EMPTY.hex()),
+        replace(HONEST, root=sets.EMPTY.hex()),
         replace(HONEST, root=root(list(SENT.values())[::-1])),
         replace(HONEST, broadcasts=NOTHING),
         replace(HONEST, received=(0, 2, 3)),  # its root is over four leaves

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.protocol.bloom import BITS, KEYS, Bloom, fnv1a, positions
+from lockstep.protocol.sets import BITS, KEYS, Bloom, fnv1a, positions
 
 BYTES = st.binary(max_size=40)
 

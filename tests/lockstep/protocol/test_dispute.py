@@ -2,7 +2,7 @@
 
 import pytest
 
-from lockstep.protocol.dispute import Check, Claim, Ruling, settle
+from lockstep.protocol.attestation import Check, Claim, Ruling, settle
 
 VERIFIER, PEER = 3, 7
 FOUND, CLAIMED, OTHER = (Claim(letter * 64, letter * 64) for letter in "abc")

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, replace
 
-from lockstep.protocol import bloom, coordinator
-from lockstep.protocol.bloom import Bloom
+from lockstep.protocol import coordinator, sets
 from lockstep.protocol.coordinator import ClientState, CoordinatorState, PeerRecord, RunState
+from lockstep.protocol.sets import Bloom
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ def records(*peers: int, state: ClientState = HEALTHY) -> tuple[PeerRecord, ...]
 
 def heard(*peers: int) -> Bloom:
     """A witness's filter that holds `peers`."""
-    return Bloom.of((bloom.participant(peer) for peer in peers), b"seed")
+    return Bloom.of((sets.participant(peer) for peer in peers), b"seed")
 
 
 def waiting(**changes) -> CoordinatorState:

@@ -11,7 +11,7 @@ from lockstep.errors import LockstepError
 from lockstep.optim.compressed.compressor import Coefficients
 from lockstep.programs.train_step import Work
 from lockstep.protocol import consensus
-from lockstep.protocol.dispute import Check, Claim
+from lockstep.protocol.attestation import Check, Claim
 from lockstep.protocol.round import Message, Round
 from lockstep.swarm.faults import FALSE, FaultSchedule
 from lockstep.tables.faults import KINDS, Fault

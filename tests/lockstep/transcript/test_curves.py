@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lockstep.protocol.dispute import Check, Claim, Ruling
+from lockstep.protocol.attestation import Check, Claim, Ruling
 from lockstep.protocol.round import Decision, Message, Round
 from lockstep.transcript import curves
 from lockstep.transcript.entry import Entry, Header

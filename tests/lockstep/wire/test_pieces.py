@@ -6,7 +6,7 @@ import pytest
 from ml_dtypes import bfloat16
 
 from lockstep.optim.compressed.compressor import Coefficients
-from lockstep.protocol import merkle
+from lockstep.protocol import sets
 from lockstep.wire import message as wire
 from lockstep.wire import sketches
 from lockstep.wire.message import Form
@@ -52,7 +52,7 @@ def test_pieces_are_all_of_a_message_and_none_spans_two_fields(message):
 @pytest.mark.parametrize("message", [DENSE, SPARSE], ids=["dense", "sparse"])
 def test_a_sketch_shows_its_pieces_and_nothing_else_passes_for_them(message):
     pieces = form_of(message).pieces
-    tree = merkle.MerkleTree.over(pieces.cut(wire.fields(message)))
+    tree = sets.MerkleTree.over(pieces.cut(wire.fields(message)))
     drawn = [0, pieces.count // 2, pieces.count - 1]
     sketch = sketches.sketch_of(pieces, wire.fields(message), tree, drawn)
     assert len(sketch) == sketches.size_of(pieces, drawn)

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from lockstep.files import read_json
-from lockstep.protocol import sketch
 from lockstep.swarm.lies import LIES
 from lockstep.transcript.transcript import Transcript
 from lockstep.transcript.trees import save_tree
+from lockstep.wire import sketches
 from lockstep.wire.pieces import Pieces
 from pipeline import runfile
 from pipeline.audit import honest
@@ -177,7 +177,7 @@ def test_a_lie_that_no_drawn_piece_shows_refuses_the_run_and_blames_no_peer(
     step, by, found_in, text, tmp_path, monkeypatch
 ):
     """By later messages or, of a last round, by the params. Everyone knows the draw beforehand."""
-    real, pieces = sketch.drawn, lab("dense").programs.form.pieces
+    real, pieces = sketches.drawn, lab("dense").programs.form.pieces
 
     def foreseen(seed, step, commitments, peer, count, number):
         return real(seed, step, dict.fromkeys(commitments, "00" * 32), peer, count, number)
@@ -187,7 +187,7 @@ def test_a_lie_that_no_drawn_piece_shows_refuses_the_run_and_blames_no_peer(
         drawn = real(run_of("dense").peers.seed, step, everybody, LIAR, pieces.count, pieces.drawn)
         return undrawn([p.true for p in message], drawn, pieces, by)
 
-    monkeypatch.setattr(sketch, "drawn", foreseen)
+    monkeypatch.setattr(sketches, "drawn", foreseen)
     monkeypatch.setitem(LIES, "sign_flip", false)
     run = run_of("dense", {"kind": "sign_flip", "peer": LIAR, "rounds": [step, step]})
     lab("dense").train(run, tmp_path)

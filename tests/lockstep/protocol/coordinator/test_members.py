@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from lockstep.protocol import bloom, coordinator
+from lockstep.protocol import coordinator, sets
 from lockstep.protocol.coordinator import (
     CoordinatorError,
     Eject,
@@ -144,7 +144,7 @@ def test_transition(row):
 
 
 def test_participant_is_pinned():
-    assert bloom.participant(258).hex().startswith("7255b3ce83a75f4d")
+    assert sets.participant(258).hex().startswith("7255b3ce83a75f4d")
 
 
 def test_healthy_is_a_quorum_of_those_elected():

@@ -6,9 +6,8 @@ from dataclasses import replace
 import pytest
 
 from lockstep.protocol import consensus, driver
-from lockstep.protocol.attestation import attest
+from lockstep.protocol.attestation import Check, Claim, Ruling, attest
 from lockstep.protocol.coordinator import CoordinatorError
-from lockstep.protocol.dispute import Check, Claim, Ruling
 from lockstep.protocol.round import Evidence, Round
 from tests.lockstep.protocol.driver.driven_run import (
     LONG,

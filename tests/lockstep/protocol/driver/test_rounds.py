@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from lockstep.protocol import committee, consensus, driver, merkle
+from lockstep.protocol import committee, consensus, driver, sets
 from lockstep.protocol.coordinator import CoordinatorError, RunState
 from lockstep.protocol.round import Decision, Round
 from tests.lockstep.protocol.driver.driven_run import (
@@ -106,7 +106,7 @@ def test_honest_witnesses_attest_to_what_arrived_in_time_and_was_not_refused():
     _, round = driver.next_round(begun())
     said = evidence(round, {1: 31.0}, refused=(3, 1)).attestations
     assert [word.witness for word in said] == list(round.witnesses)
-    root = merkle.root([bytes.fromhex(commitment(round, p)) for p in (0, 2)]).hex()
+    root = sets.root([bytes.fromhex(commitment(round, p)) for p in (0, 2)]).hex()
     assert {(word.received, word.refused, word.root) for word in said} == {((0, 2), (3,), root)}
 
 
@@ -124,7 +124,7 @@ def test_late_message_is_applied_by_nobody_and_its_sequences_are_given_out_again
 def test_round_in_which_nothing_arrives_applies_nothing_and_all_is_given_out_again():
     progress, round = driver.next_round(begun())
     nothing = evidence(round, dict.fromkeys(range(4)))
-    assert {word.root for word in nothing.attestations} == {merkle.EMPTY.hex()}
+    assert {word.root for word in nothing.attestations} == {sets.EMPTY.hex()}
     progress, decision = driver.finish_round(progress, round, nothing)
     assert (decision.applied, decision.late) == ((), (0, 1, 2, 3))
     _, after = driver.next_round(progress)
