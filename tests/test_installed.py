@@ -30,6 +30,7 @@ assert "jax" not in sys.modules and "numpy" not in sys.modules
 from importlib import import_module
 from pkgutil import walk_packages
 from runpy import run_path
+sys.path.append(f"{lockstep.__path__[0]}/python")  # as in the process of a workload
 for module in walk_packages(lockstep.__path__, "lockstep."):
     import_module(module.name)
 assert not {"models", "parts", "pipeline"} & sys.modules.keys()
