@@ -48,7 +48,7 @@ class StepError(LockstepError):
 
 
 class RequestError(LockstepError):
-    """What was asked for cannot be had, and nothing is wrong with what it was asked of."""
+    """A request cannot be met, though nothing is wrong with its target."""
 
 
 def keep_secret(*secrets: str | None) -> None:

@@ -126,7 +126,7 @@ def read_bytes(path: Path, most: int) -> bytes:
 
     Raises:
       LockstepError: it is none, or a larger one.
-      OSError: it is not there, or may not be read.
+      OSError: it does not exist, or may not be read.
     """
     # does not wait for a pipe's other end
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:

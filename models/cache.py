@@ -22,7 +22,7 @@ KeysAndValues = tuple[jax.Array, jax.Array]
 
 
 class Cache(NamedTuple):
-    """What a model keeps of the tokens that it was given.
+    """What a model keeps of earlier tokens.
 
     A mixture's experts keep nothing. Latent attention keeps the keys and values of its heads, not
     the latent that they are made of: more memory, and no product is computed again.

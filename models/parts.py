@@ -87,7 +87,7 @@ def attend(
       sequences_BT: Number of each token's sequence; a query sees keys of its own. None: all are of
         one sequence.
       kernel: "matmul", plain products; or an implementation of `jax.nn.dot_product_attention`,
-        which takes a window that is known when it is traced.
+        which takes a window that is a constant when it is traced.
 
     Returns:
       [B * T, K * G * w]: the heads of a token side by side.

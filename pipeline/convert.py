@@ -71,7 +71,7 @@ def run(run: runfile.Run, paths: Paths) -> None:
 
 
 def check_readable(run: runfile.Run) -> None:
-    """Check that there is a reader for what the run starts from.
+    """Check that the run's starting point can be read.
 
     Raises:
       LockstepError: There is none for its architecture, or for its kind of checkpoint.

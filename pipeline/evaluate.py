@@ -52,7 +52,7 @@ class Findings(NamedTuple):
 def run(run: runfile.Run, paths: Paths) -> None:
     """Write evaluate.json, sample.txt and metrics/evaluate.json; what is unknown is null.
 
-    What each task asked, and what the model answered, is in the folder tasks.
+    Each task's requests and the model's answers are in the folder tasks.
     """
     export = paths.need("export")
     paths.need("download")
@@ -126,7 +126,7 @@ def _measure(run: runfile.Run, opened: OpenedExport, data: HeldOutRows, notes: l
 def _score(
     run: runfile.Run, exported: Exported, paths: Paths, folder: Path, notes: list[str]
 ) -> list[TaskResult]:
-    """The results of `[evaluate] tasks`; what was asked and answered goes to `folder`."""
+    """The results of `[evaluate] tasks`; requests and answers go to `folder`."""
     settings, export = run.evaluate, paths.out("export")
     if exported.tokenizer is None and settings.tasks == (next_line.NAME,):
         notes.append(f"there is no tokenizer.json, so {next_line.NAME} has no questions")

@@ -1,4 +1,4 @@
-"""`lockstep generate`: an exported model continues prompts, or each line that it is given.
+"""`lockstep generate`: an exported model continues prompts, or each line of standard input.
 
 Nothing heavy is imported before the command runs.
 """
@@ -142,7 +142,7 @@ def generate(
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of the draws.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object a line.")] = False,
 ) -> None:
-    """Continue texts with an exported model; without PROMPTS, each line that it is given."""
+    """Continue texts with an exported model; without PROMPTS, each line of standard input."""
     if not 0 < top_p <= 1:
         raise LockstepError(f"--top-p is {top_p}, expected a number above 0 and up to 1")
     from lockstep.machine import allocator

@@ -1,7 +1,7 @@
 """Checks of settings, their types as well as their bounds, before an optimizer is built.
 
 Without them `delay=0.5` would raise no error, and peers would never adopt what was exchanged. A
-traced setting passes, as in `optax.inject_hyperparams`: its value is not known yet.
+traced setting passes, as in `optax.inject_hyperparams`: it has no value yet.
 
 All functions here raise a ValueError that names the setting, its value and what was expected.
 """

@@ -36,7 +36,7 @@ class DeviceGroup:
         return ", ".join(map(str, self.devices))
 
     def put(self, tree: Tree) -> Tree:
-        """Put params, states or messages there: each array in parts, one on each device."""
+        """Put params, states or messages on the group: each array in parts, one on each device."""
         parts = len(self.devices)
         return self._put(tree, lambda x: cut(x.shape, parts))
 
@@ -52,7 +52,7 @@ class DeviceGroup:
         return self._put(tree, lambda _: Spec())
 
     def put_rows(self, rows: Tree, axis: int) -> Tree:
-        """Put rows of data there, spread over the devices; `axis` counts the rows."""
+        """Put rows of data on the group, spread over the devices; `axis` counts the rows."""
         return self._put(rows, lambda _: cut_rows(axis))
 
     def fetch(self, tree: Tree) -> Tree:
@@ -180,7 +180,7 @@ def cut(shape: tuple[int, ...], parts: int) -> Spec:
 
 
 def cut_rows(axis: int) -> Spec:
-    """Return how rows of data lie there: cut along the axis that counts them."""
+    """Return how rows of data are placed: cut along the axis that counts them."""
     return Spec(*[None] * axis, AXIS)
 
 

@@ -244,7 +244,7 @@ class Programs:
     ) -> tuple[Tree, jax.Array]:
         """Return the peer's state after its local steps, each on its lot, and their mean loss.
 
-        Where there are fewer rows than local steps, the last lots are empty: nothing is done.
+        With fewer rows than local steps, the last lots are empty: nothing is done.
         """
         steps, count = self.optimizer.inner_steps, work.count
         if steps == 1:

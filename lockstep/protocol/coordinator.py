@@ -26,7 +26,7 @@ Psyche's, except where Psyche loses work:
     | a batch whose message nobody applied is lost | reassigned, ahead of new sequences          |
     | the last of several checkpoints counts       | the first counts; another one is refused    |
     | a pause makes all members Withdrawn          | the Healthy ones                            |
-    | a round waits for all witnesses, or its time | with a pace, until enough messages are there|
+    | a round waits for all witnesses, or its time | with a pace, until enough have arrived      |
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -408,7 +408,7 @@ def check_call(function: Callable, name: str, form: str, *arguments: Any) -> Non
 
 
 def folder(name: str, path: Any) -> Path | None:
-    """Return a folder that is there and can be written to, made where it is not; None for None.
+    """Return a writable folder, made if it does not exist; None for None.
 
     Raises:
       LockstepError: It is no path, or cannot be made or written to.

@@ -112,10 +112,10 @@ class Result:
 
 
 class Log:
-    """A simulation's curves, and their CSV files, where each row is as soon as it is known.
+    """A simulation's curves and their CSV files, written row by row.
 
     Args:
-      folder: Where the files are written, which is there; None writes none.
+      folder: An existing folder for the files; None writes none.
       settings: What config.json holds.
     """
 

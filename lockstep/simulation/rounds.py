@@ -39,7 +39,7 @@ ASKED_FOR = "simulation.json"  # beside them, the settings
 
 
 class Kept:
-    """The checkpoints of a simulation, and all that it was asked for.
+    """The checkpoints of a simulation, and its arguments.
 
     Args:
       folder: Where checkpoints are; None keeps none.
@@ -164,7 +164,7 @@ def take_rounds(
 
 
 def _with_micro_batch(problem: Problem, saved: Saved | None) -> RoundSettings:
-    """The settings with the micro-batch asked for, else the one before, else the one that fits."""
+    """The settings with the given micro-batch, else the earlier one, else one that fits."""
     asked, settings, programs, data_of_peers, *_ = problem
     if asked.micro_batch is not None:
         return settings

@@ -42,7 +42,7 @@ class Agreement:
         """Return the evidence with what witnesses attest, verifiers find and others rule.
 
         `work` is each peer's. Only now that all have committed to their messages is it drawn whose
-        step is checked, and only now the state before that step is asked for.
+        step is checked, and only now that peer is asked for the state before its step.
         """
         with self.timed("witness"):
             limit = self.settings.closes(round_, evidence)

@@ -59,8 +59,8 @@ class Done(NamedTuple, Generic[M]):
     Attributes:
       message: By default its arrays on the host; in a training the future bytes.
       loss: Its mean loss before the round, nats per token.
-      state: Hash of what it owns after its step, where that was asked for.
-      seconds: Of real time until its message was there; 0 where peers take turns.
+      state: Hash of what it owns after its step, if `hashed`.
+      seconds: Real time until its message was ready; 0 if peers take turns.
     """
 
     message: M
@@ -88,18 +88,18 @@ class RunningPeers(Protocol):
         """Return where a peer runs, for the log."""
 
     def returned(self) -> tuple[int, ...]:
-        """Return the absent peers that are there again and can join."""
+        """Return the absent peers that are back and can join."""
         return tuple(sorted(self.absent))
 
     def await_return(self) -> tuple[int, ...]:
-        """Wait until an absent peer is there again, and return what `returned` does.
+        """Wait until an absent peer is back, and return what `returned` does.
 
         It returns no peer where none can be expected to return.
         """
         return self.returned()
 
     def part(self, members: Set[int]) -> tuple[int, ...]:
-        """Let go of the members that asked to leave, and return them."""
+        """Release the members that asked to leave, and return them."""
         del members
         return ()
 

@@ -103,7 +103,7 @@ def _first_error(error: ValidationError, document: Any, root: type[BaseModel]) -
 
 
 def _is_short_by_errors(one: Any, error: ValidationError) -> bool:
-    """Whether a list has too few items only since some of them are wrong, which is said too."""
+    """Whether a list has too few items only because some are wrong, which is reported too."""
     size = len(one["loc"])
     return one["type"] == "too_short" and any(
         other["loc"][:size] == one["loc"] and len(other["loc"]) > size for other in error.errors()
@@ -111,7 +111,7 @@ def _is_short_by_errors(one: Any, error: ValidationError) -> bool:
 
 
 def _is_misspelt(error: Any, document: Any, root: type[BaseModel]) -> bool:
-    """Whether an error is an unknown key, and a known one of nearly the same name is not there."""
+    """Whether an error is an unknown key, while a known key of nearly the same name is missing."""
     if error["type"] != "extra_forbidden":
         return False
     path, _ = _locate(error["loc"], document, missing=False)

@@ -206,7 +206,7 @@ class Transcript:
         return [s for s in self.snapshots if (self._snapshot(s) / "params.safetensors").exists()]
 
     def hashes(self, step: int, peers: int | None = None) -> StateHashes:
-        """Return the hashes that were committed to at a snapshot, of so many peers if it is told.
+        """Return the hashes that were committed to at a snapshot, of `peers` peers if given.
 
         Raises:
           LockstepError: state.json is missing, or does not hold them.

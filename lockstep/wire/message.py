@@ -51,7 +51,7 @@ PLAIN = "psyche"  # the layout of kinds 3 and 4; "lockstep" is Rice-coded
 
 
 class WireError(ValueError):
-    """Bytes are not a message of the expected form; one line, with what was found and expected."""
+    """Bytes are not a message of the expected form; one line, with both values."""
 
 
 class NotFiniteValueError(WireError):

@@ -91,7 +91,7 @@ class Carrier(ABC):
 
     @abstractmethod
     def arrived(self) -> frozenset[int]:
-        """Return the peers whose process is running, and was not asked anything since it came."""
+        """Return the peers whose process runs and has had no request since it came."""
 
     @abstractmethod
     def dismiss(self, peer: int) -> None:

@@ -60,7 +60,7 @@ class _Call(NamedTuple):
 
 @dataclass
 class RayActors(Carrier):
-    """A carrier to actors; none asks to leave, since an actor is not told of its end."""
+    """A carrier to actors; none asks to leave, since an actor does not learn of its end."""
 
     options: dict  # of each actor, as Ray takes them
     backend: str  # "cpu" or "cuda"
@@ -79,7 +79,7 @@ class RayActors(Carrier):
         self._of[peer] = _Actor(handle, handle.hello.remote())
 
     def arrived(self) -> frozenset[int]:
-        """Return the peers whose process is running, and was not asked anything since it came."""
+        """Return the peers whose process runs and has had no request since it came."""
         for peer, actor in list(self._of.items()):
             if actor.hello is not None and ray.wait([actor.hello], timeout=0)[0]:
                 self._greet(peer, actor)

@@ -201,12 +201,12 @@ class RemotePeers(Asking):
         return "no process yet" if peer in self.absent else "a process of its own"
 
     def returned(self) -> tuple[int, ...]:
-        """Return the absent peers whose processes are there again and can join."""
+        """Return the absent peers whose processes are back and can join."""
         self.take_losses()
         return tuple(sorted(self.absent & self.carrier.arrived()))
 
     def await_return(self) -> tuple[int, ...]:
-        """Wait until an absent peer's process is there again, at most `Patience.start`."""
+        """Wait until an absent peer's process is back, at most `Patience.start`."""
         until = time.monotonic() + self.patience.start
         with signals.at_once():
             if not (back := self.returned()):
@@ -217,7 +217,7 @@ class RemotePeers(Asking):
         return back
 
     def part(self, members: Set[int]) -> tuple[int, ...]:
-        """Let go of the members that asked to leave, and return them: what they own stays here."""
+        """Release the members that asked to leave, and return them: what they own stays here."""
         leaving = sorted(self.carrier.leaving() & self.here & members)
         own = {peer: self.own(peer) for peer in leaving}
         left = tuple(peer for peer in leaving if peer in self.here)  # the others are lost instead
@@ -344,13 +344,13 @@ class RemotePeers(Asking):
         return self.ask_for_all(len(cases), recomputed)
 
     def join(self, peer: int) -> None:
-        """Have a peer take over what the others agree on, if its process is still there."""
+        """Give a peer what the others agree on, if its process still runs."""
         if peer in self.absent and peer in self.carrier.arrived():
             self._admit({peer}, self._tree("params"), self._tree("shared"))
         self.restart(peer)
 
     def take_back(self, members: Set[int]) -> None:
-        """Have members that were silent go on from their new state, if their processes are there.
+        """Let members that were silent continue from their new state, if their processes run.
 
         So a peer that nobody dropped, for want of a quorum, need not wait until somebody does.
         """
@@ -390,7 +390,7 @@ class RemotePeers(Asking):
     def measure(self, lots: Sequence[Tree]) -> list[np.ndarray]:
         """Return each row's loss of each lot of rows, all of one shape, peers side by side.
 
-        Losses that are not finite count only where a second peer, if there is one, has none either.
+        Losses that are not finite count only if those of a second peer are not either.
         """
         doubted: dict[int, int] = {}  # by lot, the peer whose losses were not finite
         like = {"losses": np.zeros(len(lots[0]), np.float32)} if lots else {}
@@ -494,7 +494,7 @@ class RemotePeers(Asking):
         return self._alike[what]
 
     def _tree(self, what: str) -> Tree:
-        """A tree that all peers have alike, from one that is there."""
+        """Return a tree that all peers have alike, from a present peer."""
         like = self._like.own[0] if what == "new" else getattr(self._like, what)
         if not jax.tree.leaves(like):
             return like

@@ -65,7 +65,7 @@ class PeerProcess:
         self._last: tuple[tuple[str, int], list[Buffer]] | None = None
 
     def hello(self) -> list[Buffer]:
-        """Return the message of a process that waits to be asked."""
+        """Return the message of a process that waits for a request."""
         hello = Hello(peer=self.peer, pid=os.getpid(), gang=self.rank.address)
         header = AnswerHeader(process=self.name, says="hello", values=hello.model_dump(mode="json"))
         return encode(header)

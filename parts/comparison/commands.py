@@ -72,7 +72,7 @@ def _loaded(file: Path) -> "tuple[Compare, Run]":
 
 
 def _plan(file: Path, path: Path) -> None:
-    """Write the trainings that there are, and say how many and about how long they take."""
+    """Write the list of trainings, and say how many there are and about how long they take."""
     from parts.comparison.train import key_of
     from parts.comparison.trainings import digest, document, grid, trainings
 

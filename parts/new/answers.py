@@ -64,7 +64,7 @@ class Checks:
         return Path(answer)
 
     def model(self, given: NewAnswers, answer: str) -> str:
-        """A model that is there."""
+        """An existing model."""
         del given
         self.model_of(answer)
         return answer

@@ -98,10 +98,10 @@ def new(  # noqa: PLR0913 - each is an option
 
 
 def _asked(given: NewAnswers, checks: Checks, needed: Iterable[str]) -> NewAnswers:
-    """Ask for what is missing, in a terminal; an answer that cannot be is asked for again.
+    """Ask for missing answers, in a terminal; ask again after an impossible one.
 
     Raises:
-      LockstepError: Something is missing, and there is nobody to ask; or what was given cannot be.
+      LockstepError: An answer is missing without a terminal to ask in, or impossible.
     """
     missing = [name for name in needed if getattr(given, name) is None]
     if not sys.stdin.isatty():

@@ -78,7 +78,7 @@ class NewRun(NamedTuple):
         """Tokens of a sequence.
 
         Raises:
-          LockstepError: The model does not take so many as were asked for.
+          LockstepError: The model does not take so many.
         """
         if self.sequence is not None and self.sequence > self.model.longest:
             raise LockstepError(
@@ -143,7 +143,7 @@ class NewRun(NamedTuple):
 
     @property
     def links(self) -> dict[str, float]:
-        """The speeds of links that were asked for, by their keys."""
+        """The wanted speeds of links, by their keys."""
         given = {"upload_mbps": self.uplink, "download_mbps": self.downlink}
         return {key: mbps for key, mbps in given.items() if mbps is not None}
 

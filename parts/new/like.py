@@ -142,7 +142,7 @@ def _in_rounds(document: dict[str, Any], share: float) -> None:
 
 
 def _nearest(base: runfile.Run, batches: dict[str, int], asked: int) -> tuple[int, int]:
-    """Return the number of rounds whose sequences are nearest to those asked for, and its tokens.
+    """Return the number of rounds whose sequences are nearest to the wanted ones, and its tokens.
 
     Raises:
       LockstepError: They are less than a round's.

@@ -179,17 +179,17 @@ def _seconds(swarm: PlannedSwarm, method: ProjectedMethod, tokens: int) -> float
 
 
 def available(mtbf: float, restart: float) -> float:
-    """Return the share of time that a peer is there: mtbf / (mtbf + restart)."""
+    """Return the share of time that a peer is up: mtbf / (mtbf + restart)."""
     return mtbf / (mtbf + restart)
 
 
 def quorum(peers: int, share: float, present: float) -> float:
-    """Return the probability that at least `share` of the peers are there at a time."""
+    """Return the probability that at least `share` of the peers are up at a time."""
     return at_least(math.ceil(share * peers - 1e-9), peers, present)
 
 
 def at_least(least: int, peers: int, present: float) -> float:
-    """Return the probability that at least so many of the peers are there at a time.
+    """Return the probability that at least so many of the peers are up at a time.
 
     sum over k >= least of C(peers, k) present^k (1 - present)^(peers - k).
     """

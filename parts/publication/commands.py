@@ -162,7 +162,7 @@ def _attest(
     outcome: VerifyOutcome,
     said: dict[str, Any],
 ) -> None:
-    """Write what was found of what was seen, unless nothing was decided."""
+    """Write the outcome, unless nothing was decided."""
     if outcome in (VerifyOutcome.NOT_ASKED, VerifyOutcome.NOT_FETCHED) or not seen:
         print(f"verify: {path}: not written, since nothing was decided", file=sys.stderr)
         return

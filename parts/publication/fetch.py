@@ -1,7 +1,7 @@
 """A publication, found and brought here: from a folder, a web server or the hub.
 
 Nothing is trusted: names, sizes and hashes are checked before a file is read; imports no JAX.
-Nothing is written before the publication's list is there and was checked.
+Nothing is written before the publication's list has been checked.
 """
 
 import re

@@ -153,7 +153,7 @@ def sign(digests: dict[str, str], name: str, key: Path) -> bytes:
 
 
 def check(found: bytes | None, digests: dict[str, str], key: Path | None) -> PublicClaim:
-    """Return what is known of who published the files.
+    """Return the claim on who published the files.
 
     Args:
       found: The content of `model.sig`, or None where there is none.

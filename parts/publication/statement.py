@@ -59,9 +59,9 @@ def write(
     Args:
       path: The file.
       found: The publication.
-      asks: What the reader asked for.
+      asks: The reader's options.
       outcome: What it came to, once something was decided.
-      said: What `verify --json` says of it.
+      said: What `verify --json` prints.
     """
     subject = [{"name": name, "digest": {"sha256": of}} for name, of in digests(found).items()]
     predicate: dict[str, Any] = {
@@ -96,7 +96,7 @@ def write(
 def _policy(asks: ReaderAsks) -> dict[str, Any]:
     """Return the reader's options as annotations, and their SHA-256 as sorted, compact JSON.
 
-    Of the reader's own files it says that there were any: where they lie is nobody's business.
+    It records that the reader used own files, but not where they are.
     """
     asked = {
         "seed": asks.seed,

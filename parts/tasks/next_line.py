@@ -34,7 +34,7 @@ class Question(NamedTuple):
 
 
 class _Line(NamedTuple):
-    """A line that can be asked for: its place, indentation and text, and the lines before it."""
+    """A line that can be a question: its place, indentation and text, and the lines before it."""
 
     document: int
     indentation: str
@@ -62,7 +62,7 @@ def questions(texts: Iterable[str], seed: int = 0) -> Iterator[Question]:
 
 
 def _lines(document: int, text: str) -> Iterator[_Line]:
-    """The lines that can be asked for; the first and last of a part may be cut, and are left."""
+    """The lines that can be questions, without the first and last of a part, which may be cut."""
     lines = text.split("\n")[1:-1]
     for number, line in enumerate(lines[1:], start=1):
         words = line.strip()

@@ -11,7 +11,7 @@ from pipeline.scores import TaskResult
 
 
 class RunFileTasks:
-    """The tasks of a run file, ready to be given to a model, once or many times.
+    """The tasks of a run file, ready to score a model, once or many times.
 
     Args:
       run: The whole run.

@@ -113,7 +113,7 @@ def code_hash(run: runfile.Run) -> str:
 
 
 def of_model(model: dict[str, Any], where: object) -> Description:
-    """Return what a run's workload said of itself, as the transcript's header has it.
+    """Return the description of a run's workload in the transcript's header.
 
     Raises:
       LockstepError: The model is that of no workload.

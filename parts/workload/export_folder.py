@@ -1,7 +1,7 @@
-"""The folder of an exported workload: its params, what it said of itself, and its own files.
+"""The folder of an exported workload: its params, its description, and its own files.
 
     params.safetensors    the params that peers agreed on, by the workload's names
-    workload.json         what the workload said of itself, and the hash of its code
+    workload.json         the workload's description of itself, and the hash of its code
     ...                   what its method `save` writes, such as a Hugging Face folder
 
 The first two are ours: the audit is of these params. The others are the workload's word.

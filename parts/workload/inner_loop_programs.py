@@ -53,7 +53,7 @@ class InnerLoopPrograms(WorkloadPrograms):
       worker: Takes the steps.
       seed: Seed of their randomness.
       wire: Encoding of messages.
-      learning_rate: The run's schedule, which the workload is told.
+      learning_rate: The run's schedule, which the workload gets.
     """
 
     def __init__(

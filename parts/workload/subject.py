@@ -52,7 +52,7 @@ class WorkloadSubject:
         return bool(run.workload.factory)
 
     def describes(self, model: dict[str, Any]) -> bool:
-        """Return whether a workload said what the model is."""
+        """Return whether a model in a header is a workload's."""
         return "workload" in model
 
     # ---- What it says of itself ----
@@ -126,7 +126,7 @@ class WorkloadSubject:
     def extend(self, run: runfile.Run, earlier: dict[str, Any], where: str, folder: Path) -> None:
         """Check that it has the tensors that the earlier run trained, and write what it says.
 
-        Its code and settings may differ, of which a line is told.
+        Its code and settings may differ, which a line reports.
         """
         then = of_model(earlier, where)
         with closing(Worker(run, NO_ROWS)) as worker:
@@ -173,7 +173,7 @@ class WorkloadSubject:
         tokenizer: Path,
         checkpoint: Path,
     ) -> None:
-        """Write its params, what it said of itself, and what its method `save` writes."""
+        """Write its params, its description, and what its method `save` writes."""
         del tokenizer, checkpoint
         with closing(self._worker(run, model)) as worker:
             told = of_model(model, HEADER)

@@ -42,7 +42,7 @@ class Worker:
     Args:
       run: The whole run.
       rows: What a row of its data is.
-      expected: What the workload said before the run; None to ask it.
+      expected: The workload's description from before the run; None to request it.
     """
 
     def __init__(self, run: runfile.Run, rows: RowSpec, expected: Description | None = None):

@@ -1,1 +1,1 @@
-"""Each stage made again from what is published of a run, and how it is known to be so."""
+"""Makes each stage's outputs again from what is published, and says how each is known."""

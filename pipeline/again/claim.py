@@ -1,4 +1,4 @@
-"""What is claimed of a published run, and how each claim is known.
+"""The claims about a published run, and how each is known.
 
 proven     computed again here, from content whose hash is published
 sampled    computed again here for some of the run, which a draw chose

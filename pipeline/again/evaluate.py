@@ -254,7 +254,7 @@ def _scores(published: PublishedRun, said: Evaluated) -> list[PublicClaim]:
 def compare_scores(
     said: dict[str, dict[str, float | None]], found: dict[str, dict[str, float | None]]
 ) -> None:
-    """Compare the published scores with those that were found here.
+    """Compare the published scores with those computed here.
 
     Raises:
       LockstepError: One is another.

@@ -64,7 +64,7 @@ def _compare(published: PublishedRun, again: Path) -> None:
 
 
 def _companions(published: PublishedRun) -> list[PublicClaim]:
-    """What is known of each file beside the weights.
+    """The claims about each file beside the weights.
 
     generation_config.json of a run that began with fresh weights follows from the tokenizer and the
     model.

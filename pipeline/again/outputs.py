@@ -136,7 +136,7 @@ def need(stage: str, name: str) -> Output:
     """Return the line that has a file of a stage.
 
     Raises:
-      LockstepError: There is none: nobody has said how it is checked.
+      LockstepError: There is none, so nothing says how the output is checked.
     """
     if (found := find(stage, name)) is None:
         raise LockstepError(

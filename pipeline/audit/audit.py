@@ -308,7 +308,7 @@ def read_sketch(setup: Setup, transcript: Transcript, entry: Entry, peer: int) -
 
 
 def _audit_snapshots(setup: Setup, transcript: Transcript) -> list[Finding]:
-    """Check that every snapshot is there, has its hashes, and starts from what convert gives."""
+    """Check that every snapshot exists, has its hashes, and starts from what convert gives."""
     first, like = setup.start.step, setup.start.state
     due = setup.run.snapshots(first)
     for found, expected in ((transcript.snapshots, due.steps), (transcript.kept, due.kept)):

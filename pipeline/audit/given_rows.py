@@ -30,7 +30,7 @@ class GivenRows:
         """Return the rows at these indices.
 
         Raises:
-          LockstepError: One of them was not given.
+          LockstepError: One of them is missing.
         """
         rows_N = np.searchsorted(self.indices_N, indices_N)
         if not np.array_equal(self.indices_N.take(rows_N, mode="clip"), indices_N):

@@ -240,7 +240,7 @@ class HonestWindow(WindowPeers):
             yield from map(bytes, wire.fields(jax.device_get(own)))
 
     def distances(self, told: BinaryIO) -> Distances:
-        """Return how far what another process told is from what is computed here."""
+        """Return how far another process's results are from those computed here."""
         form, found, params = self.setup.programs.form, list[float](), None
         for entry, peer, message in self.messages():
             theirs = _read(told)

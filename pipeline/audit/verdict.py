@@ -1,4 +1,4 @@
-"""The result of an audit, verdict.json, and how it follows from what was found.
+"""The result of an audit, verdict.json, and how it follows from the findings.
 
 Docs: docs/explanation/verification.md.
 """
@@ -26,7 +26,7 @@ class Finding:
       round: Step of the round.
       peer: Peer that is to blame, or None if it is the transcript's author.
       kind: Kind of the finding.
-      detail: What was found and what was expected, in one line.
+      detail: The value and what was expected, in one line.
       applied: Whether it got into the params; false if it was discarded in its round.
       bundle: Folder in data/verdict with which the replay can be repeated, or None.
     """
@@ -59,7 +59,7 @@ class Varied:
 
     Attributes:
       distance: The largest distance of a message computed there from the one computed here.
-      there: What was otherwise there, for people.
+      there: How that process differs, for people.
       messages: How many were compared.
       params: The largest distance of the params after a window, as a share of the window's update,
         or of what peers share then; None where messages are kept, from which both follow to the

@@ -187,7 +187,7 @@ class OpenedLanguageModel:
         """Return None: it has no metrics of its own."""
 
     def close(self) -> None:
-        """Do nothing: there is no process."""
+        """Do nothing: a language model has no process."""
 
 
 LANGUAGE_MODEL = LanguageModelSubject()

@@ -1,7 +1,7 @@
 """Text generation: a batch of prompts, each token a pure function of its row's tokens before it.
 
 A prompt passes through the model once, and fills a cache of keys and values. From there on the
-model is given one new token of each row at a time, in a loop that stays on the device.
+model gets one new token of each row at a time, in a loop that stays on the device.
 
 Shapes: B rows, P slots of prompts, T tokens at once, C new tokens, E end tokens, V vocabulary.
 """

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 class Stops(Observer):
-    """Ends the process as it was asked to, by a signal, once its last round is saved.
+    """Ends the process after a signal, once its last round is saved.
 
     Args:
       asked_to_stop: Returns the status to end with, or 0.
@@ -35,7 +35,7 @@ class Stops(Observer):
         return bool(self._status)
 
     def kept(self, entry: Entry, progress: RunProgress) -> None:
-        """End the process, if that was asked for before the round was saved."""
+        """End the process, if a signal came before the round was saved."""
         del progress
         if self._status:
             self.stop(self._status, entry.round.step)

@@ -170,7 +170,7 @@ class Training(NamedTuple):
         """Ask for a pause, and return what comes of it.
 
         Raises:
-          LockstepError: No process is there to pause, or it is asked to already.
+          LockstepError: No process can be paused, or a pause was requested already.
         """
         if self.state not in ("starting", "training"):
             raise LockstepError(
@@ -184,7 +184,7 @@ class Training(NamedTuple):
         """Take a pause back, and return what comes of it.
 
         Raises:
-          LockstepError: Nobody asked for one.
+          LockstepError: No pause was requested.
         """
         if not is_pause_asked(self.folder):
             raise LockstepError(

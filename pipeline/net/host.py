@@ -17,14 +17,14 @@ _secrets: set[str] = set()
 
 
 class NetError(Exception):
-    """A problem that the user can fix: one line, with what was found and what was expected."""
+    """A problem that the user can fix: one line, with the value and what was expected."""
 
     def __str__(self) -> str:
         return hide(super().__str__())
 
 
 class BadRequestError(NetError):
-    """What was asked for cannot be had, and nothing is wrong with what it was asked of."""
+    """A request cannot be met, though nothing is wrong with its target."""
 
 
 def keep_secret(*secrets: str | None) -> None:

@@ -122,7 +122,7 @@ class TransientError(Exception):
 
 
 class NotFetchedError(NetError):
-    """A server refused, or none answered: nothing is known of what was asked for."""
+    """A server refused, or none answered, so nothing is known about the file."""
 
 
 class UnreachableError(NotFetchedError):

@@ -206,7 +206,7 @@ def _resolve_hub(url: str) -> Request:
 
 
 def in_hub_cache(url: str, size: int) -> Path | None:
-    """Return the path of a file of the hub in the cache of the hub's own client, if it is there."""
+    """Return the path of a file in the cache of the hub's own client, if it has the file."""
     if not url.startswith("hf://"):
         return None
     from huggingface_hub import try_to_load_from_cache

@@ -1,4 +1,4 @@
-"""The model card with what stage evaluate found: the export's own card, and the results.
+"""The model card with the results of stage evaluate added to the export's own card.
 
 The front matter has them in the hub's `model-index` form, from which the hub shows them beside the
 model; the text has them as a table with intervals.

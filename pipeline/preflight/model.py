@@ -66,7 +66,7 @@ class ModelFiles(NamedTuple):
             )
 
     def check_weights(self) -> None:
-        """Check that all weights are there.
+        """Check that all weights exist.
 
         Raises:
           LockstepError: A file is not.
@@ -84,7 +84,7 @@ class ModelFiles(NamedTuple):
 
 
 def look(repo_id: str, revision: str | None, root: Path, where: str, expected: str) -> ModelFiles:
-    """Return what there is of a model: of one on the hub, a listing and config.json are fetched.
+    """Return the files of a model; for one on the hub, fetch a listing and config.json.
 
     Args:
       repo_id: A folder, or a name on the hub, where there is no such folder or a revision.
@@ -94,7 +94,7 @@ def look(repo_id: str, revision: str | None, root: Path, where: str, expected: s
       expected: What they say was expected.
 
     Raises:
-      LockstepError: There is neither, or the hub cannot be asked.
+      LockstepError: Neither exists, or the hub cannot be reached.
     """
     folder = expand(repo_id, where)
     if revision is None and folder.is_dir():
@@ -160,7 +160,7 @@ def model_of_run(run: runfile.Run, root: Path) -> StartingModel | None:
 
 
 def files_of_run(hub: runfile.CheckpointHub | runfile.CheckpointP2P, root: Path) -> ModelFiles:
-    """Return what there is of a run's model in its folder or on the hub."""
+    """Return the files of a run's model in its folder or on the hub."""
     return look(hub.repo_id, hub.revision, root, IN_RUN, "a folder or a model on the hub")
 
 

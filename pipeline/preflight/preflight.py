@@ -47,7 +47,7 @@ class Preflight:
         self._fetched = 0  # bytes of data elsewhere
 
     def rows(self) -> Iterator[CheckRow]:
-        """Take each look that a stage without a result asks for, and yield what it found."""
+        """Run the checks of each stage without a result, and yield their rows."""
         yield CheckRow(Mark.FINE, "run file", f"{self.run_file} is valid, with every table")
         looks = [
             Look("model", "convert", self._model),

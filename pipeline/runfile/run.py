@@ -71,7 +71,7 @@ class Run(Table):
     export: Export = Export()
     """The exported Hugging Face folder."""
     evaluate: Evaluate = Evaluate()
-    """The tasks that the exported model is given, and its text sample."""
+    """The tasks for the exported model, and its text sample."""
     runtime: Runtime = Runtime()
     """Settings that cannot change a result; no stage runs again when they change."""
 

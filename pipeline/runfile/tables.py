@@ -183,7 +183,7 @@ TaskNames = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Distinct,
 
 
 class Evaluate(Table):
-    """The tasks that the exported model is given, and its text sample."""
+    """The tasks for the exported model, and its text sample."""
 
     tasks: TaskNames = ("next_line",)
     """Tasks to score the model on. next_line asks which of four lines follows some lines of the

@@ -127,7 +127,7 @@ def _changed(old: _Section, change: _Section) -> _Section:
 
 
 def _said(lines: list[str]) -> list[str]:
-    """Return comment lines; none where there are blank lines alone."""
+    """Return comment lines; none if there are only blank lines."""
     return lines if any(line.strip() for line in lines) else []
 
 

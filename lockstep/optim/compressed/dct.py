@@ -179,7 +179,7 @@ def take(coefficients: jax.Array, cut: Layout, index_NK: jax.Array) -> jax.Array
 def remove(
     coefficients: jax.Array, cut: Layout, index_NK: jax.Array, share: float = 1.0
 ) -> jax.Array:
-    """Return what is left after sending the named positions: zeros there, or less by `share`."""
+    """Return what is left after sending: zeros at the named positions, or less by `share`."""
     at = coefficients.reshape(-1).at[_address(cut, index_NK)]
     whole = not isinstance(share, jax.core.Tracer) and share == 1.0
     change = partial(at.set, 0.0) if whole else partial(at.multiply, 1.0 - share)

@@ -112,7 +112,7 @@ class Arithmetic:
             return lax.convert_element_type(scaled, np.float32)
 
     def integer_power(self, x: jax.Array, exponent: int) -> jax.Array:
-        """Return x to an exponent that is known now, by products."""
+        """Return x to a constant exponent, by products."""
         if exponent < 0:
             one = lax.full_like(x, 1)
             return self.over(one, self.integer_power(x, -exponent))

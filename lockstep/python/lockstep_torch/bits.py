@@ -39,7 +39,7 @@ def environment(device: str) -> dict:
 
 
 def use_threads(count: int | None) -> None:
-    """Compute with so many threads, where there is something that can be told."""
+    """Compute with so many threads, if a library can be told so."""
     torch = sys.modules.get("torch")
     if torch is not None and count is not None:
         torch.set_num_threads(count)

@@ -128,7 +128,7 @@ class BoundModel:
         return float(loss.detach())
 
     def finish(self) -> None:
-        """Write the gradients that are not there yet, and put buffers back."""
+        """Write the missing gradients, and restore buffers."""
         for name, ones in self.parameters.items():
             into = self.gradients[name]
             for parameter in ones:

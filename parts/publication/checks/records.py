@@ -55,7 +55,7 @@ def check_made(
 
 
 def _left(made: dict[str, Made]) -> dict[str, tuple[str, PublishedFile]]:
-    """What the stages left of what is published: by the name there, the stage and the file.
+    """The stages' files in a publication: by published name, the stage and the file.
 
     Of an export that a user's own code wrote too, the other files are not published.
     """

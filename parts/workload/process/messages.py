@@ -22,11 +22,11 @@ MOST = 1000  # capabilities of a worker, and lines of its environment
 
 
 class WorkerError(StepError):
-    """A worker, or a command in its place, did not do what it was asked for."""
+    """A worker, or a command in its place, did not do its work."""
 
 
 class NoWorkerError(WorkerError, RequestError):
-    """A worker did not start: of what it was to compute nothing is known."""
+    """A worker did not start, so nothing is known about what it would compute."""
 
 
 class MessageError(Exception):
@@ -34,7 +34,7 @@ class MessageError(Exception):
 
 
 class RefusedError(Exception):
-    """The worker answered with an error of its own. The text is all it said, over many lines."""
+    """The worker answered with its own error. The text is its whole message, in many lines."""
 
 
 def _as_text(value: Any) -> Any:

@@ -80,7 +80,7 @@ class WorkerCommand:
 
 @dataclass
 class WorkerProcess:
-    """A worker that has said hello.
+    """A worker that has answered `hello`.
 
     Attributes:
       command: How it was started.
@@ -103,7 +103,7 @@ class WorkerProcess:
     def start(cls, command: WorkerCommand, folder: Path) -> "WorkerProcess":
         """Start a worker in a folder of its own, and wait for its hello.
 
-        Its log is `worker.log` there, and the log before it `worker.log.before`. The folder is
+        Its log is `worker.log` in it, and the log before it `worker.log.before`. The folder is
         not emptied: what a worker before left in it is still there.
 
         Raises:
@@ -246,7 +246,7 @@ class WorkerProcess:
         return WorkerError(f"{self.command.name}: {method}: {what}")
 
     def _refused(self, method: str, said: str) -> WorkerError:
-        """Return the error of a worker that answered with one; all it said is in the log."""
+        """Return the error of a worker that answered with one; its whole message is in the log."""
         self.group.log.write(f"{method}: {said}\n".encode(errors="replace"))
         return self._error(method, f"{messages.first_line(said)}; more in {self.group.log.path}")
 

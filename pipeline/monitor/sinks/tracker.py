@@ -42,7 +42,7 @@ SINKS = {
 
 
 def check(run: runfile.Run) -> None:
-    """Check that the packages of the run's sinks are there.
+    """Check that the packages of the run's sinks are installed.
 
     Raises:
       LockstepError: One is not.

@@ -208,7 +208,7 @@ def _check_size(size: int, expected: int, where: str) -> None:
 
 
 class _Tensor(NamedTuple):
-    """A tensor of a safetensors file, whose slices are read when asked for."""
+    """A tensor of a safetensors file, whose slices are read on demand."""
 
     where: str
     shape: tuple[int, ...]

@@ -98,7 +98,7 @@ class HeadAndEnd(io.RawIOBase):
 
 
 def parts(file: LocationFile, options: FetchOptions) -> Iterator[FetchedPart]:
-    """Yield more and more of a file, as it is asked for.
+    """Yield larger and larger parts of a file, on demand.
 
     Raises:
       LockstepError: it cannot be fetched, or is not a parquet file.

@@ -188,7 +188,7 @@ class Session:
         return {"ok": True}
 
     def _micro_batches(self, params: Any) -> list[np.ndarray]:
-        """The rows that lie there, as words [N, W]."""
+        """The rows in the mapped file, as words [N, W]."""
         count, width = params["rows"], params["width"]
         if count < 1 or width != self.width or count * width > len(self.words):
             raise ValueError(
