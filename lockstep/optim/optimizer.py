@@ -162,11 +162,7 @@ def inside(optimizer: Optimizer) -> Optimizer:
 def align(optimizer: Optimizer, own: Tree, params: Tree, step: jax.Array) -> Tree:
     """Return the peer's state after it adopts, in round `step`, the result of the round before.
 
-    Args:
-      optimizer: The functions.
-      own: The peer's state.
-      params: Params that all peers agree on.
-      step: int32 [], the round, counted from 1; the first has nothing to adopt.
+    The first round, 1, has nothing to adopt.
     """
     if optimizer.align is no_align:
         return own
@@ -182,12 +178,7 @@ def align_before(
 ) -> Tree:
     """Return the peer's state before a local step: after `align`, where it is due then.
 
-    Args:
-      optimizer: The functions.
-      own: The peer's state.
-      params: Params that all peers agree on.
-      step: int32 [], the round, counted from 1.
-      local: int32 [], the local step in the round, counted from 0.
+    `step` is the round, counted from 1; `local` the local step in it, counted from 0.
     """
     if optimizer.align is no_align:
         return own

@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from lockstep.errors import LockstepError
 from lockstep.methods import CARDS, card_of
 from lockstep.methods.card import Card
+from lockstep.tables.peers import MAX_CLIENTS
 
 if TYPE_CHECKING:
     from parts.new.fresh import NewRun
     from pipeline.preflight.model import StartingModel
 
-MOST_TOKENS, MOST_PEERS, MOST_GPUS = 1e15, 256, 2**16
+MOST_TOKENS, MOST_GPUS = 1e15, 2**16
 
 
 def card_named(name: str) -> Card:
@@ -89,7 +90,7 @@ class Checks:
 
     def peers(self, given: NewAnswers, answer: str | int) -> int:
         """A number of peers that the tokens suffice for."""
-        peers = _whole(answer, 1, MOST_PEERS)
+        peers = _whole(answer, 1, MAX_CLIENTS)
         self._check_round(given._replace(peers=peers))
         return peers
 

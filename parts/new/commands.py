@@ -10,7 +10,8 @@ import typer
 
 from lockstep.errors import LockstepError
 from lockstep.methods import CARDS
-from parts.new.answers import MOST_PEERS, Checks, NewAnswers, card_named, new_run
+from lockstep.tables.peers import MAX_CLIENTS
+from parts.new.answers import Checks, NewAnswers, card_named, new_run
 from pipeline.command_line import DEFAULT_ROOT, RUN_FILES, Root
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def new(  # noqa: PLR0913 - each is an option
     ] = None,
     tokens: Annotated[str | None, typer.Option(help="Tokens to train on, as 1e9.")] = None,
     peers: Annotated[
-        int | None, typer.Option(min=1, max=MOST_PEERS, help="Peers; by default 4.")
+        int | None, typer.Option(min=1, max=MAX_CLIENTS, help="Peers; by default 4.")
     ] = None,
     gpus: Annotated[int | None, typer.Option(min=0, help="GPUs; by default none, a CPU.")] = None,
     length: Annotated[

@@ -27,20 +27,16 @@ MANY_LAYERS = 16  # above it, layers are compiled once for all
 class NewRun(NamedTuple):
     """A user's wishes for a new run.
 
+    None leaves a choice to what follows: `length`, `rows`, `rate` and `exported`.
+
     Attributes:
-      model: What it trains.
-      data: On what.
-      card: How.
-      tokens: How many tokens, over all peers.
-      peers: Number of peers.
-      gpus: Number of GPUs; 0 for a CPU.
-      sequence: Tokens of a sequence; None for as many as the model takes, 2,048 at most.
-      sequences: Sequences of a round, over all peers; None for what `rows` chooses.
-      uplink: Megabits per second of a peer's upload; None for params/run.toml's.
-      downlink: The same of its download.
-      learning_rate: The highest one; None for what `rate` chooses.
-      seed: Seed of fresh weights, of the order of the data and of the peers; None for theirs.
-      dtype: Of the exported weights; None for the model's own.
+      tokens: Tokens to train on, over all peers.
+      sequence: Tokens of a sequence.
+      sequences: Sequences of a round, over all peers.
+      uplink, downlink: A peer's megabits per second.
+      learning_rate: The highest one.
+      seed: Seed of fresh weights, of the order of the data and of the peers.
+      dtype: Of the exported weights.
     """
 
     model: StartingModel

@@ -51,8 +51,9 @@ def write(run: Path, root: Path) -> dict[str, str]:
             found = found[name]
         pins[key] = found["sha256"]
     document = tomlkit.parse(run.read_text(encoding="utf-8"))
+    table = document.setdefault("pins", tomlkit.table())  # a file with a base may have none
     for key, pin in pins.items():
-        document["pins"][key] = pin
+        table[key] = pin
     write_text(run, tomlkit.dumps(document))
     return pins
 

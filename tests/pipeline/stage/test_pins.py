@@ -86,3 +86,14 @@ def test_the_refusal_names_the_pin_and_what_was_found():
     assert pins.check("data", "b" * 64, "b" * 64, "a folder") == "pinned"
     with refused("[pins] data", "a" * 64, "b" * 64):
         pins.check("data", "a" * 64, "b" * 64, "a folder")
+
+
+def test_pins_of_a_file_with_a_base_are_in_that_file(place):
+    run_file, root, _ = place
+    tiny.make(run_file, root, "download", "convert")
+    before = run_file.read_text()
+    like = run_file.with_name("like.toml")
+    like.write_text('base = "run.toml"\n')
+    found = pins.write(like, root)
+    assert found["data"] and tomlkit.parse(like.read_text())["pins"] == found
+    assert run_file.read_text() == before
