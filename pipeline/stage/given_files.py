@@ -227,11 +227,6 @@ def check_regular(folder: Path) -> None:
             check_regular_file(path)
 
 
-def no_link(path: str, flags: int) -> int:
-    """Open a file unless it is a link: an `opener` for folders in which others may have been."""
-    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
-
-
 def expand(path: str, key: str) -> Path:
     """Return a path of the run file with the home folder in the place of ~.
 
