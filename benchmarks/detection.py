@@ -278,7 +278,7 @@ def damage(kinds: list[str], seeds: int) -> Iterator[dict]:
             with tempfile.TemporaryDirectory() as folder:
                 trained = lab.train(run, Path(folder))
                 out = {p for entry in trained.transcript.rounds for p in entry.decision.ejected}
-            return float(np.mean(lab.programs.measure(trained.params, held_out))), len(out)
+            return float(np.mean(lab.programs.steps.measure(trained.params, held_out))), len(out)
 
         for kind in ("", *those):
             liars, rounds = DAMAGE["liars"], DAMAGE["rounds"]

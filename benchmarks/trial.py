@@ -26,6 +26,7 @@ class Trial:
         hf_config = run.llm.checkpoint.config
         cudnn.check(run, hf_config)
         self.programs = programs_of(run, hf_config)
+        self._gradient = jax.jit(self.programs.steps.gradient)
         model_config = self.programs.task.model.Config.from_hf(hf_config)
         self.params = jax.device_get(self.programs.task.model.init(model_config, seed=0))
         own, shared = jax.device_get(self.programs.init(self.params))
@@ -47,7 +48,7 @@ class Trial:
         for peer, (tokens_MBT, _) in self.work.items():
             group = self.peers.group_of(peer)
             tokens_BT = group.put_rows(tokens_MBT[0], axis=0)
-            losses.append(self.programs.measure(self.peers.params_on[group], tokens_BT))
+            losses.append(self.programs.steps.measure(self.peers.params_on[group], tokens_BT))
         jax.block_until_ready(losses)
 
     def gradient(self) -> None:
@@ -56,7 +57,7 @@ class Trial:
         for peer, (tokens_MBT, count) in self.work.items():
             group = self.peers.group_of(peer)
             arguments = group.put_rows(tokens_MBT, axis=1), group.put_whole(count)
-            grads.append(self.programs.gradient(self.peers.params_on[group], *arguments))
+            grads.append(self._gradient(self.peers.params_on[group], *arguments))
         jax.block_until_ready(grads)
 
     def step(self) -> None:

@@ -100,7 +100,7 @@ def measure(chosen: argparse.Namespace) -> dict:
 
         def round_of(name: str) -> Callable[[], float]:
             programs = programs_of(runs[name], model)
-            programs.worker = worker
+            programs.steps.by = worker
             steps, taken = programs.optimizer.inner_steps, 0
             own, shared = programs.init(params)
             whole_NT = np.tile(rows_NT, (steps, 1))

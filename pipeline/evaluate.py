@@ -14,10 +14,9 @@ import jax
 from lockstep.errors import LockstepError
 from lockstep.files import write_json, write_text
 from lockstep.programs.placement import device_groups
-from parts.tasks import next_line, task_model
-from parts.tasks.run_file_tasks import RunFileTasks
 from pipeline import runfile
 from pipeline.audit.verdict_text import HELD_OUT, SAMPLE, measured_on
+from pipeline.joints import offered
 from pipeline.language_model import held_out
 from pipeline.language_model.draw import Sampling
 from pipeline.language_model.held_out import HeldOutRows
@@ -32,6 +31,7 @@ from pipeline.tokens.tokenizer_files import encode
 from pipeline.weights import hf
 from pipeline.weights.exported import Exported
 
+BY_DEFAULT = runfile.Evaluate.model_fields["tasks"].default  # null where there are no questions
 TASKS = "tasks"  # folder of what the tasks asked and found
 NOTHING = dict.fromkeys(held_out.NUMBERS)
 
@@ -96,7 +96,7 @@ def _write(run: runfile.Run, found: Findings, notes: list[str], folder: Path) ->
     own = {} if found.own is None else {"workload": found.own}
     write_json(folder / "evaluate.json", found.numbers | told | own)
     write_text(folder / "sample.txt", found.text or "")
-    scores = {name: None for name in run.evaluate.tasks if name == next_line.NAME}
+    scores = {name: None for name in run.evaluate.tasks if name in BY_DEFAULT}
     scores |= {task.name: flat(task) for task in found.tasks}
     measured = found.numbers | {"tasks": scores} | own
     write_json(folder / METRICS / "evaluate.json", measured)
@@ -127,15 +127,13 @@ def _score(
     run: runfile.Run, exported: Exported, paths: Paths, folder: Path, notes: list[str]
 ) -> list[TaskResult]:
     """The results of `[evaluate] tasks`; requests and answers go to `folder`."""
-    settings, export = run.evaluate, paths.out("export")
-    if exported.tokenizer is None and settings.tasks == (next_line.NAME,):
-        notes.append(f"there is no tokenizer.json, so {next_line.NAME} has no questions")
-        return []
-    groups = device_groups(jax.devices(), run.peers.fsdp)
-    params_on = {group: group.put(exported.params) for group in groups}
-    model = task_model.from_folder(exported, export, params_on, settings.batch_size)
-    tasks = RunFileTasks(run, settings, model, paths.out("download"), paths.store, notes)
-    return tasks.score(model, folder, f"{OUT['evaluate']}/{TASKS}")
+    for part in offered("run_file_tasks"):
+        named = f"{OUT['evaluate']}/{TASKS}"  # the path of `folder`, as its files name it
+        return part.score_export(run, exported, paths, folder, named, notes)
+    if others := [name for name in run.evaluate.tasks if name not in BY_DEFAULT]:
+        raise LockstepError(f"[evaluate] tasks = {others}, expected []: parts/tasks is not here")
+    notes.append("parts/tasks is not here, so no task is asked")
+    return []
 
 
 # ---- The text sample ----

@@ -30,15 +30,16 @@ from lockstep.transcript import curves
 from lockstep.transcript.entry import TABLES, Entry, Header
 from lockstep.transcript.observer import Observer
 from lockstep.transcript.transcript import Transcript, Writer
-from parts.carrier.launch import remote_peers
-from parts.tasks import while_training
 from pipeline import runfile
+from pipeline.joints import offered
 from pipeline.language_model import cudnn, held_out
 from pipeline.language_model.held_out import HeldOutRows, MeanLoss
+from pipeline.monitor import training_scores
 from pipeline.monitor.monitor import Monitor, Terminal
 from pipeline.monitor.owner import Pauses, Stops
 from pipeline.monitor.profile import Profile
 from pipeline.monitor.sinks import tracker
+from pipeline.monitor.training_scores import TrainingScores
 from pipeline.runfile.method import learning_rate_of_run
 from pipeline.stage import devices, signals
 from pipeline.stage.artifacts import METRICS, Paths
@@ -67,7 +68,7 @@ def run(run: runfile.Run, paths: Paths) -> None:
         log.warning("train: nothing is held out, so no held-out loss is measured")
 
     with ExitStack() as stack:
-        stack.callback(setup.programs.close)
+        stack.callback(setup.programs.steps.close)
         scores = _train(setup, paths, held, stack)
 
     transcript = Transcript(paths.scratch / "transcript")
@@ -84,7 +85,7 @@ def run(run: runfile.Run, paths: Paths) -> None:
             learning_rate_of_run(run, setup.start.step),
             folder / METRICS,
         )
-        shutil.copy(scores, folder / METRICS / while_training.FILE)
+        shutil.copy(scores, folder / METRICS / training_scores.FILE)
         write_json(folder / METRICS / "train.json", metrics)
         write_json(folder / "final.json", curves.final(transcript))
     shutil.rmtree(paths.scratch)
@@ -100,7 +101,7 @@ def _train(setup: Setup, paths: Paths, held: HeldOutRows, stack: ExitStack) -> P
     begun = record.begin(start, setup.settings, checkpoints.newest(start.state))
     peers = _make_peers(setup, begun, scratch, record.state_is_due)
     stack.callback(peers.close)
-    scores = while_training.of_run(run, setup.model, paths)
+    scores = _scores_of_tasks(setup, paths)
     stack.callback(scores.close)
     measure = partial(_held_out_loss, setup, peers, held.rows_NW)
     if begun.rest is None:
@@ -154,7 +155,22 @@ def _make_peers(
     if run.runtime.carrier == "in_process":
         layout, programs = run.peers.layout, setup.programs
         return make_peers(programs, layout, begun.state, jax.devices(), begun.absent)
-    return remote_peers(setup, begun.state, scratch, state_is_due, begun.absent)
+    for part in offered("launch"):
+        return part.remote_peers(setup, begun.state, scratch, state_is_due, begun.absent)
+    raise LockstepError(
+        f"[runtime] carrier = {run.runtime.carrier!r}, expected in_process, since parts/carrier is "
+        "not here"
+    )
+
+
+def _scores_of_tasks(setup: Setup, paths: Paths) -> TrainingScores:
+    """What scores tasks while the model trains; the file stays empty without `[evaluate] every`."""
+    every = setup.run.evaluate.every
+    if not every:
+        return TrainingScores(paths.scratch / training_scores.FILE)
+    for part in offered("while_training"):
+        return part.of_run(setup.run, setup.model, paths)
+    raise LockstepError(f"[evaluate] every = {every}, expected 0: parts/tasks is not here")
 
 
 @dataclass
@@ -192,7 +208,7 @@ class _HeldOutLosses(Observer):
 class _Scores(Observer):
     """Scores tasks while the model trains."""
 
-    scores: while_training.TrainingScores
+    scores: TrainingScores
     peers: RunningPeers
     last: int
     timed: Callable[[str], AbstractContextManager[None]]
@@ -234,7 +250,7 @@ class _EpochPushes(Observer):
 
 
 def _held_out_loss(setup: Setup, peers: RunningPeers, held_out_NW: np.ndarray) -> MeanLoss | None:
-    if not len(held_out_NW) or not setup.programs.measures:
+    if not len(held_out_NW) or not setup.programs.steps.measures:
         return None
     size, columns = setup.run.peers.micro_batch, setup.programs.task.columns
     return held_out.mean_loss(peers.measure, held_out_NW, size, columns)

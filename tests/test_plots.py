@@ -13,12 +13,12 @@ import pytest
 import yaml
 
 from lockstep.transcript.curves import COLUMNS
-from parts.tasks import while_training
+from pipeline.monitor import training_scores
 from pipeline.stage.keys import PROJECT
 
 DOCUMENT = yaml.safe_load((PROJECT / "dvc.yaml").read_text())
 FILES = {f"metrics/{name}.tsv": columns for name, columns in COLUMNS.items()}
-TASKS = f"metrics/{while_training.FILE}"
+TASKS = f"metrics/{training_scores.FILE}"
 
 
 def plots() -> Iterator[tuple[str, str, dict]]:
@@ -85,7 +85,7 @@ def test_dvc_draws_each_of_them_as_editors_read_it(tmp_path):
         copy(PROJECT / name, tmp_path / name)
     subprocess.run(["git", "init", "-q", tmp_path], check=True)
     (tmp_path / "metrics").mkdir()
-    for file, columns in (FILES | {TASKS: while_training.COLUMNS}).items():
+    for file, columns in (FILES | {TASKS: training_scores.COLUMNS}).items():
         rows = (columns, *([str(n)] * len(columns) for n in (1, 2)))
         (tmp_path / file).write_text("".join("\t".join(row) + "\n" for row in rows))
     shown = dvc_plots(tmp_path)

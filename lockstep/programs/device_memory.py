@@ -11,9 +11,10 @@ import numpy as np
 
 from lockstep.machine import memory
 from lockstep.optim.optimizer import RoundPeers, Tree
+from lockstep.programs.local_steps import Work
 from lockstep.programs.placement import DeviceGroup, PlannedGroup, device_groups
 from lockstep.programs.replica import Replica
-from lockstep.programs.train_step import Programs, Work
+from lockstep.programs.train_step import Programs
 
 
 class ProgramMemory(NamedTuple):
@@ -159,7 +160,7 @@ def device_memory(
     measure: ProgramMemory | None = ProgramMemory(0, 0, 0, 0)
     if measured_B is not None:
         rows_B = group.put_rows(measured_B, axis=0)
-        measure = ProgramMemory.of(programs.measure, replica.params, rows_B)
+        measure = ProgramMemory.of(programs.steps.measure, replica.params, rows_B)
     if None in (receive, step_memory, measure):
         return None
     in_one = group.devices[0].platform == "cpu"
@@ -170,7 +171,7 @@ def device_memory(
             ProgramMemory.of(programs.peer_step, *replica.arguments(own, work, 1))
             if measured_B is not None:
                 rows_B = replica.group.put_rows(measured_B, axis=0)
-                ProgramMemory.of(programs.measure, replica.params, rows_B)
+                ProgramMemory.of(programs.steps.measure, replica.params, rows_B)
         process = memory.resident()
     return DeviceMemory(
         groups=len(groups),

@@ -11,9 +11,10 @@ import jax
 import numpy as np
 
 from lockstep.optim.optimizer import RoundPeers, Tree, no_align
+from lockstep.programs.local_steps import Work
 from lockstep.programs.merging import merge_parts
 from lockstep.programs.placement import DeviceGroup
-from lockstep.programs.train_step import PeerResult, Programs, Work
+from lockstep.programs.train_step import PeerResult, Programs
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,8 @@ class Replica:
 
     def compile_step(self, own: Tree, work: Work) -> None:
         """Compile a peer's step for such a state and such work; nothing is computed."""
-        self.programs.compile_step(self.arguments(own, work, 1))
+        if self.programs.steps.traced:  # else parts of it are compiled as they are first called
+            self.programs.peer_step.lower(*self.arguments(own, work, 1)).compile()
 
     def step(self, own: Tree, work: Work, step: int) -> PeerResult:
         """Take a peer's step from its state on this group, which is donated; waits for nothing."""
@@ -75,7 +77,7 @@ class Replica:
         weights = [sequences[peer] if peer in messages else 0 for peer in range(count)]
         weight = np.array(weights, np.int32)
         age = np.array([older.get(peer, 0) for peer in range(count)], np.int32)
-        peers = RoundPeers(weight, age, self.programs.steps_of(weight))
+        peers = RoundPeers(weight, age, self.programs.lots.taken(weight))
         peers, step = self.group.put_whole((peers, np.int32(step)))
         if self.programs.merges_in_parts:
             merged = merge_parts(self.programs, self.group, rows, np.array(weights))
@@ -89,6 +91,8 @@ class Replica:
 
     def arguments(self, own: Tree, work: Work, step: int) -> tuple:
         """Return the arguments of `Programs.peer_step`, on this group."""
-        rows_MB = self.programs.put_rows(self.group, work.rows_MB)
+        rows_MB = work.rows_MB
+        if self.programs.steps.traced:  # else they are read on the host
+            rows_MB = self.group.put_rows(rows_MB, axis=1)
         count, step = self.group.put_whole((np.int32(work.count), np.int32(step)))
         return self.params, own, self.shared, rows_MB, count, step

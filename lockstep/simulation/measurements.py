@@ -113,7 +113,7 @@ class Measurements(Observer):
         total, count = 0.0, self.held_out.count
         for first in range(0, count, MEASURED_AT_ONCE):
             index_N = np.arange(first, min(first + MEASURED_AT_ONCE, count))
-            loss = self.peers.programs.measure(params, self.held_out.take(index_N))
+            loss = self.peers.programs.steps.measure(params, self.held_out.take(index_N))
             total += float(loss) * len(index_N)
         return total / count
 

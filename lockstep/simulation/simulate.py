@@ -10,6 +10,8 @@ import numpy as np
 
 from lockstep.machine.jax_settings import check_settings, other_settings
 from lockstep.optim.optimizer import Optimizer
+from lockstep.programs.host_steps import HostSteps, one_by_one
+from lockstep.programs.local_steps import Lots
 from lockstep.programs.train_step import Programs
 from lockstep.simulation import arguments, examples, torch_module
 from lockstep.simulation.loss_task import LossFn, LossTask
@@ -18,7 +20,6 @@ from lockstep.simulation.result import Log, Result
 from lockstep.simulation.rounds import Kept, Problem, take_rounds
 from lockstep.simulation.torch_module import TorchLoss, TorchModule
 from lockstep.wire.commitment import tree_hash
-from parts.workload.programs import WorkloadPrograms
 
 
 def simulate(  # noqa: PLR0913 - whoever calls it names them
@@ -141,7 +142,9 @@ def simulate(  # noqa: PLR0913 - whoever calls it names them
     held_out = examples.held_out(train_data, eval_data, peers)
     built = arguments.the_optimizer(asked, given, sorted(first))
     if is_module:
-        programs: Programs = WorkloadPrograms(module, built, module, seed, lot=asked.rows_of_a_step)
+        built, lot = one_by_one(built), asked.rows_of_a_step
+        steps_of_torch = HostSteps(built, Lots(built.inner_steps, lot), module, seed)
+        programs = Programs(module, built, steps_of_torch, lot=lot)
     else:
         shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), first)
         task = LossTask(loss_fn, nesting, shapes, jnp.dtype(dtype), seed)
@@ -156,7 +159,7 @@ def simulate(  # noqa: PLR0913 - whoever calls it names them
         "messages": programs.form.header.hex(),
         "environment": {"jax": jax.__version__, "device": jax.devices()[0].device_kind}
         | other_settings()
-        | programs.environment,
+        | programs.steps.environment,
     }
     if callable(learning_rate):
         described["learning_rate"] = "function"

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import jax
 
 from lockstep.optim.optimizer import Tree
-from lockstep.programs.train_step import Work
+from lockstep.programs.local_steps import Work
 from lockstep.protocol import consensus, links
 from lockstep.protocol.attestation import Check, Claim, Ruling
 from lockstep.protocol.round import Evidence, Round

@@ -13,8 +13,9 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as Spec
 
 from lockstep.optim.optimizer import Tree
+from lockstep.programs.local_steps import Work
 from lockstep.programs.placement import AXIS, DeviceGroup, cut, cut_rows
-from lockstep.programs.train_step import PeerResult, Programs, Work
+from lockstep.programs.train_step import PeerResult, Programs
 from lockstep.swarm.peers import Done, M, RoundSteps, SimulatedPeers
 from lockstep.transcript.state import State
 

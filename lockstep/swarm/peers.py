@@ -10,9 +10,10 @@ import numpy as np
 
 from lockstep.errors import StepError
 from lockstep.optim.optimizer import Tree
+from lockstep.programs.local_steps import Work
 from lockstep.programs.placement import DeviceGroup, device_groups, on_groups
 from lockstep.programs.replica import Replica
-from lockstep.programs.train_step import Programs, Work
+from lockstep.programs.train_step import Programs
 from lockstep.transcript.state import State
 from lockstep.wire.commitment import tree_hash
 
@@ -289,7 +290,7 @@ class SimulatedPeers(RunningPeers):
 
     def measure(self, lots: Sequence[Tree]) -> list[np.ndarray]:
         """Return what the task measures of each lot of rows, on all groups side by side."""
-        return on_groups(self.programs.measure, self.params_on)(lots)
+        return on_groups(self.programs.steps.measure, self.params_on)(lots)
 
     def params_hash(self) -> str:
         """Return the hash of the agreed params."""

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lockstep.programs.train_step import Programs, Work
+from lockstep.programs.local_steps import Work
+from lockstep.programs.train_step import Programs
 from lockstep.protocol import consensus
 from lockstep.protocol.pace import Pace
 from lockstep.protocol.round import Evidence, Round

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lockstep.errors import LockstepError
-from lockstep.programs.train_step import Work
+from lockstep.programs.local_steps import Work
 from lockstep.protocol import driver
 from lockstep.protocol.coordinator import ClientState, CoordinatorError
 from lockstep.protocol.driver import RunProgress

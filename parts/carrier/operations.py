@@ -7,9 +7,9 @@ import jax
 import numpy as np
 
 from lockstep.optim.optimizer import Tree
+from lockstep.programs.local_steps import Work
 from lockstep.programs.placement import device_groups, spread_over_processes
 from lockstep.programs.replica import Replica
-from lockstep.programs.train_step import Work
 from lockstep.tables.table import Table
 from lockstep.transcript.trees import is_blob
 from lockstep.wire.commitment import tree_hash
@@ -131,7 +131,7 @@ class Operations:
 
     def _create(self, _: requests.Create, params: Tree, shared: Tree) -> Outcome:
         self.replica = Replica.put(self.programs, self.group, params, shared)
-        environment = devices.describe(jax.process_count()) | self.programs.environment
+        environment = devices.describe(jax.process_count()) | self.programs.steps.environment
         return Outcome(requests.Created(environment=environment))
 
     def _hyperparameters(self, _: requests.GetHyperparameters) -> Outcome:
@@ -194,7 +194,7 @@ class Operations:
 
     def _forward(self, _: requests.Forward, rows_BW: np.ndarray) -> Outcome:
         rows_BW = self.group.put_rows(rows_BW, axis=0)
-        losses = self.programs.measure(self.replica.params, rows_BW)
+        losses = self.programs.steps.measure(self.replica.params, rows_BW)
         return Outcome(arrays=leaves(self.group.fetch(losses)))
 
     # ---- What they need ----

@@ -18,7 +18,7 @@ import numpy as np
 
 from lockstep.errors import LockstepError, brief
 from lockstep.optim.optimizer import Tree, no_align
-from lockstep.programs.train_step import Work
+from lockstep.programs.local_steps import Work
 from lockstep.swarm.peers import Done, M, RoundSteps
 from lockstep.transcript.state import State
 from lockstep.wire.commitment import tree_hash

@@ -1,13 +1,45 @@
-"""The tasks that a run file names, of this room and of lm_eval."""
+"""The tasks that a run file names, of this room and of lm_eval; a joint of stage evaluate."""
 
 from contextlib import ExitStack
 from pathlib import Path
 
+import jax
+
 from lockstep.machine.progress import Progress
-from parts.tasks import harness, next_line, next_line_task
+from lockstep.programs.placement import device_groups
+from parts.tasks import harness, next_line, next_line_task, task_model
 from parts.tasks.task_model import TaskModel
 from pipeline import runfile
 from pipeline.scores import TaskResult
+from pipeline.stage.artifacts import Paths
+from pipeline.weights.exported import Exported
+
+
+def score_export(
+    run: runfile.Run, exported: Exported, paths: Paths, folder: Path, named: str, notes: list[str]
+) -> list[TaskResult]:
+    """Return the results of `[evaluate] tasks`, as stage evaluate asks for them.
+
+    Args:
+      run: The whole run.
+      exported: The exported model.
+      paths: Paths of stage evaluate.
+      folder: Where questions and answers are written.
+      named: Path of that folder, as its files name it.
+      notes: Gains the reason if a task has nothing to ask.
+
+    Raises:
+      LockstepError: A task cannot be run.
+    """
+    settings = run.evaluate
+    if exported.tokenizer is None and settings.tasks == (next_line.NAME,):
+        notes.append(f"there is no tokenizer.json, so {next_line.NAME} has no questions")
+        return []
+    groups = device_groups(jax.devices(), run.peers.fsdp)
+    params_on = {group: group.put(exported.params) for group in groups}
+    model = task_model.from_folder(exported, paths.out("export"), params_on, settings.batch_size)
+    tasks = RunFileTasks(run, settings, model, paths.out("download"), paths.store, notes)
+    return tasks.score(model, folder, named)
 
 
 class RunFileTasks:

@@ -7,12 +7,14 @@ import json
 import logging
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from lockstep.errors import LockstepError
 from lockstep.files import read_json, sha256_file, write_json
 from lockstep.optim.optimizer import Tree
 from lockstep.programs.columns import PLAIN, Column
+from lockstep.programs.host_steps import HostSteps, one_by_one
+from lockstep.programs.local_steps import Lots
 from lockstep.programs.train_step import Programs
 from lockstep.tables.explain import validate_json
 from lockstep.transcript.tensorfile import TensorFile
@@ -21,8 +23,7 @@ from lockstep.wire.commitment import flatten
 from parts.workload import export_folder
 from parts.workload.description import FILE, Description, code_hash, of_model
 from parts.workload.export_folder import OpenedWorkload
-from parts.workload.inner_loop_programs import InnerLoopPrograms
-from parts.workload.programs import WorkloadPrograms, WorkloadTask
+from parts.workload.inner.steps import InnerSteps, with_state
 from parts.workload.worker import NO_ROWS, RowSpec, Worker
 from pipeline import runfile
 from pipeline.runfile.method import learning_rate_of_run, optimizer_of_run
@@ -35,6 +36,26 @@ KINDS = {"tokens": TokenRows, "arrays": ArrayRows, "files": FileRows}  # of rows
 HEADER = "the model"  # what errors call one that was checked before
 
 log = logging.getLogger(__name__)
+
+
+class WorkloadTask:
+    """What a workload trains: its params' shapes; loss and gradient are the worker's."""
+
+    def __init__(self, described: Description, columns: tuple[Column, ...] = PLAIN):
+        self.described, self.columns = described, columns
+
+    @property
+    def shapes(self) -> Tree:
+        """Shapes and dtypes of the params."""
+        return self.described.shapes
+
+    @property
+    def imprecise(self) -> NoReturn:
+        """There is no other precision: the run file's check refuses that fault."""
+        raise LockstepError(
+            f"workload {self.described.factory}: found the fault wrong_precision, expected none: "
+            "its precision is its own"
+        )
 
 
 class WorkloadSubject:
@@ -156,12 +177,14 @@ class WorkloadSubject:
         told = of_model(model, FILE)
         groups = {tensor.name.split(".")[0] for tensor in told.tensors}
         learning_rate = learning_rate_of_run(run, first_step)
-        optimizer = optimizer_of_run(run, groups, first_step=first_step)
-        worker = Worker(run, model["rows"], told)
-        task, seed, wire = WorkloadTask(told, columns), run.peers.seed, run.peers.wire
+        optimizer = one_by_one(optimizer_of_run(run, groups, first_step=first_step))
+        worker, seed = Worker(run, model["rows"], told), run.peers.seed
+        task, wire, lot = WorkloadTask(told, columns), run.peers.wire, run.rows_of_a_step
         if run.workload.inner == "gradient":
-            return WorkloadPrograms(task, optimizer, worker, seed, wire, run.rows_of_a_step)
-        return InnerLoopPrograms(task, optimizer, worker, seed, wire, learning_rate)
+            steps = HostSteps(optimizer, Lots(optimizer.inner_steps, lot), worker, seed)
+            return Programs(task, optimizer, steps, wire=wire, lot=lot)
+        inner = InnerSteps(optimizer, Lots(optimizer.inner_steps), worker, seed, learning_rate)
+        return Programs(task, with_state(optimizer), inner, wire=wire)
 
     def export(
         self,

@@ -13,9 +13,9 @@ from functools import cached_property
 import jax
 
 from lockstep.optim.optimizer import Tree
+from lockstep.programs.local_steps import Work
 from lockstep.programs.placement import DeviceGroup, device_groups
 from lockstep.programs.replica import Replica
-from lockstep.programs.train_step import Work
 from lockstep.protocol.attestation import Claim
 from lockstep.swarm.delivery import TravellingMessages
 from lockstep.transcript.entry import Entry

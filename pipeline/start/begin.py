@@ -62,7 +62,7 @@ class Setup:
 
     def environment(self, processes: int = 1) -> dict[str, str]:
         """Return what here can change the bits of a result, with so many processes of a peer."""
-        return devices.describe(processes) | self.programs.environment
+        return devices.describe(processes) | self.programs.steps.environment
 
 
 def read(run: runfile.Run, init: Path, shards: Path) -> Setup:
@@ -76,7 +76,7 @@ def read(run: runfile.Run, init: Path, shards: Path) -> Setup:
     subject = subject_of(run)
     model = subject.read_model(run, init / subject.described_in, listed)
     programs = programs_of(run, model, trained_steps(init), listed.columns)
-    programs.read_files_from(shards)
+    programs.steps.read_files_from(shards)
     start = _read_start(init, run, programs)
     return Setup(run, model, programs, rows(run, model, shards), start)
 

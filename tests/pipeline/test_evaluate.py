@@ -81,7 +81,7 @@ def test_held_out_loss_is_that_of_training_on_the_same_sequences(made):
     programs = programs_of(run, HF_CONFIG)
     drawn_NT = held_out.reshape(7, LENGTH).astype(np.int32)[spread(7, 5, run.peers.seed)]
     params_on = {DeviceGroup((jax.devices()[0],)): make_params()}
-    expected = mean_loss(on_groups(programs.measure, params_on), drawn_NT, 5)
+    expected = mean_loss(on_groups(programs.steps.measure, params_on), drawn_NT, 5)
     assert metrics["held_out_loss"] == pytest.approx(expected.mean, abs=1e-5)
     assert metrics["held_out_stderr"] == pytest.approx(expected.stderr, rel=1e-4)
     assert metrics["perplexity"] == pytest.approx(math.exp(expected.mean), rel=1e-4)

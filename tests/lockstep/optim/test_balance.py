@@ -11,7 +11,7 @@ from lockstep.optim.balance import balanced, leave
 from lockstep.optim.compressed.compressor import Compressor
 from lockstep.optim.compressed.distro import CompressedMomentum, distro
 from lockstep.optim.optimizer import RoundPeers
-from lockstep.programs.train_step import Work, micro_batches
+from lockstep.programs.local_steps import Work, micro_batches
 from lockstep.swarm.peers import RoundSteps, SimulatedPeers
 from lockstep.transcript.state import State
 from lockstep.wire import message as wire
@@ -142,12 +142,13 @@ def test_the_load_is_of_the_sequences_that_the_peer_was_assigned():
     programs = programs_of(a_run(), tiny.DEEPSEEK)
     params = programs.task.model.init(programs.task.model.Config.from_hf(tiny.DEEPSEEK), seed=0)
     tokens_NT = np.random.default_rng(0).integers(tiny.VOCABULARY, size=(3, 16), dtype=np.int32)
-    _, grads = programs.gradient(params, micro_batches(tokens_NT, 6, 2), np.int32(3))
+    gradient = jax.jit(programs.steps.gradient)
+    _, grads = gradient(params, micro_batches(tokens_NT, 6, 2), np.int32(3))
     load = grads["layers"]["mlp"]["router"]["correction"]
     np.testing.assert_array_equal(load.sum(axis=-1), 3 * 15 * 2)
     one_by_one = 0
     for tokens_T in tokens_NT:
-        _, one = programs.gradient(params, micro_batches(tokens_T[None], 6, 2), np.int32(1))
+        _, one = gradient(params, micro_batches(tokens_T[None], 6, 2), np.int32(1))
         one_by_one += one["layers"]["mlp"]["router"]["correction"]
     np.testing.assert_array_equal(load, one_by_one)
 

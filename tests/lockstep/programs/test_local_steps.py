@@ -7,8 +7,8 @@ import pytest
 
 from lockstep.optim.adamw import adamw
 from lockstep.optim.transform import alone, as_transform
+from lockstep.programs.local_steps import Work, micro_batches
 from lockstep.programs.replica import Replica
-from lockstep.programs.train_step import Work, micro_batches
 from lockstep.swarm.fused_peers import make_peers
 from lockstep.swarm.peers import RoundSteps
 from pipeline import runfile
@@ -61,7 +61,7 @@ def test_a_peer_takes_a_step_on_each_of_two_lots_at_the_rate_of_its_time(count):
     local, losses, after = state.params, [], None
     for taken, lot in enumerate(rows_MBW[: 1 if count == 1 else 2]):
         size = np.int32(-(-count // 2) if taken == 0 else count // 2)
-        loss, grads = programs.gradient(local, lot[None], size)
+        loss, grads = jax.jit(programs.steps.gradient)(local, lot[None], size)
         local, after = by_adamw(local, grads, after, rate(taken))
         losses.append(float(loss))
     assert float(result.loss) == pytest.approx(np.mean(losses), abs=1e-5)

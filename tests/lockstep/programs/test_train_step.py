@@ -7,7 +7,8 @@ import pytest
 from lockstep.errors import LockstepError
 from lockstep.optim.optimizer import RoundPeers
 from lockstep.programs.columns import UNCOUNTED, split
-from lockstep.programs.train_step import Programs, Work, micro_batches
+from lockstep.programs.local_steps import Work, micro_batches
+from lockstep.programs.train_step import Programs
 from lockstep.swarm.fused_peers import make_peers
 from lockstep.swarm.peers import RoundSteps
 from lockstep.transcript.state import State
@@ -196,7 +197,9 @@ def packed(count: int) -> np.ndarray:
 
 def gradient(programs: Programs, state: State, rows: np.ndarray, size: int) -> tuple:
     rows_MBW = micro_batches(rows, capacity=7, size=size)
-    return jax.device_get(programs.gradient(state.params, rows_MBW, np.int32(len(rows))))
+    return jax.device_get(
+        jax.jit(programs.steps.gradient)(state.params, rows_MBW, np.int32(len(rows)))
+    )
 
 
 @pytest.mark.parametrize("model", [ONE_LAYER, EXPERTS], ids=["llama", "deepseek"])

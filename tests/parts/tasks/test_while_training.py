@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
-from parts.tasks.while_training import TrainingScores
 from pipeline.monitor.monitor import Terminal
+from pipeline.monitor.training_scores import TrainingScores
 from pipeline.scores import Metric, TaskResult
 from pipeline.stage.keys import PROJECT
 from tests import tiny

@@ -7,7 +7,7 @@ import pytest
 
 from lockstep.files import read_json
 from lockstep.transcript.trees import load_arrays
-from parts.workload import inner_loop
+from parts.workload.inner import loop as inner_loop
 from parts.workload.process.worker_process import WorkerError
 from parts.workload.worker import Worker
 from tests import tiny

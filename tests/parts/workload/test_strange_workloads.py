@@ -12,8 +12,9 @@ from lockstep.errors import LockstepError
 from lockstep.files import read_json
 from lockstep.transcript.transcript import Transcript
 from parts.publication import publish
-from parts.workload import description, inner_loop
-from parts.workload.inner_loop import Job
+from parts.workload import description
+from parts.workload.inner import loop as inner_loop
+from parts.workload.inner.loop import Job
 from parts.workload.process.messages import WorkerError
 from parts.workload.worker import Worker
 from pipeline import runfile

@@ -1,4 +1,4 @@
-"""Packs, files, merges and the state of an optimizer: what a torch model leaves and takes."""
+"""Packs, files and the state of an optimizer: what a torch model leaves and takes."""
 
 import hashlib
 import importlib
@@ -120,59 +120,6 @@ def test_files_are_numpys_where_safetensors_is_not(module, monkeypatch, tmp_path
     Path(path).write_bytes(b"something else")
     with pytest.raises(ValueError, match="safetensors is not installed"):
         hooks.TorchHooks().load_model_artifact_path(two, path)
-
-
-def test_a_merge_policy_does_what_it_is_called(module):
-    """The policies that are no plain means, with NumPy beside them; one candidate lies."""
-    hooks = module("torch_hooks").TorchHooks()
-    hooks.model = lambda: torch.nn.Linear(3, 2, bias=False)
-    base, *models = (torch.nn.Linear(3, 2, bias=False) for _ in range(5))
-    with torch.no_grad():
-        models[2].weight *= 1e3
-    start, *x = (model.weight.detach().double().numpy() for model in (base, *models))
-    weights = [1.0, 2.0, 3.0, 2.0]
-    candidates = [
-        {"model": model, "sample_weight": weight, "quality_weight": 1.0}
-        for model, weight in zip(models, weights, strict=True)
-    ]
-
-    def merged(policy):
-        found = hooks.merge_candidate_models(base, candidates, policy)
-        return found.weight.detach().numpy()
-
-    trimmed = np.sort(x, axis=0)[1:-1].mean(axis=0)
-    np.testing.assert_allclose(merged("TrimmedMean"), trimmed, rtol=1e-6)
-    norms = np.array([np.linalg.norm(one - start) for one in x])
-    scale = np.minimum(1, np.median(norms) / norms)
-    moves = [(one - start) * s for one, s in zip(x, scale, strict=True)]
-    clipped = start + np.average(moves, axis=0, weights=weights)
-    np.testing.assert_allclose(merged("NormClippedWeightedMean"), clipped, rtol=1e-5, atol=1e-6)
-
-
-def test_merges_are_means_by_weight_and_another_policy_is_refused(odd, tmp_path):
-    ids = [odd.ask("init_model", device="cpu", seed=seed)["model_id"] for seed in (1, 2)]
-    more = {"peer_id": "p", "head_id": "h", "artifact_id": "a", "quality_weight": 1.0}
-    candidates = [
-        {"model_id": one, "sample_weight": weight, **more}
-        for one, weight in zip(ids, (1.0, 3.0), strict=True)
-    ]
-    given = {"base_model_id": ids[0], "candidates": candidates}
-    with pytest.raises(WorkerError, match="merge policy 'Median'; one of"):
-        odd.ask("merge_candidate_models", **given, policy="Median")
-    merged = odd.ask("merge_candidate_models", **given, policy="WeightedMean")["model_id"]
-    one, two, mean = (
-        export(odd, each, tmp_path / each)[1][42:] for each in (*ids, merged)
-    )  # in float32 from here on
-    np.testing.assert_allclose(mean, 0.25 * one + 0.75 * two, rtol=1e-6, atol=1e-8)
-    given = {"local_model_id": ids[0], "canonical_model_id": merged}
-    strategy = {"RootEma": {"canonical_weight": 0.25}}
-    odd.ask("reconcile_canonical_model", **given, strategy=strategy)
-    drawn = export(odd, merged, tmp_path / "drawn")[1][42:]
-    np.testing.assert_allclose(drawn, 0.75 * one + 0.25 * mean, rtol=1e-5, atol=1e-8)
-    given = {"base_model_id": ids[1], "merged_model_id": merged}
-    odd.ask("apply_single_root_ema", **given, policy="Ema")
-    last = export(odd, merged, tmp_path / "last")[1][42:]
-    np.testing.assert_allclose(last, 0.65 * two + 0.35 * drawn, rtol=1e-5, atol=1e-8)
 
 
 def test_data_make_an_evaluation_and_an_optimizer_an_inner_loop(odd, model_id):

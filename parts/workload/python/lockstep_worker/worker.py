@@ -6,8 +6,9 @@ It and the files it needs are the standard library and NumPy, in the user's own 
         --connect-host 127.0.0.1 --connect-port 4000
 
 It connects first and builds the user's object second, so that an import of minutes is a long hello
-and no dead worker. Frames are 8 bytes of length and JSON; arrays go by path. Beside the 17 methods
-that every host of version 2 knows, it has those of the capability `gradient` (gradients.py).
+and no dead worker. Frames are 8 bytes of length and JSON; arrays go by path. It has the
+methods that every host of version 2 knows, without those that merge or patch models, which a round
+does here; and those of the capability `gradient` (gradients.py).
 """
 
 import argparse
@@ -161,12 +162,6 @@ def _evaluate(worker: Worker, params: Params) -> dict:
     return {"metrics": frames.metrics_of(metrics)}
 
 
-def _apply_patch(worker: Worker, params: Params) -> Any:
-    if not worker.has("apply_patch"):
-        return {"Rejected": f"{worker.name} has no apply_patch"}
-    return worker.workload.apply_patch(dict(params))
-
-
 def _load_model_artifact(worker: Worker, params: Params) -> dict:
     model_id, path = params["model_id"], params["artifact_path"]
     state = worker.model(model_id)
@@ -234,35 +229,6 @@ def _run_inner_loop(worker: Worker, params: Params) -> dict:
     }
 
 
-def _merge_candidate_models(worker: Worker, params: Params) -> dict:
-    candidates = [
-        {**candidate, "model": worker.model(candidate["model_id"])}
-        for candidate in params["candidates"]
-    ]
-    base = worker.model(params["base_model_id"])
-    merged = worker.call("merge_candidate_models", base, candidates, params["policy"])
-    return {"model_id": None} if merged is None else worker.keep(merged)
-
-
-def _apply_single_root_ema(worker: Worker, params: Params) -> dict:
-    base, merged_id = worker.model(params["base_model_id"]), params["merged_model_id"]
-    merged = worker.model(merged_id)
-    return _updated(worker, merged_id, "apply_single_root_ema", base, merged, params["policy"])
-
-
-def _reconcile_canonical_model(worker: Worker, params: Params) -> dict:
-    local, canonical_id = worker.model(params["local_model_id"]), params["canonical_model_id"]
-    canonical, strategy = worker.model(canonical_id), params["strategy"]
-    return _updated(worker, canonical_id, "reconcile_canonical_model", local, canonical, strategy)
-
-
-def _updated(worker: Worker, model_id: str, name: str, *arguments: Any) -> dict:
-    updated = worker.call(name, *arguments)
-    if updated is not None:
-        worker.models[model_id] = updated
-    return {"model_id": model_id}
-
-
 def _release_model(worker: Worker, params: Params) -> dict:
     worker.models.pop(params["model_id"], None)
     return {"ok": True}
@@ -277,15 +243,11 @@ METHODS: dict[Any, Callable[[Worker, Params], Any]] = {
         _parameter_pack_plan,
         _train_window,
         _evaluate,
-        _apply_patch,
         _load_model_artifact,
         _materialize_model_artifact,
         _export_parameter_pack,
         _import_parameter_pack,
         _run_inner_loop,
-        _merge_candidate_models,
-        _apply_single_root_ema,
-        _reconcile_canonical_model,
         _release_model,
     )
 }  # and `shutdown`, which ends the loop below

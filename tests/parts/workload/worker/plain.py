@@ -42,17 +42,6 @@ class Plain:
     def materialize_model_artifact(self, state):
         return state["w"].tobytes()
 
-    def merge_candidate_models(self, base, candidates, policy):
-        if policy == "none":
-            return None
-        return {**base, "w": sum(c["model"]["w"] * c["sample_weight"] for c in candidates)}
-
-    def apply_single_root_ema(self, base, merged, policy):
-        return {**merged, "w": (base["w"] + merged["w"]) / 2}
-
-    def reconcile_canonical_model(self, local, canonical, strategy):
-        canonical["w"] = local["w"] * strategy["factor"]
-
     def run_inner_loop(self, state, job):
         draw = random.random() + float(np.random.random())
         with open(f"{job['output_parameter_pack_path']}.state", "wb") as file:

@@ -44,8 +44,10 @@ def test_a_metric_that_is_no_number_or_text_is_named(host, model_id):
         host.ask("evaluate", model_id=model_id, split="bad")
 
 
-def test_patches_are_rejected_by_an_object_without_them(host):
-    assert host.ask("apply_patch", any="thing") == {"Rejected": "a plain one has no apply_patch"}
+@pytest.mark.parametrize("method", ["apply_patch", "merge_candidate_models"])
+def test_what_a_round_does_no_worker_does(host, method):
+    with pytest.raises(WorkerError, match=f"unknown method '{method}'"):
+        host.ask(method, any="thing")
 
 
 def test_artifacts_are_written_and_read_by_path(host, model_id, tmp_path):
@@ -55,23 +57,6 @@ def test_artifacts_are_written_and_read_by_path(host, model_id, tmp_path):
     host.ask("train_window", model_id=model_id, batches=[{}])
     host.ask("load_model_artifact", model_id=model_id, artifact_path=path)
     assert total(host, model_id) == before
-
-
-def test_models_are_merged_averaged_and_reconciled(host, model_id):
-    more = {"peer_id": "p", "head_id": "h", "artifact_id": "a", "quality_weight": 1.0}
-    candidates = [{"model_id": model_id, "sample_weight": weight, **more} for weight in (1.0, 2.0)]
-    given = {"base_model_id": model_id, "candidates": candidates}
-    assert host.ask("merge_candidate_models", **given, policy="none") == {"model_id": None}
-    merged = host.ask("merge_candidate_models", **given, policy="WeightedMean")["model_id"]
-    one = total(host, model_id)
-    assert total(host, merged) == pytest.approx(3 * one)
-    given = {"base_model_id": model_id, "merged_model_id": merged}
-    assert host.ask("apply_single_root_ema", **given, policy="Ema") == {"model_id": merged}
-    assert total(host, merged) == pytest.approx(2 * one)
-    given = {"local_model_id": model_id, "canonical_model_id": merged}
-    found = host.ask("reconcile_canonical_model", **given, strategy={"factor": 5})
-    assert found == {"model_id": merged}
-    assert total(host, merged) == pytest.approx(5 * one)
 
 
 def test_a_released_model_is_gone_and_its_id_is_not_used_again(host, model_id):

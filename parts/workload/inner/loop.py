@@ -19,7 +19,7 @@ from lockstep.files import sha256_file
 from lockstep.optim.optimizer import Tree
 from lockstep.tables.explain import validate
 from lockstep.tables.table import Table
-from parts.workload import command
+from parts.workload.inner import command
 from parts.workload.process.messages import WorkerError
 from parts.workload.worker import Worker
 from parts.workload.worker_models import Started, model_at, read_params, write_params

@@ -1,0 +1,233 @@
+"""A peer's local steps of a round, and their two ways: in one program of XLA, or outside of it.
+
+Shapes in names: H local steps, M micro-batches of B rows, N rows.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lockstep.optim import optimizer as optim
+from lockstep.optim.optimizer import Optimizer, Tree
+from lockstep.programs.task import Task
+from lockstep.wire.message import LARGE_BYTES
+
+
+class Agreed(NamedTuple):
+    """What all peers have alike: the params, and the optimizer's shared state."""
+
+    params: Tree
+    shared: Tree
+
+
+class Work(NamedTuple):
+    """What a peer trains on in a round, or in one of its local steps.
+
+    Rows are in micro-batches, arrays [M, B, ...]; those after the first `count` are padding.
+    """
+
+    rows_MB: Tree
+    count: int | jax.Array
+
+
+class Lots(NamedTuple):
+    """How a peer's rows of a round are divided among its local steps.
+
+    Attributes:
+      steps: Local steps of a round.
+      size: Rows of a local step, where a peer with fewer rows takes fewer steps. None where it
+        takes as many, on fewer rows each.
+    """
+
+    steps: int
+    size: int | None = None
+
+    def rows_of(self, count: Any, local: Any) -> Any:
+        """Return how many of a peer's `count` rows of a round its local step `local` is on.
+
+        The steps are counted from 0. Integers or int32 arrays, as the arguments are.
+        """
+        if self.size is None:
+            return count // self.steps + (local < count % self.steps)
+        return (count - local * self.size).clip(0, self.size)
+
+    def taken(self, count: Any) -> Any:
+        """Return how many local steps a peer takes on so many rows: int32 arrays of any shape."""
+        if self.size is None:
+            return count.clip(0, self.steps)
+        return -(-count // self.size)
+
+
+class Stepper(Protocol):
+    """Takes the local steps of peers.
+
+    Attributes:
+      traced: Whether JAX traces `take`, so that a whole round of a peer is one program.
+      measures: Whether it gives the loss of any row.
+      environment: What can change bits beside the versions and devices of JAX.
+    """
+
+    traced: bool
+
+    @property
+    def measures(self) -> bool: ...  # noqa: D102
+
+    @property
+    def environment(self) -> dict[str, str]: ...  # noqa: D102
+
+    def take(
+        self, own: Tree, agreed: Agreed, work: Work, step: jax.Array
+    ) -> tuple[Tree, jax.Array]:
+        """Return a peer's state after its local steps of a round, and their mean loss."""
+
+    def measure(self, params: Tree, rows_B: Tree) -> jax.Array:
+        """Return what is measured of rows, see `Task.measure`."""
+
+    def read_files_from(self, shards: Path) -> None:
+        """Look up rows that are names of files in a folder."""
+
+    def close(self) -> None:
+        """Let go of processes that compute."""
+
+
+class TracedSteps:
+    """Local steps that are a part of one program; `Stepper` of any task in JAX.
+
+    Args:
+      task: What is trained.
+      optimizer: How.
+      lots: How rows are divided.
+      large: Whether a state is so large that two of them are not held at a time.
+      keep_cut: Keeps arrays cut over the devices of a peer.
+    """
+
+    traced, measures = True, True
+
+    def __init__(
+        self,
+        task: Task,
+        optimizer: Optimizer,
+        lots: Lots,
+        large: bool,
+        keep_cut: Callable[[Tree], Tree],
+    ):
+        self.task, self.optimizer, self.lots = task, optimizer, lots
+        self.large, self.keep_cut = large, keep_cut
+        self.environment: dict[str, str] = {}
+        self.measure = jax.jit(task.measure)
+
+    def read_files_from(self, shards: Path) -> None:
+        """Do nothing: no rows are names of files."""
+
+    def close(self) -> None:
+        """Do nothing: there is no process."""
+
+    def take(
+        self, own: Tree, agreed: Agreed, work: Work, step: jax.Array
+    ) -> tuple[Tree, jax.Array]:
+        """Return a peer's state after its local steps, each on its lot, and their mean loss.
+
+        Where there are fewer rows than local steps, the last lots are empty: nothing is done.
+        """
+        steps, count = self.lots.steps, work.count
+        if steps == 1:
+            own = optim.align(self.optimizer, own, agreed.params, step)
+            return self._step(own, agreed, work, step, self.task.key(work.rows_MB, step, 0))
+        rows_HMB = jax.tree.map(lambda x: x.reshape(steps, -1, *x.shape[1:]), work.rows_MB)
+
+        def take(h: jax.Array, before: tuple[Tree, jax.Array]) -> tuple[Tree, jax.Array]:
+            own, total = before
+            own = optim.align_before(self.optimizer, own, agreed.params, step, h)
+            lot = self.lots.rows_of(count, h)
+            done = step - 1 + (h + 1) / steps  # rounds
+            rows_MB = jax.tree.map(lambda x: x[h], rows_HMB)
+            key = self.task.key(rows_MB, step, h)
+
+            def train(own: Tree) -> tuple[Tree, jax.Array]:
+                return self._step(own, agreed, Work(rows_MB, lot), done, key)
+
+            # A choice between two states needs both at once. Programs of smaller ones keep it, for
+            # the sake of equal bits: those of a branch are others.
+            if self.large:
+                own, loss = jax.lax.cond(lot > 0, train, lambda own: (own, jnp.zeros(())), own)
+            else:
+                after, loss = train(own)
+                own = jax.tree.map(partial(jnp.where, lot > 0), after, own)
+            return self.keep_cut(own), total + loss
+
+        own, total = jax.lax.fori_loop(0, steps, take, (self.keep_cut(own), jnp.zeros(())))
+        taken = jnp.minimum(count, steps) if self.lots.size is None else self.lots.taken(count)
+        return own, total / taken
+
+    def _step(
+        self, own: Tree, agreed: Agreed, work: Work, step: jax.Array, key: jax.Array | None
+    ) -> tuple[Tree, jax.Array]:
+        """One local step; `step` is as `Optimizer` has it."""
+        ahead = self.optimizer.lookahead(agreed.params, own, agreed.shared, step)
+        loss, grads = self.gradient(ahead, *work, key)
+        return self.optimizer.accumulate(grads, own, agreed.params, step), loss
+
+    def gradient(
+        self, params: Tree, rows_MB: Tree, count: jax.Array, key: jax.Array | None = None
+    ) -> tuple[jax.Array, Tree]:
+        """Return mean loss and gradient over the first `count` rows, weighted as the task has it.
+
+        The number of micro-batches is dynamic, so a batch ramp or an uneven assignment compiles
+        nothing anew; if no peer is ever assigned more than one, there is no loop.
+        """
+        micro_batches, size = jax.tree.leaves(rows_MB)[0].shape[:2]
+        weigh = self.task.weights(rows_MB, count)
+
+        def of_one(micro: jax.Array | int) -> tuple[jax.Array, Tree]:
+            weight = weigh(micro)
+            rows_B = jax.tree.map(
+                lambda x: jax.lax.dynamic_index_in_dim(x, micro, keepdims=False), rows_MB
+            )
+            rng = None if key is None else jax.random.fold_in(key, micro)
+            return jax.value_and_grad(self.task.loss)(params, rows_B, weight, rng)
+
+        def add(micro: jax.Array, sums: tuple[jax.Array, Tree]) -> tuple[jax.Array, Tree]:
+            return jax.tree.map(jnp.add, sums, of_one(micro))
+
+        if micro_batches == 1:  # no sums: two passes over all gradients fewer
+            value, grads = of_one(0)
+        else:
+            zero = (jnp.zeros(()), self.keep_cut(jax.tree.map(jnp.zeros_like, params)))
+            value, grads = jax.lax.fori_loop(0, (count + size - 1) // size, add, zero)
+        return value, self.keep_cut(grads)
+
+
+def is_large(parameters: int) -> bool:
+    """Return whether params of so many numbers count as large."""
+    return 4 * parameters >= LARGE_BYTES
+
+
+def micro_batches(
+    rows_N: Tree, capacity: int, size: int, lots: int = 1, lot: int | None = None
+) -> Tree:
+    """Cut rows into micro-batches of one shape, padded with zeros: [M, B, ...].
+
+    Args:
+      rows_N: Rows assigned to a peer, NumPy arrays [N, ...].
+      capacity: Largest number of rows that any peer is assigned.
+      size: Rows in a micro-batch (B).
+      lots: Local steps of a round, each of which has M / lots micro-batches: its rows, as many as
+        the others' or, of the first ones, one more.
+      lot: Rows of each local step, as long as there are any; by default all have about as many.
+    """
+    micro = -(-capacity // (lots * size))  # of a lot
+
+    def cut(rows_N: np.ndarray) -> np.ndarray:
+        shape = rows_N.shape[1:]
+        padded = np.zeros((lots, micro * size, *shape), rows_N.dtype)
+        ends = lots if lot is None else range(lot, lots * lot, lot)
+        for part, rows in zip(padded, np.array_split(rows_N, ends), strict=True):
+            part[: len(rows)] = rows
+        return padded.reshape(lots * micro, size, *shape)
+
+    return jax.tree.map(cut, rows_N)
