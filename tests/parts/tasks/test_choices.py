@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models
 
-from lockstep.errors import LockstepError
 from parts.tasks import choices
 from parts.tasks.choices import AskedQuestions, Scores
 from parts.tasks.likelihood import Likelihood
 from parts.tasks.next_line import Question
 from pipeline.scores import TaskResult, interval, wilson
+from tests.errors import refused
 from tests.pipeline import trained_run
 
 BEGINNING = 0
@@ -55,7 +55,7 @@ def test_a_question_is_left_out_if_a_choice_of_it_does_not_fit_into_the_model():
 
 def test_a_line_without_a_token_is_one_line_of_an_error():
     tokenizer = Tokenizer(models.WordLevel({"def": 0}))
-    with pytest.raises(LockstepError, match="^next_line: expected a tokenizer that encodes any l"):
+    with refused("next_line"):
         choices.ask(QUESTIONS, tokenizer, BEGINNING, 64, 9)
 
 

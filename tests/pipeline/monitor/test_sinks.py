@@ -14,7 +14,6 @@ from typing import NamedTuple
 import pytest
 import tomlkit
 
-from lockstep.errors import LockstepError
 from lockstep.transcript.curves import Totals
 from lockstep.transcript.transcript import Transcript
 from pipeline import runfile
@@ -22,6 +21,7 @@ from pipeline.monitor.sinks import tracker
 from pipeline.monitor.sinks.tracker import Tracker
 from pipeline.stage.artifacts import Paths
 from pipeline.stage.keys import PROJECT
+from tests.errors import refused
 from tests.pipeline.finished_run import PEERS, ROUNDS, finish
 
 SAVED, KILLED = 15, 25
@@ -203,5 +203,5 @@ def test_a_sink_that_fails_is_one_line_and_the_others_go_on(tracked, tmp_path, m
 
 def test_a_sink_without_its_package_is_refused_with_the_extra(tracked, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(LockstepError, match=r'"wandb": wandb .*\[sinks\]'):
+    with refused("[runtime] sinks", "wandb", "[sinks]"):
         tracker.check(runfile.load(tracked.run_file))

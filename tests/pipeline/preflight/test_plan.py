@@ -3,7 +3,6 @@
 import jax
 import pytest
 
-from lockstep.errors import LockstepError
 from lockstep.files import read_json
 from lockstep.optim.optimizer import Tree
 from lockstep.wire import message as wire
@@ -11,6 +10,7 @@ from pipeline import runfile
 from pipeline.language_model.language_model import programs_of
 from pipeline.preflight.plan import plan, plan_of, run_memory
 from tests import tiny
+from tests.errors import refused
 
 
 def parsed(**changes: object) -> runfile.Run:
@@ -119,5 +119,5 @@ def test_a_message_is_as_long_as_said(layout, quantize_1bit):
 
 def test_without_a_model_it_says_what_makes_one(tmp_path):
     run = parsed(model__LLM__checkpoint={"Hub": {"repo_id": "some/model"}})
-    with pytest.raises(LockstepError, match=r"hf/config.json is missing, .*`lockstep convert`"):
+    with refused("hf/config.json", "lockstep convert"):
         plan(run, tmp_path)
