@@ -63,7 +63,7 @@ def _verify(
     count, whole = len(publication.files) - len(skip), len(publication.files)
     text = f"{count}{'' if count == whole else f' of {whole}'} files as published"
     claims = [PublicClaim("files", "proven", text, {"count": count})]
-    with closing(published.setup.programs):
+    with closing(published.setup.programs.steps):
         for stage in STAGES:
             claims += import_module(f"{again.__name__}.{stage}").again(published)
     why_not = ["bits could not be compared"] if published.why is not None else []
