@@ -43,12 +43,10 @@ OwnData = Annotated[
     Path | None, typer.Option(help="Your own data/shards, to compare sequences with.")
 ]
 AttestFile = Annotated[
-    Path | None,
-    typer.Option(help="Write what was verified to this file, as an in-toto statement."),
+    Path | None, typer.Option(help="Write what was verified to this file, as an in-toto statement.")
 ]
 PublicKey = Annotated[
-    Path | None,
-    typer.Option(help="The author's public key, in PEM: refuse what it did not sign."),
+    Path | None, typer.Option(help="The author's public key, in PEM: refuse what it did not sign.")
 ]
 SigningKey = Annotated[
     Path | None,

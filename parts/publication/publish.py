@@ -91,7 +91,7 @@ def write(
     _check_repeatable(settings, run)
     with lock.hold(root / "data" / ".export.lock"):  # so that the stage cannot replace it meanwhile
         exported = with_results(accepted(paths), paths)
-        only = EXPORTS[subject_of(settings).model_file]
+        only = EXPORTS.get(subject_of(settings).model_file)
         if only is not None:
             exported = [file for file in exported if file.name in only]
         folder.parent.mkdir(parents=True, exist_ok=True)

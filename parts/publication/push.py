@@ -27,14 +27,9 @@ def push(
 ) -> None:
     """Push a run's export, and print how to load it from each destination.
 
-    Args:
-      run: Run file; its `[config] checkpointers` are destinations too.
-      root: Folder that holds `data/`.
-      destinations: Destinations: owner/name on the hub, or gs://bucket/prefix.
-      private: Whether a repository that is created on the hub is private.
-      with_proof: Whether a repository gets what others need to check it, as `lockstep publish`
-        writes it.
-      key: File of the private key that signs the proof, or None.
+    The run file's `[config] checkpointers` are destinations too. With `with_proof` a repository
+    gets what others need to check it, as `lockstep publish` writes it, signed with a private `key`
+    if there is one.
 
     Raises:
       LockstepError: A destination is invalid or missing, the run has no current export, the audit

@@ -114,15 +114,10 @@ def check_private(key: Path) -> None:
 
 
 def sign(digests: dict[str, str], name: str, key: Path) -> bytes:
-    """Return the content of `model.sig` for the files of a folder, by their SHA-256.
-
-    Args:
-      digests: SHA-256 of each file, by its name in the folder.
-      name: What the folder is called.
-      key: File of the private key.
+    """Return the content of `model.sig` for the files of the folder `name`, by their SHA-256.
 
     Raises:
-      LockstepError: It is no such key, or a package is missing.
+      LockstepError: The key is no private one, or a package is missing.
     """
     private = _key(key, "private")
     resources = [

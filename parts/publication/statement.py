@@ -54,15 +54,7 @@ def claims(found: Found) -> list[PublicClaim]:
 def write(
     path: Path, found: Found, asks: ReaderAsks, outcome: VerifyOutcome, said: dict[str, Any]
 ) -> None:
-    """Write the statement.
-
-    Args:
-      path: The file.
-      found: The publication.
-      asks: The reader's options.
-      outcome: What it came to, once something was decided.
-      said: What `verify --json` prints.
-    """
+    """Write the statement of what was decided; `said` is what `verify --json` says."""
     subject = [{"name": name, "digest": {"sha256": of}} for name, of in digests(found).items()]
     predicate: dict[str, Any] = {
         "verifier": {

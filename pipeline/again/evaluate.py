@@ -81,11 +81,7 @@ def again(published: PublishedRun) -> list[PublicClaim]:
     said = read(published)
     if published.same_release:
         _compare_files(read_json(published.folder / RESULTS), said)
-    return [
-        *_measured(published, said),
-        *_scores(published, said),
-        *_stated(said),
-    ]
+    return [*_measured(published, said), *_scores(published, said), *_stated(said)]
 
 
 def _stated(said: Evaluated) -> list[PublicClaim]:
@@ -155,13 +151,7 @@ def held_out_claim(
 ) -> PublicClaim:
     """Return what is claimed of a loss: on how many sequences it was measured, and of how many.
 
-    Args:
-      loss: Nats per token.
-      stderr: Its standard error; None of a single sequence.
-      sequences: How many sequences are published.
-      different: How many of them differ from each other.
-      asked: How many the run file asks for.
-      split: How many the whole split has, as the author says.
+    So many `different` ones are published; the run file asks for `asked` of the whole `split`.
     """
     text = f"held-out loss {loss:.4f} measured again on {measured_on(stderr, sequences, split)}"
     if sequences < min(asked, split):

@@ -51,47 +51,43 @@ class Output(NamedTuple):
         return self.published and re.sub(self.names, self.published, left)
 
 
-def _one(names: str, published: str, known: Kind, how: str) -> Output:
-    return Output(names, published, known, how)
-
-
 def _left(names: str, how: str) -> Output:
     return Output(names, None, None, how)
 
 
 OUTPUTS: dict[str, tuple[Output, ...]] = {
     "download": (
-        _one(r"shards\.json", SHARDS, "stated", "a reader's own data show it, if there are any"),
+        Output(r"shards\.json", SHARDS, "stated", "a reader's own data show it, if there are any"),
         _left(r"(train|held_out|files)/.+", "the rows of drawn windows, and the held-out ones"),
         _left(r"tokenizer/.+", "the export's tokenizer"),
     ),
     "convert": (
-        _one(r"source\.json", SOURCE, "stated", "what it names is compared with the run file"),
+        Output(r"source\.json", SOURCE, "stated", "what it names is compared with the run file"),
         _left(r"params\.safetensors|hf/.+|workload\.json", "the hash of the params before round 1"),
         _left(r"earlier\.json|earlier/.+", "the first snapshot"),
     ),
     "train": (
-        _one(r"transcript/(.+)", rf"{TRANSCRIPT}/\1", "proven", "every round is computed again"),
+        Output(r"transcript/(.+)", rf"{TRANSCRIPT}/\1", "proven", "every round is computed again"),
         _left(r"metrics/.+|final\.json", "the rounds, of which the card has the numbers"),
         _left(r"hf/.+", "the export's files"),
     ),
     "witness": (
-        _one(r"verdict\.json", VERDICT, "sampled", "the drawn windows are replayed"),
+        Output(r"verdict\.json", VERDICT, "sampled", "the drawn windows are replayed"),
         _left(r"verdict\.txt|metrics/witness\.json|bundles/.+", "the verdict, of which they are"),
     ),
     "export": (
-        _one(rf"({WEIGHTS}|config\.json)", r"\1", "proven", "made of the last params"),
-        _one(r"(params\.safetensors|workload\.json)", r"\1", "proven", "made of the last params"),
-        _one(f"({'|'.join(map(re.escape, COMPANIONS))})", r"\1", "stated", "came with the data"),
-        _one(r"(README\.md)", r"\1", "proven", "made of the published records"),
+        Output(rf"({WEIGHTS}|config\.json)", r"\1", "proven", "made of the last params"),
+        Output(r"(params\.safetensors|workload\.json)", r"\1", "proven", "made of the last params"),
+        Output(f"({'|'.join(map(re.escape, COMPANIONS))})", r"\1", "stated", "came with the data"),
+        Output(r"(README\.md)", r"\1", "proven", "made of the published records"),
     ),
     "evaluate": (
-        _one(r"metrics/evaluate\.json", EVALUATED, "proven", "held-out text is measured again"),
-        _one(r"evaluate\.json", RESULTS, "proven", "has the same numbers"),
+        Output(r"metrics/evaluate\.json", EVALUATED, "proven", "held-out text is measured again"),
+        Output(r"evaluate\.json", RESULTS, "proven", "has the same numbers"),
         _left(r"sample\.txt|tasks/.+", "scores, which a reader can have repeated"),
     ),
     "report": (
-        _one(r"(README\.md)", r"\1", "proven", "made of the published records"),
+        Output(r"(README\.md)", r"\1", "proven", "made of the published records"),
         _left(r"report\.html|\w+\.png", "the rounds, of which they are drawn"),
     ),
 }

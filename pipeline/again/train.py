@@ -100,13 +100,8 @@ def follow_params(
 ) -> None:
     """Recompute the params after every round, and compare each hash that the transcript has.
 
-    Args:
-      setup: The auditor's own set-up of the run; its messages are kept (`Form.kept`).
-      transcript: All rounds, which have passed the audit, and all payloads.
-      params: The params before the first round.
-      shared: The optimizer's shared state then.
-      arrived: Called with the step, the params and the shared state after each snapshot, the first
-        among them.
+    Messages are kept (`Form.kept`), and the rounds have passed the audit. `arrived` is called with
+    the step, the params and the shared state after each snapshot, the first among them.
 
     Raises:
       BrokenChainError: A hash is another than that of what the messages give.

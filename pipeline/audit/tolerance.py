@@ -62,9 +62,8 @@ def limit(run: runfile.Run, repeats: float | None, learnt: float | None = None) 
 
     Args:
       run: The run.
-      repeats: The largest distance among an auditor's honest repeats; None where none were taken.
-      learnt: The largest among the auditor's honest messages, params or states, of other bits; None
-        where it was not measured. Where there is one, the other is None.
+      repeats: The largest distance among an auditor's honest repeats, if there are any.
+      learnt: The largest among its honest messages, params or states of other bits, if measured.
     """
     fixed = TOLERANCE[run.peers.precision]
     if repeats is not None:
@@ -187,10 +186,6 @@ def to_blame(distances: Mapping[int, float], limit: float) -> tuple[dict[int, fl
     that were not drawn, all later messages of the window differ from it, of honest peers too. So a
     peer is named where its distance is beyond the limit, and beyond `STRAYS` times the median of
     the other peers' distances.
-
-    Args:
-      distances: By peer, of a round's messages.
-      limit: Largest distance that is accepted.
     """
     named, astray = {}, []
     for peer, distance in distances.items():
@@ -235,11 +230,7 @@ def repeated(setup: Setup, transcript: Transcript, present: PeersOfWindows) -> f
 
 
 def _window_distance(
-    setup: Setup,
-    transcript: Transcript,
-    window: Window,
-    peers: Sequence[int],
-    group: DeviceGroup,
+    setup: Setup, transcript: Transcript, window: Window, peers: Sequence[int], group: DeviceGroup
 ) -> float:
     """The same of a window's first round, and the first of the peers that trains in it."""
     programs, like = setup.programs, setup.start.state

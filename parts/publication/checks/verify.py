@@ -84,14 +84,7 @@ def _audited(
 ) -> PublishedRun:
     """Audit the header and every round, with all messages that are published.
 
-    Args:
-      folder: The publication.
-      unpacked: Its transcript.
-      publication: The list of its files.
-      run: Its run file.
-      rows: Names of the rows of the windows to repeat.
-      own: What the reader has.
-      seed: The reader's, or None.
+    `rows` names the rows of the windows to repeat; `seed` is the reader's, or None.
 
     Raises:
       LockstepError: The transcript contradicts itself or the run file, or is not whole.

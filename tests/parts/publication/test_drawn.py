@@ -11,14 +11,7 @@ from lockstep.errors import RequestError
 from lockstep.files import write_json
 from lockstep.transcript.windows import Snapshots
 from parts.publication import layout
-from parts.publication.draws import (
-    ReaderAsks,
-    choose,
-    draw,
-    matmul_precision,
-    not_needed,
-    seed_of,
-)
+from parts.publication.draws import ReaderAsks, choose, draw, matmul_precision, not_needed, seed_of
 from parts.publication.layout import Publication
 from pipeline.again import outputs
 from pipeline.audit.sample import Beacon

@@ -9,28 +9,25 @@ from tests.parts.publication.published_run import forge, refusal
 CARDS = {
     "a better loss": (
         ("(held_out_loss\n +value:) [0-9.]+", r"\1 1.0"),
-        "README.md: held_out_loss of held_out is 1.0 in its model-index, expected ",
+        "README.md: held_out_loss of held_out is 1.0",
     ),
     "a better perplexity": (
         ("(type: perplexity\n +value:) [0-9.]+", r"\1 1.05"),
-        "README.md: perplexity of held_out is 1.05 in its model-index, expected ",
+        "README.md: perplexity of held_out is 1.05",
     ),
     "a better loss, twice said": (
         ("(held_out_loss\n( +)value:)", r"\1 1.0\n\2value:"),
-        "README.md: its front matter is not as the stages export and report write",
+        "README.md: its front matter",
     ),
     "another name of the perplexity": (
         ("name: perplexity per token", "name: MMLU, accuracy"),
-        "README.md: perplexity of held_out has another name in its model-index, expected ",
+        "README.md: perplexity of held_out has another name",
     ),
     "a score that nobody measured": (
         ("type: held_out\n", "type: mmlu\n"),
         "README.md: held_out_loss of mmlu is ",
     ),
-    "no results": (
-        ("(?s)model-index:.*?---\n", "---\n"),
-        "README.md: ",
-    ),
+    "no results": (("(?s)model-index:.*?---\n", "---\n"), "README.md: "),
     "a word of praise": (
         ("\n## Data\n", "\nAudited by an independent lab; MMLU 91.2.\n\n## Data\n"),
         "README.md: line ",

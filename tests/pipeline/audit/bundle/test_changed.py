@@ -99,10 +99,7 @@ REFUSED = {
     "own state": (change_own, "round 0, snapshot: its files do not have the hashes"),
     "opening params": (change_params, "round 0, snapshot: its files do not have the hashes"),
     "payload": (change_payload, "transcript: round 3, peer"),
-    "no payload": (
-        lambda f: shutil.rmtree(f / "transcript/payloads"),
-        "transcript: round 1, peer",
-    ),
+    "no payload": (lambda f: shutil.rmtree(f / "transcript/payloads"), "transcript: round 1, peer"),
     "fewer tokens": (drop_tokens, "tokens.safetensors: without some of sequences"),
     "no token ids": (break_tokens, "tokens.safetensors: expected inputs from 0"),
     "another peer": (found(peer=0), "a finding of peer 0, round 2, expected of peer 1"),
