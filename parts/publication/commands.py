@@ -7,12 +7,14 @@ import dataclasses
 import json
 import os
 import sys
-from contextlib import redirect_stdout
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from lockstep import __version__
 from lockstep.errors import LockstepError, RequestError, brief
 from parts.publication.checks.outcome import PUBLISHED_WINDOWS, VerifyOutcome, table
 from pipeline.command_line import DEFAULT_ROOT, DEFAULT_RUN, RESULTS, Root, RunFile
@@ -235,7 +237,7 @@ def _verify(
             with aside.folder(data / "runs", "verify", AGAIN) as place:
                 folder = found.bring(place, skip)
                 here = [folder / name for name in publication.files if name not in skip]
-                with given_files.unchanged(here):
+                with given_files.unchanged(here), _release_said(publication.release):
                     run = given_bundle.read_run(folder / PROOF, limits.max_gb, worker_python)
                     if precision := draws.matmul_precision(folder):
                         os.environ.setdefault("JAX_DEFAULT_MATMUL_PRECISION", precision)
@@ -258,3 +260,16 @@ def _verify(
         raise kind(brief(text, LONGEST)) from error
     except RecursionError as error:  # a stranger's lists, hundreds deep
         raise LockstepError(f"{source}: {error}, expected no lists as deep in it") from error
+
+
+@contextmanager
+def _release_said(release: str) -> Iterator[None]:
+    """Have an error say which release can read a publication, if it is another one."""
+    try:
+        yield
+    except LockstepError as error:
+        if release == __version__:
+            raise
+        raise type(error)(
+            f"{error}; it was published by release {brief(release)}, and this is {__version__}"
+        ) from error

@@ -109,11 +109,7 @@ class Draw(NamedTuple):
 class ChainStart(NamedTuple):
     """Params and the optimizer's shared state before the first round, and their source.
 
-    Attributes:
-      params: The params.
-      shared: The optimizer's shared state.
-      kind: Whether it was made here, by the name that `text` has for it, or is the author's.
-      text: What the run began with.
+    `kind` says whether they were made here, from what `text` names, or are the author's.
     """
 
     params: Tree
@@ -136,7 +132,7 @@ class PublishedRun:
       chosen: Those that the reader repeats, with their peers.
       rows: The files with the rows of these, by name.
       findings: What the audit of all rounds found; nothing of it contradicts the transcript.
-      draw: How these were drawn.
+      draw: How the repeated windows were drawn.
       made: The made files, by stage.
       release: The release of Lockstep that wrote the publication.
       start: What the run began with, once that is known.

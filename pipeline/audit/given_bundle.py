@@ -28,11 +28,14 @@ def read_run(folder: Path, max_gb: int, worker_python: str = "") -> runfile.Run:
             f"{folder}: {size(whole)}, expected at most {max_gb} GB; where a bundle may be "
             "that large, say so with --max-gb"
         )
-    run = runfile.parse(read_json(folder / RUN), str(folder / RUN))
+    document = read_json(folder / RUN)
+    if isinstance(document, dict) and isinstance(runtime := document.get("runtime"), dict):
+        # the rest of it is of the sender's machine, and other releases have other keys
+        document["runtime"] = {key: runtime[key] for key in runtime if key == "carrier"}
+    run = runfile.parse(document, str(folder / RUN))
     if run.workload.inner == "command":
         raise LockstepError(
             f"{folder / RUN}: workload.command is {list(run.workload.command)}, expected none: a "
             "stranger's command is not run"
         )
-    # theirs is of another machine
     return run.model_copy(update={"runtime": runfile.Runtime(worker_python=worker_python)})

@@ -42,23 +42,9 @@ def verify(
     Raises:
       LockstepError: Something in it contradicts the rest.
     """
-    try:
-        return _verify(folder, publication, run, asks, own, int(max_gb * 1e9))
-    except LockstepError as error:
-        if publication.release == __version__:
-            raise
-        raise type(error)(
-            f"{error}; it was published by release {brief(publication.release)}, and this is "
-            f"{__version__}"
-        ) from error
-
-
-def _verify(
-    folder: Path, publication: Publication, run: runfile.Run, asks: ReaderAsks, own: Own, most: int
-) -> Verified:
     rows = draws.choose(publication, asks)
     skip = draws.not_needed(publication, rows)
-    unpacked = transcript.unpack(folder, own.aside, publication, skip, most)
+    unpacked = transcript.unpack(folder, own.aside, publication, skip, int(max_gb * 1e9))
     published = _audited(folder, unpacked, publication, run, rows, own, asks.seed)
     count, whole = len(publication.files) - len(skip), len(publication.files)
     text = f"{count}{'' if count == whole else f' of {whole}'} files as published"

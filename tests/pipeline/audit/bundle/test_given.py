@@ -62,6 +62,13 @@ def test_the_sender_of_a_bundle_does_not_say_how_much_memory_there_is(tmp_path):
     assert given_bundle.read_run(tmp_path, 4).runtime.memory_gb is None
 
 
+def test_settings_of_the_senders_machine_may_be_of_another_release(tmp_path):
+    run = runfile.load(PROJECT / RUN_FILE).model_dump(mode="json")
+    run["runtime"]["of_another_release"] = 1
+    write_json(tmp_path / "run.json", run)
+    assert given_bundle.read_run(tmp_path, 4).runtime == runfile.Runtime()
+
+
 def test_the_files_of_a_bundle_are_checked_before_jax_is_imported():
     code = "import sys, pipeline.audit.given_bundle; print('jax' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "False"
