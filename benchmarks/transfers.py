@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from lockstep.machine.progress import Progress
-from pipeline.net import store
 from pipeline.net.origin import Origin
+from pipeline.net.transfers import store
 from pipeline.runfile import Network
 
 REPEATS = 5

@@ -11,7 +11,7 @@ from lockstep.errors import LockstepError
 from lockstep.tables.variant import variant_name
 from pipeline import runfile, sources
 from pipeline.joints import offered
-from pipeline.net import store
+from pipeline.net.transfers import store
 from pipeline.sources.provider import fetch_options
 from pipeline.stage import pins
 from pipeline.stage.artifacts import Paths

@@ -17,9 +17,10 @@ from lockstep.machine.progress import Progress, size
 from lockstep.tables.explain import validate_json
 from parts.publication import layout
 from parts.publication.layout import MANIFEST, SIGNATURE, Publication, PublishedFile
-from pipeline.net import hub_files, remote, store, web
+from pipeline.net import remote, web
 from pipeline.net.origin import Origin
-from pipeline.net.store import Transfer
+from pipeline.net.transfers import hub_files, store
+from pipeline.net.transfers.store import Transfer
 from pipeline.runfile import Network
 from pipeline.stage.given_files import check_regular, expand, unchanged, walk
 

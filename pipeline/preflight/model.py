@@ -12,7 +12,7 @@ from lockstep.errors import LockstepError
 from lockstep.files import read_json
 from lockstep.machine.progress import Progress
 from pipeline import runfile
-from pipeline.net import hub_files
+from pipeline.net.transfers import hub_files
 from pipeline.stage.given_files import expand
 from pipeline.tokens.tokenizer_files import KINDS, TOKENIZER
 from pipeline.weights import hf

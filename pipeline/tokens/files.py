@@ -36,7 +36,7 @@ class TokenFiles:
         self._is_far_F = ~(self._is_here_F | self._is_zeros_F)
         self.has_streams = bool(self._is_far_F.any())  # whether any file is remote
         if self.has_streams:
-            from pipeline.net.stream import Streams
+            from pipeline.net.transfers.stream import Streams
 
             self._streams = Streams(network)
         # No reference to self, so that files close with the last use and not at a collection.

@@ -31,10 +31,10 @@ from lockstep.tables.explain import validate_json
 from lockstep.tables.table import AsTuple, Table
 from lockstep.transcript.tensorfile import TensorFile
 from pipeline import runfile
-from pipeline.net import store
 from pipeline.net.google import KEY, BucketFile, BucketFolder
 from pipeline.net.origin import Origin, hash_file
-from pipeline.net.store import Transfer
+from pipeline.net.transfers import store
+from pipeline.net.transfers.store import Transfer
 from pipeline.runfile import Network
 from pipeline.stage import lock
 from pipeline.weights import hf

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from lockstep.errors import LockstepError, keep_secret
 from lockstep.machine.progress import Progress
-from pipeline.net import host, hub_files
+from pipeline.net import host
+from pipeline.net.transfers import hub_files
 from pipeline.runfile import Network
 from pipeline.weights import hf
 

@@ -12,7 +12,7 @@ import pytest
 from lockstep.machine.progress import Progress
 from parts.publication import layout
 from pipeline import runfile, sources
-from pipeline.net.stream import Streams
+from pipeline.net.transfers.stream import Streams
 from pipeline.runfile import Network
 from pipeline.tokens.shards import read_shards, write_shards
 from pipeline.weights import bucket as weights_bucket

@@ -11,7 +11,7 @@ from lockstep.errors import LockstepError
 from lockstep.files import sha256_file
 from lockstep.programs.columns import Column, counted
 from lockstep.tables.variant import variant_name
-from pipeline.net.store import Stored
+from pipeline.net.transfers.store import Stored
 from pipeline.runfile.data import DataPreprocessed, ShuffleDontShuffle
 from pipeline.sources.provider import (
     HELD_OUT,

@@ -6,7 +6,8 @@ from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 
 from lockstep.errors import LockstepError, brief, hide
-from pipeline.net import hub_files, remote, store
+from pipeline.net import remote
+from pipeline.net.transfers import hub_files, store
 from pipeline.runfile import Network
 from pipeline.runfile.data import ShuffleDontShuffle, TextSource
 from pipeline.sources.provider import FetchOptions

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from lockstep.errors import LockstepError
 from lockstep.files import read_json, sha256_file
 from lockstep.tables.variant import variant_name
-from pipeline.net import hub_files
+from pipeline.net.transfers import hub_files
 from pipeline.runfile.data import TokenizedText
 from pipeline.sources.provider import FetchOptions
 from pipeline.sources.text.tokenizing import DocumentReader, names_of

@@ -13,9 +13,10 @@ import numpy as np
 
 from lockstep.errors import LockstepError
 from lockstep.files import link, written
-from pipeline.net import remote, store
+from pipeline.net import remote
 from pipeline.net.origin import Origin
-from pipeline.net.store import Stored, Transfer
+from pipeline.net.transfers import store
+from pipeline.net.transfers.store import Stored, Transfer
 from pipeline.net.web import PIECE_BYTES
 from pipeline.runfile import Network
 from pipeline.runfile.data import Data

@@ -8,7 +8,7 @@ import re
 from fnmatch import fnmatch
 
 from lockstep.tables.variant import variant_name
-from pipeline.net import hub_files
+from pipeline.net.transfers import hub_files
 from pipeline.runfile import Network
 from pipeline.runfile.data import DataHub
 from pipeline.sources.token_files.fetching import provider

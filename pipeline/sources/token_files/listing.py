@@ -14,9 +14,9 @@ from pydantic import Field
 from lockstep.errors import hide
 from lockstep.tables.table import Table
 from lockstep.tables.variant import variant_name
-from pipeline.net import store
 from pipeline.net.host import check_name
 from pipeline.net.origin import Origin
+from pipeline.net.transfers import store
 from pipeline.runfile.data import TOKEN_BYTES, AnyShuffle, Data, TokenSize
 from pipeline.sources.provider import TOKENIZER, FetchOptions
 from pipeline.stage.given_files import check_file, stamp

@@ -14,10 +14,11 @@ from importlib import import_module
 from pathlib import Path
 
 sys.path.insert(0, sys.argv[1])
-for path in sorted(Path(sys.argv[1], "net").glob("[a-z]*.py")):
-    import_module(f"net.{path.stem}")
-from net import host, limits, remote, store, web
+for path in sorted(Path(sys.argv[1], "net").rglob("[a-z]*.py")):
+    import_module(".".join(path.relative_to(sys.argv[1]).with_suffix("").parts))
+from net import host, limits, remote, web
 from net.origin import Origin
+from net.transfers import store
 
 
 class Bar:

@@ -9,7 +9,8 @@ from huggingface_hub import snapshot_download
 
 from lockstep.machine.progress import Progress
 from pipeline import sources
-from pipeline.net import hub_files, limits, store
+from pipeline.net import limits
+from pipeline.net.transfers import hub_files, store
 from pipeline.runfile import Network
 from pipeline.runfile.data import DataHub, DataPreprocessed, DataText, Limit, ShuffleDontShuffle
 from pipeline.sources.text import tokenizer

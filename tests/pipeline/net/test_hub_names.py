@@ -8,7 +8,7 @@ from lockstep.errors import LockstepError
 from lockstep.machine.progress import Progress
 from parts.new.starting_model import model_named
 from parts.publication import fetch
-from pipeline.net import hub_files
+from pipeline.net.transfers import hub_files
 from pipeline.runfile import Network
 from pipeline.sources.token_files.hub import REPO_ID, list_dataset
 

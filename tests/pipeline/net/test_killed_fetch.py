@@ -91,7 +91,7 @@ def test_killed_fetch_goes_on_where_it_stopped(source, shards, tmp_path):
 PROGRAM = """
 import json, sys
 from pathlib import Path
-from pipeline.net.store import Transfer, fetch
+from pipeline.net.transfers.store import Transfer, fetch
 from pipeline.runfile import Network
 from lockstep.machine.progress import Progress
 from pipeline.net.origin import Origin

@@ -7,8 +7,8 @@ import pytest
 
 from lockstep.errors import LockstepError
 from lockstep.machine.progress import Progress
-from pipeline.net import hub_files, store
 from pipeline.net.origin import Origin
+from pipeline.net.transfers import hub_files, store
 from pipeline.runfile import Network
 from tests.servers import hub as hub_server
 from tests.servers.files import Files

@@ -9,7 +9,8 @@ from tokenizers import Tokenizer, models
 
 from lockstep.errors import LockstepError
 from pipeline import runfile, sources
-from pipeline.net import remote, store
+from pipeline.net import remote
+from pipeline.net.transfers import store
 from pipeline.runfile import Network
 from pipeline.runfile.data import DataLocal, Limit
 from pipeline.sources import dry_run

@@ -10,4 +10,6 @@ from tests.pipeline.tokens.far_files import FakeStreams
 
 @pytest.fixture
 def streams(monkeypatch):
-    monkeypatch.setitem(sys.modules, "pipeline.net.stream", SimpleNamespace(Streams=FakeStreams))
+    monkeypatch.setitem(
+        sys.modules, "pipeline.net.transfers.stream", SimpleNamespace(Streams=FakeStreams)
+    )

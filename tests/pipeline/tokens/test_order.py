@@ -137,7 +137,9 @@ def test_ten_billion_sequences_are_mixed_as_few_are(tmp_path):
 
 
 def test_zeros_without_end_are_read_from_nowhere(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "pipeline.net.stream", None)  # an import of it would fail
+    monkeypatch.setitem(
+        sys.modules, "pipeline.net.transfers.stream", None
+    )  # an import of it would fail
     write(tmp_path, [zeros(2**48)], shuffle=SEEDED)
     check_ids(tmp_path, 10, 2048)
     sequences = open_shards(tmp_path, "train", 2048)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 from pipeline.net.limits import TransientError
 from pipeline.net.origin import Origin
-from pipeline.net.stream import Streams
+from pipeline.net.transfers.stream import Streams
 from pipeline.runfile import Network
 from tests.pipeline.sources.options import refusal
 

@@ -1,7 +1,16 @@
 """What is kept: what is expected, then what was read last."""
 
-from pipeline.net.stream import Streams
-from tests.pipeline.net.stream.far import KIB, MIB, holding, requests_for, rested, sequences, true
+from tests.pipeline.net.transfers.stream.far import (
+    KIB,
+    MIB,
+    holding,
+    requests_for,
+    rested,
+    sequences,
+    true,
+)
+
+from pipeline.net.transfers.stream import Streams
 
 
 def test_what_was_read_longest_ago_is_forgotten_first(far):

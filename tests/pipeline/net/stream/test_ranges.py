@@ -6,12 +6,20 @@ import threading
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.pipeline.net.transfers.stream.far import (
+    SECONDS,
+    Far,
+    holding,
+    refused,
+    rested,
+    sequences,
+    true,
+)
 
 from pipeline.net import remote
 from pipeline.net.origin import Origin
-from pipeline.net.stream import Streams
+from pipeline.net.transfers.stream import Streams
 from pipeline.runfile import Network
-from tests.pipeline.net.stream.far import SECONDS, Far, holding, refused, rested, sequences, true
 
 
 @settings(max_examples=60, deadline=None)

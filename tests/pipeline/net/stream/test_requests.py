@@ -4,9 +4,7 @@ import random
 import threading
 import time
 
-from pipeline.net.stream import GAP_BYTES, REQUEST_BYTES, Streams
-from pipeline.runfile import Network
-from tests.pipeline.net.stream.far import (
+from tests.pipeline.net.transfers.stream.far import (
     KIB,
     MIB,
     SECONDS,
@@ -16,6 +14,9 @@ from tests.pipeline.net.stream.far import (
     true,
     wait_until,
 )
+
+from pipeline.net.transfers.stream import GAP_BYTES, REQUEST_BYTES, Streams
+from pipeline.runfile import Network
 
 
 def test_a_round_of_sequences_in_a_row_is_one_request(far):

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from functools import partial
 from threading import Condition, Event, Thread
 
-from . import remote
-from .host import NetError, hide
-from .limits import NetSettings
-from .origin import Origin
+from .. import remote
+from ..host import NetError, hide
+from ..limits import NetSettings
+from ..origin import Origin
 
 REQUEST_BYTES = 2**21  # at most, so that connections share a long range
 GAP_BYTES = 2**14  # at most, between two pieces of a request

@@ -24,10 +24,10 @@ from pathlib import Path
 from threading import Event
 from typing import Any, BinaryIO, NamedTuple
 
-from . import remote, web
-from .host import NetError
-from .limits import Bar, CancelledError, NetSettings, UnnamedVersionError, UnreachableError
-from .origin import READ_BYTES, AnyRecord, Origin, hash_file, hasher, parse, validate
+from .. import remote, web
+from ..host import NetError
+from ..limits import Bar, CancelledError, NetSettings, UnnamedVersionError, UnreachableError
+from ..origin import READ_BYTES, AnyRecord, Origin, hash_file, hasher, parse, validate
 
 log = logging.getLogger(__name__)
 

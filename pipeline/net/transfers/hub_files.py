@@ -19,11 +19,12 @@ from urllib.parse import quote
 
 from pydantic import BaseModel, Field, RootModel
 
-from . import remote, store, web
-from .host import BadRequestError, NetError, check_name, message
-from .limits import Bar, NetSettings, UnreachableError
-from .origin import NetTable, Origin, hash_file, validate
-from .web import Request, offline
+from .. import remote, web
+from ..host import BadRequestError, NetError, check_name, message
+from ..limits import Bar, NetSettings, UnreachableError
+from ..origin import NetTable, Origin, hash_file, validate
+from ..web import Request, offline
+from . import store
 
 log = logging.getLogger(__name__)
 
