@@ -13,7 +13,6 @@ from lockstep.optim.optimizer import (
     RoundPeers,
     Tree,
     inside,
-    looks_ahead,
     no_align,
     no_lookahead,
 )
@@ -45,7 +44,7 @@ def leave(optimizer: Optimizer, paths: Collection[str]) -> Optimizer:
     def ahead(params: Tree, own: Tree, shared: Tree, step: jax.Array) -> Tree:
         return rejoin(optimizer.lookahead(others(params), own, shared, step), params)
 
-    lookahead = ahead if looks_ahead(optimizer) else no_lookahead
+    lookahead = ahead if optimizer.looks_ahead else no_lookahead
 
     def accumulate(grads: Tree, own: Tree, params: Tree, step: jax.Array) -> Tree:
         return optimizer.accumulate(others(grads), own, others(params), step)
@@ -67,7 +66,7 @@ def leave(optimizer: Optimizer, paths: Collection[str]) -> Optimizer:
 
     return optimizer._replace(
         init=init, lookahead=lookahead, accumulate=accumulate, send=send, receive=receive,
-        compare=compare, areas=areas, align=no_align if optimizer.align is no_align else align,
+        compare=compare, areas=areas, align=align if optimizer.aligns else no_align,
         merge=None,
     )  # fmt: skip
 

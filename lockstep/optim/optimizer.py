@@ -62,6 +62,11 @@ def no_align(own: Tree, params: Tree, fragment: jax.Array) -> Tree:
     return own
 
 
+def no_lookahead(params: Tree, own: Tree, shared: Tree, step: jax.Array) -> Tree:
+    """Return the params themselves: the default `lookahead`."""
+    return params
+
+
 class Optimizer(NamedTuple):
     """Eight pure functions over two states: `own` of each peer, and `shared`, which is one copy.
 
@@ -121,6 +126,16 @@ class Optimizer(NamedTuple):
     merge: Merge | None = None
 
     @property
+    def aligns(self) -> bool:
+        """Whether a peer's state changes as it adopts the result of a round."""
+        return self.align is not no_align
+
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether gradients are taken elsewhere than at the params."""
+        return self.lookahead is not no_lookahead
+
+    @property
     def overlapped(self) -> float:
         """Share of a round's training beside which the messages of the round before travel."""
         return self.delay / self.inner_steps
@@ -151,11 +166,11 @@ def inside(optimizer: Optimizer) -> Optimizer:
         return own._replace(optimizer=optimizer.align(own.optimizer, params, fragment))
 
     return optimizer._replace(
-        lookahead=lookahead if looks_ahead(optimizer) else no_lookahead,
+        lookahead=lookahead if optimizer.looks_ahead else no_lookahead,
         accumulate=accumulate,
         send=send,
         compare=compare,
-        align=no_align if optimizer.align is no_align else align,
+        align=align if optimizer.aligns else no_align,
     )
 
 
@@ -164,7 +179,7 @@ def align(optimizer: Optimizer, own: Tree, params: Tree, step: jax.Array) -> Tre
 
     The first round, 1, has nothing to adopt.
     """
-    if optimizer.align is no_align:
+    if not optimizer.aligns:
         return own
 
     def take_up(own: Tree) -> Tree:
@@ -180,7 +195,7 @@ def align_before(
 
     `step` is the round, counted from 1; `local` the local step in it, counted from 0.
     """
-    if optimizer.align is no_align:
+    if not optimizer.aligns:
         return own
     due = local == optimizer.delay
     return jax.lax.cond(due, lambda own: align(optimizer, own, params, step), lambda own: own, own)
@@ -194,16 +209,6 @@ def rate(learning_rate: optax.ScalarOrSchedule, step: jax.Array) -> Any:
 def group_of(path: KeyPath) -> str | None:
     """Return the top-level name of a parameter."""
     return getattr(path[0], "key", None) if path else None
-
-
-def no_lookahead(params: Tree, own: Tree, shared: Tree, step: jax.Array) -> Tree:
-    """Return the params themselves: the default `lookahead`."""
-    return params
-
-
-def looks_ahead(optimizer: Optimizer) -> bool:
-    """Return whether gradients are taken elsewhere than at the params."""
-    return optimizer.lookahead is not no_lookahead
 
 
 def norm_ratio(x: Tree, y: Tree) -> jax.Array:

@@ -11,7 +11,7 @@ from flax import nnx
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from lockstep.optim.expect import expect, expect_flags, expect_function, expect_kind
-from lockstep.optim.optimizer import KeyPath, Optimizer, RoundPeers, Tree, align_before, looks_ahead
+from lockstep.optim.optimizer import KeyPath, Optimizer, RoundPeers, Tree, align_before
 
 Exchange: TypeAlias = Callable[[Tree, jax.Array], tuple[Tree, Tree]]
 """exchange(message, step) -> sent, received: what this peer sent, and every peer's message with a
@@ -100,7 +100,7 @@ def as_transform(
     expect_function("exchange", exchange, "exchange(message, step) -> sent, received")
     expect_flags(lookahead=lookahead)
     taken_there = "True, and gradients at lookahead_params(optimizer, params, state)"
-    expect("lookahead", lookahead, lambda x: x or not looks_ahead(optimizer), taken_there)
+    expect("lookahead", lookahead, lambda x: x or not optimizer.looks_ahead, taken_there)
 
     def init(params: Tree) -> OptimizerState:
         own, shared = optimizer.init(_nested(nnx.as_pure(params)))

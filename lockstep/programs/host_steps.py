@@ -49,7 +49,7 @@ def one_by_one(optimizer: Optimizer) -> Optimizer:
     """Return an optimizer whose functions are compiled each by itself, for `HostSteps`."""
     ahead = optimizer.lookahead
     return optimizer._replace(
-        lookahead=jax.jit(ahead) if optim.looks_ahead(optimizer) else ahead,
+        lookahead=jax.jit(ahead) if optimizer.looks_ahead else ahead,
         accumulate=jax.jit(optimizer.accumulate, donate_argnums=1),
         send=jax.jit(optimizer.send, donate_argnums=0),
         compare=jax.jit(optimizer.compare, donate_argnums=0),
@@ -75,7 +75,7 @@ class HostSteps:
             return optim.align_before(optimizer, own, params, step, local)
 
         self.align_before = jax.jit(aligned, donate_argnums=0)
-        if optimizer.align is optim.no_align:
+        if not optimizer.aligns:
             self.align_before = lambda own, params, step, local: own
 
     @property

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import jax
 import numpy as np
 
-from lockstep.optim.optimizer import RoundPeers, Tree, no_align
+from lockstep.optim.optimizer import RoundPeers, Tree
 from lockstep.programs.local_steps import Work
 from lockstep.programs.merging import merge_parts
 from lockstep.programs.placement import DeviceGroup
@@ -46,7 +46,7 @@ class Replica:
 
     def align(self, own: Tree, step: int) -> Tree:
         """Return the state, which is donated, of a peer that takes no step in round `step`."""
-        if self.programs.optimizer.align is no_align:
+        if not self.programs.optimizer.aligns:
             return own
         return self.programs.align(own, self.params, self.group.put_whole(np.int32(step)))
 

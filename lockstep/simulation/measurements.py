@@ -8,7 +8,7 @@ from dataclasses import asdict
 import jax
 import numpy as np
 
-from lockstep.optim.optimizer import Tree, looks_ahead
+from lockstep.optim.optimizer import Tree
 from lockstep.optim.transform import next_step
 from lockstep.protocol import links
 from lockstep.protocol.driver import RunProgress
@@ -136,4 +136,4 @@ class Measurements(Observer):
     @property
     def _together(self) -> bool:
         """Return whether peers take their gradients at the agreed params."""
-        return not looks_ahead(self.peers.programs.optimizer)
+        return not self.peers.programs.optimizer.looks_ahead

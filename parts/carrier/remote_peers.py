@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from lockstep.errors import LockstepError, brief
-from lockstep.optim.optimizer import Tree, no_align
+from lockstep.optim.optimizer import Tree
 from lockstep.programs.local_steps import Work
 from lockstep.swarm.peers import Done, M, RoundSteps
 from lockstep.transcript.state import State
@@ -275,7 +275,7 @@ class RemotePeers(Asking):
 
     def sit_out(self, idle: Set[int], step: int) -> None:
         """Have present peers that take no step in a round adopt the last round's commit."""
-        if self.programs.optimizer.align is not no_align:
+        if self.programs.optimizer.aligns:
             asked = Asked(requests.Align(step=step, hash=self._verifies))
             answers = self.ask(dict.fromkeys(sorted(self.here & idle), asked))
             self._committed |= {peer: answer.values.hash for peer, answer in answers.items()}

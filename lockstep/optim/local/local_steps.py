@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from lockstep.optim.expect import expect_counts, expect_kind
-from lockstep.optim.optimizer import Optimizer, RoundPeers, Tree, looks_ahead
+from lockstep.optim.optimizer import Optimizer, RoundPeers, Tree
 
 
 class LocalState(NamedTuple):
@@ -102,7 +102,7 @@ def check_parts(inner: Optimizer, outer: Optimizer) -> None:
     """
     expect_kind(Optimizer, inner=inner, outer=outer)
     for name, optimizer in (("inner", inner), ("outer", outer)):
-        if looks_ahead(optimizer):
+        if optimizer.looks_ahead:
             raise ValueError(f"{name} looks ahead, expected no overlap and no local steps within")
 
 

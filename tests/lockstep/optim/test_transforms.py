@@ -15,7 +15,6 @@ from lockstep.optim.compressed.compressor import Compressor
 from lockstep.optim.compressed.distro import CompressedMomentum, distro
 from lockstep.optim.local.diloco import diloco, outer_sgd
 from lockstep.optim.muon import muon
-from lockstep.optim.optimizer import looks_ahead
 from lockstep.optim.sgd import sgd
 from lockstep.optim.transform import all_gather, alone, as_transform, lookahead_params
 from tests.lockstep.optim.optimizers import LOCAL_RATE, OPTIMIZERS, WITH_PARTS, each_optimizer, make
@@ -93,8 +92,8 @@ def test_the_steps_taken_are_found_in_any_chain_and_adams_count_as_in_optax(name
 @each_optimizer
 def test_an_optimizer_that_looks_ahead_is_no_transform_unless_gradients_are_taken_there(name):
     optimizer = make(name)
-    assert looks_ahead(optimizer) == (optimizer.inner_steps > 1)
-    if looks_ahead(optimizer):
+    assert optimizer.looks_ahead == (optimizer.inner_steps > 1)
+    if optimizer.looks_ahead:
         there = r"True, and gradients at lookahead_params\(optimizer, params, state\)"
         with pytest.raises(ValueError, match=f"lookahead is False, expected {there}"):
             as_transform(optimizer, alone)
