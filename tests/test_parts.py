@@ -22,7 +22,7 @@ COPIED = (*WINGS, "params", "tests", "workloads")
 FILES = "dvc.yaml", "pyproject.toml", "constraints.txt", "constraints-gpu.txt", "Snakefile"
 PARTS = sorted(path.parent.name for path in (PROJECT / "parts").glob("*/__init__.py"))
 WORKER = "parts/workload/python"  # runs beside code of users, and imports itself alone
-HAND_WRITTEN = re.compile(r"^ *- parts/(\w+)\n", re.MULTILINE)
+DEPS_ON_PARTS = re.compile(r"^ *- parts/(\w+)\n", re.MULTILINE)
 # An editable install finds in the checkout what a copy lacks.
 ALONE = """
 import sys
@@ -125,7 +125,7 @@ def copy_without(gone: set[str], place: Path) -> Path:
     for name in FILES:
         shutil.copy2(PROJECT / name, place)
     stages = (PROJECT / "dvc.yaml").read_text()
-    lines = HAND_WRITTEN.sub(lambda line: "" if line[1] in gone else line[0], stages)
+    lines = DEPS_ON_PARTS.sub(lambda line: "" if line[1] in gone else line[0], stages)
     (place / "dvc.yaml").write_text(lines)
     (place / "sitecustomize.py").write_text(ALONE)
     return place
