@@ -1,0 +1,26 @@
+"""What a run trains is asked of one place, which knows no part by name."""
+
+from pipeline import runfile, subject
+from pipeline.language_model.subject import LANGUAGE_MODEL
+from pipeline.stage.keys import PROJECT
+from tests.errors import refused
+
+RUN = runfile.load(PROJECT / "params/run.toml")
+WITH_WORKLOAD = RUN.model_copy(
+    update={"workload": runfile.tables.Workload(factory="my_model:MyModel")}
+)
+
+
+def test_a_workload_is_trained_by_its_part_and_everything_else_is_a_language_model():
+    assert subject.subject_of(RUN) is LANGUAGE_MODEL
+    found = subject.subject_of(WITH_WORKLOAD)
+    assert found is not LANGUAGE_MODEL and found.trains(WITH_WORKLOAD)
+    assert subject.subject_of_model({"workload": {}}) is found
+    assert subject.subject_of_model({"model_type": "llama"}) is LANGUAGE_MODEL
+
+
+def test_a_workload_without_its_part_is_one_line(monkeypatch):
+    monkeypatch.setattr(subject, "offered", lambda joint: [])
+    assert subject.subject_of(RUN) is LANGUAGE_MODEL
+    with refused("workload.factory", "my_model:MyModel", "parts/workload"):
+        subject.subject_of(WITH_WORKLOAD)
