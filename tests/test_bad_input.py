@@ -133,7 +133,7 @@ def test_a_missing_table(place):
 def test_an_optimizer_without_an_engine(place):
     place.set(model__LLM__optimizer="Dummy")
     place.make("download", "convert")
-    place.refused("train", "model.LLM.optimizer.Dummy", "model.LLM.optimizer.Distro", "AdamW")
+    place.refused("train", "model.LLM.optimizer.Dummy", "Distro", "AdamW")
 
 
 def test_a_location_without_a_provider(place):

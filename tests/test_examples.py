@@ -147,7 +147,7 @@ def test_what_is_not_mnist_is_named(mnist_files, tmp_path):
 
 def test_char_gpt(capsys):
     small = ["--length", "16", "--width", "16", "--layers", "1", "--write", "5"]
-    text = str(PROJECT / "pipeline" / "errors.py")
+    text = str(PROJECT / "lockstep" / "errors.py")
     rounds = ["--rounds", "4", "--inner-steps", "3"]
     example("char_gpt").main(["--text", text, *small, *rounds, *SMALLEST])
     said = capsys.readouterr().out

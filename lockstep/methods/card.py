@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from lockstep.errors import LockstepError
-from lockstep.tables.variant import Variant, variant_name
+from lockstep.tables.variant import Variant, variant_name, variants_of
 
 if TYPE_CHECKING:
     from lockstep.optim.aggregation.aggregate import AggregateFn
@@ -134,8 +134,10 @@ class OptimizerVariant(Variant):
 
     def build(self, setting: Setting) -> "Optimizer":
         """Return the optimizer; `build` below checks first that it fits."""
+        ours = [kind.tag() for kind in variants_of(OptimizerVariant) if "build" in vars(kind)]
         raise LockstepError(
-            f"{variant_name(self)}: this release cannot train with it, expected another optimizer"
+            f"{variant_name(self)}: this release cannot train with it, expected "
+            f"{self.where}.{', '.join(ours[:-1])} or {ours[-1]}"
         )
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from lockstep.optim import optimizer as optim
 from lockstep.optim.optimizer import Optimizer, Tree
 from lockstep.programs.task import Task
-from lockstep.wire.message import LARGE_BYTES
+from lockstep.wire import message as wire
 
 
 class Agreed(NamedTuple):
@@ -204,7 +204,7 @@ class TracedSteps:
 
 def is_large(parameters: int) -> bool:
     """Return whether params of so many numbers count as large."""
-    return 4 * parameters >= LARGE_BYTES
+    return 4 * parameters >= wire.LARGE_BYTES
 
 
 def micro_batches(

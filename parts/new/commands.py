@@ -9,23 +9,39 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from lockstep.errors import LockstepError
-from lockstep.methods import CARDS
-from lockstep.tables.peers import MAX_CLIENTS
-from parts.new.answers import Checks, NewAnswers, card_named, new_run
 from pipeline.command_line import DEFAULT_ROOT, RUN_FILES, Root
 
 if TYPE_CHECKING:
+    from parts.new.answers import Checks, NewAnswers
     from parts.new.fitting import Choice
     from pipeline.preflight.model import StartingModel
 
 app = typer.Typer()
+
+# Written out, since --help imports no tables: tests/parts/new/test_new.py compares both with these.
+OPTIMIZERS = (
+    "ada-distro",
+    "adamw",
+    "decoupled-diloco",
+    "demo",
+    "diloco",
+    "distro",
+    "fedavg",
+    "muon",
+    "sgd",
+    "sparseloco",
+    "sparta",
+    "sparta-diloco",
+    "streaming-diloco",
+)
+MOST_PEERS = 256
 
 # In the order in which they are asked: the question, and the answer by default.
 QUESTIONS = {
     "file": ("The run file to write", "params/mine.toml"),
     "model": ("Model: a folder, owner/name on the hub, or init:SIZE", "init:2m"),
     "data": ("Data: a folder, owner/name on the hub, an address, or corpus", "corpus"),
-    "optimizer": (f"Optimizer: {', '.join(CARDS)}", "diloco"),
+    "optimizer": (f"Optimizer: {', '.join(OPTIMIZERS)}", "diloco"),
     "tokens": ("Tokens to train on", "1e6"),
     "peers": ("Peers", 4),
     "gpus": ("GPUs here, 0 for none", 0),
@@ -44,11 +60,11 @@ def new(  # noqa: PLR0913 - each is an option
         typer.Option(help="A folder of text or tokens, owner/name, an address, or corpus."),
     ] = None,
     optimizer: Annotated[
-        str | None, typer.Option(metavar="NAME", help=f"One of {', '.join(CARDS)}.")
+        str | None, typer.Option(metavar="NAME", help=f"One of {', '.join(OPTIMIZERS)}.")
     ] = None,
     tokens: Annotated[str | None, typer.Option(help="Tokens to train on, as 1e9.")] = None,
     peers: Annotated[
-        int | None, typer.Option(min=1, max=MAX_CLIENTS, help="Peers; by default 4.")
+        int | None, typer.Option(min=1, max=MOST_PEERS, help="Peers; by default 4.")
     ] = None,
     gpus: Annotated[int | None, typer.Option(min=0, help="GPUs; by default none, a CPU.")] = None,
     length: Annotated[
@@ -87,6 +103,8 @@ def new(  # noqa: PLR0913 - each is an option
     Example: lockstep new mine.toml --model init:2m --data ./texts --optimizer distro --tokens 1e6
     """
     values = locals()
+    from parts.new.answers import Checks, NewAnswers
+
     given = NewAnswers(**{name: values[name] for name in NewAnswers._fields})
     checks = Checks(root, force)
     given = _asked(given, checks, QUESTIONS if like is None else ("file", "optimizer"))
@@ -98,7 +116,7 @@ def new(  # noqa: PLR0913 - each is an option
         _write_new(given, checks.model_of(given.model), root)
 
 
-def _asked(given: NewAnswers, checks: Checks, needed: Iterable[str]) -> NewAnswers:
+def _asked(given: "NewAnswers", checks: "Checks", needed: Iterable[str]) -> "NewAnswers":
     """Ask for missing answers, in a terminal; ask again after an impossible one.
 
     Raises:
@@ -139,7 +157,7 @@ def _refused_by(check: Callable[[str], Any]) -> Callable[[str], Any]:
     return checked
 
 
-def _check_alone(given: NewAnswers) -> None:
+def _check_alone(given: "NewAnswers") -> None:
     """Check that nothing is given that `--like` keeps."""
     for name, value in given._asdict().items():
         if name not in ("file", "optimizer") and value is not None:
@@ -147,8 +165,9 @@ def _check_alone(given: NewAnswers) -> None:
             raise LockstepError(f"--{flag}: expected none with --like, whose run has its own")
 
 
-def _write_new(given: NewAnswers, model: "StartingModel", root: Path) -> None:
+def _write_new(given: "NewAnswers", model: "StartingModel", root: Path) -> None:
     from parts.new import fitting, fresh
+    from parts.new.answers import new_run
 
     asked = new_run(given, model)
     document, choices = fresh.tables(asked), fresh.choices(asked)
@@ -162,8 +181,9 @@ def _write_new(given: NewAnswers, model: "StartingModel", root: Path) -> None:
     _write(given.file, root, document, model.config, choices, head)
 
 
-def _write_like(given: NewAnswers, like: Path, root: Path) -> None:
+def _write_like(given: "NewAnswers", like: Path, root: Path) -> None:
     from parts.new import fitting
+    from parts.new.answers import card_named
     from parts.new.like import check_base, tables_like
     from pipeline import runfile
     from pipeline.preflight.model import model_of_run

@@ -3,23 +3,16 @@
 import math
 import re
 from collections.abc import Iterator
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from lockstep.errors import LockstepError
 from lockstep.machine.progress import size
-from parts.projection.project import (
-    MEASURED,
-    PlannedSwarm,
-    Topology,
-    all_or_nothing,
-    available,
-    not_summed,
-    project,
-    quorum,
-)
 from pipeline.command_line import RUN_FILES
+
+if TYPE_CHECKING:
+    from parts.projection.project import PlannedSwarm
 
 app = typer.Typer()
 
@@ -58,7 +51,7 @@ def project_run(  # noqa: PLR0913 - each is an option
         float, typer.Option(min=0, max=1, help="Least share of the peers for a round.")
     ] = 0.8,
     topology: Annotated[
-        Topology,
+        Literal["broadcast", "hub", "ring"],
         typer.Option(help="All to all; by a hub that merges; or sums around a ring."),
     ] = "broadcast",
     batch: Annotated[
@@ -72,6 +65,8 @@ def project_run(  # noqa: PLR0913 - each is an option
     ] = 4e14,
 ) -> None:
     """Say what a large run would take with each method, from its links and failures."""
+    from parts.projection.project import PlannedSwarm
+
     up = bits_per_second("--uplink", uplink)
     swarm = PlannedSwarm(
         peers=peers,
@@ -96,8 +91,17 @@ def _hours(hours: float) -> str:
     return "never" if hours > NEVER else f"{hours:,.3g}"
 
 
-def lines(swarm: PlannedSwarm) -> Iterator[str]:
+def lines(swarm: "PlannedSwarm") -> Iterator[str]:
     """Yield the table in Markdown, and what it rests on."""
+    from parts.projection.project import (
+        MEASURED,
+        all_or_nothing,
+        available,
+        not_summed,
+        project,
+        quorum,
+    )
+
     yield f"| {' | '.join((*HEADS, 'hours'))} |"
     yield f"|{'---|' * (len(HEADS) + 1)}"
     for found in project(swarm):

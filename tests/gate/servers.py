@@ -233,6 +233,7 @@ NO_NAMES, NO_BODY = No("it lists no names"), No("an answer to HEAD has no body")
 ONE_PAGE = No("it has one page")
 GIVEN_UP, AGAIN = "within 2 attempts; run again", "again to resume"
 NAMED, REFUSED, LONG = "lists a file named", "answered 403", "a listing of over "
+INVALID = "invalid listing"  # half of a pair of surrogates is no JSON
 HEAD = {
     **{SILENT: GIVEN_UP, DRIPPING: NO_BODY, ENDLESS: NO_BODY, PAGES: ONE_PAGE, TOKEN: NO_BODY},
     **{BREAK: NO_BODY, SURROGATE: NO_NAMES, DEEP: NO_NAMES},
@@ -243,7 +244,7 @@ JSON = {
 }
 LISTING = JSON | {
     PAGES: ("a listing of over 9 pages", "a page that links to itself"),
-    SURROGATE: NAMED,
+    SURROGATE: INVALID,
     DEEP: NAMED,
 }
 FILE = {

@@ -103,9 +103,9 @@ def test_a_peer_that_commits_to_a_false_state_and_goes_on_from_it_is_named_and_n
 
     def lie(carrier: Loopback, one: Asked, answer: Answered) -> Answered:
         if one.operation == "train" and one.values.step == step:
-            operations = carrier.of[liar].holder
-            false = jax.tree.map(lambda x: x * -1.5, operations.own)
-            operations.own, answer.header.values["hash"] = false, tree_hash(false)
+            peer = carrier.of[liar].operations
+            false = jax.tree.map(lambda x: x * -1.5, peer.own)
+            peer.own, answer.header.values["hash"] = false, tree_hash(false)
         return answer
 
     lying(monkeypatch, lie, liar)

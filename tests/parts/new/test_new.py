@@ -14,8 +14,10 @@ from typer.testing import CliRunner
 from lockstep.errors import LockstepError
 from lockstep.files import write_json
 from lockstep.methods import CARDS
+from lockstep.tables.peers import MAX_CLIENTS
 from models.llama import llama
 from parts.new import fresh
+from parts.new.commands import MOST_PEERS, OPTIMIZERS
 from parts.new.data_tables import data_named
 from parts.new.starting_model import SIZES, model_named
 from pipeline import __main__ as command_line
@@ -458,3 +460,8 @@ def test_stated_rates_and_tables_are_those_of_the_files_that_are_named(name):
         ready = document(PROJECT / card.file)["model"]["LLM"]["optimizer"]
         signs = {} if name != "demo" else {"quantize_1bit": True}  # of the ready run
         assert ready == {card.tag: card.settings | signs}
+
+
+def test_help_lists_the_optimizers_and_bounds_of_the_library():
+    assert tuple(CARDS) == OPTIMIZERS
+    assert MAX_CLIENTS == MOST_PEERS

@@ -89,8 +89,8 @@ def trainings(tmp_path_factory):
     """A training that is scored, and killed once; and the same without scores."""
     text = tmp_path_factory.mktemp("text") / "text"
     text.mkdir()
-    for path in sorted((PROJECT / "lockstep" / "protocol").glob("*.py")):
-        (text / path.name).write_text(path.read_text())
+    for path in sorted((PROJECT / "lockstep" / "optim").rglob("*.py")):
+        (text / f"{path.parent.name}-{path.name}").write_text(path.read_text())
     model = tiny.MODEL | {"vocab_size": VOCABULARY, "max_position_embeddings": LENGTH}
     model |= {"num_hidden_layers": 1, "bos_token_id": 0, "eos_token_id": 0}
     location = {"source": str(text), "files": ["*.py"], "vocab_size": VOCABULARY}

@@ -228,7 +228,7 @@ def test_a_task_that_nobody_knows_is_a_row_that_fails(written, tmp_path):
 
 
 def test_what_has_its_result_is_not_looked_at_again(written, tmp_path, monkeypatch):
-    monkeypatch.setattr(preflight.reruns, "reasons", lambda *_: dict.fromkeys(STAGES))
+    monkeypatch.setattr(preflight.artifacts, "rerun_reasons", lambda *_: dict.fromkeys(STAGES))
     run_file = written(model__LLM__checkpoint={"Hub": {"repo_id": "nobody/nothing"}})
     assert [row.name for row in looks(run_file, tmp_path)] == ["run file", "results"]
 

@@ -4,9 +4,9 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from tests.pipeline.net.transfers.stream.far import Far
 
 from pipeline.net import limits, remote
+from tests.pipeline.net.stream.far import Far
 
 
 @pytest.fixture

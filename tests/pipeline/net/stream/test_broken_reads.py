@@ -1,11 +1,10 @@
 """What goes wrong: a read goes on where it stopped, or says in one line why not."""
 
-from tests.pipeline.net.transfers.stream.far import cut, refused, rested, true
-
 from lockstep.errors import LockstepError
 from pipeline.net import remote
 from pipeline.net.transfers.stream import Streams
 from pipeline.runfile import Network
+from tests.pipeline.net.stream.far import cut, refused, rested, true
 
 
 def test_a_broken_connection_goes_on_where_it_stopped(far):

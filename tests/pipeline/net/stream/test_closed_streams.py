@@ -5,11 +5,10 @@ import threading
 import time
 import weakref
 
-from tests.pipeline.net.transfers.stream.far import SECONDS, cut, refused, rested, wait_until
-
 from pipeline.net.transfers import stream
 from pipeline.net.transfers.stream import Streams
 from pipeline.runfile import Network
+from tests.pipeline.net.stream.far import SECONDS, cut, refused, rested, wait_until
 
 
 def test_closed_streams_ask_no_more_and_a_read_that_waits_fails(far, gate):

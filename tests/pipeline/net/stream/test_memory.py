@@ -1,6 +1,7 @@
 """What is kept: what is expected, then what was read last."""
 
-from tests.pipeline.net.transfers.stream.far import (
+from pipeline.net.transfers.stream import Streams
+from tests.pipeline.net.stream.far import (
     KIB,
     MIB,
     holding,
@@ -9,8 +10,6 @@ from tests.pipeline.net.transfers.stream.far import (
     sequences,
     true,
 )
-
-from pipeline.net.transfers.stream import Streams
 
 
 def test_what_was_read_longest_ago_is_forgotten_first(far):

@@ -6,7 +6,12 @@ import threading
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.pipeline.net.transfers.stream.far import (
+
+from pipeline.net import remote
+from pipeline.net.origin import Origin
+from pipeline.net.transfers.stream import Streams
+from pipeline.runfile import Network
+from tests.pipeline.net.stream.far import (
     SECONDS,
     Far,
     holding,
@@ -15,11 +20,6 @@ from tests.pipeline.net.transfers.stream.far import (
     sequences,
     true,
 )
-
-from pipeline.net import remote
-from pipeline.net.origin import Origin
-from pipeline.net.transfers.stream import Streams
-from pipeline.runfile import Network
 
 
 @settings(max_examples=60, deadline=None)

@@ -7,11 +7,11 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from tests.pipeline.net.transfers.stream.far import MIB, SECONDS, holding, refused, wait_until
 
 from pipeline.net.origin import Origin
 from pipeline.net.transfers.stream import Streams
 from pipeline.runfile import Network
+from tests.pipeline.net.stream.far import MIB, SECONDS, holding, refused, wait_until
 from tests.servers import misbehaviour
 from tests.servers.files import Files
 from tests.servers.misbehaviour import Misbehaviour

@@ -4,7 +4,9 @@ import random
 import threading
 import time
 
-from tests.pipeline.net.transfers.stream.far import (
+from pipeline.net.transfers.stream import GAP_BYTES, REQUEST_BYTES, Streams
+from pipeline.runfile import Network
+from tests.pipeline.net.stream.far import (
     KIB,
     MIB,
     SECONDS,
@@ -14,9 +16,6 @@ from tests.pipeline.net.transfers.stream.far import (
     true,
     wait_until,
 )
-
-from pipeline.net.transfers.stream import GAP_BYTES, REQUEST_BYTES, Streams
-from pipeline.runfile import Network
 
 
 def test_a_round_of_sequences_in_a_row_is_one_request(far):
