@@ -120,7 +120,8 @@ def mean_of(losses_N: np.ndarray, weights_N: np.ndarray | None = None) -> MeanLo
     count, apart_N = len(losses_N), weights_N * (losses_N - mean)
     if count == 1:
         return MeanLoss(mean, None)
-    error = math.sqrt(count / (count - 1) * float(apart_N @ apart_N)) / float(weights_N.sum())
+    # fsum, since the digits of a product by BLAS differ between kinds of CPU
+    error = math.sqrt(count / (count - 1) * math.fsum(apart_N**2)) / float(weights_N.sum())
     return MeanLoss(mean, error)
 
 

@@ -119,11 +119,17 @@ def _changed(old: _Section, change: _Section) -> _Section:
     for entry in change.entries:
         lines = entry.lines
         if (before := entries.get(entry.key)) and len(before.lines) == len(lines) == 1:
-            comment = re.search(r"\s+#[^\"']*$", before.lines[0])
-            lines = lines if comment is None or "#" in lines[0] else [lines[0] + comment[0]]
+            lines = lines if "#" in lines[0] else [lines[0] + _comment(before.lines[0])]
         above = _said(entry.above) or (before.above if before else [])
         entries[entry.key] = _Entry(entry.key, above, lines)
     return old._replace(above=_said(change.above) or old.above, entries=[*entries.values()])
+
+
+def _comment(line: str) -> str:
+    """Return the comment at the end of a line, with the blanks before it; empty without one."""
+    after = re.split(r"[\"']", line)[-1]
+    value, mark, _ = after.partition("#")
+    return after[len(value.rstrip()) :] if mark else ""
 
 
 def _said(lines: list[str]) -> list[str]:
