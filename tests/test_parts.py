@@ -18,7 +18,7 @@ from pipeline.stage.keys import PROJECT
 from tests import tiny
 
 WINGS = "lockstep", "models", "pipeline", "parts"
-COPIED = (*WINGS, "params", "tests", "workloads")
+COPIED = (*WINGS, "benchmarks", "params", "tests", "workloads")
 FILES = "dvc.yaml", "pyproject.toml", "constraints.txt", "constraints-gpu.txt", "Snakefile"
 PARTS = sorted(path.parent.name for path in (PROJECT / "parts").glob("*/__init__.py"))
 WORKER = "parts/workload/python"  # runs beside code of users, and imports itself alone
