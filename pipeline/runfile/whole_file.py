@@ -34,7 +34,8 @@ class _Section(NamedTuple):
         return next((kind for kind in KINDS if f"{self.name}.".startswith(f"{kind}.")), None)
 
 
-HEADER = re.compile(r"\[([\w.\"-]+)\]")
+HEADER = re.compile(r"\[([\w.\"-]+)\][ \t]*(#.*)?")
+KEY = re.compile(r"([\w.\"-]+)[ \t]*=")
 
 
 def written_whole(path: Path) -> str:
@@ -60,30 +61,24 @@ def written_whole(path: Path) -> str:
 
 
 def _sections(text: str) -> list[_Section]:
-    """Return the tables of a file as they are written, the keys above all headers first."""
-    sections, above, lines = [_Section("", [], "", [])], [], text.splitlines()
-    while lines:
-        line = lines.pop(0)
+    """Return the tables of a file as they are written, the keys above all headers first.
+
+    A line that is neither a header, a key nor a comment goes on with the value above it.
+    """
+    sections, above = [_Section("", [], "", [])], []
+    for line in text.splitlines():
+        entries = sections[-1].entries
         if not line.strip() or line.startswith("#"):
             above.append(line)
-        elif header := HEADER.match(line):
+            continue
+        if header := HEADER.fullmatch(line):
             sections.append(_Section(header[1], above, line, []))
-            above = []
-        else:
-            value = [line]
-            while lines and not _is_toml(value):  # a list over several lines
-                value.append(lines.pop(0))
-            sections[-1].entries.append(_Entry(line.partition("=")[0].strip(), above, value))
-            above = []
+        elif key := KEY.match(line):
+            entries.append(_Entry(key[1], above, [line]))
+        elif entries:
+            entries[-1].lines.extend((*above, line))
+        above = []
     return sections
-
-
-def _is_toml(lines: list[str]) -> bool:
-    try:
-        tomllib.loads("\n".join(lines))
-    except tomllib.TOMLDecodeError:
-        return False
-    return True
 
 
 def _over(base: list[_Section], changes: list[_Section], file: Path) -> list[_Section]:

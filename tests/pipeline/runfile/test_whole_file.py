@@ -104,6 +104,17 @@ def test_no_file_is_its_own_base(file, name):
         read_run_file(file)
 
 
+def test_a_long_list_is_not_parsed_again_at_each_of_its_lines(file, monkeypatch):
+    parsed = []
+    loads = tomllib.loads
+    monkeypatch.setattr(tomllib, "loads", lambda text: parsed.append(len(text)) or loads(text))
+    listed = ["[workload.config]", "rows = [", *["  1,", "  # one", "", "  [2],"] * 1000, "]"]
+    file.write_text("\n".join(['base = "base.toml"', *listed]) + "\n")
+    written = written_whole(file)
+    assert written.splitlines()[-len(listed) :] == listed
+    assert sum(parsed) < 10 * len(written)
+
+
 def test_a_form_that_cannot_be_written_whole_is_refused(file):
     file.write_text('base = "base.toml"\npeers.count = 8\n')
     assert read_run_file(file)["peers"]["count"] == 8
