@@ -25,7 +25,7 @@ from pipeline.tokens.shards import read_shards
 from pipeline.toml_file import read_toml
 from tests import tiny
 from tests.pipeline.sources.places import LENGTH, PLACES, TRUTH, Place
-from tests.pipeline.tokens.measured import open_shards
+from tests.pipeline.tokens.shards_folder import open_shards
 
 RUN = PROJECT / "params" / "run.toml"
 MADE_HERE = (

@@ -25,7 +25,7 @@ from pipeline.weights import hf
 from tests.parts.tasks.exported import HF_CONFIG as EXPORTED
 from tests.parts.tasks.exported import make_params, make_tokenizer
 from tests.pipeline.finished_run import write_run_file
-from tests.pipeline.tokens.measured import measure
+from tests.pipeline.tokens.shards_folder import measure
 
 END, LENGTH = 0, 32
 HF_CONFIG = EXPORTED | {"max_position_embeddings": LENGTH}

@@ -20,7 +20,7 @@ from pipeline.stage.artifacts import Paths
 from pipeline.tokens.shards import Shards, write_shards
 from tests import tiny
 from tests.pipeline.finished_run import PEERS, _entry, verdict, write_metrics
-from tests.pipeline.tokens.measured import measure
+from tests.pipeline.tokens.shards_folder import measure
 
 ROUNDS, LENGTH = 6, 32
 SNAPSHOTS = Snapshots(0, ROUNDS, every=3)

@@ -9,7 +9,7 @@ from pipeline import runfile
 from pipeline.tokens.shards import Shards, write_shards
 from tests import tiny
 from tests.pipeline import trained_run
-from tests.pipeline.tokens.measured import measure
+from tests.pipeline.tokens.shards_folder import measure, rows_of
 
 LENGTH, END = 16, 0
 TEXTS = ("def f():\n    return '\u00e9'\n", "x = 1\n", "class A:\n    pass\n" * 4)
@@ -19,21 +19,22 @@ TEXTS = ("def f():\n    return '\u00e9'\n", "x = 1\n", "class A:\n    pass\n" * 
 def read(tmp_path):
     """Writes files of tokens as a held-out split, and reads its documents."""
 
-    def read(*files: list[int], columns=PLAIN, sequences: int = 4) -> list[str]:
-        run_file = tmp_path / "run.toml"
+    def read(*files: list[int], columns=PLAIN, sequences: int = 4, rows=None) -> list[str]:
+        run_file, size = tmp_path / "run.toml", 2 if rows is None else 4
         changes = {"model__LLM__max_seq_len": LENGTH, "held_out__sequences": sequences}
         tiny.write_run(run_file, tiny.run_document(tmp_path, **changes))
         for split, contents in (("train", [[END] * 64 * len(columns)]), ("held_out", files)):
             (tmp_path / split).mkdir()
             for number, tokens in enumerate(contents):
-                np.array(tokens, "<u2").tofile(tmp_path / split / f"{number:05}.ds")
+                np.array(tokens, f"<u{size}").tofile(tmp_path / split / f"{number:05}.ds")
         shards = Shards(
             format=2,
-            token_size_in_bytes=2,
+            token_size_in_bytes=size,
             vocab_size=None,
             shuffle="DontShuffle",
             columns=columns,
-            files=measure(tmp_path, 2),
+            files=measure(tmp_path, size),
+            rows=rows,
             source={},
         )
         write_shards(tmp_path, shards)
@@ -80,5 +81,9 @@ def test_nothing_is_read_where_nothing_is_held_out_or_rows_are_packed(read):
     assert read(tokens(), sequences=0) == []
 
 
-def test_rows_with_labels_are_no_documents(read):
-    assert read([5] * 2 * LENGTH, columns=("inputs", "labels")) == []
+ARRAYS = rows_of(x=np.zeros((1, LENGTH), np.uint32))
+
+
+@pytest.mark.parametrize("kind", [{"columns": ("inputs", "labels")}, {"rows": ARRAYS}])
+def test_rows_that_are_not_tokens_alone_are_no_documents(read, kind):
+    assert read([5] * 2 * LENGTH, **kind) == []

@@ -13,7 +13,6 @@ from safetensors.numpy import save_file
 
 from lockstep.errors import LockstepError
 from lockstep.programs.permutation import permute
-from parts.workload.python.lockstep_worker.rows import decoded
 from pipeline import sources
 from pipeline.runfile.data import DataArrays, DataWorkload, Limit, ShuffleDontShuffle, ShuffleSeeded
 from pipeline.sources.rows import examples, workload, writing
@@ -22,6 +21,7 @@ from pipeline.tokens.rows import Dtype
 from pipeline.tokens.sequences import Sequences
 from pipeline.tokens.shards import read_shards, write_shards
 from tests.pipeline.sources.options import options, refusal
+from tests.pipeline.tokens.shards_folder import decoded
 
 IN_ORDER, SEED = ShuffleDontShuffle(), tuple(range(32))
 RNG = np.random.default_rng(0)
@@ -67,10 +67,10 @@ def fetch(path: Path, folder: Path, percent=None, shuffle=IN_ORDER, limit=None):
 
 
 def read(folder: Path, split: str = "train") -> dict[str, np.ndarray]:
-    """All rows of a split as a workload is given them."""
+    """All rows of a split."""
     listed = read_shards(folder)
     data = Sequences(folder, listed, split, listed.row_length)
-    return decoded(data.take(np.arange(len(data))), listed.rows.model_dump(mode="json"))
+    return decoded(listed.rows, data.take(np.arange(len(data))))
 
 
 def same(found: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> bool:

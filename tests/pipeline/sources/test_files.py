@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from lockstep.programs.permutation import permute
-from parts.workload.python.lockstep_worker.rows import decoded
 from pipeline import sources
 from pipeline.runfile.data import DataFiles, Limit, ShuffleDontShuffle, ShuffleSeeded
 from pipeline.sources.rows import files as provider
@@ -40,18 +39,18 @@ def fetch(root: Path, folder: Path, pattern="*", percent=None, shuffle=IN_ORDER,
 
 
 def paths(folder: Path, split: str = "train") -> list[Path]:
-    """The files of a split, as a workload is given them."""
+    """The files of a split, by the hashes that are its rows."""
     listed = read_shards(folder)
-    data = Sequences(folder, listed, split, listed.row_length)
-    spec = {"kind": "files", "folder": str(folder / listed.rows.folder)}
-    return [Path(path) for path in decoded(data.take(np.arange(len(data))), spec)]
+    rows_NW = Sequences(folder, listed, split, listed.row_length)
+    rows_NW = rows_NW.take(np.arange(len(rows_NW)))
+    return [folder / listed.rows.folder / row.astype("<i4").tobytes().hex() for row in rows_NW]
 
 
 def contents(*found: Path) -> list[bytes]:
     return [path.read_bytes() for path in found]
 
 
-def test_each_file_is_a_row_of_its_hash_and_a_workload_gets_its_path(root, tmp_path):
+def test_each_file_is_a_row_of_its_hash_and_is_copied_under_it(root, tmp_path):
     fetched = fetch(root, tmp_path / "out")
     found = paths(tmp_path / "out")
     names = [*(f"{number}.tar" for number in range(10)), "below/a.jpg"]

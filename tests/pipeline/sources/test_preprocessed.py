@@ -21,7 +21,7 @@ from pipeline.sources.rows.parquet import Parquet
 from pipeline.tokens.shards import write_shards
 from tests.pipeline.sources.options import options, refusal
 from tests.pipeline.sources.test_local import put_tokenizer
-from tests.pipeline.tokens.measured import open_shards
+from tests.pipeline.tokens.shards_folder import open_shards
 from tests.servers import hub as hub_server
 from tests.servers.hub import Repo
 

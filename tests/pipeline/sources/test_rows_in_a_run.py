@@ -9,7 +9,6 @@ import pytest
 from lockstep.errors import LockstepError
 from lockstep.files import read_json
 from lockstep.programs.columns import PLAIN
-from parts.tasks import held_out_texts
 from pipeline import download, runfile
 from pipeline.audit import given_rows
 from pipeline.language_model import held_out
@@ -76,10 +75,6 @@ def test_every_held_out_row_is_measured_also_one_of_a_single_word(stage):
     single = run.llm.model_copy(update={"max_seq_len": 1})
     narrow = run.model.model_copy(update={"LLM": single})
     assert len(held_out.read(run.model_copy(update={"model": narrow}), shards).rows_NW) == 50
-
-
-def test_held_out_rows_are_no_documents(stage):
-    assert [*held_out_texts.documents(*stage(), tokenizer=None)] == []
 
 
 def test_a_bundles_rows_may_have_any_words(stage, tmp_path):

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.pipeline.tokens.far_files import FakeStreams
+from tests.pipeline.tokens.shards_folder import FakeStreams
 
 
 @pytest.fixture

@@ -8,9 +8,16 @@ from pipeline.runfile import Network
 from pipeline.tokens.ids import check_ids
 from pipeline.tokens.sequences import Sequences
 from tests.pipeline.sources.options import refusal
-from tests.pipeline.tokens.far_files import FakeStreams, send_away
-from tests.pipeline.tokens.measured import open_shards
-from tests.pipeline.tokens.shards_folder import IN_ORDER, SEEDED, edit, files_of, shards_folder
+from tests.pipeline.tokens.shards_folder import (
+    IN_ORDER,
+    SEEDED,
+    FakeStreams,
+    edit,
+    files_of,
+    open_shards,
+    send_away,
+    shards_folder,
+)
 
 
 def test_rows_of_files_elsewhere_are_the_same_through_the_streams_that_training_has(tmp_path):

@@ -8,8 +8,7 @@ import pytest
 from pipeline.tokens import ids as token_ids
 from pipeline.tokens.ids import check_file_ids, check_ids
 from tests.pipeline.sources.options import refusal
-from tests.pipeline.tokens.measured import measure, open_shards
-from tests.pipeline.tokens.shards_folder import shards_folder, write
+from tests.pipeline.tokens.shards_folder import measure, open_shards, shards_folder, write
 
 
 @pytest.mark.parametrize("at", [0, 9, 10, 15])

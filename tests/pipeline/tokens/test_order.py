@@ -14,9 +14,16 @@ from pipeline.tokens import mixture
 from pipeline.tokens.ids import check_ids
 from pipeline.tokens.shards import ZEROS, Part, ShardFile
 from tests.pipeline.sources.options import refusal
-from tests.pipeline.tokens.far_files import elsewhere, send_away
-from tests.pipeline.tokens.measured import open_shards
-from tests.pipeline.tokens.shards_folder import IN_ORDER, SEEDED, files_of, shards_folder, write
+from tests.pipeline.tokens.shards_folder import (
+    IN_ORDER,
+    SEEDED,
+    elsewhere,
+    files_of,
+    open_shards,
+    send_away,
+    shards_folder,
+    write,
+)
 
 OTHER = tuple(range(32))
 

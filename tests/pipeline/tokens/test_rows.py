@@ -5,98 +5,28 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as stn
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
-from parts.workload.python.lockstep_worker.rows import decoded
 from pipeline.runfile.data import ShuffleDontShuffle
 from pipeline.stage.keys import PROJECT
-from pipeline.tokens import rows as rows_room
 from pipeline.tokens.ids import check_ids
-from pipeline.tokens.rows import ArrayRows, FileRows, RowArray, TokenRows, encode
+from pipeline.tokens.rows import ArrayRows, FileRows, encode
 from pipeline.tokens.sequences import Sequences
 from pipeline.tokens.shards import Shards, read_shards, write_shard, write_shards
+from tests.pipeline.tokens.shards_folder import decoded, rows_of
 
 CASES = json.loads((PROJECT / "tests" / "golden" / "rows.json").read_text())["cases"]
-ROWS = TypeAdapter(TokenRows | ArrayRows | FileRows)
-
-
-def of_arrays(**arrays: np.ndarray) -> ArrayRows:
-    return ArrayRows(
-        arrays=tuple(
-            RowArray(name=name, dtype=array.dtype.name, shape=array.shape[1:])
-            for name, array in arrays.items()
-        )
-    )
-
-
-def decode(rows: ArrayRows | FileRows, rows_NW: np.ndarray):
-    """What a workload is given, by the code of its worker."""
-    return decoded(rows_NW, rows.model_dump(mode="json"))
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case["rows"]["kind"])
-def test_rows_decode_as_worked_out_by_hand(case):
-    rows = ROWS.validate_json(json.dumps(case["rows"]))
-    assert rows.model_dump(mode="json") == case["rows"]
-    words_NW = np.array(case["words"], "<i4")
-    assert [row.tobytes() for row in words_NW] == [bytes.fromhex(row) for row in case["bytes"]]
-    found, expected = decode(rows, words_NW), case["decoded"]
-    if isinstance(found, dict):
-        assert {name: array.tolist() for name, array in found.items()} == expected
-    elif isinstance(rows, FileRows):
-        assert found == expected
-    else:
-        assert found.tolist() == expected and found.dtype == np.int64
 
 
 def test_rows_of_arrays_encode_as_worked_out_by_hand():
     case = CASES[0]
-    rows = ROWS.validate_json(json.dumps(case["rows"]))
+    rows = ArrayRows.model_validate_json(json.dumps(case["rows"]))
     arrays = {
         array.name: np.array(case["decoded"][array.name], array.dtype) for array in rows.arrays
     }
     assert encode(rows, arrays).view("<i4").tolist() == case["words"]
-    for name, array in decode(rows, encode(rows, arrays).view("<i4")).items():
+    for name, array in decoded(rows, encode(rows, arrays)).items():
         assert array.dtype == arrays[name].dtype and array.tobytes() == arrays[name].tobytes()
-
-
-@given(
-    st.lists(
-        st.tuples(
-            st.sampled_from([d for d in rows_room.Dtype.__args__ if d != "bfloat16"]),
-            stn.array_shapes(min_dims=0, max_dims=3, max_side=4),
-        ),
-        min_size=1,
-        max_size=4,
-    ),
-    st.data(),
-)
-def test_what_is_encoded_is_decoded_bit_for_bit(wanted, data):
-    arrays = {
-        f"a{number}": data.draw(stn.arrays(dtype, (3, *shape)))
-        for number, (dtype, shape) in enumerate(wanted)
-    }
-    rows = of_arrays(**arrays)
-    rows_NW = encode(rows, arrays)
-    assert rows_NW.shape == (3, rows.words)
-    for name, array in decode(rows, rows_NW.view("<i4")).items():
-        assert (array.dtype, array.shape) == (arrays[name].dtype, arrays[name].shape)
-        assert array.tobytes() == np.ascontiguousarray(arrays[name]).tobytes()
-
-
-def test_no_rows_decode_to_empty_arrays():
-    rows = of_arrays(x=np.zeros((1, 2, 3), np.float32), y=np.zeros(1, np.int64))
-    found = decode(rows, np.zeros((0, 8), np.int32))
-    assert [array.shape for array in found.values()] == [(0, 2, 3), (0,)]
-
-
-@pytest.mark.parametrize("shape", [(2, 7), (8,), (2, 8, 1)])
-def test_rows_of_another_width_are_refused(shape):
-    with pytest.raises(ValueError, match="words; 8 expected by their kind"):
-        decode(FileRows(folder="x"), np.zeros(shape, np.int32))
 
 
 @pytest.mark.parametrize(
@@ -119,7 +49,7 @@ def test_rows_that_cannot_be_are_refused(wrong):
 
 # ---- In shards ----
 
-X = of_arrays(x=np.zeros((1, 4), np.uint32))
+X = rows_of(x=np.zeros((1, 4), np.uint32))
 
 
 def folder_of(folder: Path, numbers: np.ndarray, rows: ArrayRows | FileRows | None = X, **more):
@@ -137,7 +67,7 @@ def test_words_of_any_value_are_read_as_they_are(tmp_path):
     rows_NW = data.take(np.arange(4))
     assert rows_NW.dtype == np.int32 and rows_NW.tobytes() == numbers.tobytes()
     check_ids(folder, 7, 4)  # there are none
-    assert decode(X, rows_NW)["x"].ravel().tolist() == numbers.tolist()
+    assert decoded(X, rows_NW)["x"].ravel().tolist() == numbers.tolist()
 
 
 def test_shards_say_what_a_row_is(tmp_path):

@@ -8,8 +8,7 @@ import pytest
 
 from pipeline.tokens import files as token_files
 from tests.pipeline.sources.options import refusal
-from tests.pipeline.tokens.measured import open_shards
-from tests.pipeline.tokens.shards_folder import IN_ORDER, SEEDED, shards_folder
+from tests.pipeline.tokens.shards_folder import IN_ORDER, SEEDED, open_shards, shards_folder
 
 
 @pytest.mark.parametrize("size", [2, 4])

@@ -8,9 +8,14 @@ import pytest
 
 from pipeline.tokens.shards import ShardFile, count_tokens, duplicates, read_shards
 from tests.pipeline.sources.options import refusal
-from tests.pipeline.tokens.far_files import elsewhere
-from tests.pipeline.tokens.measured import measure, open_shards
-from tests.pipeline.tokens.shards_folder import edit, shards_folder, write
+from tests.pipeline.tokens.shards_folder import (
+    edit,
+    elsewhere,
+    measure,
+    open_shards,
+    shards_folder,
+    write,
+)
 
 
 def test_shards_json_lists_files_by_name_with_length_and_hash(tmp_path):
