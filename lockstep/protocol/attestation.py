@@ -27,24 +27,18 @@ BLOOM = r"^[A-Za-z0-9+/]{427}=$"  # a filter's 320 bytes
 
 @dataclass(frozen=True)
 class Attestation:
-    """One witness's attestation to a round.
-
-    Attributes:
-      witness: The witness.
-      received: Peers whose messages it holds, ascending.
-      others: Those of them whose second message it holds: an equivocator sent two.
-      refused: Peers whose bytes do not decode, or do not match their commitment.
-      participants: Bloom filter of all peers it heard from, base64.
-      broadcasts: Bloom filter of the commitments of `received`, base64.
-      root: Merkle root over those commitments in the order of `received`, hex.
-    """
+    """One witness's attestation to a round."""
 
     witness: int
-    received: tuple[int, ...]
+    received: tuple[int, ...]  #: Peers whose messages it holds, ascending.
+    #: Those of them whose second message it holds: an equivocator sent two.
     others: tuple[int, ...]
-    refused: tuple[int, ...]
+    refused: tuple[int, ...]  #: Peers whose bytes do not decode, or do not match their commitment.
+    #: Bloom filter of all peers it heard from, base64.
     participants: Annotated[str, Field(pattern=BLOOM)]
+    #: Bloom filter of the commitments of `received`, base64.
     broadcasts: Annotated[str, Field(pattern=BLOOM)]
+    #: Merkle root over those commitments in the order of `received`, hex.
     root: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
     def heard(self, seed: int) -> Bloom:
@@ -133,21 +127,14 @@ class Claim(NamedTuple):
 
 @dataclass(frozen=True)
 class Check:
-    """A verifier's report on a trainer's step.
-
-    Attributes:
-      verifier: The verifier.
-      peer: The trainer.
-      found: Result that the verifier reports.
-      seconds: Seconds from the draw to the report, fetching the trainer's state included.
-      bytes: Size of that state.
-    """
+    """A verifier's report on a trainer's step."""
 
     verifier: int
-    peer: int
-    found: Claim
+    peer: int  #: The trainer.
+    found: Claim  #: Result that the verifier reports.
+    #: Seconds from the draw to the report, fetching the trainer's state included.
     seconds: Annotated[float, Field(ge=0)]
-    bytes: Annotated[int, Field(ge=0)]
+    bytes: Annotated[int, Field(ge=0)]  #: Size of that state.
 
 
 @dataclass(frozen=True)

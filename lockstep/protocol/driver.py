@@ -25,24 +25,17 @@ from lockstep.protocol.sets import Bloom, participant
 
 @dataclass(frozen=True)
 class RunProgress:
-    """Where a run is.
+    """Where a run is."""
 
-    Attributes:
-      state: The coordinator's state.
-      seed: The run's seed, from which the seeds of its rounds derive.
-      load_seconds: Seconds that each peer needs to fetch the params when it joins.
-      begun: Whether the first round has begun.
-      fresh: Peers that joined since then and have not taken part in a round yet.
-      left: Peers that left and have not asked to take part again.
-      withheld: Peers that have once withheld the state that a verifier needed.
-    """
-
-    state: CoordinatorState
-    seed: int
+    state: CoordinatorState  #: The coordinator's state.
+    seed: int  #: The run's seed, from which the seeds of its rounds derive.
+    #: Seconds that each peer needs to fetch the params when it joins.
     load_seconds: tuple[float, ...]
-    begun: bool = False
+    begun: bool = False  #: Whether the first round has begun.
+    #: Peers that joined since then and have not taken part in a round yet.
     fresh: tuple[int, ...] = ()
-    left: tuple[int, ...] = ()
+    left: tuple[int, ...] = ()  #: Peers that left and have not asked to take part again.
+    #: Peers that have once withheld the state that a verifier needed.
     withheld: frozenset[int] = frozenset()
 
     @property

@@ -16,54 +16,38 @@ ROUNDING = 1e-9  # a quotient of speeds this close below a whole number counts a
 
 @dataclass(frozen=True)
 class OnItsWay:
-    """A message that had not arrived when its round was over, and may be merged in a later one.
+    """A message that had not arrived when its round was over, and may be merged in a later one."""
 
-    Attributes:
-      peer: Who sent it.
-      step: The round in which it was computed.
-      span: First and last sequence that its peer was assigned in it.
-      commitment: Commitment to the message, hex.
-      at: When it is at every peer, seconds since the start of the run.
-    """
-
-    peer: int
-    step: int
-    span: Span
-    commitment: str
-    at: float
+    peer: int  #: Its sender.
+    step: int  #: The round in which it was computed.
+    span: Span  #: First and last sequence that its peer was assigned in it.
+    commitment: str  #: Commitment to the message, hex.
+    at: float  #: When it is at every peer, seconds since the start of the run.
 
 
 @dataclass(frozen=True)
 class Pace:
-    """How a run's rounds go on, the same in all of them.
+    """How a run's rounds go on, the same in all of them."""
 
-    Attributes:
-      quorum: How many of its own messages a round waits for before it starts to close, K. Older
-        messages do not count: one that has arrived already would close the round before anybody
-        has trained.
-      grace_seconds: How long it waits for others then. A message does not count as arrived before
-        its sender has trained the steps beside which it travels (`links.arrivals`), so the others
-        have that long anyway: the paper's adaptive window, gamma * slack, with gamma 1.
-      max_age: The oldest age, in versions of its fragment, at which a message is still merged.
-      fragments: Fragments of the params; each round exchanges one, in turn.
-      rows: Sequences of a local step.
-      steps: Local steps of each peer in a round, by peer.
-      batch: Sequences of a round in which peers take these steps; in smaller rounds of a batch
-        ramp they take fewer, in proportion.
-      settle_every: Every so many rounds, and in the last one, a round waits for all messages, and
-        none travels on from it, so that a snapshot after it is the whole state. 0 for never.
-      last: The last round.
-    """
-
+    #: How many of its own messages a round waits for before it starts to close, K. Older messages
+    #: do not count: one that has arrived already would close the round before anybody has trained.
     quorum: int
+    #: How long it waits for others then. A message does not count as arrived before its sender has
+    #: trained the steps beside which it travels (`links.arrivals`), so the others have that long
+    #: anyway: the paper's adaptive window, gamma * slack, with gamma 1.
     grace_seconds: float
+    #: The oldest age, in versions of its fragment, at which a message is still merged.
     max_age: int
-    fragments: int
-    rows: int
-    steps: tuple[int, ...]
+    fragments: int  #: Fragments of the params; each round exchanges one, in turn.
+    rows: int  #: Sequences of a local step.
+    steps: tuple[int, ...]  #: Local steps of each peer in a round, by peer.
+    #: Sequences of a round in which peers take these steps; in smaller rounds of a batch ramp they
+    #: take fewer, in proportion.
     batch: int
+    #: Every so many rounds, and in the last one, a round waits for all messages, and none travels
+    #: on from it, so that a snapshot after it is the whole state. 0 for never.
     settle_every: int
-    last: int
+    last: int  #: The last round.
 
     def share(self, peer: int, batch: int) -> int:
         """Return how many sequences a peer gets in a round of `batch` sequences.

@@ -16,55 +16,37 @@ def _is_empty(value: object) -> bool:
 
 @dataclass(frozen=True)
 class Travelling:
-    """A message of an earlier round that is merged in this one if it arrives in time.
+    """A message of an earlier round that is merged in this one if it arrives in time."""
 
-    Attributes:
-      step: The round in which it was computed.
-      span: First and last sequence that its peer was assigned in it.
-      commitment: Commitment to the message, hex.
-      age: How many versions of its fragment have followed the one that it began with.
-      seconds: When it is at every peer, in seconds after the round's start; 0 if it was before.
-    """
-
-    step: int
-    span: Span
-    commitment: Hash
-    age: int
+    step: int  #: The round in which it was computed.
+    span: Span  #: First and last sequence that its peer was assigned in it.
+    commitment: Hash  #: Commitment to the message, hex.
+    age: int  #: How many versions of its fragment have followed the one that it began with.
+    #: When it is at every peer, in seconds after the round's start; 0 if it was before.
     seconds: float
 
 
 @dataclass(frozen=True)
 class Round:
-    """One round, before anybody has trained.
+    """One round, before anybody has trained."""
 
-    Attributes:
-      step: The round, counted from 1.
-      epoch: Its epoch, from 0.
-      seed: The round's seed, u64.
-      data_index: First new sequence of the batch.
-      batch_size: Sequences in the batch, reassigned ones of earlier rounds included.
-      peers: The epoch's members.
-      assignment: Each trainer's first and last sequence, both inclusive; peers without work are
-        absent.
-      verifiers: Peers that recompute others' steps instead of training. Whose steps is drawn when
-        all have committed to their messages (`consensus.checked`).
-      witnesses: The elected witnesses.
-      joined: Peers that joined the running training and take part for the first time: they take
-        over the others' params, and begin with a new state of their own.
-      travelling: Messages of earlier rounds that are merged in this one if they arrive in time, by
-        peer; such a peer is assigned nothing.
-    """
-
-    step: int
-    epoch: int
-    seed: int
-    data_index: int
-    batch_size: int
-    peers: tuple[int, ...]
+    step: int  #: The round, counted from 1.
+    epoch: int  #: Its epoch, from 0.
+    seed: int  #: The round's seed, u64.
+    data_index: int  #: First new sequence of the batch.
+    batch_size: int  #: Sequences in the batch, reassigned ones of earlier rounds included.
+    peers: tuple[int, ...]  #: The epoch's members.
+    #: Each trainer's first and last sequence, both inclusive; peers without work are absent.
     assignment: dict[int, Span]
+    #: Peers that recompute others' steps instead of training. Whose steps is drawn when all have
+    #: committed to their messages (`consensus.checked`).
     verifiers: tuple[int, ...]
-    witnesses: tuple[int, ...]
+    witnesses: tuple[int, ...]  #: The elected witnesses.
+    #: Peers that joined the running training and take part for the first time: they take over the
+    #: others' params, and begin with a new state of their own.
     joined: tuple[int, ...]
+    #: Messages of earlier rounds that are merged in this one if they arrive in time, by peer; such
+    #: a peer is assigned nothing.
     travelling: Annotated[dict[int, Travelling], Field(exclude_if=_is_empty)] = field(
         default_factory=dict
     )
@@ -105,28 +87,21 @@ def _is_none(value: object) -> bool:
 
 @dataclass(frozen=True)
 class Message:
-    """What a peer sent.
+    """What a peer sent."""
 
-    Attributes:
-      commitment: Commitment to the message, hex.
-      bytes: Size on the wire.
-      state: Hash of the sender's own state after its step, hex; None if no peer verifies.
-      to: Receivers of an equivocator's other message.
-      payload: Name of the file that keeps its bytes or its sketch; None if neither is kept.
-      offset: Where they begin in the file, bytes.
-      root: Merkle root over its pieces, hex, to which its sender committed; None if the message
-        itself is kept.
-      sketch: Size of its sketch in the file: the drawn pieces with their paths. None if the
-        message itself is kept, or broken.
-    """
-
-    commitment: Hash
-    bytes: Annotated[int, Field(ge=0, lt=2**63)]
+    commitment: Hash  #: Commitment to the message, hex.
+    bytes: Annotated[int, Field(ge=0, lt=2**63)]  #: Size on the wire.
+    #: Hash of the sender's own state after its step, hex; None if no peer verifies.
     state: Hash | None = None
-    to: tuple[int, ...] = ()
+    to: tuple[int, ...] = ()  #: Receivers of an equivocator's other message.
+    #: Name of the file that keeps its bytes or its sketch; None if neither is kept.
     payload: Annotated[str, Field(pattern=r"^[0-9]+\.bin$")] | None = None
-    offset: Annotated[int, Field(ge=0)] | None = None
+    offset: Annotated[int, Field(ge=0)] | None = None  #: Where they begin in the file, bytes.
+    #: Merkle root over its pieces, hex, to which its sender committed; None if the message itself
+    #: is kept.
     root: Annotated[Hash | None, Field(exclude_if=_is_none)] = None
+    #: Size of its sketch in the file: the drawn pieces with their paths. None if the message itself
+    #: is kept, or broken.
     sketch: Annotated[int | None, Field(ge=0, lt=2**63, exclude_if=_is_none)] = None
 
     @property
@@ -142,32 +117,23 @@ class Message:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What was sent and reported in a round.
+    """What was sent and reported in a round."""
 
-    Attributes:
-      messages: Each sender's message.
-      others: An equivocator's other message, by sender.
-      arrivals: When each peer's message is at every peer, in seconds after the round's start; a
-        message that never arrives is absent.
-      silent: Peers that nobody heard from.
-      broken: Senders whose bytes do not decode, or do not match their commitment, as every
-        receiver can see.
-      attestations: The witnesses' attestations; a silent witness is absent.
-      checks: What the verifiers found.
-      rulings: How their disputes were settled.
-      settle_seconds: Seconds that settling took.
-      withheld: Peers that were to be checked, and did not show the state they had committed to.
-    """
-
-    messages: dict[int, Message]
-    others: dict[int, Message]
+    messages: dict[int, Message]  #: Each sender's message.
+    others: dict[int, Message]  #: An equivocator's other message, by sender.
+    #: When each peer's message is at every peer, in seconds after the round's start; a message that
+    #: never arrives is absent.
     arrivals: dict[int, float]
-    silent: tuple[int, ...]
+    silent: tuple[int, ...]  #: Peers that nobody heard from.
+    #: Senders whose bytes do not decode, or do not match their commitment, as every receiver can
+    #: see.
     broken: tuple[int, ...]
+    #: The witnesses' attestations; a silent witness is absent.
     attestations: tuple[Attestation, ...]
-    checks: tuple[Check, ...]
-    rulings: tuple[Ruling, ...]
-    settle_seconds: Annotated[float, Field(ge=0)]
+    checks: tuple[Check, ...]  #: What the verifiers found.
+    rulings: tuple[Ruling, ...]  #: How their disputes were settled.
+    settle_seconds: Annotated[float, Field(ge=0)]  #: Seconds that settling took.
+    #: Peers that were to be checked, and did not show the state they had committed to.
     withheld: Annotated[tuple[int, ...], Field(exclude_if=_is_empty)] = ()
 
     @property
@@ -183,26 +149,19 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Decision:
-    """The outcome of a round.
+    """The outcome of a round."""
 
-    Attributes:
-      applied: Peers whose messages everybody applies: `quorum` witnesses hold the same one, nobody
-        proved it false, and no check of it was prevented.
-      late: Peers whose message arrived after the round had closed, or never, and is not applied
-        later either.
-      dropped: Peers that nobody heard from; they leave the epoch.
-      ejected: Proven liars, and how they were caught; they leave the run for good.
-      quorum: Number of witnesses needed.
-      train_seconds: Simulated seconds from the round's start until all witnesses could attest.
-      now: Simulated clock at the end of the round, seconds since the start of the run.
-      travelling: Peers whose message had not arrived, and may be merged in a later round.
-    """
-
+    #: Peers whose messages everybody applies: `quorum` witnesses hold the same one, nobody proved
+    #: it false, and no check of it was prevented.
     applied: tuple[int, ...]
+    #: Peers whose message arrived after the round had closed, or never, and is not applied later
+    #: either.
     late: tuple[int, ...]
-    dropped: tuple[int, ...]
-    ejected: dict[int, str]
-    quorum: int
+    dropped: tuple[int, ...]  #: Peers that nobody heard from; they leave the epoch.
+    ejected: dict[int, str]  #: Proven liars, and how they were caught; they leave the run for good.
+    quorum: int  #: Number of witnesses needed.
+    #: Simulated seconds from the round's start until all witnesses could attest.
     train_seconds: float
-    now: float
+    now: float  #: Simulated clock at the end of the round, seconds since the start of the run.
+    #: Peers whose message had not arrived, and may be merged in a later round.
     travelling: Annotated[tuple[int, ...], Field(exclude_if=_is_empty)] = ()

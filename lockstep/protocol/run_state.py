@@ -76,62 +76,41 @@ class PeerRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class CoordinatorState:
-    """A run, between two events; by default at time 0, without members.
+    """A run, between two events; by default at time 0, without members."""
 
-    Attributes:
-      settings: The run's `[config]`.
-      max_seq_len: Tokens in a sequence.
-      run_state: Where the run is.
-      since: Time at which it got there, seconds.
-      step: The round being trained, or the next one; the first is 1.
-      epoch: The epoch, from 0.
-      data_index: First sequence that was not assigned in any earlier round.
-      height: Rounds finished in this epoch.
-      epoch_start: When this epoch's warm-up began, seconds.
-      pending_pause: Pause when this epoch has cooled down.
-      seed: Seed of this warm-up or round.
-      spoken: Witnesses of this warm-up or round that have spoken, in order.
-      participants: The filter that each of them sent.
-      peers: The epoch's members; elections are over positions in this tuple.
-      exited: Members that left in this epoch.
-      pending: Peers that take part from the next epoch on, in the order they came.
-      ejected: Proven liars, in the order they were caught; they stay out of the run.
-      untrained: Sequences of earlier rounds that must be assigned again.
-      missed: Spans that `Untrained` reported for this round; None before the report.
-      checkpoint: SHA-256 of the params that ended the epoch, once a member has stored them.
-      checkpointer: The first member that did.
-      pace: When rounds close without late messages; None if they wait for all.
-      on_their_way: Messages of earlier rounds that may still be merged, in this one or later.
-      busy: Peers without work in this round, since such a message of theirs had not arrived when
-        the round began, or is of the fragment that it exchanges.
-      travel_on: Messages of this round that `TravelOn` reported.
-    """
-
-    settings: Settings
-    max_seq_len: int
-    run_state: RunState = RunState.WaitingForMembers
-    since: float = 0.0
-    step: int
-    epoch: int = 0
-    data_index: int
-    height: int = 0
-    epoch_start: float = 0.0
-    pending_pause: bool = False
-    seed: int = 0
-    spoken: tuple[int, ...] = ()
-    participants: tuple[Bloom, ...] = ()
+    settings: Settings  #: The run's `[config]`.
+    max_seq_len: int  #: Tokens in a sequence.
+    run_state: RunState = RunState.WaitingForMembers  #: Where the run is.
+    since: float = 0.0  #: Time at which it got there, seconds.
+    step: int  #: The round being trained, or the next one; the first is 1.
+    epoch: int = 0  #: The epoch, from 0.
+    data_index: int  #: First sequence that was not assigned in any earlier round.
+    height: int = 0  #: Rounds finished in this epoch.
+    epoch_start: float = 0.0  #: When this epoch's warm-up began, seconds.
+    pending_pause: bool = False  #: Pause when this epoch has cooled down.
+    seed: int = 0  #: Seed of this warm-up or round.
+    spoken: tuple[int, ...] = ()  #: Witnesses of this warm-up or round that have spoken, in order.
+    participants: tuple[Bloom, ...] = ()  #: The filter that each of them sent.
+    #: The epoch's members; elections are over positions in this tuple.
     peers: tuple[PeerRecord, ...] = ()
-    exited: tuple[PeerRecord, ...] = ()
+    exited: tuple[PeerRecord, ...] = ()  #: Members that left in this epoch.
+    #: Peers that take part from the next epoch on, in the order they came.
     pending: tuple[int, ...] = ()
+    #: Proven liars, in the order they were caught; they stay out of the run.
     ejected: tuple[int, ...] = ()
-    untrained: tuple[Span, ...] = ()
+    untrained: tuple[Span, ...] = ()  #: Sequences of earlier rounds that must be assigned again.
+    #: Spans that `Untrained` reported for this round; None before the report.
     missed: tuple[Span, ...] | None = None
+    #: SHA-256 of the params that ended the epoch, once a member has stored them.
     checkpoint: str | None = None
-    checkpointer: int | None = None
-    pace: Pace | None = None
+    checkpointer: int | None = None  #: The first member that did.
+    pace: Pace | None = None  #: When rounds close without late messages; None if they wait for all.
+    #: Messages of earlier rounds that may still be merged, in this one or later.
     on_their_way: tuple[OnItsWay, ...] = ()
+    #: Peers without work in this round, since such a message of theirs had not arrived when the
+    #: round began, or is of the fragment that it exchanges.
     busy: frozenset[int] = frozenset()
-    travel_on: tuple[OnItsWay, ...] = ()
+    travel_on: tuple[OnItsWay, ...] = ()  #: Messages of this round that `TravelOn` reported.
 
     # Elections and the assignment follow from the fields; each is computed once for a state.
 

@@ -53,15 +53,10 @@ def positions(item: bytes, keys: tuple[int, ...], size: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Bloom:
-    """A set of byte strings with false positives.
+    """A set of byte strings with false positives."""
 
-    Attributes:
-      keys: `KEYS` unsigned 64-bit integers.
-      bits: `BITS` // 8 bytes; bit i is bit i % 8 of byte i // 8. Psyche's size works too.
-    """
-
-    keys: tuple[int, ...]
-    bits: bytes
+    keys: tuple[int, ...]  #: `KEYS` unsigned 64-bit integers.
+    bits: bytes  #: `BITS` // 8 bytes; bit i is bit i % 8 of byte i // 8. Psyche's size works too.
 
     @classmethod
     def of(cls, items: Iterable[bytes], seed: bytes) -> "Bloom":
@@ -149,13 +144,9 @@ def _root(items: tuple[bytes, ...]) -> bytes:
 
 @dataclass(frozen=True)
 class MerkleTree:
-    """All nodes over some items.
+    """All nodes over some items."""
 
-    Attributes:
-      levels: Hashes of each level, from the leaves to the root.
-    """
-
-    levels: tuple[list[bytes], ...]
+    levels: tuple[list[bytes], ...]  #: Hashes of each level, from the leaves to the root.
 
     @classmethod
     def over(cls, items: Iterable[bytes | memoryview]) -> "MerkleTree":

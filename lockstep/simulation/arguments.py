@@ -45,18 +45,12 @@ def _argument(key: str) -> str:
 
 @dataclass(frozen=True)
 class SimulatedConfig:
-    """`[config]` of a simulation, as the coordinator reads it, in one endless run of short epochs.
+    """`[config]` of a simulation, as the coordinator reads it: an endless run of short epochs."""
 
-    Attributes:
-      rows: Examples of a round, over all peers.
-      min_clients, init_min_clients: Peers without which a round cannot be.
-      witness_nodes: Peers elected as witnesses; 0 is all.
-    """
-
-    rows: int
-    min_clients: int
+    rows: int  # examples of a round, over all peers
+    min_clients: int  # peers without which a round cannot be
     init_min_clients: int
-    witness_nodes: int
+    witness_nodes: int  # peers elected as witnesses; 0 is all
     verification_percent: int
     max_round_train_time: int
     total_steps: int = MOST_ROUNDS  # a simulation can go on later

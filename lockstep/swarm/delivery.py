@@ -40,14 +40,10 @@ class Packed(NamedTuple):
 
 @dataclass(frozen=True)
 class Outbox:
-    """The thread that packs a training's messages, one at a time.
-
-    Attributes:
-      form: The form of the run's messages.
-      folder: Where large messages are stored; None is the system's folder of temporary files.
-    """
+    """The thread that packs a training's messages, one at a time."""
 
     form: wire.Form
+    # where large messages are stored; None is the system's folder of temporary files
     folder: Path | None = None
     _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "outbox"))
     _one_large: Semaphore = field(default_factory=lambda: Semaphore(1))  # on the host at a time

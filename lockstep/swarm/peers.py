@@ -35,55 +35,38 @@ def to_host(message: Tree, peer: int) -> Tree:
 
 
 class RoundSteps(NamedTuple, Generic[M]):
-    """The steps that a round asks for.
+    """The steps that a round asks for."""
 
-    Attributes:
-      work: Work by peer; the others take no step.
-      number: The round, from 1.
-      imprecise: Peers that compute in another precision than the run's.
-      hashed: Whether peers commit to what they own after the step, and hold what they owned before
-        it, since some of them are to show it (`RunningPeers.before`).
-      pack: Called with each message as soon as it is there, on a device or the host, and its peer,
-        while others may be at their steps: pack(message, peer). Nobody else holds on to it.
-    """
-
-    work: Mapping[int, Work]
-    number: int
+    work: Mapping[int, Work]  # work by peer; the others take no step
+    number: int  # the round, from 1
+    # peers that compute in another precision than the run's
     imprecise: frozenset[int] = frozenset()
+    # whether peers commit to what they own after the step, and hold what they owned before it,
+    # since some of them are to show it (`RunningPeers.before`)
     hashed: bool = False
+    # called with each message as soon as it is there, on a device or the host, and its peer, while
+    # others may be at their steps: pack(message, peer). Nobody else holds on to it.
     pack: Callable[[Tree, int], M] = to_host
 
 
 class Done(NamedTuple, Generic[M]):
-    """What a peer did; its message is what `RoundSteps.pack` makes of it.
+    """What a peer did; its message is what `RoundSteps.pack` makes of it."""
 
-    Attributes:
-      message: By default its arrays on the host; in a training the future bytes.
-      loss: Its mean loss before the round, nats per token.
-      state: Hash of what it owns after its step, if `hashed`.
-      seconds: Real time until its message was ready; 0 if peers take turns.
-    """
-
-    message: M
-    loss: float
-    state: str | None = None
-    seconds: float = 0.0
+    message: M  # by default its arrays on the host; in a training the future bytes
+    loss: float  # its mean loss before the round, nats per token
+    state: str | None = None  # hash of what it owns after its step, if `hashed`
+    seconds: float = 0.0  # real time until its message was ready; 0 if peers take turns
 
 
 class RunningPeers(Protocol):
     """The peers of a run, in this process or each in its own.
 
     Who comes and goes is by default as it is where peers have no processes of their own.
-
-    Attributes:
-      programs: The run's programs.
-      count: How many peers the run has.
-      absent: Peers whose process is gone, or whose state is.
     """
 
     programs: Programs
-    count: int
-    absent: frozenset[int]
+    count: int  # how many peers the run has
+    absent: frozenset[int]  # peers whose process is gone, or whose state is
 
     def where(self, peer: int) -> str:
         """Return where a peer runs, for the log."""

@@ -16,30 +16,19 @@ from lockstep.tables.links import Links
 
 @dataclass(frozen=True)
 class RoundSettings:
-    """What a round reads of a run.
+    """What a round reads of a run."""
 
-    Attributes:
-      coordinator: `[config]`, as the coordinator reads it.
-      links: `[links]`.
-      peers: Number of peers.
-      seed: `[peers] seed`.
-      row_tokens: Tokens of a row, by which `[links]` and the batch ramp count.
-      most_rows: Rows of the largest batch, over all peers. Shapes follow from it, not from a
-        round's own batch, so that a batch ramp compiles nothing anew.
-      micro_batch: Rows of a gradient computation.
-      stores_epochs: Whether a peer stores the params that end an epoch.
-      pace: When rounds close without late messages; None if they wait for all.
-    """
-
-    coordinator: Settings
+    coordinator: Settings  # `[config]`, as the coordinator reads it
     links: Links
     peers: int
-    seed: int
-    row_tokens: int
+    seed: int  # `[peers] seed`
+    row_tokens: int  # tokens of a row, by which `[links]` and the batch ramp count
+    # rows of the largest batch, over all peers: shapes follow from it, not from a round's own
+    # batch, so that a batch ramp compiles nothing anew.
     most_rows: int
-    micro_batch: int
-    stores_epochs: bool = False
-    pace: Pace | None = None
+    micro_batch: int  # rows of a gradient computation
+    stores_epochs: bool = False  # whether a peer stores the params that end an epoch
+    pace: Pace | None = None  # when rounds close without late messages; None if they wait for all
 
     @property
     def trainers(self) -> int:

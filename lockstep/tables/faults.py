@@ -12,21 +12,16 @@ from lockstep.tables.table import AsTuple, Count, Distinct, Positive, Table, one
 
 
 class FaultKind(NamedTuple):
-    """One kind of fault.
+    """One kind of fault."""
 
-    Attributes:
-      wraps: What it replaces: a message, its bytes, a peer's work or program, the clock, a
-        witness's attestation, or a verifier's check.
-      size: Default of a fault's `size`, or None for a kind without a size.
-      needs: The messages that it needs: with "values" or "signs", with "positions" that each peer
-        chooses, with "plain" indices on the wire, or with "kept" payloads; "" is any.
-      does: What the peer does, and what size means; completes "the peer ...".
-    """
-
+    # what it replaces: a message, its bytes, a peer's work or program, the clock, a witness's
+    # attestation, or a verifier's check
     wraps: Literal["message", "bytes", "work", "program", "clock", "attestation", "check"]
-    size: float | None
+    size: float | None  # default of a fault's `size`, or None for a kind without a size
+    # the messages that it needs: with "values" or "signs", with "positions" that each peer chooses,
+    # with "plain" indices on the wire, or with "kept" payloads; "" is any
     needs: Literal["", "values", "signs", "positions", "plain", "kept"]
-    does: str
+    does: str  # what the peer does, and what size means; completes "the peer ..."
 
 
 KINDS: dict[str, FaultKind] = {

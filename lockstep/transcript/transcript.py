@@ -152,11 +152,7 @@ class Writer(RoundsFile):
 
 @dataclass(frozen=True)
 class Transcript:
-    """A transcript on disk, read when needed.
-
-    Attributes:
-      folder: Folder of the transcript.
-    """
+    """A transcript on disk, read when needed."""
 
     folder: Path
 

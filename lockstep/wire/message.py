@@ -63,18 +63,14 @@ class Form:
     """The only form in which a run's messages are accepted.
 
     A receiver knows every length from the run, and so never believes one that a message states.
-
-    Attributes:
-      like: A message's shapes and dtypes: a tree of Coefficients, of arrays of `DTYPES`, or both.
-      areas: A of each parameter, which does not follow from a message; 0 for an array sent whole.
-      layout: "lockstep" or "psyche".
-      size: Number of params, which does not follow from a message either.
     """
 
+    #: A message's shapes and dtypes: a tree of Coefficients, of arrays of `DTYPES`, or both.
     like: Tree
+    #: A of each parameter, which does not follow from a message; 0 for an array sent whole.
     areas: Tree
-    layout: str
-    size: int
+    layout: str  #: "lockstep" or "psyche".
+    size: int  #: Number of params, which does not follow from a message either.
 
     @cached_property
     def leaves(self) -> list[Any]:
