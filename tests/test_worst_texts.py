@@ -5,7 +5,6 @@ At these sizes what grows with the square takes minutes, and what is linear well
 
 import ast
 import re
-import signal
 from collections.abc import Iterator
 from importlib import import_module
 from itertools import product
@@ -14,13 +13,11 @@ import pytest
 
 from lockstep import errors
 from lockstep.errors import LockstepError
-from parts.workload.process import messages
 from pipeline.net import host
 from pipeline.pages import public
 from pipeline.stage.keys import PROJECT
+from tests.linear import WORST, in_time
 
-SECONDS = 20  # of a machine that is busy with other things
-WORST = ("a://", "a://a@", "a://a?", "bearer : ", "signature=", "hf_secre", "\x1b]0;", "a: ", "\n")
 SHOWING = {
     "hide": errors.hide,
     "brief": errors.brief,
@@ -28,7 +25,6 @@ SHOWING = {
     "shown": errors.shown,
     "reveals": errors.reveals,
     "redact": lambda text: host.message(ValueError(text)),
-    "first_line": messages.first_line,
     "public": public.without_secrets,
     "folders": public.without_folders,
     "code": public.code,
@@ -47,26 +43,13 @@ NOT_WRITTEN_HERE = {
 }
 
 
-@pytest.fixture
-def soon():
-    """Ends a test that takes longer than a linear one can; the matcher looks for signals."""
-
-    def ended(*_):
-        raise TimeoutError(f"over {SECONDS} s, expected time in proportion to the size")
-
-    before = signal.signal(signal.SIGALRM, ended)
-    signal.alarm(SECONDS)
-    yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
-
-
 @pytest.mark.parametrize("name", SHOWING)
-def test_what_shows_a_strangers_words_takes_time_in_proportion_to_them(soon, monkeypatch, name):
+def test_what_shows_a_strangers_words_takes_time_in_proportion_to_them(monkeypatch, name):
     monkeypatch.setattr(errors, "_secrets", {"hf_secret"})
     size = 10**7 if name in BOUNDED else 3 * 10**5
-    for text in WORST:
-        SHOWING[name](text * (size // len(text)))
+    with in_time():
+        for text in WORST:
+            SHOWING[name](text * (size // len(text)))
 
 
 def patterns() -> Iterator[tuple[str, str, set[str]]]:
@@ -92,17 +75,19 @@ def patterns() -> Iterator[tuple[str, str, set[str]]]:
 BETWEEN = re.compile(r"\\.|\(\?<?[:!=]|\(\?P<\w+>|[][(){}|*+?^$]")
 
 
-def test_no_pattern_takes_more_than_time_in_proportion_to_what_it_reads(soon):
+def test_no_pattern_takes_more_than_time_in_proportion_to_what_it_reads():
     for where, pattern, functions in patterns():
-        signal.alarm(SECONDS)  # anew for each
-        literals = [text for text in BETWEEN.split(pattern) if text]
-        matchers = [
-            getattr(re.compile(pattern), name) for name in functions & {"fullmatch", "match"}
-        ]
-        if functions - {"fullmatch", "match"}:
-            matchers.append(re.compile(pattern).search)
-        for one, other in product(("", "a", "0"), (*literals, " ", "\t", "a", ".", "/")):
-            text = (one + other) * (10**5 // len(one + other))
-            for start, matcher in product(("", *literals[:1]), matchers):
-                matcher(start + text)
-        print(where)  # the last that is shown is the one before
+        print(where)  # the last that is shown took too long
+        with in_time():
+            check_pattern(pattern, functions)
+
+
+def check_pattern(pattern: str, functions: set[str]) -> None:
+    literals = [text for text in BETWEEN.split(pattern) if text]
+    matchers = [getattr(re.compile(pattern), name) for name in functions & {"fullmatch", "match"}]
+    if functions - {"fullmatch", "match"}:
+        matchers.append(re.compile(pattern).search)
+    for one, other in product(("", "a", "0"), (*literals, " ", "\t", "a", ".", "/")):
+        text = (one + other) * (10**5 // len(one + other))
+        for start, matcher in product(("", *literals[:1]), matchers):
+            matcher(start + text)

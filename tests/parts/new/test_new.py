@@ -26,6 +26,8 @@ from pipeline.preflight.plan import plan, plan_of
 from pipeline.stage.keys import PROJECT
 from pipeline.toml_file import read_run_file
 from tests import tiny
+from tests.errors import refused
+from tests.pipeline.net.test_hub_names import PATHS
 from tests.pipeline.sources.corpora import parquet_of
 from tests.servers import hub as hub_server
 from tests.servers.hub import REPO
@@ -222,6 +224,13 @@ def test_the_config_of_a_model_on_the_hub_is_fetched_alone(tmp_path, monkeypatch
         lockstep_new(file, *where, "--optimizer", "adamw", "--tokens", "1e5")
     assert runfile.load(file).llm.checkpoint == runfile.CheckpointHub(repo_id=REPO, revision=commit)
     assert [path.name for path in tmp_path.glob("data/store/hub/*/*/*")] == ["config.json"]
+
+
+@pytest.mark.parametrize("name", PATHS)
+def test_a_model_that_can_only_be_a_path_is_asked_for_on_no_hub(name, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # were a hub asked, the error would name this
+    with refused("--model", name, "no such folder"):
+        model_named(name, tmp_path)
 
 
 def test_plan_takes_a_model_on_the_hub_from_its_config_and_not_from_another_runs(

@@ -17,7 +17,9 @@ from pipeline.again.evaluate import Evaluated
 from pipeline.again.outputs import TRANSCRIPT
 from pipeline.stage.artifacts import _digest
 from tests import tiny
+from tests.errors import refused
 from tests.parts.publication.published_run import STAGES, change_json, entry, forge, refusal, verify
+from tests.pipeline.net.test_hub_names import NETWORK, PATHS
 
 EVALUATED = Evaluated(
     held_out_loss=1.0,
@@ -105,3 +107,11 @@ def test_lists_too_deep_in_one_another_are_one_line(tmp_path, monkeypatch):
     monkeypatch.setattr(fetch, "find", found)
     with pytest.raises(LockstepError, match="maximum recursion depth exceeded, expected no lists"):
         verify(tmp_path / "published")
+
+
+@pytest.mark.parametrize("name", PATHS)
+def test_a_source_that_can_only_be_a_path_is_asked_for_on_no_hub(name, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # were a hub asked, the error would name this
+    monkeypatch.chdir(tmp_path)
+    with refused(name, "no such folder"):
+        fetch.find(name, tmp_path, fetch.Limits(1, NETWORK))

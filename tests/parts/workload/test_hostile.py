@@ -16,6 +16,7 @@ from lockstep.errors import LockstepError
 from parts.workload.process import child_group, messages
 from parts.workload.process.messages import WorkerError
 from parts.workload.process.worker_process import WorkerProcess
+from tests.linear import WORST, in_time
 from tests.parts.workload import fake_workers
 
 ANSWERS = {
@@ -371,3 +372,9 @@ def children_here() -> set[str]:
     """The processes that this one has started, and that are there."""
     folder = Path("/proc/self/task")
     return {pid for file in folder.glob("*/children") for pid in file.read_text().split()}
+
+
+def test_the_last_line_of_a_worker_takes_time_in_proportion_to_what_it_said():
+    with in_time():
+        for text in WORST:
+            messages.first_line(text * (10**6 // len(text)))

@@ -1,24 +1,23 @@
 """What a later stage would miss is a row that fails before any of it runs."""
 
+import json
 import shutil
 import socket
 import sys
 from collections import namedtuple
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-import parts.carrier
 from lockstep.files import write_json
 from models.llama import llama
 from pipeline import runfile
 from pipeline.preflight import commands, preflight
-from pipeline.preflight.preflight import Preflight
 from pipeline.preflight.row import CheckRow, Mark, lines
 from pipeline.stage.keys import PROJECT, STAGES
 from tests import tiny
 from tests.errors import refused
+from tests.pipeline.preflight.looks import check_lacking, looks, said, written
 from tests.servers import hub as hub_server
 from tests.servers.hub import REPO
 
@@ -26,26 +25,6 @@ RUN = PROJECT / "params" / "run.toml"
 DRAND = f"drand quicknet 1 {'0' * 96}"
 SHUFFLE = {"shuffle": "DontShuffle", "held_out_percent": 1.0}
 CONFIG = llama.Config.from_hf(tiny.MODEL).to_hf()
-
-
-def looks(run_file: Path, root: Path) -> list[CheckRow]:
-    return [*Preflight(runfile.load(run_file), run_file, root).rows()]
-
-
-def of(rows: list[CheckRow], mark: Mark) -> dict[str, str]:
-    return {row.name: row.said for row in rows if row.mark is mark}
-
-
-@pytest.fixture
-def written(tmp_path):
-    """Writes a tiny run with changes, and returns its file."""
-    tokens = tiny.write_data(tmp_path / "tokens")
-
-    def write(**changes: object) -> Path:
-        tiny.write_run(tmp_path / "run.toml", tiny.run_document(tokens, **changes))
-        return tmp_path / "run.toml"
-
-    return write
 
 
 def test_the_default_run_passes_every_look_and_no_network_is_asked(tmp_path, monkeypatch):
@@ -62,15 +41,8 @@ def test_the_default_run_passes_every_look_and_no_network_is_asked(tmp_path, mon
 @pytest.mark.parametrize(
     ("key", "module", "changes"),
     [
-        ("[evaluate] tasks", "lm_eval", {"evaluate__tasks": ["arc_easy"]}),
-        (
-            "[evaluate] sample_tasks",
-            "lm_eval",
-            {"evaluate__every": 1, "evaluate__sample_tasks": ["arc_easy"]},
-        ),
         ("[runtime] sinks", "wandb", {"runtime__sinks": ["wandb"]}),
         ("[runtime] sinks", "tensorboardX", {"runtime__sinks": ["tensorboard"]}),
-        ("[runtime] carrier", "ray", {"runtime__carrier": "ray"}),
         ("[witness] beacon", "py_ecc", {"witness__beacon": DRAND}),
         (
             "model.LLM.data_location",
@@ -96,15 +68,11 @@ def test_the_default_run_passes_every_look_and_no_network_is_asked(tmp_path, mon
     ],
 )  # fmt: skip
 def test_a_package_that_a_stage_would_lack_is_a_row_that_fails(
-    key, module, changes, written, tmp_path, monkeypatch
+    key, module, changes, tmp_path, monkeypatch
 ):
     if key == "[config] checkpointers":
         changes = older_spelling() | changes
-    monkeypatch.setitem(sys.modules, module, None)
-    monkeypatch.setitem(sys.modules, module.partition(".")[0], None)
-    failing = of(looks(written(**changes), tmp_path), Mark.FAILS)
-    assert key in failing["packages"] and f"{module} is not installed" in failing["packages"]
-    assert "pip install" in failing["packages"]
+    check_lacking(monkeypatch, tmp_path, key, module, **changes)
 
 
 def older_spelling() -> dict[str, object]:
@@ -124,8 +92,6 @@ def hub(tmp_path, monkeypatch):
 
 def model_of(*names: str, index: dict | None = None) -> dict[str, bytes]:
     """The files of a repository."""
-    import json
-
     files = dict.fromkeys(names, b"{}") | {"config.json": json.dumps(CONFIG).encode()}
     return files | ({"model.safetensors.index.json": json.dumps(index).encode()} if index else {})
 
@@ -148,17 +114,15 @@ TEXT = {"Text": {"source": "text", "tokenizer": REPO, **SHUFFLE}}
     ],
     ids=["whole", "sharded", "no weights", "a shard less", "no tokenizer", "no config", "none"],
 )  # fmt: skip
-def test_what_a_repository_lacks_is_a_row_that_fails(
-    files, failing, written, hub, tmp_path, monkeypatch
-):
+def test_what_a_repository_lacks_is_a_row_that_fails(files, failing, hub, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / "a.txt").write_text("a text\n" * 5000)
     if files:
         hub.commit(files)
     changes = {"model__LLM__checkpoint": {"Hub": {"repo_id": REPO}}}
-    rows = looks(written(model__LLM__data_location=TEXT, **changes), tmp_path)
-    found = of(rows, Mark.FAILS)
+    rows = looks(written(tmp_path, model__LLM__data_location=TEXT, **changes), tmp_path)
+    found = said(rows, Mark.FAILS)
     assert found.keys() == failing.keys()
     for name, word in failing.items():
         assert word in found[name]
@@ -166,24 +130,26 @@ def test_what_a_repository_lacks_is_a_row_that_fails(
     assert not [path for path in (tmp_path / "data").rglob("*.safetensors")]
 
 
-def test_a_dataset_that_is_not_there_is_a_row_that_fails(written, hub, tmp_path):
+def test_a_dataset_that_is_not_there_is_a_row_that_fails(hub, tmp_path):
     changes = {"model__LLM__data_location": {"Hub": {"repo_id": "ours/text"}}}
-    assert "ours/text" in of(looks(written(**changes), tmp_path), Mark.FAILS)["data"]
+    assert "ours/text" in said(looks(written(tmp_path, **changes), tmp_path), Mark.FAILS)["data"]
 
 
-def test_a_hub_that_cannot_be_reached_is_said_and_fails_nothing(written, tmp_path, monkeypatch):
+def test_a_hub_that_cannot_be_reached_is_said_and_fails_nothing(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     changes = {"model__LLM__data_location": {"Hub": {"repo_id": "ours/text"}}}
-    rows = looks(written(model__LLM__checkpoint={"Hub": {"repo_id": REPO}}, **changes), tmp_path)
-    assert of(rows, Mark.UNKNOWN).keys() == {"model", "data", "disk"}
-    assert not of(rows, Mark.FAILS)
+    rows = looks(
+        written(tmp_path, model__LLM__checkpoint={"Hub": {"repo_id": REPO}}, **changes), tmp_path
+    )
+    assert said(rows, Mark.UNKNOWN).keys() == {"model", "data", "disk"}
+    assert not said(rows, Mark.FAILS)
 
 
 # ---- Data, disk, memory, devices ----
 
 
-def test_too_few_tokens_are_a_row_that_fails(written, tmp_path):
-    failing = of(looks(written(config__total_steps=10**6), tmp_path), Mark.FAILS)
+def test_too_few_tokens_are_a_row_that_fails(tmp_path):
+    failing = said(looks(written(tmp_path, config__total_steps=10**6), tmp_path), Mark.FAILS)
     assert "more than there are" in failing["data"] and "total_steps" in failing["data"]
 
 
@@ -198,50 +164,41 @@ def free(monkeypatch):
     return leave
 
 
-def test_too_little_disk_is_a_row_that_fails_and_what_is_begun_counts(written, free, tmp_path):
-    run_file = written()
+def test_too_little_disk_is_a_row_that_fails_and_what_is_begun_counts(free, tmp_path):
+    run_file = written(tmp_path)
     free(1000)
-    assert "snapshot_every" in of(looks(run_file, tmp_path), Mark.FAILS)["disk"]
+    assert "snapshot_every" in said(looks(run_file, tmp_path), Mark.FAILS)["disk"]
     begun = preflight.Paths("train", run_file, tmp_path).scratch / "checkpoints" / "state"
     begun.parent.mkdir(parents=True)
     begun.write_bytes(b"-" * 10**7)
-    assert "disk" in of(looks(run_file, tmp_path), Mark.FINE)
+    assert "disk" in said(looks(run_file, tmp_path), Mark.FINE)
 
 
-def test_what_the_machine_lacks_is_said(written, tmp_path, monkeypatch):
-    rows = looks(written(peers__attention="cudnn", peers__precision="bfloat16"), tmp_path)
-    assert "NVIDIA GPU" in of(rows, Mark.FAILS)["GPU"]
-    rows = looks(written(runtime__memory_gb=3e-5), tmp_path)
-    assert "fewer peers" in of(rows, Mark.WARNING)["memory"]
-    short = "[runtime.ray]: room for 1 of 2 peers"
-    cluster = SimpleNamespace(shortage_of=lambda count, _: short if count == 2 else None)
-    monkeypatch.setattr(parts.carrier, "ray_actors", cluster, raising=False)
-    assert short in of(looks(written(runtime__carrier="ray"), tmp_path), Mark.FAILS)["Ray"]
-
-
-def test_a_task_that_nobody_knows_is_a_row_that_fails(written, tmp_path):
-    run_file = written(evaluate__tasks=["next_line", "no/such/task.yaml"])
-    assert "no/such/task.yaml" in of(looks(run_file, tmp_path), Mark.FAILS)["tasks"]
+def test_what_the_machine_lacks_is_said(tmp_path):
+    rows = looks(written(tmp_path, peers__attention="cudnn", peers__precision="bfloat16"), tmp_path)
+    assert "NVIDIA GPU" in said(rows, Mark.FAILS)["GPU"]
+    rows = looks(written(tmp_path, runtime__memory_gb=3e-5), tmp_path)
+    assert "fewer peers" in said(rows, Mark.WARNING)["memory"]
 
 
 # ---- The command ----
 
 
-def test_what_has_its_result_is_not_looked_at_again(written, tmp_path, monkeypatch):
+def test_what_has_its_result_is_not_looked_at_again(tmp_path, monkeypatch):
     monkeypatch.setattr(preflight.artifacts, "rerun_reasons", lambda *_: dict.fromkeys(STAGES))
-    run_file = written(model__LLM__checkpoint={"Hub": {"repo_id": "nobody/nothing"}})
+    run_file = written(tmp_path, model__LLM__checkpoint={"Hub": {"repo_id": "nobody/nothing"}})
     assert [row.name for row in looks(run_file, tmp_path)] == ["run file", "results"]
 
 
-def test_a_run_that_would_fail_is_status_1_and_each_reason_a_line(written, tmp_path, capsys):
+def test_a_run_that_would_fail_is_status_1_and_each_reason_a_line(tmp_path, capsys):
     write_json(tmp_path / "m" / "config.json", CONFIG)
     checkpoint = {"Hub": {"repo_id": str(tmp_path / "m")}}
-    run_file = written(model__LLM__checkpoint=checkpoint, config__total_steps=10**6)
+    run_file = written(tmp_path, model__LLM__checkpoint=checkpoint, config__total_steps=10**6)
     with refused(run_file, 2):
         commands.check(run_file, tmp_path)
     marks = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
     assert marks.count("✗") == 2
-    commands.check(written(), tmp_path)
+    commands.check(written(tmp_path), tmp_path)
 
 
 def test_a_table_has_words_where_there_are_no_ticks(monkeypatch):
