@@ -2,7 +2,7 @@
 
 from benchmarks import sizes
 from lockstep.methods import CARDS
-from parts.new.like import tables_like, with_tokens
+from pipeline.runfile.like import tables_like, with_tokens
 
 
 def document(size: str, name: str, rounds: int, local_steps: int | None = None) -> dict:

@@ -1,7 +1,7 @@
 """A part comes off by deleting its folder: the library and the pipeline go on without it.
 
-A copy of the tree has neither the part nor the lines of dvc.yaml that name it. A part that imports
-another one comes off together with it, as its README says.
+A copy of the tree has neither the part nor the lines of dvc.yaml that name it. No part imports
+another one, so each comes off alone: a contract in pyproject.toml.
 """
 
 import ast
@@ -94,18 +94,6 @@ def missing(tree: Path) -> list[str]:
     ]
 
 
-def taken_off_with(part: str) -> set[str]:
-    """The part, and the parts that import it."""
-    gone, before = {part}, set()
-    while gone != before:
-        before = set(gone)
-        for other in set(PARTS) - gone:
-            files = (PROJECT / "parts" / other).rglob("*.py")
-            used = {name.split(".")[1] for file in files for name in modules(file) if "." in name}
-            gone |= {other} if used & gone else set()
-    return gone
-
-
 def copy_without(gone: set[str], place: Path) -> Path:
     """A copy of the tree, by hard links where the disk takes them, without some parts."""
 
@@ -165,13 +153,11 @@ def test_all_commands_of_parts_are_found():
 
 @each_part
 def test_without_a_part_every_import_is_met_and_the_command_line_lacks_its_commands(part, tmp_path):
-    gone = taken_off_with(part)
-    tree = copy_without(gone, tmp_path / "tree")
+    tree = copy_without({part}, tmp_path / "tree")
     assert missing(tree) == []
     commands, *table = run(tree, "-c", HELP_AND_CHECK, str(tmp_path)).splitlines()
-    theirs = frozenset().union(*map(commands_of, gone))
-    kept = frozenset().union(*map(commands_of, {*PARTS} - gone))
-    assert theirs.isdisjoint(commands.split()) and kept <= {*commands.split()}
+    kept = frozenset().union(*map(commands_of, {*PARTS} - {part}))
+    assert commands_of(part).isdisjoint(commands.split()) and kept <= {*commands.split()}
     assert any("run.toml" in line for line in table)
 
 
@@ -185,14 +171,12 @@ def test_without_any_part_every_module_is_imported_and_the_contracts_hold(tmp_pa
 @pytest.mark.soak
 @each_part
 def test_without_a_part_the_tests_of_library_and_pipeline_pass(part, tmp_path):
-    gone = taken_off_with(part)
-    tree = copy_without(gone, tmp_path / "tree")
-    of_parts = {f"parts.{name}" for name in gone}
+    tree = copy_without({part}, tmp_path / "tree")
     ignored = [
         f"--ignore={file.relative_to(tree)}"
         for folder in ("lockstep", "pipeline")
         for file in (tree / "tests" / folder).rglob("test_*.py")
-        if any(name.startswith(tuple(of_parts)) for name in modules(file))
+        if any(f"{name}.".startswith(f"parts.{part}.") for name in modules(file))
     ]
     run(tree, "-m", "pytest", "-q", "-m", "not soak", *ignored, "tests/lockstep", "tests/pipeline")
 

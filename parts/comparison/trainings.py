@@ -23,8 +23,8 @@ from parts.comparison.compare_file import (
     Failure,
     Method,
 )
-from parts.new.like import at_rate, tables_like, with_tokens
 from pipeline import runfile
+from pipeline.runfile.like import at_rate, tables_like, with_tokens
 
 MEASURES = 10  # of the held-out loss, in a run
 BEST = "best"

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -12,9 +12,8 @@ from lockstep.errors import LockstepError
 from pipeline.command_line import DEFAULT_ROOT, RUN_FILES, Root
 
 if TYPE_CHECKING:
-    from parts.new.answers import Checks, NewAnswers
-    from parts.new.fitting import Choice
     from pipeline.preflight.model import StartingModel
+    from pipeline.runfile.like import Choice
 
 app = typer.Typer()
 
@@ -47,6 +46,8 @@ QUESTIONS = {
     "gpus": ("GPUs here, 0 for none", 0),
 }
 BY_DEFAULT = {"peers": 4, "gpus": 0}
+NO_ANSWERS = ("like", "force", "root")  # options that say how the file is written
+Answers = dict[str, Any]
 
 
 @app.command(rich_help_panel=RUN_FILES)
@@ -102,47 +103,64 @@ def new(  # noqa: PLR0913 - each is an option
 
     Example: lockstep new mine.toml --model init:2m --data ./texts --optimizer distro --tokens 1e6
     """
-    values = locals()
-    from parts.new.answers import Checks, NewAnswers
+    answers = {name: value for name, value in locals().items() if name not in NO_ANSWERS}
+    _make(answers, like, root, force)
 
-    given = NewAnswers(**{name: values[name] for name in NewAnswers._fields})
-    checks = Checks(root, force)
-    given = _asked(given, checks, QUESTIONS if like is None else ("file", "optimizer"))
-    checks.file(given, given.file)
-    if like is not None:
-        _check_alone(given)
-        _write_like(given, like, root)
+
+def _make(answers: Answers, like: Path | None, root: Path, force: bool) -> None:
+    """Ask for what is missing, and write the run file."""
+    from parts.new.fresh import checked
+    from parts.new.starting_model import model_named
+
+    model_of = cache(partial(model_named, root=root))
+
+    def check(name: str, answer: Any, answers: Answers) -> Any:
+        if name == "file":
+            return _new_file(answer, force)
+        return checked(name, answer, answers, model_of)
+
+    answers = _asked(answers, QUESTIONS if like is None else ("file", "optimizer"), check)
+    _new_file(answers["file"], force)
+    if like is None:
+        _write_new(answers, model_of(answers["model"]), root)
     else:
-        _write_new(given, checks.model_of(given.model), root)
+        _check_alone(answers)
+        _write_like(answers, like, root)
 
 
-def _asked(given: "NewAnswers", checks: "Checks", needed: Iterable[str]) -> "NewAnswers":
+def _new_file(answer: str | Path, force: bool) -> Path:
+    if Path(answer).exists() and not force:
+        raise LockstepError(f"{answer}: exists, expected a new file, or --force")
+    return Path(answer)
+
+
+def _asked(answers: Answers, needed: Iterable[str], check: Callable) -> Answers:
     """Ask for missing answers, in a terminal; ask again after an impossible one.
 
     Raises:
       LockstepError: An answer is missing without a terminal to ask in, or impossible.
     """
-    missing = [name for name in needed if getattr(given, name) is None]
+    missing = [name for name in needed if answers[name] is None]
     if not sys.stdin.isatty():
         needs = [name for name in missing if name not in BY_DEFAULT]
         if needs:
             flags = ", ".join("FILE" if name == "file" else f"--{name}" for name in needs)
             raise LockstepError(f"lockstep new: {flags} missing, expected it, or a terminal to ask")
-        return given._replace(**{name: BY_DEFAULT[name] for name in missing})
+        return answers | {name: BY_DEFAULT[name] for name in missing}
     for name in needed:
-        check = partial(getattr(checks, name), given)
+        is_possible = partial(check, name, answers=answers)
         if name not in missing:
-            check(getattr(given, name))
+            is_possible(answers[name])
             continue
         question, default = QUESTIONS[name]
         try:
-            answer = typer.prompt(question, default=default, value_proc=_refused_by(check))
+            answer = typer.prompt(question, default=default, value_proc=_refused_by(is_possible))
         except typer.Abort as error:
             raise LockstepError(
                 "lockstep new: stopped; expected an answer, wrote nothing"
             ) from error
-        given = given._replace(**{name: answer})
-    return given
+        answers = answers | {name: answer}
+    return answers
 
 
 def _refused_by(check: Callable[[str], Any]) -> Callable[[str], Any]:
@@ -157,57 +175,54 @@ def _refused_by(check: Callable[[str], Any]) -> Callable[[str], Any]:
     return checked
 
 
-def _check_alone(given: "NewAnswers") -> None:
+def _check_alone(answers: Answers) -> None:
     """Check that nothing is given that `--like` keeps."""
-    for name, value in given._asdict().items():
+    for name, value in answers.items():
         if name not in ("file", "optimizer") and value is not None:
             flag = name.replace("_", "-")
             raise LockstepError(f"--{flag}: expected none with --like, whose run has its own")
 
 
-def _write_new(given: "NewAnswers", model: "StartingModel", root: Path) -> None:
+def _write_new(answers: Answers, model: "StartingModel", root: Path) -> None:
     from parts.new import fitting, fresh
-    from parts.new.answers import new_run
 
-    asked = new_run(given, model)
-    document, choices = fresh.tables(asked), fresh.choices(asked)
+    new = fresh.new_run(answers, model)
+    document, choices = fresh.tables(new), fresh.choices(new)
     choices += fitting.times_that_fit(document, model.config, one_epoch=True)
     head = [
-        f"Made by `lockstep new` with --optimizer {given.optimizer} --tokens {given.tokens} "
-        f"--peers {given.peers} --gpus {given.gpus}.",
+        f"Made by `lockstep new` with --optimizer {answers['optimizer']} "
+        f"--tokens {answers['tokens']} --peers {new.peers} --gpus {new.gpus}.",
         f"Model: {model.said}; {model.params:,} params.",
-        f"Data: {asked.data.said}.",
+        f"Data: {new.data.said}.",
     ]
-    _write(given.file, root, document, model.config, choices, head)
+    _write(answers["file"], root, document, model.config, choices, head)
 
 
-def _write_like(given: "NewAnswers", like: Path, root: Path) -> None:
-    from parts.new import fitting
-    from parts.new.answers import card_named
-    from parts.new.like import check_base, tables_like
+def _write_like(answers: Answers, like: Path, root: Path) -> None:
+    from parts.new.fitting import times_that_fit
+    from parts.new.fresh import card_named
     from pipeline import runfile
     from pipeline.preflight.model import model_of_run
+    from pipeline.runfile.like import check_base, tables_like
 
-    card, base = card_named(given.optimizer), runfile.load(like)
+    card, base = card_named(answers["optimizer"]), runfile.load(like)
     check_base(base, like)
-    head = [f"Made by `lockstep new`: as {like}, with --optimizer {given.optimizer}."]
+    head = [f"Made by `lockstep new`: as {like}, with --optimizer {answers['optimizer']}."]
     try:
         model = model_of_run(base, root)
     except LockstepError as error:  # its tokens are known all the same
         model = None
         head.append(f"{error}.")
-    if model:
-        card = card.for_groups(model.groups)
-    document, choices = tables_like(base, card, model)
-    config = model.config if model else None
-    if config:
-        choices += fitting.times_that_fit(document, config, one_epoch=False)
-    if config is None:
+    if model is None:
+        document, choices = tables_like(base, card, None)
         head.append(
             "Its model is not known before stage convert, so times and the rate are not fitted to "
             "it: see `lockstep check` then."
         )
-    _write(given.file, root, document, config, choices, head)
+    else:
+        document, choices = tables_like(base, card.for_groups(model.groups), model.params)
+        choices += times_that_fit(document, model.config, one_epoch=False)
+    _write(answers["file"], root, document, model and model.config, choices, head)
 
 
 def _write(
@@ -220,11 +235,11 @@ def _write(
 ) -> None:
     """Write a run file, and say what was chosen, and what plan and check say of it."""
     from lockstep.files import write_text
-    from parts.new.fitting import CALLED, value_at
     from pipeline import runfile
     from pipeline.preflight import commands as preflight
     from pipeline.preflight.plan import plan_of
     from pipeline.runfile.importer import run_file, toml
+    from pipeline.runfile.like import CALLED, value_at
     from pipeline.stage import logs
 
     run = runfile.parse(document, CALLED)

@@ -2,43 +2,22 @@
 
 import math
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
-from lockstep.errors import LockstepError
 from lockstep.machine.progress import size
 from lockstep.programs.train_step import Programs
 from lockstep.protocol import links
 from pipeline import runfile
 from pipeline.preflight.plan import plan_of
+from pipeline.runfile.like import CALLED, Choice
 from pipeline.start import in_time
 from pipeline.start.round_settings import round_settings
 from pipeline.subject import programs_of
 
-CALLED = "lockstep new"  # what errors of the loader call a file that is not written yet
 ROOM = 1.25  # of a time limit over the time that the plan says
 FOREVER, LEAST_EPOCH = 10**9, 3600  # seconds of an epoch
-MOST_BATCH = 2**16 - 1  # sequences of a round: Psyche's number has 16 bits
-
-
-def short(rate: float) -> float:
-    """Return a learning rate without the digits that binary fractions add."""
-    return float(f"{rate:.6g}")
-
-
-class Choice(NamedTuple):
-    """A number of a run file, by its dotted key, and why it has its value."""
-
-    key: str
-    why: str
-
-
-def value_at(document: dict[str, Any], key: str) -> Any:
-    """Return the value at a dotted key of a document."""
-    for part in key.split("."):
-        document = document[part]
-    return document
 
 
 def times_that_fit(
@@ -107,26 +86,3 @@ def _whole_run(document: dict[str, Any], model: dict[str, Any]) -> Choice:
     config["epoch_time"] = max(LEAST_EPOCH, 2 * math.ceil(seconds))
     why = f"longer than the whole run, about {seconds:,.0f} simulated seconds, which is one epoch"
     return Choice("config.epoch_time", why)
-
-
-def divided(rows: int, most: int) -> int:
-    """Return the largest divisor of `rows` that is at most `most`, and at least 1."""
-    return max(part for part in range(1, max(1, min(rows, most)) + 1) if rows % part == 0)
-
-
-def check_batch(rows: int, flag: str) -> None:
-    """Check that a round's batch is a number that a run file can have.
-
-    Raises:
-      LockstepError: It is larger; the message names the flag or the file.
-    """
-    if rows > MOST_BATCH:
-        raise LockstepError(
-            f"{flag}: a round of {rows:,} sequences, expected at most {MOST_BATCH:,}; fewer peers "
-            "or another optimizer have less"
-        )
-
-
-def counted(number: int, thing: str) -> str:
-    """Return a number of things in words: 1 sequence, 2 sequences."""
-    return f"{number:,} {thing}{'' if number == 1 else 's'}"

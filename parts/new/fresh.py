@@ -2,14 +2,18 @@
 
 import hashlib
 import math
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from lockstep.errors import LockstepError
-from lockstep.methods import CARDS
+from lockstep.methods import CARDS, card_of
 from lockstep.methods.card import Card
-from parts.new.data_tables import NewData
-from parts.new.fitting import FOREVER, MOST_BATCH, Choice, check_batch, counted, divided, short
+from lockstep.tables.peers import MAX_CLIENTS
+from parts.new.data_tables import NewData, data_named
+from parts.new.fitting import FOREVER
 from pipeline.preflight.model import StartingModel
+from pipeline.runfile.like import MOST_BATCH, Choice, check_batch, counted, short
 
 STEPS = 2000  # local steps that a run is aimed at
 FEWEST_ROUNDS = 20
@@ -22,21 +26,16 @@ HELD_OUT_TOKENS = 2**17  # at least, of a measurement: fewer say little
 FINE_TUNING = 2e-5  # of AdamW, between 1e-5 of LLaMA-Factory and 5e-5 of transformers' Trainer
 DTYPES = "float32", "bfloat16", "float16"  # of an export
 MANY_LAYERS = 16  # above it, layers are compiled once for all
+MOST_TOKENS, MOST_GPUS = 1e15, 2**16
 
 
 class NewRun(NamedTuple):
     """A user's wishes for a new run.
 
-    None leaves a choice to what follows: `length`, `rows`, `rate` and `exported`.
-
     Attributes:
       tokens: Tokens to train on, over all peers.
-      sequence: Tokens of a sequence.
-      sequences: Sequences of a round, over all peers.
-      uplink, downlink: A peer's megabits per second.
-      learning_rate: The highest one.
-      seed: Seed of fresh weights, of the order of the data and of the peers.
-      dtype: Of the exported weights.
+      wanted: What has a default here, by the names of the options of `lockstep new`: length, batch,
+        uplink, downlink, learning_rate, seed and dtype. None, or no entry, leaves the default.
     """
 
     model: StartingModel
@@ -45,19 +44,13 @@ class NewRun(NamedTuple):
     tokens: int
     peers: int
     gpus: int
-    sequence: int | None = None
-    sequences: int | None = None
-    uplink: float | None = None
-    downlink: float | None = None
-    learning_rate: float | None = None
-    seed: int | None = None
-    dtype: str | None = None
+    wanted: Mapping[str, Any] = MappingProxyType({})
 
     @property
     def rate(self) -> float:
         """The highest learning rate."""
-        if self.learning_rate is not None:
-            return self.learning_rate
+        if self.wanted.get("learning_rate"):
+            return self.wanted["learning_rate"]
         if self.model.is_trained:
             adamw = CARDS["adamw"].rates[0].rate
             return short(FINE_TUNING * self.card.rates[0].rate / adamw)
@@ -67,7 +60,9 @@ class NewRun(NamedTuple):
     def exported(self) -> str:
         """The dtype of the exported weights: a model keeps its own."""
         own = self.model.config.get("dtype") or self.model.config.get("torch_dtype")
-        return self.dtype or (own if self.model.is_trained and own in DTYPES else DTYPES[0])
+        if dtype := self.wanted.get("dtype"):
+            return dtype
+        return own if self.model.is_trained and own in DTYPES else DTYPES[0]
 
     @property
     def length(self) -> int:
@@ -76,12 +71,13 @@ class NewRun(NamedTuple):
         Raises:
           LockstepError: The model does not take so many.
         """
-        if self.sequence is not None and self.sequence > self.model.longest:
+        longest = self.model.longest
+        length = self.wanted.get("length") or min(longest, MOST_LENGTH)
+        if length > longest:
             raise LockstepError(
-                f"--length {self.sequence}: expected at most the {self.model.longest} tokens that "
-                "the model takes"
+                f"--length {length}: expected at most the {longest} tokens that the model takes"
             )
-        return self.sequence or min(self.model.longest, MOST_LENGTH)
+        return length
 
     @property
     def rows(self) -> int:
@@ -92,8 +88,8 @@ class NewRun(NamedTuple):
             each peer and local step.
         """
         steps, of_one = self.card.local_steps, self.length * self.peers
-        if self.sequences is not None:
-            return self._rows_of(self.sequences, self.peers * steps)
+        if batch := self.wanted.get("batch"):
+            return self._rows_of(batch, self.peers * steps)
         least = of_one * steps
         if self.tokens < least:
             raise LockstepError(
@@ -119,14 +115,6 @@ class NewRun(NamedTuple):
             )
         return sequences // together
 
-    def check(self) -> None:
-        """Check that there are tokens for a round.
-
-        Raises:
-          LockstepError: There are not, or the model does not take sequences of that length.
-        """
-        assert self.rows
-
     @property
     def batch(self) -> int:
         """Sequences of a round, over all peers."""
@@ -140,13 +128,88 @@ class NewRun(NamedTuple):
     @property
     def links(self) -> dict[str, float]:
         """The wanted speeds of links, by their keys."""
-        given = {"upload_mbps": self.uplink, "download_mbps": self.downlink}
-        return {key: mbps for key, mbps in given.items() if mbps is not None}
+        options = {"upload_mbps": "uplink", "download_mbps": "downlink"}
+        return {key: self.wanted[name] for key, name in options.items() if self.wanted.get(name)}
+
+    @property
+    def seed(self) -> int | None:
+        """Seed of fresh weights, of the order of the data and of the peers; None by default."""
+        return self.wanted.get("seed")
 
     @property
     def devices_of_a_peer(self) -> int:
         """The number of GPUs that share a peer's params."""
         return self.gpus // self.peers if self.gpus and self.gpus % self.peers == 0 else 1
+
+
+def new_run(answers: Mapping[str, Any], model: StartingModel) -> NewRun:
+    """Return the new run that the answers to all questions ask for.
+
+    Raises:
+      LockstepError: An answer cannot be.
+    """
+    card, tokens = card_named(answers["optimizer"]), _number(answers["tokens"])
+    data = data_named(answers["data"], model)
+    groups = card.for_groups(model.groups)
+    return NewRun(model, data, groups, tokens, answers["peers"], answers["gpus"], answers)
+
+
+def card_named(name: str) -> Card:
+    """Return the card that --optimizer names.
+
+    Raises:
+      LockstepError: There is none.
+    """
+    if card := card_of(name):
+        return card
+    raise LockstepError(f"--optimizer {name}: expected one of {', '.join(CARDS)}")
+
+
+def checked(
+    name: str, answer: Any, answers: Mapping[str, Any], model_of: Callable[[str], StartingModel]
+) -> Any:
+    """Return what an answer to one question means.
+
+    Args:
+      name: Name of the question.
+      answer: A word that a user typed, or the value of an option.
+      answers: The answers to the questions before it.
+      model_of: The model of a name.
+
+    Raises:
+      LockstepError: It cannot be.
+    """
+    answers = {**answers, name: answer}
+    if name == "model":
+        model_of(answer)
+    elif name == "data":
+        data_named(answer, model_of(answers["model"]))
+    elif name == "optimizer":
+        card_named(answer)
+    elif name == "gpus":
+        answers[name] = _whole(answer, 0, MOST_GPUS)
+    elif name == "peers":
+        answers[name] = _whole(answer, 1, MAX_CLIENTS)
+    if name in ("tokens", "peers"):  # which must suffice for a round
+        enough = {"gpus": 0, "peers": answers["peers"] or 1}
+        assert new_run(answers | enough, model_of(answers["model"])).rows
+    return answers[name]
+
+
+def _whole(answer: str | int, least: int, most: int) -> int:
+    if not str(answer).isdecimal() or not least <= int(answer) <= most:
+        raise LockstepError(f"{answer}: expected a whole number from {least} to {most}")
+    return int(answer)
+
+
+def _number(tokens: str) -> int:
+    try:
+        number = float(tokens.replace("_", "").replace(",", ""))
+    except ValueError:
+        number = 0.0
+    if not 1 <= number <= MOST_TOKENS:
+        raise LockstepError(f"--tokens {tokens}: expected a number from 1 to 1e15, as 1e9")
+    return int(number)
 
 
 def tables(new: NewRun) -> dict[str, Any]:
@@ -240,6 +303,11 @@ def _peers(new: NewRun) -> dict[str, Any]:
     }
 
 
+def divided(rows: int, most: int) -> int:
+    """Return the largest divisor of `rows` that is at most `most`, and at least 1."""
+    return max(part for part in range(1, max(1, min(rows, most)) + 1) if rows % part == 0)
+
+
 def choices(new: NewRun) -> list[Choice]:
     """Return what was chosen, and why, from the most to the least important."""
     card, steps = new.card, new.card.local_steps
@@ -251,12 +319,12 @@ def choices(new: NewRun) -> list[Choice]:
     most = f"the model takes {new.model.longest:,} tokens at once; {MOST_LENGTH:,} at most here"
     aimed = f", so that the run has about {STEPS:,} of them, not tuned"
     return [
-        Choice(f"{where}.max_seq_len", "--length" if new.sequence else most),
+        Choice(f"{where}.max_seq_len", "--length" if new.wanted.get("length") else most),
         Choice(
             "config.global_batch_size_end",
             f"{new.peers} peers x {counted(new.rows, 'sequence')}{local}; "
             f"{new.rows * new.peers * length:,} tokens a local step"
-            f"{', of --batch' if new.sequences else aimed}",
+            f"{', of --batch' if new.wanted.get('batch') else aimed}",
         ),
         Choice(
             "config.total_steps",
@@ -285,7 +353,7 @@ def choices(new: NewRun) -> list[Choice]:
 
 def _why_rate(new: NewRun) -> str:
     """Return why the learning rate has its value."""
-    if new.learning_rate is not None:
+    if new.wanted.get("learning_rate"):
         return "--learning-rate"
     params = f"{new.model.params / 1e6:,.4g} M"
     if new.model.is_trained:
@@ -304,7 +372,7 @@ def _why_rate(new: NewRun) -> str:
 
 
 def _why_dtype(new: NewRun) -> str:
-    if new.dtype:
+    if new.wanted.get("dtype"):
         return "--dtype"
     return "the model's own" if new.model.is_trained else "fresh weights are float32"
 

@@ -1,7 +1,6 @@
 """`lockstep compare`: equal tokens, seeds and faults for all; a table that says what was shown."""
 
 import csv
-import inspect
 import json
 import math
 import os
@@ -11,13 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from pydantic import TypeAdapter
 from typer.testing import CliRunner
 
-import lockstep
 from lockstep.errors import DivergedError, LockstepError
-from lockstep.methods import CARDS, AnyOptimizer
-from lockstep.simulation.arguments import read_arguments
 from lockstep.tables.explain import validate
 from parts.comparison import compare_file, plan_file, train, training_result, written
 from parts.comparison.compare_file import Compare
@@ -25,9 +20,6 @@ from parts.comparison.table import Row, beats, best_rate, front, loss_at, rows
 from parts.comparison.table_text import conclusions, tables
 from parts.comparison.training_result import KEPT
 from parts.comparison.trainings import PlannedTraining, document, grid, trainings
-from parts.new import fresh
-from parts.new.answers import NewAnswers, new_run
-from parts.new.starting_model import model_named
 from pipeline import __main__ as command_line
 from pipeline import runfile
 from pipeline.stage.keys import PROJECT
@@ -37,23 +29,6 @@ from tests.errors import refused
 BASE = runfile.load(PROJECT / "params/run.toml")
 READY = sorted(path.name for path in (PROJECT / "params").glob("compare*.toml"))
 LIAR = {"kind": "scale_up", "peer": 1, "start": 0.5, "size": 4.0}
-
-
-@pytest.mark.parametrize("name", CARDS)
-def test_a_word_means_the_same_method_in_simulate_new_and_a_comparison(name):
-    """The optimizer and its rate for the smallest model, of which all three are told the name."""
-    given = inspect.signature(lockstep.simulate).parameters
-    given = {key: argument.default for key, argument in given.items()}
-    given |= {"optimizer": name.replace("-", "_"), "peers": 4, "steps": 2, "batch_size": 1}
-    groups = ("embed", "layers", "lm_head", "norm")
-    simulated = read_arguments(given | {"stacked": ("layers",)}, groups, torch=False)
-    answers = NewAnswers(None, "init:2m", "corpus", name, "1e6", 4, 0)
-    new = fresh.tables(new_run(answers, model_named("init:2m", PROJECT)))["model"]["LLM"]
-    compare = compared(methods={"a": {"recipe": name, "rates": [1e-3]}})
-    other = document(compare, BASE, PlannedTraining("a", 1e-3, 0))["model"]["LLM"]
-    read = TypeAdapter(AnyOptimizer).validate_python
-    assert read(new["optimizer"]) == read(other["optimizer"]) == simulated.optimizer
-    assert new["lr_schedule"]["Cosine"]["base_lr"] == simulated.learning_rate.base_lr
 
 
 def compared(**changes: object) -> Compare:

@@ -3,16 +3,16 @@
 from bisect import bisect_left
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from lockstep.errors import LockstepError
 from lockstep.methods import CARDS
 from lockstep.methods.card import Card, StatedRate
 from lockstep.methods.dense import OptimizerWorkload
-from parts.new.fitting import CALLED, Choice, check_batch, counted, short, value_at
-from pipeline import runfile
-from pipeline.preflight.model import StartingModel
+from pipeline.runfile.run import Run, parse
 
+CALLED = "lockstep new"  # what errors of the loader call a file that is not written yet
+MOST_BATCH = 2**16 - 1  # sequences of a round: Psyche's number has 16 bits
 IN_ROUNDS = (  # keys that count rounds, but for those of the learning-rate schedule
     "config.rounds_per_epoch",
     "witness.snapshot_every",
@@ -30,7 +30,44 @@ SCHEDULE_IN_ROUNDS = (
 RATES = ("base_lr", "warmup_init_lr", "final_lr", "cosine_decay_final_lr", "linear_decay_final_lr")
 
 
-def check_base(base: runfile.Run, source: Path) -> None:
+class Choice(NamedTuple):
+    """A number of a run file, by its dotted key, and why it has its value."""
+
+    key: str
+    why: str
+
+
+def value_at(document: dict[str, Any], key: str) -> Any:
+    """Return the value at a dotted key of a document."""
+    for part in key.split("."):
+        document = document[part]
+    return document
+
+
+def short(rate: float) -> float:
+    """Return a learning rate without the digits that binary fractions add."""
+    return float(f"{rate:.6g}")
+
+
+def counted(number: int, thing: str) -> str:
+    """Return a number of things in words: 1 sequence, 2 sequences."""
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+
+
+def check_batch(rows: int, flag: str) -> None:
+    """Check that a round's batch is a number that a run file can have.
+
+    Raises:
+      LockstepError: It is larger; the message names the flag or the file.
+    """
+    if rows > MOST_BATCH:
+        raise LockstepError(
+            f"{flag}: a round of {rows:,} sequences, expected at most {MOST_BATCH:,}; fewer peers "
+            "or another optimizer have less"
+        )
+
+
+def check_base(base: Run, source: Path) -> None:
     """Check that a run can have one of our optimizers in place of its own.
 
     Raises:
@@ -43,7 +80,7 @@ def check_base(base: runfile.Run, source: Path) -> None:
         )
 
 
-def with_tokens(base: runfile.Run, tokens: int) -> runfile.Run:
+def with_tokens(base: Run, tokens: int) -> Run:
     """Return a run of another number of tokens: all that counts rounds in proportion.
 
     Raises:
@@ -55,7 +92,7 @@ def with_tokens(base: runfile.Run, tokens: int) -> runfile.Run:
     config["total_steps"], _ = _nearest(base, batches, tokens // base.llm.max_seq_len)
     _in_rounds(document, config["total_steps"] / before)
     _schedule(document, config["total_steps"] / before)
-    return runfile.parse(document, CALLED)
+    return parse(document, CALLED)
 
 
 def at_rate(document: dict[str, Any], rate: float) -> None:
@@ -67,21 +104,19 @@ def at_rate(document: dict[str, Any], rate: float) -> None:
             schedule[name] = short(schedule[name] * ratio)
 
 
-def tables_like(
-    base: runfile.Run, card: Card, model: StartingModel | None
-) -> tuple[dict[str, Any], list[Choice]]:
+def tables_like(base: Run, card: Card, params: int | None) -> tuple[dict[str, Any], list[Choice]]:
     """Return the tables of a run of the same tokens by another optimizer, and what changed.
 
     Args:
       base: The run that it is like.
       card: Its optimizer.
-      model: The model of both; None where only stage convert can know it.
+      params: Number of the model's params; None where only stage convert can know it.
 
     Raises:
       LockstepError: A round of its local steps is too large, or there are too few tokens for one.
     """
     document = base.model_dump(mode="json", exclude_none=True)
-    choices = [*_rounds(document, base, card), *_optimizer(document, base, card, model)]
+    choices = [*_rounds(document, base, card), *_optimizer(document, base, card, params)]
     before = base.model_dump(mode="json", exclude_none=True)
     choices = [choice for choice in choices if _is_new(choice.key, document, before)]
     limit = document["download"].get("limit", {})
@@ -112,7 +147,7 @@ def _batches(config: dict[str, Any]) -> list[str]:
     return [key for key in spelled if key in config]
 
 
-def _rounds(document: dict[str, Any], base: runfile.Run, card: Card) -> Iterator[Choice]:
+def _rounds(document: dict[str, Any], base: Run, card: Card) -> Iterator[Choice]:
     """The batch of a round, and how many rounds have the tokens of the base."""
     config, steps, before = document["config"], card.local_steps, base.config.total_steps
     percent = base.config.verification_percent
@@ -141,7 +176,7 @@ def _in_rounds(document: dict[str, Any], share: float) -> None:
             document[table][name] = max(1, round(document[table][name] * share))
 
 
-def _nearest(base: runfile.Run, batches: dict[str, int], asked: int) -> tuple[int, int]:
+def _nearest(base: Run, batches: dict[str, int], asked: int) -> tuple[int, int]:
     """Return the number of rounds whose sequences are nearest to the wanted ones, and its tokens.
 
     Raises:
@@ -167,7 +202,7 @@ def _nearest(base: runfile.Run, batches: dict[str, int], asked: int) -> tuple[in
 
 
 def _optimizer(
-    document: dict[str, Any], base: runfile.Run, card: Card, model: StartingModel | None
+    document: dict[str, Any], base: Run, card: Card, params: int | None
 ) -> Iterator[Choice]:
     """The optimizer's table, the schedule over the rounds that there are now, and its rates."""
     llm, before = document["model"]["LLM"], base.llm.optimizer.tag()
@@ -182,10 +217,10 @@ def _optimizer(
     yield Choice(f"{key}.warmup_steps", "as long by tokens, as the rest of the schedule")
     if card.tag == before or not schedule["base_lr"]:
         return
-    stated, whose = _stated(card, model), f"by {card.file}"
+    stated, whose = _stated(card, params), f"by {card.file}"
     rate = stated.rate
     if known := next((one for one in CARDS.values() if one.tag == before), None):
-        rate = short(schedule["base_lr"] * rate / _stated(known, model).rate)
+        rate = short(schedule["base_lr"] * rate / _stated(known, params).rate)
         whose = f"by {stated.file} over that of {before}, times the base's"
     at_rate(document, rate)
     yield Choice(
@@ -195,8 +230,8 @@ def _optimizer(
     )
 
 
-def _stated(card: Card, model: StartingModel | None) -> StatedRate:
-    return card.rate_for(model.params) if model else card.rates[0]
+def _stated(card: Card, params: int | None) -> StatedRate:
+    return card.rates[0] if params is None else card.rate_for(params)
 
 
 def _schedule(document: dict[str, Any], share: float) -> None:

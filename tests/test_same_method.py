@@ -1,0 +1,36 @@
+"""One word means one method: in `simulate`, in `lockstep new` and in a comparison."""
+
+import inspect
+
+import pytest
+from pydantic import TypeAdapter
+
+import lockstep
+from lockstep.methods import CARDS, AnyOptimizer
+from lockstep.simulation.arguments import read_arguments
+from lockstep.tables.explain import validate
+from parts.comparison.compare_file import Compare
+from parts.comparison.trainings import PlannedTraining, document
+from parts.new import fresh
+from parts.new.starting_model import model_named
+from pipeline import runfile
+from pipeline.stage.keys import PROJECT
+
+
+@pytest.mark.parametrize("name", CARDS)
+def test_all_three_have_the_same_optimizer_and_its_rate_for_the_smallest_model(name):
+    given = inspect.signature(lockstep.simulate).parameters
+    given = {key: argument.default for key, argument in given.items()}
+    given |= {"optimizer": name.replace("-", "_"), "peers": 4, "steps": 2, "batch_size": 1}
+    groups = ("embed", "layers", "lm_head", "norm")
+    simulated = read_arguments(given | {"stacked": ("layers",)}, groups, torch=False)
+    answers = {"data": "corpus", "optimizer": name, "tokens": "1e6", "peers": 4, "gpus": 0}
+    run = fresh.new_run(answers, model_named("init:2m", PROJECT))
+    new = fresh.tables(run)["model"]["LLM"]
+    methods = {"a": {"recipe": name, "rates": [1e-3]}}
+    content = {"base": "params/run.toml", "tokens": 819_200, "seeds": [3], "methods": methods}
+    compare, base = validate(Compare, content, ""), runfile.load(PROJECT / "params/run.toml")
+    other = document(compare, base, PlannedTraining("a", 1e-3, 0))["model"]["LLM"]
+    read = TypeAdapter(AnyOptimizer).validate_python
+    assert read(new["optimizer"]) == read(other["optimizer"]) == simulated.optimizer
+    assert new["lr_schedule"]["Cosine"]["base_lr"] == simulated.learning_rate.base_lr
