@@ -216,7 +216,7 @@ def test_sequences_longer_than_the_data(place):
 def test_too_little_data_for_the_run(place):
     place.make("download", "convert")
     place.set(config__total_steps=1000)
-    place.refused("train", 2500, 4000, "total_steps", 1000)
+    place.refused("train", 2500, 4000, "total_steps", 1000, "[peers] passes", 2)
 
 
 def test_a_shard_changed_after_download(place):

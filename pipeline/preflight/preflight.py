@@ -119,9 +119,9 @@ class Preflight:
         mark = Mark.WARNING if amount.may_be_too_little else Mark.FINE
         mark = Mark.FAILS if amount.is_too_little else mark
         what = "sequence" if run.llm.data_location.holds_tokens else "row"
-        said = f"{amount.need:,} {what}s to train on: {dry_run.epochs(amount, what)}"
+        said = f"{amount.need:,} {what}s to train on: {dry_run.epochs(amount)}"
         if mark is not Mark.FINE:
-            said += "; more data, or a smaller config.total_steps"
+            said += f"; {amount.remedy}"
         yield CheckRow(mark, "data", f"{brief(survey.read, WIDTH)}: {said}")
 
     # ---- Room ----

@@ -45,6 +45,9 @@ class Peers(Table):
     else is recomputed, which trades time for memory. Applies with scan_layers."""
     seed: U32 = 0
     """Seed of all randomness in training: the seeds of the rounds, and so who trains on what."""
+    passes: Annotated[int, Field(ge=1, lt=2**32, exclude_if=lambda passes: passes == 1)] = 1
+    """How often the run may go over its data, at most. Each pass over shuffled data has another
+    order, which follows from their seed; data that are not shuffled begin again."""
     threads: Annotated[int, Field(ge=1, le=MAX_THREADS)] = 4
     """Threads of XLA's thread pool on a CPU. They change the last bits of results; cores do not."""
     overlap: Literal[0, 1, 2] = 0

@@ -25,24 +25,32 @@ class Sufficiency(NamedTuple):
     """How much a run trains on, and how much data there is.
 
     Attributes:
-      need: Sequences or rows that the run trains on, each once.
+      need: Sequences or rows that the run trains on, in all passes over them.
+      passes: `[peers] passes`.
       least: How many there are at least; None where only reading tells.
       most: The same at most: more than `least` where it is an estimate.
     """
 
     need: int
+    passes: int
     least: int | None = None
     most: int | None = None
 
     @property
     def is_too_little(self) -> bool:
         """Whether the training will find too little."""
-        return self.most is not None and self.need > self.most
+        return self.most is not None and self.need > self.passes * self.most
 
     @property
     def may_be_too_little(self) -> bool:
         """Whether the data may be too little for the run."""
-        return self.least is not None and self.need > self.least
+        return self.least is not None and self.need > self.passes * self.least
+
+    @property
+    def remedy(self) -> str:
+        """What to do where it is, or may be, too little."""
+        again = f", or [peers] passes = {-(-self.need // self.least)}" if self.least else ""
+        return f"more data, a smaller config.total_steps{again}"
 
 
 class DataSeen(NamedTuple):
@@ -103,19 +111,20 @@ def lines(run: Run, paths: Paths, seen: DataSeen | None = None) -> Iterator[str]
 def _amount(run: Run, survey: Survey) -> Sufficiency:
     length = run.llm.max_seq_len
     need, of_rows = run.config.last_index(length), not run.llm.data_location.holds_tokens
+    amount = Sufficiency(need, run.peers.passes)
     train = [file.tokens for file in survey.files if file.split == TRAIN]
     if of_rows:
         if survey.row_words is None:
-            return Sufficiency(need)
+            return amount
         known = sum(tokens // survey.row_words for tokens in train)
     elif None not in train:
         known = sum(tokens // length for tokens in train)
     elif survey.text_bytes is not None:
         low, high = (survey.text_bytes // size // length for size in BYTES_OF_A_TOKEN)
-        return Sufficiency(need, low, high)
+        return amount._replace(least=low, most=high)
     else:
-        return Sufficiency(need)
-    return Sufficiency(need, known, known)
+        return amount
+    return amount._replace(least=known, most=known)
 
 
 def _time(whole: int, first: Origin, options: FetchOptions) -> str:
@@ -193,7 +202,7 @@ def _rows(run: Run, survey: Survey, amount: Sufficiency) -> Iterator[str]:
         return
     held_out = sum(file.tokens // words for file in survey.files if file.split == HELD_OUT)
     yield f"  rows       {amount.most:,} to train on, {held_out:,} held out: {words:,} words each"
-    yield f"{asked}: {epochs(amount, 'row')}"
+    yield f"{asked}: {epochs(amount)}"
     if length != words:
         yield f"  warning    model.LLM.max_seq_len is {length}, expected {words}, as a row has"
 
@@ -212,7 +221,7 @@ def _estimate(text_bytes: int, amount: Sufficiency, length: int) -> Iterator[str
     )
 
 
-def epochs(amount: Sufficiency, what: str = "sequence") -> str:
+def epochs(amount: Sufficiency) -> str:
     """Return how much of the data a run trains on, in words."""
     need, most = amount.need, amount.most
     if most is None:
@@ -220,6 +229,6 @@ def epochs(amount: Sufficiency, what: str = "sequence") -> str:
     if amount.least != most:
         enough = "perhaps too few" if amount.may_be_too_little else "enough"
         return f"{'too few' if amount.is_too_little else enough}, by that estimate"
-    if need > most:
-        return f"{need - most:,} more than there are, and no {what} is trained on twice"
+    if amount.is_too_little:
+        return f"{need - amount.passes * most:,} more than {amount.passes} x the {most:,} there are"
     return "1 epoch" if need == most else f"{need / most:.4g} epochs"

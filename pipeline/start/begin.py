@@ -99,7 +99,7 @@ def rows(run: runfile.Run, model: Model, shards: Path) -> Rows:
     if not run.held_out.sequences:  # nothing is measured
         listed = listed.all_to_train()
     length, bound = run.llm.max_seq_len, subject_of(run).vocab_size(model)
-    return Sequences(shards, listed, "train", length, run.runtime, bound)
+    return Sequences(shards, listed, "train", length, run.runtime, bound, run.peers.passes)
 
 
 def blank(
@@ -175,14 +175,15 @@ def _check_kind(run: runfile.Run, shards: Path) -> None:
 
 
 def _check_tokens(setup: Setup, shards: Path) -> None:
-    run, start, found = setup.run, setup.start, len(setup.data)
+    run, start, data = setup.run, setup.start, setup.data
     needed = run.config.last_index(run.llm.max_seq_len, start.step, start.data_index)
     listed = read_shards(shards)
-    if needed > found:
+    if needed > len(data):
         row, unit = ("sequence", "tokens") if listed.rows is None else ("row", "words")
         raise LockstepError(
-            f"{shards}: {found} {row}s of {run.llm.max_seq_len} {unit}, expected {needed} for "
-            f"[config] total_steps = {run.config.total_steps}; no {row} is trained on twice"
+            f"{shards}: {data.count} {row}s of {run.llm.max_seq_len} {unit}, expected {needed} for "
+            f"[config] total_steps = {run.config.total_steps}; [peers] passes is {data.passes}, "
+            f"and {-(-needed // data.count)} would go over them as often"
         )
     known, bound = listed.vocab_size, setup.subject.vocab_size(setup.model)
     if listed.rows is not None or bound is None:  # no ids, or no bound of them

@@ -9,6 +9,7 @@ Shapes: N sequences, L tokens of each, W = C * L numbers of a row, F files, P pa
 a block.
 """
 
+import hashlib
 from pathlib import Path
 from typing import NamedTuple
 
@@ -41,6 +42,7 @@ class Sequences:
       network: connections, time limits and memory for remote files.
       vocab_size: bound of the ids, beside that of `shards`; None for no other. Words of rows that
         are not tokens have no bound.
+      passes: how often the order goes over the split.
 
     Raises:
       LockstepError: every file of the split is shorter than a sequence, a part with a weight has no
@@ -55,8 +57,10 @@ class Sequences:
         max_seq_len: int,
         network: Network = DEFAULT_NETWORK,
         vocab_size: int | None = None,
+        passes: int = 1,
     ):
         self.folder, self.split, self.max_seq_len = folder, split, max_seq_len
+        self.passes = passes
         ids = Ids(limit_of(shards.vocab_size, vocab_size), shards.columns)
         self._ids = ids if shards.rows is None else None
         self._number_bytes = shards.token_size_in_bytes
@@ -71,7 +75,8 @@ class Sequences:
             self.files = tuple(sorted(self.files, key=lambda file: file.part))
         counts_F = [file.tokens // self._width for file in self.files]
         self._starts_F = np.cumsum([0, *counts_F], dtype=np.int64)
-        if self.files and not len(self):
+        self.count = int(self._starts_F[-1])
+        if self.files and not self.count:
             longest = max(self.files, key=lambda file: file.tokens)
             row = "" if shards.columns == PLAIN else f", in {len(shards.columns)} columns"
             raise LockstepError(
@@ -90,15 +95,17 @@ class Sequences:
         self._first, self._next, self._expected = 0, 0, 0
 
     def __len__(self) -> int:
-        return int(self._starts_F[-1])
+        """Return the number of positions: those of `count` sequences in each pass."""
+        return self.passes * self.count
 
     def take(self, indices_N: np.ndarray) -> np.ndarray:
         """Return the sequences at these positions of the split's order.
 
-        In a shuffled train split, position p is sequence `permute(seed, p, len(self))`. If the
-        split has parts, `mixture.place` gives the part at that index and how many of its sequences
-        come before, modulo the part's size: the index in the part, in its own shuffled order if it
-        has one. Without parts, sequences are counted over the files, one file after the other.
+        Position p is index p mod `count` of pass floor(p / count). In a shuffled train split,
+        index i is sequence `permute(seed of the pass, i, count)`. If the split has parts,
+        `mixture.place` gives the part at that index and how many of its sequences come before,
+        modulo the part's size: the index in the part, in its own shuffled order if it has one.
+        Without parts, sequences are counted over the files, one file after the other.
 
         Args:
           indices_N: positions in 0..len(self)-1, in any order; they may repeat.
@@ -138,9 +145,10 @@ class Sequences:
             low, high = int(indices_N.min()), int(indices_N.max())
             if low < 0 or high >= len(self):
                 index = low if low < 0 else high
+                often = f" in {self.passes} passes" if self.passes > 1 else ""
                 raise LockstepError(
                     f"{self.folder}: sequence {index}, expected one of the {len(self)} "
-                    f"{self.split} sequences of {self.max_seq_len} tokens, from 0"
+                    f"{self.split} sequences of {self.max_seq_len} tokens{often}, from 0"
                 )
             first = low // BLOCK * BLOCK
             if high >= first + BLOCK:
@@ -152,27 +160,35 @@ class Sequences:
 
     def _find(self, indices_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the file of each position's row, and the row's offset in it in bytes."""
+        pass_N, sequence_N = np.divmod(indices_N, max(1, self.count))
+        for number in np.unique(pass_N).tolist():
+            of_pass = pass_N == number
+            sequence_N[of_pass] = self._sequences(sequence_N[of_pass], number)
+        file_N = np.searchsorted(self._starts_F, sequence_N, side="right") - 1
+        return file_N, (sequence_N - self._starts_F[file_N]) * self._row_bytes
+
+    def _sequences(self, indices_N: np.ndarray, number: int) -> np.ndarray:
+        """Return the sequence at each index of a pass, counted over all files."""
         if self._seed is not None:
-            indices_N = permute(self._seed, indices_N, len(self))
+            indices_N = permute(_seed_of_pass(self._seed, number), indices_N, self.count)
         if self._mixed is not None:
-            indices_N = self._mixed.sequences(indices_N)
-        file_N = np.searchsorted(self._starts_F, indices_N, side="right") - 1
-        return file_N, (indices_N - self._starts_F[file_N]) * self._row_bytes
+            indices_N = self._mixed.sequences(indices_N, number)
+        return indices_N
 
     def _mix(self, parts: tuple[Part, ...]) -> "_Mixed":
         of_F = [file.part for file in self.files]
         starts_P = self._starts_F[np.searchsorted(of_F, np.arange(len(parts)))]
-        sizes_P = np.diff(starts_P, append=len(self))
+        sizes_P = np.diff(starts_P, append=self.count)
         for number, part in enumerate(parts):
             if part.weight is not None and not sizes_P[number]:
                 raise LockstepError(
                     f"{self.folder / SHARDS}: parts.{number}: no sequence of "
                     f"{self.max_seq_len} tokens, expected some for its weight, {part.weight}"
                 )
-        if len(self) > mixture.MOST_INDICES:
+        if self.count > mixture.MOST_INDICES:
             raise LockstepError(
-                f"{self.folder / SHARDS}: {len(self)} sequences in {len(parts)} parts, expected at "
-                f"most {mixture.MOST_INDICES}, as many as can be mixed"
+                f"{self.folder / SHARDS}: {self.count} sequences in {len(parts)} parts, expected "
+                f"at most {mixture.MOST_INDICES}, as many as can be mixed"
             )
         counts_P = mixture.counts([part.weight for part in parts], sizes_P.tolist())
         return _Mixed(counts_P, starts_P, sizes_P, [_seed(part.shuffle) for part in parts])
@@ -214,16 +230,22 @@ class _Mixed(NamedTuple):
     sizes: np.ndarray
     seeds: list[bytes | None]
 
-    def sequences(self, indices_N: np.ndarray) -> np.ndarray:
-        """Return the sequence at each index of the mixture, counted over all files."""
+    def sequences(self, indices_N: np.ndarray, number: int) -> np.ndarray:
+        """Return the sequence at each index of a pass of the mixture, counted over all files."""
         part_N, drawn_N = mixture.place(self.counts, indices_N)
         sequence_N = drawn_N % self.sizes[part_N]
         for part, seed in enumerate(self.seeds):
             of_part = np.flatnonzero(part_N == part) if seed is not None else ()
             if len(of_part):
-                sequence_N[of_part] = permute(seed, sequence_N[of_part], int(self.sizes[part]))
+                seed, size = _seed_of_pass(seed, number), int(self.sizes[part])
+                sequence_N[of_part] = permute(seed, sequence_N[of_part], size)
         return self.starts[part_N] + sequence_N
 
 
 def _seed(shuffle: Shuffle) -> bytes | None:
     return bytes(shuffle.seed) if isinstance(shuffle, ShuffleSeeded) else None
+
+
+def _seed_of_pass(seed: bytes, number: int) -> bytes:
+    """Return the seed of a pass, from 0: the run's own, then SHA-256(seed | pass), a u32."""
+    return hashlib.sha256(seed + number.to_bytes(4, "little")).digest() if number else seed

@@ -1,4 +1,5 @@
-"""A training that is paused, stopped and resumed, and pushes its epochs: one for all tests."""
+"""A training that is paused, stopped and resumed, goes over its data three times, and pushes its
+epochs: one for all tests."""
 
 import gzip
 import json
@@ -24,7 +25,7 @@ from pipeline.stage.keys import PROJECT
 from tests import tiny
 from tests.servers.hub import REPO, Hub, running_hub
 
-ROUNDS, EPOCH = 16, 6
+ROUNDS, EPOCH, SEQUENCES = 16, 6, 25
 OLDER = tomllib.loads((PROJECT / "tests/fixtures/psyche_older_spelling.toml").read_text())
 
 
@@ -74,9 +75,13 @@ def trained(tmp_path_factory) -> Trained:
     root = tmp_path_factory.mktemp("trained")
     config = {"min_clients": 2, "witness_nodes": 1, "verification_percent": 0}
     config |= {"total_steps": ROUNDS, "rounds_per_epoch": EPOCH, "global_batch_size": 4}
+    local = {"path": str(tiny.write_data(root / "tokens")), "shuffle": {"Seeded": [7] * 32}}
     document = tiny.run_document(
-        tiny.write_data(root / "tokens"),
+        root,
         config=OLDER["config"] | config | {"checkpointers": [REPO]},
+        model__LLM__data_location={"Local": local},
+        download__limit={"tokens": SEQUENCES * 16},
+        peers__passes=3,
         export__every_epoch=True,
         runtime__checkpoint_every=1000,
         runtime__sinks=["tensorboard"],
@@ -165,6 +170,9 @@ def test_epochs_end_with_params_that_are_recorded_and_pushed_beside_what_is_audi
     assert hub.private
 
 
-def test_a_run_that_was_paused_passes_its_audit(trained):
+def test_a_run_that_was_paused_and_went_over_its_data_again_passes_its_audit(trained):
+    last = max(b for entry in trained.transcript.rounds for _, b in entry.round.assignment.values())
+    assert last == 4 * ROUNDS - 1 > 2 * SEQUENCES
+    assert trained.transcript.header.run["peers"]["passes"] == 3
     verdict = read_json(trained.root / "data" / "verdict" / "verdict.json")
     assert verdict["accepted"] and verdict["findings"] == []

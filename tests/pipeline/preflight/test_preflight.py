@@ -16,7 +16,7 @@ from pipeline.preflight import commands, preflight
 from pipeline.preflight.row import CheckRow, Mark, lines
 from pipeline.stage.keys import PROJECT, STAGES
 from tests import tiny
-from tests.errors import refused
+from tests.errors import check_names, refused
 from tests.pipeline.preflight.looks import check_lacking, looks, said, written
 from tests.servers import hub as hub_server
 from tests.servers.hub import REPO
@@ -150,7 +150,9 @@ def test_a_hub_that_cannot_be_reached_is_said_and_fails_nothing(tmp_path, monkey
 
 def test_too_few_tokens_are_a_row_that_fails(tmp_path):
     failing = said(looks(written(tmp_path, config__total_steps=10**6), tmp_path), Mark.FAILS)
-    assert "more than there are" in failing["data"] and "total_steps" in failing["data"]
+    check_names(
+        failing["data"], "3,997,500", "2,500", "config.total_steps", "[peers] passes = 1600"
+    )
 
 
 @pytest.fixture

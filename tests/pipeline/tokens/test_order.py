@@ -1,5 +1,6 @@
 """The order of a split: its parts mixed and shuffled as documented, wherever the files are."""
 
+import hashlib
 import sys
 from collections.abc import Sequence
 
@@ -28,10 +29,20 @@ from tests.pipeline.tokens.shards_folder import (
 OTHER = tuple(range(32))
 
 
+def of_pass(shuffle, number: int):
+    """The shuffle of a pass over the data."""
+    if number == 0 or shuffle == IN_ORDER:
+        return shuffle
+    digest = hashlib.sha256(bytes(shuffle.seed) + number.to_bytes(4, "little")).digest()
+    return ShuffleSeeded(seed=tuple(digest))
+
+
 def reference(
-    files: list[np.ndarray], part: Sequence[int], parts: Sequence[Part], shuffle, width: int
+    files: list[np.ndarray], part: Sequence[int], parts: Sequence[Part], shuffle, width: int, number
 ) -> list[list[int]]:
-    """All rows in the order of the train split, as the documentation says it, in plain lists."""
+    """All rows of a pass of the train split, as the documentation says it, in plain lists."""
+    shuffle = of_pass(shuffle, number)
+    parts = [p.model_copy(update={"shuffle": of_pass(p.shuffle, number)}) for p in parts]
     rows: list[list[list[int]]] = [[] for _ in range(max(1, len(parts)))]
     for number, file in enumerate(files):
         for start in range(0, len(file) - width + 1, width):
@@ -74,17 +85,19 @@ def test_rows_are_those_of_the_reference_wherever_the_files_are(
     names = ("inputs", "labels")[:columns]
     parts, files = MIXES[mix], files_of([5, 3, 0, 9, 1, 12], 3 * columns)
     part = [number % 2 for number in range(6)] if parts else [0] * 6
-    expected = reference(files, part, parts, shuffle, 3 * columns)
+    passes = [reference(files, part, parts, shuffle, 3 * columns, number) for number in (0, 1)]
+    assert (passes[0] == passes[1]) == (shuffle == IN_ORDER and mix == "one")
+    expected = sum(passes, [])
     of = {"shuffle": shuffle, "part": part, "parts": tuple(parts), "columns": names}
     folder = shards_folder(tmp_path / "shards", files, files[:1], size=size, **of)
     send_away(folder, tmp_path / "store", away)
-    sequences = open_shards(folder, "train", 3)
-    assert len(sequences) == len(expected) == 30
-    order = np.random.default_rng(1).integers(0, 30, 50)
+    sequences = open_shards(folder, "train", 3, passes=2)
+    assert (sequences.count, len(sequences)) == (30, len(expected)) == (30, 60)
+    order = np.random.default_rng(1).integers(0, 60, 50)
     taken = sequences.take(order)
     assert taken.dtype == np.int32
     assert taken.tolist() == [expected[index] for index in order]
-    spans = [sequences.take(np.arange(i, min(i + 4, 30))).tolist() for i in range(0, 30, 4)]
+    spans = [sequences.take(np.arange(i, i + 4)).tolist() for i in range(0, 60, 4)]
     assert sum(spans, []) == expected
     held_out = open_shards(folder, "held_out", 3)
     assert held_out.take(np.arange(5)).ravel().tolist() == files[0][: 15 * columns].tolist()
