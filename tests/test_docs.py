@@ -14,10 +14,10 @@ import pytest
 import yaml
 
 import lockstep
-from parts.comparison.compare_file import Compare
 from pipeline import runfile
 from pipeline.__main__ import app
 from pipeline.stage.keys import STAGES
+from tests.offered import offered
 from tests.pipeline.net.faults.matrix import MATRIX
 
 PROJECT = Path(__file__).resolve().parents[1]
@@ -100,9 +100,9 @@ def test_keys_of_the_run_file_exist(page):
 
 
 @each_page
-def test_examples_of_a_run_file_are_toml_of_its_tables(page):
+def test_examples_of_toml_are_of_the_tables_of_a_run_file_or_of_a_file_of_a_part(page):
     for example in re.findall(r"```toml\n(.*?)```", page.read_text(), re.DOTALL):
-        known = [runfile.Run.model_fields.keys(), Compare.model_fields.keys()]
+        known = [runfile.Run.model_fields.keys(), *(part.TABLES for part in offered("toml_file"))]
         assert any(tomllib.loads(example).keys() <= keys for keys in known), example
 
 

@@ -13,15 +13,14 @@ import pytest
 
 from lockstep import errors
 from lockstep.errors import LockstepError
-from parts.carrier.requests import FrameError
 from pipeline.net import limits
 from pipeline.runfile import Network
 from pipeline.sources.rows import parquet
 from pipeline.stage.keys import PROJECT
-from tests.gate import cases, folders, page, peers, servers
+from tests.gate import cases, page
 from tests.gate.cases import CASES, RIGHT, No
 from tests.gate.folders import FolderRow
-from tests.gate.peers import PeerRow
+from tests.gate.rows import FOLDERS, PEERS, SERVERS
 from tests.gate.servers import ServerRow
 from tests.servers.misbehaviour import Misbehaviour
 
@@ -65,12 +64,12 @@ def deep():
         yield folder
 
 
-def outcome(read, *arguments: object) -> str:
+def outcome(read, *arguments: object, errors_of_reading: type[Exception] = LockstepError) -> str:
     """The one line with which reading ends, or RIGHT."""
     with in_time():
         try:
             read(*arguments)
-        except (LockstepError, FrameError) as error:
+        except errors_of_reading as error:
             line = str(error)
             assert line.isprintable() and len(line) <= errors.LONGEST, line
             return line
@@ -87,7 +86,7 @@ def cells(rows: list, phase: str) -> list:
     return found
 
 
-@pytest.mark.parametrize(("row", "case", "says"), cells(folders.ROWS, "cells"))
+@pytest.mark.parametrize(("row", "case", "says"), cells(FOLDERS, "cells"))
 def test_what_a_folder_holds_is_read_right_or_refused_in_one_line(
     row: FolderRow, case: str, says: str, tmp_path: Path, deep: Path
 ):
@@ -125,33 +124,31 @@ def ask(row: ServerRow, case: str, phase: str, says: Words, folder: Path, patch)
                 assert secret.lower() not in line.lower()
 
 
-@pytest.mark.parametrize(("row", "case", "says"), cells(servers.ROWS, "listing"))
+@pytest.mark.parametrize(("row", "case", "says"), cells(SERVERS, "listing"))
 def test_what_a_server_says_there_is_is_right_or_refused_in_one_line(
     row: ServerRow, case: str, says: Words, tmp_path: Path, monkeypatch
 ):
     ask(row, case, "listing", says, tmp_path, monkeypatch)
 
 
-@pytest.mark.parametrize(("row", "case", "says"), cells(servers.ROWS, "content"))
+@pytest.mark.parametrize(("row", "case", "says"), cells(SERVERS, "content"))
 def test_what_a_server_sends_of_a_file_is_right_or_refused_in_one_line(
     row: ServerRow, case: str, says: Words, tmp_path: Path, monkeypatch
 ):
     ask(row, case, "bytes", says, tmp_path, monkeypatch)
 
 
-@pytest.mark.parametrize(("row", "case", "says"), cells(peers.ROWS, "cells"))
-def test_what_a_peer_answers_is_read_right_or_refused_in_one_line(
-    row: PeerRow, case: str, says: str
-):
-    line = outcome(row.read, peers.answer(case))
+@pytest.mark.parametrize(("row", "case", "says"), cells(PEERS, "cells"))
+def test_what_a_peer_answers_is_read_right_or_refused_in_one_line(row, case: str, says: str):
+    line = outcome(row.read, case, errors_of_reading=row.error)
     assert line and says in line
 
 
 def test_each_row_has_all_thirteen_cases():
     of_folder, of_server = set(cases.FOLDER), set(cases.SERVER)
-    assert all(row.cells.keys() == of_folder for row in folders.ROWS)
-    assert all(row.cells.keys() == set(CASES) for row in peers.ROWS)
-    for row in servers.ROWS:
+    assert all(row.cells.keys() == of_folder for row in FOLDERS)
+    assert all(row.cells.keys() == set(CASES) for row in PEERS)
+    for row in SERVERS:
         assert not row.listing or row.listing.keys() == of_server, row.what
         assert not row.content or row.content.keys() == set(cases.CONTENT), row.what
 

@@ -10,22 +10,18 @@ import numpy as np
 import pyarrow
 from pyarrow import parquet
 
-from lockstep.files import sha256_file
 from lockstep.transcript.tensorfile import TensorFile
-from parts.publication import layout, packed
 from pipeline import runfile, sources
-from pipeline.again import outputs, report
-from pipeline.runfile import Network
+from pipeline.again import report
 from pipeline.sources.text import subset, tokenizer
 from pipeline.weights import hf
 from tests.gate.cases import BOMB, DEEP, DEVICE, FOLDER, LINK, PIPE, SPARSE, SURROGATE, Cells, No
-from tests.parts.tasks.exported import make_tokenizer
 from tests.pipeline.conversion import write_model
+from tests.pipeline.exported import make_tokenizer
 from tests.pipeline.net.token_servers import HOW
 from tests.pipeline.sources.options import options
 
 NOT_READ = No("files of other names, and folders, are not read")
-DATA = No("the data of a task may be large")
 COPIED = No("files may fill the disk; `[download] limit` cuts them")
 LARGE = No("tokens may fill the disk; `[download] limit` cuts them")
 HASHED = No("text may be large; it is hashed before it is read")
@@ -91,10 +87,6 @@ def _column(folder: Path) -> None:
     parquet.write_table(pyarrow.table({"text": ["a text"] * 99}), folder / "a.parquet")
 
 
-def _packed(folder: Path) -> None:
-    (folder / "rounds.jsonl.gz").write_bytes(gzip.compress(b"{}\n"))
-
-
 def _readme(folder: Path) -> None:
     (folder / "README.md").write_text("---\nconfigs: []\n---\n")
 
@@ -124,39 +116,6 @@ def _run_file(folder: Path) -> None:
     (folder / "state.toml").write_text("a = 1\n")
 
 
-def _task(folder: Path) -> None:
-    (folder / "docs.jsonl").write_text('{"t": "a text"}\n')
-    definition = {
-        "task": "theirs",
-        "dataset_path": "json",
-        "dataset_kwargs": {"data_files": {"test": str(folder / "docs.jsonl")}},
-        "test_split": "test",
-        "output_type": "loglikelihood_rolling",
-        "doc_to_text": "",
-        "doc_to_target": "{{t}}",
-    }
-    (folder / "theirs.yaml").write_text(json.dumps(definition))
-
-
-def publication(folder: Path) -> None:
-    """Files that a publication has, of no sense, and their list."""
-    made = map(layout.made, layout.ALWAYS)
-    rows = f"{outputs.ROWS}/00001-000.safetensors"
-    needed = (*layout.REQUIRED, "config.json", rows, *made)
-    for name in needed:
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(name * 200)
-    files = {n: {"bytes": len(n) * 200, "sha256": sha256_file(folder / n)} for n in needed}
-    how = {"format": 2, "release": "1", "windows": 1, "seed": None, "columns": ["inputs"]}
-    how["rounds"] = "0" * 64
-    (folder / layout.MANIFEST).write_text(json.dumps(how | {"files": files}))
-
-
-def _signed_publication(folder: Path) -> None:
-    publication(folder)
-    (folder / layout.SIGNATURE).write_text("{}")
-
-
 # ---- Who reads it ----
 
 
@@ -174,10 +133,6 @@ def _local(folder: Path) -> runfile.data.Data:
 def _documents(folder: Path) -> runfile.data.Data:
     how = {"vocab_size": 300, "held_out_percent": 20.0, "shuffle": HOW["shuffle"]}
     return runfile.data.DataText.model_validate({"source": str(folder), **how})
-
-
-def _unpack(folder: Path, out: Path) -> None:
-    packed.unpack(folder / "rounds.jsonl.gz", out / "rounds.jsonl", 1000)
 
 
 def _subsets(folder: Path, out: Path) -> None:
@@ -214,13 +169,6 @@ def _generate(folder: Path, out: Path) -> None:
     Continuations(folder, Wish(1, 0.0, None, 1.0, 0))
 
 
-def _evaluate(folder: Path, out: Path) -> None:
-    from parts.tasks import definitions
-
-    with definitions.data_in(out, trusted=True):
-        definitions.load([str(folder / "theirs.yaml")], out, trusted=True)
-
-
 def _replay(folder: Path, out: Path) -> None:
     from pipeline.audit import given_bundle
 
@@ -231,17 +179,6 @@ def _import(folder: Path, out: Path) -> None:
     from pipeline.runfile.importer import import_psyche
 
     import_psyche(folder / "state.toml")
-
-
-def verify(source: Path | str, out: Path, network: Network) -> None:
-    """Bring a publication here."""
-    from parts.publication import fetch
-
-    fetch.find(str(source), out / "store", fetch.Limits(1, network)).bring(out, set())
-
-
-def _verify(folder: Path, out: Path) -> None:
-    verify(folder, out, Network())
 
 
 WITHIN = {PIPE: IRREGULAR, DEVICE: OUT, LINK: OUT}
@@ -396,46 +333,11 @@ ROWS = [
         },
     ),
     FolderRow(
-        "`evaluate`: a task's data",
-        _task,
-        "docs.jsonl",
-        _evaluate,
-        {PIPE: "expected its data", DEVICE: "expected its data", SPARSE: DATA, **ALONE, BOMB: DATA},
-    ),
-    FolderRow(
         "`replay`",
         _bundle,
         "run.json",
         _replay,
         {**WITHIN, SPARSE: "expected at most 1 GB", **IN_TREE, BOMB: PLAIN},
-    ),
-    FolderRow(
-        "`verify`, a folder: a file",
-        publication,
-        "README.md",
-        _verify,
-        {**WITHIN, SPARSE: "expected 1800 as", **IN_TREE, BOMB: "expected 1800 as"},
-    ),
-    FolderRow(
-        "`verify`, a folder: its list",
-        publication,
-        layout.MANIFEST,
-        _verify,
-        {**WITHIN, SPARSE: MOST, **IN_TREE, BOMB: PLAIN},
-    ),
-    FolderRow(
-        "`verify`, a folder: its signature",
-        _signed_publication,
-        layout.SIGNATURE,
-        _verify,
-        {**WITHIN, SPARSE: MOST, **IN_TREE, BOMB: PLAIN},
-    ),
-    FolderRow(
-        "`verify`: a packed file",
-        _packed,
-        "rounds.jsonl.gz",
-        _unpack,
-        ONLY_BOMB | {BOMB: "over 1000 bytes unpacked"},
     ),
     FolderRow("`verify`: the card", _readme, "README.md", _card, ONLY_BOMB | {BOMB: VALUES}),
     FolderRow(

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from tests.gate import folders, peers, servers
 from tests.gate.cases import CASES, CONTENT, FOLDER, RIGHT, SERVER, Cell, Cells, No
+from tests.gate.rows import FOLDERS, PEERS, SERVERS
 
 HEAD = """# What is refused
 
@@ -31,10 +31,10 @@ tables, quoted text is part of that line.
 def lines() -> Iterator[str]:
     """Yield the page's lines."""
     yield from HEAD.splitlines()
-    yield from _table("Folders and files", folders.ROWS, "cells", FOLDER)
-    yield from _table("A server's listing, or its first answer", servers.ROWS, "listing", SERVER)
-    yield from _table("A server's file", servers.ROWS, "content", CONTENT)
-    yield from _table("A peer", peers.ROWS, "cells", CASES)
+    yield from _table("Folders and files", FOLDERS, "cells", FOLDER)
+    yield from _table("A server's listing, or its first answer", SERVERS, "listing", SERVER)
+    yield from _table("A server's file", SERVERS, "content", CONTENT)
+    yield from _table("A peer", PEERS, "cells", CASES)
     yield from ("", "A cell without text cannot arise:", "")
     for why, cells in sorted(_reasons().items()):
         yield f"- {why}: {', '.join(sorted(cells))}"
@@ -61,7 +61,7 @@ def _says(cells: Cells, case: str) -> str:
 
 def _reasons() -> dict[str, set[str]]:
     reasons: dict[str, set[str]] = {}
-    for row in (*folders.ROWS, *servers.ROWS, *peers.ROWS):
+    for row in (*FOLDERS, *SERVERS, *PEERS):
         for phase in ("cells", "listing", "content"):
             for case, cell in getattr(row, phase, {}).items():
                 if isinstance(cell, No):

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from lockstep.machine.progress import Progress
-from parts.publication import layout
 from pipeline import runfile, sources
 from pipeline.net.transfers.stream import Streams
 from pipeline.runfile import Network
@@ -137,7 +136,7 @@ def _rows_on_hub(home: Path, patch: pytest.MonkeyPatch) -> Iterator[Place]:
 
 
 @contextmanager
-def _model_on_hub(
+def model_on_hub(
     files: Callable[[Path], dict[str, bytes]], where: str, home: Path, patch: pytest.MonkeyPatch
 ) -> Iterator[Place]:
     patch.setenv("HF_TOKEN", token_servers.HUB_TOKEN)
@@ -163,29 +162,6 @@ def _model_in_bucket(home: Path, patch: pytest.MonkeyPatch) -> Iterator[Place]:
         source = runfile.CheckpointGcs(bucket=bucket.name, prefix="m")
         places = place.places | {"bytes": "^GET /download/.*safetensors"}
         yield Place(bucket, "bucket", source, places, put)
-
-
-def _published(home: Path) -> dict[str, bytes]:
-    (folder := home / "published").mkdir(parents=True)
-    folders.publication(folder)
-    files = (path for path in folder.rglob("*") if path.is_file())
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
-
-
-@contextmanager
-def _publication(home: Path, patch: pytest.MonkeyPatch) -> Iterator[Place]:
-    with token_servers.serving("plain", SHARDS, home, patch) as source:
-        files = _published(home)
-        for name, content in files.items():
-            source.server.put(f"p/{name}", content)
-
-        def put(name: str) -> None:
-            listed = json.loads(files[layout.MANIFEST])
-            listed["files"][name] = {"bytes": 1, "sha256": "0" * 64}
-            source.server.put(f"p/{layout.MANIFEST}", json.dumps(listed).encode())
-
-        places = {"listing": f"^GET /p/{layout.MANIFEST}", "bytes": "^GET /p/README.md"}
-        yield Place(source.server, "plain", source.server.url("p"), places, put)
 
 
 # ---- Who asks them ----
@@ -220,10 +196,6 @@ def _convert_hub(place: Place, out: Path, network: Network) -> None:
 
 def _convert_bucket(place: Place, out: Path, network: Network) -> None:
     weights_bucket.download(place.source, out, network)
-
-
-def _verify(place: Place, out: Path, network: Network) -> None:
-    folders.verify(place.source, out, network)
 
 
 # ---- The table ----
@@ -276,18 +248,10 @@ ROWS = [
     ServerRow("`stream`, `Url`: `s3://`", _s3, _stream, {}, S3_FILE),
     ServerRow(
         "`convert`, `Hub`",
-        partial(_model_on_hub, lambda _: MODEL, "^GET /large/"),
+        partial(model_on_hub, lambda _: MODEL, "^GET /large/"),
         _convert_hub,
         LISTING,
         FILE,
     ),
     ServerRow("`convert`, `Gcs`", _model_in_bucket, _convert_bucket, LISTING, FILE),
-    ServerRow("`verify`, an address", _publication, _verify, JSON | {DEEP: NAMED}, FILE),
-    ServerRow(
-        "`verify`, the hub",
-        partial(_model_on_hub, _published, "^GET /.*/README.md"),
-        _verify,
-        LISTING,
-        FILE,
-    ),
 ]

@@ -1,8 +1,8 @@
 """Evaluation of a tiny exported folder: what is measured is what was exported."""
 
-import hashlib
 import json
 import math
+from functools import partial
 
 import jax
 import numpy as np
@@ -10,67 +10,22 @@ import pytest
 from tokenizers import decoders
 
 from lockstep.errors import LockstepError
-from lockstep.files import read_json, write_json
-from lockstep.programs.columns import PLAIN, UNCOUNTED
+from lockstep.programs.columns import UNCOUNTED
 from lockstep.programs.placement import DeviceGroup, on_groups
-from pipeline import evaluate, runfile
+from pipeline import runfile
 from pipeline.language_model import held_out
 from pipeline.language_model.held_out import mean_loss, mean_of, spread
 from pipeline.language_model.language_model import programs_of
 from pipeline.language_model.text_writer import TextWriter
-from pipeline.stage.artifacts import Paths
-from pipeline.tokens.shards import Shards, write_shards
 from pipeline.weights import exported as exported_folder
 from pipeline.weights import hf
-from tests.parts.tasks.exported import HF_CONFIG as EXPORTED
-from tests.parts.tasks.exported import make_params, make_tokenizer
-from tests.pipeline.finished_run import write_run_file
-from tests.pipeline.tokens.shards_folder import measure
-
-END, LENGTH = 0, 32
-HF_CONFIG = EXPORTED | {"max_position_embeddings": LENGTH}
+from tests.pipeline.evaluated import END, HF_CONFIG, LENGTH, make
+from tests.pipeline.exported import make_params, make_tokenizer
 
 
 @pytest.fixture
 def made(tmp_path):
-    """Makes what evaluate reads, and runs it: made(...) -> (paths, metrics, evaluate.json)."""
-
-    def make(*, tokenizer=None, held_out=(), columns=PLAIN, refused=False, **edits):
-        edits = {"max_seq_len": str(LENGTH), "max_new_tokens": "16", "temperature": "0.0"} | edits
-        run_file = write_run_file(tmp_path, **edits)
-        run = runfile.load(run_file)
-        with Paths("download", run_file, tmp_path).building() as folder:
-            train = [END] * 2 * LENGTH * len(columns)
-            for split, content in (("train", train), ("held_out", held_out)):
-                if len(content):
-                    (folder / split).mkdir()
-                    np.asarray(content).astype("<u4").tofile(folder / split / "00000.ds")
-            shards = Shards(
-                format=2,
-                token_size_in_bytes=4,
-                vocab_size=None,
-                shuffle="DontShuffle",
-                columns=columns,
-                files=measure(folder, 4),
-                source={},
-            )
-            write_shards(folder, shards)
-        for stage in ("convert", "train", "witness"):  # whose results nobody reads here
-            with Paths(stage, run_file, tmp_path).building():
-                pass
-        with Paths("export", run_file, tmp_path).building() as folder:
-            if refused:
-                write_json(folder / "refused.json", {"findings": []})
-            else:
-                hf.write_folder(folder, HF_CONFIG, make_params(), "float32")
-                if tokenizer:
-                    tokenizer.save(str(folder / "tokenizer.json"))
-        paths = Paths("evaluate", run_file, tmp_path)
-        evaluate.run(run, paths)
-        written = read_json(paths.out("evaluate") / "evaluate.json")
-        return paths, read_json(tmp_path / "metrics" / "evaluate.json"), written
-
-    return make
+    return partial(make, tmp_path)
 
 
 def test_held_out_loss_is_that_of_training_on_the_same_sequences(made):
@@ -206,7 +161,7 @@ def test_without_a_held_out_split_there_is_a_text_but_no_loss(made, capsys):
     assert set(metrics.values()) == {None}
     assert written["text"].startswith("def ")
     said = capsys.readouterr().out
-    assert "nothing is held out" in said and "gives 0 questions for next_line" in said
+    assert "nothing is held out" in said
 
 
 def test_fewer_sequences_than_asked_and_what_lacks_without_a_tokenizer_are_notes(made):
@@ -215,43 +170,7 @@ def test_fewer_sequences_than_asked_and_what_lacks_without_a_tokenizer_are_notes
     assert metrics["bits_per_byte"] is metrics["bytes"] is written["text"] is None
     assert (metrics["tasks"], written["tasks"]) == ({"next_line": None}, [])
     assert written["notes"].pop(1) == "[held_out] sequences = 512, and there are 2 to measure"
-    assert all("there is no tokenizer.json" in note for note in written["notes"])
-    assert len(written["notes"]) == 3
-
-
-def test_next_line_scores_what_the_exported_model_says(made):
-    """Each choice's log-likelihood by the whole model alone, in float64."""
-    tokenizer = make_tokenizer()
-    texts = ["\n".join(f"{a}{n} = return({n})" for n in range(8)) for a in "abcdef"]
-    held_out = [token for text in texts for token in (*tokenizer.encode(text).ids, END)]
-    paths, metrics, written = made(tokenizer=tokenizer, held_out=held_out, questions="25")
-    folder = paths.out("evaluate") / "tasks"
-    asked, scores = (
-        [json.loads(line) for line in (folder / name).read_text().splitlines()]
-        for name in ("next_line.jsonl", "next_line.scores.jsonl")
-    )
-    assert len(asked) == len(scores) == 25
-    exported = exported_folder.read(paths.out("export"))
-    apply = jax.jit(exported.apply)
-    for question, score in list(zip(asked, scores, strict=True))[::8]:
-        for choice, after in zip(question["choices"], score["after"], strict=True):
-            before = tokenizer.encode(question["context"]).ids
-            ids = tokenizer.encode(question["context"] + choice).ids
-            row = np.zeros((1, 2 * LENGTH), np.int32)
-            seen = ids[-LENGTH - 1 : -1]
-            row[0, : len(seen)] = seen
-            logits = np.float64(apply(exported.params, row[:, :LENGTH]))[0, : len(seen)]
-            logs = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
-            labels = ids[len(before) :]
-            expected = logs[np.arange(len(seen) - len(labels), len(seen)), labels].sum()
-            assert after == pytest.approx(expected, abs=1e-3)
-    (task,) = written["tasks"]
-    right = [s["answer"] == int(np.argmax(s["after"])) for s in scores]
-    assert metrics["tasks"]["next_line"]["acc"] == task["metrics"]["acc"]["value"] == np.mean(right)
-    assert (task["chance"], task["documents"]) == (0.25, 25)
-    assert task["sha256"] == hashlib.sha256((folder / "next_line.jsonl").read_bytes()).hexdigest()
-    low, high = task["metrics"]["acc"]["interval"]
-    assert low < np.mean(right) < high
+    assert sum("there is no tokenizer.json" in note for note in written["notes"]) >= 2
 
 
 def test_a_tokenizer_that_is_not_byte_level_gives_no_bits_per_byte():

@@ -16,7 +16,8 @@ from pipeline import generate
 from pipeline.__main__ import app
 from pipeline.weights import exported, hf
 from tests import tiny
-from tests.pipeline.test_evaluate import END, HF_CONFIG, make_params, make_tokenizer
+from tests.pipeline.evaluated import HF_CONFIG
+from tests.pipeline.exported import END, make_params, make_tokenizer
 
 PROMPTS = ["def f(x", "re", "é"]
 

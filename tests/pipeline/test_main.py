@@ -50,7 +50,7 @@ def test_the_version_is_that_of_the_source(capsys):
 
 def test_the_tab_key_completes_commands_and_options(capsys, monkeypatch):
     monkeypatch.setenv("_LOCKSTEP_COMPLETE", "complete_bash")
-    for typed, ends in (("lockstep ver", ["verify"]), ("lockstep verify --see", ["--seed"])):
+    for typed, ends in (("lockstep gen", ["generate"]), ("lockstep generate --see", ["--seed"])):
         monkeypatch.setenv("COMP_WORDS", typed)
         monkeypatch.setenv("COMP_CWORD", str(len(typed.split()) - 1))
         with pytest.raises(SystemExit) as caught:
@@ -104,13 +104,13 @@ def test_clean_removes_the_work_of_killed_runs_but_not_of_running_ones(tmp_path)
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["verify"], "error: Missing argument 'SOURCE'; see `{name} verify --help`"),
+        (["import"], "error: Missing argument 'SOURCE'; see `{name} import --help`"),
         (["nosuch"], "error: No such command 'nosuch'; see `{name} --help`"),
         (["trian"], "error: No such command 'trian'. Did you mean 'train'? see `{name} --help`"),
         (
-            ["verify", "x", "--max-gb", "0"],
-            "error: Invalid value for '--max-gb': Input should be greater than or equal to 1; see "
-            "`{name} verify --help`",
+            ["generate", "x", "--top-k", "0"],
+            "error: Invalid value for '--top-k': Input should be greater than or equal to 1; see "
+            "`{name} generate --help`",
         ),
     ],
 )

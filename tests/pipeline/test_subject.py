@@ -11,11 +11,8 @@ WITH_WORKLOAD = RUN.model_copy(
 )
 
 
-def test_a_workload_is_trained_by_its_part_and_everything_else_is_a_language_model():
+def test_without_a_workload_a_language_model_is_trained():
     assert subject.subject_of(RUN) is LANGUAGE_MODEL
-    found = subject.subject_of(WITH_WORKLOAD)
-    assert found is not LANGUAGE_MODEL and found.trains(WITH_WORKLOAD)
-    assert subject.subject_of_model({"workload": {}}) is found
     assert subject.subject_of_model({"model_type": "llama"}) is LANGUAGE_MODEL
 
 

@@ -1,11 +1,14 @@
-"""A peer's answer, as the trainer reads it; what peers may lie about, test_lying_peers.py has."""
+"""A peer's answer, as the trainer reads it, for the table of tests/gate.
+
+What peers may lie about, test_lying_peers.py has.
+"""
 
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from parts.carrier import requests
-from parts.carrier.requests import AnswerHeader
+from parts.carrier.requests import AnswerHeader, FrameError
 from tests.gate.cases import (
     BOMB,
     BREAK,
@@ -28,12 +31,14 @@ class PeerRow:
 
     Attributes:
       what: the operation.
-      read: reads the buffers of an answer.
+      read: reads an answer that is wrong as a case says.
+      error: what it raises.
       cells: what becomes of each case.
     """
 
     what: str
-    read: Callable[[list[bytes]], object]
+    read: Callable[[str], object]
+    error: type[Exception]
     cells: Cells
 
 
@@ -53,10 +58,11 @@ def answer(case: str) -> list[bytes]:
 
 CLOCK = No("the socket has a time for each answer, `[runtime] answer_seconds`")
 ELSEWHERE = No("an answer has bytes, and neither files, pages nor a secret")
-ROWS = [
+PEERS = [
     PeerRow(
         "`train`, a peer's answer",
-        lambda buffers: requests.decode(AnswerHeader, buffers),
+        lambda case: requests.decode(AnswerHeader, answer(case)),
+        FrameError,
         dict.fromkeys(CASES, ELSEWHERE)
         | {SILENT: CLOCK, DRIPPING: CLOCK}
         | {SURROGATE: "expected a header", DEEP: "expected a header"}
