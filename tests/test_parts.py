@@ -5,6 +5,7 @@ another one, so each comes off alone: a contract in pyproject.toml.
 """
 
 import ast
+import os
 import re
 import shutil
 import subprocess
@@ -16,11 +17,13 @@ import pytest
 
 from pipeline.stage.keys import PROJECT
 from tests import tiny
+from tests.offered import PARTS
+from tests.test_dag import offered_to
 
 WINGS = "lockstep", "models", "pipeline", "parts"
-COPIED = (*WINGS, "benchmarks", "params", "tests", "workloads")
+COPIED = (*WINGS, "benchmarks", "docs", "params", "tests", "workloads")  # tests read pages
+TESTED = "lockstep", "models", "pipeline"  # rooms of tests, of library and pipeline
 FILES = "dvc.yaml", "pyproject.toml", "constraints.txt", "constraints-gpu.txt", "Snakefile"
-PARTS = sorted(path.parent.name for path in (PROJECT / "parts").glob("*/__init__.py"))
 WORKER = "parts/workload/python"  # runs beside code of users, and imports itself alone
 DEPS_ON_PARTS = re.compile(r"^ *- parts/(\w+)\n", re.MULTILINE)
 # An editable install finds in the checkout what a copy lacks.
@@ -168,19 +171,6 @@ def test_without_any_part_every_module_is_imported_and_the_contracts_hold(tmp_pa
     run(tree, "-c", "import sys; from importlinter import cli; sys.exit(cli.lint_imports())")
 
 
-@pytest.mark.soak
-@each_part
-def test_without_a_part_the_tests_of_library_and_pipeline_pass(part, tmp_path):
-    tree = copy_without({part}, tmp_path / "tree")
-    ignored = [
-        f"--ignore={file.relative_to(tree)}"
-        for folder in ("lockstep", "pipeline")
-        for file in (tree / "tests" / folder).rglob("test_*.py")
-        if any(f"{name}.".startswith(f"parts.{part}.") for name in modules(file))
-    ]
-    run(tree, "-m", "pytest", "-q", "-m", "not soak", *ignored, "tests/lockstep", "tests/pipeline")
-
-
 @each_part
 def test_a_part_says_what_it_is_and_keeps_to_its_budget(part):
     text = (PROJECT / "parts" / part / "README.md").read_text()
@@ -189,3 +179,51 @@ def test_a_part_says_what_it_is_and_keeps_to_its_budget(part):
     assert sum(len(file.read_text().splitlines()) for file in files) <= budget
     assert len(text.splitlines()) <= 12
     assert all(f"lockstep {command}" in text for command in commands_of(part))
+
+
+# ---- The tests of library and pipeline ----
+
+
+def tests_of_library_and_pipeline() -> list[Path]:
+    return [file for room in TESTED for file in sorted((PROJECT / "tests" / room).rglob("*.py"))]
+
+
+def test_tests_of_library_and_pipeline_import_no_part_and_no_test_of_one():
+    found = {
+        file.relative_to(PROJECT).as_posix(): sorted(named)
+        for file in tests_of_library_and_pipeline()
+        if (named := {name for name in modules(file) if re.match(r"(tests\.)?parts(\.|$)", name)})
+    }
+    assert not found
+
+
+def ask_for(part: str) -> list[str]:
+    """The tests of files of the pipeline that ask for a joint that a part offers."""
+    asking = {
+        ".".join(file.relative_to(PROJECT).with_suffix("").parts)
+        for file in (PROJECT / "pipeline").rglob("*.py")
+        if any(path.parent.name == part for path in offered_to(file))
+    }
+    files = [file for file in tests_of_library_and_pipeline() if modules(file) & asking]
+    return [str(file.relative_to(PROJECT)) for file in files if file.name.startswith("test_")]
+
+
+def pytest_in(tree: Path, *tests: str) -> None:
+    """Run tests in a copy, with the compiled programs of this checkout's tests."""
+    (tree / ".pytest_cache").mkdir()
+    (tree / ".pytest_cache" / "compiled").symlink_to(os.environ["JAX_COMPILATION_CACHE_DIR"])
+    run(tree, "-m", "pytest", "-q", "-m", "not soak and not release", "-n", "2", *tests)
+
+
+@pytest.mark.soak
+def test_without_any_part_the_tests_of_library_and_pipeline_pass(tmp_path):
+    tree = copy_without({*PARTS}, tmp_path / "tree")
+    pytest_in(tree, *(f"tests/{room}" for room in TESTED))
+
+
+@pytest.mark.soak
+@each_part
+def test_without_a_part_the_tests_of_what_asks_for_it_pass(part, tmp_path):
+    """All others are those of the copy without any part: nothing else meets a part."""
+    if asking := ask_for(part):
+        pytest_in(copy_without({part}, tmp_path / "tree"), *asking)

@@ -104,7 +104,7 @@ def test_clean_removes_the_work_of_killed_runs_but_not_of_running_ones(tmp_path)
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["import"], "error: Missing argument 'SOURCE'; see `{name} import --help`"),
+        (["import"], "error: Missing argument 'source'; see `{name} import --help`"),
         (["nosuch"], "error: No such command 'nosuch'; see `{name} --help`"),
         (["trian"], "error: No such command 'trian'. Did you mean 'train'? see `{name} --help`"),
         (

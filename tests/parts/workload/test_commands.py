@@ -16,12 +16,13 @@ from parts.publication.fetch import Limits
 from parts.workload import worker
 from parts.workload.description import code_hash
 from parts.workload.process.worker_process import WorkerError
-from pipeline import runfile
+from parts.workload.subject import SUBJECT
+from pipeline import runfile, subject
 from pipeline.__main__ import app
 from pipeline.monitor import training
 from pipeline.monitor.sinks import tracker
 from pipeline.runfile import Network
-from pipeline.stage.keys import Keys
+from pipeline.stage.keys import PROJECT, Keys
 from pipeline.weights import upload
 from tests import tiny
 from tests.errors import check_names, refused
@@ -364,3 +365,10 @@ def test_try_python_trains_a_model_that_lockstep_does_not_have(tmp_path, monkeyp
     assert done.exit_code == 0, done.output
     trained = transformers.AutoModelForCausalLM.from_pretrained("saved")
     assert type(trained) is transformers.GPT2LMHeadModel
+
+
+def test_a_workload_is_what_its_part_trains_and_describes():
+    run = runfile.load(PROJECT / "params/run.toml")
+    workload = runfile.tables.Workload(factory="my_model:MyModel")
+    found = subject.subject_of(run.model_copy(update={"workload": workload}))
+    assert found is subject.subject_of_model({"workload": {}}) is SUBJECT
