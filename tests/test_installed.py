@@ -135,7 +135,7 @@ def test_type_checkers_see_the_installed_names_under_the_one_name(site):
     stub = (site / "lockstep" / "__init__.pyi").read_text()
     assert "\nfrom pipeline" not in stub
     assert "\nfrom lockstep import models as models\n" in stub
-    assert "\nfrom lockstep.optim.adamw import adamw as adamw\n" in stub
+    assert "\nfrom lockstep.optim.dense import adamw as adamw\n" in stub
     assert (site / "lockstep" / "py.typed").exists()
 
 

@@ -11,7 +11,7 @@ from lockstep.errors import LockstepError
 from lockstep.tables.variant import Variant, variant_name, variants_of
 
 if TYPE_CHECKING:
-    from lockstep.optim.aggregation.aggregate import AggregateFn
+    from lockstep.optim.aggregation import AggregateFn
     from lockstep.optim.optimizer import Optimizer
     from lockstep.optim.schedules import LearningRate
     from lockstep.protocol.pace import Pace
@@ -37,14 +37,14 @@ class Setting(NamedTuple):
     @property
     def aggregate(self) -> "AggregateFn":
         """The rule, for peers that count by their sequences."""
-        from lockstep.optim.aggregation.rules import RULES
+        from lockstep.optim.aggregation import RULES
 
         return RULES[self.aggregation](self.liars)
 
     @property
     def equal_aggregate(self) -> "AggregateFn":
         """The rule for gradients, whose peers count equally."""
-        from lockstep.optim.aggregation.aggregate import EQUAL_MEAN, equally
+        from lockstep.optim.aggregation import EQUAL_MEAN, equally
 
         return EQUAL_MEAN if self.aggregation == "mean" else equally(self.aggregate)
 

@@ -40,7 +40,7 @@ class OuterNesterov(OuterVariant):
     """Decay of the momentum from one outer step to the next; 0 means no momentum."""
 
     def build(self, setting: Setting) -> "Optimizer":
-        from lockstep.optim.local.diloco import outer_sgd
+        from lockstep.optim.local.local_steps import outer_sgd
 
         nesterov = self.momentum > 0
         return outer_sgd(**dict(self), nesterov=nesterov, aggregate=setting.aggregate)
@@ -173,7 +173,7 @@ class OptimizerDecoupledDiLoCo(Fragmented):
         )
 
     def build(self, setting: Setting) -> "Optimizer":
-        from lockstep.optim.local.decoupled import decoupled_diloco
+        from lockstep.optim.local.streaming import decoupled_diloco
 
         return decoupled_diloco(
             self.inner_optimizer(setting),

@@ -45,7 +45,7 @@ class OptimizerAdamW(Moments):
     """AdamW on the mean of all peers' gradients: the dense baseline."""
 
     def build(self, setting: Setting) -> "Optimizer":
-        from lockstep.optim.adamw import adamw
+        from lockstep.optim.dense import adamw
 
         return adamw(setting.learning_rate, **dict(self), aggregate=setting.equal_aggregate)
 
@@ -66,7 +66,7 @@ class OptimizerMuon(Moments):
         return True
 
     def build(self, setting: Setting) -> "Optimizer":
-        from lockstep.optim.muon import muon
+        from lockstep.optim.dense import muon
 
         rest = {"stacked": setting.stacked, "aggregate": setting.equal_aggregate}
         return muon(setting.learning_rate, **dict(self), **rest)
@@ -91,7 +91,7 @@ class OptimizerSGD(Dense):
         return self
 
     def build(self, setting: Setting) -> "Optimizer":
-        from lockstep.optim.sgd import sgd
+        from lockstep.optim.dense import sgd
 
         return sgd(setting.learning_rate, **dict(self), aggregate=setting.equal_aggregate)
 
@@ -101,7 +101,7 @@ class OptimizerWorkload(Dense):
 
     def build(self, setting: Setting) -> "Optimizer":
         # its local steps arrive as one: where they led to is the params minus that
-        from lockstep.optim.sgd import sgd
+        from lockstep.optim.dense import sgd
 
         return sgd(1.0)
 

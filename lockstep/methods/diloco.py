@@ -23,7 +23,7 @@ class OptimizerDiLoCo(Rounded, OuterSteps):
     """DiLoCo: local steps; the mean of the pseudogradients is the gradient of an outer SGD."""
 
     def build(self, setting: Setting) -> "Optimizer":
-        from lockstep.optim.local.diloco import diloco
+        from lockstep.optim.local.local_steps import diloco
 
         outer = self.rounded(self.outer_sgd(setting))
         return diloco(self.inner_optimizer(setting), outer, inner_steps=self.inner_steps)

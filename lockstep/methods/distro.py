@@ -102,7 +102,7 @@ class OptimizerAdaDistro(Compressing):
     def build(self, setting: Setting) -> "Optimizer":
         from lockstep.optim.compressed.ada_distro import ada_distro
         from lockstep.optim.compressed.distro import distro
-        from lockstep.optim.step_direction import StepDirection
+        from lockstep.optim.directions import StepDirection
 
         plain = self.momentum(setting)
         chosen = {"topk_of": self.topk_of, "untransformed": self.untransformed}

@@ -53,7 +53,7 @@ class OuterSteps(LocalSteps):
 
     def outer_sgd(self, setting: Setting) -> "Optimizer":
         """Return the outer SGD."""
-        from lockstep.optim.local.diloco import outer_sgd
+        from lockstep.optim.local.local_steps import outer_sgd
 
         return outer_sgd(
             self.outer_learning_rate,
@@ -110,11 +110,7 @@ class Rounded(LocalSteps):
             return outer
         import jax.numpy as jnp
 
-        from lockstep.optim.quantize.half import Half
-        from lockstep.optim.quantize.integers import Integers
-        from lockstep.optim.quantize.levels import Levels
-        from lockstep.optim.quantize.qsgd import QSGD
-        from lockstep.optim.quantize.quantized import quantized
+        from lockstep.optim.quantize import QSGD, Half, Integers, Levels, quantized
 
         block: Any = self.quantize_block
         made = {
@@ -134,7 +130,7 @@ class OptimizerFedAvg(LocalSteps):
     """Federated averaging: local steps, and then the mean of all peers' params."""
 
     def build(self, setting: Setting) -> "Optimizer":
-        from lockstep.optim.local.fedavg import fedavg
+        from lockstep.optim.local.local_steps import fedavg
 
         inner = self.inner_optimizer(setting)
         return fedavg(inner, inner_steps=self.inner_steps, aggregate=setting.aggregate)

@@ -59,8 +59,8 @@ class OptimizerSPARTADiLoCo(OuterSteps, Places):
     are proportional to share + 1 / outer_every."""
 
     def build(self, setting: Setting) -> "Optimizer":
-        from lockstep.optim.local.sparta_diloco import sparta_diloco
-        from lockstep.optim.sgd import sgd
+        from lockstep.optim.dense import sgd
+        from lockstep.optim.local.sparta import sparta_diloco
 
         momentum, nesterov = self.outer_momentum, self.nesterov
         outer = sgd(self.outer_learning_rate, momentum=momentum, nesterov=nesterov)

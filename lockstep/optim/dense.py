@@ -1,23 +1,34 @@
 """Plain data parallelism: peers exchange whole gradients, and step by their mean."""
 
+from collections.abc import Mapping
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import optax
 
-from lockstep.optim.aggregation.aggregate import EQUAL_MEAN, ON_HOST, AggregateFn
+from lockstep.optim.aggregation import EQUAL_MEAN, ON_HOST, AggregateFn
+from lockstep.optim.directions import orthogonal
 from lockstep.optim.expect import (
+    expect,
     expect_aggregate,
+    expect_by_group,
     expect_clip,
+    expect_decay,
+    expect_flags,
+    expect_groups,
     expect_kind,
     expect_learning_rate,
     expect_rates,
 )
 from lockstep.optim.optimizer import (
+    KeyPath,
     Merge,
     Optimizer,
     RoundPeers,
     Tree,
     clip_scale,
+    group_of,
     no_lookahead,
     norm_ratio,
     rate,
@@ -86,3 +97,201 @@ def dense(
 
     merge = Merge(ON_HOST[aggregate], take) if aggregate in ON_HOST else None
     return Optimizer(init, no_lookahead, accumulate, send, receive, compare, areas, merge=merge)
+
+
+LARGEST = 2.0**60  # of an element: an infinite second moment would stay so for ever
+
+
+def adamw(
+    learning_rate: optax.ScalarOrSchedule,
+    *,
+    betas: tuple[float, float],
+    eps: float,
+    weight_decay: float,
+    clip_grad_norm: float | None = None,
+    aggregate: AggregateFn = EQUAL_MEAN,
+) -> Optimizer:
+    """Return AdamW on the mean of all present peers' gradients.
+
+    With the names of `dense`:
+
+        m, v    = Adam's moments of g, bias-corrected
+        d       = m / (sqrt(v) + eps)
+
+    Args:
+      learning_rate: A schedule of the step, counted from 1, or a constant.
+      betas: Decay of the first and second moment.
+      eps: Added to the root of the second moment.
+      weight_decay: Decoupled weight decay, per unit of learning rate.
+      clip_grad_norm: Largest global L2 norm of the mean gradient; None or 0 for no clipping.
+      aggregate: Takes the place of the mean; see `dense`.
+
+    References:
+      Loshchilov, Hutter, Decoupled Weight Decay Regularization, https://arxiv.org/abs/1711.05101
+    """
+    moments = adam(betas, eps)
+    return dense(
+        learning_rate,
+        moments,
+        weight_decay=weight_decay,
+        clip_grad_norm=clip_grad_norm,
+        aggregate=aggregate,
+    )
+
+
+def adam(betas: tuple[float, float], eps: float) -> optax.GradientTransformation:
+    """Return `optax.scale_by_adam`, its settings checked, of gradients whose squares are finite."""
+    pair = "two numbers"
+    expect("betas", betas, lambda x: isinstance(x, tuple | list) and len(x) == 2, pair)
+    for name, beta in zip(("betas[0]", "betas[1]"), betas, strict=True):
+        expect_decay(name, beta)
+    expect_rates(eps=eps)
+    moments = optax.scale_by_adam(b1=betas[0], b2=betas[1], eps=eps)
+
+    def update(
+        grads: Tree, state: optax.OptState, params: Tree | None = None
+    ) -> tuple[Tree, optax.OptState]:
+        bounded = jax.tree.map(lambda g: jnp.clip(g, -LARGEST, LARGEST), grads)
+        found: tuple[Tree, optax.OptState] = moments.update(bounded, state, params)
+        return found
+
+    return optax.GradientTransformation(moments.init, update)
+
+
+def sgd(
+    learning_rate: optax.ScalarOrSchedule,
+    *,
+    momentum: float = 0.0,
+    nesterov: bool = False,
+    weight_decay: float = 0.0,
+    clip_grad_norm: float | None = None,
+    aggregate: AggregateFn = EQUAL_MEAN,
+) -> Optimizer:
+    """Return SGD on the mean of all present peers' gradients.
+
+    With the names of `dense`, and as PyTorch and optax have it:
+
+        m  <- momentum * m + g
+        d   = m, or with Nesterov's g + momentum * m
+
+    Args:
+      learning_rate: A schedule of the step, counted from 1, or a constant.
+      momentum: Decay of m, in [0, 1); 0 keeps no m.
+      nesterov: Whether the momentum is Nesterov's.
+      weight_decay: Decoupled weight decay, per unit of learning rate.
+      clip_grad_norm: Largest global L2 norm of the mean gradient; None or 0 for no clipping.
+      aggregate: Takes the place of the mean; see `dense`.
+
+    References:
+      Sutskever et al., On the importance of initialization and momentum in deep learning,
+        https://proceedings.mlr.press/v28/sutskever13.html
+    """
+    expect_decay("momentum", momentum)
+    expect_flags(nesterov=nesterov)
+    moves = isinstance(momentum, jax.core.Tracer) or bool(momentum)
+    expect("nesterov", nesterov, lambda x: moves or not x, "false without momentum")
+    direction = optax.trace(momentum, nesterov) if moves else optax.identity()
+    return dense(
+        learning_rate,
+        direction,
+        weight_decay=weight_decay,
+        clip_grad_norm=clip_grad_norm,
+        aggregate=aggregate,
+    )
+
+
+class MuonState(NamedTuple):
+    """State of `muon`, by the params' paths joined with ".".
+
+    Attributes:
+      adam: Adam's moments of embeddings, head and norms.
+      momentum: Momentum of the matrices of layers.
+    """
+
+    adam: optax.OptState
+    momentum: dict[str, jax.Array]
+
+
+def muon(  # noqa: PLR0913 - Adam's settings are among them
+    learning_rate: optax.ScalarOrSchedule,
+    *,
+    momentum: float,
+    betas: tuple[float, float],
+    eps: float,
+    weight_decay: float,
+    clip_grad_norm: float | None = None,
+    step_scale: Mapping[str, float],
+    stacked: tuple[str, ...] = (),
+    aggregate: AggregateFn = EQUAL_MEAN,
+) -> Optimizer:
+    """Return Muon for the matrices of layers and Adam for the rest.
+
+    With the names of `dense`:
+
+        m      <- momentum * m + g;  d = O(g + momentum * m)        matrices of layers
+        d       = Adam's direction of g                             embeddings, head, norms
+        d      <- d * step_scale[group]
+
+    with O(.) the nearest orthogonal matrix, scaled to an rms of about 1 (`step_direction`): as long
+    a step as a sign's, so that step_scale means what it means in AdaDistro.
+
+    Args:
+      learning_rate: A schedule of the step, counted from 1, or a constant.
+      momentum: Decay of Nesterov's momentum of the matrices of layers.
+      betas: Decay of Adam's first and second moment.
+      eps: Added to the root of the second moment.
+      weight_decay: Decoupled weight decay, per unit of learning rate.
+      clip_grad_norm: Largest global L2 norm of the mean gradient; None or 0 for no clipping.
+      step_scale: Factor of a group's steps, 1 where it is not named; a group is a top-level name of
+        the params, such as "layers".
+      stacked: Top-level groups of the params whose leaves carry a leading layer axis.
+      aggregate: Takes the place of the mean; see `dense`.
+
+    References:
+      Jordan et al., Muon: An optimizer for hidden layers, https://kellerjordan.github.io/posts/muon/
+    """
+    expect_decay("momentum", momentum)
+    expect_by_group(expect_rates, step_scale=step_scale)
+    expect_groups(stacked=stacked)
+    moments = adam(betas, eps)
+
+    def split(tree: Tree) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
+        """Return the matrices of layers, and the rest, by path."""
+        matrices: dict[str, jax.Array] = {}
+        rest: dict[str, jax.Array] = {}
+        for path, leaf in jax.tree.leaves_with_path(tree):
+            part = matrices if group_of(path) in stacked and leaf.ndim > 2 else rest
+            part[_dotted(path)] = leaf
+        return matrices, rest
+
+    def init(params: Tree) -> MuonState:
+        matrices, rest = split(params)
+        return MuonState(moments.init(rest), optax.tree.zeros_like(matrices))
+
+    def update(
+        grads: Tree, state: optax.OptState, params: Tree | None = None
+    ) -> tuple[Tree, MuonState]:
+        matrices, rest = split(grads)
+        trace = jax.tree.map(lambda m, g: momentum * m + g, state.momentum, matrices)
+        ahead = jax.tree.map(lambda m, g: orthogonal(g + momentum * m), trace, matrices)
+        others, adam = moments.update(rest, state.adam)
+        directions = ahead | others
+
+        def scaled(path: KeyPath, leaf: jax.Array) -> jax.Array:
+            d: jax.Array = directions[_dotted(path)] * step_scale.get(group_of(path) or "", 1.0)
+            return d
+
+        return jax.tree.map_with_path(scaled, grads), MuonState(adam, trace)
+
+    direction = optax.GradientTransformation(init, update)
+    return dense(
+        learning_rate,
+        direction,
+        weight_decay=weight_decay,
+        clip_grad_norm=clip_grad_norm,
+        aggregate=aggregate,
+    )
+
+
+def _dotted(path: KeyPath) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator=".")

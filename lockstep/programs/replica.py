@@ -4,7 +4,7 @@ Trainers, verifiers, the self-test and an audit's replay all call `Replica.step`
 `Replica.receive`: one program on one layout of the same shapes, which is why they get one result.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import jax
@@ -12,9 +12,9 @@ import numpy as np
 
 from lockstep.optim.optimizer import RoundPeers, Tree
 from lockstep.programs.local_steps import Work
-from lockstep.programs.merging import merge_parts
 from lockstep.programs.placement import DeviceGroup
 from lockstep.programs.train_step import PeerResult, Programs
+from lockstep.wire import spool
 
 
 @dataclass(frozen=True)
@@ -96,3 +96,39 @@ class Replica:
             rows_MB = self.group.put_rows(rows_MB, axis=1)
         count, step = self.group.put_whole((np.int32(work.count), np.int32(step)))
         return self.params, own, self.shared, rows_MB, count, step
+
+
+PART = 2**22  # elements that are merged at once
+
+
+def merge_parts(
+    programs: Programs, group: DeviceGroup, messages: Sequence[Tree], weight: np.ndarray
+) -> Tree:
+    """Return what the messages of all peers become together, on a device group.
+
+    Args:
+      programs: Programs of an optimizer that has `merge`.
+      group: The devices.
+      messages: A message of each peer; of an absent one anything.
+      weight: Their weights, integers [peer].
+    """
+    assert programs.optimizer.merge is not None
+    aggregate = programs.optimizer.merge.aggregate
+    leaves = zip(*map(jax.tree.leaves, messages), strict=True)
+    merged = [group.put_owned(_merge(aggregate, rows, weight)) for rows in leaves]
+    return jax.tree.unflatten(jax.tree.structure(programs.form.like), merged)
+
+
+def _merge(
+    aggregate: Callable[[Sequence[np.ndarray], np.ndarray], np.ndarray],
+    rows: Sequence[np.ndarray],
+    weight: np.ndarray,
+) -> np.ndarray:
+    """Merge one array of the messages."""
+    merged = np.empty(rows[0].shape, rows[0].dtype)
+    flat, rows = merged.reshape(-1), [np.asarray(row).reshape(-1) for row in rows]
+    for first in range(0, len(flat), PART):
+        part = slice(first, first + PART)
+        flat[part] = aggregate([row[part] for row in rows], weight)
+        spool.drop_pages(rows)
+    return merged

@@ -25,7 +25,7 @@ from lockstep.programs.local_steps import (
     micro_batches,
 )
 from lockstep.programs.placement import keep_cut
-from lockstep.programs.same_bits.evaluate import same_bits, without_rule
+from lockstep.programs.same_bits import same_bits, without_rule
 from lockstep.programs.task import Task
 from lockstep.wire.message import Form, form_of
 

@@ -10,8 +10,7 @@ import numpy as np
 
 from lockstep.machine.jax_settings import check_settings, other_settings
 from lockstep.optim.optimizer import Optimizer
-from lockstep.programs.host_steps import HostSteps, one_by_one
-from lockstep.programs.local_steps import Lots
+from lockstep.programs.local_steps import HostSteps, Lots, one_by_one
 from lockstep.programs.train_step import Programs
 from lockstep.simulation import arguments, examples, torch_module
 from lockstep.simulation.loss_task import LossFn, LossTask

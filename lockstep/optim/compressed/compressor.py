@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from lockstep.optim.aggregation.aggregate import AggregateFn
+from lockstep.optim.aggregation import AggregateFn
 from lockstep.optim.compressed import dct
 from lockstep.optim.expect import (
     expect_by_group,

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lockstep.optim.aggregation.aggregate import FEW, AggregateFn, mean
+from lockstep.optim.aggregation import FEW, AggregateFn, mean
 
 GROUP = 8  # top_k first compares the largest of so many neighbours; 16 to 64 were no faster
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from lockstep.optim.aggregation.aggregate import AggregateFn, mean
+from lockstep.optim.aggregation import AggregateFn, mean
 from lockstep.optim.compressed.compressor import (
     Coefficients,
     Compressor,
@@ -16,16 +16,17 @@ from lockstep.optim.compressed.compressor import (
     SomeBlocks,
     coefficients_of,
 )
+from lockstep.optim.directions import StepDirection, near_one
 from lockstep.optim.expect import (
     expect_aggregate,
     expect_clip,
+    expect_counts,
     expect_integer,
     expect_kind,
     expect_learning_rate,
     expect_rates,
     expect_share,
 )
-from lockstep.optim.magnitude import near_one
 from lockstep.optim.optimizer import (
     KeyPath,
     Optimizer,
@@ -35,7 +36,7 @@ from lockstep.optim.optimizer import (
     no_lookahead,
     rate,
 )
-from lockstep.optim.step_direction import StepDirection
+from lockstep.optim.transform import Exchange, as_transform
 
 
 @dataclass(frozen=True)
@@ -297,3 +298,44 @@ def _positions(message: Tree) -> Tree:
         message,
         is_leaf=lambda node: isinstance(node, Coefficients | SomeBlocks),
     )
+
+
+def demo(
+    learning_rate: optax.ScalarOrSchedule,
+    compression_decay: float,
+    compression_topk: int,
+    compression_chunk: int,
+    weight_decay: float,
+    exchange: Exchange,
+) -> optax.GradientTransformation:
+    """Return decoupled momentum optimization, as the reference of the paper's authors has it.
+
+    With peers p, learning rate lr and D the inverse of the chunked DCT:
+
+        theta   <- theta * (1 - lr * weight_decay)
+        delta_p <- compression_decay * delta_p + lr * g_p
+        q_p      = top-k by magnitude of DCT(delta_p), per block
+        delta_p <- delta_p - D(q_p)
+        theta   <- theta - lr * sign(D(mean over the peers that sent a coefficient, of q_p))
+
+    Values are sent in float32; `distro` can round them, or send their signs only. The state differs
+    between peers, the updates are the same for all. With `optax.inject_hyperparams`, name as static
+    what is not a number to be changed:
+    `static_args=("compression_topk", "compression_chunk", "exchange")`.
+
+    Args:
+      learning_rate: A schedule of the step, counted from 1, or a constant.
+      compression_decay: Decay of delta per step; the paper's 0.999.
+      compression_topk: Coefficients sent of each block; the paper's 32.
+      compression_chunk: The longest side of a block; the paper's 64.
+      weight_decay: Decoupled weight decay, per unit of learning rate.
+      exchange: exchange(message, step) -> sent, received, such as `optimizer.all_gather("peer")`
+        under `vmap(axis_name="peer")` or `shard_map`, or `optimizer.alone`; see `as_transform`.
+
+    References:
+      Peng, Quesnelle, Kingma, DeMo: Decoupled Momentum Optimization, https://arxiv.org/abs/2411.19870
+    """
+    expect_counts(compression_topk=compression_topk, compression_chunk=compression_chunk)
+    compressor = Compressor(compression_topk, compression_chunk, False, jnp.float32)
+    momentum = CompressedMomentum(learning_rate, compressor, compression_decay, weight_decay)
+    return as_transform(distro(momentum), exchange)

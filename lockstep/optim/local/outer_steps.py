@@ -1,7 +1,4 @@
-"""Outer steps on pseudogradients of which some are old: the params moved on while they travelled.
-
-SGD with Nesterov's momentum is `outer_sgd`; it treats a pseudogradient of any age like a new one.
-"""
+"""Outer steps on pseudogradients, some of which are old: the params moved on as they travelled."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -10,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from lockstep.optim.adamw import adam
-from lockstep.optim.aggregation.aggregate import AggregateFn, mean
-from lockstep.optim.dense import dense
+from lockstep.optim.aggregation import AggregateFn, mean
+from lockstep.optim.dense import adam, dense
+from lockstep.optim.directions import UNIT, Sized, inverse
 from lockstep.optim.expect import (
     expect_counts,
     expect_decay,
@@ -20,7 +17,6 @@ from lockstep.optim.expect import (
     expect_rates,
     expect_share,
 )
-from lockstep.optim.magnitude import UNIT, Sized, inverse
 from lockstep.optim.optimizer import Optimizer, RoundPeers, Tree
 
 

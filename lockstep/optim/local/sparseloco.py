@@ -7,14 +7,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from lockstep.optim.aggregation.aggregate import AggregateFn, mean
+from lockstep.optim.aggregation import AggregateFn, mean
 from lockstep.optim.compressed import dct
 from lockstep.optim.compressed.compressor import Coefficients, Compressor
 from lockstep.optim.expect import expect_aggregate, expect_number, expect_rates
 from lockstep.optim.local.local_steps import local_steps
 from lockstep.optim.optimizer import KeyPath, Optimizer, RoundPeers, Tree, no_lookahead, norm_ratio
-from lockstep.optim.quantize.levels import level_of, two_levels
-from lockstep.optim.quantize.quantizer import pack, unpack
+from lockstep.optim.quantize import level_of, pack, two_levels, unpack
 
 
 class Largest(NamedTuple):

@@ -1,4 +1,7 @@
-"""Streaming DiLoCo: a fragment of the params at a time, which arrives while peers train on."""
+"""Streaming DiLoCo: a fragment of the params at a time, which arrives while peers train on.
+
+Shapes: F fragments, N elements of a parameter in each.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,10 +10,62 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from lockstep.optim.expect import expect_counts, expect_decay, expect_integer
-from lockstep.optim.local.fragments import Fragments, put_row, row
+from lockstep.optim.expect import expect_counts, expect_decay, expect_integer, expect_one_of
 from lockstep.optim.local.local_steps import check_parts, step_alone
-from lockstep.optim.optimizer import Merge, Optimizer, RoundPeers, Tree
+from lockstep.optim.optimizer import Merge, Optimizer, RoundPeers, Tree, inside
+
+
+class Fragments(NamedTuple):
+    """Params cut into fragments, of which each round exchanges one.
+
+    Attributes:
+      total: F.
+    """
+
+    total: int
+
+    def in_round(self, step: jax.Array) -> jax.Array:
+        """Return the number of the fragment that round `step` exchanges, 0 in the first one."""
+        return (step - 1) % self.total
+
+    def take(self, tree: Tree, number: jax.Array) -> Tree:
+        """Return a fragment of params: [N] of each."""
+        return row(jax.tree.map(self._cut, tree), number)
+
+    def put(self, tree: Tree, part: Tree, number: jax.Array) -> Tree:
+        """Return params with one fragment replaced."""
+
+        def replace_row(x: jax.Array, part_N: jax.Array) -> jax.Array:
+            rows_FN = put_row(self._cut(x), part_N, number)
+            flat: jax.Array = rows_FN.ravel()[: x.size]
+            return flat.reshape(x.shape)
+
+        return jax.tree.map(replace_row, tree, part)
+
+    def init_of_each(self, optimizer: Optimizer, params: Tree) -> tuple[Tree, Tree]:
+        """Return the first states of one optimizer for each fragment, with a leading axis F."""
+
+        def init_fragment(number: jax.Array) -> tuple[Tree, Tree]:
+            return optimizer.init(self.take(params, number))
+
+        return jax.vmap(init_fragment)(jnp.arange(self.total))
+
+    def _cut(self, x: jax.Array) -> jax.Array:
+        """Return [F, N], the last row padded with zeros."""
+        width = -(-x.size // self.total)
+        return jnp.pad(x.ravel(), (0, self.total * width - x.size)).reshape(self.total, width)
+
+
+def row(states: Tree, number: jax.Array) -> Tree:
+    """Return a fragment's state among those of all."""
+    return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, number, keepdims=False), states)
+
+
+def put_row(states: Tree, state: Tree, number: jax.Array) -> Tree:
+    """Return the states of all fragments with one replaced."""
+    return jax.tree.map(
+        lambda x, new: jax.lax.dynamic_update_index_in_dim(x, new, number, 0), states, state
+    )
 
 
 class StreamingState(NamedTuple):
@@ -179,3 +234,115 @@ class _Streaming:
     def _after_sending(self, own: StreamingState, state: Tree, step: jax.Array) -> StreamingState:
         number = self.fragments.in_round(step)
         return own._replace(outer=put_row(own.outer, state, number))
+
+
+ADOPT = ("overwrite", "blend", "carry")
+
+
+class CarriedState(NamedTuple):
+    """A peer's own state in `decoupled_diloco` with adopt = "carry".
+
+    Attributes:
+      optimizer: `own` of Streaming DiLoCo.
+      taken: Of its local params, what it has sent or adopted: the rest is its alone. Shapes of the
+        params, float32.
+    """
+
+    optimizer: Tree
+    taken: Tree
+
+
+def decoupled_diloco(
+    inner: Optimizer,
+    outer: Optimizer,
+    *,
+    inner_steps: int,
+    fragments: int,
+    delay: int,
+    adopt: str,
+    mixing: float = 0.0,
+) -> Optimizer:
+    """Return Decoupled DiLoCo: Streaming DiLoCo whose messages may come late, with an age.
+
+    With the names of `streaming_diloco`, a peer adopts fragment f, theta[f], by
+
+        overwrite    theta_p[f] <- theta[f]
+        blend        theta_p[f] <- mixing * theta_p[f] + (1 - mixing) * theta[f]
+        carry        theta_p[f] <- theta[f] + (theta_p[f] - taken_p[f])
+
+    where taken_p[f] is what of theta_p[f] the peer has sent or adopted: `carry` keeps the local
+    steps that no message holds yet, those taken while a fragment travelled.
+
+    Which messages a round waits for, and which it merges later, is not decided here: `receive` has
+    their weights, ages and local steps. With all of age 0 it is Streaming DiLoCo, bit for bit.
+
+    All local steps have the same number of tokens. So the paper's weight of a message, its tokens
+    times its tokens per step, is in proportion to its tokens: the peers' weights in `receive`.
+
+    Args:
+      inner: Takes the local steps.
+      outer: Takes the step of a fragment: `outer_sgd`, `delayed_nesterov`, `cgad` or `heloco`.
+      inner_steps: Local steps of the fastest peer between two exchanges of a fragment, a multiple
+        of F.
+      fragments: Number of fragments of the params, F.
+      delay: As in `streaming_diloco`.
+      adopt: How a peer adopts a fragment: overwrite, blend or carry.
+      mixing: Of blend: the share of its own params that a peer keeps, in [0, 1).
+
+    References:
+      Douillard et al., Decoupled DiLoCo, https://arxiv.org/abs/2604.21428
+    """
+    expect_one_of("adopt", adopt, ADOPT)
+    expect_decay("mixing", mixing)
+    streaming = streaming_diloco(
+        inner,
+        outer,
+        inner_steps=inner_steps,
+        fragments=fragments,
+        delay=delay,
+        mixing=mixing if adopt == "blend" else 0.0,
+    )
+    if adopt != "carry":
+        return streaming
+    f = _Carrying(streaming, Fragments(fragments))
+    return inside(streaming)._replace(init=f.init, align=f.align, send=f.send, compare=f.compare)
+
+
+@dataclass(frozen=True)
+class _Carrying:
+    """The functions of `decoupled_diloco` that "carry" changes."""
+
+    streaming: Optimizer
+    fragments: Fragments
+
+    def init(self, params: Tree) -> tuple[Tree, Tree]:
+        own, shared = self.streaming.init(params)
+        return CarriedState(own, jax.tree.map(jnp.copy, own.local)), shared
+
+    def align(self, own: Tree, params: Tree, fragment: jax.Array) -> Tree:
+        here = self.fragments.take(params, fragment)
+        local, taken = own.optimizer.local, self.fragments.take(own.taken, fragment)
+        # Steps taken since the fragment was sent are in no message yet, so they are added to the
+        # agreed params; overwriting would lose them.
+        carried = jax.tree.map(
+            lambda theta, x, t: theta + (x - t), here, self.fragments.take(local, fragment), taken
+        )
+        local = self.fragments.put(local, carried, fragment)
+        return CarriedState(
+            own.optimizer._replace(local=local), self.fragments.put(own.taken, here, fragment)
+        )
+
+    def send(self, own: Tree, params: Tree, shared: Tree, step: jax.Array) -> tuple[Tree, Tree]:
+        message, after = self.streaming.send(own.optimizer, params, shared, step)
+        return message, self._after_sending(own, after, step)
+
+    def compare(
+        self, own: Tree, message: Tree, params: Tree, step: jax.Array
+    ) -> tuple[jax.Array, Tree]:
+        distance, after = self.streaming.compare(own.optimizer, message, params, step)
+        return distance, self._after_sending(own, after, step)
+
+    def _after_sending(self, own: CarriedState, after: Tree, step: jax.Array) -> CarriedState:
+        number = self.fragments.in_round(step)
+        sent = self.fragments.take(after.local, number)
+        return CarriedState(after, self.fragments.put(own.taken, sent, number))

@@ -12,8 +12,7 @@ import numpy as np
 
 from lockstep.optim.optimizer import Optimizer, Tree, inside
 from lockstep.optim.schedules import LearningRate
-from lockstep.programs.host_steps import HostSteps
-from lockstep.programs.local_steps import Agreed, Lots, Work
+from lockstep.programs.local_steps import Agreed, HostSteps, Lots, Work
 from parts.workload.inner import loop as inner_loop
 from parts.workload.inner.loop import NO_STATE
 from parts.workload.worker import Worker

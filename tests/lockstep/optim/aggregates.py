@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from lockstep.optim.aggregation.aggregate import mean
+from lockstep.optim.aggregation import mean
 from lockstep.optim.optimizer import Tree
 
 

@@ -4,28 +4,19 @@ import jax.numpy as jnp
 import optax
 import pytest
 
-from lockstep.optim.adamw import adamw
-from lockstep.optim.aggregation.aggregate import equally
-from lockstep.optim.aggregation.by_element import median
+from lockstep.optim.aggregation import equally, median
 from lockstep.optim.compressed.ada_distro import ada_distro
 from lockstep.optim.compressed.compressor import Compressor
 from lockstep.optim.compressed.distro import CompressedMomentum, distro
-from lockstep.optim.local.decoupled import decoupled_diloco
-from lockstep.optim.local.diloco import diloco, outer_sgd
-from lockstep.optim.local.fedavg import fedavg
+from lockstep.optim.dense import adamw, muon, sgd
+from lockstep.optim.directions import StepDirection
+from lockstep.optim.local.local_steps import diloco, fedavg, outer_sgd
 from lockstep.optim.local.outer_steps import delayed_nesterov, heloco
 from lockstep.optim.local.sparseloco import sparseloco
-from lockstep.optim.local.sparta import sparta
-from lockstep.optim.local.sparta_diloco import sparta_diloco
-from lockstep.optim.local.streaming import streaming_diloco
-from lockstep.optim.muon import muon
+from lockstep.optim.local.sparta import sparta, sparta_diloco
+from lockstep.optim.local.streaming import decoupled_diloco, streaming_diloco
 from lockstep.optim.optimizer import Optimizer
-from lockstep.optim.quantize.integers import Integers
-from lockstep.optim.quantize.levels import Levels
-from lockstep.optim.quantize.qsgd import QSGD
-from lockstep.optim.quantize.quantized import quantized
-from lockstep.optim.sgd import sgd
-from lockstep.optim.step_direction import StepDirection
+from lockstep.optim.quantize import QSGD, Integers, Levels, quantized
 from tests.lockstep.optim.aggregates import vote
 
 RATE = optax.linear_schedule(0.03, 0.0, 400)

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from lockstep.errors import LockstepError
-from lockstep.optim.adamw import adamw
 from lockstep.optim.balance import balanced, leave
 from lockstep.optim.compressed.compressor import Compressor
 from lockstep.optim.compressed.distro import CompressedMomentum, distro
+from lockstep.optim.dense import adamw
 from lockstep.optim.optimizer import RoundPeers
 from lockstep.programs.local_steps import Work, micro_batches
 from lockstep.swarm.peers import RoundSteps, SimulatedPeers

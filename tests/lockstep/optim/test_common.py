@@ -9,16 +9,14 @@ import numpy as np
 import optax
 import pytest
 
-from lockstep.optim.aggregation.by_element import median
+from lockstep.optim.aggregation import median
 from lockstep.optim.compressed.compressor import Compressor
 from lockstep.optim.compressed.distro import CompressedMomentum, distro
-from lockstep.optim.dense import dense
-from lockstep.optim.local.diloco import diloco, outer_sgd
+from lockstep.optim.dense import dense, sgd
+from lockstep.optim.local.local_steps import diloco, outer_sgd
 from lockstep.optim.local.sparseloco import sparseloco
-from lockstep.optim.local.sparta import sparta
-from lockstep.optim.local.sparta_diloco import sparta_diloco
+from lockstep.optim.local.sparta import sparta, sparta_diloco
 from lockstep.optim.optimizer import RoundPeers, clip_scale
-from lockstep.optim.sgd import sgd
 from lockstep.optim.transform import all_gather, as_transform, lookahead_params
 from tests.lockstep.optim.compiled import compiled
 from tests.lockstep.optim.optimizers import (

@@ -14,31 +14,20 @@ import optax
 import pytest
 
 import lockstep.optim
-from lockstep.optim.adamw import adam, adamw
-from lockstep.optim.aggregation.aggregate import AggregateFn
+from lockstep.optim.aggregation import AggregateFn
 from lockstep.optim.balance import balanced, leave
 from lockstep.optim.compressed.ada_distro import ada_distro, normalized
 from lockstep.optim.compressed.compressor import Compressor
-from lockstep.optim.compressed.demo import demo
-from lockstep.optim.compressed.distro import CompressedMomentum, distro, distro_overlapped
-from lockstep.optim.dense import dense
-from lockstep.optim.local.decoupled import decoupled_diloco
-from lockstep.optim.local.diloco import diloco, outer_sgd
-from lockstep.optim.local.fedavg import fedavg
-from lockstep.optim.local.local_steps import local_steps
+from lockstep.optim.compressed.distro import CompressedMomentum, demo, distro, distro_overlapped
+from lockstep.optim.dense import adam, adamw, dense, muon, sgd
+from lockstep.optim.directions import StepDirection
+from lockstep.optim.local.local_steps import diloco, fedavg, local_steps, outer_sgd
 from lockstep.optim.local.outer_steps import cgad, delayed_nesterov, heloco
 from lockstep.optim.local.sparseloco import sparseloco
-from lockstep.optim.local.sparta import sparta
-from lockstep.optim.local.sparta_diloco import sparta_diloco
-from lockstep.optim.local.streaming import streaming_diloco
-from lockstep.optim.muon import muon
+from lockstep.optim.local.sparta import sparta, sparta_diloco
+from lockstep.optim.local.streaming import decoupled_diloco, streaming_diloco
 from lockstep.optim.optimizer import Optimizer, inside
-from lockstep.optim.quantize.half import Half
-from lockstep.optim.quantize.integers import Integers
-from lockstep.optim.quantize.levels import Levels
-from lockstep.optim.quantize.qsgd import QSGD
-from lockstep.optim.quantize.quantized import quantized
-from lockstep.optim.quantize.quantizer import Quantizer
+from lockstep.optim.quantize import QSGD, Half, Integers, Levels, Quantizer, quantized
 from lockstep.optim.schedules import (
     LearningRate,
     cold_start,
@@ -47,8 +36,6 @@ from lockstep.optim.schedules import (
     linear,
     warmup_stable_decay,
 )
-from lockstep.optim.sgd import sgd
-from lockstep.optim.step_direction import StepDirection
 from lockstep.optim.transform import Exchange, alone, as_transform
 
 SGD = sgd(0.1)

@@ -5,15 +5,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lockstep.optim.adamw import adam
-from lockstep.optim.aggregation.aggregate import mean
+from lockstep.optim.aggregation import mean
 from lockstep.optim.compressed import dct
 from lockstep.optim.compressed.compressor import Coefficients, Compressor
 from lockstep.optim.compressed.distro import CompressedMomentum, distro
+from lockstep.optim.dense import adam
+from lockstep.optim.directions import StepDirection, near_one, orthogonal, rms
 from lockstep.optim.local.outer_steps import _Correction, _turned
-from lockstep.optim.magnitude import near_one
 from lockstep.optim.optimizer import RoundPeers
-from lockstep.optim.step_direction import StepDirection, orthogonal, rms
 
 X = np.random.default_rng(0).standard_normal((2, 6, 5)).astype(np.float32)
 CUT = dct.layout((4, 8), 4)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from lockstep.optim.muon import muon
+from lockstep.optim.dense import muon
 from lockstep.optim.transform import as_transform
 
 SETTINGS = {"momentum": 0.9, "betas": (0.8, 0.95), "eps": 1e-8, "weight_decay": 0.1}

@@ -3,18 +3,15 @@
 import jax.numpy as jnp
 import pytest
 
-from lockstep.optim.adamw import adamw
 from lockstep.optim.compressed.ada_distro import normalized
 from lockstep.optim.compressed.compressor import Compressor
-from lockstep.optim.compressed.demo import demo
-from lockstep.optim.compressed.distro import CompressedMomentum, distro
-from lockstep.optim.local.diloco import outer_sgd
-from lockstep.optim.local.fedavg import fedavg
+from lockstep.optim.compressed.distro import CompressedMomentum, demo, distro
+from lockstep.optim.dense import adamw, sgd
+from lockstep.optim.directions import StepDirection
+from lockstep.optim.local.local_steps import fedavg, outer_sgd
 from lockstep.optim.local.sparta import sparta
 from lockstep.optim.local.streaming import streaming_diloco
 from lockstep.optim.optimizer import Optimizer
-from lockstep.optim.sgd import sgd
-from lockstep.optim.step_direction import StepDirection
 from lockstep.optim.transform import alone
 from tests.lockstep.optim.optimizers import make
 

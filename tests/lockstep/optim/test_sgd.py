@@ -4,8 +4,8 @@ import jax
 import numpy as np
 import pytest
 
+from lockstep.optim.dense import sgd
 from lockstep.optim.optimizer import RoundPeers
-from lockstep.optim.sgd import sgd
 from tests.lockstep.optim.compiled import compiled
 
 RATE, MOMENTUM, DECAY = 0.1, 0.9, 0.05

@@ -9,13 +9,11 @@ import optax
 import pytest
 from flax import nnx
 
-from lockstep.optim.adamw import adamw
 from lockstep.optim.compressed.ada_distro import ada_distro
 from lockstep.optim.compressed.compressor import Compressor
 from lockstep.optim.compressed.distro import CompressedMomentum, distro
-from lockstep.optim.local.diloco import diloco, outer_sgd
-from lockstep.optim.muon import muon
-from lockstep.optim.sgd import sgd
+from lockstep.optim.dense import adamw, muon, sgd
+from lockstep.optim.local.local_steps import diloco, outer_sgd
 from lockstep.optim.transform import all_gather, alone, as_transform, lookahead_params
 from tests.lockstep.optim.optimizers import LOCAL_RATE, OPTIMIZERS, WITH_PARTS, each_optimizer, make
 from tests.lockstep.optim.targets import PEERS, target

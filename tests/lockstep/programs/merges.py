@@ -15,17 +15,16 @@ import numpy as np
 import optax
 
 from lockstep.optim import schedules
-from lockstep.optim.adamw import adamw
-from lockstep.optim.aggregation.rules import RULES
+from lockstep.optim.aggregation import RULES
 from lockstep.optim.compressed.ada_distro import ada_distro
 from lockstep.optim.compressed.compressor import Coefficients, Compressor
 from lockstep.optim.compressed.distro import CompressedMomentum, distro
-from lockstep.optim.local.decoupled import decoupled_diloco
+from lockstep.optim.dense import adamw, muon
+from lockstep.optim.directions import StepDirection
 from lockstep.optim.local.outer_steps import cgad
-from lockstep.optim.muon import muon
+from lockstep.optim.local.streaming import decoupled_diloco
 from lockstep.optim.optimizer import Optimizer, RoundPeers
-from lockstep.optim.step_direction import StepDirection
-from lockstep.programs.same_bits.evaluate import same_bits
+from lockstep.programs.same_bits import same_bits
 from tests.lockstep.optim.optimizers import OPTIMIZERS, WITH_PARTS, make
 
 PEERS, ROUNDS = 4, 2

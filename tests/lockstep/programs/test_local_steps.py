@@ -5,7 +5,7 @@ import numpy as np
 import optax
 import pytest
 
-from lockstep.optim.adamw import adamw
+from lockstep.optim.dense import adamw
 from lockstep.optim.transform import alone, as_transform
 from lockstep.programs.local_steps import Work, micro_batches
 from lockstep.programs.replica import Replica

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from lockstep.programs.same_bits.arithmetic import Arithmetic
-from lockstep.programs.same_bits.evaluate import same_bits, without_rule
+from lockstep.programs.same_bits import Arithmetic, same_bits, without_rule
 from tests.lockstep.programs import merges
 
 STEP = jnp.int32(1)

@@ -8,7 +8,7 @@ import pytest
 
 import lockstep
 from lockstep.errors import LockstepError
-from lockstep.optim.sgd import sgd
+from lockstep.optim.dense import sgd
 from tests.lockstep.simulation.least_squares import SGD
 
 pytestmark = pytest.mark.usefixtures("one_device")

@@ -10,7 +10,7 @@ import pytest
 import lockstep
 from lockstep.errors import LockstepError
 from lockstep.methods import CARDS
-from lockstep.optim.sgd import sgd
+from lockstep.optim.dense import sgd
 from lockstep.simulation.arguments import read_arguments
 from tests.lockstep.simulation.least_squares import (
     DATA,

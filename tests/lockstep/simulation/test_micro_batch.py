@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from lockstep.errors import LockstepError
-from lockstep.optim.sgd import sgd
+from lockstep.optim.dense import sgd
 from lockstep.programs.device_memory import device_memory
 from lockstep.programs.train_step import Programs
 from lockstep.simulation.loss_task import LossTask, PeerRows

@@ -13,7 +13,7 @@ from flax import nnx
 
 import lockstep
 from lockstep.errors import LockstepError
-from lockstep.optim.sgd import sgd
+from lockstep.optim.dense import sgd
 from tests.lockstep.simulation.least_squares import (
     DATA,
     DILOCO,

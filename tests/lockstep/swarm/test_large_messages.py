@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from lockstep.errors import LockstepError
-from lockstep.optim.aggregation.aggregate import ON_HOST
-from lockstep.programs import merging
+from lockstep.optim.aggregation import ON_HOST
+from lockstep.programs import replica
 from lockstep.programs.placement import device_groups
 from lockstep.programs.replica import Replica
 from lockstep.wire import message as wire
@@ -28,7 +28,7 @@ FAULTS = [
 @pytest.fixture
 def all_are_large(monkeypatch):
     monkeypatch.setattr(wire, "LARGE_BYTES", 1)
-    monkeypatch.setattr(merging, "PART", 100)
+    monkeypatch.setattr(replica, "PART", 100)
 
 
 @pytest.mark.parametrize("form", ["dense", "local", "fragments", "codes"])
@@ -59,7 +59,7 @@ def test_messages_merged_in_parts_are_their_mean(all_are_large):
     ]
     nan = jax.tree.map(lambda x: np.full_like(x, np.nan), messages[0])
     messages.insert(1, nan)  # an absent peer
-    in_parts = merging.merge_parts(programs, group, messages, np.array([1, 0, 2, 1]))
+    in_parts = replica.merge_parts(programs, group, messages, np.array([1, 0, 2, 1]))
     for merged, *rows in zip(*map(jax.tree.leaves, (in_parts, *messages)), strict=True):
         assert merged.devices() == {group.devices[0]}
         assert merged.dtype == np.float32

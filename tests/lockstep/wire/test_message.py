@@ -14,10 +14,10 @@ import pytest
 from ml_dtypes import bfloat16
 
 from lockstep.errors import LockstepError
-from lockstep.optim.adamw import adamw
 from lockstep.optim.balance import balanced, leave
 from lockstep.optim.compressed.compressor import Coefficients, Compressor
 from lockstep.optim.compressed.distro import CompressedMomentum, distro
+from lockstep.optim.dense import adamw
 from lockstep.wire import commitment
 from lockstep.wire import message as wire
 from pipeline.stage.keys import PROJECT

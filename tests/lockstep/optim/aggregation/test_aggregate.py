@@ -4,8 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lockstep.optim.aggregation.aggregate import EQUAL_MEAN, equally, mean
-from lockstep.optim.aggregation.by_element import median
+from lockstep.optim.aggregation import EQUAL_MEAN, equally, mean, median
 from tests.lockstep.optim.aggregates import vote
 
 VALUES = {"w": jnp.array([[[1.0, 2.0]], [[4.0, -1.0]], [[jnp.nan, jnp.inf]], [[4.0, 5.0]]])}

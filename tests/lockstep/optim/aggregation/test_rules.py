@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lockstep.optim.aggregation.rules import RULES
-from lockstep.programs.same_bits.evaluate import same_bits
+from lockstep.optim.aggregation import RULES
+from lockstep.programs.same_bits import same_bits
 from pipeline.runfile import Peers
 from tests.lockstep.optim.aggregation import reference
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import fft
 
-from lockstep.optim.aggregation.aggregate import mean
+from lockstep.optim.aggregation import mean
 from lockstep.optim.compressed import dct
 from tests.lockstep.optim.compressed.reference import blocks_of, top
 

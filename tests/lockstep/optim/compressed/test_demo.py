@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from lockstep.optim.compressed.demo import demo
+from lockstep.optim.compressed.distro import demo
 from lockstep.optim.transform import all_gather
 from tests.lockstep.optim.compressed.reference import Distro
 

@@ -9,8 +9,8 @@ import pytest
 
 from lockstep.optim.compressed.compressor import Compressor
 from lockstep.optim.compressed.distro import CompressedMomentum, distro
+from lockstep.optim.directions import StepDirection
 from lockstep.optim.optimizer import RoundPeers
-from lockstep.optim.step_direction import StepDirection
 from tests.lockstep.optim.compiled import compiled
 from tests.lockstep.optim.compressed.reference import Distro, blocks_of, decode
 

@@ -7,14 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lockstep.optim.adamw import adamw
-from lockstep.optim.aggregation.by_peer import rda
-from lockstep.optim.local.decoupled import decoupled_diloco
-from lockstep.optim.local.diloco import diloco, outer_sgd
+from lockstep.optim.aggregation import rda
+from lockstep.optim.dense import adamw, sgd
+from lockstep.optim.local.local_steps import diloco, outer_sgd
 from lockstep.optim.local.outer_steps import delayed_nesterov
-from lockstep.optim.local.streaming import streaming_diloco
+from lockstep.optim.local.streaming import decoupled_diloco, streaming_diloco
 from lockstep.optim.optimizer import RoundPeers, align
-from lockstep.optim.sgd import sgd
 from tests.lockstep.optim.compiled import compiled
 from tests.lockstep.optim.local.quadratic import START, begin, step
 

@@ -6,9 +6,8 @@ import numpy as np
 import optax
 import pytest
 
-from lockstep.optim.adamw import adamw
-from lockstep.optim.local.diloco import diloco, outer_sgd
-from lockstep.optim.local.fedavg import fedavg
+from lockstep.optim.dense import adamw
+from lockstep.optim.local.local_steps import diloco, fedavg, outer_sgd
 from lockstep.optim.optimizer import RoundPeers
 from lockstep.optim.transform import alone, as_transform, lookahead_params
 from lockstep.transcript.trees import load_tree, save_tree

@@ -6,10 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lockstep.optim.aggregation.aggregate import mean
-from lockstep.optim.aggregation.by_element import trimmed_mean
-from lockstep.optim.aggregation.by_peer import norm_clip
-from lockstep.optim.local.diloco import outer_sgd
+from lockstep.optim.aggregation import mean, norm_clip, trimmed_mean
+from lockstep.optim.local.local_steps import outer_sgd
 from lockstep.optim.optimizer import RoundPeers
 
 WEIGHT = np.int32([3, 1, 2, 4])  # sequences that each peer trained on

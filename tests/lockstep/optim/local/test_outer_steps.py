@@ -5,10 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lockstep.optim.adamw import adamw
-from lockstep.optim.aggregation.aggregate import mean
-from lockstep.optim.aggregation.by_peer import rda
-from lockstep.optim.local.diloco import outer_sgd
+from lockstep.optim.aggregation import mean, rda
+from lockstep.optim.dense import adamw
+from lockstep.optim.local.local_steps import outer_sgd
 from lockstep.optim.local.outer_steps import cgad, delayed_nesterov, heloco
 from lockstep.optim.optimizer import RoundPeers
 from tests.lockstep.optim.local import reference

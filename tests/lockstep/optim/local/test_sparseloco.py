@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from lockstep.optim.dense import sgd
 from lockstep.optim.local.sparseloco import sparseloco
 from lockstep.optim.optimizer import RoundPeers
-from lockstep.optim.sgd import sgd
 from lockstep.wire import message as wire
 from tests.lockstep.optim.compiled import compiled
 

@@ -8,10 +8,10 @@ import numpy as np
 import optax
 import pytest
 
-from lockstep.optim.local.fedavg import fedavg
+from lockstep.optim.dense import sgd
+from lockstep.optim.local.local_steps import fedavg
 from lockstep.optim.local.sparta import sparta
 from lockstep.optim.optimizer import Optimizer, RoundPeers
-from lockstep.optim.sgd import sgd
 from lockstep.wire import message as wire
 from tests.lockstep.optim.compiled import compiled
 

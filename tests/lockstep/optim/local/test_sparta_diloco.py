@@ -7,9 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lockstep.optim.local.diloco import diloco, outer_sgd
-from lockstep.optim.local.sparta import sparta
-from lockstep.optim.local.sparta_diloco import sparta_diloco
+from lockstep.optim.local.local_steps import diloco, outer_sgd
+from lockstep.optim.local.sparta import sparta, sparta_diloco
 from lockstep.wire import message as wire
 from tests.lockstep.optim.local.test_sparta import (
     INNER,

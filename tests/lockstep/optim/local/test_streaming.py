@@ -8,11 +8,10 @@ import numpy as np
 import optax
 import pytest
 
-from lockstep.optim.adamw import adamw
-from lockstep.optim.local.diloco import diloco, outer_sgd
+from lockstep.optim.dense import adamw, sgd
+from lockstep.optim.local.local_steps import diloco, outer_sgd
 from lockstep.optim.local.streaming import streaming_diloco
 from lockstep.optim.optimizer import RoundPeers, align, align_before
-from lockstep.optim.sgd import sgd
 from lockstep.optim.transform import lookahead_params
 from lockstep.transcript.trees import load_tree, save_tree
 from lockstep.wire import message as wire

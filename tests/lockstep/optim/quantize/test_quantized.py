@@ -5,14 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lockstep.optim.local.diloco import diloco, outer_sgd
+from lockstep.optim.dense import sgd
+from lockstep.optim.local.local_steps import diloco, outer_sgd
 from lockstep.optim.optimizer import RoundPeers
-from lockstep.optim.quantize.half import Half
-from lockstep.optim.quantize.integers import Integers
-from lockstep.optim.quantize.levels import Levels
-from lockstep.optim.quantize.qsgd import QSGD
-from lockstep.optim.quantize.quantized import quantized
-from lockstep.optim.sgd import sgd
+from lockstep.optim.quantize import QSGD, Half, Integers, Levels, quantized
 from lockstep.wire import message as wire
 from tests.lockstep.optim.compiled import compiled
 

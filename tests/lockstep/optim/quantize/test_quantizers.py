@@ -6,15 +6,11 @@ import numpy as np
 import pytest
 from ml_dtypes import bfloat16
 
-from lockstep.optim.quantize import quantizer as quantizers
-from lockstep.optim.quantize.half import Half
-from lockstep.optim.quantize.integers import Integers
-from lockstep.optim.quantize.levels import Levels
-from lockstep.optim.quantize.qsgd import QSGD
-from lockstep.optim.quantize.quantizer import counts
+from lockstep.optim import quantize
+from lockstep.optim.quantize import QSGD, Half, Integers, Levels, counts
 
-pack = jax.jit(quantizers.pack, static_argnums=(1, 2))
-unpack = jax.jit(quantizers.unpack, static_argnums=(1, 2, 3))
+pack = jax.jit(quantize.pack, static_argnums=(1, 2))
+unpack = jax.jit(quantize.unpack, static_argnums=(1, 2, 3))
 BLOCK = 16
 QUANTIZERS = {
     "bfloat16": Half(jnp.bfloat16),

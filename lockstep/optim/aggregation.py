@@ -1,0 +1,378 @@
+"""How the values of all peers become one: by their mean, or by a rule that tolerates liars.
+
+Each optimizer takes an `aggregate`, and reduces the values that peers sent by nothing else.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial, reduce
+from typing import Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lockstep.optim.directions import UNIT, Sized, near_one
+from lockstep.optim.optimizer import KeyPath, Tree, group_of
+
+# Larger values are scaled down before they are summed over the peers, or a finite message of a
+# liar could make the sum infinite, and with it everybody's params.
+LARGE, FEW = 2.0**100, 2.0**-24
+
+
+class AggregateFn(Protocol):
+    """aggregate(values, weight) -> tree."""
+
+    def __call__(self, values: Tree, weight: jax.Array) -> Tree:
+        """Return one tree for the values of all peers.
+
+        Args:
+          values: Arrays with a leading axis [peer]. A value of weight 0 may be anything, NaN
+            included, and changes no bit.
+          weight: int32 or bool [peer]; or bool in the shape of the values, if peers sent only some
+            of the elements.
+
+        Returns:
+          Shapes of a peer's values; zeros where all weights are 0.
+        """
+
+
+def mean(values: Tree, weight: jax.Array) -> Tree:
+    """Return the mean over peers by their weights; see `AggregateFn`."""
+    # Shares of the largest weight: equal weights become 1, and so have the bits of a plain mean.
+    share = weight / jnp.maximum(jnp.max(weight), 1)
+    total = jnp.maximum(jnp.sum(share, axis=0), 1.0)
+
+    def leaf_mean(x: jax.Array) -> jax.Array:
+        share_P = share.reshape(*share.shape, *[1] * (x.ndim - share.ndim))
+        return quotient(jnp.where(share_P > 0, share_P * x, 0.0), total)
+
+    return jax.tree.map(leaf_mean, values)
+
+
+def quotient(x: jax.Array, count: jax.Array) -> jax.Array:
+    """Return the sum over the leading axis divided by a count, finite even if the sum is not."""
+    few = few_of(x, axis=0)
+    return jnp.sum(x * few, axis=0) / count / few
+
+
+def few_of(x: jax.Array, axis: int | None = None) -> jax.Array:
+    """Return the factor by which x may be summed: 1, and less where x is near float32's limit."""
+    # It depends on x, because XLA moves a product with a constant behind the sum.
+    return jnp.where(jnp.max(jnp.abs(x), axis=axis, initial=0.0) > LARGE, FEW, 1.0)
+
+
+def equally(aggregate: AggregateFn) -> AggregateFn:
+    """Return the same aggregate with equal weights for all present peers."""
+
+    def aggregate_equally(values: Tree, weight: jax.Array) -> Tree:
+        return aggregate(values, weight > 0)
+
+    return aggregate_equally
+
+
+EQUAL_MEAN = equally(mean)
+
+
+def mean_on_host(values: Sequence[np.ndarray], weight: np.ndarray) -> np.ndarray:
+    """Return the `mean` of a slice of each peer's values, on the host.
+
+    It sums in float32, one peer after the other, so that an element's bits do not depend on how
+    the array was sliced. XLA sums in an order that depends on shapes, so last bits may differ
+    from `mean`.
+
+    Args:
+      values: Float32 arrays of one shape, by peer. An array of weight 0 is not read.
+      weight: Integers or bool [peer].
+    """
+    share = weight.astype(np.float32) / np.float32(max(weight.max(), 1))
+    count = max(share.sum(), np.float32(1))
+
+    def total(few: np.float32) -> np.ndarray:
+        found = np.zeros_like(values[0])
+        for x, of_peer in zip(values, share * few, strict=True):
+            if of_peer:
+                found += x if of_peer == 1 else of_peer * x
+        found /= count
+        return found
+
+    with np.errstate(over="ignore"):
+        found = total(np.float32(1))
+    if (beyond := ~np.isfinite(found)).any():
+        found[beyond] = total(np.float32(FEW))[beyond] / np.float32(FEW)
+    return found
+
+
+def _equal_mean_on_host(values: Sequence[np.ndarray], weight: np.ndarray) -> np.ndarray:
+    return mean_on_host(values, weight > 0)
+
+
+ON_HOST = {mean: mean_on_host, EQUAL_MEAN: _equal_mean_on_host}
+"""Each `AggregateFn` that also works on the host, slice by slice, with its host version."""
+
+
+def median(values: Tree, weight: jax.Array) -> Tree:
+    """Return the median of each element, half-way between the middle two of an even number.
+
+    If fewer than half of an element's senders lie, it stays within the honest values.
+
+    References:
+      Yin et al., Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates,
+        https://arxiv.org/abs/1803.01498
+    """
+
+    def leaf_median(x: jax.Array) -> jax.Array:
+        return middle(x, is_sent(x, weight))
+
+    return jax.tree.map(leaf_median, values)
+
+
+def trimmed_mean(liars: int) -> AggregateFn:
+    """Return the mean of each element without its `liars` largest and smallest values.
+
+    If 2 * liars peers or fewer sent the element, fewer are left out, so that one or two remain.
+
+    References:
+      Yin et al., as in `median`
+    """
+
+    def trim(values: Tree, weight: jax.Array) -> Tree:
+        def leaf_trimmed(x: jax.Array) -> jax.Array:
+            ranked_P, count = _ranked(x, is_sent(x, weight))
+            cut = jnp.minimum(liars, jnp.maximum(count - 1, 0) // 2)
+            rank_P = jnp.arange(len(x)).reshape(-1, *[1] * (x.ndim - 1))
+            kept_P = (rank_P >= cut) & (rank_P < count - cut)
+            return quotient(jnp.where(kept_P, ranked_P, 0.0), jnp.maximum(count - 2 * cut, 1))
+
+        return jax.tree.map(leaf_trimmed, values)
+
+    return trim
+
+
+def min_support(liars: int) -> AggregateFn:
+    """Return the mean of each element over its senders, zero where `liars` or fewer sent it.
+
+    So liars alone move no element that nobody else sends.
+    """
+
+    def drop_unsupported(values: Tree, weight: jax.Array) -> Tree:
+        def leaf_supported(x: jax.Array) -> jax.Array:
+            sent_P = is_sent(x, weight)
+            count = jnp.sum(sent_P, axis=0)
+            found = quotient(jnp.where(sent_P, x, 0.0), jnp.maximum(count, 1))
+            return jnp.where(count > liars, found, 0.0)
+
+        return jax.tree.map(leaf_supported, values)
+
+    return drop_unsupported
+
+
+def peer_mean(values: Tree, weight: jax.Array) -> Tree:
+    """Return the mean of each element over all present peers; an unsent element counts as zero.
+
+    So a lone sender does not decide an element, but has one vote among all peers.
+    """
+
+    def leaf_peer_mean(x: jax.Array) -> jax.Array:
+        sent_P = is_sent(x, weight)
+        present = jnp.sum(jnp.any(sent_P.reshape(len(x), -1), axis=1))
+        return quotient(jnp.where(sent_P, x, 0.0), jnp.maximum(present, 1))
+
+    return jax.tree.map(leaf_peer_mean, values)
+
+
+def is_sent(x: jax.Array, weight: jax.Array) -> jax.Array:
+    """Return which elements count, bool in the shape of x; see `AggregateFn`."""
+    sent_P = weight.reshape(*weight.shape, *[1] * (x.ndim - weight.ndim)) > 0
+    return jnp.broadcast_to(sent_P, x.shape)
+
+
+def middle(x: jax.Array, sent_P: jax.Array) -> jax.Array:
+    """Return the median over the leading axis of the values that count; 0 if none does."""
+    ranked_P, count = _ranked(x, sent_P)
+    low, high = jnp.maximum(count - 1, 0) // 2, count // 2
+    pair = jnp.take_along_axis(ranked_P, jnp.concatenate([low[None], high[None]]), axis=0)
+    return quotient(jnp.where(count > 0, pair, 0.0), jnp.float32(2))
+
+
+def _ranked(x: jax.Array, sent_P: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return the values in ascending order, uncounted ones last, and how many count."""
+    return jnp.sort(jnp.where(sent_P, x, jnp.inf), axis=0), jnp.sum(sent_P, axis=0)
+
+
+CLIPS = 3  # iterations of `centered_clip`
+NO_DIRECTION = 1e-6  # a mean of unit vectors that is shorter than this is rounding only
+MOST = float(np.finfo(np.float32).max)
+AVERAGED = "embed"  # few peers share a row of this group, so its directions are not orthogonal
+
+
+def norm_clip(values: Tree, weight: jax.Array) -> Tree:
+    """Return the mean of values whose norms are clipped to the median of the peers' norms.
+
+        mean of x_p * min(1, median(||x||) / ||x_p||)
+
+    It bounds how far a liar pulls, not in which direction.
+
+    References:
+      Sun et al., Can You Really Backdoor Federated Learning?, https://arxiv.org/abs/1911.07963
+    """
+
+    def clip_leaf(x: jax.Array) -> jax.Array:
+        return _clipped(x, is_sent(x, weight))
+
+    return mean(jax.tree.map(clip_leaf, values), weight)
+
+
+def centered_clip(values: Tree, weight: jax.Array) -> Tree:
+    """Return a centre that moves, from the median, by the mean of peers' clipped differences.
+
+        v <- v + mean of (x_p - v) * min(1, r / ||x_p - v||)        3 times
+
+    with r the median of the peers' distances from v. In the paper v starts at the last round's v,
+    and r is a constant.
+
+    References:
+      Karimireddy, He, Jaggi, Learning from History for Byzantine Robust Optimization,
+        https://arxiv.org/abs/2012.10333
+    """
+
+    def off(x: jax.Array, v: jax.Array) -> jax.Array:
+        return _clipped(x - v, is_sent(x, weight))
+
+    values = jax.tree.map(lambda x: jnp.where(is_sent(x, weight), x, 0.0), values)
+    few = jax.tree.map(few_of, values)
+    values = jax.tree.map(jnp.multiply, values, few)
+    centre = median(values, weight)
+    for _ in range(CLIPS):
+        moves = mean(jax.tree.map(off, values, centre), weight)
+        centre = jax.tree.map(jnp.add, centre, moves)
+    return jax.tree.map(jnp.divide, centre, few)
+
+
+def multi_krum(liars: int) -> AggregateFn:
+    """Return the mean of the peers that are closest to their neighbours: all but `liars`.
+
+    A peer's score is the sum of its squared distances from the n - liars - 2 peers closest to it,
+    where n are present; the n - liars peers with the lowest scores count. Distances are measured
+    in units of the peers' median magnitude, so that squares do not overflow for honest values of
+    any size; a distance that still overflows is infinite, and so is the score.
+
+    References:
+      Blanchard et al., Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent,
+        https://arxiv.org/abs/1703.02757
+    """
+
+    def mean_of_nearest(values: Tree, weight: jax.Array) -> Tree:
+        there_P = _is_there(weight)
+        count, peers = jnp.sum(there_P), jnp.arange(len(weight))
+        leaves = [jnp.where(is_sent(x, weight), x, 0.0) for x in jax.tree.leaves(values)]
+        largest_P = reduce(jnp.maximum, (_by_peer(jnp.max, jnp.abs(x)) for x in leaves))
+        near = near_one(middle(largest_P, there_P))
+        apart_PP = sum(_apart(jnp.clip(x * near, -MOST, MOST)) for x in leaves)
+        others_PP = there_P[:, None] & there_P[None, :] & (peers[:, None] != peers[None, :])
+        near_PP = jnp.sort(jnp.where(others_PP, apart_PP, jnp.inf), axis=1)
+        counted_PP = peers < jnp.maximum(count - liars - 2, 1)
+        score_P = jnp.sum(jnp.where(counted_PP, near_PP, 0.0), axis=1)
+        score_P = jnp.where(there_P, jnp.minimum(score_P, MOST), jnp.inf)  # absent ones come last
+        best_P = jnp.argsort(score_P, stable=True)
+        rank_P = jnp.zeros_like(best_P).at[best_P].set(peers)
+        kept_P = rank_P < jnp.maximum(count - liars, 1)
+        kept = kept_P.reshape(-1, *[1] * (weight.ndim - 1))
+        return mean(values, jnp.where(kept, weight, jnp.zeros_like(weight)))
+
+    return mean_of_nearest
+
+
+def rda(values: Tree, weight: jax.Array) -> Tree:
+    """Return the radial-directional average: mean direction times mean norm, per parameter.
+
+        (sum_p w_p ||x_p|| / sum_p w_p) * phi(sum_p w_p phi(x_p)),  phi(x) = x / ||x||, phi(0) = 0
+
+    The mean of P orthogonal vectors is shorter than each by sqrt(P); this is not. The group embed
+    gets the plain mean, as in the paper. One peer's norm moves the length as far as it likes.
+
+    References:
+      Douillard et al., Decoupled DiLoCo, https://arxiv.org/abs/2604.21428
+    """
+    return _radial(values, weight, _mean_norm)
+
+
+def rda_median_norm(values: Tree, weight: jax.Array) -> Tree:
+    """Return `rda` with the median of the peers' norms in place of their mean."""
+    return _radial(values, weight, lambda norm_P, weight_P: middle(norm_P, weight_P > 0))
+
+
+def _mean_norm(norm_P: jax.Array, weight_P: jax.Array) -> jax.Array:
+    found: jax.Array = mean(norm_P, weight_P)
+    return found
+
+
+def _radial(
+    values: Tree, weight: jax.Array, length: Callable[[jax.Array, jax.Array], jax.Array]
+) -> Tree:
+    def average_leaf(path: KeyPath, x: jax.Array) -> jax.Array:
+        if group_of(path) == AVERAGED:
+            averaged: jax.Array = mean(x, weight)
+            return averaged
+        sized = Sized(jnp.where(is_sent(x, weight), x, 0.0), tuple(range(1, x.ndim)))
+        direction = mean(sized.direction, weight)
+        long = jnp.sqrt(jnp.sum(jnp.square(direction)))
+        length_P = sized.length.reshape(-1)
+        of_all = length(length_P, weight if weight.ndim == 1 else _is_there(weight))
+        unit: jax.Array = direction / (jnp.maximum(long, NO_DIRECTION) / UNIT)
+        return of_all * jnp.where(long > NO_DIRECTION, unit, 0.0)
+
+    return jax.tree.map_with_path(average_leaf, values)
+
+
+# ---- Parts; a trailing _P is a number of each peer ----
+
+
+def _is_there(sent_P: jax.Array) -> jax.Array:
+    """Return which peers have at least one element that counts: bool [P]."""
+    return _by_peer(jnp.any, sent_P > 0)
+
+
+def _by_peer(reduction: Callable[..., jax.Array], x: jax.Array) -> jax.Array:
+    return reduction(x.reshape(len(x), -1), axis=1)
+
+
+def _clipped(x: jax.Array, sent_P: jax.Array) -> jax.Array:
+    """Return the values, each peer's norm clipped to the median of the peers' norms."""
+    x = jnp.where(sent_P, x, 0.0)
+    sized = Sized(x, tuple(range(1, x.ndim)))
+    bound = middle(sized.length, _is_there(sent_P).reshape(sized.length.shape))
+    return jnp.where(sized.length > bound, sized.with_length(bound), x)
+
+
+def _apart(x: jax.Array) -> jax.Array:
+    """Return the squared distances between peers, [P, P].
+
+    A loop over peers holds P arrays at a time; all differences at once would hold P^2.
+    """
+    x = x.reshape(len(x), -1)
+
+    def from_all(x: jax.Array, one: jax.Array) -> jax.Array:
+        return jnp.sum(jnp.square(x - one), axis=1)
+
+    apart_PP: jax.Array = jax.lax.map(partial(from_all, x), x)
+    return apart_PP
+
+
+def _whatever(aggregate: AggregateFn) -> Callable[[int], AggregateFn]:
+    """Return what makes an aggregate that needs no number of liars."""
+    return lambda liars: aggregate
+
+
+RULES: dict[str, Callable[[int], AggregateFn]] = {
+    "mean": _whatever(mean),
+    "peer_mean": _whatever(peer_mean),
+    "median": _whatever(median),
+    "trimmed_mean": trimmed_mean,
+    "min_support": min_support,
+    "norm_clip": _whatever(norm_clip),
+    "centered_clip": _whatever(centered_clip),
+    "multi_krum": multi_krum,
+    "rda": _whatever(rda),
+    "rda_median_norm": _whatever(rda_median_norm),
+}
+"""By its name, what makes a rule from the number of liars that are assumed."""

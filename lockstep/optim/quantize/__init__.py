@@ -1,1 +1,0 @@
-"""Quantizers: arrays rounded to fewer bits, which is what peers then send."""
