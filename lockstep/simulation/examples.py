@@ -1,9 +1,12 @@
 """The examples that peers train on, by data, seed, peer and place in the run's order alone.
 
-Place p is example `permute(p mod n)` of the n there are, anew for each pass over them.
+Place p is example `permute(p mod n)` of the n there are, anew for each pass over them. A dataset is
+read again in each pass, with Python's, NumPy's and torch's global generators seeded by the place,
+so that what it draws, such as a random transform of a picture, is another in each pass.
 """
 
 import hashlib
+import sys
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -13,6 +16,7 @@ import numpy as np
 from lockstep.errors import LockstepError
 from lockstep.optim.optimizer import Tree
 from lockstep.programs.permutation import permute
+from lockstep.python.lockstep_torch.bits import seed_generators
 from lockstep.simulation.arguments import check_call
 from lockstep.simulation.loss_task import PeerRows
 
@@ -26,20 +30,19 @@ class ExampleSet:
     """Examples by their index: of a tree of arrays with a leading axis, or of a dataset.
 
     Args:
-      data: NumPy or JAX arrays with a leading axis of examples; or what has a length and gives a
-        tree of arrays for an index.
+      data: Arrays of NumPy, JAX or torch with a leading axis of examples; or what has a length and
+        gives a tree of arrays for an index.
       name: What errors call it.
+      seed: Seed of what a dataset draws while it is read.
 
     Raises:
       LockstepError: It is neither, or empty.
     """
 
-    def __init__(self, data: Any, name: str):
-        self.name, self._arrays, self._dataset = name, None, None
+    def __init__(self, data: Any, name: str, seed: int):
+        self.name, self.seed, self._arrays, self._dataset = name, seed, None, None
         leaves = jax.tree.leaves(data)
-        lengths = {
-            np.shape(leaf)[0] if np.ndim(leaf) else None for leaf in leaves if _is_array(leaf)
-        }
+        lengths = {leaf.shape[0] if leaf.ndim else None for leaf in leaves if _is_array(leaf)}
         if leaves and all(map(_is_array, leaves)) and len(lengths) == 1 and None not in lengths:
             self._arrays = jax.tree.map(_on_host, data)
             self.count = lengths.pop()
@@ -68,11 +71,15 @@ class ExampleSet:
                     f"simulate: {name} has items of {leaf.dtype}, expected arrays of numbers"
                 )
 
-    def take(self, index_N: np.ndarray) -> Tree:
-        """Return the examples at these indices: arrays [N, ...]."""
+    def take(self, index_N: np.ndarray, place_N: np.ndarray | None = None) -> Tree:
+        """Return the examples at these indices, read for these places: arrays [N, ...]."""
         if self._dataset is None:
             return jax.tree.map(lambda leaf: leaf[index_N], self._arrays)
-        items = [self._dataset[int(index)] for index in index_N]
+        items = []
+        for index, place in zip(index_N, index_N if place_N is None else place_N, strict=True):
+            digest = hashlib.sha256(f"lockstep/read:{self.seed}:{self.name}:{place}".encode())
+            seed_generators(int.from_bytes(digest.digest()[:4], "little"))
+            items.append(self._dataset[int(index)])
         try:
             return jax.tree.map(lambda *leaves: np.stack([_on_host(x) for x in leaves]), *items)
         except ValueError as error:
@@ -96,35 +103,38 @@ class PeerData:
 
     def take(self, indices_N: np.ndarray) -> PeerRows:
         """Return the examples at these places of the run's order."""
-        pass_N, index_N = np.divmod(np.asarray(indices_N, np.int64), self.examples.count)
+        place_N = np.asarray(indices_N, np.int64)
+        pass_N, index_N = np.divmod(place_N, self.examples.count)
         if self.shuffle:
             for number in np.unique(pass_N):
                 of_pass = pass_N == number
                 seed = hashlib.sha256(f"lockstep/simulate:{self.seed}:{number}".encode()).digest()
                 index_N[of_pass] = permute(seed, index_N[of_pass], self.examples.count)
         peer_N = np.full(len(index_N), self.peer, np.int32)
-        return PeerRows(self.examples.take(index_N), peer_N)
+        return PeerRows(self.examples.take(index_N, place_N), peer_N)
 
 
 def data_of_peers(train_data: Any, peers: int, seed: int, *, shuffle: bool) -> list[PeerData]:
     """Return the data of each peer: its own where a factory makes it, else one for all."""
     if _is_factory(train_data):
         sets = [
-            ExampleSet(_made(train_data, "train_data", peer, peers), f"train_data of peer {peer}")
+            ExampleSet(
+                _made(train_data, "train_data", peer, peers), f"train_data of peer {peer}", seed
+            )
             for peer in range(peers)
         ]
     else:
-        sets = [ExampleSet(train_data, "train_data")] * peers
+        sets = [ExampleSet(train_data, "train_data", seed)] * peers
     return [PeerData(each, peer, seed, shuffle=shuffle) for peer, each in enumerate(sets)]
 
 
-def held_out(train_data: Any, eval_data: Any, peers: int) -> ExampleSet | None:
+def held_out(train_data: Any, eval_data: Any, peers: int, seed: int) -> ExampleSet | None:
     """Return the data that the loss is measured on; a factory is called with split "eval"."""
     if eval_data is None and _is_factory(train_data):
         eval_data = train_data
     if _is_factory(eval_data):
         eval_data = _made(eval_data, "eval_data", 0, peers)
-    return None if eval_data is None else ExampleSet(eval_data, "eval_data")
+    return None if eval_data is None else ExampleSet(eval_data, "eval_data", seed)
 
 
 def _made(factory: Factory, name: str, peer: int, peers: int) -> Any:
@@ -139,6 +149,9 @@ def _is_factory(data: Any) -> bool:
 
 def _on_host(leaf: Any) -> np.ndarray:
     """Return a leaf as a NumPy array, in JAX's dtype, which has at most 32 bits."""
+    if _is_tensor(leaf):
+        leaf = leaf.detach().cpu()
+        leaf = leaf.float() if leaf.dtype == sys.modules["torch"].bfloat16 else leaf
     array = np.asarray(leaf)
     if array.dtype.kind in NO_NUMBERS:
         return array
@@ -146,4 +159,9 @@ def _on_host(leaf: Any) -> np.ndarray:
 
 
 def _is_array(leaf: Any) -> bool:
-    return isinstance(leaf, np.ndarray | jax.Array)
+    return isinstance(leaf, np.ndarray | jax.Array) or _is_tensor(leaf)
+
+
+def _is_tensor(leaf: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(leaf, torch.Tensor)

@@ -78,10 +78,12 @@ def simulate(  # noqa: PLR0913 - whoever calls it names them
         loss_fn(module, batch) -> scalar tensor, with tensors, integers in 64 bits.
       params: Any tree of floating-point arrays, such as nested dicts or a state of flax.nnx; or a
         torch module, which is trained where it is.
-      train_data: NumPy or JAX arrays with a leading axis of examples, in any tree; or a dataset
-        with a length whose items are trees of one example's arrays; or factory(peer, num_peers,
-        split) that returns either for a peer, with split "train". Without a factory peers share
-        the examples, each of which is seen once in a pass over them.
+      train_data: Arrays of NumPy, JAX or torch with a leading axis of examples, in any tree; or a
+        dataset with a length whose items are trees of one example's arrays; or factory(peer,
+        num_peers, split) that returns either for a peer, with split "train". Without a factory
+        peers share the examples, each of which is seen once in a pass over them. A dataset is
+        read again in each pass; what it draws from the global generators of Python, NumPy and
+        torch follows from the seed, the peer and the round.
       eval_data: The same, to measure the loss on; a factory is asked for split "eval" of peer 0,
         one in train_data too if eval_data is None, and may return None.
       optimizer: A name, such as "diloco", "demo", "distro", "sparta", "fedavg", "adamw" or "sgd"; a
@@ -138,7 +140,7 @@ def simulate(  # noqa: PLR0913 - whoever calls it names them
     asked = arguments.read_arguments(given, sorted(first), torch=is_module)
     round_settings = asked.round_settings(optimizer)
     data_of_peers = examples.data_of_peers(train_data, peers, seed, shuffle=shuffle)
-    held_out = examples.held_out(train_data, eval_data, peers)
+    held_out = examples.held_out(train_data, eval_data, peers, seed)
     built = arguments.the_optimizer(asked, given, sorted(first))
     if is_module:
         built, lot = one_by_one(built), asked.rows_of_a_step

@@ -96,10 +96,13 @@ class TorchModule:
         return self
 
     def restored(self, nested: Tree) -> dict[str, Any]:
-        """Return params as a state dict of tensors, by their names in the module."""
-        torch = sys.modules["torch"]
-        arrays = flatten_dict(jax.tree.map(np.array, nested), sep=".")
-        return {name: torch.from_numpy(array) for name, array in arrays.items()}
+        """Return the module's whole state dict, with copies of these params in it."""
+        torch, arrays = sys.modules["torch"], flatten_dict(nested, sep=".")
+        state = self._bound.model.state_dict()
+        for name, tensor in state.items():
+            array = arrays.get(self._bound.tied.get(name, name))
+            state[name] = tensor.clone() if array is None else torch.from_numpy(np.array(array))
+        return state
 
     # ---- What it computes ----
 

@@ -1,5 +1,7 @@
 """`simulate` of a torch module: the same rounds, on torch's gradients."""
 
+import random
+
 import numpy as np
 import pytest
 import torch
@@ -39,6 +41,36 @@ class Pictures(torch.utils.data.Dataset):
         return torch.from_numpy(self.x[index]), torch.tensor(self.y[index])
 
 
+class Distorted(Pictures):
+    """Each is read with noise, as torchvision's random transforms add it; counts what is drawn."""
+
+    def __init__(self):
+        super().__init__()
+        self.drawn = []
+
+    def __getitem__(self, index):
+        x, y = super().__getitem__(index)
+        noise = torch.randn(WIDTH) + random.random() + np.random.random()
+        self.drawn.append((index, tuple(noise.tolist())))
+        return x + noise, y
+
+
+class Tied(Net):
+    """With a head that is tied, statistics of a batch, a mask, and a param that is frozen."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = torch.nn.BatchNorm1d(WIDTH)
+        self.register_buffer("mask", torch.ones(WIDTH))
+        self.scale = torch.nn.Parameter(torch.ones(1), requires_grad=False)
+        self.again = torch.nn.Linear(8, CLASSES)
+        self.again.weight = self.out.weight
+
+    def forward(self, batch):
+        x, y = batch
+        return super().forward((self.scale * self.mask * self.norm(x), y))
+
+
 def net(dropout: float = 0.0) -> Net:
     torch.manual_seed(0)
     return Net(dropout)
@@ -48,7 +80,8 @@ def run(module=None, **changes):
     given = {"optimizer": "diloco", "peers": 2, "steps": 3, "batch_size": 8, "learning_rate": 1e-2}
     given = given | {"optimizer": {"DiLoCo": {"inner_steps": 3}}} | changes
     loss = given.pop("loss", lambda module, batch: module(batch))
-    return simulate(loss, module or net(), Pictures(), show_progress=False, **given)
+    data = given.pop("data", None) or Pictures()
+    return simulate(loss, module or net(), data, show_progress=False, **given)
 
 
 def equal(a, b) -> bool:
@@ -89,6 +122,36 @@ def test_it_learns_and_the_result_is_a_state_dict():
     assert after < 0.7 * before
     module = Net()
     module.load_state_dict(found.params)
+
+
+def test_the_result_is_a_whole_state_dict_with_buffers_and_tied_heads_too():
+    found, module = run(Tied()), Tied()
+    module.load_state_dict(found.params)
+    assert module.again.weight is module.out.weight
+    assert torch.equal(module.out.weight, found.params["again.weight"])
+    assert torch.equal(module.mask, torch.ones(WIDTH))
+    assert not torch.equal(module.out.weight, net().out.weight)
+
+
+def test_a_data_set_is_read_again_in_each_pass_and_its_draws_repeat():
+    data, again, elsewhere = Distorted(), Distorted(), Distorted()
+    found = run(data=data, steps=6)  # 2 peers x 6 rounds x 3 local steps x 8 examples: 3 passes
+    assert equal(found, run(data=again, steps=6)) and set(data.drawn) == set(again.drawn)
+    draws = {index: {draw for i, draw in data.drawn if i == index} for index in range(1, ROWS)}
+    assert {len(of) for of in draws.values()} == {3}
+    assert len(set.union(*draws.values())) == 3 * (ROWS - 1)  # no two are alike
+    assert not equal(found, run(data=elsewhere, steps=6, seed=1))
+
+
+def test_tensors_are_taken_where_arrays_are():
+    data = Pictures()
+    arrays = (data.x, data.y)
+    found = run(data=arrays, eval_data=arrays)
+    tensors = tuple(map(torch.from_numpy, arrays))
+    told = run(data=tensors, eval_data=tensors)
+    assert equal(found, told) and (found.validation["loss"] == told.validation["loss"]).all()
+    narrow = (tensors[0].bfloat16().requires_grad_(), tensors[1])
+    assert not equal(found, run(data=narrow))
 
 
 def test_it_goes_on_from_a_checkpoint_with_the_same_bits(tmp_path):
