@@ -5,6 +5,7 @@ import tempfile
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -231,7 +232,9 @@ class Worker:
         }
         answer = process.call("begin", asked)
         answer.pop("parameter_count", None)  # of the tensors
-        return self._checked(answer, "begin")
+        found = self._checked(answer, "begin")
+        self._check_patterns(found)
+        return found
 
     def _place(self) -> dict[str, str]:
         """Return where rows that are files lie; a transcript does not record it."""
@@ -269,6 +272,18 @@ class Worker:
                 text = f"{_short(there)} as the run began with"
                 raise self._error(method, f"{name} is {_short(here)}", text)
         return found
+
+    def _check_patterns(self, found: Description) -> None:
+        """Check that each pattern fits a tensor: a typo would train what was to stay as it is."""
+        kept = (tensor.name for tensor in (*found.tensors, *found.frozen))
+        names = sorted({*kept, *found.integers, *found.tied})
+        for key in ("include", "exclude"):
+            for pattern in getattr(self.run.workload, key):
+                if not any(fnmatchcase(name, pattern) for name in names):
+                    raise LockstepError(
+                        f"workload.{key} has {pattern!r}, expected a pattern that fits a tensor, "
+                        f"as {', '.join(names[:8])}"
+                    )
 
     def _end(self) -> None:
         begun, self._begun = self._begun, None

@@ -226,6 +226,8 @@ def test_check_tells_what_travels_and_on_what_it_computes(tmp_path):
     ("changes", "message"),
     [
         ({"workload__exclude": ["*"]}, "gradient|tensors"),
+        ({"workload__exclude": ["heads.*"]}, r"workload.exclude has 'heads\.\*'.*head.bias"),
+        ({"workload__include": ["*", "wte.*"]}, r"workload.include has 'wte\.\*'.*embed.weight"),
         ({"workload__config": {"vocab_size": 8}}, "KeyError"),
         ({"workload__factory": "nowhere:Model"}, "workloads/nowhere.py"),
         ({"workload__factory": "torch_language_model:Nothing"}, "Nothing"),
