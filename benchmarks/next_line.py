@@ -30,7 +30,7 @@ def main() -> None:
 
     from lockstep.programs.placement import device_groups
     from lockstep.transcript.trees import load_nested
-    from parts.tasks import choices, held_out_texts, next_line, task_model
+    from parts.tasks import next_line, next_line_task, task_model
     from pipeline.scores import wilson
     from pipeline.weights import exported
 
@@ -38,19 +38,19 @@ def main() -> None:
     read = exported.read(folder)
     fresh = load_nested(chosen.data / "init" / "params.safetensors")
     groups = device_groups(jax.devices(), 1)
-    model = task_model.from_folder(read, folder, {}, run.evaluate.batch_size)
-    texts = list(held_out_texts.documents(run, shards, read.tokenizer))
+    model = task_model.from_folder(read, folder, (), run.evaluate.batch_size)
+    texts = list(next_line_task.documents(run, shards, read.tokenizer))
     for seed in range(chosen.seeds):
         drawn = next_line.questions(texts, seed)
-        asked = choices.ask(drawn, read.tokenizer, model.beginning, model.context, chosen.questions)
+        asked = next_line_task.ask(drawn, model, chosen.questions)
         for name, params in (("export", read.params), ("fresh weights", fresh)):
             placed = model._replace(params_on={group: group.put(params) for group in groups})
             began = time.perf_counter(), time.process_time()
-            scores = choices.scores_of(asked, placed.log_likelihoods(asked.requests))
+            scores = next_line_task.scores_of(asked, placed.log_likelihoods(asked.requests))
             wall, cpu = time.perf_counter() - began[0], time.process_time() - began[1]
-            found = choices.metrics(asked.questions, scores)
-            alone = choices.Scores(scores.alone_NC, scores.alone_NC)
-            found["alone"] = choices.metrics(asked.questions, alone)["acc"]
+            found = next_line_task.metrics(asked.questions, scores)
+            alone = next_line_task.Scores(scores.alone_NC, scores.alone_NC)
+            found["alone"] = next_line_task.metrics(asked.questions, alone)["acc"]
             line = {"benchmark": "next_line", "weights": name, "seed": seed}
             line |= {"questions": len(asked.questions)}
             for metric, (share, _) in found.items():

@@ -70,14 +70,13 @@ def measure(export: Path, chosen: argparse.Namespace) -> dict:
 
     from lockstep.programs.placement import device_groups
     from parts.tasks import task_model
-    from parts.tasks.lm_eval_model import LmEvalModel
+    from parts.tasks.lm_eval import LmEvalModel
     from pipeline.weights import exported
 
     torch.set_num_threads(chosen.threads)
     read = exported.read(export)
     groups = device_groups(jax.devices(), 1)
-    params_on = {group: group.put(read.params) for group in groups}
-    ours = LmEvalModel(task_model.from_folder(read, export, params_on, chosen.batch_size))
+    ours = LmEvalModel(task_model.from_folder(read, export, groups, chosen.batch_size))
     named = {"pretrained": str(export), "dtype": "float32", "device": "cpu"}
     backends = {"ours": ours} | {
         f"hf, batch {size}": HFLM(**named, batch_size=size) for size in THEIR_BATCHES

@@ -26,7 +26,7 @@ from lockstep.swarm import fused_peers
 from lockstep.swarm.peers import SimulatedPeers
 from lockstep.transcript.entry import Entry
 from lockstep.transcript.observer import Observer
-from parts.tasks import choices, held_out_texts, next_line, task_model
+from parts.tasks import next_line, next_line_task, task_model
 from pipeline import runfile, sources
 from pipeline.language_model import held_out
 from pipeline.runfile.data import DataText
@@ -214,11 +214,10 @@ def _ask(extent: Extent, work: Path) -> dict:
     folder = _random_model(extent, work)
     read = exported.read(folder)
     groups = device_groups(jax.devices(), 1)
-    params_on = {group: group.put(read.params) for group in groups}
-    model = task_model.from_folder(read, folder, params_on, run.evaluate.batch_size)
-    texts = held_out_texts.documents(run, shards, read.tokenizer)
+    model = task_model.from_folder(read, folder, groups, run.evaluate.batch_size)
+    texts = next_line_task.documents(run, shards, read.tokenizer)
     drawn = next_line.questions(texts, 0)
-    asked = choices.ask(drawn, read.tokenizer, model.beginning, model.context, extent.questions)
+    asked = next_line_task.ask(drawn, model, extent.questions)
     seconds = _timed(partial(model.log_likelihoods, asked.requests), extent.repeats)
     tokens = sum(len(before) + len(after) for before, after in asked.requests)
     return {

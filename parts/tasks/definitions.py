@@ -2,6 +2,10 @@
 
 Data are kept in the store's folder `datasets`, as the library `datasets` caches them; what is there
 needs no network.
+
+A task may run lm_eval's own code, and no other unless the run file trusts it: to lm_eval a YAML
+file is a program. `!function` runs a file beside it, a template may reach all of Python, and a
+metric that lm_eval does not know is fetched from the hub as code.
 """
 
 import hashlib
@@ -18,7 +22,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lockstep.errors import LockstepError, brief
-from parts.tasks import task_trust
 from pipeline import extras
 from pipeline.stage.artifacts import listing_sha256
 
@@ -28,6 +31,8 @@ if TYPE_CHECKING:
     from lm_eval.tasks import TaskManager
     from lm_eval.tasks.manager import TaskDict
 
+TRUST = "[evaluate] trust_task_code = true"
+MISSING = object()
 YAML = (".yaml", ".yml")
 REPEATS = 10_000  # of a request, at most
 # Keys of a definition that say where this machine keeps files; their content is in the documents.
@@ -57,27 +62,17 @@ PSYCHE_TASKS = {
 
 
 class Loaded(NamedTuple):
-    """A name of the run file, loaded.
-
-    Attributes:
-      name: The name.
-      tasks: The tasks that it stands for, by their names.
-      groups: The groups that it stands for, by their names; none if it is one task.
-      members: Names of each group's parts.
-    """
+    """A name of the run file, loaded."""
 
     name: str
-    tasks: dict[str, "Task"]
+    tasks: dict[str, "Task"]  # the tasks that it stands for, by their names
+    # the groups that it stands for, by their names; none if it is one task
     groups: dict[str, "Group"]
-    members: dict[str, list[str]]
+    members: dict[str, list[str]]  # names of each group's parts
 
 
 def version() -> str:
-    """Return the version of lm_eval.
-
-    Raises:
-      LockstepError: It is not installed.
-    """
+    """Return the version of lm_eval."""
     try:
         return metadata.version("lm_eval")
     except metadata.PackageNotFoundError:
@@ -115,9 +110,9 @@ def data_in(folder: Path, *, trusted: bool = False) -> Iterator[None]:
             (datasets.config, "EXTRACTED_DATASETS_PATH"): folder / "downloads" / "extracted",
             (task, "tqdm"): partial(task.tqdm, disable=quiet),
         }
-        before.enter_context(task_trust.replaced(places))
+        before.enter_context(replaced(places))
         if not trusted:
-            before.enter_context(task_trust.without_fetched_metrics())
+            before.enter_context(without_fetched_metrics())
         if quiet and not datasets.are_progress_bars_disabled():
             before.callback(datasets.enable_progress_bars)
             datasets.disable_progress_bars()
@@ -144,7 +139,7 @@ def load(names: Sequence[str], folder: Path, *, trusted: bool = False) -> list[L
         except Exception as error:  # of lm_eval, of datasets or of a task's own code
             offline = "" if name.endswith(YAML) else f" in {folder}, or the hub's"
             raise LockstepError(
-                f"[evaluate] tasks: {name}: {task_trust.reason(error)}; expected its data{offline}"
+                f"[evaluate] tasks: {name}: {reason(error)}; expected its data{offline}"
             ) from error
         if not found["tasks"]:
             raise LockstepError(f"[evaluate] tasks: {name}: a group without tasks, expected some")
@@ -162,11 +157,7 @@ def load(names: Sequence[str], folder: Path, *, trusted: bool = False) -> list[L
 
 
 def check_known(names: Sequence[str], *, trusted: bool) -> None:
-    """Check that names are tasks' that the run file trusts, without their data.
-
-    Raises:
-      LockstepError: One is not.
-    """
+    """Check that names are tasks' that the run file trusts, without their data."""
     for name in names:
         try:
             _finder().find(name, trusted=trusted)
@@ -240,7 +231,7 @@ class _Finder:
             if not trusted:
                 raise LockstepError(
                     "found a YAML file, which may run code, expected a task of lm_eval; "
-                    f"{task_trust.KEY} allows it"
+                    f"{TRUST} allows it"
                 )
             return self._own(Path(name))
         of_lm_eval = PSYCHE_TASKS[name].lm_eval if name in PSYCHE_TASKS else name
@@ -321,3 +312,52 @@ def _as_text(value: Any) -> str:
         except (TypeError, OSError):
             return getattr(value, "__qualname__", type(value).__name__)
     return f"{type(value).__name__}: {value}"
+
+
+# ---- Trust ----
+
+
+@contextmanager
+def replaced(places: dict[tuple[Any, str], Any]) -> Iterator[None]:
+    """Give attributes of modules other values while the block runs."""
+    with ExitStack() as before:
+        for (module, name), value in places.items():
+            before.callback(setattr, module, name, getattr(module, name))
+            setattr(module, name, value)
+        yield
+
+
+@contextmanager
+def without_fetched_metrics() -> Iterator[None]:
+    """Refuse metrics that lm_eval does not have itself, while the block runs.
+
+    The library `evaluate`, which fetches them, cannot be imported meanwhile.
+    """
+    from lm_eval.api import registry, task
+
+    get_metric = task.get_metric
+
+    def checked_metric(metric: str, hf_evaluate_metric: bool = False) -> Any:
+        if hf_evaluate_metric or metric not in registry.metric_registry:
+            raise LockstepError(
+                f"metric {brief(str(metric))} is fetched as code, expected one of lm_eval's own; "
+                f"{TRUST} allows it"
+            )
+        return get_metric(metric)
+
+    before = sys.modules.get("evaluate", MISSING)
+    sys.modules["evaluate"] = None  # type: ignore[assignment]
+    try:
+        with replaced({(task, "get_metric"): checked_metric}):
+            yield
+    finally:
+        del sys.modules["evaluate"]
+        if before is not MISSING:
+            sys.modules["evaluate"] = before  # type: ignore[assignment]
+
+
+def reason(error: Exception) -> str:
+    """Return the error in which a task's code or data ended, in one line."""
+    if isinstance(error, ImportError) and error.name == "evaluate":
+        return f"a metric is fetched as code; {TRUST} allows it"
+    return brief(f"{type(error).__name__}: {error}", 200)

@@ -14,9 +14,8 @@ from jax.errors import JaxRuntimeError
 from lockstep.errors import LockstepError
 from lockstep.files import write_json, write_text
 from parts.tasks import definitions
-from parts.tasks.definitions import Loaded, main_first
+from parts.tasks.definitions import Loaded, main_first, reason
 from parts.tasks.task_model import TaskModel
-from parts.tasks.task_trust import reason
 from pipeline import runfile
 from pipeline.scores import Metric, TaskResult
 from pipeline.stage import pins
@@ -52,17 +51,13 @@ def run_tasks(
       pin: `[pins] tasks`.
       folder: Gets SAMPLES, the requests and answers of each document, a line of JSON each; and
         HASHES, the hashes of the tasks.
-
-    Raises:
-      LockstepError: The extra is not installed, a task or its data are not to be had, or they are
-        others than those that were pinned.
     """
     library = f"lm_eval {definitions.version()}"
     trusted = settings.trust_task_code
     with definitions.data_in(store / DATASETS, trusted=trusted), _repeatable():
         from lm_eval.evaluator import evaluate
 
-        from parts.tasks.lm_eval_model import LmEvalModel
+        from parts.tasks.lm_eval import LmEvalModel
 
         loaded = definitions.load(names, store / DATASETS, trusted=trusted)
         hashes = {one.name: definitions.sha256_of(one, settings.few_shot) for one in loaded}

@@ -2,25 +2,153 @@
 
 `lm_eval --model hf --model_args pretrained=data/export --tasks data/evaluate/tasks/next_line.yaml`
 asks the same questions of the same model.
+
+The likeliest choice counts, as in lm-evaluation-harness. acc_mutual_info: the choice of the highest
+gain by the context, log p(choice | context) - log p(choice), so that a common one has no advantage.
+acc: of the highest log-likelihood after the context. acc_bytes: of the highest per byte of the
+choice, so that a long one has a chance. The first is the main one: by the others, a small model
+chooses what is common, whatever the context.
+
+Shapes in names: N questions of C choices.
 """
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 import yaml
 
 from lockstep.files import write_text
-from parts.tasks import choices, held_out_texts, next_line
-from parts.tasks.choices import AskedQuestions, Scores
+from lockstep.programs.columns import PLAIN
+from parts.tasks import next_line
 from parts.tasks.next_line import NAME, Question
-from parts.tasks.task_model import TaskModel
+from parts.tasks.task_model import Likelihood, LikelihoodRequest, TaskModel
 from pipeline import runfile
-from pipeline.scores import TaskResult
+from pipeline.language_model import held_out
+from pipeline.scores import Metric, TaskResult
+from pipeline.tokens.sequences import Sequences
+from pipeline.tokens.shards import read_shards
+from pipeline.tokens.tokenizer_files import library_errors
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 FEWEST = 20  # questions; the interval of fewer says nothing
 QUESTIONS, DEFINITION, SCORES = f"{NAME}.jsonl", f"{NAME}.yaml", f"{NAME}.scores.jsonl"
+MOST_TOKENS = 2**19  # that are read
+STRETCH = 16  # sequences that are read together, so that lines have lines before them
+TRIED = 8  # questions that are looked at for each that is asked
+
+
+# ---- The held-out text ----
+
+
+def documents(run: runfile.Run, shards: Path, tokenizer: "Tokenizer") -> Iterator[str]:
+    """Yield documents of the held-out split; one that continues in another file, in parts.
+
+    Of a split of more than `MOST_TOKENS`, stretches are read that the run's seed spreads over it.
+    There are none where nothing is held out, where rows are not tokens, or where they have columns
+    beside their tokens: such rows hold conversations or packed texts, whose lines do not follow one
+    another. A special token of the tokenizer ends a document; `shards` is the folder that the stage
+    download left.
+    """
+    listed, length = read_shards(shards), run.llm.max_seq_len
+    if not run.held_out.sequences or listed.columns != PLAIN or listed.rows is not None:
+        return
+    data = Sequences(shards, listed, "held_out", length, run.runtime)
+    added = tokenizer.get_added_tokens_decoder()
+    special = [token for token, what in added.items() if what.special]
+    for indices_N in _stretches(data, length, run.peers.seed):
+        tokens_N = data.take(indices_N).ravel()
+        for document_N in np.split(tokens_N, np.flatnonzero(np.isin(tokens_N, special))):
+            yield tokenizer.decode(document_N.tolist(), skip_special_tokens=True)
+
+
+def _stretches(data: Sequences, length: int, seed: int) -> Iterator[np.ndarray]:
+    """Yield the sequences that are read, those that follow one another in a file together."""
+    count, most = len(data), MOST_TOKENS // length
+    stretch_M = held_out.spread(-(-count // STRETCH), -(-most // STRETCH), seed)
+    index_N = (stretch_M[:, None] * STRETCH + np.arange(STRETCH)).ravel()
+    index_N = index_N[index_N < count]
+    ends_F = np.cumsum([file.tokens // length for file in data.files])
+    file_N = np.searchsorted(ends_F, index_N, side="right")
+    apart_N = (np.diff(index_N) > 1) | (np.diff(file_N) > 0)
+    yield from np.split(index_N, np.flatnonzero(apart_N) + 1)
+
+
+# ---- Questions and scores ----
+
+
+class Scores(NamedTuple):
+    """Log-likelihoods in nats of each question's choices, [N, C]: after its context, and alone."""
+
+    after_NC: np.ndarray
+    alone_NC: np.ndarray
+
+
+class AskedQuestions(NamedTuple):
+    """Questions as requests: C of each question after its context, then C of the choices alone."""
+
+    questions: list[Question]
+    requests: list[LikelihoodRequest]
+
+
+def ask(questions: Iterable[Question], model: TaskModel, count: int) -> AskedQuestions:
+    """Return the requests of the first `count` questions whose choices fit into a model.
+
+    Context and choice are encoded together, so a choice's tokens are those of the whole text. A
+    choice alone follows the token that begins a text.
+
+    Args:
+      questions: Questions; at most `TRIED` times as many are looked at.
+      model: The model.
+      count: Number of questions, at most.
+    """
+    asked, tokenizer = AskedQuestions([], []), model.tokenizer
+    for question in islice(questions, TRIED * count):
+        wholes = [question.context, *(question.context + choice for choice in question.choices)]
+        with library_errors("next_line: expected a tokenizer that encodes any line"):
+            before, *whole = (encoding.ids for encoding in tokenizer.encode_batch(wholes))
+            parts = tokenizer.encode_batch(list(question.choices), add_special_tokens=False)
+        requests = [(before, ids[len(before) :]) for ids in whole]
+        requests += [([model.beginning], part.ids) for part in parts]
+        if all(0 < len(continuation) <= model.context for _, continuation in requests):
+            asked.questions.append(question)
+            asked.requests.extend(requests)
+        if len(asked.questions) == count:
+            break
+    return asked
+
+
+def scores_of(asked: AskedQuestions, found: Sequence[Likelihood]) -> Scores:
+    """Return the scores of all choices, given those of the requests."""
+    logs = [one.log_likelihood for one in found]
+    both_N2C = np.reshape(logs, (len(asked.questions), 2, -1))
+    return Scores(both_N2C[:, 0], both_N2C[:, 1])
+
+
+def metrics(questions: Sequence[Question], scores: Scores) -> dict[str, Metric]:
+    """Return the shares of right answers, and their standard errors over questions."""
+    bytes_NC = np.array([[len(c.encode()) for c in q.choices] for q in questions])
+    answers_N = np.array([question.answer for question in questions])
+    chosen = {
+        "acc_mutual_info": scores.after_NC - scores.alone_NC,
+        "acc": scores.after_NC,
+        "acc_bytes": scores.after_NC / bytes_NC,
+    }
+    return {name: _share(x_NC.argmax(axis=1) == answers_N) for name, x_NC in chosen.items()}
+
+
+def _share(right_N: np.ndarray) -> Metric:
+    share, count = float(np.mean(right_N)), len(right_N)
+    return Metric(share, (share * (1 - share) / (count - 1)) ** 0.5)
+
+
+# ---- The task of a run ----
 
 
 def prepare(
@@ -31,9 +159,9 @@ def prepare(
     There are `count` at most; `notes` gains the reason if there are none. `shards` is the folder
     that the stage download left.
     """
-    texts = held_out_texts.documents(run, shards, model.tokenizer)
+    texts = documents(run, shards, model.tokenizer)
     found = next_line.questions(texts)
-    asked = choices.ask(found, model.tokenizer, model.beginning, model.context, count)
+    asked = ask(found, model, count)
     if len(asked.questions) < FEWEST:
         notes.append(
             f"the held-out text gives {len(asked.questions)} questions for {NAME}, "
@@ -50,12 +178,10 @@ def result(
 
     `advance` is called with the number of requests that have been scored since the last call.
     """
-    scores = choices.scores_of(
-        asked, model.log_likelihoods(asked.requests, advance or (lambda _: None))
-    )
+    scores = scores_of(asked, model.log_likelihoods(asked.requests, advance or (lambda _: None)))
     found = TaskResult(
         name=NAME,
-        metrics=choices.metrics(asked.questions, scores),
+        metrics=metrics(asked.questions, scores),
         chance=1 / next_line.CHOICES,
         documents=len(asked.questions),
         few_shot=0,

@@ -1,17 +1,23 @@
-"""The tasks that a run file names, of this room and of lm_eval; a joint of stage evaluate."""
+"""The tasks that a run file names, of this room and of lm_eval.
 
+A joint: stage evaluate asks for `score_export`, `verify` for `score_again`.
+"""
+
+from collections.abc import Collection
 from contextlib import ExitStack
 from pathlib import Path
 
 import jax
 
+from lockstep.errors import RequestError, brief
 from lockstep.machine.progress import Progress
 from lockstep.programs.placement import device_groups
 from parts.tasks import harness, next_line, next_line_task, task_model
 from parts.tasks.task_model import TaskModel
-from pipeline import runfile
+from pipeline import runfile, scores
 from pipeline.scores import TaskResult
 from pipeline.stage.artifacts import Paths
+from pipeline.weights import exported
 from pipeline.weights.exported import Exported
 
 
@@ -27,19 +33,52 @@ def score_export(
       folder: Where questions and answers are written.
       named: Path of that folder, as its files name it.
       notes: Gains the reason if a task has nothing to ask.
-
-    Raises:
-      LockstepError: A task cannot be run.
     """
     settings = run.evaluate
     if exported.tokenizer is None and settings.tasks == (next_line.NAME,):
         notes.append(f"there is no tokenizer.json, so {next_line.NAME} has no questions")
         return []
     groups = device_groups(jax.devices(), run.peers.fsdp)
-    params_on = {group: group.put(exported.params) for group in groups}
-    model = task_model.from_folder(exported, paths.out("export"), params_on, settings.batch_size)
+    model = task_model.from_folder(exported, paths.out("export"), groups, settings.batch_size)
     tasks = RunFileTasks(run, settings, model, paths.out("download"), paths.store, notes)
     return tasks.score(model, folder, named)
+
+
+def score_again(
+    run: runfile.Run, folder: Path, names: Collection[str], shards: Path | None, store: Path
+) -> dict[str, dict[str, float | None]]:
+    """Return scores by task, as evaluate.json has them.
+
+    Tasks of lm_eval are lm_eval's own alone, and their data are kept in `store`: a stranger's
+    definitions are not read, and no code of theirs is run.
+
+    Args:
+      run: The published run.
+      folder: Its export.
+      names: The tasks of which scores are published.
+      shards: The reader's own data, whose held-out text next_line asks of; None without.
+      store: Folder of downloads.
+
+    Raises:
+      RequestError: A task cannot be repeated here.
+    """
+    for name in run.evaluate.tasks:
+        if not name.replace("-", "_").isidentifier():
+            raise RequestError(
+                f"--tasks: {brief(repr(name))} is the author's file, expected names of tasks alone"
+            )
+    if next_line.NAME in names and shards is None:
+        raise RequestError(
+            f"--tasks: {next_line.NAME} asks of the held-out text, which is not published; "
+            "expected it by --shards, from `lockstep download` with proof/run.json's data"
+        )
+    settings = run.evaluate.model_copy(update={"trust_task_code": False})
+    own = run.model_copy(update={"evaluate": settings})
+    groups = device_groups(jax.devices(), run.peers.fsdp)
+    read = exported.read(folder, scan=run.peers.scan_layers)
+    model = task_model.from_folder(read, folder, groups, settings.batch_size)
+    tasks = RunFileTasks(own, settings, model, shards or Path(), store, [])
+    return {task.name: scores.flat(task) for task in tasks.score(model)}
 
 
 class RunFileTasks:
@@ -82,9 +121,6 @@ class RunFileTasks:
           folder: Where questions and answers are written, if anywhere.
           named: Path of that folder, as its files name it.
           quiet: Whether next_line shows no progress.
-
-        Raises:
-          LockstepError: A task of lm_eval cannot be run.
         """
         results, others = [], []
         if self.others:  # first: one may be missing

@@ -1,55 +1,230 @@
 """A model as tasks see it: text in, log-likelihoods and text out.
 
-It is made of an exported folder, or of params while they train: whoever has them.
+It is made of an exported folder, or of params while they train. A request's score says how likely
+the model finds a continuation after a context:
+
+  log_likelihood = sum over t of log p(continuation_t | context, continuation_<t)
+
+Requests with equal inputs, such as the one-token choices of a question, are one row. Rows are
+sorted by length and cut into lots; a lot is padded to one of few lengths, so few programs are
+compiled. The models are causal: what follows a token does not change its features. The head
+multiplies the features of predicted tokens only, some at a time, so logits need little memory.
+
+Shapes in names: B rows of T tokens, N = B * T, of which `count` are predictions; C of these at a
+time; D width, V vocabulary.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 from tokenizers import Tokenizer
 
 from lockstep.errors import LockstepError
 from lockstep.files import read_json
 from lockstep.optim.optimizer import Tree
-from lockstep.programs.placement import DeviceGroup
-from parts.tasks import likelihood
-from parts.tasks.likelihood import Likelihood, LikelihoodRequest
+from lockstep.programs.placement import DeviceGroup, side_by_side
 from pipeline.language_model.text_writer import TextWriter
 from pipeline.tokens.tokenizer_files import SETTINGS
 from pipeline.weights.exported import Exported
 
+TOGETHER = 128  # predictions whose logits are computed at a time: a few MB, and large enough
+SHORTEST = 16  # tokens of a padded row, at least
+FINER = 64  # tokens, from which on more lengths are worth the time to compile for them
+FEWEST = 8  # rows of a lot, which has no more than it needs where one lot takes all
 
-class TaskModel(NamedTuple):
-    """The model as tasks use it.
+LikelihoodRequest = tuple[Sequence[int], Sequence[int]]  # context, continuation
 
-    Attributes:
-      score: Its program, of `likelihood.program`.
-      writer: writer(group), what writes texts with it on a device group.
-      params_on: A copy of the params on each device group that may help.
-      tokenizer: Its tokenizer.
-      context: Most tokens that it takes.
-      vocab_size: Bound of its tokens; a tokenizer may have more.
-      batch_size: Requests that are computed at once.
-      beginning: The token that stands before a text where a task gives no context.
-      ends: Tokens that end a text.
+
+class Likelihood(NamedTuple):
+    """The score of one request."""
+
+    log_likelihood: float  # log-likelihood of the continuation, in nats
+    greedy: bool  # whether each token of it is the model's likeliest one
+    tokens: int  # number of its tokens
+
+
+class _Row(NamedTuple):
+    """Requests with equal inputs: their numbers and continuations."""
+
+    inputs: tuple[int, ...]
+    requests: list[tuple[int, tuple[int, ...]]]
+
+
+class _Lot(NamedTuple):
+    """Some rows as a program takes them; prediction n is `labels_N[n]`, from input `places_N[n]`.
+
+    `owners` are the numbers of the requests, and the number of predictions of each.
     """
 
-    score: likelihood.Program
+    tokens_BT: np.ndarray
+    places_N: np.ndarray
+    labels_N: np.ndarray
+    count: int
+    owners: list[tuple[int, int]]
+
+
+Program = Callable[..., tuple[jax.Array, jax.Array]]
+
+
+def program(features: Callable[..., jax.Array], head: Callable[[Tree], jax.Array]) -> Program:
+    """Return the jitted program that scores a lot; keep it, since each new one compiles anew.
+
+    Args:
+      features: features(params, tokens_BT) -> x_ND, the inputs of the head.
+      head: head(params) -> kernel_DV.
+    """
+
+    def score(
+        params: Tree, tokens_BT: jax.Array, places_N: jax.Array, labels_N: jax.Array, count: int
+    ) -> tuple[jax.Array, jax.Array]:
+        x_ND = features(params, tokens_BT)
+        kernel_DV = head(params).astype(x_ND.dtype)
+        C = min(TOGETHER, places_N.size)
+
+        def some(turn: jax.Array, found: tuple[jax.Array, jax.Array]) -> tuple:
+            first = turn * C
+            places_C = jax.lax.dynamic_slice(places_N, (first,), (C,))
+            labels_C = jax.lax.dynamic_slice(labels_N, (first,), (C,))
+            logits_CV = jnp.dot(x_ND[places_C], kernel_DV, preferred_element_type=jnp.float32)
+            label_logits_C = jnp.take_along_axis(logits_CV, labels_C[:, None], axis=-1)[:, 0]
+            logs_C = label_logits_C - jax.nn.logsumexp(logits_CV, axis=-1)
+            likeliest_C = jnp.argmax(logits_CV, axis=-1) == labels_C
+            put = jax.lax.dynamic_update_slice
+            return put(found[0], logs_C, (first,)), put(found[1], likeliest_C, (first,))
+
+        start = jnp.zeros(places_N.size), jnp.zeros(places_N.size, bool)
+        return jax.lax.fori_loop(0, -(-count // C), some, start)
+
+    return jax.jit(score)
+
+
+def log_likelihoods(
+    score: Program,
+    params_on: Mapping[DeviceGroup, Tree],
+    requests: Sequence[LikelihoodRequest],
+    *,
+    context: int,
+    batch_size: int,
+    advance: Callable[[int], None] = lambda _: None,
+) -> list[Likelihood]:
+    """Return the scores of requests, in their order.
+
+    Of context and continuation, the model sees the last `context` tokens before the last one.
+
+    Args:
+      score: What `program` returns.
+      params_on: A copy of the params on each device group that may help.
+      requests: Token ids of contexts, at least one each, and of continuations.
+      context: Most tokens that the model takes.
+      batch_size: Rows of a lot.
+      advance: Called with the number of requests that have been scored since the last call.
+
+    Raises:
+      LockstepError: A context or a continuation is empty, or a continuation is too long.
+    """
+    if not requests:
+        return []
+    groups = list(params_on)
+    parts = len(groups[0].devices)
+    rows = _rows(requests, context)
+    size = min(batch_size, -(-len(rows) // FEWEST) * FEWEST)
+    size = -(-size // parts) * parts
+    found: list[Likelihood | None] = [None] * len(requests)
+
+    def work(lot: _Lot, group: DeviceGroup) -> None:
+        places = group.put_whole((lot.places_N, lot.labels_N, np.int32(lot.count)))
+        tokens_BT = group.put_rows(lot.tokens_BT, axis=0)
+        logs_N, likeliest_N = group.fetch(score(params_on[group], tokens_BT, *places))
+        first = 0
+        for request, tokens in lot.owners:
+            own = slice(first, first + tokens)
+            log = float(np.sum(logs_N[own], dtype=np.float64))
+            found[request] = Likelihood(log, bool(likeliest_N[own].all()), tokens)
+            first += tokens
+        advance(len(lot.owners))
+
+    side_by_side(groups, list(_lots(rows, size, context)), work)
+    return [score for score in found if score is not None]
+
+
+def _rows(requests: Sequence[LikelihoodRequest], context: int) -> list[_Row]:
+    """The requests as rows of inputs, longest first: what needs the most memory fails at once."""
+    rows: dict[tuple[int, ...], list[_Row]] = {}
+    for number, (before, continuation) in enumerate(requests):
+        if not len(before) or not 0 < len(continuation) <= context:
+            raise LockstepError(
+                f"request {number}: a context of {len(before)} tokens and a continuation of "
+                f"{len(continuation)}, expected at least 1, and 1 to {context}, the model's context"
+            )
+        inputs = (*before, *continuation)[-context - 1 : -1]
+        alike = rows.setdefault(inputs, [])
+        # a lot of B x T tokens has room for as many predictions
+        room = padded_length(len(inputs), context)
+        if not alike or _predictions(alike[-1]) + len(continuation) > room:
+            alike.append(_Row(inputs, []))
+        alike[-1].requests.append((number, tuple(continuation)))
+    return sorted((row for alike in rows.values() for row in alike), key=lambda r: -len(r.inputs))
+
+
+def _predictions(row: _Row) -> int:
+    return sum(len(continuation) for _, continuation in row.requests)
+
+
+def _lots(rows: Sequence[_Row], size: int, context: int) -> Iterator[_Lot]:
+    for start in range(0, len(rows), size):
+        some = rows[start : start + size]
+        length = padded_length(len(some[0].inputs), context)
+        tokens_BT = np.zeros((size, length), np.int32)
+        room = -(-size * length // TOGETHER) * TOGETHER
+        places_N, labels_N = np.zeros((2, room), np.int32)
+        owners, count = [], 0
+        for index, row in enumerate(some):
+            tokens_BT[index, : len(row.inputs)] = row.inputs
+            end = index * length + len(row.inputs)
+            for request, continuation in row.requests:
+                own = slice(count, count + len(continuation))
+                places_N[own] = np.arange(end - len(continuation), end)
+                labels_N[own] = continuation
+                owners.append((request, len(continuation)))
+                count += len(continuation)
+        yield _Lot(tokens_BT, places_N, labels_N, count, owners)
+
+
+def padded_length(length: int, most: int) -> int:
+    """Return the length that a row is padded to: `most` at most.
+
+    16, 24, 32, 48, and from 64 on four lengths up to the next power of two: 64, 80, 96, 112.
+    """
+    power = SHORTEST
+    while 2 * power < length:
+        power *= 2
+    step = power // (4 if power >= FINER else 2)
+    return min(max(power, -(-length // step) * step), most)
+
+
+class TaskModel(NamedTuple):
+    """The model as tasks use it."""
+
+    score: Program  # its program, of `program`
+    # writer(group), what writes texts with it on a device group
     writer: Callable[[DeviceGroup], TextWriter]
-    params_on: Mapping[DeviceGroup, Tree]
+    params_on: Mapping[DeviceGroup, Tree]  # A copy of the params on each device group that may help
     tokenizer: Tokenizer
-    context: int
-    vocab_size: int
-    batch_size: int
-    beginning: int
-    ends: Sequence[int]
+    context: int  # most tokens that it takes
+    vocab_size: int  # bound of its tokens; a tokenizer may have more
+    batch_size: int  # requests that are computed at once
+    beginning: int  # the token that stands before a text where a task gives no context
+    ends: Sequence[int]  # tokens that end a text
 
     def log_likelihoods(
         self, requests: Sequence[LikelihoodRequest], advance: Callable[[int], None] = lambda _: None
     ) -> list[Likelihood]:
-        """Return the scores of requests, in their order; see `likelihood.log_likelihoods`."""
-        return likelihood.log_likelihoods(
+        """Return the scores of requests, in their order; see `log_likelihoods`."""
+        return log_likelihoods(
             self.score,
             self.params_on,
             requests,
@@ -60,9 +235,9 @@ class TaskModel(NamedTuple):
 
 
 def from_folder(
-    exported: Exported, folder: Path, params_on: Mapping[DeviceGroup, Tree], batch_size: int
+    exported: Exported, folder: Path, groups: Iterable[DeviceGroup], batch_size: int
 ) -> TaskModel:
-    """Return the model of an exported folder, which `exported.read` has read.
+    """Return the model of an exported folder, which `exported.read` has read, on device groups.
 
     Raises:
       LockstepError: It has no tokenizer, or no token that may begin a text.
@@ -88,9 +263,9 @@ def from_folder(
             f"model's vocab_size ({known})"
         )
     return TaskModel(
-        likelihood.program(exported.features, exported.head),
+        program(exported.features, exported.head),
         writer,
-        params_on,
+        {group: group.put(exported.params) for group in groups},
         exported.tokenizer,
         exported.context,
         known,

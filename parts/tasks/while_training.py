@@ -26,9 +26,6 @@ def of_run(run: runfile.Run, hf_config: dict[str, Any], paths: Paths) -> Trainin
     Tasks are as defined but for their number of documents, so the scores depend on `[evaluate]
     every`, `sample` and `sample_tasks` alone. They are computed on devices that no peer uses, if
     there are any. `hf_config` is the model's config.json, `paths` are those of the stage train.
-
-    Raises:
-      LockstepError: There is no tokenizer, or a task of lm_eval is not to be had.
     """
     chosen = run.evaluate
     init, shards = paths.out("convert"), paths.out("download")
@@ -45,16 +42,15 @@ def of_run(run: runfile.Run, hf_config: dict[str, Any], paths: Paths) -> Trainin
     own, given = init / "hf", shards / "tokenizer"
     folder = given if given.is_dir() else own  # the tokenizer's, as of the export
     untrained = _computing(run, hf_config, own / hf.CONFIG, folder / TOKENIZER)
-    model = task_model.from_folder(untrained, folder, {}, settings.batch_size)
+    model = task_model.from_folder(untrained, folder, (), settings.batch_size)
     notes: list[str] = []
     tasks = RunFileTasks(run, settings, model, shards, paths.store, notes)
     for note in notes:
         log.warning(f"train: {note}")
 
     def score(params: Tree) -> list[TaskResult]:
-        placed = {group: group.put(params) for group in where}
         trained = untrained._replace(params=params)
-        now = task_model.from_folder(trained, folder, placed, settings.batch_size)
+        now = task_model.from_folder(trained, folder, where, settings.batch_size)
         # the same program, which is compiled once
         return tasks.score(now._replace(score=model.score), quiet=True)
 

@@ -225,14 +225,14 @@ def _differs(name: str, said: object, found: object) -> LockstepError:
 def _scores(published: PublishedRun, said: Evaluated) -> list[PublicClaim]:
     """Score the tasks again where the reader asks for it; claim nothing where there are none.
 
-    A part that scores tasks offers the joint "score_again": `score_again(run, folder, names,
+    A part that scores tasks offers the joint "run_file_tasks": `score_again(run, folder, names,
     shards, store)` returns the scores of a published run's tasks by name, as evaluate.json has
     them. A stranger's definitions are not read, and no code of theirs is run.
     """
     if not published.own.tasks or not said.scored:
         return []
     own, found = published.own, {}
-    for part in offered("score_again"):
+    for part in offered("run_file_tasks"):
         found |= part.score_again(
             published.run, published.folder, [*said.scored], own.shards, own.store
         )

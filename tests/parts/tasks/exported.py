@@ -23,10 +23,7 @@ __all__ = ["CONTEXT", "END", "HF_CONFIG", "make_params", "make_tokenizer", "writ
 def model(folder: Path, batch_size: int = 4) -> TaskModel:
     """The folder's model, as stage evaluate has it."""
     read = exported.read(folder)
-    groups = device_groups(jax.devices()[:1], 1)
-    return task_model.from_folder(
-        read, folder, {group: group.put(read.params) for group in groups}, batch_size
-    )
+    return task_model.from_folder(read, folder, device_groups(jax.devices()[:1], 1), batch_size)
 
 
 def go_offline(monkeypatch) -> None:

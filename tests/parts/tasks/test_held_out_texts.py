@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from lockstep.programs.columns import PLAIN
-from parts.tasks import held_out_texts
+from parts.tasks import next_line_task
 from pipeline import runfile
 from pipeline.tokens.shards import Shards, write_shards
 from tests import tiny
@@ -38,7 +38,7 @@ def read(tmp_path):
             source={},
         )
         write_shards(tmp_path, shards)
-        found = held_out_texts.documents(
+        found = next_line_task.documents(
             runfile.load(run_file), tmp_path, trained_run.make_tokenizer()
         )
         return [*found]
@@ -63,8 +63,8 @@ def test_a_document_that_continues_in_another_file_is_two(read):
 
 
 def test_only_so_many_tokens_are_read_spread_over_the_split(read, monkeypatch):
-    monkeypatch.setattr(held_out_texts, "MOST_TOKENS", 4 * LENGTH)
-    monkeypatch.setattr(held_out_texts, "STRETCH", 2)
+    monkeypatch.setattr(next_line_task, "MOST_TOKENS", 4 * LENGTH)
+    monkeypatch.setattr(next_line_task, "STRETCH", 2)
     tokenizer = trained_run.make_tokenizer()
     letters = tokenizer.encode("abcdefghijkl").ids
     found = read(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lockstep.programs.placement import DeviceGroup
-from parts.tasks.likelihood import log_likelihoods, padded_length, program
+from parts.tasks.task_model import log_likelihoods, padded_length, program
 from tests.errors import refused
 
 VOCAB, CONTEXT = 11, 40

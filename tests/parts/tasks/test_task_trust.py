@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.errors import LockstepError
-from parts.tasks import definitions, task_trust
+from parts.tasks import definitions
 from tests.parts.tasks import exported
 
 TASK = """task: theirs
@@ -51,7 +51,7 @@ def test_a_yaml_file_is_refused_unread_unless_the_run_file_trusts_it(theirs, tmp
     ):
         with pytest.raises(LockstepError) as caught:
             refused()
-        assert str(path) in str(caught.value) and task_trust.KEY in str(caught.value)
+        assert str(path) in str(caught.value) and definitions.TRUST in str(caught.value)
     assert not (tmp_path / "ran").exists()
     [loaded] = load(path, trusted=True)
     assert loaded.tasks["theirs"].doc_to_text({"q": "Which?"}) == "WHICH?"
@@ -66,11 +66,11 @@ def test_a_metric_that_is_fetched_as_code_is_refused(tmp_path):
         for metric, from_hub in (("evil/evil", False), ("acc", True)):
             with pytest.raises(LockstepError) as caught:
                 task.get_metric(metric, from_hub)
-            assert metric in str(caught.value) and task_trust.KEY in str(caught.value)
+            assert metric in str(caught.value) and definitions.TRUST in str(caught.value)
         assert task.get_metric("acc")
         with pytest.raises(ModuleNotFoundError) as missing:
             import evaluate  # noqa: F401
-    assert task_trust.KEY in task_trust.reason(missing.value)
+    assert definitions.TRUST in definitions.reason(missing.value)
     assert sys.modules.get("evaluate") is before
 
 

@@ -24,7 +24,7 @@ def test_tokens_that_the_model_does_not_have_begin_no_text_and_are_in_none(folde
     with pytest.raises(LockstepError, match="begins with token .*, expected .* vocab_size .272"):
         exported.model(export)
     (export / "tokenizer_config.json").unlink()
-    from parts.tasks.lm_eval_model import LmEvalModel
+    from parts.tasks.lm_eval import LmEvalModel
 
     with pytest.raises(LockstepError, match="has token .* in a text, expected .* vocab_size .272"):
         LmEvalModel(exported.model(export)).tok_encode("more271")
@@ -34,7 +34,7 @@ def test_lm_eval_knows_the_model_lockstep(folder):
     from lm_eval.api.registry import get_model
 
     import parts.tasks.lm_eval  # noqa: F401 - registers it
-    from parts.tasks.lm_eval_model import LmEvalModel
+    from parts.tasks.lm_eval import LmEvalModel
 
     given = {"batch_size": "4", "device": "cuda:0"}  # as lm_eval's command line has it
     model = get_model("lockstep").create_from_arg_obj({"pretrained": str(folder)}, given)

@@ -5,7 +5,7 @@ One file, because its tests share that backend's results.
 
 import pytest
 
-from parts.tasks import choices, definitions, next_line, next_line_task
+from parts.tasks import definitions, next_line, next_line_task
 from tests.parts.tasks import exported
 from tests.parts.tasks.harness.local_tasks import QUESTIONS, TEXTS, run
 
@@ -47,7 +47,7 @@ def is_tie(model, context, continuation):
 def test_every_request_scores_as_with_transformers(
     folder, tasks, of_transformers, tmp_path, batch_size
 ):
-    from parts.tasks.lm_eval_model import LmEvalModel
+    from parts.tasks.lm_eval import LmEvalModel
 
     model, expected = of_transformers
     ours = LmEvalModel(exported.model(folder))
@@ -81,7 +81,7 @@ def test_every_request_scores_as_with_transformers(
 
 
 def test_what_the_model_would_write_is_greedy(folder, of_transformers):
-    from parts.tasks.lm_eval_model import LmEvalModel
+    from parts.tasks.lm_eval import LmEvalModel
 
     model, _ = of_transformers
     ours = LmEvalModel(exported.model(folder))
@@ -104,9 +104,7 @@ def test_next_line_has_the_same_shares_with_transformers(folder, of_transformers
 
     texts = ["\n".join(f"{a}{n} = return({n})" for n in range(8)) for a in "abcdef"]
     model = exported.model(folder)
-    asked = choices.ask(
-        next_line.questions(texts), model.tokenizer, model.beginning, model.context, 12
-    )
+    asked = next_line_task.ask(next_line.questions(texts), model, 12)
     result, scores = next_line_task.result(asked, model)
     next_line_task.write(tmp_path, str(tmp_path), asked, scores)
     names, store = [str(tmp_path / "next_line.yaml")], tmp_path / "datasets"
