@@ -15,8 +15,6 @@ import argparse
 import json
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
 from collections import defaultdict
@@ -25,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks import resident
+from benchmarks.measuring import alone, peak
 from lockstep.machine import allocator
 
 ALLOWANCE = 200 * 2**20  # bytes beside twice the largest tensor
@@ -63,7 +61,7 @@ def measure(folder: Path, dtype: str, chosen: argparse.Namespace) -> dict:
     seconds, peaks = defaultdict(list), defaultdict(list)
     for _ in range(chosen.repeats):
         for step in STEPS:
-            found = run(step, folder)
+            found = alone("convert", {}, "--child", step, str(folder))
             seconds[step].append(found["seconds"])
             peaks[step].append(found["peak_bytes"])
     nbytes = {name: size(folder / name) for name in (SOURCE, PARAMS, EXPORT)}
@@ -145,12 +143,6 @@ def size(folder: Path) -> int:
 # ---- In a process of its own ----
 
 
-def run(step: str, folder: Path) -> dict:
-    command = [sys.executable, "-m", "benchmarks.convert", "--child", step, str(folder)]
-    said = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-    return json.loads(said.splitlines()[-1])
-
-
 def _copy(folder: Path, name: str = SOURCE) -> dict:
     out = _empty(folder / f"copy-{name}")
 
@@ -208,8 +200,8 @@ def _measured(call: Callable[[], object]) -> dict:
         call()
         seconds.append(time.perf_counter() - began)
 
-    peak = resident.peak(timed)
-    return {"seconds": seconds[0], "peak_bytes": peak}
+    most = peak(timed)
+    return {"seconds": seconds[0], "peak_bytes": most}
 
 
 STEPS = {

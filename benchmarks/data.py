@@ -8,24 +8,35 @@ position is nor looks at ids, and it keeps all it has read in memory. Then a lin
 that reading all positions once takes, and one for the time until 10,000 shards are open. What is
 read lies in the page cache: the disk is not measured.
 
-Part `fetch`: transfers.py.
+Part `fetch`, from a web server on this machine, beside curl: one large file, and many small ones.
+The server runs in a process of its own. Rates are of what each tool needs from the first request to
+the last byte on the disk; ours also hashes what comes.
 
 Compare lines only of one quiet machine.
 """
 
 import argparse
 import json
+import multiprocessing
+import multiprocessing.connection
+import shutil
+import statistics
+import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks import transfers
-from benchmarks.resident import peak
+from benchmarks.measuring import in_turns, peak
 from lockstep.machine import allocator
+from lockstep.machine.progress import Progress
 from lockstep.programs.permutation import permute
+from pipeline.net.origin import Origin
+from pipeline.net.transfers import store
+from pipeline.runfile import Network
 from pipeline.runfile.data import Shuffle, ShuffleDontShuffle, ShuffleSeeded
 from pipeline.tokens.sequences import Sequences
 from pipeline.tokens.shards import ShardFile, Shards, read_shards, write_shards
@@ -33,6 +44,7 @@ from pipeline.tokens.shards import ShardFile, Shards, read_shards, write_shards
 LENGTH, VOCABULARY, TOKEN_BYTES = 2048, 2**15, 2
 BATCHES = 8, 256
 MANY, REPEATS = 10_000, 5
+NETWORK = Network()
 SEED = bytes(range(32))
 ORDERS = {"in order": ShuffleDontShuffle(), "shuffled": ShuffleSeeded(seed=tuple(SEED))}
 
@@ -176,22 +188,146 @@ def reading(sequences: Sequences, shuffle: Shuffle, batch: int) -> dict:
 
 def start_up(folder: Path, files: list[ShardFile]) -> dict:
     """Medians of the time until a folder is open: first, and again in the same process."""
+
+    def opening() -> None:
+        Sequences(folder, read_shards(folder), "train", LENGTH)
+
     seconds: dict[str, list[float]] = {"first": [], "again": []}
     for repeat in range(REPEATS):
         write(folder, files, ORDERS["shuffled"], repeat)  # other bytes each time
         for times in seconds.values():
-            began = time.perf_counter()
-            Sequences(folder, read_shards(folder), "train", LENGTH)
-            times.append(time.perf_counter() - began)
+            times += in_turns({"open": opening}, 1, warm=0)["open"]
     median = {f"{name}_milliseconds": 1e3 * np.median(times) for name, times in seconds.items()}
     return {"files": len(files)} | {name: round(ms, 1) for name, ms in median.items()}
 
 
+# ---- Fetched from a web server, beside curl ----
+
+
 def fetch(folder: Path, chosen: argparse.Namespace) -> Iterator[dict]:
     """One large file, and many small ones, from a web server on this machine, beside curl."""
-    yield {"measured": "large"} | transfers.large(folder, int(chosen.gb * 1e9))
+    yield {"measured": "large"} | large(folder, int(chosen.gb * 1e9))
     for latency in (0.0, 0.02):
-        yield {"measured": "small"} | transfers.small(folder, MANY, LENGTH * TOKEN_BYTES, latency)
+        yield {"measured": "small"} | small(folder, MANY, LENGTH * TOKEN_BYTES, latency)
+
+
+class Quiet(Progress):
+    """A bar that nobody sees."""
+
+    def advance(self, count: int = 1, **fields: object) -> None:
+        self.done += count
+
+
+def fetched(origins: list[Origin], folder: Path) -> None:
+    """Fetch files into an empty store."""
+    transfers = [store.Transfer(origin.url, origin, origin.size) for origin in origins]
+    with Quiet("data", total=1, unit="byte") as bar:
+        store.fetch(transfers, folder, NETWORK, bar)
+
+
+def large(folder: Path, size: int) -> dict:
+    """One file of `size` bytes, by our fetch and by curl."""
+    source = folder / "served" / "large.ds"
+    source.parent.mkdir(exist_ok=True)
+    piece = bytes(range(256)) * 2**12
+    with open(source, "wb") as file:
+        for _ in range(size // len(piece)):
+            file.write(piece)
+    size = source.stat().st_size
+    with served(source.parent) as address:
+        url = f"{address}/{source.name}"
+        ours, curls = beside(
+            lambda: fetched([Origin(url=url, size=size)], folder / "store"),
+            lambda: curl([url], folder / "curl"),
+            folder,
+        )
+    source.unlink()
+    return {
+        "bytes": size,
+        "mb_per_second": round(size / 1e6 / ours),
+        "curl_mb_per_second": round(size / 1e6 / curls),
+        "of_curl": round(curls / ours, 2),
+    }
+
+
+def small(folder: Path, count: int, size: int, latency: float) -> dict:
+    """Many files of `size` bytes, as many at a time as a run does, by our fetch and by curl.
+
+    Args:
+      folder: for what is served and fetched.
+      count: files.
+      size: bytes of each.
+      latency: seconds that the server waits before each answer, as a network would.
+    """
+    source = folder / "served"
+    source.mkdir(exist_ok=True)
+    for number in range(count):
+        (source / f"{number:05}.ds").write_bytes(number.to_bytes(8, "little") * (size // 8))
+    with served(source, latency) as address:
+        urls = [f"{address}/{number:05}.ds" for number in range(count)]
+        ours, curls = beside(
+            lambda: fetched([Origin(url=url, size=size) for url in urls], folder / "store"),
+            lambda: curl(urls, folder / "curl"),
+            folder,
+        )
+    shutil.rmtree(source)
+    return {
+        "files": count,
+        "latency_milliseconds": 1e3 * latency,
+        "bytes": count * size,
+        "files_per_second": round(count / ours),
+        "curl_files_per_second": round(count / curls),
+        "of_curl": round(curls / ours, 2),
+    }
+
+
+def beside(ours: Callable[[], None], other: Callable[[], None], folder: Path) -> tuple[float, ...]:
+    """Median seconds of both, taken in turn."""
+    seconds: tuple[list[float], list[float]] = [], []
+    for _ in range(REPEATS):
+        for work, taken in zip((ours, other), seconds, strict=True):
+            for name in ("store", "curl"):  # which is not timed
+                shutil.rmtree(folder / name, ignore_errors=True)
+            taken += in_turns({"work": work}, 1, warm=0)["work"]
+    return tuple(map(statistics.median, seconds))
+
+
+def curl(urls: list[str], folder: Path) -> None:
+    """Fetches with curl, in one process, over as many connections as we use."""
+    folder.mkdir()
+    asked = "".join(f'url = "{url}"\noutput = "{folder / Path(url).name}"\n' for url in urls)
+    command = ["curl", "-s", "-Z", "--no-progress-meter"]
+    command += ["--parallel-max", str(NETWORK.connections), "-K", "-"]
+    subprocess.run(command, input=asked.encode(), check=True)
+
+
+@contextmanager
+def served(folder: Path, latency: float = 0.0) -> Iterator[str]:
+    """A web server over a folder, in another process; yields its address."""
+    fork = multiprocessing.get_context("spawn")
+    ours, theirs = fork.Pipe()
+    process = fork.Process(target=_serve, args=(folder, latency, theirs), daemon=True)
+    process.start()
+    try:
+        yield ours.recv()
+    finally:
+        ours.send(None)
+        process.join()
+
+
+def _serve(folder: Path, latency: float, pipe: multiprocessing.connection.Connection) -> None:
+    from tests.servers.files import Files
+    from tests.servers.web import Answer
+
+    def late(asked: str, answer: Answer) -> Answer:
+        time.sleep(latency)
+        return answer
+
+    files = Files(faults=[late] if latency else [])
+    files.add(folder)
+    with files.serving():
+        pipe.send(files.address)
+        pipe.recv()
 
 
 PARTS = {"shards": shards, "fetch": fetch}

@@ -12,30 +12,22 @@ process, medians of interleaved repeats, so ratios hold on a noisy machine. A li
   attention.
 
 `--memory` prints the peak memory of DisTrO rounds with 1 to 64 peers instead, each in a process of
-its own; `--restart` how soon the first round of a second process is done, with compiled programs
-kept.
+its own.
 """
 
 import argparse
 import json
-import os
 import resource
-import subprocess
-import sys
-import tempfile
-import time
-from collections import defaultdict
-from collections.abc import Callable
-from pathlib import Path
 
 from benchmarks import sizes
-from benchmarks.peak import matrix_flops
+from benchmarks.measuring import alone, in_turns, matrix_flops
 from benchmarks.sizes import SIZES
 from lockstep.machine import allocator
 from pipeline import runfile
 from pipeline.stage import devices
 
 MEMORY_PEERS = (1, 2, 4, 8, 16, 32, 64)
+ROUND = ("step", "exchange", "apply")
 BESIDE = {"adamw": "adamw", "alone": "distro, one peer"}  # rounds, and what a line calls them
 
 
@@ -50,20 +42,17 @@ def main() -> None:
     parser.add_argument("--beside", choices=BESIDE, nargs="*", default=list(BESIDE))
     parser.add_argument("--memory", action="store_true")
     parser.add_argument("--rounds", type=int, default=3, help="before memory is read")
-    parser.add_argument("--restart", action="store_true")
-    parser.add_argument("--alone", choices=("memory", "restart"), help=argparse.SUPPRESS)
+    parser.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     allocator.tune()
     if chosen.memory:
         memory(chosen)
-    elif chosen.restart:
-        restart(chosen)
     else:
         for size in chosen.size:
             for peers in chosen.peers:
                 run = make_run(size, peers, chosen)
                 devices.prepare(run)
-                case = {"memory": peak_bytes, "restart": first_round}.get(chosen.alone, measure)
+                case = peak_bytes if chosen.alone else measure
                 print(json.dumps(case(size, run, chosen)), flush=True)
 
 
@@ -92,26 +81,12 @@ def measure(size: str, run: runfile.Run, chosen: argparse.Namespace) -> dict:
 
     distro = Trial(run)
     others = {name: Trial(_make_other(name, size, run, chosen)) for name in chosen.beside}
-    seconds: dict[str, list[float]] = defaultdict(list)
-    flops = [0.0]
-
-    def timed(name: str, part: Callable[[], None]) -> None:
-        began = time.perf_counter()
-        part()
-        seconds[name].append(time.perf_counter() - began)
-
-    for repeat in range(chosen.repeats + 2):  # the first two compile and warm up
-        if repeat == 2:
-            seconds.clear()
-        flops.append(matrix_flops(run.peers.precision))
-        timed("gradient", distro.gradient)
-        timed("step", distro.step)
-        timed("exchange", distro.exchange)
-        timed("apply", distro.apply)
-        for name, other in others.items():
-            for part in (other.step, other.exchange, other.apply):
-                timed(f"{name} {part.__name__}", part)
-
+    flops: list[float] = []
+    parts = {"matrix": lambda: flops.append(matrix_flops(run.peers.precision))}
+    parts |= {part: getattr(distro, part) for part in ("gradient", *ROUND)}
+    for name, other in others.items():
+        parts |= {f"{name} {part}": getattr(other, part) for part in ROUND}
+    seconds = in_turns(parts, chosen.repeats, warm=2)
     median = {name: float(np.median(times)) for name, times in seconds.items()}
     rounds = {
         name: sum(s for part, s in median.items() if part.startswith(name)) for name in others
@@ -146,7 +121,7 @@ def measure(size: str, run: runfile.Run, chosen: argparse.Namespace) -> dict:
     }
 
 
-# ---- Memory and restarts, each in a process of its own ----
+# ---- Memory, in processes of their own ----
 
 
 def memory(chosen: argparse.Namespace) -> None:
@@ -154,7 +129,10 @@ def memory(chosen: argparse.Namespace) -> None:
     for size in chosen.size:
         found: list[dict] = []
         for peers in MEMORY_PEERS:
-            found.append(_alone("memory", size, peers, chosen))
+            options = {"--size": size, "--peers": peers, "--topk": chosen.topk}
+            options |= {"--rounds": chosen.rounds, "--precision": chosen.precision}
+            options |= {"--attention": chosen.attention}
+            found.append(alone("distro", options, "--alone"))
             if len(found) > 1:
                 before = found[-2]
                 added = (found[-1]["peak_bytes"] - before["peak_bytes"]) / (peers - before["peers"])
@@ -178,45 +156,6 @@ def peak_bytes(size: str, run: runfile.Run, chosen: argparse.Namespace) -> dict:
         "param_bytes": int(sum(leaf.nbytes for leaf in jax.tree.leaves(trial.params))),
         "peak_bytes": peak_memory(),
     }
-
-
-def restart(chosen: argparse.Namespace) -> None:
-    """Seconds from the start of a process until its first round is done: new, and again."""
-    for size in chosen.size:
-        with tempfile.TemporaryDirectory() as folder:
-            os.environ["JAX_COMPILATION_CACHE_DIR"] = folder
-            for again in (False, True):
-                began = time.perf_counter()
-                line = _alone("restart", size, chosen.peers[0], chosen)
-                whole = round(time.perf_counter() - began, 2)
-                print(json.dumps(line | {"again": again, "process_seconds": whole}), flush=True)
-
-
-def first_round(size: str, run: runfile.Run, chosen: argparse.Namespace) -> dict:
-    devices.keep_compiled(Path(os.environ["JAX_COMPILATION_CACHE_DIR"]))
-    began = time.perf_counter()
-    from benchmarks.trial import Trial
-
-    trial = Trial(run)
-    ready = time.perf_counter()
-    trial.take_round()
-    return {
-        "benchmark": "distro restart",
-        "size": size,
-        "peers": run.peers.count,
-        "prepare_seconds": round(ready - began, 2),
-        "first_round_seconds": round(time.perf_counter() - ready, 2),
-    }
-
-
-def _alone(kind: str, size: str, peers: int, chosen: argparse.Namespace) -> dict:
-    """The line of one case, from a process of its own."""
-    options = {"--size": size, "--peers": peers, "--topk": chosen.topk, "--alone": kind}
-    options |= {"--rounds": chosen.rounds}
-    options |= {"--precision": chosen.precision, "--attention": chosen.attention}
-    arguments = [str(x) for pair in options.items() for x in pair]
-    command = [sys.executable, "-m", "benchmarks.distro", *arguments]
-    return json.loads(subprocess.check_output(command, text=True))
 
 
 def peak_memory() -> int:

@@ -9,20 +9,17 @@ only `--threads 1` is fair. `equal` is whether both wrote the same tokens.
 
 import argparse
 import json
-import os
 import tempfile
-import time
-from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
 from benchmarks import sizes
+from benchmarks.measuring import CORES, in_turns
 from lockstep.machine import allocator
 from pipeline import runfile
 from pipeline.stage import devices
 
-CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 RANDOM = "30M"
 
 
@@ -65,13 +62,9 @@ def measure(folder: Path, batch: int, chosen: argparse.Namespace) -> dict:
     shape = batch, chosen.prompt_tokens
     prompts = np.random.default_rng(0).integers(1, vocabulary, shape).tolist()
     sides = {"ours": ours(folder, prompts, chosen), "theirs": theirs(folder, prompts, chosen)}
-    seconds, written = defaultdict(list), {}
-    for repeat in range(chosen.repeats + 2):  # the first two compile and warm up
-        for name, side in sides.items():
-            began = time.perf_counter()
-            written[name] = side()
-            if repeat >= 2:
-                seconds[name].append(time.perf_counter() - began)
+    written: dict[str, list] = {}
+    parts = {name: lambda name=name: written.update({name: sides[name]()}) for name in sides}
+    seconds = in_turns(parts, chosen.repeats, warm=2)
     speed = {name: batch * chosen.new_tokens / median(times) for name, times in seconds.items()}
     return {
         "batch": batch,

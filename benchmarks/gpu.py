@@ -20,8 +20,8 @@ takes longer than its share is ended. `--sections` runs some of them:
     autotuned      the first gradient with XLA's autotuning, which runs leave out for equal bits
 
 audit and audit_on_cpu need bits. A line with `goal` has `met`: null where a goal is not of this
-device, or its data sheet is not in benchmarks/peak.py. A section's last line has `ended`. The exit
-status is 0 if all of them ended well, and no line has an `error`.
+device, or its data sheet is not in benchmarks/measuring.py. A section's last line has `ended`. The
+exit status is 0 if all of them ended well, and no line has an `error`.
 
 It needs a checkout, Python 3.11 or later, and the packages in NEEDED, with a plugin of JAX for the
 accelerator; no network, no DVC, no torch. `--check` lists what is missing. `--size toy` runs all of
@@ -232,7 +232,7 @@ def alone(name: str, size: str, work: Path, seconds: float) -> int:
 def prepare(work: Path) -> None:
     """Sets devices up as a run does that leaves no core idle; all sections keep their programs."""
     from benchmarks import sizes
-    from benchmarks.model import CORES
+    from benchmarks.measuring import CORES
     from pipeline.stage import devices
 
     document = sizes.document(sizes.SIZES["toy"], CORES)

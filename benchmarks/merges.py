@@ -9,9 +9,9 @@ has another sign, and the largest difference of an update, as a share of the lar
 import argparse
 import json
 import time
-from collections import defaultdict
 
-from benchmarks import methods, sizes
+from benchmarks import sizes
+from benchmarks.measuring import in_turns
 from lockstep.machine import allocator
 from lockstep.methods import CARDS
 from pipeline.stage import devices
@@ -26,7 +26,7 @@ def main() -> None:
     chosen = parser.parse_args()
     allocator.tune()
     for name in chosen.methods:
-        run = sizes.load(methods.document(chosen.size, name, rounds=100))
+        run = sizes.load(sizes.document_of(chosen.size, name, rounds=100))
         devices.prepare(run)
         print(json.dumps(measure(name, run, chosen)), flush=True)
 
@@ -54,12 +54,11 @@ def measure(name: str, run, chosen: argparse.Namespace) -> dict:
     kinds = {"by_rules": programs.receive, "as_compiled": jax.jit(programs.update_of_all)}
     before = _flat(params)
     moves = {kind: _flat(program(*arguments)[0]) - before for kind, program in kinds.items()}
-    seconds = defaultdict(list)
-    for _ in range(chosen.repeats):
-        for kind, program in kinds.items():
-            began = time.process_time()
-            jax.block_until_ready(program(*arguments))
-            seconds[kind].append(time.process_time() - began)
+    parts = {
+        kind: lambda program=program: jax.block_until_ready(program(*arguments))
+        for kind, program in kinds.items()
+    }
+    seconds = in_turns(parts, chosen.repeats, warm=0, clock=time.process_time)
     median = {kind: 1e3 * float(np.median(times)) for kind, times in seconds.items()}
     ours, theirs = moves["by_rules"], moves["as_compiled"]
     return {

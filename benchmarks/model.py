@@ -12,32 +12,22 @@ on each device; a CPU has a device for each core. PyTorch's `LlamaForCausalLM`, 
 the same tokens as one batch, as many threads as there are cores, and each of its two attentions:
 "sdpa", which it takes by default, and "eager". Where PyTorch is not installed, on an accelerator
 and in bfloat16, its figures are null.
-
-`--compile` prints the seconds that compiling the gradient takes instead, layers scanned: 4 of them
-and 32, each in a process of its own, nothing kept of one before.
 """
 
 import argparse
 import importlib.util
 import json
-import os
-import subprocess
-import sys
-import time
-from collections import defaultdict
 from collections.abc import Callable
 from statistics import median
 from typing import get_args
 
 from benchmarks import sizes
-from benchmarks.peak import matrix_flops
+from benchmarks.measuring import CORES, in_turns, matrix_flops
 from benchmarks.sizes import SIZES
 from lockstep.machine import allocator
 from pipeline import runfile
 from pipeline.stage import devices
 
-CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-DEPTHS = (4, 32)
 ATTENTIONS = ("sdpa", "eager")
 REMAT = get_args(runfile.Peers.model_fields["remat"].annotation)
 
@@ -47,40 +37,28 @@ def main() -> None:
     parser.add_argument("--size", choices=SIZES, nargs="+", default=["5M", "30M"])
     parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--attention", choices=("matmul", "cudnn"), default="matmul")
-    parser.add_argument("--scan", action="store_true", help="scan layers, as --compile does")
+    parser.add_argument("--scan", action="store_true", help="scan layers")
     parser.add_argument("--remat", choices=REMAT, default=REMAT[0], help="with --scan")
     parser.add_argument("--alone", action="store_true", help="without PyTorch")
     parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--compile", action="store_true")
-    parser.add_argument("--depth", type=int, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     allocator.tune()
-    if chosen.compile and chosen.depth is None:
-        for size in chosen.size:
-            print(json.dumps(compiling(size, chosen)), flush=True)
-        return
     devices.prepare(make_run(chosen.size[0], CORES, chosen))
     for size in chosen.size:
-        case = compiled_once if chosen.compile else measure
-        print(json.dumps(case(size, chosen)), flush=True)
+        print(json.dumps(measure(size, chosen)), flush=True)
 
 
 def make_run(size: str, peers: int, chosen: argparse.Namespace) -> runfile.Run:
     """The default run with another model, and a whole batch for each peer."""
     document = sizes.document(SIZES[size], peers)
-    if chosen.depth is not None:
-        document["model"]["LLM"]["checkpoint"]["Init"]["config"]["num_hidden_layers"] = chosen.depth
     document["peers"] |= {
         "precision": chosen.precision,
         "attention": chosen.attention,
         "remat": chosen.remat,
-        "scan_layers": chosen.scan or chosen.compile,
+        "scan_layers": chosen.scan,
         "threads": max(CORES, document["peers"]["threads"]),  # no core is left idle
     }
     return sizes.load(document)
-
-
-# ---- Speed ----
 
 
 def measure(size: str, chosen: argparse.Namespace) -> dict:
@@ -95,15 +73,9 @@ def measure(size: str, chosen: argparse.Namespace) -> dict:
     if beside and importlib.util.find_spec("torch") and importlib.util.find_spec("transformers"):
         for attention in ATTENTIONS:
             parts |= pytorch(run, trial.tokens, attention)
-    seconds, flops = defaultdict(list), []
-    for repeat in range(chosen.repeats + 2):  # the first two compile and warm up
-        flops.append(matrix_flops(chosen.precision))
-        for name, part in parts.items():
-            began = time.perf_counter()
-            part()
-            if repeat >= 2:
-                seconds[name].append(time.perf_counter() - began)
-
+    flops: list[float] = []
+    parts |= {"matrix": lambda: flops.append(matrix_flops(chosen.precision))}
+    seconds = in_turns(parts, chosen.repeats, warm=2)
     line = {
         "benchmark": "model",
         "size": size,
@@ -158,50 +130,6 @@ def pytorch(run: runfile.Run, tokens: int, attention: str) -> dict[str, Callable
 
     name = f"pytorch {attention}"
     return {f"forward, {name}": forward, f"gradient, {name}": gradient}
-
-
-# ---- Compiling ----
-
-
-def compiling(size: str, chosen: argparse.Namespace) -> dict:
-    """Seconds to compile a shallow and a deep model: medians of three processes each, in turns."""
-    seconds = defaultdict(list)
-    for _ in range(3):
-        for depth in DEPTHS:
-            options = {"--size": size, "--depth": depth, "--precision": chosen.precision}
-            options |= {"--attention": chosen.attention}
-            arguments = [str(x) for pair in options.items() for x in pair]
-            command = [sys.executable, "-m", "benchmarks.model", "--compile", *arguments]
-            found = json.loads(subprocess.check_output(command, text=True))
-            seconds[depth].append(found["seconds"])
-    shallow, deep = (median(seconds[depth]) for depth in DEPTHS)
-    return {
-        "benchmark": "model compile",
-        "size": size,
-        "seconds": {f"{depth} layers": median(seconds[depth]) for depth in DEPTHS},
-        "ratio": round(deep / shallow, 2),
-    }
-
-
-def compiled_once(size: str, chosen: argparse.Namespace) -> dict:
-    import jax
-    import numpy as np
-
-    from pipeline.language_model.language_model import programs_of
-
-    jax.config.update("jax_enable_compilation_cache", False)
-    run = make_run(size, 1, chosen)
-    hf_config = run.llm.checkpoint.config
-    programs = programs_of(run, hf_config)
-    model_config = programs.task.model.Config.from_hf(hf_config)
-    params = jax.eval_shape(lambda: programs.task.model.init(model_config, 0))
-    shape = 1, SIZES[size].batch, SIZES[size].length
-    began = time.perf_counter()
-    tokens_MBT = jax.ShapeDtypeStruct(shape, np.int32)
-    jax.jit(programs.steps.gradient).lower(
-        params, tokens_MBT, jax.ShapeDtypeStruct((), np.int32)
-    ).compile()
-    return {"seconds": round(time.perf_counter() - began, 2)}
 
 
 if __name__ == "__main__":

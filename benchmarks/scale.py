@@ -23,8 +23,6 @@ import hashlib
 import json
 import math
 import random
-import subprocess
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -34,7 +32,7 @@ from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
 
-from benchmarks.resident import peak
+from benchmarks.measuring import alone, peak
 
 CASES = ("honest", "rough")
 BYTES = 14_245  # of a message: DisTrO's, of 5.1 M parameters
@@ -54,9 +52,8 @@ def main() -> None:
     for case in chosen.case:
         before = None
         for peers in chosen.peers:
-            arguments = ["--peers", str(peers), "--case", case, "--rounds", str(chosen.rounds)]
-            command = [sys.executable, "-m", "benchmarks.scale", "--alone", *arguments]
-            line = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+            options = {"--peers": peers, "--case": case, "--rounds": chosen.rounds}
+            line = alone("scale", options, "--alone")
             print(json.dumps(line | {"growth": _growth(before, line)}), flush=True)
             before = line
 

@@ -13,14 +13,12 @@ Peak memory is what the process held at the most until its rounds ended, librari
 
 import argparse
 import json
-import os
 import resource
-import subprocess
-import sys
 import time
 from functools import partial
 from statistics import median
 
+from benchmarks.measuring import CORES, alone
 from benchmarks.sizes import SIZES
 
 ADAMW = {"AdamW": {"clip_grad_norm": 1.0}}
@@ -38,7 +36,6 @@ OPTIMIZERS = {
     "distro": "distro",
 }
 TIMED = 64  # gradients at the most, between two rounds
-CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
 def main() -> None:
@@ -60,10 +57,9 @@ def main() -> None:
     for size in chosen.size:
         for optimizer in chosen.optimizer:
             for peers in chosen.peers:
-                case = ["--size", size, "--optimizer", optimizer, "--peers", str(peers)]
-                rest = ["--devices", str(chosen.devices), "--repeats", str(chosen.repeats)]
-                command = [sys.executable, "-m", "benchmarks.simulate", "--case", *case, *rest]
-                subprocess.run(command, check=True)
+                options = {"--size": size, "--optimizer": optimizer, "--peers": peers}
+                options |= {"--devices": chosen.devices, "--repeats": chosen.repeats}
+                print(json.dumps(alone("simulate", options, "--case")), flush=True)
 
 
 def measure(size: str, optimizer: str, peers: int, repeats: int) -> dict:

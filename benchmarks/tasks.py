@@ -19,7 +19,7 @@ import inspect
 import io
 import json
 import logging
-import os
+import shutil
 import tempfile
 import time
 from collections import defaultdict
@@ -28,12 +28,12 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from statistics import median
 
-from benchmarks import sizes
+from benchmarks import generate, sizes
+from benchmarks.measuring import CORES
 from benchmarks.sizes import SIZES
 from lockstep.machine import allocator
 from pipeline.stage import devices
 
-CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 THEIR_BATCHES = (1, 8, 32)
 CONTEXT_LINES = 6
 MODULES = (argparse, inspect, logging, tempfile)  # whose source is what is asked about
@@ -161,16 +161,8 @@ def questions(documents: int) -> dict[str, tuple[str, list]]:
 
 def random_llama(folder: Path, export: Path) -> Path:
     """An exported folder of a 30 M Llama with random params, and the tokenizer of another."""
-    import shutil
-
-    import models
-    from pipeline.weights import hf
-
-    hf_config = sizes.document(SIZES["30M"])["model"]["LLM"]["checkpoint"]["Init"]["config"]
-    model = models.get(hf_config["model_type"])
-    config = model.Config.from_hf(hf_config)
     folder.mkdir()
-    hf.write_folder(folder, config.to_hf(), model.init(config, 0), "float32")
+    generate.write_random(sizes.load(sizes.document(SIZES["30M"])), folder)
     for path in export.glob("*token*.json"):
         shutil.copy(path, folder)
     return folder

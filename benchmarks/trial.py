@@ -1,8 +1,11 @@
 """Peers of a run that take rounds on random tokens, each part by itself, for benchmarks to time."""
 
+import os
+
 import jax
 import numpy as np
 
+from benchmarks.measuring import in_turns
 from lockstep.swarm.fused_peers import make_peers
 from lockstep.swarm.peers import RoundSteps
 from lockstep.transcript.state import State
@@ -82,3 +85,31 @@ class Trial:
         self.step()
         self.exchange()
         self.apply()
+
+
+def rounds_of(run: runfile.Run, layout: str, rounds: int) -> dict:
+    """Medians over rounds, part by part, after one that compiles.
+
+    Every part waits for the devices, so parts add up to the round, and the round is a little slower
+    than in stage `train`.
+    """
+    trial = Trial(run, layout)
+    parts = {"step": trial.step, "exchange": trial.exchange, "apply": trial.apply}
+    seconds = in_turns(parts, rounds + 1, warm=0)
+    first = sum(times.pop(0) for times in seconds.values())
+    median = {part: float(np.median(times)) for part, times in seconds.items()}
+    return {
+        "benchmark": "rounds",
+        "layout": layout,
+        "optimizer": run.llm.optimizer.tag(),
+        "peers": run.peers.count,
+        "parameters": int(sum(leaf.size for leaf in jax.tree.leaves(trial.params))),
+        "tokens_per_peer": trial.tokens // run.peers.count,
+        "device": jax.devices()[0].device_kind,
+        "devices": len(trial.peers.groups),
+        "threads": os.environ["NPROC"],
+        "first_round_seconds": round(first, 2),
+        "tokens_per_second": round(trial.tokens / sum(median.values())),
+        **{f"{part}_milliseconds": round(1000 * s, 2) for part, s in median.items()},
+        "bytes_up": len(trial.payloads[0]),
+    }

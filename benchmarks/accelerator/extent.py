@@ -22,45 +22,27 @@ class Gradient(NamedTuple):
 
 
 class Extent(NamedTuple):
-    """What sections measure; the sizes are those of benchmarks/sizes.py.
+    """What sections measure; the sizes are those of benchmarks/sizes.py."""
 
-    gradients: the most telling first, should time run out.
-    repeats: of what medians are taken of.
-    peers: of every run.
-    fused: whether attention is cuDNN's where there is a GPU and bfloat16.
-    share: size whose rounds of DisTrO are taken apart; topk: for each of these; beside: what rounds
-      else are timed, as in benchmarks/distro.py.
-    run: size of the runs that are trained, audited, and tried in two layouts.
-    precisions: of the runs that are audited.
-    rounds: of such a run; window: rounds between two of its snapshots.
-    memory: sizes whose memory is compared with what is planned.
-    learning: rounds of each optimizer.
-    megabytes: of the text to learn, at most.
-    simulated: size, numbers of peers and optimizers of `simulate`.
-    batches: texts that are written at once; new_tokens: of each.
-    questions: that are asked.
-    seconds: that a section has; the parts of learning share them.
-    """
-
-    gradients: tuple[Gradient, ...]
-    repeats: int
-    peers: int
-    fused: bool
-    share: str
-    topk: tuple[int, ...]
-    beside: tuple[str, ...]
-    run: str
-    precisions: tuple[str, ...]
-    rounds: int
-    window: int
-    memory: tuple[str, ...]
-    learning: int
-    megabytes: float
-    simulated: tuple[str, tuple[int, ...], tuple[str, ...]]
-    batches: tuple[int, ...]
-    new_tokens: int
-    questions: int
-    seconds: float = 600.0
+    gradients: tuple[Gradient, ...]  # the most telling first, should time run out
+    repeats: int  # of what medians are taken of
+    peers: int  # of every run
+    fused: bool  # whether attention is cuDNN's where there is a GPU and bfloat16
+    share: str  # size whose rounds of DisTrO are taken apart
+    topk: tuple[int, ...]  # for each of these
+    beside: tuple[str, ...]  # what rounds else are timed, as in benchmarks/distro.py
+    run: str  # size of the runs that are trained, audited, and tried in two layouts
+    precisions: tuple[str, ...]  # of the runs that are audited
+    rounds: int  # of such a run
+    window: int  # rounds between two of its snapshots
+    memory: tuple[str, ...]  # sizes whose memory is compared with what is planned
+    learning: int  # rounds of each optimizer
+    megabytes: float  # of the text to learn, at most
+    simulated: tuple[str, tuple[int, ...], tuple[str, ...]]  # size, peers, optimizers
+    batches: tuple[int, ...]  # texts that are written at once
+    new_tokens: int  # of each
+    questions: int  # that are asked
+    seconds: float = 600.0  # that a section has; the parts of learning share them
 
     def attention(self, precision: str) -> str:
         """The fastest attention that there is here for runs in this precision."""

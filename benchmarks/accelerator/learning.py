@@ -16,8 +16,9 @@ from time import perf_counter
 import jax
 import numpy as np
 
-from benchmarks import generate, methods, simulate, sizes
+from benchmarks import generate, simulate, sizes
 from benchmarks.accelerator.extent import Extent, attempt
+from benchmarks.measuring import in_turns
 from benchmarks.simulated import Lab
 from lockstep.machine.progress import Progress
 from lockstep.programs.placement import device_groups
@@ -81,7 +82,7 @@ def _learn(extent: Extent, name: str, shards: Path, work: Path, end: float) -> d
 
 def _run(extent: Extent, name: str) -> runfile.Run:
     """As many rounds for each optimizer, of as many tokens for each local step."""
-    document = methods.document(extent.run, name, extent.learning)
+    document = sizes.document_of(extent.run, name, extent.learning)
     document["config"] |= {"epoch_time": 10**6}
     document["links"] |= FAST
     document["peers"] |= {"precision": "bfloat16", "attention": extent.attention("bfloat16")}
@@ -246,9 +247,4 @@ def _random_model(extent: Extent, work: Path) -> Path:
 
 def _timed(work: Callable[[], object], repeats: int) -> float:
     """Median seconds of some calls, after two that compile and warm up."""
-    seconds = []
-    for _ in range(repeats + 2):
-        began = perf_counter()
-        work()
-        seconds.append(perf_counter() - began)
-    return median(seconds[2:])
+    return median(in_turns({"work": work}, repeats, warm=2)["work"])

@@ -10,11 +10,11 @@ from pathlib import Path
 import jax
 
 import lockstep
-from benchmarks import distro, model, rounds
+from benchmarks import distro, model
 from benchmarks.accelerator.extent import Extent, Gradient, attempt
-from benchmarks.peak import matrix_flops, published_flops
+from benchmarks.measuring import matrix_flops, published_flops
 from benchmarks.sizes import SIZES
-from benchmarks.trial import Trial
+from benchmarks.trial import Trial, rounds_of
 from pipeline.preflight.plan import run_memory
 from pipeline.stage import devices
 
@@ -55,8 +55,8 @@ def autotuned(extent: Extent, work: Path) -> Iterator[dict]:
 
 
 def _gradient(case: Gradient, extent: Extent) -> dict:
-    asked = {"precision": "bfloat16", "repeats": extent.repeats, "alone": True, "depth": None}
-    chosen = argparse.Namespace(**case._asdict(), **asked, compile=False)
+    asked = {"precision": "bfloat16", "repeats": extent.repeats, "alone": True}
+    chosen = argparse.Namespace(**case._asdict(), **asked)
     line = model.measure(case.size, chosen)
     flops = line["gradient"]["tokens_per_second"] * SIZES[case.size].flop_per_token
     published = published_flops()
@@ -90,7 +90,7 @@ def layouts(extent: Extent, work: Path) -> Iterator[dict]:
     run = distro.make_run(extent.run, extent.peers, _chosen(extent, extent.topk[0]))
     for layout in ("each", "shard_map"):
         names = {"size": extent.run, "layout": layout, "precision": run.peers.precision}
-        yield attempt(names, partial(rounds.measure, run, layout, 2 * extent.repeats))
+        yield attempt(names, partial(rounds_of, run, layout, 2 * extent.repeats))
 
 
 def memory(extent: Extent, work: Path) -> Iterator[dict]:

@@ -1,6 +1,5 @@
 """The command `lockstep compare`, and what Snakemake's rules ask of it."""
 
-import statistics
 import subprocess
 import time
 from pathlib import Path
@@ -101,12 +100,6 @@ def _hours(base: "Run", tokens: int) -> str:
     model = model_of_run(base, Path())
     if model is None:
         return "how long they take is not known before stage convert"
-    if speeds := _measured_speeds():
-        hours = model.params * tokens / statistics.median(speeds) / 3600
-        return (
-            f"about {hours:.2g} hours here, an estimate: one after the other, as fast as the "
-            f"median of the {len(speeds)} that are done"
-        )
     matrix_NN = np.ones((1024, 1024), np.float32)
     matrix_NN @ matrix_NN
     began = time.perf_counter()
@@ -120,35 +113,22 @@ def _hours(base: "Run", tokens: int) -> str:
     )
 
 
-def _measured_speeds() -> list[float]:
-    """Return params x tokens per second of finished trainings, with start and compilation."""
-    from parts.comparison import training_result
-
-    done = training_result.whole((plan_file.FOLDER / "done").glob("*.json"))
-    return [
-        result["parameters"] * result["tokens_per_second"]
-        for result in done
-        if result["loss"] is not None and result["tokens_per_second"]
-    ]
-
-
 def _rated(known: "Compare", given: dict[str, Any]) -> "PlannedTraining":
     """Return a training of a plan with its rate, which the results that it needs decide."""
-    from parts.comparison import training_result
+    from parts.comparison import train
     from parts.comparison.table import best_rate
     from parts.comparison.trainings import PlannedTraining, grid
 
-    one = PlannedTraining(given["method"], given["rate"], given["seed"], given["failure"])
+    one = PlannedTraining.in_plan(given)
     if one.rate is not None:
         return one
     tuned = zip(grid(known, one.method), given["needs"], strict=True)
-    found = {other: training_result.read(plan_file.result_path(need)) for other, need in tuned}
+    found = {other: train.read(plan_file.result_path(need)) for other, need in tuned}
     return one._replace(rate=best_rate(known, one.method, found))
 
 
 def _train(file: Path, path: Path, name: str) -> None:
-    from parts.comparison import training_result
-    from parts.comparison.train import trained
+    from parts.comparison import train
     from parts.comparison.trainings import document
 
     given = plan_file.planned(path).get(name)
@@ -156,10 +136,10 @@ def _train(file: Path, path: Path, name: str) -> None:
         raise LockstepError(f"{path}: found no training {name}, expected one of its names")
     known, base = _loaded(file)
     one = _rated(known, given)
-    result = trained(document(known, base, one), Path())
+    result = train.trained(document(known, base, one), Path())
     loss = "diverged" if result["loss"] is None else f"held-out loss {result['loss']:.3f}"
     print(f"compare: {one.label}: {loss}", flush=True)
-    training_result.write(plan_file.result_path(name), result)
+    train.write(plan_file.result_path(name), result)
 
 
 def _write_run_files(file: Path, path: Path, folder: Path) -> None:
@@ -174,7 +154,7 @@ def _write_run_files(file: Path, path: Path, folder: Path) -> None:
 
 
 def _table(file: Path, path: Path) -> None:
-    from parts.comparison import table, training_result, written
+    from parts.comparison import table, train, written
     from parts.comparison.trainings import PlannedTraining
 
     known, _ = _loaded(file)
@@ -185,8 +165,7 @@ def _table(file: Path, path: Path) -> None:
             f"{len(plan)} results, expected all of them; `lockstep compare {file}` trains them"
         )
     for name, given in plan.items():
-        one = PlannedTraining(given["method"], given["rate"], given["seed"], given["failure"])
-        found[one] = training_result.read(plan_file.result_path(name))
+        found[PlannedTraining.in_plan(given)] = train.read(plan_file.result_path(name))
     rows = table.rows(known, found)
     files = written.write(file, known, rows, _code())
     print(files[0].read_text(encoding="utf-8"), end="")

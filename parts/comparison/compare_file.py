@@ -98,9 +98,5 @@ class Compare(Table):
 
 
 def load(path: Path) -> Compare:
-    """Read a comparison.
-
-    Raises:
-      LockstepError: It cannot be read, or a key is wrong.
-    """
+    """Read a comparison."""
     return validate(Compare, read_toml(path), str(path))

@@ -39,11 +39,7 @@ def name_of(compare_file: Path) -> str:
 
 
 def check_tables_are_of(compare_file: Path) -> None:
-    """Check that the table here, if there is one, is not another file's of the same name.
-
-    Raises:
-      LockstepError: It is.
-    """
+    """Check that the table here, if there is one, is not another file's of the same name."""
     path = table_path(compare_file, ".json")
     if path.is_file() and (found := read_json(path).get("file")) not in (
         None,

@@ -7,7 +7,7 @@ is named for what it depends on, and its file exists when it is done.
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import tomlkit
@@ -32,19 +32,17 @@ AWAY = ("crash", "join")  # kinds of faults whose peer is away, and attests noth
 
 
 class PlannedTraining(NamedTuple):
-    """A training of a comparison.
-
-    Attributes:
-      method: Name of its method.
-      rate: Its base learning rate; None for the best of its method's grid.
-      seed: Its seed.
-      failure: Name of what goes wrong, or `none`.
-    """
+    """A training of a comparison."""
 
     method: str
-    rate: float | None
+    rate: float | None  # its base learning rate; None for the best of its method's grid
     seed: int
-    failure: str = NO_FAILURE
+    failure: str = NO_FAILURE  # name of what goes wrong, or `none`
+
+    @classmethod
+    def in_plan(cls, entry: Mapping[str, Any]) -> "PlannedTraining":
+        """Return the training of a plan's entry, which has its fields."""
+        return cls(*(entry[name] for name in cls._fields))
 
     @property
     def label(self) -> str:

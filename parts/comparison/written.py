@@ -3,20 +3,36 @@
 import base64
 import csv
 import io
+import math
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import matplotlib.style
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter, StrMethodFormatter
 
 from lockstep.errors import shown
 from lockstep.files import write_bytes, write_json, write_text
 from parts.comparison.compare_file import NO_FAILURE, Compare
 from parts.comparison.plan_file import name_of, table_path
-from parts.comparison.plot import draw
-from parts.comparison.table import Row, record
-from parts.comparison.table_text import conclusions, made_of, tables
+from parts.comparison.table import Row, conclusions, front, made_of, record, tables
 from pipeline.pages.templates import fill
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 TEMPLATE = "methods.html.jinja"
+PANELS = (
+    ("tokens", "tokens, all peers together", EngFormatter(""), 1),
+    ("bytes_up", "sent by each peer", EngFormatter("B"), 1),
+    ("seconds", "simulated hours", StrMethodFormatter("{x:g}"), 3600),
+)
+FONT = {"font.family": "DejaVu Sans", "font.size": 9, "text.parse_math": False}  # "$" in a label
+STYLE: list[str | dict[str, Any]] = ["default", FONT]
 
 
 def write(file: Path, compare: Compare, table: Sequence[Row], code: str) -> list[Path]:
@@ -77,3 +93,66 @@ def _csv(records: Sequence[dict[str, Any]]) -> str:
     writer.writeheader()
     writer.writerows(records)
     return text.getvalue()
+
+
+# ---- The plots ----
+
+
+def draw(table: Sequence[Row]) -> bytes:
+    """Return a row of four plots: a line is the mean of a method's seeds, its band all of them.
+
+    The fourth has each method's loss by its bytes, and the front that no other is below.
+    """
+    known = [row for row in table if not math.isinf(row.mean)]
+    with matplotlib.style.context(STYLE), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # of a label: a box stands for it
+        figure = Figure(figsize=(15, 3.8), dpi=130, layout="constrained")
+        FigureCanvasAgg(figure)
+        *curves, last = figure.subplots(1, len(PANELS) + 1)
+        for axes, (column, title, formatter, divisor) in zip(curves, PANELS, strict=True):
+            for number, row in enumerate(known):
+                _line(axes, row, column, divisor, number)
+            axes.set_xlabel(title)
+            if column != "tokens":
+                axes.set_xscale("log")
+                axes.xaxis.set_minor_formatter(NullFormatter())  # or it labels all within a decade
+            if column == "seconds":  # of which there is seldom more than a decade or two
+                axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axes.xaxis.set_major_formatter(formatter)
+        _front(last, known)
+        for axes in (*curves, last):
+            axes.grid(color="#e3e6ec")
+            axes.spines[["top", "right"]].set_visible(False)
+        curves[0].set_ylabel("held-out loss, nats per token")
+        handles, labels = curves[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside upper center", ncols=6, edgecolor="none")
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="png", metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def _line(axes: "Axes", row: Row, column: str, divisor: float, number: int) -> None:
+    curves = [seed["curve"][1:] for seed in row.seeds]  # without the one before the first round
+    x_M = np.array([[one[column] for one in curve] for curve in curves], np.float64).mean(axis=0)
+    loss_SM = np.array([[one["loss"] for one in curve] for curve in curves], np.float64)
+    colour = f"C{number % 10}"
+    dashes = "-" if number < 10 else "--"  # colours repeat
+    x_M /= divisor
+    axes.plot(x_M, loss_SM.mean(axis=0), dashes, color=colour, label=row.label, lw=1.7)
+    axes.fill_between(x_M, loss_SM.min(axis=0), loss_SM.max(axis=0), color=colour, alpha=0.2, lw=0)
+
+
+def _front(axes: "Axes", known: Sequence[Row]) -> None:
+    for number, row in enumerate(known):
+        axes.plot(row.total("bytes_up"), row.mean, "o", color=f"C{number % 10}")
+    best = sorted(front(known), key=lambda row: row.total("bytes_up"))
+    axes.step(
+        [row.total("bytes_up") for row in best],
+        [row.mean for row in best],
+        where="post",
+        color="#8a92a3",
+        lw=1,
+    )
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter(EngFormatter("B"))
+    axes.set_xlabel("sent by each peer, at the end; the front")

@@ -139,29 +139,17 @@ def lines(swarm: "PlannedSwarm") -> Iterator[str]:
 
 
 def seconds(flag: str, text: str) -> float:
-    """Return a duration, as in 90s, 3m, 12h or 2d.
-
-    Raises:
-      LockstepError: The text is no such quantity, or is not positive.
-    """
+    """Return a duration, as in 90s, 3m, 12h or 2d."""
     return _quantity(flag, text, SECONDS, "a duration as 90s, 3m, 12h or 2d")
 
 
 def bits_per_second(flag: str, text: str) -> float:
-    """Return a bandwidth, as in 500kbps, 100Mbps or 1Gbps.
-
-    Raises:
-      LockstepError: The text is no such quantity, or is not positive.
-    """
+    """Return a bandwidth, as in 500kbps, 100Mbps or 1Gbps."""
     return _quantity(flag, text, BITS_PER_SECOND, "a bandwidth as 500kbps, 100Mbps or 1Gbps")
 
 
 def amount(flag: str, value: float, most: float) -> float:
-    """Return a number of things, which is below all that `most` could stand for.
-
-    Raises:
-      LockstepError: It is larger, or no number.
-    """
+    """Return a number of things, which is below all that `most` could stand for."""
     if not value <= most:  # NaN is not either
         raise LockstepError(f"{flag} {value:g}: expected a number of at most {most:g}")
     return value

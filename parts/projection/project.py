@@ -18,21 +18,14 @@ DENSE = 32  # bits for each param of float32
 
 
 class ProjectedMethod(NamedTuple):
-    """A method, as far as its bytes go.
+    """A method, as far as its bytes go."""
 
-    Attributes:
-      label: What people call it.
-      bits: Bits of a message for each param of the model.
-      local_steps: Between two messages.
-      overlapped: Share of the next local steps that hides a message, as in `links.arrivals`.
-      sparse: Whether the sum of messages has more elements than one of them.
-    """
-
-    label: str
-    bits: float
-    local_steps: int
+    label: str  # what people call it
+    bits: float  # bits of a message for each param of the model
+    local_steps: int  # between two messages
+    # share of the next local steps that hides a message, as in `links.arrivals`
     overlapped: float = 0.0
-    sparse: bool = False
+    sparse: bool = False  # whether the sum of messages has more elements than one of them
 
 
 METHODS = (
@@ -47,33 +40,21 @@ METHODS = (
 
 
 class PlannedSwarm(NamedTuple):
-    """A planned run: bits a second, seconds, tokens.
-
-    Attributes:
-      peers: How many.
-      params: Of the model.
-      batch: Tokens of a local step, all peers' together.
-      tokens: Of the run.
-      flops: Useful floating-point operations a second of a peer.
-      uplink, downlink: Bits per second of a peer.
-      latency: Seconds of a message.
-      mtbf, restart: Seconds that a peer works in the mean, and that it is away after a failure.
-      quorum: Least share of the peers for a round.
-      topology: Who sends to whom: each message to every peer; to a hub, which sends all of them
-        merged; or sums of parts around a ring.
-    """
+    """A planned run: bits a second, seconds, tokens."""
 
     peers: int
-    params: float
-    batch: float
-    tokens: float
-    flops: float
-    uplink: float
+    params: float  # of the model
+    batch: float  # tokens of a local step, all peers' together
+    tokens: float  # of the run
+    flops: float  # useful floating-point operations a second of a peer
+    uplink: float  # bits per second of a peer
     downlink: float
-    latency: float
-    mtbf: float
-    restart: float
-    quorum: float
+    latency: float  # seconds of a message
+    mtbf: float  # seconds that a peer works in the mean
+    restart: float  # seconds that it is away after a failure
+    quorum: float  # least share of the peers for a round
+    # who sends to whom: each message to every peer; to a hub, which sends all of them merged;
+    # or sums of parts around a ring
     topology: Topology = "broadcast"
 
     @property
@@ -101,24 +82,15 @@ class _Links(NamedTuple):
 
 
 class Projected(NamedTuple):
-    """The projected figures of one method.
-
-    Attributes:
-      method: The method.
-      sent, received: Bytes of a peer and round.
-      seconds: Of a round.
-      utilisation: Share of a round in which peers compute.
-      goodput: The same of all time, with failures.
-      hours: Of the whole run.
-    """
+    """The projected figures of one method."""
 
     method: ProjectedMethod
-    sent: float
+    sent: float  # bytes of a peer and round
     received: float
-    seconds: float
-    utilisation: float
-    goodput: float
-    hours: float
+    seconds: float  # of a round
+    utilisation: float  # share of a round in which peers compute
+    goodput: float  # the same of all time, with failures
+    hours: float  # of the whole run
 
 
 def project(swarm: PlannedSwarm) -> Iterator[Projected]:

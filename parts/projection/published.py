@@ -1,4 +1,10 @@
-"""Published tables beside ours: `snakemake published` writes them to data/published/."""
+"""Published tables beside ours: `snakemake published` writes them to data/published/.
+
+Utilisation is the share of time that peers compute, by the bandwidth between them. A step of T
+seconds is a forward pass of T / 3 and a backward pass that frees the layers one by one. After
+`steps` of them each layer's message goes over one link in turn. The model is ours, made to agree
+with the tables of arXiv 2503.09799 and 2501.18512; its bits for each param are a fit.
+"""
 
 import csv
 import io
@@ -11,13 +17,70 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lockstep.files import write_text
-from parts.projection.utilisation import GRID, ModelOnLink, in_turn, needed, place, streaming
 
+GRID = tuple(0.1 * 10 ** (4 * k / 49) for k in range(50))
+"""Gbit/s: the bandwidths that the papers' tables have, a factor of 1.207 apart."""
+FRAGMENT_LAYERS = 3
 FOLDER = Path("data/published")
 STEPS = 100  # of Streaming DiLoCo's table
 MINUTES_OF_A_YEAR = 525_600
 FAILURES = 20_000  # of a simulated learner
 OVERLAP = {"streaming": (1 / 3, 1), "overlapped": (1.5, 1), "overlapped-fp4": (1.5, 4)}
+
+
+class ModelOnLink(NamedTuple):
+    """A model that trains: params, layers, seconds of a step, bits of a param on the link."""
+
+    params: float
+    layers: int
+    step_seconds: float
+    bits: float
+
+    @property
+    def layer_gigabits(self) -> float:
+        """The gigabits of one layer's message."""
+        return self.bits * self.params / self.layers / 1e9
+
+
+def in_turn(model: ModelOnLink, steps: int, gigabits: float) -> float:
+    """Return the share of `steps` steps and their message at a bandwidth in Gbit/s.
+
+    CU = H T / max(H T, when the last layer has arrived). Data parallelism is one step.
+    """
+    whole = steps * model.step_seconds
+    backward = 2 * model.step_seconds / 3
+    freed, link = whole - backward, 0.0
+    for _ in range(model.layers):
+        freed += backward / model.layers
+        link = max(link, freed) + model.layer_gigabits / gigabits
+    return whole / max(link, whole)
+
+
+def streaming(model: ModelOnLink, steps: int, gigabits: float, *, hidden: float) -> float:
+    """Return the same where a fragment of three layers leaves at a time, once in `steps` steps.
+
+    CU = H T / (H T + L / 3 * max(0, c - hidden T)), c the seconds of a fragment's message.
+
+    Args:
+      model: The model.
+      steps: Steps between two messages of a fragment.
+      gigabits: The bandwidth.
+      hidden: Steps of training that hide a message: 1 / 3 without overlap, 1.5 with it.
+    """
+    whole = steps * model.step_seconds
+    message = FRAGMENT_LAYERS * model.layer_gigabits / gigabits
+    waits = max(0.0, message - hidden * model.step_seconds)
+    return whole / (whole + model.layers / FRAGMENT_LAYERS * waits)
+
+
+def needed(share: Callable[[float], float], target: float) -> int:
+    """Return the place in `GRID` of the least bandwidth of that share; its length if none."""
+    return next((k for k, gigabits in enumerate(GRID) if share(gigabits) >= target), len(GRID))
+
+
+def place(gigabits: float) -> int:
+    """Return the place in `GRID` of a printed bandwidth."""
+    return min(range(len(GRID)), key=lambda k: abs(GRID[k] - gigabits))
 
 
 class Cell(NamedTuple):
@@ -80,13 +143,8 @@ def goodput(given: dict[str, Any]) -> Iterator[Cell]:
             yield Cell(*cell, percent, ours, abs(ours - percent))
 
 
-def closed(rate: float, lost: float) -> float:
-    """Return the share of time that trains: 1 / (1 + rate * lost)."""
-    return 1 / (1 + rate * lost)
-
-
 def simulated(rate: float, lost: float, seed: int) -> float:
-    """Return the same from so many failures drawn: times between them and times lost, exponential.
+    """Return the share of time that trains, from failures drawn: all times are exponential.
 
     Args:
       rate: Failures a minute.

@@ -16,13 +16,13 @@ import typer
 
 from lockstep import __version__
 from lockstep.errors import LockstepError, RequestError, brief
-from parts.publication.checks.outcome import PUBLISHED_WINDOWS, VerifyOutcome, table
+from parts.publication.claims import PUBLISHED_WINDOWS, VerifyOutcome, table
 from pipeline.command_line import DEFAULT_ROOT, DEFAULT_RUN, RESULTS, Root, RunFile
 
 if TYPE_CHECKING:
-    from parts.publication.checks.claims import Verified
-    from parts.publication.draws import ReaderAsks
+    from parts.publication.claims import Verified
     from parts.publication.fetch import Found, Limits
+    from parts.publication.layout import ReaderAsks
 
 app = typer.Typer()
 
@@ -74,9 +74,9 @@ def push(
     key: SigningKey = None,
 ) -> None:
     """Upload the accepted export to DEST and to the checkpointers of the run file."""
-    from parts.publication import push as push_
+    from parts.publication import publish as publishing
 
-    push_.push(run, root, destinations or (), private=private, with_proof=with_proof, key=key)
+    publishing.push(run, root, destinations or (), private=private, with_proof=with_proof, key=key)
 
 
 @app.command(rich_help_panel=RESULTS)
@@ -129,8 +129,8 @@ def verify(  # noqa: PLR0913 - each is an option
 ) -> None:
     """Check a publication, follow its params from the start to the weights, repeat a sample."""
     from lockstep.machine import allocator
-    from parts.publication.draws import ReaderAsks
     from parts.publication.fetch import Limits
+    from parts.publication.layout import ReaderAsks
     from pipeline.runfile import Network
 
     allocator.tune()
@@ -218,8 +218,7 @@ def _verify(
 
     Once it was found, it is put into `seen`, whatever is found of it then.
     """
-    from parts.publication import aside, draws, fetch, signature, statement
-    from parts.publication.layout import PROOF
+    from parts.publication import aside, fetch, layout, signature, statement
     from pipeline.audit import given_bundle
     from pipeline.net.limits import told
     from pipeline.stage import devices, given_files, logs
@@ -233,16 +232,16 @@ def _verify(
                 seen.append(found)
             signed = signature.check(found.signature, found.digests, asks.key)
             publication = found.publication
-            skip = draws.not_needed(publication, draws.choose(publication, asks))
+            skip = layout.not_needed(publication, layout.choose(publication, asks))
             with aside.folder(data / "runs", "verify", AGAIN) as place:
                 folder = found.bring(place, skip)
                 here = [folder / name for name in publication.files if name not in skip]
                 with given_files.unchanged(here), _release_said(publication.release):
-                    run = given_bundle.read_run(folder / PROOF, limits.max_gb, worker_python)
-                    if precision := draws.matmul_precision(folder):
+                    run = given_bundle.read_run(folder / layout.PROOF, limits.max_gb, worker_python)
+                    if precision := layout.matmul_precision(folder):
                         os.environ.setdefault("JAX_DEFAULT_MATMUL_PRECISION", precision)
                     devices.prepare(run)
-                    from parts.publication.checks import verify as verifying
+                    from parts.publication import verify as verifying
                     from pipeline.again.published import Own
 
                     own = Own(asks.checkpoint, asks.shards, asks.tasks, place, data / "store")

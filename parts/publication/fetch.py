@@ -30,38 +30,26 @@ FORM = "a folder, http(s)://..., or owner/name on the hub (owner/name@revision)"
 
 
 class Limits(NamedTuple):
-    """Limits on the size and time of a publication.
+    """Limits on the size and time of a publication."""
 
-    Attributes:
-      max_gb: The most that all files may have together, 10^9 bytes.
-      network: Limits of time and attempts.
-    """
-
-    max_gb: int
-    network: Network
+    max_gb: int  # the most that all files may have together, 10^9 bytes
+    network: Network  # limits of time and attempts
 
 
 class Found(NamedTuple):
-    """A publication whose list is here and was checked.
-
-    Attributes:
-      publication: Its list of files.
-      uri: Its place: an address without a query, or a package URL with the hub's commit.
-      sha256: SHA-256 of the list.
-      signature: The content of its signature, or None; of a web server it is asked for only where
-        the reader has a key.
-      bring: Brings the files that the list has, but for some that nobody needs now, each checked
-        against its hash, and returns their folder. It is given an empty folder, which stays empty
-        where they are here already, and the names of those to leave.
-      commit: The commit of a repository on the hub, or None.
-    """
+    """A publication whose list is here and was checked."""
 
     publication: Publication
-    uri: str
-    sha256: str
+    uri: str  # its place: an address without a query, or a package URL with the hub's commit
+    sha256: str  # SHA-256 of the list
+    # the content of its signature, or None; of a web server it is asked for only where the
+    # reader has a key
     signature: bytes | None
+    # brings the files that the list has, but for some that nobody needs now, each checked
+    # against its hash, and returns their folder. It is given an empty folder, which stays
+    # empty where they are here already, and the names of those to leave.
     bring: Callable[[Path, set[str]], Path]
-    commit: str | None = None
+    commit: str | None = None  # the commit of a repository on the hub, or None
 
     @property
     def digests(self) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The layout of a publication, and its list of files; imports no JAX.
+"""The layout of a publication, its list of files, and which windows it has; imports no JAX.
 
     README.md, config.json, ...    the export, with the report's card if there is one
     proof/publication.json         this list: size and SHA-256 of every other file
@@ -12,25 +12,32 @@
                                    the sequences of a published window: first round, peer
     proof/held_out.safetensors     the held-out sequences
     proof/transcript/              all rounds, hashes and messages, and what the peers of the
-                                   published windows owned; some files are packed (packed.py)
+                                   published windows owned; some files are packed (transcript.py)
     model.sig                      who signed all of these, if anybody did (signature.py)
 
 Of a workload's export, README.md, workload.json and params.safetensors are here, and not what its
 own code wrote. Where messages are not kept, whole snapshots take their place, and rows are of all
 peers of a window. Docs: docs/reference/publication.md.
+
+The author's draw of the windows follows from the transcript's hash. A reader draws among the
+published ones, with a seed that their author did not know. What is drawn and repeated as one is a
+window of one peer or, where messages are not kept, of all its peers together.
 """
 
+import random
 import re
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 from pydantic import Field
 
-from lockstep.errors import LockstepError, brief
+from lockstep.errors import LockstepError, RequestError, brief
+from lockstep.files import read_json
 from lockstep.programs.columns import Column
 from lockstep.protocol.attestation import Hash
 from lockstep.tables.explain import validate
 from lockstep.tables.table import Count, Table
+from lockstep.transcript.windows import Window
 from pipeline.again.outputs import (
     CARD,
     COMPANIONS,
@@ -50,10 +57,16 @@ from pipeline.net.host import check_name
 from pipeline.stage import artifacts
 from pipeline.stage.keys import STAGES
 
+if TYPE_CHECKING:
+    from lockstep.transcript.transcript import Transcript
+    from pipeline.audit.sample import Beacon
+
 MANIFEST = f"{PROOF}/publication.json"
 SIGNATURE = "model.sig"  # beside proof/; the list, which it signs too, does not have it
 ROW_FILE = rf"{ROWS}/(\d{{5,}})(?:-(\d{{3,}}))?\.safetensors"  # first round, and peer if of one
-ROUNDS = f"{TRANSCRIPT}/rounds.jsonl.gz"
+GZIP, PLANES = ".gz", ".planes.gz"
+ROUNDS_FILE = "rounds.jsonl"
+ROUNDS = f"{TRANSCRIPT}/{ROUNDS_FILE}{GZIP}"
 REPORT = "report"  # whose card has results; a run need not have one
 ALWAYS = tuple(stage for stage in STAGES if stage != REPORT)  # stages that each run has
 RECORDS = [  # the files of stages that are published under a name of their own
@@ -68,6 +81,8 @@ MOST_SIGNATURE_BYTES = 2**22  # of as many files, in more words and in base64
 # What a publication may hold: no code, no pickle, and nothing that is never looked at.
 STATE_FILES = r"state\.json|(params|shared)\.safetensors|own-\d{3,}\.safetensors\.planes\.gz"
 PARTS = rf"header\.json|rounds\.jsonl\.gz|payloads/\d+\.bin|snapshots/\d+/({STATE_FILES})"
+# that JAX knows; it ends with any other at its import
+PRECISIONS = ("default", "high", "highest", "bfloat16", "tensorfloat32", "float32")
 
 
 class Publication(Table):
@@ -110,20 +125,12 @@ def made(stage: str) -> str:
 
 
 def read_made(folder: Path, stage: str) -> Made:
-    """Return a stage's made file.
-
-    Raises:
-      LockstepError: It is missing or damaged.
-    """
+    """Read a stage's made file."""
     return validate(Made, artifacts.read_made(folder / made(stage)), made(stage))
 
 
 def check(publication: Publication, where: str) -> None:
-    """Check that a publication's files may be fetched, and that none is missing.
-
-    Raises:
-      LockstepError: A file has a name that no publication has, or one that each has is not listed.
-    """
+    """Check that a publication's files may be fetched, and that none is missing."""
     model = next((name for name in EXPORTS if name in publication.files), "config.json")
     for name in publication.files:
         check_name(name, where)
@@ -148,3 +155,137 @@ def _is_known(name: str, exported: tuple[str, ...] | None) -> bool:
         or name in map(made, STAGES)
         or re.fullmatch(rf"{WEIGHTS}|{ROW_FILE}|{TRANSCRIPT}/({PARTS})", name, re.ASCII) is not None
     )
+
+
+def packed_name(original: str) -> str:
+    """Return the name under which a file of a transcript is published."""
+    if original == ROUNDS_FILE:
+        return original + GZIP
+    if original.rpartition("/")[2].startswith("own-"):
+        return original + PLANES
+    return original
+
+
+def original_name(name: str) -> str:
+    """Return the name that a published file of a transcript has there."""
+    return name.removesuffix(PLANES).removesuffix(GZIP)
+
+
+class DrawnWindow(NamedTuple):
+    """A window, and those of its peers that are replayed."""
+
+    window: Window
+    peers: tuple[int, ...]
+
+
+# ---- The author's draw ----
+
+
+def possible(transcript: "Transcript", windows: list[Window], kept: bool) -> list[DrawnWindow]:
+    """Return all windows of a run that can be drawn, in order.
+
+    A peer that sent nothing in a window has none there: its replay would show nothing.
+    """
+    found = []
+    for window in windows:
+        peers = sorted({peer for e in transcript.window(window) for peer in e.evidence.messages})
+        several = [(peer,) for peer in peers] if kept else [tuple(peers)]
+        found += [DrawnWindow(window, some) for some in several if some]
+    return found
+
+
+def seed_of(transcript: "Transcript", seed: str | None, beacon: "Beacon | None") -> str:
+    """Return what an author draws with: the hash of the rounds, a reader's word, a beacon."""
+    return " ".join((transcript.hash, seed or "", *([] if beacon is None else [beacon.value])))
+
+
+def draw(
+    transcript: "Transcript", windows: list[Window], seed: str, count: int, kept: bool
+) -> list[DrawnWindow]:
+    """Draw `count` windows to publish with a seed of `seed_of`.
+
+    Where messages are kept, each window of a peer is as likely. Where they are not, the last one is
+    always drawn: only its replay connects anything with the weights.
+    """
+    every = possible(transcript, windows, kept)
+    generator = random.Random(f"publication {seed}")
+    chosen = [] if kept else every[-1:]
+    rest = [one for one in every if one not in chosen]
+    return sorted(chosen + generator.sample(rest, min(count - len(chosen), len(rest))))
+
+
+def row_file(drawn: DrawnWindow, kept: bool) -> str:
+    """Return the file with the rows of a drawn window."""
+    peer = f"-{drawn.peers[0]:03}" if kept else ""
+    return f"{ROWS}/{drawn.window.first:05}{peer}.safetensors"
+
+
+# ---- The reader's ----
+
+
+class ReaderAsks(NamedTuple):
+    """A reader's options."""
+
+    seed: str | None = None  # what the windows are drawn with, or None
+    windows: int | None = None  # how many are repeated, or None, see `choose`
+    # the reader's folder with the checkpoint that the run began with, or None
+    checkpoint: Path | None = None
+    # the reader's folder with the run's data, as stage download leaves it, or None
+    shards: Path | None = None
+    tasks: bool = False  # whether scores of tasks are repeated
+    # file of the public key with which the publication has to be signed, or None
+    key: Path | None = None
+
+
+def choose(publication: Publication, asks: ReaderAsks) -> list[str]:
+    """Choose the windows to repeat, by the names of their rows, before anything is fetched.
+
+    Those are all that are published or, with a number of `windows` or a reader's own `seed`, so
+    many (1 by default) that the seed and the hash of the rounds draw among them. A seed that the
+    author has drawn with draws no second time.
+
+    Raises:
+      RequestError: So many are not published.
+    """
+    names, seed, count = publication.row_files, asks.seed, asks.windows
+    asked = seed is not None and seed == publication.seed
+    if count is None:
+        count = len(names) if seed is None or asked else 1
+    if count > len(names):
+        raise RequestError(
+            f"--windows: {MANIFEST} has {len(names)} windows, expected {count}; ask the author for "
+            f"`publish --windows {count}`"
+        )
+    generator = random.Random(
+        f"reader {publication.rounds} {'' if asked or seed is None else seed}"
+    )
+    of_all_peers = re.fullmatch(ROW_FILE, names[-1])[2] is None
+    always = names[-1:] if of_all_peers else []  # nothing else is connected with the weights
+    rest = [name for name in names if name not in always]
+    return sorted(always + generator.sample(rest, count - len(always)))
+
+
+def not_needed(publication: Publication, chosen: list[str]) -> set[str]:
+    """Return the published files that only windows which were not chosen need.
+
+    Of windows of all peers, whose snapshots are each other's, only rows are told apart.
+    """
+    left = set(publication.row_files) - set(chosen)
+    owned = (re.fullmatch(ROW_FILE, name) for name in left)
+    snapshots = f"{TRANSCRIPT}/snapshots"
+    return left | {
+        f"{snapshots}/{int(found[1]) - 1:05}/own-{found[2]}.safetensors{PLANES}"
+        for found in owned
+        if found[2]
+    }
+
+
+def matmul_precision(folder: Path) -> str | None:
+    """Return the precision of matrix products that a publication was trained with, or None.
+
+    It is a setting and no property of a machine, so the reader takes it over: else a header that
+    names another would be reason enough to compare by tolerance.
+    """
+    environment = read_json(folder / HEADER).get("environment")
+    said = environment.get("matmul_precision") if isinstance(environment, dict) else None
+    return said if said in PRECISIONS else None

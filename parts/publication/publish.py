@@ -1,4 +1,4 @@
-"""`lockstep publish FOLDER`: an accepted export with what others need to check it."""
+"""`lockstep publish` and `push`: an accepted export, with what others need to check it."""
 
 import os
 import shutil
@@ -11,8 +11,9 @@ from lockstep.errors import LockstepError, hide
 from lockstep.files import sha256_file, write_bytes, write_json, write_text
 from lockstep.machine.progress import size
 from lockstep.transcript.transcript import Transcript
-from parts.publication import draws, layout, packed, signature
-from parts.publication.checks import transcript as published_transcript
+from parts.publication import aside, layout, signature
+from parts.publication import transcript as published_transcript
+from parts.publication.claims import PUBLISHED_WINDOWS
 from parts.publication.layout import Publication
 from pipeline import runfile
 from pipeline.again import outputs
@@ -20,33 +21,21 @@ from pipeline.again.outputs import CARD, EXPORTS, HELD_OUT, RUN
 from pipeline.audit import given_rows
 from pipeline.audit.sample import read_beacon
 from pipeline.language_model import held_out
+from pipeline.runfile.importer import toml
+from pipeline.runfile.psyche import DESTINATION_FORM, destination
 from pipeline.stage import lock
 from pipeline.stage.artifacts import Paths, verify
 from pipeline.stage.keys import STAGES
 from pipeline.start import begin
-from pipeline.subject import subject_of
+from pipeline.subject import subject_of, subject_of_model
 from pipeline.tokens.shards import read_shards
-from pipeline.weights import hf
+from pipeline.weights import hf, upload
 
 
 class Written(NamedTuple):
     """A publication that was written, and how many windows of its run could have been drawn."""
 
     publication: Publication
-    windows: int
-
-
-class _Proof(NamedTuple):
-    """What the list needs once everything else below proof/ is written.
-
-    Attributes:
-      columns: Columns of the data's rows.
-      rounds: SHA-256 of rounds.jsonl.
-      windows: How many windows can be drawn.
-    """
-
-    columns: tuple[str, ...]
-    rounds: str
     windows: int
 
 
@@ -76,12 +65,7 @@ def show(
 def write(
     folder: Path, run: Path, root: Path, windows: int, seed: str | None, key: Path | None = None
 ) -> Written:
-    """Write the publication of a run's export; arguments as for `show`.
-
-    Raises:
-      LockstepError: The folder is not empty, a stage has no current result, the audit refused the
-        export, an address of the run file has a secret, or the key is none.
-    """
+    """Write the publication of a run's export; arguments as for `show`."""
     if folder.is_dir() and any(folder.iterdir()):
         raise LockstepError(f"{folder}: has files, expected a new or an empty folder")
     if key is not None:
@@ -95,37 +79,36 @@ def write(
         if only is not None:
             exported = [file for file in exported if file.name in only]
         folder.parent.mkdir(parents=True, exist_ok=True)
-        aside = folder.with_name(f".{folder.name}.part")
-        shutil.rmtree(aside, ignore_errors=True)
-        _copy((file, aside / file.name) for file in exported)
-        proof = _write_proof(aside, settings, paths, windows, seed, only)
-    files = sorted(path for path in aside.rglob("*") if path.is_file())
+        unfinished = folder.with_name(f".{folder.name}.part")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        _copy((file, unfinished / file.name) for file in exported)
+        said, total = _write_proof(unfinished, settings, paths, windows, seed, only)
+    files = sorted(path for path in unfinished.rglob("*") if path.is_file())
     publication = Publication(
         format=2,
         release=__version__,
-        rounds=proof.rounds,
         windows=windows,
         seed=seed,
-        columns=proof.columns,
+        **said,
         files={
-            path.relative_to(aside).as_posix(): {
+            path.relative_to(unfinished).as_posix(): {
                 "bytes": path.stat().st_size,
                 "sha256": sha256_file(path),
             }
             for path in files
         },
     )
-    layout.check(publication, str(aside))  # others would refuse it
-    write_text(aside / layout.MANIFEST, publication.model_dump_json(indent=1) + "\n")
+    layout.check(publication, str(unfinished))  # others would refuse it
+    write_text(unfinished / layout.MANIFEST, publication.model_dump_json(indent=1) + "\n")
     if key is not None:
         digests = {name: file.sha256 for name, file in publication.files.items()}
-        digests[layout.MANIFEST] = sha256_file(aside / layout.MANIFEST)
+        digests[layout.MANIFEST] = sha256_file(unfinished / layout.MANIFEST)
         signed = signature.sign(digests, folder.resolve().name, key)
-        write_bytes(aside / layout.SIGNATURE, signed)
+        write_bytes(unfinished / layout.SIGNATURE, signed)
     if folder.is_dir():
         folder.rmdir()
-    os.replace(aside, folder)
-    return Written(publication, proof.windows)
+    os.replace(unfinished, folder)
+    return Written(publication, total)
 
 
 def public(run: runfile.Run) -> dict[str, Any]:
@@ -177,8 +160,12 @@ def _write_proof(
     count: int,
     seed: str | None,
     only: tuple[str, ...] | None,
-) -> _Proof:
-    """Write all below proof/ but its list; of the export `only` some files count, if not None."""
+) -> tuple[dict[str, Any], int]:
+    """Write all below proof/ but its list; of the export `only` some files count, if not None.
+
+    Returns:
+      What the list says of the run, and how many windows can be drawn.
+    """
     write_json(folder / RUN, public(run))
     for stage in STAGES:
         if stage == layout.REPORT and not paths.is_made(stage):
@@ -198,24 +185,25 @@ def _write_proof(
     model, columns = transcript.header.model, read_shards(shards).columns
     data = begin.rows(run, model, shards)
     kept = begin.blank(run, model, data, columns, start, 0).programs.form.kept
-    seed = draws.seed_of(transcript, seed, read_beacon(run.witness.beacon))
+    seed = layout.seed_of(transcript, seed, read_beacon(run.witness.beacon))
     every = run.snapshots(start).windows
-    published = draws.draw(transcript, every, seed, count, kept)
+    published = layout.draw(transcript, every, seed, count, kept)
     for name in published_transcript.files(transcript, published, run, kept=kept):
-        target = folder / outputs.TRANSCRIPT / packed.name_of(name)
+        target = folder / outputs.TRANSCRIPT / layout.packed_name(name)
         if target.name == Path(name).name:
             _copy([(transcript.folder / name, target)])
         else:
-            packed.pack(transcript.folder / name, target)
+            published_transcript.pack(transcript.folder / name, target)
 
     for one in published:
         indices = given_rows.assigned(transcript.window(one.window), one.peers)
-        given_rows.write(folder / draws.name(one, kept), data, indices)
+        given_rows.write(folder / layout.row_file(one, kept), data, indices)
     held = held_out.read(run, shards)
     if len(held.rows_NW):
         rows = given_rows.GivenRows(HELD_OUT, held.indices_N, held.rows_NW)
         given_rows.write(folder / HELD_OUT, rows, held.indices_N)
-    return _Proof(columns, transcript.hash, len(draws.possible(transcript, every, kept)))
+    said = {"columns": columns, "rounds": transcript.hash}
+    return said, len(layout.possible(transcript, every, kept))
 
 
 def _copy(pairs: Iterable[tuple[Path, Path]]) -> None:
@@ -228,11 +216,7 @@ def _copy(pairs: Iterable[tuple[Path, Path]]) -> None:
 
 
 def accepted(paths: Paths) -> list[Path]:
-    """Return the files of a run's export, checked against their hashes.
-
-    Raises:
-      LockstepError: There is no current export, or the witness refused it.
-    """
+    """Return the files of a run's export, which the witness accepted, checked by their hashes."""
     folder = paths.need("export")
     if why := hf.why_refused(folder):
         raise LockstepError(
@@ -249,3 +233,65 @@ def with_results(files: list[Path], paths: Paths) -> list[Path]:
     verify(paths.made("report"), [CARD])
     card, own = paths.out("report") / CARD, paths.out("export") / CARD
     return [card if file == own else file for file in files]
+
+
+# ---- Push ----
+
+
+def push(
+    run: Path,
+    root: Path,
+    destinations: Iterable[str],
+    *,
+    private: bool,
+    with_proof: bool = False,
+    key: Path | None = None,
+) -> None:
+    """Push a run's export, and print how to load it from each destination.
+
+    The run file's `[config] checkpointers` are destinations too. With `with_proof` a repository
+    gets what others need to check it, as `lockstep publish` writes it, signed with a private `key`
+    if there is one.
+    """
+    if key is not None and not with_proof:
+        raise LockstepError("--sign: expected --with-proof too, of which the signature is a part")
+    named = [*destinations, *runfile.load(run).config.checkpointers]
+    if not named:
+        raise LockstepError(
+            f"{run}: [config] checkpointers names no destination, and neither does the command; "
+            f"expected {DESTINATION_FORM}"
+        )
+    checkpoints = {name: destination(name) for name in named}
+    for name, checkpoint in checkpoints.items():
+        if checkpoint is None:
+            raise LockstepError(f"{name!r}: expected {DESTINATION_FORM}")
+    paths = Paths("report", run, root)
+    with aside.folder(root / "data" / "runs", "push") as place:
+        published = place / "publication"
+        if with_proof:
+            write(published, run, root, PUBLISHED_WINDOWS, None, key)
+        with lock.hold(root / "data" / ".export.lock"):  # the stage cannot replace it meanwhile
+            files = _by_name(with_results(accepted(paths), paths), paths)
+            if with_proof:
+                proof = sorted(path for path in published.rglob("*") if path.is_file())
+                files = {path.relative_to(published).as_posix(): path for path in proof}
+            transcript = Transcript(paths.need("train") / "transcript")
+            last, key = transcript.rounds[-1].round, paths.keys.key("train")
+            for name, checkpoint in checkpoints.items():
+                loaded = upload.push(
+                    checkpoint, files, step=last.step, epoch=last.epoch, run=key, private=private
+                )
+                how = f"in [model.LLM], checkpoint = {toml(loaded)}"
+                model = transcript.header.model
+                if subject_of_model(model).code(model) is not None:
+                    how = f"{subject_of_model(model).model_file} says what its params are"
+                print(f"push: {name} has step {last.step} of run {key}; {how}")
+
+
+def _by_name(files: Iterable[Path], paths: Paths) -> dict[str, Path]:
+    """Return files by their names in the export; the card may be the report's."""
+    export = paths.out("export")
+    return {
+        file.relative_to(export).as_posix() if file.is_relative_to(export) else file.name: file
+        for file in files
+    }

@@ -105,20 +105,12 @@ class SignedStatement(_Part):
 
 
 def check_private(key: Path) -> None:
-    """Check that a file has a private key that can sign, and that what signs is installed.
-
-    Raises:
-      LockstepError: It has none, or a package is missing.
-    """
+    """Check that a file has a private key that can sign, and that what signs is installed."""
     _key(key, "private")
 
 
 def sign(digests: dict[str, str], name: str, key: Path) -> bytes:
-    """Return the content of `model.sig` for the files of the folder `name`, by their SHA-256.
-
-    Raises:
-      LockstepError: The key is no private one, or a package is missing.
-    """
+    """Return the content of `model.sig` for the files of the folder `name`, by their SHA-256."""
     private = _key(key, "private")
     resources = [
         {"name": file, "algorithm": "sha256", "digest": digests[file]} for file in sorted(digests)

@@ -16,9 +16,9 @@ from typing import Any
 
 from lockstep.files import write_json
 from parts.publication import layout
-from parts.publication.checks.outcome import VerifyOutcome
-from parts.publication.draws import ReaderAsks
+from parts.publication.claims import VerifyOutcome
 from parts.publication.fetch import Found
+from parts.publication.layout import ReaderAsks
 from pipeline import version
 from pipeline.again import outputs
 from pipeline.again.claim import PublicClaim

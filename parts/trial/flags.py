@@ -20,23 +20,14 @@ METAVAR = {int: "N", float: "X", str: "TEXT"}
 
 
 class Flag(NamedTuple):
-    """A flag.
+    """A flag."""
 
-    Attributes:
-      name: The flag without its dashes.
-      default: Value without the flag; a switch's is False, and a type's stands for no value.
-      goes_to: Where it goes in the run file, or what it does.
-      of: Which program has it.
-      only: The values that make sense here; None is all of them.
-      instead: What to use in place of another value.
-    """
-
-    name: str
-    default: object
-    goes_to: str
-    of: str = BOTH
-    only: tuple[object, ...] | None = None
-    instead: str = ""
+    name: str  # the flag without its dashes
+    default: object  # value without the flag; a switch's is False, and a type's stands for no value
+    goes_to: str  # where it goes in the run file, or what it does
+    of: str = BOTH  # which program has it
+    only: tuple[object, ...] | None = None  # the values that make sense here; None is all of them
+    instead: str = ""  # what to use in place of another value
 
     @property
     def key(self) -> str:
@@ -105,11 +96,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Return the value of every flag by its `key`; None for a flag that has none.
-
-    Raises:
-      LockstepError: A flag is unknown, has a value of another type, or makes no sense here.
-    """
+    """Return the value of every flag by its `key`; None for a flag that has none."""
     parser = _Parser(prog="lockstep try", usage="lockstep try [FLAG ...]", allow_abbrev=False)
     groups = {of: parser.add_argument_group(of) for of in dict.fromkeys(flag.of for flag in FLAGS)}
     for flag in FLAGS:

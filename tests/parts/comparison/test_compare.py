@@ -14,11 +14,19 @@ from typer.testing import CliRunner
 
 from lockstep.errors import DivergedError, LockstepError
 from lockstep.tables.explain import validate
-from parts.comparison import compare_file, plan_file, train, training_result, written
+from parts.comparison import compare_file, plan_file, train, written
 from parts.comparison.compare_file import Compare
-from parts.comparison.table import Row, beats, best_rate, front, loss_at, rows
-from parts.comparison.table_text import conclusions, tables
-from parts.comparison.training_result import KEPT
+from parts.comparison.table import (
+    Row,
+    beats,
+    best_rate,
+    conclusions,
+    front,
+    loss_at,
+    rows,
+    tables,
+)
+from parts.comparison.train import KEPT
 from parts.comparison.trainings import PlannedTraining, document, grid, trainings
 from pipeline import __main__ as command_line
 from pipeline import runfile
@@ -337,12 +345,12 @@ def test_a_result_that_is_not_as_it_was_written_is_one_line_that_names_its_file(
 def test_a_result_of_another_form_is_refused_with_its_hash_in_order(tmp_path):
     (whole,) = made(4.0)
     whole |= {"status": "trained", "key": "0" * 12, "params": "0" * 64}
-    training_result.write(tmp_path / "whole.json", whole)
-    assert training_result.read(tmp_path / "whole.json")["loss"] == 4.0
+    train.write(tmp_path / "whole.json", whole)
+    assert train.read(tmp_path / "whole.json")["loss"] == 4.0
     for key, value in (("loss", "low"), ("curve", []), ("status", "ended"), ("bytes_up", None)):
-        training_result.write(tmp_path / "other.json", whole | {key: value})
+        train.write(tmp_path / "other.json", whole | {key: value})
         with pytest.raises(LockstepError, match=rf"other\.json: {key}"):
-            training_result.read(tmp_path / "other.json")
+            train.read(tmp_path / "other.json")
 
 
 def test_a_training_diverged_if_its_exit_status_says_so_whatever_its_words_are(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.files import sha256_file
-from parts.publication import fetch, layout, packed
+from parts.publication import fetch, layout, transcript
 from pipeline.again import outputs
 from pipeline.runfile import Network
 from tests.gate.cases import BOMB, DEEP, SPARSE
@@ -43,7 +43,7 @@ def _packed(folder: Path) -> None:
 
 
 def _unpack(folder: Path, out: Path) -> None:
-    packed.unpack(folder / "rounds.jsonl.gz", out / "rounds.jsonl", 1000)
+    transcript.unpack_file(folder / "rounds.jsonl.gz", out / "rounds.jsonl", 1000)
 
 
 def _verify(source: Path | str, out: Path, network: Network = Network()) -> None:  # noqa: B008

@@ -16,12 +16,10 @@ from lockstep import __version__
 from lockstep.errors import LockstepError
 from lockstep.files import read_json, sha256_file, write_json
 from lockstep.transcript.trees import load_arrays, save_tree
-from parts.publication import commands, layout, packed, publish
-from parts.publication.checks import transcript
-from parts.publication.checks.transcript import Unpacked
-from parts.publication.draws import ReaderAsks
+from parts.publication import commands, layout, publish, transcript
 from parts.publication.fetch import Limits
-from parts.publication.layout import Publication
+from parts.publication.layout import Publication, ReaderAsks
+from parts.publication.transcript import Unpacked
 from pipeline import runfile
 from pipeline.__main__ import app
 from pipeline.again import outputs, report
@@ -154,8 +152,8 @@ def _forge_sizes(folder: Path, publication: Publication) -> None:
     left = read_json(folder / layout.made("train"))
     left.pop("sha256", None)
     for name in publication.files:
-        if name.startswith(f"{TRANSCRIPT}/") and name.endswith(packed.GZIP):
-            original = "transcript/" + packed.original_of(name.removeprefix(f"{TRANSCRIPT}/"))
+        if name.startswith(f"{TRANSCRIPT}/") and name.endswith(layout.GZIP):
+            original = "transcript/" + layout.original_name(name.removeprefix(f"{TRANSCRIPT}/"))
             left["files"][original]["bytes"] = size_of(folder / name)
     write_json(folder / layout.made("train"), left | {"sha256": _digest(left)})
 
@@ -254,13 +252,13 @@ def flip(name: str) -> Callable[[Path], None]:
 def change_round(folder: Path, number: int, change: Callable[[dict], object]) -> None:
     """Another line of rounds.jsonl."""
     packed_rounds, path = folder / layout.ROUNDS, folder / TRANSCRIPT / "rounds.jsonl"
-    packed.unpack(packed_rounds, path, size_of(packed_rounds))
+    transcript.unpack_file(packed_rounds, path, size_of(packed_rounds))
     lines = path.read_text().splitlines()
     said = json.loads(lines[number - 1])
     change(said)
     lines[number - 1] = json.dumps(said, separators=(",", ":"))
     path.write_text("\n".join(lines) + "\n")
-    packed.pack(path, packed_rounds)
+    transcript.pack(path, packed_rounds)
     path.unlink()
 
 

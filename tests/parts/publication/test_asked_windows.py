@@ -7,8 +7,8 @@ import pytest
 from lockstep.errors import RequestError
 from lockstep.files import read_json
 from parts.publication import commands, publish
-from parts.publication.checks.outcome import VerifyOutcome
-from parts.publication.draws import ReaderAsks
+from parts.publication.claims import VerifyOutcome
+from parts.publication.layout import ReaderAsks
 from pipeline.again import outputs
 from tests import tiny
 from tests.parts.publication.published_run import LIMITS, verify

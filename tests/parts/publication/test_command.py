@@ -8,10 +8,9 @@ import time
 import pytest
 
 from lockstep.errors import LockstepError, RequestError
-from parts.publication import commands, layout
-from parts.publication.checks import outcome
-from parts.publication.checks.outcome import VerifyOutcome
-from parts.publication.draws import ReaderAsks
+from parts.publication import claims, commands, layout
+from parts.publication.claims import VerifyOutcome
+from parts.publication.layout import ReaderAsks
 from pipeline.__main__ import app
 from pipeline.again import outputs
 from pipeline.again.evaluate import held_out_claim
@@ -39,7 +38,7 @@ def test_each_outcome_has_a_status_of_its_own_and_the_page_says_which():
     page = (PROJECT / "docs/how-to/read-an-audit.md").read_text()
     for one in VerifyOutcome:
         assert f"\n| {one.status} | `{one.word}:` | " in page
-        assert f"{one.status}  {one.word}: " in outcome.table()
+        assert f"{one.status}  {one.word}: " in claims.table()
 
 
 @pytest.mark.parametrize(

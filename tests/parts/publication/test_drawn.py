@@ -11,8 +11,15 @@ from lockstep.errors import RequestError
 from lockstep.files import write_json
 from lockstep.transcript.windows import Snapshots
 from parts.publication import layout
-from parts.publication.draws import ReaderAsks, choose, draw, matmul_precision, not_needed, seed_of
-from parts.publication.layout import Publication
+from parts.publication.layout import (
+    Publication,
+    ReaderAsks,
+    choose,
+    draw,
+    matmul_precision,
+    not_needed,
+    seed_of,
+)
 from pipeline.again import outputs
 from pipeline.audit.sample import Beacon
 from pipeline.stage.keys import PROJECT
@@ -125,6 +132,6 @@ def test_a_reader_computes_with_the_precision_that_the_header_names_if_jax_knows
 
 
 def test_what_is_asked_is_known_before_jax_is_imported():
-    program = "import sys; import parts.publication.draws, parts.publication.fetch; "
+    program = "import sys; import parts.publication.layout, parts.publication.fetch; "
     program += "import parts.publication.commands; sys.exit('jax' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True, cwd=PROJECT)

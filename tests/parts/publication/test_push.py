@@ -12,7 +12,7 @@ import pytest
 
 from lockstep.errors import LockstepError
 from lockstep.files import read_json, sha256_file, write_text
-from parts.publication import publish, push
+from parts.publication import publish
 from pipeline import __main__, runfile
 from pipeline.net import google
 from pipeline.stage.artifacts import Paths
@@ -63,7 +63,7 @@ def gcs(monkeypatch):
 
 
 def run(root: Path, *destinations: str, private: bool = False) -> None:
-    push.push(root / "run.toml", root, destinations, private=private)
+    publish.push(root / "run.toml", root, destinations, private=private)
 
 
 def command(root: Path, *destinations: str) -> subprocess.Popen:

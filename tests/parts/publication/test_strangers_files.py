@@ -9,8 +9,7 @@ import yaml
 from lockstep.errors import LockstepError
 from lockstep.files import write_json
 from lockstep.programs.columns import PLAIN
-from parts.publication import fetch, packed, publish
-from parts.publication.checks import transcript
+from parts.publication import fetch, publish, transcript
 from parts.publication.layout import ROUNDS, Publication, made
 from pipeline.again import report
 from pipeline.again.evaluate import Evaluated
@@ -75,12 +74,12 @@ def test_what_is_unpacked_has_the_size_that_was_left_and_what_other_files_leave(
         transcript.unpack(tmp_path, tmp_path / "aside", publication, set(), most)
 
 
-@pytest.mark.parametrize("size", [0, 3, 4, 7, 4 * packed.PIECE + 5])
+@pytest.mark.parametrize("size", [0, 3, 4, 7, 4 * transcript.PIECE + 5])
 def test_planes_are_joined_in_pieces(tmp_path, size):
     data = random.Random(0).randbytes(size)
     (tmp_path / "own").write_bytes(data)
-    packed.pack(tmp_path / "own", tmp_path / "own.planes.gz")
-    packed.unpack(tmp_path / "own.planes.gz", tmp_path / "again", size)
+    transcript.pack(tmp_path / "own", tmp_path / "own.planes.gz")
+    transcript.unpack_file(tmp_path / "own.planes.gz", tmp_path / "again", size)
     assert (tmp_path / "again").read_bytes() == data
     assert {path.name for path in tmp_path.iterdir()} == {"own", "own.planes.gz", "again"}
 

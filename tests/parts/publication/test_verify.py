@@ -7,8 +7,8 @@ import pytest
 
 from lockstep.errors import LockstepError
 from lockstep.files import read_json, sha256_file
-from parts.publication import layout, publish, push
-from parts.publication.checks.outcome import VerifyOutcome
+from parts.publication import layout, publish
+from parts.publication.claims import VerifyOutcome
 from pipeline.again import outputs
 from pipeline.stage.artifacts import Paths
 from tests import tiny
@@ -66,7 +66,7 @@ def test_it_is_pushed_to_the_hub_and_verifies_from_there(published, tmp_path, mo
     with running_hub(monkeypatch, tmp_path / "home") as hub:
         older = {"proof/old.json": b"{}", "model.sig": b"{}"}
         hub.commit(older | {"NOTES.txt": b"mine"})
-        push.push(published.run_file, published.root, [REPO], private=False, with_proof=True)
+        publish.push(published.run_file, published.root, [REPO], private=False, with_proof=True)
         pushed = dict(hub.files)
         assert pushed.pop("NOTES.txt") == b"mine"  # and nothing is left of an older proof
         assert pushed == tiny.contents(published.whole)

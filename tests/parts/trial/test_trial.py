@@ -13,7 +13,7 @@ from lockstep.methods.distro import OptimizerDistro
 from lockstep.methods.schedule import ScheduleConstant
 from models.llama import llama
 from parts.trial import flags
-from parts.trial.run_of_flags import run_of
+from parts.trial.trial import run_of
 from pipeline import __main__ as command_line
 from pipeline import runfile
 from pipeline.pages.stage_results import read_tsv

@@ -10,9 +10,9 @@ from typer.testing import CliRunner
 from lockstep.errors import LockstepError
 from lockstep.files import read_json, write_json
 from lockstep.transcript.transcript import Transcript
-from parts.publication import commands, publish, push
-from parts.publication.draws import ReaderAsks
+from parts.publication import commands, publish
 from parts.publication.fetch import Limits
+from parts.publication.layout import ReaderAsks
 from parts.workload import worker
 from parts.workload.description import code_hash
 from parts.workload.process.worker_process import WorkerError
@@ -242,7 +242,7 @@ def test_summary_has_the_loss_as_the_workload_has_it(finished):
 def test_push_names_what_the_params_are_and_no_checkpoint(finished, monkeypatch, capsys):
     pushed = {}
     monkeypatch.setattr(upload, "push", lambda to, files, **_: pushed.update(files) or to)
-    push.push(finished.run_file, finished.root, ["me/there"], private=True)
+    publish.push(finished.run_file, finished.root, ["me/there"], private=True)
     assert pushed.keys() == {"README.md", "params.safetensors", "workload.json"}
     said = capsys.readouterr().out
     assert "workload.json" in said

@@ -22,7 +22,7 @@ NBYTES = 500_000_000
 MEASURE = """
 import json, sys
 from pathlib import Path
-from benchmarks import resident
+from benchmarks.measuring import peak
 from pipeline import convert, runfile
 from pipeline.weights import hf
 from pipeline.stage.artifacts import Paths
@@ -42,7 +42,7 @@ def export():
 def whole():
     hf.read_folder(root / "source")
 
-print(json.dumps(resident.peak({"convert": stage, "export": export, "whole": whole}[sys.argv[1]])))
+print(json.dumps(peak({"convert": stage, "export": export, "whole": whole}[sys.argv[1]])))
 """
 
 

@@ -25,9 +25,9 @@ from lockstep.transcript.trees import load_arrays, save_tree
 from lockstep.wire import exchange
 from lockstep.wire import message as wire
 from lockstep.wire.commitment import tree_hash
-from parts.publication import commands, layout, packed
-from parts.publication.draws import ReaderAsks
+from parts.publication import commands, layout, transcript
 from parts.publication.fetch import Limits
+from parts.publication.layout import ReaderAsks
 from pipeline import runfile
 from pipeline.again import outputs
 from pipeline.start import begin
@@ -121,11 +121,11 @@ def other_token(folder: Path) -> None:
 def other_state(folder: Path, *, hashed: bool) -> None:
     """Another momentum, with its hash in the snapshot or without."""
     plain = folder / TRANSCRIPT / "snapshots/00003/own-001.safetensors"
-    path = plain.with_name(plain.name + packed.PLANES)
-    packed.unpack(path, plain, size_of(path))
+    path = plain.with_name(plain.name + layout.PLANES)
+    transcript.unpack_file(path, plain, size_of(path))
     tensors = {name: array + np.float32(0.5) for name, array in load_arrays(plain).items()}
     save_tree(plain, unflatten_dict(tensors, sep="/"))
-    packed.pack(plain, path)
+    transcript.pack(plain, path)
     found = tree_hash(unflatten_dict(tensors, sep="/"))
     plain.unlink()
 

@@ -1,15 +1,43 @@
-"""What `lockstep verify` says of a publication that nothing contradicts.
+"""What `lockstep verify` says of a publication: the outcome, and claims that nothing contradicts.
 
-The lists for people and the object for scripts are made of the same claims.
+The lists for people and the object for scripts are made of the same claims. `--help` has the table
+of outcomes, so this imports next to nothing.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 from lockstep.errors import shown
-from parts.publication.checks.outcome import VerifyOutcome
 from pipeline.again.claim import Kind, PublicClaim
+
+PUBLISHED_WINDOWS = 4  # that `lockstep publish` draws where nobody asks for another number
+
+
+class VerifyOutcome(Enum):
+    """The word, the exit status, and what they mean."""
+
+    VERIFIED = "verified", 0, "nothing contradicts it, and the reader chose what was repeated"
+    CONSISTENT = (
+        "consistent, not verified",
+        3,
+        "nothing contradicts it, but its author chose what was repeated, bits could not be "
+        "compared, or another release wrote it",
+    )
+    CONTRADICTED = "not verified", 1, "something in it contradicts the rest"
+    NOT_ASKED = "cannot be asked", 2, "the command is wrong, or asks for what is not published"
+    NOT_FETCHED = "not fetched", 4, "a server gave no answer, or refused"
+
+    def __init__(self, word: str, status: int, meaning: str):
+        self.word, self.status, self.meaning = word, status, meaning
+
+
+def table() -> str:
+    """Return the exit statuses, a line each, for `--help`."""
+    found = sorted(VerifyOutcome, key=lambda outcome: outcome.status)
+    return "\n\n".join(f"{one.status}  {one.word}: {one.meaning}" for one in found)
+
 
 HEADINGS: dict[Kind, str] = {
     "proven": "proven, computed again here",
@@ -26,17 +54,11 @@ ORDER = (
 
 @dataclass(frozen=True)
 class Verified:
-    """A publication that nothing contradicts, and what is claimed of it.
+    """A publication that nothing contradicts, and what is claimed of it."""
 
-    Attributes:
-      bitwise: Whether the sample was compared bit for bit.
-      claims: The claims, the most important first.
-      why_not: Why it is consistent only, and not verified; empty where it is.
-    """
-
-    bitwise: bool
+    bitwise: bool  # whether the sample was compared bit for bit
     claims: list[PublicClaim]
-    why_not: list[str]
+    why_not: list[str]  # why it is consistent only, and not verified; empty where it is
 
     @property
     def outcome(self) -> VerifyOutcome:

@@ -1,1 +1,0 @@
-"""What a publication is checked for: records, params from start to end, a sample of windows."""

@@ -1,0 +1,163 @@
+"""The transcript of a publication: which of its files are published, and how they are packed.
+
+    NAME.gz           gzip
+    NAME.planes.gz    every fourth byte from the first on, every fourth from the second, and so on,
+                      then gzip: of float32 numbers the bytes with signs and exponents are alike
+
+What is unpacked has to have the size and the SHA-256 of the original, which stage train left.
+"""
+
+import gzip
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import BinaryIO, NamedTuple
+
+import numpy as np
+
+from lockstep.errors import LockstepError, brief
+from lockstep.files import sha256_file, write_bytes, writes, written
+from lockstep.transcript.transcript import Transcript
+from parts.publication import layout
+from parts.publication.layout import DrawnWindow, Publication
+from pipeline import runfile
+from pipeline.again.convert import is_given
+from pipeline.again.outputs import TRANSCRIPT, PublishedFile
+from pipeline.again.published import joined
+from pipeline.audit.bundle import files_of
+
+WIDTH = 4  # bytes of a float32
+PIECE = 2**20  # bytes that are unpacked at once
+
+
+def files(
+    transcript: Transcript, published: list[DrawnWindow], run: runfile.Run, *, kept: bool
+) -> set[str]:
+    """Return the transcript's files that a publication has: no other is ever looked at.
+
+    These are all rounds and the hashes of all snapshots. Where messages are kept, all of them, and
+    what the peers of the published windows owned: the params follow from the run's start, which is
+    here where nobody else has it. Where they are not, whole snapshots, without the last params
+    where the published weights are these.
+    """
+    names = {layout.ROUNDS_FILE, "header.json"}
+    names |= {f"snapshots/{step:05}/state.json" for step in transcript.snapshots}
+    if not kept:
+        for window, peers in joined(published):
+            names |= files_of(transcript, list(transcript.window(window)), window, peers)
+        if run.export.dtype == "float32":
+            names.remove(f"snapshots/{transcript.snapshots[-1]:05}/params.safetensors")
+        return names
+    for entry in transcript.rounds:
+        sent = (*entry.evidence.messages.values(), *entry.evidence.others.values())
+        names |= {f"payloads/{message.payload}" for message in sent}
+    start = f"snapshots/{transcript.snapshots[0]:05}"
+    if is_given(run):
+        names |= {f"{start}/{part}.safetensors" for part in ("params", "shared")}
+    return names | {
+        f"snapshots/{window.opening:05}/own-{peers[0]:03}.safetensors"
+        for window, peers in published
+    }
+
+
+class Unpacked(NamedTuple):
+    """A transcript's folder, and the files in it by the names that they have there."""
+
+    folder: Path
+    files: dict[str, PublishedFile]
+
+
+def unpack(
+    folder: Path, aside: Path, publication: Publication, skip: set[str], most: int
+) -> Unpacked:
+    """Put the transcript of a publication `aside`, but for the files to `skip`.
+
+    Its files may have at most so many bytes together, unpacked. How many a packed one has is known
+    before, of what stage train left.
+    """
+    place, found = aside / "unpacked" / TRANSCRIPT, {}
+    left = layout.read_made(folder, "train").files
+    for name, file in publication.files.items():
+        if not name.startswith(f"{TRANSCRIPT}/") or name in skip:
+            continue
+        original = layout.original_name(name.removeprefix(f"{TRANSCRIPT}/"))
+        target = place / original
+        with writes(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+        is_packed = layout.packed_name(original) != original
+        if is_packed and f"transcript/{original}" not in left:
+            raise LockstepError(f"{name}: expected a file that {layout.made('train')} has")
+        size = left[f"transcript/{original}"].bytes if is_packed else file.bytes
+        if size > most:
+            raise LockstepError(
+                f"{name}: {size} bytes, expected at most the {most} that other files leave"
+            )
+        most -= size
+        if is_packed:
+            unpack_file(folder / name, target, size)
+            file = PublishedFile(bytes=size, sha256=sha256_file(target))
+        else:
+            target.symlink_to((folder / name).resolve())  # a hard link would change the file
+        found[original] = file
+    return Unpacked(place, found)
+
+
+# ---- One file ----
+
+
+def pack(source: Path, target: Path) -> None:
+    """Write a file as it is published; the name of `target` says how."""
+    data = source.read_bytes()
+    if target.name.endswith(layout.PLANES):
+        whole = len(data) // WIDTH * WIDTH
+        planes = np.frombuffer(data[:whole], np.uint8).reshape(-1, WIDTH).T
+        data = planes.tobytes() + data[whole:]
+    write_bytes(target, gzip.compress(data, mtime=0))
+
+
+def unpack_file(source: Path, target: Path, size: int) -> None:
+    """Write the original of a packed file, which has so many bytes, in pieces."""
+    if not source.name.endswith(layout.PLANES):
+        with written(target) as file:
+            file.writelines(_unpacked(source, size))
+        return
+    with writes(target), TemporaryFile(dir=target.parent) as planes:
+        planes.writelines(_unpacked(source, size))
+        with written(target) as file:
+            file.writelines(_interleaved(planes, size))
+
+
+def _unpacked(source: Path, size: int) -> Iterator[bytes]:
+    """Yield the content of a gzip file, which has so many bytes."""
+    left = size
+    try:
+        with gzip.open(source) as file:
+            while piece := file.read(min(PIECE, left + 1)):  # a byte more: whether there is one
+                left -= len(piece)
+                if left < 0:
+                    raise LockstepError(f"{source}: over {size} bytes unpacked, expected {size}")
+                yield piece
+    except (OSError, EOFError, zlib.error) as error:
+        raise LockstepError(f"{source}: {brief(str(error))}, expected a gzip file") from error
+    if left:
+        raise LockstepError(f"{source}: {size - left} bytes unpacked, expected {size}")
+
+
+def _interleaved(file: BinaryIO, size: int) -> Iterator[bytes]:
+    """Yield what `pack` made planes of."""
+    rows = size // WIDTH
+    for start in range(0, rows, PIECE):
+        count = min(PIECE, rows - start)
+        whole = np.empty((count, WIDTH), np.uint8)
+        for plane in range(WIDTH):
+            file.seek(plane * rows + start)
+            whole[:, plane] = np.frombuffer(file.read(count), np.uint8)
+        yield whole.tobytes()
+    yield from _pieces(file, rows * WIDTH, size)
+
+
+def _pieces(file: BinaryIO, start: int, end: int) -> Iterator[bytes]:
+    file.seek(start)
+    for at in range(start, end, PIECE):
+        yield file.read(min(PIECE, end - at))

@@ -1,0 +1,265 @@
+"""`lockstep verify`: each stage is asked to make its outputs again from what is published."""
+
+from contextlib import closing
+from importlib import import_module
+from pathlib import Path
+
+from lockstep import __version__
+from lockstep.errors import LockstepError, RequestError, brief
+from lockstep.files import sha256_file
+from lockstep.transcript.entry import Header
+from lockstep.transcript.transcript import Transcript
+from parts.publication import layout
+from parts.publication import transcript as published_transcript
+from parts.publication.claims import Verified, in_order
+from parts.publication.layout import MANIFEST, DrawnWindow, Publication, ReaderAsks
+from parts.publication.transcript import Unpacked
+from pipeline import again, runfile
+from pipeline.again import outputs
+from pipeline.again.claim import PublicClaim
+from pipeline.again.outputs import HEADER, TRANSCRIPT, Made, PublishedFile
+from pipeline.again.published import Draw, Own, PublishedRun, PublishedTranscript, refuse
+from pipeline.audit import given_rows
+from pipeline.audit.audit import audit_header, audit_rounds
+from pipeline.audit.sample import Beacon, read_beacon
+from pipeline.audit.verdict import contradictions
+from pipeline.stage.keys import STAGES, digest, needs
+from pipeline.start import begin
+from pipeline.subject import subject_of, subject_of_model
+
+
+def verify(
+    folder: Path,
+    publication: Publication,
+    run: runfile.Run,
+    asks: ReaderAsks,
+    own: Own,
+    max_gb: int,
+) -> Verified:
+    """Check a publication whose files are as its list says.
+
+    Of the windows that were not chosen files may be missing. The files of its transcript may have
+    at most `max_gb` 10^9 bytes together.
+    """
+    rows = layout.choose(publication, asks)
+    skip = layout.not_needed(publication, rows)
+    unpacked = published_transcript.unpack(folder, own.aside, publication, skip, int(max_gb * 1e9))
+    published = _audited(folder, unpacked, publication, run, rows, own, asks.seed)
+    count, whole = len(publication.files) - len(skip), len(publication.files)
+    text = f"{count}{'' if count == whole else f' of {whole}'} files as published"
+    claims = [PublicClaim("files", "proven", text, {"count": count})]
+    with closing(published.setup.programs.steps):
+        for stage in STAGES:
+            claims += import_module(f"{again.__name__}.{stage}").again(published)
+    why_not = ["bits could not be compared"] if published.why is not None else []
+    why_not += published.draw.why_not_verified(len(published.chosen))
+    if not published.same_release:
+        why_not.append(f"release {brief(publication.release)} wrote it, and this is {__version__}")
+    return Verified(published.why is None, in_order(claims), why_not)
+
+
+def _audited(
+    folder: Path,
+    unpacked: Unpacked,
+    publication: Publication,
+    run: runfile.Run,
+    rows: list[str],
+    own: Own,
+    seed: str | None,
+) -> PublishedRun:
+    """Audit the header and every round, with all messages that are published.
+
+    `rows` names the rows of the windows to repeat; `seed` is the reader's, or None.
+    """
+    weights = folder if run.export.dtype == "float32" else None
+    found = PublishedTranscript(unpacked.folder, weights)
+    header, entries, total = found.header, found.rounds, run.config.total_steps
+    if publication.rounds != found.hash:
+        raise LockstepError(
+            f"{MANIFEST}: rounds is {publication.rounds[:12]}, expected {found.hash[:12]} of "
+            f"{TRANSCRIPT}/rounds.jsonl"
+        )
+    start = entries[0].round.step - 1 if entries else -1
+    if start < 0 or len(entries) != total - start:
+        raise LockstepError(
+            f"{TRANSCRIPT}/rounds.jsonl: {len(entries)} rounds, expected all of {total}"
+        )
+    model_file = subject_of_model(header.model).model_file
+    if model_file not in publication.files:
+        raise LockstepError(f"{MANIFEST}: lists no {model_file}, expected what {HEADER} says")
+    subject_of(run).check_model(run, header.model, HEADER)
+    columns, bound = publication.columns, subject_of(run).vocab_size(header.model)
+    given = [given_rows.read(folder / name, columns, run, bound) for name in rows]
+    index = entries[0].round.data_index
+    setup = begin.blank(run, header.model, given_rows.joined(given), columns, start, index)
+    due, kept = run.snapshots(start), setup.programs.form.kept
+    check_sketched(header, kept=kept)
+    if found.snapshots != due.steps:
+        raise LockstepError(
+            f"{TRANSCRIPT}/snapshots: after rounds {found.snapshots}, expected after {due.steps}"
+        )
+    beacon = read_beacon(run.witness.beacon)
+    drawn_with = layout.seed_of(found, publication.seed, beacon)
+    drawn = layout.draw(found, due.windows, drawn_with, publication.windows, kept)
+    check_transcript(publication, found, drawn, run, kept=kept)
+    audited = None if kept else [one.window for one in drawn]
+    findings = audit_header(setup, found) + audit_rounds(setup, found, audited)
+    refuse(contradictions(findings))
+    made = check_made(folder, publication, found, unpacked)
+    possible = len(layout.possible(found, due.windows, kept))
+    draw = _draw(publication, seed, len(drawn), possible, len(rows), beacon)
+    files = {name: file.sha256 for name, file in publication.files.items()}
+    chosen = [one for one in drawn if layout.row_file(one, kept) in rows]
+    return PublishedRun(
+        folder, files, own, setup, found, due.windows, chosen, rows, findings, draw, made,
+        publication.release,
+    )  # fmt: skip
+
+
+def _draw(
+    publication: Publication,
+    seed: str | None,
+    among: int,
+    total: int,
+    count: int,
+    beacon: Beacon | None,
+) -> Draw:
+    """Return who drew `count` windows, among how many; refuse a seed that would draw nothing."""
+    if seed not in (None, publication.seed) and not count < among and among != total:
+        raise RequestError(
+            f"--seed: {MANIFEST} has {among} of {total} windows, expected more than {count} to "
+            f"draw from; ask the author for `publish --windows {total}`"
+        )
+    if seed is not None:
+        seed_of = "asked" if seed == publication.seed else "reader"
+    elif publication.seed is not None:
+        seed_of = "author"
+    else:
+        seed_of = "hash" if beacon is None else "beacon"
+    return Draw(among, total, seed_of, beacon.text if beacon else None)
+
+
+def check_sketched(header: Header, *, kept: bool) -> None:
+    """Check that messages that are not kept have sketches: without, none could be compared."""
+    if not kept and not header.sketched:
+        raise LockstepError(
+            f"{HEADER}: sketched is false, expected true, since messages as large as these are not "
+            "kept"
+        )
+
+
+# ---- Records ----
+
+
+def check_made(
+    folder: Path, publication: Publication, transcript: Transcript, unpacked: Unpacked
+) -> dict[str, Made]:
+    """Check that stages read each other's results and left the published files; return these."""
+    stages = [stage for stage in STAGES if layout.made(stage) in publication.files]
+    made = {stage: layout.read_made(folder, stage) for stage in stages}
+    for stage, file in made.items():
+        for need in needs(stage):
+            if file.needs.get(need) != sha256_file(folder / layout.made(need)):
+                raise LockstepError(
+                    f"{layout.made(stage)}: read another {layout.made(need)}, expected this one"
+                )
+        _check_key(stage, made)
+    if made["train"].key != transcript.header.key:
+        raise LockstepError(
+            f"{outputs.HEADER}: key {transcript.header.key}, expected {made['train'].key} as "
+            f"{layout.made('train')} says"
+        )
+    left = _left(made)
+    here = {f"{TRANSCRIPT}/{name}": file for name, file in unpacked.files.items()}
+    here |= {name: publication.files[name] for name in layout.RECORDS} | publication.exported
+    for name, file in here.items():
+        stage, expected = left.get(name, (_maker(name), None))
+        if expected != file:
+            raise LockstepError(
+                f"{name}: sha256 {file.sha256[:12]}, expected what {layout.made(stage)} says"
+            )
+    exported = {name for name, (stage, _) in left.items() if stage == "export"}
+    if missing := sorted(exported - publication.exported.keys()):
+        raise LockstepError(
+            f"{missing[0]}: not published, expected it as {layout.made('export')} says"
+        )
+    return made
+
+
+def _left(made: dict[str, Made]) -> dict[str, tuple[str, PublishedFile]]:
+    """The stages' files in a publication: by published name, the stage and the file.
+
+    Of an export that a user's own code wrote too, the other files are not published.
+    """
+    files, found = made["export"].files, {}
+    only = next((names for model, names in outputs.EXPORTS.items() if model in files), None)
+    for stage, file in made.items():
+        for name, one in file.files.items():
+            output = outputs.find(stage, name)
+            if output is None or (stage == "export" and only is not None and name not in only):
+                continue
+            if (published := output.name(name)) is not None:
+                found[published] = stage, one
+    return found
+
+
+def _maker(name: str) -> str:
+    """The stage that leaves a published file."""
+    for stage, every in outputs.OUTPUTS.items():
+        if any(one.published == name for one in every):
+            return stage
+    return "train" if name.startswith(TRANSCRIPT) else "export"
+
+
+def _check_key(stage: str, made: dict[str, Made]) -> None:
+    """Check that what a stage says that its key digests has its tables, and the keys it needs."""
+    said = made[stage]
+    due = {f"[{table}]": digest(value) for table, value in said.tables.items()}
+    due |= {f"stage {need}": made[need].key for need in needs(stage)}
+    for name, value in due.items():
+        if said.content.get(name, value) != value:
+            raise LockstepError(
+                f"{layout.made(stage)}: content of {brief(name)} is "
+                f"{brief(said.content[name])[:12]}, expected {value[:12]}"
+            )
+
+
+def check_transcript(
+    publication: Publication,
+    transcript: Transcript,
+    published: list[DrawnWindow],
+    run: runfile.Run,
+    *,
+    kept: bool,
+) -> None:
+    """Check that a published transcript holds what the published windows need, and nothing else."""
+    listed = {name for name in publication.files if name.startswith(f"{TRANSCRIPT}/")}
+    due = {
+        f"{TRANSCRIPT}/{layout.packed_name(name)}"
+        for name in published_transcript.files(transcript, published, run, kept=kept)
+    }
+    listed |= set(publication.row_files)
+    due |= {layout.row_file(one, kept) for one in published}
+    if missing := sorted(due - listed):
+        raise LockstepError(
+            f"{missing[0]}: no such file, expected it, since a drawn window needs it"
+        )
+    if useless := sorted(listed - due):
+        raise LockstepError(f"{useless[0]}: a file that no drawn window needs, expected none")
+    extents: dict[str, list[tuple[int, int]]] = {}
+    for entry in transcript.rounds:
+        for message in (*entry.evidence.messages.values(), *entry.evidence.others.values()):
+            if message.payload is not None and message.offset is not None:
+                extents.setdefault(message.payload, []).append((message.offset, message.held))
+    for payload, parts in extents.items():
+        name, end = f"{TRANSCRIPT}/payloads/{payload}", 0
+        if name not in listed:
+            continue
+        for offset, count in sorted(parts):
+            if offset != end:
+                raise LockstepError(f"{name}: a message at {offset}, expected one at {end}")
+            end += count
+        if publication.files[name].bytes != end:
+            raise LockstepError(
+                f"{name}: {publication.files[name].bytes} bytes, expected the {end} of its messages"
+            )
