@@ -128,17 +128,11 @@ def is_pause_asked(folder: Path) -> bool:
 
 
 class Training(NamedTuple):
-    """A training that has not ended, seen from another process.
+    """A training that has not ended, seen from another process."""
 
-    Attributes:
-      folder: Its work in progress, `data/runs/<key>`.
-      status: What it wrote last.
-      process: The process that holds its lock, or None.
-    """
-
-    folder: Path
-    status: Status
-    process: int | None
+    folder: Path  #: Its work in progress, `data/runs/<key>`.
+    status: Status  #: What it wrote last.
+    process: int | None  #: The process that holds its lock, or None.
 
     @property
     def state(self) -> str:

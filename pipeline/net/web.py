@@ -60,21 +60,14 @@ NEXT_PAGE = re.compile(r'<[^<>?]*\?([^<>]*)>; *rel="?next"?')
 
 
 class Request(NamedTuple):
-    """A request to a server.
+    """A request to a server."""
 
-    Attributes:
-      url: address, without a user and password.
-      headers: with credentials, which no other server is shown.
-      name: the address in errors, without credentials.
-      expected: end of the error if the server refuses: "expected ...".
-      pushes: whether it belongs to a push. Then its errors repeat why the server refuses, and
-        $HF_HUB_OFFLINE, which is about downloads, does not stop it.
-    """
-
-    url: str
-    headers: dict[str, str]
-    name: str
-    expected: str = "a readable file"
+    url: str  #: Address, without a user and password.
+    headers: dict[str, str]  #: With credentials, which no other server is shown.
+    name: str  #: The address in errors, without credentials.
+    expected: str = "a readable file"  #: End of the error if the server refuses: "expected ...".
+    #: Whether it belongs to a push. Then its errors repeat why the server refuses, and
+    #: $HF_HUB_OFFLINE, which is about downloads, does not stop it.
     pushes: bool = False
 
 
@@ -321,18 +314,12 @@ def _google_reason(content: bytes) -> str | None:
 
 
 class Version(NamedTuple):
-    """One version of a file.
+    """One version of a file."""
 
-    Attributes:
-      size: length in bytes.
-      tag: ETag or date of the last change; None without one.
-      checksum: checksum of its bytes, see `Origin`.
-      is_addressed: whether the address names the version, so that no answer is of another.
-    """
-
-    size: int
-    tag: str | None
-    checksum: str | None = None
+    size: int  #: Length in bytes.
+    tag: str | None  #: ETag or date of the last change; None without one.
+    checksum: str | None = None  #: Checksum of its bytes, see `Origin`.
+    #: Whether the address names the version, so that no answer is of another.
     is_addressed: bool = False
 
 

@@ -44,35 +44,22 @@ LISTED = 40  # token files that the card lists; a large data set has thousands
 
 
 class Facts(NamedTuple):
-    """The facts that a card shows.
+    """The facts that a card shows."""
 
-    Attributes:
-      keys: Keys of the export and of the stages before it.
-      run_file: Tables of the run file that the export's key depends on, as they were written.
-      results: Header, numbers and verdict.
-      first_loss: Training loss of the first round.
-      shards: shards.json.
-      start: source.json of the checkpoint.
-      environment: Environment of the stage train.
-      rounds_sha256: SHA-256 of the transcript's rounds.
-      model: The file of the export that says what was trained, such as config.json.
-      subject: What was trained.
-      has_tokenizer: Whether the export has a tokenizer.
-      sha256: SHA-256 of its weights, and of shards.json, by file name.
-    """
-
-    keys: dict[str, str]
+    keys: dict[str, str]  #: Keys of the export and of the stages before it.
+    #: Tables of the run file that the export's key depends on, as they were written.
     run_file: dict[str, Any]
-    results: Results
-    first_loss: float
-    shards: dict[str, Any]
-    start: dict[str, Any]
-    environment: dict[str, str]
-    rounds_sha256: str
+    results: Results  #: Header, numbers and verdict.
+    first_loss: float  #: Training loss of the first round.
+    shards: dict[str, Any]  #: shards.json.
+    start: dict[str, Any]  #: source.json of the checkpoint.
+    environment: dict[str, str]  #: Environment of the stage train.
+    rounds_sha256: str  #: SHA-256 of the transcript's rounds.
+    #: The file of the export that says what was trained, such as config.json.
     model: dict[str, Any]
-    subject: Subject
-    has_tokenizer: bool
-    sha256: dict[str, str]
+    subject: Subject  #: What was trained.
+    has_tokenizer: bool  #: Whether the export has a tokenizer.
+    sha256: dict[str, str]  #: SHA-256 of its weights, and of shards.json, by file name.
 
 
 def run_file(value: Callable[[str, str], Any]) -> dict[str, Any]:

@@ -20,31 +20,18 @@ FOUND, REPLAYED, NOT_REPLAYED = "found", "replayed", "not replayed"
 
 
 class ReportFacts(NamedTuple):
-    """What the page is made of.
+    """What the page is made of."""
 
-    Attributes:
-      results: Header, numbers, verdict and evaluation.
-      losses: Rows of loss.tsv.
-      held_out: Rows of held_out.tsv.
-      scores_in_training: Rows of tasks.tsv.
-      rounds: The transcript's rounds.
-      shards: shards.json.
-      environment: Environment of the stage train.
-      files: The files of the export, as its made file lists them.
-      rounds_sha256: SHA-256 of the transcript's rounds.
-      keys: Key of each stage.
-    """
-
-    results: Results
-    losses: list[dict[str, float]]
-    held_out: list[dict[str, float]]
-    scores_in_training: list[dict[str, str]]
-    rounds: list[dict[str, Any]]
-    shards: dict[str, Any]
-    environment: dict[str, str]
-    files: dict[str, Any]
-    rounds_sha256: str
-    keys: dict[str, str]
+    results: Results  #: Header, numbers, verdict and evaluation.
+    losses: list[dict[str, float]]  #: Rows of loss.tsv.
+    held_out: list[dict[str, float]]  #: Rows of held_out.tsv.
+    scores_in_training: list[dict[str, str]]  #: Rows of tasks.tsv.
+    rounds: list[dict[str, Any]]  #: The transcript's rounds.
+    shards: dict[str, Any]  #: shards.json.
+    environment: dict[str, str]  #: Environment of the stage train.
+    files: dict[str, Any]  #: The files of the export, as its made file lists them.
+    rounds_sha256: str  #: SHA-256 of the transcript's rounds.
+    keys: dict[str, str]  #: Key of each stage.
 
 
 def render(run: runfile.Run, facts: ReportFacts) -> tuple[str, list[plots.Picture]]:

@@ -14,19 +14,12 @@ PAGE, CARD = "report.html", "README.md"
 
 
 class Results(NamedTuple):
-    """The results that the stages wrote.
+    """The results that the stages wrote."""
 
-    Attributes:
-      header: The transcript's header.json.
-      trained: metrics/train.json.
-      verdict: verdict.json.
-      evaluated: evaluate.json; empty before stage evaluate.
-    """
-
-    header: dict
-    trained: dict
-    verdict: dict
-    evaluated: dict = {}
+    header: dict  #: The transcript's header.json.
+    trained: dict  #: metrics/train.json.
+    verdict: dict  #: verdict.json.
+    evaluated: dict = {}  #: evaluate.json; empty before stage evaluate.
 
     @property
     def held_out_loss(self) -> float | None:

@@ -22,21 +22,13 @@ ATTEMPTS = 3  # to reach the hub: somebody waits for the answer
 
 
 class ModelFiles(NamedTuple):
-    """The files of a model in a folder or a repository.
+    """The files of a model in a folder or a repository."""
 
-    Attributes:
-      repo_id: The folder or the repository, as a run file names it.
-      where: What errors call it.
-      folder: The folder, or that of the small files that were fetched of a repository.
-      names: Names of all files, those that were not fetched too.
-      commit: Commit of the repository; None of a folder.
-    """
-
-    repo_id: str
-    where: str
-    folder: Path
-    names: frozenset[str]
-    commit: str | None
+    repo_id: str  #: The folder or the repository, as a run file names it.
+    where: str  #: What errors call it.
+    folder: Path  #: The folder, or that of the small files that were fetched of a repository.
+    names: frozenset[str]  #: Names of all files, those that were not fetched too.
+    commit: str | None  #: Commit of the repository; None of a folder.
 
     @property
     def has_tokenizer(self) -> bool:
@@ -108,25 +100,16 @@ def look(repo_id: str, revision: str | None, root: Path, where: str, expected: s
 
 
 class StartingModel(NamedTuple):
-    """What a run trains.
+    """What a run trains."""
 
-    Attributes:
-      checkpoint: Its table in a run file.
-      config: Its config.json.
-      tokenizer: The folder or the name on the hub that has its tokenizer; None without one.
-      params: Number of its parameters.
-      groups: Top-level names of the params.
-      said: What it is, for people.
-      revision: Commit of its tokenizer on the hub; None in a folder.
-    """
-
-    checkpoint: dict[str, Any]
-    config: dict[str, Any]
+    checkpoint: dict[str, Any]  #: Its table in a run file.
+    config: dict[str, Any]  #: Its config.json.
+    #: The folder or the name on the hub that has its tokenizer; None without one.
     tokenizer: str | None
-    params: int
-    groups: tuple[str, ...]
-    said: str
-    revision: str | None = None
+    params: int  #: Number of its parameters.
+    groups: tuple[str, ...]  #: Top-level names of the params.
+    said: str  #: What it is, for people.
+    revision: str | None = None  #: Commit of its tokenizer on the hub; None in a folder.
 
     @property
     def is_trained(self) -> bool:

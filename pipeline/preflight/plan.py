@@ -24,38 +24,26 @@ ROUND, ROUND_OF_PEER, ROUND_OF_WITNESS = 700, 250, 1000  # bytes of rounds.jsonl
 
 
 class Footprint(NamedTuple):
-    """What a run will take, in bytes, and its simulated time.
+    """What a run will take, in bytes, and its simulated time."""
 
-    Attributes:
-      params: The params, float32.
-      state: Params and the optimizer's state, of all peers: what a snapshot or checkpoint holds.
-      message: One peer's message of one round; of Rice-coded positions about, and rather less.
-      kept: Whether the transcript keeps messages.
-      kept_states: How many whole states the transcript keeps.
-      snapshots: Size of all of them.
-      payloads: All messages that the transcript keeps, or their sketches.
-      rounds: The transcript's record of rounds, about.
-      checkpoints: The most checkpoints that exist at a time, while it trains.
-      spooled: Messages of a round that are on disk until it is over; 0 where they are in memory.
-      seconds: Simulated time of the whole run, about.
-      round_seconds: Simulated time until all messages of an average round have arrived, or enough
-        of them; at most the limit.
-      late: A warning, where some messages cannot be in time.
-    """
-
-    params: int
+    params: int  #: The params, float32.
+    #: Params and the optimizer's state, of all peers: what a snapshot or checkpoint holds.
     state: int
+    #: One peer's message of one round; of Rice-coded positions about, and rather less.
     message: int
-    kept: bool
-    kept_states: int
-    snapshots: int
-    payloads: int
-    rounds: int
-    checkpoints: int
+    kept: bool  #: Whether the transcript keeps messages.
+    kept_states: int  #: How many whole states the transcript keeps.
+    snapshots: int  #: Size of all of them.
+    payloads: int  #: All messages that the transcript keeps, or their sketches.
+    rounds: int  #: The transcript's record of rounds, about.
+    checkpoints: int  #: The most checkpoints that exist at a time, while it trains.
+    #: Messages of a round that are on disk until it is over; 0 where they are in memory.
     spooled: int
-    seconds: float
+    seconds: float  #: Simulated time of the whole run, about.
+    #: Simulated time until all messages of an average round have arrived, or enough of them; at
+    #: most the limit.
     round_seconds: float
-    late: str | None
+    late: str | None  #: A warning, where some messages cannot be in time.
 
     @property
     def trained(self) -> int:

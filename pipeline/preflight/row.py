@@ -31,31 +31,19 @@ class CheckRow(NamedTuple):
 
 
 class Look(NamedTuple):
-    """A look at a run.
+    """A look at a run."""
 
-    Attributes:
-      name: What is looked at, in a word.
-      stage: The stage before which it is looked at; None looks at it always.
-      take: Yields the rows.
-    """
-
-    name: str
-    stage: str | None
-    take: Callable[[Run], Iterable[CheckRow]]
+    name: str  #: What is looked at, in a word.
+    stage: str | None  #: The stage before which it is looked at; None looks at it always.
+    take: Callable[[Run], Iterable[CheckRow]]  #: Yields the rows.
 
 
 class Need(NamedTuple):
-    """Packages that a key of the run file may need, beyond those that are always installed.
+    """Packages that a key of the run file may need, beyond those that are always installed."""
 
-    Attributes:
-      stage: The first stage that fails without them.
-      key: The key, as errors call it.
-      modules: Returns the modules that the key's value needs.
-    """
-
-    stage: str
-    key: str
-    modules: Callable[[Run], Iterable[str]]
+    stage: str  #: The first stage that fails without them.
+    key: str  #: The key, as errors call it.
+    modules: Callable[[Run], Iterable[str]]  #: Returns the modules that the key's value needs.
 
 
 def looked(name: str, look: Callable[[], Iterable[CheckRow]]) -> Iterator[CheckRow]:

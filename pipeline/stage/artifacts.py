@@ -36,17 +36,11 @@ def environment() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Paths:
-    """Where one stage of one run reads and writes.
+    """Where one stage of one run reads and writes."""
 
-    Attributes:
-      stage: Name of the stage in dvc.yaml.
-      run: Path of the run file.
-      root: Folder that holds `data/` and `metrics/`.
-    """
-
-    stage: str
-    run: Path
-    root: Path
+    stage: str  #: Name of the stage in dvc.yaml.
+    run: Path  #: Path of the run file.
+    root: Path  #: Folder that holds `data/` and `metrics/`.
     _read: dict[str, str] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @cached_property

@@ -9,23 +9,14 @@ Scalars = Mapping[str, float]
 
 
 class TrackedRun(NamedTuple):
-    """The training that a sink shows.
+    """The training that a sink shows."""
 
-    Attributes:
-      key: Key of its stage train, by which a tracker finds it again.
-      name: What trackers call it: optimizer, size and key, as in distro-1.9M-18b4f5f188fd.
-      project: The project, or experiment, that it belongs to.
-      folder: Where trackers that write files put them.
-      settings: Its run file, without what changes no result.
-      step: Rounds that are behind it: those of the checkpoint that it resumes from.
-    """
-
-    key: str
-    name: str
-    project: str
-    folder: Path
-    settings: dict
-    step: int
+    key: str  #: Key of its stage train, by which a tracker finds it again.
+    name: str  #: What trackers call it: optimizer, size and key, as in distro-1.9M-18b4f5f188fd.
+    project: str  #: The project, or experiment, that it belongs to.
+    folder: Path  #: Where trackers that write files put them.
+    settings: dict  #: Its run file, without what changes no result.
+    step: int  #: Rounds that are behind it: those of the checkpoint that it resumes from.
 
 
 class Sink(Protocol):
