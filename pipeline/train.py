@@ -34,11 +34,9 @@ from pipeline import runfile
 from pipeline.joints import offered
 from pipeline.language_model import cudnn, held_out
 from pipeline.language_model.held_out import HeldOutRows, MeanLoss
-from pipeline.monitor import training_scores
-from pipeline.monitor.monitor import Monitor, Terminal
-from pipeline.monitor.owner import Pauses, Stops
+from pipeline.monitor import tracker, training_scores
+from pipeline.monitor.monitor import Monitor, Pauses, Stops, Terminal
 from pipeline.monitor.profile import Profile
-from pipeline.monitor.sinks import tracker
 from pipeline.monitor.training_scores import TrainingScores
 from pipeline.runfile.method import learning_rate_of_run
 from pipeline.stage import devices, signals

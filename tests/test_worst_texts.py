@@ -14,7 +14,7 @@ import pytest
 from lockstep import errors
 from lockstep.errors import LockstepError
 from pipeline.net import host
-from pipeline.pages import public
+from pipeline.pages import templates
 from pipeline.stage.keys import PROJECT
 from tests.linear import WORST, in_time
 
@@ -25,9 +25,9 @@ SHOWING = {
     "shown": errors.shown,
     "reveals": errors.reveals,
     "redact": lambda text: host.message(ValueError(text)),
-    "public": public.without_secrets,
-    "folders": public.without_folders,
-    "code": public.code,
+    "public": templates.without_secrets,
+    "folders": templates.without_folders,
+    "code": templates.code,
 }
 BOUNDED = ("brief", "LockstepError")
 FUNCTIONS = {

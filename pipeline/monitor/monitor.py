@@ -1,7 +1,8 @@
-"""How a trainer reports: status.json, its bar, the terminal and experiment trackers."""
+"""How a trainer reports: status.json, its bar, trackers; and how its owner pauses or stops it."""
 
 import logging
 import os
+import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
@@ -13,26 +14,23 @@ import numpy as np
 
 from lockstep.machine.progress import Progress, size
 from lockstep.protocol.driver import RunProgress
+from lockstep.swarm.checkpoints import Checkpoints
 from lockstep.transcript.entry import Entry
 from lockstep.transcript.observer import Observer
 from pipeline import runfile
-from pipeline.monitor.sinks.tracker import Tracker
+from pipeline.monitor.tracker import Tracker
 from pipeline.monitor.training import Members, Status, is_pause_asked, ranges
 
 SECONDS = 1.0  # at least, between two writes of status.json
+POLL_SECONDS = 0.2  # of a paused training, for the end of the pause
 log = logging.getLogger(__name__)
 
 
 class Monitor:
     """Tells where a training is: `with Monitor(run, path, folder, step) as monitor: ...`.
 
-    Args:
-      run: The whole run.
-      path: Path of the run file.
-      folder: The training's work in progress.
-      step: Rounds that are behind it.
-      held_out_loss: Held-out loss before the first round.
-      scores: Returns the scores of tasks so far.
+    `path` is the run file's, `folder` the training's work in progress, `step` the rounds that are
+    behind it, and `held_out_loss` that before the first round; `scores` is as in `Tracker`.
     """
 
     def __init__(
@@ -139,14 +137,11 @@ def _number(value: float | None, form: str) -> str:
 
 @dataclass
 class Terminal(Observer):
-    """Tells the monitor and the terminal of each round.
-
-    bar: Its numbers are the monitor's. timed: Returns a block whose time counts for a phase of the
-      round.
-    """
+    """Tells the monitor and the terminal of each round."""
 
     bar: Progress
     monitor: Monitor
+    #: Returns a block whose time counts for a phase of the round.
     timed: Callable[[str], AbstractContextManager[None]]
 
     def kept(self, entry: Entry, progress: RunProgress) -> None:
@@ -168,3 +163,59 @@ def _say_who(entry: Entry) -> None:
         log.info(f"train: round {step}: peer {peer} has left")
     for peer in entry.round.joined:
         log.info(f"train: round {step}: peer {peer} has joined")
+
+
+# ---- Requests of the owner ----
+
+
+class Stops(Observer):
+    """Ends the process after a signal, once its last round is saved.
+
+    `asked_to_stop` returns the status to end with, or 0; after round `last` the training ends by
+    itself.
+    """
+
+    def __init__(self, asked_to_stop: Callable[[], int], checkpoints: Checkpoints, last: int):
+        self.asked_to_stop, self.checkpoints, self.last = asked_to_stop, checkpoints, last
+        self._status = 0
+
+    def must_save(self, entry: Entry) -> bool:
+        """Return whether the process is to end."""
+        self._status = 0 if entry.round.step == self.last else self.asked_to_stop()
+        return bool(self._status)
+
+    def kept(self, entry: Entry, progress: RunProgress) -> None:
+        """End the process, if a signal came before the round was saved."""
+        del progress
+        if self._status:
+            self.stop(self._status, entry.round.step)
+
+    def stop(self, status: int, step: int) -> None:
+        """End the process; the newest checkpoint is of round `step`."""
+        self.checkpoints.close()
+        log.info(f"train: stopped after round {step}; the same command goes on")
+        sys.exit(status)
+
+
+@dataclass
+class Pauses(Observer):
+    """Waits while the run is paused, and ends the process if it is asked to meanwhile.
+
+    The checkpoint is saved already.
+    """
+
+    monitor: Monitor
+    stops: Stops
+
+    def begins(self, step: int, progress: RunProgress) -> None:
+        """Wait until the owner resumes the run."""
+        if not (progress.pausing and self.monitor.must_pause()):
+            return
+        log.info(f"train: paused after round {step - 1}; `lockstep resume` goes on")
+        self.monitor.paused()
+        while self.monitor.must_pause():
+            if status := self.stops.asked_to_stop():
+                self.stops.stop(status, step - 1)
+            time.sleep(POLL_SECONDS)
+        log.info("train: resumed")
+        self.monitor.go_on()

@@ -25,14 +25,11 @@ log = logging.getLogger(__name__)
 class RoundTimes(Table):
     """times.json: real time of the profiled rounds, by phase."""
 
-    first: int
-    """The first round."""
-    last: int
-    """The last round."""
-    seconds: float
-    """Time of all of them together."""
+    first: int  #: The first round.
+    last: int  #: The last round.
+    seconds: float  #: Time of all of them together.
+    #: Seconds of each phase, in the order of a round; what is in none of them is `other`.
     phases: dict[str, float]
-    """Seconds of each phase, in the order of a round; what is in none of them is `other`."""
 
     def rows(self) -> Iterator[tuple[str, float, float]]:
         """Yield each phase, its milliseconds in a round, and its share of a round's time."""

@@ -40,22 +40,14 @@ STATES = {
 class Members(Table):
     """The peers by their roles in the last round, and those without one; ascending."""
 
-    training: tuple[int, ...] = ()
-    """Peers that trained."""
-    verifying: tuple[int, ...] = ()
-    """Peers that recomputed others' steps."""
-    witnessing: tuple[int, ...] = ()
-    """Peers that attested to what arrived."""
-    late: tuple[int, ...] = ()
-    """Peers whose message arrived too late, or never."""
-    waiting: tuple[int, ...] = ()
-    """Peers that asked to take part, and do from the next epoch on."""
-    dropped: tuple[int, ...] = ()
-    """Peers that are out of the epoch, since nobody heard from them."""
-    left: tuple[int, ...] = ()
-    """Peers that left by themselves."""
-    ejected: tuple[int, ...] = ()
-    """Proven liars, out of the run."""
+    training: tuple[int, ...] = ()  #: Peers that trained.
+    verifying: tuple[int, ...] = ()  #: Peers that recomputed others' steps.
+    witnessing: tuple[int, ...] = ()  #: Peers that attested to what arrived.
+    late: tuple[int, ...] = ()  #: Peers whose message arrived too late, or never.
+    waiting: tuple[int, ...] = ()  #: Peers that asked to take part, and do from the next epoch on.
+    dropped: tuple[int, ...] = ()  #: Peers that are out of the epoch, since nobody heard from them.
+    left: tuple[int, ...] = ()  #: Peers that left by themselves.
+    ejected: tuple[int, ...] = ()  #: Proven liars, out of the run.
 
     @classmethod
     def after(cls, progress: RunProgress, entry: Entry) -> "Members":
@@ -81,32 +73,21 @@ class Members(Table):
 class Status(Table):
     """status.json: where a training is."""
 
-    state: Literal["starting", "training", "paused"] = "starting"
-    """What it does."""
-    run: str
-    """Path of the run file."""
-    process: int
-    """Its process id."""
-    round: int
-    """The last round that was taken; 0 before the first."""
-    rounds: int
-    """The run's last round."""
-    epoch: int = 0
-    """The epoch of the last round, from 0."""
-    loss: float | None = None
-    """Mean loss of the peers before the last round, nats per token."""
-    held_out_loss: float | None = None
-    """The last that was measured, nats per token."""
+    state: Literal["starting", "training", "paused"] = "starting"  #: What it does.
+    run: str  #: Path of the run file.
+    process: int  #: Its process id.
+    round: int  #: The last round that was taken; 0 before the first.
+    rounds: int  #: The run's last round.
+    epoch: int = 0  #: The epoch of the last round, from 0.
+    loss: float | None = None  #: Mean loss of the peers before the last round, nats per token.
+    held_out_loss: float | None = None  #: The last that was measured, nats per token.
+    #: Mean rate since training began, or went on; null before the second round.
     rounds_per_second: float | None = None
-    """Mean rate since training began, or went on; null before the second round."""
-    tokens_per_second: float | None = None
-    """The same, in tokens of all peers."""
+    tokens_per_second: float | None = None  #: The same, in tokens of all peers.
+    #: Bytes that a peer sent in the last round, mean over peers.
     message_bytes: float | None = None
-    """Bytes that a peer sent in the last round, mean over peers."""
-    peers: Members = Members()
-    """Who takes part in it."""
-    updated: float
-    """When this was written, seconds since 1970."""
+    peers: Members = Members()  #: Who takes part in it.
+    updated: float  #: When this was written, seconds since 1970.
 
     @property
     def seconds_left(self) -> float | None:
@@ -161,11 +142,7 @@ class Training(NamedTuple):
         return shutil.disk_usage(self.folder).free
 
     def pause(self) -> str:
-        """Ask for a pause, and return what comes of it.
-
-        Raises:
-          LockstepError: No process can be paused, or a pause was requested already.
-        """
+        """Ask for a pause, and return what comes of it."""
         if self.state not in ("starting", "training"):
             raise LockstepError(
                 f"{self.folder}: the training is {self.state}, expected a running one"
@@ -175,11 +152,7 @@ class Training(NamedTuple):
         return "once its round is over, the training waits; `lockstep resume` lets it go on"
 
     def resume(self) -> str:
-        """Take a pause back, and return what comes of it.
-
-        Raises:
-          LockstepError: No pause was requested.
-        """
+        """Take a pause back, and return what comes of it."""
         if not is_pause_asked(self.folder):
             raise LockstepError(
                 f"{self.folder}: the training is {self.state}, expected one that was paused"
@@ -225,11 +198,7 @@ class Training(NamedTuple):
 
 
 def read(folder: Path) -> Training:
-    """Return the training whose work in progress is in `folder`.
-
-    Raises:
-      LockstepError: Its status.json is missing or damaged.
-    """
+    """Return the training whose work in progress is in `folder`."""
     path = folder / STATUS_FILE
     try:
         status = validate_json(Status, path.read_bytes(), str(path))
@@ -239,11 +208,7 @@ def read(folder: Path) -> Training:
 
 
 def newest(root: Path) -> Training:
-    """Return the training below `root` that goes on or, if none does, the last one that did.
-
-    Raises:
-      LockstepError: There is none.
-    """
+    """Return the training below `root` that goes on or, if none does, the last one that did."""
     runs = Paths("train", Path(RUN_FILE), root).runs
     trainings = [read(path.parent) for path in runs.glob(f"*/{STATUS_FILE}")]
     if not trainings:

@@ -24,11 +24,8 @@ log = logging.getLogger(__name__)
 class TrainingScores:
     """The scores of a training, one row for each metric of each task at each scored round.
 
-    Args:
-      path: File of the scores so far, which this keeps complete.
-      score: Returns the results of the tasks at some params.
-      every: Rounds between scores; 0: none.
-      aside: Whether to score on a thread of its own, while training goes on.
+    The file at `path` has all scores so far. `score` returns the results of the tasks at some
+    params, every so many rounds, 0 for never; `aside` on a thread, while training goes on.
     """
 
     def __init__(

@@ -36,11 +36,7 @@ _lengths: dict[int, int] = {}  # a file system's id -> bytes of a request that c
 
 
 def find_file_system(url: str) -> "tuple[AbstractFileSystem, str]":
-    """Return the file system of an address, and the path in it.
-
-    Raises:
-      NetError: the scheme is unknown, or its library is not installed.
-    """
+    """Return the file system of an address, and the path in it."""
     files = file_system("/".join(url.split("/")[:3]))
     return files, files._strip_protocol(url)
 
@@ -77,11 +73,7 @@ def _settings(url: str) -> dict[str, Any]:
 
 
 def list_files(url: str, network: NetSettings) -> dict[str, dict[str, Any]]:
-    """Return the files at and below an address: path -> fsspec's description.
-
-    Raises:
-      NetError: the address does not exist or cannot be read, or its listing has no end.
-    """
+    """Return the files at and below an address: path -> fsspec's description."""
     name, (files, path) = hide(url), find_file_system(url)
     check_online(name)
     limit = limits.ListingLimit(name)

@@ -37,19 +37,16 @@ def endpoint() -> str:
     return address if "://" in address else f"http://{address}"
 
 
-def credentials(name: str) -> "Credentials":
+@lru_cache(maxsize=4)
+def _credentials(name: str, key: str | None, emulator: str | None) -> "Credentials":
     """Return the environment's credentials, or anonymous ones; `name` is the bucket in errors.
 
-    An emulator of Google's server only sees credentials that $GOOGLE_APPLICATION_CREDENTIALS names.
-
-    Raises:
-      NetError: the environment names invalid credentials.
+    An emulator of the server only sees those that `key` ($GOOGLE_APPLICATION_CREDENTIALS) names.
     """
     import google.auth
     from google.auth.credentials import AnonymousCredentials
 
-    key = os.environ.get(KEY)
-    if os.environ.get(EMULATOR) and not key:
+    if emulator and not key:
         return AnonymousCredentials()
     try:
         return google.auth.default(scopes=[SCOPE])[0]
@@ -65,10 +62,6 @@ def authorization(name: str, *, pushes: bool = False) -> dict[str, str]:
     """Return the headers of a request to a bucket, with a fresh token if there are credentials.
 
     A push needs google-auth, and counts against the quota project that the credentials name.
-
-    Raises:
-      NetError: the environment names credentials that cannot be used, or google-auth is needed
-        and not installed.
     """
     try:
         import google.auth.exceptions
@@ -78,7 +71,7 @@ def authorization(name: str, *, pushes: bool = False) -> dict[str, str]:
             because = f": {KEY} is set" if os.environ.get(KEY) else ""
             raise lacking(f"{name}{because}", "google.auth") from None
         return {}
-    current = _cached(name, os.environ.get(KEY), os.environ.get(EMULATOR))
+    current = _credentials(name, os.environ.get(KEY), os.environ.get(EMULATOR))
     try:
         if not current.valid:
             current.refresh(Request())
@@ -91,11 +84,6 @@ def authorization(name: str, *, pushes: bool = False) -> dict[str, str]:
     project = getattr(current, "quota_project_id", None) if pushes else None
     quota = {"x-goog-user-project": project} if project else {}
     return {"Authorization": f"Bearer {current.token}"} | quota
-
-
-@lru_cache(maxsize=4)
-def _cached(name: str, key: str | None, emulator: str | None) -> "Credentials":
-    return credentials(name)
 
 
 # ---- Files ----
@@ -152,12 +140,7 @@ class BucketPage(BaseModel):
 class BucketFolder:
     """A folder of a bucket.
 
-    Args:
-      bucket: name of the bucket.
-      path: path of the folder; empty for the whole bucket.
-      network: limits of time and attempts.
-      expected: end of the error if the server refuses: "expected ...".
-      pushes: whether files are written to it (`Request.pushes`).
+    An empty `path` is the whole bucket. `expected` and `pushes` are those of its requests.
     """
 
     def __init__(
@@ -179,9 +162,6 @@ class BucketFolder:
         """Return the newest versions of the files, by their names in the folder.
 
         `below` says whether the files of folders in it are listed too.
-
-        Raises:
-          NetError: the bucket cannot be read, or its listing is invalid or has no end.
         """
         query = {"prefix": self._prefix, "fields": f"nextPageToken,items({FIELDS})"}
         query |= {} if below else {"delimiter": "/"}
@@ -201,11 +181,7 @@ class BucketFolder:
         return files
 
     def find(self, name: str, generation: int | None) -> BucketFile | None:
-        """Return one version of a file, by default the newest; None if there is none.
-
-        Raises:
-          NetError: the bucket cannot be read, or its answer is invalid.
-        """
+        """Return one version of a file, by default the newest; None if there is none."""
         query = {"fields": FIELDS} | ({} if generation is None else {"generation": generation})
         request = self._request(f"/{quote(self._prefix + name, safe='')}", query)
         try:
@@ -220,11 +196,7 @@ class BucketFolder:
         return file
 
     def origin(self, name: str, file: BucketFile) -> Origin:
-        """Return where the bytes of a version are; `name` is the file's in the folder.
-
-        Raises:
-          NetError: they are stored in compressed form.
-        """
+        """Return where the bytes of a version are; `name` is the file's in the folder."""
         if file.encoding:
             raise NetError(
                 f"{self.name}/{name}: stored as {brief(file.encoding)}, expected plain bytes"
@@ -247,12 +219,9 @@ class BucketFolder:
         The server writes nothing if the newest generation is another than expected, or if the bytes
         that arrived have another CRC32C.
 
-        Args:
-          name: name of the file in the folder.
-          content: bytes of the file, from the start of a file that can be read twice.
-          generation: newest generation of the file; 0 if there is none.
-          advance: takes the number of bytes, whenever some have arrived.
-          kind: media type of the file.
+        `content` can be read twice, and is at its start; `generation` is the newest one, 0 if
+        there is none. `advance` takes a number of bytes, whenever some have arrived, and `kind` is
+        the media type.
 
         Raises:
           NetError: somebody else wrote the file, or the bucket refuses it or cannot be
@@ -320,7 +289,7 @@ class BucketFolder:
                     )
                 return arrived
             limit = limits.ListingLimit(upload.name, FILE_BYTES)
-            text = bytes(web.read_whole(answer, upload.name, limit, self._network))
+            text = web.read_whole(answer, upload.name, limit, self._network)
         file = validate(BucketFile, parse(text, upload.name), f"{upload.name}: invalid answer")
         if (int(file.size), file.crc32c or upload.crc32c) != (upload.size, upload.crc32c):
             raise NetError(

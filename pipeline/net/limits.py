@@ -30,19 +30,13 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True)
 class NetSettings:
-    """How a program wants its requests; any object with these attributes will do.
+    """How a program wants its requests; any object with these attributes will do."""
 
-    Args:
-      connections: requests at once.
-      attempts: failures in a row, each with next to nothing received, after which one gives up.
-      stall_seconds: seconds without an answer or a byte that are a failure.
-      cache_bytes: memory for streamed files.
-    """
-
-    connections: int = 8
+    connections: int = 8  #: Requests at once.
+    #: Failures in a row, each with next to nothing received, after which one gives up.
     attempts: int = 8
-    stall_seconds: float = 30.0
-    cache_bytes: int = 256_000_000
+    stall_seconds: float = 30.0  #: Seconds without an answer or a byte that are a failure.
+    cache_bytes: int = 256_000_000  #: Memory for streamed files.
 
 
 class Bar(Protocol):

@@ -29,10 +29,8 @@ class NetTable(BaseModel):
 class Origin(NetTable):
     """One version of a file: where its bytes come from."""
 
-    url: str
-    """Address; a path is a file of this machine."""
-    size: Annotated[int, Field(ge=0)]
-    """Length in bytes."""
+    url: str  #: Address; a path is a file of this machine.
+    size: Annotated[int, Field(ge=0)]  #: Length in bytes.
     tag: str | None = None
     """The server's name of this version: an ETag, a generation; of a file of this machine, the
     time of its last change in nanoseconds; None without one."""
@@ -69,11 +67,7 @@ def hasher(kind: str, size: int) -> Any:
 
 
 def hash_file(path: Path, kind: str = "sha256", size: int | None = None) -> str:
-    """Return the hash of a file, or of its first `size` bytes, in hexadecimal.
-
-    Raises:
-      NetError: the file is shorter than `size`.
-    """
+    """Return the hash of a file, or of its first `size` bytes, in hexadecimal."""
     left = path.stat().st_size if size is None else size
     digest = hasher(kind, left)
     with open(path, "rb") as file:
@@ -89,11 +83,7 @@ def hash_file(path: Path, kind: str = "sha256", size: int | None = None) -> str:
 
 
 def parse(text: str | bytes, name: str) -> Any:
-    """Return the value of a JSON text in which no key stands twice in a table.
-
-    Raises:
-      NetError: it is none; the line begins with `name`.
-    """
+    """Return the value of a JSON text in which no key stands twice in a table."""
     try:
         return json.loads(text, object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
@@ -101,11 +91,7 @@ def parse(text: str | bytes, name: str) -> Any:
 
 
 def validate(model: type[AnyRecord], document: Any, name: str) -> AnyRecord:
-    """Return a JSON value as a model, whose first fault the error names.
-
-    Raises:
-      NetError: it does not fit; the line begins with `name`.
-    """
+    """Return a JSON value as a model, whose first fault the error names."""
     try:
         return model.model_validate_json(json.dumps(document))
     except ValidationError as error:

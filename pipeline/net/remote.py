@@ -125,15 +125,7 @@ def _read_local(origin: Origin, start: int, stop: int) -> Iterator[bytes]:
 
 
 def resolve(url: str) -> Request:
-    """Return the request for a file.
-
-    Args:
-      url: `http(s)://...`, `gs://bucket/name#generation` or
-        `hf://datasets/owner/name@commit/path`, without `datasets/` for a model's.
-
-    Raises:
-      NetError: the environment names credentials that cannot be used.
-    """
+    """Return the request for a file on a web server, in a bucket or on the hub."""
     match url.partition("://")[0]:
         case "gs":
             return _resolve_google(url)
@@ -151,11 +143,7 @@ def hub_headers() -> dict[str, str]:
 
 
 def resolve_web(url: str) -> Request:
-    """Return the request for a file on a web server.
-
-    Raises:
-      NetError: it is no address of one.
-    """
+    """Return the request for a file on a web server."""
     try:
         parts = urlsplit(url)
         found = parts.scheme if parts.hostname else "no server"

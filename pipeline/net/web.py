@@ -27,7 +27,7 @@ from urllib.parse import urljoin, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 import urllib3
-from urllib3 import connection, exceptions
+from urllib3 import exceptions
 
 from . import limits
 from .host import AGENT, NetError, brief, keep_secret, message, reveals
@@ -161,14 +161,10 @@ def _follow(
             return answer
         _finish(answer, network.stall_seconds)
         target = urljoin(url, location)
-        if _server(target) != _server(url):
+        if urlsplit(target)[:2] != urlsplit(url)[:2]:  # another server
             said = {key: value for key, value in said.items() if key.lower() not in CREDENTIALS}
         url = target
     raise NotFetchedError(f"{request.name}: too many redirects, expected a file")
-
-
-def _server(url: str) -> tuple[str, str]:
-    return urlsplit(url)[:2]
 
 
 def _finish(answer: urllib3.BaseHTTPResponse, seconds: float) -> bytes:
@@ -230,27 +226,23 @@ class _Response(HTTPResponse):
         self.fp = body
 
 
-class _Plain(connection.HTTPConnection):
-    response_class = _Response
+def _limited(pool: type[urllib3.HTTPConnectionPool]) -> type[urllib3.HTTPConnectionPool]:
+    """Return a kind of connection pool whose answers are `_Response`."""
+    connection = type("Limited", (pool.ConnectionCls,), {"response_class": _Response})
+    return type("LimitedPool", (pool,), {"ConnectionCls": connection})
 
 
-class _Tls(connection.HTTPSConnection):
-    response_class = _Response
-
-
-class _PlainPool(urllib3.HTTPConnectionPool):
-    ConnectionCls = _Plain
-
-
-class _TlsPool(urllib3.HTTPSConnectionPool):
-    ConnectionCls = _Tls
+POOLS = {
+    "http": _limited(urllib3.HTTPConnectionPool),
+    "https": _limited(urllib3.HTTPSConnectionPool),
+}
 
 
 @lru_cache(maxsize=4)
 def _pool(connections: int, proxy: str | None) -> urllib3.PoolManager:
     settings = {"maxsize": connections, "headers": {"User-Agent": AGENT}}
     pool = urllib3.ProxyManager(proxy, **settings) if proxy else urllib3.PoolManager(**settings)
-    pool.pool_classes_by_scheme = {"http": _PlainPool, "https": _TlsPool}
+    pool.pool_classes_by_scheme = POOLS
     return pool
 
 
@@ -369,11 +361,7 @@ def read(
 
 
 def head(request: Request, network: NetSettings) -> Version:
-    """Return the server's description of a file.
-
-    Raises:
-      NetError: the server refuses, gives no length, or cannot be reached.
-    """
+    """Return the server's description of a file."""
     return limits.call(lambda: _head(request, network), network)
 
 
@@ -382,17 +370,13 @@ class Pages:
 
     def __init__(self, network: NetSettings, most_bytes: int = limits.LISTING_BYTES):
         self._network, self._most_bytes = network, most_bytes
-        self._limit: ListingLimit | None = None
+        self._limit: ListingLimit | None = None  # of which the first page knows the name
 
     def get(self, request: Request) -> tuple[Any, Request | None]:
         """Return a JSON document, and the request for the page after it, if any.
 
         That request goes to the same server, whatever the page says: another would see its
         credentials.
-
-        Raises:
-          NetError: the server refuses or cannot be reached, the document is invalid, or the
-            listing has no end.
         """
         content, links = self._content(request)
         document = parse(content, request.name)
@@ -409,20 +393,20 @@ class Pages:
         """Return the content of a page, within the limits, and what it says of other pages."""
         self._limit = self._limit or ListingLimit(request.name, self._most_bytes)
         self._limit.next_page(request.url)
-        content, links = limits.call(lambda: self._fetch(request, self._limit), self._network)
-        self._limit.received(len(content))
-        return bytes(content), links
 
-    def _fetch(self, request: Request, limit: ListingLimit) -> tuple[bytearray, str]:
-        """Return the content of a page, and what it says of other pages."""
-        with opened("GET", request, self._network, {}) as answer:
-            content = read_whole(answer, request.name, limit, self._network)
-            return content, answer.headers.get("Link", "")
+        def fetch() -> tuple[bytes, str]:
+            with opened("GET", request, self._network, {}) as answer:
+                content = read_whole(answer, request.name, self._limit, self._network)
+                return content, answer.headers.get("Link", "")
+
+        content, links = limits.call(fetch, self._network)
+        self._limit.received(len(content))
+        return content, links
 
 
 def read_whole(
     answer: urllib3.BaseHTTPResponse, name: str, limit: ListingLimit, network: NetSettings
-) -> bytearray:
+) -> bytes:
     """Return a body that is read into memory, up to one byte more than the limit has room for.
 
     Raises:
@@ -436,7 +420,7 @@ def read_whole(
     length = _length(answer.headers)
     if length is not None and len(content) < min(length, room + 1):
         raise TransientError(f"{name}: received {len(content)} bytes, expected {length}")
-    return content
+    return bytes(content)
 
 
 def _paced(
@@ -470,14 +454,10 @@ def _head(request: Request, network: NetSettings) -> Version:
 
 def _describe(name: str, headers: Mapping[str, str], size: int) -> Version:
     _check_content(name, headers)
-    tag = _tag(headers)
+    tag = headers.get("ETag") or headers.get("Last-Modified")
     if tag is not None and reveals(tag):  # it would be written down
         raise NetError(f"{name}: names version {brief(repr(tag))}, expected an ETag or a date")
     return Version(size, tag, _checksum(name, headers))
-
-
-def _tag(headers: Mapping[str, str]) -> str | None:
-    return headers.get("ETag") or headers.get("Last-Modified")
 
 
 def _length(headers: Mapping[str, str]) -> int | None:

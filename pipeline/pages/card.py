@@ -18,9 +18,8 @@ from jinja2 import Environment
 from lockstep import __version__
 from pipeline import runfile
 from pipeline.audit import verdict_text
-from pipeline.pages.public import code, without_folders, without_secrets
 from pipeline.pages.stage_results import Results
-from pipeline.pages.templates import environment
+from pipeline.pages.templates import code, environment, without_folders, without_secrets
 from pipeline.stage.keys import tracked, upstream
 from pipeline.subject import Subject
 from pipeline.weights import hf
@@ -66,10 +65,8 @@ def run_file(value: Callable[[str, str], Any]) -> dict[str, Any]:
     """Return the tables of the run file that the export's key depends on, as they were written.
 
     With defaults filled in they would mean the same but have another key. The tasks of later stages
-    are not pinned: engines ask for the key, and the export does not depend on its value.
-
-    Args:
-      value: Returns the value that a stage's key has for a dotted name.
+    are not pinned: engines ask for the key, and the export does not depend on its value. `value`
+    returns what a stage's key has for a dotted name.
     """
     document: dict[str, Any] = {}
     for stage in sorted(upstream("export")):

@@ -10,9 +10,8 @@ from lockstep.transcript.windows import Window
 from pipeline import runfile
 from pipeline.audit import verdict_text
 from pipeline.pages import plots
-from pipeline.pages.public import without_secrets
 from pipeline.pages.stage_results import Results, times
-from pipeline.pages.templates import fill
+from pipeline.pages.templates import fill, without_secrets
 from pipeline.scores import scores
 
 TEMPLATE = "report.html.jinja"

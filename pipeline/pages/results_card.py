@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from pipeline.audit.verdict_text import HELD_OUT, HELD_OUT_SPLIT, SAMPLE, measured_on
-from pipeline.pages.public import code
+from pipeline.pages.templates import code
 from pipeline.scores import Score, scores
 
 if TYPE_CHECKING:
@@ -22,13 +22,10 @@ GENERATION = "text-generation"  # the hub's name of what the model does
 
 
 def with_results(card: str, evaluated: dict[str, Any], name: str, data: str) -> str:
-    """Return a model card with results; without any, as it is.
+    """Return the export's card with the results of evaluate.json; without any, as it is.
 
-    Args:
-      card: The export's README.md.
-      evaluated: evaluate.json.
-      name: Name of the model in the front matter.
-      data: What identifies the held-out text: the key of the stage that left it.
+    `name` is that of the model in the front matter, and `data` the key of the stage that left the
+    held-out text.
     """
     from huggingface_hub.repocard_data import eval_results_to_model_index
 

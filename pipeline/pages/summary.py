@@ -7,6 +7,7 @@ from pipeline.audit import verdict_text
 from pipeline.pages import stage_results
 from pipeline.pages.stage_results import PAGE, Results, times
 from pipeline.scores import main_scores
+from pipeline.stage import logs
 from pipeline.stage.artifacts import Paths, verify
 
 SHOWN_STAGES = ("train", "witness", "export", "evaluate", "report")
@@ -14,18 +15,12 @@ LINES_OF_TEXT = 6
 
 
 def show(paths: Paths) -> int:
-    """Print the table, and return the exit status: 1 if the export was refused.
-
-    Raises:
-      LockstepError: A stage has no result of the current run file, or a damaged one.
-    """
+    """Print the table, and return the exit status: 1 if the export was refused."""
     for stage in SHOWN_STAGES:
         verify(paths.made(stage))
     results = stage_results.read(paths.out("train"), paths.out("witness"), paths.out("evaluate"))
-    accepted = results.verdict["accepted"]
-    text = verdict_text.printable(results.evaluated["text"] or "")
-    _print_table(_rows(results, paths), text, accepted)
-    if accepted:
+    _print_table(_rows(results, paths), verdict_text.printable(results.evaluated["text"] or ""))
+    if results.verdict["accepted"]:
         print(f"The export is ready: {paths.out('export')}")
         return 0
     print(f"REFUSED, no weights were exported: {verdict_text.why_refused(results.verdict)}")
@@ -63,25 +58,13 @@ def _rows(results: Results, paths: Paths) -> list[tuple[str, str]]:
     ]
 
 
-def _print_table(rows: list[tuple[str, str]], text: str, accepted: bool) -> None:
-    lines = [line for line in text.splitlines() if line.strip()][:LINES_OF_TEXT]
-    if not sys.stdout.isatty():
-        width = max(len(name) for name, _ in rows)
-        plain = [f"{name:<{width}}  {value}" for name, value in rows]
-        plain += ["generated text:", *(f"    {line}" for line in lines)] if lines else []
-        output = "\n".join(plain).replace(verdict_text.UNPRINTABLE, "?")
-        print(output.encode("ascii", "backslashreplace").decode())
-        return
-
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    console = Console()
-    table = Table.grid(padding=(0, 2))
-    for name, value in rows:
-        style = "" if name != "verdict" else "bold green" if accepted else "bold red"
-        table.add_row(Text(name, style="dim"), Text(value, style=style))
-    if lines:
-        table.add_row(Text("generated text", style="dim"), Text("\n".join(lines), style="cyan"))
-    console.print(table)
+def _print_table(rows: list[tuple[str, str]], text: str) -> None:
+    width = max(len(name) for name, _ in rows)
+    lines = [f"{name:<{width}}  {value}" for name, value in rows]
+    if generated := [line for line in text.splitlines() if line.strip()]:
+        lines += ["generated text:", *(f"    {line}" for line in generated[:LINES_OF_TEXT])]
+    for line in lines:
+        if not sys.stdout.isatty():  # who reads it there may not expect UTF-8
+            line = line.replace(verdict_text.UNPRINTABLE, "?")
+            line = line.encode("ascii", "backslashreplace").decode()
+        logs.say(line)

@@ -24,11 +24,7 @@ def check(run: RunFile = DEFAULT_RUN, root: Root = DEFAULT_ROOT) -> None:
 
 
 def show(run_file: Path, root: Path) -> int:
-    """Print the table of what a run needs, and return how many rows say that a stage would fail.
-
-    Raises:
-      LockstepError: The run file is not valid, or lacks a table that an engine asks for.
-    """
+    """Print the table of what a run needs, and return how many rows say that a stage would fail."""
     from pipeline import runfile
     from pipeline.preflight.preflight import Preflight
     from pipeline.preflight.row import Mark, lines

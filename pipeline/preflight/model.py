@@ -36,21 +36,13 @@ class ModelFiles(NamedTuple):
         return not self.names.isdisjoint(KINDS)
 
     def config(self) -> dict[str, Any]:
-        """Return the config.json.
-
-        Raises:
-          LockstepError: There is none.
-        """
+        """Return the config.json."""
         if hf.CONFIG not in self.names:
             raise LockstepError(f"{self.where}: found no {hf.CONFIG}, expected a model's")
         return read_json(self.folder / hf.CONFIG)
 
     def check_tokenizer(self, key: str) -> None:
-        """Check that there is a tokenizer, which `key` of the run file names.
-
-        Raises:
-          LockstepError: There is none.
-        """
+        """Check that there is a tokenizer, which `key` of the run file names."""
         if not self.has_tokenizer:
             raise LockstepError(
                 f"{key}: {self.repo_id} has no {TOKENIZER}, expected one, or vocab_size in its "
@@ -58,11 +50,7 @@ class ModelFiles(NamedTuple):
             )
 
     def check_weights(self) -> None:
-        """Check that all weights exist.
-
-        Raises:
-          LockstepError: A file is not.
-        """
+        """Check that all weights exist."""
         if self.names.isdisjoint((hf.WEIGHTS, hf.INDEX)):
             raise LockstepError(
                 f"{self.where}: found neither {hf.WEIGHTS} nor {hf.INDEX}, expected weights there, "
@@ -78,24 +66,18 @@ class ModelFiles(NamedTuple):
 def look(repo_id: str, revision: str | None, root: Path, where: str, expected: str) -> ModelFiles:
     """Return the files of a model; for one on the hub, fetch a listing and config.json.
 
-    Args:
-      repo_id: A folder, or a name on the hub, where there is no such folder or a revision.
-      revision: Commit, branch or tag; None is the main branch.
-      root: Folder of `data/`, whose store keeps what is fetched.
-      where: What errors call it.
-      expected: What they say was expected.
-
-    Raises:
-      LockstepError: Neither exists, or the hub cannot be reached.
+    A folder of that name comes first, where there is no revision. `root` is the folder of `data/`,
+    whose store keeps what is fetched. Errors call the model `where`, and end with `expected`.
     """
     folder = expand(repo_id, where)
     if revision is None and folder.is_dir():
         return ModelFiles(repo_id, str(folder), folder, frozenset(os.listdir(folder)), None)
     name, cache = f"{where} {repo_id}", root / "data" / "store"
     network = runfile.Network(attempts=ATTEMPTS)
-    found = hub_files.listed(name, repo_id, revision, cache, expected, network)
     small, progress = (hf.CONFIG, hf.INDEX), partial(Progress, "hub")
-    folder = hub_files.fetch(found, name, repo_id, cache, small, network, progress)
+    folder, found = hub_files.download(
+        name, repo_id, revision, cache, small, expected, network, progress
+    )
     return ModelFiles(repo_id, name, folder, frozenset(found.files), found.commit)
 
 
@@ -128,11 +110,7 @@ class StartingModel(NamedTuple):
 
 
 def model_of_run(run: runfile.Run, root: Path) -> StartingModel | None:
-    """Return the model of a run file, or None where only stage convert can know it.
-
-    Raises:
-      LockstepError: Its folder or its name on the hub cannot be read.
-    """
+    """Return the model of a run file, or None where only stage convert can know it."""
     match run.llm.checkpoint:
         case runfile.CheckpointInit() as init:
             return described({}, dict(init.config), None, "the run's own", "its config")
@@ -150,11 +128,7 @@ def files_of_run(hub: runfile.CheckpointHub | runfile.CheckpointP2P, root: Path)
 def described(
     checkpoint: dict[str, Any], config: dict[str, Any], tokenizer: str | None, said: str, where: str
 ) -> StartingModel:
-    """Return a model of a config.json, which errors call `where`.
-
-    Raises:
-      LockstepError: Lockstep does not have its architecture.
-    """
+    """Return a model of a config.json, which errors call `where`."""
     model, parsed = hf.model_of(config, where)
     shapes = model.shapes(parsed)
     params = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))

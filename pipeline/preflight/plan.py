@@ -75,18 +75,10 @@ class Footprint(NamedTuple):
 def plan_of(run: runfile.Run, model: Model, first_step: int = 0) -> Footprint:
     """Return what a run will take.
 
-    Args:
-      run: The whole run.
-      model: What is trained, as a transcript's header has it.
-      first_step: Rounds trained by the run that this one extends, 0 for a new run.
-
-    Raises:
-      LockstepError: No message of the run can be in time.
+    `model` is what is trained, as a transcript's header has it, and `first_step` the rounds trained
+    by the run that this one extends, 0 for a new run.
     """
-    return _footprint(run, programs_of(run, model, first_step), first_step)
-
-
-def _footprint(run: runfile.Run, programs: Programs, first_step: int) -> Footprint:
+    programs = programs_of(run, model, first_step)
     params, peers = programs.task.shapes, run.peers.count
     own, shared = jax.eval_shape(programs.optimizer.init, params)
     state = _bytes(params) + _bytes(shared) + peers * _bytes(own)
@@ -141,9 +133,6 @@ def plan(run: runfile.Run, root: Path, *, converted: bool = True) -> Footprint:
     """Return what a run takes; of a model on the hub, its config.json is enough.
 
     `converted` says whether `data/init` is this run's, and not another's.
-
-    Raises:
-      LockstepError: The model is not known yet, or no message of the run can be in time.
     """
     if not converted and _is_on_hub(run) and (model := model_of_run(run, root)):
         return plan_of(run, model.config)
@@ -151,11 +140,7 @@ def plan(run: runfile.Run, root: Path, *, converted: bool = True) -> Footprint:
 
 
 def memory_lines(run: runfile.Run, root: Path, *, converted: bool) -> Iterator[str]:
-    """Yield what the run takes of memory on the devices here, for people to read.
-
-    Raises:
-      LockstepError: The model is not known yet.
-    """
+    """Yield what the run takes of memory on the devices here, for people to read."""
     if not converted and _is_on_hub(run):
         yield "memory         not known before `lockstep convert`"
         return

@@ -2,10 +2,13 @@
 
 Nothing is computed, and of what lies elsewhere only listings and small files are fetched. What a
 stage has made already is not looked at again, so a finished run needs no network.
+
+To add a package that a key needs, add a row to NEEDS, here or in a part's preflight.py;
+`pipeline/extras.py` knows what installs a module.
 """
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -14,9 +17,12 @@ from lockstep.machine import memory
 from lockstep.machine.progress import size
 from pipeline import convert, extras, joints, runfile
 from pipeline.language_model import cudnn
-from pipeline.preflight import packages, plan
+from pipeline.monitor.sinks import SINKS
+from pipeline.net.fsspec_files import MODULES
+from pipeline.preflight import plan
 from pipeline.preflight.model import ATTEMPTS, ModelFiles, described, files_of_run, look
-from pipeline.preflight.row import CheckRow, Look, Mark, looked
+from pipeline.preflight.row import CheckRow, Look, Mark, Need, looked
+from pipeline.runfile import data
 from pipeline.sources import dry_run
 from pipeline.stage import artifacts, descriptors
 from pipeline.stage.artifacts import Paths
@@ -28,13 +34,7 @@ WIDTH = 80  # characters of a name in the table
 
 
 class Preflight:
-    """The looks at a run: `rows` takes them all.
-
-    Args:
-      run: The whole run.
-      run_file: Its file.
-      root: Folder of `data/`.
-    """
+    """The looks at a run: `rows` takes them all. `root` is the folder of `data/`."""
 
     def __init__(self, run: runfile.Run, run_file: Path, root: Path):
         attempts = min(run.runtime.attempts, ATTEMPTS)
@@ -62,7 +62,7 @@ class Preflight:
         for name, stage, take in looks:
             if stage is None or stage in self.todo:
                 yield from looked(name, partial(take, self.run))
-        yield from packages.rows(self.run, self.todo)
+        yield from package_rows(self.run, self.todo)
         if not self.todo:
             yield CheckRow(Mark.FINE, "results", "every stage has its result")
 
@@ -188,3 +188,46 @@ def _older_tokenizer(files: ModelFiles) -> Iterator[CheckRow]:
 def _packages(where: str, module: str) -> Iterator[CheckRow]:
     if not extras.is_installed(module):
         yield CheckRow(Mark.FAILS, "packages", str(extras.lacking(where, module)))
+
+
+# ---- Packages that a run needs besides those always installed, by key of the run file ----
+
+
+def _data_packages(run: runfile.Run) -> Iterator[str]:
+    location = run.llm.data_location
+    if isinstance(location, data.DataPreprocessed):
+        yield "pyarrow"
+    sources = getattr(location, "sources", (location,))
+    for source in sources:
+        address = getattr(source, "url", None) or getattr(source, "source", None) or ""
+        if module := MODULES.get(address.partition("://")[0]):
+            yield module
+
+
+def _push_packages(run: runfile.Run) -> Iterator[str]:
+    if run.export.every_epoch and any(to.startswith("gs://") for to in run.config.checkpointers):
+        yield "google.auth"
+
+
+NEEDS = (
+    Need("download", "model.LLM.data_location", _data_packages),
+    Need("train", "[runtime] sinks", lambda run: [SINKS[s].module for s in run.runtime.sinks]),
+    Need("train", "[config] checkpointers", _push_packages),
+    Need(
+        "witness",
+        "[witness] beacon",
+        lambda run: ["py_ecc"] * run.witness.beacon.startswith("drand"),
+    ),
+)
+
+
+def package_rows(run: runfile.Run, todo: Collection[str]) -> Iterator[CheckRow]:
+    """Yield a row for each package that a stage of `todo` lacks, or one where it has them all."""
+    needs = [*NEEDS, *(need for part in joints.offered("preflight") for need in part.NEEDS)]
+    needed = {module: need for need in needs if need.stage in todo for module in need.modules(run)}
+    for module, need in needed.items():
+        if not extras.is_installed(module):
+            yield CheckRow(Mark.FAILS, "packages", str(extras.lacking(need.key, module)))
+    here = [module for module in needed if extras.is_installed(module)]
+    if here:
+        yield CheckRow(Mark.FINE, "packages", ", ".join(here))

@@ -40,9 +40,6 @@ def import_psyche(source: Path) -> str:
     Psyche's tables keep their spelling and values; Lockstep's own tables that the source lacks get
     their defaults. Each key has its meaning above it. A data server is replaced by the files that
     the data.toml beside the source says it serves.
-
-    Raises:
-      LockstepError: The source or its data.toml cannot be read, or does not describe a valid run.
     """
     document = read_toml(source)
     dropped = [key for key in STATE_KEYS if key in document]

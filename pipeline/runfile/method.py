@@ -25,16 +25,10 @@ def learning_rate_of_run(run: Run, first_step: int = 0) -> LearningRate:
 def optimizer_of_run(
     run: Run, groups: Collection[str], stacked: tuple[str, ...] = (), first_step: int = 0
 ) -> Optimizer:
-    """Return a run's optimizer.
+    """Return a run's optimizer; `first_step` is as in `learning_rate_of_run`.
 
-    Args:
-      run: The run.
-      groups: Top-level names of the params.
-      stacked: Those whose leaves carry a leading layer axis.
-      first_step: As in `learning_rate_of_run`.
-
-    Raises:
-      LockstepError: The optimizer does not fit the model, or this release cannot train with it.
+    `groups` are the top-level names of the params, and `stacked` those whose leaves carry a leading
+    layer axis.
     """
     peers = run.peers
     rate = learning_rate_of_run(run, first_step)

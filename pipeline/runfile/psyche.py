@@ -83,10 +83,7 @@ class Coordinator(Table):
     ) -> Iterator[tuple[int, int]]:
         """Yield each size of a batch, and for how many rounds the run has it.
 
-        Args:
-          max_seq_len: Length of a sequence in tokens.
-          first_step: Rounds taken already.
-          index: Data index after these rounds.
+        It goes on after `first_step` rounds, at that data index.
         """
         left = self.total_steps - first_step
         while left > 0:

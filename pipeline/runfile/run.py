@@ -237,11 +237,7 @@ class Run(Table):
 
 
 def load(path: Path) -> Run:
-    """Read and validate a run file.
-
-    Raises:
-      LockstepError: The file is missing, is not TOML, or is not a valid run.
-    """
+    """Read and validate a run file."""
     document = read_run_file(path)
     for key in STATE_KEYS:
         if key in document:
@@ -253,9 +249,5 @@ def load(path: Path) -> Run:
 
 
 def parse(document: dict, name: str) -> Run:
-    """Validate a parsed run file, which errors call `name`.
-
-    Raises:
-      LockstepError: The document is not a valid run.
-    """
+    """Validate a parsed run file, which errors call `name`."""
     return validate(Run, document, name)

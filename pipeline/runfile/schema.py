@@ -88,11 +88,7 @@ def _tidy(node: Any) -> Any:
 
 
 class _Reference:
-    """Renders the schema as Markdown, a section per table and per enum.
-
-    Args:
-      schema: The tidied JSON Schema of the whole run file.
-    """
+    """Renders the tidied schema of the whole run file, a section per table and per enum."""
 
     def __init__(self, schema: dict):
         self.schema = schema

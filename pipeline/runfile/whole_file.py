@@ -39,11 +39,7 @@ KEY = re.compile(r"([\w.\"-]+)[ \t]*=")
 
 
 def written_whole(path: Path) -> str:
-    """Return the text of a run file with every table of its bases; one without a base as it is.
-
-    Raises:
-      LockstepError: As `read_run_file`; or its keys are not written on lines of their own.
-    """
+    """Return the text of a run file with every table of its bases; one without a base as it is."""
     files = chain(path)
     text = files[-1].read_text(encoding="utf-8")
     for file in reversed(files[:-1]):

@@ -83,12 +83,7 @@ class Paths:
         return self.problem(stage, self.root / self.keys.made(stage)) is None
 
     def made(self, stage: str) -> Path:
-        """Return the made file of `stage`, which has a current result.
-
-        Raises:
-          LockstepError: The stage has not run with the current run file, code and results of
-            earlier stages.
-        """
+        """Return the made file of `stage`, which has a current result."""
         made = self.root / self.keys.made(stage)
         if problem := self.problem(stage, made):
             which = "" if self.run == Path(RUN_FILE) else f" --run {self.run}"
@@ -143,11 +138,7 @@ class Paths:
         return False
 
     def need(self, stage: str) -> Path:
-        """Return the folder of an earlier stage, after checking each of its files against its hash.
-
-        Raises:
-          LockstepError: The stage has no current result, or a file differs from its hash.
-        """
+        """Return the folder of an earlier stage, whose files are checked against their hashes."""
         assert stage in needs(self.stage), f"dvc.yaml: {self.stage} does not list {OUT[stage]}"
         made = self.made(stage)
         self._read[stage] = sha256_file(made)  # it may be replaced while this stage runs
@@ -237,11 +228,7 @@ def _digest(manifest: dict) -> str:
 
 
 def verify(made: Path, only: Collection[str] | None = None) -> dict:
-    """Check a folder, or `only` some of its files, against its made file, and return that.
-
-    Raises:
-      LockstepError: A file is missing, was added, or has changed since it was made.
-    """
+    """Check a folder, or `only` some of its files, against its made file, and return that."""
     if damage := _damage(made, only):
         raise LockstepError(f"{damage}; delete {made.parent} to remake it")
     return read_made(made)

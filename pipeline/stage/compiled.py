@@ -33,10 +33,8 @@ class CheckedCache:
     or asks for the next one. The kernel releases a killed holder's lock; a holder that hangs costs
     the others `PATIENCE`.
 
-    Args:
-      path: The folder.
-      waits: Whether to wait for what another process compiles. The processes of one JAX program
-        must not: only the first of them stores, and it computes once all have compiled.
+    `waits` says whether to wait for what another process compiles. The processes of one JAX program
+    must not: only the first of them stores, and it computes once all have compiled.
     """
 
     def __init__(self, path: str | os.PathLike, waits: bool = True):
@@ -122,11 +120,7 @@ class CheckedCache:
 
 
 def check_programs() -> bool:
-    """Have JAX keep its programs in a CheckedCache, whatever folder it is told.
-
-    Returns:
-      Whether this JAX can: it has no public way.
-    """
+    """Have JAX keep its programs in a CheckedCache; return whether it can: it has no public way."""
     try:
         from jax._src import compilation_cache
 

@@ -46,10 +46,6 @@ def prepare(run: "Run") -> None:
 
     Values that the user has set stay, such as `JAX_PLATFORMS=cpu` or `JAX_NUM_CPU_DEVICES=1`, if
     `STAY` lists them.
-
-    Raises:
-      LockstepError: There are too few threads for the devices, no such devices, or flags of XLA
-        that leave bits open.
     """
     threads, fsdp = run.peers.threads, run.peers.fsdp
     most = threads if fsdp == 1 else threads // 2
@@ -80,11 +76,7 @@ def prepare(run: "Run") -> None:
 
 
 def prepare_alone() -> None:
-    """Have JAX round as the programs of a run do, where no run file says on how many threads.
-
-    Raises:
-      LockstepError: There are no such devices, or flags of XLA that leave bits open.
-    """
+    """Have JAX round as the programs of a run do, where no run file says on how many threads."""
     leave_out_settings()
     flags = os.environ.get("XLA_FLAGS", "")  # the user's own flags come last, and win
     ours = f"{FLAGS} {FLAGS_GPU}" if _has_gpu_plugin() else FLAGS
@@ -164,10 +156,9 @@ def describe(processes: int = 1) -> dict[str, str]:
 def difference(
     here: Mapping[str, str], trained: Mapping[str, str]
 ) -> tuple[str, str | None, str | None] | None:
-    """Return the first thing that is otherwise here than where a run was trained.
+    """Return the first thing that is otherwise here than where a run was trained, if any.
 
-    Returns:
-      Its name, what it is here and what it was there; or None where all is equal.
+    That is its name, what it is here and what it was there.
     """
     names = sorted(here.keys() | trained.keys())
     found = ((name, here.get(name), trained.get(name)) for name in names)

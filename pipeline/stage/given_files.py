@@ -36,11 +36,7 @@ class FileStamp(NamedTuple):
 
 
 def stamp(path: Path) -> FileStamp:
-    """Return size and time of a file.
-
-    Raises:
-      LockstepError: it is not there, or may not be looked at.
-    """
+    """Return size and time of a file."""
     return stamp_of(_status(path))
 
 
@@ -58,11 +54,7 @@ def stamp_of(status: os.stat_result) -> FileStamp:
 
 @contextmanager
 def unchanged(paths: Iterable[Path]) -> Iterator[None]:
-    """Check at the end of the block that nobody has changed the files since its beginning.
-
-    Raises:
-      LockstepError: somebody has; names the file.
-    """
+    """Check at the end of the block that nobody has changed the files since its beginning."""
     before = {path: _identity(path) for path in paths}
     yield
     for path, expected in before.items():
@@ -85,11 +77,7 @@ def _changed(path: Path) -> LockstepError:
 
 
 def check_unchanged(path: Path, expected: FileStamp) -> None:
-    """Check that nobody has changed a file.
-
-    Raises:
-      LockstepError: somebody has.
-    """
+    """Check that nobody has changed a file."""
     if stamp(path) != expected:
         raise _changed(path)
 
@@ -106,11 +94,7 @@ def is_inside(path: Path, folder: Path) -> bool:
 
 
 def check_inside(path: Path, folder: Path) -> None:
-    """Check that no link makes a path in a folder lead to a file elsewhere.
-
-    Raises:
-      LockstepError: one does.
-    """
+    """Check that no link makes a path in a folder lead to a file elsewhere."""
     if not is_inside(path, folder):
         raise LockstepError(
             f"{path}: a link to {os.path.realpath(path)}, expected none that leads out of {folder}"
@@ -118,11 +102,7 @@ def check_inside(path: Path, folder: Path) -> None:
 
 
 def check_file(path: Path, folder: Path, *, most: int | None = None) -> None:
-    """Check that a path is a regular file, and that no link leads to it out of `folder`.
-
-    Raises:
-      LockstepError: it is something else, larger than `most` bytes, or not there.
-    """
+    """Check that a path is a regular file, and that no link leads to it out of `folder`."""
     check_inside(path, folder)
     check_regular_file(path, most=most)
 
@@ -131,9 +111,6 @@ def check_unpacked(packed: int, unpacked: int, name: str, least: int = 0) -> int
     """Check that so many bytes may unpack to so many; return to how many they may.
 
     `least` is what any number of bytes may unpack to, LEAST_UNPACKED by default.
-
-    Raises:
-      LockstepError: they may not: nobody has stored so much of it who wants it to be read.
     """
     allowed = max(least or LEAST_UNPACKED, TIMES_UNPACKED * packed)
     if unpacked > allowed:
@@ -145,11 +122,7 @@ def check_unpacked(packed: int, unpacked: int, name: str, least: int = 0) -> int
 
 
 def check_yaml(content: bytes | str, name: str) -> None:
-    """Check a stranger's YAML before it is parsed: parsers are recursive, and aliases multiply.
-
-    Raises:
-      LockstepError: it is no YAML, too deep, or has too many values.
-    """
+    """Check a stranger's YAML before it is parsed: parsers are recursive, and aliases multiply."""
     opened: list[tuple[str | None, int]] = []  # the anchors, and nodes so far, of what is not done
     known: dict[str, int] = {}
     loader = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
@@ -189,9 +162,6 @@ def walk(folder: Path, *, hidden: bool = True) -> Iterator[tuple[str, Path]]:
     """Yield what is below a folder but folders, by its name in it; links are not followed.
 
     `hidden` says whether that is so of names that begin with a dot too.
-
-    Raises:
-      LockstepError: it cannot be read, or folders are too deep in one another.
     """
     below = [("", folder, 1)]
     while below:
@@ -228,11 +198,7 @@ def check_regular(folder: Path) -> None:
 
 
 def expand(path: str, key: str) -> Path:
-    """Return a path of the run file with the home folder in the place of ~.
-
-    Raises:
-      LockstepError: it names the home of a user who does not exist; `key` is the path's.
-    """
+    """Return a path of the run file with the home folder in the place of ~."""
     try:
         return Path(path).expanduser()
     except RuntimeError:

@@ -17,10 +17,6 @@ def hold(path: Path, patience_seconds: float = 10.0) -> Iterator[None]:
 
     A trainer whose engine was killed needs a moment to notice and save (signals.py), so an
     engine that starts right after waits for it instead of failing.
-
-    Raises:
-      LockstepError: Another process still holds it, which the message names, or the file system
-        has no such locks.
     """
     with writes(path):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -19,11 +19,7 @@ TASKS = ("evaluate", "tasks/hashes.json")  # the same of a run that lm_eval gave
 
 
 def check(key: str, pin: str, found: str, what: str) -> str:
-    """Compare the hash of an input with its pin; return "pinned" or "not pinned" for the log.
-
-    Raises:
-      LockstepError: They differ.
-    """
+    """Compare the hash of an input with its pin; return "pinned" or "not pinned" for the log."""
     if not pin:
         return "not pinned"
     if pin != found:
@@ -38,9 +34,6 @@ def write(run: Path, root: Path) -> dict[str, str]:
     """Set every pin of a run file to what its stages read, and keep its comments.
 
     Tasks are pinned once stage evaluate has run them.
-
-    Raises:
-      LockstepError: One of the stages has no result of the current run file, or a damaged one.
     """
     pins = {}
     for key, (stage, file, *within) in _read(run, root).items():

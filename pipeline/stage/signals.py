@@ -54,9 +54,8 @@ def _end(number: int, _: FrameType | None) -> None:
 def cleaning(clean: Callable[[], object], then: str = AGAIN) -> Iterator[None]:
     """Call `clean` at the end of the block, or of the process if that is asked to end inside it.
 
-    Args:
-      clean: Takes away what is of no use to anybody else; may be called twice.
-      then: What the same command does after a request, for the line that says so.
+    It may be called twice. `then` is what the same command does after a request, for the line that
+    says so.
     """
     _cleanings.append((clean, then))
     try:
@@ -70,10 +69,8 @@ def cleaning(clean: Callable[[], object], then: str = AGAIN) -> Iterator[None]:
 def stopping() -> Iterator[Callable[[], int]]:
     """Only record SIGTERM and Ctrl-C inside the block, so that a trainer can save before it ends.
 
-    A second one is obeyed at once, and none that this process was started to ignore.
-
-    Yields:
-      A function that returns the exit status to end with: 0 unless asked to stop.
+    A second one is obeyed at once, and none that this process was started to ignore. The function
+    that the block gets returns the exit status to end with: 0 unless asked to stop.
     """
 
     def record(number: int, frame: FrameType | None) -> None:

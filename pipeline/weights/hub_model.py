@@ -32,7 +32,7 @@ def download(repo_id: str, revision: str | None, store: Path, network: Network) 
     if revision is not None:
         name += f" at {revision}"
     expected = "a folder or a model on the hub"
-    folder = hub_files.download(
+    folder, _ = hub_files.download(
         name, repo_id, revision, store, MODEL, expected, network, partial(Progress, "convert")
     )
     if revision != folder.name:

@@ -77,9 +77,6 @@ def list_repo(
 
     The revision is a commit, a branch or a tag; None is the main branch. `folders` says whether a
     model's folders are listed too. Errors call the repository `where`, and end with `expected`.
-
-    Raises:
-      NetError: it does not exist, may not be read, or its listing has no end.
     """
     try:
         return _ask(repo, revision, where, network, expected, folders=folders)
@@ -208,46 +205,25 @@ def download(
     expected: str,
     network: NetSettings,
     progress: Callable[..., AbstractContextManager[Bar]],
-) -> Path:
+) -> tuple[Path, Repository]:
     """Download some of a model's files, those that are not in the store yet.
 
     `patterns` are shell patterns of the files, and `cache` is the folder of the store. The revision
-    is as in `list_repo`. Errors call the repository `name`, and end with `expected`.
+    is as in `list_repo`; offline, the repository is what it was the last time. Errors call it
+    `name`, and end with `expected`.
 
     Returns:
-      The folder of the files, named after the commit; it does not exist if no file matches.
-
-    Raises:
-      NetError: the repository or revision cannot be read, or a file arrived damaged.
+      The folder of the files, named after the commit, which does not exist if no file matches; and
+      the whole repository.
     """
-    found = listed(name, repo_id, revision, cache, expected, network)
-    return fetch(found, name, repo_id, cache, patterns, network, progress)
-
-
-def listed(
-    name: str, repo_id: str, revision: str | None, cache: Path, expected: str, network: NetSettings
-) -> Repository:
-    """Return what a model's repository has, as `list_repo`; offline, what it had the last time."""
     _check_name(repo_id, name, expected)
-    return store.remembered(
+    found = store.remembered(
         cache,
         Repository,
         f"{repo_id}@{revision}",
         name,
         lambda: list_repo(repo_id, revision, name, network, expected),
     )
-
-
-def fetch(
-    found: Repository,
-    name: str,
-    repo_id: str,
-    cache: Path,
-    patterns: Sequence[str],
-    network: NetSettings,
-    progress: Callable[..., AbstractContextManager[Bar]],
-) -> Path:
-    """Download some of the files that were listed, as `download`."""
     files = {
         file: origin
         for file, origin in sorted(found.files.items())
@@ -260,9 +236,8 @@ def fetch(
         fetched = store.fetch(transfers, cache, network, bar)
     folder = cache / "hub" / repo_id.replace("/", "--") / found.commit
     if files:
-        with store.alone(folder.with_name(f".{found.commit}.lock")):
-            store.link_files(dict(zip(files, fetched, strict=True)), folder)
-    return folder
+        store.link_files(dict(zip(files, fetched, strict=True)), folder)
+    return folder, found
 
 
 def package_url(repo_id: str, commit: str) -> str:

@@ -16,7 +16,6 @@ import json
 import logging
 import os
 import shutil
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
@@ -31,7 +30,6 @@ from ..origin import READ_BYTES, AnyRecord, Origin, hash_file, hasher, parse, va
 
 log = logging.getLogger(__name__)
 
-LOCK_SECONDS = 10.0  # for which a process may put files into a folder
 DAMAGED = 2  # times that a file may arrive with a wrong checksum
 
 
@@ -64,9 +62,6 @@ def fetch(
     """Fetch the files that are not in the store yet; return a file for each transfer, in order.
 
     The bar advances by bytes, each counted once, those in the store included.
-
-    Raises:
-      NetError: a server refuses, fails too often, or sends other bytes than announced.
     """
     stop = Event()
     with ThreadPoolExecutor(network.connections, thread_name_prefix="fetch") as pool:
@@ -89,9 +84,6 @@ def remembered(
     """Return what `ask` lists and keep it in the store; offline, return what is kept, if it is.
 
     `asked` is the full name of what is listed, and `where` the same in errors.
-
-    Raises:
-      NetError: see `ask`; or the process is offline and this was never listed.
     """
     path = store / "listings" / f"{hashlib.sha256(asked.encode()).hexdigest()[:40]}.json"
     if web.offline() and path.is_file():
@@ -111,13 +103,13 @@ def remembered(
 
 
 def link_files(files: Mapping[str, Stored], folder: Path) -> None:
-    """Put files of the store into a folder, by their names; the caller holds the folder's lock."""
+    """Put files of the store into a folder, by their names; several processes may at once."""
     with _writes(folder):
         folder.mkdir(parents=True, exist_ok=True)
         for name, stored in files.items():
             path = folder / name
             if path.is_symlink() or not (path.exists() and path.samefile(stored.path)):
-                (aside := folder / f".{name}.part").unlink(missing_ok=True)
+                (aside := folder / f".{name}.{os.getpid()}.part").unlink(missing_ok=True)
                 _link(stored.path, aside)
                 aside.replace(path)  # replaces one that others may be reading
 
@@ -318,28 +310,3 @@ def _link(source: Path, target: Path) -> None:
 def _no_link(path: str, flags: int) -> int:
     """Open a file unless it is a link: others may have been in the folder."""
     return os.open(path, flags | os.O_NOFOLLOW, 0o666)
-
-
-@contextmanager
-def alone(path: Path) -> Iterator[None]:
-    """Hold a lock that the kernel releases when its holder ends, in any way.
-
-    Raises:
-      NetError: another process has held it for LOCK_SECONDS.
-    """
-    with _writes(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    until = time.monotonic() + LOCK_SECONDS
-    with open(path, "ab") as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > until:
-                    raise NetError(
-                        f"{path}: held by another process for {LOCK_SECONDS:.0f} s, expected it to "
-                        "be free soon"
-                    ) from None
-                time.sleep(0.05)
-        yield

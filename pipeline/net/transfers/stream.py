@@ -69,11 +69,7 @@ class Streams:
         weakref.finalize(self, self._closed.set)
 
     def read(self, ranges: Ranges) -> list[bytes]:
-        """Return the bytes of ranges, (origin, start, stop) each, in order; some may be cached.
-
-        Raises:
-          NetError: a range is outside its file, or cannot be fetched.
-        """
+        """Return the bytes of ranges, (origin, start, stop) each, in order; some may be cached."""
         cuts = [self._cut(*range_) for range_ in ranges]
         contents: dict[Key, bytes] = {}
         held: deque[_Piece] = deque()

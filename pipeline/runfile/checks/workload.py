@@ -21,11 +21,7 @@ OF_OUR_MODELS = (
 
 
 def check_workload(workload: Workload, llm: LLM, peers: Peers) -> None:
-    """Check that a workload and the tables of the model that it takes the place of fit.
-
-    Raises:
-      PydanticCustomError: They do not, with the key and what was expected.
-    """
+    """Check that a workload and the tables of the model that it takes the place of fit."""
     where = ("model", "LLM")
     inner = getattr(llm.optimizer, "inner", None)
     optimizer = (*where, "optimizer")

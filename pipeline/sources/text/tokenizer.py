@@ -123,7 +123,7 @@ def copy_tokenizer(location: TokenizedText, target: Path, options: FetchOptions)
         if revision is not None:
             name += f" at {revision}"
         expected = "a folder with a tokenizer.json, or owner/name on the hub"
-        folder = hub_files.download(
+        folder, _ = hub_files.download(
             name,
             location.tokenizer,
             revision,

@@ -19,8 +19,7 @@ from parts.workload.process.worker_process import WorkerError
 from parts.workload.subject import SUBJECT
 from pipeline import runfile, subject
 from pipeline.__main__ import app
-from pipeline.monitor import training
-from pipeline.monitor.sinks import tracker
+from pipeline.monitor import tracker, training
 from pipeline.runfile import Network
 from pipeline.stage.keys import PROJECT, Keys
 from pipeline.weights import upload

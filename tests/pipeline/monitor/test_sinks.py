@@ -17,8 +17,8 @@ import tomlkit
 from lockstep.transcript.curves import Totals
 from lockstep.transcript.transcript import Transcript
 from pipeline import runfile
-from pipeline.monitor.sinks import tracker
-from pipeline.monitor.sinks.tracker import Tracker
+from pipeline.monitor import tracker
+from pipeline.monitor.tracker import Tracker
 from pipeline.stage.artifacts import Paths
 from pipeline.stage.keys import PROJECT
 from tests.errors import refused
@@ -29,7 +29,7 @@ KILL = """
 import os, signal, sys, time
 from pathlib import Path
 from pipeline import runfile
-from pipeline.monitor.sinks.tracker import Tracker
+from pipeline.monitor.tracker import Tracker
 from lockstep.transcript.transcript import Transcript
 
 run, folder, trained, rounds = sys.argv[1:]

@@ -9,16 +9,14 @@ from collections.abc import Callable, Sequence
 from operator import itemgetter
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, NamedTuple
+from typing import Any
 
 from lockstep.errors import brief
 from lockstep.transcript.curves import Totals
 from lockstep.transcript.entry import Entry, Header
 from lockstep.transcript.transcript import Transcript
 from pipeline import extras, runfile
-from pipeline.monitor.sinks.sink import Scalars, Sink, TrackedRun
-from pipeline.monitor.sinks.tensorboard import TensorBoardSink
-from pipeline.monitor.sinks.wandb import WandbSink
+from pipeline.monitor.sinks import SINKS, Scalars, TrackedRun
 from pipeline.runfile.method import learning_rate_of_run
 from pipeline.subject import subject_of
 
@@ -28,25 +26,8 @@ PATIENCE_SECONDS = 60.0  # at the end of a training, for what a slow server has 
 FOLDER = "tracked"  # beside data/runs
 
 
-class SinkKind(NamedTuple):
-    """How a sink is made, and the module that it needs."""
-
-    make: Callable[[], Sink]
-    module: str
-
-
-SINKS = {
-    "tensorboard": SinkKind(TensorBoardSink, "tensorboardX"),
-    "wandb": SinkKind(WandbSink, "wandb"),
-}
-
-
 def check(run: runfile.Run) -> None:
-    """Check that the packages of the run's sinks are installed.
-
-    Raises:
-      LockstepError: One is not.
-    """
+    """Check that the packages of the run's sinks are installed."""
     for name in run.runtime.sinks:
         if not extras.is_installed(SINKS[name].module):
             raise extras.lacking(f'[runtime] sinks has "{name}"', SINKS[name].module)
@@ -58,11 +39,8 @@ class Tracker:
     Nothing that goes wrong with a sink reaches the training: each has a thread of its own, and one
     that fails is a warning. Without sinks, nothing is done or read.
 
-    Args:
-      run: The whole run.
-      folder: The training's work in progress, `data/runs/<key>`, with its transcript.
-      step: Rounds that are behind it.
-      scores: Returns the scores of tasks so far: step, task, metric, value, and more.
+    `folder` is the training's work in progress with its transcript, and `step` the rounds that are
+    behind it. `scores` returns the scores of tasks so far: step, task, metric, value, and more.
     """
 
     def __init__(
@@ -135,9 +113,12 @@ class Tracker:
         self._feeds = [_Feed(name, tracked, behind) for name in runtime.sinks]
 
     def _measured(self, held_out_loss: float | None) -> dict[str, float]:
-        measured = _measured(held_out_loss)
-        if not subject_of(self.run).has_perplexity:
-            measured.pop("loss/perplexity", None)
+        if held_out_loss is None:
+            return {}
+        measured = {"loss/held_out": held_out_loss}
+        if subject_of(self.run).has_perplexity:
+            # at most the largest that a float has
+            measured["loss/perplexity"] = math.exp(min(held_out_loss, 700.0))
         return measured
 
     def _scalars(self, entry: Entry) -> dict[str, float]:
@@ -168,13 +149,6 @@ def _name(run: runfile.Run, header: Header) -> str:
     return f"{run.llm.optimizer.tag().lower()}-{parameters:{digits}}{unit}-{header.key}"
 
 
-def _measured(held_out_loss: float | None) -> dict[str, float]:
-    if held_out_loss is None:
-        return {}
-    perplexity = math.exp(min(held_out_loss, 700.0))  # the largest that a float has
-    return {"loss/held_out": held_out_loss, "loss/perplexity": perplexity}
-
-
 def _known(numbers: dict[str, float | None]) -> dict[str, float]:
     return {name: float(number) for name, number in numbers.items() if number is not None}
 
@@ -203,7 +177,7 @@ class _Feed:
 
     def _work(self) -> None:
         try:
-            sink, now = SINKS[self.name].make(), time.time()
+            sink, now = SINKS[self.name](), time.time()
             last = sink.open(self._run)
             for step, scalars in self._behind:
                 if step > last:
