@@ -14,7 +14,7 @@ from pipeline.stage.keys import STAGES, needs
 
 
 def run(run: runfile.Run, paths: Paths) -> None:
-    """Write report.html, each plot as drawn for a light page, and the model card with results."""
+    """Write report.html, each plot, and the model card with results."""
     for stage in needs("report"):
         paths.need(stage)
     facts = _facts(paths)
@@ -22,7 +22,7 @@ def run(run: runfile.Run, paths: Paths) -> None:
     page, pictures = report_page.render(run, facts)
     with paths.building() as folder:
         for picture in pictures:
-            write_bytes(folder / f"{picture.name}.png", picture.light)
+            write_bytes(folder / f"{picture.name}.png", picture.png)
         write_text(folder / PAGE, page)
         if results.verdict["accepted"]:
             own = (paths.out("export") / CARD).read_text(encoding="utf-8")

@@ -20,7 +20,7 @@ from lockstep.errors import LockstepError, brief
 from parts.carrier.carrier import Carrier
 from parts.carrier.requests import AnswerHeader, Asked, Buffer, FrameError, decode
 from parts.carrier.sidecar import PeerProcess
-from pipeline.runfile.runtime_table import RayCluster
+from pipeline.runfile.tables import RayCluster
 from pipeline.stage import signals
 
 

@@ -55,7 +55,6 @@ def read(
         try:
             is_rest, begun = (start > 0 or not whole) and not checked, start
             for piece in read_once(origin, start, stop, network, is_rest):
-                attempts.check()
                 start += len(piece)
                 if start > stop:
                     raise NetError(
@@ -63,6 +62,7 @@ def read(
                         f"them up to offset {stop}"
                     )
                 yield piece
+                attempts.check()  # only now: what came is not fetched again
             if start < stop:
                 raise TransientError(f"{hide(origin.url)}: the answer ended early")
         except TransientError as error:

@@ -84,7 +84,7 @@ def render(facts: Facts) -> str:
     """Return the card: front matter in YAML as the hub reads it, and Markdown."""
     public = without_secrets(facts.run_file)
     llm = facts.results.header["run"]["model"]["LLM"]
-    files = facts.shards["files"]
+    files, known = facts.shards["files"], "model_type" in facts.model
     return (
         _environment(facts.subject.card)
         .get_template((facts.subject.card or TEMPLATE).name)
@@ -94,7 +94,8 @@ def render(facts: Facts) -> str:
             release=__version__,
             front=yaml.safe_dump(_front(facts), sort_keys=False),
             shape=[(key, facts.model[key]) for key in SHAPE if key in facts.model],
-            caveat=_caveat(facts),
+            # what transformers does differently with such a model
+            caveat=hf.model_of(facts.model, hf.CONFIG)[1].caveat if known else None,
             run=facts.results.header["run"],
             splits={
                 split: [file for file in files if file["split"] == split]
@@ -124,11 +125,6 @@ def _front(facts: Facts) -> dict[str, Any]:
     if facts.start.get("commit") and re.fullmatch(HUB_NAME, repo_id):  # it came from the hub
         front["base_model"] = repo_id
     return front | {"tags": ["lockstep", facts.model["model_type"], optimizer.lower()]}
-
-
-def _caveat(facts: Facts) -> str | None:
-    """Return what transformers does differently with such a model."""
-    return hf.model_of(facts.model, hf.CONFIG)[1].caveat if "model_type" in facts.model else None
 
 
 def _variant(value: str | dict[str, dict]) -> tuple[str, dict[str, Any]]:

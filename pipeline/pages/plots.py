@@ -1,7 +1,4 @@
-"""The report's plots, as PNG, drawn without a display; equal data give equal bytes.
-
-Each plot is drawn twice, for a light page and for a dark one.
-"""
+"""The report's plots, as PNG, drawn without a display; equal data give equal bytes."""
 
 import base64
 import io
@@ -24,21 +21,8 @@ SIZE, DPI = (5.6, 3.3), 160  # inches, whose text a phone still shows legibly; p
 MARKED = 60  # markers on more points than this would hide the line
 
 
-class Theme(NamedTuple):
-    """Colours of one page, distinct for colour-blind readers too."""
-
-    name: str
-    paper: str
-    ink: str
-    rule: str
-    train: str
-    held_out: str
-    alarm: str
-
-
-LIGHT = Theme("light", "#ffffff", "#3b4252", "#e3e6ec", "#86a3c6", "#0b5cad", "#c2410c")
-DARK = Theme("dark", "#171b22", "#c6ccd8", "#2c323d", "#5f80a8", "#6cb2ff", "#ff9a62")
-THEMES = (LIGHT, DARK)
+PAPER, INK, RULE = "#ffffff", "#3b4252", "#e3e6ec"
+TRAIN, HELD_OUT, ALARM = "#86a3c6", "#0b5cad", "#c2410c"  # for colour-blind readers too
 
 
 class Axis(NamedTuple):
@@ -71,19 +55,17 @@ def _by_time(seconds: float) -> Axis:
 
 
 class Picture(NamedTuple):
-    """A plot: its file name, title, alternative text, and its PNG for both pages."""
+    """A plot: its file name, title, alternative text and PNG."""
 
     name: str
     title: str
     alt: str
-    light: bytes
-    dark: bytes
+    png: bytes
 
     @property
-    def uris(self) -> tuple[str, str]:
-        """The data URIs of the plot for a light page and a dark one."""
-        light, dark = (base64.b64encode(png).decode() for png in (self.light, self.dark))
-        return f"data:image/png;base64,{light}", f"data:image/png;base64,{dark}"
+    def uri(self) -> str:
+        """The plot as an address that has all of it."""
+        return f"data:image/png;base64,{base64.b64encode(self.png).decode()}"
 
 
 def loss_pictures(results: Results, rows: list[dict], measured: list[dict]) -> list[Picture]:
@@ -101,7 +83,6 @@ def loss_pictures(results: Results, rows: list[dict], measured: list[dict]) -> l
     ]
     pictures = []
     for name, axis, mark in choices:
-        drawn = [_loss(rows, measured, axis, mark, theme) for theme in THEMES]
         first, last = rows[0]["loss"], rows[-1]["loss"]
         alt = f"Line plot: training loss goes from {first:.2f} to {last:.2f}"
         if measured:
@@ -109,7 +90,7 @@ def loss_pictures(results: Results, rows: list[dict], measured: list[dict]) -> l
             alt += f", held-out loss from {ends[0]:.2f} to {ends[1]:.2f}"
         end = f"{rows[-1][axis.column] * axis.scale:,.6g}"
         alt += f", {axis.title.lower()}, up to {end} {axis.label}."
-        pictures.append(Picture(name, axis.title, alt, *drawn))
+        pictures.append(Picture(name, axis.title, alt, _loss(rows, measured, axis, mark)))
     return pictures
 
 
@@ -117,18 +98,17 @@ def learning_rate_picture(rows: list[dict]) -> Picture:
     """Plot the learning rate in rows of loss.tsv by step."""
     steps, rates = zip(*((row["step"], row["learning_rate"]) for row in rows), strict=True)
 
-    def draw(axes: Axes, theme: Theme) -> None:
-        axes.plot(steps, rates, color=theme.held_out, lw=2)
+    def draw(axes: Axes) -> None:
+        axes.plot(steps, rates, color=HELD_OUT, lw=2)
         axes.set_ylim(bottom=0)
         axes.set_xlabel("step")
         axes.set_ylabel("learning rate")
         axes.xaxis.set_major_locator(MaxNLocator(7, integer=True))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda rate, _: f"{rate:.3g}"))
 
-    drawn = _drawn(draw, SIZE)
     alt = f"Line plot: learning rate by step, {rates[0]:.3g} at first, at most {max(rates):.3g}, "
     alt += f"{rates[-1]:.3g} at the end."
-    return Picture("learning_rate", "Learning rate by step", alt, *drawn)
+    return Picture("learning_rate", "Learning rate by step", alt, _png(draw, SIZE))
 
 
 def traffic_picture(results: Results) -> Picture:
@@ -141,10 +121,10 @@ def traffic_picture(results: Results) -> Picture:
     }
     # a lone peer receives nothing, and zero has no logarithm
     bars = [(name, count, size(count)) for name, count in sizes.items() if count]
-    drawn = _drawn(partial(_traffic, bars), (SIZE[0], 0.9 + 0.42 * len(bars)))
+    png = _png(partial(_traffic, bars), (SIZE[0], 0.9 + 0.42 * len(bars)))
     alt = "Bar plot, bytes per peer and round: "
     alt += "; ".join(f"{name} {label}" for name, _, label in bars) + "."
-    return Picture("traffic", "Bytes per peer and round", alt, *drawn)
+    return Picture("traffic", "Bytes per peer and round", alt, png)
 
 
 def _loss(
@@ -152,12 +132,11 @@ def _loss(
     measured: Sequence[dict[str, float]],
     axis: Axis,
     mark: tuple[float, str] | None,
-    theme: Theme,
 ) -> bytes:
     """Training loss and held-out loss against one column, with a vertical line at `mark`."""
     marked = {"marker": "o", "ms": 3.5} if len(measured) <= MARKED else {}
-    training_style = {"color": theme.train, "lw": 1.2, "label": "training, mean over peers"}
-    held_out_style = {"color": theme.held_out, "lw": 2, "label": "held out"} | marked
+    training_style = {"color": TRAIN, "lw": 1.2, "label": "training, mean over peers"}
+    held_out_style = {"color": HELD_OUT, "lw": 2, "label": "held out"} | marked
 
     def draw(axes: Axes) -> None:
         for found, column, style in (
@@ -168,27 +147,27 @@ def _loss(
                 x = [row[axis.column] * axis.scale for row in found]
                 axes.plot(x, [row[column] for row in found], **style)
         if mark:
-            axes.axvline(mark[0], color=theme.alarm, lw=1.2, ls=(0, (4, 3)), label=mark[1])
+            axes.axvline(mark[0], color=ALARM, lw=1.2, ls=(0, (4, 3)), label=mark[1])
         axes.set_xlabel(axis.label)
         axes.set_ylabel("loss (of text: nats per token)")
         axes.xaxis.set_major_locator(MaxNLocator(7, integer=axis is BY_STEP))
         axes.xaxis.set_major_formatter(axis.ticks())
         axes.legend(framealpha=0.9, edgecolor="none", loc="upper right")
 
-    return _png(draw, SIZE, theme)
+    return _png(draw, SIZE)
 
 
-def _traffic(bars: Sequence[tuple[str, float, str]], axes: Axes, theme: Theme) -> None:
-    """Return bars (name, bytes, label) on a logarithmic scale, relative to the last one."""
+def _traffic(bars: Sequence[tuple[str, float, str]], axes: Axes) -> None:
+    """Draw bars (name, bytes, label) on a logarithmic scale, relative to the last one."""
     names, sizes, labels = zip(*bars, strict=True)
-    colours = [theme.held_out] * (len(bars) - 1) + [theme.train]
+    colours = [HELD_OUT] * (len(bars) - 1) + [TRAIN]
     axes.barh(names, sizes, color=colours, height=0.62)
     axes.set_xscale("log")
     low, high = min(sizes), max(sizes)
     axes.set_xlim(low / 5, high * (high / low * 5) ** 0.3)  # room for the labels
     axes.invert_yaxis()
     for row, (end, label) in enumerate(zip(sizes, labels, strict=True)):
-        style = {"textcoords": "offset points", "va": "center", "color": theme.ink}
+        style = {"textcoords": "offset points", "va": "center", "color": INK}
         axes.annotate(label, (end, row), (5, 0), **style)
     axes.xaxis.set_major_formatter(EngFormatter("B"))
     axes.set_xlabel("bytes per peer and round (logarithmic)")
@@ -203,14 +182,14 @@ def tasks_picture(found: Sequence[Score]) -> Picture | None:
         return None
     said = "; ".join(f"{score.task} {score.metric} {score.text}" for score in shares)
     alt = f"Dot plot, shares of right answers with their 95 % intervals: {said}."
-    drawn = _drawn(partial(_tasks, shares), (SIZE[0], 1.2 + 0.42 * len(shares)))
-    return Picture("tasks", "Shares of right answers, with 95 % intervals", alt, *drawn)
+    png = _png(partial(_tasks, shares), (SIZE[0], 1.2 + 0.42 * len(shares)))
+    return Picture("tasks", "Shares of right answers, with 95 % intervals", alt, png)
 
 
-def _tasks(shares: Sequence[Score], axes: Axes, theme: Theme) -> None:
+def _tasks(shares: Sequence[Score], axes: Axes) -> None:
     """A dot for each score, on the line of its interval, beside a mark at chance."""
-    score_style = {"color": theme.held_out, "lw": 2.5, "ms": 6}
-    chance_style = {"color": theme.alarm, "lw": 1.6}
+    score_style = {"color": HELD_OUT, "lw": 2.5, "ms": 6}
+    chance_style = {"color": ALARM, "lw": 1.6}
     for row, score in enumerate(shares):
         axes.plot(score.interval or [score.value] * 2, [row, row], **score_style)
         axes.plot(score.value, row, "o", **score_style)
@@ -239,15 +218,13 @@ def training_scores_picture(rows: Sequence[dict[str, str]]) -> Picture | None:
         return None
     ends = [f"{name} from {c[0][1]:.2f} to {c[-1][1]:.2f}" for name, c in curves.items()]
     alt = f"Line plot, shares of right answers by step: {'; '.join(ends)}."
-    drawn = _drawn(partial(_training_scores, curves), SIZE)
-    return Picture("tasks_by_step", "Shares of right answers while training", alt, *drawn)
+    png = _png(partial(_training_scores, curves), SIZE)
+    return Picture("tasks_by_step", "Shares of right answers while training", alt, png)
 
 
-def _training_scores(
-    curves: Mapping[str, list[tuple[float, ...]]], axes: Axes, theme: Theme
-) -> None:
+def _training_scores(curves: Mapping[str, list[tuple[float, ...]]], axes: Axes) -> None:
     """A line for each task, in the band of its intervals."""
-    colours = cycle((theme.held_out, theme.alarm, theme.train, theme.ink))
+    colours = cycle((HELD_OUT, ALARM, TRAIN, INK))
     for (name, points), colour in zip(curves.items(), colours, strict=False):
         steps, values, lows, highs = zip(*points, strict=True)
         axes.plot(steps, values, "o-", color=colour, lw=1.6, ms=3.5, label=name)
@@ -258,30 +235,25 @@ def _training_scores(
     axes.legend(framealpha=0.9, edgecolor="none", loc="upper left")
 
 
-def _drawn(draw: Callable[[Axes, Theme], None], size: tuple[float, float]) -> list[bytes]:
-    """A plot for each of `THEMES`."""
-    return [_png(partial(draw, theme=theme), size, theme) for theme in THEMES]
-
-
-def _png(draw: Callable[[Axes], None], size: tuple[float, float], theme: Theme) -> bytes:
+def _png(draw: Callable[[Axes], None], size: tuple[float, float]) -> bytes:
     """Return one pair of axes as PNG, independent of matplotlibrc, time and versions."""
     settings = {
         "font.family": "DejaVu Sans",  # comes with matplotlib
         "font.size": 9,
-        "text.color": theme.ink,
-        "axes.edgecolor": theme.rule,
-        "axes.facecolor": theme.paper,
-        "axes.labelcolor": theme.ink,
+        "text.color": INK,
+        "axes.edgecolor": RULE,
+        "axes.facecolor": PAPER,
+        "axes.labelcolor": INK,
         "axes.grid": True,
         "axes.axisbelow": True,
         "axes.spines.top": False,
         "axes.spines.right": False,
         "axes.spines.left": False,
-        "figure.facecolor": theme.paper,
-        "grid.color": theme.rule,
+        "figure.facecolor": PAPER,
+        "grid.color": RULE,
         "grid.linewidth": 0.8,
-        "xtick.color": theme.ink,
-        "ytick.color": theme.ink,
+        "xtick.color": INK,
+        "ytick.color": INK,
         "xtick.major.size": 3,
         "xtick.minor.size": 0,
         "ytick.major.size": 0,

@@ -45,6 +45,7 @@ def render(run: runfile.Run, facts: ReportFacts) -> tuple[str, list[plots.Pictur
     drawn = [one for one in (*pictures, learning_rate, traffic, of_tasks, in_training) if one]
     windows = run.snapshots(rounds[0]["round"]["step"] - 1).windows
     verdict, count = results.verdict, run.peers.count
+    tables = run.model_dump(mode="json", exclude={"runtime"})  # which cannot change a result
     page = fill(
         TEMPLATE,
         run=run,
@@ -71,7 +72,7 @@ def render(run: runfile.Run, facts: ReportFacts) -> tuple[str, list[plots.Pictur
             verdict, len(windows), count, kept=_are_kept(rounds), percent=run.witness.replay_percent
         ),
         prompt_and_rest=_split_text(results.evaluated),
-        parameters=_parameters(run),
+        parameters={table: list(_flat(rows, "")) for table, rows in tables.items()},
         environment=facts.environment,
         files=facts.files,
         rounds_sha256=facts.rounds_sha256,
@@ -221,12 +222,6 @@ def _split_text(evaluated: dict) -> tuple[str, str] | None:
         return None
     end = len(prompt) if text.startswith(prompt) else 0
     return verdict_text.printable(text[:end]), verdict_text.printable(text[end:])
-
-
-def _parameters(run: runfile.Run) -> dict[str, list[tuple[str, str]]]:
-    """The run file by table, each value by its dotted name; [runtime] cannot change a result."""
-    dumped = run.model_dump(mode="json", exclude={"runtime"})
-    return {table: list(_flat(dumped[table], "")) for table in dumped}
 
 
 def _flat(value: object, name: str) -> Iterator[tuple[str, str]]:

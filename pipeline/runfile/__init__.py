@@ -46,5 +46,4 @@ from pipeline.runfile.data import (
 )
 from pipeline.runfile.psyche import CurrentConfig, OlderConfig
 from pipeline.runfile.run import Run, load, parse
-from pipeline.runfile.runtime_table import Network, Runtime
-from pipeline.runfile.tables import Evaluate, Peers, Workload
+from pipeline.runfile.tables import Evaluate, Network, Peers, Runtime, Workload

@@ -55,11 +55,7 @@ def counted(number: int, thing: str) -> str:
 
 
 def check_batch(rows: int, flag: str) -> None:
-    """Check that a round's batch is a number that a run file can have.
-
-    Raises:
-      LockstepError: It is larger; the message names the flag or the file.
-    """
+    """Check that a round's batch is a number that a run file can have."""
     if rows > MOST_BATCH:
         raise LockstepError(
             f"{flag}: a round of {rows:,} sequences, expected at most {MOST_BATCH:,}; fewer peers "
@@ -68,11 +64,7 @@ def check_batch(rows: int, flag: str) -> None:
 
 
 def check_base(base: Run, source: Path) -> None:
-    """Check that a run can have one of our optimizers in place of its own.
-
-    Raises:
-      LockstepError: It cannot.
-    """
+    """Check that a run can have one of our optimizers in place of its own."""
     inner = getattr(base.llm.optimizer, "inner", None)
     if base.workload.factory or isinstance(inner, OptimizerWorkload):
         raise LockstepError(
@@ -81,11 +73,7 @@ def check_base(base: Run, source: Path) -> None:
 
 
 def with_tokens(base: Run, tokens: int) -> Run:
-    """Return a run of another number of tokens: all that counts rounds in proportion.
-
-    Raises:
-      LockstepError: It is less than one of its rounds.
-    """
+    """Return a run of another number of tokens: all that counts rounds in proportion."""
     document, before = base.model_dump(mode="json", exclude_none=True), base.config.total_steps
     config = document["config"]
     batches = {key: config[key] for key in _batches(config)}
@@ -111,9 +99,6 @@ def tables_like(base: Run, card: Card, params: int | None) -> tuple[dict[str, An
       base: The run that it is like.
       card: Its optimizer.
       params: Number of the model's params; None where only stage convert can know it.
-
-    Raises:
-      LockstepError: A round of its local steps is too large, or there are too few tokens for one.
     """
     document = base.model_dump(mode="json", exclude_none=True)
     choices = [*_rounds(document, base, card), *_optimizer(document, base, card, params)]
@@ -177,11 +162,7 @@ def _in_rounds(document: dict[str, Any], share: float) -> None:
 
 
 def _nearest(base: Run, batches: dict[str, int], asked: int) -> tuple[int, int]:
-    """Return the number of rounds whose sequences are nearest to the wanted ones, and its tokens.
-
-    Raises:
-      LockstepError: They are less than a round's.
-    """
+    """Return how many rounds have sequences nearest to the wanted ones, and their tokens."""
     length = base.llm.max_seq_len
 
     def sequences(rounds: int) -> int:

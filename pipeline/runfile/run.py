@@ -11,12 +11,14 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from lockstep.errors import LockstepError
 from lockstep.methods.card import Surroundings
+from lockstep.methods.dense import OptimizerWorkload
+from lockstep.methods.diloco import Fragmented
 from lockstep.methods.needs import check_faults, check_needs
 from lockstep.tables.explain import validate
 from lockstep.tables.links import Links
 from lockstep.tables.table import Table, missing, wrong
 from lockstep.transcript.windows import Snapshots
-from pipeline.runfile.checks.workload import check_workload
+from pipeline.runfile.checkpoint import CheckpointEphemeral, CheckpointRun
 from pipeline.runfile.data import Download
 from pipeline.runfile.psyche import (
     LLM,
@@ -26,7 +28,6 @@ from pipeline.runfile.psyche import (
     OlderConfig,
     read_config,
 )
-from pipeline.runfile.runtime_table import Runtime
 from pipeline.runfile.tables import (
     Evaluate,
     Export,
@@ -34,10 +35,23 @@ from pipeline.runfile.tables import (
     HeldOut,
     Peers,
     Pins,
+    Runtime,
     Witness,
     Workload,
 )
 from pipeline.toml_file import read_run_file
+
+# The keys of [peers] that say how models of Lockstep compute, and no workload.
+OF_OUR_MODELS = (
+    "layout",
+    "fsdp",
+    "processes",
+    "precision",
+    "attention",
+    "remat",
+    "balance_speed",
+    "scan_layers",
+)
 
 
 class Run(Table):
@@ -151,7 +165,7 @@ class Run(Table):
 
     @model_validator(mode="after")
     def _workload_fits(self) -> "Run":
-        check_workload(self.workload, self.llm, self.peers)
+        _check_workload(self.workload, self.llm, self.peers)
         if self.workload.factory:
             self._asks_no_more_of_a_workload_than_it_has()
         return self
@@ -251,3 +265,31 @@ def load(path: Path) -> Run:
 def parse(document: dict, name: str) -> Run:
     """Validate a parsed run file, which errors call `name`."""
     return validate(Run, document, name)
+
+
+def _check_workload(workload: Workload, llm: LLM, peers: Peers) -> None:
+    """Check that a workload and the tables of the model that it takes the place of fit."""
+    where = ("model", "LLM")
+    inner = getattr(llm.optimizer, "inner", None)
+    optimizer = (*where, "optimizer")
+    if isinstance(llm.optimizer, OptimizerWorkload):
+        raise wrong(optimizer, "Workload as the inner optimizer of one with local steps")
+    its_own = isinstance(inner, OptimizerWorkload)
+    if its_own != (workload.inner != "gradient"):
+        text = "Workload" if not its_own else "an optimizer of Lockstep"
+        text += f' with workload.inner = "{workload.inner}"'
+        raise wrong((*optimizer, llm.optimizer.tag(), *(["inner"] if inner else [])), text)
+    if its_own and isinstance(llm.optimizer, Fragmented):
+        text = "another optimizer with inner = Workload: fragments are adopted between local steps"
+        raise wrong(optimizer, text)
+    if not workload.factory:
+        return
+    if llm.architecture != "HfAuto":
+        raise wrong((*where, "architecture"), "HfAuto with workload.factory, whose model it is")
+    if not isinstance(llm.checkpoint, CheckpointEphemeral | CheckpointRun):
+        text = "Ephemeral with workload.factory, which makes the params, or Run"
+        raise wrong((*where, "checkpoint"), text)
+    for name in OF_OUR_MODELS:
+        if getattr(peers, name) != Peers.model_fields[name].default:
+            text = f"{Peers.model_fields[name].default!r} with workload.factory"
+            raise wrong(("peers", name), text)

@@ -108,13 +108,11 @@ class Keys:
 
     def _runs_workload(self, name: str) -> bool:
         """Return whether stage `name` runs a user's code, and so depends on it."""
-        if name == MADE_BY_WORKLOAD and not self._makes_data():
-            return False
+        if name == MADE_BY_WORKLOAD:
+            location = self.table("model.LLM.data_location")
+            if "Workload" not in (location if isinstance(location, dict) else {location}):
+                return False
         return bool(self.table("workload").get("factory"))
-
-    def _makes_data(self) -> bool:
-        location = self.table("model.LLM.data_location")
-        return "Workload" in (location if isinstance(location, dict) else {location})
 
     def made(self, name: str) -> str:
         """Return the file whose presence means that stage `name` is done."""

@@ -19,6 +19,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 from typing import Any, BinaryIO, NamedTuple
@@ -65,7 +66,9 @@ def fetch(
     """
     stop = Event()
     with ThreadPoolExecutor(network.connections, thread_name_prefix="fetch") as pool:
-        jobs = [pool.submit(_fetch, transfer, store, network, bar, stop) for transfer in transfers]
+        jobs = [
+            pool.submit(_Fetch(transfer, store, network, bar, stop).run) for transfer in transfers
+        ]
         try:
             wait(jobs, return_when=FIRST_EXCEPTION)
         finally:  # one failed, or this thread was interrupted: the others need not go on
@@ -124,65 +127,120 @@ def forget(store: Path, hashes: Iterable[str]) -> None:
             path.unlink()
 
 
-def _fetch(transfer: Transfer, store: Path, network: NetSettings, bar: Bar, stop: Event) -> Stored:
-    origin = transfer.origin
-    count = _counter(bar)
-    if origin.is_local:
-        path = Path(origin.url)
-        if not os.access(path, os.R_OK):
-            raise NetError(f"{path}: no permission, expected a readable file")
-        count(transfer.size)
-        return Stored(path, None)
-    identity = json.dumps([origin.url, origin.size, origin.tag, origin.checksum])
-    name = hashlib.sha256(identity.encode()).hexdigest()[:40]
-    folder = store / "files" / name[:2]
-    with _writes(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        if stored := _find(folder, name, transfer):
-            count(transfer.size)
+@dataclass
+class _Fetch:
+    """One transfer: what is stored already, and what is fetched into a partial file."""
+
+    transfer: Transfer
+    store: Path
+    network: NetSettings
+    bar: Bar
+    stop: Event
+    furthest: int = 0  #: Offset to which the bar was advanced, which never goes back.
+
+    def run(self) -> Stored:
+        origin, size = self.transfer.origin, self.transfer.size
+        if origin.is_local:
+            path = Path(origin.url)
+            if not os.access(path, os.R_OK):
+                raise NetError(f"{path}: no permission, expected a readable file")
+            self._count(size)
+            return Stored(path, None)
+        identity = json.dumps([origin.url, origin.size, origin.tag, origin.checksum])
+        name = hashlib.sha256(identity.encode()).hexdigest()[:40]
+        folder = self.store / "files" / name[:2]
+        with _writes(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            while (stored := self._find(folder, name)) is None:
+                path = folder / f"{name}.part"
+                with _locked(path, self.stop) as part:
+                    if part is None:  # another process finished it meanwhile
+                        continue
+                    self._take_from_hub_cache(part)
+                    sha256 = self._fill(part)
+                    if size == origin.size:
+                        path = path.rename(folder / f"{name}.{sha256}")
+                    return Stored(path, sha256)
+            self._count(size)
             return stored
-        path = folder / f"{name}.part"
-        with _locked(path, stop) as part:
-            if part is None:  # another process finished it meanwhile
-                return _fetch(transfer, store, network, bar, stop)
-            _take_from_hub_cache(transfer, part)
-            sha256 = _fill(transfer, part, network, count, stop)
-            if transfer.size == origin.size:
-                path = path.rename(folder / f"{name}.{sha256}")
-            return Stored(path, sha256)
 
+    def _count(self, offset: int) -> None:
+        if offset > self.furthest:
+            self.bar.advance(offset - self.furthest)
+            self.furthest = offset
 
-def _take_from_hub_cache(transfer: Transfer, part: BinaryIO) -> None:
-    """Copy what the hub's own client has fetched; a whole file is verified like any other."""
-    origin, done = transfer.origin, os.fstat(part.fileno()).st_size
-    if origin.checksum is None or (done and transfer.size == origin.size):
-        return
-    path = remote.in_hub_cache(origin.url, origin.size)
-    with suppress(OSError):  # it may go at any time; what is there of it is completed
-        if path is not None:
-            with open(path, "rb") as file:
-                file.seek(done)
-                while done < transfer.size and (
-                    piece := file.read(min(READ_BYTES, transfer.size - done))
-                ):
-                    part.write(piece)
-                    done += len(piece)
+    def _find(self, folder: Path, name: str) -> Stored | None:
+        """Return the file if it was fetched before and is undamaged."""
+        for entry in os.listdir(folder):  # a few; a pattern would take longer than the rest
+            start, _, expected = entry.partition(".")
+            if start != name or expected == "part":
+                continue
+            path = folder / entry
+            if not path.is_symlink() and hash_file(path) == expected:
+                if self.transfer.size < self.transfer.origin.size:
+                    expected = hash_file(path, size=self.transfer.size)
+                return Stored(path, expected)
+            again = f"{self.transfer.name} is fetched again"
+            log.warning(f"download: warning: {path} was damaged, {again}")
+            path.unlink()
+        return None
 
+    def _take_from_hub_cache(self, part: BinaryIO) -> None:
+        """Copy what the hub's own client has fetched; a whole file is verified like any other."""
+        origin, done = self.transfer.origin, os.fstat(part.fileno()).st_size
+        if origin.checksum is None or (done and self.transfer.size == origin.size):
+            return
+        path = remote.in_hub_cache(origin.url, origin.size)
+        with suppress(OSError):  # it may go at any time; what is there of it is completed
+            if path is not None:
+                with open(path, "rb") as file:
+                    file.seek(done)
+                    for piece in _pieces(file, self.transfer.size - done):
+                        part.write(piece)
 
-def _find(folder: Path, name: str, transfer: Transfer) -> Stored | None:
-    """Return the file if it was fetched before and is undamaged."""
-    for entry in os.listdir(folder):  # a few; matching a pattern would take longer than the rest
-        start, _, expected = entry.partition(".")
-        if start != name or expected == "part":
-            continue
-        path = folder / entry
-        if not path.is_symlink() and hash_file(path) == expected:
-            if transfer.size < transfer.origin.size:
-                expected = hash_file(path, size=transfer.size)
-            return Stored(path, expected)
-        log.warning(f"download: warning: {path} was damaged, {transfer.name} is fetched again")
-        path.unlink()
-    return None
+    def _fill(self, part: BinaryIO) -> str:
+        """Fetch the missing bytes of a partial file, verify the whole, and return its SHA-256."""
+        origin, size = self.transfer.origin, self.transfer.size
+        # the checksum is of the whole file
+        expected = origin.checksum if size == origin.size else None
+        kind = expected.partition(":")[0] if expected else "sha256"
+        damaged, begun = 0, 1
+        while damaged < DAMAGED:
+            digests = {name: hasher(name, size) for name in {"sha256", kind}}
+            try:
+                self._complete(part, digests, checked=bool(expected) and kind == "sha256")
+            except UnnamedVersionError:
+                if begun >= self.network.attempts:
+                    raise
+                begun += 1
+                part.truncate(0)  # what came before may be of another version than the rest
+                continue
+            received = f"{kind}:{digests[kind].digest().hex()}"
+            if expected in (None, received):
+                return digests["sha256"].hexdigest()
+            damaged += 1
+            part.truncate(0)
+        raise NetError(
+            f"{self.transfer.name}: received {received}, expected {expected} as "
+            f"{self.transfer.author} says, {DAMAGED} times; the damaged copy is removed"
+        )
+
+    def _complete(self, part: BinaryIO, digests: dict[str, Any], *, checked: bool) -> None:
+        """Fetch the missing bytes of a partial file, and hash all of it; `checked` as of `read`."""
+        size, done = self.transfer.size, 0
+        part.seek(0)
+        for piece in _pieces(part, size):
+            for digest in digests.values():
+                digest.update(piece)
+            done += len(piece)
+        self._count(done)
+        rest = (self.transfer.origin, done, size, self.network, self.stop)
+        for piece in remote.read(*rest, whole=True, checked=checked):
+            part.write(piece)
+            for digest in digests.values():
+                digest.update(piece)
+            done += len(piece)
+            self._count(done)
 
 
 @contextmanager
@@ -200,82 +258,11 @@ def _locked(path: Path, stop: Event) -> Iterator[BinaryIO | None]:
         yield part if same else None
 
 
-def _fill(
-    transfer: Transfer,
-    part: BinaryIO,
-    network: NetSettings,
-    count: Callable[[int], None],
-    stop: Event,
-) -> str:
-    """Fetch the missing bytes of a partial file, verify the whole, and return its SHA-256."""
-    origin, size = transfer.origin, transfer.size
-    # the checksum is of the whole file
-    expected = origin.checksum if size == origin.size else None
-    kind = expected.partition(":")[0] if expected else "sha256"
-    checked = bool(expected) and kind == "sha256"
-    damaged, begun = 0, 1
-    while damaged < DAMAGED:
-        digests = {name: hasher(name, size) for name in {"sha256", kind}}
-        try:
-            _complete(part, transfer, digests, network, count, stop, checked=checked)
-        except UnnamedVersionError:
-            if begun >= network.attempts:
-                raise
-            begun += 1
-            part.truncate(0)  # what came before may be of another version than the rest
-            continue
-        received = f"{kind}:{digests[kind].digest().hex()}"
-        if expected in (None, received):
-            return digests["sha256"].hexdigest()
-        damaged += 1
-        part.truncate(0)
-    raise NetError(
-        f"{transfer.name}: received {received}, expected {expected} as {transfer.author} says, "
-        f"{DAMAGED} times; the damaged copy is removed"
-    )
-
-
-def _complete(
-    part: BinaryIO,
-    transfer: Transfer,
-    digests: dict[str, Any],
-    network: NetSettings,
-    count: Callable[[int], None],
-    stop: Event,
-    *,
-    checked: bool,
-) -> None:
-    """Fetch the missing bytes of a partial file, and hash all of it; `checked` as of `read`."""
-    part.seek(0)
-    done = 0
-    while done < transfer.size and (piece := part.read(min(READ_BYTES, transfer.size - done))):
-        _update(digests, piece)
-        done += len(piece)
-    count(done)
-    rest = (transfer.origin, done, transfer.size, network, stop)
-    for piece in remote.read(*rest, whole=True, checked=checked):
-        part.write(piece)
-        _update(digests, piece)
-        done += len(piece)
-        count(done)
-
-
-def _update(digests: dict[str, Any], piece: bytes) -> None:
-    for digest in digests.values():
-        digest.update(piece)
-
-
-def _counter(bar: Bar) -> Callable[[int], None]:
-    """Return a function that advances a bar to a file's offset, and never back."""
-    furthest = 0
-
-    def count(offset: int) -> None:
-        nonlocal furthest
-        if offset > furthest:
-            bar.advance(offset - furthest)
-            furthest = offset
-
-    return count
+def _pieces(file: BinaryIO, left: int) -> Iterator[bytes]:
+    """Yield the next bytes of a file, at most so many."""
+    while left and (piece := file.read(min(READ_BYTES, left))):
+        left -= len(piece)
+        yield piece
 
 
 # ---- Files ----

@@ -6,10 +6,18 @@ import tomllib
 
 import pytest
 
+from lockstep.errors import LockstepError
+from lockstep.methods.card import OptimizerVariant
+from lockstep.methods.schedule import ScheduleVariant
 from pipeline import runfile
-from pipeline.stage.keys import PROJECT
+from pipeline.runfile import CheckpointVariant, DataCorpus
+from pipeline.runfile.whole_file import written_whole
+from pipeline.stage.keys import PROJECT, RUN_FILE
+from pipeline.toml_file import KINDS, read_run_file
 from tests import tiny
 from tests.errors import refused
+
+# ---- A run file on disk loads whole, or one line says why it does not ----
 
 DEFAULT = PROJECT / "params" / "run.toml"
 
@@ -82,3 +90,129 @@ def test_reading_a_run_file_imports_nothing_heavy():
     code = f"import sys, pipeline.runfile; print([m for m in {heavy} if m in sys.modules])"
     printed = subprocess.check_output([sys.executable, "-c", code], text=True, cwd=PROJECT)
     assert printed.strip() == "[]"
+
+
+# ---- A run file that says only how it differs from another, and is written whole ----
+
+BASE = """\
+# The base.
+
+# Of peers.
+[peers]
+count = 4          # how many
+seed = 0
+# Above.
+layout = "each"
+
+[model.LLM.optimizer.SGD]
+momentum = 0.9
+nesterov = true
+
+# Last.
+[links]
+upload_mbps = [
+    1, 2,
+]
+"""
+CHANGES = """\
+# The file.
+base = "base.toml"
+[peers]
+count = 8
+[model.LLM.optimizer.AdamW]
+eps = 1e-8         # small
+[faults]
+schedule = []
+"""
+WHOLE = """\
+# The file.
+#
+# Written whole from file.toml, which has what differs from its base.
+
+# Of peers.
+[peers]
+count = 8          # how many
+seed = 0
+# Above.
+layout = "each"
+
+[model.LLM.optimizer.AdamW]
+eps = 1e-8         # small
+
+# Last.
+[links]
+upload_mbps = [
+    1, 2,
+]
+
+[faults]
+schedule = []
+"""
+
+
+@pytest.fixture
+def file(tmp_path):
+    (tmp_path / "base.toml").write_text(BASE)
+    path = tmp_path / "file.toml"
+    path.write_text(CHANGES)
+    return path
+
+
+def test_a_file_is_written_whole_with_the_comments_of_both(file):
+    assert written_whole(file) == WHOLE
+    assert tomllib.loads(WHOLE) == read_run_file(file)
+    assert written_whole(file.with_name("base.toml")) == BASE
+
+
+def test_a_base_may_have_a_base(file):
+    third = file.with_name("third.toml")
+    third.write_text('# Third.\nbase = "file.toml"\n\n[peers]\nseed = 3\n')
+    assert read_run_file(third)["peers"] == {"count": 8, "seed": 3, "layout": "each"}
+    assert tomllib.loads(written_whole(third)) == read_run_file(third)
+
+
+@pytest.mark.parametrize("base", ["3", '"none.toml"', '"../file.toml"', '"/etc/passwd"'])
+def test_a_base_is_a_file_beside_it(file, base):
+    file.write_text(f"base = {base}\n")
+    with pytest.raises(LockstepError, match=rf"{file}: base is .*, expected .* beside it"):
+        read_run_file(file)
+
+
+@pytest.mark.parametrize("name", ["base", "file"])
+def test_no_file_is_its_own_base(file, name):
+    file.with_name(f"{name}.toml").write_text('base = "file.toml"\n')
+    with pytest.raises(LockstepError, match="base is 'file.toml', expected another"):
+        read_run_file(file)
+
+
+def test_a_long_list_is_not_parsed_again_at_each_of_its_lines(file, monkeypatch):
+    parsed = []
+    loads = tomllib.loads
+    monkeypatch.setattr(tomllib, "loads", lambda text: parsed.append(len(text)) or loads(text))
+    listed = ["[workload.config]", "rows = [", *["  1,", "  # one", "", "  [2],"] * 1000, "]"]
+    file.write_text("\n".join(['base = "base.toml"', *listed]) + "\n")
+    written = written_whole(file)
+    assert written.splitlines()[-len(listed) :] == listed
+    assert sum(parsed) < 10 * len(written)
+
+
+def test_a_form_that_cannot_be_written_whole_is_refused(file):
+    file.write_text('base = "base.toml"\npeers.count = 8\n')
+    assert read_run_file(file)["peers"]["count"] == 8
+    with pytest.raises(LockstepError, match=f"{file}: cannot be written whole"):
+        written_whole(file)
+
+
+def test_what_is_replaced_whole_are_the_enums_of_the_run_file():
+    enums = {OptimizerVariant, ScheduleVariant, CheckpointVariant, DataCorpus}
+    assert {enum.where for enum in enums} == set(KINDS)
+
+
+@pytest.mark.parametrize("file", tiny.READY_RUNS, ids=lambda f: f.name)
+def test_every_ready_run_can_be_written_whole(file):
+    assert tomllib.loads(written_whole(file)) == read_run_file(file)
+
+
+def test_the_default_run_is_the_base_of_the_others():
+    default = PROJECT / "params" / "default.toml"
+    assert (PROJECT / RUN_FILE).read_bytes() == default.read_bytes(), "edit both, or `git restore`"

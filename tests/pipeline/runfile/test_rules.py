@@ -1,25 +1,35 @@
 """Rules of values and keys: an error names key, value and expectation; the edges load."""
 
 import tomllib
+from decimal import ROUND_HALF_UP, Decimal
 
 import pytest
 from pydantic import ValidationError
 
+from lockstep.methods.distro import OptimizerDistro
+from lockstep.methods.schedule import ScheduleCosine
 from lockstep.tables.explain import validate
+from lockstep.tables.faults import KINDS
+from lockstep.tables.links import Links
 from pipeline import runfile
 from pipeline.runfile.data import LocationNumberedFiles
 from tests.errors import check_names, refused
 from tests.pipeline.runfile.edited_run import (
+    BASE,
+    CONSILIENCE,
     DATA,
     DISTRO,
     FIXTURES,
     LOCAL,
+    OLDER,
     REMOVE,
     complaint,
     edited,
     fault,
     load,
 )
+
+# ---- Rules of values and keys: an error names key, value and expectation; the edges load ----
 
 SCHEDULE = "model.LLM.lr_schedule"
 HUB = "model.LLM.checkpoint.Hub"
@@ -182,3 +192,156 @@ def test_first_of_several_errors_is_reported_with_the_number_of_the_others():
 def test_run_is_frozen():
     with pytest.raises(ValidationError, match="frozen"):
         load().peers.count = 5
+
+
+# ---- Psyche's two spellings of a run file, older and current, and the keys that each needs ----
+
+
+def test_older_sample_loads_verbatim_without_any_table_of_ours():
+    run = runfile.load(OLDER)
+    assert run.peers.count == run.config.init_min_clients == run.config.min_clients == 1
+    assert (run.config.rounds_per_epoch, run.config.epoch_time) == (20, None)
+    assert run.config.global_batch_size_start == run.config.global_batch_size_end == 8
+    assert run.config.batch_size(0) == run.config.batch_size(10**12) == 8
+    assert run.config.checkpointers == ()
+    assert run.config.waiting_for_members_extra_time == 10
+    assert run.llm.cold_start_warmup_steps == 0
+    assert run.llm.checkpoint.repo_id == "emozilla/llama2-20m-init"
+    assert isinstance(run.llm.data_location.location, runfile.LocationGcp)
+    assert isinstance(run.llm.lr_schedule, ScheduleCosine)
+    assert isinstance(run.llm.optimizer, OptimizerDistro)
+    assert run.llm.optimizer.weight_decay is None
+    assert run.links == Links()
+    assert run.runtime == runfile.Runtime()
+
+
+def older(**config: object) -> runfile.Run:
+    """The older sample with changes in [config]; a key that is None is removed."""
+    document = tomllib.loads(OLDER.read_text())
+    config = document["config"] | config
+    document["config"] = {key: value for key, value in config.items() if value is not None}
+    return runfile.parse(document, "run.toml")
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"checkpointers": None}, ["config.checkpointers"]),
+        ({"rounds": 3}, ["config.rounds", "rounds_per_epoch"]),
+        ({"checkpointers": ["owner/name", "12D3KooW"]}, ["config.checkpointers[1]", "12D3KooW"]),
+    ],
+)
+def test_an_error_in_the_older_spelling_is_about_its_own_keys(changes, named):
+    with refused(*named):
+        older(**changes)
+
+
+@pytest.mark.parametrize("key", [f"config.{key}" for key in BASE["config"]])
+def test_every_key_of_config_is_required(key):
+    check_names(complaint((key, REMOVE)), key)
+
+
+@pytest.mark.parametrize("key", [f"model.LLM.{key}" for key in BASE["model"]["LLM"]])
+def test_every_key_of_llm_is_required_in_the_current_spelling(key):
+    check_names(complaint((key, REMOVE)), key)
+
+
+def test_checkpointers_are_kept():
+    names = ["owner/name", "gs://bucket", "gs://bucket/a/b"]
+    assert older(checkpointers=names).config.checkpointers == tuple(names)
+
+
+def test_cold_start_of_the_older_spelling_fits_into_its_rounds():
+    document = tomllib.loads(OLDER.read_text())
+    document["model"]["LLM"]["cold_start_warmup_steps"] = 20
+    runfile.parse(document, "run.toml")
+    document["model"]["LLM"]["cold_start_warmup_steps"] = 21
+    with refused("model.LLM.cold_start_warmup_steps", 21, "rounds_per_epoch", 20):
+        runfile.parse(document, "run.toml")
+
+
+# ---- Scheduled faults: every kind loads in a run that has what it needs ----
+
+ADAMW = {"betas": [0.9, 0.95], "weight_decay": 0.1, "eps": 1e-8, "clip_grad_norm": 1.0}
+VALUES = (f"{DISTRO}.quantize_1bit", False)
+PLAIN = ("peers.wire", "psyche")
+VERIFIED = ("config.verification_percent", 50)
+
+
+def scheduled(kind: str, **changes) -> tuple[str, object]:
+    return "faults.schedule", [fault(kind=kind) | changes]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_fault_loads_in_a_run_that_has_what_it_needs(kind):
+    needed = {"not_finite": [VALUES], "duplicated": [PLAIN], "false_verifier": [VERIFIED]}
+    changes = {"collude": {"peer": [0, 2]}, "join": {"rounds": [1, 9]}}.get(kind, {})
+    edits = [VALUES] if kind.startswith("scale_") else needed.get(kind, [])
+    run = load(scheduled(kind, **changes), *edits)
+    assert run.faults.schedule[0].kind == kind
+    needs = {"values", "plain"} & {KINDS[kind].needs}
+    assert bool(needs) == bool(edits) or kind == "false_verifier"
+
+
+def test_gradients_have_a_size():
+    load(scheduled("scale_up", size=3.0), ("model.LLM.optimizer", {"AdamW": ADAMW}))
+
+
+def test_peers_of_a_fault_are_a_tuple_however_they_are_written():
+    one, more = load(("faults.schedule", [fault(), fault(peer=[3, 0])])).faults.schedule
+    assert (one.peers, more.peers) == ((2,), (3, 0))
+
+
+# ---- The batch ramp: Psyche's numbers, and the sequences of a whole run ----
+
+
+def test_batch_ramp_gives_psyches_numbers():
+    ramp = runfile.CurrentConfig.model_validate(CONSILIENCE["config"])
+    tokens = (0, 2**37, 2**38, 2**39 - 1, 2**39, 2**62)
+    sizes = [ramp.batch_size(count) for count in tokens]
+    assert sizes == [12288, 17408, 22528, 32768, 32768, 32768]
+
+
+def test_batch_ramp_rounds_half_away_from_zero():
+    ramp = load().config  # 4 -> 8 over 1000 tokens
+    assert [ramp.batch_size(tokens) for tokens in (124, 125, 374, 375, 624, 625)] == [
+        4, 5, 5, 6, 6, 7,
+    ]  # fmt: skip
+
+
+def test_batch_ramp_agrees_with_exact_arithmetic():
+    ramp = load(
+        ("config.global_batch_size_start", 3),
+        ("config.global_batch_size_end", 61),
+        ("config.global_batch_size_warmup_tokens", 4096),
+    ).config
+    for tokens in range(0, 5000, 7):
+        exact = 3 + Decimal(58 * min(tokens, 4096)) / 4096
+        assert ramp.batch_size(tokens) == int(exact.to_integral_value(ROUND_HALF_UP))
+
+
+def test_no_ramp_is_the_end_from_the_start():
+    assert load(("config.global_batch_size_warmup_tokens", 0)).config.batch_size(0) == 8
+
+
+@pytest.mark.parametrize(("warmup", "first", "index"), [(0, 0, 0), (3_000, 0, 0), (90_000, 7, 33)])
+def test_sequences_of_a_run_are_those_of_its_rounds_one_by_one(warmup, first, index):
+    config = load(
+        ("config.global_batch_size_start", 3),
+        ("config.global_batch_size_end", 61),
+        ("config.global_batch_size_warmup_tokens", warmup),
+        ("config.total_steps", 200),
+    ).config
+    counted = index
+    for _ in range(first, 200):
+        counted += config.batch_size(counted * 16)
+    assert config.last_index(16, first, index) == counted
+
+
+def test_sequences_of_an_endless_run_are_counted_in_no_time():
+    config = load(
+        ("config.global_batch_size_end", 60_000),
+        ("config.global_batch_size_warmup_tokens", 2**54),
+        ("config.total_steps", 2**32 - 1),
+    ).config
+    assert 4 * (2**32 - 1) < config.last_index(2048) < 60_000 * (2**32 - 1)

@@ -1,1 +1,0 @@
-"""Checks across tables of a run file."""

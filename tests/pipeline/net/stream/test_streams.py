@@ -1,0 +1,349 @@
+"""Streams of ranges: the right bytes, few requests, bounded memory, and an end."""
+
+import gc
+import random
+import threading
+import time
+import weakref
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lockstep.errors import LockstepError
+from pipeline.net import remote
+from pipeline.net.origin import Origin
+from pipeline.net.transfers import stream
+from pipeline.net.transfers.stream import GAP_BYTES, REQUEST_BYTES, Streams
+from pipeline.runfile import Network
+from tests.pipeline.net.stream.far import (
+    KIB,
+    MIB,
+    SECONDS,
+    Far,
+    cut,
+    holding,
+    refused,
+    requests_for,
+    rested,
+    sequences,
+    true,
+    wait_until,
+)
+
+# ---- What is read: any ranges, in bounded memory, are the bytes of their files ----
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_any_ranges_are_the_files_bytes_in_any_memory(data):
+    far, sizes = Far(), (1, 999, 6_000)
+    origins = [far.put(f"f{size}", size) for size in sizes]
+    how = Network(
+        connections=data.draw(st.integers(1, 5)),
+        stream_cache_mb=data.draw(st.sampled_from([1e-6, 1e-4, 7e-4, 3e-3, 1.0])),
+    )
+    if how.cache_bytes == 1:  # each byte is a request
+        origins = origins[:1]
+
+    def ranges() -> list[tuple[Origin, int, int]]:
+        chosen = data.draw(st.lists(st.sampled_from(origins), max_size=6))
+        ends = [sorted((data.draw(st.integers(0, o.size)), data.draw(st.integers(0, o.size))))
+                for o in chosen]  # fmt: skip
+        return [(origin, *both) for origin, both in zip(chosen, ends, strict=True)]
+
+    beyond = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(remote, "read_once", far.read_once)
+        streams = Streams(how)
+        far.fault = lambda *_: streams.held_bytes > how.cache_bytes and beyond.append(1)
+        for _ in range(4):
+            if data.draw(st.booleans()):
+                streams.expect(ranges())
+            wanted = ranges()
+            assert streams.read(wanted) == true(far, wanted)
+            assert streams.held_bytes <= how.cache_bytes
+        rested(streams)
+    assert not beyond and far.most <= how.connections
+    assert streams.held_bytes == sum(map(len, streams._pieces.values()))
+
+
+def test_threads_that_each_read_more_than_the_memory_all_get_their_bytes(far):
+    origin, how = far.put("a", 500_000), holding(30_000, 3)
+    streams, got = Streams(how), {}
+
+    def run(seed: int) -> None:
+        chosen = random.Random(seed)
+        for _ in range(5):
+            wanted = sequences(origin, chosen.sample(range(120), 30))
+            streams.expect(sequences(origin, chosen.sample(range(120), 30)))
+            got.setdefault(seed, []).append(streams.read(wanted) == true(far, wanted))
+
+    threads = [threading.Thread(target=run, args=(seed,), daemon=True) for seed in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(SECONDS)
+    assert got == {seed: [True] * 5 for seed in range(6)}
+    assert rested(streams).held_bytes <= how.cache_bytes and far.most <= 3
+
+
+def test_another_version_of_a_file_is_another_file(far):
+    origin, streams = far.put("a", 5_000, tag='"1"'), Streams(Network())
+    before = streams.read([(origin, 0, 5_000)])
+    far.files["a"] = bytes(5_000)
+    assert streams.read([(origin.model_copy(update={"tag": '"2"'}), 0, 5_000)]) == [bytes(5_000)]
+    assert streams.read([(origin, 0, 5_000)]) == before
+
+
+def test_a_range_outside_its_file_is_refused_before_anything_is_asked(far):
+    origin, streams = far.put("https://me:secret@far/a.ds", 5_000), Streams(Network())
+    message = "https://far/a.ds: bytes 4000 to 5001 requested, expected a range of its 5000 bytes"
+    assert refused(streams, (origin, 0, 10), (origin, 4_000, 5_001)) == message
+    assert not far.asked
+
+
+# ---- What is asked for: few requests, nothing twice, and first what a read waits for ----
+
+
+def test_a_round_of_sequences_in_a_row_is_one_request(far):
+    origin = far.put("a", MIB)
+    wanted = sequences(origin, range(10, 200))
+    random.Random(0).shuffle(wanted)
+    assert requests_for(far, Streams(Network()), wanted) == [("a", 10 * 4 * KIB, 200 * 4 * KIB)]
+
+
+def test_shuffled_sequences_fetch_at_most_twice_their_bytes(far):
+    origin = far.put("a", 16 * MIB)
+    for share in (0.01, 0.1, 0.3, 0.6):
+        far.asked.clear()
+        count = 16 * MIB // (4 * KIB)
+        chosen = random.Random(0).sample(range(count), int(share * count))
+        Streams(Network()).read(sequences(origin, chosen))
+        assert far.fetched <= 2 * len(chosen) * 4 * KIB
+        assert len(far.asked) <= len(chosen)
+
+
+def test_a_gap_is_fetched_only_where_it_is_shorter_than_what_follows(far):
+    origin = far.put("a", MIB)
+    wanted = [(origin, 0, 100), (origin, 200, 300), (origin, 401, 501)]
+    assert requests_for(far, Streams(Network()), wanted) == [("a", 0, 300), ("a", 401, 501)]
+    far_off = 100_000 + GAP_BYTES + 1
+    wanted = [(origin, 0, 100_000), (origin, far_off, far_off + 100_000)]
+    asked = sorted(requests_for(far, Streams(Network()), wanted))
+    assert asked == [("a", start, stop) for _, start, stop in wanted]
+
+
+def test_connections_share_a_long_range_and_are_never_more(far):
+    far.piece, origin = 100_000, far.put("a", 12 * REQUEST_BYTES)
+    far.fault = lambda *_: time.sleep(0.005)
+    streams = Streams(Network(connections=3))
+    assert streams.read([(origin, 5, origin.size)]) == true(far, [(origin, 5, origin.size)])
+    assert far.most == 3
+    assert all(stop - start <= REQUEST_BYTES for _, start, stop in far.asked)
+    assert far.fetched == origin.size - 5
+
+
+def test_what_was_expected_is_read_without_a_request_and_nothing_comes_twice(far):
+    origin, streams = far.put("a", MIB), Streams(Network())
+    first, second = sequences(origin, range(0, 90, 2)), sequences(origin, range(90, 200))
+    streams.expect(first)
+    streams.expect(second)
+    streams.expect(first + second)
+    rested(streams)
+    asked = list(far.asked)
+    assert sum(stop - start for _, start, stop in asked) <= 2 * 155 * 4 * KIB
+    assert streams.read(second + first) == true(far, second + first)
+    assert streams.read(first) == true(far, first)
+    streams.expect(first)
+    rested(streams)
+    assert far.asked == asked
+
+
+def test_expect_returns_at_once_and_a_read_waits_for_what_is_under_way(far, gate):
+    origin, streams = far.put("a", 50_000), Streams(Network())
+    far.fault = lambda *_: gate.wait(SECONDS)
+    wanted = [(origin, 0, 50_000)]
+    streams.expect(wanted)
+    wait_until(lambda: far.asked)
+    streams.expect(wanted)
+    threading.Timer(0.1, gate.set).start()
+    assert streams.read(wanted) == true(far, wanted)
+    assert far.asked == [("a", 0, 50_000)]
+
+
+def test_a_read_goes_before_what_is_only_expected(far, gate):
+    origins = [far.put(f"f{number}", 5_000) for number in range(9)]
+    streams = Streams(Network(connections=1))
+    far.fault = lambda *_: gate.wait(SECONDS)
+    streams.expect([(origin, 0, 5_000) for origin in origins])
+    wait_until(lambda: far.asked)
+    threading.Timer(0.1, gate.set).start()
+    streams.read([(origins[7], 0, 5_000), (origins[4], 0, 9)])
+    rested(streams)
+    assert [url[1:] for url, *_ in far.asked] == list("0741234568")
+
+
+# ---- What is kept: what is expected, then what was read last ----
+
+
+def test_what_was_read_longest_ago_is_forgotten_first(far):
+    origin, streams = far.put("a", MIB), Streams(holding(3_000, 1))
+    one, two, three, four = ([(origin, at, at + 1_000)] for at in (0, 100_000, 200_000, 300_000))
+    for wanted in (one, two, three, one, four):  # two goes
+        streams.read(wanted)
+    assert requests_for(far, streams, one, three, four) == []
+    assert requests_for(far, streams, two) == [("a", 100_000, 101_000)]
+
+
+def test_expecting_displaces_what_was_read_and_never_what_was_expected(far):
+    origin, how = far.put("a", MIB), holding(10 * 4 * KIB, 1)
+    streams = Streams(how)
+    streams.read(sequences(origin, range(10)))
+    streams.expect(sequences(origin, range(100, 106)))
+    streams.expect(sequences(origin, range(200, 206)))  # four of them have room
+    rested(streams)
+    streams.expect(sequences(origin, range(50, 60)))  # none of these
+    assert rested(streams).held_bytes == how.cache_bytes
+    assert not requests_for(far, streams, sequences(origin, [*range(100, 106), *range(200, 204)]))
+
+
+def test_a_read_displaces_what_was_read_before_what_is_expected(far):
+    origin, streams = far.put("a", MIB), Streams(holding(4 * 4 * KIB, 1))
+    streams.expect(sequences(origin, [10, 20]))
+    rested(streams)
+    for number in (30, 40, 50, 60):
+        streams.read(sequences(origin, [number]))
+    assert not requests_for(far, streams, sequences(origin, [10, 20]))
+
+
+def test_expected_again_what_was_read_before_stays(far):
+    origin, streams = far.put("a", MIB), Streams(holding(4 * 4 * KIB, 1))
+    streams.read(sequences(origin, range(4)))
+    streams.expect(sequences(origin, [0, 1, 20, 21]))
+    rested(streams)
+    assert not requests_for(far, streams, sequences(origin, [0, 1, 20, 21]))
+
+
+def test_a_read_larger_than_the_memory_uses_first_what_is_there(far):
+    origin, streams = far.put("a", MIB), Streams(holding(8 * 4 * KIB, 2))
+    streams.expect(sequences(origin, range(50, 58)))
+    rested(streams)
+    wanted = sequences(origin, range(58))
+    assert streams.read(wanted) == true(far, wanted)
+    assert far.fetched == 58 * 4 * KIB
+
+
+# ---- What goes wrong: a read goes on where it stopped, or says in one line why not ----
+
+
+def test_a_broken_connection_goes_on_where_it_stopped(far):
+    origin, broken = far.put("a", 10_000), []
+
+    def fault(url: str, at: int) -> None:
+        if at in (3_000, 7_000) and at not in broken:
+            broken.append(at)
+            cut()
+
+    far.fault = fault
+    assert Streams(Network(attempts=2)).read([(origin, 0, 10_000)]) == [far.files["a"]]
+    assert far.asked == [("a", 0, 10_000), ("a", 3_000, 10_000), ("a", 7_000, 10_000)]
+
+
+def test_an_answer_that_ends_early_counts_as_broken(far, monkeypatch):
+    origin = far.put("a", 10_000)
+    monkeypatch.setattr(
+        remote, "read_once", lambda o, a, b, *_: far.read_once(o, a, min(b, a + 4_000))
+    )
+    assert Streams(Network(attempts=2)).read([(origin, 0, 10_000)]) == [far.files["a"]]
+    far.files["a"] = far.files["a"][:8_000]
+    message = refused(Streams(Network(attempts=2)), (origin, 0, 10_000))
+    assert message == (
+        "a: the answer ended early, expected 2000 more bytes within 2 attempts; run again to resume"
+    )
+
+
+def test_more_bytes_than_asked_for_are_an_error(far, monkeypatch):
+    origin = far.put("a", 10_000)
+    monkeypatch.setattr(remote, "read_once", lambda o, a, b, *_: far.read_once(o, a, b + 1))
+    assert refused(Streams(Network()), (origin, 10, 500)) == (
+        "a: 1 bytes more than requested, expected them up to offset 500"
+    )
+    assert len(far.asked) == 1
+
+
+def test_what_fails_in_the_background_is_tried_again_by_the_read(far):
+    origin, streams = far.put("a", 10_000), Streams(Network(attempts=2))
+    works, far.fault = far.fault, cut
+    wanted = [(origin, 0, 10_000)]
+    streams.expect(wanted)
+    rested(streams)
+    assert len(far.asked) == 2 and streams.held_bytes == 0
+    assert "a: cut, expected 10000 more bytes within 2 attempts" in refused(streams, *wanted)
+    assert len(far.asked) == 4
+    far.fault = works
+    assert streams.read(wanted) == true(far, wanted)
+
+
+def test_what_a_reader_refuses_is_not_tried_again(far):
+    origin, other = far.put("a", 10_000), far.put("b", 10_000)
+
+    def fault(url: str, at: int) -> None:
+        if url == "a":
+            raise LockstepError("a: changed while it was read")
+
+    far.fault = fault
+    streams = Streams(Network())
+    assert refused(streams, (other, 0, 500), (origin, 0, 500)) == "a: changed while it was read"
+    assert far.asked.count(("a", 0, 500)) == 1
+    assert streams.read([(other, 0, 500)]) == true(far, [(other, 0, 500)])
+    rested(streams)
+    assert all(piece.readers == 0 for piece in streams._pieces.values())
+
+
+# ---- The end: streams that are closed or dropped ask for no more ----
+
+
+def test_closed_streams_ask_no_more_and_a_read_that_waits_fails(far, gate):
+    origins = [far.put(f"f{number}", 5_000) for number in range(9)]
+    streams = Streams(Network(connections=2))
+    far.fault = lambda *_: gate.wait(SECONDS)
+    streams.expect([(origin, 0, 5_000) for origin in origins])
+    threading.Timer(0.1, streams.close).start()
+    assert "streams closed" in refused(streams, (origins[0], 0, 5_000), (origins[8], 0, 5_000))
+    assert "streams closed" in refused(streams, (origins[0], 0, 1))
+    gate.set()
+    rested(streams)
+    assert len(far.asked) == 2
+
+
+def test_dropped_streams_are_freed_while_a_request_hangs_and_ask_no_more(far, gate):
+    origins = [far.put(f"f{number}", 5_000) for number in range(9)]
+    streams = Streams(Network(connections=1))
+    far.fault = lambda *_: gate.wait(SECONDS)
+    streams.expect([(origin, 0, 5_000) for origin in origins])
+    wait_until(lambda: far.asked)
+    gc.disable()
+    try:
+        freed = weakref.ref(streams)
+        del streams
+        assert freed() is None
+    finally:
+        gc.enable()
+    gate.set()
+    wait_until(lambda: far.running == 0)
+    time.sleep(0.05)
+    assert len(far.asked) == 1
+
+
+def test_dropped_streams_try_nothing_again(far):
+    origin, streams = far.put("a", 5_000), Streams(Network(attempts=10**6))
+    far.fault = cut
+    streams.expect([(origin, 0, 5_000)])
+    wait_until(lambda: len(far.asked) > 1)
+    threads = [t for t in threading.enumerate() if t._target is stream._work]
+    assert threads
+    del streams
+    for thread in threads:
+        thread.join(SECONDS)
+        assert not thread.is_alive()
