@@ -38,12 +38,13 @@ def _facts(paths: Paths) -> ReportFacts:
     trained = paths.out("train")
     results = stage_results.read(trained, paths.out("witness"), paths.out("evaluate"))
     made = artifacts.read_made(paths.made("train"))
+    rounds = (trained / "transcript" / "rounds.jsonl").read_text(encoding="utf-8")
     return ReportFacts(
         results=results,
         losses=read_tsv(trained / METRICS / "loss.tsv"),
         held_out=read_tsv(trained / METRICS / "held_out.tsv"),
         scores_in_training=read_text_tsv(trained / METRICS / "tasks.tsv"),
-        rounds=list(map(json.loads, stage_results.lines(trained / "transcript" / "rounds.jsonl"))),
+        rounds=[json.loads(line) for line in rounds.splitlines()],
         shards=read_json(paths.out("download") / "shards.json"),
         environment=made["environment"] | results.header["environment"],
         files=artifacts.read_made(paths.made("export"))["files"],

@@ -14,13 +14,7 @@ from base64 import b64decode
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import lru_cache
-from http.client import (
-    BadStatusLine,
-    HTTPException,
-    HTTPResponse,
-    IncompleteRead,
-    RemoteDisconnected,
-)
+from http import client
 from io import BufferedReader, BytesIO
 from typing import Any, NamedTuple
 from urllib.parse import urljoin, urlsplit
@@ -31,17 +25,7 @@ from urllib3 import exceptions
 
 from . import limits
 from .host import AGENT, NetError, brief, keep_secret, message, reveals
-from .limits import (
-    CONNECT_SECONDS,
-    HTTP_HEADER_BYTES,
-    REDIRECTS,
-    ListingLimit,
-    NetSettings,
-    NotFetchedError,
-    TransientError,
-    UnnamedVersionError,
-    UnreachableError,
-)
+from .limits import NetSettings, NotFetchedError, TransientError
 from .origin import SIZES, parse
 
 BUSY = {408, 425, 429, 500, 502, 503, 504}  # statuses after which a request may be repeated
@@ -87,7 +71,7 @@ def check_online(name: str) -> None:
       UnreachableError: $HF_HUB_OFFLINE is set.
     """
     if offline():
-        raise UnreachableError(f"{name}: {OFFLINE} is set, expected it in the store already")
+        raise limits.UnreachableError(f"{name}: {OFFLINE} is set, expected it in the store already")
 
 
 @contextmanager
@@ -143,14 +127,14 @@ def _follow(
     url, said = request.url, {"Accept-Encoding": "identity"} | request.headers | headers
     if content is not None:
         said["Content-Length"] = str(len(content))
-    for _ in range(REDIRECTS + 1):
+    for _ in range(limits.REDIRECTS + 1):
         answer = _pool(network.connections, _proxy(url)).request(
             method,
             url,
             headers=said,
             # sent in small pieces, each with a timeout; bytes would have one for the whole
             body=None if content is None else BytesIO(content),
-            timeout=urllib3.Timeout(connect=CONNECT_SECONDS, read=network.stall_seconds),
+            timeout=urllib3.Timeout(connect=limits.CONNECT_SECONDS, read=network.stall_seconds),
             retries=False,  # they are ours
             redirect=False,
             preload_content=False,
@@ -190,7 +174,8 @@ class _Headers:
     """The lines of headers, as http.client reads them: in so many seconds and bytes."""
 
     def __init__(self, file: BufferedReader, seconds: float):
-        self._file, self._until, self._left = file, time.monotonic() + seconds, HTTP_HEADER_BYTES
+        self._file, self._left = file, limits.HTTP_HEADER_BYTES
+        self._until = time.monotonic() + seconds
         self.close, self.flush = file.close, file.flush
 
     def readline(self, limit: int) -> bytes:
@@ -204,12 +189,12 @@ class _Headers:
             end = waiting.find(b"\n") + 1 or len(waiting)
             line += self._file.read(min(end, limit - len(line)))
             if self._left < len(line):
-                raise HTTPException(f"headers of over {HTTP_HEADER_BYTES} bytes")
+                raise client.HTTPException(f"headers of over {limits.HTTP_HEADER_BYTES} bytes")
         self._left -= len(line)
         return line
 
 
-class _Response(HTTPResponse):
+class _Response(client.HTTPResponse):
     """An answer whose headers are limited, without the interim ones before it."""
 
     def __init__(self, sock: Any, *arguments: Any, **fields: Any):
@@ -266,9 +251,9 @@ def _explain(error: Exception) -> str:
     if timed_out and not isinstance(error, exceptions.NewConnectionError):
         return "timed out"
     inner = next((arg for arg in error.args if isinstance(arg, Exception)), error)
-    if isinstance(inner, BadStatusLine) and not isinstance(inner, RemoteDisconnected):
+    if isinstance(inner, client.BadStatusLine) and not isinstance(inner, client.RemoteDisconnected):
         return "the server does not speak HTTP"
-    if isinstance(inner, IncompleteRead):
+    if isinstance(inner, client.IncompleteRead):
         return "the connection was cut"
     if isinstance(inner, OSError) and inner.strerror:
         return inner.strerror
@@ -370,7 +355,7 @@ class Pages:
 
     def __init__(self, network: NetSettings, most_bytes: int = limits.LISTING_BYTES):
         self._network, self._most_bytes = network, most_bytes
-        self._limit: ListingLimit | None = None  # of which the first page knows the name
+        self._limit: limits.ListingLimit | None = None  # of which the first page knows the name
 
     def get(self, request: Request) -> tuple[Any, Request | None]:
         """Return a JSON document, and the request for the page after it, if any.
@@ -391,7 +376,7 @@ class Pages:
 
     def _content(self, request: Request) -> tuple[bytes, str]:
         """Return the content of a page, within the limits, and what it says of other pages."""
-        self._limit = self._limit or ListingLimit(request.name, self._most_bytes)
+        self._limit = self._limit or limits.ListingLimit(request.name, self._most_bytes)
         self._limit.next_page(request.url)
 
         def fetch() -> tuple[bytes, str]:
@@ -405,7 +390,7 @@ class Pages:
 
 
 def read_whole(
-    answer: urllib3.BaseHTTPResponse, name: str, limit: ListingLimit, network: NetSettings
+    answer: urllib3.BaseHTTPResponse, name: str, limit: limits.ListingLimit, network: NetSettings
 ) -> bytes:
     """Return a body that is read into memory, up to one byte more than the limit has room for.
 
@@ -498,11 +483,11 @@ def _check_version(name: str, headers: Mapping[str, str], version: Version) -> b
     return tag is not None
 
 
-def _unnamed(name: str, version: Version) -> UnnamedVersionError:
+def _unnamed(name: str, version: Version) -> limits.UnnamedVersionError:
     expected = (
         "an ETag or a date" if version.tag is None else f"{brief(repr(version.tag))} as before"
     )
-    return UnnamedVersionError(
+    return limits.UnnamedVersionError(
         f"{name}: the server does not say of which version a part of the file is, expected "
         f"{expected}"
     )

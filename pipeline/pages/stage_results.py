@@ -84,12 +84,8 @@ def read_tsv(path: Path) -> list[dict[str, float | None]]:
 
 def read_text_tsv(path: Path) -> list[dict[str, str]]:
     """Return the rows of a table, each by column name."""
-    return list(csv.DictReader(lines(path), delimiter="\t"))
-
-
-def lines(path: Path) -> list[str]:
-    """Return the lines of a file of text."""
-    return path.read_text(encoding="utf-8").splitlines()
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return list(csv.DictReader(lines, delimiter="\t"))
 
 
 def times(ratio: float) -> str:

@@ -78,14 +78,36 @@ def list_repo(
     The revision is a commit, a branch or a tag; None is the main branch. `folders` says whether a
     model's folders are listed too. Errors call the repository `where`, and end with `expected`.
     """
+    from huggingface_hub import constants
+
+    is_dataset = repo.startswith(DATASETS)
+    _check_name(repo.removeprefix(DATASETS), where, expected)
+    base = f"{constants.ENDPOINT}/api/{'' if is_dataset else 'models/'}{repo}"
+    headers, recursive = remote.hub_headers(), str(is_dataset or folders).lower()
+    files: dict[str, Origin] = {}
     try:
-        return _ask(repo, revision, where, network, expected, folders=folders)
+        named = f"{base}/revision/{quote(revision or 'main', safe='')}"
+        revised, _ = web.Pages(network).get(Request(named, headers, where, expected))
+        commit = validate(HubRevision, revised, f"{where}: invalid listing").sha
+        tree = f"{base}/tree/{commit}?recursive={recursive}&expand=false"
+        page: Request | None = Request(tree, headers, where, expected)
+        pages = web.Pages(network)
+        while page is not None:
+            document, page = pages.get(page)
+            for entry in validate(TreePage, document, f"{where}: invalid listing").root:
+                if entry.type == "file":
+                    name = check_name(entry.path, where)  # before it is part of an address
+                    # a large file's own hash; git's hash of any other
+                    own = f"sha256:{entry.lfs.oid}" if entry.lfs else f"git-sha1:{entry.oid}"
+                    url = f"hf://{repo}@{commit}/{quote(name)}"
+                    files[name] = Origin(url=url, size=entry.size, checksum=own)
     except UnreachableError:
         is_commit = re.fullmatch("[0-9a-f]{40}", revision or "")
         found = _in_cache(repo, revision, where) if offline() or is_commit else None
         if found is None:
             raise
         return found
+    return Repository(commit=commit, files=files)
 
 
 def _in_cache(repo: str, revision: str | None, where: str) -> Repository | None:
@@ -142,41 +164,6 @@ def _checksum(path: Path) -> str:
     return f"sha256:{hash_file(path)}"
 
 
-def _ask(
-    repo: str,
-    revision: str | None,
-    where: str,
-    network: NetSettings,
-    expected: str,
-    *,
-    folders: bool,
-) -> Repository:
-    from huggingface_hub import constants
-
-    is_dataset = repo.startswith(DATASETS)
-    _check_name(repo.removeprefix(DATASETS), where, expected)
-    base = f"{constants.ENDPOINT}/api/{'' if is_dataset else 'models/'}{repo}"
-    headers = remote.hub_headers()
-
-    def request(path: str) -> Request:
-        return Request(f"{base}/{path}", headers, where, expected)
-
-    named = request(f"revision/{quote(revision or 'main', safe='')}")
-    revised, _ = web.Pages(network).get(named)
-    commit = validate(HubRevision, revised, f"{where}: invalid listing").sha
-    files: dict[str, Origin] = {}
-    pages = web.Pages(network)
-    recursive = str(is_dataset or folders).lower()
-    page: Request | None = request(f"tree/{commit}?recursive={recursive}&expand=false")
-    while page is not None:
-        document, page = pages.get(page)
-        for entry in validate(TreePage, document, f"{where}: invalid listing").root:
-            if entry.type == "file":
-                name = check_name(entry.path, where)  # before it is part of an address
-                files[name] = _origin(repo, commit, entry)
-    return Repository(commit=commit, files=files)
-
-
 def _check_name(repo_id: str, where: str, expected: str) -> None:
     """Refuse what can be no name on the hub, before the hub is asked for it."""
     from huggingface_hub.utils import validate_repo_id
@@ -187,13 +174,6 @@ def _check_name(repo_id: str, where: str, expected: str) -> None:
         validate_repo_id(repo_id)
     except ValueError as error:
         raise NetError(f"{where}: {message(error)}, expected {expected}") from None
-
-
-def _origin(repo: str, commit: str, entry: TreeEntry) -> Origin:
-    # a large file's own hash; git's hash of any other
-    checksum = f"sha256:{entry.lfs.oid}" if entry.lfs else f"git-sha1:{entry.oid}"
-    url = f"hf://{repo}@{commit}/{quote(entry.path)}"
-    return Origin(url=url, size=entry.size, checksum=checksum)
 
 
 def download(

@@ -49,19 +49,12 @@ Curves = dict[str, list[tuple[int, float]]]
 
 
 class Tracked(NamedTuple):
-    """A run that told its sinks, was killed after `KILLED` rounds and resumed after `SAVED`.
+    """A run that told its sinks, was killed after `KILLED` rounds and resumed after `SAVED`."""
 
-    Attributes:
-      run_file: its run file.
-      trained: what its stage train left.
-      key: of its stage train.
-      folder: what the sinks wrote.
-    """
-
-    run_file: Path
-    trained: Path
-    key: str
-    folder: Path
+    run_file: Path  #: Its run file.
+    trained: Path  #: What its stage train left.
+    key: str  #: Of its stage train.
+    folder: Path  #: What the sinks wrote.
 
     @property
     def name(self) -> str:

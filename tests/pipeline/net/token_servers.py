@@ -43,20 +43,14 @@ OTHER = make_shards(1)  # of the same sizes
 
 @dataclass
 class Source:
-    """A server that has the token files.
+    """A server that has the token files."""
 
-    Attributes:
-      server: what it serves.
-      location: the data location, as a run file has it.
-      places: patterns of what is asked: of the bytes of 1.ds, of what there is, and of the pages of
-        a listing.
-      put: puts files in the place of those that are there.
-    """
-
-    server: web.Served
-    location: dict
+    server: web.Served  #: What it serves.
+    location: dict  #: The data location, as a run file has it.
+    #: Patterns of what is asked: of the bytes of 1.ds, of what there is, and of the pages of a
+    #: listing.
     places: dict[str, str]
-    put: Callable[[Shards], object]
+    put: Callable[[Shards], object]  #: Puts files in the place of those that are there.
 
 
 @contextmanager

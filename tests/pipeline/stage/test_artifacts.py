@@ -49,19 +49,12 @@ def test_a_built_folder_lists_its_files_and_can_be_needed(tmp_path):
     assert paths_of("train", tmp_path).need("download") == paths.out("download")
 
 
-def test_building_again_leaves_nothing_of_the_old_folder(tmp_path):
-    old = make("download", tmp_path).out("download") / "made-000000000000.json"
+def test_building_again_leaves_nothing_of_the_old_folder_and_equal_results_are_equal(tmp_path):
+    old = make("download", tmp_path / "a").out("download") / "made-000000000000.json"
     old.write_text("{}")
-    paths = make("download", tmp_path, "new")
-    assert not old.exists()
-    assert (paths.out("download") / "part" / "file.txt").read_text() == "new"
-    assert sorted(p.name for p in (tmp_path / "data").iterdir()) == ["shards"]
-
-
-def test_equal_results_are_equal_folders(tmp_path):
-    first, second = make("download", tmp_path / "a"), make("download", tmp_path / "b")
-    made = [made_of(p) for p in (first, second)]
-    assert made[0].read_bytes() == made[1].read_bytes()
+    first, second = (make("download", tmp_path / place, "new") for place in ("a", "b"))
+    assert tiny.contents(first.out("download")) == tiny.contents(second.out("download"))
+    assert sorted(p.name for p in (tmp_path / "a" / "data").iterdir()) == ["shards"]
 
 
 def test_what_a_checkout_changed_in_metrics_is_put_right(tmp_path):
@@ -105,13 +98,12 @@ def test_a_changed_missing_or_added_file_is_named(tmp_path, spoil, named):
         paths_of("train", tmp_path).need("download")
 
 
-def test_a_stage_that_has_not_run_is_named(tmp_path):
+def test_a_stage_that_has_not_run_is_named_and_the_run_file_of_engines_needs_no_flag(
+    tmp_path, monkeypatch
+):
     paths = paths_of("train", tmp_path)
     with refused("stage download", f"lockstep download --run {paths.run}"):
         paths.need("download")
-
-
-def test_the_run_file_of_engines_needs_no_flag(tmp_path, monkeypatch):
     monkeypatch.chdir(PROJECT)
     with refused("`lockstep download`"):
         Paths("train", Path(RUN_FILE), tmp_path).need("download")

@@ -47,25 +47,26 @@ def test_devices_are_as_many_as_cores_peers_and_threads_allow(
     assert os.environ["JAX_NUM_CPU_DEVICES"] == expected
 
 
-def test_devices_that_leave_no_thread_to_spare_are_refused(environment):
-    environment.setenv("JAX_NUM_CPU_DEVICES", "4")
-    with refused("JAX_NUM_CPU_DEVICES", 4, 2):
-        devices.prepare(a_run(peers__threads=4, peers__fsdp=2))
-    with refused("[peers] fsdp", 4, 2):
-        devices.prepare(a_run(peers__threads=4, peers__fsdp=4, peers__micro_batch=4))
+@pytest.mark.parametrize(
+    ("count", "fsdp", "named"),
+    [
+        ("4", 2, ("JAX_NUM_CPU_DEVICES", 4, 2)),
+        ("4", 4, ("[peers] fsdp", 4, 2)),
+        ("8", 1, ("JAX_NUM_CPU_DEVICES", 8, "[peers] threads")),  # which would change bits
+    ],
+)
+def test_devices_that_leave_no_thread_to_spare_are_refused(environment, count, fsdp, named):
+    environment.setenv("JAX_NUM_CPU_DEVICES", count)
+    with refused(*named):
+        devices.prepare(a_run(peers__threads=4, peers__fsdp=fsdp, peers__micro_batch=4))
 
 
-def test_the_size_of_the_thread_pool_is_the_run_files_whatever_the_machine(environment):
+def test_what_the_user_set_stays_but_threads_are_the_run_files_whatever_the_machine(environment):
     environment.setenv("NPROC", "64")
-    devices.prepare(a_run(peers__threads=3))
-    assert os.environ["NPROC"] == "3"
-
-
-def test_what_the_user_set_stays(environment):
     environment.setenv("JAX_NUM_CPU_DEVICES", "1")
     environment.setenv("XLA_FLAGS", "--xla_dump_to=here")
-    devices.prepare(a_run())
-    assert os.environ["JAX_NUM_CPU_DEVICES"] == "1"
+    devices.prepare(a_run(peers__threads=3))
+    assert (os.environ["NPROC"], os.environ["JAX_NUM_CPU_DEVICES"]) == ("3", "1")
     assert os.environ["XLA_FLAGS"].endswith("--xla_dump_to=here")
 
 
@@ -101,24 +102,13 @@ def test_what_leaves_bits_open_or_is_not_there_is_refused(environment, name, val
         devices.prepare_alone()
 
 
-def test_the_description_has_settings_of_jax_that_are_not_as_usual():
-    assert "jax_threefry_partitionable" not in devices.describe()
-    with jax.threefry_partitionable(False):
-        assert devices.describe()["jax_threefry_partitionable"] == "False"
-
-
-def test_more_devices_than_threads_are_refused_since_they_would_change_bits(environment):
-    environment.setenv("JAX_NUM_CPU_DEVICES", "8")
-    with refused("JAX_NUM_CPU_DEVICES", 8, "[peers] threads"):
-        devices.prepare(a_run(peers__threads=4))
-
-
 def test_the_description_holds_what_can_change_bits_and_no_core_count():
     described = devices.describe()
-    assert described["platform"] == "cpu"
-    assert described["threads"] == os.environ["NPROC"]
-    assert "JAX_NUM_CPU_DEVICES" not in described
+    assert (described["platform"], described["threads"]) == ("cpu", os.environ["NPROC"])
+    assert not {"JAX_NUM_CPU_DEVICES", "jax_threefry_partitionable"} & described.keys()
     assert all(isinstance(value, str) for value in described.values())
+    with jax.threefry_partitionable(False):
+        assert devices.describe()["jax_threefry_partitionable"] == "False"
 
 
 def test_the_first_difference_from_where_a_run_was_trained_is_named():

@@ -24,21 +24,15 @@ YEAR = str(365 * 24 * 3600)
 
 @dataclass
 class Row:
-    """What a server does wrong, and what comes of it.
+    """What a server does wrong, and what comes of it."""
 
-    Attributes:
-      what: in words.
-      faults: the same, in code.
-      comes: RIGHT, or words of the error; of the kinds of servers, where that differs.
-      where: of the "bytes" of a file, or of the "listing": of a plain server, a file's HEAD.
-      pinned: whether `[pins] data` names the right bytes.
-    """
-
-    what: str
-    faults: list[Misbehaviour]
+    what: str  #: In words.
+    faults: list[Misbehaviour]  #: The same, in code.
+    #: RIGHT, or words of the error; of the kinds of servers, where that differs.
     comes: str | dict[str, str]
+    #: Of the "bytes" of a file, or of the "listing": of a plain server, a file's HEAD.
     where: str = "bytes"
-    pinned: bool = False
+    pinned: bool = False  #: Whether `[pins] data` names the right bytes.
 
     def of(self, kind: str) -> str | None:
         """What comes of it with a kind of server; None: it has no such answers."""

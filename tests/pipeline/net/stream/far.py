@@ -21,19 +21,14 @@ def holding(cache_bytes: int, connections: int) -> Network:
 
 
 class Far:
-    """Files far away, in place of `remote.read_once`.
-
-    Attributes:
-      asked: (url, start, stop) of each request.
-      fault: called before each piece of an answer with the request and the offset; may raise.
-      most: requests that ran at once.
-    """
+    """Files far away, in place of `remote.read_once`."""
 
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
-        self.asked: list[tuple[str, int, int]] = []
+        self.asked: list[tuple[str, int, int]] = []  # (url, start, stop) of each request
+        # before each piece of an answer; may raise
         self.fault: Callable[[str, int], object] = lambda url, at: None
-        self.piece, self.running, self.most = 1000, 0, 0
+        self.piece, self.running, self.most = 1000, 0, 0  # most: requests that ran at once
         self.lock = threading.Lock()
 
     def put(self, url: str, size: int, tag: str | None = None) -> Origin:
