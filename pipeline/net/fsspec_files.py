@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from . import limits
 from .host import HIDDEN, NetError, brief, hide, keep_secret, lacking, message, reveals
 from .limits import NetSettings, TransientError, UnnamedVersionError, UnreachableError
+from .origin import Origin
 from .web import check_online
 
 if TYPE_CHECKING:
@@ -153,13 +154,7 @@ def version(info: dict) -> tuple[int, str | None]:
 
 
 def read(
-    url: str,
-    start: int,
-    stop: int,
-    expected: tuple[int, str | None],
-    network: NetSettings,
-    *,
-    is_rest: bool,
+    origin: Origin, start: int, stop: int, network: NetSettings, *, is_rest: bool
 ) -> Iterator[bytes]:
     """Yield the bytes from `start` to `stop` of one version of a file.
 
@@ -170,8 +165,8 @@ def read(
       UnnamedVersionError: the file system names no version, and more than one request is needed.
       NetError: the file cannot be read, or is another version.
     """
-    name, (files, path) = hide(url), find_file_system(url)
-    if expected[1] is None and (is_rest or stop - start > REQUEST_BYTES):
+    name, (files, path) = hide(origin.url), find_file_system(origin.url)
+    if origin.tag is None and (is_rest or stop - start > REQUEST_BYTES):
         raise UnnamedVersionError(
             f"{name}: the file system does not say of which version a part of the file is, "
             f"expected one of {', '.join(TAGS)}"
@@ -181,12 +176,13 @@ def read(
         end, began = min(stop, start + longest), time.monotonic()
         try:
             piece = _within(network.stall_seconds, files, "cat_file", path, start=start, end=end)
-            _lengths[id(files)] = _next_length(longest, time.monotonic() - began, network)
+            if time.monotonic() - began < network.stall_seconds / 4:  # so more may be asked for
+                _lengths[id(files)] = min(REQUEST_BYTES, 2 * longest)
             # no version can be requested: if it is still the listed one, so are the bytes just read
             files.invalidate_cache()
             current = version(_within(network.stall_seconds, files, "info", path))
         except TimeoutError:
-            if expected[1] is not None:  # or several requests could be of several versions
+            if origin.tag is not None:  # or several requests could be of several versions
                 _lengths[id(files)] = max(LEAST_REQUEST_BYTES, longest // 4)
             raise TransientError(f"{name}: timed out") from None
         except NetError as error:
@@ -195,21 +191,16 @@ def read(
             raise NetError(f"{name}: {_said(error)}, expected a readable file") from None
         except Exception as error:
             raise TransientError(f"{name}: {_said(error)}") from None
-        if current != expected:
+        if current != (origin.size, origin.tag):
+            expected = brief(str((origin.size, origin.tag)))
             raise NetError(
-                f"{name}: version {brief(str(current))}, expected {brief(str(expected))} as "
-                "listed; run again to read it anew"
+                f"{name}: version {brief(str(current))}, expected {expected} as listed; run again "
+                "to read it anew"
             )
         if len(piece) != end - start:
             raise TransientError(f"{name}: received {len(piece)} bytes, expected {end - start}")
         start = end
         yield piece
-
-
-def _next_length(length: int, seconds: float, network: NetSettings) -> int:
-    """Return how much to ask for next, after so much took so long."""
-    is_quick = seconds < network.stall_seconds / 4
-    return min(REQUEST_BYTES, 2 * length) if is_quick else length
 
 
 # ---- Calls of a library ----

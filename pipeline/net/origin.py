@@ -15,15 +15,14 @@ from .host import NetError, brief
 READ_BYTES = 2**20
 SIZES = {"md5": 16, "crc32c": 4}  # bytes of those of Google's storage, the surest first
 VERSIONED = ("gs", "hf")  # schemes whose addresses name the version of a file
+Checksum = Annotated[str, Field(pattern=r"^(sha256|git-sha1|md5|crc32c):[0-9a-f]+$")]
 AnyRecord = TypeVar("AnyRecord", bound=BaseModel)
 
 
 class NetTable(BaseModel):
     """A table that is written down: strict, frozen and closed to unknown keys."""
 
-    model_config = ConfigDict(
-        strict=True, frozen=True, extra="forbid", use_attribute_docstrings=True
-    )
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
 
 
 class Origin(NetTable):
@@ -31,13 +30,10 @@ class Origin(NetTable):
 
     url: str  #: Address; a path is a file of this machine.
     size: Annotated[int, Field(ge=0)]  #: Length in bytes.
+    #: The server's name of this version: an ETag, a generation; of a file of this machine, the
+    #: time of its last change in nanoseconds; None without one.
     tag: str | None = None
-    """The server's name of this version: an ETag, a generation; of a file of this machine, the
-    time of its last change in nanoseconds; None without one."""
-    checksum: Annotated[str, Field(pattern=r"^(sha256|git-sha1|md5|crc32c):[0-9a-f]+$")] | None = (
-        None
-    )
-    """The server's checksum of its bytes."""
+    checksum: Checksum | None = None  #: The server's checksum of its bytes.
 
     @property
     def is_local(self) -> bool:

@@ -92,12 +92,9 @@ def read_once(
         return _read_local(origin, start, stop)
     scheme = origin.url.partition("://")[0]
     if scheme not in ("http", "https", "gs", "hf"):
-        listed = (origin.size, origin.tag)
-        return fsspec_files.read(origin.url, start, stop, listed, network, is_rest=is_rest)
+        return fsspec_files.read(origin, start, stop, network, is_rest=is_rest)
     request = resolve(origin.url)  # each time: credentials expire
-    tag = None if origin.is_addressed else origin.tag
-    version = web.Version(origin.size, tag, is_addressed=origin.is_addressed)
-    return web.read(request, start, stop, version, network, is_rest=is_rest)
+    return web.read(request, origin, start, stop, network, is_rest=is_rest)
 
 
 def _read_local(origin: Origin, start: int, stop: int) -> Iterator[bytes]:

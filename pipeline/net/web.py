@@ -26,7 +26,7 @@ from urllib3 import exceptions
 from . import limits
 from .host import AGENT, NetError, brief, keep_secret, message, reveals
 from .limits import NetSettings, NotFetchedError, TransientError
-from .origin import SIZES, parse
+from .origin import SIZES, Origin, parse
 
 BUSY = {408, 425, 429, 500, 502, 503, 504}  # statuses after which a request may be repeated
 CREDENTIALS = {"authorization", "cookie", "proxy-authorization"}  # headers for one server
@@ -290,26 +290,16 @@ def _google_reason(content: bytes) -> str | None:
 # ---- Files ----
 
 
-class Version(NamedTuple):
-    """One version of a file."""
-
-    size: int  #: Length in bytes.
-    tag: str | None  #: ETag or date of the last change; None without one.
-    checksum: str | None = None  #: Checksum of its bytes, see `Origin`.
-    #: Whether the address names the version, so that no answer is of another.
-    is_addressed: bool = False
-
-
 def read(
     request: Request,
+    origin: Origin,
     start: int,
     stop: int,
-    version: Version,
     network: NetSettings,
     *,
     is_rest: bool,
 ) -> Iterator[bytes]:
-    """Yield the bytes of a file from `start` to `stop`, in pieces as they come.
+    """Yield the bytes of one version of a file from `start` to `stop`, in pieces as they come.
 
     `is_rest` says whether they complete what was read before, so that the answer must name the
     version.
@@ -319,15 +309,15 @@ def read(
       UnnamedVersionError: it must name the version, and does not.
       NetError: the server refuses, or has another version of the file.
     """
-    is_rest = is_rest and not version.is_addressed
-    if is_rest and version.tag is None:
-        raise _unnamed(request.name, version)
-    headers = {} if (start, stop) == (0, version.size) else {"Range": f"bytes={start}-{stop - 1}"}
+    is_rest = is_rest and not origin.is_addressed
+    if is_rest and origin.tag is None:
+        raise _unnamed(request.name, None)
+    headers = {} if (start, stop) == (0, origin.size) else {"Range": f"bytes={start}-{stop - 1}"}
     with opened("GET", request, network, headers) as answer:
-        named = _check_version(request.name, answer.headers, version)
+        named = _check_version(request.name, answer.headers, origin)
         if is_rest and not named:
-            raise _unnamed(request.name, version)
-        skip = _check_range(request.name, answer, start, stop, version.size)
+            raise _unnamed(request.name, origin.tag)
+        skip = _check_range(request.name, answer, start, stop, origin.size)
         left = skip + stop - start
         for piece in _paced(answer, left, request.name, network):
             left -= len(piece)
@@ -340,13 +330,11 @@ def read(
                 f"{request.name}: the connection was cut {left} bytes before the end"
             )
         if answer.status == 200 and _length(answer.headers) is None and answer.read1(1):
-            raise NetError(
-                f"{request.name}: sends more than {version.size} bytes, expected no more"
-            )
+            raise NetError(f"{request.name}: sends more than {origin.size} bytes, expected no more")
 
 
-def head(request: Request, network: NetSettings) -> Version:
-    """Return the server's description of a file."""
+def head(request: Request, network: NetSettings) -> Origin:
+    """Return the version of a file that the server has now."""
     return limits.call(lambda: _head(request, network), network)
 
 
@@ -423,26 +411,27 @@ def _paced(
         yield piece
 
 
-def _head(request: Request, network: NetSettings) -> Version:
+def _head(request: Request, network: NetSettings) -> Origin:
     # asks for a byte if need be: some servers give no length to HEAD, or do not know it
     with opened("HEAD", request, network, {}, accepted={403, 405, 501}) as answer:
         if answer.status < 300 and (size := _length(answer.headers)) is not None:
-            return _describe(request.name, answer.headers, size)
+            return _describe(request, answer.headers, size)
     with opened("GET", request, network, {"Range": "bytes=0-0"}) as answer:
         headers = answer.headers
         total = re.fullmatch(f"bytes 0-0/({NUMBER})", headers.get("Content-Range", ""))
         size = int(total[1]) if answer.status == 206 and total else _length(headers)
         if size is None or (answer.status == 206 and not total):
             raise NetError(f"{request.name}: no Content-Length, expected the file's size")
-        return _describe(request.name, headers, size)
+        return _describe(request, headers, size)
 
 
-def _describe(name: str, headers: Mapping[str, str], size: int) -> Version:
+def _describe(request: Request, headers: Mapping[str, str], size: int) -> Origin:
+    name = request.name
     _check_content(name, headers)
     tag = headers.get("ETag") or headers.get("Last-Modified")
     if tag is not None and reveals(tag):  # it would be written down
         raise NetError(f"{name}: names version {brief(repr(tag))}, expected an ETag or a date")
-    return Version(size, tag, _checksum(name, headers))
+    return Origin(url=request.url, size=size, tag=tag, checksum=_checksum(name, headers))
 
 
 def _length(headers: Mapping[str, str]) -> int | None:
@@ -468,25 +457,23 @@ def _checksum(name: str, headers: Mapping[str, str]) -> str | None:
 # ---- Which version, and which bytes of it ----
 
 
-def _check_version(name: str, headers: Mapping[str, str], version: Version) -> bool:
+def _check_version(name: str, headers: Mapping[str, str], origin: Origin) -> bool:
     """Check that the answer is of no other version; return whether it says that it is of this."""
     _check_content(name, headers)
-    if version.tag is None:
+    if origin.tag is None or origin.is_addressed:
         return False
-    is_date = re.match(r"\w{3}, \d", version.tag)  # where the server gave no ETag
+    is_date = re.match(r"\w{3}, \d", origin.tag)  # where the server gave no ETag
     tag = headers.get("Last-Modified" if is_date else "ETag")
-    if tag is not None and _bare(tag) != _bare(version.tag):
+    if tag is not None and _bare(tag) != _bare(origin.tag):
         raise NetError(
             f"{name}: changed while it was read: version {brief(repr(tag))}, expected "
-            f"{brief(repr(version.tag))}; run again to read it anew"
+            f"{brief(repr(origin.tag))}; run again to read it anew"
         )
     return tag is not None
 
 
-def _unnamed(name: str, version: Version) -> limits.UnnamedVersionError:
-    expected = (
-        "an ETag or a date" if version.tag is None else f"{brief(repr(version.tag))} as before"
-    )
+def _unnamed(name: str, tag: str | None) -> limits.UnnamedVersionError:
+    expected = "an ETag or a date" if tag is None else f"{brief(repr(tag))} as before"
     return limits.UnnamedVersionError(
         f"{name}: the server does not say of which version a part of the file is, expected "
         f"{expected}"

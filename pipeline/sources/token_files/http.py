@@ -9,7 +9,6 @@ from urllib.parse import unquote, urlsplit
 from lockstep.errors import LockstepError, hide
 from pipeline.net import remote, web
 from pipeline.net.google import BucketFolder
-from pipeline.net.origin import Origin
 from pipeline.runfile import Network
 from pipeline.runfile.data import DataHttp, LocationGcp, LocationNumberedFiles, LocationSingleUrl
 from pipeline.sources.token_files.fetching import provider
@@ -53,13 +52,13 @@ def files_at(urls: list[str], network: Network) -> tuple[LocationFile, ...]:
     """Return the files at web addresses, with the size and version that the servers give."""
     requests = [remote.resolve_web(url) for url in urls]
     with ThreadPoolExecutor(network.connections) as pool:
-        heads = list(pool.map(lambda request: web.head(request, network), requests))
+        origins = list(pool.map(lambda request: web.head(request, network), requests))
     return tuple(
         LocationFile(
-            name=unquote(urlsplit(url).path).rpartition("/")[2] or hide(url),
-            origin=Origin(url=url, size=head.size, tag=head.tag, checksum=head.checksum),
+            name=unquote(urlsplit(origin.url).path).rpartition("/")[2] or hide(origin.url),
+            origin=origin,
         )
-        for url, head in zip(urls, heads, strict=True)
+        for origin in origins
     )
 
 

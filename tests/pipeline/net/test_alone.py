@@ -17,7 +17,6 @@ sys.path.insert(0, sys.argv[1])
 for path in sorted(Path(sys.argv[1], "net").rglob("[a-z]*.py")):
     import_module(".".join(path.relative_to(sys.argv[1]).with_suffix("").parts))
 from net import host, limits, remote, web
-from net.origin import Origin
 from net.transfers import store
 
 
@@ -29,8 +28,7 @@ class Bar:
 
 
 def fetch(url):
-    version = web.head(remote.resolve_web(url), network)
-    origin = Origin(url=url, size=version.size, tag=version.tag, checksum=version.checksum)
+    origin = web.head(remote.resolve_web(url), network)
     transfer = store.Transfer("a file", origin, origin.size)
     return store.fetch([transfer], Path(sys.argv[1], "store"), network, bar)[0]
 

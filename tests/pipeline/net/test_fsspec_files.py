@@ -8,6 +8,7 @@ import pytest
 from lockstep.errors import LockstepError
 from pipeline.net import fsspec_files, limits, web
 from pipeline.net.limits import TransientError
+from pipeline.net.origin import Origin
 from pipeline.net.web import Request
 from pipeline.runfile import Network
 from tests.servers.files import Files
@@ -28,19 +29,24 @@ def memory(monkeypatch):
     files.rm("/d", recursive=True)
 
 
+def origin_of(memory) -> Origin:
+    size, tag = fsspec_files.version(memory.info("/d/a.ds"))
+    return Origin(url="memory://d/a.ds", size=size, tag=tag)
+
+
 def test_a_library_that_never_answers_is_left(memory, monkeypatch):
-    expected, over = fsspec_files.version(memory.info("/d/a.ds")), Event()
+    origin, over = origin_of(memory), Event()
     for method in ("ls", "cat_file"):
         monkeypatch.setattr(memory, method, lambda *_, **__: over.wait())
     with pytest.raises(LockstepError, match=r"timed out, expected an answer within 0\.1 s"):
         fsspec_files.list_files("memory://d", SOON)
     with pytest.raises(TransientError, match="timed out"):
-        next(fsspec_files.read("memory://d/a.ds", 0, 9, expected, SOON, is_rest=False))
+        next(fsspec_files.read(origin, 0, 9, SOON, is_rest=False))
     over.set()
 
 
 def test_of_a_slow_store_less_is_asked_at_once_until_it_comes_in_time(memory, monkeypatch):
-    expected, asked = fsspec_files.version(memory.info("/d/a.ds")), []
+    origin, asked = origin_of(memory), []
     cat = memory.cat_file
 
     def slow(path: str, start: int, end: int) -> bytes:
@@ -54,9 +60,7 @@ def test_of_a_slow_store_less_is_asked_at_once_until_it_comes_in_time(memory, mo
     for _ in range(9):
         try:
             got = sum(map(len, pieces))
-            for piece in fsspec_files.read(
-                "memory://d/a.ds", got, 2**18, expected, PATIENT, is_rest=got > 0
-            ):
+            for piece in fsspec_files.read(origin, got, 2**18, PATIENT, is_rest=got > 0):
                 pieces.append(piece)
         except TransientError:
             continue

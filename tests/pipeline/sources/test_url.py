@@ -55,13 +55,14 @@ def test_a_file_that_changes_between_two_requests_is_refused(bucket, tmp_path, m
     bucket.objects |= {"a/0.ds": b"12345678"}
     listing = url.listing(runfile.DataUrl(url="s3://ours/a"), options(tmp_path).network)
     origin, network = listing.files[0].origin, options(tmp_path).network
-    pieces = fsspec_files.read(origin.url, 0, 8, (8, origin.tag), network, is_rest=False)
+    pieces = fsspec_files.read(origin, 0, 8, network, is_rest=False)
     assert next(pieces) == b"1234"
     bucket.objects["a/0.ds"] = b"abcdefgh"
     with pytest.raises(LockstepError, match="as listed; run again"):
         next(pieces)
     with pytest.raises(LockstepError, match="does not say of which version"):
-        next(fsspec_files.read(origin.url, 0, 8, (8, None), network, is_rest=False))
+        unnamed = origin.model_copy(update={"tag": None})
+        next(fsspec_files.read(unnamed, 0, 8, network, is_rest=False))
 
 
 def test_no_such_bucket_and_a_wrong_key_are_one_line(bucket, tmp_path, monkeypatch):
