@@ -18,37 +18,35 @@ from tests.servers.misbehaviour import Misbehaviour, broken_after, meanwhile, un
 NETWORK = Network(connections=1, attempts=1)
 
 
-def fetch(files: Files, folder, name: str = "a.ds") -> store.Stored:
-    size = len(files.files[name])
-    origin = Origin(url=files.url(name), size=size, tag=files.tags[name])
+def fetch(files: Files, folder, attempts: int = 1, **known: str) -> store.Stored:
+    """Fetch a.ds, of which this is known beside its size."""
+    size, how = len(files.files["a.ds"]), Network(connections=1, attempts=attempts)
+    origin = Origin(url=files.url("a.ds"), size=size, **known)
     with Progress("fetch", total=size, unit="byte") as bar:
-        return store.fetch([store.Transfer(name, origin, size)], folder, NETWORK, bar)[0]
+        return store.fetch([store.Transfer("a.ds", origin, size)], folder, how, bar)[0]
 
 
 @pytest.mark.parametrize("suffix", ["whole", "part"])
 def test_a_link_in_the_store_is_neither_read_nor_written_through(tmp_path, suffix):
     with Files({"a.ds": b"1234"}).serving() as files:
-        first = fetch(files, tmp_path / "store").path
+        tag = files.tags["a.ds"]
+        first = fetch(files, tmp_path / "store", tag=tag).path
         (tmp_path / "ours").write_bytes(b"1234" if suffix == "whole" else b"12")
         first.unlink()
         link = first if suffix == "whole" else first.with_suffix(".part")
         link.symlink_to(tmp_path / "ours")
         if suffix == "whole":
-            assert not fetch(files, tmp_path / "store").path.is_symlink()
+            assert not fetch(files, tmp_path / "store", tag=tag).path.is_symlink()
         else:
             with pytest.raises(LockstepError, match="expected to write there"):
-                fetch(files, tmp_path / "store")
+                fetch(files, tmp_path / "store", tag=tag)
     assert (tmp_path / "ours").read_bytes() == (b"1234" if suffix == "whole" else b"12")
 
 
 def fetch_checked(files: Files, folder, content: bytes) -> bytes:
-    """Fetches a file of which nothing but its SHA-256 is known, as a publication lists it."""
-    sha256, size = hashlib.sha256(content).hexdigest(), len(content)
-    origin = Origin(url=files.url("a.ds"), size=size, checksum=f"sha256:{sha256}")
-    with Progress("fetch", total=size, unit="byte") as bar:
-        transfer = store.Transfer("a.ds", origin, size, "the list")
-        twice = Network(connections=1, attempts=2)
-        return store.fetch([transfer], folder, twice, bar)[0].path.read_bytes()
+    """Fetch a file of which nothing but its SHA-256 is known, as a publication lists it."""
+    checksum = f"sha256:{hashlib.sha256(content).hexdigest()}"
+    return fetch(files, folder, attempts=2, checksum=checksum).path.read_bytes()
 
 
 def test_a_file_whose_hash_is_known_resumes_though_the_server_names_no_version(tmp_path):
