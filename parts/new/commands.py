@@ -68,6 +68,19 @@ def new(  # noqa: PLR0913 - each is an option
         int | None, typer.Option(min=1, max=MOST_PEERS, help="Peers; by default 4.")
     ] = None,
     gpus: Annotated[int | None, typer.Option(min=0, help="GPUs; by default none, a CPU.")] = None,
+    workload: Annotated[
+        str | None,
+        typer.Option(metavar="MODULE:NAME", help="A model of your own in workloads/, for --model."),
+    ] = None,
+    config: Annotated[
+        str | None, typer.Option(metavar="JSON", help="What the workload is called with.")
+    ] = None,
+    worker_python: Annotated[
+        str | None, typer.Option(help="The workload's Python; by default this one.")
+    ] = None,
+    passes: Annotated[
+        int | None, typer.Option(min=1, help="Over a workload's data; by default 10.")
+    ] = None,
     length: Annotated[
         int | None, typer.Option(min=1, help="Tokens of a sequence; by default the model's.")
     ] = None,
@@ -119,13 +132,20 @@ def _make(answers: Answers, like: Path | None, root: Path, force: bool) -> None:
             return _new_file(answer, force)
         return checked(name, answer, answers, model_of)
 
-    answers = _asked(answers, QUESTIONS if like is None else ("file", "optimizer"), check)
+    needed = QUESTIONS if like is None else ("file", "optimizer")
+    if answers["workload"] and like is None:
+        needed, answers["optimizer"] = ("file", "peers"), answers["optimizer"] or "diloco"
+    answers = _asked(answers, needed, check)
     _new_file(answers["file"], force)
-    if like is None:
-        _write_new(answers, model_of(answers["model"]), root)
-    else:
+    if like is not None:
         _check_alone(answers)
         _write_like(answers, like, root)
+        return
+    _check_beside_workload(answers)
+    if answers["workload"]:
+        _write_workload(answers, root)
+    else:
+        _write_new(answers, model_of(answers["model"]), root)
 
 
 def _new_file(answer: str | Path, force: bool) -> Path:
@@ -183,6 +203,15 @@ def _check_alone(answers: Answers) -> None:
             raise LockstepError(f"--{flag}: expected none with --like, whose run has its own")
 
 
+def _check_beside_workload(answers: Answers) -> None:
+    """Check that nothing is given that only the other kind of model has."""
+    of_ours, of_workload = ("model", "gpus", "dtype"), ("config", "worker_python", "passes")
+    for name in of_ours if answers["workload"] else of_workload:
+        if answers[name] is not None:
+            how = "none with" if answers["workload"] else "it with"
+            raise LockstepError(f"--{name.replace('_', '-')}: expected {how} --workload")
+
+
 def _write_new(answers: Answers, model: "StartingModel", root: Path) -> None:
     from parts.new import fitting, fresh
 
@@ -196,6 +225,19 @@ def _write_new(answers: Answers, model: "StartingModel", root: Path) -> None:
         f"Data: {new.data.said}.",
     ]
     _write(answers["file"], root, document, model.config, choices, head)
+
+
+def _write_workload(answers: Answers, root: Path) -> None:
+    from parts.new import fitting, of_workload
+
+    new, document, choices = of_workload.new_run(answers, root)
+    choices += fitting.times_that_fit(document, new.model.config, one_epoch=True)
+    head = [
+        f"Made by `lockstep new` with --workload {answers['workload']}.",
+        f"Model: {new.model.said}; {new.model.params:,} params that travel.",
+        f"Data: {new.data.said}.",
+    ]
+    _write(answers["file"], root, document, new.model.config, choices, head)
 
 
 def _write_like(answers: Answers, like: Path, root: Path) -> None:

@@ -163,6 +163,17 @@ def _tokenizer(model: StartingModel) -> tuple[dict[str, Any], str]:
     )
 
 
+def _rows(name: str, model: StartingModel) -> NewData:
+    """Return the table for rows that are not tokens, of arrays:PATH or files:FOLDER."""
+    if "workload" not in model.config:
+        raise LockstepError(f"--data {name}: rows for a model of your own, expected --workload")
+    kind, _, path = name.partition(":")
+    table = {"path": path, "shuffle": SEEDED}
+    if not (Path(path).expanduser() / "held_out").is_dir():
+        table["held_out_percent"] = HELD_OUT_PERCENT
+    return NewData({kind.capitalize(): table}, f"{kind} in {path}")
+
+
 def _mixture(name: str, model: StartingModel) -> NewData:
     return NewData({"WeightedHttp": name}, f"the mixture that {name} lists", far=True)
 
@@ -217,5 +228,8 @@ KINDS = (
         "owner/name or owner/name:SUBSET of text on the hub",
         re.compile(REPO + r"(:[\w.-]+)?$").match,
         _documents,
+    ),
+    LocationKind(
+        "arrays:PATH or files:FOLDER, with --workload", re.compile("(arrays|files):.").match, _rows
     ),
 )

@@ -148,7 +148,7 @@ def new_run(answers: Mapping[str, Any], model: StartingModel) -> NewRun:
     Raises:
       LockstepError: An answer cannot be.
     """
-    card, tokens = card_named(answers["optimizer"]), _number(answers["tokens"])
+    card, tokens = card_named(answers["optimizer"]), number(answers["tokens"])
     data = data_named(answers["data"], model)
     groups = card.for_groups(model.groups)
     return NewRun(model, data, groups, tokens, answers["peers"], answers["gpus"], answers)
@@ -202,7 +202,12 @@ def _whole(answer: str | int, least: int, most: int) -> int:
     return int(answer)
 
 
-def _number(tokens: str) -> int:
+def number(tokens: str) -> int:
+    """Return a number of tokens, as 1e9.
+
+    Raises:
+      LockstepError: It is none.
+    """
     try:
         number = float(tokens.replace("_", "").replace(",", ""))
     except ValueError:
@@ -269,10 +274,12 @@ def _model(new: NewRun) -> dict[str, Any]:
     }
 
 
-def _seeded(variant: dict[str, Any], seed: int | None) -> dict[str, Any]:
+def _seeded(variant: Any, seed: int | None) -> Any:
     """Return a checkpoint or a data location by another seed, where it has one."""
+    if seed is None or isinstance(variant, str):
+        return variant
     ((tag, table),) = variant.items()
-    if seed is None or not isinstance(table, dict):
+    if not isinstance(table, dict):
         return variant
     if "seed" in table:
         table = table | {"seed": seed}

@@ -129,7 +129,8 @@ def _device(worker: Worker) -> str:
 
 def _capability_probe(worker: Worker, params: Params) -> dict:
     probe = worker.workload.capability_probe() if worker.has("capability_probe") else PROBE
-    return {"runtime_device": _device(worker), "capability": probe}
+    suggests = getattr(worker.workload, "suggests", {})
+    return {"runtime_device": _device(worker), "capability": probe, "suggests": suggests}
 
 
 def _init_model(worker: Worker, params: Params) -> dict:

@@ -1,0 +1,69 @@
+"""What a workload says for a new run file: its model, the rows of its data, and what suits it."""
+
+from contextlib import closing
+from typing import Any, NamedTuple
+
+from lockstep.tables.explain import validate
+from lockstep.tables.table import Count, Positive, Table
+from parts.workload.worker import NO_ROWS, Worker
+from pipeline import runfile
+from pipeline.sources.rows.examples import describe
+
+
+class Suggested(Table):
+    """A workload's attribute `suggests`."""
+
+    learning_rate: Positive | None = None
+    """The highest one."""
+    batch: Count | None = None
+    """Rows of a peer's local step."""
+    passes: Count | None = None
+    """How often a run goes over the data."""
+
+
+class WorkloadSaid(NamedTuple):
+    """What a workload said.
+
+    Attributes:
+      model: Its model, as a transcript's header has it.
+      params: Number of its parameters that travel.
+      groups: Top-level names of them.
+      suggested: What suits it.
+      words, rows: Words of a row of its own data, and rows to train on; 0 without data.
+      held_out: Rows of its own data that are held out.
+    """
+
+    model: dict[str, Any]
+    params: int
+    groups: tuple[str, ...]
+    suggested: Suggested
+    words: int
+    rows: int
+    held_out: int
+
+
+def ask(run: runfile.Run) -> WorkloadSaid:
+    """Start a run's worker once, and return what it says.
+
+    Raises:
+      LockstepError: It does not start, its data are no rows, or it suggests what cannot be.
+    """
+    with closing(Worker(run, NO_ROWS)) as worker:
+        told = worker.describe()
+        probe = worker.ask(lambda begun: begun.process.call("capability_probe", {}))
+        suggested = validate(Suggested, probe.get("suggests") or {}, f"{worker.name}: suggests")
+        own = worker.dataset() if "dataset" in worker.capabilities else {}
+        counts, words = {}, 0
+        for split, arrays in own.items():
+            if arrays:
+                rows, counts[split] = describe(arrays, f'{worker.name}: dataset("{split}")')
+                words = rows.words
+    return WorkloadSaid(
+        model={"workload": told.model_dump(mode="json"), "rows": NO_ROWS},
+        params=told.parameters,
+        groups=tuple(sorted({tensor.name.split(".")[0] for tensor in told.tensors})),
+        suggested=suggested,
+        words=words,
+        rows=counts.get("train", 0),
+        held_out=counts.get("held_out", 0),
+    )

@@ -1,0 +1,64 @@
+"""`lockstep new --workload`: a class of the user is asked for its data, its rows and its batch."""
+
+import numpy as np
+import pytest
+
+from pipeline import runfile
+from pipeline.joints import offered
+from tests.errors import refused
+from tests.parts.new.test_new import lockstep_new, unlooked  # noqa: F401 - a fixture for all
+
+pytestmark = pytest.mark.skipif(not offered("new_run"), reason="parts/workload is not here")
+OWN = "--workload", "torch_classifier:Classifier", "--config", '{"hidden": 8}'
+
+
+def test_a_class_is_asked_for_its_data_rows_and_batch(tmp_path):
+    file = tmp_path / "run.toml"
+    said = lockstep_new(file, *OWN, "--seed", 7, "--root", tmp_path)
+    run = runfile.load(file)
+    assert run.workload.factory == OWN[1] and run.workload.config == {"hidden": 8}
+    assert run.llm.max_seq_len == 12 * 12 + 2  # floats of a picture, and its label of 8 bytes
+    assert run.llm.data_location.held_out_percent is None  # it holds 512 out
+    assert run.peers.passes == 10 and run.peers.seed == run.workload.seed == 7
+    needed = run.config.last_index(run.llm.max_seq_len)
+    assert 9 * 2048 < needed <= 10 * 2048 and run.config.total_steps >= 20
+    assert run.peers.micro_batch * run.peers.count * 10 == run.config.global_batch_size_end
+    assert "base_lr = 0.0015: for fresh weights: stated for 1.85 M params" in said
+
+
+def test_arrays_and_a_rate_are_those_that_were_given(tmp_path):
+    file, data = tmp_path / "run.toml", tmp_path / "arrays.npz"
+    draw = np.random.default_rng(0)
+    np.savez(data, x=draw.standard_normal((200, 12, 12)).astype(np.float32), y=np.arange(200) % 10)
+    given = ("--data", f"arrays:{data}", "--optimizer", "distro", "--learning-rate", 3e-3)
+    lockstep_new(file, *OWN, *given, "--passes", 3, "--batch", 16, "--root", tmp_path)
+    run = runfile.load(file)
+    assert (run.llm.data_location.path, run.llm.max_seq_len) == (str(data), 146)
+    assert (run.peers.passes, run.config.total_steps) == (3, 3 * 190 // 16)  # 5 % held out
+    assert run.llm.lr_schedule.base_lr == 3e-3
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        (("--model", "init:2m"), ("--model", "--workload")),
+        (("--tokens", "1e6"), ("--tokens",)),
+        (("--config", "{"), ("--config", "{")),
+        (("--batch", 40 * 1000, "--passes", 2), ("--passes", 2, "4,096", "40,000")),
+        (("--data", "arrays:nowhere.npz"), ("nowhere.npz",)),
+    ],
+)
+def test_what_cannot_be_is_one_line(given, named, tmp_path):
+    with refused(*named):
+        lockstep_new(tmp_path / "run.toml", *OWN, *given, "--root", tmp_path)
+    assert not (tmp_path / "run.toml").exists()
+
+
+def test_options_of_a_workload_and_rows_are_refused_without_one(tmp_path):
+    model = ("--model", "init:2m", "--optimizer", "diloco", "--tokens", "1e6")
+    for given, named in (
+        (("--data", "corpus", "--passes", 2), "--passes"),
+        (("--data", "files:."), "files:."),
+    ):
+        with refused(named, "--workload"):
+            lockstep_new(tmp_path / "run.toml", *model, *given, "--root", tmp_path)
