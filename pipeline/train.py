@@ -44,7 +44,7 @@ from pipeline.stage.artifacts import METRICS, Paths
 from pipeline.start import begin, in_time
 from pipeline.start.begin import Setup, repeats_bit_for_bit
 from pipeline.subject import subject_of
-from pipeline.weights import epochs
+from pipeline.weights import upload
 
 log = logging.getLogger(__name__)
 
@@ -236,7 +236,7 @@ class _EpochPushes(Observer):
         """Push the params of an epoch's last round, which is saved already."""
         del progress
         if entry.checkpointed and self.run.export.every_epoch:
-            epochs.push(
+            upload.push_epoch(
                 self.run,
                 self.paths.key,
                 self.peers.state().params,

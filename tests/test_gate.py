@@ -15,7 +15,7 @@ from lockstep import errors
 from lockstep.errors import LockstepError
 from pipeline.net import limits
 from pipeline.runfile import Network
-from pipeline.sources.rows import parquet
+from pipeline.sources.rows import preprocessed
 from pipeline.stage.keys import PROJECT
 from tests.gate import cases, page
 from tests.gate.cases import CASES, RIGHT, No
@@ -55,7 +55,7 @@ def in_haste(monkeypatch):
     monkeypatch.setattr(limits, "pause", brief)
     monkeypatch.setattr(limits, "LISTING_PAGES", 9)
     monkeypatch.setattr(limits, "LISTING_BYTES", 2**16)
-    monkeypatch.setattr(parquet, "LEAST_NUMBERS", 2**16)  # so that bombs may be small
+    monkeypatch.setattr(preprocessed, "LEAST_NUMBERS", 2**16)  # so that bombs may be small
 
 
 @pytest.fixture(scope="module")

@@ -38,7 +38,7 @@ NOT_WRITTEN_HERE = {
     "pipeline/again/outputs.py: self.names",  # of the table above it
     "pipeline/again/outputs.py: one.names",
     "lockstep/errors.py: '|'.join(map(re.escape, longest)) or '(?!)'",
-    "pipeline/weights/tensor_names.py: model.ignored",
+    "pipeline/weights/hf.py: model.ignored",
     "pipeline/tokens/signs.py: f'(?<![a-z]){split}(?![a-z])'",  # of a word of ours
 }
 

@@ -16,7 +16,7 @@ from pipeline.again.published import PublishedRun
 from pipeline.audit import given_rows
 from pipeline.language_model import held_out
 from pipeline.start import begin
-from pipeline.weights import generation_config
+from pipeline.weights.model_folder import GENERATION
 
 STATED = PublicClaim("data", "stated", "where the sequences come from")
 
@@ -62,7 +62,7 @@ def _tokenizer(published: PublishedRun, shards: Path) -> list[PublicClaim]:
     """Compare the tokenizer, which stage export copies from the data where these have one."""
     own, claims = shards / "tokenizer", []
     for name in sorted(published.exported.keys() & set(COMPANIONS)):
-        if name == generation_config.NAME or not (own / name).is_file():
+        if name == GENERATION or not (own / name).is_file():
             continue
         if published.files[name] != sha256_file(own / name):
             raise LockstepError(f"{name}: another than that of {shards}, expected the same")

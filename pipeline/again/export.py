@@ -12,7 +12,8 @@ from pipeline import runfile
 from pipeline.again.claim import PublicClaim
 from pipeline.again.outputs import COMPANIONS
 from pipeline.again.published import PublishedRun, params_of
-from pipeline.weights import generation_config, model_folder
+from pipeline.weights import model_folder
+from pipeline.weights.model_folder import GENERATION, generation_config
 
 
 def again(published: PublishedRun) -> list[PublicClaim]:
@@ -72,10 +73,10 @@ def _companions(published: PublishedRun) -> list[PublicClaim]:
     named = sorted(published.exported.keys() & set(COMPANIONS))
     claims = [PublicClaim(name, "stated", name) for name in named]
     fresh = isinstance(published.run.llm.checkpoint, runfile.CheckpointInit)
-    if generation_config.NAME in named and fresh:
+    if GENERATION in named and fresh:
         _check_generation(published, named)
-        text = f"{generation_config.NAME} made again"
-        claims.append(PublicClaim(generation_config.NAME, "proven", text))
+        text = f"{GENERATION} made again"
+        claims.append(PublicClaim(GENERATION, "proven", text))
     return claims
 
 
@@ -83,13 +84,12 @@ def _check_generation(published: PublishedRun, named: list[str]) -> None:
     folder = published.folder
     with tempfile.TemporaryDirectory() as name:  # a checkpoint without settings of its own
         for file in named:
-            if file != generation_config.NAME:
+            if file != GENERATION:
                 shutil.copyfile(folder / file, Path(name) / file)
         whole = model_folder.with_context(published.setup.model, published.run.llm.max_seq_len)
-        due = generation_config.make(Path(name) / "none", whole, Path(name))
-    said = read_json(folder / generation_config.NAME)
+        due = generation_config(Path(name) / "none", whole, Path(name))
+    said = read_json(folder / GENERATION)
     if said != due:
         raise LockstepError(
-            f"{generation_config.NAME}: {brief(str(said))}, expected {brief(str(due))} as stage "
-            "export makes it"
+            f"{GENERATION}: {brief(str(said))}, expected {brief(str(due))} as stage export makes it"
         )

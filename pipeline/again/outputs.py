@@ -15,7 +15,7 @@ from lockstep.tables.table import Table
 from pipeline.again.claim import Kind
 from pipeline.stage.keys import OUT
 from pipeline.tokens.tokenizer_files import TOKENIZER_FILES
-from pipeline.weights import generation_config
+from pipeline.weights.model_folder import GENERATION
 
 PROOF = "proof"
 RUN = f"{PROOF}/run.json"
@@ -26,7 +26,7 @@ ROWS, HELD_OUT = f"{PROOF}/rows", f"{PROOF}/held_out.safetensors"
 TRANSCRIPT = f"{PROOF}/transcript"
 HEADER = f"{TRANSCRIPT}/header.json"
 CARD = "README.md"
-COMPANIONS = (generation_config.NAME, *TOKENIZER_FILES)  # of the weights
+COMPANIONS = (GENERATION, *TOKENIZER_FILES)  # of the weights
 WEIGHTS = r"model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json"
 
 

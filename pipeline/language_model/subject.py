@@ -20,7 +20,7 @@ from pipeline.language_model.held_out import HeldOutRows, MeanLoss
 from pipeline.tokens.shards import Shards
 from pipeline.weights import exported, hf, model_folder
 from pipeline.weights.exported import Exported
-from pipeline.weights.tensor_names import param_shapes
+from pipeline.weights.hf import param_shapes
 
 HEADER = "the model"  # what errors call one that was checked before
 

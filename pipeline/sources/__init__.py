@@ -25,7 +25,7 @@ PROVIDERS = {
     data.DataPreprocessed: "rows.preprocessed",
     data.DataText: "text.text",
     data.DataUrl: "token_files.url",
-    data.DataWeightedHttp: "token_files.weighted_http",
+    data.DataWeightedHttp: "token_files.http",
     data.DataWeightedText: "text.text",
     data.DataWorkload: "rows.workload",
 }

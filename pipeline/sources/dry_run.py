@@ -11,7 +11,7 @@ from lockstep.methods.dense import OptimizerDummy
 from pipeline import sources
 from pipeline.net import remote
 from pipeline.net.origin import Origin
-from pipeline.runfile import DataServer, Run
+from pipeline.runfile import Run
 from pipeline.runfile.data import HashedText
 from pipeline.sources.provider import HELD_OUT, TRAIN, FetchOptions, Survey, fetch_options
 from pipeline.stage import pins
@@ -22,13 +22,9 @@ BYTES_OF_A_TOKEN = (5, 3)  # bytes of text per token, with 100,000 tokens and wi
 
 
 class Sufficiency(NamedTuple):
-    """How much a run trains on, and how much data there is.
+    """How many sequences or rows a run trains on, in all its passes, and how many there are.
 
-    Attributes:
-      need: Sequences or rows that the run trains on, in all passes over them.
-      passes: `[peers] passes`.
-      least: How many there are at least; None where only reading tells.
-      most: The same at most: more than `least` where it is an estimate.
+    There are `least` to `most`: in an estimate they differ, and None is unknown before reading.
     """
 
     need: int
@@ -54,13 +50,7 @@ class Sufficiency(NamedTuple):
 
 
 class DataSeen(NamedTuple):
-    """What a dry run saw of the data.
-
-    Attributes:
-      survey: What it would read.
-      amount: How much that is.
-      pin: How it compares with `[pins] data`; empty without a pin.
-    """
+    """What a run would read, how much that is, and how it compares with `[pins] data`, if set."""
 
     survey: Survey
     amount: Sufficiency
@@ -74,8 +64,11 @@ def look(run: Run, paths: Paths) -> DataSeen:
       LockstepError: the location cannot be read, or is known to differ from `[pins] data`; or the
         run needs what this release lacks.
     """
-    if reason := unsupported(run):
-        raise LockstepError(reason)
+    if isinstance(run.llm.optimizer, OptimizerDummy):
+        raise LockstepError(
+            "model.LLM.optimizer.Dummy: would need an optimizer that leaves the params as they "
+            "are, which is not here: there is nothing to train"
+        )
     location, options = run.llm.data_location, fetch_options(run, paths)
     survey = sources.survey(location, options)
     known = sources.source_sha256(location, options) if run.pins.data else None
@@ -142,21 +135,6 @@ def _time(whole: int, first: Origin, options: FetchOptions) -> str:
         f"  time       about {about} over one connection at {size(speed)} a second, the speed of "
         f"{size(came)} fetched now; what data/store has is not fetched again"
     )
-
-
-def unsupported(run: Run) -> str | None:
-    """Return what the run would need and this release lacks; None if it could begin."""
-    if isinstance(run.llm.data_location, DataServer):
-        try:
-            sources.provider_of(run.llm.data_location)
-        except LockstepError as error:
-            return str(error)
-    if isinstance(run.llm.optimizer, OptimizerDummy):
-        return (
-            "model.LLM.optimizer.Dummy: would need an optimizer that leaves the params as they "
-            "are, which is not here: there is nothing to train"
-        )
-    return None
 
 
 def _table(run: Run, survey: Survey, amount: Sufficiency) -> Iterator[str]:

@@ -63,13 +63,9 @@ def fetch_options(run: Run, paths: Paths) -> FetchOptions:
 
 
 class SurveyedFile(NamedTuple):
-    """A file that a run would read.
+    """A file that a run would read: its path in the location, and how many bytes of it.
 
-    Attributes:
-      name: path in the location.
-      split: split that its tokens belong to.
-      size: bytes read of it.
-      tokens: tokens in these; None where only reading tells.
+    `tokens` are those in these bytes; None where only reading tells.
     """
 
     name: str
@@ -83,7 +79,7 @@ class Survey(NamedTuple):
 
     Attributes:
       read: description of the location.
-      files: files that would be read, in order.
+      files: in the order in which they would be read.
       train_files: number of files of the train split, without a limit.
       warnings: one line each, for the user.
       held_out_by_default: see `Shards`.
@@ -123,10 +119,6 @@ class Fetched(Shards):
     """One line each, for the user."""
 
 
-def _unknown(location: Any, options: FetchOptions) -> None:
-    return None
-
-
 class Provider(NamedTuple):
     """Fetches or makes the data of one kind of location; every method raises LockstepError.
 
@@ -140,5 +132,5 @@ class Provider(NamedTuple):
 
     survey: Callable[[Any, FetchOptions], Survey]
     fetch: Callable[[Any, Path, FetchOptions], Fetched]
-    source_sha256: Callable[[Any, FetchOptions], str | None] = _unknown
+    source_sha256: Callable[[Any, FetchOptions], str | None] = lambda location, options: None
     streams: bool = False

@@ -45,13 +45,9 @@ class TokenFiles:
     def read(
         self, file_N: np.ndarray, start_N: np.ndarray, rows_NW: np.ndarray, in_order: bool
     ) -> None:
-        """Fill each row.
+        """Fill `rows_NW`, contiguous little-endian integers, from files at offsets in bytes.
 
-        Args:
-          file_N: number of each row's file.
-          start_N: offset of each row in its file, in bytes.
-          rows_NW: output: little-endian integers, contiguous.
-          in_order: whether most rows begin in their file where the one before ends.
+        `in_order` says whether most rows begin in their file where the one before ends.
 
         Raises:
           LockstepError: a file ends within a row, or cannot be read.

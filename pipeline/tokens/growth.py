@@ -33,11 +33,7 @@ class GrowthError(ValueError):
 
 
 def check(definition: dict[str, Any]) -> None:
-    """Check how far a tokenizer.json lets a text grow as it is encoded, and tokens as decoded.
-
-    Raises:
-      GrowthError: Too far.
-    """
+    """Check how far a tokenizer.json lets a text grow as it is encoded, and tokens as decoded."""
     before = _of(definition.get("normalizer"), "normalizer", "normalizers", NORMALIZERS)
     words = _of(definition.get("pre_tokenizer"), "pre_tokenizer", "pretokenizers", PRE_TOKENIZERS)
     tokens = _of(definition.get("post_processor"), "post_processor", "processors", PROCESSORS)

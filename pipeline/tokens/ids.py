@@ -69,11 +69,7 @@ def limit_of(*vocab_sizes: int | None) -> int:
 
 
 def check_file_ids(path: Path, token_size_in_bytes: int, vocab_size: int | None, name: str) -> None:
-    """Check that each id in a file of tokens is below `vocab_size`, or below 2**31.
-
-    Raises:
-      LockstepError: an id is not; names its offset in tokens.
-    """
+    """Check that each id in a file of tokens is below `vocab_size`, or below 2**31."""
     _check_file(path, token_size_in_bytes, Ids(limit_of(vocab_size)), 1, name)
 
 

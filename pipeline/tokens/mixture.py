@@ -35,12 +35,8 @@ def counts(weights: Sequence[float | None], sizes: Sequence[int]) -> np.ndarray:
     With weights, n_p is w_p / sum(w) * N rounded down, and the indices that this leaves go to the
     largest remainders, equal ones in the order of the parts. Without, n_p is the part's size.
 
-    Args:
-      weights: weight of each part, greater than 0; or None for each.
-      sizes: number of sequences of each part.
-
-    Returns:
-      int64 [K], whose sum is that of `sizes`.
+    Weights are greater than 0, or None for each part. Return int64 [K], whose sum is that of the
+    sizes.
     """
     if None in weights:
         return np.array(sizes, np.int64)
@@ -55,14 +51,10 @@ def counts(weights: Sequence[float | None], sizes: Sequence[int]) -> np.ndarray:
 
 
 def place(counts_K: np.ndarray, index_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the item at each index of the mixture.
+    """Return the item at each index of the mixture: its part, and how many items of it come before.
 
-    Args:
-      counts_K: n_p of each part; their sum is at most 2**62.
-      index_N: indices, from 0 to the sum less one, in any order.
-
-    Returns:
-      part_N, drawn_N: int64; the part, and how many of its items come before.
+    `counts_K` are n_p of each part, whose sum is at most 2**62. Indices are from 0 to the sum less
+    one, in any order. Both results are int64 [N].
 
     Raises:
       ValueError: there are too many indices, or one is out of range.

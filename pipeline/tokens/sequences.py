@@ -34,15 +34,10 @@ DEFAULT_NETWORK = Network()
 class Sequences:
     """The sequences of one split, from files that are opened when first touched.
 
-    Args:
-      folder: the shards folder.
-      shards: its `shards.json`.
-      split: "train" is read in the order of `shards.shuffle`, "held_out" in file order.
-      max_seq_len: L, the tokens of a sequence.
-      network: connections, time limits and memory for remote files.
-      vocab_size: bound of the ids, beside that of `shards`; None for no other. Words of rows that
-        are not tokens have no bound.
-      passes: how often the order goes over the split.
+    The split "train" is read in the order of `shards.shuffle`, "held_out" in file order, in as many
+    passes. `max_seq_len` is L, `network` has time limits and memory for remote files, and
+    `vocab_size` bounds the ids, beside that of `shards`. Words of rows that are not tokens have no
+    bound.
 
     Raises:
       LockstepError: every file of the split is shorter than a sequence, a part with a weight has no
@@ -107,11 +102,8 @@ class Sequences:
         modulo the part's size: the index in the part, in its own shuffled order if it has one.
         Without parts, sequences are counted over the files, one file after the other.
 
-        Args:
-          indices_N: positions in 0..len(self)-1, in any order; they may repeat.
-
-        Returns:
-          int32 [N, W], the columns of a row one after the other.
+        Positions may be in any order, and may repeat. Return int32 [N, W], the columns of a row one
+        after the other.
 
         Raises:
           LockstepError: a position is out of range, a token is outside the vocabulary, or a file

@@ -29,10 +29,6 @@ ZEROS = "zeros:"  # the address of a file of zeros that exists nowhere
 Split = Literal["train", "held_out"]
 
 
-def _is_none(value: object) -> bool:
-    return value is None
-
-
 def _check_format(number: int) -> int:
     if number != FORMAT:
         raise wrong((), f"{FORMAT}: another release wrote it; run the stage download again")
@@ -94,7 +90,7 @@ class Shards(Table):
     """Locations that are mixed; empty if there is only one."""
     columns: tuple[Column, ...] = PLAIN
     """Columns of a row; those beside the inputs come from Preprocessed data."""
-    rows: AnyRows | None = Field(default=None, exclude_if=_is_none)
+    rows: AnyRows | None = Field(default=None, exclude_if=lambda rows: rows is None)
     """What a row is where it is not tokens: its words are then all of the column `inputs`."""
     files: tuple[ShardFile, ...]
     held_out_by_default: bool = False
@@ -205,18 +201,10 @@ def duplicates(shards: Shards) -> list[tuple[str, str]]:
 
 
 def count_tokens(size: int, token_size_in_bytes: int, name: str) -> int:
-    """Return the length in tokens of a file of `size` bytes.
-
-    Raises:
-      LockstepError: it is empty, or its size is not a multiple of the token size.
-    """
-    if size == 0:
+    """Return the length in tokens of a file of `size` bytes: a multiple of the token's, not 0."""
+    if size == 0 or size % token_size_in_bytes:
         raise LockstepError(
-            f"{name}: found 0 bytes, expected tokens of {token_size_in_bytes} bytes"
-        )
-    if size % token_size_in_bytes:
-        raise LockstepError(
-            f"{name}: found {size} bytes, expected a multiple of the token size, "
+            f"{name}: found {size} bytes, expected some, a multiple of the token size, "
             f"{token_size_in_bytes} bytes"
         )
     return size // token_size_in_bytes

@@ -73,23 +73,19 @@ MARKS = {
 }
 
 
-def format_of(head: bytes) -> str | None:
+def _format_of(head: bytes) -> str | None:
     """Return what a file says it is by its first bytes; None of text and of numbers alone."""
     return next((what for what, says in FORMATS.items() if says(head)), None)
 
 
-def encoding_of(head: bytes) -> str | None:
+def _encoding_of(head: bytes) -> str | None:
     """Return the encoding that a byte-order mark names, other than UTF-8; None without one."""
     return next((encoding for mark, encoding in MARKS.items() if head.startswith(mark)), None)
 
 
 def check_tokens(head: bytes, name: str) -> None:
-    """Check that a file of tokens does not say that it is something else.
-
-    Raises:
-      LockstepError: it does, or it begins as text.
-    """
-    if what := format_of(head):
+    """Check that a file of tokens does not say that it is something else, and is no text."""
+    if what := _format_of(head):
         cut = f"; tail -c +{HEADER_BYTES + 1} cuts it off" if "256 int32" in what else ""
         raise LockstepError(
             f"{name}: found {what}, expected tokens alone, as `tofile` writes them{cut}"
@@ -103,7 +99,7 @@ def check_tokens(head: bytes, name: str) -> None:
 def _text(head: bytes) -> str | None:
     """Return the beginning of a file as text if it is text: half of all tokens' bytes are not."""
     try:  # its end may be cut
-        text = codecs.getincrementaldecoder(encoding_of(head) or "utf-8")().decode(head)
+        text = codecs.getincrementaldecoder(_encoding_of(head) or "utf-8")().decode(head)
     except UnicodeDecodeError:
         return None
     text = text.removeprefix("\ufeff")
@@ -112,26 +108,18 @@ def _text(head: bytes) -> str | None:
 
 
 def check_text(head: bytes, name: str) -> None:
-    """Check that a file of text does not say that it is something else than UTF-8.
-
-    Raises:
-      LockstepError: it does.
-    """
-    if encoding := encoding_of(head):
+    """Check that a file of text does not say that it is something else than UTF-8."""
+    if encoding := _encoding_of(head):
         raise LockstepError(
             f"{name}: begins with the mark of {encoding.upper()}, expected UTF-8: "
             f"iconv -f {encoding} -t utf-8 FILE makes it so"
         )
-    if what := format_of(head):
+    if what := _format_of(head):
         raise LockstepError(f"{name}: found {what}, expected text in UTF-8")
 
 
 def check_lines(lines: Sequence[bytes], name: str) -> None:
-    """Check by its first two lines that a file is not an array, or one value over several lines.
-
-    Raises:
-      LockstepError: it is.
-    """
+    """Check by its first two lines that a file is not an array, or one value over several lines."""
     first, second = ([line.strip() for line in lines] + [b"", b""])[:2]
     is_array = first[:1] == b"[" and (first[1:].lstrip() or second)[:1] == b"{"
     if is_array or (first == b"{" and second[:1] == b'"'):
@@ -145,14 +133,9 @@ def check_lines(lines: Sequence[bytes], name: str) -> None:
 def check_size(numbers: np.ndarray, name: str) -> None:
     """Check that what is read as tokens of two bytes is not tokens of four.
 
-    Of these every other number is the upper half of a token, which is 0 or a little more.
-
-    Args:
-      numbers: the first ones of the file, as two bytes each.
-      name: what errors call it.
-
-    Raises:
-      LockstepError: nearly all at odd places are below SMALL, and most at even ones are not.
+    Of these every other number is the upper half of a token, which is 0 or a little more. So it is
+    an error if, of the first `numbers`, nearly all at odd places are below SMALL, and most at even
+    ones are not.
     """
     lower, upper = numbers[: len(numbers) // 2 * 2].reshape(-1, 2).T
     if len(upper) < PAIRS or np.mean(upper < SMALL) < MOSTLY or np.mean(lower < SMALL) > 0.5:

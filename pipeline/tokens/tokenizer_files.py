@@ -60,10 +60,8 @@ def load_tokenizer(path: Path, name: str | None = None) -> "Tokenizer":
 def save_tokenizer(tokenizer: "Tokenizer", folder: Path, special: dict[str, str]) -> None:
     """Write a tokenizer as transformers 4 and 5 read it; version 4 cannot read what 5 writes.
 
-    Args:
-      tokenizer: a tokenizer whose decoding needs no clean-up of spaces.
-      folder: of its files.
-      special: its special tokens by their names in transformers, such as `eos_token`.
+    Its decoding needs no clean-up of spaces. `special` are its special tokens by their names in
+    transformers, such as `eos_token`.
     """
     write_text(folder / TOKENIZER, tokenizer.to_str(pretty=True))
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
@@ -83,11 +81,7 @@ def encode(tokenizer: "Tokenizer", text: str, where: object) -> list[int]:
 
 @contextmanager
 def library_errors(what: str) -> Iterator[None]:
-    """Turn errors of the library `tokenizers` (Exceptions, Rust's panics) into one line.
-
-    Raises:
-      LockstepError: it does; the line begins with `what`.
-    """
+    """Turn errors of the library `tokenizers` (Exceptions, Rust's panics) into one line."""
     try:
         yield
     except BaseException as error:
@@ -100,12 +94,8 @@ def convert_older(folder: Path, name: str) -> None:
     """Write the tokenizer.json that a folder lacks, from the files of an older form, if any.
 
     `transformers` converts them, without running code of the folder's; its config.json may say of
-    which class they are. Equal files give equal bytes.
-
-    Args:
-      folder: holds copies of the files; gets a tokenizer.json, and a tokenizer_config.json that
-        names the special tokens.
-      name: what errors call it.
+    which class they are. Equal files give equal bytes. The folder, which holds copies of the files,
+    gets a tokenizer_config.json too, which names the special tokens.
 
     Raises:
       LockstepError: `transformers` is not installed, cannot convert them, or does it wrongly.

@@ -51,14 +51,11 @@ Natural = Annotated[int, Field(ge=0)]
 
 
 class FileVersion(Table):
-    """One version of a file."""
+    """One version of a file in the manifest's folder."""
 
     filename: str
-    """Name of the file in the manifest's folder."""
     generation: Annotated[int, Field(ge=1)]
-    """Version in the bucket."""
     size_bytes: Natural
-    """Size in bytes."""
 
 
 class Metadata(Table, extra="ignore"):
@@ -72,7 +69,6 @@ class Manifest(Table, extra="ignore"):
     """The keys of a manifest that a reader uses; other programs may write more."""
 
     metadata: Metadata
-    """The checkpoint."""
     files: Annotated[tuple[FileVersion, ...], AsTuple, Field(min_length=1)]
     """The weights."""
     companions: Annotated[tuple[FileVersion, ...], AsTuple] | None = None
@@ -80,11 +76,7 @@ class Manifest(Table, extra="ignore"):
 
 
 def _parse(content: bytes, where: str) -> Manifest:
-    """Parse a manifest, which errors call `where`.
-
-    Raises:
-      LockstepError: The manifest is invalid, or names a file that cannot be weights in its folder.
-    """
+    """Parse a manifest, called `where` in errors; check that it names weights in its folder."""
     manifest = validate_json(Manifest, content, where)
     names = [entry.filename for entry in manifest.files]
     for number, name in enumerate(names):
@@ -99,25 +91,6 @@ def _parse(content: bytes, where: str) -> Manifest:
                 "each of several shards once"
             )
     return manifest
-
-
-def _render(
-    step: int, epoch: int, run: str, files: Sequence[FileVersion], companions: Sequence[FileVersion]
-) -> str:
-    """Return the text of a manifest of weights and their companions; arguments as in `push`."""
-    metadata = {
-        "client_id": "lockstep",  # required by some of Psyche's releases
-        "timestamp": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "epoch": epoch,
-        "step": step,
-        "run_id": run,
-    }
-    document = {
-        "metadata": metadata,
-        "files": [file.model_dump() for file in files],
-        "companions": [file.model_dump() for file in companions],
-    }
-    return json.dumps(document, indent=2) + "\n"
 
 
 # ---- Reading ----
@@ -173,11 +146,7 @@ def download(
 def find(
     repo: runfile.CheckpointGcs | runfile.CheckpointP2PGcs, cache: Path, network: Network
 ) -> BucketModel:
-    """Return what a bucket has of a model, of which its manifest alone is fetched.
-
-    Raises:
-      LockstepError: It does not exist or cannot be read, or lacks weights or its config.json.
-    """
+    """Return what a bucket has of a model, of which its manifest alone is fetched."""
     remote = _folder(repo, network)
     asked = f"{remote.name}#{repo.generation or ''}"
     look = partial(_look, remote, repo.generation, cache, network)
@@ -313,8 +282,19 @@ def push(
         sent = [
             _send(remote, file, newest[file.name], bar.advance) for file in [*weights, *companions]
         ]
-    text = _render(step, epoch, run, sent[: len(weights)], sent[len(weights) :])
-    content, before = BytesIO(text.encode()), _generation(newest[MANIFEST])
+    document = {
+        "metadata": {
+            "client_id": "lockstep",  # required by some of Psyche's releases
+            "timestamp": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "epoch": epoch,
+            "step": step,
+            "run_id": run,
+        },
+        "files": [file.model_dump() for file in sent[: len(weights)]],
+        "companions": [file.model_dump() for file in sent[len(weights) :]],
+    }
+    content = BytesIO(f"{json.dumps(document, indent=2)}\n".encode())
+    before = _generation(newest[MANIFEST])
     return remote.put(MANIFEST, content, before, lambda count: None, "application/json")
 
 

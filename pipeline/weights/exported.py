@@ -25,9 +25,7 @@ class Exported(NamedTuple):
 
     Attributes:
       hf_config: Its config.json.
-      architecture: Architecture of the model.
-      config: Config of the model.
-      params: Its params, in float32.
+      architecture, config, params: The model, with params in float32.
       apply: apply(params, tokens_BT) -> logits_BTV.
       features: features(params, tokens_BT, ...) -> x_ND, the inputs of the head.
       head: head(params) -> kernel_DV.

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
@@ -25,7 +25,6 @@ from lockstep.transcript import tensorfile
 from lockstep.transcript.tensorfile import TensorFile, TensorSpec
 from models.architecture import Architecture
 from pipeline.tokens.tokenizer_files import TOKENIZER_FILES
-from pipeline.weights.tensor_names import Slot, check_params, check_tensors, param_shapes, slots_of
 
 CONFIG = "config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -33,13 +32,15 @@ SHARD = r"[\w-][\w.-]*\.safetensors"  # a file of weights in the same folder
 REFUSED = "refused.json"  # written in place of weights where the audit failed
 # What may stand beside the weights; nothing else is fetched or copied: no code, no pickle.
 COMPANIONS = ("generation_config.json", *TOKENIZER_FILES)
-SMALL = (CONFIG, INDEX, *COMPANIONS)  # read beside the weights: no code, no pickle
+SMALL = (CONFIG, INDEX, *COMPANIONS)
 # The model_types of each architecture in Psyche's words; HfAuto accepts all that are known.
 ARCHITECTURES = {
     "HfLlama": ("llama",),
     "HfDeepseek": ("deepseek_v2", "deepseek_v3"),
     "HfAuto": None,
 }
+MOST_TENSORS = 10**6  # the most of one kind; DeepSeek V3 has 15,000
+FLOATS = ("F32", "BF16", "F16")  # dtypes that a tensor may be stored in, as safetensors names them
 EXPONENT = {"bfloat16": 0x7F80, "float16": 0x7C00}  # all set in the bits of infinity and NaN
 
 
@@ -56,11 +57,7 @@ def why_refused(folder: Path) -> str | None:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Read the config.json of a folder.
-
-    Raises:
-      LockstepError: There is no such file, or it holds no table.
-    """
+    """Read the config.json of a folder."""
     if not folder.is_dir():
         raise LockstepError(f"{folder}: no such folder, expected config.json and safetensors in it")
     return read_json(folder / CONFIG)
@@ -93,11 +90,7 @@ def model_of(hf_config: dict[str, Any], where: object) -> tuple[Architecture, An
 
 
 def check_architecture(architecture: str, hf_config: dict[str, Any], where: object) -> None:
-    """Check that a config.json is of the architecture that a run file names.
-
-    Raises:
-      LockstepError: It is not.
-    """
+    """Check that a config.json is of the architecture that a run file names."""
     model_type, expected = hf_config.get("model_type"), ARCHITECTURES[architecture]
     if expected is not None and model_type not in expected:
         names = " or ".join(map(repr, expected))
@@ -105,6 +98,102 @@ def check_architecture(architecture: str, hf_config: dict[str, Any], where: obje
             f"{where}: model_type is {model_type!r}, expected {names} as "
             f"model.LLM.architecture = {architecture}; HfAuto accepts any that is known"
         )
+
+
+# ---- Which tensor is which param ----
+
+
+class Slot(NamedTuple):
+    """The part of a param that one tensor of a file holds.
+
+    `path` is the param's, joined with "/", and `index` the layer and expert in it, as many of them
+    as it has. The tensor has this shape, and may be stored transposed; or in float32, whatever the
+    dtype of the others.
+    """
+
+    path: str
+    index: tuple[int, ...]
+    transposed: bool
+    shape: tuple[int, ...]
+    float32: bool
+
+
+def param_shapes(model: Architecture, config: Any) -> dict[str, tuple[int, ...]]:
+    """Return the shape of every param by its path joined with "/"."""
+    return {path: x.shape for path, x in flatten_dict(model.shapes(config), sep="/").items()}
+
+
+def _slots_of(model: Architecture, config: Any) -> dict[str, Slot]:
+    """Return the slot of every tensor that a file of this model holds, by the tensor's name."""
+    slots = {}
+    for path, shape in param_shapes(model, config).items():
+        template, transposed = model.names[path]
+        first = config.first_layers.get(path.split("/")[0], 0)
+        axes = sum(number in template for number in ("{layer}", "{expert}"))
+        if (count := math.prod(shape[:axes])) > MOST_TENSORS:
+            raise LockstepError(
+                f"config.json: {path} would be {count:,} tensors, expected at most {MOST_TENSORS:,}"
+            )
+        own = shape[axes:][::-1] if transposed else shape[axes:]
+        for index in np.ndindex(shape[:axes]):
+            layer, expert = (*index, 0, 0)[:2]  # a template names those that it has
+            name = template.format(layer=first + layer, expert=expert)
+            slots[name] = Slot(path, index, transposed, own, path in model.float32)
+    return slots
+
+
+def _check_tensors(
+    model: Architecture,
+    config: Any,
+    slots: Mapping[str, Slot],
+    files: Mapping[str, TensorFile],
+    where: str,
+) -> dict[str, str]:
+    """Compare the tensors of files, by name, with the slots of a model.
+
+    Return copies of tied tensors: name -> name of the tensor that it must equal.
+    """
+    problems, copies = [], {}
+    for name in sorted(slots.keys() | files.keys()):
+        if name not in files:
+            problems.append(f"{name} {list(slots[name].shape)} is missing")
+            continue
+        path, (dtype, shape) = files[name].path, files[name].specs[name]
+        if name not in slots:
+            if model.tied.get(name) in files:
+                copies[name] = model.tied[name]
+            elif not _is_ignored(name, model, config):
+                problems.append(f"{name} {list(shape)} in {path.name} is not expected")
+        elif shape != slots[name].shape:
+            expected = list(slots[name].shape)
+            problems.append(f"{name} in {path.name} is {list(shape)}, expected {expected}")
+        elif dtype not in FLOATS:
+            problems.append(f"{name} in {path.name} is {dtype}, expected {', '.join(FLOATS)}")
+    if problems:
+        raise LockstepError(f"{where}: {'; '.join(problems)}")
+    return copies
+
+
+def _is_ignored(name: str, model: Architecture, config: Any) -> bool:
+    match = re.fullmatch(model.ignored, name)
+    if match is None:
+        return False
+    beyond = match.groupdict().get("beyond")
+    return beyond is None or int(beyond) >= config.num_hidden_layers
+
+
+def _check_params(
+    params: Mapping[str, np.ndarray], shapes: Mapping[str, tuple[int, ...]], where: str
+) -> None:
+    """Compare params with the shapes of a model, by path."""
+    problems = [f"{path} is missing" for path in sorted(shapes.keys() - params.keys())]
+    problems += [f"{path} is not expected" for path in sorted(params.keys() - shapes.keys())]
+    for path in sorted(shapes.keys() & params.keys()):
+        if params[path].shape != shapes[path]:
+            shape, expected = list(params[path].shape), list(shapes[path])
+            problems.append(f"{path} is {shape}, expected {expected}")
+    if problems:
+        raise LockstepError(f"{where}: {'; '.join(problems)}")
 
 
 # ---- Reading ----
@@ -144,10 +233,10 @@ class HfFolder:
     def __init__(self, folder: Path):
         hf_config = read_config(folder)
         model, config = model_of(hf_config, folder / CONFIG)
-        slots = slots_of(model, config)
+        slots = _slots_of(model, config)
         self._files = _files_by_tensor(folder)
         where = f"{folder}: tensors against {CONFIG}"
-        for name, original in check_tensors(model, config, slots, self._files, where).items():
+        for name, original in _check_tensors(model, config, slots, self._files, where).items():
             if not _equal(self._files[name][name], self._files[original][original]):
                 raise LockstepError(
                     f"{self._files[name].path}: {name} differs from {original}, expected equal "
@@ -171,11 +260,7 @@ class HfFolder:
     def pieces(
         self, path: str, advance: Callable[[int], object] = _no_progress
     ) -> Iterator[np.ndarray]:
-        """Yield the values of a param in C order, in contiguous pieces of float32.
-
-        Raises:
-          LockstepError: A value is infinite or NaN.
-        """
+        """Yield the values of a param in C order, in contiguous pieces of float32."""
         for name, slot in self._slots[path]:
             tensor = self._files[name][name]
             for piece in tensorfile.pieces(tensor, transposed=slot.transposed):
@@ -264,14 +349,14 @@ def write_folder(
       LockstepError: A param is missing, unexpected, of another shape, or too large for `dtype`.
     """
     model, config = model_of(hf_config, folder / CONFIG)
-    slots = slots_of(model, config)
+    slots = _slots_of(model, config)
     flat = params if isinstance(params, TensorFile) else flatten_dict(params, sep="/")
     shapes = param_shapes(model, config)
-    check_params(flat, shapes, f"{folder}: params against {CONFIG}")
+    _check_params(flat, shapes, f"{folder}: params against {CONFIG}")
 
     specs = {
-        name: tensorfile.spec_of(_stored(slots[name], dtype), slots[name].shape)
-        for name in sorted(slots)
+        name: tensorfile.spec_of("float32" if slot.float32 else dtype, slot.shape)
+        for name, slot in sorted(slots.items())
     }
     shards = _shards({name: spec.nbytes for name, spec in specs.items()}, max_shard_bytes)
     files = [WEIGHTS]
@@ -294,10 +379,6 @@ def write_folder(
     write_config(folder, hf_config, dtype)
 
 
-def _stored(slot: Slot, dtype: str) -> np.dtype:
-    return np.dtype("float32" if slot.float32 else dtype)
-
-
 def _shards(sizes: dict[str, int], limit: int) -> list[list[str]]:
     """Fill one file after the other, in the order of `sizes`, up to `limit` bytes each."""
     shards: list[list[str]] = [[]]
@@ -318,7 +399,7 @@ def _cast(
     dtype: str,
     advance: Callable[[int], object],
 ) -> Iterator[np.ndarray]:
-    stored = _stored(slot, dtype)
+    stored = np.dtype("float32" if slot.float32 else dtype)
     tensor = np.asarray(params[slot.path])[slot.index]
     for piece in tensorfile.pieces(tensor, transposed=slot.transposed):
         with np.errstate(over="ignore"):  # reported below, by name

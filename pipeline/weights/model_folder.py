@@ -1,4 +1,7 @@
-"""A trained model as a Hugging Face folder: weights, tokenizer, and what generation begins with."""
+"""A trained model as a Hugging Face folder: weights, tokenizer, and what generation begins with.
+
+generation_config.json names the tokens with which transformers begins, ends and pads a text.
+"""
 
 import shutil
 from collections.abc import Callable
@@ -6,9 +9,14 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from lockstep.files import write_json
+from lockstep.files import read_json, write_json
 from lockstep.transcript.tensorfile import TensorFile
-from pipeline.weights import generation_config, hf
+from pipeline.tokens.tokenizer_files import SETTINGS, SPECIAL, TOKENIZER, load_tokenizer
+from pipeline.weights import hf
+
+GENERATION = "generation_config.json"
+# They have no effect without sampling; transformers warns of them, and version 4 drops them.
+SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
 
 # Kinds of RoPE for which max_position_embeddings is more than a limit: "dynamic" computes its
 # angles from it; for "yarn", transformers expects `factor` times the original length, or warns.
@@ -38,8 +46,7 @@ def write(
     for file in (tokenizer if tokenizer.is_dir() else checkpoint).iterdir():
         if file.name != hf.CONFIG and not any(fnmatch(file.name, name) for name in WEIGHT_PATTERNS):
             shutil.copyfile(file, folder / file.name)
-    settings = generation_config.make(checkpoint, model, folder)
-    write_json(folder / generation_config.NAME, settings)
+    write_json(folder / GENERATION, generation_config(checkpoint, model, folder))
 
 
 def with_context(model: dict[str, Any], max_seq_len: int) -> dict[str, Any]:
@@ -52,3 +59,54 @@ def with_context(model: dict[str, Any], max_seq_len: int) -> dict[str, Any]:
     if config.rope.rope_type not in FIXED_CONTEXT:
         context = max(context, max_seq_len)
     return model | {"max_position_embeddings": context}
+
+
+def generation_config(checkpoint: Path, model: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Return the settings of the checkpoint's own file with the token ids of all sources.
+
+    The ids of beginning and padding are the tokenizer's, else the checkpoint's, else those of
+    config.json. A text ends at any id that one of the three ends it with, such as a chat's end of
+    turn besides the end of text. Ids beyond the model's vocabulary are ignored. `model` is the
+    content of config.json, and `folder` that of the export, with its tokenizer if it has one.
+    """
+    path, special, tokens = checkpoint / GENERATION, _special_tokens(folder), {}
+    own = _without_idle(read_json(path)) if path.exists() else {"_from_model_config": True}
+    for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        sources = (special, own, model) if key != "eos_token_id" else (own, special, model)
+        ids = [token for source in sources for token in _ids(source.get(key), model["vocab_size"])]
+        tokens[key] = list(dict.fromkeys(ids))
+    begin, end, pad = tokens.values()
+    chosen = {"bos_token_id": begin[:1], "eos_token_id": end, "pad_token_id": pad[:1]}
+    rest = {key: value for key, value in own.items() if key not in chosen}
+    return rest | {key: ids[0] if len(ids) == 1 else ids for key, ids in chosen.items() if ids}
+
+
+def _without_idle(own: dict[str, Any]) -> dict[str, Any]:
+    """Return a generation_config.json without the keys that have no effect."""
+    idle = () if own.get("do_sample") is True else SAMPLING
+    return {key: value for key, value in own.items() if key not in (*idle, "transformers_version")}
+
+
+def _ids(value: Any, vocab_size: int) -> list[int]:
+    """Return the token ids in a value that may be absent, one number or a list."""
+    ids = value if isinstance(value, list) else [value]
+    return [token for token in ids if type(token) is int and 0 <= token < vocab_size]
+
+
+def _special_tokens(folder: Path) -> dict[str, int]:
+    """Return the ids of the special tokens that a folder's tokenizer names, if it has one."""
+    tokenizer = folder / TOKENIZER
+    if not tokenizer.is_file():
+        return {}
+    vocabulary = load_tokenizer(tokenizer)
+    named: dict[str, Any] = {}
+    for name in (SPECIAL, SETTINGS):  # the later one counts
+        if (folder / name).is_file():
+            named |= read_json(folder / name)
+    ids = {}
+    for name in ("bos_token", "eos_token", "pad_token"):
+        token = named.get(name)  # text, or a table that holds it
+        token = token.get("content") if isinstance(token, dict) else token
+        if isinstance(token, str) and (index := vocabulary.token_to_id(token)) is not None:
+            ids[f"{name}_id"] = index
+    return ids

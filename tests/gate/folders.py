@@ -13,7 +13,7 @@ from pyarrow import parquet
 from lockstep.transcript.tensorfile import TensorFile
 from pipeline import runfile, sources
 from pipeline.again import report
-from pipeline.sources.text import subset, tokenizer
+from pipeline.sources.text import text_files, tokenizing
 from pipeline.weights import hf
 from tests.gate.cases import BOMB, DEEP, DEVICE, FOLDER, LINK, PIPE, SPARSE, SURROGATE, Cells, No
 from tests.pipeline.conversion import write_model
@@ -136,7 +136,7 @@ def _documents(folder: Path) -> runfile.data.Data:
 
 
 def _subsets(folder: Path, out: Path) -> None:
-    subset.names((folder / "README.md").read_bytes(), "README.md")
+    text_files.subsets((folder / "README.md").read_bytes(), "README.md")
 
 
 def _card(folder: Path, out: Path) -> None:
@@ -145,7 +145,7 @@ def _card(folder: Path, out: Path) -> None:
 
 def _copy_tokenizer(folder: Path, out: Path) -> None:
     location = _documents(folder).model_copy(update={"tokenizer": str(folder / "tokenizer")})
-    tokenizer.copy_tokenizer(location, out / "tokenizer", options(out / "store"))
+    tokenizing.copy_tokenizer(location, out / "tokenizer", options(out / "store"))
 
 
 def _preprocessed(folder: Path) -> runfile.data.Data:

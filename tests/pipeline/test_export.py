@@ -15,7 +15,7 @@ from lockstep.errors import LockstepError
 from lockstep.files import read_json, write_json
 from lockstep.transcript.transcript import Transcript
 from models.llama import llama
-from pipeline.weights import generation_config
+from pipeline.weights import model_folder
 from tests.pipeline.trained_run import END, LENGTH, PAD, make, write_tokenizer
 
 SPECIAL = {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>", "pad_token": "<|pad|>"}
@@ -139,15 +139,17 @@ def test_ids_are_those_of_tokenizer_checkpoint_and_config(
     tmp_path, monkeypatch, own, special, model, expected
 ):
     write_json(tmp_path / GENERATION, own)
-    monkeypatch.setattr(generation_config, "_special_tokens", lambda _: special)
-    assert generation_config.make(tmp_path, {"vocab_size": 10} | model, tmp_path) == expected
+    monkeypatch.setattr(model_folder, "_special_tokens", lambda _: special)
+    assert (
+        model_folder.generation_config(tmp_path, {"vocab_size": 10} | model, tmp_path) == expected
+    )
 
 
 @pytest.mark.parametrize("form", [str, lambda token: {"content": token, "lstrip": False}])
 def test_special_tokens_are_found_as_text_and_as_tables(tmp_path, form):
     write_tokenizer(tmp_path, eos_token=form("<|endoftext|>"), pad_token=form("<|no such|>"))
     write_json(tmp_path / "special_tokens_map.json", {"bos_token": form("<|pad|>")})
-    assert generation_config._special_tokens(tmp_path) == {"eos_token_id": END, "bos_token_id": PAD}
+    assert model_folder._special_tokens(tmp_path) == {"eos_token_id": END, "bos_token_id": PAD}
 
 
 def test_what_a_checkpoint_brought_and_is_none_is_named(tmp_path):

@@ -4,6 +4,7 @@ What NumPy wrote is read as a stream, and no pickle is ever loaded. A folder of 
 array of each; of .npz or safetensors files each has all arrays, of some of the examples.
 """
 
+import math
 import os
 import struct
 import tokenize
@@ -13,36 +14,21 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO
 
 import numpy as np
 from numpy.lib import format as npy
-from safetensors import SafetensorError, safe_open
 
 from lockstep.errors import LockstepError, brief
 from lockstep.files import check_regular_file
+from lockstep.transcript.tensorfile import TensorFile
 from pipeline.net.host import check_name
-from pipeline.sources.rows.examples import Examples, Sliced, examples_of
+from pipeline.sources.rows.writing import Examples, Sliced, examples_of
 from pipeline.stage.given_files import check_file
 
 KINDS = (".npy", ".npz", ".safetensors")
 MOST_ARRAYS = 1000  # of a file; as many members are open at once
-DTYPE_OF_CODE = {  # of a safetensors file
-    "BOOL": "bool",
-    "I8": "int8",
-    "I16": "int16",
-    "I32": "int32",
-    "I64": "int64",
-    "U8": "uint8",
-    "U16": "uint16",
-    "U32": "uint32",
-    "U64": "uint64",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "F32": "float32",
-    "F64": "float64",
-}
-# What NumPy, zipfile and safetensors raise at files that are not theirs.
+# What NumPy and zipfile raise at files that are not theirs.
 UNREADABLE = (
     ArithmeticError,
     EOFError,
@@ -50,7 +36,6 @@ UNREADABLE = (
     OSError,
     RecursionError,
     RuntimeError,
-    SafetensorError,
     SyntaxError,
     TypeError,
     ValueError,
@@ -61,7 +46,7 @@ UNREADABLE = (
 )
 
 
-def in_folder(root: Path) -> tuple[list[Path], list[Examples]]:
+def read_folder(root: Path) -> tuple[list[Path], list[Examples]]:
     """Return the files of arrays in a folder, not below it, in the order of names; and what is in.
 
     Raises:
@@ -80,29 +65,25 @@ def in_folder(root: Path) -> tuple[list[Path], list[Examples]]:
     if len(kinds) > 1:
         raise LockstepError(f"{root}: found {' and '.join(kinds)} files, expected one kind")
     if kinds == [".npy"]:
-        return paths, [_of_npy(paths, str(root))]
-    return paths, [of_file(path) for path in paths]
+        return paths, [examples_of(str(root), partial(_open_npy, paths))]
+    return paths, [read_file(path) for path in paths]
 
 
-def of_file(path: Path) -> Examples:
+def read_file(path: Path) -> Examples:
     """Return what is in one file of arrays.
 
     Raises:
       LockstepError: it is no regular file, or does not hold arrays.
     """
     check_regular_file(path)
-    match path.suffix:
-        case ".npy":
-            return _of_npy([path], str(path))
-        case ".npz":
-            return examples_of(str(path), partial(_open_npz, path))
-        case ".safetensors":
-            return examples_of(str(path), partial(_open_safetensors, path))
-    raise LockstepError(f"{path}: expected a file that ends in {', '.join(KINDS)}")
-
-
-def _of_npy(paths: list[Path], name: str) -> Examples:
-    return examples_of(name, partial(_open_npy, paths))
+    if path.suffix not in KINDS:
+        raise LockstepError(f"{path}: expected a file that ends in {', '.join(KINDS)}")
+    opened = {
+        ".npy": partial(_open_npy, [path]),
+        ".npz": partial(_open_npz, path),
+        ".safetensors": partial(_open_safetensors, path),
+    }
+    return examples_of(str(path), opened[path.suffix])
 
 
 # ---- NumPy's files ----
@@ -163,8 +144,8 @@ def _open_npy(paths: list[Path]) -> Iterator[Mapping[str, Sliced]]:
             with _reading(str(path)):
                 file = stack.enter_context(open(path, "rb"))
                 array = arrays[path.stem] = _Streamed(file, str(path))
-                size, expected = os.fstat(file.fileno()).st_size - file.tell(), _nbytes(array)
-            _check_size(size, expected, str(path))
+                size = os.fstat(file.fileno()).st_size - file.tell()
+            _check_size(array, size, str(path))
         yield arrays
 
 
@@ -186,66 +167,26 @@ def _open_npz(path: Path) -> Iterator[Mapping[str, Sliced]]:
                 stream = stack.enter_context(archive.open(member))
                 array = arrays[name] = _Streamed(stream, where)
                 size = member.file_size - stream.tell()
-            _check_size(size, _nbytes(array), where)
+            _check_size(array, size, where)
         yield arrays
 
 
-def _nbytes(array: _Streamed) -> int:
-    size = array.dtype.itemsize
-    for length in array.shape:
-        size *= length
-    return size
-
-
-def _check_size(size: int, expected: int, where: str) -> None:
+def _check_size(array: _Streamed, size: int, where: str) -> None:
+    expected = array.dtype.itemsize * math.prod(array.shape)
     if size != expected:
         raise LockstepError(
             f"{where}: found {size} bytes after its header, expected {expected} as it says"
         )
 
 
-# ---- safetensors ----
-
-
-class _Tensor(NamedTuple):
-    """A tensor of a safetensors file, whose slices are read on demand."""
-
-    where: str
-    shape: tuple[int, ...]
-    dtype: np.dtype
-    values: object
-
-    def __getitem__(self, examples: slice) -> np.ndarray:
-        with _reading(self.where):
-            return self.values[examples]
-
-
 @contextmanager
 def _open_safetensors(path: Path) -> Iterator[Mapping[str, Sliced]]:
-    with ExitStack() as stack:
-        arrays = {}
-        with _reading(str(path)):
-            file = stack.enter_context(safe_open(path, framework="np"))
-            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-        for name, values in slices.items():
-            code = values.get_dtype()
-            if code not in DTYPE_OF_CODE:
-                raise LockstepError(
-                    f"{path}: array {brief(name)} is of {code}, expected one of "
-                    f"{', '.join(DTYPE_OF_CODE)}"
-                )
-            shape, dtype = tuple(values.get_shape()), np.dtype(DTYPE_OF_CODE[code])
-            arrays[name] = _Tensor(f"{path}: array {brief(name)}", shape, dtype, values)
-        yield arrays
+    yield dict(TensorFile(path))  # mapped, each array once
 
 
 @contextmanager
 def _reading(where: str) -> Iterator[None]:
-    """Turn a library's error at an unreadable file into one line that names the file.
-
-    Raises:
-      LockstepError: it has.
-    """
+    """Turn a library's error at an unreadable file into one line that names the file."""
     try:
         yield
     except UNREADABLE as error:

@@ -16,8 +16,14 @@ from pipeline.sources.provider import (
     SurveyedFile,
 )
 from pipeline.sources.rows import array_files
-from pipeline.sources.rows.examples import Examples, same_rows, write_arrays
-from pipeline.sources.rows.writing import counts_of, most_rows, warnings_of
+from pipeline.sources.rows.writing import (
+    Examples,
+    counts_of,
+    most_rows,
+    same_rows,
+    warnings_of,
+    write_arrays,
+)
 from pipeline.stage.artifacts import listing_sha256
 from pipeline.stage.given_files import expand, unchanged
 from pipeline.tokens import signs
@@ -28,25 +34,14 @@ PATH = "model.LLM.data_location.Arrays"
 
 
 class ArrayData(NamedTuple):
-    """The arrays at a path.
-
-    Attributes:
-      files: its files by their names in the folder.
-      given: the examples of each split.
-      whole: number of files, or parts, of the train split without a limit.
-    """
+    """The files at a path, by their names in the folder, and the examples of each split."""
 
     files: dict[str, Path]
     given: dict[Split, list[Examples]]
-    whole: int
 
 
 def survey(location: DataArrays, options: FetchOptions) -> Survey:
-    """Describe what a run would read; headers are read, and no values.
-
-    Raises:
-      LockstepError: see `fetch`, but for what only the values tell.
-    """
+    """Describe what a run would read; headers are read, and no values."""
     found, where = _find(location, options.limit), _where(location)
     words = same_rows(found.given, where).words
     given = {split: sum(one.count for one in some) for split, some in found.given.items()}
@@ -64,7 +59,7 @@ def source_sha256(location: DataArrays, options: FetchOptions) -> str | None:
     """Return the SHA-256 of the files, if `fetch` would read all of them."""
     if options.limit is not None:
         return None
-    return _sha256(_find(location, None).files)
+    return _sha256(_find(location, None))
 
 
 def fetch(location: DataArrays, folder: Path, options: FetchOptions) -> Fetched:
@@ -76,15 +71,8 @@ def fetch(location: DataArrays, folder: Path, options: FetchOptions) -> Fetched:
     """
     found, where = _find(location, options.limit), _where(location)
     with unchanged(found.files.values()):
-        written = write_arrays(
-            folder,
-            found.given,
-            where,
-            held_out_percent=location.held_out_percent,
-            limit=options.limit,
-            progress=options.progress,
-        )
-        sha256 = _sha256(found.files)
+        written = write_arrays(folder, found.given, where, location.held_out_percent, options)
+        sha256 = _sha256(found)
     return Fetched(
         files=written.files,
         token_size_in_bytes=WORD,
@@ -114,8 +102,8 @@ def _find(location: DataArrays, limit: Limit | None) -> ArrayData:
                 f"{PATH}: found no {root.absolute()}, expected a folder or a file of "
                 f"{', '.join(array_files.KINDS)}"
             )
-        return ArrayData({root.name: root}, {TRAIN: [array_files.of_file(root)]}, 1)
-    paths, examples = array_files.in_folder(root)
+        return ArrayData({root.name: root}, {TRAIN: [array_files.read_file(root)]})
+    paths, examples = array_files.read_folder(root)
     if not paths:
         raise LockstepError(
             f"{root}: found no file that ends in {', '.join(array_files.KINDS)}, expected some"
@@ -129,15 +117,15 @@ def _find(location: DataArrays, limit: Limit | None) -> ArrayData:
             given[HELD_OUT if path.name in named else TRAIN].append(one)
         aside = [path for path in paths if path.name in named]
         paths = [path for path in paths if path.name not in named][:most]
-    whole, given[TRAIN] = len(given[TRAIN]), given[TRAIN][:most]
+    given[TRAIN] = given[TRAIN][:most]
     if (root / HELD_OUT).is_dir():
-        more = array_files.in_folder(root / HELD_OUT)
+        more = array_files.read_folder(root / HELD_OUT)
         aside, given[HELD_OUT] = aside + more[0], given[HELD_OUT] + more[1]
-    return ArrayData({p.relative_to(root).as_posix(): p for p in [*paths, *aside]}, given, whole)
+    return ArrayData({p.relative_to(root).as_posix(): p for p in [*paths, *aside]}, given)
 
 
-def _sha256(files: dict[str, Path]) -> str:
-    return listing_sha256((name, sha256_file(path)) for name, path in files.items())
+def _sha256(found: ArrayData) -> str:
+    return listing_sha256((name, sha256_file(path)) for name, path in found.files.items())
 
 
 PROVIDER = Provider(survey, fetch, source_sha256)

@@ -52,7 +52,7 @@ PIECE = 2**20  # bytes
 
 
 class OpaqueFile(NamedTuple):
-    """A file: its name in the folder, where it is, and what it is before it is read."""
+    """A file: its name in the folder, where it is, and its stamp before it is read."""
 
     name: str
     path: Path
@@ -60,11 +60,7 @@ class OpaqueFile(NamedTuple):
 
 
 def survey(location: DataFiles, options: FetchOptions) -> Survey:
-    """Describe the files that a run would copy.
-
-    Raises:
-      LockstepError: see `fetch`.
-    """
+    """Describe the files that a run would copy."""
     splits, whole = _choose(location, options)
     words = FileRows(folder=FILES).words
     files = tuple(

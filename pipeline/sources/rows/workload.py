@@ -4,7 +4,8 @@ The arrays come from `FetchOptions.dataset`, which asks the workload: this room 
 """
 
 import hashlib
-from collections.abc import Mapping
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 from lockstep.errors import LockstepError
@@ -19,11 +20,9 @@ from pipeline.sources.provider import (
     Survey,
     SurveyedFile,
 )
-from pipeline.sources.rows.examples import Sliced, in_memory, write_arrays
-from pipeline.sources.rows.writing import warnings_of
+from pipeline.sources.rows.writing import examples_of, warnings_of, write_arrays
 from pipeline.stage.artifacts import listing_sha256
 from pipeline.tokens.rows import WORD
-from pipeline.tokens.shards import Split
 
 READ = "dataset of the workload"
 
@@ -34,44 +33,24 @@ def survey(location: DataWorkload, options: FetchOptions) -> Survey:
 
 
 def fetch(location: DataWorkload, folder: Path, options: FetchOptions) -> Fetched:
-    """Make shards of the workload's arrays.
+    """Make shards of the workload's arrays [N, ...]; its "held_out" may be missing or empty.
 
     Raises:
-      LockstepError: there is no workload, or see `shards_of`.
-    """
-    if options.dataset is None:
-        raise LockstepError(
-            f"{variant_name(location)}: found no workload, expected one in the table [workload] "
-            "whose object has dataset(split)"
-        )
-    return shards_of(options.dataset(), location, folder, options)
-
-
-def shards_of(
-    arrays: Mapping[Split, Mapping[str, Sliced]],
-    location: DataWorkload,
-    folder: Path,
-    options: FetchOptions,
-) -> Fetched:
-    """Make shards of arrays [N, ...], by name and split; "held_out" may be missing or empty.
-
-    Raises:
-      LockstepError: they do not fit together, a value is no finite number, or a split has no row.
+      LockstepError: there is no workload, or `write_arrays` refuses its arrays.
     """
     where = variant_name(location)
+    if options.dataset is None:
+        raise LockstepError(
+            f"{where}: found no workload, expected one in the table [workload] whose object has "
+            "dataset(split)"
+        )
+    arrays = options.dataset()
     given = {
-        split: [in_memory(f'{where}: dataset("{split}")', arrays[split])]
+        split: [examples_of(f'{where}: dataset("{split}")', partial(nullcontext, arrays[split]))]
         for split in (TRAIN, HELD_OUT)
         if arrays.get(split)
     }
-    written = write_arrays(
-        folder,
-        given,
-        where,
-        held_out_percent=location.held_out_percent,
-        limit=options.limit,
-        progress=options.progress,
-    )
+    written = write_arrays(folder, given, where, location.held_out_percent, options)
     row = hashlib.sha256(written.rows.model_dump_json().encode()).hexdigest()
     contents = [("rows", row), *((file.path, file.sha256) for file in written.files)]
     return Fetched(

@@ -1,25 +1,33 @@
-"""Rows that are not tokens, written as shards, and which of them are held out.
+"""Rows that are not tokens, checked and written as shards, and which of them are held out.
+
+Arrays of examples are taken a slice at a time, in their order: nothing is whole in memory.
 
 Where a percentage is, the held-out rows are spread evenly over all rows, by their number alone:
 row i is held out if floor((i + 1) p / 100) > floor(i p / 100). A limit takes the first of the rows
 that there are without it; then about HELD_OUT_TOKENS words are held out at most.
 
-Shapes: N rows, n some of them, W words of 4 bytes in each.
+Shapes: N rows or examples, n some of them, W words of 4 bytes in a row.
 """
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any, NamedTuple, Protocol, get_args
 
 import numpy as np
 
-from lockstep.errors import LockstepError
+from lockstep.errors import LockstepError, brief
+from lockstep.tables.explain import validate
 from pipeline.runfile.data import Limit
 from pipeline.sources.provider import HELD_OUT, TRAIN, FetchOptions
-from pipeline.sources.token_files.choice import max_tokens
+from pipeline.sources.token_files.listing import max_tokens
+from pipeline.tokens.rows import NAME, WORD, ArrayRows, Dtype, encode
 from pipeline.tokens.shards import ShardFile, Split, write_shard
 
 SHARD_WORDS = 2**22  # about, of a file
-Most = dict[Split, int | None]  # rows of each split; None is all
+CHUNK_WORDS = 2**20  # of arrays that are read at once, and at least a row
+DTYPES = get_args(Dtype)
 
 
 class RowShards:
@@ -28,11 +36,11 @@ class RowShards:
     Args:
       folder: an empty folder.
       words: W.
-      most: rows of each split to keep, the first; the others are dropped.
+      most: rows of each split to keep, the first; None keeps all.
     """
 
-    def __init__(self, folder: Path, words: int, most: Most):
-        self._folder, self._most = folder, dict(most)
+    def __init__(self, folder: Path, words: int, most: Mapping[Split, int | None]):
+        self._folder, self._most = folder, most
         self._per_shard = max(1, SHARD_WORDS // words)
         self._waiting: dict[Split, list[np.ndarray]] = {TRAIN: [], HELD_OUT: []}
         self._files: dict[Split, list[ShardFile]] = {TRAIN: [], HELD_OUT: []}
@@ -49,7 +57,7 @@ class RowShards:
         if sum(map(len, self._waiting[split])) >= self._per_shard:
             self._write(split)
 
-    def is_full(self, splits: Iterable[Split] = (TRAIN, HELD_OUT)) -> bool:
+    def is_full(self, splits: Iterable[Split]) -> bool:
         """Return whether more rows of these splits would be dropped."""
         return all(self.rows[split] == self._most[split] for split in splits)
 
@@ -66,6 +74,177 @@ class RowShards:
         files.append(write_shard(self._folder, split, len(files), numbers))
 
 
+# ---- Arrays of examples ----
+
+
+class Sliced(Protocol):
+    """An array that gives slices of its first axis: NumPy's, or one of a file."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+    def __getitem__(self, examples: slice) -> Any:
+        """Return the values of these examples; slices may have to follow one another."""
+
+
+OpenArrays = Callable[[], AbstractContextManager[Mapping[str, Sliced]]]
+
+
+class Examples(NamedTuple):
+    """Examples: where they are from, what a row is, how many there are, and how to read them."""
+
+    name: str
+    rows: ArrayRows
+    count: int
+    opened: OpenArrays
+
+
+class WrittenArrays(NamedTuple):
+    """Shards of arrays: their files, what a row is, and how many rows of each split there are."""
+
+    files: tuple[ShardFile, ...]
+    rows: ArrayRows
+    counts: dict[Split, int]
+
+
+def examples_of(name: str, opened: OpenArrays) -> Examples:
+    """Describe examples by what their arrays say of themselves; no values are read.
+
+    Raises:
+      LockstepError: no array is there, their lengths differ, or an array has a name or a
+        dtype that rows cannot have.
+    """
+    with opened() as arrays:
+        specs = {key: _check_array(key, arrays[key], name) for key in sorted(arrays)}
+    if not specs:
+        raise LockstepError(f"{name}: found no arrays, expected some")
+    (first, (count, _)), *others = specs.items()
+    for key, (other, _) in others:
+        if other != count:
+            raise LockstepError(
+                f"{name}: array {key} has {other} rows, expected {count} as {first} has"
+            )
+    listed = tuple(spec for _, spec in specs.values())
+    return Examples(name, validate(ArrayRows, {"arrays": listed}, name), count, opened)
+
+
+def _check_array(name: str, array: Sliced, where: str) -> tuple[int, dict[str, Any]]:
+    """Return how many examples an array has, and what it is in a row."""
+    if not re.fullmatch(NAME, name):
+        raise LockstepError(
+            f"{where}: lists an array named {brief(repr(name))}, expected at most 64 of the "
+            "letters A to z, digits, _, - and ."
+        )
+    dtype, (count, *shape) = np.dtype(array.dtype), array.shape or (None,)
+    if dtype.name not in DTYPES:
+        kind = "Python objects" if dtype.hasobject else dtype
+        raise LockstepError(
+            f"{where}: array {name} is of {kind}, expected one of {', '.join(DTYPES)}"
+        )
+    if count is None or 0 in shape:
+        raise LockstepError(
+            f"{where}: array {name} has shape {list(array.shape)}, expected an axis of the "
+            "examples, and a value of each"
+        )
+    if not count:
+        raise LockstepError(f"{where}: array {name} has no rows, expected some")
+    return count, {"name": name, "dtype": dtype.name, "shape": tuple(shape)}
+
+
+def same_rows(given: Mapping[Split, Sequence[Examples]], where: str) -> ArrayRows:
+    """Return what a row of all these examples is.
+
+    Raises:
+      LockstepError: no row is there to train on, or two differ in dtype or shape; names its file.
+    """
+    if not given.get(TRAIN):
+        raise LockstepError(f"{where}: found no arrays to train on, expected some")
+    first = given[TRAIN][0]
+    for examples in (one for some in given.values() for one in some):
+        if examples.rows != first.rows:
+            expected = {array.name: array for array in first.rows.arrays}
+            found = {array.name: array for array in examples.rows.arrays}
+            name = min(n for n in found | expected if found.get(n) != expected.get(n))
+            said = [
+                f"{array.dtype} {list(array.shape)}" if array else "missing"
+                for array in (found.get(name), expected.get(name))
+            ]
+            raise LockstepError(
+                f"{examples.name}: array {name} is {said[0]}, expected {said[1]} as in {first.name}"
+            )
+    return first.rows
+
+
+def write_arrays(
+    folder: Path,
+    given: Mapping[Split, Sequence[Examples]],
+    where: str,
+    held_out_percent: float | None,
+    options: FetchOptions,
+) -> WrittenArrays:
+    """Write examples as shards to an empty folder.
+
+    `held_out_percent` is the share of the train examples to hold out, where no others are given for
+    that; `where` is the data location, for errors.
+
+    Raises:
+      LockstepError: a split has no row, rows differ, or a value is no finite number.
+    """
+    rows = same_rows(given, where)
+    counts = {split: sum(one.count for one in some) for split, some in given.items()}
+    counts_of(counts, held_out_percent, where)
+    shards = RowShards(folder, rows.words, most_rows(options.limit, rows.words, where))
+    total = sum(counts.values()) * WORD * rows.words
+    with options.progress(total=total, unit="byte") as bar:
+        for split, some in given.items():
+            number, wanted = 0, (split,) if held_out_percent is None else (TRAIN, HELD_OUT)
+            for rows_NW in _read(some):
+                if held_out_percent is None:
+                    shards.add(split, rows_NW)
+                else:
+                    held_out_N = held_out_rows(number, len(rows_NW), held_out_percent)
+                    shards.add(TRAIN, rows_NW[~held_out_N])
+                    shards.add(HELD_OUT, rows_NW[held_out_N])
+                number += len(rows_NW)
+                bar.advance(rows_NW.nbytes)
+                if shards.is_full(wanted):
+                    break
+        bar.advance(bar.total - bar.done)
+    return WrittenArrays(shards.done(), rows, dict(shards.rows))
+
+
+def _read(some: Sequence[Examples]) -> Iterator[np.ndarray]:
+    """Yield the rows of some examples, a few at a time: uint32 [n, W]."""
+    for examples in some:
+        with examples.opened() as arrays:
+            size = max(1, CHUNK_WORDS // examples.rows.words)
+            for start in range(0, examples.count, size):
+                stop = min(start + size, examples.count)
+                taken = {}
+                for array in examples.rows.arrays:
+                    values = np.asarray(arrays[array.name][start:stop])
+                    _check_values(values, f"{examples.name}: array {array.name}", start)
+                    taken[array.name] = values
+                yield encode(examples.rows, taken)
+
+
+def _check_values(values: np.ndarray, where: str, first: int) -> None:
+    """Check that numbers are finite, and that a bool has one of its two values."""
+    if values.dtype.kind in "iu":
+        return
+    if values.dtype == np.bool_:
+        plain = values.view(np.uint8)
+        valid, expected = plain < 2, "0 or 1"
+    else:
+        with np.errstate(invalid="ignore"):  # of bfloat16 one NaN raises it
+            plain, valid, expected = values, np.isfinite(values), "a finite number"
+    if not valid.all():
+        place = tuple(np.argwhere(~valid)[0])
+        raise LockstepError(
+            f"{where}: found {plain[place]} in row {first + place[0]}, expected {expected}"
+        )
+
+
 # ---- Which rows ----
 
 
@@ -78,10 +257,7 @@ def held_out_rows(first: int, count: int, percent: float) -> np.ndarray:
 def counts_of(given: Mapping[Split, int], percent: float | None, where: str) -> dict[Split, int]:
     """Return how many rows each split has, without a limit.
 
-    Args:
-      given: rows of each split as they are given.
-      percent: share of the train rows to hold out instead; None for none.
-      where: the data location and its path, for errors.
+    `percent` is the share of the given train rows to hold out, if no others are given for that.
 
     Raises:
       LockstepError: both say what is held out, or one of the splits has no row.
@@ -105,8 +281,8 @@ def counts_of(given: Mapping[Split, int], percent: float | None, where: str) -> 
     return {TRAIN: train, HELD_OUT: held_out}
 
 
-def most_rows(limit: Limit | None, words: int, where: str) -> Most:
-    """Return how many rows of W words a limit allows; one of files allows all.
+def most_rows(limit: Limit | None, words: int, where: str) -> dict[Split, int | None]:
+    """Return how many rows of W words a limit allows, None for all; one of files allows all.
 
     Raises:
       LockstepError: it is of sequences of another length, or allows no row.

@@ -28,8 +28,7 @@ from pipeline.sources.provider import (
     Survey,
     SurveyedFile,
 )
-from pipeline.sources.text.tokenizer import make_encoder
-from pipeline.sources.text.tokenizing import DocumentReader, most_tokens, write_tokens
+from pipeline.sources.text.tokenizing import DocumentReader, make_encoder, most_tokens, write_tokens
 from pipeline.stage.artifacts import listing_sha256
 from pipeline.stage.given_files import unchanged
 from pipeline.tokens.shards import Split
@@ -140,11 +139,7 @@ class _PackageText(DocumentReader):
 
 
 def find() -> list[SourceFile]:
-    """Return the sources of the packages, by name.
-
-    Raises:
-      LockstepError: a package has none, or is not installed.
-    """
+    """Return the sources of the packages, by name."""
     return sorted(file for name in PACKAGES for file in _sources(name))
 
 

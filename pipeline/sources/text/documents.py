@@ -14,10 +14,9 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from io import IOBase
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 from lockstep.errors import LockstepError, brief
 from pipeline import extras
@@ -26,7 +25,7 @@ from pipeline.tokens import signs
 
 if TYPE_CHECKING:
     from pyarrow import Schema
-    from pyarrow.parquet import ParquetFile
+    from pyarrow.parquet import FileMetaData
 
 PARQUET, TEXT = ".parquet", ".txt"
 # Endings of JSON lines -> how their bytes are packed.
@@ -52,8 +51,21 @@ EMPTY, NOT_UTF8, TOO_LONG = "without text", "not UTF-8", f"over {DOCUMENT_BYTES}
 NOT_JSON, NO_KEY = "not a JSON object", "without the key"
 
 
+class RowGroups(NamedTuple):
+    """Some row groups of a parquet file, whose end need not be there: it is in `metadata`."""
+
+    metadata: "FileMetaData"
+    numbers: range
+
+
 def documents(
-    path: Path, name: str, column: str, left_out: Counter[str], *, alone: bool = False
+    path: Path,
+    name: str,
+    column: str,
+    left_out: Counter[str],
+    *,
+    alone: bool = False,
+    groups: RowGroups | None = None,
 ) -> Iterator[str]:
     """Yield the texts of a file in their order.
 
@@ -64,86 +76,68 @@ def documents(
       left_out: gains how many were left out, by reason.
       alone: whether it is the only file. Then a text is cut into documents of PART_BYTES, since one
         document could be trained on or held out, and not both.
+      groups: the row groups of a parquet file that are read; None is all.
 
     Raises:
       LockstepError: it cannot be read, is damaged, or has no such column or key.
     """
     lower = name.lower()
-    if lower.endswith(PARQUET):
-        yield from of_row_groups(path, None, name, column, left_out)
-        return
     packing = next((kind for ending, kind in JSON_LINES.items() if lower.endswith(ending)), None)
-    if packing is not None:
+    if lower.endswith(PARQUET):
+        found = _of_parquet(path, groups, name, column, left_out)
+    elif packing is not None:
         found = _of_lines(path, name, packing, column, left_out)
     else:
         found = _of_text(path, name, left_out, alone)
     for data in found:
-        text = _decoded(data, left_out)
-        if text is not None:
+        if not data:
+            left_out[EMPTY] += 1
+            continue
+        try:
+            if isinstance(data, str):
+                data.encode()  # JSON may have half a surrogate pair
+            text = data if isinstance(data, str) else data.decode()
+        except UnicodeError:
+            left_out[NOT_UTF8] += 1
+        else:
             yield text
-
-
-def _decoded(data: bytes | str | None, left_out: Counter[str]) -> str | None:
-    if not data:
-        left_out[EMPTY] += 1
-        return None
-    try:
-        if isinstance(data, str):
-            data.encode()  # JSON may have half a surrogate pair
-            return data
-        return data.decode()
-    except UnicodeError:
-        left_out[NOT_UTF8] += 1
-        return None
 
 
 # ---- Parquet ----
 
 
-def of_row_groups(
-    given: Path | IOBase, groups: range | None, name: str, column: str, left_out: Counter[str]
-) -> Iterator[str]:
-    """Yield the texts in some row groups of a parquet file; None is all. See `documents`."""
-    for data in _of_parquet(given, groups, name, column, left_out):
-        if (text := _decoded(data, left_out)) is not None:
-            yield text
-
-
 def _of_parquet(
-    given: Path | IOBase, groups: range | None, name: str, column: str, left_out: Counter[str]
+    path: Path, groups: RowGroups | None, name: str, column: str, left_out: Counter[str]
 ) -> Iterator[bytes | None]:
     pyarrow = extras.required(name, "pyarrow")
     from pyarrow import parquet
 
     with one_line(name, pyarrow.ArrowException, "a parquet file"):
-        source = given if isinstance(given, Path) else pyarrow.PythonFile(given, "r")
         # in pieces: pages of a mapped file count as memory, a whole column otherwise
         file = parquet.ParquetFile(
-            source, memory_map=False, buffer_size=PARQUET_BUFFER, pre_buffer=False
+            path,
+            metadata=groups and groups.metadata,
+            memory_map=False,
+            buffer_size=PARQUET_BUFFER,
+            pre_buffer=False,
         )
         schema = file.schema_arrow
     check_column(schema, name, column)
-    _check_unpacked(file, groups, name, column)
+    numbers = range(file.num_row_groups) if groups is None else groups.numbers
+    for group in map(file.metadata.row_group, numbers):
+        for part in map(group.column, range(group.num_columns)):
+            if part.path_in_schema == column:
+                sizes = (part.total_compressed_size, part.total_uncompressed_size)
+                check_unpacked(*sizes, f"{name}: column {brief(column)}")
     with one_line(name, pyarrow.ArrowException, "a whole parquet file"):
-        numbers = None if groups is None else [*groups]
         # a row at once: a few bytes of a file may stand for many large texts
-        for batch in file.iter_batches(1, row_groups=numbers, columns=[column]):
+        for batch in file.iter_batches(1, row_groups=[*numbers], columns=[column]):
             # as bytes: text that is not UTF-8 would end the whole batch
             (data,) = batch.column(0).cast(pyarrow.large_binary()).to_pylist()
             if data is None or len(data) <= DOCUMENT_BYTES:
                 yield data
             else:
                 left_out[TOO_LONG] += 1
-
-
-def _check_unpacked(file: "ParquetFile", groups: range | None, name: str, column: str) -> None:
-    """Check of each row group what its texts unpack to, by the file's metadata."""
-    metadata = file.metadata
-    for group in map(metadata.row_group, groups or range(metadata.num_row_groups)):
-        for part in map(group.column, range(group.num_columns)):
-            if part.path_in_schema == column:
-                sizes = (part.total_compressed_size, part.total_uncompressed_size)
-                check_unpacked(*sizes, f"{name}: column {brief(column)}")
 
 
 def check_column(schema: "Schema", name: str, column: str) -> None:
@@ -195,8 +189,7 @@ def _of_lines(
             left_out[NOT_UTF8] += 1
             continue
         except (ValueError, RecursionError):
-            left_out[NOT_JSON] += 1
-            continue
+            value = None
         if not isinstance(value, dict):
             left_out[NOT_JSON] += 1
         elif key not in value:
@@ -215,12 +208,7 @@ def _of_lines(
 
 
 def _lines(path: Path, name: str, packing: str) -> Iterator[bytes | None]:
-    """Yield the lines that are not blank; None in place of one too long.
-
-    Raises:
-      LockstepError: the file cannot be read, is damaged, says that it is something else, or unpacks
-        to what no text does.
-    """
+    """Yield the lines that are not blank; None in place of one too long."""
     number = 0
     try:
         with open(path, "rb") as raw, _unpacked(raw, name, packing) as file:

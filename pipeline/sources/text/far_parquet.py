@@ -5,7 +5,6 @@ and the file is fetched from its beginning, twice as far each time. What has com
 it is not fetched again, also after a kill.
 """
 
-import io
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -14,7 +13,7 @@ from lockstep.errors import LockstepError
 from pipeline import extras
 from pipeline.net import remote
 from pipeline.sources.provider import FetchOptions
-from pipeline.sources.text.documents import check_column, one_line
+from pipeline.sources.text.documents import RowGroups, check_column, one_line
 from pipeline.sources.token_files.fetching import fetch_files
 from pipeline.sources.token_files.listing import LocationFile
 
@@ -28,73 +27,15 @@ MAGIC, LENGTH = b"PAR1", 8  # what a file ends with, and bytes of that and of th
 
 
 class FetchedPart(NamedTuple):
-    """The beginning of a parquet file on this machine.
+    """The first `size` bytes of a parquet file on this machine, and their hash.
 
-    Attributes:
-      file: what parquet reads: the beginning and the end, nothing in between.
-      groups: numbers of the row groups in it that were not in the part before.
-      size: bytes of the beginning.
-      sha256: of the beginning.
+    `groups` are the row groups in it that were not in the part before.
     """
 
-    file: "HeadAndEnd"
-    groups: range
+    path: Path
+    groups: RowGroups
     size: int
     sha256: str
-
-
-class HeadAndEnd(io.RawIOBase):
-    """A file of which the first bytes are on the disk, and the last ones in memory.
-
-    Args:
-      path: file of the first bytes, or None.
-      head: how many there are.
-      end: the last bytes.
-      size: bytes of the whole.
-    """
-
-    def __init__(self, path: Path | None, head: int, end: bytes, size: int):
-        super().__init__()
-        self._file = open(path, "rb") if path else None  # noqa: SIM115 - closed with this
-        self._head, self._end, self._size, self._at = head, end, size, 0
-
-    def readable(self) -> bool:
-        """Return true."""
-        return True
-
-    def seekable(self) -> bool:
-        """Return true."""
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Go to an offset."""
-        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
-        return self._at
-
-    def tell(self) -> int:
-        """Return the offset."""
-        return self._at
-
-    def read(self, size: int = -1) -> bytes:
-        """Return bytes that are here.
-
-        Raises:
-          OSError: they are in between.
-        """
-        stop = self._size if size < 0 else min(self._size, self._at + size)
-        start, self._at = self._at, max(self._at, stop)
-        if start >= (begun := self._size - len(self._end)):
-            return self._end[start - begun : stop - begun]
-        if self._file is None or stop > self._head:
-            raise OSError(f"bytes {start} to {stop} are not fetched")
-        self._file.seek(start)
-        return self._file.read(stop - start)
-
-    def close(self) -> None:
-        """Close the file of the first bytes."""
-        if self._file:
-            self._file.close()
-        super().close()
 
 
 def parts(file: LocationFile, options: FetchOptions) -> Iterator[FetchedPart]:
@@ -103,15 +44,15 @@ def parts(file: LocationFile, options: FetchOptions) -> Iterator[FetchedPart]:
     Raises:
       LockstepError: it cannot be fetched, or is not a parquet file.
     """
-    size, end = file.origin.size, _end(file, options)
-    ends = _ends_of_groups(file, end)
+    metadata = _metadata(file, options)
+    ends = _ends_of_groups(file, metadata)
     done = fetched = 0
     while done < len(ends):
-        fetched = min(size, max(ends[done], 2 * fetched, FIRST))
+        fetched = min(file.origin.size, max(ends[done], 2 * fetched, FIRST))
         (stored,) = fetch_files([file], options, [fetched])
         here = sum(1 for stop in ends if stop <= fetched)
-        with HeadAndEnd(stored.path, fetched, end, size) as opened:
-            yield FetchedPart(opened, range(done, here), fetched, stored.sha256)
+        groups = RowGroups(metadata, range(done, here))
+        yield FetchedPart(stored.path, groups, fetched, stored.sha256)
         done = here
 
 
@@ -123,7 +64,7 @@ def text_bytes(file: LocationFile, column: str, options: FetchOptions) -> int:
     Raises:
       LockstepError: its end cannot be read, or is not a parquet file's; it has no such column.
     """
-    metadata = _metadata(file, _end(file, options))
+    metadata = _metadata(file, options)
     check_column(metadata.schema.to_arrow_schema(), file.label, column)
     groups = map(metadata.row_group, range(metadata.num_row_groups))
     return sum(
@@ -134,23 +75,27 @@ def text_bytes(file: LocationFile, column: str, options: FetchOptions) -> int:
     )
 
 
-def _end(file: LocationFile, options: FetchOptions) -> bytes:
-    """Return a file's last bytes, all of its metadata among them."""
+def _metadata(file: LocationFile, options: FetchOptions) -> "FileMetaData":
+    """Return a file's metadata, which its last bytes hold."""
     size = file.origin.size
     length = min(size, END)
     for _ in range(2):
-        end = _bytes(file, size - length, options)
+        end = _last_bytes(file, length, options)
         needed = int.from_bytes(end[-LENGTH : -len(MAGIC)], "little") + LENGTH
         if not end.endswith(MAGIC) or needed > min(size, MOST_END):
             raise LockstepError(f"{file.label}: ends in {end[-4:]!r}, expected a parquet file")
         if needed <= length:
             break
         length = needed
-    return end
+    pyarrow = extras.required(file.label, "pyarrow")
+    from pyarrow import parquet
+
+    with one_line(file.label, pyarrow.ArrowException, "a parquet file"):
+        return parquet.read_metadata(pyarrow.BufferReader(end))
 
 
-def _bytes(file: LocationFile, start: int, options: FetchOptions) -> bytes:
-    """Return the bytes of a file from an offset to its end."""
+def _last_bytes(file: LocationFile, length: int, options: FetchOptions) -> bytes:
+    start = file.origin.size - length
     if not file.origin.is_local:
         return b"".join(remote.read(file.origin, start, file.origin.size, options.network))
     with one_line(file.label, OSError, "a file to read"), open(file.origin.url, "rb") as opened:
@@ -158,19 +103,8 @@ def _bytes(file: LocationFile, start: int, options: FetchOptions) -> bytes:
         return opened.read()
 
 
-def _metadata(file: LocationFile, end: bytes) -> "FileMetaData":
-    """Return a file's metadata, which its last bytes hold."""
-    pyarrow = extras.required(file.label, "pyarrow")
-    from pyarrow import parquet
-
-    with one_line(file.label, pyarrow.ArrowException, "a parquet file"):
-        opened = HeadAndEnd(None, 0, end, file.origin.size)
-        return parquet.ParquetFile(pyarrow.PythonFile(opened, "r")).metadata
-
-
-def _ends_of_groups(file: LocationFile, end: bytes) -> list[int]:
+def _ends_of_groups(file: LocationFile, metadata: "FileMetaData") -> list[int]:
     """Return the offset after each row group; no group ends before the one before it."""
-    metadata = _metadata(file, end)
     ends: list[int] = []
     for number in range(metadata.num_row_groups):
         group, last = metadata.row_group(number), ends[-1] if ends else 0

@@ -16,13 +16,14 @@ are read (tokens/mixture.py).
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import tokenizers
 
+from lockstep.errors import LockstepError
 from lockstep.files import sha256_file
 from lockstep.tables.variant import variant_name
 from pipeline.runfile.data import (
@@ -43,19 +44,17 @@ from pipeline.sources.provider import (
     SurveyedFile,
 )
 from pipeline.sources.text import far_parquet
-from pipeline.sources.text.documents import PACKED, PARQUET, documents, of_row_groups
+from pipeline.sources.text.documents import PACKED, PARQUET, RowGroups, documents
 from pipeline.sources.text.text_files import files_of
-from pipeline.sources.text.tokenizer import make_encoder
 from pipeline.sources.text.tokenizing import (
     DocumentReader,
+    make_encoder,
     most_tokens,
     names_of,
-    with_warnings,
     write_tokens,
 )
-from pipeline.sources.token_files.choice import first_far, max_tokens
 from pipeline.sources.token_files.fetching import fetch_files
-from pipeline.sources.token_files.listing import Listing, LocationFile
+from pipeline.sources.token_files.listing import Listing, LocationFile, first_far, max_tokens
 from pipeline.stage.artifacts import listing_sha256
 from pipeline.stage.given_files import unchanged
 from pipeline.tokens import signs
@@ -66,11 +65,7 @@ HASHES = 2**64  # of documents, by the first 8 bytes of a SHA-256
 
 
 def survey(location: AnyText, options: FetchOptions) -> Survey:
-    """Describe the files that would be read; which documents are held out only reading tells.
-
-    Raises:
-      LockstepError: see `fetch`, except for what only the documents tell.
-    """
+    """Describe the files that would be read; which documents are held out only reading tells."""
     sources = _sources(location)
     listings = [files_of(one.source, one.where, options) for one in sources]
     most = None if options.limit is None else options.limit.files
@@ -92,31 +87,24 @@ def survey(location: AnyText, options: FetchOptions) -> Survey:
 def _train_bytes(
     location: AnyText, sources: "list[_Source]", listings: list[Listing], options: FetchOptions
 ) -> int | None:
-    """Return about how many bytes of text there are to train on; None if only reading tells."""
-    most = None if options.limit is None else options.limit.files
-    sizes = [
-        _text_bytes(listing.files[:most], one.source.column, options)
-        for one, listing in zip(sources, listings, strict=True)
-    ]
-    if None in sizes:
-        return None
-    return round(sum(sizes) * (1 - location.held_out_percent / 100))
+    """Return about how many bytes of text there are to train on; None if only reading tells.
 
-
-def _text_bytes(files: Sequence[LocationFile], column: str, options: FetchOptions) -> int | None:
-    """Return the bytes of text of a source's files, about; None if some are compressed whole.
-
-    The first parquet file says how much text is in a byte of all of them.
+    Only that tells it of files that are compressed whole. The first parquet file of a source says
+    how much text is in a byte of all of them.
     """
-    parquet = [file for file in files if file.name.lower().endswith(PARQUET)]
-    plain = [file for file in files if not file.name.lower().endswith(PACKED)]
-    if len(parquet) + len(plain) < len(files):
-        return None
-    text = sum(file.origin.size for file in plain)
-    if parquet:
-        share = far_parquet.text_bytes(parquet[0], column, options) / max(1, parquet[0].origin.size)
-        text += round(share * sum(file.origin.size for file in parquet))
-    return text
+    most, text = None if options.limit is None else options.limit.files, 0
+    for one, listing in zip(sources, listings, strict=True):
+        files = listing.files[:most]
+        parquet = [file for file in files if file.name.lower().endswith(PARQUET)]
+        plain = [file for file in files if not file.name.lower().endswith(PACKED)]
+        if len(parquet) + len(plain) < len(files):
+            return None
+        text += sum(file.origin.size for file in plain)
+        if parquet:
+            first = far_parquet.text_bytes(parquet[0], one.source.column, options)
+            share = first / max(1, parquet[0].origin.size)
+            text += round(share * sum(file.origin.size for file in parquet))
+    return round(text * (1 - location.held_out_percent / 100))
 
 
 def fetch(location: AnyText, folder: Path, options: FetchOptions) -> Fetched:
@@ -127,10 +115,14 @@ def fetch(location: AnyText, folder: Path, options: FetchOptions) -> Fetched:
         column; a split has no documents; or there is no such tokenizer.
     """
     texts = [_FileReader(location, one, options) for one in _sources(location)]
-    with with_warnings(lambda: (line for text in texts for line in text.warnings())):
+    try:
         encoder = make_encoder(location, texts, folder / TOKENIZER, options)
         size = encoder.token_size_in_bytes
         files = write_tokens(texts, encoder.tokenizer, encoder.end, folder, size)
+    except LockstepError as error:  # with what was left out, since that may be why
+        left_out = (line for text in texts for line in text.warnings())
+        error.args = ("; ".join([*error.args, *left_out]),)
+        raise
     weights = [text.given.weight for text in texts if text.given.weight is not None]
     recorded = [text.record() for text in texts]
     contents = [content for text in texts for content in text.contents()]
@@ -234,31 +226,27 @@ class _FileReader(DocumentReader):
             some = files[first : first + at_once]
             is_parquet = some[0].name.lower().endswith(PARQUET)
             if as_needed and is_parquet and not some[0].origin.is_local:
-                for text in self._of_parts(some[0]):
-                    yield self._split(some[0], text), text
+                yield from self._of_parts(some[0])
                 continue
             for file, stored in zip(some, fetch_files(some, self.options), strict=True):
                 with unchanged([stored.path]):
                     self._note(file, file.origin.size, stored.sha256 or sha256_file(stored.path))
-                    for text in documents(
-                        stored.path,
-                        file.label,
-                        self.given.source.column,
-                        self.left_out,
-                        alone=len(self._listing.files) == 1,
-                    ):
-                        yield self._split(file, text), text
+                    yield from self._of_file(file, stored.path)
 
-    def _split(self, file: LocationFile, text: str) -> Split:
-        held_out = file.name in self.named or is_held_out(text, self.percent)
-        return HELD_OUT if held_out else TRAIN
+    def _of_file(
+        self, file: LocationFile, path: Path, groups: RowGroups | None = None
+    ) -> Iterator[tuple[Split, str]]:
+        column, alone = self.given.source.column, len(self._listing.files) == 1
+        of_file = documents(path, file.label, column, self.left_out, alone=alone, groups=groups)
+        for text in of_file:
+            held_out = file.name in self.named or is_held_out(text, self.percent)
+            yield HELD_OUT if held_out else TRAIN, text
 
-    def _of_parts(self, file: LocationFile) -> Iterator[str]:
+    def _of_parts(self, file: LocationFile) -> Iterator[tuple[Split, str]]:
         """Yield the documents of a parquet file elsewhere; no more of it is fetched than needed."""
         for part in far_parquet.parts(file, self.options):
             self._note(file, part.size, part.sha256)
-            column = self.given.source.column
-            yield from of_row_groups(part.file, part.groups, file.label, column, self.left_out)
+            yield from self._of_file(file, part.path, part.groups)
             if self.enough:
                 return
 

@@ -1,26 +1,47 @@
-"""The files of text that a run file names: on this disk, at an address, in a bucket, on the hub."""
+"""The files of text that a run file names: on this disk, at an address, in a bucket, on the hub.
+
+The subsets of a dataset on the hub are patterns of files, in the front matter of its README.md:
+
+    configs:
+    - config_name: sample-10BT
+      data_files:
+      - split: train
+        path: sample/10BT/*
+
+`data_files` may also be a pattern or a list of patterns, which are then of the split train.
+"""
 
 import logging
 from collections.abc import Iterable
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
+from typing import Annotated
+
+import yaml
+from pydantic import Field
 
 from lockstep.errors import LockstepError, brief, hide
+from lockstep.tables.explain import validate
+from lockstep.tables.table import AsTuple, Table
 from pipeline.net import remote
 from pipeline.net.transfers import hub_files, store
 from pipeline.runfile import Network
 from pipeline.runfile.data import ShuffleDontShuffle, TextSource
 from pipeline.sources.provider import FetchOptions
-from pipeline.sources.text import subset
 from pipeline.sources.text.documents import ENDINGS
 from pipeline.sources.token_files.http import files_at, list_bucket
 from pipeline.sources.token_files.hub import REPO_ID, list_dataset
 from pipeline.sources.token_files.listing import Listing, LocationFile, check_local, local_file
 from pipeline.sources.token_files.url import list_files
-from pipeline.stage.given_files import expand, walk
+from pipeline.stage.given_files import check_yaml, expand, walk
 
 log = logging.getLogger(__name__)
 
+README = "README.md"
+MOST_README = 2**20  # bytes
+FENCE = "---\n"
+Pattern = Annotated[str, Field(min_length=1, max_length=500)]
+Patterns = Annotated[tuple[Pattern, ...], Field(max_length=10_000), AsTuple]
 EVERYTHING = TextSource.model_fields["files"].default
 
 
@@ -125,30 +146,78 @@ def _listing(
     )
 
 
+def _refuse_of_hub(source: TextSource, where: str) -> None:
+    for key in ("revision", "subset"):
+        if (value := getattr(source, key)) is not None:
+            raise LockstepError(
+                f"{where}.{key} is {value!r}, expected none: {hide(source.source)} is not a "
+                "dataset on the hub"
+            )
+
+
+# ---- Subsets of a dataset ----
+
+
+class SplitFiles(Table, extra="ignore"):
+    """The files of one split."""
+
+    split: Pattern = "train"
+    path: Pattern | Patterns
+
+
+class HubSubset(Table, extra="ignore"):
+    """A subset, which the hub calls a config."""
+
+    config_name: Pattern
+    data_files: (
+        Pattern | Annotated[tuple[SplitFiles | Pattern, ...], Field(max_length=1000), AsTuple]
+    ) = ()
+
+
+class FrontMatter(Table, extra="ignore"):
+    """The keys of a README.md's front matter that are used."""
+
+    configs: Annotated[tuple[HubSubset, ...], Field(max_length=10_000), AsTuple] = ()
+
+
 def _of_subset(
     source: TextSource, files: Iterable[LocationFile], where: str, network: Network
 ) -> list[LocationFile]:
-    readme = _readme(files)
-    if readme is None or readme.origin.size > subset.MOST_BYTES:
-        found = "none" if readme is None else f"one of {readme.origin.size} bytes"
+    """Return the files of the subset and split that a source names."""
+    where = f"{where}: {README}"
+    content = _read_readme(files, network)
+    if content is None:
         raise LockstepError(
-            f"{where}: README.md: found {found}, expected one of at most {subset.MOST_BYTES} bytes "
-            f"with subset {source.subset!r}"
+            f"{where}: found none of at most {MOST_README} bytes, expected one with subset "
+            f"{source.subset!r}"
         )
-    content = b"".join(remote.read(readme.origin, 0, readme.origin.size, network))
-    given = (source.subset, source.split)
-    wanted = subset.patterns(content, *given, f"{where}: README.md")
+    found = subsets(content, where)
+    if source.subset not in found:
+        known = brief(", ".join(found), 200) or "none"
+        raise LockstepError(
+            f"{where}: found the subsets {known}, expected {source.subset!r} among them"
+        )
+    by_split: dict[str, list[str]] = {}
+    given = found[source.subset].data_files
+    for some in (given,) if isinstance(given, str) else given:
+        part = SplitFiles(path=some) if isinstance(some, str) else some
+        paths = (part.path,) if isinstance(part.path, str) else part.path
+        by_split.setdefault(part.split, []).extend(paths)
+    if not by_split.get(source.split):
+        known = brief(", ".join(by_split), 200) or "none"
+        raise LockstepError(
+            f"{where}: found the splits {known} in subset {source.subset!r}, expected "
+            f"{source.split!r} among them"
+        )
+    wanted = by_split[source.split]
     return [file for file in files if any(fnmatch(file.name, pattern) for pattern in wanted)]
 
 
 def _warn_of_subsets(files: Iterable[LocationFile], where: str, network: Network) -> None:
     """Warn that all subsets of a dataset are read, if its README.md lists several."""
-    readme = _readme(files)
-    if readme is None or readme.origin.size > subset.MOST_BYTES:
-        return
-    content = b"".join(remote.read(readme.origin, 0, readme.origin.size, network))
+    content = _read_readme(files, network)
     try:
-        listed = subset.names(content, f"{where}: README.md")
+        listed = subsets(content or b"", f"{where}: {README}")
     except LockstepError:
         return  # nobody asked for a subset of it
     if len(listed) > 1:
@@ -158,14 +227,30 @@ def _warn_of_subsets(files: Iterable[LocationFile], where: str, network: Network
         )
 
 
-def _readme(files: Iterable[LocationFile]) -> LocationFile | None:
-    return next((file for file in files if file.name == subset.README), None)
+def _read_readme(files: Iterable[LocationFile], network: Network) -> bytes | None:
+    """Return a dataset's README.md; None if it has none that is small enough."""
+    origin = next((file.origin for file in files if file.name == README), None)
+    if origin is None or origin.size > MOST_README:
+        return None
+    return b"".join(remote.read(origin, 0, origin.size, network))
 
 
-def _refuse_of_hub(source: TextSource, where: str) -> None:
-    for key in ("revision", "subset"):
-        if (value := getattr(source, key)) is not None:
-            raise LockstepError(
-                f"{where}.{key} is {value!r}, expected none: {hide(source.source)} is not a "
-                "dataset on the hub"
-            )
+def subsets(readme: bytes, where: str) -> dict[str, HubSubset]:
+    """Return the subsets that the front matter of a README.md lists, by name.
+
+    Raises:
+      LockstepError: its front matter is no YAML, or another table.
+    """
+    text = readme.decode(errors="replace").replace("\r\n", "\n")
+    beginning, _, rest = text.partition(FENCE)
+    front, fence, _ = rest.partition(f"\n{FENCE}")
+    if beginning or not fence:
+        return {}
+    try:
+        check_yaml(front, where)
+        found = yaml.safe_load(front)
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        line = brief(str(error).splitlines()[0], 200)
+        raise LockstepError(f"{where}: {line}, expected YAML in front of it") from error
+    matter = validate(FrontMatter, found if isinstance(found, dict) else {}, where)
+    return {config.config_name: config for config in matter.configs}

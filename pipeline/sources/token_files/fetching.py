@@ -29,9 +29,15 @@ from pipeline.sources.provider import (
     Provider,
     Survey,
 )
-from pipeline.sources.token_files import choice
-from pipeline.sources.token_files.choice import ChosenFile, choose, is_by_default
-from pipeline.sources.token_files.listing import Listing, LocationFile, remembered
+from pipeline.sources.token_files.listing import (
+    ChosenFile,
+    Listing,
+    LocationFile,
+    choose,
+    is_by_default,
+    remembered,
+    survey_files,
+)
 from pipeline.stage.artifacts import listing_sha256
 from pipeline.tokens import signs
 from pipeline.tokens.ids import check_file_ids
@@ -53,7 +59,7 @@ def provider(listing: Callable[[Any, Network], Listing], *, is_local: bool = Fal
         return remembered(location, options, lambda: listing(location, options.network))
 
     def survey(location: Data, options: FetchOptions) -> Survey:
-        return choice.survey(look_up(location, options), options)
+        return survey_files(look_up(location, options), options)
 
     def fetch_listed(location: Data, folder: Path, options: FetchOptions) -> Fetched:
         return fetch(look_up(location, options), folder, options)
@@ -62,18 +68,16 @@ def provider(listing: Callable[[Any, Network], Listing], *, is_local: bool = Fal
 
 
 def fetch(listing: Listing, folder: Path, options: FetchOptions) -> Fetched:
-    """Fetch what a run reads of a listing, check it, and put it in place.
-
-    Raises:
-      LockstepError: a file cannot be fetched, does not hold tokens, or has an invalid id.
-    """
+    """Fetch what a run reads of a listing, check it, and put it in place."""
     chosen, warnings = choose(listing, options)
     warnings += _check_beside(listing, chosen, options)
     vocab = fetch_tokenizer(listing, folder, options)
     if options.stream:
         _check_versions(listing)
         for one in {one.split: one for one in reversed(chosen)}.values():  # the first of each
-            _check_beginning(one, listing.size, options)
+            stop = min(SIZED, one.tokens) * listing.size
+            beginning = b"".join(remote.read(one.file.origin, 0, stop, options.network))
+            _check_signs(beginning, listing.size, one.file.label)
         files = [_shard(one, path, None) for one, path in _shard_paths(chosen)]
         versions = [(file.name, _version(file.origin)) for file in files]
     else:
@@ -98,8 +102,10 @@ def fetch(listing: Listing, folder: Path, options: FetchOptions) -> Fetched:
         held_out_by_default=is_by_default(listing, options.limit),
         unproven=tuple(
             file.sha256
-            for file, one in zip(files, chosen, strict=True)
-            if file.is_here and _is_unproven(one, listing.size)
+            for file, origin in zip(files, (one.file.origin for one in chosen), strict=True)
+            # no checksum covers the bytes: the server gave none, or a part was read
+            if file.is_here
+            and (origin.checksum is None or file.tokens * listing.size < origin.size)
         ),
         warnings=warnings,
     )
@@ -118,11 +124,7 @@ def fetch_files(
 
 
 def fetch_tokenizer(listing: Listing, folder: Path, options: FetchOptions) -> int | None:
-    """Put the tokenizer's files in place; return the size of its vocabulary, None without one.
-
-    Raises:
-      LockstepError: see `store.fetch`; or a file is too large, or not a tokenizer.
-    """
+    """Put the tokenizer's files in place; return the size of its vocabulary, None without one."""
     if not listing.tokenizer:
         return None
     for file in listing.tokenizer:
@@ -140,12 +142,6 @@ def fetch_tokenizer(listing: Listing, folder: Path, options: FetchOptions) -> in
     labels = {file.name: file.label for file in listing.tokenizer}
     path = folder / TOKENIZER / "tokenizer.json"
     return vocab_size(load_tokenizer(path, labels.get(path.name)))
-
-
-def _is_unproven(one: ChosenFile, size: int) -> bool:
-    """Return whether no checksum covers the bytes: the server gave none, or a part was read."""
-    origin = one.file.origin
-    return origin.checksum is None or one.tokens * size < origin.size
 
 
 def _check_versions(listing: Listing) -> None:
@@ -198,7 +194,9 @@ def _fetch_files(
     with options.progress(total=len(chosen), unit="file") as bar:
         for (one, path), size, stored in zip(_shard_paths(chosen), sizes, fetched, strict=True):
             sha256 = _place(stored, folder / path, one.file.origin, size)
-            _check_tokens(folder / path, listing.size, vocab, one.file.label)
+            with open(folder / path, "rb") as file:
+                _check_signs(file.read(SIZED * listing.size), listing.size, one.file.label)
+            check_file_ids(folder / path, listing.size, vocab, one.file.label)
             files.append(_shard(one, path, sha256))
             bar.advance()
     return files
@@ -225,20 +223,8 @@ def _place(stored: Stored, target: Path, origin: Origin, size: int) -> str:
     return digest.hexdigest()
 
 
-def _check_tokens(path: Path, size: int, vocab: int | None, name: str) -> None:
-    with open(path, "rb") as file:
-        _check_signs(file.read(SIZED * size), size, name)
-    check_file_ids(path, size, vocab, name)
-
-
-def _check_beginning(one: ChosenFile, size: int, options: FetchOptions) -> None:
-    """Check the beginning of a file that stays where it is."""
-    stop = min(SIZED, one.tokens) * size
-    content = b"".join(remote.read(one.file.origin, 0, stop, options.network))
-    _check_signs(content, size, one.file.label)
-
-
 def _check_signs(content: bytes, size: int, name: str) -> None:
+    """Check by its beginning that a file does not say that it is something else."""
     signs.check_tokens(content[: signs.HEAD_BYTES], name)
     if size == 2:
         signs.check_size(np.frombuffer(content, "<u2"), name)
@@ -247,11 +233,7 @@ def _check_signs(content: bytes, size: int, name: str) -> None:
 def _check_beside(
     listing: Listing, chosen: Sequence[ChosenFile], options: FetchOptions
 ) -> tuple[str, ...]:
-    """Check what files beside the first token file, and beside its like, say; return warnings.
-
-    Raises:
-      LockstepError: one says another size of a token.
-    """
+    """Check what files beside the first token file, and beside its like, say; return warnings."""
     known = {(file.part, file.name): file for file in listing.beside}
     found: dict[str, tuple[LocationFile, LocationFile]] = {}  # by ending, the first that has one
     for one in chosen:

@@ -48,11 +48,7 @@ def listing(location: DataUrl, network: Network) -> Listing:
 
 
 def list_files(url: str, scheme: str, network: Network) -> Iterator[LocationFile]:
-    """Yield the files at and below an address of fsspec, by name.
-
-    Raises:
-      LockstepError: fsspec does not know the address, it is empty, or it may not be read.
-    """
+    """Yield the files at and below an address of fsspec, by name."""
     _, root = fsspec_files.find_file_system(url)
     for path, info in sorted(fsspec_files.list_files(url, network).items()):
         size, tag = fsspec_files.version(info)

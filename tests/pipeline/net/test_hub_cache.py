@@ -13,7 +13,7 @@ from pipeline.net import limits
 from pipeline.net.transfers import hub_files, store
 from pipeline.runfile import Network
 from pipeline.runfile.data import DataHub, DataPreprocessed, DataText, Limit, ShuffleDontShuffle
-from pipeline.sources.text import tokenizer
+from pipeline.sources.text import tokenizing
 from pipeline.weights import hub_model
 from tests.pipeline.sources import corpora
 from tests.pipeline.sources.options import options, refusal
@@ -89,7 +89,7 @@ def test_a_commit_that_the_clients_cache_has_is_that_of_the_hub(
     }
     location = corpora.location("text", tokenizer=REPO, tokenizer_revision=commit)
     how_to_fetch = options(tmp_path / "store2")
-    assert tokenizer.copy_tokenizer(location, tmp_path / "t", how_to_fetch).vocab_size == 302
+    assert tokenizing.copy_tokenizer(location, tmp_path / "t", how_to_fetch).vocab_size == 302
     assert len(hub.seen) == asked
 
 

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, processors
 from pipeline import sources
 from pipeline.runfile.data import DataText, Limit, ShuffleDontShuffle
 from pipeline.sources.provider import Fetched
-from pipeline.sources.text.tokenizer import END, train_tokenizer
+from pipeline.sources.text.tokenizing import END, train_tokenizer
 from tests.pipeline.sources.options import options
 
 PERCENT = 30.0

@@ -4,6 +4,7 @@ import io
 import os
 import zipfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import ml_dtypes
@@ -11,15 +12,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from lockstep.errors import LockstepError
-from lockstep.programs.permutation import permute
 from pipeline import sources
-from pipeline.runfile.data import DataArrays, DataWorkload, Limit, ShuffleDontShuffle, ShuffleSeeded
-from pipeline.sources.rows import examples, workload, writing
-from pipeline.sources.rows.workload import shards_of
+from pipeline.runfile.data import DataArrays, DataWorkload, Limit, ShuffleDontShuffle
+from pipeline.sources.rows import workload, writing
 from pipeline.tokens.rows import Dtype
 from pipeline.tokens.sequences import Sequences
 from pipeline.tokens.shards import read_shards, write_shards
+from tests.errors import check_names
 from tests.pipeline.sources.options import options, refusal
 from tests.pipeline.tokens.shards_folder import decoded
 
@@ -121,7 +120,7 @@ def test_files_of_a_folder_are_parts_in_the_order_of_their_names(tmp_path, kind)
 
 
 def test_more_rows_than_a_shard_or_a_read_holds_come_in_order(tmp_path, monkeypatch):
-    monkeypatch.setattr(examples, "CHUNK_WORDS", 7 * 3)
+    monkeypatch.setattr(writing, "CHUNK_WORDS", 7 * 3)
     monkeypatch.setattr(writing, "SHARD_WORDS", 7 * 10)
     arrays = some(95)
     fetched = fetch(save(tmp_path / "a.npz", arrays), tmp_path / "out", 20.0)
@@ -168,13 +167,6 @@ def test_a_file_named_as_one_to_train_on_but_for_its_split_is_held_out(tmp_path)
 def test_without_either_nothing_is_held_out_and_a_warning_says_so(tmp_path):
     (warning,) = fetch(save(tmp_path / "a.npz", some()), tmp_path / "out").warnings
     assert "so nothing is held out" in warning and str(tmp_path / "a.npz") in warning
-
-
-def test_rows_are_permuted_as_tokens_are(tmp_path):
-    arrays = {"x": np.arange(90)}
-    fetch(save(tmp_path / "a.npz", arrays), tmp_path / "out", None, ShuffleSeeded(seed=SEED))
-    expected = permute(bytes(SEED), np.arange(90), 90)
-    assert read(tmp_path / "out")["x"].tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize(
@@ -227,13 +219,13 @@ def test_the_hash_is_known_before_the_work_and_covers_names_and_contents(tmp_pat
 
 
 def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path, monkeypatch):
-    path, encode = save(tmp_path / "a.npz", some()), examples.encode
+    path, encode = save(tmp_path / "a.npz", some()), writing.encode
 
     def encode_and_touch(*arguments):
         os.utime(path, (1, 1))
         return encode(*arguments)
 
-    monkeypatch.setattr(examples, "encode", encode_and_touch)
+    monkeypatch.setattr(writing, "encode", encode_and_touch)
     assert f"{path}: changed while it was read" in refusal(fetch, path, tmp_path / "out")
 
 
@@ -307,7 +299,7 @@ BAD_FILES = {
         "array y has 2 rows, expected 3 as x has",
     ),
     "short member": ("a.npz", zipped({"x.npy": header((9,))}), "x.npy: found 0 bytes after its h"),
-    "no tensors": ("a.safetensors", b"12345678abcdef", "expected a file of arrays"),
+    "no tensors": ("a.safetensors", b"12345678abcdef", "expected a safetensors file"),
     "a long row": ("a.npy", header((1, 2**25), "|b1") + bytes(2**25), None),
     "another kind": ("a.csv", b"1,2", "expected a file that ends in .npy, .npz, .safetensors"),
 }
@@ -327,7 +319,7 @@ def test_a_bad_file_is_refused_in_one_line_with_its_name(tmp_path, case, monkeyp
 def test_a_dtype_that_only_safetensors_has_is_refused(tmp_path):
     save_file({"x": np.zeros(4, ml_dtypes.float8_e4m3fn)}, tmp_path / "a.safetensors")
     message = refusal(fetch, tmp_path / "a.safetensors", tmp_path / "out")
-    assert "array x is of F8_E4M3, expected one of BOOL" in message
+    check_names(message, tmp_path / "a.safetensors", "x", "float8_e4m3fn", "bfloat16")
 
 
 def test_an_infinite_bfloat16_is_refused(tmp_path):
@@ -387,8 +379,10 @@ def test_a_percentage_that_leaves_a_split_empty_is_refused(tmp_path, percent, co
 def of_workload(folder: Path, percent=None, **arrays: Mapping[str, np.ndarray]):
     folder.mkdir(parents=True)
     where = DataWorkload(held_out_percent=percent, shuffle=IN_ORDER)
-    fetched = shards_of(arrays, where, folder, options(folder.parent / "store"))
+    given = replace(options(folder.parent / "store"), dataset=lambda: arrays)
+    fetched = sources.fetch(where, folder, given)
     write_shards(folder, fetched)
+    assert fetched.source["read"] == workload.READ
     return fetched
 
 
@@ -417,11 +411,6 @@ def test_a_workloads_bad_arrays_are_refused_with_the_call_that_gave_them(tmp_pat
     assert 'dataset("held_out"): array x is float32 [], expected float32 [2, 3] as in' in message
 
 
-def test_the_arrays_come_from_the_callable_of_the_options_and_without_one_are_refused(tmp_path):
-    where, wanted = DataWorkload(shuffle=IN_ORDER), options(tmp_path / "store")
-    with pytest.raises(LockstepError, match=r"found no workload, expected one in .*\[workload\]"):
-        sources.fetch(where, tmp_path, wanted)
-    from dataclasses import replace
-
-    given = replace(wanted, dataset=lambda: {"train": {"x": ONES}})
-    assert sources.fetch(where, tmp_path, given).source["read"] == workload.READ
+def test_without_a_workload_its_rows_are_refused(tmp_path):
+    message = refusal(sources.fetch, DataWorkload(shuffle=IN_ORDER), tmp_path, options(tmp_path))
+    check_names(message, "model.LLM.data_location.Workload", "[workload]")

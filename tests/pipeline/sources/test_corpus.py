@@ -16,7 +16,7 @@ from lockstep.files import sha256_file
 from pipeline import runfile, sources
 from pipeline.runfile.data import DataCorpus, Limit, ShuffleDontShuffle
 from pipeline.sources.text import corpus, tokenizing
-from pipeline.sources.text.tokenizer import END
+from pipeline.sources.text.tokenizing import END
 from pipeline.stage.artifacts import listing_sha256
 from pipeline.stage.keys import PROJECT, RUN_FILE
 from pipeline.toml_file import read_toml

@@ -7,9 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lockstep.programs.permutation import permute
 from pipeline import sources
-from pipeline.runfile.data import DataFiles, Limit, ShuffleDontShuffle, ShuffleSeeded
+from pipeline.runfile.data import DataFiles, Limit, ShuffleDontShuffle
 from pipeline.sources.rows import files as provider
 from pipeline.tokens.sequences import Sequences
 from pipeline.tokens.shards import read_shards, write_shards
@@ -99,14 +98,6 @@ def test_a_folder_named_as_one_to_train_on_but_for_its_split_is_held_out(tmp_pat
     fetch(tmp_path / "root", tmp_path / "out")
     assert contents(*paths(tmp_path / "out", "held_out")) == [b"test/117.png"]
     assert len(paths(tmp_path / "out")) == 3
-
-
-def test_files_are_permuted_as_tokens_are(root, tmp_path):
-    fetch(root, tmp_path / "a", "*.tar")
-    fetch(root, tmp_path / "b", "*.tar", shuffle=ShuffleSeeded(seed=SEED))
-    in_order = [path.name for path in paths(tmp_path / "a")]
-    expected = [in_order[index] for index in permute(bytes(SEED), np.arange(10), 10)]
-    assert [path.name for path in paths(tmp_path / "b")] == expected
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from pipeline.runfile.data import DataLocal, Limit
 from pipeline.sources import dry_run
 from pipeline.sources.provider import fetch_options
 from pipeline.stage.artifacts import Paths
+from pipeline.stage.keys import PROJECT
 from pipeline.start import begin
 from pipeline.tokens.shards import write_shards
 from tests import tiny
@@ -314,50 +315,5 @@ def test_shards_json_of_tokens_is_what_it_was_before_there_were_other_rows(tmp_p
     put(tmp_path / "tok" / "a.ds", *range(6))
     put(tmp_path / "tok" / "held_out" / "b.ds", *range(6, 10))
     write_shards(tmp_path / "out", fetch("tok", tmp_path / "out"))
-    assert (tmp_path / "out" / "shards.json").read_text() == SHARDS_JSON
-
-
-SHARDS_JSON = """{
-  "format": 2,
-  "token_size_in_bytes": 2,
-  "vocab_size": null,
-  "shuffle": "DontShuffle",
-  "parts": [],
-  "columns": [
-    "inputs"
-  ],
-  "files": [
-    {
-      "path": "train/00000.ds",
-      "split": "train",
-      "tokens": 6,
-      "sha256": "d19c56fe954b4adbb040580d9ae4e98a692b51f8e2cab91d7ddecb903cec9204",
-      "name": "a.ds",
-      "part": 0,
-      "origin": null
-    },
-    {
-      "path": "held_out/00000.ds",
-      "split": "held_out",
-      "tokens": 4,
-      "sha256": "d5bdffcbf52aedd499b2417acc21673310c948c4c99af30ee14f3c5f50667e60",
-      "name": "held_out/b.ds",
-      "part": 0,
-      "origin": null
-    }
-  ],
-  "held_out_by_default": false,
-  "source": {
-    "read": "tok",
-    "files": {
-      "train": [
-        "a.ds"
-      ],
-      "held_out": [
-        "held_out/b.ds"
-      ]
-    },
-    "sha256": "09649b9dcfd2b1d27574e7dc8b0f251a33d20a1e42516dfaf2375f86143d1f10"
-  }
-}
-"""
+    golden = PROJECT / "tests" / "golden" / "shards.json"
+    assert (tmp_path / "out" / "shards.json").read_text() == golden.read_text()

@@ -17,8 +17,9 @@ from pipeline import sources
 from pipeline.runfile.data import DataPreprocessed, Limit
 from pipeline.sources.provider import Fetched
 from pipeline.sources.rows import preprocessed
-from pipeline.sources.rows.parquet import Parquet
+from pipeline.sources.rows.preprocessed import Parquet
 from pipeline.tokens.shards import write_shards
+from tests.errors import check_names
 from tests.pipeline.sources.options import options, refusal
 from tests.pipeline.sources.test_local import put_tokenizer
 from tests.pipeline.tokens.shards_folder import open_shards
@@ -221,69 +222,43 @@ def test_a_survey_says_what_there_is_without_reading_rows(root, tmp_path):
 # ---- What is refused ----
 
 
-@pytest.mark.parametrize(
-    ("columns", "message"),
-    [
-        ({"text": ["a"]}, "found columns text, expected inputs among them"),
-        ({"inputs": [1, 2]}, "column inputs is of int64, expected lists of integers"),
-        ({"inputs": ["a"]}, "column inputs is of string, expected lists of integers"),
-        ({"inputs": [[1.0]]}, "column inputs is of list<element: double>, expected lists of int"),
-        (
-            {"inputs": [[1, 2]], "labels": [["a", "b"]]},
-            "column labels is of list<element: string>, expected lists of integers",
-        ),
-        (
-            {"inputs": [[1, 2], [3, 4, 5], [6, 7]]},
-            "column inputs, row 1: found 3 numbers, expected 2 as the first row of inputs has",
-        ),
-        (
-            {"inputs": [[1, 2], [3, 4]], "labels": [[1, 2], [3]]},
-            "column labels, row 1: found 1 numbers, expected 2 as the first row of inputs has",
-        ),
-        (
-            {"inputs": [[1, 2], [3, 4]], "position_ids": [[0, 1, 2], [0, 1, 2]]},
-            "column position_ids, row 0: found 3 numbers, expected 2",
-        ),
-        (
-            {"inputs": pa.array([[]], pa.list_(pa.int32()))},
-            "column inputs, row 0: found an empty list, expected token ids",
-        ),
-        ({"inputs": [[1, 2], None]}, "column inputs, row 1: found null, expected a list of int"),
-        ({"inputs": [[1, 2], [3, 4], [5, None]]}, "column inputs, row 2: found null, expected int"),
-        (
-            {"inputs": [[1, 2], [-1, 2]]},
-            "column inputs, row 1: found -1, expected a token id from 0 and below 2147483648",
-        ),
-        ({"inputs": [[1, 2], [-100, 2]]}, "column inputs, row 1: found -100, expected a token id"),
-        ({"inputs": [[2**31, 2]]}, "column inputs, row 0: found 2147483648, expected a token id"),
-        (
-            {"inputs": pa.array([[2**63 + 1, 2]], pa.list_(pa.uint64()))},
-            "column inputs, row 0: found 9223372036854775809, expected a token id",
-        ),
-        (
-            {"inputs": [[1, 2], [3, 4]], "labels": [[1, -100], [-1, 4]]},
-            "column labels, row 1: found -1, expected -100 or a token id from 0",
-        ),
-        (
-            {"inputs": [[1, 2]], "position_ids": [[0, 2]]},
-            "column position_ids, row 0: found 2, expected a position from 0 and below the row's "
-            "length, 2",
-        ),
-        (
-            {"inputs": [[1, 2], [3, 4]], "sequence_lengths": [[2], [1, 1, 1]]},
-            "column sequence_lengths, row 1: found lengths that sum to 3, expected at most 2",
-        ),
-        (
-            {"inputs": [[1, 2], [3, 4]], "sequence_lengths": [[2], [-1, 1]]},
-            "column sequence_lengths, row 1: found -1, expected a length from 0 to 2",
-        ),
-    ],
-    ids=lambda value: value[:40] if isinstance(value, str) else "",
+TWO = [[1, 2], [3, 4]]
+EMPTY, LARGE = (
+    pa.array([[]], pa.list_(pa.int32())),
+    pa.array([[2**63 + 1, 2]], pa.list_(pa.uint64())),
 )
-def test_what_a_row_may_not_have_is_named_by_file_column_and_row(root, tmp_path, columns, message):
+LONG = [[0, 1, 2], [0, 1, 2]]
+
+
+@pytest.mark.parametrize(
+    ("columns", "named"),
+    [
+        ({"text": ["a"]}, ["text", "inputs"]),
+        ({"inputs": [1, 2]}, ["inputs", "int64"]),
+        ({"inputs": ["a"]}, ["inputs", "string"]),
+        ({"inputs": [[1.0]]}, ["inputs", "double"]),
+        ({"inputs": [[1, 2]], "labels": [["a", "b"]]}, ["labels", "string"]),
+        ({"inputs": [[1, 2], [3, 4, 5], [6, 7]]}, ["inputs", "row 1", "3 numbers", 2]),
+        ({"inputs": TWO, "labels": [[1, 2], [3]]}, ["labels", "row 1", "1 numbers", 2]),
+        ({"inputs": TWO, "position_ids": LONG}, ["position_ids", "row 0", "3 numbers", 2]),
+        ({"inputs": EMPTY}, ["inputs", "row 0", "an empty list"]),
+        ({"inputs": [[1, 2], None]}, ["inputs", "row 1", "null"]),
+        ({"inputs": [*TWO, [5, None]]}, ["inputs", "row 2", "null"]),
+        ({"inputs": [[1, 2], [-1, 2]]}, ["inputs", "row 1", -1, 2**31]),
+        ({"inputs": [[1, 2], [-100, 2]]}, ["inputs", "row 1", -100, 2**31]),
+        ({"inputs": [[2**31, 2]]}, ["inputs", "row 0", "found 2147483648"]),
+        ({"inputs": LARGE}, ["inputs", "row 0", 2**63 + 1]),
+        ({"inputs": TWO, "labels": [[1, -100], [-1, 4]]}, ["labels", "row 1", -1, -100]),
+        ({"inputs": [[1, 2]], "position_ids": [[0, 2]]}, ["position_ids", "row 0", 2]),
+        ({"inputs": TWO, "sequence_lengths": [[2], [1, 1, 1]]}, ["sequence_lengths", "row 1", 3]),
+        ({"inputs": TWO, "sequence_lengths": [[2], [-1, 1]]}, ["sequence_lengths", "row 1", -1]),
+    ],
+    ids=lambda value: " ".join(map(str, value)) if isinstance(value, list) else "",
+)
+def test_what_a_row_may_not_have_is_named_by_file_column_and_row(root, tmp_path, columns, named):
     put(root / "val-0.parquet", rows_of(0))
     put(root / "train-0.parquet", columns)
-    assert f"{root / 'train-0.parquet'}: {message}" in refusal(fetch, root, tmp_path)
+    check_names(refusal(fetch, root, tmp_path), root / "train-0.parquet", *named)
 
 
 def test_files_of_other_columns_or_other_rows_are_refused(root, tmp_path):
@@ -320,7 +295,7 @@ def test_a_column_that_is_there_twice_is_one_line(root, tmp_path):
 def test_a_few_bytes_that_unpack_to_a_row_without_end_are_refused_unread(
     root, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("pipeline.sources.rows.parquet.ROW_TOKENS", 1000)
+    monkeypatch.setattr("pipeline.sources.rows.preprocessed.ROW_TOKENS", 1000)
     put(root / "train.parquet", {"inputs": [[7] * 2001, [7]]})
     monkeypatch.setattr(Parquet, "_first_length", pytest.fail)
     message = refusal(fetch, root, tmp_path)

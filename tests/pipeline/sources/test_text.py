@@ -241,7 +241,7 @@ configs:
         ("# No front", {"subset": "sample"}, "found the subsets none"),
         ("---\na: [\n---\n", {"subset": "sample"}, "README.md: while parsing a flow node"),
         ("---\nconfigs: 3\n---\n", {"subset": "sample"}, "README.md: configs is 3"),
-        (None, {"subset": "sample"}, "README.md: found none, expected one of at most"),
+        (None, {"subset": "sample"}, "README.md: found none of at most"),
     ],
 )
 def test_a_subset_of_a_dataset_is_what_its_readme_says(

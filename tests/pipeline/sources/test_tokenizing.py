@@ -7,8 +7,8 @@ import pytest
 
 from pipeline.runfile.data import Limit
 from pipeline.sources.text import documents, tokenizing
-from pipeline.sources.text.tokenizer import END, PAD, train_tokenizer
-from pipeline.sources.token_files import choice
+from pipeline.sources.text.tokenizing import END, PAD, train_tokenizer
+from pipeline.sources.token_files import listing
 from pipeline.tokens.tokenizer_files import save_tokenizer
 from tests.pipeline.sources.corpora import fetch, lines_of, put, read, stories, write_tokenizer
 
@@ -108,7 +108,7 @@ def test_a_limit_of_tokens_is_the_first_of_those_without_it(tmp_path, monkeypatc
         expected = read(tmp_path / "whole", split)[:most]
         np.testing.assert_array_equal(read(tmp_path / "few", split), expected)
     assert few.source["sha256"] == whole.source["sha256"]
-    monkeypatch.setattr(choice, "HELD_OUT_TOKENS", 200)
+    monkeypatch.setattr(listing, "HELD_OUT_TOKENS", 200)
     fetch(path, tmp_path / "fewer", Limit(tokens=1000))
     assert len(read(tmp_path / "fewer", "held_out")) == 200
 

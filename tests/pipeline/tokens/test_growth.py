@@ -11,7 +11,7 @@ from pipeline.tokens import growth
 from pipeline.tokens.tokenizer_files import encode, load_tokenizer
 from tests.pipeline.sources.options import refusal
 
-TABLE = base64.b64encode(b"\x04\0\0\0" + bytes(4) + b"x" * 33 + b"\0y\0").decode()
+TEXTS = b"\x04\0\0\0" + bytes(4) + b"x" * 33 + b"\0y\0"
 SPACE = "\u2581"
 
 
@@ -29,58 +29,36 @@ def sequence(key: str, *parts: dict) -> dict:
     return {"type": "Sequence", key: list(parts)}
 
 
+def template(single: list[dict], **special: dict) -> dict:
+    shape = {"single": single, "pair": [AGAIN], "special_tokens": special}
+    return {"type": "TemplateProcessing"} | shape
+
+
+def table(texts: bytes) -> dict:
+    charsmap = base64.b64encode(texts).decode()
+    return {"type": "Precompiled", "precompiled_charsmap": charsmap}
+
+
 LONG = {"type": "Replace", "pattern": {"Regex": "."}, "content": "t1 " * 100_000}
 TWICE = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
 AGAIN = {"Sequence": {"id": "A", "type_id": 0}}
 SPECIAL = {"SpecialToken": {"id": "s", "type_id": 0}}
+MANY = {"id": "s", "ids": [0] * 2000, "tokens": ["a"] * 2000}
+BYTES = {"type": "ByteLevel"}
+WORDS = BYTES | {"add_prefix_space": True, "trim_offsets": True}
 HOSTILE = {
     "a long text for each character": {"normalizer": LONG},
     "forty doublings": {"normalizer": sequence("normalizers", *[TWICE] * 40)},
-    "bytes of bytes": {"normalizer": sequence("normalizers", *[{"type": "ByteLevel"}] * 40)},
+    "bytes of bytes": {"normalizer": sequence("normalizers", *[BYTES] * 40)},
     "between any two": {"normalizer": LONG | {"pattern": {"String": ""}}},
     "a long beginning": {"normalizer": {"type": "Prepend", "prepend": "x" * 2**21}},
-    "a table of long texts": {
-        "normalizer": {
-            "type": "Precompiled",
-            "precompiled_charsmap": base64.b64encode(bytes(8) + b"x" * 10**5).decode(),
-        }
-    },
-    "words of bytes of bytes": {
-        "pre_tokenizer": sequence(
-            "pretokenizers",
-            *[{"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True}] * 40,
-        )
-    },
-    "a template of copies": {
-        "post_processor": {
-            "type": "TemplateProcessing",
-            "single": [AGAIN] * 10_000,
-            "pair": [AGAIN],
-            "special_tokens": {},
-        }
-    },
+    "a table of long texts": {"normalizer": table(bytes(8) + b"x" * 10**5)},
+    "words of bytes of bytes": {"pre_tokenizer": sequence("pretokenizers", *[WORDS] * 40)},
+    "a template of copies": {"post_processor": template([AGAIN] * 10_000)},
     "copies of a template": {
-        "post_processor": sequence(
-            "processors",
-            *[
-                {
-                    "type": "TemplateProcessing",
-                    "single": [AGAIN, AGAIN],
-                    "pair": [AGAIN],
-                    "special_tokens": {},
-                }
-            ]
-            * 40,
-        )
+        "post_processor": sequence("processors", *[template([AGAIN, AGAIN])] * 40)
     },
-    "special tokens": {
-        "post_processor": {
-            "type": "TemplateProcessing",
-            "single": [SPECIAL] * 2000,
-            "pair": [AGAIN],
-            "special_tokens": {"s": {"id": "s", "ids": [0] * 2000, "tokens": ["a"] * 2000}},
-        }
-    },
+    "special tokens": {"post_processor": template([SPECIAL] * 2000, s=MANY)},
     "a decoder that doubles": {"decoder": sequence("decoders", *[TWICE] * 40)},
     "an unknown step": {"normalizer": {"type": "Explode"}},
     "a step without a type": {"normalizer": {"lowercase": True}},
@@ -136,10 +114,9 @@ def test_the_tokenizer_of_albert_passes_which_has_the_most_steps():
     steps = [Replace("``", '"'), Replace("''", '"'), NFKD(), StripAccents(), Lowercase()]
     parts = [json.loads(step.__getstate__()) for step in steps]
     spaces = {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}
-    table = {"type": "Precompiled", "precompiled_charsmap": TABLE}
     growth.check(
         definition(
-            normalizer=sequence("normalizers", *parts, table, spaces),
+            normalizer=sequence("normalizers", *parts, table(TEXTS), spaces),
             pre_tokenizer=pre_tokenizers.Metaspace(),
             decoder=decoders.Metaspace(),
         )

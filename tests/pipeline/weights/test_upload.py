@@ -9,7 +9,7 @@ import pytest
 from lockstep.wire.commitment import tree_hash
 from models.llama import llama
 from pipeline.net import google
-from pipeline.weights import epochs, hf
+from pipeline.weights import hf, upload
 from tests import tiny
 from tests.pipeline.conversion import write_model
 from tests.servers.bucket import Bucket
@@ -33,7 +33,7 @@ def push(init: Path, *places: str) -> dict:
     )
     last, aside = SimpleNamespace(step=7, epoch=2), init.with_name("aside")
     shards = init.with_name("shards")
-    epochs.push(run, "ab" * 32, params, last, init=init, shards=shards, aside=aside)
+    upload.push_epoch(run, "ab" * 32, params, last, init=init, shards=shards, aside=aside)
     assert not aside.exists()
     return params
 
