@@ -153,8 +153,8 @@ def _make_peers(
     if run.runtime.carrier == "in_process":
         layout, programs = run.peers.layout, setup.programs
         return make_peers(programs, layout, begun.state, jax.devices(), begun.absent)
-    for part in offered("launch"):
-        return part.remote_peers(setup, begun.state, scratch, state_is_due, begun.absent)
+    for part in offered("remote_peers"):
+        return part.start_peers(setup, begun.state, scratch, state_is_due, begun.absent)
     raise LockstepError(
         f"[runtime] carrier = {run.runtime.carrier!r}, expected in_process, since parts/carrier is "
         "not here"

@@ -14,12 +14,9 @@ RESIDENT = Path("/proc/self/statm")
 
 
 def check(tree: Any, what: str, memory_gb: float | None) -> None:
-    """Check that arrays can be in memory together.
+    """Check that arrays, or what has their shapes and dtypes, can be in memory together.
 
-    Args:
-      tree: Arrays, or their shapes and dtypes.
-      what: What errors call them.
-      memory_gb: `[runtime] memory_gb`, the limit; None is the machine's memory.
+    Errors call them `what`. `memory_gb` is the limit; None is the machine's memory.
 
     Raises:
       LockstepError: They are larger.

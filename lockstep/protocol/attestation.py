@@ -58,15 +58,10 @@ def attest(
     others: Iterable[int] = (),
     refused: Iterable[int] = (),
 ) -> Attestation:
-    """Return a witness's attestation.
+    """Return a witness's attestation to the round of a seed, from which the filters' keys derive.
 
-    Args:
-      witness: The witness.
-      seed: The round's seed, from which the filters' keys derive.
-      heard: Peers it heard from, itself included.
-      holds: Commitment of each message it holds, by peer, hex.
-      others: Peers whose other message it holds.
-      refused: Peers whose bytes it refused.
+    It has `heard` from these peers, itself included, and `holds` messages with these commitments,
+    hex, by peer; of the peers `others`, their other message. It `refused` others' bytes.
     """
     received = tuple(sorted(holds))
     commitments = [bytes.fromhex(holds[peer]) for peer in received]

@@ -51,11 +51,7 @@ def swap_or_not(count: int, seed: bytes, first: int) -> list[int]:
     In each of 90 rounds an index swaps with its mirror image around a pivot if one bit of a hash
     is set; a pair shares its bit, so the result is a permutation. A round is its own inverse, so
     taking the rounds in reverse leads from a position to its index, without shuffling the others.
-
-    Args:
-      count: Number of indices.
-      seed: 32 bytes.
-      first: How many positions, from 0.
+    The seed has 32 bytes.
 
     References:
       Hoang, Morris, Rogaway, "An Enciphering Scheme Based on a Card Shuffle", 2012.
@@ -123,9 +119,7 @@ def drawn_after(commitments: Mapping[int, str], words: str) -> bytes:
 
         SHA-256(words + for each sender, ascending: its number, u32 little-endian, its commitment)
 
-    Args:
-      commitments: By sender, hex.
-      words: Names the draw and its seed, so that no two draws are alike.
+    The words name the draw and its seed, so that no two draws are alike; commitments are in hex.
     """
     digest = hashlib.sha256(words.encode())
     for peer in sorted(commitments):
@@ -170,20 +164,13 @@ def plan(
     batch_size: int,
     untrained: Sequence[Span] = (),
 ) -> Assignment:
-    """Return the assignment: to each trainer, one interval of at most ceil(B / T) sequences.
+    """Return the assignment: to each of T trainers, one interval of at most ceil(B / T) sequences.
 
-    Untrained sequences of earlier rounds come first, in pieces of that size, one for each trainer
-    in shuffled order, as long as the whole piece fits into the batch. The R remaining trainers
-    share the rest of the batch, at most R ceil(B / T) sequences, in contiguous ranges from
-    `data_index` on: floor(fresh / R) each, and one more for the first fresh mod R. If nothing is
-    untrained, this is Psyche's assignment, bit for bit.
-
-    Args:
-      trainers: Peers that train this round, in the epoch's order (T of them).
-      random_seed: The round's seed.
-      data_index: First sequence that was never assigned.
-      batch_size: Sequences in the batch (B).
-      untrained: Sequences of earlier rounds whose messages nobody applied.
+    Spans that are `untrained`, since nobody applied their messages, come first, in pieces of that
+    size, one for each trainer in shuffled order, as long as the whole piece fits into the batch, B.
+    The R remaining trainers share the rest of it, at most R ceil(B / T) sequences, in contiguous
+    ranges from `data_index` on: floor(fresh / R) each, and one more for the first fresh mod R. If
+    nothing is untrained, this is Psyche's assignment, bit for bit.
 
     Raises:
       ValueError: There are no trainers.
@@ -203,16 +190,10 @@ def plan(
 def plan_shares(
     shares: Mapping[int, int], random_seed: int, data_index: int, untrained: Sequence[Span] = ()
 ) -> Assignment:
-    """Return the assignment in which each trainer has a share of its own.
+    """Return the assignment in which each trainer has a share of its own, as in `plan` otherwise.
 
     In shuffled order each takes the next piece of the untrained sequences, at most its share; when
     none are left, it takes its share of new ones, in contiguous ranges from `data_index` on.
-
-    Args:
-      shares: Sequences that each trainer takes, in the epoch's order; it may be empty.
-      random_seed: The round's seed.
-      data_index: First sequence that was never assigned.
-      untrained: Sequences of earlier rounds whose messages nobody applied.
     """
     spans, rest, begin = {}, deque(untrained), data_index
     for peer in deterministic_shuffle([*shares], random_seed):

@@ -31,35 +31,126 @@ Psyche's, except where Psyche loses work:
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
-from lockstep.protocol.pace import Pace
+from lockstep.protocol.committee import Span
+from lockstep.protocol.pace import OnItsWay, Pace
 from lockstep.protocol.run_state import (
     ACTIVE,
     HALTED,
     MAX_PEERS,
-    Checkpointed,
     ClientState,
-    Close,
     CoordinatorError,
     CoordinatorState,
-    Eject,
-    Event,
-    HealthCheck,
-    Join,
-    Leave,
-    Pause,
     PeerRecord,
-    Resume,
     RunState,
     Settings,
-    Tick,
-    TravelOn,
-    Untrained,
-    WarmupWitness,
-    WitnessReport,
 )
-from lockstep.protocol.sets import participant
+from lockstep.protocol.sets import Bloom, participant
+
+# ---- events ----
+
+
+class Tick(NamedTuple):
+    """Time passed; `random_seed` seeds the warm-up or round that may begin."""
+
+    now: float
+    random_seed: int
+
+
+class Join(NamedTuple):
+    """Peers ask to take part from the next epoch on."""
+
+    peers: tuple[int, ...]
+
+
+class Leave(NamedTuple):
+    """Peers leave the epoch."""
+
+    peers: tuple[int, ...]
+    now: float
+
+
+class WarmupWitness(NamedTuple):
+    """An elected witness reports that every peer has the params; `random_seed` as in `Tick`.
+
+    Its filter `participants` holds `bloom.participant` of every peer it heard from.
+    """
+
+    peer: int
+    now: float
+    random_seed: int
+    participants: Bloom
+
+
+class WitnessReport(NamedTuple):
+    """An elected witness reports whom it heard from in this round, as in `WarmupWitness`."""
+
+    peer: int
+    now: float
+    participants: Bloom
+
+
+class HealthCheck(NamedTuple):
+    """The witness `by` reports that `peers` are gone."""
+
+    by: int
+    peers: tuple[int, ...]
+    now: float
+
+
+class Eject(NamedTuple):
+    """The others hold proof that peers lied."""
+
+    peers: tuple[int, ...]
+    now: float
+
+
+class Close(NamedTuple):
+    """The round waits for no further message."""
+
+    now: float
+
+
+class TravelOn(NamedTuple):
+    """Messages of the round that may be merged in a later one; reported once a round."""
+
+    messages: tuple[OnItsWay, ...]
+    now: float
+
+
+class Untrained(NamedTuple):
+    """Spans of the round's messages, and of earlier ones, that nobody applies; once a round."""
+
+    spans: tuple[Span, ...]
+    now: float
+
+
+class Checkpointed(NamedTuple):
+    """A member has stored the epoch's last params; `params` is their SHA-256, hex."""
+
+    peer: int
+    now: float
+    params: str
+
+
+class Pause(NamedTuple):
+    """The owner pauses the run: after the epoch's cooldown, or at once before training."""
+
+    now: float
+
+
+class Resume(NamedTuple):
+    """The owner resumes a paused run."""
+
+    now: float
+
+
+Report = WarmupWitness | WitnessReport | HealthCheck | Eject | TravelOn | Untrained | Checkpointed
+Event = Tick | Join | Leave | Close | Pause | Resume | Report
+
+
+# ---- a run and its next state ----
 
 
 def start(

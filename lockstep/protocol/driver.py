@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from lockstep.errors import LockstepError
-from lockstep.protocol import committee, coordinator, run_state
+from lockstep.protocol import committee, coordinator
 from lockstep.protocol.consensus import arrived, closes, judge
 from lockstep.protocol.pace import OnItsWay, Pace
 from lockstep.protocol.round import Decision, Evidence, Round, Travelling
@@ -71,17 +71,11 @@ def start(
     load_seconds: Sequence[float] | None = None,
     pace: Pace | None = None,
 ) -> RunProgress:
-    """Return a run at time 0, without members.
+    """Return a run at time 0, without members; `count` peers may take part.
 
-    Args:
-      settings: The run's `[config]`.
-      count: Number of peers that may take part.
-      seed: The run's seed.
-      max_seq_len: Tokens in a sequence, for the batch ramp.
-      start_step: Rounds trained by the run that this one extends, 0 for a new run.
-      start_data_index: Sequences that those rounds took.
-      load_seconds: Seconds that each peer needs to fetch the params; 0 by default.
-      pace: How rounds go on without those that are late; by default they wait for all.
+    A sequence has `max_seq_len` tokens, by which the batch ramp counts. A run that extends another
+    starts after its `start_step` rounds and `start_data_index` sequences. `load_seconds`, by peer,
+    is the time to fetch the params, by default 0.
 
     Raises:
       LockstepError: The run could not train a single round.
@@ -115,9 +109,9 @@ def ask(progress: RunProgress, peers: Iterable[int]) -> RunProgress:
     for peer in peers:
         if not 0 <= peer < count:
             raise CoordinatorError(
-                state, run_state.Join((peer,)), f"expected one of the run's {count} peers"
+                state, coordinator.Join((peer,)), f"expected one of the run's {count} peers"
             )
-    state = coordinator.tick(state, run_state.Join(peers)) if peers else state
+    state = coordinator.tick(state, coordinator.Join(peers)) if peers else state
     fresh = (*progress.fresh, *peers) if progress.begun else progress.fresh
     back = set(peers)
     left = tuple(peer for peer in progress.left if peer not in back)
@@ -144,13 +138,15 @@ def leave(progress: RunProgress, peers: Iterable[int]) -> RunProgress:
       CoordinatorError: A peer neither takes part nor has asked to.
     """
     peers, state = tuple(peers), progress.state
-    state = coordinator.tick(state, run_state.Leave(peers, progress.now)) if peers else state
+    state = coordinator.tick(state, coordinator.Leave(peers, progress.now)) if peers else state
     return replace(progress, state=state, left=(*progress.left, *peers))
 
 
 def pause(progress: RunProgress) -> RunProgress:
     """Return the run after its owner paused it: the epoch ends with the round in progress."""
-    return replace(progress, state=coordinator.tick(progress.state, run_state.Pause(progress.now)))
+    return replace(
+        progress, state=coordinator.tick(progress.state, coordinator.Pause(progress.now))
+    )
 
 
 def resume(progress: RunProgress) -> RunProgress:
@@ -165,9 +161,9 @@ def resume(progress: RunProgress) -> RunProgress:
     healthy = progress.state.healthy_members
     members = tuple(r.peer for r in progress.state.peers if r.peer in healthy)
     paused = _advance(progress)
-    state = coordinator.tick(paused.state, run_state.Resume(paused.now))
+    state = coordinator.tick(paused.state, coordinator.Resume(paused.now))
     if members and state.run_state != RunState.Finished:
-        state = coordinator.tick(state, run_state.Join(members))
+        state = coordinator.tick(state, coordinator.Join(members))
     return replace(paused, state=state)
 
 
@@ -187,7 +183,7 @@ def checkpointed(progress: RunProgress, peer: int, params: str) -> RunProgress:
     Raises:
       CoordinatorError: The epoch goes on, the peer is not a member, or others were stored before.
     """
-    event = run_state.Checkpointed(peer, progress.now, params)
+    event = coordinator.Checkpointed(peer, progress.now, params)
     return replace(progress, state=coordinator.tick(progress.state, event))
 
 
@@ -233,11 +229,13 @@ def finish_round(
 
     spoke = state.since + train_seconds
     if waited:
-        over = run_state.Close(spoke) if state.pace else run_state.Tick(spoke, round_.seed)
+        over = coordinator.Close(spoke) if state.pace else coordinator.Tick(spoke, round_.seed)
         state = coordinator.tick(state, over)
     for attestation in evidence.attestations:
         heard = attestation.heard(round_.seed)
-        state = coordinator.tick(state, run_state.WitnessReport(attestation.witness, spoke, heard))
+        state = coordinator.tick(
+            state, coordinator.WitnessReport(attestation.witness, spoke, heard)
+        )
 
     quorum = committee.witness_quorum(len(round_.witnesses))
     # Health is judged after ejections, so that nobody is both a proven liar and merely silent.
@@ -245,21 +243,21 @@ def finish_round(
     again = progress.withheld.intersection(evidence.withheld)
     ejected = dict(sorted((dict.fromkeys(again, "no state") | ejected).items()))
     if ejected:
-        state = coordinator.tick(state, run_state.Eject(tuple(ejected), spoke))
+        state = coordinator.tick(state, coordinator.Eject(tuple(ejected), spoke))
     dropped = _unheard(state, evidence.silent, quorum)
     if dropped:
         speaker = evidence.attestations[0].witness
-        state = coordinator.tick(state, run_state.HealthCheck(speaker, dropped, spoke))
+        state = coordinator.tick(state, coordinator.HealthCheck(speaker, dropped, spoke))
     travelling: set[int] = set()
     if len(state.spoken) >= quorum:
         messages = _on_their_way(progress.state, round_, evidence, missing - ejected.keys())
         travelling = {one.peer for one in messages}
         if messages:
-            state = coordinator.tick(state, run_state.TravelOn(messages, spoke))
+            state = coordinator.tick(state, coordinator.TravelOn(messages, spoke))
     untrained = round_.spans.keys() - set(applied) - travelling
     left = tuple(round_.spans[peer] for peer in sorted(untrained))
     if left:
-        state = coordinator.tick(state, run_state.Untrained(left, spoke))
+        state = coordinator.tick(state, coordinator.Untrained(left, spoke))
 
     joined = set(round_.joined)
     fresh = tuple(peer for peer in progress.fresh if peer not in joined)
@@ -376,10 +374,10 @@ def _advance(progress: RunProgress, not_before: float = 0.0) -> RunProgress:
         after, heard = state, [participant(record.peer) for record in state.peers]
         for witness in state.witnesses:
             bloom = Bloom.of(heard, f"lockstep/bloom:{state.seed}:{witness}:warmup".encode())
-            event = run_state.WarmupWitness(witness, state.since + loaded, seed, bloom)
+            event = coordinator.WarmupWitness(witness, state.since + loaded, seed, bloom)
             after = coordinator.tick(after, event)
     else:
-        after = coordinator.tick(state, run_state.Tick(now, seed))
+        after = coordinator.tick(state, coordinator.Tick(now, seed))
     if after == state:
         raise CoordinatorError(state, "the clock", "waits for members that never come")
     return replace(progress, state=after)

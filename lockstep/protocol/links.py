@@ -12,7 +12,6 @@ def arrivals(
     tokens: Mapping[int, int],
     sizes: Mapping[int, int],
     overlapped: float = 0.0,
-    merged: int | None = None,
 ) -> dict[int, float]:
     """Return the seconds from the round's start until each peer's message is at every receiver.
 
@@ -29,15 +28,10 @@ def arrivals(
     A message may travel while its sender trains a first share of the next round, taken to be as
     many tokens as the round's own. That share is counted once, here, beside the message, and not
     in the next round: with all of it, a peer's time is the longer of the two, not their sum. In a
-    run's first round, beside which nothing travels, it is not counted.
+    run's first round, beside which nothing travels, it is not counted. `overlapped` is the share, 0
+    to 1; 0 where peers wait for messages (`Optimizer.overlapped`).
 
-    Args:
-      links: The `[links]` table.
-      receivers: The peers that need the messages, the senders among them.
-      tokens: Tokens that each sender trains on.
-      sizes: Bytes of each sender's message.
-      overlapped: The share, 0 to 1; 0 where peers wait for messages (`Optimizer.overlapped`).
-      merged: Bytes of what a hub sends; by default those of the largest message.
+    The senders, with `tokens` to train on and a message of `sizes` bytes, are receivers too.
     """
     trained = {peer: tokens[peer] / _speed(links, "tokens_per_second", peer) for peer in sizes}
     if links.topology == "ring":
@@ -53,7 +47,7 @@ def arrivals(
         for peer, size in sizes.items()
     }
     if links.topology == "hub" and sizes:
-        back = _from_hub(links, receivers, max(sizes.values()) if merged is None else merged)
+        back = _from_hub(links, receivers, max(sizes.values()))
         return {peer: max(sent[peer] + back, trained[peer]) for peer in sorted(sizes)}
     arrived = {peer: max(sent[peer], trained[peer]) for peer in sizes}
     queue = sorted(sent, key=lambda peer: (sent[peer], peer))
@@ -66,10 +60,7 @@ def arrivals(
 def traffic(topology: Topology, sizes: Collection[int], peers: int) -> tuple[float, float]:
     """Return the bytes of a round that all of `peers` send together, and that they receive.
 
-    Args:
-      topology: Who sends to whom; see `arrivals`.
-      sizes: Bytes of each sender's message.
-      peers: Peers of the run, each of which receives.
+    `sizes` are those of the senders' messages; see `arrivals` for the topology.
     """
     total = sum(sizes)
     if topology == "ring":

@@ -72,13 +72,9 @@ class Pace:
         return not self.settles(step) and turn <= min((step // every + 1) * every, self.last)
 
     def closes(self, step: int, arrivals: Iterable[float], awaited: int, limit: float) -> float:
-        """Return the seconds after its start at which a round closes.
+        """Return the seconds after its start at which round `step` closes, at most `limit`.
 
-        Args:
-          step: The round.
-          arrivals: When its messages arrive, in seconds after its start; lost ones are absent.
-          awaited: Number of messages that could arrive: one of each peer with work.
-          limit: max_round_train_time, seconds.
+        `arrivals` are those of its messages, without lost ones, of `awaited` that could arrive.
         """
         times, quorum = sorted(arrivals), min(self.quorum, awaited)
         if self.settles(step) or not 0 < quorum <= len(times):
@@ -87,13 +83,9 @@ class Pace:
 
 
 def steps_of(speeds: Sequence[float], steps: int) -> tuple[int, ...]:
-    """Return how many local steps each peer takes in a round, by its speed.
+    """Return how many local steps each peer takes in a round, by its tokens per second.
 
-        max(1, floor(steps * speed / the fastest peer's))
-
-    Args:
-      speeds: Tokens per second, by peer.
-      steps: Local steps of the fastest peer.
+    max(1, floor(steps * speed / the fastest peer's))
     """
     fastest = max(speeds)
     return tuple(max(1, int(steps * speed / fastest + ROUNDING)) for speed in speeds)

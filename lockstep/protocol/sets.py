@@ -11,7 +11,7 @@ paired with itself, as in Psyche and Solana.
 import hashlib
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
 
@@ -55,8 +55,9 @@ def positions(item: bytes, keys: tuple[int, ...], size: int) -> tuple[int, ...]:
 class Bloom:
     """A set of byte strings with false positives."""
 
-    keys: tuple[int, ...]  #: `KEYS` unsigned 64-bit integers.
-    bits: bytes  #: `BITS` // 8 bytes; bit i is bit i % 8 of byte i // 8. Psyche's size works too.
+    keys: tuple[int, ...] = field(repr=False)  #: `KEYS` unsigned 64-bit integers.
+    #: `BITS` // 8 bytes; bit i is bit i % 8 of byte i // 8. Psyche's size works too.
+    bits: bytes = field(repr=False)
 
     @classmethod
     def of(cls, items: Iterable[bytes], seed: bytes) -> "Bloom":

@@ -192,10 +192,8 @@ class Arguments(Table):
 def read_arguments(given: Mapping[str, Any], groups: Sequence[str], *, torch: bool) -> Arguments:
     """Return the arguments that are data, checked by the tables of a run file that have them too.
 
-    Args:
-      given: The arguments of `simulate`, by name.
-      groups: Top-level names of the params.
-      torch: Whether the params are those of a torch module.
+    `given` are those of `simulate`, by name; `groups` are the top-level names of the params, which
+    are those of a `torch` module or not.
 
     Raises:
       LockstepError: One is not within its bounds, or what only JAX's programs have.
@@ -251,11 +249,8 @@ def tagged(
 ) -> tuple[str, dict[str, Any], float]:
     """Return an optimizer's name in a run file, its settings over its card's, and the card's rate.
 
-    Args:
-      optimizer: A name such as "diloco", "demo" or "AdamW"; or a table of a run file, such as
-        {"DiLoCo": {"inner_steps": 10}}.
-      groups: Top-level names of the params.
-      stacked: Those that are layers.
+    `optimizer` is a name such as "diloco" or "AdamW", or a table of a run file, such as {"DiLoCo":
+    {"inner_steps": 10}}. Of the params' top-level names `groups`, `stacked` are layers.
 
     Raises:
       LockstepError: There is no such optimizer.
@@ -375,16 +370,10 @@ def check_signs(faults: Sequence[Fault], form: wire.Form) -> None:
 
 
 def check_call(function: Callable, name: str, form: str, *arguments: Any) -> None:
-    """Check that a function can be called with so many arguments.
-
-    Args:
-      function: The function.
-      name: What errors call it.
-      form: How it should be called.
-      arguments: What it will be called with.
+    """Check that a function, which errors call `name`, can be called with these arguments.
 
     Raises:
-      LockstepError: It is no function, or has other arguments.
+      LockstepError: It is no function, or has other arguments; `form` says how to call it.
     """
     if not callable(function):
         kind = type(function).__name__

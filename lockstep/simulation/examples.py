@@ -29,11 +29,8 @@ Factory = Callable[[int, int, Subset], Any]
 class ExampleSet:
     """Examples by their index: of a tree of arrays with a leading axis, or of a dataset.
 
-    Args:
-      data: Arrays of NumPy, JAX or torch with a leading axis of examples; or what has a length and
-        gives a tree of arrays for an index.
-      name: What errors call it.
-      seed: Seed of what a dataset draws while it is read.
+    A dataset has a length, and gives a tree of arrays for an index; `seed` is that of what it draws
+    while it is read. Errors call the data `name`.
 
     Raises:
       LockstepError: It is neither, or empty.
@@ -89,14 +86,7 @@ class ExampleSet:
 
 
 class PeerData:
-    """One peer's examples, in the order of the run; `Rows`.
-
-    Args:
-      examples: The examples.
-      peer: The peer.
-      seed: Seed of the order.
-      shuffle: Whether there is a random order; without one, examples come as they are.
-    """
+    """One peer's examples, in the order of the run; `Rows`. Not shuffled, they come as they are."""
 
     def __init__(self, examples: ExampleSet, peer: int, seed: int, *, shuffle: bool):
         self.examples, self.peer, self.seed, self.shuffle = examples, peer, seed, shuffle

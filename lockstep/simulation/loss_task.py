@@ -30,12 +30,9 @@ class PeerRows(NamedTuple):
 class LossTask:
     """A loss that is a function of params, a batch and a key; a `Task`.
 
-    Args:
-      loss_fn: Returns the mean loss of a batch; without a key where it is measured.
-      nesting: Names of the params' arrays.
-      shapes: Shapes and dtypes of the params, in nested dicts.
-      dtype: What params and floating-point examples are cast to before `loss_fn`.
-      seed: Seed of all randomness.
+    `loss_fn` returns the mean loss of a batch, without a key where it is measured. Params, of these
+    shapes in nested dicts, and floating-point examples are cast to `dtype` before it. `seed` is of
+    all randomness.
     """
 
     def __init__(

@@ -33,14 +33,9 @@ def fits_into_memory(
     """Return whether all peers fit into memory at the worst moment of a round.
 
     XLA states what a compiled program allocates, so nothing is tried that could fail half-way or
-    have the process killed. The programs that are compiled here are those that train.
-
-    Args:
-      programs: What trains.
-      peers: Number of peers.
-      rows_N: The rows of one peer's local step.
-      size: Examples in a micro-batch.
-      limit: Bytes; by default of a device, or of this machine where devices are its processors.
+    have the process killed. The programs that are compiled here are those that train. `rows_N` are
+    those of one peer's local step, `size` of them a micro-batch. `limit` is in bytes; by default it
+    is that of a device, or of this machine where devices are its processors.
     """
     lots = programs.optimizer.inner_steps
     most = lots * len(jax.tree.leaves(rows_N)[0])

@@ -12,9 +12,6 @@ from lockstep.optim.optimizer import KeyPath, Tree
 class Nesting:
     """How the arrays of a tree of params are named in nested dicts.
 
-    Args:
-      params: Nested dicts, a state of Flax or any other tree of floating-point arrays.
-
     Raises:
       LockstepError: An array is not of floating-point numbers, or empty, or there is none.
     """

@@ -112,11 +112,9 @@ class Result:
 
 
 class Log:
-    """A simulation's curves and their CSV files, written row by row.
+    """A simulation's curves and their CSV files in a folder, if any, written row by row.
 
-    Args:
-      folder: An existing folder for the files; None writes none.
-      settings: What config.json holds.
+    `settings` is what config.json holds.
     """
 
     def __init__(self, folder: Path | None, settings: dict):

@@ -39,12 +39,9 @@ ASKED_FOR = "simulation.json"  # beside them, the settings
 
 
 class Kept:
-    """The checkpoints of a simulation, and its arguments.
+    """The checkpoints of a simulation in a folder, if any, and its arguments.
 
-    Args:
-      folder: Where checkpoints are; None keeps none.
-      every: Rounds between them.
-      settings: What must be the same where a simulation goes on, as JSON, besides "steps".
+    `settings` are those that must be the same where a simulation goes on, as JSON, besides "steps".
     """
 
     def __init__(self, folder: Path | None, every: int, settings: dict):

@@ -44,10 +44,7 @@ class _Given(NamedTuple):
 class TorchModule:
     """Computes a module's losses and gradients; a `Computes`, and the `Task` of such a simulation.
 
-    Args:
-      module: The module; its params change while it is trained.
-      loss_fn: Returns the mean loss of a batch.
-      micro_batch: Examples of a gradient computation.
+    The module's params change while it is trained.
 
     Raises:
       LockstepError: The module has no params to train, or loss_fn cannot be called so.

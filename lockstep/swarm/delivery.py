@@ -172,10 +172,7 @@ class TravellingMessages:
     ) -> dict[int, Tree]:
         """Return the messages that a round merges, by peer, and keep those that travel on.
 
-        Args:
-          received: Those of the round's own.
-          round_: The round.
-          decision: What it came to.
+        `received` are those of the round's own.
         """
         older = {p: (p, one.step) for p, one in round_.travelling.items()}
         there = {p: self._messages.pop(key) for p, key in older.items()} | dict(received)

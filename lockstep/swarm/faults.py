@@ -27,13 +27,7 @@ FALSE = Claim("f" * 64, "f" * 64)  # a false verifier's report
 
 
 class FaultSchedule:
-    """A run's schedule of faults, and how often each kind changed something.
-
-    Args:
-      schedule: `[faults] schedule`.
-      seed: `[peers] seed`.
-      form: Form of the run's messages.
-    """
+    """A run's schedule of faults, and how often each kind changed something."""
 
     def __init__(self, schedule: Sequence[Fault], seed: int, form: wire.Form):
         self.schedule, self.seed, self.form = schedule, seed, form
@@ -103,12 +97,9 @@ class FaultSchedule:
     def work(
         self, work: Mapping[int, Work], round_: Round, read: Callable[[int, Span], Work]
     ) -> dict[int, Work]:
-        """Return the work that peers really do.
+        """Return the work that peers really do, of whom these are assigned `work`.
 
-        Args:
-          work: Work that they were assigned.
-          round_: The round.
-          read: Returns the work of a peer on other sequences.
+        `read` returns the work of a peer on other sequences.
         """
         done = dict(work)
         for _, fault, peer in self._now(round_.step, "lazy", "wrong_data"):

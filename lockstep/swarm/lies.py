@@ -50,13 +50,8 @@ def lie(
 ) -> Tree:
     """Return the message that is sent in place of the true one, in the same form.
 
-    Args:
-      kind: One of `LIES`.
-      size: Strength of the fault, or its kind's default.
-      message: Tree of Coefficients, of arrays, or of both, as in `wire.Form`.
-      others: The other peers' messages; a lone peer uses its own.
-      areas: A of each parameter, as in `wire.Form`.
-      rng: Source of randomness.
+    `kind` is one of `LIES`, `size` its strength; `areas` are as in `wire.Form`. A lone peer's
+    `others` are its own message.
     """
     leaves, structure = jax.tree.flatten(message, is_leaf=_is_sparse)
     rows = zip(*(structure.flatten_up_to(other) for other in others or [message]), strict=True)

@@ -126,13 +126,10 @@ class RunningPeers(Protocol):
         step: int,
         ages: Mapping[int, int] | None = None,
     ) -> None:
-        """Apply, for all peers, the messages that the round decided on.
+        """Apply, for all peers, the messages that the round decided on, by peer.
 
-        Args:
-          messages: Messages by peer.
-          sequences: How many sequences each of these peers was assigned for its message.
-          step: The round, from 1.
-          ages: The messages of earlier rounds, in versions of their fragment.
+        `sequences` is how many each of them was computed on, and `ages` how old those of earlier
+        rounds are, in versions of their fragment.
         """
 
     def measure(self, lots: Sequence[Tree]) -> list[np.ndarray]:
@@ -155,13 +152,7 @@ class SimulatedPeers(RunningPeers):
     """Peers in this process: their state on devices, and the programs that change it.
 
     `peer_step` is dispatched once for each peer on its device group (`layout = "each"`): the
-    program that an audit replays.
-
-    Args:
-      programs: The run's jitted programs.
-      state: State to begin with.
-      devices: Devices to spread the peers over.
-      absent: Peers that were absent when `state` was saved.
+    program that an audit replays. `absent` peers were so when `state` was saved.
     """
 
     def __init__(

@@ -47,11 +47,7 @@ class RoundSettings:
     def work(self, programs: Programs, data: Rows, span: tuple[int, int], trainers: int) -> Work:
         """Return the work of a peer that is assigned the rows of `span`, first to last.
 
-        Args:
-          programs: The run's programs.
-          data: The peer's rows.
-          span: Where they are in the run's order.
-          trainers: Peers that train in the round; their number decides the shape.
+        Its shape follows from how many `trainers` there are in the round.
         """
         rows_N = data.take(np.arange(span[0], span[1] + 1))
         return programs.work(rows_N, self.capacity(trainers), self.micro_batch)

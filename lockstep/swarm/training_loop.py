@@ -158,14 +158,11 @@ class Record:
 
 
 class Watch(Observer):
-    """Ends a training of which nothing is in time, or accepted, any more.
+    """Ends a training, which errors call `name`, of which nothing is in time or accepted any more.
 
     A round in which too few witnesses attest to what is there does not count: other witnesses are
-    elected for the next one, and a few that attest to nothing would end the run.
-
-    Args:
-      limit: max_round_train_time, seconds.
-      name: What errors call the training.
+    elected for the next one, and a few that attest to nothing would end the run. `limit` is
+    max_round_train_time, seconds.
     """
 
     def __init__(self, limit: float, name: str = "train"):

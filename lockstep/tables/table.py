@@ -32,9 +32,8 @@ Count = Annotated[int, Field(ge=1)]
 def wrong(key: str | tuple[str | int, ...], expected: str) -> PydanticCustomError:
     """Return the error of a broken rule, for validators to raise.
 
-    Args:
-      key: The key, or the path to it, relative to the validated value; () is the value itself.
-      expected: What was expected; completes "expected ...".
+    `key` is the key, or the path to it, relative to the validated value; () is the value itself.
+    `expected` completes "expected ...".
     """
     path = (key,) if isinstance(key, str) else key
     return PydanticCustomError("rule", "{expected}", {"key": path, "expected": expected})

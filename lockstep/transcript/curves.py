@@ -31,10 +31,7 @@ class Totals:
     held_out_loss: Nats per token after the round; None if it was not measured.
     held_out_stderr: Its standard error; None of a single row.
 
-    Args:
-      length: Tokens of a sequence.
-      peers: Number of peers.
-      topology: `[links] topology`.
+    A sequence has `length` tokens.
     """
 
     def __init__(self, length: int, peers: int, topology: Topology = "broadcast"):
@@ -84,10 +81,7 @@ def trained(rows: list[dict]) -> list[dict]:
 def held_out(rows: list[dict], before: Header | None) -> list[dict]:
     """Return the rows with a held-out loss, the lines of held_out.tsv.
 
-    Args:
-      rows: A row of each round, as `Totals` has them.
-      before: The header, whose held-out loss before the first round has a row too; None where
-        there are no rows yet.
+    The loss before the first round, which the header `before` has, is a row too.
     """
     if before is None or not rows:
         return []
@@ -105,11 +99,7 @@ def held_out(rows: list[dict], before: Header | None) -> list[dict]:
 def write(rows: list[dict], before: Header, learning_rate: LearningRate, folder: Path) -> None:
     """Write loss.tsv, a line for each round, and held_out.tsv, a line for each measurement.
 
-    Args:
-      rows: A row of each round, as `Totals` has them.
-      before: The transcript's header.
-      learning_rate: The run's schedule.
-      folder: Where the two files go.
+    `rows` are those of `Totals`, and `before` is the transcript's header.
     """
     lines = trained(rows)
     rates = np.asarray(learning_rate(np.array([row["step"] for row in lines])), np.float32)

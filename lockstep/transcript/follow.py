@@ -30,13 +30,9 @@ class ContradictionError(Exception):
 def follow(
     progress: RunProgress, entries: Iterable[Entry], source: RoundsFile, *, stores: bool = False
 ) -> RunProgress:
-    """Return where a run is after its recorded rounds.
+    """Return where a run is after its recorded rounds; `progress` is the run before its first.
 
-    Args:
-      progress: The run before its first round.
-      entries: Its rounds so far.
-      source: Where they are, for an error.
-      stores: Whether a peer stores the params that end an epoch.
+    `stores` tells whether a peer stores the params that end an epoch.
 
     Raises:
       LockstepError: A round does not follow from those before it.

@@ -10,11 +10,9 @@ from lockstep.transcript.entry import Entry
 
 
 class RoundsFile:
-    """A file rounds.jsonl that is being written.
+    """A file rounds.jsonl that is being written; the first round makes it.
 
-    Args:
-      path: Where it is; made by the first round.
-      remedy: What a user can do where it is damaged.
+    `remedy` is what a user can do where it is damaged.
     """
 
     def __init__(self, path: Path, remedy: str = "start over after `lockstep clean`"):

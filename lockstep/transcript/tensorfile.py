@@ -164,12 +164,8 @@ def write(
 ) -> None:
     """Write a file whose tensors need never be in memory; it is whole or absent, at any kill.
 
-    Args:
-      path: Path of the file.
-      specs: Specs of the tensors, by name.
-      pieces: Returns the values of a tensor by its name, in C order, in contiguous arrays of any
-        shape. It is called once for each tensor, in the order in which they lie in the file.
-      metadata: Metadata of the file, for its readers.
+    `pieces` returns the values of a tensor by its name, in C order, in contiguous arrays of any
+    shape. It is called once for each tensor, in the order in which they lie in the file.
 
     Raises:
       LockstepError: The file could not be written.

@@ -39,12 +39,7 @@ READ_BY = {  # which versions read other formats
 
 
 class Writer(RoundsFile):
-    """Appends to a transcript, and can be cut back to where a checkpoint was.
-
-    Args:
-      folder: Folder of the transcript; made if it does not exist.
-      snapshots: The snapshots that the run takes.
-    """
+    """Appends to a transcript in a folder, and can be cut back to where a checkpoint was."""
 
     def __init__(self, folder: Path, snapshots: Snapshots):
         self.folder, self.snapshots = folder, snapshots

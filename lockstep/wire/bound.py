@@ -37,8 +37,7 @@ def largest(message: Tree) -> float:
 def beyond(sizes: Mapping[int, float]) -> dict[int, str]:
     """Return the peers whose messages are beyond the bound, each with the reason.
 
-    Args:
-      sizes: `largest` of each message of a round, by peer.
+    `sizes` is `largest` of each message of a round, by peer.
     """
     left, found = dict(sizes), dict[int, str]()
     while left:

@@ -15,14 +15,10 @@ def data_hash(step: int, first: int, last: int, fields: Iterable[Buffer]) -> byt
 
     SHA-256(step u32 + first u64 + last u64, all big-endian, + every field's bytes).
 
-    Psyche hashes no lengths, so bytes could move between neighbouring fields without changing the
-    hash. The wire format rules that out: the shapes of the params fix each field's length.
-
-    Args:
-      step: The round, counted from 1.
-      first: First sequence that the peer trained on.
-      last: Last sequence, inclusive.
-      fields: For each parameter in the order of the wire, its index bytes, then its value bytes.
+    The peer trained on the sequences first to last, inclusive. `fields` are, for each parameter in
+    the order of the wire, its index bytes, then its value bytes. Psyche hashes no lengths, so bytes
+    could move between neighbouring fields without changing the hash. The wire format rules that
+    out: the shapes of the params fix each field's length.
     """
     digest = hashlib.sha256(step.to_bytes(4, "big"))
     digest.update(first.to_bytes(8, "big") + last.to_bytes(8, "big"))

@@ -45,14 +45,7 @@ def send_spooled(
     """Return a dense message as bytes on disk, and free its arrays one by one.
 
     The bytes are those of `send`. Only one array at a time exists both in memory and as bytes, so
-    that a message of gigabytes does not double.
-
-    Args:
-      leaves: The arrays of the message; the list is empty afterwards.
-      peer: Who sends it.
-      round_: In which round.
-      form: The form of the run's messages, of kind DENSE.
-      folder: See `spool.hold`.
+    that a message of gigabytes does not double: the list `leaves` is empty afterwards.
     """
     committed = []
 

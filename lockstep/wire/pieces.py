@@ -100,7 +100,7 @@ class Pieces:
         return found
 
     def distance(self, fields: Iterable[Buffer], sent: Mapping[int, bytes]) -> float:
-        """Return the largest distance of sent pieces from those of a message computed here.
+        """Return the largest distance of `sent` pieces, by number, from a message computed here.
 
         With x the n elements of a piece computed here, y the sent ones, and r the root mean square
         of the field's elements:
@@ -110,10 +110,6 @@ class Pieces:
         so that rounding in a piece that is small for its field does not look like a lie. A code of
         8 bits counts as its value less 128. Of counted fields it is the share of elements that
         differ.
-
-        Args:
-          fields: Fields of the message computed here.
-          sent: Pieces by their number.
         """
         wanted: dict[int, list[int]] = {}
         for n in sent:

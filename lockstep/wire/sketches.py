@@ -25,15 +25,9 @@ from lockstep.wire.spool import Buffer
 def drawn(
     seed: int, step: int, commitments: Mapping[int, str], peer: int, pieces: int, count: int
 ) -> list[int]:
-    """Return which of a message's pieces are drawn, ascending.
+    """Return which of the pieces of the message that `peer` sent are drawn: `count`, ascending.
 
-    Args:
-      seed: The run's seed.
-      step: The round.
-      commitments: The round's commitments by sender, hex.
-      peer: The message's sender.
-      pieces: Number of pieces of a message.
-      count: How many are drawn, at most `pieces`.
+    `seed` is the run's; `commitments` are the round's, by sender, hex.
     """
     words = f"lockstep/sketch:{committee.round_seed(seed, step + 1)}:"
     draw, found, number = committee.drawn_after(commitments, words), set[int](), 0

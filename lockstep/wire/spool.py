@@ -19,9 +19,7 @@ Buffer: TypeAlias = bytes | memoryview | mmap.mmap
 def hold(folder: Path | None, write: Callable[[Callable[[Buffer], Any]], None]) -> mmap.mmap:
     """Return a mapped file of the buffers that `write` hands to its argument, in order.
 
-    Args:
-      folder: A folder on the disk to use; None is the system's folder of temporary files.
-      write: Called with a function that takes the next buffer.
+    It is in `folder`, by default the system's folder of temporary files.
 
     Raises:
       LockstepError: The disk is full or missing.

@@ -1,21 +1,38 @@
 """A carrier brings requests to peers' processes and answers back, and tells who came and left.
 
-The bookkeeping that all carriers share is here: which requests are open, which peers did not answer
-in time, and which are lost. A carrier to another kind of process adds how to send and to listen.
+`Carrier` has the bookkeeping that all carriers share: which requests are open, which peers did not
+answer in time, and which are lost. `Processes` is the carrier to children of the trainer, and to
+processes that connect to it by hand; `ray_actors.py` has the one to actors of Ray.
 """
 
+import os
 import secrets
+import subprocess
+import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from parts.carrier.requests import AnswerHeader, Asked
+from parts.carrier.channel import Heard, Hub, Place
+from parts.carrier.requests import (
+    AnswerHeader,
+    Asked,
+    Buffer,
+    Exit,
+    FrameError,
+    Hello,
+    checked,
+    decode,
+)
 
 LISTEN_SECONDS = 0.1  # at a time, between looks at whether processes live
+FIRST_WAIT, LONGEST_WAIT = 0.5, 60.0  # seconds before a child that ended is started again
+MESSAGES_AT_ONCE = 4  # messages of each process that are taken between two looks at anything else
 
 
 class Answered(NamedTuple):
@@ -131,3 +148,239 @@ class Carrier(ABC):
     def _close_request(self, peer: int, answer: Answered) -> None:
         del self._open[peer]
         self._answers[peer] = answer
+
+
+# ---- Peers as processes of this trainer's, or that connect to it ----
+
+
+@dataclass
+class _Process:
+    """State of a peer's process, as its trainer knows it."""
+
+    name: str | None = None  # random, its own choice; None until it has said hello
+    child: subprocess.Popen | None = None  # if this trainer started it
+    fresh: bool = False  # whether nobody has asked it anything since it came
+    leaving: bool = False
+    gang: str = ""  # host:port where it can coordinate the processes of its peer
+    starts: int = 0
+    again: float = 0.0  # time at which to start it again
+
+    def forget(self) -> None:
+        """Forget who it is, until it says hello."""
+        self.name, self.fresh, self.leaving = None, False, False
+
+
+@dataclass
+class _Open:
+    """A request to one process of a peer that has to answer."""
+
+    sent: float
+    buffers: list[Buffer]
+    connection: bytes | None  # over which it was sent the last time
+    answer: Answered | None = None
+
+
+@dataclass
+class Processes(Carrier):
+    """A carrier to processes that connect to this one, some of which it starts.
+
+    All processes of a peer get its requests, and the first one's answer is the peer's. A peer is
+    lost with any of them; those that it had then end, since they cannot go on without that one.
+    """
+
+    hub: Hub
+    folder: Path  # of the logs
+    spawned: frozenset[int]  # peers that it starts, and starts again; others connect by hand
+    environment_of: Callable[[Place], dict[str, str]]  # what a child has beside the trainer's
+    backend: str = "cpu"  # or "cuda"
+    ranks: int = 1  # processes of a peer
+    _of: dict[Place, _Process] = field(default_factory=dict)
+    _open: dict[int, list[_Open]] = field(default_factory=dict, init=False)  # by rank
+
+    def __post_init__(self) -> None:
+        (self.folder / "logs").mkdir(parents=True, exist_ok=True)
+        for peer in sorted(self.spawned):
+            for place in self._places(peer):
+                self._start(place)
+
+    def lost(self) -> dict[int, str]:
+        """Return the peers lost since the last call, each with the reason in one line."""
+        self._drain()
+        return super().lost()
+
+    def arrived(self) -> frozenset[int]:
+        """Return the peers whose process is running, and was not asked anything since it came."""
+        self._drain()
+        peers = {peer for peer, _ in self._of}
+        return frozenset(p for p in peers if all(process.fresh for process in self._gang(p)))
+
+    def leaving(self) -> frozenset[int]:
+        """Return the peers whose processes have asked to leave."""
+        self._drain()
+        return frozenset(peer for (peer, _), process in self._of.items() if process.leaving)
+
+    def dismiss(self, peer: int) -> None:
+        """Have a peer's process end, and do not start it again."""
+        self.spawned -= {peer}
+        self._send_exit(self._places(peer))
+        for process in self._gang(peer):
+            process.forget()
+
+    def close(self) -> None:
+        """End the processes that this one started, and let go of the others."""
+        self._send_exit(self._of)
+        _end([process.child for process in self._of.values() if process.child])
+        self.hub.close()
+
+    def _send_exit(self, places: Iterable[Place]) -> None:
+        for place in places:
+            self.hub.send(place, Asked(Exit()).buffers(self._trainer, self._number))
+
+    def _places(self, peer: int) -> list[Place]:
+        return [(peer, rank) for rank in range(self.ranks)]
+
+    def _gang(self, peer: int) -> list[_Process]:
+        return [self._of.setdefault(place, _Process()) for place in self._places(peer)]
+
+    # ---- What is asked and heard ----
+
+    def _is_there(self, peer: int) -> bool:
+        return all(process.name for process in self._gang(peer))
+
+    def _send(self, peers: list[int], one: Asked) -> None:
+        for peer in peers:
+            gang, opened = self._gang(peer), []
+            buffers = one.buffers(self._trainer, self._number, gang[0].gang)
+            for place, process in zip(self._places(peer), gang, strict=True):
+                process.fresh = False
+                sent = time.monotonic()
+                opened.append(_Open(sent, buffers, self.hub.send(place, buffers)))
+            self._open[peer] = opened
+
+    def _listen(self, seconds: float) -> None:
+        self._hear(seconds)
+        self._look_after_children()
+
+    def _drain(self) -> None:
+        """Take the messages that have come, up to a bound, and note which children ended."""
+        for _ in range(MESSAGES_AT_ONCE * len(self.hub.places)):
+            if not self._hear(0):
+                break
+        self._look_after_children()
+
+    def _hear(self, seconds: float) -> bool:
+        """Take the next message, if one comes in time, and return whether one did."""
+        heard = self.hub.receive(seconds)
+        if heard is not None:
+            self._take(heard)
+        return heard is not None
+
+    def _take(self, heard: Heard) -> None:
+        place, peer = heard.place, heard.place[0]
+        process = self._of.setdefault(place, _Process())
+        try:
+            header, arrays = decode(AnswerHeader, heard.buffers)
+            if header.says == "hello":
+                process.gang = checked(Hello, header.values, "a hello").gang
+        except FrameError as error:
+            self.lose(peer, f"nonsense: {heard.flaw or error}")
+            return
+        if header.says == "hello":
+            self._greet(heard, process, header.process)
+        elif header.process != process.name:
+            return  # of a process before
+        elif header.says == "leave":
+            process.leaving = True
+        elif header.number == self._number and peer in self._open:
+            opened, rank = self._open[peer], place[1]
+            if opened[rank].answer is None:
+                opened[rank].answer = self._answered(peer, header, arrays, opened[rank].sent)
+            if peer in self._open and all(one.answer for one in opened):
+                self._close_request(peer, opened[0].answer)
+
+    def _greet(self, heard: Heard, process: _Process, name: str) -> None:
+        """Take a hello, which a process says over each new connection and while it is not asked.
+
+        One that is asked, and says so over another connection than that of the request, has lost
+        the request or its answer with the one before, and is asked again.
+        """
+        peer, rank = heard.place
+        one = self._open[peer][rank] if peer in self._open else None
+        if one and process.name == name and not one.answer and one.connection != heard.connection:
+            one.connection = self.hub.send(heard.place, one.buffers)
+        if process.name is None:
+            process.name, process.fresh = name, True
+        elif process.name != name:
+            self.lose(peer, "its process was started again")
+            process.name, process.fresh = name, True
+
+    def _forget(self, peer: int) -> None:
+        """Forget a peer's processes until they say hello.
+
+        If a peer has several processes, those already in use end too, since they depend on each
+        other.
+        """
+        for place, process in zip(self._places(peer), self._gang(peer), strict=True):
+            if self.ranks > 1 and process.name and not process.fresh:
+                self._end(place, process)
+            process.forget()
+
+    def _end(self, place: Place, process: _Process) -> None:
+        """End a process that may hang for another one; a child is started again."""
+        if process.child is None:
+            self._send_exit([place])
+            return
+        process.child.kill()
+        process.child.wait()
+        self._ended(process)
+
+    # ---- Children ----
+
+    def _look_after_children(self) -> None:
+        for place, process in list(self._of.items()):
+            child, peer = process.child, place[0]
+            if child and (status := child.poll()) is not None:
+                self._ended(process)
+                self.lose(peer, f"its process ended with status {status}, {self._log(place)}")
+            elif child is None and peer in self.spawned and time.monotonic() >= process.again:
+                self._start(place)
+
+    def _ended(self, process: _Process) -> None:
+        process.child = None
+        wait = min(FIRST_WAIT * 2 ** (process.starts - 1), LONGEST_WAIT)
+        process.again = time.monotonic() + wait
+
+    def _start(self, place: Place) -> None:
+        process = self._of.setdefault(place, _Process())
+        process.starts += 1
+        peer, rank = place
+        command = [sys.executable, "-m", f"{__package__}.commands"]
+        command += ["--parent-pid", str(os.getpid()), "--connect", self.hub.address]
+        command += ["--backend", self.backend, "--world-size", str(self.ranks)]
+        command += ["--secret", os.fspath(self.hub.secrets.path(peer))]
+        command += ["--peer", str(peer), "--rank", str(rank)]
+        with open(self._log(place), "ab") as file:
+            process.child = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                env={**os.environ, **self.environment_of(place)},
+                start_new_session=True,  # Ctrl-C is the trainer's, which ends them in order
+            )
+
+    def _log(self, place: Place) -> Path:
+        peer, rank = place
+        name = f"peer-{peer:03}.{rank}.log" if self.ranks > 1 else f"peer-{peer:03}.log"
+        return self.folder / "logs" / name
+
+
+def _end(children: list[subprocess.Popen], seconds: float = 3.0) -> None:
+    """Wait for children that were asked to end; terminate, then kill those that do not."""
+    until = time.monotonic() + seconds
+    for child in children:
+        try:
+            child.wait(max(0.0, until - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()

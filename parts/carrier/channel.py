@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
-from typing import Annotated, NamedTuple, TypeVar
+from typing import Annotated, NamedTuple, Self
 
 import numpy as np
 import zmq
@@ -45,14 +45,40 @@ DOOR_EVENTS = (
     zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_MONITOR_STOPPED
 )
 Z85 = Annotated[str, Field(pattern=r"^[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}$")]
-AnySecret = TypeVar("AnySecret", bound=Table)
 Place = tuple[int, int]  # a peer, and which of its processes
 
 
 # ---- Keys ----
 
 
-class PeerSecret(Table):
+class Secret(Table):
+    """The content of a file of keys."""
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read the file of a secret.
+
+        Raises:
+          LockstepError: The file has another form, or others may read it.
+        """
+        if path.stat().st_mode & 0o077:
+            raise LockstepError(f"{path}: others may read it, expected mode 600: it is a secret")
+        try:
+            return cls.model_validate_json(path.read_bytes())
+        except ValidationError as error:
+            where = ".".join(map(str, error.errors()[0]["loc"])) or "no JSON"
+            raise LockstepError(f"{path}: {where}, expected the file of a run's secret") from None
+
+    def write(self, path: Path) -> None:
+        """Write the file, for its owner alone."""
+        mask = os.umask(0o077)
+        try:
+            write_text(path, self.model_dump_json() + "\n")
+        finally:
+            os.umask(mask)
+
+
+class PeerSecret(Secret):
     """Keys that the processes of one peer need."""
 
     peer: Annotated[int, Field(ge=0)]
@@ -62,17 +88,8 @@ class PeerSecret(Table):
     private: Annotated[tuple[Z85, ...], Field(min_length=1), AsTuple]
     """Private key of each of the peer's processes."""
 
-    @classmethod
-    def read(cls, path: Path) -> "PeerSecret":
-        """Read the file of a peer's secret.
 
-        Raises:
-          LockstepError: The file has another form, or others may read it.
-        """
-        return _read_secret(cls, path)
-
-
-class TrainerSecret(Table):
+class TrainerSecret(Secret):
     """Key that only the trainer has."""
 
     private: Z85
@@ -93,7 +110,7 @@ class Secrets:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "trainer.json"
-        given = _read_secret(TrainerSecret, path) if path.exists() else None
+        given = TrainerSecret.read(path) if path.exists() else None
         self.private = given.private if given else _new_key()
         self.public = public_of(self.private)
         self.places: dict[str, Place] = {}  # public key -> whose it is
@@ -101,7 +118,7 @@ class Secrets:
             for rank, private in enumerate(self._peer(peer, ranks).private):
                 self.places[public_of(private)] = peer, rank
         if given is None:  # the last one: who waits for it finds them all
-            _write_secret(path, TrainerSecret(private=self.private))
+            TrainerSecret(private=self.private).write(path)
 
     def path(self, peer: int) -> Path:
         """Return the file of a peer."""
@@ -116,7 +133,7 @@ class Secrets:
         new = PeerSecret(
             peer=peer, server=self.public, private=tuple(_new_key() for _ in range(ranks))
         )
-        _write_secret(path, new)
+        new.write(path)
         return new
 
 
@@ -127,24 +144,6 @@ def public_of(private: str) -> str:
 
 def _new_key() -> str:
     return zmq.curve_keypair()[1].decode()
-
-
-def _read_secret(kind: type[AnySecret], path: Path) -> AnySecret:
-    if path.stat().st_mode & 0o077:
-        raise LockstepError(f"{path}: others may read it, expected mode 600: it is a secret")
-    try:
-        return kind.model_validate_json(path.read_bytes())
-    except ValidationError as error:
-        where = ".".join(map(str, error.errors()[0]["loc"])) or "no JSON"
-        raise LockstepError(f"{path}: {where}, expected the file of a run's secret") from None
-
-
-def _write_secret(path: Path, secret: Table) -> None:
-    mask = os.umask(0o077)
-    try:
-        write_text(path, secret.model_dump_json() + "\n")
-    finally:
-        os.umask(mask)
 
 
 # ---- The two ends ----

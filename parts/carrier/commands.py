@@ -33,21 +33,13 @@ def sidecar(
     parent_pid: Annotated[int, typer.Option(hidden=True, help="End with this process.")] = 0,
 ) -> None:
     """Run the process of one peer of a run that trains on another host, until it ends."""
+    options = dict(locals())
     from lockstep.machine import allocator
 
     allocator.tune()
     from parts.carrier import sidecar as process
 
-    process.main(
-        connect,
-        secret,
-        peer,
-        world_size=world_size,
-        rank=rank,
-        backend=backend,
-        wait=wait,
-        parent_pid=parent_pid,
-    )
+    process.main(**options)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The operations of a peer's process, computed with JAX: a method for each table of requests.py."""
+"""The operations of a peer's process, computed with JAX: a method for each row of `OPERATIONS`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -10,11 +10,10 @@ from lockstep.optim.optimizer import Tree
 from lockstep.programs.local_steps import Work
 from lockstep.programs.placement import device_groups, spread_over_processes
 from lockstep.programs.replica import Replica
-from lockstep.tables.table import Table
 from lockstep.transcript.trees import is_blob
 from lockstep.wire.commitment import tree_hash
 from parts.carrier import requests
-from parts.carrier.requests import Asked, FrameError, Outcome
+from parts.carrier.requests import OPERATIONS, Asked, FrameError, Outcome
 from pipeline import runfile
 from pipeline.stage import devices
 from pipeline.subject import programs_of, subject_of
@@ -75,8 +74,8 @@ def _form(array: np.ndarray) -> str:
 class Operations:
     """A peer's state in its process, and what is done with it.
 
-    The arguments are those of `requests.Create`. A handler takes the table of its operation, and
-    then the operation's trees, which `_like` lists.
+    The arguments are those of `requests.Create`. Operation NAME is done by method `_NAME`, which
+    takes the operation's table and then its trees.
     """
 
     def __init__(self, run: runfile.Run, model: dict, first_step: int, columns: tuple):
@@ -84,22 +83,12 @@ class Operations:
         parts = self.programs.parts
         self.group = device_groups(spread_over_processes(jax.devices(), parts), parts)[0]
         own, shared = jax.eval_shape(self.programs.optimizer.init, self.programs.task.shapes)
-        self.like = {"params": self.programs.task.shapes, "shared": shared, "own": own}
+        # trees like those that requests bring, by their names in `OPERATIONS`
+        self.like = {"params": self.programs.task.shapes, "shared state": shared}
+        self.like |= {"own state": own, "rows": ROWS}
         self.replica: Replica
         self.own: Tree = None
         self.before: list[np.ndarray] = []  # what it owned before its last step, where peers verify
-        self.do: dict[type[Table], Callable[..., Outcome]] = {
-            requests.Create: self._create,
-            requests.GetHyperparameters: self._hyperparameters,
-            requests.Compile: self._compile,
-            requests.Align: self._align,
-            requests.Train: self._train,
-            requests.Optimize: self._optimize,
-            requests.Extract: self._extract,
-            requests.Restore: self._restore,
-            requests.Recompute: self._recompute,
-            requests.Forward: self._forward,
-        }
 
     def handle(self, asked: Asked) -> Outcome:
         """Do what a request asks for.
@@ -108,24 +97,19 @@ class Operations:
           FrameError: The arrays are not those that the operation takes.
         """
         trees = trees_of(asked.arrays, self._like(asked))
-        outcome = self.do[type(asked.values)](asked.values, *trees.values())
+        outcome = getattr(self, f"_{asked.operation}")(asked.values, *trees.values())
         # of a peer's several processes, the first answers for all
         return outcome if jax.process_index() == 0 else Outcome(outcome.values)
 
     def _like(self, asked: Asked) -> dict[str, Tree]:
         """Return trees like those that a request brings, by the names that errors give them."""
-        match asked.values:
-            case requests.Create():
-                return {"params": self.like["params"], "shared state": self.like["shared"]}
-            case requests.Compile() | requests.Train() | requests.Forward():
-                return {"rows": ROWS}
-            case requests.Recompute():
-                return {"own state": self.like["own"], "rows": ROWS}
-            case requests.Restore():
-                return {"own state": self.like["own"]} if asked.arrays else {}
-            case requests.Optimize(peers=peers):
-                return {f"message of peer {peer}": self.programs.form.like for peer in peers}
-        return {}
+        if isinstance(asked.values, requests.Optimize):
+            names = [f"message of peer {peer}" for peer in asked.values.peers]
+            return dict.fromkeys(names, self.programs.form.like)
+        if isinstance(asked.values, requests.Restore):
+            return {"own state": self.like["own state"]} if asked.arrays else {}
+        names = [name.partition(" [")[0] for name in OPERATIONS[asked.operation].arrays]
+        return {name: self.like[name] for name in names}
 
     # ---- Operations ----
 
@@ -133,11 +117,6 @@ class Operations:
         self.replica = Replica.put(self.programs, self.group, params, shared)
         environment = devices.describe(jax.process_count()) | self.programs.steps.environment
         return Outcome(requests.Created(environment=environment))
-
-    def _hyperparameters(self, _: requests.GetHyperparameters) -> Outcome:
-        llm = self.run.llm.model_dump(mode="json", include={"optimizer", "lr_schedule"})
-        steps, wire = self.programs.optimizer.inner_steps, self.programs.layout_of_messages
-        return Outcome(requests.Hyperparameters(**llm, inner_steps=steps, wire=wire))
 
     def _compile(self, asked: requests.Compile, rows_MBW: np.ndarray) -> Outcome:
         replica = self._replica(imprecise=asked.imprecise)

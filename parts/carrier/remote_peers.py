@@ -1,16 +1,18 @@
-"""Peers in processes of their own, as a round sees them.
+"""Peers in processes of their own, as a round sees them, and how they are started.
 
-`Asking` asks the present peers and checks what they answer before anything is done with it: a peer
-whose answer is not what its operation gives is lost, and one line says why. Where peers should have
-the same tree, the hash that most of them give counts. `RemotePeers` takes a run's rounds with it.
+What a peer answers is checked before anything is done with it: a peer whose answer is not what its
+operation gives is lost, and one line says why. Where peers should have the same tree, the hash that
+most of them give counts.
 """
 
 import logging
+import os
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass
 from itertools import cycle
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import jax
@@ -23,25 +25,19 @@ from lockstep.swarm.peers import Done, M, RoundSteps
 from lockstep.transcript.state import State
 from lockstep.wire.commitment import tree_hash
 from parts.carrier import requests
-from parts.carrier.carrier import Answered, Carrier
+from parts.carrier.carrier import Answered, Carrier, Processes
+from parts.carrier.channel import Hub, Place, Secrets
 from parts.carrier.operations import leaves, tables_for_a_process, trees_of
 from parts.carrier.requests import OPERATIONS, Asked, FrameError, Hashed, checked
+from pipeline import extras, runfile
 from pipeline.stage import signals
 from pipeline.start.begin import Setup
 
 LOSS_LIKE = np.zeros((), np.float32)  # a loss's dtype and shape
+SMALL_BYTES = 2**26  # of a message beside states: headers, losses of rows
 
 log = logging.getLogger(__name__)
 CaseResult = TypeVar("CaseResult")
-
-
-@dataclass(frozen=True)
-class Patience:
-    """Limits on the time that a peer takes, in seconds."""
-
-    start: float  # until its process has started
-    answer: float  # until it answers a request
-    step: float  # until it answers the request for a step
 
 
 class Given(NamedTuple):
@@ -52,20 +48,92 @@ class Given(NamedTuple):
     seconds: float  # since the request was sent
 
 
-class Asking:
-    """The peers of a run behind a carrier: who is present, and what they answer.
+class RemotePeers:
+    """The peers of a run, each in its process behind a carrier.
 
-    All `count` peers are absent at first. An answer may take some `seconds`.
+    A peer is absent from when its process is lost until it has joined again: it is silent in the
+    round, the coordinator's rules drop it, and it asks to join once its process is there. What
+    peers agree on is nowhere but with them: a joining peer takes it over from another one. No tree
+    that a process gives is believed where its hash is known: of what peers have alike it is that
+    of most of them, of what a peer owns the one that it committed to.
+
+    `keeps` tells of a round whether the whole state is asked for after it; `absent` are the peers
+    that were absent when `state`, with which training begins, was saved.
     """
 
-    def __init__(self, carrier: Carrier, count: int, seconds: float):
-        self.carrier, self.count, self.seconds = carrier, count, seconds
-        self.absent = frozenset(range(count))
+    def __init__(
+        self,
+        setup: Setup,
+        state: State,
+        carrier: Carrier,
+        keeps: Callable[[int], bool],
+        absent: Sequence[int] = (),
+    ):
+        self.setup, self.programs, self.carrier = setup, setup.programs, carrier
+        self.run, self.keeps = setup.run, keeps
+        self.seconds = self.run.runtime.answer_seconds  # that a start or an answer may take
+        self.on_wall_clock = self.run.links.clock == "wall"
+        limit = self.run.config.max_round_train_time
+        self.step_seconds = limit if self.on_wall_clock else self.seconds
+        self.count = len(state.own)
+        self.absent = frozenset(range(self.count))  # until their processes have arrived
+        self._like = setup.start.state
+        self._own = {peer: state.own[peer] for peer in absent}  # what the absent ones have
+        self._renewed: set[int] = set()  # absent ones that were silent, and so have a new state
+        self._compiled: dict[int, set[tuple]] = {}  # the steps that each process has compiled
+        self._verifies = self.run.config.verification_percent > 0
+        self._committed: dict[int, str] = {}  # hash of what a peer owns, where it is known
+        self._committed_before: dict[int, str] = {}  # the same before the last step
+        # hashes of what all have alike: "params", "shared", and "new", a new state of a peer's own
+        self._alike = {"params": tree_hash(state.params), "shared": tree_hash(state.shared)}
+        present = frozenset(range(self.count)).difference(absent)
+        arrived = carrier.wait(present, self.seconds)
+        self.take_losses()
+        self._admit(arrived & present, state.params, state.shared)
+        self._restore({peer: state.own[peer] for peer in self.here})
+        for peer in present - self.here:
+            self._own[peer] = state.own[peer]
+
+    # ---- Who is there ----
 
     @property
     def here(self) -> frozenset[int]:
         """The present peers."""
         return frozenset(range(self.count)) - self.absent
+
+    def where(self, peer: int) -> str:
+        """Return where a peer runs, for the log."""
+        return "no process yet" if peer in self.absent else "a process of its own"
+
+    def returned(self) -> tuple[int, ...]:
+        """Return the absent peers whose processes are back and can join."""
+        self.take_losses()
+        return tuple(sorted(self.absent & self.carrier.arrived()))
+
+    def await_return(self) -> tuple[int, ...]:
+        """Wait until an absent peer's process is back, at most as long as a start may take."""
+        until = time.monotonic() + self.seconds
+        with signals.at_once():
+            if not (back := self.returned()):
+                log.warning(f"train: too few peers; waits {self.seconds:g} s for one more")
+            while not back and time.monotonic() < until:
+                self.carrier.wait(self.absent, 0.2)
+                back = self.returned()
+        return back
+
+    def part(self, members: Set[int]) -> tuple[int, ...]:
+        """Release the members that asked to leave, and return them: what they own stays here."""
+        leaving = sorted(self.carrier.leaving() & self.here & members)
+        own = {peer: self.own(peer) for peer in leaving}
+        left = tuple(peer for peer in leaving if peer in self.here)  # the others are lost instead
+        self._own |= {peer: own[peer] for peer in left}
+        self.absent |= {*left}
+        self._renewed -= {*left}
+        for peer in left:
+            self.carrier.dismiss(peer)
+        return left
+
+    # ---- What they are asked, and answer ----
 
     def ask(
         self,
@@ -113,6 +181,7 @@ class Asking:
         """Count a peer as absent."""
         log.info(f"train: peer {peer} is lost: {why}")
         self.absent |= {peer}
+        self._renewed.discard(peer)
 
     def distrust(self, peer: int, why: str) -> None:
         """Lose a peer for what it answered; its process may join again."""
@@ -142,102 +211,11 @@ class Asking:
                 "logs are beside the checkpoints, and the same command goes on"
             )
 
-
-def _read(one: Asked, answer: Answered, like: Mapping[str, Tree]) -> Given:
-    gives = OPERATIONS[one.operation].gives
-    values = checked(gives, answer.header.values, f"what {one.operation} gives")
-    wanted = getattr(one.values, "hash", True)
-    if isinstance(values, Hashed) and (values.hash is not None) != wanted:
-        raise FrameError(f"hash: {values.hash}, expected {'one' if wanted else 'none'}")
-    return Given(values, trees_of(answer.arrays, like), answer.seconds)
-
-
-class RemotePeers(Asking):
-    """The peers of a run, each in its process behind a carrier.
-
-    A peer is absent from when its process is lost until it has joined again: it is silent in the
-    round, the coordinator's rules drop it, and it asks to join once its process is there. What
-    peers agree on is nowhere but with them: a joining peer takes it over from another one. No tree
-    that a process gives is believed where its hash is known: of what peers have alike it is that
-    of most of them, of what a peer owns the one that it committed to.
-
-    `keeps` tells of a round whether the whole state is asked for after it; `absent` are the peers
-    that were absent when `state`, with which training begins, was saved.
-    """
-
-    def __init__(  # noqa: PLR0913
-        self,
-        setup: Setup,
-        state: State,
-        carrier: Carrier,
-        patience: Patience,
-        keeps: Callable[[int], bool],
-        absent: Sequence[int] = (),
-    ):
-        super().__init__(carrier, len(state.own), patience.answer)
-        self.setup, self.programs = setup, setup.programs
-        self.patience, self.keeps = patience, keeps
-        self._like = setup.start.state
-        self._own = {peer: state.own[peer] for peer in absent}  # what the absent ones have
-        self._renewed: set[int] = set()  # absent ones that were silent, and so have a new state
-        self._compiled: dict[int, set[tuple]] = {}  # the steps that each process has compiled
-        self._verifies = setup.run.config.verification_percent > 0
-        self._committed: dict[int, str] = {}  # hash of what a peer owns, where it is known
-        self._committed_before: dict[int, str] = {}  # the same before the last step
-        # hashes of what all have alike: "params", "shared", and "new", a new state of a peer's own
-        self._alike = {"params": tree_hash(state.params), "shared": tree_hash(state.shared)}
-        present = frozenset(range(self.count)).difference(absent)
-        arrived = carrier.wait(present, patience.start)
-        self.take_losses()
-        self._admit(arrived & present, state.params, state.shared)
-        self._restore({peer: state.own[peer] for peer in self.here})
-        for peer in present - self.here:
-            self._own[peer] = state.own[peer]
-
-    # ---- Who is there ----
-
-    def where(self, peer: int) -> str:
-        """Return where a peer runs, for the log."""
-        return "no process yet" if peer in self.absent else "a process of its own"
-
-    def returned(self) -> tuple[int, ...]:
-        """Return the absent peers whose processes are back and can join."""
-        self.take_losses()
-        return tuple(sorted(self.absent & self.carrier.arrived()))
-
-    def await_return(self) -> tuple[int, ...]:
-        """Wait until an absent peer's process is back, at most `Patience.start`."""
-        until = time.monotonic() + self.patience.start
-        with signals.at_once():
-            if not (back := self.returned()):
-                log.warning(f"train: too few peers; waits {self.patience.start:g} s for one more")
-            while not back and time.monotonic() < until:
-                self.carrier.wait(self.absent, 0.2)
-                back = self.returned()
-        return back
-
-    def part(self, members: Set[int]) -> tuple[int, ...]:
-        """Release the members that asked to leave, and return them: what they own stays here."""
-        leaving = sorted(self.carrier.leaving() & self.here & members)
-        own = {peer: self.own(peer) for peer in leaving}
-        left = tuple(peer for peer in leaving if peer in self.here)  # the others are lost instead
-        self._own |= {peer: own[peer] for peer in left}
-        self.absent |= {*left}
-        self._renewed -= {*left}
-        for peer in left:
-            self.carrier.dismiss(peer)
-        return left
-
-    def lose(self, peer: int, why: str) -> None:
-        """Count a peer as absent."""
-        super().lose(peer, why)
-        self._renewed.discard(peer)
-
     # ---- A round ----
 
     def step(self, asked: RoundSteps[M]) -> dict[int, Done[M]]:
         """Take the step of every peer that has work; who is lost meanwhile is absent."""
-        if self.setup.run.links.clock == "wall":
+        if self.on_wall_clock:
             self._compile(asked)
         keep = self.keeps(asked.number)
         asked_of = {
@@ -256,7 +234,7 @@ class RemotePeers(Asking):
         like = {"loss": LOSS_LIKE, "message": self.programs.form.like}
         like |= {"own": self._like.own[0]} if keep else {}
         done, self._committed_before = {}, dict(self._committed)
-        for peer, answer in self.ask(asked_of, like, self.patience.step).items():
+        for peer, answer in self.ask(asked_of, like, self.step_seconds).items():
             state, trees = answer.values.hash, answer.trees
             self._committed[peer] = state
             if keep and not self.is_true(peer, trees["own"], state, "its own state"):
@@ -338,7 +316,7 @@ class RemotePeers(Asking):
                 _, own, work = cases[n]
                 recompute = requests.Recompute(step=step, count=work.count)
                 asked[who] = Asked(recompute, [*leaves(own), *leaves(work.rows_MB)])
-            answers = self.ask(asked, like, self.patience.step)
+            answers = self.ask(asked, like, self.step_seconds)
             return {turn[p]: (a.trees["message"], a.values.hash) for p, a in answers.items()}
 
         return self.ask_for_all(len(cases), recomputed)
@@ -444,7 +422,7 @@ class RemotePeers(Asking):
 
     def _admit(self, peers: frozenset[int] | set[int], params: Tree, shared: Tree) -> None:
         """Create the state that peers agree on, at processes that have arrived."""
-        programs, run = self.programs, self.setup.run
+        programs, run = self.programs, self.run
         create = requests.Create(
             run=tables_for_a_process(run),
             model=self.setup.model,
@@ -462,7 +440,6 @@ class RemotePeers(Asking):
                 is_there = brief(repr(found.get(differs[0])), 200)
                 expected = f"expected {here[differs[0]]!r} as here: bits would differ"
                 self.lose(peer, f"{differs[0]} is {is_there} there, {expected}")
-        self.ask(dict.fromkeys(self.here & peers, Asked(requests.GetHyperparameters())))
         for peer in self.here & peers:
             self._own.pop(peer, None)
             self._compiled.pop(peer, None)
@@ -507,3 +484,84 @@ class RemotePeers(Asking):
             return {n: x for n, x in enumerate(trees) if self.is_true(peer, x, expected, what)}
 
         return self.ask_for_all(1, copied)[0]
+
+
+def _read(one: Asked, answer: Answered, like: Mapping[str, Tree]) -> Given:
+    gives = OPERATIONS[one.operation].gives
+    values = checked(gives, answer.header.values, f"what {one.operation} gives")
+    wanted = getattr(one.values, "hash", True)
+    if isinstance(values, Hashed) and (values.hash is not None) != wanted:
+        raise FrameError(f"hash: {values.hash}, expected {'one' if wanted else 'none'}")
+    return Given(values, trees_of(answer.arrays, like), answer.seconds)
+
+
+# ---- Their start ----
+
+
+def start_peers(
+    setup: Setup,
+    state: State,
+    scratch: Path,
+    keeps: Callable[[int], bool],
+    absent: Sequence[int] = (),
+) -> RemotePeers:
+    """Start the peers' processes, and give them the state to begin with, as `RemotePeers` takes it.
+
+    `scratch`, the folder of the training in progress, gets the keys and the peers' logs.
+    """
+    carrier = _carrier(setup, state, scratch)
+    try:
+        return RemotePeers(setup, state, carrier, keeps, absent)
+    except BaseException:
+        carrier.close()
+        raise
+
+
+def _carrier(setup: Setup, state: State, scratch: Path) -> Carrier:
+    run, runtime = setup.run, setup.run.runtime
+    environment = {"PYTHONUNBUFFERED": "1"}
+    if folder := jax.config.jax_compilation_cache_dir:
+        environment["JAX_COMPILATION_CACHE_DIR"] = os.fspath(folder)
+    backend = "cuda" if jax.default_backend() == "gpu" else "cpu"
+    if runtime.carrier == "ray":
+        return _ray(run, environment, backend)
+    peers, ranks = run.peers.count, run.peers.processes
+    states = jax.tree.leaves((state.params, state.shared, setup.start.state.own[0]))
+    message_bytes = SMALL_BYTES + 4 * sum(leaf.nbytes for leaf in states)
+    hub = Hub(f"tcp://{runtime.listen}", Secrets(scratch / "secrets", peers, ranks), message_bytes)
+    count, parts = jax.local_device_count(), run.peers.fsdp // ranks
+
+    def environment_of(place: Place) -> dict[str, str]:
+        """Give one of a peer's processes its devices of this host."""
+        peer, rank = place
+        if backend == "cpu":
+            return environment | {"JAX_NUM_CPU_DEVICES": str(parts)}
+        return environment | {"CUDA_VISIBLE_DEVICES": gpus_of(peer * ranks + rank, count, parts)}
+
+    spawned = frozenset(range(peers)).difference(runtime.by_hand)
+    return Processes(hub, scratch, spawned, environment_of, backend, ranks)
+
+
+def gpus_of(number: int, count: int, parts: int) -> str:
+    """Return the GPUs of a process, as CUDA names them; processes beyond their number share them.
+
+    Processes of all peers are numbered, the host has `count` GPUs and a process has `parts`.
+    """
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    gpus = named.split(",") if named else [str(gpu) for gpu in range(count)]
+    first = number % max(1, len(gpus) // parts) * parts
+    return ",".join(gpus[first : first + parts])
+
+
+def _ray(run: runfile.Run, environment: dict[str, str], backend: str) -> Carrier:
+    try:
+        from parts.carrier import ray_actors
+    except ModuleNotFoundError as error:
+        raise extras.lacking('[runtime] carrier = "ray"', "ray") from error
+    environment["JAX_NUM_CPU_DEVICES"] = str(run.peers.fsdp)
+    environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    cluster, count = run.runtime.ray, run.peers.count
+    carrier = ray_actors.start(count, cluster, environment=environment, backend=backend)
+    if short := ray_actors.shortage(count, cluster):
+        log.warning(f"train: {short}; waits {run.runtime.answer_seconds:g} s for more")
+    return carrier

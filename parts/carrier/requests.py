@@ -32,7 +32,6 @@ NaturalInt = Annotated[int, Field(ge=0, lt=2**31)]
 NaturalInts = Annotated[tuple[NaturalInt, ...], AsTuple]
 ShortName = Annotated[str, Field(max_length=64)]
 ShortText = Annotated[str, Field(max_length=1000)]
-KeysOfTable = Annotated[dict[ShortName, Any], Field(max_length=64)]  # of a run file
 
 ProcessName = Annotated[str, Field(pattern="^[0-9a-f]{16}$")]
 
@@ -188,23 +187,6 @@ class Created(Table):
     """Everything about the machine that can change bits."""
 
 
-class GetHyperparameters(Table):
-    """Give the hyperparameters that the process has read from the run file."""
-
-
-class Hyperparameters(Table):
-    """The result of `hyperparameters`."""
-
-    optimizer: KeysOfTable
-    """`[model.LLM] optimizer`."""
-    lr_schedule: KeysOfTable
-    """`[model.LLM] lr_schedule`."""
-    inner_steps: PositiveInt
-    """Local steps of a round."""
-    wire: Literal["lockstep", "psyche"]
-    """Layout of messages."""
-
-
 class Compile(Table):
     """Compile the peer's step for rows of this shape; no state changes."""
 
@@ -319,7 +301,6 @@ class Operation(NamedTuple):
 
 OPERATIONS = {
     "create": Operation(Create, ("params", "shared state"), Created),
-    "hyperparameters": Operation(GetHyperparameters, (), Hyperparameters),
     "compile": Operation(Compile, ("rows [M, B, W]",)),
     "align": Operation(Align, (), Hashed),
     "train": Operation(
@@ -328,9 +309,7 @@ OPERATIONS = {
     "optimize": Operation(Optimize, ("a message of each of `peers`",), Optimized),
     "extract": Operation(Extract, (), Hashed, ("the tree without `hash`",)),
     "restore": Operation(Restore, ("own state, or nothing for a new one",)),
-    "recompute": Operation(
-        Recompute, ("own state of any peer", "rows [M, B, W]"), Hashed, ("message",)
-    ),
+    "recompute": Operation(Recompute, ("own state", "rows [M, B, W]"), Hashed, ("message",)),
     "forward": Operation(Forward, ("rows [B, W]",), Nothing, ("losses [B]",)),
     "exit": Operation(Exit),
 }

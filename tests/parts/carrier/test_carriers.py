@@ -11,8 +11,8 @@ import pytest
 
 from lockstep.errors import LockstepError
 from parts.carrier import channel
+from parts.carrier.carrier import Processes
 from parts.carrier.channel import Hub, Line, PeerSecret, Secrets
-from parts.carrier.launch import Processes
 from parts.carrier.requests import AnswerHeader, Asked, Recompute, RequestHeader, decode, encode
 from tests.parts.carrier.tap import COMMAND, GREETING, HARMS, Tap, stranger
 

@@ -4,8 +4,7 @@ import pytest
 
 from lockstep.files import read_json
 from lockstep.transcript.transcript import Transcript
-from parts.carrier.carrier import Answered
-from parts.carrier.launch import Processes
+from parts.carrier.carrier import Answered, Processes
 from parts.carrier.requests import Asked
 from pipeline import witness
 from tests import tiny

@@ -2,7 +2,7 @@
 
 import pytest
 
-from parts.carrier.launch import gpus_of
+from parts.carrier.remote_peers import gpus_of
 
 
 @pytest.mark.parametrize(

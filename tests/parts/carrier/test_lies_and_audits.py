@@ -12,7 +12,7 @@ from lockstep.files import read_json
 from lockstep.protocol import consensus
 from lockstep.protocol.round import Evidence, Round
 from lockstep.wire.commitment import tree_hash
-from parts.carrier import launch
+from parts.carrier import remote_peers
 from parts.carrier.carrier import Answered
 from parts.carrier.requests import Asked
 from tests import tiny
@@ -171,13 +171,13 @@ def test_a_real_process_that_lies_costs_nobody_else_anything(tmp_path, monkeypat
     liar = tmp_path / "liar"
     liar.mkdir()
     (liar / "sitecustomize.py").write_text(LIES)
-    path, processes = f"{liar}{os.pathsep}{tiny.PROJECT}", launch.Processes
+    path, processes = f"{liar}{os.pathsep}{tiny.PROJECT}", remote_peers.Processes
 
     def with_a_liar(hub, scratch, spawned, environment_of, *rest):
         changed = lambda place: environment_of(place) | {"PYTHONPATH": path}  # noqa: E731
         return processes(hub, scratch, spawned, changed, *rest)
 
-    monkeypatch.setattr(launch, "Processes", with_a_liar)
+    monkeypatch.setattr(remote_peers, "Processes", with_a_liar)
     output = tiny.make(run_file, root, "download", "convert", "train")
     lost = [line for line in output.splitlines() if " is lost: " in line]
     assert lost and all("train: peer 0 is lost: " in line for line in lost), output

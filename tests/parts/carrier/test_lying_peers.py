@@ -19,7 +19,7 @@ from lockstep.swarm.peers import RoundSteps
 from lockstep.transcript.state import State
 from lockstep.wire.commitment import tree_hash
 from parts.carrier.carrier import Answered, Carrier
-from parts.carrier.remote_peers import Asking, Patience, RemotePeers
+from parts.carrier.remote_peers import RemotePeers
 from parts.carrier.requests import (
     OPERATIONS,
     AnswerHeader,
@@ -52,8 +52,6 @@ class Peer:
         if one.operation == "create":
             self.run = asked.run
             return {"environment": devices.describe()}, []
-        if one.operation == "hyperparameters":
-            return {"optimizer": {}, "lr_schedule": {}, "inner_steps": 1, "wire": "lockstep"}, []
         if one.operation == "restore":
             trees["own"] = {"d": one.arrays[0] if one.arrays else OWN["d"]}
         elif one.operation in ("train", "recompute"):
@@ -144,7 +142,7 @@ def a_round(lie: Lie | None) -> tuple[RemotePeers, State, list[np.ndarray]]:
     )
     carrier = Told(lie)
     keeps = iter([False, True]).__next__
-    peers = RemotePeers(setup, setup.start.state, carrier, Patience(1, 1, 1), lambda _: keeps())
+    peers = RemotePeers(setup, setup.start.state, carrier, lambda _: keeps())
     for step in (1, 2):
         for peer in sorted(peers.here):
             peers.own(peer)
@@ -227,8 +225,7 @@ LIES = {
     "environment-other": Lie(
         "create", values(environment={"platform": "x" * 900}), "platform is 'xxx"
     ),
-    "wire": Lie("hyperparameters", values(wire="pickle"), "nonsense: wire: "),
-    "deep": Lie("hyperparameters", values(optimizer=DEEP), "nonsense: Invalid JSON: "),
+    "deep": Lie("create", values(environment=DEEP), "nonsense: Invalid JSON: "),
     "more": Lie("restore", values(more=1), "nonsense: more: Extra inputs"),
     "params-dict": Lie("optimize", values(params={}), "nonsense: params: "),
     "params-other": Lie("optimize", values(params="0" * 64), "its params are 000000000000, the"),
@@ -283,19 +280,19 @@ def test_a_process_gets_what_it_computes_by_and_no_seed_that_draws_against_it():
 
 def test_the_arrays_that_travel_are_those_of_the_tables_in_their_order(monkeypatch):
     """Each tree has one leaf here."""
-    ask, seen = Asking.ask, set()
+    ask, seen = RemotePeers.ask, set()
 
-    def spied(self: Asking, asked: Mapping[int, Asked], like: Mapping = {}, *rest: float) -> dict:
+    def spied(
+        self: RemotePeers, asked: Mapping[int, Asked], like: Mapping = {}, *rest: float
+    ) -> dict:
         for one in asked.values():
             seen.add((one.operation, len(one.arrays), tuple(like)))
         return ask(self, asked, like, *rest)
 
-    monkeypatch.setattr(Asking, "ask", spied)
+    monkeypatch.setattr(RemotePeers, "ask", spied)
     a_round(None)
     seen = {one for one in seen if one[0] not in ("optimize", "restore", "extract")}
-    assert {name for name, *_ in seen} == {
-        "create", "hyperparameters", "train", "recompute", "forward"
-    }  # fmt: skip
+    assert {name for name, *_ in seen} == {"create", "train", "recompute", "forward"}
     for name, arrays, like in seen:
         assert arrays == len(OPERATIONS[name].arrays)
         told = OPERATIONS[name].answered[: len(like)]

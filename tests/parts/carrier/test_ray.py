@@ -72,14 +72,14 @@ HOW = {
     "restore": "silence",
     "forward": "failure",
     "exit": "nonsense",
-    "hyperparameters": "another",
+    "align": "another",
     "compile": "death",
 }
 LOST = {
     requests.Restore(): "no answer to restore within 0.5 s",
     requests.Forward(): "out of memory",
     requests.Exit(): "FrameError: ",
-    requests.GetHyperparameters(): "its process was started again",
+    requests.Align(step=1, hash=False): "its process was started again",
     requests.Compile(imprecise=False): "Actor",
 }
 

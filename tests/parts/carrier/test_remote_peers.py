@@ -16,15 +16,13 @@ from lockstep.programs.train_step import Programs
 from lockstep.transcript.transcript import Transcript
 from parts.carrier import operations
 from parts.carrier.carrier import Answered
-from parts.carrier.remote_peers import Patience, RemotePeers
+from parts.carrier.remote_peers import RemotePeers
 from parts.carrier.requests import Asked
 from pipeline import runfile
 from pipeline.stage import signals
 from tests.errors import refused
 from tests.lockstep.swarm import simulated
 from tests.parts.carrier.loopback import Fails, Loopback
-
-PATIENCE = Patience(start=5, answer=5, step=5)
 
 
 def train(run: runfile.Run, folder, form: str = "signs", fails: Fails | None = None):
@@ -39,7 +37,7 @@ def train(run: runfile.Run, folder, form: str = "signs", fails: Fails | None = N
     setup = lab.setup(run)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(operations, "programs_of", programs_of)
-        peers = RemotePeers(setup, setup.start.state, carrier, PATIENCE, run.snapshots().takes)
+        peers = RemotePeers(setup, setup.start.state, carrier, run.snapshots().takes)
         trained = lab.train(run, folder, peers)
     return trained.transcript, lab.audit(run, trained.transcript), carrier
 
@@ -70,7 +68,7 @@ def test_a_trainer_that_waits_for_peers_obeys_the_first_request_to_stop(monkeypa
         os.kill(os.getpid(), signal.SIGTERM)
 
     waiting = SimpleNamespace(
-        patience=PATIENCE, absent={1}, returned=lambda: (), carrier=SimpleNamespace(wait=asks)
+        seconds=5, absent={1}, returned=lambda: (), carrier=SimpleNamespace(wait=asks)
     )
     monkeypatch.setattr(os, "_exit", end)
     with pytest.raises(EndedError, match=str(128 + signal.SIGTERM)), signals.stopping():

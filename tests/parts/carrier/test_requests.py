@@ -22,7 +22,6 @@ TRAIN = {"step": 7, "count": 2, "imprecise": False, "keep": True, "hash": False}
 CREATE = {"run": {"a": [1.5, None]}, "model": {"b": {}}, "first_step": 3, "columns": ["text"]}
 REQUESTS = {
     "create": (requests.Create(**CREATE), CREATE),
-    "hyperparameters": (requests.GetHyperparameters(), {}),
     "compile": (requests.Compile(imprecise=True), {"imprecise": True}),
     "align": (requests.Align(step=7, hash=True), {"step": 7, "hash": True}),
     "train": (requests.Train(**TRAIN), TRAIN),
