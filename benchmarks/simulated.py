@@ -16,8 +16,7 @@ import numpy as np
 from lockstep.programs.placement import DeviceGroup, side_by_side
 from lockstep.programs.train_step import Programs
 from lockstep.swarm.faults import FaultSchedule
-from lockstep.swarm.fused_peers import make_peers
-from lockstep.swarm.peers import RunningPeers
+from lockstep.swarm.peers import RunningPeers, make_peers
 from lockstep.swarm.swarm import Swarm
 from lockstep.swarm.training_loop import Record, Start, TrainingLoop
 from lockstep.transcript.entry import TABLES, Header

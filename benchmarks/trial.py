@@ -6,8 +6,7 @@ import jax
 import numpy as np
 
 from benchmarks.measuring import in_turns
-from lockstep.swarm.fused_peers import make_peers
-from lockstep.swarm.peers import RoundSteps
+from lockstep.swarm.peers import RoundSteps, make_peers
 from lockstep.transcript.state import State
 from lockstep.wire import message as wire
 from pipeline import runfile

@@ -22,8 +22,7 @@ from lockstep.machine.progress import Progress
 from lockstep.protocol.driver import RunProgress
 from lockstep.swarm.checkpoints import Checkpoints
 from lockstep.swarm.faults import FaultSchedule
-from lockstep.swarm.fused_peers import make_peers
-from lockstep.swarm.peers import RunningPeers
+from lockstep.swarm.peers import RunningPeers, make_peers
 from lockstep.swarm.swarm import NotFiniteError, Swarm
 from lockstep.swarm.training_loop import Begun, Record, TrainingLoop
 from lockstep.transcript import curves

@@ -23,8 +23,7 @@ from benchmarks.simulated import Lab
 from lockstep.machine.progress import Progress
 from lockstep.programs.placement import device_groups
 from lockstep.protocol.driver import RunProgress
-from lockstep.swarm import fused_peers
-from lockstep.swarm.peers import SimulatedPeers
+from lockstep.swarm.peers import SimulatedPeers, make_peers
 from lockstep.transcript.entry import Entry
 from lockstep.transcript.observer import Observer
 from parts.tasks import next_line, next_line_task, task_model
@@ -60,7 +59,7 @@ def _learn(extent: Extent, name: str, shards: Path, work: Path, end: float) -> d
     hf_config = run.llm.checkpoint.config
     lab = Lab(run, hf_config)
     lab.data = begin.rows(run, hf_config, shards)
-    peers = fused_peers.make_peers(lab.programs, run.peers.layout, lab.begin.state, lab.devices)
+    peers = make_peers(lab.programs, run.peers.layout, lab.begin.state, lab.devices)
     losses = HeldOutLosses(run, peers, held_out.read(run, shards).rows_NW, end)
     with TemporaryDirectory(dir=work) as folder, suppress(OutOfTimeError):
         lab.train(run, Path(folder), peers, [losses])

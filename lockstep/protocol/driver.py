@@ -233,9 +233,8 @@ def finish_round(
         state = coordinator.tick(state, over)
     for attestation in evidence.attestations:
         heard = attestation.heard(round_.seed)
-        state = coordinator.tick(
-            state, coordinator.WitnessReport(attestation.witness, spoke, heard)
-        )
+        report = coordinator.WitnessReport(attestation.witness, spoke, heard)
+        state = coordinator.tick(state, report)
 
     quorum = committee.witness_quorum(len(round_.witnesses))
     # Health is judged after ejections, so that nobody is both a proven liar and merely silent.

@@ -13,8 +13,7 @@ from lockstep.optim.optimizer import Optimizer
 from lockstep.programs.local_steps import HostSteps, Lots, one_by_one
 from lockstep.programs.train_step import Programs
 from lockstep.simulation import arguments, examples, torch_module
-from lockstep.simulation.loss_task import LossFn, LossTask
-from lockstep.simulation.nested import Nesting
+from lockstep.simulation.loss_task import LossFn, LossTask, Nesting
 from lockstep.simulation.result import Log, Result
 from lockstep.simulation.rounds import Kept, Problem, take_rounds
 from lockstep.simulation.torch_module import TorchLoss, TorchModule

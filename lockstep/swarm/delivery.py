@@ -1,16 +1,16 @@
 """The messages of a round: packed while others train, brought to every peer, perhaps merged later.
 
-A message leaves its peer as `Packed`, is `Delivered` as bytes, and may travel on for some rounds.
+A message is `Sent` by its peer, `Delivered` as bytes, and may travel on for some rounds.
 """
 
 import base64
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Semaphore
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -27,17 +27,6 @@ from lockstep.wire import message as wire
 from lockstep.wire.exchange import Sent
 
 
-class Packed(NamedTuple):
-    """A message as its peer sends it.
-
-    message: What its bytes decode to. sent: Those bytes and the commitment. largest: See `bound`.
-    """
-
-    message: Tree
-    sent: Sent
-    largest: float
-
-
 @dataclass(frozen=True)
 class Outbox:
     """The thread that packs a training's messages, one at a time."""
@@ -48,7 +37,7 @@ class Outbox:
     _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "outbox"))
     _one_large: Semaphore = field(default_factory=lambda: Semaphore(1))  # on the host at a time
 
-    def put(self, message: Tree, peer: int, round_: Round) -> Future[Packed]:
+    def put(self, message: Tree, peer: int, round_: Round) -> Future[Sent]:
         """Take a peer's message to the host, and pack it.
 
         Waits for the message, and with a large one for the one before it to be on disk. The caller
@@ -62,21 +51,20 @@ class Outbox:
         arrays = jax.device_get(jax.tree.leaves(message))
         return self._thread.submit(self._spool, arrays, peer, round_)
 
-    def _pack(self, message: Tree, peer: int, round_: Round) -> Packed:
+    def _pack(self, message: Tree, peer: int, round_: Round) -> Sent:
         return self._received(exchange.send(message, peer, round_, self.form), peer, round_)
 
-    def _spool(self, arrays: list[np.ndarray], peer: int, round_: Round) -> Packed:
+    def _spool(self, arrays: list[np.ndarray], peer: int, round_: Round) -> Sent:
         try:
             sent = exchange.send_spooled(arrays, peer, round_, self.form, self.folder)
         finally:
             self._one_large.release()
         return self._received(sent, peer, round_)
 
-    def _received(self, sent: Sent, peer: int, round_: Round) -> Packed:
-        message = wire.decode(sent.payload, self.form)
-        if self.form.kept:  # others are large: hashed but once
-            exchange.check(message, sent.commitment, peer, round_, self.form)
-        return Packed(message, sent, bound.largest(message))
+    def _received(self, sent: Sent, peer: int, round_: Round) -> Sent:
+        if self.form.kept:
+            return exchange.receive(sent, peer, round_, self.form)
+        return exchange.decoded(sent, self.form)  # it is large: hashed but once
 
 
 class Delivered(NamedTuple):
@@ -94,15 +82,6 @@ class Delivered(NamedTuple):
     arrivals: dict[int, float]
 
 
-class Delivery(Protocol):
-    """A way for messages from their senders to all peers."""
-
-    def deliver(
-        self, done: Mapping[int, Done[Packed]], round_: Round, present: Sequence[int]
-    ) -> Delivered:
-        """Bring the messages of peers to all that are present, as bytes."""
-
-
 @dataclass(frozen=True)
 class SimulatedDelivery:
     """Messages that are encoded, perhaps tampered with, and decoded here; links are simulated.
@@ -116,32 +95,26 @@ class SimulatedDelivery:
     timed: Callable[[str], AbstractContextManager[None]]
 
     def deliver(
-        self, done: Mapping[int, Done[Packed]], round_: Round, present: Sequence[int]
+        self, done: Mapping[int, Done[Sent]], round_: Round, present: Sequence[int]
     ) -> Delivered:
         """Bring the messages of peers to all that are present, as bytes."""
         form, step = self.programs.form, round_.step
         with self.timed("encode"):
-            packed = {peer: one.message for peer, one in done.items()}
-            true = {peer: one.message for peer, one in packed.items()}
+            true = {peer: one.message.message for peer, one in done.items()}
             messages = self.faults.messages(true, step)
             sent = {
-                p: packed[p].sent if m is true[p] else exchange.send(m, p, round_, form)
+                p: done[p].message if m is true[p] else exchange.send(m, p, round_, form)
                 for p, m in messages.items()
             }
             sent, others, receivers = self.faults.tamper(sent, messages, round_)
         with self.timed("decode"):
-            received, sizes = {}, {}
+            arrived = {}
             for peer, one in sent.items():
-                if one is packed[peer].sent:
-                    received[peer], sizes[peer] = packed[peer].message, packed[peer].largest
-                    continue
-                try:
-                    received[peer] = exchange.receive(one, peer, round_, form)
-                except wire.WireError:
-                    continue
-                sizes[peer] = bound.largest(received[peer])
-            for peer in bound.beyond(sizes):
-                del received[peer]
+                with suppress(wire.WireError):
+                    honest = one is done[peer].message  # its peer has decoded it
+                    arrived[peer] = one if honest else exchange.receive(one, peer, round_, form)
+            beyond = bound.beyond({peer: one.largest for peer, one in arrived.items()})
+            received = {p: one.message for p, one in arrived.items() if p not in beyond}
         if self.settings.on_wall_clock:
             arrivals = {peer: done[peer].seconds for peer in sent}
         else:

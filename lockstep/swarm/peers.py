@@ -1,19 +1,28 @@
-"""Simulated peers on this machine's devices; they take turns if they outnumber device groups."""
+"""Peers as a round sees them, and those that are simulated on this machine's devices.
+
+Simulated peers take turns if they outnumber device groups. Fused ones, of layouts "shard_map" and
+"vmap", step in one program: fast on many devices, but its bits differ from those of `peer_step`, so
+an audit compares distances.
+"""
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
+from functools import partial
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as Spec
 
 from lockstep.errors import StepError
 from lockstep.optim.optimizer import Tree
 from lockstep.programs.local_steps import Work
-from lockstep.programs.placement import DeviceGroup, device_groups, on_groups
+from lockstep.programs.placement import AXIS, DeviceGroup, cut, cut_rows, device_groups, on_groups
 from lockstep.programs.replica import Replica
-from lockstep.programs.train_step import Programs
+from lockstep.programs.train_step import PeerResult, Programs
 from lockstep.transcript.state import State
 from lockstep.wire.commitment import tree_hash
 
@@ -109,6 +118,8 @@ class RunningPeers(Protocol):
 
     def distrust(self, peer: int, why: str) -> None:
         """Drop a misbehaving peer: it is absent until it joins again or is taken back."""
+        log.info(f"train: peer {peer} is lost: {why}")
+        self.absent |= {peer}
 
     def join(self, peer: int) -> None:
         """Have a peer take over what the others agree on, with a new state of its own."""
@@ -174,11 +185,9 @@ class SimulatedPeers(RunningPeers):
         return self.groups[peer % len(self.groups)]
 
     def where(self, peer: int) -> str:
-        """Return where a peer runs, for the log."""
         return str(self.group_of(peer))
 
     def step(self, asked: RoundSteps[M]) -> dict[int, Done[M]]:
-        """Take the step of every peer that has work; the others' state stays as it is."""
         # a step that waits for its turn on a CPU holds its memory already, as a large message does
         one_by_one = jax.default_backend() == "cpu" or self.programs.form.large
         results: dict[int, tuple[Tree, jax.Array]] = {}
@@ -212,43 +221,31 @@ class SimulatedPeers(RunningPeers):
         }
 
     def sit_out(self, idle: Set[int], step: int) -> None:
-        """Have present peers that take no step in a round adopt the last round's commit."""
         for peer in sorted(idle):
             self._own[peer] = self._replica_of(peer).align(self._own[peer], step)
 
     def own(self, peer: int) -> Tree:
-        """Return a copy on the host of what a peer owns."""
         return jax.tree.map(np.array, self._own[peer])
 
     def before(self, peer: int) -> Tree | None:
-        """Return what a peer owned before its last step; in this process nobody can withhold it."""
-        return self._before[peer]
+        return self._before[peer]  # in this process nobody can withhold it
 
     def recompute(
         self, cases: Sequence[tuple[int, Tree, Work]], step: int
     ) -> list[tuple[Tree, str]]:
-        """Return message and state's hash of each recomputed step: (who, from what state, work)."""
         replicas = [(self._replica_of(peer), own, work) for peer, own, work in cases]
         results = [replica.step(replica.group.put(own), w, step) for replica, own, w in replicas]
         results = jax.device_get([(result.message, result.own) for result in results])
         return [(message, tree_hash(own)) for message, own in results]
 
-    def distrust(self, peer: int, why: str) -> None:
-        """Drop a misbehaving peer: it is absent until it joins again or is taken back."""
-        log.info(f"train: peer {peer} is lost: {why}")
-        self.absent |= {peer}
-
     def join(self, peer: int) -> None:
-        """Give a peer a new state of its own; in this process it has the agreed params already."""
-        self.absent -= {peer}
+        self.absent -= {peer}  # in this process it has the agreed params already
         self.restart(peer)
 
     def take_back(self, members: Set[int]) -> None:
-        """Let members that were silent continue from their new state."""
         self.absent -= members
 
     def restart(self, peer: int) -> None:
-        """Give a peer a new state of its own, at the params that the others have."""
         self._own[peer] = self._replica_of(peer).new_own()
 
     def receive(
@@ -258,20 +255,16 @@ class SimulatedPeers(RunningPeers):
         step: int,
         ages: Mapping[int, int] | None = None,
     ) -> None:
-        """Apply the round's messages, for all peers."""
         after = self._first.receive(messages, sequences, self.count, step, ages)
         self._replicas = self._spread(after.params, after.shared)
 
     def measure(self, lots: Sequence[Tree]) -> list[np.ndarray]:
-        """Return what the task measures of each lot of rows, on all groups side by side."""
         return on_groups(self.programs.steps.measure, self.params_on)(lots)
 
     def params_hash(self) -> str:
-        """Return the hash of the agreed params."""
         return tree_hash(jax.device_get(self._first.params))
 
     def params(self) -> Tree:
-        """Return a copy of the agreed params on the host."""
         return jax.tree.map(np.array, self._first.params)
 
     @property
@@ -285,7 +278,6 @@ class SimulatedPeers(RunningPeers):
         return self._first.shared
 
     def state(self) -> State:
-        """Return a copy of the whole state on the host."""
         own = tuple(self._own_by_peer())
         return jax.tree.map(np.array, State(self._first.params, self._first.shared, own))
 
@@ -323,3 +315,142 @@ def _done(result: tuple[Tree, jax.Array], peer: int, asked: RoundSteps[M]) -> Do
     """Wait for a peer's step, and return its result."""
     message, loss = result
     return Done(asked.pack(message, peer), float(loss))
+
+
+class FusedPeers(SimulatedPeers):
+    """Peers as rows of an axis: spread over devices by shard_map, or vmapped on one group."""
+
+    def __init__(
+        self,
+        programs: Programs,
+        layout: str,
+        state: State,
+        devices: Sequence[jax.Device],
+        absent: Iterable[int] = (),
+    ):
+        self.layout, self.parts = layout, programs.parts
+        super().__init__(programs, state, devices, absent)
+        self._step_all = self._fuse()
+
+    def group_of(self, peer: int) -> DeviceGroup:
+        """Return where a peer runs: neighbours share a group."""
+        return self.groups[peer // self._turns]
+
+    def step(self, asked: RoundSteps[M]) -> dict[int, Done[M]]:
+        """Take the step of every peer that has work, as `SimulatedPeers.step`.
+
+        Raises:
+          ValueError: A peer is to compute in another precision, or to commit to its state, which
+            no other peer could recompute.
+        """
+        if asked.hashed:
+            raise ValueError("peers of one program are hashed, expected none that verify")
+        if asked.imprecise:
+            raise ValueError(f"peers {sorted(asked.imprecise)} are imprecise, expected one program")
+        work = asked.work
+        idle = jax.tree.map(np.zeros_like, next(iter(work.values())).rows_MB)
+        filled = [work.get(peer, Work(idle, 0)) for peer in range(self._rows)]
+        agreed = (self._first.params, self._first.shared, jnp.int32(asked.number))
+        params, shared, step = self._put(agreed, lambda x: cut(x.shape, self.parts))
+        rows = jax.tree.map(lambda *peers: np.stack(peers), *(w.rows_MB for w in filled))
+        rows = self._put(rows, lambda _: Spec("peer", *cut_rows(1)))
+        counts = np.array([w.count for w in filled], np.int32)
+        counts = self._put(counts, lambda _: Spec("peer"))
+        result = self._step_all(params, shared, step, (self._own, rows, counts))
+        self._own = result.own
+        messages = _unstack(jax.device_get(result.message), self._rows)
+        losses = jax.device_get(result.loss)
+        return {p: Done(asked.pack(messages[p], p), float(losses[p])) for p in work}
+
+    def sit_out(self, idle: Set[int], step: int) -> None:
+        pass  # the fused program has done it
+
+    def own(self, peer: int) -> Tree:
+        return jax.tree.map(lambda rows: np.array(rows[peer]), self._own)
+
+    def restart(self, peer: int) -> None:
+        own = self._replica_of(peer).new_own()
+        self._own = jax.tree.map(lambda rows, row: rows.at[peer].set(row), self._own, own)
+
+    @property
+    def _turns(self) -> int:
+        """Return the peers of one device group."""
+        return -(-self.count // len(self.groups))
+
+    @property
+    def _rows(self) -> int:
+        """Return peers, with idle ones that fill the last turn."""
+        return self._turns * len(self.groups)
+
+    def _choose(self, groups: list[DeviceGroup]) -> list[DeviceGroup]:
+        return groups[: 1 if self.layout == "vmap" else self.count]
+
+    def _put_own(self, own: Sequence[Tree]) -> Tree:
+        rows = [own[min(peer, self.count - 1)] for peer in range(self._rows)]
+        stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *rows)
+        return self._put(stacked, lambda row: Spec("peer", *cut(row.shape[1:], self.parts)))
+
+    def _own_by_peer(self) -> list[Tree]:
+        return _unstack(self._own, self.count)
+
+    @property
+    def _mesh(self) -> Mesh:
+        devices = np.array([group.devices for group in self.groups])
+        return Mesh(devices, ("peer", AXIS), axis_types=(AxisType.Auto, AxisType.Auto))
+
+    def _put(self, tree: Tree, spec: Callable[[jax.Array], Spec]) -> Tree:
+        """Put arrays on all groups, each by its spec."""
+        mesh = self._mesh
+        return jax.device_put(tree, jax.tree.map(lambda x: NamedSharding(mesh, spec(x)), tree))
+
+    def _fuse(self) -> jax.stages.Wrapped:
+        """Return the program of all peers: (params, shared, step, (own, rows, counts))."""
+
+        def step_or_stay(
+            params: Tree, shared: Tree, step: jax.Array, peer: tuple[Tree, jax.Array, jax.Array]
+        ) -> PeerResult:
+            own, rows_MB, count = peer
+            result = self.programs.step_of_a_peer(
+                params, own, shared, rows_MB, jnp.maximum(count, 1), step
+            )
+            idle = self.programs.align_a_peer(own, params, step)
+            stayed = jax.tree.map(lambda new, old: jnp.where(count > 0, new, old), result.own, idle)
+            return result._replace(own=stayed)
+
+        def step_vmapped(params: Tree, shared: Tree, step: jax.Array, peers: tuple) -> PeerResult:
+            return jax.vmap(partial(step_or_stay, params, shared, step))(peers)
+
+        def step_shard(params: Tree, shared: Tree, step: jax.Array, peers: tuple) -> PeerResult:
+            # in turns, not vmapped: peers of one device share its memory
+            return jax.lax.map(partial(step_or_stay, params, shared, step), peers)
+
+        if self.layout == "vmap":
+            return jax.jit(step_vmapped)
+        # check_vma would sum each peer's gradient of the replicated params over the peers
+        return jax.jit(
+            jax.shard_map(
+                step_shard,
+                mesh=self._mesh,
+                in_specs=(Spec(), Spec(), Spec(), Spec("peer")),
+                out_specs=Spec("peer"),
+                axis_names={"peer"},  # XLA finds out what lies along the other
+                check_vma=False,
+            )
+        )
+
+
+def make_peers(
+    programs: Programs,
+    layout: str,
+    state: State,
+    devices: Sequence[jax.Device],
+    absent: Iterable[int] = (),
+) -> SimulatedPeers:
+    """Return a run's peers, for `[peers] layout`; `absent` when `state` was saved."""
+    if layout == "each":
+        return SimulatedPeers(programs, state, devices, absent)
+    return FusedPeers(programs, layout, state, devices, absent)
+
+
+def _unstack(tree: Tree, count: int) -> list[Tree]:
+    return [jax.tree.map(lambda leaf, row=row: leaf[row], tree) for row in range(count)]

@@ -21,8 +21,8 @@ from lockstep.swarm.swarm import NotFiniteError, Swarm, Taken
 from lockstep.transcript.entry import Entry
 from lockstep.transcript.follow import follow
 from lockstep.transcript.observer import Observer
-from lockstep.transcript.rounds_file import RoundsFile
 from lockstep.transcript.state import State
+from lockstep.transcript.transcript import RoundsFile
 
 MOST_EMPTY = 5  # rounds in a row in which nothing is in time, before a training stops
 

@@ -11,7 +11,7 @@ from lockstep.protocol import driver
 from lockstep.protocol.coordinator import CoordinatorError
 from lockstep.protocol.driver import RunProgress
 from lockstep.transcript.entry import Entry
-from lockstep.transcript.rounds_file import RoundsFile
+from lockstep.transcript.transcript import RoundsFile
 
 
 class ContradictionError(Exception):

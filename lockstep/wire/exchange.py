@@ -13,21 +13,20 @@ import numpy as np
 from lockstep.optim.optimizer import Tree
 from lockstep.protocol import sets
 from lockstep.protocol.round import Round
+from lockstep.wire import bound, spool
 from lockstep.wire import message as wire
-from lockstep.wire import spool
 from lockstep.wire.commitment import data_hash
 from lockstep.wire.spool import Buffer
 
 
 class Sent(NamedTuple):
-    """A peer's message as bytes, its commitment to the message, and the tree over its pieces.
-
-    A message that the transcript keeps has no tree.
-    """
+    """A peer's message as bytes, and its commitment to the message."""
 
     payload: Buffer
     commitment: bytes
-    tree: sets.MerkleTree | None = None
+    tree: sets.MerkleTree | None = None  # over its pieces, if the transcript does not keep it
+    message: Tree = None  # what the payload decodes to, once somebody has decoded it
+    largest: float = 0.0  # of that message, see `bound`
 
 
 class CommitmentError(wire.WireError):
@@ -88,26 +87,27 @@ def _commit(
     return commit_to_root(tree.root, peer, round_), tree
 
 
-def receive(sent: Sent, peer: int, round_: Round, form: wire.Form) -> Tree:
-    """Return the message that a peer sent, checked as every receiver checks it.
+def receive(sent: Sent, peer: int, round_: Round, form: wire.Form) -> Sent:
+    """Return what a peer sent, decoded and checked as every receiver does.
 
     Raises:
       WireError: The bytes are not a message of this run.
       CommitmentError: They are not the message that was committed to.
     """
-    message = wire.decode(sent.payload, form)
-    check(message, sent.commitment, peer, round_, form)
-    return message
+    received = decoded(sent, form)
+    if (found := commit(received.message, peer, round_, form)) != sent.commitment:
+        raise CommitmentError(
+            f"payload hashes to {found.hex()[:12]}, expected its commitment "
+            f"{sent.commitment.hex()[:12]}"
+        )
+    return received
 
 
-def check(message: Tree, commitment: bytes, peer: int, round_: Round, form: wire.Form) -> None:
-    """Check a decoded message against the commitment to it.
+def decoded(sent: Sent, form: wire.Form) -> Sent:
+    """Return what was sent, decoded but not checked against its commitment.
 
     Raises:
-      CommitmentError: The message is not the one that was committed to.
+      WireError: The bytes are not a message of this run.
     """
-    found = commit(message, peer, round_, form)
-    if found != commitment:
-        raise CommitmentError(
-            f"payload hashes to {found.hex()[:12]}, expected its commitment {commitment.hex()[:12]}"
-        )
+    message = wire.decode(sent.payload, form)
+    return sent._replace(message=message, largest=bound.largest(message))

@@ -204,30 +204,25 @@ class Processes(Carrier):
                 self._start(place)
 
     def lost(self) -> dict[int, str]:
-        """Return the peers lost since the last call, each with the reason in one line."""
         self._drain()
         return super().lost()
 
     def arrived(self) -> frozenset[int]:
-        """Return the peers whose process is running, and was not asked anything since it came."""
         self._drain()
         peers = {peer for peer, _ in self._of}
         return frozenset(p for p in peers if all(process.fresh for process in self._gang(p)))
 
     def leaving(self) -> frozenset[int]:
-        """Return the peers whose processes have asked to leave."""
         self._drain()
         return frozenset(peer for (peer, _), process in self._of.items() if process.leaving)
 
     def dismiss(self, peer: int) -> None:
-        """Have a peer's process end, and do not start it again."""
         self.spawned -= {peer}
         self._send_exit(self._places(peer))
         for process in self._gang(peer):
             process.forget()
 
     def close(self) -> None:
-        """End the processes that this one started, and let go of the others."""
         self._send_exit(self._of)
         _end([process.child for process in self._of.values() if process.child])
         self.hub.close()

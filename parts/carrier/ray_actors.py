@@ -79,18 +79,15 @@ class RayActors(Carrier):
         self._of[peer] = _Actor(handle, handle.hello.remote())
 
     def arrived(self) -> frozenset[int]:
-        """Return the peers whose process runs and has had no request since it came."""
         for peer, actor in list(self._of.items()):
             if actor.hello is not None and ray.wait([actor.hello], timeout=0)[0]:
                 self._greet(peer, actor)
         return frozenset(peer for peer, actor in self._of.items() if actor.fresh)
 
     def dismiss(self, peer: int) -> None:
-        """End a peer's actor for good."""
         ray.kill(self._of.pop(peer).handle)
 
     def close(self) -> None:
-        """End the actors, and let go of the cluster."""
         for actor in self._of.values():
             ray.kill(actor.handle)
         if self.reserved:

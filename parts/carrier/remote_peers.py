@@ -21,7 +21,7 @@ import numpy as np
 from lockstep.errors import LockstepError, brief
 from lockstep.optim.optimizer import Tree
 from lockstep.programs.local_steps import Work
-from lockstep.swarm.peers import Done, M, RoundSteps
+from lockstep.swarm.peers import Done, M, RoundSteps, RunningPeers
 from lockstep.transcript.state import State
 from lockstep.wire.commitment import tree_hash
 from parts.carrier import requests
@@ -48,7 +48,7 @@ class Given(NamedTuple):
     seconds: float  # since the request was sent
 
 
-class RemotePeers:
+class RemotePeers(RunningPeers):
     """The peers of a run, each in its process behind a carrier.
 
     A peer is absent from when its process is lost until it has joined again: it is silent in the
@@ -102,16 +102,13 @@ class RemotePeers:
         return frozenset(range(self.count)) - self.absent
 
     def where(self, peer: int) -> str:
-        """Return where a peer runs, for the log."""
         return "no process yet" if peer in self.absent else "a process of its own"
 
     def returned(self) -> tuple[int, ...]:
-        """Return the absent peers whose processes are back and can join."""
         self.take_losses()
         return tuple(sorted(self.absent & self.carrier.arrived()))
 
     def await_return(self) -> tuple[int, ...]:
-        """Wait until an absent peer's process is back, at most as long as a start may take."""
         until = time.monotonic() + self.seconds
         with signals.at_once():
             if not (back := self.returned()):
@@ -122,7 +119,6 @@ class RemotePeers:
         return back
 
     def part(self, members: Set[int]) -> tuple[int, ...]:
-        """Release the members that asked to leave, and return them: what they own stays here."""
         leaving = sorted(self.carrier.leaving() & self.here & members)
         own = {peer: self.own(peer) for peer in leaving}
         left = tuple(peer for peer in leaving if peer in self.here)  # the others are lost instead
@@ -179,8 +175,7 @@ class RemotePeers:
 
     def lose(self, peer: int, why: str) -> None:
         """Count a peer as absent."""
-        log.info(f"train: peer {peer} is lost: {why}")
-        self.absent |= {peer}
+        super().distrust(peer, why)
         self._renewed.discard(peer)
 
     def distrust(self, peer: int, why: str) -> None:
@@ -214,7 +209,6 @@ class RemotePeers:
     # ---- A round ----
 
     def step(self, asked: RoundSteps[M]) -> dict[int, Done[M]]:
-        """Take the step of every peer that has work; who is lost meanwhile is absent."""
         if self.on_wall_clock:
             self._compile(asked)
         keep = self.keeps(asked.number)
@@ -252,7 +246,6 @@ class RemotePeers:
         return {peer: done[peer] for peer in sorted(done) if peer in self.here}
 
     def sit_out(self, idle: Set[int], step: int) -> None:
-        """Have present peers that take no step in a round adopt the last round's commit."""
         if self.programs.optimizer.aligns:
             asked = Asked(requests.Align(step=step, hash=self._verifies))
             answers = self.ask(dict.fromkeys(sorted(self.here & idle), asked))
@@ -282,7 +275,6 @@ class RemotePeers:
         step: int,
         ages: Mapping[int, int] | None = None,
     ) -> None:
-        """Apply, at every peer, the messages that the round decided on."""
         older = ages or {}
         optimize = requests.Optimize(
             step=step,
@@ -299,10 +291,7 @@ class RemotePeers:
     def recompute(
         self, cases: Sequence[tuple[int, Tree, Work]], step: int
     ) -> list[tuple[Tree, str]]:
-        """Return message and state's hash of each recomputed step: (who, from what state, work).
-
-        A step gives the same wherever it is taken: for a peer that is gone, another one takes it.
-        """
+        # a step gives the same wherever it is taken: for a peer that is gone, another one takes it
         like = {"message": self.programs.form.like}
 
         def recomputed(missing: list[int]) -> dict[int, tuple[Tree, str]]:
@@ -322,16 +311,12 @@ class RemotePeers:
         return self.ask_for_all(len(cases), recomputed)
 
     def join(self, peer: int) -> None:
-        """Give a peer what the others agree on, if its process still runs."""
         if peer in self.absent and peer in self.carrier.arrived():
             self._admit({peer}, self._tree("params"), self._tree("shared"))
         self.restart(peer)
 
     def take_back(self, members: Set[int]) -> None:
-        """Let members that were silent continue from their new state, if their processes run.
-
-        So a peer that nobody dropped, for want of a quorum, need not wait until somebody does.
-        """
+        # a peer that nobody dropped, for want of a quorum, need not wait until somebody does
         back = self.absent & self._renewed & members & self.carrier.arrived()
         if back and self.here:
             own = {peer: self._own[peer] for peer in back}
@@ -339,7 +324,6 @@ class RemotePeers:
             self._restore({peer: own[peer] for peer in sorted(back & self.here)})
 
     def restart(self, peer: int) -> None:
-        """Give a peer a new state of its own, at the params that the others have."""
         if peer in self.here:
             self.ask({peer: Asked(requests.Restore())})
             self._committed.pop(peer, None)
@@ -353,7 +337,7 @@ class RemotePeers:
     # ---- State ----
 
     def own(self, peer: int) -> Tree:
-        """Return a copy of what a peer owns; of an absent one, what it will begin with."""
+        """Return what a peer owns or, of an absent one, what it will begin with."""
         shown = self._shown(peer, "own", self._committed, "its own state")
         if shown is not None:
             return shown
@@ -362,14 +346,10 @@ class RemotePeers:
         return self._own[peer]
 
     def before(self, peer: int) -> Tree | None:
-        """Return what a peer owned before its last step, which it held; None where it is lost."""
         return self._shown(peer, "before", self._committed_before, "its own state before the step")
 
     def measure(self, lots: Sequence[Tree]) -> list[np.ndarray]:
-        """Return each row's loss of each lot of rows, all of one shape, peers side by side.
-
-        Losses that are not finite count only if those of a second peer are not either.
-        """
+        # losses that are not finite count only if those of a second peer are not either
         doubted: dict[int, int] = {}  # by lot, the peer whose losses were not finite
         like = {"losses": np.zeros(len(lots[0]), np.float32)} if lots else {}
 
@@ -398,16 +378,13 @@ class RemotePeers:
         return self.ask_for_all(len(lots), measured)
 
     def params_hash(self) -> str:
-        """Return the hash of the params that all agree on."""
         self.expect_any()
         return self._hash("params")
 
     def params(self) -> Tree:
-        """Return a copy of the params that all agree on."""
         return self._tree("params")
 
     def state(self) -> State:
-        """Return a copy of the whole state."""
         params, shared = self._tree("params"), self._tree("shared")
         missing = [peer for peer in range(self.count) if peer not in self._own]
         own = {peer: self.own(peer) for peer in missing} | self._own
@@ -415,7 +392,6 @@ class RemotePeers:
         return State(params, shared, tuple(own[peer] for peer in range(self.count)))
 
     def close(self) -> None:
-        """End the peers' processes, or let go of those that were started by hand."""
         self.carrier.close()
 
     # ---- What they need ----

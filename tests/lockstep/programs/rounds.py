@@ -9,8 +9,7 @@ import numpy as np
 
 from lockstep.programs.columns import PLAIN
 from lockstep.programs.train_step import Programs
-from lockstep.swarm.fused_peers import make_peers
-from lockstep.swarm.peers import RoundSteps, SimulatedPeers
+from lockstep.swarm.peers import RoundSteps, SimulatedPeers, make_peers
 from lockstep.transcript.state import State
 from pipeline.language_model.language_model import programs_of
 from pipeline.runfile import Run

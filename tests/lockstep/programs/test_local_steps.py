@@ -9,8 +9,7 @@ from lockstep.optim.dense import adamw
 from lockstep.optim.transform import alone, as_transform
 from lockstep.programs.local_steps import Work, micro_batches
 from lockstep.programs.replica import Replica
-from lockstep.swarm.fused_peers import make_peers
-from lockstep.swarm.peers import RoundSteps
+from lockstep.swarm.peers import RoundSteps, make_peers
 from pipeline import runfile
 from tests import tiny
 from tests.lockstep.programs.rounds import begin, train

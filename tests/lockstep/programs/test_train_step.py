@@ -9,8 +9,7 @@ from lockstep.optim.optimizer import RoundPeers
 from lockstep.programs.columns import UNCOUNTED, split
 from lockstep.programs.local_steps import Work, micro_batches
 from lockstep.programs.train_step import Programs
-from lockstep.swarm.fused_peers import make_peers
-from lockstep.swarm.peers import RoundSteps
+from lockstep.swarm.peers import RoundSteps, make_peers
 from lockstep.transcript.state import State
 from pipeline import runfile
 from pipeline.language_model.language_model import programs_of

@@ -8,9 +8,8 @@ from lockstep.errors import LockstepError
 from lockstep.optim.dense import sgd
 from lockstep.programs.device_memory import device_memory
 from lockstep.programs.train_step import Programs
-from lockstep.simulation.loss_task import LossTask, PeerRows
-from lockstep.simulation.micro_batch import fits_into_memory, largest
-from lockstep.simulation.nested import Nesting
+from lockstep.simulation.loss_task import LossTask, Nesting, PeerRows
+from lockstep.simulation.rounds import fits_into_memory, largest
 
 
 def test_halves_until_it_fits():

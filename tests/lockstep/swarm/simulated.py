@@ -10,12 +10,11 @@ import jax
 
 from benchmarks.simulated import Lab
 from lockstep.swarm.faults import FaultSchedule
-from lockstep.swarm.fused_peers import make_peers
+from lockstep.swarm.peers import make_peers
 from lockstep.swarm.swarm import Swarm
 from lockstep.transcript.entry import Entry
 from lockstep.transcript.follow import follow
-from lockstep.transcript.rounds_file import RoundsFile
-from lockstep.transcript.transcript import Transcript
+from lockstep.transcript.transcript import RoundsFile, Transcript
 from pipeline import runfile
 from pipeline.audit.verdict import Finding
 from pipeline.start.round_settings import round_settings

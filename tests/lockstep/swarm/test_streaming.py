@@ -6,7 +6,7 @@ import pytest
 
 from lockstep.protocol import links
 from lockstep.swarm.faults import FaultSchedule
-from lockstep.swarm.fused_peers import make_peers
+from lockstep.swarm.peers import make_peers
 from lockstep.swarm.swarm import Swarm
 from pipeline.start.round_settings import round_settings
 from tests.lockstep.swarm.simulated import lab, run_of

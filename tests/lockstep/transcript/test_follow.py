@@ -17,8 +17,7 @@ from lockstep.protocol.driver import RunProgress
 from lockstep.protocol.round import Evidence, Message, Round
 from lockstep.transcript.entry import Entry, EpochParams
 from lockstep.transcript.follow import follow
-from lockstep.transcript.rounds_file import RoundsFile
-from lockstep.transcript.transcript import Writer
+from lockstep.transcript.transcript import RoundsFile, Writer
 from lockstep.transcript.windows import Snapshots
 from pipeline import runfile
 from tests.lockstep.protocol import records

@@ -250,7 +250,7 @@ LIES = {
 
 @pytest.mark.parametrize("name", LIES)
 def test_what_no_honest_peer_answers_loses_the_peer_in_one_line_and_changes_nothing(name, caplog):
-    with caplog.at_level(logging.INFO, "parts.carrier"):
+    with caplog.at_level(logging.INFO):
         peers, state, measured = a_round(LIES[name])
     (said,) = [record.getMessage() for record in caplog.records]
     assert said.startswith(f"train: peer {LIAR} is lost: {LIES[name].says}")
@@ -262,7 +262,7 @@ def test_what_no_honest_peer_answers_loses_the_peer_in_one_line_and_changes_noth
 
 
 def test_an_honest_round_loses_nobody_and_gives_what_peers_have(caplog):
-    with caplog.at_level(logging.INFO, "parts.carrier"):
+    with caplog.at_level(logging.INFO):
         peers, state, _ = a_round(None)
     assert not caplog.records and not peers.absent
     np.testing.assert_array_equal(state.params["w"], PARAMS["w"] + 2 * PEERS)
@@ -300,7 +300,7 @@ def test_the_arrays_that_travel_are_those_of_the_tables_in_their_order(monkeypat
 
 
 def test_held_out_losses_that_only_one_peer_finds_not_finite_do_not_count(caplog):
-    with caplog.at_level(logging.INFO, "parts.carrier"):
+    with caplog.at_level(logging.INFO):
         peers, _, measured = a_round(Lie("forward", nan, ""))
     assert not peers.absent and np.isfinite(measured).all()
     expected = f"train: peer {LIAR}'s held-out losses are not finite, others' are"
@@ -319,6 +319,6 @@ def test_a_process_of_a_peer_that_the_run_does_not_have_never_asks_to_join(caplo
     peers = a_round(None)[0]
     peers.carrier._lost = {PEERS: "its process was started again"}
     peers.carrier.arrived = lambda: frozenset({PEERS})
-    with caplog.at_level(logging.INFO, "parts.carrier"):
+    with caplog.at_level(logging.INFO):
         assert peers.returned() == ()
     assert not peers.absent and not caplog.records
