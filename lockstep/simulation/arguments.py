@@ -7,16 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from lockstep.errors import LockstepError
 from lockstep.methods import CARDS, AnyOptimizer, card_of
 from lockstep.methods.card import Setting, Surroundings, build
 from lockstep.methods.needs import check_faults, check_needs
 from lockstep.methods.schedule import AnySchedule, learning_rate_of
-from lockstep.optim.expect import expect, expect_counts, expect_flags, expect_groups, expect_integer
 from lockstep.optim.optimizer import Optimizer
 from lockstep.protocol import links
 from lockstep.swarm.round_settings import RoundSettings
@@ -24,14 +23,14 @@ from lockstep.tables.explain import validate
 from lockstep.tables.faults import KINDS, Fault, Schedule
 from lockstep.tables.links import Links
 from lockstep.tables.peers import Aggregation, Liars, PeerCount, PeerLayout
-from lockstep.tables.table import Table, wrong
+from lockstep.tables.table import AsTuple, Table, wrong
 from lockstep.wire import message as wire
 
 ROUNDS_PER_EPOCH = 10  # peers that are away come back when an epoch begins
 MOST_ROUNDS = MOST_EXAMPLES = 2**32 - 1
 WITNESSES = 8  # of more peers: were all witnesses, they would take the square of peers' time
-COUNTS = ("peers", "steps", "batch_size", "eval_every", "checkpoint_every", "max_round_train_time")
-MAYBE = ("correlation_every", "micro_batch")  # counts, or None
+Number = Annotated[int, Field(ge=1, lt=2**32)]
+Unsaved = Field(exclude=True)  # a simulation that goes on may have another
 
 CALLED = {"faults.schedule": "faults", "peers.count": "peers", "config.total_steps": "steps"}
 """What keys of a run file are called here, besides their last names."""
@@ -84,30 +83,50 @@ class Arguments(Table):
     peers: PeerCount
     aggregation: Aggregation
     liars: Liars | None
-    steps: int
-    batch_size: int
+    steps: Number
+    batch_size: Number
     links: Links
     faults: Schedule
-    verification_percent: int
-    max_round_train_time: int
-    seed: int
+    verification_percent: Annotated[int, Field(ge=0, lt=100)]
+    max_round_train_time: Number
+    seed: Annotated[int, Field(ge=0, lt=2**32)]
     shuffle: bool
-    micro_batch: int | None
+    micro_batch: Number | None
     dtype: Literal["float32", "bfloat16"]
     layout: PeerLayout
-    stacked: tuple[str, ...]
-    eval_every: int
-    correlation_every: int | None
+    stacked: Annotated[tuple[str, ...], AsTuple]
+    eval_every: Number
+    correlation_every: Number | None
+    checkpoint_every: Annotated[Number, Unsaved]
+    on_round: Annotated[Callable | None, Unsaved]
+    show_progress: Annotated[bool, Unsaved]
+    torch: Annotated[bool, Unsaved]  # whether the params are those of a torch module
+    groups: Annotated[tuple[str, ...], Unsaved]  # top-level names of the params
 
     @model_validator(mode="after")
     def _fits(self) -> "Arguments":
         if self.verification_percent and self.layout != "each":
             text = "since a verifier runs the trainer's own program"
             raise wrong("verification_percent", f"0 with layout = {self.layout}, {text}")
+        if (self.micro_batch or 0) > self.batch_size:
+            raise wrong("micro_batch", f"at most batch_size ({self.batch_size})")
+        if self.torch and self.dtype != "float32":
+            text = "whose precision is its own: use torch.autocast in loss_fn"
+            raise wrong("dtype", f"float32 with a torch module, {text}")
+        if self.torch and self.layout != "each":
+            raise wrong("layout", "each with a torch module")
+        for number, fault in enumerate(self.faults):
+            if self.torch and fault.kind == "wrong_precision":
+                text = "another kind with a torch module, whose precision is its own"
+                raise wrong(("faults", number, "kind"), text)
         self.links.check(self.peers, "peers")
         config = replace(self.config(0), total_steps=self.steps)
         peers = SimulatedKeys(self.peers, self.layout)
         check_faults(self.faults, peers, config, self.optimizer, _argument)
+        return self
+
+    @model_validator(mode="after")
+    def _fits_the_optimizer(self) -> "Arguments":
         if self.optimizer is not None:
             run = Surroundings(
                 peers=self.peers,
@@ -126,6 +145,23 @@ class Arguments(Table):
             raise wrong("liars", "none with an Optimizer, which has its own aggregate")
         elif self.aggregation != "mean":
             raise wrong("aggregation", "mean with an Optimizer, which has its own aggregate")
+        return self
+
+    @model_validator(mode="after")
+    def _has_the_layers(self) -> "Arguments":
+        names, table = ", ".join(self.groups), self.optimizer
+        if any(name not in self.groups for name in self.stacked):
+            raise wrong("stacked", f"some of {names}")
+        if table is None:
+            if self.stacked:
+                raise wrong("stacked", "none with an Optimizer, which has its own")
+            return self
+        inner = getattr(table, "inner", table)
+        if self.stacked and not (inner.needs_layers or table.sends != "arrays"):
+            raise wrong("stacked", f"none with {inner.tag()}, which takes every array as it is")
+        if inner.needs_layers and not self.stacked:
+            text = "the names of params whose arrays are matrices of layers"
+            raise wrong("stacked", f"{text}, of {names}: only those have orthogonal steps")
         return self
 
     @property
@@ -198,50 +234,22 @@ def read_arguments(given: Mapping[str, Any], groups: Sequence[str], *, torch: bo
     Raises:
       LockstepError: One is not within its bounds, or what only JAX's programs have.
     """
-    optimizer = given["optimizer"]
+    optimizer, stacked = given["optimizer"], given["stacked"]
     tag, table, rate = None, None, 0.0
     if not isinstance(optimizer, Optimizer):
-        tag, table, rate = tagged(optimizer, groups, given["stacked"])
-    document = {name: given[name] for name in Arguments.model_fields} | {
+        layers = stacked if isinstance(stacked, list | tuple) else ()
+        tag, table, rate = tagged(optimizer, groups, layers)
+    document = dict(given) | {
         "optimizer": {tag: table} if tag else None,
         "learning_rate": _schedule(given["learning_rate"], rate),
         "links": {} if given["links"] is None else given["links"],
+        "torch": torch,
+        "groups": tuple(groups),
     }
-    asked = validate(Arguments, document, "simulate")
-    return _for_torch(asked) if torch else asked
-
-
-def check(given: Mapping[str, Any]) -> None:
-    """Check the arguments that are counts, flags or have a rule of their own.
-
-    Raises:
-      LockstepError: One is not what was expected.
-    """
-
-    def expect_below(name: str, end: int, written: str) -> None:
-        fits = f"a Python integer from 0, below {written}"
-        expect_integer(name, given[name], lambda x: isinstance(x, int) and 0 <= x < end, fits)
-
-    counts = {name: given[name] for name in COUNTS}
-    counts |= {name: given[name] for name in MAYBE if given[name] is not None}
-    most = given["batch_size"]
-    try:
-        expect_counts(**counts)
-        for name, count in counts.items():
-            fits = "a Python integer from 1, below 2**32"
-            expect(name, count, lambda x: isinstance(x, int) and x < 2**32, fits)
-        expect_flags(shuffle=given["shuffle"], show_progress=given["show_progress"])
-        expect_below("seed", 2**32, "2**32")
-        expect_below("verification_percent", 100, "100")
-        fits = f"at most batch_size ({most})"
-        expect("micro_batch", given["micro_batch"], lambda x: x is None or x <= most, fits)
-        fits = "'float32' or 'bfloat16'"
-        expect("dtype", given["dtype"], lambda x: x in ("float32", "bfloat16"), fits)
-        expect_groups(stacked=given["stacked"])
-        fits = "a function of a round's numbers, or None"
-        expect("on_round", given["on_round"], lambda x: x is None or callable(x), fits)
-    except ValueError as error:
-        raise LockstepError(f"simulate: {error}") from None
+    if torch and given["micro_batch"] is None:
+        document["micro_batch"] = given["batch_size"]
+    document = {name: document[name] for name in Arguments.model_fields}
+    return validate(Arguments, document, "simulate")
 
 
 def tagged(
@@ -294,63 +302,25 @@ def _schedule(learning_rate: Any, default: float) -> Any:
     return {"Constant": constant}
 
 
-def _for_torch(asked: Arguments) -> Arguments:
-    """Return the arguments of a simulation of a torch module, whose precision is its own."""
-    if asked.dtype != "float32":
-        raise LockstepError(
-            f"simulate: dtype is {asked.dtype!r}, expected 'float32' with a torch module, whose "
-            "precision is its own: use torch.autocast in loss_fn"
-        )
-    if asked.layout != "each":
-        raise LockstepError(
-            f"simulate: layout is {asked.layout!r}, expected 'each' with a torch module"
-        )
-    if any(fault.kind == "wrong_precision" for fault in asked.faults):
-        raise LockstepError(
-            "simulate: faults has wrong_precision, expected another kind with a torch module, "
-            "whose precision is its own"
-        )
-    return asked.model_copy(update={"micro_batch": asked.micro_batch or asked.batch_size})
-
-
 # ---- What they make, and checks of the rest ----
 
 
-def the_optimizer(asked: Arguments, given: Mapping[str, Any], groups: Sequence[str]) -> Optimizer:
-    """Return the optimizer itself; arguments as in `read_arguments`.
+def the_optimizer(asked: Arguments, optimizer: Any, learning_rate: Any) -> Optimizer:
+    """Return the optimizer itself, of the arguments of `simulate`.
 
     Raises:
-      LockstepError: A setting names no group, or changes nothing.
+      LockstepError: It has a learning rate already.
     """
-    stacked, learning_rate = asked.stacked, given["learning_rate"]
-    if unknown := [name for name in stacked if name not in groups]:
-        raise LockstepError(
-            f"simulate: stacked has {unknown[0]!r}, expected some of {', '.join(groups)}"
-        )
-    if isinstance(given["optimizer"], Optimizer):
-        expected = "with an Optimizer, which has its own"
-        if stacked:
-            raise LockstepError(f"simulate: stacked is {stacked!r}, expected none {expected}")
+    if isinstance(optimizer, Optimizer):
         if learning_rate is not None:
+            expected = "None with an Optimizer, which has its own"
             raise LockstepError(
-                f"simulate: learning_rate is {learning_rate!r}, expected None {expected}"
+                f"simulate: learning_rate is {learning_rate!r}, expected {expected}"
             )
-        return given["optimizer"]
-    table = asked.optimizer
-    inner = getattr(table, "inner", table)
-    if stacked and not (inner.needs_layers or table.sends != "arrays"):
-        raise LockstepError(
-            f"simulate: stacked is {stacked!r}, expected none with {inner.tag()}, which "
-            "takes every array as it is"
-        )
-    if inner.needs_layers and not stacked:
-        raise LockstepError(
-            "simulate: stacked is (), expected the names of params whose arrays are matrices of "
-            f"layers, of {', '.join(groups)}: only those have orthogonal steps"
-        )
+        return optimizer
     rate = learning_rate if callable(learning_rate) else learning_rate_of(asked.learning_rate)
-    setting = Setting(rate, 0, stacked, asked.aggregation, asked.liars or 0)
-    return build(table, setting, groups)
+    setting = Setting(rate, 0, asked.stacked, asked.aggregation, asked.liars or 0)
+    return build(asked.optimizer, setting, asked.groups)
 
 
 def check_signs(faults: Sequence[Fault], form: wire.Form) -> None:

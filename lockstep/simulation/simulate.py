@@ -128,7 +128,6 @@ def simulate(  # noqa: PLR0913 - whoever calls it names them
     """
     given = dict(locals())
     check_settings("simulate")
-    arguments.check(given)
     is_module = torch_module.is_module(params)
     if is_module:
         module = TorchModule(params, loss_fn, micro_batch or batch_size)
@@ -140,7 +139,7 @@ def simulate(  # noqa: PLR0913 - whoever calls it names them
     round_settings = asked.round_settings(optimizer)
     data_of_peers = examples.data_of_peers(train_data, peers, seed, shuffle=shuffle)
     held_out = examples.held_out(train_data, eval_data, peers, seed)
-    built = arguments.the_optimizer(asked, given, sorted(first))
+    built = arguments.the_optimizer(asked, optimizer, learning_rate)
     if is_module:
         built, lot = one_by_one(built), asked.rows_of_a_step
         steps_of_torch = HostSteps(built, Lots(built.inner_steps, lot), module, seed)

@@ -95,12 +95,21 @@ def receive(sent: Sent, peer: int, round_: Round, form: wire.Form) -> Sent:
       CommitmentError: They are not the message that was committed to.
     """
     received = decoded(sent, form)
-    if (found := commit(received.message, peer, round_, form)) != sent.commitment:
-        raise CommitmentError(
-            f"payload hashes to {found.hex()[:12]}, expected its commitment "
-            f"{sent.commitment.hex()[:12]}"
-        )
+    check(received.message, sent.commitment, peer, round_, form)
     return received
+
+
+def check(message: Tree, commitment: bytes, peer: int, round_: Round, form: wire.Form) -> None:
+    """Check a decoded message against the commitment to it.
+
+    Raises:
+      CommitmentError: The message is not the one that was committed to.
+    """
+    found = commit(message, peer, round_, form)
+    if found != commitment:
+        raise CommitmentError(
+            f"payload hashes to {found.hex()[:12]}, expected its commitment {commitment.hex()[:12]}"
+        )
 
 
 def decoded(sent: Sent, form: wire.Form) -> Sent:

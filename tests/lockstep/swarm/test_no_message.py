@@ -1,16 +1,107 @@
-"""What a peer's process says is a message may be none: it costs that peer its place, and no run."""
+"""What is no message, or not finite, costs its peer its place; of all peers it is divergence."""
 
 import logging
 
+import jax
 import numpy as np
 import pytest
 
 from lockstep.protocol.round import Round
 from lockstep.swarm.delivery import Outbox
 from lockstep.swarm.peers import Done, RoundSteps, SimulatedPeers
+from lockstep.swarm.swarm import NotFiniteError
 from lockstep.wire.message import WireError
 from tests.lockstep.swarm import simulated
 from tests.lockstep.swarm.test_lies import messages
+
+SPOILT = 2  # a peer
+RUN = simulated.run_of("dense")
+LOST = simulated.run_of("dense", witness_nodes=0, **dict(simulated.BY_TIME, total_steps=14))
+
+
+def nan(tree):
+    return jax.tree.map(lambda leaf: np.full_like(leaf, np.nan), tree)
+
+
+def spoil(monkeypatch, spoilt: dict) -> None:
+    """By round, what some peers' steps in this process give for a message."""
+    honest = SimulatedPeers.step
+
+    def step(self: SimulatedPeers, asked: RoundSteps) -> dict[int, Done]:
+        peers, change = spoilt.get(asked.number, ((), None))
+
+        def pack(message, peer):
+            return asked.pack(change(message) if peer in peers else message, peer)
+
+        return honest(self, asked._replace(pack=pack))
+
+    monkeypatch.setattr(SimulatedPeers, "step", step)
+
+
+def spoil_all(monkeypatch, peers: set[int], step: int) -> None:
+    """Of some peers, loss and message of a round are NaN."""
+    spoil(monkeypatch, {step: (peers, nan)})
+    here = SimulatedPeers.step
+
+    def step_here(self: SimulatedPeers, asked: RoundSteps) -> dict[int, Done]:
+        spoilt = peers if asked.number == step else set()
+        done = here(self, asked)
+        return {p: d._replace(loss=float("nan")) if p in spoilt else d for p, d in done.items()}
+
+    monkeypatch.setattr(SimulatedPeers, "step", step_here)
+
+
+def test_one_peers_nan_costs_it_its_place_and_nobody_is_accused(tmp_path, monkeypatch, caplog):
+    spoil_all(monkeypatch, {SPOILT}, 3)
+    with caplog.at_level(logging.INFO):
+        here = simulated.lab("dense").train(LOST, tmp_path / "here").transcript
+    assert [record.getMessage() for record in caplog.records] == [
+        "train: peer 2 is lost: its loss is nan at round 3, others' are finite"
+    ]
+    assert [e.round.step for e in here.rounds if e.evidence.silent == (SPOILT,)] == [3]
+    assert not any(entry.decision.ejected for entry in here.rounds)
+    assert any(SPOILT in e.round.joined for e in here.rounds)
+    assert SPOILT in here.rounds[-1].decision.applied
+    assert np.isfinite([entry.loss for entry in here.rounds]).all()
+    assert simulated.lab("dense").audit(LOST, here) == []
+
+
+def test_a_run_that_is_killed_while_a_peer_is_lost_goes_on_as_if_it_were_not(monkeypatch):
+    run = simulated.run_of("dense", witness_nodes=0, **dict(simulated.BY_TIME, total_steps=10))
+    spoil_all(monkeypatch, {SPOILT}, 3)
+    whole = simulated.entries("dense", run, killed=False)
+    assert simulated.entries("dense", run, killed=True) == whole
+
+
+def test_a_message_that_only_one_peer_has_not_finite_costs_it_its_place(
+    tmp_path, monkeypatch, caplog
+):
+    spoil_all(monkeypatch, {SPOILT}, 8)
+    spoilt = SimulatedPeers.step
+    monkeypatch.setattr(SimulatedPeers, "step", finite_loss(spoilt))
+    with caplog.at_level(logging.INFO):
+        transcript = simulated.lab("dense").train(RUN, tmp_path).transcript
+    assert [record.getMessage() for record in caplog.records] == [
+        "train: peer 2 is lost: its message is not finite at round 8, others' are finite"
+    ]
+    assert transcript.rounds[-1].evidence.silent == (SPOILT,)
+
+
+def finite_loss(step):
+    def with_finite_loss(self: SimulatedPeers, asked: RoundSteps) -> dict[int, Done]:
+        return {peer: one._replace(loss=1.0) for peer, one in step(self, asked).items()}
+
+    return with_finite_loss
+
+
+def test_nan_of_all_peers_is_divergence_that_names_its_cause(tmp_path, monkeypatch):
+    spoil_all(monkeypatch, set(range(simulated.PEERS)), 2)
+    with pytest.raises(NotFiniteError, match="^loss is nan at round 2$"):
+        simulated.lab("dense").train(RUN, tmp_path / "loss")
+    monkeypatch.setattr(SimulatedPeers, "step", finite_loss(SimulatedPeers.step))
+    with pytest.raises(NotFiniteError, match="^no peer's message is finite at round 2: gradients"):
+        simulated.lab("dense").train(RUN, tmp_path / "message")
+
 
 ROUND = Round(1, 0, 0, 0, 1, (0,), {0: (0, 0)}, {}, (), ())
 
@@ -46,21 +137,6 @@ def test_false_places_are_no_message(lie, name):
         outbox.put(with_places(LIES[lie], message), 0, ROUND).result()
 
 
-def spoil(monkeypatch, spoilt: dict) -> None:
-    """Of some rounds, what a peer's step gives for its message."""
-    honest = SimulatedPeers.step
-
-    def step(self: SimulatedPeers, asked: RoundSteps) -> dict[int, Done]:
-        who, change = spoilt.get(asked.number, (None, None))
-
-        def pack(message, peer):
-            return asked.pack(change(message) if peer == who else message, peer)
-
-        return honest(self, asked._replace(pack=pack))
-
-    monkeypatch.setattr(SimulatedPeers, "step", step)
-
-
 def huge(message):
     return {
         name: one._replace(value_NK=one.value_NK * 0 + 1e30)
@@ -77,7 +153,7 @@ def test_a_run_goes_on_without_whose_message_is_none_and_its_audit_finds_the_sam
     run = simulated.run_of("values", fault, **dict(simulated.BY_TIME, total_steps=8))
     spoil(
         monkeypatch,
-        {2: (1, lambda message: with_places(LIES["zero"], message)), 4: (2, huge)},
+        {2: ({1}, lambda message: with_places(LIES["zero"], message)), 4: ({2}, huge)},
     )
     with caplog.at_level(logging.INFO):
         seen = simulated.see("values", run, tmp_path)

@@ -1,5 +1,7 @@
 """Pieces of messages: cut, shown with a path, and compared."""
 
+import hashlib
+
 import jax
 import numpy as np
 import pytest
@@ -7,6 +9,7 @@ from ml_dtypes import bfloat16
 
 from lockstep.optim.compressed.compressor import Coefficients
 from lockstep.protocol import sets
+from lockstep.protocol.committee import round_seed
 from lockstep.wire import message as wire
 from lockstep.wire import sketches
 from lockstep.wire.message import Form
@@ -150,3 +153,52 @@ def test_nothing_is_as_far_as_something_from_zeros():
     here = np.zeros(1000, np.float32)
     assert of_one(here, here) == 0
     assert of_one(here + 1e-9, here) == np.inf
+
+
+# ---- Which pieces are drawn: by nobody's choice, as long as a commitment is unknown ----
+
+
+COMMITMENTS = {3: "ab" * 32, 0: "cd" * 32}
+
+
+def test_pieces_are_drawn_as_documented():
+    seed = round_seed(7, 6)  # of the next round
+    draw = hashlib.sha256(
+        f"lockstep/sketch:{seed}:".encode()
+        + (0).to_bytes(4, "little") + b"\xcd" * 32
+        + (3).to_bytes(4, "little") + b"\xab" * 32
+    ).digest()  # fmt: skip
+    found, number = set(), 0
+    while len(found) < 4:
+        words = (3).to_bytes(4, "little") + number.to_bytes(4, "little")
+        found.add(int.from_bytes(hashlib.sha256(draw + words).digest()[:8], "little") % 9)
+        number += 1
+    assert sketches.drawn(7, 5, COMMITMENTS, 3, 9, 4) == sorted(found)
+
+
+@pytest.mark.parametrize("of", [0, 3])
+def test_every_commitment_of_the_round_decides_what_is_drawn(of):
+    drawn = sketches.drawn(7, 5, COMMITMENTS, 3, 1000, 20)
+    other = sketches.drawn(7, 5, COMMITMENTS | {of: "ac" * 32}, 3, 1000, 20)
+    assert len(set(drawn) & set(other)) < 5
+    assert (
+        sketches.drawn(7, 5, COMMITMENTS, 0, 1000, 20)
+        != drawn
+        != sketches.drawn(8, 5, COMMITMENTS, 3, 1000, 20)
+    )
+
+
+def test_a_lie_in_a_share_of_the_pieces_is_missed_as_often_as_its_share_says():
+    pieces, count, share, trials = 400, 12, 0.1, 2000
+    false = set(range(int(share * pieces)))
+    missed = sum(
+        not false.intersection(sketches.drawn(n, 1, COMMITMENTS, 0, pieces, count))
+        for n in range(trials)
+    )
+    expected = np.prod([1 - len(false) / (pieces - i) for i in range(count)])  # all different
+    assert expected <= (1 - share) ** count
+    assert missed / trials == pytest.approx(expected, abs=4 * np.sqrt(expected / trials))
+
+
+def test_all_pieces_can_be_drawn():
+    assert sketches.drawn(7, 5, COMMITMENTS, 3, 9, 9) == list(range(9))

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from parts.carrier.carrier import Answered
 from parts.carrier.requests import Asked
 from tests.lockstep.swarm import simulated
-from tests.lockstep.swarm.test_not_finite import LOST, SPOILT, nan, spoil
+from tests.lockstep.swarm.test_no_message import LOST, SPOILT, nan, spoil_all
 from tests.parts.carrier import test_remote_peers
 from tests.parts.carrier.loopback import Loopback
 
@@ -26,7 +26,7 @@ def test_one_peers_nan_costs_it_its_place_wherever_peers_run(tmp_path, monkeypat
                 answers[peer] = answers[peer]._replace(arrays=nan(answers[peer].arrays))
         return answers
 
-    spoil(monkeypatch, {SPOILT}, STEP)
+    spoil_all(monkeypatch, {SPOILT}, STEP)
     monkeypatch.setattr(Loopback, "ask", step_there)
     here = simulated.lab("dense").train(LOST, tmp_path / "here").transcript
     remote, _, _ = test_remote_peers.train(LOST, tmp_path / "there", "dense")

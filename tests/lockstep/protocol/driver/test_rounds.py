@@ -4,9 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from lockstep.errors import LockstepError
 from lockstep.protocol import committee, consensus, driver, sets
-from lockstep.protocol.coordinator import CoordinatorError, RunState
-from lockstep.protocol.round import Decision, Round
+from lockstep.protocol.coordinator import CoordinatorError, Pause, RunState, tick
+from lockstep.protocol.round import Decision, Message, Round
+from tests.lockstep.protocol import records
 from tests.lockstep.protocol.driver.driven_run import (
     LONG,
     VERIFIED,
@@ -159,3 +161,93 @@ def test_first_member_stores_the_params_that_end_an_epoch():
     assert driver.checkpointer(progress) == 1
     progress = driver.checkpointed(progress, 1, "ab" * 32)
     assert (progress.state.checkpointer, progress.state.checkpoint) == (1, "ab" * 32)
+
+
+# ---- A pause: it ends the epoch, and the members go on as they were ----
+
+
+def test_pause_ends_the_epoch_and_resumed_members_go_on_as_they_were():
+    whole, decided, _ = train(begun())  # epochs of 4 rounds
+    progress = begun()
+    trained, clock = [], []
+    while True:
+        if progress.pausing:
+            with pytest.raises(CoordinatorError, match="halted"):
+                driver.next_round(progress)  # until it is resumed
+            progress = driver.resume(progress)
+        progress, round = driver.next_round(progress)
+        if round is None:
+            break
+        if round.step == 2:
+            progress = driver.pause(progress)
+        progress, decision = driver.finish_round(progress, round, evidence(round))
+        assert progress.pausing == (round.step == 2)
+        trained.append(round)
+        clock.append(decision.now)
+    assert [round.epoch for round in trained] == [0] * 2 + [1] * 4 + [2] * 4
+    assert [replace(round, epoch=0) for round in trained] == [replace(r, epoch=0) for r in whole]
+    assert clock[2] - clock[1] == decided[4].now - decided[3].now  # as between any two epochs
+
+
+def test_pause_in_the_last_round_changes_nothing_and_only_a_pause_can_be_resumed():
+    progress, round = driver.next_round(begun(replace(Settings(), total_steps=1)))
+    with pytest.raises(CoordinatorError, match="not paused"):
+        driver.resume(progress)
+    progress, _ = driver.finish_round(driver.pause(progress), round, evidence(round))
+    assert driver.next_round(driver.resume(progress))[1] is None
+
+
+# ---- What the driver refuses: evidence of others, and runs that could not train ----
+
+
+@pytest.mark.parametrize("peer", [5, -1])
+def test_peer_that_the_run_does_not_have_cannot_ask(peer):
+    with pytest.raises(CoordinatorError, match=r"expected one of the run's 5"):
+        driver.ask(driver.start(LONG, 5, 1, 10), [peer])
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "senders"),
+    [({0: 1.0}, ()), ({9: 1.0}, (9,)), ({}, (9,))],
+    ids=["no message", "no trainer", "no trainer, no arrival"],
+)
+def test_messages_that_are_not_the_trainers_are_refused(arrivals, senders):
+    progress, round = driver.next_round(begun())
+    with pytest.raises(ValueError, match="all among"):
+        sent = dict.fromkeys(senders, Message("ab" * 32, 1))
+        driver.finish_round(progress, round, records.evidence(sent, arrivals=arrivals))
+
+
+def test_round_that_is_not_in_progress_is_refused():
+    start = begun()
+    progress, round = driver.next_round(start)
+    said = evidence(round)
+    for other in (start, driver.finish_round(progress, round, said)[0]):
+        with pytest.raises(ValueError, match="round 1 is not in progress"):
+            driver.finish_round(other, round, said)
+    with pytest.raises(ValueError, match="not in progress"):
+        driver.finish_round(progress, replace(round, data_index=1), said)
+
+
+@pytest.mark.parametrize(
+    ("count", "start_step", "message"),
+    [
+        (3, 0, r"\[peers\] count = 3, expected 4"),
+        (257, 0, r"\[peers\] count = 257, expected 4 .* to 256"),
+        (4, 10, r"total_steps = 10, expected more than the 10"),
+    ],
+)
+def test_run_that_could_not_train_is_refused_with_its_key(count, start_step, message):
+    with pytest.raises(LockstepError, match=message) as refusal:
+        driver.start(Settings(), count, 1, 10, start_step=start_step)
+    assert "\n" not in str(refusal.value)
+
+
+def test_run_without_enough_members_or_paused_does_not_hang():
+    progress = driver.start(Settings(), 4, 1, 10)
+    for alone in (progress, driver.ask(progress, range(3))):
+        with pytest.raises(CoordinatorError, match="never come"):
+            driver.next_round(alone)
+    paused = replace(begun(), state=tick(begun().state, Pause(1)))
+    with pytest.raises(CoordinatorError, match="halted"):
+        driver.next_round(paused)

@@ -1,4 +1,4 @@
-"""Psyche's golden bit, no false "no" ever, and the rate of false "yes" that is promised."""
+"""Filters: Psyche's golden bit, no false "no", the promised rate of false "yes"; Merkle roots."""
 
 import hashlib
 
@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lockstep.protocol import sets
 from lockstep.protocol.sets import BITS, KEYS, Bloom, fnv1a, positions
 
 BYTES = st.binary(max_size=40)
@@ -82,3 +83,47 @@ def test_psyches_1024_bits_let_31_in_100_pass():
                 bits[place // 8] |= 1 << place % 8
         filters.append(Bloom(keys, bytes(bits)))
     assert false_rate(filters, items(10**6, 1000)) == pytest.approx(0.31, abs=0.03)
+
+
+# ---- Merkle roots, by hand ----
+
+
+def sha(data: bytes) -> bytes:
+    return hashlib.sha256(data).digest()
+
+
+def test_root_of_three_items_pairs_the_last_with_itself():
+    a, b, c = (sha(b"\x00" + item) for item in (b"a", b"b", b"c"))
+    expected = sha(b"\x01" + sha(b"\x01" + a + b) + sha(b"\x01" + c + c))
+    assert sets.root([b"a", b"b", b"c"]) == expected
+
+
+def test_root_of_one_item_is_its_leaf_and_of_none_is_zeros():
+    assert sets.root([b"a"]) == sha(b"\x00a")
+    assert sets.root([]) == bytes(32)
+
+
+def test_root_depends_on_every_item_and_on_their_order():
+    roots = [sets.root(items(0, 5)), sets.root(items(0, 5)[::-1]), sets.root(items(0, 4))]
+    assert len(set(roots)) == 3
+
+
+def test_node_cannot_pass_for_an_item():
+    a, b = sets.leaf_hash(b"a"), sets.leaf_hash(b"b")
+    assert sets.root([b"a", b"b"]) != sets.root([a + b])
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 8, 13])
+def test_a_path_leads_from_every_item_to_the_root_and_from_no_other(count):
+    tree, every = sets.MerkleTree.over(items(0, count)), items(0, count)
+    assert tree.root == sets.root(every)
+    for index, item in enumerate(every):
+        path = tree.path(index)
+        assert len(path) == sets.depth(count)
+        assert sets.root_above(item, index, path) == tree.root
+        assert sets.root_above(item + b"x", index, path) != tree.root
+        for level in range(len(path)):
+            bent = [*path[:level], bytes(32), *path[level + 1 :]]
+            assert sets.root_above(item, index, bent) != tree.root
+        for other in set(range(count)) - {index}:
+            assert sets.root_above(item, other, path) != tree.root
