@@ -18,17 +18,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from parts.carrier import requests
 from parts.carrier.channel import Heard, Hub, Place
-from parts.carrier.requests import (
-    AnswerHeader,
-    Asked,
-    Buffer,
-    Exit,
-    FrameError,
-    Hello,
-    checked,
-    decode,
-)
+from parts.carrier.requests import AnswerHeader, Asked, Buffer, FrameError
 
 LISTEN_SECONDS = 0.1  # at a time, between looks at whether processes live
 FIRST_WAIT, LONGEST_WAIT = 0.5, 60.0  # seconds before a child that ended is started again
@@ -54,6 +46,7 @@ class Carrier(ABC):
 
     _trainer: str = field(default_factory=lambda: secrets.token_hex(8), init=False)
     _number: int = field(default=0, init=False)  # of the last request
+    _sent: float = field(default=0.0, init=False)  # when it was sent
     _open: dict[int, Any] = field(default_factory=dict, init=False)  # open requests, by peer
     _answers: dict[int, Answered] = field(default_factory=dict, init=False)  # to the last request
     _lost: dict[int, str] = field(default_factory=dict, init=False)
@@ -63,8 +56,8 @@ class Carrier(ABC):
 
         A peer that is lost is absent from the answers.
         """
-        until = time.monotonic() + seconds
-        self._number += 1
+        self._number, self._sent = self._number + 1, time.monotonic()
+        until = self._sent + seconds
         self._open, self._answers = {}, {}
         together: dict[int, list[int]] = {}  # peers of each distinct request
         for peer, one in asked.items():
@@ -137,17 +130,13 @@ class Carrier(ABC):
         """Forget the process of a peer that is lost, until it says hello."""
 
     def _answered(
-        self, peer: int, header: AnswerHeader, arrays: list[np.ndarray], sent: float
+        self, peer: int, header: AnswerHeader, arrays: list[np.ndarray]
     ) -> Answered | None:
-        """Return the answer to a request sent at `sent`; lose the peer if it is an error."""
+        """Return the answer to the last request; lose the peer if it is an error."""
         if header.error is None:
-            return Answered(header, arrays, time.monotonic() - sent)
+            return Answered(header, arrays, time.monotonic() - self._sent)
         self.lose(peer, header.error)
         return None
-
-    def _close_request(self, peer: int, answer: Answered) -> None:
-        del self._open[peer]
-        self._answers[peer] = answer
 
 
 # ---- Peers as processes of this trainer's, or that connect to it ----
@@ -174,7 +163,6 @@ class _Process:
 class _Open:
     """A request to one process of a peer that has to answer."""
 
-    sent: float
     buffers: list[Buffer]
     connection: bytes | None  # over which it was sent the last time
     answer: Answered | None = None
@@ -229,7 +217,7 @@ class Processes(Carrier):
 
     def _send_exit(self, places: Iterable[Place]) -> None:
         for place in places:
-            self.hub.send(place, Asked(Exit()).buffers(self._trainer, self._number))
+            self.hub.send(place, Asked(requests.Exit()).buffers(self._trainer, self._number))
 
     def _places(self, peer: int) -> list[Place]:
         return [(peer, rank) for rank in range(self.ranks)]
@@ -248,8 +236,7 @@ class Processes(Carrier):
             buffers = one.buffers(self._trainer, self._number, gang[0].gang)
             for place, process in zip(self._places(peer), gang, strict=True):
                 process.fresh = False
-                sent = time.monotonic()
-                opened.append(_Open(sent, buffers, self.hub.send(place, buffers)))
+                opened.append(_Open(buffers, self.hub.send(place, buffers)))
             self._open[peer] = opened
 
     def _listen(self, seconds: float) -> None:
@@ -274,9 +261,9 @@ class Processes(Carrier):
         place, peer = heard.place, heard.place[0]
         process = self._of.setdefault(place, _Process())
         try:
-            header, arrays = decode(AnswerHeader, heard.buffers)
+            header, arrays = requests.decode(AnswerHeader, heard.buffers)
             if header.says == "hello":
-                process.gang = checked(Hello, header.values, "a hello").gang
+                process.gang = requests.checked(requests.Hello, header.values, "a hello").gang
         except FrameError as error:
             self.lose(peer, f"nonsense: {heard.flaw or error}")
             return
@@ -289,9 +276,10 @@ class Processes(Carrier):
         elif header.number == self._number and peer in self._open:
             opened, rank = self._open[peer], place[1]
             if opened[rank].answer is None:
-                opened[rank].answer = self._answered(peer, header, arrays, opened[rank].sent)
+                opened[rank].answer = self._answered(peer, header, arrays)
             if peer in self._open and all(one.answer for one in opened):
-                self._close_request(peer, opened[0].answer)
+                del self._open[peer]
+                self._answers[peer] = opened[0].answer
 
     def _greet(self, heard: Heard, process: _Process, name: str) -> None:
         """Take a hello, which a process says over each new connection and while it is not asked.

@@ -11,10 +11,11 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated, NamedTuple, Self
 
 import numpy as np
@@ -184,7 +185,9 @@ class Hub:
         self.context = zmq.Context()
         self.authenticator = ThreadAuthenticator(self.context)
         self.authenticator.start()
-        self.authenticator.configure_curve_callback(credentials_provider=_Only(self.places))
+        keys = frozenset(key.encode() for key in self.places)
+        admits = SimpleNamespace(callback=lambda domain, key: key in keys)
+        self.authenticator.configure_curve_callback(credentials_provider=admits)
         self.socket = _prepared(self.context.socket(zmq.ROUTER))
         self.socket.curve_server = True
         self.socket.curve_secretkey = secrets.private.encode()
@@ -196,7 +199,7 @@ class Hub:
             self.close()
             raise LockstepError(f"{address}: {error}, expected an address to listen on") from error
         self.address = self.socket.last_endpoint.decode()
-        self.door.bound(int(self.address.rpartition(":")[2]))
+        self.door.port = int(self.address.rpartition(":")[2])
 
     def send(self, place: Place, buffers: list[Buffer]) -> bytes | None:
         """Send buffers; return the connection, or None where the process has none."""
@@ -327,17 +330,6 @@ class Line:
         self.again = now + min(first * 2 ** min(self.failures, 10), longest)
 
 
-class _Only:
-    """Admits the connections that have one of some public keys."""
-
-    def __init__(self, keys: Iterable[str]):
-        self.keys = frozenset(key.encode() for key in keys)
-
-    def callback(self, domain: str, key: bytes) -> bool:
-        del domain
-        return key in self.keys
-
-
 def _parts(buffers: list[Buffer]) -> Iterator[Buffer]:
     """Return how many buffers there are, then their sizes and their bytes in parts."""
     views = [memoryview(buffer) for buffer in buffers]
@@ -398,7 +390,8 @@ class Door:
     """
 
     def __init__(self, listening: zmq.Socket, most: int):
-        self.listening, self.most, self.port = listening, most, 0
+        self.listening, self.most = listening, most
+        self.port = 0  # once it is known: only connections to it are ever cut off
         self._open: dict[int, None] = {}  # descriptors, the oldest first
         self._known: dict[Place, int] = {}  # ... over which a peer's process spoke last
         self._lock = threading.Lock()
@@ -409,10 +402,6 @@ class Door:
         self._events.connect(address)
         self._thread = threading.Thread(target=self._watch, name="door", daemon=True)
         self._thread.start()
-
-    def bound(self, port: int) -> None:
-        """Take note of the port: only connections to it are ever cut off."""
-        self.port = port
 
     def heard(self, place: Place, descriptor: int) -> None:
         """Take note of the connection over which a peer's process spoke."""

@@ -8,7 +8,6 @@ import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 import ray
@@ -51,13 +50,6 @@ class _Actor:
     fresh: bool = False  # whether nobody has asked it anything since it came
 
 
-class _Call(NamedTuple):
-    """A request to an actor that has to answer, and when it was sent."""
-
-    answer: ray.ObjectRef
-    sent: float
-
-
 @dataclass
 class RayActors(Carrier):
     """A carrier to actors; none asks to leave, since an actor does not learn of its end."""
@@ -66,7 +58,7 @@ class RayActors(Carrier):
     backend: str  # "cpu" or "cuda"
     reserved: PlacementGroup | None = None  # a bundle of resources for each actor
     _of: dict[int, _Actor] = field(default_factory=dict)
-    _open: dict[int, _Call] = field(default_factory=dict, init=False)
+    _open: dict[int, ray.ObjectRef] = field(default_factory=dict, init=False)
 
     def start(self, peer: int) -> None:
         """Start the actor of a peer."""
@@ -99,15 +91,14 @@ class RayActors(Carrier):
 
     def _send(self, peers: list[int], one: Asked) -> None:
         """Send a request; what several peers get travels to each host once."""
-        sent = time.monotonic()
         stored = ray.put(_arrays(one.buffers(self._trainer, self._number)))
         for peer in peers:
             actor = self._of[peer]
             actor.fresh = False
-            self._open[peer] = _Call(actor.handle.answer.remote(stored), sent)
+            self._open[peer] = actor.handle.answer.remote(stored)
 
     def _listen(self, seconds: float) -> None:
-        peer_of = {call.answer: peer for peer, call in self._open.items()}
+        peer_of = {answer: peer for peer, answer in self._open.items()}
         if not peer_of:
             time.sleep(seconds)
             return
@@ -115,9 +106,8 @@ class RayActors(Carrier):
             self._take(peer_of[answer])
 
     def _take(self, peer: int) -> None:
-        call = self._open[peer]
         try:
-            buffers = [memoryview(one) for one in ray.get(call.answer)]
+            buffers = [memoryview(one) for one in ray.get(self._open[peer])]
             header, arrays = decode(AnswerHeader, buffers)
         except (RayError, FrameError, TypeError) as error:
             self.lose(peer, _line(error))
@@ -126,8 +116,9 @@ class RayActors(Carrier):
             self.lose(peer, "its process was started again")
         elif header.error is None and header.number != self._number:
             self.lose(peer, f"an answer to request {header.number}, expected {self._number}")
-        elif answer := self._answered(peer, header, arrays, call.sent):
-            self._close_request(peer, answer)
+        elif answer := self._answered(peer, header, arrays):
+            del self._open[peer]
+            self._answers[peer] = answer
 
     def _greet(self, peer: int, actor: _Actor) -> None:
         """Take an actor's name, or ask for it again where its process ended before it told."""
@@ -201,11 +192,7 @@ def shortage(count: int, cluster: RayCluster) -> str | None:
 
 
 def shortage_of(count: int, cluster: RayCluster) -> str | None:
-    """Return `shortage` of a cluster that this process is connected to for that alone.
-
-    Raises:
-      LockstepError: see `connect`.
-    """
+    """Return `shortage` of a cluster that this process is connected to for that alone."""
     connect(cluster)
     try:
         return shortage(count, cluster)
@@ -216,11 +203,7 @@ def shortage_of(count: int, cluster: RayCluster) -> str | None:
 def start(
     count: int, cluster: RayCluster, *, environment: Mapping[str, str], backend: str
 ) -> RayActors:
-    """Return a carrier to one actor for each of `count` peers; `backend` is "cpu" or "cuda".
-
-    Raises:
-      LockstepError: see `connect`.
-    """
+    """Return a carrier to one actor for each of `count` peers; `backend` is "cpu" or "cuda"."""
     connect(cluster)
     runtime_env: dict = {"env_vars": dict(environment)}
     if cluster.working_dir:

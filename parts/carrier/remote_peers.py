@@ -25,7 +25,7 @@ from lockstep.swarm.peers import Done, M, RoundSteps, RunningPeers
 from lockstep.transcript.state import State
 from lockstep.wire.commitment import tree_hash
 from parts.carrier import requests
-from parts.carrier.carrier import Answered, Carrier, Processes
+from parts.carrier.carrier import Carrier, Processes
 from parts.carrier.channel import Hub, Place, Secrets
 from parts.carrier.operations import leaves, tables_for_a_process, trees_of
 from parts.carrier.requests import OPERATIONS, Asked, FrameError, Hashed, checked
@@ -148,8 +148,12 @@ class RemotePeers(RunningPeers):
         for peer, answer in answers.items():
             if peer in self.absent:
                 continue
+            name, wanted = asked[peer].operation, getattr(asked[peer].values, "hash", True)
             try:
-                given[peer] = _read(asked[peer], answer, like or {})
+                values = checked(OPERATIONS[name].gives, answer.header.values, f"what {name} gives")
+                if isinstance(values, Hashed) and (values.hash is not None) != wanted:
+                    raise FrameError(f"hash: {values.hash}, expected {'one' if wanted else 'none'}")
+                given[peer] = Given(values, trees_of(answer.arrays, like or {}), answer.seconds)
             except FrameError as error:
                 self.distrust(peer, f"nonsense: {error}")
         return given
@@ -358,8 +362,6 @@ class RemotePeers(RunningPeers):
             for n in missing:
                 able = self.here - {doubted.get(n)} or self.here
                 turn |= {peer: n for peer in sorted(able - turn.keys())[:1]}
-                if len(turn) == len(self.here):
-                    break
             asked = {peer: Asked(requests.Forward(), [lots[n]]) for peer, n in turn.items()}
             believed = {}
             for peer, answer in self.ask(asked, like).items():
@@ -398,17 +400,16 @@ class RemotePeers(RunningPeers):
 
     def _admit(self, peers: frozenset[int] | set[int], params: Tree, shared: Tree) -> None:
         """Create the state that peers agree on, at processes that have arrived."""
-        programs, run = self.programs, self.run
         create = requests.Create(
-            run=tables_for_a_process(run),
+            run=tables_for_a_process(self.run),
             model=self.setup.model,
             first_step=self.setup.start.step,
-            columns=programs.task.columns,
+            columns=self.programs.task.columns,
         )
         asked = Asked(create, [*leaves(params), *leaves(shared)])
         self.absent -= peers
         created = self.ask(dict.fromkeys(sorted(peers), asked))
-        here = self.setup.environment(run.peers.processes)
+        here = self.setup.environment(self.run.peers.processes)
         for peer, answer in created.items():
             found = answer.values.environment
             differs = [name for name in here if found.get(name) != here[name]]
@@ -460,15 +461,6 @@ class RemotePeers(RunningPeers):
             return {n: x for n, x in enumerate(trees) if self.is_true(peer, x, expected, what)}
 
         return self.ask_for_all(1, copied)[0]
-
-
-def _read(one: Asked, answer: Answered, like: Mapping[str, Tree]) -> Given:
-    gives = OPERATIONS[one.operation].gives
-    values = checked(gives, answer.header.values, f"what {one.operation} gives")
-    wanted = getattr(one.values, "hash", True)
-    if isinstance(values, Hashed) and (values.hash is not None) != wanted:
-        raise FrameError(f"hash: {values.hash}, expected {'one' if wanted else 'none'}")
-    return Given(values, trees_of(answer.arrays, like), answer.seconds)
 
 
 # ---- Their start ----

@@ -18,20 +18,9 @@ from types import FrameType
 from typing import TYPE_CHECKING, NamedTuple
 
 from lockstep.errors import LockstepError, brief
+from parts.carrier import requests
 from parts.carrier.channel import Line, PeerSecret, endpoint
-from parts.carrier.requests import (
-    AnswerHeader,
-    Asked,
-    Buffer,
-    Create,
-    Exit,
-    FrameError,
-    Hello,
-    Outcome,
-    RequestHeader,
-    decode,
-    encode,
-)
+from parts.carrier.requests import AnswerHeader, Asked, Buffer, FrameError, Outcome, encode
 from pipeline import runfile
 from pipeline.stage import devices
 
@@ -66,7 +55,7 @@ class PeerProcess:
 
     def hello(self) -> list[Buffer]:
         """Return the message of a process that waits for a request."""
-        hello = Hello(peer=self.peer, pid=os.getpid(), gang=self.rank.address)
+        hello = requests.Hello(peer=self.peer, pid=os.getpid(), gang=self.rank.address)
         header = AnswerHeader(process=self.name, says="hello", values=hello.model_dump(mode="json"))
         return encode(header)
 
@@ -81,10 +70,10 @@ class PeerProcess:
         """
         number = None
         try:
-            request, arrays = decode(RequestHeader, buffers)
+            request, arrays = requests.decode(requests.RequestHeader, buffers)
             number = request.number
             asked = Asked.read(request, arrays)
-            if isinstance(asked.values, Exit):
+            if isinstance(asked.values, requests.Exit):
                 return None
             if self._last and self._last[0] == (request.trainer, number):
                 return self._last[1]
@@ -100,13 +89,13 @@ class PeerProcess:
             return encode(AnswerHeader(number=number, process=self.name, error=line))
 
     def _do(self, asked: Asked, gang: str) -> Outcome:
-        if isinstance(asked.values, Create):
+        if isinstance(asked.values, requests.Create):
             self.operations = self._create(asked.values, gang)
         if self.operations is None:
             raise FrameError(f"{asked.operation} before create, expected it after")
         return self.operations.handle(asked)
 
-    def _create(self, create: Create, gang: str) -> "Operations":
+    def _create(self, create: requests.Create, gang: str) -> "Operations":
         """Prepare this process for the run, once: JAX reads its settings when it is imported."""
         run = runfile.parse(create.run, "create")
         if self.operations is not None and gang != self._gang:
