@@ -25,24 +25,14 @@ class Metric(NamedTuple):
 
 
 class TaskResult(NamedTuple):
-    """The result of one task.
+    """The result of one task."""
 
-    Attributes:
-      name: Name of the task as the run file has it; of a YAML file, the task's own.
-      metrics: Numbers by name, such as acc; the first is the task's main one.
-      chance: Accuracy of a guess, the mean of 1 / (number of choices); None if it is no choice.
-      documents: Number of documents.
-      few_shot: Number of solved examples before each document.
-      sha256: Hash of the task's definition and documents.
-      source: Where the task comes from.
-    """
-
-    name: str
-    metrics: dict[str, Metric]
-    chance: float | None
+    name: str  # as the run file has it; of a YAML file, the task's own
+    metrics: dict[str, Metric]  # such as acc; the first is the task's main one
+    chance: float | None  # the mean of 1 / (number of choices); None if it is no choice
     documents: int
-    few_shot: int
-    sha256: str
+    few_shot: int  # solved examples before each document
+    sha256: str  # of the task's definition and documents
     source: str
 
 
@@ -138,10 +128,7 @@ def scores(tasks: Sequence[dict[str, Any]]) -> list[Score]:
             metric["value"],
             metric["interval"] and tuple(metric["interval"]),
             task["chance"] if name.startswith("acc") else None,
-            task["documents"],
-            task["few_shot"],
-            task["sha256"],
-            task["source"],
+            *(task[key] for key in ("documents", "few_shot", "sha256", "source")),
         )
         for task in tasks
         for name, metric in task["metrics"].items()

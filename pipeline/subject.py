@@ -151,11 +151,7 @@ class Subject(Protocol):
     ) -> Programs:
         """Return a run's programs.
 
-        Args:
-          run: The whole run.
-          model: Its model.
-          first_step: Rounds trained by the run that this one extends, 0 for a new run.
-          columns: Columns of the data's rows.
+        `first_step` is the rounds trained by the run that this one extends, 0 for a new run.
 
         Raises:
           LockstepError: The run asks for what this model or this data does not support.
@@ -171,15 +167,10 @@ class Subject(Protocol):
         tokenizer: Path,
         checkpoint: Path,
     ) -> None:
-        """Write an export, without its card.
+        """Write an export into a folder, without its card.
 
-        Args:
-          run: The whole run.
-          model: Its model.
-          params: The trained params.
-          folder: Where to write.
-          tokenizer: The folder of the tokenizer that made the tokens, if it exists.
-          checkpoint: The folder of the model that the training began with, if it exists.
+        `tokenizer` is the folder of the tokenizer that made the tokens, and `checkpoint` that of
+        the model that the training began with, where these exist.
         """
 
     def export_weights(self, run: Run, model: Model, params: Tree, folder: Path) -> None:

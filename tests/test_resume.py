@@ -64,7 +64,8 @@ def expect_nothing_in_progress(project: Path) -> None:
 
 def test_a_run_killed_while_it_trains_and_while_it_is_replayed_ends_with_the_same_bytes(tmp_path):
     project, whole = tiny.make_project(tmp_path, config__total_steps=30), tmp_path / "whole"
-    tiny.make(project / RUN_FILE, whole)
+    audited = ("download", "convert", "train", "witness")
+    tiny.make(project / RUN_FILE, whole, *audited)
     half_saved = "data/runs/*/checkpoints/*tmp*"
     moments = {
         "dvc": lambda: rounds_of(project) >= 10 and any(project.glob(half_saved)),
@@ -72,7 +73,7 @@ def test_a_run_killed_while_it_trains_and_while_it_is_replayed_ends_with_the_sam
     }
     for engine, come in moments.items():
         assert kill_when(project, engine, come, only_the_engine=engine == "snakemake")
-    tiny.make(project / RUN_FILE, project)
+    tiny.make(project / RUN_FILE, project, *audited)
     expect_equal(project, whole)
     expect_nothing_in_progress(project)
 

@@ -194,20 +194,21 @@ def _compare_loss(said: Evaluated, loss: MeanLoss) -> MeanLoss:
     stated = MeanLoss(said.held_out_loss, said.held_out_stderr)
     names = ("held_out_loss", "held_out_stderr")
     for name, author, here in zip(names, stated, loss, strict=True):
-        if here is None or author is None:
-            same = here is author
-        else:
-            same = abs(here - author) <= LOSS_TOLERANCE
-        if not same:
+        if not _is_near(author, here, abs_tol=LOSS_TOLERANCE):
             raise _differs(name, author, here)
     return stated
 
 
+def _is_near(one: float | None, other: float | None, **within: float) -> bool:
+    """Return whether two numbers are within a tolerance (`math.isclose`), or both None."""
+    if one is None or other is None:
+        return one is other
+    return math.isclose(one, other, **({"rel_tol": 0.0} | within))
+
+
 def _compare_numbers(said: Evaluated, due: dict[str, float | int | None]) -> None:
     for name, expected in due.items():
-        value = getattr(said, name)
-        known = value is not None and expected is not None
-        if value != expected and not (known and math.isclose(value, expected, rel_tol=ROUNDING)):
+        if not _is_near(value := getattr(said, name), expected, rel_tol=ROUNDING):
             raise _differs(name, value, expected)
 
 
@@ -256,14 +257,8 @@ def compare_scores(
                 f"{EVALUATED}: scores {brief(str(there))} of {brief(task)}, expected {here}"
             )
         for metric, value in found[task].items():
-            claimed = said[task][metric]
-            if value != claimed and (
-                value is None
-                or claimed is None
-                or not math.isclose(
-                    value, claimed, rel_tol=SCORE_TOLERANCE, abs_tol=SCORE_TOLERANCE
-                )
-            ):
+            claimed, most = said[task][metric], SCORE_TOLERANCE
+            if not _is_near(value, claimed, rel_tol=most, abs_tol=most):
                 raise LockstepError(
                     f"{EVALUATED}: {brief(metric)} of {brief(task)} is {claimed}, expected "
                     f"{value} as scored here"

@@ -45,21 +45,13 @@ class PublishedTranscript(Transcript):
 
 
 class Own(NamedTuple):
-    """What a reader has of the run, besides the publication.
+    """What a reader has of the run, besides the publication."""
 
-    Attributes:
-      checkpoint: Folder of the checkpoint that the run began with, or None.
-      shards: Folder of the run's data, as stage download leaves it, or None.
-      tasks: Whether scores of tasks are to be repeated.
-      aside: An existing folder for what is made again to be compared.
-      store: Folder of downloads.
-    """
-
-    checkpoint: Path | None
-    shards: Path | None
-    tasks: bool
-    aside: Path
-    store: Path
+    checkpoint: Path | None  # the folder that the run began with
+    shards: Path | None  # the run's data, as stage download leaves them
+    tasks: bool  # whether scores of tasks are to be repeated
+    aside: Path  # an existing folder for what is made again to be compared
+    store: Path  # downloads
 
 
 class Draw(NamedTuple):
@@ -125,14 +117,9 @@ class PublishedRun:
     Attributes:
       folder: The publication's files, with the export at the top.
       files: SHA-256 of each of them, by name.
-      own: What the reader has.
-      setup: The reader's own set-up of the run.
-      transcript: The transcript.
-      windows: The run's windows.
-      chosen: Those that the reader repeats, with their peers.
+      chosen: The windows that the reader repeats, with their peers.
       rows: The files with the rows of these, by name.
       findings: What the audit of all rounds found; nothing of it contradicts the transcript.
-      draw: How the repeated windows were drawn.
       made: The made files, by stage.
       release: The release of Lockstep that wrote the publication.
       start: What the run began with, once that is known.

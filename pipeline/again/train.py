@@ -10,7 +10,7 @@ the end is found, whoever trained and wherever. The audit of the rounds themselv
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any
 
 import jax
 
@@ -46,8 +46,8 @@ def again(published: PublishedRun) -> list[PublicClaim]:
     Raises:
       LockstepError: They do not lead to the weights.
     """
-    counted = _count(published.transcript)
-    claims = [_left_out(counted, len(published.transcript.rounds)), *NEVER_PROVEN]
+    left_out = _left_out(published.transcript)
+    claims = [left_out, *NEVER_PROVEN]
     if not published.kept:
         return claims
     transcript, start = published.transcript, published.start
@@ -69,8 +69,9 @@ def again(published: PublishedRun) -> list[PublicClaim]:
             f"{TRANSCRIPT}: round {error.finding.round}, params: {error}{perhaps}"
         ) from error
     published.transcript = replace(transcript, followed=True)
-    what = f"all messages that were applied in {len(transcript.rounds)} rounds, {counted.applied} "
-    return [chain_claim(published, f"{what}of {counted.sent} sent,"), *claims]
+    what = f"all messages that were applied in {len(transcript.rounds)} rounds, "
+    what += "{applied} of {sent} sent,".format(**left_out.values)
+    return [chain_claim(published, what), *claims]
 
 
 def chain_claim(published: PublishedRun, what: str) -> PublicClaim:
@@ -113,12 +114,15 @@ def follow_params(
     for entry in transcript.rounds:
         plan = entry.round
         if entry.joined_params is not None:
-            _compare(plan.step, "were given to peers", replica, entry.joined_params)
+            _compare(
+                plan.step, "params that were given to peers", replica.params, entry.joined_params
+            )
         own = _received(transcript, entry, setup.programs.form)
         messages = travelling.take(own, plan, entry.decision)
         replica = replica.receive(messages, plan.sequences, count, plan.step, plan.ages)
         if entry.checkpointed is not None:
-            _compare(plan.step, "ended the epoch", replica, entry.checkpointed.params)
+            recorded = entry.checkpointed.params
+            _compare(plan.step, "params that ended the epoch", replica.params, recorded)
         if plan.step in transcript.snapshots:
             _compare_snapshot(transcript, plan.step, replica, arrived)
 
@@ -139,78 +143,35 @@ def _compare_snapshot(
     transcript: Transcript, step: int, replica: Replica, arrived: Arrived
 ) -> None:
     params, shared = jax.device_get((replica.params, replica.shared))
-    recorded = transcript.hashes(step)
-    for what, tree, expected in (
-        ("params", params, recorded.params),
-        ("shared state", shared, recorded.shared),
-    ):
-        if (found := tree_hash(tree)) != expected:
-            raise BrokenChainError(
-                step,
-                f"the {what} at the snapshot {_are(expected, found)} of all messages from the "
-                "run's start",
-            )
+    recorded, because = transcript.hashes(step), " of all messages from the run's start"
+    _compare(step, "params at the snapshot", params, recorded.params, because)
+    _compare(step, "shared state at the snapshot", shared, recorded.shared, because)
     arrived(step, params, shared)
 
 
-def _compare(step: int, what: str, replica: Replica, recorded: str) -> None:
-    found = tree_hash(jax.device_get(replica.params))
-    if found != recorded:
-        raise BrokenChainError(step, f"the params that {what} {_are(recorded, found)}")
-
-
-def _are(recorded: str, found: str) -> str:
-    return f"are {recorded[:12]}, expected {found[:12]}"
+def _compare(step: int, what: str, tree: Tree, recorded: str, because: str = "") -> None:
+    if (found := tree_hash(jax.device_get(tree))) != recorded:
+        text = f"the {what} are {recorded[:12]}, expected {found[:12]}{because}"
+        raise BrokenChainError(step, text)
 
 
 # ---- Who was late or silent ----
 
 
-class Counted(NamedTuple):
-    """How many messages a run has, and what became of them.
-
-    Attributes:
-      sent: Messages that were sent.
-      applied: Those that were merged.
-      late: Those that came too late, or never.
-      silent: How often a peer was silent in a round.
-      withheld: How often a peer withheld the state that its check needs.
-      ejected: Peers that were ejected.
-      empty_rounds: Rounds in which nothing was applied.
-    """
-
-    sent: int
-    applied: int
-    late: int
-    silent: int
-    withheld: int
-    ejected: list[int]
-    empty_rounds: int
-
-
-def _count(transcript: Transcript) -> Counted:
-    rounds = transcript.rounds
-    return Counted(
-        sum(len(entry.evidence.messages) for entry in rounds),
-        sum(len(entry.decision.applied) for entry in rounds),
-        sum(len(entry.decision.late) for entry in rounds),
-        sum(len(entry.evidence.silent) for entry in rounds),
-        sum(len(entry.evidence.withheld) for entry in rounds),
-        sorted({peer for entry in rounds for peer in entry.decision.ejected}),
-        sum(not entry.decision.applied for entry in rounds),
-    )
-
-
-def _left_out(counted: Counted, rounds: int) -> PublicClaim:
+def _left_out(transcript: Transcript) -> PublicClaim:
     """Return the claim on peers recorded as late or silent; everything else is recomputed."""
-    parts = [
-        f"{counted.sent} messages sent",
-        f"{counted.applied} applied",
-        f"{counted.late} late or lost",
-        f"peers silent {counted.silent} times",
-        f"states withheld {counted.withheld} times",
-        f"{len(counted.ejected)} peers ejected",
-        f"nothing applied in {counted.empty_rounds} of {rounds} rounds",
-    ]
-    text = f"who was late or silent: {', '.join(parts)}"
-    return PublicClaim("left_out", "stated", text, counted._asdict())
+    rounds = transcript.rounds
+    counted: dict[str, Any] = {
+        "sent": sum(len(entry.evidence.messages) for entry in rounds),
+        "applied": sum(len(entry.decision.applied) for entry in rounds),
+        "late": sum(len(entry.decision.late) for entry in rounds),
+        "silent": sum(len(entry.evidence.silent) for entry in rounds),
+        "withheld": sum(len(entry.evidence.withheld) for entry in rounds),
+        "ejected": sorted({peer for entry in rounds for peer in entry.decision.ejected}),
+        "empty_rounds": sum(not entry.decision.applied for entry in rounds),
+    }
+    text = "who was late or silent: {sent} messages sent, {applied} applied, {late} late or lost, "
+    text += "peers silent {silent} times, states withheld {withheld} times, "
+    text = text.format(**counted) + f"{len(counted['ejected'])} peers ejected, "
+    text += f"nothing applied in {counted['empty_rounds']} of {len(rounds)} rounds"
+    return PublicClaim("left_out", "stated", text, counted)

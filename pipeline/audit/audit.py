@@ -72,7 +72,10 @@ def audit_rounds(
             progress = finish_round(progress, entry, stores=settings.stores_epochs)
         except ContradictionError as error:  # nothing after it can be attributed
             return [*findings, *known, _against_author(error.step, error.kind, str(error))]
-        findings += _audit_sketches(setup, transcript, entry, here)
+        try:
+            _check_sketches(setup, transcript, entry, here)
+        except SketchError as error:
+            findings.append(_against_author(entry.round.step, "sketch", str(error)))
         findings += _audit_arrivals(entry, settings, setup.programs.optimizer.overlapped)
         findings += _audit_checks(entry, settings, own_size)
         known += _audit_second_messages(entry)
@@ -194,14 +197,9 @@ def _audit_attestations(entry: Entry, settings: RoundSettings) -> list[Finding]:
     """Check that each witness attests what an honest one does to whom the same arrived."""
     limit = settings.closes(entry.round, entry.evidence)
     honest = consensus.witnessed(entry.round, entry.evidence, limit)
+    step, text = entry.round.step, "attested what did not arrive: {}"
     return [
-        Finding(
-            entry.round.step,
-            found.witness,
-            "attestation",
-            f"attested what did not arrive: {differing(expected, found)}",
-            False,
-        )
+        Finding(step, found.witness, "attestation", text.format(differing(expected, found)), False)
         for found, expected in zip(entry.evidence.attestations, honest, strict=True)
         if found != expected
     ]
@@ -209,17 +207,12 @@ def _audit_attestations(entry: Entry, settings: RoundSettings) -> list[Finding]:
 
 def _audit_second_messages(entry: Entry) -> list[Finding]:
     """Name peers that sent two messages in one round, whether or not a witness received both."""
-    return [
-        Finding(
-            entry.round.step,
-            peer,
-            "equivocation",
-            f"sent {entry.evidence.messages[peer].commitment[:12]}, and to peers "
-            f"{list(message.to)} {message.commitment[:12]}",
-            False,
-        )
-        for peer, message in entry.evidence.others.items()
-    ]
+    findings = []
+    for peer, other in entry.evidence.others.items():
+        text = f"sent {entry.evidence.messages[peer].commitment[:12]}, and to peers "
+        text += f"{list(other.to)} {other.commitment[:12]}"
+        findings.append(Finding(entry.round.step, peer, "equivocation", text, False))
+    return findings
 
 
 def _audit_ejected(entry: Entry, known: list[Finding]) -> list[Finding]:
@@ -242,18 +235,12 @@ class SketchError(Exception):
     """A transcript does not show of a message what it has to."""
 
 
-def _audit_sketches(
-    setup: Setup, transcript: Transcript, entry: Entry, here: bool
-) -> list[Finding]:
-    """Check the roots of a round's messages and, if its payloads are `here`, the sketches."""
-    try:
-        _check_sketches(setup, transcript, entry, here)
-    except SketchError as error:  # whoever wrote it held the messages, and cut them
-        return [_against_author(entry.round.step, "sketch", str(error))]
-    return []
-
-
 def _check_sketches(setup: Setup, transcript: Transcript, entry: Entry, here: bool) -> None:
+    """Check the roots of a round's messages and, if its payloads are `here`, the sketches.
+
+    Raises:
+      SketchError: Whoever wrote the transcript held the messages, and cut them otherwise.
+    """
     evidence, form = entry.evidence, setup.programs.form
     rooted = transcript.header.sketched
     if rooted and form.kept:
@@ -265,8 +252,12 @@ def _check_sketches(setup: Setup, transcript: Transcript, entry: Entry, here: bo
                 raise SketchError(f"the message of peer {peer} has {has}, contrary to the header")
             if message.sketch is not None and (not rooted or messages is evidence.others):
                 raise SketchError(f"the message of peer {peer} has a sketch, expected none")
-            if message.root is not None:
-                _check_commitment(entry, peer, message)
+            if message.root is None:
+                continue
+            root, said = bytes.fromhex(message.root), message.commitment
+            if (found := exchange.commit_to_root(root, peer, entry.round).hex()) != said:
+                text = f"peer {peer} commits to {said[:12]}, its root gives {found[:12]}"
+                raise SketchError(text)
     for peer, message in evidence.messages.items() if rooted else ():
         if peer in evidence.broken:
             continue
@@ -275,13 +266,6 @@ def _check_sketches(setup: Setup, transcript: Transcript, entry: Entry, here: bo
             raise SketchError(f"the message of peer {peer} {text}")
         if here:
             read_sketch(setup, transcript, entry, peer)
-
-
-def _check_commitment(entry: Entry, peer: int, message: Message) -> None:
-    found = exchange.commit_to_root(bytes.fromhex(message.root or ""), peer, entry.round).hex()
-    if found != message.commitment:
-        text = f"commits to {message.commitment[:12]}, its root gives {found[:12]}"
-        raise SketchError(f"peer {peer} {text}")
 
 
 def read_sketch(setup: Setup, transcript: Transcript, entry: Entry, peer: int) -> dict[int, bytes]:
@@ -315,12 +299,12 @@ def _audit_snapshots(setup: Setup, transcript: Transcript) -> list[Finding]:
         if found != expected:
             text = f"snapshots after rounds {found}, expected after {expected}"
             return [_against_author(first, "snapshot", text)]
-    findings = [
-        finding
-        for step in due.steps
-        if step not in due.kept
-        for finding in _audit_hashes(transcript, step, len(like.own))
-    ]
+    findings = []
+    for step in sorted({*due.steps}.difference(due.kept)):  # a replay compares their hashes
+        try:
+            transcript.hashes(step, len(like.own))
+        except LockstepError as error:
+            findings.append(_unreadable(transcript, step, error))
     for step in due.kept:
         found = audit_snapshot(transcript, step, like, range(len(like.own)))
         if not found and step == first and transcript.hashes(step) != hashes(step, like):
@@ -328,15 +312,6 @@ def _audit_snapshots(setup: Setup, transcript: Transcript) -> list[Finding]:
             found = [_against_author(step, "snapshot", text)]
         findings += found
     return findings
-
-
-def _audit_hashes(transcript: Transcript, step: int, peers: int) -> list[Finding]:
-    """Check that there are hashes of a snapshot, of all peers; a replay compares them."""
-    try:
-        transcript.hashes(step, peers)
-    except LockstepError as error:
-        return [_unreadable(transcript, step, error)]
-    return []
 
 
 def audit_snapshot(

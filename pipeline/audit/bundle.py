@@ -181,9 +181,13 @@ def show(folder: Path, max_gb: int, worker_python: str = "") -> int:
     Raises:
       LockstepError: It is not a bundle, or not as it was written.
     """
-    bundle = _measured(read(folder, max_gb, worker_python))
-    found = rerun(bundle)
+    bundle = read(folder, max_gb, worker_python)
     replay = bundle.replay
+    if bundle.peers and not replay.bitwise:  # learn here how far honest bits are apart
+        varied = honest.measure(replay.setup, replay.transcript, replay.present)
+        replay = replace(replay, varied=varied)
+        bundle = bundle._replace(replay=replay)
+    found = rerun(bundle)
     how = f"compared {verdict_text.compared(replay.why, replay.how.limit, replay.repeats)}"
     if replay.varied:
         how += verdict_text.measured({"varied": asdict(replay.varied)})
@@ -243,15 +247,6 @@ def read(folder: Path, max_gb: int, worker_python: str = "") -> Bundle:
             _refuse(folder / TOKENS, "no such file, expected the sequences to train on")
     audited = [f for f in found if f.peer == manifest.peer and f.kind in KINDS]
     return Bundle(manifest, replay, window, peers, audited)
-
-
-def _measured(bundle: Bundle) -> Bundle:
-    """The bundle with what is measured here of honest bits, where bits cannot be compared."""
-    replay = bundle.replay
-    if replay.bitwise or not bundle.peers:
-        return bundle
-    varied = honest.measure(replay.setup, replay.transcript, replay.present)
-    return bundle._replace(replay=replace(replay, varied=varied))
 
 
 def rerun(bundle: Bundle) -> list[Finding]:

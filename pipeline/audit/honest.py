@@ -186,10 +186,7 @@ def _ask(
 class Distances(NamedTuple):
     """Distances between honest results of the other process and of this one, in a window.
 
-    Attributes:
-      messages: Of each message.
-      params: The same as `Varied.params`.
-      own: Of what each peer owns, as `Varied.own`.
+    One of each message; `params` as in `Varied`, and `own` of each peer.
     """
 
     messages: list[float]

@@ -46,8 +46,7 @@ class Replay:
     """The programs, data and settings with which an auditor replays windows.
 
     Attributes:
-      setup: The auditor's own set-up of the run.
-      transcript: A transcript that has passed the audit.
+      transcript: One that has passed the audit.
       why: Why bits cannot be compared, so that distances must be small; None if they must be equal.
       present: The windows, and peers of each, whose snapshots and rows are here: all of a whole
         run's, some in a bundle or a publication.
@@ -109,9 +108,7 @@ class Replay:
 class WindowPeers:
     """Some peers of a window, recomputed round by round; nobody is judged.
 
-    Attributes:
-      replica: The params that everybody has, and what peers share.
-      own: What each of these peers owns.
+    `replica` has the params and what peers share, `own` what each of these peers owns.
     """
 
     def __init__(

@@ -60,10 +60,8 @@ def why_not_bitwise(setup: Setup, header: Header) -> str | None:
 def limit(run: runfile.Run, repeats: float | None, learnt: float | None = None) -> float:
     """Return the largest distance that is accepted, of a message or of what a window ends with.
 
-    Args:
-      run: The run.
-      repeats: The largest distance among an auditor's honest repeats, if there are any.
-      learnt: The largest among its honest messages, params or states of other bits, if measured.
+    `repeats` is the largest among an auditor's honest repeats, if there are any; `learnt` the
+    largest among its honest messages, params or states of other bits, if measured.
     """
     fixed = TOLERANCE[run.peers.precision]
     if repeats is not None:
@@ -78,12 +76,8 @@ def how(
 ) -> How:
     """Return how replays are compared.
 
-    Args:
-      run: The run.
-      why: Why bits cannot be compared; None if they are.
-      exact: Whether params follow from messages to the bit (`Replay.merges_exactly`).
-      repeats: Largest distance among the auditor's honest repeats, if any.
-      varied: What the auditor measured of other bits, if it did.
+    `why` is why bits cannot be compared, None if they are; `exact` says whether params follow from
+    messages to the bit (`Replay.merges_exactly`).
     """
     if why is None:
         return How()

@@ -30,19 +30,19 @@ def render(verdict: dict) -> str:
             compared(verdict["why_not_bitwise"], verdict["tolerance"], verdict.get("repeats"))
             + measured(verdict),
         ),
-        *([("params", text)] if (text := compared_params(verdict)) else []),
-        *([("states", text)] if (text := compared_states(verdict)) else []),
-        *([("messages", text)] if (text := compared_messages(verdict)) else []),
+        ("params", compared_params(verdict)),
+        ("states", compared_states(verdict)),
+        ("messages", compared_messages(verdict)),
         ("audited", f"all {verdict['audited_rounds']:,} rounds"),
         ("replayed", f"{windows}: {_rounds(replayed)}" if replayed else windows),
         ("drawn from", f"{verdict['sample_seed']}, {seed_origin(verdict)}"),
         ("transcript", f"sha256 {verdict['transcript']}"),
         ("stated", stated(verdict)),
-        *([("applied", f"nothing in {_empty(verdict)}")] if verdict["empty_rounds"] else []),
+        ("applied", f"nothing in {_empty(verdict)}" if verdict["empty_rounds"] else ""),
         *absences(verdict),
     ]
     lines = [f"{_outcome(verdict)}: {reason(verdict)}"]
-    for name, text in rows:
+    for name, text in rows:  # none of an empty text, which has no lines
         first, rest = f"  {name:<12}", " " * 14
         lines += textwrap.wrap(text, WIDTH, initial_indent=first, subsequent_indent=rest)
     for finding in verdict["findings"]:

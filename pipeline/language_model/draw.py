@@ -39,11 +39,11 @@ class Draws:
     top_p: np.float32
     greedy: bool = field(metadata={"static": True})
     """Whether the likeliest token is taken."""
-    of_few: bool = field(metadata={"static": True})
+    only_some: bool = field(metadata={"static": True})
     """Whether only some of the tokens are drawn."""
 
     @classmethod
-    def of(cls, sampling: Sampling, seeds: Sequence[int]) -> Self:
+    def seeded(cls, sampling: Sampling, seeds: Sequence[int]) -> Self:
         """Return the draws of rows with these seeds, each from 0 to 2^32 - 1."""
         top_k = sampling.top_k or EVERY
         return cls(
@@ -52,7 +52,7 @@ class Draws:
             np.int32(top_k),
             np.float32(sampling.top_p),
             greedy=sampling.temperature == 0,
-            of_few=top_k < EVERY or sampling.top_p < 1,
+            only_some=top_k < EVERY or sampling.top_p < 1,
         )
 
     def draw(self, logits_BV: jax.Array, position_B: jax.Array) -> jax.Array:
@@ -68,7 +68,7 @@ class Draws:
         if self.greedy:
             return jnp.argmax(logits_BV, axis=-1).astype(jnp.int32)
         logits_BV = logits_BV / self.temperature
-        if self.of_few:
+        if self.only_some:
             logits_BV = keep_likeliest(logits_BV, self.top_k, self.top_p)
         keys_B = jax.vmap(jax.random.fold_in)(self.keys_B, position_B)
         return jax.vmap(jax.random.categorical)(keys_B, logits_BV).astype(jnp.int32)

@@ -40,29 +40,19 @@ UNKNOWN = -1  # bytes of a token that is not in the tokenizer
 
 
 class HeldOutRows(NamedTuple):
-    """Held-out rows.
+    """Held-out rows, N = 0 where nothing is held out."""
 
-    Attributes:
-      rows_NW: int32, with N = 0 where nothing is held out.
-      columns: Columns of a row.
-      indices_N: int64, ascending: where they stand in the split.
-      split_size: Rows of the whole split.
-    """
-
-    rows_NW: np.ndarray
+    rows_NW: np.ndarray  # int32
     columns: tuple[Column, ...]
-    indices_N: np.ndarray
-    split_size: int
+    indices_N: np.ndarray  # int64, ascending: where they stand in the split
+    split_size: int  # rows of the whole split
 
 
 class MeanLoss(NamedTuple):
-    """A mean of row losses.
+    """A mean of row losses, in nats per predicted token that counts.
 
-    Attributes:
-      mean: Nats per predicted token that counts.
-      stderr: Standard error of the mean, in nats, of rows that are drawn independently from all
-        such text; None of a single row. Rows of one document are alike, so the error of new
-        documents is larger.
+    Its standard error is that of rows which are drawn independently from all such text, and None of
+    a single row. Rows of one document are alike, so the error of new documents is larger.
     """
 
     mean: float
@@ -75,10 +65,7 @@ def spread(split_size: int, asked: int, seed: int) -> np.ndarray:
     They are the images of 0, 1, ... under a permutation that the seed draws, so that each row is as
     likely as any other. It has integers alone, and so gives the same on every machine.
 
-    Args:
-      split_size: Rows of the whole split.
-      asked: `[held_out] sequences`.
-      seed: `[peers] seed`.
+    `asked` is `[held_out] sequences`, and `seed` `[peers] seed`.
     """
     if not (count := min(split_size, asked)):
         return np.empty(0, np.int64)
@@ -110,9 +97,7 @@ def mean_of(losses_N: np.ndarray, weights_N: np.ndarray | None = None) -> MeanLo
     standard deviation over sqrt(N); of others the usual estimate for a ratio of sums (Cochran,
     Sampling Techniques, 1977, 2.11).
 
-    Args:
-      losses_N: A row's mean loss, nats; N is at least 1.
-      weights_N: Predictions that count in each row; None where they are equal.
+    Weights are the predictions that count in each row, None where they are equal. N is at least 1.
     """
     losses_N = np.asarray(losses_N, np.float64)
     weights_N = np.ones(len(losses_N)) if weights_N is None else np.asarray(weights_N, np.float64)
@@ -133,11 +118,8 @@ def mean_loss(
 ) -> MeanLoss:
     """Return the mean cross-entropy over all rows, and its standard error.
 
-    Args:
-      measure: Returns each row's cross-entropy, of each of some lots of rows.
-      rows_NW: Held-out rows, int32; something counts in each.
-      size: Rows measured at once; the last lot is padded, so a single shape is compiled.
-      columns: Columns of the rows.
+    `measure` returns each row's cross-entropy, of each of some lots of `size` rows; the last lot is
+    padded, so a single shape is compiled. In each row something counts.
     """
     count = len(rows_NW)
     padded = np.pad(rows_NW, ((0, -count % size), (0, 0)))

@@ -6,6 +6,7 @@ a row (columns.py; T for plain data), N tokens of a micro-batch, D width.
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,16 +29,19 @@ MOST_UNROLLED = 1000  # layers: XLA takes about a second for each
 
 
 def programs_of(
-    run: runfile.Run, hf_config: dict, first_step: int = 0, columns: tuple[Column, ...] = PLAIN
+    run: runfile.Run,
+    model: dict[str, Any],
+    first_step: int = 0,
+    columns: tuple[Column, ...] = PLAIN,
 ) -> Programs:
-    """Return a run's programs; arguments as in `LanguageModel`.
+    """Return a run's programs.
 
     `first_step` is the rounds trained by the run that this one extends, 0 for a new run.
 
     Raises:
       LockstepError: The run asks for what this model or this data does not support.
     """
-    task = LanguageModel(run, hf_config, columns)
+    task = LanguageModel(run, model, columns)
     groups = {name.split("/")[0] for name in task.model.names}
     plain = optimizer_of_run(run, groups, task.model.stacked, first_step)
     optimizer = task.balance(plain, run.peers.balance_speed)
@@ -46,12 +50,7 @@ def programs_of(
 
 
 class LanguageModel:
-    """Next-token prediction by a model, on rows of tokens; a `Task`.
-
-    Args:
-      run: The whole run.
-      hf_config: The model's `config.json`.
-      columns: Columns of the data's rows.
+    """Next-token prediction by a model, a config.json, on rows of tokens; a `Task`.
 
     Raises:
       LockstepError: The run asks for what this model or this data does not support.

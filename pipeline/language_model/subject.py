@@ -10,8 +10,6 @@ from lockstep.errors import LockstepError
 from lockstep.files import read_json
 from lockstep.machine.progress import Progress
 from lockstep.optim.optimizer import Tree
-from lockstep.programs.columns import PLAIN, Column
-from lockstep.programs.train_step import Programs
 from lockstep.tables.variant import variant_name
 from lockstep.transcript.tensorfile import TensorFile
 from pipeline import runfile
@@ -102,15 +100,7 @@ class LanguageModelSubject:
             )
         hf.check_architecture(run.llm.architecture, hf.read_config(folder / "hf"), where)
 
-    def programs(
-        self,
-        run: runfile.Run,
-        model: dict[str, Any],
-        first_step: int = 0,
-        columns: tuple[Column, ...] = PLAIN,
-    ) -> Programs:
-        """Return the programs of a run, see `Subject.programs`."""
-        return language_model.programs_of(run, model, first_step, columns)
+    programs = staticmethod(language_model.programs_of)
 
     def export(
         self,

@@ -123,7 +123,7 @@ class TextWriter:
         batch = 1 << (len(prompts) - 1).bit_length()
         texts = [list(prompt) for prompt in prompts] + [[0]] * (batch - len(prompts))
         seeds = [*(seeds or [0] * len(prompts)), *[0] * (batch - len(prompts))]
-        draws = Draws.of(sampling, seeds)
+        draws = Draws.seeded(sampling, seeds)
         ended_B = np.arange(batch) >= len(prompts)
         left = max_new_tokens
         while left and not ended_B.all():

@@ -118,42 +118,68 @@ def test_plots_are_embedded_and_lie_beside_the_page(accepted):
 
 def test_the_page_is_named_by_the_key_that_names_the_training_everywhere(accepted):
     page = page_of(accepted)
+    assert accepted.key in page.text
     for tag in ("title", "h1"):
         (heading,) = re.findall(f"<{tag}>(.*?)</{tag}>", page.html, re.S)
         assert accepted.keys.key("train") in heading
         assert accepted.keys.key("report") not in heading
 
 
-def test_every_image_says_in_words_what_it_shows(accepted):
+SAID = {  # on a page, and in the words for its pictures
+    "accepted": [
+        "Accepted The audit found nothing wrong in 40 rounds",
+        *("8.317 → 5.617", "2.312", "275.1", "34.0 kB", "0.136", "163,840"),
+        "plain data parallelism sends 8.0 MB, 235 times as much",
+        "equal bit for bit .",
+        "peer 3 40 39 1",  # messages, applied, late
+        "LLM.optimizer.Distro.compression_topk 32",
+        "Source s3://bucket/tokens?... SHA-256 of the source da7ada7a",
+        "To train on 1,000,000 tokens Used 163,840 tokens, 16.4 %: 640 sequences of 256",
+        "Held out 50,000 tokens",
+        "the transcript's own hash; whoever wrote the whole transcript",
+        "next_line 400 0 acc 0.3100 0.267 to 0.357 0.25 above chance",
+        "next_line 400 0 acc_mutual_info 0.4500 0.402 to 0.499 0.25 above chance",
+    ],
+    "refused": [
+        "no weights were exported : peer 2 in round 12 (message); the transcript in",
+        "peer 2 12 message yes sent 0123",
+        "lockstep replay data/verdict/bundles/00011-00020-peer-02",
+        "Policy applied: a finding that was applied to the params refuses the export.",
+        *("8.317 → 5.8", "at the end of training", "refused.json"),
+    ],
+    "unmeasured": [
+        "Evaluation: there is nothing to measure.",
+        "Not available: there are no exported weights, or no tokenizer.",
+        "within a tolerance of 0.05, because jax is 'B' here, was 'A' in training.",
+        f"seed {'5eed' * 16} , the transcript's",
+    ],
+}
+NOT_SAID = {
+    "accepted": ["log_level", "secret"],  # what changes no result, and nobody's business
+    "refused": ["Accepted", "lockstep verify", "Shares of right answers, with"],
+    "unmeasured": ["Shares of right answers"],
+}
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_what_a_page_says(name, request):
+    text = page_of(request.getfixturevalue(name)).text
+    assert [said for said in SAID[name] if said not in text] == []
+    assert [said for said in NOT_SAID[name] if said in text] == []
+
+
+def test_every_image_says_in_words_what_it_shows(accepted, unmeasured):
     alts = {img["alt"] for img in page_of(accepted).all("img")}
     assert len(alts) == len(PNGS)
-    assert any("held-out loss from 8.32 to 5.8" in alt and "by step" in alt for alt in alts)
-    assert any("sent 34.0 kB" in alt for alt in alts)
-
-
-def test_page_gives_the_verdict_and_the_numbers(accepted):
-    text = page_of(accepted).text
-    assert "Accepted The audit found nothing wrong in 40 rounds" in text
-    for said in ("8.317 → 5.617", "2.312", "275.1", "34.0 kB", "0.136", "163,840"):
-        assert said in text
-    assert "plain data parallelism sends 8.0 MB, 235 times as much" in text
-    assert "equal bit for bit ." in text
-    assert "peer 3 40 39 1" in text  # messages, applied, late
-    assert accepted.key in text
-    assert "LLM.optimizer.Distro.compression_topk 32" in text
-    assert "log_level" not in text  # it changes no result
-
-
-def test_page_says_where_the_tokens_come_from_and_how_many_were_used(accepted):
-    page = page_of(accepted)
-    assert "Source s3://bucket/tokens?... SHA-256 of the source da7ada7a" in page.text
-    assert (
-        "To train on 1,000,000 tokens Used 163,840 tokens, 16.4 %: 640 sequences of 256"
-        in page.text
-    )
-    assert "Held out 50,000 tokens" in page.text and "secret" not in page.text
-    rates = "learning rate by step, 0.0001 at first, at most 0.002, 0.0002 at the end."
-    assert any(rates in img["alt"] for img in page.all("img"))
+    for words in (
+        *("held-out loss from 8.32 to 5.8", "sent 34.0 kB", "acc from 0.24 to 0.31"),
+        "learning rate by step, 0.0001 at first, at most 0.002, 0.0002 at the end.",
+        "acc 0.310 (0.267 to 0.357, chance 0.25)",
+    ):
+        assert any(words in alt for alt in alts), words
+    page = page_of(unmeasured)
+    assert page.text.count("not measured") == 3 and "<h2>Tasks</h2>" not in page.html
+    assert not any("held-out loss from" in img["alt"] for img in page.all("img"))
 
 
 def test_tokens_are_counted_as_the_run_took_them(accepted):
@@ -168,12 +194,11 @@ def test_tokens_are_counted_as_the_run_took_them(accepted):
     assert (told["To train on"], told["Held out"][:6]) == ("500,000 tokens", "25,000")
 
 
-def test_page_says_how_weights_card_and_proof_belong_together(accepted, refused):
+def test_page_says_how_weights_card_and_proof_belong_together(accepted):
     text = page_of(accepted).text
     made = json.loads(accepted.made("train").read_text())["files"]
     assert f"transcript's rounds {made['transcript/rounds.jsonl']['sha256']}" in text
     assert text.index("names the weights and the rounds") < text.index("lockstep verify FOLDER")
-    assert "lockstep verify" not in page_of(refused).text
 
 
 def test_no_picture_is_so_wide_that_a_phone_makes_it_illegible(accepted):
@@ -186,17 +211,6 @@ def test_what_a_model_or_a_liar_wrote_stays_text(accepted, refused):
     assert "its replay gives &lt;4567&gt;" in page_of(refused).html
 
 
-def test_refused_page_names_peer_round_and_kind(refused):
-    text = page_of(refused).text
-    assert "Accepted" not in text
-    assert "no weights were exported : peer 2 in round 12 (message); the transcript in" in text
-    assert "peer 2 12 message yes sent 0123" in text
-    assert "lockstep replay data/verdict/bundles/00011-00020-peer-02" in text
-    assert "Policy applied: a finding that was applied to the params refuses the export." in text
-    assert "8.317 → 5.8" in text and "at the end of training" in text
-    assert "refused.json" in text
-
-
 def test_page_of_an_accepted_run_names_who_was_caught_and_ejected(tmp_path):
     text = page_of(make(tmp_path, drawn=False, findings=(CAUGHT,))).text
     assert (
@@ -204,11 +218,6 @@ def test_page_of_an_accepted_run_names_who_was_caught_and_ejected(tmp_path):
     )
     assert "peer 2 12 commitment no sent 0123" in text
     assert "ejected peer 2 in round 12 late peer 3 (1 message)" in text
-
-
-def test_page_says_where_the_seed_of_the_sample_came_from(accepted, unmeasured):
-    assert "the transcript's own hash; whoever wrote the whole transcript" in page_of(accepted).text
-    assert f"seed {'5eed' * 16} , the transcript's" in page_of(unmeasured).text
 
 
 def test_page_names_the_peers_of_a_fault_that_several_commit(tmp_path):
@@ -252,16 +261,6 @@ def test_windows_are_those_between_snapshots_that_are_kept_whole(tmp_path):
     )  # of 8 windows, 2 are drawn
 
 
-def test_page_says_what_was_not_measured_and_why_a_tolerance_was_used(unmeasured):
-    page = page_of(unmeasured)
-    assert page.text.count("not measured") == 3
-    assert "Evaluation: there is nothing to measure." in page.text
-    assert "Not available: there are no exported weights, or no tokenizer." in page.text
-    assert not any("held-out loss from" in img["alt"] for img in page.all("img"))
-    tolerance = "within a tolerance of 0.05, because jax is 'B' here, was 'A' in training."
-    assert tolerance in page.text
-
-
 def test_same_data_give_the_same_bytes_whatever_matplotlibrc_says(accepted):
     folder = accepted.out("report")
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
@@ -292,21 +291,6 @@ def test_without_an_earlier_stage_the_report_names_it(tmp_path):
     (tmp_path / paths.keys.made("evaluate")).unlink()
     with pytest.raises(LockstepError, match="expected from stage evaluate"):
         report.run(runfile.load(run_file), paths)
-
-
-def test_scores_stand_beside_chance_with_their_intervals(accepted):
-    text = page_of(accepted).text
-    assert "next_line 400 0 acc 0.3100 0.267 to 0.357 0.25 above chance" in text
-    assert "next_line 400 0 acc_mutual_info 0.4500 0.402 to 0.499 0.25 above chance" in text
-    alts = [img["alt"] for img in page_of(accepted).all("img")]
-    assert any("acc 0.310 (0.267 to 0.357, chance 0.25)" in alt for alt in alts)
-    assert any("acc from 0.24 to 0.31" in alt for alt in alts)
-
-
-def test_without_results_of_tasks_there_is_no_section_of_them(unmeasured, refused):
-    assert "<h2>Tasks</h2>" not in page_of(unmeasured).html
-    assert "Shares of right answers" not in page_of(unmeasured).html
-    assert "Shares of right answers, with" not in page_of(refused).html
 
 
 def test_the_model_card_has_the_results_in_the_hubs_form(accepted, refused):

@@ -142,7 +142,7 @@ def test_a_row_ends_when_its_reader_has_seen_enough():
 )
 def test_draws_follow_the_softmax_of_the_tokens_that_stay(sampling, stays):
     rows = 2048
-    draws = Draws.of(sampling, [3] * rows)
+    draws = Draws.seeded(sampling, [3] * rows)
     logits_BV = np.tile(LOGITS_V, (rows, 1))
     found_V = np.bincount(draws.draw(logits_BV, np.arange(rows)), minlength=VOCAB) / rows
     expected_V = np.zeros(VOCAB)
