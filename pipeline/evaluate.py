@@ -37,16 +37,12 @@ NOTHING = dict.fromkeys(held_out.NUMBERS)
 
 
 class Findings(NamedTuple):
-    """The results of evaluating an export; None where there is nothing to measure.
+    """The results of evaluating an export; None where there is nothing to measure."""
 
-    numbers: Of held-out text. tasks: Results of tasks. text: A text that the model wrote.
-    own: What the subject's own code measured.
-    """
-
-    numbers: dict[str, float | int | None] = NOTHING
+    numbers: dict[str, float | int | None] = NOTHING  # of held-out text
     tasks: Sequence[TaskResult] = ()
-    text: str | None = None
-    own: dict[str, Any] | None = None
+    text: str | None = None  # that the model wrote
+    own: dict[str, Any] | None = None  # what the subject's own code measured
 
 
 def run(run: runfile.Run, paths: Paths) -> None:

@@ -17,9 +17,6 @@ def offered(joint: str) -> list[ModuleType]:
     """Import and return the modules that offer a joint, in the order of their parts' names.
 
     tests/test_dag.py reads the argument: a stage depends on each part that offers what it asks for.
-
-    Args:
-      joint: The stem of the file that a part has, such as "commands".
     """
     parts = sorted(path.parent.name for path in FOLDER.glob(f"*/{joint}.py"))
     return [import_module(f"{PACKAGE}.{part}.{joint}") for part in parts]

@@ -172,15 +172,11 @@ def _scores_of_tasks(setup: Setup, paths: Paths) -> TrainingScores:
 
 @dataclass
 class _HeldOutLosses(Observer):
-    """Measures the held-out loss when it is due, and ends a training that it shows to diverge.
-
-    measure: Returns the loss, or None where nothing is held out. first: What it was before the
-      first round.
-    """
+    """Measures the held-out loss when it is due, and ends a training that it shows to diverge."""
 
     run: runfile.Run
-    measure: Callable[[], MeanLoss | None]
-    first: float | None
+    measure: Callable[[], MeanLoss | None]  # None where nothing is held out
+    first: float | None  # what it was before the first round
     timed: Callable[[str], AbstractContextManager[None]]
 
     def took(self, entry: Entry) -> Entry:

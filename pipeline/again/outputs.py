@@ -31,20 +31,12 @@ WEIGHTS = r"model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json
 
 
 class Output(NamedTuple):
-    """Some files of a stage.
+    """Some files of a stage."""
 
-    Attributes:
-      names: Their names in the stage's folder, as a regular expression.
-      published: Their name in a publication, as `re.sub` makes it of theirs; None where they are
-        not in one.
-      known: How others know that they are so; None where they are not published.
-      how: What shows it or, else, what is published instead.
-    """
-
-    names: str
-    published: str | None
-    known: Kind | None
-    how: str
+    names: str  # in the stage's folder, as a regular expression
+    published: str | None  # in a publication, as `re.sub` makes it; None where they are not in one
+    known: Kind | None  # how others know that they are so; None where they are not published
+    how: str  # what shows it or, else, what is published instead
 
     def name(self, left: str) -> str | None:
         """Return the published name of a file that a stage left; None where it is not published."""

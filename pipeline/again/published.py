@@ -24,16 +24,10 @@ from pipeline.subject import subject_of_model
 
 @dataclass(frozen=True)
 class PublishedTranscript(Transcript):
-    """A transcript beside the weights that it ends in.
+    """A transcript beside the weights that it ends in."""
 
-    Attributes:
-      weights: Folder of the weights, where they are the last params and nothing else has these.
-      followed: Whether the params and the shared state at some snapshots were put there, as they
-        follow from the run's start.
-    """
-
-    weights: Path | None = None
-    followed: bool = False
+    weights: Path | None = None  # their folder, if nothing else has the last params
+    followed: bool = False  # whether params and shared state follow from the start, and are here
 
     def agreed(self, step: int, like: State) -> tuple[Tree, Tree]:
         """Return the params and the optimizer's shared state after `step`."""
@@ -57,19 +51,15 @@ class Own(NamedTuple):
 class Draw(NamedTuple):
     """How the repeated windows were drawn.
 
-    Attributes:
-      published: How many windows the publication has; one of all its peers counts once.
-      total: How many the run has.
-      seed_of: Whose seed drew: the reader's, among those published (`reader`); a word of the
-        reader's that the author has too (`asked`); the author's own (`author`); a beacon's
-        (`beacon`); or nobody's but the transcript's hash, which the author makes (`hash`).
-      beacon: What the beacon is, or None.
+    By whose seed: the reader's, among those published (`reader`); a word of the reader's that the
+    author has too (`asked`); the author's own (`author`); a beacon's (`beacon`); or the
+    transcript's hash, which the author makes (`hash`).
     """
 
-    published: int
-    total: int
+    published: int  # windows that the publication has; one of all its peers counts once
+    total: int  # windows of the run
     seed_of: Literal["reader", "asked", "author", "beacon", "hash"]
-    beacon: str | None = None
+    beacon: str | None = None  # what the beacon is
 
     def text(self, count: int) -> str:
         """Return how so many windows were drawn."""
@@ -112,34 +102,22 @@ class ChainStart(NamedTuple):
 
 @dataclass
 class PublishedRun:
-    """A published run whose rounds were all audited; each stage adds what later ones use.
+    """A published run whose rounds were all audited; each stage adds what later ones use."""
 
-    Attributes:
-      folder: The publication's files, with the export at the top.
-      files: SHA-256 of each of them, by name.
-      chosen: The windows that the reader repeats, with their peers.
-      rows: The files with the rows of these, by name.
-      findings: What the audit of all rounds found; nothing of it contradicts the transcript.
-      made: The made files, by stage.
-      release: The release of Lockstep that wrote the publication.
-      start: What the run began with, once that is known.
-      why: Why bits could not be compared, once that is known; or None.
-    """
-
-    folder: Path
-    files: dict[str, str]
+    folder: Path  # the publication's files, with the export at the top
+    files: dict[str, str]  # SHA-256 of each of them, by name
     own: Own
-    setup: Setup
+    setup: Setup  # the reader's own
     transcript: PublishedTranscript
     windows: list[Window]
-    chosen: PeersOfWindows
-    rows: list[str]
-    findings: list[Finding]
+    chosen: PeersOfWindows  # the windows that the reader repeats, with their peers
+    rows: list[str]  # the files with the rows of these
+    findings: list[Finding]  # of the audit of all rounds; none contradicts the transcript
     draw: Draw
-    made: dict[str, Made]
-    release: str
-    start: ChainStart | None = None
-    why: str | None = None
+    made: dict[str, Made]  # the made files, by stage
+    release: str  # of Lockstep, which wrote the publication
+    start: ChainStart | None = None  # once it is known
+    why: str | None = None  # bits could not be compared, once that is known
 
     @property
     def run(self) -> runfile.Run:

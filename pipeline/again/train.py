@@ -85,11 +85,7 @@ def chain_claim(published: PublishedRun, what: str) -> PublicClaim:
 
 
 class BrokenChainError(Exception):
-    """The params in a transcript do not follow from its messages.
-
-    Attributes:
-      finding: The first such place.
-    """
+    """The params in a transcript do not follow from its messages: `finding` says where first."""
 
     def __init__(self, step: int, detail: str):
         super().__init__(detail)

@@ -43,21 +43,15 @@ from pipeline.start.begin import Setup
 
 @dataclass(frozen=True)
 class Replay:
-    """The programs, data and settings with which an auditor replays windows.
-
-    Attributes:
-      transcript: One that has passed the audit.
-      why: Why bits cannot be compared, so that distances must be small; None if they must be equal.
-      present: The windows, and peers of each, whose snapshots and rows are here: all of a whole
-        run's, some in a bundle or a publication.
-      varied: How far the auditor's honest messages are from such of other bits, where measured.
-    """
+    """The programs, data and settings with which an auditor replays windows."""
 
     setup: Setup
-    transcript: Transcript
-    why: str | None
+    transcript: Transcript  # it has passed the audit
+    why: str | None  # bits cannot be compared, so that distances must be small; None if they can
+    # Whose snapshots and rows are here: of all windows of a whole run, of some in a bundle or a
+    # publication.
     present: PeersOfWindows
-    varied: Varied | None = None
+    varied: Varied | None = None  # how far honest messages are from such of other bits, if measured
 
     @property
     def bitwise(self) -> bool:

@@ -20,23 +20,14 @@ from pipeline.audit import sample
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that differs from what an honest run would have.
-
-    Attributes:
-      round: Step of the round.
-      peer: Peer that is to blame, or None if it is the transcript's author.
-      kind: Kind of the finding.
-      detail: The value and what was expected, in one line.
-      applied: Whether it got into the params; false if it was discarded in its round.
-      bundle: Folder in data/verdict with which the replay can be repeated, or None.
-    """
+    """Something that differs from what an honest run would have."""
 
     round: int
-    peer: int | None
+    peer: int | None  # to blame; None: the transcript's author
     kind: str
-    detail: str
-    applied: bool
-    bundle: str | None = None
+    detail: str  # the value and what was expected, in one line
+    applied: bool  # whether it got into the params; false if it was discarded in its round
+    bundle: str | None = None  # folder in data/verdict with which the replay can be repeated
 
     def __str__(self) -> str:
         who = "" if self.peer is None else f"peer {self.peer}, "
@@ -55,41 +46,27 @@ class Replayed:
 
 @dataclass(frozen=True)
 class Varied:
-    """How far the auditor's own honest messages are apart when it makes bits differ.
+    """How far the auditor's own honest messages are apart when it makes bits differ."""
 
-    Attributes:
-      distance: The largest distance of a message computed there from the one computed here.
-      there: How that process differs, for people.
-      messages: How many were compared.
-      params: The largest distance of the params after a window, as a share of the window's update,
-        or of what peers share then; None where messages are kept, from which both follow to the
-        bit.
-      own: The largest distance of what a peer owns after a window, as a share of what the window
-        changed of it, by its kind of arrays; None in a verdict of an earlier release.
-    """
-
-    distance: Annotated[float, Field(ge=0)]
-    there: str
-    messages: Annotated[int, Field(ge=0)]
+    distance: Annotated[float, Field(ge=0)]  # the largest, of messages there from those here
+    there: str  # how that process differs, for people
+    messages: Annotated[int, Field(ge=0)]  # how many were compared
+    # The largest of the params after a window, as a share of the window's update, and of what peers
+    # share then. None where messages are kept, from which both follow to the bit.
     params: Annotated[float | None, Field(ge=0)] = None
+    # The largest of what a peer owns after a window, as a share of what the window changed of it,
+    # by its kind of arrays. None in a verdict of an earlier release.
     own: dict[str, Annotated[float, Field(ge=0)]] | None = None
 
 
 @dataclass(frozen=True)
 class ComparedMessages:
-    """How many messages that are not kept can be compared.
+    """How many messages that are not kept can be compared."""
 
-    Attributes:
-      messages: Messages of the replayed windows.
-      sketched: Of how many of them the transcript has pieces.
-      bytes: Size of these messages.
-      bytes_shown: Size of their sketches.
-    """
-
-    messages: int
-    sketched: int
-    bytes: int
-    bytes_shown: int
+    messages: int  # of the replayed windows
+    sketched: int  # of so many of them the transcript has pieces
+    bytes: int  # of these messages
+    bytes_shown: int  # of their sketches
 
 
 def _is_none(value: object) -> bool:
@@ -175,22 +152,18 @@ def merged(findings: Sequence[Finding]) -> list[Finding]:
 class How(NamedTuple):
     """How replays were compared with what was sent (`tolerance.how`).
 
-    Attributes:
-      why: Why bits could not be compared; None if they were, and then all else is None.
-      limit: Largest accepted distance of a message.
-      params_limit: The same of the params after a window; None where they follow from messages to
-        the bit.
-      own_limits: The same of what a peer owns after a window, by kind; None if it is not compared.
-      repeats: Largest distance among an auditor's honest repeats, if `limit` follows from it.
-      varied: What the auditor measured of other bits, if `limit` follows from it.
+    Limits are the largest accepted distances; `limit` follows from `repeats` or `varied`, if there
+    is one.
     """
 
-    why: str | None = None
-    limit: float | None = None
-    params_limit: float | None = None
-    own_limits: dict[str, float] | None = None
-    repeats: float | None = None
-    varied: Varied | None = None
+    why: str | None = None  # bits could not be compared; None if they were: then all else is None
+    limit: float | None = None  # of a message
+    params_limit: float | None = None  # of the params after a window; None: they follow to the bit
+    own_limits: dict[str, float] | None = (
+        None  # of what a peer owns then, by kind; None: not compared
+    )
+    repeats: float | None = None  # the largest distance among an auditor's honest repeats
+    varied: Varied | None = None  # what the auditor measured of other bits
 
 
 def judge(

@@ -17,12 +17,9 @@ EVERY = 2**31 - 1  # as top_k: all tokens
 class Sampling(NamedTuple):
     """How a token is drawn."""
 
-    temperature: float = 0.0
-    """Divides the logits; 0 takes the likeliest token each time."""
-    top_k: int | None = None
-    """Only the likeliest `top_k` tokens are drawn; None or 0: all."""
-    top_p: float = 1.0
-    """Only the likeliest tokens are drawn that together have this probability, at least one."""
+    temperature: float = 0.0  # divides the logits; 0 takes the likeliest token each time
+    top_k: int | None = None  # only the likeliest `top_k` tokens are drawn; None or 0: all
+    top_p: float = 1.0  # only the likeliest that together have this probability, at least one
 
 
 GREEDY = Sampling()
@@ -37,10 +34,8 @@ class Draws:
     temperature: np.float32
     top_k: np.int32
     top_p: np.float32
-    greedy: bool = field(metadata={"static": True})
-    """Whether the likeliest token is taken."""
-    only_some: bool = field(metadata={"static": True})
-    """Whether only some of the tokens are drawn."""
+    greedy: bool = field(metadata={"static": True})  # the likeliest token is taken
+    only_some: bool = field(metadata={"static": True})  # of the tokens are drawn
 
     @classmethod
     def seeded(cls, sampling: Sampling, seeds: Sequence[int]) -> Self:
@@ -59,11 +54,8 @@ class Draws:
         """Return a token of each row, int32.
 
         token ~ softmax(logits / temperature) over the tokens that stay, drawn with the key
-        fold_in(key(seed), position): a pure function of the row's logits, seed and position.
-
-        Args:
-          logits_BV: Logits of each row's next token.
-          position_B: Its position in the row's whole text.
+        fold_in(key(seed), position): a pure function of the row's logits, seed and position, which
+        is the token's in the row's whole text.
         """
         if self.greedy:
             return jnp.argmax(logits_BV, axis=-1).astype(jnp.int32)
