@@ -2,7 +2,7 @@
 
 The room `token_files` has the locations whose files hold tokens already, `text` those that are
 tokenized here, and `rows` those whose rows have columns, arrays or files. Each module has one
-constant, `PROVIDER`.
+constant, `PROVIDER`. All that is refused of a location is a LockstepError.
 """
 
 from importlib import import_module
@@ -32,29 +32,17 @@ PROVIDERS = {
 
 
 def survey(location: data.Data, options: FetchOptions) -> Survey:
-    """Describe what a run would read: listings are requested, but no files.
-
-    Raises:
-      LockstepError: the location cannot be read, or has no usable files.
-    """
+    """Describe what a run would read: listings are requested, but no files."""
     return provider_of(location, options).survey(location, options)
 
 
 def fetch(location: data.Data, folder: Path, options: FetchOptions) -> Fetched:
-    """Fill an empty folder with the location's shards and tokenizer.
-
-    Raises:
-      LockstepError: the location cannot be read, or its files are not valid tokens.
-    """
+    """Fill an empty folder with the location's shards and tokenizer."""
     return provider_of(location, options).fetch(location, folder, options)
 
 
 def source_sha256(location: data.Data, options: FetchOptions) -> str | None:
-    """Return the `sha256` that `fetch` will give as its source's; None where only that tells.
-
-    Raises:
-      LockstepError: the location cannot be read.
-    """
+    """Return the `sha256` that `fetch` will give as its source's; None where only that tells."""
     return provider_of(location, options).source_sha256(location, options)
 
 

@@ -59,10 +59,9 @@ class FileVersion(Table):
 
 
 class Metadata(Table, extra="ignore"):
-    """The checkpoint, as far as a reader needs to know it."""
+    """The checkpoint, as far as a reader needs to know it: its last trained step."""
 
     step: Natural
-    """Last trained step."""
 
 
 class Manifest(Table, extra="ignore"):
@@ -70,9 +69,7 @@ class Manifest(Table, extra="ignore"):
 
     metadata: Metadata
     files: Annotated[tuple[FileVersion, ...], AsTuple, Field(min_length=1)]
-    """The weights."""
     companions: Annotated[tuple[FileVersion, ...], AsTuple] | None = None
-    """Other files of the model; absent from Psyche's manifests."""
 
 
 def _parse(content: bytes, where: str) -> Manifest:
@@ -97,14 +94,15 @@ def _parse(content: bytes, where: str) -> Manifest:
 
 
 class BucketModel(Table):
-    """The files of a model in a bucket, by their names."""
+    """The files of a model in a bucket, each at one generation, which is its origin's tag.
+
+    `generation` is that of the manifest that names them, and `step` the last trained one, as it
+    says; both are None without a manifest.
+    """
 
     files: dict[str, Origin]
-    """Each at one generation, which is its origin's tag."""
     generation: int | None
-    """Version of the manifest that names them; None: there is no manifest."""
     step: int | None
-    """Last trained step, as the manifest says."""
 
 
 def download(

@@ -49,9 +49,6 @@ def push(
     Files are by their names; a bucket takes those of the model, without folders. `step` is the last
     trained round, and `run` the key of the run's stage train. `private` concerns a repository that
     is created on the hub, and `audited` says whether an audit accepted the checkpoint.
-
-    Raises:
-      LockstepError: The server refused, or cannot be reached.
     """
     if isinstance(checkpoint, runfile.CheckpointHub):
         message = f"Step {step} of run {run}"

@@ -1,10 +1,29 @@
-"""`data_location.Arrays`: arrays of examples in files of this machine, for a workload."""
+"""`data_location.Arrays`: arrays of examples in files of this machine, for a workload.
 
+Files are .npy, .npz and safetensors, read a slice of their first axis at a time. What NumPy wrote
+is read as a stream, and no pickle is ever loaded. A folder of .npy files is an array of each; of
+.npz or safetensors files each has all arrays, of some of the examples.
+"""
+
+import math
+import os
+import struct
+import tokenize
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
-from lockstep.errors import LockstepError
-from lockstep.files import sha256_file
+import numpy as np
+from numpy.lib import format as npy
+
+from lockstep.errors import LockstepError, brief
+from lockstep.files import check_regular_file, sha256_file
+from lockstep.transcript.tensorfile import TensorFile
+from pipeline.net.host import check_name
 from pipeline.runfile.data import DataArrays, Limit
 from pipeline.sources.provider import (
     HELD_OUT,
@@ -15,22 +34,41 @@ from pipeline.sources.provider import (
     Survey,
     SurveyedFile,
 )
-from pipeline.sources.rows import array_files
 from pipeline.sources.rows.writing import (
     Examples,
+    Sliced,
     counts_of,
+    examples_of,
     most_rows,
     same_rows,
     warnings_of,
     write_arrays,
 )
 from pipeline.stage.artifacts import listing_sha256
-from pipeline.stage.given_files import expand, unchanged
+from pipeline.stage.given_files import check_file, expand, unchanged
 from pipeline.tokens import signs
 from pipeline.tokens.rows import WORD
 from pipeline.tokens.shards import Split
 
 PATH = "model.LLM.data_location.Arrays"
+KINDS = (".npy", ".npz", ".safetensors")
+MOST_ARRAYS = 1000  # of a file; as many members are open at once
+# What NumPy and zipfile raise at files that are not theirs.
+UNREADABLE = (
+    ArithmeticError,
+    EOFError,
+    MemoryError,
+    OSError,
+    RecursionError,
+    RuntimeError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+    struct.error,
+    tokenize.TokenError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 
 
 class ArrayData(NamedTuple):
@@ -42,7 +80,7 @@ class ArrayData(NamedTuple):
 
 def survey(location: DataArrays, options: FetchOptions) -> Survey:
     """Describe what a run would read; headers are read, and no values."""
-    found, where = _find(location, options.limit), _where(location)
+    found, where = _find(location, options.limit), f"{PATH}: {location.path}"
     words = same_rows(found.given, where).words
     given = {split: sum(one.count for one in some) for split, some in found.given.items()}
     counts = counts_of(given, location.held_out_percent, where)
@@ -69,7 +107,7 @@ def fetch(location: DataArrays, folder: Path, options: FetchOptions) -> Fetched:
       LockstepError: no array is there, they do not fit together, a value is not a finite number, a
         file changes meanwhile, or a split has no row.
     """
-    found, where = _find(location, options.limit), _where(location)
+    found, where = _find(location, options.limit), f"{PATH}: {location.path}"
     with unchanged(found.files.values()):
         written = write_arrays(folder, found.given, where, location.held_out_percent, options)
         sha256 = _sha256(found)
@@ -89,10 +127,6 @@ def fetch(location: DataArrays, folder: Path, options: FetchOptions) -> Fetched:
     )
 
 
-def _where(location: DataArrays) -> str:
-    return f"{PATH}: {location.path}"
-
-
 def _find(location: DataArrays, limit: Limit | None) -> ArrayData:
     root = expand(location.path, PATH)
     most = limit.files if limit else None
@@ -100,14 +134,12 @@ def _find(location: DataArrays, limit: Limit | None) -> ArrayData:
         if not root.exists():
             raise LockstepError(
                 f"{PATH}: found no {root.absolute()}, expected a folder or a file of "
-                f"{', '.join(array_files.KINDS)}"
+                f"{', '.join(KINDS)}"
             )
-        return ArrayData({root.name: root}, {TRAIN: [array_files.read_file(root)]})
-    paths, examples = array_files.read_folder(root)
+        return ArrayData({root.name: root}, {TRAIN: [_read_file(root)]})
+    paths, examples = _read_folder(root)
     if not paths:
-        raise LockstepError(
-            f"{root}: found no file that ends in {', '.join(array_files.KINDS)}, expected some"
-        )
+        raise LockstepError(f"{root}: found no file that ends in {', '.join(KINDS)}, expected some")
     aside: list[Path] = []
     given = {TRAIN: examples, HELD_OUT: []}
     if len(examples) == len(paths):  # each file has examples, and not one array of all of them
@@ -119,13 +151,154 @@ def _find(location: DataArrays, limit: Limit | None) -> ArrayData:
         paths = [path for path in paths if path.name not in named][:most]
     given[TRAIN] = given[TRAIN][:most]
     if (root / HELD_OUT).is_dir():
-        more = array_files.read_folder(root / HELD_OUT)
+        more = _read_folder(root / HELD_OUT)
         aside, given[HELD_OUT] = aside + more[0], given[HELD_OUT] + more[1]
     return ArrayData({p.relative_to(root).as_posix(): p for p in [*paths, *aside]}, given)
 
 
 def _sha256(found: ArrayData) -> str:
     return listing_sha256((name, sha256_file(path)) for name, path in found.files.items())
+
+
+# ---- Files of arrays ----
+
+
+def _read_folder(root: Path) -> tuple[list[Path], list[Examples]]:
+    """Return the files of arrays in a folder, not below it, by name; and what is in them."""
+    paths = sorted(
+        path
+        for path in root.iterdir()
+        if path.suffix in KINDS and path.name[0] != "." and not path.is_dir()
+    )
+    for path in paths:
+        check_name(path.name, str(root))
+        check_file(path, root)
+    kinds = sorted({path.suffix for path in paths})
+    if len(kinds) > 1:
+        raise LockstepError(f"{root}: found {' and '.join(kinds)} files, expected one kind")
+    if kinds == [".npy"]:
+        return paths, [examples_of(str(root), partial(_open_npy, paths))]
+    return paths, [_read_file(path) for path in paths]
+
+
+def _read_file(path: Path) -> Examples:
+    """Return what is in one file of arrays."""
+    check_regular_file(path)
+    if path.suffix not in KINDS:
+        raise LockstepError(f"{path}: expected a file that ends in {', '.join(KINDS)}")
+    opened = {
+        ".npy": partial(_open_npy, [path]),
+        ".npz": partial(_open_npz, path),
+        ".safetensors": partial(_open_safetensors, path),
+    }
+    return examples_of(str(path), opened[path.suffix])
+
+
+# ---- NumPy's files ----
+
+
+class _Streamed:
+    """An array in a stream: slices of its first axis, one after the other."""
+
+    def __init__(self, stream: BinaryIO, where: str):
+        self._stream, self._where, self._next = stream, where, 0
+        self.shape, fortran, self.dtype = _read_header(stream)
+        if self.dtype.hasobject:
+            raise ValueError("found Python objects")
+        if fortran and len(self.shape) > 1:
+            raise ValueError("found columns first (Fortran order), expected C order")
+        if min(self.shape, default=0) < 0:
+            raise ValueError(f"found shape {self.shape}")
+
+    def __getitem__(self, examples: slice) -> np.ndarray:
+        start, stop, _ = examples.indices(self.shape[0])
+        assert start == self._next, f"{start} after {self._next}"
+        shape = (stop - start, *self.shape[1:])
+        with _reading(self._where):
+            values = np.empty(shape, self.dtype)
+            into = memoryview(values.reshape(-1).view(np.uint8))
+            done = 0
+            while done < len(into):
+                piece = self._stream.readinto(into[done:])
+                if not piece:
+                    break
+                done += piece
+            last = stop == self.shape[0]
+            more = self._stream.read(1) if last else b""  # a zip file's checksum is at its end
+        if done < len(into) or more:
+            found = "more" if more else "fewer"
+            raise LockstepError(
+                f"{self._where}: found {found} bytes than its header says, expected an array "
+                f"{list(self.shape)} of {self.dtype}"
+            )
+        self._next = stop
+        return values
+
+
+def _read_header(stream: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype]:
+    """Return shape, whether it is in Fortran order, and dtype of what NumPy wrote."""
+    version = npy.read_magic(stream)
+    read = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}.get(version)
+    if read is None:
+        raise ValueError(f"found version {version} of the format, expected 1.0 or 2.0")
+    return read(stream)
+
+
+@contextmanager
+def _open_npy(paths: list[Path]) -> Iterator[Mapping[str, Sliced]]:
+    with ExitStack() as stack:
+        arrays = {}
+        for path in paths:
+            with _reading(str(path)):
+                file = stack.enter_context(open(path, "rb"))
+                array = arrays[path.stem] = _Streamed(file, str(path))
+                size = os.fstat(file.fileno()).st_size - file.tell()
+            _check_size(array, size, str(path))
+        yield arrays
+
+
+@contextmanager
+def _open_npz(path: Path) -> Iterator[Mapping[str, Sliced]]:
+    with ExitStack() as stack:
+        with _reading(str(path)):
+            archive = stack.enter_context(zipfile.ZipFile(path))
+        members, arrays = archive.infolist(), {}
+        if len(members) > MOST_ARRAYS:
+            raise LockstepError(
+                f"{path}: found {len(members)} arrays, expected at most {MOST_ARRAYS}"
+            )
+        for member in members:
+            name, where = member.filename.removesuffix(".npy"), f"{path}: {brief(member.filename)}"
+            if name in arrays or name == member.filename:
+                raise LockstepError(f"{where}: expected a name that ends in .npy, and none twice")
+            with _reading(where):
+                stream = stack.enter_context(archive.open(member))
+                array = arrays[name] = _Streamed(stream, where)
+                size = member.file_size - stream.tell()
+            _check_size(array, size, where)
+        yield arrays
+
+
+def _check_size(array: _Streamed, size: int, where: str) -> None:
+    expected = array.dtype.itemsize * math.prod(array.shape)
+    if size != expected:
+        raise LockstepError(
+            f"{where}: found {size} bytes after its header, expected {expected} as it says"
+        )
+
+
+@contextmanager
+def _open_safetensors(path: Path) -> Iterator[Mapping[str, Sliced]]:
+    yield dict(TensorFile(path))  # mapped, each array once
+
+
+@contextmanager
+def _reading(where: str) -> Iterator[None]:
+    """Turn a library's error at an unreadable file into one line that names the file."""
+    try:
+        yield
+    except UNREADABLE as error:
+        raise LockstepError(f"{where}: {error}, expected a file of arrays") from error
 
 
 PROVIDER = Provider(survey, fetch, source_sha256)

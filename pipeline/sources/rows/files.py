@@ -69,7 +69,7 @@ def survey(location: DataFiles, options: FetchOptions) -> Survey:
         for file in some
     )
     counts = {split: len(some) for split, some in splits.items()}
-    warnings = warnings_of(counts, _where(location), options)
+    warnings = warnings_of(counts, f"{PATH}: {location.path}", options)
     return Survey(location.path, files, whole, warnings, row_words=words)
 
 
@@ -113,19 +113,15 @@ def fetch(location: DataFiles, folder: Path, options: FetchOptions) -> Fetched:
             "bytes": size,
             "sha256": listing_sha256(contents),
         },
-        warnings=(*warnings_of(counts, _where(location), options), *_same(contents)),
+        warnings=(*warnings_of(counts, f"{PATH}: {location.path}", options), *_same(contents)),
     )
-
-
-def _where(location: DataFiles) -> str:
-    return f"{PATH}: {location.path}"
 
 
 def _choose(
     location: DataFiles, options: FetchOptions
 ) -> tuple[dict[Split, list[OpaqueFile]], int]:
     """Return the files of each split that a run reads, and the number of train files of all."""
-    files, where, percent = _find(location), _where(location), location.held_out_percent
+    files, where, percent = _find(location), f"{PATH}: {location.path}", location.held_out_percent
     named = signs.held_out_beside(file.name for file in files)
     named |= {file.name for file in files if file.name.startswith(f"{HELD_OUT}/")}
     aside = [file for file in files if file.name in named]

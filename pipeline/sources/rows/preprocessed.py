@@ -70,11 +70,7 @@ COLUMNS = {
 
 
 def survey(location: DataPreprocessed, options: FetchOptions) -> Survey:
-    """Describe what a run would read; of files of this machine, how many tokens that are.
-
-    Raises:
-      LockstepError: see `fetch`, except for what only the rows tell.
-    """
+    """Describe what a run would read; of files of this machine, how many tokens that are."""
     listing, chosen, train_files, warnings = _choose(location, options)
     files = []
     for split, of_split in chosen.items():
@@ -116,7 +112,7 @@ def fetch(location: DataPreprocessed, folder: Path, options: FetchOptions) -> Fe
                 continue
             if left is not None:
                 left -= written
-                if left < shards.length:
+                if left < shards.first.length:
                     break
     for split, count in shards.unlabelled.items():
         if count:
@@ -126,7 +122,7 @@ def fetch(location: DataPreprocessed, folder: Path, options: FetchOptions) -> Fe
         found = "; ".join(["found no rows to train on, expected some", *warnings])
         raise LockstepError(f"{listing.read}: {found}")
     return Fetched(
-        files=tuple(shards.files),
+        files=(*shards.files[TRAIN], *shards.files[HELD_OUT]),
         token_size_in_bytes=4,
         vocab_size=vocab_size,
         shuffle=listing.shuffle,
@@ -135,10 +131,10 @@ def fetch(location: DataPreprocessed, folder: Path, options: FetchOptions) -> Fe
             **listing.says,
             "files": {split: list(names) for split, names in read.items()},
             "rows": shards.rows,
-            "row_tokens": shards.length,
+            "row_tokens": shards.first.length,
             "sha256": listing_sha256(pair for names in read.values() for pair in names.items()),
         },
-        columns=shards.kinds,
+        columns=shards.first.kinds,
         held_out_by_default=is_by_default(listing, options.limit),
         warnings=tuple(warnings),
     )
@@ -157,46 +153,36 @@ class _RowShards:
     """The shards, as they are made of one parquet file after another.
 
     Of the `rows` of each split, `unlabelled` are those whose labels are all UNCOUNTED: nothing is
-    learned from them. `columns` and `length`, the tokens of a row, are those of the first file that
-    has rows, and so of all.
+    learned from them. All files have the columns and the length of `first`, the first with rows.
     """
 
     def __init__(self, folder: Path, vocab_size: int | None):
-        self.folder, self.vocab_size = folder, vocab_size
-        self.files: list[ShardFile] = []
+        self._folder, self._vocab_size = folder, vocab_size
+        self.first: Parquet | None = None
+        self.files: dict[Split, list[ShardFile]] = {TRAIN: [], HELD_OUT: []}
         self.rows: dict[Split, int] = {TRAIN: 0, HELD_OUT: 0}
         self.unlabelled: dict[Split, int] = {TRAIN: 0, HELD_OUT: 0}
-        self.columns: tuple[str, ...] = ()
-        self.kinds: tuple[Column, ...] = ()  # what the columns hold
-        self.length = 0
-        self._first = ""
-        self._counts = {TRAIN: 0, HELD_OUT: 0}
 
     def add(self, file: "Parquet", name: str, split: Split, most: int | None) -> int:
         """Make shards of a file's first `most` tokens, or of all; return how many tokens."""
-        if not self.columns:
-            self.columns, self.length, self._first = file.columns, file.length, file.name
-            self.kinds = tuple(COLUMNS[column] for column in file.columns)
-        if file.columns != self.columns:
-            found, expected = ", ".join(file.columns), ", ".join(self.columns)
+        first = self.first = self.first or file
+        if file.columns != first.columns:
+            found, expected = ", ".join(file.columns), ", ".join(first.columns)
             raise LockstepError(
-                f"{file.name}: found columns {found}, expected {expected} as in {self._first}"
+                f"{file.name}: found columns {found}, expected {expected} as in {first.name}"
             )
-        rows = None if most is None else most // self.length
-        size = max(1, SHARD_NUMBERS // (len(self.columns) * self.length))
-        done = 0
-        for rows_NW in file.read(self.length, self.vocab_size, size, rows):
+        rows, done = None if most is None else most // first.length, 0
+        size = max(1, SHARD_NUMBERS // (len(first.columns) * first.length))
+        files = self.files[split]
+        for rows_NW in file.read(first.length, self._vocab_size, size, rows):
             last = done + len(rows_NW) - 1
-            self.unlabelled[split] += int((~counted(rows_NW, self.kinds).any(axis=1)).sum())
+            self.unlabelled[split] += int((~counted(rows_NW, first.kinds).any(axis=1)).sum())
             numbers = rows_NW.astype("<u4")  # -100 as its 32 bits
             name_of_rows = f"{name}, rows {done} to {last}"
-            self.files.append(
-                write_shard(self.folder, split, self._counts[split], numbers, name_of_rows)
-            )
-            self._counts[split] += 1
+            files.append(write_shard(self._folder, split, len(files), numbers, name_of_rows))
             done = last + 1
         self.rows[split] += done
-        return done * self.length
+        return done * first.length
 
 
 # ---- Which files ----
@@ -260,8 +246,8 @@ def _listing(read: str, files: Iterable[LocationFile], says: dict[str, str]) -> 
 class Parquet:
     """A parquet file of rows.
 
-    `columns` are those of COLUMNS that it has, `rows` is their number, and `length` the tokens of
-    the first row, 0 without rows.
+    `columns` are those of COLUMNS that it has, `kinds` what they hold, `rows` is the number of
+    rows, and `length` the tokens of the first, 0 without rows.
 
     Raises:
       LockstepError: it is not a parquet file, lacks a column, or has one of another type; or
@@ -278,6 +264,7 @@ class Parquet:
             self._file = parquet.ParquetFile(path, memory_map=True)
             self.rows = self._file.metadata.num_rows
             self.columns = self._find_columns()
+            self.kinds: tuple[Column, ...] = tuple(COLUMNS[column] for column in self.columns)
             self._check_size()
         self.length = self._first_length()
 

@@ -4,6 +4,11 @@ What is no document is left out and counted, since text of the web has some of e
 an empty text, bytes that are not UTF-8, a line that is not JSON, a document of too many bytes.
 Memory is bounded: a row, a line or a text is held at a time, and packed data are read only as far
 as they unpack to what text may.
+
+Of a parquet file elsewhere, no more is fetched than is read. Its row groups lie one after the
+other, and its end says where. So the end is read by range, and the file is fetched from its
+beginning, twice as far each time. What has come is in the store: it is not fetched again, also
+after a kill.
 """
 
 import codecs
@@ -20,6 +25,10 @@ from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 from lockstep.errors import LockstepError, brief
 from pipeline import extras
+from pipeline.net import remote
+from pipeline.sources.provider import FetchOptions
+from pipeline.sources.token_files.fetching import fetch_files
+from pipeline.sources.token_files.listing import LocationFile
 from pipeline.stage.given_files import LEAST_UNPACKED, check_unpacked
 from pipeline.tokens import signs
 
@@ -45,6 +54,10 @@ PARQUET_BUFFER = 2**20  # bytes of a parquet file, read at once
 PADDING = 2**16  # zeros after gzip data, as tapes have them
 LINES_AT_ONCE = 256  # between two looks at how far a packed file is read
 WINDOW = "requires too much memory"  # what zstd says of a window of over 2**27 bytes
+FIRST = 2**26  # bytes that are fetched at first
+END, MOST_END = 2**16, 2**26  # bytes of a file's end: what pyarrow reads first, and at most
+LENGTH_OF_TEXT = 4  # bytes before each text of a page
+MAGIC, LENGTH = b"PAR1", 8  # what a file ends with, and bytes of that and of the metadata's length
 
 # Why something is left out.
 EMPTY, NOT_UTF8, TOO_LONG = "without text", "not UTF-8", f"over {DOCUMENT_BYTES} bytes"
@@ -112,7 +125,7 @@ def _of_parquet(
     pyarrow = extras.required(name, "pyarrow")
     from pyarrow import parquet
 
-    with one_line(name, pyarrow.ArrowException, "a parquet file"):
+    with _one_line(name, pyarrow.ArrowException, "a parquet file"):
         # in pieces: pages of a mapped file count as memory, a whole column otherwise
         file = parquet.ParquetFile(
             path,
@@ -122,14 +135,14 @@ def _of_parquet(
             pre_buffer=False,
         )
         schema = file.schema_arrow
-    check_column(schema, name, column)
+    _check_column(schema, name, column)
     numbers = range(file.num_row_groups) if groups is None else groups.numbers
     for group in map(file.metadata.row_group, numbers):
         for part in map(group.column, range(group.num_columns)):
             if part.path_in_schema == column:
                 sizes = (part.total_compressed_size, part.total_uncompressed_size)
                 check_unpacked(*sizes, f"{name}: column {brief(column)}")
-    with one_line(name, pyarrow.ArrowException, "a whole parquet file"):
+    with _one_line(name, pyarrow.ArrowException, "a whole parquet file"):
         # a row at once: a few bytes of a file may stand for many large texts
         for batch in file.iter_batches(1, row_groups=[*numbers], columns=[column]):
             # as bytes: text that is not UTF-8 would end the whole batch
@@ -140,12 +153,8 @@ def _of_parquet(
                 left_out[TOO_LONG] += 1
 
 
-def check_column(schema: "Schema", name: str, column: str) -> None:
-    """Check that a parquet file has a column of text.
-
-    Raises:
-      LockstepError: it has no such column, several of the name, or one of something else.
-    """
+def _check_column(schema: "Schema", name: str, column: str) -> None:
+    """Check that a parquet file has one column of this name, of text."""
     from pyarrow import types
 
     # a shard may have nothing but nulls
@@ -162,7 +171,7 @@ def check_column(schema: "Schema", name: str, column: str) -> None:
 
 
 @contextmanager
-def one_line(name: str, kind: type[Exception], expected: str) -> Iterator[None]:
+def _one_line(name: str, kind: type[Exception], expected: str) -> Iterator[None]:
     """Turn errors of a library into one line."""
     try:
         yield
@@ -321,3 +330,93 @@ def _parts(data: bytes, file: BinaryIO) -> Iterator[bytes]:
 
 def _unreadable(path: Path, error: OSError) -> LockstepError:
     return LockstepError(f"{path}: {error.strerror or error}, expected a readable text file")
+
+
+# ---- Parquet elsewhere ----
+
+
+class FetchedPart(NamedTuple):
+    """The first `size` bytes of a parquet file on this machine, and their hash.
+
+    `groups` are the row groups in it that were not in the part before.
+    """
+
+    path: Path
+    groups: RowGroups
+    size: int
+    sha256: str
+
+
+def fetched_parts(file: LocationFile, options: FetchOptions) -> Iterator[FetchedPart]:
+    """Yield larger and larger parts of a parquet file elsewhere, on demand."""
+    metadata = _metadata(file, options)
+    ends = _ends_of_groups(file, metadata)
+    done = fetched = 0
+    while done < len(ends):
+        fetched = min(file.origin.size, max(ends[done], 2 * fetched, FIRST))
+        (stored,) = fetch_files([file], options, [fetched])
+        here = sum(1 for stop in ends if stop <= fetched)
+        groups = RowGroups(metadata, range(done, here))
+        yield FetchedPart(stored.path, groups, fetched, stored.sha256)
+        done = here
+
+
+def parquet_text_bytes(file: LocationFile, column: str, options: FetchOptions) -> int:
+    """Return the bytes of a column's text in a file, here or elsewhere, as its metadata has them.
+
+    They are those of its pages before compression, about; of a dictionary's texts each counts once.
+    """
+    metadata = _metadata(file, options)
+    _check_column(metadata.schema.to_arrow_schema(), file.label, column)
+    groups = map(metadata.row_group, range(metadata.num_row_groups))
+    return sum(
+        max(0, part.total_uncompressed_size - LENGTH_OF_TEXT * part.num_values)
+        for group in groups
+        for part in map(group.column, range(group.num_columns))
+        if part.path_in_schema == column
+    )
+
+
+def _metadata(file: LocationFile, options: FetchOptions) -> "FileMetaData":
+    """Return a file's metadata, which its last bytes hold."""
+    size = file.origin.size
+    length = min(size, END)
+    for _ in range(2):
+        end = _last_bytes(file, length, options)
+        needed = int.from_bytes(end[-LENGTH : -len(MAGIC)], "little") + LENGTH
+        if not end.endswith(MAGIC) or needed > min(size, MOST_END):
+            raise LockstepError(f"{file.label}: ends in {end[-4:]!r}, expected a parquet file")
+        if needed <= length:
+            break
+        length = needed
+    pyarrow = extras.required(file.label, "pyarrow")
+    from pyarrow import parquet
+
+    with _one_line(file.label, pyarrow.ArrowException, "a parquet file"):
+        return parquet.read_metadata(pyarrow.BufferReader(end))
+
+
+def _last_bytes(file: LocationFile, length: int, options: FetchOptions) -> bytes:
+    start = file.origin.size - length
+    if not file.origin.is_local:
+        return b"".join(remote.read(file.origin, start, file.origin.size, options.network))
+    with _one_line(file.label, OSError, "a file to read"), open(file.origin.url, "rb") as opened:
+        opened.seek(start)
+        return opened.read()
+
+
+def _ends_of_groups(file: LocationFile, metadata: "FileMetaData") -> list[int]:
+    """Return the offset after each row group; no group ends before the one before it."""
+    ends: list[int] = []
+    for number in range(metadata.num_row_groups):
+        group, last = metadata.row_group(number), ends[-1] if ends else 0
+        for column in map(group.column, range(group.num_columns)):
+            start = column.dictionary_page_offset or column.data_page_offset
+            last = max(last, start + column.total_compressed_size)
+        ends.append(last)
+    if ends and not 0 < ends[-1] <= file.origin.size:
+        raise LockstepError(
+            f"{file.label}: a row group ends at byte {ends[-1]}, expected it in the "
+            f"{file.origin.size} bytes of the file"
+        )
+    return ends

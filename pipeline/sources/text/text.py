@@ -43,8 +43,14 @@ from pipeline.sources.provider import (
     Survey,
     SurveyedFile,
 )
-from pipeline.sources.text import far_parquet
-from pipeline.sources.text.documents import PACKED, PARQUET, RowGroups, documents
+from pipeline.sources.text.documents import (
+    PACKED,
+    PARQUET,
+    RowGroups,
+    documents,
+    fetched_parts,
+    parquet_text_bytes,
+)
 from pipeline.sources.text.text_files import files_of
 from pipeline.sources.text.tokenizing import (
     DocumentReader,
@@ -101,7 +107,7 @@ def _train_bytes(
             return None
         text += sum(file.origin.size for file in plain)
         if parquet:
-            first = far_parquet.text_bytes(parquet[0], one.source.column, options)
+            first = parquet_text_bytes(parquet[0], one.source.column, options)
             share = first / max(1, parquet[0].origin.size)
             text += round(share * sum(file.origin.size for file in parquet))
     return round(text * (1 - location.held_out_percent / 100))
@@ -244,7 +250,7 @@ class _FileReader(DocumentReader):
 
     def _of_parts(self, file: LocationFile) -> Iterator[tuple[Split, str]]:
         """Yield the documents of a parquet file elsewhere; no more of it is fetched than needed."""
-        for part in far_parquet.parts(file, self.options):
+        for part in fetched_parts(file, self.options):
             self._note(file, part.size, part.sha256)
             yield from self._of_file(file, part.path, part.groups)
             if self.enough:

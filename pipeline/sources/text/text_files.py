@@ -46,15 +46,9 @@ EVERYTHING = TextSource.model_fields["files"].default
 
 
 def files_of(source: TextSource, where: str, options: FetchOptions) -> Listing:
-    """Return the files of text, by name; offline, those of the last time.
+    """Return a source's files of text, by name; offline, those of the last time.
 
-    Args:
-      source: where they are.
-      where: its place in the run file, for errors.
-      options: how the run wants its data.
-
-    Raises:
-      LockstepError: it cannot be read, or has no such files.
+    Errors name `where`, its place in the run file.
     """
     root = expand(source.source, where)
     if root.exists():
@@ -236,11 +230,7 @@ def _read_readme(files: Iterable[LocationFile], network: Network) -> bytes | Non
 
 
 def subsets(readme: bytes, where: str) -> dict[str, HubSubset]:
-    """Return the subsets that the front matter of a README.md lists, by name.
-
-    Raises:
-      LockstepError: its front matter is no YAML, or another table.
-    """
+    """Return the subsets that the front matter of a README.md lists, by name."""
     text = readme.decode(errors="replace").replace("\r\n", "\n")
     beginning, _, rest = text.partition(FENCE)
     front, fence, _ = rest.partition(f"\n{FENCE}")

@@ -382,9 +382,6 @@ def copy_tokenizer(location: TokenizedText, target: Path, options: FetchOptions)
     """Copy the tokenizer that a run file names, without any other file.
 
     It is the folder `tokenizer`, if that exists and no revision is given, else the hub's.
-
-    Raises:
-      LockstepError: it does not exist, cannot be read, is no tokenizer, or has no end token.
     """
     key = f"{variant_name(location)}.tokenizer"
     folder, commit, warnings = expand(location.tokenizer, key), None, ()

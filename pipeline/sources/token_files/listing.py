@@ -46,14 +46,14 @@ EXTENSIONS = (".ds", ".bin", ".npy")
 
 
 class LocationFile(Table):
-    """A file of a location."""
+    """A file by its path in a location, and where its bytes are.
+
+    Where several locations are mixed, `part` is the number of its own.
+    """
 
     name: str
-    """Path in the location."""
     origin: Origin
-    """Where its bytes are."""
     part: Annotated[int, Field(ge=0)] = 0
-    """Number of its location, where several are mixed."""
 
     @property
     def label(self) -> str:
@@ -62,26 +62,26 @@ class LocationFile(Table):
 
 
 class Listing(Table):
-    """The files of a location, in the order in which they are read."""
+    """The files of a location, in the order in which they are read.
+
+    Attributes:
+      read: description of the location.
+      tokenizer: each name is one of TOKENIZER_FILES.
+      beside: files that say something of its token files; see signs.py.
+      parts: locations that are mixed, if there are several.
+      says_held_out: whether it names the held-out files, even if there are none.
+      says: what else is recorded: the hub's commit.
+    """
 
     read: str
-    """Description of the location."""
     token_size_in_bytes: TokenSize
-    """Size of a token in every file."""
     shuffle: AnyShuffle
-    """Order of the train split."""
     files: tuple[LocationFile, ...]
-    """Its token files, in order."""
     tokenizer: tuple[LocationFile, ...] = ()
-    """The files of its tokenizer; each name is one of TOKENIZER_FILES."""
     beside: tuple[LocationFile, ...] = ()
-    """Files that say something of its token files; see signs.py."""
     parts: tuple[Part, ...] = ()
-    """Locations that are mixed, if there are several."""
     says_held_out: bool = False
-    """Whether it names the held-out files, even if there are none."""
     says: dict[str, str] = {}
-    """What else is recorded: the hub's commit."""
 
     @property
     def size(self) -> int:

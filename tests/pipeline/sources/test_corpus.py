@@ -108,24 +108,6 @@ def test_a_source_that_is_no_utf8_or_spells_a_special_token_is_text(root, tmp_pa
     assert text.endswith(expected + END)
 
 
-def test_shards_are_of_bounded_size_and_join_to_the_same_tokens(root, tmp_path, monkeypatch):
-    fetch(tmp_path / "one")
-    monkeypatch.setattr(tokenizing, "SHARD_TOKENS", 100)
-    monkeypatch.setattr(tokenizing, "PIECES_AT_ONCE", 3)
-    many = fetch(tmp_path / "many")
-    paths = sorted((tmp_path / "many" / "train").iterdir())
-    sizes = [path.stat().st_size // 2 for path in paths]
-    assert len(sizes) > 3
-    assert sizes[:-1] == [100] * (len(sizes) - 1)
-    assert 0 < sizes[-1] <= 100
-    assert [file.tokens for file in many.files if file.split == "train"] == sizes
-    for file in many.files:
-        data = (tmp_path / "many" / file.path).read_bytes()
-        assert hashlib.sha256(data).hexdigest() == file.sha256
-    for split in ("train", "held_out"):
-        np.testing.assert_array_equal(read(tmp_path / "one", split), read(tmp_path / "many", split))
-
-
 def test_transformers_loads_the_tokenizer_with_its_special_tokens(root, tmp_path):
     fetch(tmp_path / "out")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out" / "tokenizer")

@@ -20,6 +20,7 @@ from pipeline.stage.keys import PROJECT
 from pipeline.start import begin
 from pipeline.tokens.shards import write_shards
 from tests import tiny
+from tests.errors import check_names
 from tests.pipeline.sources.options import options, refusal
 from tests.pipeline.trained_run import make_tokenizer
 
@@ -31,9 +32,9 @@ def root(tmp_path) -> Path:
     return folder
 
 
-def put(path: Path, *ids: int, size=2) -> None:
+def put(path: Path, *ids: int) -> None:
     path.parent.mkdir(exist_ok=True)
-    np.array(ids).astype(f"<u{size}").tofile(path)
+    np.array(ids, "<u2").tofile(path)
 
 
 def put_tokenizer(path: Path, vocab_size: int) -> None:
@@ -44,9 +45,9 @@ def put_tokenizer(path: Path, vocab_size: int) -> None:
     tokenizer.save(str(path))
 
 
-def fetch(root: Path | str, folder: Path, token_size="TwoBytes"):
+def fetch(root: Path | str, folder: Path):
     folder.mkdir()
-    where = DataLocal(path=str(root), token_size_in_bytes=token_size)
+    where = DataLocal(path=str(root))
     return sources.fetch(where, folder, options(folder.parent / "store"))
 
 
@@ -181,20 +182,6 @@ def test_a_tokenizer_in_an_older_form_is_converted(root, tmp_path):
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == given
 
 
-def test_without_a_tokenizer_the_vocabulary_is_unknown(root, tmp_path):
-    put(root / "a.ds", 65535)
-    assert fetch(root, tmp_path / "out").vocab_size is None
-    assert not (tmp_path / "out" / "tokenizer").exists()
-
-
-def test_four_byte_tokens_are_kept(root, tmp_path):
-    put(root / "a.ds", 1, 100_000, size=4)
-    fetched = fetch(root, tmp_path / "out", "FourBytes")
-    assert fetched.token_size_in_bytes == 4
-    copied = np.fromfile(tmp_path / "out" / "train" / "00000.ds", "<u4")
-    assert copied.tolist() == [1, 100_000]
-
-
 def test_home_and_relative_folders_are_found(root, tmp_path, monkeypatch):
     put(root / "a.ds", 1)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -262,17 +249,11 @@ def test_a_name_that_cannot_be_printed_is_one_line(root, tmp_path):
     assert "lists a file named '\\udcff.ds'" in refusal(fetch, root, tmp_path / "out")
 
 
-def test_missing_folder_is_refused_with_its_name(tmp_path):
-    message = refusal(fetch, tmp_path / "nowhere", tmp_path / "out")
-    assert "model.LLM.data_location.Local" in message
-    assert str(tmp_path / "nowhere") in message
-
-
-def test_folder_without_token_files_is_refused_with_its_name(root, tmp_path):
+def test_a_folder_that_is_missing_or_has_no_token_files_is_refused_with_its_name(root, tmp_path):
     (root / "readme.md").touch()
-    message = refusal(fetch, root, tmp_path / "out")
-    assert str(root) in message
-    assert ".ds, .bin, .npy" in message
+    check_names(refusal(fetch, root, tmp_path / "out"), root, ".ds, .bin, .npy")
+    missing = refusal(fetch, tmp_path / "nowhere", tmp_path / "other")
+    check_names(missing, "model.LLM.data_location.Local", tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize("content", [b"", b"123"])
@@ -292,12 +273,6 @@ def test_id_beyond_the_tokenizer_is_refused_with_the_name_the_user_knows(root, t
     put_tokenizer(root / "tokenizer.json", 50)
     message = refusal(fetch, root, tmp_path / "out")
     assert f"{root / 'b.ds'}: found token id 50 at token 2, expected ids below 50" in message
-
-
-def test_numpy_file_with_a_header_is_refused_with_its_name(root, tmp_path):
-    np.save(root / "a.npy", np.arange(8, dtype=np.uint16))
-    message = refusal(fetch, root, tmp_path / "out")
-    assert f"{root / 'a.npy'}: found a NumPy header" in message
 
 
 def test_tokenizer_that_is_missing_or_cannot_be_read_is_refused_with_its_name(root, tmp_path):

@@ -4,6 +4,8 @@ import json
 import re
 import tomllib
 from collections.abc import Iterator
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +19,7 @@ from pipeline import runfile
 from pipeline.__main__ import app
 from pipeline.stage.keys import PROJECT
 from pipeline.toml_file import read_run_file, read_toml
+from tests.errors import refused
 from tests.servers import hub as hub_server
 from tests.servers import web
 from tests.servers.bucket import Bucket
@@ -262,9 +265,9 @@ def test_dry_run_of_an_example_says_what_it_would_fetch_and_tries_one_file_at_mo
 def test_dry_run_of_an_example_without_what_it_needs_is_one_line(name, tmp_path):
     run_file = tmp_path / "run.toml"
     run_file.write_text(lockstep("import", FILES[name]))
-    with pytest.raises(LockstepError) as refused:
+    with pytest.raises(LockstepError) as caught:
         lockstep("download", "--dry-run", "--run", run_file, "--root", tmp_path)
-    assert str(refused.value).startswith(WOULD_NEED[name])
+    assert str(caught.value).startswith(WOULD_NEED[name])
     assert {path.name for path in tmp_path.iterdir()} == {"run.toml"}
 
 
@@ -371,22 +374,16 @@ def test_ready_run_has_every_table_and_fetches_what_its_rounds_need_and_no_more(
 @pytest.mark.parametrize(
     ("table", "key", "named"),
     [
-        (("config",), "total_steps", "download.limit.steps is 25000, "),
-        (("model", "LLM"), "max_seq_len", "download.limit.max_seq_len is 2048, "),
+        (("config",), "total_steps", "download.limit.steps is 25000"),
+        (("model", "LLM"), "max_seq_len", "download.limit.max_seq_len is 2048"),
     ],
 )
 def test_edit_that_the_limit_does_not_follow_is_refused_in_one_line(file, table, key, named):
     document = read_run_file(file)
-    place = document
-    for name in table:
-        place = place[name]
+    place = reduce(getitem, table, document)
     place[key] += 1
-    with pytest.raises(LockstepError) as caught:
+    with refused(named, place[key]):
         runfile.parse(document, "run.toml")
-    message = str(caught.value)
-    assert message.startswith(f"run.toml: {named}expected ")
-    assert str(place[key]) in message
-    assert "\n" not in message
 
 
 @pytest.mark.parametrize(

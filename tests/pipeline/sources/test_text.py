@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 
 from pipeline import sources
 from pipeline.runfile.data import Limit
-from pipeline.sources.text import documents, far_parquet, tokenizing
+from pipeline.sources.text import documents, tokenizing
 from pipeline.sources.text.text import is_held_out
 from tests.pipeline.sources.corpora import (
     PERCENT,
@@ -163,7 +163,7 @@ def test_a_limit_of_tokens_fetches_no_file_that_it_does_not_need(tmp_path, monke
 
 def test_a_limit_fetches_no_row_group_of_parquet_that_it_does_not_need(tmp_path, monkeypatch):
     monkeypatch.setattr(tokenizing, "CHARACTERS_AT_ONCE", 2000)
-    monkeypatch.setattr(far_parquet, "FIRST", 4000)
+    monkeypatch.setattr(documents, "FIRST", 4000)
     tokenizer = write_tokenizer(tmp_path / "tokenizer")
     many = [f"{n} {np.random.default_rng(n).bytes(60).hex()}" for n in range(2000)]
     contents = {"a.parquet": parquet_of(many), "b.parquet": parquet_of(many)}

@@ -130,15 +130,6 @@ def test_a_hub_that_drips_its_listing_is_left(tmp_path, served, monkeypatch, pla
     assert time.monotonic() - began < 5  # what it has to say takes ten seconds
 
 
-def test_what_came_before_a_cut_is_not_fetched_again(tmp_path, served):
-    commit = served.add(write_model(tmp_path / "model"))
-    served.faults.append(Misbehaviour(misbehaviour.dropped, times=1, where="/large/"))
-    said = refused(tmp_path, {"Hub": {"repo_id": REPO, "revision": commit}})
-    assert said.startswith(f"{REPO}: model.safetensors: ") and said.endswith("again to resume")
-    convert_in(tmp_path, {"Hub": {"repo_id": REPO, "revision": commit}})
-    assert served.sent["model.safetensors"] == len(served.files["model.safetensors"])
-
-
 def test_a_hub_may_say_what_kind_of_file_it_sends(tmp_path, served):
     def say(answer: Answer) -> Answer:
         answer.headers["Content-Type"] = "application/json"

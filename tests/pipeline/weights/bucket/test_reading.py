@@ -289,16 +289,3 @@ def test_a_link_in_the_cache_is_replaced_and_not_written_through(tmp_path, serve
     file.symlink_to(ours)
     assert same_params(read(tmp_path), model)
     assert not file.is_symlink() and ours.read_bytes() == before
-
-
-def test_a_download_that_broke_off_goes_on_where_it_stopped(tmp_path, served, model):
-    push(model)
-    name = f"{FOLDER}/model.safetensors"
-    size = len(served.live()[name])
-    served.spoil[name] = lambda content: content[: len(content) // 2]
-    assert refusal(tmp_path).endswith("within 1 attempts; run again to resume")
-    assert 0 < served.sent[name] < size
-    had = served.sent.pop(name)
-    del served.spoil[name]
-    assert same_params(read(tmp_path), model)
-    assert served.sent[name] == size - had
