@@ -1,4 +1,4 @@
-"""Text into tokens: cut where tokens stay the same, in bounded memory, by a tokenizer made or given."""
+"""Text into tokens, by a tokenizer that is trained or given: pieces, limits, bounded memory."""
 
 import hashlib
 import tracemalloc
@@ -180,7 +180,6 @@ def test_some_of_a_text_that_is_the_only_file_is_held_out(tmp_path):
 # ---- A tokenizer that is given ----
 
 
-pytestmark = pytest.mark.usefixtures("here")
 BOS = {"eos_token": "<bos>"}
 
 
