@@ -7,7 +7,7 @@ burn_p2p's inner loop, so a class that was written for that works as it is.
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -121,7 +121,7 @@ def _request(worker: Worker, begun: Started, job: Job, folder: Path) -> dict[str
         "base_parameter_pack_path": str(base),
         "output_parameter_pack_path": str(folder / "local"),
         "model_schema_hash": told.code,
-        "batches": [_batch(job.lots, folder)],
+        "batches": [*_batches(worker, job.lots, folder)],
         "num_inner_steps": len(job.lots),
         "require_exact_steps": True,
         "state_dict_filter": worker.patterns,
@@ -137,15 +137,31 @@ def _request(worker: Worker, begun: Started, job: Job, folder: Path) -> dict[str
     return asked
 
 
-def _batch(lots: Sequence[np.ndarray], folder: Path) -> dict[str, Any]:
-    """The rows of each step in a file, as burn_p2p lists cached micro-shards."""
+def _batches(worker: Worker, lots: Sequence[np.ndarray], folder: Path) -> Iterator[dict[str, Any]]:
+    """Yield the rows of the steps as burn_p2p lists cached micro-shards.
+
+    Rows that are files are the user's own, a group for each step. Others are written to a file for
+    each step, in one group.
+    """
+    if worker.rows["kind"] == "files":
+        files = worker.shards.absolute() / worker.rows["folder"]
+        for rows_NW in lots:
+            names = [row_W.astype("<i4").tobytes().hex() for row_W in rows_NW]
+            for name in names:
+                check_file(files / name, files)
+            yield _group([files / name for name in names], names)
+        return
     paths = [folder / f"step-{number:05}.npy" for number in range(len(lots))]
     for path, rows_NW in zip(paths, lots, strict=True):
         np.save(path, np.ascontiguousarray(rows_NW), allow_pickle=False)
+    yield _group(paths, [sha256_file(path) for path in paths])
+
+
+def _group(paths: Sequence[Path], hashes: Sequence[str]) -> dict[str, Any]:
     return {
         "kind": "cached_microshard_group",
         "shard_paths": [str(path) for path in paths],
-        "microshard_ids": [sha256_file(path) for path in paths],
+        "microshard_ids": [*hashes],
         "ordinals": [*range(len(paths))],
         "bytes_len": sum(path.stat().st_size for path in paths),
     }

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lockstep.files import read_json
+from lockstep.files import read_json, sha256_file
 from lockstep.transcript.trees import load_arrays
 from parts.workload.inner import loop as inner_loop
 from parts.workload.process.worker_process import WorkerError
@@ -56,6 +56,23 @@ def test_its_steps_are_those_of_our_worker(tmp_path):
     assert set(asked) <= bridge_worker.METHODS and "run_inner_loop" in asked
     theirs.close()
     ours.close()
+
+
+def test_rows_that_are_files_are_the_users_own_in_either_worker(tmp_path):
+    """As burn_p2p lists micro-shards: a class written for it reads its own files."""
+    (tmp_path / "files").mkdir()
+    rows = []
+    for number in range(2):
+        np.save(tmp_path / "file.npy", np.full((2, 3), 4.0 * number, np.float32))
+        name = sha256_file(tmp_path / "file.npy")
+        (tmp_path / "file.npy").rename(tmp_path / "files" / name)
+        rows.append(np.frombuffer(bytes.fromhex(name), "<i4")[None])
+    for given, key in ((SERVED, "values"), ({}, "w")):
+        one = inner(tmp_path, **given)
+        one.rows, one.shards = {"kind": "files", "folder": "files"}, tmp_path
+        found = inner_loop.take(one, job(params={key: np.zeros(3, np.float32)}, lots=rows))
+        np.testing.assert_array_equal(found.params[key], [2, 2, 2])  # half-way to 0, then to 4
+        one.close()
 
 
 def test_it_has_the_runs_number_of_threads_though_no_method_of_its_says_any(tmp_path):

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from lockstep.errors import LockstepError
 from lockstep.files import read_json
@@ -210,6 +210,37 @@ def test_a_worker_that_fails_all_peers_ends_the_training_in_one_line(tmp_path, m
     failing(monkeypatch, lambda call: call >= 6)
     with pytest.raises(WorkerError, match="found its end with signal SIGKILL"):
         tiny.make(run_file, root, "download", "convert", "train")
+
+
+def test_a_class_for_burn_p2p_is_trained_on_its_own_files_and_audited(tmp_path):
+    draw, shards = np.random.default_rng(0), tmp_path / "shards"
+    patterns = draw.standard_normal((10, 12, 12))
+    for number in range(8):
+        y = draw.integers(0, 10, 40)
+        x = (patterns[y] + draw.standard_normal((40, 12, 12))).astype(np.float32)
+        shards.mkdir(exist_ok=True)
+        save_file({"x": x, "y": y}, shards / f"{number:05}.bin")
+    optimizer = {**tiny.DILOCO_IN_4_BITS["DiLoCo"], "inner": "Workload"}
+    run_file, root = a_run(
+        tmp_path,
+        workload={
+            "factory": "burn_class:Workload",
+            "config": {"learning_rate": 0.05},
+            "inner": "worker",
+        },
+        model__LLM__optimizer={"DiLoCo": optimizer},
+        model__LLM__data_location={"Files": {"path": str(shards), "shuffle": "DontShuffle"}},
+        model__LLM__max_seq_len=8,
+        peers__passes=3,
+    )
+    tiny.make(run_file, root)
+    assert verdict_of(root)["accepted"] and verdict_of(root)["method"] == "bitwise"
+    rounds = Transcript(root / "data/trained/transcript").rounds
+    assert rounds[-1].loss < 0.5 * rounds[0].loss
+    exported = load_file(root / "data/export/params.safetensors")
+    assert read_json(root / "metrics/evaluate.json")["workload"]["norm"] == pytest.approx(
+        float(np.linalg.norm(exported["weight"])), rel=1e-5
+    )
 
 
 # ---- What is refused, and what is told ----

@@ -9,7 +9,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import save_file
 
+from lockstep.files import sha256_file
 from tests.parts.workload.worker_host import WORKLOADS, Host, array_rows
 
 LLAMA = {
@@ -229,10 +231,13 @@ def test_a_class_for_burn_p2p_runs_unchanged(tmp_path):
     assert "lockstep" not in source
     with Host("burn_class:Workload", {"learning_rate": 0.1}, tmp_path) as host:
         assert "gradient" not in host.ask("hello")["capabilities"]
-        words, spec = pictures()
         plan = host.ask("parameter_pack_plan", device="cpu", state_dict_filter={})
         assert plan["included_keys"] == ["bias", "weight"]
-        given = job(tmp_path, [words], spec, steps=3, name="one")
+        given = job(tmp_path, [], {}, steps=3, name="one")
+        draw, path = np.random.default_rng(0), str(tmp_path / "shard")
+        x = draw.standard_normal((32, 12, 12)).astype(np.float32)
+        save_file({"x": x, "y": draw.integers(0, 10, 32)}, path)
+        given["batches"][0] |= {"shard_paths": [path], "microshard_ids": [sha256_file(path)]}
         found, model_id = inner(host, given)
         assert found["metrics"]["loss"] < 3
         assert len(values(given)) == 1450

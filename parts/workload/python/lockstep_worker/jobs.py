@@ -1,7 +1,8 @@
 """An inner loop's job: the rows of each step, and where its state goes.
 
 A job's batches name files of NumPy, int32 rows [n, W] each, with `rows.json` beside them, which
-says what the words are. Step `i` takes file `i`, and after the last the first again.
+says what the words are. Step `i` takes file `i`, and after the last the first again. Where rows are
+files of the user, which have no such ending, each batch is a step and names them.
 """
 
 import json
@@ -20,15 +21,17 @@ def files_of(batches: list[dict]) -> list[str]:
 
 
 def step_rows(job: dict, step: int) -> Any:
-    """The decoded rows of a step.
+    """The decoded rows of a step; of files their paths.
 
     Raises:
-        ValueError: the job has no file of rows.
+        ValueError: the job has no rows.
     """
-    files = files_of(job["batches"])
-    if not files:
-        raise ValueError(f"job: no .npy in the shard_paths of {len(job['batches'])} batches")
-    return shard_rows(files[step % len(files)])
+    if files := files_of(job["batches"]):
+        return shard_rows(files[step % len(files)])
+    steps = [paths for batch in job["batches"] if (paths := batch.get("shard_paths"))]
+    if not steps:
+        raise ValueError(f"job: no shard_paths in {len(job['batches'])} batches")
+    return steps[step % len(steps)]
 
 
 def shard_rows(path: str | Path) -> Any:

@@ -128,7 +128,8 @@ class TorchWorkload(torch_hooks.TorchHooks):
 
     def _train_window(self, state: torch.nn.Module, batches: list[dict]) -> dict:
         """A step for each file of rows, with a new optimizer."""
-        job = {"batches": batches, "num_inner_steps": len(jobs.files_of(batches))}
+        steps = len(jobs.files_of(batches)) or len(batches)
+        job = {"batches": batches, "num_inner_steps": steps}
         losses = self._steps(state, self.inner_optimizer(state), job)
         return {"loss": sum(losses) / max(1, len(losses))}
 
