@@ -139,7 +139,7 @@ def questions(documents: int) -> dict[str, tuple[str, list]]:
     """Requests by kind, with lm_eval's method that takes them; source code of Python's library."""
     from lm_eval.api.instance import Instance
 
-    def of(kind: str, *arguments: str) -> Instance:
+    def request(kind: str, *arguments: str) -> Instance:
         return Instance(request_type=kind, doc={}, arguments=arguments, idx=0)
 
     sources = [inspect.getsource(module) for module in MODULES]
@@ -148,10 +148,10 @@ def questions(documents: int) -> dict[str, tuple[str, list]]:
     choices, letters = [], []
     for place in places:
         context = "\n".join(lines[place - CONTEXT_LINES : place])
-        choices += [of("loglikelihood", context, f"\n{lines[place + n]}") for n in range(4)]
-        letters += [of("loglikelihood", f"{context}\n#", letter) for letter in "ABCD"]
+        choices += [request("loglikelihood", context, f"\n{lines[place + n]}") for n in range(4)]
+        letters += [request("loglikelihood", f"{context}\n#", letter) for letter in "ABCD"]
     parts = [n * len(sources[0]) // (documents // 4) for n in range(documents // 4)]
-    texts = [of("loglikelihood_rolling", sources[0][n : n + 3000]) for n in parts]
+    texts = [request("loglikelihood_rolling", sources[0][n : n + 3000]) for n in parts]
     return {
         "choices": ("loglikelihood", choices),
         "letters": ("loglikelihood", letters),

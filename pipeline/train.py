@@ -166,7 +166,7 @@ def _scores_of_tasks(setup: Setup, paths: Paths) -> TrainingScores:
     if not every:
         return TrainingScores(paths.scratch / training_scores.FILE)
     for part in offered("while_training"):
-        return part.of_run(setup.run, setup.model, paths)
+        return part.training_scores(setup.run, setup.model, paths)
     raise LockstepError(f"[evaluate] every = {every}, expected 0: parts/tasks is not here")
 
 

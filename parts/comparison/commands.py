@@ -115,7 +115,6 @@ def _hours(base: "Run", tokens: int) -> str:
 
 def _rated(known: "Compare", given: dict[str, Any]) -> "PlannedTraining":
     """Return a training of a plan with its rate, which the results that it needs decide."""
-    from parts.comparison import train
     from parts.comparison.table import best_rate
     from parts.comparison.trainings import PlannedTraining, grid
 
@@ -123,7 +122,7 @@ def _rated(known: "Compare", given: dict[str, Any]) -> "PlannedTraining":
     if one.rate is not None:
         return one
     tuned = zip(grid(known, one.method), given["needs"], strict=True)
-    found = {other: train.read(plan_file.result_path(need)) for other, need in tuned}
+    found = {other: plan_file.result(need) for other, need in tuned}
     return one._replace(rate=best_rate(known, one.method, found))
 
 
@@ -139,7 +138,7 @@ def _train(file: Path, path: Path, name: str) -> None:
     result = train.trained(document(known, base, one), Path())
     loss = "diverged" if result["loss"] is None else f"held-out loss {result['loss']:.3f}"
     print(f"compare: {one.label}: {loss}", flush=True)
-    train.write(plan_file.result_path(name), result)
+    write_sealed(plan_file.result_path(name), result)
 
 
 def _write_run_files(file: Path, path: Path, folder: Path) -> None:
@@ -154,7 +153,7 @@ def _write_run_files(file: Path, path: Path, folder: Path) -> None:
 
 
 def _table(file: Path, path: Path) -> None:
-    from parts.comparison import table, train, written
+    from parts.comparison import table, written
     from parts.comparison.trainings import PlannedTraining
 
     known, _ = _loaded(file)
@@ -165,7 +164,7 @@ def _table(file: Path, path: Path) -> None:
             f"{len(plan)} results, expected all of them; `lockstep compare {file}` trains them"
         )
     for name, given in plan.items():
-        found[PlannedTraining.in_plan(given)] = train.read(plan_file.result_path(name))
+        found[PlannedTraining.in_plan(given)] = plan_file.result(name)
     rows = table.rows(known, found)
     files = written.write(file, known, rows, _code())
     print(files[0].read_text(encoding="utf-8"), end="")

@@ -62,6 +62,11 @@ def result_path(name: str) -> Path:
     return FOLDER / "trainings" / f"{name}.json"
 
 
+def result(name: str) -> dict[str, Any]:
+    """Return the result of a training as it was written: an edited one is refused by its hash."""
+    return read_sealed(result_path(name), result_path(name))
+
+
 def needed(plan: Path, name: str) -> list[Path]:
     """Return the results that a training needs."""
     return [result_path(need) for need in planned(plan)[name]["needs"]]

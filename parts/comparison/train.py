@@ -14,15 +14,11 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Annotated, Any, Literal
-
-from pydantic import Field
+from typing import Any
 
 import pipeline
 from lockstep.errors import DivergedError, LockstepError
 from lockstep.files import read_json, write_text
-from lockstep.tables.explain import validate
-from lockstep.tables.table import AsTuple, Table
 from parts.comparison.plan_file import FOLDER
 from parts.comparison.trainings import text
 from pipeline.stage.artifacts import read_sealed, write_sealed
@@ -31,8 +27,8 @@ from pipeline.stage.lock import hold
 
 INPUTS = ("download", "convert")
 PATIENCE = 3600.0  # seconds that a training waits for another that makes the same inputs
-Whole = Annotated[int, Field(ge=0)]
-Finite = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+KEPT = ("rounds", "tokens", "parameters", "bytes_up", "bytes_down", "simulated_seconds")
+KEPT += ("held_out_stderr", "held_out_rows")  # of train.json
 
 
 def key_of(tables: dict[str, Any]) -> str:
@@ -71,9 +67,9 @@ def trained(tables: dict[str, Any], project: Path) -> dict[str, Any]:
             link.parent.mkdir(parents=True, exist_ok=True)
             if not link.is_symlink():
                 link.symlink_to((inputs / OUT[stage]).absolute())
-        write(done, {"key": key, **_train(run_file, root, project)})
+        write_sealed(done, {"key": key, **_train(run_file, root, project)})
         shutil.rmtree(root)
-    return read(done)
+    return read_sealed(done, done)
 
 
 def _train(run_file: Path, root: Path, project: Path) -> dict[str, Any]:
@@ -139,65 +135,3 @@ def _run(stage: str, run_file: Path, root: Path, project: Path) -> int:
 def _command(stage: str, run_file: Path, root: Path) -> list[str]:
     command = [sys.executable, "-m", pipeline.__name__, stage]
     return [*command, "--run", str(run_file.absolute()), "--root", str(root.absolute())]
-
-
-# ---- The result, in a file with its own SHA-256 ----
-
-
-class Measure(Table):
-    """A point of a training's curve: the held-out loss after so much of everything."""
-
-    tokens: Whole
-    bytes_up: Whole
-    seconds: Finite
-    loss: Finite
-
-
-class Trained(Table):
-    """A training that ended."""
-
-    status: Literal["trained"]
-    key: Annotated[str, Field(pattern="^[0-9a-f]{12}$")]
-    loss: Finite
-    rounds: Whole
-    tokens: Whole
-    parameters: Whole
-    bytes_up: Finite
-    bytes_down: Finite
-    simulated_seconds: Finite
-    held_out_stderr: Finite | None
-    held_out_rows: Annotated[tuple[Whole, Whole], AsTuple]
-    params: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
-    peak_bytes: Whole
-    tokens_per_second: Finite | None
-    curve: Annotated[tuple[Measure, ...], Field(min_length=2), AsTuple]
-
-
-class Diverged(Table):
-    """A training whose loss went beyond all bounds, which is a result too."""
-
-    status: Literal["diverged"]
-    key: Annotated[str, Field(pattern="^[0-9a-f]{12}$")]
-    why: str
-    loss: None
-
-
-FORMS: dict[object, type[Trained | Diverged]] = {"trained": Trained, "diverged": Diverged}
-KEPT = ("rounds", "tokens", "parameters", "bytes_up", "bytes_down", "simulated_seconds")
-KEPT += ("held_out_stderr", "held_out_rows")  # of train.json
-
-
-def write(path: Path, result: dict[str, Any]) -> None:
-    """Write a result, with its SHA-256."""
-    write_sealed(path, result)
-
-
-def read(path: Path) -> dict[str, Any]:
-    """Return a result as it was written."""
-    content = read_sealed(path, path)
-    form = FORMS.get(content.get("status"))
-    if form is None:
-        raise LockstepError(
-            f"{path}: status is {content.get('status')!r}, expected {' or '.join(map(str, FORMS))}"
-        )
-    return validate(form, content, str(path)).model_dump(mode="json")

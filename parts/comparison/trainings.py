@@ -78,12 +78,9 @@ def card_of_method(method: Method) -> Card:
 
 
 def document(compare: Compare, base: runfile.Run, training: PlannedTraining) -> dict[str, Any]:
-    """Return the tables of a training's run file.
+    """Return the tables of the run file of a training of a known rate.
 
-    Args:
-      compare: The comparison.
-      base: The run of `compare.base`.
-      training: The training, of a known rate.
+    `base` is the run of `compare.base`.
 
     Raises:
       LockstepError: The method's tables make no run, or a fault is of a peer that is not there.

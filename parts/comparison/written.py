@@ -38,11 +38,7 @@ STYLE: list[str | dict[str, Any]] = ["default", FONT]
 def write(file: Path, compare: Compare, table: Sequence[Row], code: str) -> list[Path]:
     """Write the table in each form, and the plots; return the files.
 
-    Args:
-      file: The comparison's own file, for which they are named.
-      compare: The comparison.
-      table: Its rows.
-      code: What stands for the code that trained, for people.
+    They are named for the comparison's `file`; `code` stands for the code that trained, for people.
     """
     records = [record(row, table) for row in table]
     png = draw([row for row in table if row.failure == NO_FAILURE])

@@ -87,10 +87,6 @@ def project_run(  # noqa: PLR0913 - each is an option
     print(*lines(swarm), sep="\n")
 
 
-def _hours(hours: float) -> str:
-    return "never" if hours > NEVER else f"{hours:,.3g}"
-
-
 def lines(swarm: "PlannedSwarm") -> Iterator[str]:
     """Yield the table in Markdown, and what it rests on."""
     from parts.projection.project import (
@@ -109,7 +105,8 @@ def lines(swarm: "PlannedSwarm") -> Iterator[str]:
         cells = [method.label, f"{method.bits:.3g}", str(method.local_steps), size(found.sent)]
         cells += [size(found.received), f"{found.seconds:,.3g}"]
         cells += [f"{100 * share:.3g} %" for share in (found.utilisation, found.goodput)]
-        yield f"| {' | '.join((*cells, _hours(found.hours)))} |"
+        cells.append("never" if found.hours > NEVER else f"{found.hours:,.3g}")
+        yield f"| {' | '.join(cells)} |"
     yield ""
     if left := ", ".join(method.label for method in not_summed(swarm)):
         yield f"Not by a ring, since sums of their messages are not messages: {left}."

@@ -169,11 +169,12 @@ def at_least(least: int, peers: int, present: float) -> float:
         return 1.0
     up, down = math.log(present), math.log1p(-present)
 
-    def of(k: int) -> float:
+    def chance(k: int) -> float:
+        """Return the probability that exactly k are."""
         ways = math.lgamma(peers + 1) - math.lgamma(k + 1) - math.lgamma(peers - k + 1)
         return math.exp(ways + k * up + (peers - k) * down)
 
-    return min(1.0, math.fsum(of(k) for k in range(max(0, least), peers + 1)))
+    return min(1.0, math.fsum(chance(k) for k in range(max(0, least), peers + 1)))
 
 
 def all_or_nothing(peers: int, mtbf: float, restart: float) -> float:

@@ -137,7 +137,9 @@ def goodput(given: dict[str, Any]) -> Iterator[Cell]:
     for row, learners, printed in rows:
         for chips, percent in zip(table["chips"], printed, strict=True):
             rate = chips / learners / MINUTES_OF_A_YEAR
-            lost = minutes["whole"] if row == "not elastic" else _lost(minutes, rate)
+            lost = minutes["whole"]
+            if row != "not elastic":
+                lost = minutes["a"] * rate ** -minutes["b"]
             ours = 100 * simulated(rate, lost, seed=0)
             cell = ("2604.21428 table 1, goodput", row, f"{chips:,.0f} chips")
             yield Cell(*cell, percent, ours, abs(ours - percent))
@@ -154,10 +156,6 @@ def simulated(rate: float, lost: float, seed: int) -> float:
     rng = np.random.default_rng(seed)
     up = rng.exponential(1 / rate, FAILURES).sum()
     return float(up / (up + rng.exponential(lost, FAILURES).sum()))
-
-
-def _lost(minutes: dict[str, float], rate: float) -> float:
-    return float(minutes["a"] * rate ** -minutes["b"])
 
 
 def _model(given: dict[str, Any], table: str, name: str) -> ModelOnLink:

@@ -115,10 +115,12 @@ def sign(digests: dict[str, str], name: str, key: Path) -> bytes:
     resources = [
         {"name": file, "algorithm": "sha256", "digest": digests[file]} for file in sorted(digests)
     ]
+    # the SHA-256 over all digests, in their order
+    root = hashlib.sha256(bytes.fromhex("".join(one["digest"] for one in resources))).hexdigest()
     serialization = {"method": "files", "hash_type": "sha256", "allow_symlinks": False}
     statement = {
         "_type": STATEMENT,
-        "subject": [{"name": name, "digest": {"sha256": _root_of(resources)}}],
+        "subject": [{"name": name, "digest": {"sha256": root}}],
         "predicateType": PREDICATE,
         "predicate": {
             "resources": resources,
@@ -222,11 +224,6 @@ def _digest(sha256: str | None) -> str:
 def _signed_bytes(payload: bytes) -> bytes:
     """Return DSSE's pre-authentication encoding of the signed bytes."""
     return f"DSSEv1 {len(PAYLOAD)} {PAYLOAD} {len(payload)} ".encode() + payload
-
-
-def _root_of(resources: list[dict[str, str]]) -> str:
-    """The SHA-256 over all digests, in their order."""
-    return hashlib.sha256(bytes.fromhex("".join(r["digest"] for r in resources))).hexdigest()
 
 
 def _decoded(text: str) -> bytes:

@@ -154,10 +154,5 @@ def _interleaved(file: BinaryIO, size: int) -> Iterator[bytes]:
             file.seek(plane * rows + start)
             whole[:, plane] = np.frombuffer(file.read(count), np.uint8)
         yield whole.tobytes()
-    yield from _pieces(file, rows * WIDTH, size)
-
-
-def _pieces(file: BinaryIO, start: int, end: int) -> Iterator[bytes]:
-    file.seek(start)
-    for at in range(start, end, PIECE):
-        yield file.read(min(PIECE, end - at))
+    file.seek(rows * WIDTH)
+    yield file.read(size - rows * WIDTH)  # fewer bytes than a float32

@@ -43,14 +43,9 @@ def run_tasks(
 
     A group whose definition combines no numbers stands for its tasks.
 
-    Args:
-      names: lm_eval's names of tasks and groups, Psyche's names, and YAML files.
-      model: The model.
-      settings: `[evaluate]`.
-      store: The folder `data/store`.
-      pin: `[pins] tasks`.
-      folder: Gets SAMPLES, the requests and answers of each document, a line of JSON each; and
-        HASHES, the hashes of the tasks.
+    Names are lm_eval's of tasks and groups, Psyche's, and YAML files; `pin` is `[pins] tasks`. The
+    folder gets SAMPLES, the requests and answers of each document, a line of JSON each; and HASHES,
+    the hashes of the tasks.
     """
     library = f"lm_eval {definitions.version()}"
     trusted = settings.trust_task_code

@@ -103,10 +103,7 @@ def ask(questions: Iterable[Question], model: TaskModel, count: int) -> AskedQue
     Context and choice are encoded together, so a choice's tokens are those of the whole text. A
     choice alone follows the token that begins a text.
 
-    Args:
-      questions: Questions; at most `TRIED` times as many are looked at.
-      model: The model.
-      count: Number of questions, at most.
+    At most `TRIED` times as many questions are looked at.
     """
     asked, tokenizer = AskedQuestions([], []), model.tokenizer
     for question in islice(questions, TRIED * count):
@@ -140,12 +137,11 @@ def metrics(questions: Sequence[Question], scores: Scores) -> dict[str, Metric]:
         "acc": scores.after_NC,
         "acc_bytes": scores.after_NC / bytes_NC,
     }
-    return {name: _share(x_NC.argmax(axis=1) == answers_N) for name, x_NC in chosen.items()}
-
-
-def _share(right_N: np.ndarray) -> Metric:
-    share, count = float(np.mean(right_N)), len(right_N)
-    return Metric(share, (share * (1 - share) / (count - 1)) ** 0.5)
+    found = {}
+    for name, x_NC in chosen.items():
+        share = float(np.mean(x_NC.argmax(axis=1) == answers_N))
+        found[name] = Metric(share, (share * (1 - share) / (len(answers_N) - 1)) ** 0.5)
+    return found
 
 
 # ---- The task of a run ----

@@ -26,13 +26,8 @@ def score_export(
 ) -> list[TaskResult]:
     """Return the results of `[evaluate] tasks`, as stage evaluate asks for them.
 
-    Args:
-      run: The whole run.
-      exported: The exported model.
-      paths: Paths of stage evaluate.
-      folder: Where questions and answers are written.
-      named: Path of that folder, as its files name it.
-      notes: Gains the reason if a task has nothing to ask.
+    Questions and answers are written to `folder`, which its files call `named`; `notes` gains the
+    reason if a task has nothing to ask.
     """
     settings = run.evaluate
     if exported.tokenizer is None and settings.tasks == (next_line.NAME,):
@@ -57,7 +52,7 @@ def score_again(
       folder: Its export.
       names: The tasks of which scores are published.
       shards: The reader's own data, whose held-out text next_line asks of; None without.
-      store: Folder of downloads.
+      store: Where data of tasks are kept.
 
     Raises:
       RequestError: A task cannot be repeated here.
@@ -84,13 +79,8 @@ def score_again(
 class RunFileTasks:
     """The tasks of a run file, ready to score a model, once or many times.
 
-    Args:
-      run: The whole run.
-      settings: Its `[evaluate]`, or that with other tasks or fewer documents.
-      model: The model.
-      shards: Folder that the stage download left.
-      store: The folder `data/store`.
-      notes: Gains the reason if a task has nothing to ask.
+    `settings` are the run's `[evaluate]`, or that with other tasks or fewer documents; `shards` is
+    the folder that the stage download left; `notes` gains the reason if a task has nothing to ask.
     """
 
     def __init__(
@@ -114,13 +104,9 @@ class RunFileTasks:
     def score(
         self, model: TaskModel, folder: Path | None = None, named: str = "", *, quiet: bool = False
     ) -> list[TaskResult]:
-        """Return the results of all tasks.
+        """Return the results of all tasks with the model's params.
 
-        Args:
-          model: The model, with the params that are scored.
-          folder: Where questions and answers are written, if anywhere.
-          named: Path of that folder, as its files name it.
-          quiet: Whether next_line shows no progress.
+        Questions and answers are written to `folder`, if anywhere, which its files call `named`.
         """
         results, others = [], []
         if self.others:  # first: one may be missing

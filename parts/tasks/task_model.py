@@ -164,14 +164,11 @@ def _rows(requests: Sequence[LikelihoodRequest], context: int) -> list[_Row]:
         alike = rows.setdefault(inputs, [])
         # a lot of B x T tokens has room for as many predictions
         room = padded_length(len(inputs), context)
-        if not alike or _predictions(alike[-1]) + len(continuation) > room:
+        together = sum(len(other) for _, other in alike[-1].requests) if alike else room
+        if together + len(continuation) > room:
             alike.append(_Row(inputs, []))
         alike[-1].requests.append((number, tuple(continuation)))
     return sorted((row for alike in rows.values() for row in alike), key=lambda r: -len(r.inputs))
-
-
-def _predictions(row: _Row) -> int:
-    return sum(len(continuation) for _, continuation in row.requests)
 
 
 def _lots(rows: Sequence[_Row], size: int, context: int) -> Iterator[_Lot]:

@@ -1,7 +1,6 @@
 """Scores of tasks while a model trains: `[evaluate] every`. Stage train asks for this joint."""
 
 import logging
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -20,7 +19,7 @@ from pipeline.weights import exported, hf, model_folder
 log = logging.getLogger(__name__)
 
 
-def of_run(run: runfile.Run, hf_config: dict[str, Any], paths: Paths) -> TrainingScores:
+def training_scores(run: runfile.Run, hf_config: dict[str, Any], paths: Paths) -> TrainingScores:
     """Return the scores of a run's training, which has `[evaluate] every`.
 
     Tasks are as defined but for their number of documents, so the scores depend on `[evaluate]
@@ -41,7 +40,9 @@ def of_run(run: runfile.Run, hf_config: dict[str, Any], paths: Paths) -> Trainin
     )
     own, given = init / "hf", shards / "tokenizer"
     folder = given if given.is_dir() else own  # the tokenizer's, as of the export
-    untrained = _computing(run, hf_config, own / hf.CONFIG, folder / TOKENIZER)
+    read = load_tokenizer(folder / TOKENIZER) if (folder / TOKENIZER).exists() else None
+    whole, scan = model_folder.with_context(hf_config, run.llm.max_seq_len), run.peers.scan_layers
+    untrained = exported.computing(whole, {}, read, own / hf.CONFIG, scan=scan)  # without params
     model = task_model.from_folder(untrained, folder, (), settings.batch_size)
     notes: list[str] = []
     tasks = RunFileTasks(run, settings, model, shards, paths.store, notes)
@@ -55,12 +56,3 @@ def of_run(run: runfile.Run, hf_config: dict[str, Any], paths: Paths) -> Trainin
         return tasks.score(now._replace(score=model.score), quiet=True)
 
     return TrainingScores(paths.scratch / FILE, score, chosen.every, aside=aside)
-
-
-def _computing(
-    run: runfile.Run, hf_config: dict[str, Any], where: Path, tokenizer: Path
-) -> exported.Exported:
-    """The model as its export will be, without params."""
-    read = load_tokenizer(tokenizer) if tokenizer.exists() else None
-    whole = model_folder.with_context(hf_config, run.llm.max_seq_len)
-    return exported.computing(whole, {}, read, where, scan=run.peers.scan_layers)

@@ -342,17 +342,6 @@ def test_a_result_that_is_not_as_it_was_written_is_one_line_that_names_its_file(
     assert "\n" not in str(raised.value)
 
 
-def test_a_result_of_another_form_is_refused_with_its_hash_in_order(tmp_path):
-    (whole,) = made(4.0)
-    whole |= {"status": "trained", "key": "0" * 12, "params": "0" * 64}
-    train.write(tmp_path / "whole.json", whole)
-    assert train.read(tmp_path / "whole.json")["loss"] == 4.0
-    for key, value in (("loss", "low"), ("curve", []), ("status", "ended"), ("bytes_up", None)):
-        train.write(tmp_path / "other.json", whole | {key: value})
-        with pytest.raises(LockstepError, match=rf"other\.json: {key}"):
-            train.read(tmp_path / "other.json")
-
-
 def test_a_training_diverged_if_its_exit_status_says_so_whatever_its_words_are(
     tmp_path, monkeypatch
 ):

@@ -3,7 +3,7 @@
 import pytest
 
 from parts.projection import published
-from parts.projection.published import GRID, ModelOnLink, in_turn, needed, place
+from parts.projection.published import ModelOnLink, in_turn
 
 GIVEN = published.numbers()
 CELLS = published.cells()
@@ -50,12 +50,6 @@ def test_the_last_layer_alone_is_late_where_the_link_is_quick():
     assert in_turn(model, 10, 100.0) == pytest.approx(10 / 10.01)
     # at 1 Gbit/s they queue behind the first, which is free after 1 / 3 + 2 / 30 s
     assert in_turn(model, 1, 1.0) == pytest.approx(1 / (1 / 3 + 2 / 30 + 10))
-
-
-def test_bandwidths_are_of_the_grid():
-    assert (place(0.1), place(1000.0)) == (0, len(GRID) - 1)
-    assert needed(lambda gigabits: gigabits / 10, 0.5) == place(5.2)
-    assert needed(lambda gigabits: 0.0, 0.5) == len(GRID)
 
 
 def test_the_page_has_every_table_with_what_is_fitted_said(tmp_path, monkeypatch):

@@ -1,5 +1,6 @@
 """Which windows are published and repeated, by nobody's choice."""
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -8,9 +9,10 @@ from types import SimpleNamespace
 import pytest
 
 from lockstep.errors import RequestError
-from lockstep.files import write_json
+from lockstep.files import read_json, write_json
 from lockstep.transcript.windows import Snapshots
-from parts.publication import layout
+from parts.publication import commands, layout, publish
+from parts.publication.claims import VerifyOutcome
 from parts.publication.layout import (
     Publication,
     ReaderAsks,
@@ -23,6 +25,9 @@ from parts.publication.layout import (
 from pipeline.again import outputs
 from pipeline.audit.sample import Beacon
 from pipeline.stage.keys import PROJECT
+from tests import tiny
+from tests.parts.publication.published_run import LIMITS, verify
+from tests.servers.files import Files
 
 WINDOWS = Snapshots(0, 40, every=10).windows
 SENDERS = {1: (0, 1, 2, 3), 11: (0, 1, 3), 21: (0, 1, 3), 31: (1, 3)}  # 2 was ejected, 0 left
@@ -74,7 +79,7 @@ def test_where_messages_are_not_kept_a_window_is_drawn_for_all_its_peers_and_the
 # ---- The reader's ----
 
 
-def published(*names: str, seed: str | None = None) -> Publication:
+def listed(*names: str, seed: str | None = None) -> Publication:
     files = {f"{outputs.ROWS}/{name}.safetensors": FILE for name in names} | {layout.ROUNDS: FILE}
     return Publication(
         format=2,
@@ -96,16 +101,16 @@ def chosen(publication: Publication, seed: str | None, count: int | None) -> tup
 
 
 def test_a_reader_repeats_all_that_is_published_or_draws_among_it():
-    assert chosen(published(*OF_ONE), None, None) == OF_ONE
-    assert len({chosen(published(*OF_ONE), seed, None) for seed in "abcdefghijkl"}) == 4
-    assert chosen(published(*OF_ONE, seed="mine"), "mine", None) == OF_ONE
-    assert len(chosen(published(*OF_ONE), "a", 3)) == 3
+    assert chosen(listed(*OF_ONE), None, None) == OF_ONE
+    assert len({chosen(listed(*OF_ONE), seed, None) for seed in "abcdefghijkl"}) == 4
+    assert chosen(listed(*OF_ONE, seed="mine"), "mine", None) == OF_ONE
+    assert len(chosen(listed(*OF_ONE), "a", 3)) == 3
     with pytest.raises(RequestError, match="--windows: .* has 4 windows, expected 5; ask the auth"):
-        choose(published(*OF_ONE), ReaderAsks(windows=5))
+        choose(listed(*OF_ONE), ReaderAsks(windows=5))
 
 
 def test_where_messages_are_not_kept_the_last_window_is_always_repeated():
-    several = published("00001", "00011", "00031")
+    several = listed("00001", "00011", "00031")
     for seed in "abcd":
         assert chosen(several, seed, None) == ("00031",)
         assert chosen(several, seed, 2)[-1] == "00031"
@@ -114,7 +119,7 @@ def test_where_messages_are_not_kept_the_last_window_is_always_repeated():
 def test_what_windows_that_were_not_chosen_need_is_not_fetched():
     rows = {name: f"{outputs.ROWS}/{name}.safetensors" for name in OF_ONE}
     own = f"{outputs.TRANSCRIPT}/snapshots/{{}}.safetensors.planes.gz"
-    assert not_needed(published(*OF_ONE), [rows["00001-002"], rows["00031-001"]]) == {
+    assert not_needed(listed(*OF_ONE), [rows["00001-002"], rows["00031-001"]]) == {
         rows["00001-000"],
         rows["00011-003"],
         own.format("00000/own-000"),
@@ -135,3 +140,63 @@ def test_what_is_asked_is_known_before_jax_is_imported():
     program = "import sys; import parts.publication.layout, parts.publication.fetch; "
     program += "import parts.publication.commands; sys.exit('jax' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True, cwd=PROJECT)
+
+
+def test_a_reader_may_ask_for_windows_that_nobody_could_foresee(published, tmp_path):
+    folder = tmp_path / "asked"
+    publish.write(folder, published.run_file, published.root, 3, "a reader's word")
+    verified = verify(folder, seed="a reader's word")
+    assert len(verified.claim("windows").values["repeated"]) == 3
+    assert "drawn by the transcript's hash and a word that the author has too, and could try" in (
+        verified.text
+    )
+    assert verified.outcome is VerifyOutcome.CONSISTENT
+    with pytest.raises(RequestError, match="--seed: .* has 3 of 4 windows, expected more than 3"):
+        verify(folder, seed="another", windows=3)
+    assert "the transcript's hash and the author's own seed" in verify(folder, windows=1).text
+    few = verify(folder, seed="another")
+    assert few.why_not == ["its author chose the 3 of 4 windows to draw among"]
+
+
+def test_a_reader_draws_among_the_published_windows_and_fetches_no_others(published, tmp_path):
+    folder, seen = tmp_path / "all", set()
+    publish.write(folder, published.run_file, published.root, 4, None)
+    with Files().serving() as server:
+        server.add(folder)
+        for seed in "abcd":
+            with tiny.like_a_process():
+                verified = commands._verify(server.address, tmp_path, LIMITS, ReaderAsks(seed))
+            seen |= {*verified.claim("windows").values["repeated"]}
+            assert "(1 of 4, drawn by the reader's seed from the 4 that are published)" in (
+                verified.text
+            )
+            assert verified.outcome is VerifyOutcome.VERIFIED
+        fetched = {path for path, count in server.sent.items() if count}
+    assert 1 < len(seen) < 5
+    rows = {name for name in fetched if name.startswith(outputs.ROWS)}
+    assert len(rows) == len(seen) == len([name for name in fetched if "/own-" in name])
+    assert "(4 of 4, all there are) repeat bit for bit" in verify(folder).text
+    with pytest.raises(RequestError, match="has 4 windows, expected 5; ask the author"):
+        verify(folder, windows=5)
+
+
+def test_a_seed_that_would_draw_nothing_is_refused(published):
+    with pytest.raises(RequestError, match="--seed: .* has 1 of 4 windows, expected more than 1"):
+        verify(published.folder, seed="mine")
+
+
+def test_a_beacon_draws_audit_and_publication_and_the_line_says_which(published, tmp_path):
+    root, run_file = shutil.copytree(published.root, tmp_path / "root"), tmp_path / "run.toml"
+    tiny.write_run(run_file, tiny.run_document(published.data, witness__beacon="4 8 15 16 23 42"))
+    tiny.make(run_file, root, "witness", "export", "evaluate")
+    verdict = read_json(root / "data/verdict/verdict.json")
+    assert verdict["sample_seed"] == f"4 8 15 16 23 42 {verdict['transcript']}"
+    assert verdict["sample_seed_of"] == "beacon"
+    publish.write(tmp_path / "drawn", run_file, root, 1, None)
+    verified = verify(tmp_path / "drawn")
+    line = verified.text
+    assert (
+        "drawn by the transcript's hash and the beacon, '4 8 15 16 23 42', given by hand)" in line
+    )
+    assert verified.outcome is VerifyOutcome.CONSISTENT
+    assert ", that the transcript was public before the beacon\n" in line
