@@ -38,16 +38,15 @@ def endpoint() -> str:
 
 
 @lru_cache(maxsize=4)
-def _credentials(name: str, key: str | None, emulator: str | None) -> "Credentials":
-    """Return the environment's credentials, or anonymous ones; `name` is the bucket in errors.
+def _credentials(name: str, key: str | None, emulator: str | None) -> "Credentials | None":
+    """Return the environment's credentials, if it has any; `name` is the bucket in errors.
 
     An emulator of the server only sees those that `key` ($GOOGLE_APPLICATION_CREDENTIALS) names.
     """
     import google.auth
-    from google.auth.credentials import AnonymousCredentials
 
     if emulator and not key:
-        return AnonymousCredentials()
+        return None
     try:
         return google.auth.default(scopes=[SCOPE])[0]
     except google.auth.exceptions.DefaultCredentialsError as error:
@@ -55,7 +54,7 @@ def _credentials(name: str, key: str | None, emulator: str | None) -> "Credentia
             raise NetError(
                 f"{name}: {KEY}: {message(error)}, expected a file of credentials"
             ) from None
-        return AnonymousCredentials()
+        return None
 
 
 def authorization(name: str, *, pushes: bool = False) -> dict[str, str]:
@@ -72,15 +71,14 @@ def authorization(name: str, *, pushes: bool = False) -> dict[str, str]:
             raise lacking(f"{name}{because}", "google.auth") from None
         return {}
     current = _credentials(name, os.environ.get(KEY), os.environ.get(EMULATOR))
+    if current is None:
+        return {}
     try:
         if not current.valid:
             current.refresh(Request())
     except google.auth.exceptions.GoogleAuthError as error:
         keep_secret(current.token)
-        reason = message(error)
-        raise NetError(f"{name}: {reason}, expected usable credentials") from None
-    if not current.token:
-        return {}
+        raise NetError(f"{name}: {message(error)}, expected usable credentials") from None
     project = getattr(current, "quota_project_id", None) if pushes else None
     quota = {"x-goog-user-project": project} if project else {}
     return {"Authorization": f"Bearer {current.token}"} | quota
