@@ -53,7 +53,7 @@ class Monitor:
         )
         self._written = 0.0
         self.tracker = Tracker(run, folder, step, scores)
-        self.go_on()
+        self._began, self._rounds, self._tokens = None, 0, 0
 
     def __enter__(self) -> "Monitor":
         self.tracker.__enter__()

@@ -9,12 +9,8 @@ An unknown key, a value of the wrong type or an impossible combination is one li
 `LockstepError`.
 """
 
-from lockstep.tables.faults import Fault
-from lockstep.tables.links import Links
 from lockstep.tables.variant import variant_name
-from lockstep.transcript.windows import Snapshots, Window
 from pipeline.runfile.checkpoint import (
-    CheckpointDummy,
     CheckpointEphemeral,
     CheckpointGcs,
     CheckpointHub,
@@ -26,9 +22,7 @@ from pipeline.runfile.checkpoint import (
 )
 from pipeline.runfile.data import (
     Data,
-    DataArrays,
     DataCorpus,
-    DataDummy,
     DataFiles,
     DataHttp,
     DataHub,
@@ -46,4 +40,4 @@ from pipeline.runfile.data import (
 )
 from pipeline.runfile.psyche import CurrentConfig, OlderConfig
 from pipeline.runfile.run import Run, load, parse
-from pipeline.runfile.tables import Evaluate, Network, Peers, Runtime, Workload
+from pipeline.runfile.tables import Evaluate, Network, Peers, Runtime
