@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.errors import LockstepError
+from pipeline.net.host import is_path
 from pipeline.preflight.model import StartingModel, described, look
-from pipeline.runfile.checkpoint import is_path
 from pipeline.weights import hf
 
 FRESH = "init:"

@@ -75,6 +75,11 @@ def message(error: BaseException) -> str:
     return brief(": ".join(lines[:2]), LONGEST)
 
 
+def is_path(name: str) -> bool:
+    """Return whether a name can only be a path on this machine, and no name on the hub."""
+    return name in (".", "..") or name.startswith(("/", "./", "../", "~"))
+
+
 def check_name(name: str, where: str) -> str:
     """Return a name if it can be a path in a folder.
 
@@ -85,9 +90,9 @@ def check_name(name: str, where: str) -> str:
         or has a secret.
     """
     parts = name.split("/")
-    is_path = "\\" not in name and not {"", ".", ".."} & set(parts)
+    is_inside = "\\" not in name and not {"", ".", ".."} & set(parts)
     fits = len(parts) <= DEEPEST and name.isprintable() and len(name.encode()) <= NAME_BYTES
-    if not (is_path and fits) or reveals(name):
+    if not (is_inside and fits) or reveals(name):
         raise NetError(
             f"{where}: lists a file named {brief(repr(name), 80)}, expected a path inside it"
         )

@@ -12,11 +12,7 @@ from pydantic import AfterValidator, Field, JsonValue
 
 from lockstep.tables.table import NAME_BYTES, U32, Name, Table, text, wrong
 from lockstep.tables.variant import Variant, one_of
-
-
-def is_path(name: str) -> bool:
-    """Return whether a name can only be a path on this machine, and no name on the hub."""
-    return name in (".", "..") or name.startswith(("/", "./", "../", "~"))
+from pipeline.net.host import is_path
 
 
 def _repo_or_folder(value: str) -> str:

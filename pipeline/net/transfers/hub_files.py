@@ -20,7 +20,7 @@ from urllib.parse import quote
 from pydantic import BaseModel, Field, RootModel
 
 from .. import remote, web
-from ..host import BadRequestError, NetError, check_name, message
+from ..host import BadRequestError, NetError, check_name, is_path, message
 from ..limits import Bar, NetSettings, UnreachableError
 from ..origin import NetTable, Origin, hash_file, validate
 from ..web import Request, offline
@@ -168,7 +168,7 @@ def _check_name(repo_id: str, where: str, expected: str) -> None:
     """Refuse what can be no name on the hub, before the hub is asked for it."""
     from huggingface_hub.utils import validate_repo_id
 
-    if repo_id in (".", "..") or repo_id.startswith(("/", "./", "../", "~")):
+    if is_path(repo_id):
         raise BadRequestError(f"{where}: no such folder, expected {expected}")
     try:
         validate_repo_id(repo_id)
