@@ -1,13 +1,14 @@
 """What a workload says for a new run file: its model, the rows of its data, and what suits it."""
 
-from contextlib import closing
+from contextlib import closing, nullcontext
+from functools import partial
 from typing import Any, NamedTuple
 
 from lockstep.tables.explain import validate
 from lockstep.tables.table import Count, Positive, Table
 from parts.workload.worker import NO_ROWS, Worker
 from pipeline import runfile
-from pipeline.sources.rows.examples import describe
+from pipeline.sources.rows.writing import examples_of
 
 
 class Suggested(Table):
@@ -56,8 +57,9 @@ def ask(run: runfile.Run) -> WorkloadSaid:
         counts, words = {}, 0
         for split, arrays in own.items():
             if arrays:
-                rows, counts[split] = describe(arrays, f'{worker.name}: dataset("{split}")')
-                words = rows.words
+                where = f'{worker.name}: dataset("{split}")'
+                found = examples_of(where, partial(nullcontext, arrays))
+                counts[split], words = found.count, found.rows.words
     return WorkloadSaid(
         model={"workload": told.model_dump(mode="json"), "rows": NO_ROWS},
         params=told.parameters,
