@@ -1,10 +1,16 @@
 """`lockstep new --workload`: a class of the user is asked for its data, its rows and its batch."""
 
+import re
+import shlex
+
 import numpy as np
 import pytest
 
+from lockstep.files import read_json
 from pipeline import runfile
 from pipeline.joints import offered
+from pipeline.stage.keys import PROJECT
+from tests import tiny
 from tests.errors import refused
 from tests.parts.new.test_new import lockstep_new, unlooked  # noqa: F401 - a fixture for all
 
@@ -62,3 +68,29 @@ def test_options_of_a_workload_and_rows_are_refused_without_one(tmp_path):
     ):
         with refused(named, "--workload"):
             lockstep_new(tmp_path / "run.toml", *model, *given, "--root", tmp_path)
+
+
+def test_the_tutorial_to_the_letter_ends_in_a_trained_audited_and_exported_model(
+    tmp_path, monkeypatch
+):
+    page = (PROJECT / "docs/tutorial/your-own-code.md").read_text()
+    source, loading = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "workloads").mkdir()
+    (tmp_path / "workloads" / "my_model.py").write_text(source)
+    for module in ("description", "worker"):
+        monkeypatch.setattr(f"parts.workload.{module}.SOURCE", tmp_path / "workloads")
+    monkeypatch.chdir(tmp_path)
+    line = re.search(r"^lockstep new (.*) --worker-python .*$", page, re.MULTILINE)[1]
+    file, *given = shlex.split(line)
+    lockstep_new(file, *given, "--root", tmp_path)
+    tiny.make(tmp_path / file, tmp_path)
+    assert read_json(tmp_path / "data/verdict/verdict.json")["accepted"]
+    found = {}
+    exec(loading, found)
+    draw = np.random.default_rng(2)  # the held-out data
+    x = found["torch"].from_numpy(draw.standard_normal((500, 10)).astype(np.float32))
+    right = (found["model"](x).argmax(1) == x[:, :3].argmax(1)).float().mean()
+    assert right > 0.9
+    evaluated = read_json(tmp_path / "metrics/evaluate.json")
+    loss = found["torch"].nn.functional.cross_entropy(found["model"](x), x[:, :3].argmax(1))
+    assert evaluated["held_out_loss"] == pytest.approx(loss.item(), rel=1e-4)
