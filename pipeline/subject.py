@@ -26,13 +26,9 @@ Model = dict[str, Any]
 
 
 class OpenedExport(Protocol):
-    """An exported model, read back to be measured.
+    """An exported model, read back to be measured."""
 
-    Attributes:
-      texts: The model as texts need it; None where it reads and writes none.
-    """
-
-    texts: Exported | None
+    texts: Exported | None  # the model as texts need it; None where it reads and writes none
 
     def held_out_loss(self, data: HeldOutRows) -> MeanLoss | None:
         """Return the mean loss of held-out rows, a row at least; None where it measures none."""
@@ -53,30 +49,19 @@ class OpenedExport(Protocol):
 
 
 class Subject(Protocol):
-    """Something to train.
+    """Something to train."""
 
-    Attributes:
-      checkpoints: The kinds of `model.LLM.checkpoint` that it can begin with.
-      described_in: The file of data/init that describes it.
-      model_file: The file of an export that says what was trained.
-      card: Template that fills blocks of the model card otherwise; None for the card as it is.
-      loss_unit: What a loss counts.
-      has_perplexity: Whether the exponential of a loss is a perplexity.
-      varies_here: Whether this process computes it with XLA. Then an auditor learns from other
-        threads and vector instructions how far last bits carry; else from repeats of a step.
-      draws: Whether `[peers] seed` seeds randomness in its gradients.
-      memory_unknown: Why nobody can say what memory it needs; "" where that can be computed.
-    """
-
-    checkpoints: tuple[str, ...]
-    described_in: str
-    model_file: str
-    card: Path | None
-    loss_unit: str
-    has_perplexity: bool
+    checkpoints: tuple[str, ...]  # the kinds of `model.LLM.checkpoint` that it can begin with
+    described_in: str  # the file of data/init that describes it
+    model_file: str  # the file of an export that says what was trained
+    card: Path | None  # template that fills blocks of the model card otherwise
+    loss_unit: str  # what a loss counts
+    has_perplexity: bool  # whether the exponential of a loss is one
+    # Whether this process computes it with XLA. Then an auditor learns from other threads and
+    # vector instructions how far last bits carry; else from repeats of a step.
     varies_here: bool
-    draws: bool
-    memory_unknown: str
+    draws: bool  # whether `[peers] seed` seeds randomness in its gradients
+    memory_unknown: str  # why nobody can say what memory it needs; "" where it can be computed
 
     # ---- Which it is ----
 
