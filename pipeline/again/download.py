@@ -16,7 +16,7 @@ from pipeline.again.published import PublishedRun
 from pipeline.audit import given_rows
 from pipeline.language_model import held_out
 from pipeline.start import begin
-from pipeline.weights.model_folder import GENERATION
+from pipeline.tokens.tokenizer_files import GENERATION
 
 STATED = PublicClaim("data", "stated", "where the sequences come from")
 

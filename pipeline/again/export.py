@@ -12,8 +12,9 @@ from pipeline import runfile
 from pipeline.again.claim import PublicClaim
 from pipeline.again.outputs import COMPANIONS
 from pipeline.again.published import PublishedRun, params_of
+from pipeline.tokens.tokenizer_files import GENERATION
 from pipeline.weights import model_folder
-from pipeline.weights.model_folder import GENERATION, generation_config
+from pipeline.weights.model_folder import generation_config
 
 
 def again(published: PublishedRun) -> list[PublicClaim]:

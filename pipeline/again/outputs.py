@@ -14,8 +14,7 @@ from lockstep.protocol.attestation import Hash
 from lockstep.tables.table import Table
 from pipeline.again.claim import Kind
 from pipeline.stage.keys import OUT
-from pipeline.tokens.tokenizer_files import TOKENIZER_FILES
-from pipeline.weights.model_folder import GENERATION
+from pipeline.tokens.tokenizer_files import GENERATION, TOKENIZER_FILES
 
 PROOF = "proof"
 RUN = f"{PROOF}/run.json"

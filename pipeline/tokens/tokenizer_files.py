@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 TOKENIZER, SETTINGS = "tokenizer.json", "tokenizer_config.json"
 SPECIAL = "special_tokens_map.json"
+GENERATION = "generation_config.json"  # tokens that begin, end and pad a text
 PIECES = "tokenizer.model"  # of SentencePiece
 OLDER = ("vocab.json", "vocab.txt", PIECES)  # what `transformers` makes a tokenizer.json from
 KINDS = (TOKENIZER, *OLDER)  # one of them is in every tokenizer's folder

@@ -24,14 +24,14 @@ from lockstep.files import read_json, write_json
 from lockstep.transcript import tensorfile
 from lockstep.transcript.tensorfile import TensorFile, TensorSpec
 from models.architecture import Architecture
-from pipeline.tokens.tokenizer_files import TOKENIZER_FILES
+from pipeline.tokens.tokenizer_files import GENERATION, TOKENIZER_FILES
 
 CONFIG = "config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARD = r"[\w-][\w.-]*\.safetensors"  # a file of weights in the same folder
 REFUSED = "refused.json"  # written in place of weights where the audit failed
 # What may stand beside the weights; nothing else is fetched or copied: no code, no pickle.
-COMPANIONS = ("generation_config.json", *TOKENIZER_FILES)
+COMPANIONS = (GENERATION, *TOKENIZER_FILES)
 SMALL = (CONFIG, INDEX, *COMPANIONS)
 # The model_types of each architecture in Psyche's words; HfAuto accepts all that are known.
 ARCHITECTURES = {

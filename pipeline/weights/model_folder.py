@@ -11,10 +11,15 @@ from typing import Any
 
 from lockstep.files import read_json, write_json
 from lockstep.transcript.tensorfile import TensorFile
-from pipeline.tokens.tokenizer_files import SETTINGS, SPECIAL, TOKENIZER, load_tokenizer
+from pipeline.tokens.tokenizer_files import (
+    GENERATION,
+    SETTINGS,
+    SPECIAL,
+    TOKENIZER,
+    load_tokenizer,
+)
 from pipeline.weights import hf
 
-GENERATION = "generation_config.json"
 # They have no effect without sampling; transformers warns of them, and version 4 drops them.
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
 
