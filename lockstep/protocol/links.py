@@ -12,6 +12,7 @@ def arrivals(
     tokens: Mapping[int, int],
     sizes: Mapping[int, int],
     overlapped: float = 0.0,
+    merged: int | None = None,
 ) -> dict[int, float]:
     """Return the seconds from the round's start until each peer's message is at every receiver.
 
@@ -31,7 +32,8 @@ def arrivals(
     run's first round, beside which nothing travels, it is not counted. `overlapped` is the share, 0
     to 1; 0 where peers wait for messages (`Optimizer.overlapped`).
 
-    The senders, with `tokens` to train on and a message of `sizes` bytes, are receivers too.
+    The senders, with `tokens` to train on and a message of `sizes` bytes, are receivers too. A hub
+    sends `merged` bytes, by default as many as the largest message has.
     """
     trained = {peer: tokens[peer] / _speed(links, "tokens_per_second", peer) for peer in sizes}
     if links.topology == "ring":
@@ -47,7 +49,7 @@ def arrivals(
         for peer, size in sizes.items()
     }
     if links.topology == "hub" and sizes:
-        back = _from_hub(links, receivers, max(sizes.values()))
+        back = _from_hub(links, receivers, max(sizes.values()) if merged is None else merged)
         return {peer: max(sent[peer] + back, trained[peer]) for peer in sorted(sizes)}
     arrived = {peer: max(sent[peer], trained[peer]) for peer in sizes}
     queue = sorted(sent, key=lambda peer: (sent[peer], peer))
