@@ -31,7 +31,7 @@ class FetchOptions:
 
     Args:
       store: folder of fetched files, shared by every run of this checkout.
-      limit: limit of the train split; None for all of it.
+      limit: on the train split; None for all of it.
       stream: whether token files stay where they are, to be read while training.
       network: connections, time limits and attempts.
       progress: `progress(total=..., unit=...)` is a bar for a part of the work.
@@ -122,12 +122,10 @@ class Fetched(Shards):
 class Provider(NamedTuple):
     """Fetches or makes the data of one kind of location; every method raises LockstepError.
 
-    Attributes:
-      survey: describes what a run would read; it requests listings, and fetches no file.
-      fetch: does the work of stage `download`, in an empty folder.
-      source_sha256: the `sha256` that `fetch` will give as its source's, where that is known
-        without fetching; else None.
-      streams: whether the run may read the files where they are, while it trains.
+    `survey` describes what a run would read; it requests listings, and fetches no file. `fetch`
+    does the work of stage `download`, in an empty folder. `source_sha256` is what `fetch` will give
+    as its source's, where that is known without fetching; else None. `streams` says whether the run
+    may read the files where they are, while it trains.
     """
 
     survey: Callable[[Any, FetchOptions], Survey]

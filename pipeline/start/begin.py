@@ -36,12 +36,8 @@ log = logging.getLogger(__name__)
 class Setup:
     """The programs and data with which trainers and auditors of a run compute.
 
-    Attributes:
-      run: The whole run.
-      model: What is trained, as the transcript's header has it.
-      programs: The run's jitted programs.
-      data: The rows to train on.
-      start: The state before the first round.
+    `model` is what is trained, as the transcript's header has it; `data` are the rows to train on,
+    and `start` is the state before the first round.
     """
 
     run: runfile.Run

@@ -36,21 +36,19 @@ def _check_format(number: int) -> int:
 
 
 class ShardFile(Table):
-    """One token file."""
+    """One token file, by its path in the folder and its name at the source.
+
+    It is `tokens` long: a longer origin is read up to that. `sha256` is None if its bytes are not
+    in the folder, but are read from `origin` while training. `part` is an index of `Shards.parts`.
+    """
 
     path: Annotated[str, Field(pattern=r"^(train|held_out)/[A-Za-z0-9_-][A-Za-z0-9_.-]*$")]
-    """Path in the folder."""
     split: Split
     tokens: Annotated[int, Field(gt=0)]
-    """Length in tokens; a longer origin is read up to it."""
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None
-    """Hash of its bytes; None if it is remote: read from `origin` while training."""
     name: str
-    """Name at its source."""
     part: Annotated[int, Field(ge=0)] = 0
-    """Number of its part in `Shards.parts`."""
     origin: Origin | None = None
-    """Where its bytes are if they are not in the folder."""
 
     @property
     def is_here(self) -> bool:
@@ -66,12 +64,14 @@ class ShardFile(Table):
 
 
 class Part(Table):
-    """One of several data locations that are mixed; only train files have parts."""
+    """One of several data locations that are mixed; only train files have parts.
+
+    `shuffle` orders its own sequences. Its share of all is `weight`, relative to all weights; None
+    for all parts: by their lengths.
+    """
 
     shuffle: AnyShuffle
-    """Order of its own sequences."""
     weight: Annotated[float, Field(gt=0)] | None
-    """Its share of the sequences, relative to all weights; None for all parts: by their lengths."""
 
 
 class Shards(Table):

@@ -20,11 +20,7 @@ def trained_steps(init: Path) -> int:
 
 
 class EarlierRun(NamedTuple):
-    """A finished run.
-
-    sha256: Of its made file, which holds that of every other. model: What it trained, as its
-    transcript has it.
-    """
+    """A finished run: the hash of its made file, which holds all others, and what it trained."""
 
     sha256: str
     model: dict[str, Any]

@@ -37,8 +37,8 @@ from pipeline.sources.provider import (
     Survey,
     SurveyedFile,
 )
+from pipeline.sources.token_files.elsewhere import REPO_ID, list_dataset
 from pipeline.sources.token_files.fetching import fetch_files, fetch_tokenizer
-from pipeline.sources.token_files.hub import REPO_ID, list_dataset
 from pipeline.sources.token_files.listing import (
     Listing,
     LocationFile,

@@ -10,9 +10,7 @@ import sysconfig
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
-from typing import NamedTuple
-
-import tokenizers
+from typing import Any, NamedTuple
 
 from lockstep.errors import LockstepError
 from lockstep.files import sha256_file
@@ -20,7 +18,6 @@ from pipeline import extras
 from pipeline.runfile.data import DataCorpus
 from pipeline.sources.provider import (
     HELD_OUT,
-    TOKENIZER,
     TRAIN,
     Fetched,
     FetchOptions,
@@ -28,7 +25,7 @@ from pipeline.sources.provider import (
     Survey,
     SurveyedFile,
 )
-from pipeline.sources.text.tokenizing import DocumentReader, make_encoder, most_tokens, write_tokens
+from pipeline.sources.text.tokenizing import DocumentReader, most_tokens, tokenize
 from pipeline.stage.artifacts import listing_sha256
 from pipeline.stage.given_files import unchanged
 from pipeline.tokens.shards import Split
@@ -85,28 +82,7 @@ def fetch(location: DataCorpus, folder: Path, options: FetchOptions) -> Fetched:
     splits, _ = _choose(location, options)
     text = _PackageText(splits, location, options)
     with unchanged(file.path for some in splits.values() for file in some):
-        encoder = make_encoder(location, [text], folder / TOKENIZER, options)
-        size = encoder.token_size_in_bytes
-        files = write_tokens([text], encoder.tokenizer, encoder.end, folder, size)
-    contents = [(file.name, sha256) for file, sha256 in text.opened.items()]
-    if encoder.source:
-        contents.append((TOKENIZER, encoder.source["tokenizer"]["sha256"]))
-    return Fetched(
-        files=files,
-        token_size_in_bytes=size,
-        vocab_size=encoder.vocab_size,
-        shuffle=location.shuffle,
-        source={
-            "read": text.read,
-            "files": len(text.opened),
-            "bytes": sum(file.size for file in text.opened),
-            "held_out_files": [file.name for file in splits[HELD_OUT]],
-            "sha256": listing_sha256(contents),
-            "tokenizers": tokenizers.__version__,
-            **encoder.source,
-        },
-        warnings=encoder.warnings,
-    )
+        return tokenize(location, [text], folder, options)
 
 
 class _PackageText(DocumentReader):
@@ -133,6 +109,16 @@ class _PackageText(DocumentReader):
                         self.opened[file] = hashlib.sha256(content).hexdigest()
                         yield split, content.decode(errors="replace")
                     bar.advance(file.size)
+
+    def contents(self) -> Iterator[tuple[str, str]]:
+        return ((file.name, sha256) for file, sha256 in self.opened.items())
+
+    def record(self) -> dict[str, Any]:
+        return {
+            "files": len(self.opened),
+            "bytes": sum(file.size for file in self.opened),
+            "held_out_files": [file.name for file in self._splits[HELD_OUT]],
+        }
 
 
 # ---- Which files ----

@@ -21,9 +21,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-import tokenizers
-
-from lockstep.errors import LockstepError
 from lockstep.files import sha256_file
 from lockstep.tables.variant import variant_name
 from pipeline.runfile.data import (
@@ -35,7 +32,6 @@ from pipeline.runfile.data import (
 )
 from pipeline.sources.provider import (
     HELD_OUT,
-    TOKENIZER,
     TRAIN,
     Fetched,
     FetchOptions,
@@ -54,14 +50,11 @@ from pipeline.sources.text.documents import (
 from pipeline.sources.text.text_files import files_of
 from pipeline.sources.text.tokenizing import (
     DocumentReader,
-    make_encoder,
     most_tokens,
-    names_of,
-    write_tokens,
+    tokenize,
 )
 from pipeline.sources.token_files.fetching import fetch_files
 from pipeline.sources.token_files.listing import Listing, LocationFile, first_far, max_tokens
-from pipeline.stage.artifacts import listing_sha256
 from pipeline.stage.given_files import unchanged
 from pipeline.tokens import signs
 from pipeline.tokens.shards import Part, Split
@@ -121,35 +114,11 @@ def fetch(location: AnyText, folder: Path, options: FetchOptions) -> Fetched:
         column; a split has no documents; or there is no such tokenizer.
     """
     texts = [_FileReader(location, one, options) for one in _sources(location)]
-    try:
-        encoder = make_encoder(location, texts, folder / TOKENIZER, options)
-        size = encoder.token_size_in_bytes
-        files = write_tokens(texts, encoder.tokenizer, encoder.end, folder, size)
-    except LockstepError as error:  # with what was left out, since that may be why
-        left_out = (line for text in texts for line in text.warnings())
-        error.args = ("; ".join([*error.args, *left_out]),)
-        raise
     weights = [text.given.weight for text in texts if text.given.weight is not None]
-    recorded = [text.record() for text in texts]
-    contents = [content for text in texts for content in text.contents()]
-    if encoder.source:
-        contents.append((TOKENIZER, encoder.source["tokenizer"]["sha256"]))
-    return Fetched(
-        files=files,
-        token_size_in_bytes=size,
-        vocab_size=encoder.vocab_size,
-        shuffle=location.shuffle,
-        parts=tuple(Part(shuffle=ShuffleDontShuffle(), weight=weight) for weight in weights),
-        source={
-            "read": names_of(texts),
-            **({"sources": recorded} if weights else recorded[0]),
-            "sha256": listing_sha256(contents),
-            "tokenizers": tokenizers.__version__,
-            **encoder.source,
-        },
-        unproven=tuple(dict.fromkeys(sha256 for text in texts for sha256 in text.unproven)),
-        warnings=(*(line for text in texts for line in text.warnings()), *encoder.warnings),
-    )
+    parts = tuple(Part(shuffle=ShuffleDontShuffle(), weight=weight) for weight in weights)
+    fetched = tokenize(location, texts, folder, options, parts)
+    unproven = tuple(dict.fromkeys(sha256 for text in texts for sha256 in text.unproven))
+    return fetched.model_copy(update={"unproven": unproven})
 
 
 def is_held_out(document: str, percent: float) -> bool:
@@ -257,13 +226,12 @@ class _FileReader(DocumentReader):
                 return
 
     def contents(self) -> Iterator[tuple[str, str]]:
-        """Yield each file's name, after the number of its source among several, and SHA-256."""
+        # by name, after the number of the source among several
         prefix = "" if self.given.weight is None else f"{self.part}/"
         for name, sha256 in self.opened.items():
             yield f"{prefix}{name}", sha256
 
     def record(self) -> dict[str, Any]:
-        """Return what shards.json has of the source."""
         return {
             **({"read": self.read} if self.given.weight else {}),
             **self._listing.says,

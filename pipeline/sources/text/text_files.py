@@ -29,10 +29,14 @@ from pipeline.runfile import Network
 from pipeline.runfile.data import ShuffleDontShuffle, TextSource
 from pipeline.sources.provider import FetchOptions
 from pipeline.sources.text.documents import ENDINGS
-from pipeline.sources.token_files.http import files_at, list_bucket
-from pipeline.sources.token_files.hub import REPO_ID, list_dataset
+from pipeline.sources.token_files.elsewhere import (
+    REPO_ID,
+    files_at,
+    list_bucket,
+    list_dataset,
+    list_files,
+)
 from pipeline.sources.token_files.listing import Listing, LocationFile, check_local, local_file
-from pipeline.sources.token_files.url import list_files
 from pipeline.stage.given_files import check_yaml, expand, walk
 
 log = logging.getLogger(__name__)

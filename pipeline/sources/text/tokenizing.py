@@ -14,9 +14,10 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import tokenizers
 from tokenizers import Encoding, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from lockstep.errors import LockstepError
@@ -24,11 +25,11 @@ from lockstep.files import read_json, sha256_file
 from lockstep.tables.variant import variant_name
 from pipeline.net.transfers import hub_files
 from pipeline.runfile.data import Limit, TokenizedText
-from pipeline.sources.provider import HELD_OUT, TRAIN, FetchOptions
+from pipeline.sources.provider import HELD_OUT, TRAIN, Fetched, FetchOptions
 from pipeline.sources.token_files.listing import max_tokens
 from pipeline.stage.artifacts import listing_sha256
 from pipeline.stage.given_files import check_file, expand, unchanged
-from pipeline.tokens.shards import ShardFile, Split, write_shard
+from pipeline.tokens.shards import Part, ShardFile, Split, write_shard
 from pipeline.tokens.tokenizer_files import (
     MOST_BYTES,
     SETTINGS,
@@ -85,6 +86,14 @@ class DocumentReader(ABC):
     @abstractmethod
     def documents(self) -> Iterator[tuple[Split, str]]:
         """Yield every document with its split, in their order; may be called twice."""
+
+    @abstractmethod
+    def contents(self) -> Iterator[tuple[str, str]]:
+        """Yield the name and the SHA-256 of each file that was read."""
+
+    @abstractmethod
+    def record(self) -> dict[str, Any]:
+        """Return what shards.json has of the source."""
 
     def warnings(self) -> list[str]:
         """Return a line on each kind of thing that was left out."""
@@ -157,6 +166,53 @@ def _border(text: str) -> int:
 
 
 # ---- Tokens ----
+
+
+def tokenize(
+    location: TokenizedText,
+    readers: Sequence[DocumentReader],
+    folder: Path,
+    options: FetchOptions,
+    parts: tuple[Part, ...] = (),
+) -> Fetched:
+    """Make shards of all documents, in an empty folder, with the tokenizer of a run file.
+
+    Where several readers are mixed, `parts` says how.
+
+    Raises:
+      LockstepError: a split has no documents, or there is no such tokenizer; with what was left out
+        of the text, since that may be why.
+    """
+    try:
+        encoder = make_encoder(location, readers, folder / "tokenizer", options)
+        size = 2 if encoder.vocab_size <= 2**16 else 4
+        files = write_tokens(readers, encoder.tokenizer, encoder.end, folder, size)
+    except LockstepError as error:
+        left_out = (line for reader in readers for line in reader.warnings())
+        error.args = ("; ".join([*error.args, *left_out]),)
+        raise
+    contents = [content for reader in readers for content in reader.contents()]
+    if encoder.source:
+        contents.append(("tokenizer", encoder.source["tokenizer"]["sha256"]))
+    recorded = [reader.record() for reader in readers]
+    return Fetched(
+        files=files,
+        token_size_in_bytes=size,
+        vocab_size=encoder.vocab_size,
+        shuffle=location.shuffle,
+        source={
+            "read": names_of(readers),
+            **({"sources": recorded} if parts else recorded[0]),
+            "sha256": listing_sha256(contents),
+            "tokenizers": tokenizers.__version__,
+            **encoder.source,
+        },
+        parts=parts,
+        warnings=(
+            *(line for reader in readers for line in reader.warnings()),
+            *encoder.warnings,
+        ),
+    )
 
 
 def write_tokens(
@@ -329,11 +385,6 @@ class Encoder(NamedTuple):
     vocab_size: int
     source: dict
     warnings: tuple[str, ...] = ()
-
-    @property
-    def token_size_in_bytes(self) -> int:
-        """Bytes that hold any id."""
-        return 2 if self.vocab_size <= 2**16 else 4
 
 
 def make_encoder(

@@ -1,15 +1,22 @@
+"""Token files elsewhere: at web addresses, in buckets, and at addresses of fsspec."""
+
 import json
 import os
 from pathlib import Path
 
 import pytest
 
+from lockstep.errors import LockstepError
 from pipeline import runfile, sources
-from pipeline.net import remote
-from pipeline.sources.token_files.http import WeightedConfig
+from pipeline.net import fsspec_files, google, remote
+from pipeline.runfile import Network
+from pipeline.sources.token_files import elsewhere, fetching
+from pipeline.sources.token_files.elsewhere import WeightedConfig, list_bucket
 from tests.errors import check_names
 from tests.pipeline.sources.options import options, refusal
-from tests.servers import misbehaviour
+from tests.servers import misbehaviour, service_account
+from tests.servers import s3 as s3_server
+from tests.servers.bucket import Bucket
 from tests.servers.files import Files
 from tests.servers.misbehaviour import Misbehaviour
 
@@ -207,3 +214,181 @@ def test_both_shapes_of_the_document_say_the_parts(files, weights):
     got = [one[1] if isinstance(one, tuple) else None for one in found.providers]
     assert got == (list(weights) if weights else [None, None])
     assert found.shuffle.seed == (7,) * 32
+
+
+# ---- A bucket of Google Cloud Storage ----
+
+
+NETWORK = Network(connections=2, attempts=1, stall_seconds=5)
+
+
+@pytest.fixture
+def gcs(tmp_path, monkeypatch):
+    monkeypatch.delenv(google.KEY, raising=False)
+    with Bucket().serving() as served:
+        monkeypatch.setenv(google.EMULATOR, served.address)
+        yield served
+
+
+def listed(folder: str) -> list[str]:
+    return [file.name for file in list_bucket("ours", folder, NETWORK)]
+
+
+def bucket_refusal(folder: str, name: str = "ours") -> str:
+    return refusal(list_bucket, name, folder, NETWORK)
+
+
+def test_all_pages_of_a_folder_are_read_and_no_other_folder(gcs):
+    for number in range(7):  # the server gives two at a time
+        gcs.put(f"a/{number}.ds", b"12")
+    gcs.put("ab/0.ds", b"12")
+    gcs.put("a/", b"")  # as some tools mark a folder
+    assert listed("a") == listed("a/") == [f"{number}.ds" for number in range(7)]
+    assert "ab/0.ds" in listed("")
+
+
+def test_each_file_is_held_to_the_version_that_was_listed(gcs):
+    generation = gcs.put("a/0.ds", b"12")
+    (file,) = list_bucket("ours", "a", NETWORK)
+    assert file.origin.url == f"gs://ours/a/0.ds#{generation}"
+    assert file.origin.checksum.startswith("md5:")
+    assert file.origin.size == 2
+    gcs.claims["a/0.ds"] = {"md5Hash": None}  # of a composite object
+    (file,) = list_bucket("ours", "a", NETWORK)
+    assert file.origin.checksum.startswith("crc32c:")
+
+
+def test_what_cannot_be_read_of_a_bucket_is_one_line(gcs):
+    assert bucket_refusal("nothing") == (
+        "gs://ours/nothing: found no files, expected some in this folder of the bucket"
+    )
+    assert "gs://theirs/a: answered 404" in bucket_refusal("a", "theirs")
+    gcs.put("a/0.ds", b"12", encoding="gzip")
+    assert "stored as gzip, expected plain bytes" in bucket_refusal("a")
+    gcs.private = True
+    assert "answered 401" in bucket_refusal("a") and "or credentials for it" in bucket_refusal("a")
+
+
+def test_a_private_bucket_is_read_with_the_environments_credentials(gcs, tmp_path, monkeypatch):
+    gcs.private = True
+    for name in ("0.ds", "1.ds"):
+        gcs.put(f"a/{name}", name.encode())
+    (secret := tmp_path / "secret").mkdir()
+    service_account.use(secret / "key.json", gcs.address, monkeypatch)
+    how = {"token_size_in_bytes": "TwoBytes", "shuffle": "DontShuffle"}
+    where = {"Gcp": {"bucket_name": "ours", "filter_directory": "a"}}
+    location = runfile.DataHttp.model_validate(how | {"location": where})
+    (out := tmp_path / "out").mkdir()
+    sources.fetch(location, out, options(tmp_path / "store"))
+    assert (out / "train" / "00000.ds").read_bytes() == b"0.ds"
+    authorizations = {authorization for method, _, authorization in gcs.seen if method == "GET"}
+    assert authorizations == {f"Bearer {gcs.token}"}
+    for path in (*out.rglob("*"), *(tmp_path / "store").rglob("*")):
+        assert path.is_dir() or gcs.token.encode() not in path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    "claim",
+    [
+        {"size": "many"},
+        {"size": None},
+        {"generation": "-1"},
+        {"name": 7},
+        {"md5Hash": "no base64!"},
+        {"crc32c": ""},
+    ],
+)
+def test_an_invalid_listing_is_one_line(gcs, claim):
+    gcs.put("a/0.ds", b"12")
+    gcs.claims["a/0.ds"] = claim
+    assert "gs://ours/a: invalid listing: items[0]." in bucket_refusal("a")
+
+
+# ---- An address of fsspec ----
+
+
+@pytest.fixture
+def s3(monkeypatch):
+    with s3_server.running_s3(monkeypatch) as served:
+        yield served
+
+
+def url_refusal(address: str, folder) -> str:
+    where = runfile.DataUrl(url=address)
+    return refusal(sources.fetch, where, folder, options(folder / "store"))
+
+
+def test_a_single_file_is_a_location(s3, tmp_path):
+    s3.objects |= {"a/0.ds": b"1234", "a/1.ds": b"12"}
+    where = runfile.DataUrl(url="s3://ours/a/0.ds")
+    fetched = sources.fetch(where, tmp_path, options(tmp_path / "store"))
+    assert [file.name for file in fetched.files] == ["0.ds"]
+    assert (tmp_path / "train" / "00000.ds").read_bytes() == b"1234"
+
+
+def test_files_of_this_machine_are_read_by_fsspec_too(tmp_path):
+    (tmp_path / "source" / "held_out").mkdir(parents=True)
+    (tmp_path / "source" / "b.ds").write_bytes(b"12")
+    (tmp_path / "source" / "a.ds").write_bytes(b"1234")
+    (tmp_path / "source" / "held_out" / "c.ds").write_bytes(b"56")
+    where = runfile.DataUrl(url=f"file://{tmp_path}/source")
+    (tmp_path / "out").mkdir()
+    fetched = sources.fetch(where, tmp_path / "out", options(tmp_path / "store"))
+    assert [file.name for file in fetched.files] == ["a.ds", "b.ds", "held_out/c.ds"]
+    assert fetched.warnings == ()
+
+
+def test_a_file_that_changed_since_it_was_listed_is_refused(s3, tmp_path):
+    s3.objects |= {"a/0.ds": b"1234"}
+    where = runfile.DataUrl(url="s3://ours/a")
+    listing = elsewhere.listing(where, options(tmp_path).network)
+    s3.objects["a/0.ds"] = b"5678"
+    with pytest.raises(LockstepError, match="expected .* as listed; run again"):
+        fetching.fetch(listing, tmp_path, options(tmp_path / "store"))
+
+
+def test_a_file_that_changes_between_two_requests_is_refused(s3, tmp_path, monkeypatch):
+    """A piece counts only if the version is still the listed one after it was read."""
+    monkeypatch.setattr(fsspec_files, "REQUEST_BYTES", 4)
+    s3.objects |= {"a/0.ds": b"12345678"}
+    listing = elsewhere.listing(runfile.DataUrl(url="s3://ours/a"), options(tmp_path).network)
+    origin, network = listing.files[0].origin, options(tmp_path).network
+    pieces = fsspec_files.read(origin, 0, 8, network, is_rest=False)
+    assert next(pieces) == b"1234"
+    s3.objects["a/0.ds"] = b"abcdefgh"
+    with pytest.raises(LockstepError, match="as listed; run again"):
+        next(pieces)
+    with pytest.raises(LockstepError, match="does not say of which version"):
+        unnamed = origin.model_copy(update={"tag": None})
+        next(fsspec_files.read(unnamed, 0, 8, network, is_rest=False))
+
+
+def test_no_such_bucket_and_a_wrong_key_are_one_line(s3, tmp_path, monkeypatch):
+    assert url_refusal("s3://theirs/a", tmp_path).startswith("s3://theirs/a: ")
+    s3.objects |= {"a/0.ds": b"1234"}
+    fsspec_files.file_system.cache_clear()
+    s3.key = "AKIAOTHER"
+    message = url_refusal("s3://ours/a", tmp_path)
+    assert message.startswith("s3://ours/a: ") and "expected a readable folder or file" in message
+    assert s3.secret not in message
+
+
+def test_addresses_of_other_locations_are_sent_there_and_an_unknown_kind_is_refused(tmp_path):
+    assert "expected Http for it" in url_refusal("https://example.org/a.ds", tmp_path)
+    assert "expected Hub for it" in url_refusal("hf://datasets/a/b", tmp_path)
+    assert "expected Local for it" in url_refusal("/a/folder", tmp_path)
+    message = url_refusal("nonsense://place", tmp_path)
+    assert message.startswith("nonsense://place: ") and message.endswith(
+        "expected an address of fsspec"
+    )
+
+
+def test_without_the_extra_the_command_that_installs_it_is_said(tmp_path, monkeypatch):
+    fsspec_files.file_system.cache_clear()
+
+    def missing(*_: object, **__: object) -> None:
+        raise ImportError("Install s3fs to access S3")
+
+    monkeypatch.setattr("fsspec.core.url_to_fs", missing)
+    message = url_refusal("s3://ours/a", tmp_path)
+    assert message.startswith("s3://ours: s3fs ") and "[s3]" in message

@@ -1,17 +1,29 @@
-"""`data_location.Http` and `WeightedHttp`: token files at web addresses, or in a Google bucket.
+"""Token files elsewhere: at web addresses, in buckets, on the hub, or at an address of fsspec.
 
-A server that does not give a file's length is rejected, as Psyche does. `WeightedHttp` mixes
-several Http locations, as a JSON document says:
+`Http` has files at web addresses, or in a bucket of Google Cloud Storage. A server that does not
+give a file's length is rejected, as Psyche does. `WeightedHttp` mixes several Http locations, as a
+JSON document says:
 
     {"shuffle": ..., "providers": [[location, weight], ...]}    shares by weight
     {"shuffle": ..., "providers": [location, ...]}              shares by length
 
 A location is written as `[model.LLM.data_location.Http]` of a run file. mixture.py decides which
 sequence comes where; `shuffle` then orders all of them, and each location's own shuffle its own.
+
+`Hub` is a dataset on the Hugging Face hub, at one commit. $HF_ENDPOINT names the hub, and $HF_TOKEN
+(or a login of the hub's client) the user.
+
+`Url` is an address of fsspec, such as s3://bucket/folder. Each scheme has its library, with its
+own credentials; s3:// needs s3fs, of the extra s3. There is no checksum that all of them give: a
+file is held to its listed size and version, and its SHA-256 is recorded.
 """
 
+import logging
+import re
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Annotated, Any
+from fnmatch import fnmatch
+from typing import Annotated, Any, TypeAlias
 from urllib.parse import unquote, urlsplit
 
 from pydantic import Discriminator, Field, Tag
@@ -19,12 +31,18 @@ from pydantic import Discriminator, Field, Tag
 from lockstep.errors import LockstepError, hide
 from lockstep.tables.explain import validate
 from lockstep.tables.table import AsTuple, Table
-from pipeline.net import remote, web
+from lockstep.tables.variant import variant_name
+from pipeline.net import fsspec_files, remote, web
 from pipeline.net.google import BucketFolder
+from pipeline.net.host import check_name
+from pipeline.net.origin import Origin
+from pipeline.net.transfers import hub_files
 from pipeline.runfile import Network
 from pipeline.runfile.data import (
     AnyShuffle,
     DataHttp,
+    DataHub,
+    DataUrl,
     DataWeightedHttp,
     LocationGcp,
     LocationNumberedFiles,
@@ -34,32 +52,63 @@ from pipeline.sources.token_files.fetching import provider
 from pipeline.sources.token_files.listing import Listing, LocationFile, held_by
 from pipeline.tokens.shards import Part
 
+log = logging.getLogger(__name__)
+
+REPO_ID = re.compile(r"\w[\w.-]*/[\w.-]+")
 FILES = 100_000  # numbered ones at most
 Weight = Annotated[float, Field(gt=0)]
 
 
-def listing(location: DataHttp | DataWeightedHttp, network: Network) -> Listing:
-    """Return the token files: numbered ones in the order of their numbers, a bucket's by name.
+# Addresses that have locations of their own, which check more.
+INSTEAD = {
+    "http": "Http",
+    "https": "Http",
+    "hf": "Hub",
+    "gs": "Http with Gcp",
+    "gcs": "Http with Gcp",
+}
+Elsewhere: TypeAlias = DataHttp | DataWeightedHttp | DataHub | DataUrl
+
+
+def listing(location: Elsewhere, network: Network) -> Listing:
+    """Return the token files: numbered ones in the order of their numbers, others by name.
 
     Raises:
-      LockstepError: a server cannot be reached, does not have a file, or gives no length; or the
-        document of a mixture is invalid, or its locations differ in token size.
+      LockstepError: a server cannot be reached, does not have a file, or gives no length.
     """
-    if isinstance(location, DataWeightedHttp):
-        return _weighted(location, network)
-    match location.location:
-        case LocationSingleUrl(url=url):
+    where = variant_name(location)
+    match location:
+        case DataWeightedHttp():
+            return _mixture(location, network)
+        case DataHttp(location=LocationSingleUrl(url=url)):
             read, held = hide(url), {"files": files_at([url], network)}
-        case LocationNumberedFiles() as numbered:
-            _check_count(numbered.num_files, f"{hide(numbered.url_template)}: num_files is")
+        case DataHttp(location=LocationNumberedFiles() as numbered):
+            read = hide(numbered.url_template)
+            _check_count(numbered.num_files, f"{read}: num_files is")
             urls = [
                 numbered.url_template.replace("{}", str(number).zfill(numbered.n_left_pad_zeros))
                 for number in range(numbered.start_index, numbered.start_index + numbered.num_files)
             ]
-            read, held = hide(numbered.url_template), {"files": files_at(urls, network)}
-        case LocationGcp(bucket_name=bucket, filter_directory=folder):
+            held = {"files": files_at(urls, network)}
+        case DataHttp(location=LocationGcp(bucket_name=bucket, filter_directory=folder)):
             read = f"gs://{bucket}/{folder}".rstrip("/")
             held = held_by(list_bucket(bucket, folder, network))
+        case DataHub(repo_id=name, revision=revision, patterns=patterns):
+            commit, files = list_dataset(name, revision, f"{where}: {name}", network)
+            if revision != commit:
+                advice = hub_files.pin_advice(f"{where}: {name}", commit, "revision")
+                log.warning(f"download: warning: {advice}")
+            named = [file for file in files if any(fnmatch(file.name, p) for p in patterns)]
+            read, held = f"{name} on the hub", held_by(files) | {"files": tuple(named)}
+            held["says"] = {"repo_id": name, "commit": commit}
+        case DataUrl(url=url):
+            read, (scheme, separator, _) = hide(url), url.partition("://")
+            if not separator or scheme in INSTEAD:
+                raise LockstepError(
+                    f"{where}: found {read}, expected {INSTEAD.get(scheme, 'Local')} for it; this "
+                    "one is for s3:// and the like"
+                )
+            held = held_by(list_files(url, scheme, network))
     return Listing(
         read=read,
         token_size_in_bytes=location.token_size_in_bytes,
@@ -96,6 +145,26 @@ def list_bucket(bucket: str, folder: str, network: Network) -> tuple[LocationFil
     )
 
 
+def list_dataset(
+    repo_id: str, revision: str | None, where: str, network: Network
+) -> tuple[str, tuple[LocationFile, ...]]:
+    """Return a dataset's commit and its files at that commit, by name."""
+    listed = hub_files.list_repo(f"datasets/{repo_id}", revision, where, network)
+    files = [LocationFile(name=name, origin=origin) for name, origin in listed.files.items()]
+    return listed.commit, tuple(sorted(files, key=lambda file: file.name))
+
+
+def list_files(url: str, scheme: str, network: Network) -> Iterator[LocationFile]:
+    """Yield the files at and below an address of fsspec, by name."""
+    _, root = fsspec_files.find_file_system(url)
+    for path, info in sorted(fsspec_files.list_files(url, network).items()):
+        size, tag = fsspec_files.version(info)
+        # its path in a folder; a file's own name
+        name = path.removeprefix(root).lstrip("/") or path.rpartition("/")[2]
+        origin = Origin(url=f"{scheme}://{path}", size=size, tag=tag)
+        yield LocationFile(name=check_name(name, hide(url)), origin=origin)
+
+
 def _check_count(count: int, found: str) -> None:
     if count > FILES:
         raise LockstepError(
@@ -126,7 +195,7 @@ class WeightedConfig(Table):
     """The locations: all with a weight, or all without."""
 
 
-def _weighted(location: DataWeightedHttp, network: Network) -> Listing:
+def _mixture(location: DataWeightedHttp, network: Network) -> Listing:
     """Return the token files of all locations, each file with the number of its location."""
     name = hide(location.url)
     document, _ = web.Pages(network).get(remote.resolve_web(location.url))
