@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from models import MODELS
 from pipeline.stage.keys import PROJECT, STAGES
 
 OF_USERS = (PROJECT / "parts" / "workload" / "python", PROJECT / "lockstep" / "python")
-MOST_FILES, MOST_LINES, MOST_LINES_OF_A_FUNCTION = 16, 600, 60
-MOST_LINES_OF_A_ROOM = 2800
+MOST_FILES, MOST_LINES, MOST_LINES_OF_A_FUNCTION = 10, 600, 60
+MOST_LINES_OF_A_ROOM = 2500
 # Docstrings that begin like this have lost the noun that they are about.
 NOUNLESS = re.compile(r"As of|Of (the|its|a|an)\b")
 PARTS_OF_A_MODEL = {"Attention", "Config", "Model"}  # each family of models/ has its own
@@ -119,7 +120,10 @@ def test_no_file_is_longer_than_a_reader_holds_in_mind():
 
 
 def test_no_room_has_more_files_than_a_reader_takes_in():
-    rooms = Counter(path.parent for path in SOURCE if path.name != "__init__.py")
+    """Beside one file for each stage, in pipeline/, and each family, in models/."""
+    listed = {PROJECT / "pipeline" / f"{stage}.py" for stage in STAGES}
+    listed |= {PROJECT / "models" / f"{family}.py" for family in MODELS}
+    rooms = Counter(path.parent for path in {*SOURCE} - listed if path.name != "__init__.py")
     full = {str(room.relative_to(PROJECT)): n for room, n in rooms.items() if n > MOST_FILES}
     assert not full
 
