@@ -20,11 +20,7 @@ USUAL = NEEDED | {
 
 
 def check_settings(who: str) -> None:
-    """Check how JAX was set up by a program that imported it before us.
-
-    Raises:
-      LockstepError: A setting is not as `who` needs it.
-    """
+    """Check how JAX was set up by a program that imported it before us."""
     for name, found in other_settings().items():
         if name in NEEDED:
             raise LockstepError(

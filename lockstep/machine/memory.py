@@ -17,9 +17,6 @@ def check(tree: Any, what: str, memory_gb: float | None) -> None:
     """Check that arrays, or what has their shapes and dtypes, can be in memory together.
 
     Errors call them `what`. `memory_gb` is the limit; None is the machine's memory.
-
-    Raises:
-      LockstepError: They are larger.
     """
     leaves = jax.tree.leaves(tree)
     elements = sum(math.prod(leaf.shape) for leaf in leaves)

@@ -34,7 +34,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from lockstep.protocol.committee import Span
-from lockstep.protocol.pace import OnItsWay, Pace
+from lockstep.protocol.pace import OnItsWay
 from lockstep.protocol.run_state import (
     ACTIVE,
     HALTED,
@@ -44,7 +44,6 @@ from lockstep.protocol.run_state import (
     CoordinatorState,
     PeerRecord,
     RunState,
-    Settings,
 )
 from lockstep.protocol.sets import Bloom, participant
 
@@ -151,15 +150,6 @@ Event = Tick | Join | Leave | Close | Pause | Resume | Report
 
 
 # ---- a run and its next state ----
-
-
-def start(
-    settings: Settings, max_seq_len: int, *, step: int, data_index: int, pace: Pace | None = None
-) -> CoordinatorState:
-    """Return a run at time 0, without members, that trains round `step` from `data_index` next."""
-    return CoordinatorState(
-        settings=settings, max_seq_len=max_seq_len, step=step, data_index=data_index, pace=pace
-    )
 
 
 def healthy(state: CoordinatorState, peers: Sequence[int]) -> list[bool]:

@@ -76,9 +76,6 @@ def start(
     A sequence has `max_seq_len` tokens, by which the batch ramp counts. A run that extends another
     starts after its `start_step` rounds and `start_data_index` sequences. `load_seconds`, by peer,
     is the time to fetch the params, by default 0.
-
-    Raises:
-      LockstepError: The run could not train a single round.
     """
     if not settings.init_min_clients <= count <= MAX_PEERS:
         raise LockstepError(
@@ -90,8 +87,12 @@ def start(
             f"[config] total_steps = {settings.total_steps}, expected more than the {start_step} "
             "steps that the earlier run trained"
         )
-    state = coordinator.start(
-        settings, max_seq_len, step=start_step + 1, data_index=start_data_index, pace=pace
+    state = CoordinatorState(
+        settings=settings,
+        max_seq_len=max_seq_len,
+        step=start_step + 1,
+        data_index=start_data_index,
+        pace=pace,
     )
     return RunProgress(state, seed, tuple(load_seconds or (0.0,) * count))
 

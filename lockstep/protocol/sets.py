@@ -164,17 +164,12 @@ class MerkleTree:
         return self.levels[-1][0]
 
     def path(self, index: int) -> list[bytes]:
-        """Return the sibling of each node from an item's leaf to below the root: `depth` hashes."""
+        """Return the sibling of each node from an item's leaf to below the root."""
         siblings = []
         for level, _ in pairwise(self.levels):
             siblings.append(level[min(index ^ 1, len(level) - 1)])
             index //= 2
         return siblings
-
-
-def depth(count: int) -> int:
-    """Return the number of hashes in a path of a tree over `count` items."""
-    return (count - 1).bit_length()
 
 
 def root_above(item: bytes, index: int, path: Sequence[bytes]) -> bytes:

@@ -189,11 +189,7 @@ class Arguments(Table):
         )
 
     def round_settings(self, optimizer: Any) -> RoundSettings:
-        """Return what a round reads; `optimizer` is the argument of `simulate`.
-
-        Raises:
-          LockstepError: A round would have too many examples.
-        """
+        """Return what a round reads; `optimizer` is the argument of `simulate`."""
         own = isinstance(optimizer, Optimizer)
         inner_steps = optimizer.inner_steps if own else self.optimizer.steps_of_a_round
         rows = self.trainers * inner_steps * self.batch_size
@@ -230,9 +226,6 @@ def read_arguments(given: Mapping[str, Any], groups: Sequence[str], *, torch: bo
 
     `given` are those of `simulate`, by name; `groups` are the top-level names of the params, which
     are those of a `torch` module or not.
-
-    Raises:
-      LockstepError: One is not within its bounds, or what only JAX's programs have.
     """
     optimizer, stacked = given["optimizer"], given["stacked"]
     tag, table, rate = None, None, 0.0
@@ -259,9 +252,6 @@ def tagged(
 
     `optimizer` is a name such as "diloco" or "AdamW", or a table of a run file, such as {"DiLoCo":
     {"inner_steps": 10}}. Of the params' top-level names `groups`, `stacked` are layers.
-
-    Raises:
-      LockstepError: There is no such optimizer.
     """
     table: Any = {optimizer: {}} if isinstance(optimizer, str) else optimizer
     if not isinstance(table, Mapping) or len(table) != 1:
@@ -306,11 +296,7 @@ def _schedule(learning_rate: Any, default: float) -> Any:
 
 
 def the_optimizer(asked: Arguments, optimizer: Any, learning_rate: Any) -> Optimizer:
-    """Return the optimizer itself, of the arguments of `simulate`.
-
-    Raises:
-      LockstepError: It has a learning rate already.
-    """
+    """Return the optimizer itself, of the arguments of `simulate`."""
     if isinstance(optimizer, Optimizer):
         if learning_rate is not None:
             expected = "None with an Optimizer, which has its own"
@@ -324,11 +310,7 @@ def the_optimizer(asked: Arguments, optimizer: Any, learning_rate: Any) -> Optim
 
 
 def check_signs(faults: Sequence[Fault], form: wire.Form) -> None:
-    """Check that messages of this form can carry the faults.
-
-    Raises:
-      LockstepError: They cannot.
-    """
+    """Check that messages of this form can carry the faults."""
     if not form.sparse:
         return
     for number, fault in enumerate(faults):
@@ -340,11 +322,7 @@ def check_signs(faults: Sequence[Fault], form: wire.Form) -> None:
 
 
 def check_call(function: Callable, name: str, form: str, *arguments: Any) -> None:
-    """Check that a function, which errors call `name`, can be called with these arguments.
-
-    Raises:
-      LockstepError: It is no function, or has other arguments; `form` says how to call it.
-    """
+    """Check that a function, which errors call `name`, can be called with these arguments."""
     if not callable(function):
         kind = type(function).__name__
         raise LockstepError(f"simulate: {name} is {kind}, expected a function: {form}")
@@ -361,11 +339,7 @@ def check_call(function: Callable, name: str, form: str, *arguments: Any) -> Non
 
 
 def folder(name: str, path: Any) -> Path | None:
-    """Return a writable folder, made if it does not exist; None for None.
-
-    Raises:
-      LockstepError: It is no path, or cannot be made or written to.
-    """
+    """Return a writable folder, made if it does not exist; None for None."""
     if path is None:
         return None
     named = isinstance(path, str | os.PathLike) and str(path)

@@ -31,9 +31,6 @@ class ExampleSet:
 
     A dataset has a length, and gives a tree of arrays for an index; `seed` is that of what it draws
     while it is read. Errors call the data `name`.
-
-    Raises:
-      LockstepError: It is neither, or empty.
     """
 
     def __init__(self, data: Any, name: str, seed: int):

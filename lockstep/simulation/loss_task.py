@@ -18,11 +18,7 @@ from lockstep.simulation.arguments import check_call
 
 
 class Nesting:
-    """How the arrays of a tree of params are named in nested dicts.
-
-    Raises:
-      LockstepError: An array is not of floating-point numbers, or empty, or there is none.
-    """
+    """How the arrays of a tree of params are named in nested dicts."""
 
     def __init__(self, params: Tree):
         leaves, self._structure = jax.tree.flatten_with_path(params)
@@ -133,11 +129,7 @@ class LossTask:
         return self._apply(params, batch, None)
 
     def check(self, batch: Tree) -> None:
-        """Check that `loss_fn` returns a scalar of such a batch; computes nothing.
-
-        Raises:
-          LockstepError: It is no such function, or returns something else.
-        """
+        """Check that `loss_fn` returns a scalar of such a batch; computes nothing."""
         key = jax.eval_shape(lambda: jax.random.key(0, impl="threefry2x32"))
         tree = jax.eval_shape(self.nesting.restored, self.shapes)
         check_call(

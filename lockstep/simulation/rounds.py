@@ -158,11 +158,7 @@ class Measurements(Observer):
 
 
 def largest(fits: Callable[[int], bool], batch_size: int) -> int:
-    """Return the first of batch_size, its half, the half of that ... that fits.
-
-    Raises:
-      LockstepError: Not even one example fits.
-    """
+    """Return the first of batch_size, its half, the half of that ... that fits."""
     size = batch_size
     while not fits(size):
         if size == 1:
@@ -216,11 +212,7 @@ class Kept:
         )
 
     def newest(self, like: State) -> Saved | None:
-        """Return the newest checkpoint, if there is one.
-
-        Raises:
-          LockstepError: It is of a simulation with other arguments.
-        """
+        """Return the newest checkpoint, if there is one."""
         if not self.folder:
             return None
         steps, file = self.settings["steps"], self.folder / ASKED_FOR

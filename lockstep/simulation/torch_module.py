@@ -45,9 +45,6 @@ class TorchModule:
     """Computes a module's losses and gradients; a `Computes`, and the `Task` of such a simulation.
 
     The module's params change while it is trained.
-
-    Raises:
-      LockstepError: The module has no params to train, or loss_fn cannot be called so.
     """
 
     def __init__(self, module: Any, loss_fn: TorchLoss, micro_batch: int):

@@ -27,12 +27,9 @@ log = logging.getLogger(__name__)
 class Saved(NamedTuple):
     """A loaded checkpoint."""
 
-    step: int
-    """The step after which it was saved."""
-    state: Tree
-    """State of params and optimizers."""
-    rest: dict
-    """Everything else that training resumes from, as JSON."""
+    step: int  # the one after which it was saved
+    state: Tree  # of params and optimizers
+    rest: dict  # everything else that training resumes from, as JSON
 
 
 class _Unchanged(np.ndarray):
@@ -72,9 +69,6 @@ class Checkpoints:
         """Start saving the state after round `step`, once the previous save is done.
 
         The state's arrays are on the host, and nobody changes them from now on; `rest` is JSON.
-
-        Raises:
-          LockstepError: The previous save failed.
         """
         rest = rest | {"sha256": tree_hash(state)}
         with self._as_lockstep_error():
@@ -92,10 +86,9 @@ class Checkpoints:
         )
 
     def newest(self, like: Tree) -> Saved | None:
-        """Return the newest undamaged checkpoint, in the structure of `like`; None if none is kept.
+        """Return the newest undamaged checkpoint, in the structure of `like`; None for none.
 
-        Raises:
-          LockstepError: There are checkpoints, and all are damaged.
+        Where all are damaged, it raises: a training must not begin anew without a word.
         """
         with self._as_lockstep_error():
             self._wait()
@@ -139,11 +132,7 @@ class Checkpoints:
             self.close()
 
     def close(self) -> None:
-        """Wait for the last save.
-
-        Raises:
-          LockstepError: It failed.
-        """
+        """Wait for the last save."""
         with self._as_lockstep_error():
             try:
                 self._wait()

@@ -67,11 +67,7 @@ def lie(
 def tamper(
     kind: str, payload: bytes, message: Tree, form: wire.Form, rng: np.random.Generator
 ) -> bytes:
-    """Return the bytes that are sent in place of the payload of a message.
-
-    Raises:
-      LockstepError: No block sends two indices.
-    """
+    """Return the bytes that are sent in place of the payload of a message."""
     if kind == "malformed":  # a header, and too little after it
         return payload[: len(payload) // 2]
     return wire.encode(TAMPER[kind](message, form.areas, rng), form)

@@ -97,9 +97,6 @@ class Record:
         """Return where a training resumes: its newest checkpoint, or its beginning.
 
         Rounds after the checkpoint are forgotten, and the others followed to where the run is.
-
-        Raises:
-          LockstepError: Rounds are missing, damaged or false.
         """
         progress, entries = start.progress(settings), []
         step, state, rest = saved or (start.step, start.state, None)
@@ -169,11 +166,7 @@ class Watch(Observer):
         self.limit, self.name, self.empty = limit, name, 0
 
     def took(self, entry: Entry) -> Entry:
-        """Count a round.
-
-        Raises:
-          LockstepError: It is one too many in a row in which nothing could be applied.
-        """
+        """Count a round."""
         evidence = entry.evidence
         there = set(in_time(evidence.arrivals, self.limit)).difference(evidence.broken)
         self.empty = 0 if there or entry.decision.applied else self.empty + 1

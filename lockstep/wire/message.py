@@ -158,11 +158,7 @@ class Form:
 
 
 def form_of(optimizer: Optimizer, params: Tree, layout: str) -> Form:
-    """Return the form of an optimizer's messages for params, or their shapes; computes no arrays.
-
-    Raises:
-      LockstepError: Psyche has no such messages.
-    """
+    """Return the form of an optimizer's messages for params, or their shapes, without an array."""
 
     def first_message(params: Tree) -> Tree:
         own, shared = optimizer.init(params)

@@ -20,9 +20,6 @@ def hold(folder: Path | None, write: Callable[[Callable[[Buffer], Any]], None]) 
     """Return a mapped file of the buffers that `write` hands to its argument, in order.
 
     It is in `folder`, by default the system's folder of temporary files.
-
-    Raises:
-      LockstepError: The disk is full or missing.
     """
     try:
         with tempfile.TemporaryFile(dir=folder) as file:

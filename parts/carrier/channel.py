@@ -57,11 +57,7 @@ class Secret(Table):
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read the file of a secret.
-
-        Raises:
-          LockstepError: The file has another form, or others may read it.
-        """
+        """Read the file of a secret."""
         if path.stat().st_mode & 0o077:
             raise LockstepError(f"{path}: others may read it, expected mode 600: it is a secret")
         try:
@@ -102,9 +98,6 @@ class Secrets:
 
     Each peer has `ranks` processes. Existing keys stay, since processes that were started by hand
     have them.
-
-    Raises:
-      LockstepError: A file is damaged, or others may read it.
     """
 
     def __init__(self, folder: Path, count: int, ranks: int = 1):
@@ -151,11 +144,7 @@ def _new_key() -> str:
 
 
 def endpoint(address: str, least: int = 1) -> str:
-    """Return tcp://HOST:PORT of an address with or without tcp://; `least` is the lowest port.
-
-    Raises:
-      LockstepError: The address has another form, or its port is out of range.
-    """
+    """Return tcp://HOST:PORT of an address with or without tcp://; `least` is the lowest port."""
     match = re.fullmatch(r"(?:tcp://)?([^:/\s]+):([0-9]{1,5})", address)
     if not match or not least <= int(match[2]) < 2**16:
         raise LockstepError(f"{brief(address)}: expected HOST:PORT, a port from {least} to 65535")
@@ -272,11 +261,7 @@ class Line:
         return True
 
     def receive(self, seconds: float) -> list[Buffer] | None:
-        """Return what the trainer sent next, or None after so long, or with a new connection.
-
-        Raises:
-          LockstepError: The trainer does not accept the key.
-        """
+        """Return what the trainer sent next, or None after so long, or with a new connection."""
         until, connections = time.monotonic() + seconds, self.connections
         while True:
             self._look()

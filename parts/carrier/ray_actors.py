@@ -139,11 +139,7 @@ class RayActors(Carrier):
 
 
 def connect(cluster: RayCluster) -> None:
-    """Connect this process to a cluster, of which it is a driver from then on.
-
-    Raises:
-      LockstepError: Ray's token authentication is off, or there is no such cluster.
-    """
+    """Connect this process to a cluster, of which it is a driver from then on."""
     if os.environ.get("RAY_AUTH_MODE") != "token":
         raise LockstepError(
             f"RAY_AUTH_MODE: {os.environ.get('RAY_AUTH_MODE')!r}, expected 'token': without it, "

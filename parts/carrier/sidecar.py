@@ -138,11 +138,7 @@ class PeerProcess:
 
 
 def serve(sidecar: PeerProcess, line: Line, wait_seconds: float = WAIT_SECONDS) -> None:
-    """Answer requests until one asks to exit, or until a leaving peer is no longer needed.
-
-    Raises:
-      LockstepError: There was no trainer for `wait_seconds`, or it does not know the peer's key.
-    """
+    """Answer requests until one asks to exit, or until a leaving peer is no longer needed."""
     asked_to_leave: list[float] = []
 
     def leave(number: int, frame: FrameType | None) -> None:
@@ -237,11 +233,7 @@ def main(
     wait: float = WAIT_SECONDS,
     parent_pid: int = 0,
 ) -> None:
-    """Be the process of one peer, with the options of `lockstep sidecar`.
-
-    Raises:
-      LockstepError: An option or the secret is not right, or there is no trainer.
-    """
+    """Be the process of one peer, with the options of `lockstep sidecar`."""
     address = endpoint(connect)
     theirs = PeerSecret.read(secret)
     if backend not in ("cpu", "cuda"):

@@ -23,6 +23,7 @@ from lockstep.protocol.round import Decision, Evidence, Message, Round, Travelli
 from lockstep.tables.links import Links
 from lockstep.transcript.entry import Entry
 from tests.lockstep.protocol import records
+from tests.lockstep.protocol.driver import driven_run
 from tests.lockstep.protocol.driver.driven_run import Settings, commitment
 from tests.lockstep.protocol.three_peers import at
 
@@ -31,25 +32,12 @@ PACE = Pace(3, 0.5, 2, 1, 2, (2, 2, 2, 1), 16, 0, 0)
 
 
 def begun(pace: Pace | None = PACE, settings: Settings = ENDLESS, count: int = 4) -> RunProgress:
-    return driver.ask(driver.start(settings, count, 1, 10, pace=pace), range(count))
+    return driven_run.begun(settings, count, pace=pace)
 
 
-def evidence(
-    progress: RunProgress,
-    round_: Round,
-    arrivals: Mapping[int, float | None] = {},  # noqa: B006
-    **said: object,
-) -> Evidence:
-    """What was sent, which arrives after a second by default, and what honest witnesses say."""
-    senders = [peer for peer in round_.assignment if peer not in said.get("silent", ())]
-    times = {peer: arrivals.get(peer, 1.0) for peer in senders}
-    found = records.evidence(
-        {peer: Message(commitment(round_, peer), 1) for peer in senders},
-        arrivals={peer: at for peer, at in times.items() if at is not None},
-        **said,
-    )
-    limit = consensus.closes(progress.state.pace, round_, found, progress.state.settings)
-    return replace(found, attestations=consensus.witnessed(round_, found, limit))
+def evidence(progress: RunProgress, round_: Round, *given: object, **said: object) -> Evidence:
+    """What was sent, and what honest witnesses say of it once the round has closed."""
+    return driven_run.evidence(round_, *given, pace=progress.state.pace, **said)
 
 
 def take(
@@ -220,7 +208,7 @@ def test_the_order_of_arrivals_changes_nothing():
 def test_refused_and_second_messages_do_not_travel():
     progress, round_ = driver.next_round(begun())
     other = Message("cd" * 32, 1, to=round_.witnesses[:1])
-    for said in ({"broken": (3,)}, {"others": {3: other}}):
+    for said in ({"refused": (3,)}, {"others": {3: other}}):
         found = evidence(progress, round_, {3: 9.0}, **said)
         _, decision = driver.finish_round(progress, round_, found)
         assert (decision.late, decision.travelling) == ((3,), ())

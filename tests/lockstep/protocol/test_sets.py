@@ -119,7 +119,7 @@ def test_a_path_leads_from_every_item_to_the_root_and_from_no_other(count):
     assert tree.root == sets.root(every)
     for index, item in enumerate(every):
         path = tree.path(index)
-        assert len(path) == sets.depth(count)
+        assert len(path) == (count - 1).bit_length()
         assert sets.root_above(item, index, path) == tree.root
         assert sets.root_above(item + b"x", index, path) != tree.root
         for level in range(len(path)):

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from lockstep.protocol import coordinator, sets
+from lockstep.protocol import sets
 from lockstep.protocol.coordinator import ClientState, CoordinatorState, PeerRecord, RunState
 from lockstep.protocol.sets import Bloom
 
@@ -43,7 +43,7 @@ def heard(*peers: int) -> Bloom:
 
 
 def waiting(**changes) -> CoordinatorState:
-    state = coordinator.start(Settings(), 10, step=1, data_index=0)
+    state = CoordinatorState(settings=Settings(), max_seq_len=10, step=1, data_index=0)
     return replace(state, **({"pending": (0, 1, 2)} | changes))
 
 

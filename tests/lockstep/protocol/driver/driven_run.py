@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from lockstep.protocol import consensus, driver
 from lockstep.protocol.driver import RunProgress
+from lockstep.protocol.pace import Pace
 from lockstep.protocol.round import Decision, Evidence, Message, Round
 from tests.lockstep.protocol import records, three_peers
 
@@ -48,6 +49,7 @@ def evidence(
     others: Mapping[int, Message] = {},  # noqa: B006
     refused: tuple[int, ...] = (),
     silent: tuple[int, ...] = (),
+    pace: Pace | None = None,
     **said: object,
 ) -> Evidence:
     """What was sent, and what honest witnesses say of it: every peer that is not silent sent its
@@ -65,7 +67,8 @@ def evidence(
         silent=silent,
         **said,
     )
-    return replace(found, attestations=consensus.witnessed(round, found, 30))
+    limit = consensus.closes(pace, round, found, LONG)
+    return replace(found, attestations=consensus.witnessed(round, found, limit))
 
 
 def train(
