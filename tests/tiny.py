@@ -115,6 +115,11 @@ ADA_DISTRO = {
 }
 
 
+BY_TIME = {"epoch_time": 8, "warmup_time": 5, "max_round_train_time": 5, "cooldown_time": 1}
+"""Of `[config]`: epochs so short that who is away comes back soon."""
+SHORT_EPOCHS = {f"config__{key}": seconds for key, seconds in BY_TIME.items()}
+
+
 def run_document(data: Path, **changes: object) -> tomlkit.TOMLDocument:
     """The default run made tiny; `changes` by dotted name, as in config__total_steps=4."""
     document = tomlkit.parse((PROJECT / RUN_FILE).read_text())

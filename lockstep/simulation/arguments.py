@@ -18,7 +18,7 @@ from lockstep.methods.needs import check_faults, check_needs
 from lockstep.methods.schedule import AnySchedule, learning_rate_of
 from lockstep.optim.optimizer import Optimizer
 from lockstep.protocol import links
-from lockstep.swarm.round_settings import RoundSettings
+from lockstep.swarm.peers import RoundSettings
 from lockstep.tables.explain import validate
 from lockstep.tables.faults import KINDS, Fault, Schedule
 from lockstep.tables.links import Links

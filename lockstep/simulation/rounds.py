@@ -28,8 +28,7 @@ from lockstep.simulation.examples import ExampleSet, PeerData
 from lockstep.simulation.result import Curves, Log, Result
 from lockstep.swarm.checkpoints import Checkpoints, Saved
 from lockstep.swarm.faults import FaultSchedule
-from lockstep.swarm.peers import SimulatedPeers, make_peers
-from lockstep.swarm.round_settings import RoundSettings
+from lockstep.swarm.peers import RoundSettings, SimulatedPeers, make_peers
 from lockstep.swarm.swarm import NotFiniteError, Swarm
 from lockstep.swarm.training_loop import Record, Start, TrainingLoop
 from lockstep.transcript.entry import Entry

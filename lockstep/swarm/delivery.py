@@ -20,8 +20,7 @@ from lockstep.programs.train_step import Programs
 from lockstep.protocol import links
 from lockstep.protocol.round import Decision, Round
 from lockstep.swarm.faults import FaultSchedule
-from lockstep.swarm.peers import Done
-from lockstep.swarm.round_settings import RoundSettings
+from lockstep.swarm.peers import Done, RoundSettings
 from lockstep.wire import bound, exchange
 from lockstep.wire import message as wire
 from lockstep.wire.exchange import Sent

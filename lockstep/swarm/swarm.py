@@ -21,8 +21,7 @@ from lockstep.protocol.driver import RunProgress
 from lockstep.protocol.round import Evidence, Message, Round, Span
 from lockstep.swarm.delivery import Delivered, Outbox, SimulatedDelivery, TravellingMessages
 from lockstep.swarm.faults import FaultSchedule
-from lockstep.swarm.peers import Done, RoundSteps, Rows, RunningPeers
-from lockstep.swarm.round_settings import RoundSettings
+from lockstep.swarm.peers import Done, RoundSettings, RoundSteps, Rows, RunningPeers
 from lockstep.transcript.entry import Entry, EpochParams
 from lockstep.wire import bound, exchange, sketches
 from lockstep.wire import message as wire

@@ -16,7 +16,7 @@ from lockstep.protocol import driver, links
 from lockstep.protocol.consensus import in_time
 from lockstep.protocol.driver import RunProgress
 from lockstep.swarm.checkpoints import Checkpoints, Saved
-from lockstep.swarm.round_settings import RoundSettings
+from lockstep.swarm.peers import RoundSettings
 from lockstep.swarm.swarm import NotFiniteError, Swarm, Taken
 from lockstep.transcript.entry import Entry
 from lockstep.transcript.follow import follow

@@ -6,15 +6,10 @@ from typing import NamedTuple
 
 
 class Window(NamedTuple):
-    """The rounds from one snapshot that is kept whole to the next: the unit of replay.
+    """The rounds from one snapshot that is kept whole to the next: the unit of replay."""
 
-    Attributes:
-      first: Its first round; the opening snapshot was taken just before it.
-      last: Its last round; the closing snapshot was taken just after it.
-    """
-
-    first: int
-    last: int
+    first: int  # its first round; the opening snapshot was taken just before it
+    last: int  # its last round; the closing snapshot was taken just after it
 
     @property
     def opening(self) -> int:
@@ -28,19 +23,12 @@ class Window(NamedTuple):
 
 
 class Snapshots(NamedTuple):
-    """The snapshots of a run.
+    """The snapshots of a run."""
 
-    Attributes:
-      start: The step after which the run starts: 0, unless it extends an earlier run.
-      end: Its last step.
-      every: `[witness] snapshot_every`.
-      keep_every: `[witness] keep_every`.
-    """
-
-    start: int
-    end: int
-    every: int
-    keep_every: int = 1
+    start: int  # the step after which the run starts: 0, unless it extends an earlier run
+    end: int  # its last step
+    every: int  # `[witness] snapshot_every`
+    keep_every: int = 1  # `[witness] keep_every`
 
     @property
     def steps(self) -> list[int]:

@@ -21,17 +21,12 @@ ROUNDED = 2**-6  # relative error of a coefficient rounded to bfloat16 twice, wi
 
 
 class Field(NamedTuple):
-    """A field of a message.
+    """A field of a message."""
 
-    Attributes:
-      dtype: Dtype of its elements.
-      bytes: Size of all its elements.
-      counted: Whether elements are compared one by one (positions, bytes of signs, values at
-        positions), and the different ones counted; else by the norm of the difference.
-    """
-
-    dtype: np.dtype
-    bytes: int
+    dtype: np.dtype  # dtype of its elements
+    bytes: int  # size of all its elements
+    # whether elements are compared one by one (positions, bytes of signs, values at positions), and
+    # the different ones counted; else by the norm of the difference
     counted: bool
 
 

@@ -9,7 +9,7 @@ import jax
 from lockstep.errors import LockstepError
 from lockstep.protocol import consensus, links
 from lockstep.protocol.round import Message, Round
-from lockstep.swarm.round_settings import RoundSettings
+from lockstep.swarm.peers import RoundSettings
 from lockstep.transcript.entry import TABLES, Entry
 from lockstep.transcript.follow import ContradictionError, begin_round, differing, finish_round
 from lockstep.transcript.state import State, hashes

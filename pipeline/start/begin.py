@@ -14,8 +14,7 @@ from lockstep.programs.columns import Column
 from lockstep.programs.placement import device_groups
 from lockstep.programs.replica import Replica
 from lockstep.programs.train_step import Programs
-from lockstep.swarm.peers import Rows
-from lockstep.swarm.round_settings import RoundSettings
+from lockstep.swarm.peers import RoundSettings, Rows
 from lockstep.swarm.training_loop import Start
 from lockstep.transcript.state import State
 from lockstep.transcript.trees import load_nested, load_tree

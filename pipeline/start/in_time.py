@@ -4,7 +4,7 @@ from lockstep.errors import LockstepError
 from lockstep.machine.progress import size
 from lockstep.programs.train_step import Programs
 from lockstep.protocol import links
-from lockstep.swarm.round_settings import RoundSettings
+from lockstep.swarm.peers import RoundSettings
 from pipeline import runfile
 from pipeline.start.round_settings import round_settings
 

@@ -1,7 +1,7 @@
 """What a round reads of a run file."""
 
 from lockstep.protocol import links
-from lockstep.swarm.round_settings import RoundSettings
+from lockstep.swarm.peers import RoundSettings
 from pipeline import runfile
 
 

@@ -24,13 +24,6 @@ def run(optimizer=None, **changes):
     return short(optimizer=optimizer or decoupled(), **given)
 
 
-def test_with_a_quorum_of_all_it_is_streaming_diloco():
-    outer = {"outer_learning_rate": 0.7, "outer_momentum": 0.5, "nesterov": True}
-    streaming = run({"StreamingDiLoCo": {**INNER, **outer, "mixing": 0.0}}, links={})
-    one = run(decoupled(quorum=3, adopt="overwrite"), links={})
-    assert same(one, streaming)
-
-
 def test_rounds_do_not_wait_for_the_slowest_whose_steps_are_fewer_and_late():
     whole = run()
     waiting = run(decoupled(quorum=3, grace_seconds=1000.0))

@@ -43,8 +43,7 @@ LOCAL = {
 """Optimizers of local steps, by the form of their messages."""
 LATE = {"late": tiny.DECOUPLED, "late codes": tiny.DECOUPLED_IN_SIGNS}
 """The same, of rounds that close without those that are late."""
-BY_TIME = {"epoch_time": 8, "warmup_time": 5, "max_round_train_time": 5, "cooldown_time": 1}
-"""Of `[config]`: epochs so short that who is away comes back soon."""
+BY_TIME = tiny.BY_TIME
 
 
 def run_of(form: str = "signs", *schedule: dict, verified: bool = False, **changes) -> runfile.Run:

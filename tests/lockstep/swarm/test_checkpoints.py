@@ -13,7 +13,7 @@ from lockstep.errors import LockstepError
 from lockstep.swarm.checkpoints import Checkpoints
 from lockstep.transcript.state import State
 from tests import tiny
-from tests.lockstep.transcript.test_trees import same
+from tests.lockstep.transcript.test_tensorfile import same
 
 OPEN = Path("/proc/self/fd")  # the files that this process has open
 

@@ -282,22 +282,6 @@ def test_lone_index_sends_what_nobody_else_does_and_pushes_it_the_same_way_again
     assert kept > 0.5  # the same ones, where it can
 
 
-def test_sparse_lies_about_others_are_those_about_their_whole_blocks():
-    form, sent = messages("values")
-    dense = np.zeros((3, 6, 300))
-    for row, message in zip(dense, sent[1:], strict=True):
-        leaf = message["a"]
-        for block in range(6):
-            row[block, leaf.index_NK[block]] = leaf.value_NK[block].astype(np.float64)
-    target = dense.mean(axis=0) - dense.std(axis=0)
-    found = told("little_enough", form, sent)["a"]
-    for block in range(6):
-        order = sorted(range(300), key=lambda place: (-abs(target[block, place]), place))
-        assert found.index_NK[block].tolist() == sorted(order[:9])
-        expected = target[block, found.index_NK[block]].astype(bfloat16)
-        np.testing.assert_array_equal(found.value_NK[block], expected)
-
-
 def test_drift_pushes_by_its_size_in_one_direction_in_every_round():
     form, sent = messages("dense")
     pushes = []

@@ -31,10 +31,7 @@ def test_a_peer_of_two_processes_computes_as_on_two_devices_and_comes_back_when_
     monkeypatch.setattr(Processes, "ask", ask)
     document = tiny.run_document(
         tiny.write_data(tmp_path / "tokens"),
-        config__epoch_time=8,
-        config__max_round_train_time=5,
-        config__warmup_time=5,
-        config__cooldown_time=1,
+        **tiny.SHORT_EPOCHS,
         held_out__sequences=0,
         peers__fsdp=2,
         peers__processes=2,
@@ -62,3 +59,23 @@ def test_a_peer_of_two_processes_computes_as_on_two_devices_and_comes_back_when_
     verdict = read_json(root / "data/verdict/verdict.json")
     assert verdict["accepted"] and verdict["method"] == "bitwise", verdict["findings"]
     assert whys == ["processes is None here, was '2' in training"]
+
+
+# ---- Every carrier gives the same bytes, from the made file to the transcript ----
+
+
+def test_peers_in_processes_give_the_bytes_of_peers_in_one_process(tmp_path):
+    made = {}
+    for carrier in ("in_process", "processes"):
+        document = tiny.run_document(
+            tiny.write_data(tmp_path / "tokens"),
+            runtime__carrier=carrier,
+            config__verification_percent=34,
+            peers__count=3,
+        )
+        run_file = tmp_path / f"{carrier}.toml"
+        tiny.write_run(run_file, document)
+        root = tmp_path / carrier
+        tiny.make(run_file, root, "download", "convert", "train")
+        made[carrier] = tiny.contents(root / "data/trained")
+    assert made["in_process"] == made["processes"]

@@ -166,10 +166,7 @@ def settings(cluster: Cluster, folder, carrier: str, **changes: object) -> dict:
     document = tiny.run_document(
         tiny.write_data(folder / "tokens"),
         config__witness_nodes=0,
-        config__epoch_time=8,
-        config__warmup_time=5,
-        config__cooldown_time=1,
-        config__max_round_train_time=5,
+        **tiny.SHORT_EPOCHS,
         peers__count=3,
         runtime__carrier=carrier,
         runtime__ray={"address": cluster.address},

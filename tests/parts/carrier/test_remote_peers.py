@@ -22,6 +22,7 @@ from pipeline import runfile
 from pipeline.stage import signals
 from tests.errors import refused
 from tests.lockstep.swarm import simulated
+from tests.lockstep.swarm.test_no_message import LOST, SPOILT, nan, spoil_all
 from tests.parts.carrier.loopback import Fails, Loopback
 
 
@@ -241,3 +242,30 @@ def test_on_the_walls_clock_who_is_late_is_as_the_carrier_saw_it(tmp_path, monke
     phases = [one for one in operations if one in ("train", "optimize", "before")]
     assert {phases[n - 1] for n, one in enumerate(phases) if one == "before"} <= {"train", "before"}
     assert phases.count("before") == 3 * 8 and phases.count("train") == 8
+
+
+# ---- NaN of one peer costs it its place in a process of its own too, with the same bytes ----
+
+
+STEP = 3
+
+
+def test_one_peers_nan_costs_it_its_place_wherever_peers_run(tmp_path, monkeypatch):
+    there = Loopback.ask
+
+    def step_there(
+        self: Loopback, asked: Mapping[int, Asked], seconds: float
+    ) -> dict[int, Answered]:
+        answers = there(self, asked, seconds)
+        for peer in {SPOILT} & answers.keys():
+            values = asked[peer].values
+            if asked[peer].operation == "train" and values.step == STEP:
+                assert not values.keep
+                answers[peer] = answers[peer]._replace(arrays=nan(answers[peer].arrays))
+        return answers
+
+    spoil_all(monkeypatch, {SPOILT}, STEP)
+    monkeypatch.setattr(Loopback, "ask", step_there)
+    here = simulated.lab("dense").train(LOST, tmp_path / "here").transcript
+    remote, _, _ = train(LOST, tmp_path / "there", "dense")
+    assert remote.hash == here.hash
