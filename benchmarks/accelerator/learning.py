@@ -30,11 +30,12 @@ from parts.tasks import next_line, next_line_task, task_model
 from pipeline import runfile, sources
 from pipeline.language_model import held_out
 from pipeline.runfile.data import DataText
-from pipeline.sources.provider import FetchOptions
+from pipeline.sources.provider import TOKENIZER, FetchOptions
 from pipeline.start import begin
 from pipeline.tokens.shards import write_shards
 from pipeline.weights import exported
 
+TEXT = "text.jsonl"  # in the folder of work
 OPTIMIZERS = ("distro", "adamw", "diloco")
 MODULES = ("jax", "flax", "numpy", "optax")  # whose source is learned beside that of Python itself
 SPENT = 0.85  # of a share of time: compiling and snapshots come on top
@@ -47,7 +48,8 @@ def learning(extent: Extent, work: Path) -> Iterator[dict]:
     end = perf_counter() + extent.seconds
     shards = text(extent, work)
     listed = json.loads((shards / "shards.json").read_text())
-    yield {"text_sha256": listed["source"]["sha256"], "text_bytes": listed["source"]["bytes"]}
+    nbytes = (work / TEXT).stat().st_size
+    yield {"text_sha256": listed["source"]["sha256"], "text_bytes": nbytes}
     for place, name in enumerate(OPTIMIZERS):
         share = SPENT * (end - perf_counter()) / (len(OPTIMIZERS) - place)
         case = partial(_learn, extent, name, shards, work, perf_counter() + share)
@@ -148,7 +150,7 @@ def text(extent: Extent, work: Path) -> Path:
     vocabulary, aside = sizes.SIZES[extent.run].vocabulary, work / "shards.part"
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
-    path = work / "text.jsonl"
+    path = work / TEXT
     with path.open("w", encoding="utf-8") as file:
         left = extent.megabytes * 1e6
         for source in _python_files():
@@ -238,7 +240,7 @@ def _random_model(extent: Extent, work: Path) -> Path:
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(parents=True)
         generate.write_random(_run(extent, "adamw"), aside)
-        for path in (text(extent, work) / sources.TOKENIZER).glob("*.json"):
+        for path in (text(extent, work) / TOKENIZER).glob("*.json"):
             shutil.copy(path, aside)
         aside.rename(folder)
     return folder
