@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from models.cache import Cache
 from models.config import HfConfig
+from models.parts import Cache
 
 Params = dict[str, Any]
 
@@ -25,8 +25,8 @@ class Architecture:
     Args:
       Config: Class of the configs.
       Model: Class of the Flax NNX modules, made as Model(config, rngs=...). Its params are float32,
-        `embed` and, unless tied to it, `lm_head` among them; its method `features` takes what
-        `features` below takes.
+        `embed` and, unless tied to it, `lm_head` among them; its methods `features` and `step` are
+        as `Decoder` has them.
       names: Flax path -> (name of the tensor, whether it is stored transposed). {layer} and
         {expert} in a name number the param's leading axes.
       stacked: Top-level groups of params whose leaves lead with a layer axis.
@@ -58,47 +58,16 @@ class Architecture:
         """Return the shapes and dtypes of the params; nothing is computed or allocated."""
         return _abstract(self.Model, config)[1]
 
-    def features(  # noqa: PLR0913 - each is an option of the computation
-        self,
-        config: Any,
-        params: Params,
-        tokens_BT: jax.Array,
-        *,
-        scan: bool,
-        dtype: jax.typing.DTypeLike,
-        attention: str = "matmul",
-        remat: str = "everything_saveable",
-        positions_BT: jax.Array | None = None,
-        sequences_BT: jax.Array | None = None,
+    def features(
+        self, config: Any, params: Params, tokens_BT: jax.Array, **options: Any
     ) -> jax.Array:
-        """Return the final hidden states x_ND, in `dtype`; their product with the head is logits.
+        """Return the final hidden states x_ND; their product with the head is logits.
 
-        Args:
-          config: Config of the model.
-          params: Nested dict of float32 arrays, cast to `dtype` where they are used.
-          tokens_BT: Token ids, int32, each below vocab_size.
-          scan: Whether to use `lax.scan` over the layers (compile time does not grow with depth),
-            or to unroll them (faster on a CPU). Their bits may differ.
-          dtype: Dtype of matmuls and activations; softmax, norms and routers stay float32.
-          attention: Kernel: "matmul", plain products, the fastest on a CPU; or an implementation of
-            `jax.nn.dot_product_attention`: "cudnn", fused, for an NVIDIA GPU in bfloat16; or "xla".
-            JAX raises where the requested one is not available.
-          remat: What a layer keeps for the backward pass, a name of `decoder.REMAT`. Keeping less
-            costs time, and saves memory where layers are scanned (on a CPU only there).
-          positions_BT: Position of each token, int32, from 0 and below T; None: 0 to T - 1.
-          sequences_BT: Number of each token's sequence, int32, where several are packed into a row:
-            a token attends to its own sequence only. None: each row is one sequence.
+        `params` are nested dicts of float32 arrays, cast to a dtype where they are used; `options`
+        are those of `Decoder.features` in models/decoder.py.
         """
         merged = nnx.merge(_abstract(self.Model, config)[0], params)
-        return merged.features(
-            tokens_BT,
-            scan=scan,
-            dtype=dtype,
-            attention=attention,
-            remat=remat,
-            positions_BT=positions_BT,
-            sequences_BT=sequences_BT,
-        )
+        return merged.features(tokens_BT, **options)
 
     def head(self, config: Any, params: Params) -> jax.Array:
         """Return the kernel [D, V], float32, whose product with features is the logits."""

@@ -13,9 +13,16 @@ from flax import nnx
 from jax import lax
 
 from models import ModelError
-from models.cache import Cache, KeysAndValues, NewTokens
 from models.config import HfConfig
-from models.parts import Embedding, KeyCount, Linear, RMSNorm
+from models.parts import (
+    Cache,
+    Embedding,
+    KeyCount,
+    KeysAndValues,
+    Linear,
+    NewTokens,
+    RMSNorm,
+)
 from models.rope import RotaryTable
 
 # What the backward pass is given, by the names of `jax.checkpoint_policies`: all that it needs; the
@@ -106,12 +113,27 @@ class Decoder(nnx.Module):
         *,
         scan: bool,
         dtype: jax.typing.DTypeLike,
-        attention: str,
-        remat: str,
-        positions_BT: jax.Array | None,
-        sequences_BT: jax.Array | None,
+        attention: str = "matmul",
+        remat: str = "everything_saveable",
+        positions_BT: jax.Array | None = None,
+        sequences_BT: jax.Array | None = None,
     ) -> jax.Array:
-        """Return the final hidden states x_ND; arguments as in `Architecture.features`."""
+        """Return the final hidden states x_ND, in `dtype`.
+
+        Args:
+          tokens_BT: Token ids, int32, each below vocab_size.
+          scan: Whether to use `lax.scan` over the layers (compile time does not grow with depth),
+            or to unroll them (faster on a CPU). Their bits may differ.
+          dtype: Dtype of matmuls and activations; softmax, norms and routers stay float32.
+          attention: Kernel: "matmul", plain products, the fastest on a CPU; or an implementation of
+            `jax.nn.dot_product_attention`: "cudnn", fused, for an NVIDIA GPU in bfloat16; or "xla".
+            JAX raises where the requested one is not available.
+          remat: What a layer keeps for the backward pass, a name of `REMAT`. Keeping less costs
+            time, and saves memory where layers are scanned (on a CPU only there).
+          positions_BT: Position of each token, int32, from 0 and below T; None: 0 to T - 1.
+          sequences_BT: Number of each token's sequence, int32, where several are packed into a row:
+            a token attends to its own sequence only. None: each row is one sequence.
+        """
         config, (B, T) = self.config, tokens_BT.shape
         most = config.max_position_embeddings
         rope = RotaryTable(config.rope, config.head_dim, T, most, dtype, positions_BT)
@@ -215,7 +237,7 @@ def _through(
     """Pass x through layers that `_stack` stacked: call(layer, x_ND, of_layer) -> x_ND for each.
 
     `each` is what differs from layer to layer, a tree of arrays with a leading axis, or None;
-    `scan` and `remat` are as in `Architecture.features`.
+    `scan` and `remat` are as in `Decoder.features`.
     """
     graph, stacked = nnx.split(layers)
 

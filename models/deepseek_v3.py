@@ -22,12 +22,11 @@ from flax import nnx
 
 from models import ModelError
 from models.architecture import Architecture
-from models.cache import CachedAttention, NewTokens
 from models.config import HfConfig, positive_integer
 from models.decoder import Context, Decoder, Layer
 from models.experts import Mixture, Routing
 from models.llama import llama, mlp
-from models.parts import Linear, RMSNorm, attend
+from models.parts import CachedAttention, Linear, NewTokens, RMSNorm, attend
 from models.rope import yarn_mscale
 
 _ATTENTION = {

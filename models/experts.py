@@ -88,12 +88,6 @@ def _reporting(weights_NA: jax.Array, experts_NA: jax.Array, correction_E: jax.A
     return weights_NA
 
 
-def _reporting_forward(
-    weights_NA: jax.Array, experts_NA: jax.Array, correction_E: jax.Array
-) -> tuple[jax.Array, tuple]:
-    return weights_NA, (experts_NA, correction_E)
-
-
 def _reporting_backward(saved: tuple, g_NA: jax.Array) -> tuple:
     experts_NA, correction_E = saved
     counts_N = jnp.any(g_NA != 0, axis=-1)
@@ -101,7 +95,7 @@ def _reporting_backward(saved: tuple, g_NA: jax.Array) -> tuple:
     return g_NA, None, jnp.sum(chosen_NAE * counts_N[:, None, None], axis=(0, 1))
 
 
-_reporting.defvjp(_reporting_forward, _reporting_backward)
+_reporting.defvjp(lambda weights_NA, *rest: (weights_NA, rest), _reporting_backward)
 
 
 def _within_best_groups(choice_NE: jax.Array, routing: Routing) -> jax.Array:
@@ -205,16 +199,12 @@ def _move(x: jax.Array, source: jax.Array, target: jax.Array) -> jax.Array:
     return x.at[source].get(mode="fill", fill_value=0)
 
 
-def _move_forward(x: jax.Array, source: jax.Array, target: jax.Array) -> tuple:
-    return _move(x, source, target), (source, target)
-
-
 def _move_backward(saved: tuple, g: jax.Array) -> tuple:
     source, target = saved
     return _move(g, target, source), None, None
 
 
-_move.defvjp(_move_forward, _move_backward)
+_move.defvjp(lambda x, *places: (_move(x, *places), places), _move_backward)
 
 
 @jax.custom_vjp
@@ -227,10 +217,6 @@ def _product(x_bsi: jax.Array, kernels_Eio: jax.Array, expert_b: jax.Array) -> j
     return jnp.matmul(x_bsi, kernels_Eio[expert_b])
 
 
-def _product_forward(x_bsi: jax.Array, kernels_Eio: jax.Array, expert_b: jax.Array) -> tuple:
-    return _product(x_bsi, kernels_Eio, expert_b), (x_bsi, kernels_Eio, expert_b)
-
-
 def _product_backward(saved: tuple, g_bso: jax.Array) -> tuple:
     x_bsi, kernels_Eio, expert_b = saved
     g_bsi = jnp.matmul(g_bso, kernels_Eio[expert_b].swapaxes(1, 2))
@@ -240,7 +226,7 @@ def _product_backward(saved: tuple, g_bso: jax.Array) -> tuple:
     return g_bsi, g_Eio, None
 
 
-_product.defvjp(_product_forward, _product_backward)
+_product.defvjp(lambda *operands: (_product(*operands), operands), _product_backward)
 
 
 class Mixture(nnx.Module):

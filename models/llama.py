@@ -14,10 +14,9 @@ import jax
 from flax import nnx
 
 from models.architecture import Architecture
-from models.cache import CachedAttention, NewTokens
 from models.config import HfConfig
 from models.decoder import Context, Decoder, Layer
-from models.parts import MLP, Linear, RMSNorm, attend
+from models.parts import MLP, CachedAttention, Linear, NewTokens, RMSNorm, attend
 
 # Flax path -> (Hugging Face name, transposed): PyTorch stores a Linear as [out, in], we [in, out].
 NAMES = {

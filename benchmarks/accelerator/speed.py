@@ -111,7 +111,7 @@ def _memory(extent: Extent, size: str) -> dict:
         trial.take_round()
         trial.forward()
     measured = distro.peak_memory()
-    planned = found and (found.of_process if found.in_one else found.of_device)
+    planned = found and (found.whole_process if found.in_one else found.on_each_device)
     ratio = planned and round(measured / planned, 3)
     near = ratio and abs(ratio - 1) <= PLANNED
     return {

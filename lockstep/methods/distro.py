@@ -7,7 +7,7 @@ from pydantic import Field
 
 from lockstep.methods.card import Card, OptimizerVariant, Setting, StatedRate, stated
 from lockstep.methods.dense import LARGER_STEPS, STEP_SCALE
-from lockstep.tables.table import U16, AsTuple, Decay, Fraction, NotNegative
+from lockstep.tables.table import U16, Decay, Fraction, NotNegative
 
 if TYPE_CHECKING:
     from lockstep.optim.compressed.distro import CompressedMomentum
@@ -78,22 +78,16 @@ class OptimizerAdaDistro(Compressing):
     A group is a top-level name of the params: embed, layers, norm or lm_head.
     """
 
-    by_group = ("step_scale", "topk_of", "untransformed")
+    by_group = ("step_scale",)
 
     second_moment_decay: Decay | None = None
     """Decay of the factored second moment whose root divides a peer's gradient; by default,
     gradients are not divided."""
-    update: Literal["sign", "rms", "orthogonal"] = "sign"
-    """Update made of the decoded mean. sign: its sign. rms: the mean divided by its root mean
-    square. orthogonal: for the matrices in layers, the nearest orthogonal matrix."""
+    update: Literal["sign", "orthogonal"] = "sign"
+    """Update made of the decoded mean. sign: its sign. orthogonal: for the matrices in layers, the
+    nearest orthogonal matrix."""
     step_scale: dict[str, NotNegative] = {}
     """Step-size factor by group; 1 for groups that are not named."""
-    topk_of: dict[str, Annotated[U16, Field(ge=1)]] = {}
-    """compression_topk by group, in place of the common one."""
-    untransformed: Annotated[tuple[str, ...], AsTuple] = ()
-    """Groups of which elements are sent instead of DCT coefficients."""
-    removed: Fraction = 1.0
-    """Fraction of what was sent that is removed from the momentum, 0 to 1."""
 
     @property
     def needs_layers(self) -> bool:
@@ -104,14 +98,8 @@ class OptimizerAdaDistro(Compressing):
         from lockstep.optim.compressed.distro import distro
         from lockstep.optim.directions import StepDirection
 
-        plain = self.momentum(setting)
-        chosen = {"topk_of": self.topk_of, "untransformed": self.untransformed}
-        momentum = replace(
-            plain,
-            compressor=replace(plain.compressor, **chosen),
-            direction=StepDirection(self.update, self.step_scale, setting.stacked),
-            removed=self.removed,
-        )
+        direction = StepDirection(self.update, self.step_scale, setting.stacked)
+        momentum = replace(self.momentum(setting), direction=direction)
         if self.second_moment_decay is None:
             return distro(momentum, setting.overlap)
         return ada_distro(momentum, self.second_moment_decay, setting.overlap)

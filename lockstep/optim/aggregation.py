@@ -119,11 +119,7 @@ def median(values: Tree, weight: jax.Array) -> Tree:
       Yin et al., Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates,
         https://arxiv.org/abs/1803.01498
     """
-
-    def leaf_median(x: jax.Array) -> jax.Array:
-        return middle(x, is_sent(x, weight))
-
-    return jax.tree.map(leaf_median, values)
+    return _by_element(middle, values, weight)
 
 
 def trimmed_mean(liars: int) -> AggregateFn:
@@ -135,17 +131,14 @@ def trimmed_mean(liars: int) -> AggregateFn:
       Yin et al., as in `median`
     """
 
-    def trim(values: Tree, weight: jax.Array) -> Tree:
-        def leaf_trimmed(x: jax.Array) -> jax.Array:
-            ranked_P, count = _ranked(x, is_sent(x, weight))
-            cut = jnp.minimum(liars, jnp.maximum(count - 1, 0) // 2)
-            rank_P = jnp.arange(len(x)).reshape(-1, *[1] * (x.ndim - 1))
-            kept_P = (rank_P >= cut) & (rank_P < count - cut)
-            return quotient(jnp.where(kept_P, ranked_P, 0.0), jnp.maximum(count - 2 * cut, 1))
+    def trim(x: jax.Array, sent_P: jax.Array) -> jax.Array:
+        ranked_P, count = _ranked(x, sent_P)
+        cut = jnp.minimum(liars, jnp.maximum(count - 1, 0) // 2)
+        rank_P = jnp.arange(len(x)).reshape(-1, *[1] * (x.ndim - 1))
+        kept_P = (rank_P >= cut) & (rank_P < count - cut)
+        return quotient(jnp.where(kept_P, ranked_P, 0.0), jnp.maximum(count - 2 * cut, 1))
 
-        return jax.tree.map(leaf_trimmed, values)
-
-    return trim
+    return partial(_by_element, trim)
 
 
 def min_support(liars: int) -> AggregateFn:
@@ -154,16 +147,12 @@ def min_support(liars: int) -> AggregateFn:
     So liars alone move no element that nobody else sends.
     """
 
-    def drop_unsupported(values: Tree, weight: jax.Array) -> Tree:
-        def leaf_supported(x: jax.Array) -> jax.Array:
-            sent_P = is_sent(x, weight)
-            count = jnp.sum(sent_P, axis=0)
-            found = quotient(jnp.where(sent_P, x, 0.0), jnp.maximum(count, 1))
-            return jnp.where(count > liars, found, 0.0)
+    def drop_unsupported(x: jax.Array, sent_P: jax.Array) -> jax.Array:
+        count = jnp.sum(sent_P, axis=0)
+        found = quotient(jnp.where(sent_P, x, 0.0), jnp.maximum(count, 1))
+        return jnp.where(count > liars, found, 0.0)
 
-        return jax.tree.map(leaf_supported, values)
-
-    return drop_unsupported
+    return partial(_by_element, drop_unsupported)
 
 
 def peer_mean(values: Tree, weight: jax.Array) -> Tree:
@@ -172,12 +161,18 @@ def peer_mean(values: Tree, weight: jax.Array) -> Tree:
     So a lone sender does not decide an element, but has one vote among all peers.
     """
 
-    def leaf_peer_mean(x: jax.Array) -> jax.Array:
-        sent_P = is_sent(x, weight)
+    def leaf_mean(x: jax.Array, sent_P: jax.Array) -> jax.Array:
         present = jnp.sum(jnp.any(sent_P.reshape(len(x), -1), axis=1))
         return quotient(jnp.where(sent_P, x, 0.0), jnp.maximum(present, 1))
 
-    return jax.tree.map(leaf_peer_mean, values)
+    return _by_element(leaf_mean, values, weight)
+
+
+def _by_element(
+    rule: Callable[[jax.Array, jax.Array], jax.Array], values: Tree, weight: jax.Array
+) -> Tree:
+    """Apply a rule to each parameter's values and to which of them count."""
+    return jax.tree.map(lambda x: rule(x, is_sent(x, weight)), values)
 
 
 def is_sent(x: jax.Array, weight: jax.Array) -> jax.Array:
@@ -215,11 +210,7 @@ def norm_clip(values: Tree, weight: jax.Array) -> Tree:
     References:
       Sun et al., Can You Really Backdoor Federated Learning?, https://arxiv.org/abs/1911.07963
     """
-
-    def clip_leaf(x: jax.Array) -> jax.Array:
-        return _clipped(x, is_sent(x, weight))
-
-    return mean(jax.tree.map(clip_leaf, values), weight)
+    return mean(_by_element(_clipped, values, weight), weight)
 
 
 def centered_clip(values: Tree, weight: jax.Array) -> Tree:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from lockstep.optim.expect import expect_groups, expect_kind, expect_rates
+from lockstep.optim import expect
 from lockstep.optim.optimizer import (
     Optimizer,
     RoundPeers,
@@ -21,12 +21,10 @@ from lockstep.optim.optimizer import (
 def leave(optimizer: Optimizer, paths: Collection[str]) -> Optimizer:
     """Return `optimizer` for all params except some, which stay as they are and are never sent.
 
-    Args:
-      optimizer: Takes the other params.
-      paths: Names of the params that stay as they are, joined with "/".
+    `paths` are the names of the params that stay as they are, joined with "/".
     """
-    expect_kind(Optimizer, optimizer=optimizer)
-    expect_groups(paths=paths)
+    expect.kind(Optimizer, optimizer=optimizer)
+    expect.groups(paths=paths)
 
     def others(tree: Tree) -> Tree:
         flat = flatten_dict(tree, sep="/")
@@ -95,18 +93,16 @@ def balanced(optimizer: Optimizer, paths: Collection[str], speed: float) -> Opti
     so that an expert with less than its share is chosen more often. Peers count equally, even if
     the batch does not divide evenly among them, as with their gradients.
 
-    Args:
-      optimizer: Takes the other params, as `leave` makes it.
-      paths: Names of corrections, joined with "/"; experts are their last axis.
-      speed: Length of a correction's step in a round; DeepSeek V3 trained with 0.001.
+    The optimizer takes the other params, as `leave` makes it. `paths` are the names of corrections,
+    joined with "/", whose last axis is experts. DeepSeek V3 trained with a speed of 0.001.
 
     References:
       Wang et al., Auxiliary-Loss-Free Load Balancing Strategy for Mixture-of-Experts,
         https://arxiv.org/abs/2408.15664
     """
-    expect_kind(Optimizer, optimizer=optimizer)
-    expect_groups(paths=paths)
-    expect_rates(speed=speed)
+    expect.kind(Optimizer, optimizer=optimizer)
+    expect.groups(paths=paths)
+    expect.rates(speed=speed)
 
     def corrections(tree: Tree) -> Tree:
         flat = flatten_dict(tree, sep="/")
@@ -152,13 +148,7 @@ def balanced(optimizer: Optimizer, paths: Collection[str], speed: float) -> Opti
 
 
 def _moves(load: Tree, present: jax.Array, speed: float) -> Tree:
-    """Return what is added to corrections.
-
-    Args:
-      load: Numbers of choices, with a leading axis [peer].
-      present: bool [peer].
-      speed: Length of a correction's step.
-    """
+    """Return what is added to corrections; loads have a leading axis [peer], as `present` has."""
     count = jnp.maximum(jnp.sum(present), 1)
 
     def move(load_P: jax.Array) -> jax.Array:

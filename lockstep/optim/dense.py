@@ -1,4 +1,12 @@
-"""Plain data parallelism: peers exchange whole gradients, and step by their mean."""
+"""Plain data parallelism: peers exchange whole gradients, and step by their mean.
+
+Arguments that these optimizers share:
+
+    learning_rate   a schedule of the step, counted from 1, or a constant
+    weight_decay    decoupled weight decay, per unit of learning rate
+    clip_grad_norm  largest global L2 norm of the mean gradient; None or 0 for no clipping
+    aggregate       takes the place of the mean; `aggregation.mean` has peers count by their weights
+"""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -7,20 +15,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from lockstep.optim import expect
 from lockstep.optim.aggregation import EQUAL_MEAN, ON_HOST, AggregateFn
 from lockstep.optim.directions import orthogonal
-from lockstep.optim.expect import (
-    expect,
-    expect_aggregate,
-    expect_by_group,
-    expect_clip,
-    expect_decay,
-    expect_flags,
-    expect_groups,
-    expect_kind,
-    expect_learning_rate,
-    expect_rates,
-)
 from lockstep.optim.optimizer import (
     KeyPath,
     Merge,
@@ -29,10 +26,11 @@ from lockstep.optim.optimizer import (
     Tree,
     clip_scale,
     group_of,
-    no_lookahead,
     norm_ratio,
     rate,
 )
+
+LARGEST = 2.0**60  # of an element: an infinite second moment would stay so for ever
 
 
 def dense(
@@ -49,22 +47,17 @@ def dense(
         d, s    = direction(g, s)
         theta  <- theta - lr * (d + weight_decay * theta)
 
+    `direction` is any of optax's `scale_by_*`, or the like: the direction d of a step, and the
+    state s, from gradients alone.
+
     A message is the gradient in float32: 4 bytes per parameter, from each peer, each round. Peers
     count equally, even if the batch does not divide evenly among them, as in Psyche.
-
-    Args:
-      learning_rate: A schedule of the step, counted from 1, or a constant.
-      direction: Any of optax's `scale_by_*`, or the like: the direction d of a step, and the state
-        s, from gradients alone.
-      weight_decay: Decoupled weight decay, per unit of learning rate.
-      clip_grad_norm: Largest global L2 norm of the mean gradient; None or 0 for no clipping.
-      aggregate: Takes the place of the mean; `aggregate.mean` has peers count by their weights.
     """
-    expect_learning_rate("learning_rate", learning_rate)
-    expect_kind(optax.GradientTransformation, direction=direction)
-    expect_rates(weight_decay=weight_decay)
-    expect_clip(clip_grad_norm)
-    expect_aggregate(aggregate)
+    expect.learning_rate(learning_rate)
+    expect.kind(optax.GradientTransformation, direction=direction)
+    expect.rates(weight_decay=weight_decay)
+    expect.clip(clip_grad_norm)
+    expect.aggregate(aggregate)
 
     def init(params: Tree) -> tuple[Tree, Tree]:
         return optax.EmptyState(), direction.init(params)
@@ -96,10 +89,7 @@ def dense(
         return jax.tree.map(lambda _: 0, params)
 
     merge = Merge(ON_HOST[aggregate], take) if aggregate in ON_HOST else None
-    return Optimizer(init, no_lookahead, accumulate, send, receive, compare, areas, merge=merge)
-
-
-LARGEST = 2.0**60  # of an element: an infinite second moment would stay so for ever
+    return Optimizer(init, accumulate, send, receive, compare, areas, merge=merge)
 
 
 def adamw(
@@ -111,28 +101,19 @@ def adamw(
     clip_grad_norm: float | None = None,
     aggregate: AggregateFn = EQUAL_MEAN,
 ) -> Optimizer:
-    """Return AdamW on the mean of all present peers' gradients.
+    """Return AdamW on the mean of all present peers' gradients: the baseline of all else.
 
     With the names of `dense`:
 
-        m, v    = Adam's moments of g, bias-corrected
+        m, v    = Adam's moments of g, which decay by betas, bias-corrected
         d       = m / (sqrt(v) + eps)
-
-    Args:
-      learning_rate: A schedule of the step, counted from 1, or a constant.
-      betas: Decay of the first and second moment.
-      eps: Added to the root of the second moment.
-      weight_decay: Decoupled weight decay, per unit of learning rate.
-      clip_grad_norm: Largest global L2 norm of the mean gradient; None or 0 for no clipping.
-      aggregate: Takes the place of the mean; see `dense`.
 
     References:
       Loshchilov, Hutter, Decoupled Weight Decay Regularization, https://arxiv.org/abs/1711.05101
     """
-    moments = adam(betas, eps)
     return dense(
         learning_rate,
-        moments,
+        adam(betas, eps),
         weight_decay=weight_decay,
         clip_grad_norm=clip_grad_norm,
         aggregate=aggregate,
@@ -142,10 +123,10 @@ def adamw(
 def adam(betas: tuple[float, float], eps: float) -> optax.GradientTransformation:
     """Return `optax.scale_by_adam`, its settings checked, of gradients whose squares are finite."""
     pair = "two numbers"
-    expect("betas", betas, lambda x: isinstance(x, tuple | list) and len(x) == 2, pair)
+    expect.setting("betas", betas, lambda x: isinstance(x, tuple | list) and len(x) == 2, pair)
     for name, beta in zip(("betas[0]", "betas[1]"), betas, strict=True):
-        expect_decay(name, beta)
-    expect_rates(eps=eps)
+        expect.decay(name, beta)
+    expect.rates(eps=eps)
     moments = optax.scale_by_adam(b1=betas[0], b2=betas[1], eps=eps)
 
     def update(
@@ -174,26 +155,19 @@ def sgd(
         m  <- momentum * m + g
         d   = m, or with Nesterov's g + momentum * m
 
-    Args:
-      learning_rate: A schedule of the step, counted from 1, or a constant.
-      momentum: Decay of m, in [0, 1); 0 keeps no m.
-      nesterov: Whether the momentum is Nesterov's.
-      weight_decay: Decoupled weight decay, per unit of learning rate.
-      clip_grad_norm: Largest global L2 norm of the mean gradient; None or 0 for no clipping.
-      aggregate: Takes the place of the mean; see `dense`.
+    A momentum of 0 keeps no m.
 
     References:
       Sutskever et al., On the importance of initialization and momentum in deep learning,
         https://proceedings.mlr.press/v28/sutskever13.html
     """
-    expect_decay("momentum", momentum)
-    expect_flags(nesterov=nesterov)
+    expect.decay("momentum", momentum)
+    expect.flags(nesterov=nesterov)
     moves = isinstance(momentum, jax.core.Tracer) or bool(momentum)
-    expect("nesterov", nesterov, lambda x: moves or not x, "false without momentum")
-    direction = optax.trace(momentum, nesterov) if moves else optax.identity()
+    expect.setting("nesterov", nesterov, lambda x: moves or not x, "false without momentum")
     return dense(
         learning_rate,
-        direction,
+        optax.trace(momentum, nesterov) if moves else optax.identity(),
         weight_decay=weight_decay,
         clip_grad_norm=clip_grad_norm,
         aggregate=aggregate,
@@ -224,7 +198,7 @@ def muon(  # noqa: PLR0913 - Adam's settings are among them
     stacked: tuple[str, ...] = (),
     aggregate: AggregateFn = EQUAL_MEAN,
 ) -> Optimizer:
-    """Return Muon for the matrices of layers and Adam for the rest.
+    """Return Muon for the matrices of layers and Adam, of `betas` and `eps`, for the rest.
 
     With the names of `dense`:
 
@@ -232,27 +206,18 @@ def muon(  # noqa: PLR0913 - Adam's settings are among them
         d       = Adam's direction of g                             embeddings, head, norms
         d      <- d * step_scale[group]
 
-    with O(.) the nearest orthogonal matrix, scaled to an rms of about 1 (`step_direction`): as long
-    a step as a sign's, so that step_scale means what it means in AdaDistro.
+    with O(.) the nearest orthogonal matrix, scaled to an rms of about 1 (`orthogonal`): as long a
+    step as a sign's, so that step_scale means what it means in AdaDistro.
 
-    Args:
-      learning_rate: A schedule of the step, counted from 1, or a constant.
-      momentum: Decay of Nesterov's momentum of the matrices of layers.
-      betas: Decay of Adam's first and second moment.
-      eps: Added to the root of the second moment.
-      weight_decay: Decoupled weight decay, per unit of learning rate.
-      clip_grad_norm: Largest global L2 norm of the mean gradient; None or 0 for no clipping.
-      step_scale: Factor of a group's steps, 1 where it is not named; a group is a top-level name of
-        the params, such as "layers".
-      stacked: Top-level groups of the params whose leaves carry a leading layer axis.
-      aggregate: Takes the place of the mean; see `dense`.
+    A group is a top-level name of the params, such as "layers"; its step_scale is 1 where it is not
+    named. Leaves of the groups in `stacked` carry a leading layer axis.
 
     References:
       Jordan et al., Muon: An optimizer for hidden layers, https://kellerjordan.github.io/posts/muon/
     """
-    expect_decay("momentum", momentum)
-    expect_by_group(expect_rates, step_scale=step_scale)
-    expect_groups(stacked=stacked)
+    expect.decay("momentum", momentum)
+    expect.by_group(expect.rates, step_scale=step_scale)
+    expect.groups(stacked=stacked)
     moments = adam(betas, eps)
 
     def split(tree: Tree) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
@@ -283,10 +248,9 @@ def muon(  # noqa: PLR0913 - Adam's settings are among them
 
         return jax.tree.map_with_path(scaled, grads), MuonState(adam, trace)
 
-    direction = optax.GradientTransformation(init, update)
     return dense(
         learning_rate,
-        direction,
+        optax.GradientTransformation(init, update),
         weight_decay=weight_decay,
         clip_grad_norm=clip_grad_norm,
         aggregate=aggregate,

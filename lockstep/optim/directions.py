@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lockstep.optim.expect import expect_by_group, expect_groups, expect_one_of, expect_rates
+from lockstep.optim import expect
 from lockstep.optim.optimizer import KeyPath, group_of
 
 UNIT = 2.0**24  # the unit of `Sized.length`: a norm of many large numbers exceeds float32
@@ -64,22 +64,13 @@ NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 NEWTON_SCHULZ_STEPS = 5
 
 
-def rms(x: jax.Array) -> jax.Array:
-    """Return x divided by its root mean square: as long as the sign, in the direction of x."""
-    x = x * near_one(x)
-    return x / (jnp.sqrt(jnp.mean(jnp.square(x))) + LEAST_NORM)
-
-
 def orthogonal(x: jax.Array) -> jax.Array:
-    """Return the orthogonal matrix nearest to each matrix, with an rms of about 1.
+    """Return the orthogonal matrix nearest to each matrix in the last two axes, of rms about 1.
 
         U V^T * sqrt(the longer side), of x = U S V^T
 
     Five steps of a Newton-Schulz iteration, as in Muon, which leave singular values between about
     0.7 and 1.2; all of them are matrix products.
-
-    Args:
-      x: Matrices in its last two axes.
 
     References:
       Jordan et al., Muon: An optimizer for hidden layers, https://kellerjordan.github.io/posts/muon/
@@ -101,15 +92,12 @@ def orthogonal(x: jax.Array) -> jax.Array:
     return nearest
 
 
-BY_NAME = {"sign": jnp.sign, "rms": rms, "orthogonal": orthogonal}
-
-
 @dataclass(frozen=True)
 class StepDirection:
     """The direction and the length of each parameter's step.
 
     Attributes:
-      update: "sign"; "rms"; or "orthogonal" for the matrices of layers, and the sign for the rest.
+      update: "sign"; or "orthogonal" for the matrices of layers, and the sign for the rest.
       scale: Factor of the steps of a group, 1 where it is not named; a group is a top-level name of
         the params, such as "embed".
       stacked: Groups whose leaves carry a leading layer axis.
@@ -120,15 +108,14 @@ class StepDirection:
     stacked: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        expect_one_of("update", self.update, BY_NAME)
-        expect_by_group(expect_rates, scale=self.scale)
-        expect_groups(stacked=self.stacked)
+        expect.one_of("update", self.update, ("sign", "orthogonal"))
+        expect.by_group(expect.rates, scale=self.scale)
+        expect.groups(stacked=self.stacked)
 
     def __call__(self, path: KeyPath, x: jax.Array) -> jax.Array:
         """Return the direction of the parameter at `path`, of the decoded mean x."""
-        of_layers = group_of(path) in self.stacked and x.ndim > 2
-        name = self.update if of_layers or self.update != "orthogonal" else "sign"
-        return BY_NAME[name](x)
+        matrices = group_of(path) in self.stacked and x.ndim > 2
+        return orthogonal(x) if matrices and self.update == "orthogonal" else jnp.sign(x)
 
     def scale_of(self, path: KeyPath) -> float:
         """Return the factor of the steps of the parameter at `path`."""

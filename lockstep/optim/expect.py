@@ -16,7 +16,7 @@ import numpy as np
 SHOWN = 80  # characters of a value; a longer one is shown as its type
 
 
-def expect(name: str, value: Any, within: Callable[[Any], Any], wanted: str) -> None:
+def setting(name: str, value: Any, within: Callable[[Any], Any], wanted: str) -> None:
     """Check a setting, unless it is traced.
 
     Raises:
@@ -30,63 +30,64 @@ def expect(name: str, value: Any, within: Callable[[Any], Any], wanted: str) -> 
     raise ValueError(f"{name} is {shown}, expected {wanted}")
 
 
-def expect_integer(name: str, value: Any, within: Callable[[Any], Any], wanted: str) -> None:
+def integer(name: str, value: Any, within: Callable[[Any], Any], wanted: str) -> None:
     """Check an integer; neither 2.0 nor True is one."""
-    expect(name, value, lambda x: _is_integer(x) and within(x), wanted)
+    setting(name, value, lambda x: _is_integer(x) and within(x), wanted)
 
 
-def expect_number(name: str, value: Any, within: Callable[[Any], Any], wanted: str) -> None:
+def number(name: str, value: Any, within: Callable[[Any], Any], wanted: str) -> None:
     """Check a finite number, of Python, NumPy or JAX; True does not count as one."""
-    expect(name, value, lambda x: _is_number(x) and within(x), wanted)
+    setting(name, value, lambda x: _is_number(x) and within(x), wanted)
 
 
-def expect_counts(**settings: Any) -> None:
+def counts(**settings: Any) -> None:
     """Check integers from 1, by name."""
     for name, value in settings.items():
-        expect_integer(name, value, lambda x: x >= 1, "an integer from 1")
+        integer(name, value, lambda x: x >= 1, "an integer from 1")
 
 
-def expect_rates(**settings: Any) -> None:
+def rates(**settings: Any) -> None:
     """Check numbers from 0, by name."""
     for name, value in settings.items():
-        expect_number(name, value, lambda x: x >= 0, "a number from 0")
+        number(name, value, lambda x: x >= 0, "a number from 0")
 
 
-def expect_clip(clip_grad_norm: Any) -> None:
+def clip(clip_grad_norm: Any) -> None:
     """Check the bound of a norm: a number from 0, or None."""
     if clip_grad_norm is not None:
-        expect_rates(clip_grad_norm=clip_grad_norm)
+        rates(clip_grad_norm=clip_grad_norm)
 
 
-def expect_learning_rate(name: str, value: Any) -> None:
+def learning_rate(value: Any) -> None:
     """Check a number from 0, or a function of the step."""
     if not callable(value):
-        expect_number(name, value, lambda x: x >= 0, "a number from 0, or a function of the step")
+        wanted = "a number from 0, or a function of the step"
+        number("learning_rate", value, lambda x: x >= 0, wanted)
 
 
-def expect_share(name: str, value: Any) -> None:
+def share(name: str, value: Any) -> None:
     """Check a number in [0, 1]."""
-    expect_number(name, value, lambda x: 0 <= x <= 1, "a number from 0 to 1")
+    number(name, value, lambda x: 0 <= x <= 1, "a number from 0 to 1")
 
 
-def expect_decay(name: str, value: Any) -> None:
+def decay(name: str, value: Any) -> None:
     """Check a number in [0, 1): a decayed mean with 1 would never take anything in."""
-    expect_number(name, value, lambda x: 0 <= x < 1, "a number from 0, below 1")
+    number(name, value, lambda x: 0 <= x < 1, "a number from 0, below 1")
 
 
-def expect_flags(**settings: Any) -> None:
+def flags(**settings: Any) -> None:
     """Check that settings are True or False, by name: "no" would count as true."""
     for name, value in settings.items():
-        expect(name, value, lambda x: isinstance(x, bool | np.bool_), "True or False")
+        setting(name, value, lambda x: isinstance(x, bool | np.bool_), "True or False")
 
 
-def expect_one_of(name: str, value: Any, names: Collection[str]) -> None:
+def one_of(name: str, value: Any, names: Collection[str]) -> None:
     """Check that a name is one of some."""
     wanted = f"one of {', '.join(names)}"
-    expect(name, value, lambda x: isinstance(x, str) and x in names, wanted)
+    setting(name, value, lambda x: isinstance(x, str) and x in names, wanted)
 
 
-def expect_groups(**settings: Any) -> None:
+def groups(**settings: Any) -> None:
     """Check names of groups of params; one string would be as many names as it has letters."""
 
     def within(value: Any) -> bool:
@@ -94,17 +95,17 @@ def expect_groups(**settings: Any) -> None:
         return several and all(isinstance(name, str) for name in value)
 
     for name, value in settings.items():
-        expect(name, value, within, "a tuple of names")
+        setting(name, value, within, "a tuple of names")
 
 
-def expect_by_group(check: Callable[..., None], **settings: Any) -> None:
+def by_group(check: Callable[..., None], **settings: Any) -> None:
     """Check what groups of params have of their own: a mapping whose values `check` takes."""
     for name, value in settings.items():
-        expect(name, value, lambda x: isinstance(x, Mapping), "a dictionary by group")
+        setting(name, value, lambda x: isinstance(x, Mapping), "a dictionary by group")
         check(**{f"{name}[{group!r}]": one for group, one in value.items()})
 
 
-def expect_kind(kind: type, **settings: Any) -> None:
+def kind(kind: type, **settings: Any) -> None:
     """Check that settings are of a class, by name."""
     article = "an" if kind.__name__[0] in "AEIOU" else "a"
     for name, value in settings.items():
@@ -113,17 +114,17 @@ def expect_kind(kind: type, **settings: Any) -> None:
             raise ValueError(f"{name} is {found}, expected {article} {kind.__name__}")
 
 
-def expect_function(name: str, value: Any, signature: str) -> None:
+def function(name: str, value: Any, signature: str) -> None:
     """Check something that can be called."""
-    expect(name, value, callable, f"a function: {signature}")
+    setting(name, value, callable, f"a function: {signature}")
 
 
-def expect_aggregate(value: Any) -> None:
+def aggregate(value: Any) -> None:
     """Check an `AggregateFn`."""
-    expect_function("aggregate", value, "aggregate(values, weight) -> tree")
+    function("aggregate", value, "aggregate(values, weight) -> tree")
 
 
-def expect_dtype(name: str, value: Any, *dtypes: Any) -> None:
+def dtype(name: str, value: Any, *dtypes: Any) -> None:
     """Check that a dtype is one of some."""
 
     def within(value: Any) -> bool:
@@ -132,7 +133,7 @@ def expect_dtype(name: str, value: Any, *dtypes: Any) -> None:
         except TypeError:
             return False
 
-    expect(name, value, within, "one of " + ", ".join(jnp.dtype(dtype).name for dtype in dtypes))
+    setting(name, value, within, "one of " + ", ".join(jnp.dtype(dtype).name for dtype in dtypes))
 
 
 def _is_integer(value: Any) -> bool:

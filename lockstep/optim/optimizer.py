@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from lockstep.optim.expect import expect_kind
+from lockstep.optim import expect
 
 Tree: TypeAlias = Any  # a pytree of arrays; params are nested dicts
 KeyPath: TypeAlias = tuple[Any, ...]  # where a leaf lies in its tree, as jax.tree_util has it
@@ -32,9 +32,7 @@ class RoundPeers(NamedTuple):
     def synchronous(cls, weight: jax.Array, steps: int = 1) -> "RoundPeers":
         """Return peers that all began with the newest params.
 
-        Args:
-          weight: int32 [peer], sequences assigned; 0 where a peer is absent.
-          steps: Local steps of a round; a peer with fewer sequences takes one step for each.
+        In a round of `steps` local steps, a peer with fewer sequences takes one step for each.
         """
         return cls(weight, 0 * weight, weight.clip(0, steps))
 
@@ -49,7 +47,7 @@ class Merge(NamedTuple):
 
     Attributes:
       aggregate: aggregate(values, weight) of some elements of an array of all peers, on the host;
-        see `aggregate.mean_on_host`.
+        see `aggregation.mean_on_host`.
       take: take(merged, params, shared, step) -> updates, shared: `receive` after its aggregate.
     """
 
@@ -91,7 +89,6 @@ class Optimizer(NamedTuple):
 
     Attributes:
       init: The states before the first round; `own` is at first the same for every peer.
-      lookahead: The params at which a peer takes its gradient.
       accumulate: The peer's state after one local step, whose mean gradient is `grads`.
       send: The peer's message, whose shapes and dtypes are the same in every round, and its state
         after sending it.
@@ -103,9 +100,10 @@ class Optimizer(NamedTuple):
         serves an audit on other hardware, where bits cannot be equal.
       areas: areas(params) -> the positions in a block of each parameter, which messages do not
         hold: an int in place of each `Coefficients`, 0 for what is sent whole.
-      inner_steps: Local steps of a round.
+      lookahead: The params at which a peer takes its gradient.
       align: The peer's state after it adopts the result of a round, the fragment that is int32 [].
         Called once for each round, also by a peer that takes no step in it.
+      inner_steps: Local steps of a round.
       fragments: Number of fragments of the params; rounds exchange one each, in turns.
       delay: Local steps of the next round that a peer takes before it needs what was exchanged,
         and aligns; at most inner_steps.
@@ -113,14 +111,14 @@ class Optimizer(NamedTuple):
     """
 
     init: Callable[[Tree], tuple[Tree, Tree]]
-    lookahead: Callable[[Tree, Tree, Tree, jax.Array], Tree]
     accumulate: Callable[[Tree, Tree, Tree, jax.Array], Tree]
     send: Callable[[Tree, Tree, Tree, jax.Array], tuple[Tree, Tree]]
     receive: Callable[[Tree, RoundPeers, Tree, Tree, jax.Array], tuple[Tree, Tree]]
     compare: Callable[[Tree, Tree, Tree, jax.Array], tuple[jax.Array, Tree]]
     areas: Callable[[Tree], Tree]
-    inner_steps: int = 1
+    lookahead: Callable[[Tree, Tree, Tree, jax.Array], Tree] = no_lookahead
     align: Callable[[Tree, Tree, jax.Array], Tree] = no_align
+    inner_steps: int = 1
     fragments: int = 1
     delay: int = 0
     merge: Merge | None = None
@@ -146,7 +144,7 @@ def inside(optimizer: Optimizer) -> Optimizer:
 
     What makes such states, `init`, is left to whoever has more in them.
     """
-    expect_kind(Optimizer, optimizer=optimizer)
+    expect.kind(Optimizer, optimizer=optimizer)
 
     def lookahead(params: Tree, own: Tree, shared: Tree, step: jax.Array) -> Tree:
         return optimizer.lookahead(params, own.optimizer, shared, step)
@@ -182,6 +180,7 @@ def align(optimizer: Optimizer, own: Tree, params: Tree, step: jax.Array) -> Tre
     if not optimizer.aligns:
         return own
 
+    # Round 1 exchanges fragment 0: the round before `step` exchanged fragment step - 2, in turns.
     def take_up(own: Tree) -> Tree:
         return optimizer.align(own, params, (step - 2) % optimizer.fragments)
 
@@ -222,9 +221,7 @@ def clip_scale(grads: Tree, max_norm: float | None) -> jax.Array | float:
 
         min(1, max_norm / (||g|| + 1e-6))
 
-    Args:
-      grads: A tree of arrays.
-      max_norm: The bound; None or 0 gives 1.
+    No bound, None or 0, gives 1.
     """
     # With `optax.inject_hyperparams` the bound is traced, so no Python branch can depend on it.
     traced = isinstance(max_norm, jax.core.Tracer)

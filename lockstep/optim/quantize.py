@@ -4,38 +4,38 @@ Shapes: N blocks of B elements each, the last one padded; M elements of an array
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-from lockstep.optim.expect import (
-    expect_counts,
-    expect_dtype,
-    expect_integer,
-    expect_kind,
-    expect_share,
-)
+from lockstep.optim import expect
 from lockstep.optim.optimizer import Optimizer, RoundPeers, Tree, norm_ratio
 
 
-@runtime_checkable
-class Quantizer(Protocol):
+class Quantizer(ABC):
     """Rounds an array to fewer bits; pure functions, whose shapes follow from the array's."""
 
+    @abstractmethod
     def encode(self, x: jax.Array) -> Tree:
         """Return what is sent of a float32 array: arrays of float32, bfloat16, float16 or uint8."""
 
+    @abstractmethod
     def decode(self, code: Tree, shape: tuple[int, ...]) -> jax.Array:
         """Return the float32 array of this shape that a code stands for."""
 
     def rounding(self, x: jax.Array) -> jax.Array:
-        """Return the largest error that an honest code of x may have, element by element."""
+        """Return the largest error that an honest code of x may have, element by element.
+
+        It is the error of the code itself, unless a quantizer draws.
+        """
+        return jnp.abs(self.decode(self.encode(x), x.shape) - x)
 
 
 class Code(NamedTuple):
@@ -48,11 +48,6 @@ class Code(NamedTuple):
 
     scale: jax.Array
     packed: jax.Array
-
-
-def off_by(quantizer: Quantizer, x: jax.Array) -> jax.Array:
-    """Return the error of the code of x: the `rounding` of a quantizer that draws nothing."""
-    return jnp.abs(quantizer.decode(quantizer.encode(x), x.shape) - x)
 
 
 def to_blocks(x: jax.Array, block: int) -> jax.Array:
@@ -99,7 +94,7 @@ def unpack(packed: jax.Array, size: int, bits: int, block: int) -> jax.Array:
 
 
 @dataclass(frozen=True)
-class Half:
+class Half(Quantizer):
     """Rounds to the nearest number of a 16-bit type, at most its largest: 2 bytes per element.
 
     Attributes:
@@ -110,25 +105,32 @@ class Half:
     dtype: jax.typing.DTypeLike
 
     def __post_init__(self) -> None:
-        expect_dtype("dtype", self.dtype, jnp.bfloat16, jnp.float16)
+        expect.dtype("dtype", self.dtype, jnp.bfloat16, jnp.float16)
 
     def encode(self, x: jax.Array) -> Tree:
-        """See `Quantizer.encode`."""
         most = float(jnp.finfo(self.dtype).max)  # type: ignore[no-untyped-call]
         return jnp.clip(x, -most, most).astype(self.dtype)
 
     def decode(self, code: Tree, shape: tuple[int, ...]) -> jax.Array:
-        """See `Quantizer.decode`."""
         half: jax.Array = code
         return half.astype(jnp.float32).reshape(shape)
 
-    def rounding(self, x: jax.Array) -> jax.Array:
-        """See `Quantizer.rounding`."""
-        return off_by(self, x)
-
 
 @dataclass(frozen=True)
-class Integers:
+class _InBlocks(Quantizer):
+    """Elements of few bits, which share a scale, levels or a norm with others of their block."""
+
+    bits: int
+    block: int
+    choices: ClassVar[tuple[int, int]]
+
+    def __post_init__(self) -> None:
+        fewer, more = self.choices
+        expect.integer("bits", self.bits, lambda x: x in self.choices, f"{fewer} or {more}")
+        expect.counts(block=self.block)
+
+
+class Integers(_InBlocks):
     """Rounds to the nearest integer times the scale of its block.
 
         scale = max |x| / (2^(bits - 1) - 1)        over a block
@@ -141,15 +143,9 @@ class Integers:
       block: Elements that share a scale.
     """
 
-    bits: int
-    block: int
-
-    def __post_init__(self) -> None:
-        expect_integer("bits", self.bits, lambda x: x in (4, 8), "4 or 8")
-        expect_counts(block=self.block)
+    choices = (4, 8)
 
     def encode(self, x: jax.Array) -> Tree:
-        """See `Quantizer.encode`."""
         x_NB = to_blocks(x, self.block)
         scale_N1 = jnp.max(jnp.abs(x_NB), axis=1, keepdims=True) / self._most
         q_NB = jnp.round(x_NB / jnp.where(scale_N1 > 0, scale_N1, 1.0))
@@ -158,13 +154,8 @@ class Integers:
         return Code(scale_N1, pack(q_NB + self._zero, x.size, self.bits))
 
     def decode(self, code: Tree, shape: tuple[int, ...]) -> jax.Array:
-        """See `Quantizer.decode`."""
         number_NB = unpack(code.packed, math.prod(shape), self.bits, self.block)
         return from_blocks((number_NB.astype(jnp.float32) - self._zero) * code.scale, shape)
-
-    def rounding(self, x: jax.Array) -> jax.Array:
-        """See `Quantizer.rounding`."""
-        return off_by(self, x)
 
     @property
     def _zero(self) -> int:
@@ -175,8 +166,7 @@ class Integers:
         return self._zero - 1
 
 
-@dataclass(frozen=True)
-class Levels:
+class Levels(_InBlocks):
     """Rounds to a sign times a level, which is a mean magnitude of elements of the block.
 
     With 1 bit, all magnitudes of a block become their mean. With 2 bits, magnitudes above that mean
@@ -194,15 +184,9 @@ class Levels:
         https://arxiv.org/abs/1901.09847
     """
 
-    bits: int
-    block: int
-
-    def __post_init__(self) -> None:
-        expect_integer("bits", self.bits, lambda x: x in (1, 2), "1 or 2")
-        expect_counts(block=self.block)
+    choices = (1, 2)
 
     def encode(self, x: jax.Array) -> Tree:
-        """See `Quantizer.encode`."""
         x_NB = to_blocks(x, self.block)
         real_NB = np.arange(x_NB.shape[1]) < counts(x.size, self.block)
         negative_NB = jnp.signbit(x_NB)
@@ -214,14 +198,9 @@ class Levels:
         return Code(level_N2, pack(number_NB, x.size, 2))
 
     def decode(self, code: Tree, shape: tuple[int, ...]) -> jax.Array:
-        """See `Quantizer.decode`."""
         number_NB = unpack(code.packed, math.prod(shape), self.bits, self.block)
         magnitude_NB = level_of(code.scale, number_NB >> 1)
         return from_blocks(jnp.where(number_NB & 1, -magnitude_NB, magnitude_NB), shape)
-
-    def rounding(self, x: jax.Array) -> jax.Array:
-        """See `Quantizer.rounding`."""
-        return off_by(self, x)
 
 
 def two_levels(
@@ -252,8 +231,7 @@ def level_of(level_NL: jax.Array, number_NB: jax.Array) -> jax.Array:
     return jnp.take_along_axis(level_NL, number_NB.astype(jnp.int32), axis=1)
 
 
-@dataclass(frozen=True)
-class QSGD:
+class QSGD(_InBlocks):
     """Rounds at random to a neighbouring level, so that the expected value is x.
 
         s     = 2^(bits - 1) - 1
@@ -272,15 +250,9 @@ class QSGD:
         https://arxiv.org/abs/1610.02132
     """
 
-    bits: int
-    block: int
-
-    def __post_init__(self) -> None:
-        expect_integer("bits", self.bits, lambda x: x in (4, 8), "4 or 8")
-        expect_counts(block=self.block)
+    choices = (4, 8)
 
     def encode(self, x: jax.Array) -> Tree:
-        """See `Quantizer.encode`."""
         x_NB = to_blocks(x, self.block)
         norm_N1 = _norm(x_NB)
         share_NB = jnp.abs(x_NB) / jnp.where(norm_N1 > 0, norm_N1, 1.0)
@@ -290,7 +262,6 @@ class QSGD:
         return Code(norm_N1, pack(level_NB | sign_NB << (self.bits - 1), x.size, self.bits))
 
     def decode(self, code: Tree, shape: tuple[int, ...]) -> jax.Array:
-        """See `Quantizer.decode`."""
         number_NB = unpack(code.packed, math.prod(shape), self.bits, self.block)
         sign_NB = number_NB >> (self.bits - 1)
         level_NB = number_NB & jnp.uint8(self._levels)
@@ -315,6 +286,7 @@ def _norm(x_NB: jax.Array) -> jax.Array:
 
 def _key(x: jax.Array) -> jax.Array:
     bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
+    # The generator is named, since JAX's default is a setting: a replay has to draw the same.
     return jax.random.key(jnp.sum(bits, dtype=jnp.uint32), impl="threefry2x32")
 
 
@@ -341,22 +313,19 @@ def quantized(optimizer: Optimizer, quantizer: Quantizer, error_feedback: float 
 
     All peers, the sender too, receive what the codes stand for.
 
-    Args:
-      optimizer: Sends float32 arrays in the shapes of the params, which depend on its own state
-        alone, as those of `dense` do.
-      quantizer: Rounds each array.
-      error_feedback: Share of what was left out that is added to the next message, 0 to 1; 0 keeps
-        no e.
+    With an error_feedback of 0 there is no e. The optimizer sends float32 arrays in the shapes of
+    the params, which depend on its own state alone, as those of `dense` do.
 
     References:
       Seide et al., 1-Bit Stochastic Gradient Descent and its Application to Data-Parallel
         Distributed Training of Speech DNNs, Interspeech 2014
     """
-    expect_kind(Optimizer, optimizer=optimizer)
-    expect_kind(Quantizer, quantizer=quantizer)
-    expect_share("error_feedback", error_feedback)
+    expect.kind(Optimizer, optimizer=optimizer)
+    expect.kind(Quantizer, quantizer=quantizer)
+    expect.share("error_feedback", error_feedback)
 
-    decode, beyond = partial(_decode, quantizer), partial(_beyond, quantizer)
+    def decode(message: Tree, params: Tree) -> Tree:
+        return jax.tree.map(lambda x, code: quantizer.decode(code, x.shape), params, message)
 
     def with_error(after: Tree, error: Callable[[], Tree]) -> QuantizedState:
         return QuantizedState(after, error() if error_feedback else optax.EmptyState())
@@ -393,7 +362,10 @@ def quantized(optimizer: Optimizer, quantizer: Quantizer, error_feedback: float 
         decoded = decode(message, params)
         # Honest machines may round a value near a half either way, so only an error beyond that of
         # rounding counts.
-        distance = norm_ratio(jax.tree.map(beyond, x, decoded), x)
+        beyond = jax.tree.map(
+            lambda x, d: jnp.maximum(jnp.abs(d - x) - quantizer.rounding(x), 0.0), x, decoded
+        )
+        distance = norm_ratio(beyond, x)
         return distance, with_error(after, partial(jax.tree.map, jnp.subtract, x, decoded))
 
     def areas(params: Tree) -> Tree:
@@ -404,12 +376,3 @@ def quantized(optimizer: Optimizer, quantizer: Quantizer, error_feedback: float 
         init=init, accumulate=accumulate, send=send, receive=receive, compare=compare, areas=areas,
         merge=None,
     )  # fmt: skip
-
-
-def _decode(quantizer: Quantizer, message: Tree, params: Tree) -> Tree:
-    return jax.tree.map(lambda theta, code: quantizer.decode(code, theta.shape), params, message)
-
-
-def _beyond(quantizer: Quantizer, x: jax.Array, found: jax.Array) -> jax.Array:
-    """Return by how much the error of `found` exceeds the error of rounding x."""
-    return jnp.maximum(jnp.abs(found - x) - quantizer.rounding(x), 0.0)

@@ -3,6 +3,8 @@
 The first step trained is step 1. A schedule takes Python integers and traced ones. Psyche computes
 in float64; the difference is below one part in a million.
 
+The tables of a run file check these arguments (`lockstep/methods/schedule.py`); functions do not.
+
 With W = warmup_steps, every schedule is for step < W
 
     warmup_init_lr + (base_lr - warmup_init_lr) step / W
@@ -23,14 +25,11 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from lockstep.optim.expect import expect_function, expect_integer, expect_rates
-
 LearningRate: TypeAlias = Callable[[ArrayLike], jax.Array]
 
 
 def constant(base_lr: float, warmup_init_lr: float, warmup_steps: int) -> LearningRate:
     """Return base_lr after the warm-up."""
-    _check_warmup(base_lr, warmup_init_lr, warmup_steps)
     decay = lambda step: jnp.full_like(step, base_lr)  # noqa: E731
     return _warmed_up(decay, base_lr, warmup_init_lr, warmup_steps)
 
@@ -39,8 +38,6 @@ def linear(
     base_lr: float, warmup_init_lr: float, warmup_steps: int, total_steps: int, final_lr: float
 ) -> LearningRate:
     """Return base_lr + (final_lr - base_lr) (step - W) / (total_steps - W), then final_lr."""
-    _check_warmup(base_lr, warmup_init_lr, warmup_steps)
-    _check_end(total_steps, warmup_steps, final_lr)
     begin, steps = float(warmup_steps), float(total_steps - warmup_steps)
     decay = lambda step: _line(base_lr, final_lr, _part(step, begin, steps))  # noqa: E731
     return _warmed_up(decay, base_lr, warmup_init_lr, warmup_steps)
@@ -54,8 +51,6 @@ def cosine(
     p = (step - W) / (total_steps - W) stays 1 after total_steps, and the learning rate final_lr.
     Psyche's p goes on growing: its learning rate rises again, and is base_lr once more at p = 2.
     """
-    _check_warmup(base_lr, warmup_init_lr, warmup_steps)
-    _check_end(total_steps, warmup_steps, final_lr)
     begin, steps = float(warmup_steps), float(total_steps - warmup_steps)
     decay = lambda step: _cosine(base_lr, final_lr, _part(step, begin, steps))  # noqa: E731
     return _warmed_up(decay, base_lr, warmup_init_lr, warmup_steps)
@@ -76,15 +71,6 @@ def warmup_stable_decay(
     After the warm-up, `stable_steps` are at base_lr; `cosine_decay_steps` lead on to
     `cosine_decay_final_lr`, and `linear_decay_steps` to `linear_decay_final_lr`, which stays.
     """
-    _check_warmup(base_lr, warmup_init_lr, warmup_steps)
-    _check_steps(
-        stable_steps=stable_steps,
-        cosine_decay_steps=cosine_decay_steps,
-        linear_decay_steps=linear_decay_steps,
-    )
-    expect_rates(
-        cosine_decay_final_lr=cosine_decay_final_lr, linear_decay_final_lr=linear_decay_final_lr
-    )
     curve_steps, line_steps = float(cosine_decay_steps), float(linear_decay_steps)
     curve_begin = float(warmup_steps + stable_steps)
     line_begin = curve_begin + curve_steps
@@ -111,8 +97,6 @@ def cold_start(
       start_step: a, the first step of the epoch.
       cold_start_warmup_steps: b - a; 0 leaves the schedule as it is.
     """
-    expect_function("learning_rate", learning_rate, "learning_rate(step)")
-    _check_steps(start_step=start_step, cold_start_warmup_steps=cold_start_warmup_steps)
     if cold_start_warmup_steps == 0:
         return learning_rate
     begin, steps = float(start_step), float(cold_start_warmup_steps)
@@ -123,22 +107,6 @@ def cold_start(
         return learning_rate(step) * jnp.where(cold, (at - begin) / steps, 1.0)
 
     return warmed
-
-
-def _check_warmup(base_lr: float, warmup_init_lr: float, warmup_steps: int) -> None:
-    expect_rates(base_lr=base_lr, warmup_init_lr=warmup_init_lr)
-    _check_steps(warmup_steps=warmup_steps)
-
-
-def _check_end(total_steps: int, warmup_steps: int, final_lr: float) -> None:
-    more = f"an integer above warmup_steps ({warmup_steps})"
-    expect_integer("total_steps", total_steps, lambda x: x > warmup_steps, more)
-    expect_rates(final_lr=final_lr)
-
-
-def _check_steps(**steps: int) -> None:
-    for name, value in steps.items():
-        expect_integer(name, value, lambda x: x >= 0, "an integer from 0")
 
 
 def _warmed_up(

@@ -10,7 +10,7 @@ import optax
 from flax import nnx
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from lockstep.optim.expect import expect, expect_flags, expect_function, expect_kind
+from lockstep.optim import expect
 from lockstep.optim.optimizer import KeyPath, Optimizer, RoundPeers, Tree, align_before
 
 Exchange: TypeAlias = Callable[[Tree, jax.Array], tuple[Tree, Tree]]
@@ -21,11 +21,9 @@ leading axis [peer]."""
 def all_gather(axis_name: str = "peer", *, to: str = "varying") -> Exchange:
     """Return the exchange of peers that are rows of a mesh or vmap axis.
 
-    Args:
-      axis_name: Name of the axis.
-      to: Type of the result, see `jax.lax.all_gather`. With "invarying", the checks that
-        `shard_map` makes by default know that updates are the same for all: params can leave it as
-        one copy.
+    `to` is the type of the result, as of `jax.lax.all_gather`. With "invarying", the checks that
+    `shard_map` makes by default know that updates are the same for all: params can leave it as one
+    copy.
     """
 
     def exchange(message: Tree, step: jax.Array) -> tuple[Tree, Tree]:
@@ -86,21 +84,17 @@ def as_transform(
 
         tx = optax.inject_hyperparams(tx)(learning_rate=0.01, weight_decay=0.1)
 
-    Args:
-      optimizer: The functions.
-      exchange: exchange(message, step) -> sent, received, such as `all_gather("peer")`, or `alone`.
-        Beside the optimizer's message it gets that peer's weight.
-      lookahead: Whether gradients are taken at `lookahead_params`. Any optimizer may have them
-        taken there; one that looks ahead must.
+    The exchange is `all_gather("peer")`, `alone` or the like; beside the optimizer's message it
+    gets that peer's weight.
 
     Raises:
       ValueError: The optimizer looks ahead, and `lookahead` is False.
     """
-    expect_kind(Optimizer, optimizer=optimizer)
-    expect_function("exchange", exchange, "exchange(message, step) -> sent, received")
-    expect_flags(lookahead=lookahead)
+    expect.kind(Optimizer, optimizer=optimizer)
+    expect.function("exchange", exchange, "exchange(message, step) -> sent, received")
+    expect.flags(lookahead=lookahead)
     taken_there = "True, and gradients at lookahead_params(optimizer, params, state)"
-    expect("lookahead", lookahead, lambda x: x or not optimizer.looks_ahead, taken_there)
+    expect.setting("lookahead", lookahead, lambda x: x or not optimizer.looks_ahead, taken_there)
 
     def init(params: Tree) -> OptimizerState:
         own, shared = optimizer.init(_nested(nnx.as_pure(params)))
@@ -147,10 +141,8 @@ def as_transform(
 def lookahead_params(optimizer: Optimizer, params: Tree, state: optax.OptState) -> Tree:
     """Return the params at which a peer takes its next gradient.
 
-    Args:
-      optimizer: Optimizer that the transform was made of.
-      params: Params that all peers agree on, in any tree.
-      state: State of `as_transform`, or of a chain or wrapper with one such transform in it.
+    `params` are those that all peers agree on, in any tree; `state` is that of `as_transform`, or
+    of a chain or wrapper with one such transform in it.
 
     Raises:
       ValueError: No state of `as_transform` is in `state`.
@@ -158,7 +150,7 @@ def lookahead_params(optimizer: Optimizer, params: Tree, state: optax.OptState) 
     params, state = nnx.as_pure(params), nnx.as_pure(state)
     if not isinstance(state, OptimizerState):
         state = optax.tree.get(state, OptimizerState.__name__, default=state)
-    expect_kind(OptimizerState, state=state)
+    expect.kind(OptimizerState, state=state)
     count, own, shared = state
     nested = _nested(params)
     own = _align_at(optimizer, own, nested, count)

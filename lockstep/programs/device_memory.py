@@ -83,23 +83,23 @@ class DeviceMemory(NamedTuple):
     in_one: bool
 
     @property
-    def of_limit(self) -> int:
+    def needed(self) -> int:
         """Bytes to compare with `limit`: of one device, or of all that are of one memory."""
-        return self.of_all if self.in_one else self.of_device
+        return self.on_all_devices if self.in_one else self.on_each_device
 
     @property
-    def of_device(self) -> int:
+    def on_each_device(self) -> int:
         """Bytes of one device at the worst moment, if each has its own memory."""
         turns = -(-self.peers // self.groups)
         return self._worst(1, turns)
 
     @property
-    def of_all(self) -> int:
+    def on_all_devices(self) -> int:
         """Bytes of all devices together at the worst moment."""
         return self.parts * self._worst(self.groups, self.peers)
 
     @property
-    def of_process(self) -> int | None:
+    def whole_process(self) -> int | None:
         """Bytes of the whole process at the worst moment, if devices are of one memory.
 
         That is while rounds go on and a checkpoint is saved: with a copy of all state; with the
@@ -113,7 +113,7 @@ class DeviceMemory(NamedTuple):
         start, state = self.agreed + self.own, self.agreed + self.peers * self.own
         messages = self.message * (1 if self.large else 2 * self.peers)
         pool = self.groups * self.step.beyond
-        return self.process + self.of_all + self.parts * (start + state + messages + pool)
+        return self.process + self.on_all_devices + self.parts * (start + state + messages + pool)
 
     def _worst(self, groups: int, peers: int) -> int:
         held = 0 if self.large else peers - groups  # large ones leave before the next step begins
@@ -136,16 +136,11 @@ def device_memory(
 ) -> DeviceMemory | None:
     """Return the memory that peers take on the devices; None if the backend does not report it.
 
-    It is that of layout "each", the only one that runs a peer's step as a program of its own.
-
-    Args:
-      programs: The programs of the peers.
-      peers: Number of peers.
-      work: A peer's work of a round; only its shape counts.
-      measured_B: Held-out rows that are measured at once, arrays [B, ...]; None if there are none.
-      load_all: Whether to load the programs for every device, and measure this process then.
+    It is that of layout "each", the only one that runs a peer's step as a program of its own. Of a
+    peer's work of a round, and of the held-out rows [B, ...] that are measured at once, only the
+    shapes count. `load_all` loads the programs for every device, and measures this process then.
     """
-    groups = _groups(programs, peers)
+    groups = device_groups(jax.devices(), programs.parts)[:peers]
     replica, own = _planned(programs, groups[0])
     group, like = replica.group, programs.form.like
     stacked = jax.tree.map(lambda x: jax.ShapeDtypeStruct((peers, *x.shape), x.dtype), like)
@@ -188,10 +183,6 @@ def device_memory(
         process=process,
         in_one=in_one,
     )
-
-
-def _groups(programs: Programs, peers: int) -> list[DeviceGroup]:
-    return device_groups(jax.devices(), programs.parts)[:peers]
 
 
 def _planned(programs: Programs, group: DeviceGroup) -> tuple[Replica, Tree]:

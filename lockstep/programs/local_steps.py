@@ -64,7 +64,7 @@ class Lots(NamedTuple):
         return -(-count // self.size)
 
 
-class Stepper(Protocol):
+class Stepper:
     """Takes the local steps of peers.
 
     Attributes:
@@ -73,41 +73,32 @@ class Stepper(Protocol):
       environment: What can change bits beside the versions and devices of JAX.
     """
 
-    traced: bool
-
-    @property
-    def measures(self) -> bool: ...  # noqa: D102
-
-    @property
-    def environment(self) -> dict[str, str]: ...  # noqa: D102
+    traced, measures = True, True
+    environment: dict[str, str] = {}
 
     def take(
         self, own: Tree, agreed: Agreed, work: Work, step: jax.Array
     ) -> tuple[Tree, jax.Array]:
         """Return a peer's state after its local steps of a round, and their mean loss."""
+        raise NotImplementedError
 
     def measure(self, params: Tree, rows_B: Tree) -> jax.Array:
         """Return what is measured of rows, see `Task.measure`."""
+        raise NotImplementedError
 
     def read_files_from(self, shards: Path) -> None:
-        """Look up rows that are names of files in a folder."""
+        """Look up rows that are names of files in a folder; by default there are none."""
 
     def close(self) -> None:
         """Let go of processes that compute."""
 
 
-class TracedSteps:
-    """Local steps that are a part of one program; `Stepper` of any task in JAX.
+class TracedSteps(Stepper):
+    """Local steps that are a part of one program, of any task in JAX.
 
-    Args:
-      task: What is trained.
-      optimizer: How.
-      lots: How rows are divided.
-      large: Whether a state is so large that two of them are not held at a time.
-      keep_cut: Keeps arrays cut over the devices of a peer.
+    `large` says whether a state is so large that two of them are not held at a time; `keep_cut`
+    keeps arrays cut over the devices of a peer.
     """
-
-    traced, measures = True, True
 
     def __init__(
         self,
@@ -119,14 +110,7 @@ class TracedSteps:
     ):
         self.task, self.optimizer, self.lots = task, optimizer, lots
         self.large, self.keep_cut = large, keep_cut
-        self.environment: dict[str, str] = {}
         self.measure = jax.jit(task.measure)
-
-    def read_files_from(self, shards: Path) -> None:
-        """Do nothing: no rows are names of files."""
-
-    def close(self) -> None:
-        """Do nothing: there is no process."""
 
     def take(
         self, own: Tree, agreed: Agreed, work: Work, step: jax.Array
@@ -184,7 +168,7 @@ class TracedSteps:
         micro_batches, size = jax.tree.leaves(rows_MB)[0].shape[:2]
         weigh = self.task.weights(rows_MB, count)
 
-        def of_one(micro: jax.Array | int) -> tuple[jax.Array, Tree]:
+        def gradient_of_one(micro: jax.Array | int) -> tuple[jax.Array, Tree]:
             weight = weigh(micro)
             rows_B = jax.tree.map(
                 lambda x: jax.lax.dynamic_index_in_dim(x, micro, keepdims=False), rows_MB
@@ -193,10 +177,10 @@ class TracedSteps:
             return jax.value_and_grad(self.task.loss)(params, rows_B, weight, rng)
 
         def add(micro: jax.Array, sums: tuple[jax.Array, Tree]) -> tuple[jax.Array, Tree]:
-            return jax.tree.map(jnp.add, sums, of_one(micro))
+            return jax.tree.map(jnp.add, sums, gradient_of_one(micro))
 
         if micro_batches == 1:  # no sums: two passes over all gradients fewer
-            value, grads = of_one(0)
+            value, grads = gradient_of_one(0)
         else:
             zero = (jnp.zeros(()), self.keep_cut(jax.tree.map(jnp.zeros_like, params)))
             value, grads = jax.lax.fori_loop(0, (count + size - 1) // size, add, zero)
@@ -272,14 +256,14 @@ def one_by_one(optimizer: Optimizer) -> Optimizer:
     )
 
 
-class HostSteps:
-    """Local steps by somebody else's gradients; `Stepper`.
+class HostSteps(Stepper):
+    """Local steps by somebody else's gradients, from a worker's process or from torch.
 
-    Args:
-      optimizer: How peers train, of `one_by_one`.
-      lots: How rows are divided among local steps.
-      gradient: Who computes gradients.
-      seed: Seed of their randomness.
+    They are cut where JAX ends: the optimizer's functions are compiled one by one, and between them
+    somebody else computes a gradient. Whoever takes a peer's step, a trainer, a verifier or an
+    auditor, calls the same functions in the same order.
+
+    The optimizer is one of `one_by_one`; `seed` is that of the gradients' randomness.
     """
 
     traced = False
@@ -290,36 +274,30 @@ class HostSteps:
         def aligned(own: Tree, params: Tree, step: jax.Array, local: jax.Array) -> Tree:
             return optim.align_before(optimizer, own, params, step, local)
 
-        self.align_before = jax.jit(aligned, donate_argnums=0)
-        if not optimizer.aligns:
-            self.align_before = lambda own, params, step, local: own
+        self.align_before = (
+            jax.jit(aligned, donate_argnums=0) if optimizer.aligns else lambda own, *_: own
+        )
 
     @property
-    def measures(self) -> bool:
-        """Whether it gives the loss of any row."""
+    def measures(self) -> bool:  # noqa: D102 - as `Stepper` has them, the methods below too
         return self.by.measures
 
     @property
-    def environment(self) -> dict[str, str]:
-        """What can change bits beside the versions and devices of JAX."""
+    def environment(self) -> dict[str, str]:  # noqa: D102
         return self.by.environment
 
-    def read_files_from(self, shards: Path) -> None:
-        """Look up rows that are names of files in a folder."""
+    def read_files_from(self, shards: Path) -> None:  # noqa: D102
         self.by.shards = shards
 
-    def close(self) -> None:
-        """Let go of the process that computes gradients."""
+    def close(self) -> None:  # noqa: D102
         self.by.close()
 
-    def measure(self, params: Tree, rows_B: Tree) -> np.ndarray:
-        """Return what is measured of rows."""
+    def measure(self, params: Tree, rows_B: Tree) -> np.ndarray:  # noqa: D102
         return self.by.measure(params, jax.device_get(rows_B))
 
-    def take(
+    def take(  # noqa: D102
         self, own: Tree, agreed: Agreed, work: Work, step: jax.Array
     ) -> tuple[Tree, jax.Array]:
-        """Return a peer's state after its local steps of a round, and their mean loss."""
         round_, total = int(step), 0.0
         for h, rows_N in enumerate(self.rows(work)):
             own = self.align_before(own, agreed.params, step, np.int32(h))

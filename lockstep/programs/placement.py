@@ -206,10 +206,10 @@ def on_groups(
     `measure` is `Programs.measure`; each device group that may help has a copy of the params.
     """
 
-    def of(lots: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
+    def measured(lots: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
         turns = zip(lots, cycle(params_on.items()), strict=False)
         return jax.device_get(
             [measure(params, group.put_rows(lot, axis=0)) for lot, (group, params) in turns]
         )
 
-    return of
+    return measured

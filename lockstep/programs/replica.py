@@ -72,6 +72,7 @@ class Replica:
         """
         older = ages or {}
         form = self.programs.form
+        # A row for every peer: shapes that do not depend on who is absent are compiled once.
         absent = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), form.like)
         rows = [messages.get(peer, absent) for peer in range(count)]
         weights = [sequences[peer] if peer in messages else 0 for peer in range(count)]
@@ -106,11 +107,11 @@ def merge_parts(
 ) -> Tree:
     """Return what the messages of all peers become together, on a device group.
 
-    Args:
-      programs: Programs of an optimizer that has `merge`.
-      group: The devices.
-      messages: A message of each peer; of an absent one anything.
-      weight: Their weights, integers [peer].
+    They are merged on the host, one slice of an array at a time. So a device needs one more copy of
+    the params, and not one for each peer; the host needs an array of it, and the messages' own
+    bytes, which are on disk.
+
+    The optimizer has a `merge`. `messages` has anything for a peer that is absent, of weight 0.
     """
     assert programs.optimizer.merge is not None
     aggregate = programs.optimizer.merge.aggregate

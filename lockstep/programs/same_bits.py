@@ -1,4 +1,4 @@
-"""Arithmetic whose bits depend on the operands alone: on no compiler, instruction set or thread.
+"""Functions whose bits depend on the operands alone: on no compiler, instruction set or thread.
 
 A single operation of IEEE 754 (a sum, a product, a quotient, a root) is rounded in one way. Three
 things let bits differ nevertheless, and each has its remedy here:
@@ -113,7 +113,8 @@ class Arithmetic:
             exact = lax.dot_general(whole_x, whole_y, dimensions)
             scale_x = _result_scale(scale_x, over_x, batch_x, after=y.ndim - len(over_y + batch_y))
             scale_y = _result_scale(scale_y, over_y, batch_y, before=x.ndim - len(over_x + batch_x))
-            scaled = lax.mul(lax.mul(exact, _like(scale_x, exact)), _like(scale_y, exact))
+            scaled = lax.mul(exact, jnp.broadcast_to(scale_x, exact.shape))
+            scaled = lax.mul(scaled, jnp.broadcast_to(scale_y, exact.shape))
             return lax.convert_element_type(scaled, np.float32)
 
     def integer_power(self, x: jax.Array, exponent: int) -> jax.Array:
@@ -246,11 +247,9 @@ def _result_scale(
     return turned.reshape(*lead, *[1] * before, *rest, *[1] * after)
 
 
-def _like(scale: jax.Array, whole: jax.Array) -> jax.Array:
-    return jnp.broadcast_to(scale, whole.shape)
+# ---- What each operation of JAX becomes ----
 
-
-Rule = Callable[[Arithmetic, list[Any], dict[str, Any]], list[Any]]
+Rule = Callable[[Arithmetic, list[Any], dict[str, Any]], jax.Array]
 
 # Results that are rounded in one way, or are some of the operands: whatever computes them.
 ONE_WAY = {
@@ -266,60 +265,31 @@ ONE_WAY = {
 
 def _apart(operation: Any) -> Rule:
     """Return the rule of an operation that is rounded in one way, unless it is joined to others."""
-
-    def rule(arithmetic: Arithmetic, inputs: list[Any], settings: dict[str, Any]) -> list[Any]:
-        return [arithmetic.apart(operation(*inputs))]
-
-    return rule
+    return lambda arithmetic, inputs, _: arithmetic.apart(operation(*inputs))
 
 
-def _sum(arithmetic: Arithmetic, inputs: list[Any], settings: dict[str, Any]) -> list[Any]:
-    return [arithmetic.total(inputs[0], settings["axes"])]
-
-
-def _dot(arithmetic: Arithmetic, inputs: list[Any], settings: dict[str, Any]) -> list[Any]:
-    return [arithmetic.product(*inputs, settings["dimension_numbers"])]
-
-
-def _integer_pow(arithmetic: Arithmetic, inputs: list[Any], settings: dict[str, Any]) -> list[Any]:
-    return [arithmetic.integer_power(inputs[0], settings["y"])]
-
-
-def _pow(arithmetic: Arithmetic, inputs: list[Any], settings: dict[str, Any]) -> list[Any]:
-    return [arithmetic.power(*inputs)]
-
-
-def _div(arithmetic: Arithmetic, inputs: list[Any], settings: dict[str, Any]) -> list[Any]:
-    return [arithmetic.over(*inputs)]
-
-
-def _cos(arithmetic: Arithmetic, inputs: list[Any], settings: dict[str, Any]) -> list[Any]:
-    return [arithmetic.cosine(inputs[0])]
-
-
-def _exp(arithmetic: Arithmetic, inputs: list[Any], settings: dict[str, Any]) -> list[Any]:
-    return [arithmetic.exponential(inputs[0])]
-
-
-def _rsqrt(arithmetic: Arithmetic, inputs: list[Any], settings: dict[str, Any]) -> list[Any]:
+def _rsqrt(arithmetic: Arithmetic, inputs: list[Any], _: dict[str, Any]) -> jax.Array:
     root: jax.Array = arithmetic.apart(lax.sqrt(inputs[0]))
-    return [arithmetic.over(lax.full_like(root, 1), root)]
+    return arithmetic.over(lax.full_like(root, 1), root)
 
 
 RULES: dict[str, Rule] = {
     "mul": _apart(lax.mul),
-    "div": _div,
+    "div": lambda arithmetic, inputs, _: arithmetic.over(*inputs),
     "square": _apart(lax.square),
     "sqrt": _apart(lax.sqrt),
     "rsqrt": _rsqrt,
-    "reduce_sum": _sum,
-    "dot_general": _dot,
-    "integer_pow": _integer_pow,
-    "pow": _pow,
-    "cos": _cos,
-    "exp": _exp,
+    "reduce_sum": lambda arithmetic, inputs, how: arithmetic.total(*inputs, how["axes"]),
+    "dot_general": lambda arithmetic, inputs, how: arithmetic.product(
+        *inputs, how["dimension_numbers"]
+    ),
+    "integer_pow": lambda arithmetic, inputs, how: arithmetic.integer_power(*inputs, how["y"]),
+    "pow": lambda arithmetic, inputs, _: arithmetic.power(*inputs),
+    "cos": lambda arithmetic, inputs, _: arithmetic.cosine(*inputs),
+    "exp": lambda arithmetic, inputs, _: arithmetic.exponential(*inputs),
 }
 
+# ---- A function, evaluated by these rules ----
 
 CALLS = ("jit", "pjit", "closed_call", "core_call", "remat", "custom_jvp_call", "custom_vjp_call")
 
@@ -339,9 +309,7 @@ def same_bits(function: Callable[..., Tree]) -> Callable[..., Tree]:
 def without_rule(function: Callable[..., Tree], *arguments: Tree) -> frozenset[str]:
     """Return the names of the operations of a function that have no rule: their bits may differ.
 
-    Args:
-      function: As of `same_bits`.
-      *arguments: Its arguments, or their shapes.
+    The function is as in `same_bits`; its arguments may be shapes.
     """
     found: set[str] = set()
 
@@ -410,7 +378,7 @@ class _Evaluation:
         floats = any(map(_is_float, (*equation.invars, *equation.outvars)))
         if floats and name not in ONE_WAY and not _adds_once(equation):
             if _has_rule(equation):
-                return RULES[name](self.arithmetic, inputs, settings)
+                return [RULES[name](self.arithmetic, inputs, settings)]
             self.unruled.add(name)
         results = equation.primitive.bind(*inputs, **settings)
         return results if equation.primitive.multiple_results else [results]
@@ -434,10 +402,8 @@ class _Evaluation:
         return [*carry, *found]
 
     def _while(self, settings: dict[str, Any], inputs: list[Any]) -> list[Any]:
-        first, last = (
-            settings["cond_nconsts"],
-            settings["cond_nconsts"] + settings["body_nconsts"],
-        )
+        first = settings["cond_nconsts"]
+        last = first + settings["body_nconsts"]
         of_test, of_body, carry = inputs[:first], inputs[first:last], inputs[last:]
         found: list[Any] = lax.while_loop(
             lambda carry: self.run(settings["cond_jaxpr"], [*of_test, *carry])[0],

@@ -97,6 +97,8 @@ class Programs:
 
         It donates `own`.
         """
+        # A program of one peer, not one that maps over all: with `lax.map` inside `shard_map`, an
+        # auditor who steps a peer alone got other bits from round 13 on, and accused honest peers.
         step = self.step_of_a_peer
         return jax.jit(step, donate_argnums=1) if self.steps.traced else step
 
@@ -139,9 +141,12 @@ class Programs:
         It donates `merged`, in whose memory the new params are, and `shared`.
         """
         shapes = [[x.shape for x in jax.tree.leaves(x)] for x in (self.form.like, self.task.shapes)]
-        return jax.jit(
-            same_bits(self._take), donate_argnums=(0, 2) if shapes[0] == shapes[1] else 2
-        )
+
+        def take(merged: Tree, params: Tree, shared: Tree, step: jax.Array) -> tuple[Tree, Tree]:
+            updates, shared = self.optimizer.merge.take(merged, params, shared, step)
+            return self._moved(params, updates, shared)
+
+        return jax.jit(same_bits(take), donate_argnums=(0, 2) if shapes[0] == shapes[1] else 2)
 
     @cached_property
     def compare(self) -> Callable[..., tuple[jax.Array, Tree]]:
@@ -161,15 +166,9 @@ class Programs:
         count: jax.Array,
         step: jax.Array,
     ) -> PeerResult:
-        """Gradient on `count` rows, accumulated in the optimizer's state, and the message.
+        """Gradient on the first `count` rows, accumulated in the peer's own state, and the message.
 
-        Args:
-          params: Params that all peers agree on.
-          own: The peer's own part of the optimizer's state.
-          shared: The part that is one copy for all.
-          rows_MB: Rows, arrays [M, B, ...]; those after the first `count` are padding.
-          count: Number of rows assigned to this peer, int32.
-          step: The round, int32, from 1.
+        `step` is the round, int32, from 1; rows after the first `count` are padding.
         """
         own, loss = self.steps.take(own, Agreed(params, shared), Work(rows_MB, count), step)
         message, own = self.optimizer.send(own, params, shared, step)
@@ -190,11 +189,6 @@ class Programs:
         """Return a peer's work of a round, cut for its local steps as `micro_batches` cuts rows."""
         count = len(jax.tree.leaves(rows_N)[0])
         return Work(micro_batches(rows_N, most, size, *self.lots), count)
-
-    def _take(self, merged: Tree, params: Tree, shared: Tree, step: jax.Array) -> tuple[Tree, Tree]:
-        assert self.optimizer.merge is not None
-        updates, shared = self.optimizer.merge.take(merged, params, shared, step)
-        return self._moved(params, updates, shared)
 
     def _moved(self, params: Tree, updates: Tree, shared: Tree) -> tuple[Tree, Tree]:
         return self.keep_cut(optax.apply_updates(params, updates)), self.keep_cut(shared)

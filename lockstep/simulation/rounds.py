@@ -183,12 +183,12 @@ def fits_into_memory(
     most = lots * len(jax.tree.leaves(rows_N)[0])
     work = programs.work(jax.tree.map(lambda x: x[:1], rows_N), most, size)
     try:
-        needed = device_memory(programs, peers, work)
+        planned = device_memory(programs, peers, work)
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" in str(error):
             return False
         raise
-    return needed is None or needed.of_limit <= (limit or needed.limit)
+    return planned is None or planned.needed <= (limit or planned.limit)
 
 
 KEPT = 2  # checkpoints, the newest

@@ -180,16 +180,16 @@ def _lines_of(found: DeviceMemory) -> Iterator[str]:
     on = "1 device" if devices == 1 else f"{devices} devices"
     limit = size(found.limit)
     if found.in_one:
-        yield f"memory         {size(found.of_all)} of arrays on {on}, of the {limit} here"
+        yield f"memory         {size(found.on_all_devices)} of arrays on {on}, of the {limit} here"
     else:
-        yield f"memory         {size(found.of_device)} of the {limit} of each of {on}"
+        yield f"memory         {size(found.on_each_device)} of the {limit} of each of {on}"
     yield f"  each device  {size(found.agreed)} that peers agree on, one copy"
     yield f"  each peer    {size(found.own)} of its own, and {size(found.message)} of message"
     for name in ("step", "receive", "measure"):
         yield f"  {name:<13}{size(getattr(found, name).beyond)} while it runs"
-    if found.of_process is not None:
+    if found.whole_process is not None:
         yield (
-            f"  the process  {size(found.of_process)} at its peak, with Python, programs, a "
+            f"  the process  {size(found.whole_process)} at its peak, with Python, programs, a "
             "checkpoint that is being saved and the allocator's pool"
         )
 

@@ -14,8 +14,8 @@ from tokenizers import Tokenizer
 
 from lockstep.errors import LockstepError
 from models.architecture import Architecture, Params
-from models.cache import Cache
 from models.config import HfConfig
+from models.parts import Cache
 from pipeline.tokens.tokenizer_files import load_tokenizer
 from pipeline.weights import hf
 

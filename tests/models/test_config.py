@@ -18,6 +18,7 @@ QWEN2 = BASE | {"model_type": "qwen2", "num_hidden_layers": 3}
 V2 = BASE | LATENT | {"model_type": "deepseek_v2", "topk_method": "greedy"}
 V3 = BASE | LATENT | GROUPS | {"model_type": "deepseek_v3"}
 ON = {"use_sliding_window": True, "sliding_window": 4}
+BY_2 = {"rope_type": "linear", "factor": 2.0}
 LIMITED = GROUPS | {"topk_method": "group_limited_greedy"}
 WRITTEN = {
     "llama": {"eos_token_id": [2, 3]},
@@ -118,16 +119,8 @@ def test_spellings_of_rope_may_stand_side_by_side(same):
         (llama.Config.from_hf(BASE).to_hf(), {"rope_scaling": YARN}, "rope_parameters is {'rope_"),
         ({**BASE, "rope_theta": None} | YARN_OF_5, {"rope_scaling": YARN}, "'rope_theta': 500.0"),
         (BASE | YARN_OF_5, {"rope_theta": 1e4}, "rope_theta is 10000.0 and rope_parameters.rope_"),
-        (
-            BASE,
-            {"rope_scaling": YARN | {"rope_theta": 1.0}},
-            "rope_theta is 500.0 and rope_scaling",
-        ),
-        (
-            BASE,
-            {"rope_scaling": YARN | {"type": "linear"}},
-            "type is 'linear' and rope_scaling.rope",
-        ),
+        (BASE, {"rope_scaling": YARN | {"rope_theta": 1.0}}, "theta is 500.0 and rope_scaling"),
+        (BASE, {"rope_scaling": YARN | {"type": "linear"}}, "type is 'linear' and rope_scaling"),
         (BASE | YARN_OF_5, {"original_max_position_embeddings": 64}, "beddings is 64 and rope_par"),
         (V2, {"num_experts": 4}, "num_experts is 4 and n_routed_experts is 8"),
         (V3, {"num_local_experts": 4}, "num_local_experts is 4 and n_routed_experts is 8"),
@@ -165,23 +158,15 @@ def test_an_unknown_model_type_is_refused_with_those_that_are_known(model_type):
         (LLAMA, {"quantization_config": {}}, "quantization_config is {}, but only None"),
         (
             LLAMA,
-            {"rope_scaling": {"type": "longrope", "factor": 2.0}},
-            "rope_scaling.rope_type is 'longrope', expected one of: default, linear, dynamic, ",
+            {"rope_scaling": {"type": "longrope"}},
+            "rope_scaling.rope_type is 'longrope', e",
         ),
+        (LLAMA, {"rope_scaling": {"type": "linear"}}, "rope_scaling.factor is missing, expected"),
+        (LLAMA, {"rope_parameters": BY_2 | {"factor": -2}}, "rope_parameters.factor is -2, expect"),
         (
             LLAMA,
-            {"rope_scaling": {"type": "linear"}},
-            "rope_scaling.factor is missing, expected for rope_type 'linear'",
-        ),
-        (
-            LLAMA,
-            {"rope_parameters": {"rope_type": "linear", "factor": -2}},
-            "rope_parameters.factor is -2, expected a number above 0",
-        ),
-        (
-            LLAMA,
-            {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "beta_fast": 32}},
-            "rope_parameters.beta_fast is not known for rope_type 'linear'",
+            {"rope_parameters": BY_2 | {"beta_fast": 32}},
+            "rope_parameters.beta_fast is not",
         ),
         (LLAMA, {"rope_scaling": {"type": []}}, "rope_scaling.rope_type is [], expected one of: "),
         (LLAMA, {"rope_theta": 1e-320}, "rope_theta is 1e-320, expected one from 1.2e-38 to 3.4e+"),
@@ -234,7 +219,7 @@ def test_an_unknown_model_type_is_refused_with_those_that_are_known(model_type):
         (
             QWEN2,
             ON | {"layer_types": ["full_attention"]},
-            "layer_types has 1 entries, expected num_hidden",
+            "layer_types has 1 entries, expect",
         ),
         (QWEN2, ON | {"layer_types": ["chunked"] * 3}, "layer_types has 'chunked', expected slid"),
         (QWEN2, ON | {"layer_types": "full"}, "layer_types is 'full', expected a list"),

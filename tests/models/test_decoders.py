@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
-from jax.sharding import AxisType, PartitionSpec
 
 import models
 from models.decoder import REMAT
@@ -115,23 +114,6 @@ def test_params_can_be_mapped_over_peers(name):
         value, grad = alone(jax.tree.map(lambda leaf, s=scale: leaf * s, params))
         np.testing.assert_allclose(values[peer], value, rtol=1e-5)
         assert_close(jax.tree.map(lambda leaf, n=peer: leaf[n], grads), grad, 1e-4)
-
-
-def test_params_can_be_mapped_over_devices():
-    model, config, params = made("llama")
-    stacked = jax.tree.map(lambda leaf: np.stack([leaf * scale for scale in SCALES]), params)
-    mesh = jax.make_mesh((4,), ("peer",), axis_types=(AxisType.Auto,))
-    spec = PartitionSpec("peer")
-    one = jax.jit(lambda p: loss_of(model, config, p))
-    sharded = jax.shard_map(
-        lambda p: one(jax.tree.map(lambda leaf: leaf[0], p))[None],
-        mesh=mesh,
-        in_specs=spec,
-        out_specs=spec,
-        check_vma=False,
-    )
-    expected = [one(jax.tree.map(lambda leaf, n=n: leaf[n], stacked)) for n in range(4)]
-    np.testing.assert_allclose(jax.jit(sharded)(stacked), expected, rtol=1e-5)
 
 
 # ---- Precision and kernels ----

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from lockstep.optim import expect
 from lockstep.optim.compressed.distro import CompressedMomentum, distro
-from lockstep.optim.expect import expect_clip, expect_decay, expect_groups, expect_kind
 from lockstep.optim.optimizer import (
     KeyPath,
     Optimizer,
@@ -30,7 +30,7 @@ def ada_distro(
     """Return DisTrO on normalized gradients, with orthogonal updates of layers and steps by group.
 
     With the names of `distro`, whose messages these are, v_p the factored second moment of the
-    peer's gradient (`normalized`), O(.) the nearest orthogonal matrix (`step_direction`), and G
+    peer's gradient (`normalized`), O(.) the nearest orthogonal matrix (`orthogonal`), and G
     the group of a parameter:
 
         delta_p <- compression_decay * delta_p + lr(t) * g_p / sqrt(v_p);  send q_p;  remove D(q_p)
@@ -52,7 +52,7 @@ def ada_distro(
       second_moment_decay: Decay of v_p per round, such as 0.95.
       overlap: Rounds that messages travel, 0 to 2; see `distro`.
     """
-    expect_kind(CompressedMomentum, momentum=momentum)
+    expect.kind(CompressedMomentum, momentum=momentum)
     return normalized(
         distro(replace(momentum, clip_grad_norm=None), overlap),
         second_moment_decay,
@@ -74,11 +74,7 @@ class MatrixMoment(NamedTuple):
 
 
 class VectorMoment(NamedTuple):
-    """Decayed squares of a vector's gradient.
-
-    Attributes:
-      element: The square of each element.
-    """
+    """Decayed squares of a vector's gradient, element by element."""
 
     element: jax.Array
 
@@ -117,20 +113,17 @@ def normalized(
     decayed square. So a peer needs memory for a row and a column of each matrix, not for another
     copy of the params.
 
-    Args:
-      optimizer: Takes the normalized gradients.
-      decay: Decay of the second moment per round, in [0, 1).
-      clip_grad_norm: Largest global L2 norm of a gradient before that; None or 0 for no clipping.
-      stacked: Top-level groups of the params whose leaves carry a leading layer axis.
+    Gradients are clipped to `clip_grad_norm` before that. Leaves of the top-level groups in
+    `stacked` carry a leading layer axis.
 
     References:
       Shazeer, Stern, Adafactor: Adaptive Learning Rates with Sublinear Memory Cost,
       https://arxiv.org/abs/1804.04235
     """
-    expect_decay("second_moment_decay", decay)
-    expect_kind(Optimizer, optimizer=optimizer)
-    expect_clip(clip_grad_norm)
-    expect_groups(stacked=stacked)
+    expect.decay("second_moment_decay", decay)
+    expect.kind(Optimizer, optimizer=optimizer)
+    expect.clip(clip_grad_norm)
+    expect.groups(stacked=stacked)
     moment = _SecondMoment(decay, stacked)
 
     def init(params: Tree) -> tuple[Tree, Tree]:

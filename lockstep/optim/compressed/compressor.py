@@ -1,21 +1,14 @@
 """A parameter as a few DCT coefficients of each block: what peers send of their momentum."""
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 
+from lockstep.optim import expect
 from lockstep.optim.aggregation import AggregateFn
 from lockstep.optim.compressed import dct
-from lockstep.optim.expect import (
-    expect_by_group,
-    expect_counts,
-    expect_dtype,
-    expect_flags,
-    expect_groups,
-)
 from lockstep.optim.optimizer import SMALLEST_NORMAL, KeyPath, Tree, group_of
 
 
@@ -57,16 +50,12 @@ class Compressor:
     The DCT is linear, so a momentum is stored as its coefficients. Decay and gradients add up
     there, and removing what was sent sets zeros: exactly, and without an inverse transform.
 
-    A group is a top-level name of the params, such as "embed".
-
     Attributes:
       topk: Coefficients sent of each block; all of a smaller block.
       chunk: The longest side of a block; the largest divisor at most this is taken.
       quantize_1bit: Whether to send signs instead of values.
       value_dtype: Dtype that values are rounded to before they are sent; bfloat16 in Psyche.
-      stacked: Groups whose leaves carry a leading layer axis.
-      topk_of: A group's own topk.
-      untransformed: Groups whose elements are sent themselves, not the coefficients of their DCT.
+      stacked: Top-level groups of the params whose leaves carry a leading layer axis.
       skip_zero_blocks: Whether blocks of zeros count as not sent. Else the sign of such a block's
         first zeros is +, and it steps, as in Psyche.
     """
@@ -76,16 +65,13 @@ class Compressor:
     quantize_1bit: bool
     value_dtype: jax.typing.DTypeLike = jnp.bfloat16
     stacked: tuple[str, ...] = ()
-    topk_of: Mapping[str, int] = field(default_factory=dict)
-    untransformed: Collection[str] = ()
     skip_zero_blocks: bool = False
 
     def __post_init__(self) -> None:
-        expect_counts(topk=self.topk, chunk=self.chunk)
-        expect_by_group(expect_counts, topk_of=self.topk_of)
-        expect_flags(quantize_1bit=self.quantize_1bit, skip_zero_blocks=self.skip_zero_blocks)
-        expect_dtype("value_dtype", self.value_dtype, jnp.float32, jnp.bfloat16, jnp.float16)
-        expect_groups(stacked=self.stacked, untransformed=self.untransformed)
+        expect.counts(topk=self.topk, chunk=self.chunk)
+        expect.flags(quantize_1bit=self.quantize_1bit, skip_zero_blocks=self.skip_zero_blocks)
+        expect.dtype("value_dtype", self.value_dtype, jnp.float32, jnp.bfloat16, jnp.float16)
+        expect.groups(stacked=self.stacked)
 
     def layout(self, path: KeyPath, leaf: jax.Array) -> dct.Layout:
         """Return how a parameter is cut into blocks.
@@ -100,20 +86,16 @@ class Compressor:
 
     def encode(self, path: KeyPath, x: jax.Array) -> jax.Array:
         """Return the coefficients of x, in its shape."""
-        if group_of(path) in self.untransformed:
-            return x
         return dct.encode(x, self.layout(path, x))
 
     def decode(self, path: KeyPath, coefficients: jax.Array) -> jax.Array:
         """Return the x that has these coefficients."""
-        if group_of(path) in self.untransformed:
-            return coefficients
         return dct.decode(coefficients, self.layout(path, coefficients))
 
     def select(self, path: KeyPath, coefficients: jax.Array) -> Selection:
         """Return what is sent: the largest coefficients of each block."""
         blocks = self.layout(path, coefficients)
-        index_NK, value_NK = dct.top_k(coefficients, blocks, self._topk(path))
+        index_NK, value_NK = dct.top_k(coefficients, blocks, self.topk)
         index_NK = index_NK.astype(dct.index_dtype(blocks.area))
         if self.quantize_1bit:  # Psyche's sign bit: -0.0 is negative, 0.0 is not
             sent = Coefficients(index_NK, jnp.signbit(value_NK))
@@ -141,16 +123,14 @@ class Compressor:
             value_PNK = jnp.where(value_PNK, -1.0, 1.0)
         return dct.aggregate_sent(index_PNK, value_PNK, present, self.layout(path, like), aggregate)
 
-    def remove(
-        self, path: KeyPath, coefficients: jax.Array, index_NK: jax.Array, share: float
-    ) -> jax.Array:
-        """Return what is left after these positions were sent: less by `share`, 1 leaves zeros."""
-        return dct.remove(coefficients, self.layout(path, coefficients), index_NK, share)
+    def remove(self, path: KeyPath, coefficients: jax.Array, index_NK: jax.Array) -> jax.Array:
+        """Return what is left after these positions were sent: zeros there."""
+        return dct.remove(coefficients, self.layout(path, coefficients), index_NK)
 
     def first_positions(self, path: KeyPath, leaf: jax.Array) -> jax.Array:
         """Return the first positions of each block, index_NK: of the shape of what is sent."""
         blocks = self.layout(path, leaf)
-        kept = min(self._topk(path), blocks.area)
+        kept = min(self.topk, blocks.area)
         positions_K = jnp.arange(kept, dtype=dct.index_dtype(blocks.area))
         return jnp.broadcast_to(positions_K, (blocks.blocks, kept))
 
@@ -190,9 +170,6 @@ class Compressor:
             return SomeBlocks(0, area) if self.skip_zero_blocks else area
 
         return jax.tree.map_with_path(block_area, params)
-
-    def _topk(self, path: KeyPath) -> int:
-        return self.topk_of.get(group_of(path) or "", self.topk)
 
 
 def coefficients_of(message: Selection) -> Coefficients:

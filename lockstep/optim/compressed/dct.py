@@ -176,15 +176,10 @@ def take(coefficients: jax.Array, cut: Layout, index_NK: jax.Array) -> jax.Array
     return coefficients.reshape(-1)[_address(cut, index_NK)]
 
 
-def remove(
-    coefficients: jax.Array, cut: Layout, index_NK: jax.Array, share: float = 1.0
-) -> jax.Array:
-    """Return what is left after sending: zeros at the named positions, or less by `share`."""
+def remove(coefficients: jax.Array, cut: Layout, index_NK: jax.Array) -> jax.Array:
+    """Return what is left after sending: zeros at the named positions."""
     at = coefficients.reshape(-1).at[_address(cut, index_NK)]
-    whole = not isinstance(share, jax.core.Tracer) and share == 1.0
-    change = partial(at.set, 0.0) if whole else partial(at.multiply, 1.0 - share)
-    left = change(unique_indices=True, mode="promise_in_bounds")
-    return left.reshape(cut.shape)
+    return at.set(0.0, unique_indices=True, mode="promise_in_bounds").reshape(cut.shape)
 
 
 def put(index_NK: jax.Array, value_NK: jax.Array, cut: Layout) -> jax.Array:

@@ -1,13 +1,14 @@
 """DisTrO: peers exchange a few DCT coefficients of their momentum, and step by the sign."""
 
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import reduce
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from lockstep.optim import expect
 from lockstep.optim.aggregation import AggregateFn, mean
 from lockstep.optim.compressed.compressor import (
     Coefficients,
@@ -17,23 +18,12 @@ from lockstep.optim.compressed.compressor import (
     coefficients_of,
 )
 from lockstep.optim.directions import StepDirection, near_one
-from lockstep.optim.expect import (
-    expect_aggregate,
-    expect_clip,
-    expect_counts,
-    expect_integer,
-    expect_kind,
-    expect_learning_rate,
-    expect_rates,
-    expect_share,
-)
 from lockstep.optim.optimizer import (
     KeyPath,
     Optimizer,
     RoundPeers,
     Tree,
     clip_scale,
-    no_lookahead,
     rate,
 )
 from lockstep.optim.transform import Exchange, as_transform
@@ -50,7 +40,6 @@ class CompressedMomentum:
       compression_decay: Decay of delta per round, in [0, 1].
       weight_decay: Decoupled weight decay, per unit of learning rate.
       clip_grad_norm: Largest global L2 norm of a peer's gradient; None or 0 for no clipping.
-      removed: Share of what was sent that leaves delta.
       direction: Direction and length of each parameter's step.
       aggregate: Takes the place of the mean over the peers that sent a coefficient.
     """
@@ -60,19 +49,17 @@ class CompressedMomentum:
     compression_decay: float
     weight_decay: float = 0.0
     clip_grad_norm: float | None = None
-    removed: float = 1.0
     direction: StepDirection = StepDirection()
     aggregate: AggregateFn = mean
 
     def __post_init__(self) -> None:
-        expect_learning_rate("learning_rate", self.learning_rate)
-        expect_kind(Compressor, compressor=self.compressor)
-        expect_share("compression_decay", self.compression_decay)
-        expect_rates(weight_decay=self.weight_decay)
-        expect_clip(self.clip_grad_norm)
-        expect_share("removed", self.removed)
-        expect_kind(StepDirection, direction=self.direction)
-        expect_aggregate(self.aggregate)
+        expect.learning_rate(self.learning_rate)
+        expect.kind(Compressor, compressor=self.compressor)
+        expect.share("compression_decay", self.compression_decay)
+        expect.rates(weight_decay=self.weight_decay)
+        expect.clip(self.clip_grad_norm)
+        expect.kind(StepDirection, direction=self.direction)
+        expect.aggregate(self.aggregate)
 
     def zeros(self, params: Tree) -> Tree:
         """Return the first delta."""
@@ -101,15 +88,14 @@ class CompressedMomentum:
 
     def remove(self, delta: Tree, sent: Tree) -> Tree:
         """Return delta without the positions that were sent."""
-        removed = partial(self.compressor.remove, share=self.removed)
-        return jax.tree.map_with_path(removed, delta, sent)
+        return jax.tree.map_with_path(self.compressor.remove, delta, sent)
 
     def directions(self, params: Tree, messages: Tree, present: jax.Array) -> Tree:
         """Return the direction of each parameter's step, decoded from all peers' messages."""
 
         def decoded(path: KeyPath, theta: jax.Array, message: Selection) -> jax.Array:
             agreed = self.compressor.aggregate(path, theta, message, present, self.aggregate)
-            # Only the sign is used, so any scale will do; near 1 the sums of decoding stay finite.
+            # Only its direction is used, so any scale will do; near 1, decoding overflows nowhere.
             agreed = agreed * near_one(agreed)
             return self.direction(path, self.compressor.decode(path, agreed))
 
@@ -169,17 +155,15 @@ def distro(momentum: CompressedMomentum, overlap: int = 0) -> Optimizer:
     A peer removes what it selected with full values, whatever bits the wire carries, as Psyche
     does. No inverse transform is needed except Q's.
 
-    Args:
-      momentum: The settings.
-      overlap: Rounds that messages travel while the next ones are computed: 0, or for
-        `distro_overlapped` 1 or 2.
+    `overlap` is how many rounds messages travel while the next ones are computed: 0, or for
+    `distro_overlapped` 1 or 2.
 
     References:
       Peng, Quesnelle, Kingma, DeMo: Decoupled Momentum Optimization, https://arxiv.org/abs/2411.19870
       Psyche, https://github.com/PsycheFoundation/psyche, shared/modeling/src/distro.rs
     """
-    expect_kind(CompressedMomentum, momentum=momentum)
-    expect_integer("overlap", overlap, lambda x: x in (0, 1, 2), "0, 1 or 2")
+    expect.kind(CompressedMomentum, momentum=momentum)
+    expect.integer("overlap", overlap, lambda x: x in (0, 1, 2), "0, 1 or 2")
     if overlap:
         return distro_overlapped(momentum, overlap)
 
@@ -209,7 +193,7 @@ def distro(momentum: CompressedMomentum, overlap: int = 0) -> Optimizer:
         return momentum.distance(own.delta, message), after_sending(own, message)
 
     areas = momentum.compressor.areas
-    return Optimizer(init, no_lookahead, accumulate, send, receive, compare, areas)
+    return Optimizer(init, accumulate, send, receive, compare, areas)
 
 
 class OverlappedState(NamedTuple):
@@ -248,13 +232,9 @@ def distro_overlapped(momentum: CompressedMomentum, overlap: int) -> Optimizer:
     and s = t + 1 for 2, Psyche's network, which applies it as round t + 1 begins. So both train
     round t on params that include Q up to t - 2, and differ only in a step's learning rate.
     The last round's Q is lost, as in Psyche.
-
-    Args:
-      momentum: The settings.
-      overlap: 1 or 2, the order of Psyche's example or of its network.
     """
-    expect_kind(CompressedMomentum, momentum=momentum)
-    expect_integer("overlap", overlap, lambda x: x in (1, 2), "1 or 2")
+    expect.kind(CompressedMomentum, momentum=momentum)
+    expect.integer("overlap", overlap, lambda x: x in (1, 2), "1 or 2")
 
     def init(params: Tree) -> tuple[Tree, Tree]:
         delta = momentum.zeros(params)
@@ -288,7 +268,7 @@ def distro_overlapped(momentum: CompressedMomentum, overlap: int) -> Optimizer:
         return momentum.distance(own.delta, message), own._replace(sent=_positions(message))
 
     areas = momentum.compressor.areas
-    return Optimizer(init, lookahead, accumulate, send, receive, compare, areas, delay=1)
+    return Optimizer(init, accumulate, send, receive, compare, areas, lookahead, delay=1)
 
 
 def _positions(message: Tree) -> Tree:
@@ -323,19 +303,14 @@ def demo(
     what is not a number to be changed:
     `static_args=("compression_topk", "compression_chunk", "exchange")`.
 
-    Args:
-      learning_rate: A schedule of the step, counted from 1, or a constant.
-      compression_decay: Decay of delta per step; the paper's 0.999.
-      compression_topk: Coefficients sent of each block; the paper's 32.
-      compression_chunk: The longest side of a block; the paper's 64.
-      weight_decay: Decoupled weight decay, per unit of learning rate.
-      exchange: exchange(message, step) -> sent, received, such as `optimizer.all_gather("peer")`
-        under `vmap(axis_name="peer")` or `shard_map`, or `optimizer.alone`; see `as_transform`.
+    The paper has a compression_decay of 0.999, a compression_topk of 32 and a compression_chunk of
+    64. The exchange is `all_gather("peer")` under `vmap(axis_name="peer")` or `shard_map`, or
+    `alone`; see `as_transform`.
 
     References:
       Peng, Quesnelle, Kingma, DeMo: Decoupled Momentum Optimization, https://arxiv.org/abs/2411.19870
     """
-    expect_counts(compression_topk=compression_topk, compression_chunk=compression_chunk)
+    expect.counts(compression_topk=compression_topk, compression_chunk=compression_chunk)
     compressor = Compressor(compression_topk, compression_chunk, False, jnp.float32)
     momentum = CompressedMomentum(learning_rate, compressor, compression_decay, weight_decay)
     return as_transform(distro(momentum), exchange)

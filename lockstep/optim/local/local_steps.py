@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from lockstep.optim import expect
 from lockstep.optim.aggregation import AggregateFn, mean
 from lockstep.optim.dense import sgd
-from lockstep.optim.expect import expect_counts, expect_kind
 from lockstep.optim.optimizer import Optimizer, RoundPeers, Tree
 
 
@@ -45,13 +45,8 @@ def local_steps(inner: Optimizer, outer: Optimizer, inner_steps: int) -> Optimiz
     Where peers' data differ, an inner SGD lets theta rest at the mean of the params that peers pull
     to. An inner Adam normalizes each peer's gradients; where these have little noise, its steps are
     signs, and theta rests at the median.
-
-    Args:
-      inner: Takes the local steps, as if its peer were alone.
-      outer: Takes a step in each round.
-      inner_steps: Local steps of a round, at least 1.
     """
-    expect_counts(inner_steps=inner_steps)
+    expect.counts(inner_steps=inner_steps)
     check_parts(inner, outer)
 
     def init(params: Tree) -> tuple[Tree, Tree]:
@@ -92,8 +87,8 @@ def local_steps(inner: Optimizer, outer: Optimizer, inner_steps: int) -> Optimiz
         return distance, back(own, after)
 
     return Optimizer(
-        init, lookahead, accumulate, send, outer.receive, compare, outer.areas, inner_steps,
-        merge=outer.merge,
+        init, accumulate, send, outer.receive, compare, outer.areas, lookahead,
+        inner_steps=inner_steps, merge=outer.merge,
     )  # fmt: skip
 
 
@@ -103,7 +98,7 @@ def check_parts(inner: Optimizer, outer: Optimizer) -> None:
     Raises:
       ValueError: One of them is no Optimizer, or looks ahead.
     """
-    expect_kind(Optimizer, inner=inner, outer=outer)
+    expect.kind(Optimizer, inner=inner, outer=outer)
     for name, optimizer in (("inner", inner), ("outer", outer)):
         if optimizer.looks_ahead:
             raise ValueError(f"{name} looks ahead, expected no overlap and no local steps within")
@@ -135,10 +130,8 @@ def diloco(inner: Optimizer, outer: Optimizer, *, inner_steps: int) -> Optimizer
     A message is the pseudogradient theta - theta_p in float32, 4 bytes per parameter, or as a
     quantizer rounds it, from each peer, each round.
 
-    Args:
-      inner: Takes the local steps: AdamW in DiLoCo, Muon in MuLoCo.
-      outer: Takes the step of a round: `outer_sgd`, or that in `quantized`.
-      inner_steps: Local steps of a round; DiLoCo's 500.
+    The inner optimizer is AdamW in DiLoCo, Muon in MuLoCo; the outer one is `outer_sgd`, or that in
+    `quantized`. DiLoCo's inner_steps are 500.
 
     References:
       Douillard et al., DiLoCo: Distributed Low-Communication Training of Language Models,
@@ -158,11 +151,8 @@ def outer_sgd(
 ) -> Optimizer:
     """Return SGD on the mean pseudogradient, where peers count by the sequences they were assigned.
 
-    Args:
-      learning_rate: A schedule of the round, counted from 1, or a constant; 0.7 in DiLoCo.
-      momentum: Decay of the momentum per outer step, in [0, 1); 0.9 in DiLoCo, 0 keeps none.
-      nesterov: Whether the momentum is Nesterov's, as in DiLoCo.
-      aggregate: Takes the place of the mean.
+    The learning rate is a schedule of the round, counted from 1, or a constant. DiLoCo has 0.7, and
+    Nesterov's momentum of 0.9.
     """
     return sgd(learning_rate, momentum=momentum, nesterov=nesterov, aggregate=aggregate)
 
@@ -176,12 +166,8 @@ def fedavg(inner: Optimizer, *, inner_steps: int, aggregate: AggregateFn = mean)
         theta  <- mean over peers of theta_p
 
     A message is theta - theta_p in float32: 4 bytes per parameter, from each peer, each round.
-    Peers count by the sequences that they were assigned; absent ones do not.
-
-    Args:
-      inner: Takes the local steps; in the paper SGD without momentum.
-      inner_steps: Local steps of a round.
-      aggregate: Takes the place of the mean.
+    Peers count by the sequences that they were assigned; absent ones do not. In the paper the inner
+    optimizer is SGD without momentum.
 
     References:
       McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data,

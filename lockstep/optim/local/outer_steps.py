@@ -1,4 +1,9 @@
-"""Outer steps on pseudogradients, some of which are old: the params moved on as they travelled."""
+"""Outer steps on pseudogradients, some of which are old: the params moved on as they travelled.
+
+SGD with Nesterov's momentum is `outer_sgd`; it treats a pseudogradient of any age like a new one.
+Learning rates are schedules of the round, counted from 1, or constants; an `aggregate` says how the
+peers' pseudogradients become one.
+"""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -7,16 +12,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from lockstep.optim import expect
 from lockstep.optim.aggregation import AggregateFn, mean
 from lockstep.optim.dense import adam, dense
 from lockstep.optim.directions import UNIT, Sized, inverse
-from lockstep.optim.expect import (
-    expect_counts,
-    expect_decay,
-    expect_number,
-    expect_rates,
-    expect_share,
-)
 from lockstep.optim.optimizer import Optimizer, RoundPeers, Tree
 
 
@@ -50,20 +49,15 @@ def delayed_nesterov(
         theta <- theta - learning_rate * (D / every + momentum * m)
 
     So momentum is applied once for `every` merges, however few peers each of them has. With
-    every = 1 it is `outer_sgd` with Nesterov's momentum. It is the paper's with c = 0.
-
-    Args:
-      learning_rate: A schedule of the round, counted from 1, or a constant.
-      momentum: Decay of m from one of its changes to the next, in [0, 1).
-      every: Merges from one change of m to the next; the paper's N.
-      aggregate: How the peers' pseudogradients become one.
+    every = 1 it is `outer_sgd` with Nesterov's momentum. It is the paper's with c = 0; `every` is
+    its N.
 
     References:
       Liu et al., Asynchronous Local-SGD Training for Language Modeling,
         https://arxiv.org/abs/2401.09135
     """
-    expect_decay("momentum", momentum)
-    expect_counts(every=every)
+    expect.decay("momentum", momentum)
+    expect.counts(every=every)
 
     def init(params: Tree) -> DelayedMomentum:
         zeros = jax.tree.map(jnp.zeros_like, params)
@@ -108,20 +102,12 @@ def cgad(
     If all ages are 0 it is Adam. The accessible part of the paper has neither the gate's formula
     nor defaults for alpha and the cutoff; half a cosine is what the name suggests.
 
-    Args:
-      learning_rate: A schedule of the round, counted from 1, or a constant.
-      betas: Decay rates of the first and second moment, (b1, b2).
-      eps: Term added to the root of the second moment.
-      alpha: Decay per version of age, at least 0.
-      cutoff: Age in versions from which on a pseudogradient counts for nothing, above 0.
-      aggregate: How the peers' pseudogradients become one.
-
     References:
       Shah, Sun, Cosine-Gated Adam-Decay: Drop-In Staleness-Aware Outer Optimization for Decoupled
         DiLoCo, https://arxiv.org/abs/2605.09126
     """
-    expect_rates(alpha=alpha)
-    expect_number("cutoff", cutoff, lambda x: x > 0, "a number above 0")
+    expect.rates(alpha=alpha)
+    expect.number("cutoff", cutoff, lambda x: x > 0, "a number above 0")
     by_adam = dense(learning_rate, adam(betas, eps), aggregate=aggregate)
 
     def factor(age_P: jax.Array) -> jax.Array:
@@ -133,16 +119,6 @@ def cgad(
         return jax.tree.map(lambda x: x * factor_P.reshape(-1, *[1] * (x.ndim - 1)), messages)
 
     return _corrected(by_adam, scale_by_age)
-
-
-class _Correction(NamedTuple):
-    """The settings of `heloco` by which a pseudogradient is turned."""
-
-    keep: float
-    shrink: float
-    shrink_most: float
-    turn: float
-    trust: float
 
 
 def heloco(
@@ -173,26 +149,17 @@ def heloco(
     If m is 0, as before the first merge, D stays as it is. Here a parameter is a fragment's part
     of it; the paper's delay weight is 1.
 
-    Args:
-      learning_rate: A schedule of the round, counted from 1, or a constant.
-      momentum: Decay of m, in [0, 1).
-      keep: Cosine above which a pseudogradient stays as it is, 0 to 1; the paper's c_ok.
-      shrink: How much of the part against the momentum is removed, per -c; the paper's k_s.
-      shrink_most: The largest share of it that is removed, 0 to 1; beta_max.
-      turn: How far a pseudogradient with c from 0 to `keep` is turned, per 1 - c; k_d.
-      trust: A pseudogradient whose norm is `trust` times the momentum's is corrected half as far;
-        kappa.
-      aggregate: How the peers' pseudogradients become one.
+    In the paper, keep is c_ok, shrink k_s, shrink_most beta_max, turn k_d, and trust kappa: a
+    pseudogradient whose norm is `trust` times the momentum's is corrected half as far.
 
     References:
       Al Asif et al., HeLoCo: Efficient asynchronous low-communication training under data and
         device heterogeneity, https://arxiv.org/abs/2606.00271
     """
-    expect_decay("momentum", momentum)
-    expect_share("keep", keep)
-    expect_share("shrink_most", shrink_most)
-    expect_rates(shrink=shrink, turn=turn, trust=trust)
-    by = _Correction(keep, shrink, shrink_most, turn, trust)
+    expect.decay("momentum", momentum)
+    expect.share("keep", keep)
+    expect.share("shrink_most", shrink_most)
+    expect.rates(shrink=shrink, turn=turn, trust=trust)
 
     def init(params: Tree) -> Tree:
         return jax.tree.map(jnp.zeros_like, params)
@@ -208,7 +175,8 @@ def heloco(
         del peers
 
         def turn_leaf(x: jax.Array, m: jax.Array) -> jax.Array:
-            return jax.vmap(lambda one: _turned(one, m, by))(x)
+            by = {"keep": keep, "shrink": shrink, "shrink_most": shrink_most}
+            return jax.vmap(lambda one: _turned(one, m, **by, turn=turn, trust=trust))(x)
 
         return jax.tree.map(turn_leaf, messages, shared)
 
@@ -216,19 +184,22 @@ def heloco(
     return _corrected(dense(learning_rate, direction, aggregate=aggregate), turn_to_momentum)
 
 
-def _turned(x: jax.Array, m: jax.Array, by: _Correction) -> jax.Array:
+def _turned(
+    x: jax.Array, m: jax.Array, *,
+    keep: float, shrink: float, shrink_most: float, turn: float, trust: float,
+) -> jax.Array:  # fmt: skip
     """Return a pseudogradient of one parameter, turned towards the momentum."""
     sized, momentum = Sized(x, (*range(x.ndim),)), Sized(m, (*range(m.ndim),))
     long, reach = sized.length, momentum.length  # in units of `UNIT`
     u, v = sized.direction, momentum.direction
     c = jnp.sum(u * v)
-    conf = long * inverse(long + by.trust * reach)
-    b = jnp.minimum(by.shrink * -c * conf, by.shrink_most)
+    conf = long * inverse(long + trust * reach)
+    b = jnp.minimum(shrink * -c * conf, shrink_most)
     shrunk = x - b * c * long * (UNIT * v)
-    turn = jnp.minimum(by.turn * (1.0 - c) * conf, 1.0)
-    between = (1.0 - turn) * u + turn * v
+    share = jnp.minimum(turn * (1.0 - c) * conf, 1.0)
+    between = (1.0 - share) * u + share * v
     turned = long * (UNIT * between) * inverse(jnp.linalg.norm(between.ravel()))
-    kept = (c >= by.keep) | (reach == 0) | (long == 0)
+    kept = (c >= keep) | (reach == 0) | (long == 0)
     return jnp.where(kept, x, jnp.where(c < 0, shrunk, turned))
 
 

@@ -7,12 +7,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from lockstep.optim import expect
 from lockstep.optim.aggregation import AggregateFn, mean
 from lockstep.optim.compressed import dct
 from lockstep.optim.compressed.compressor import Coefficients, Compressor
-from lockstep.optim.expect import expect_aggregate, expect_number, expect_rates
 from lockstep.optim.local.local_steps import local_steps
-from lockstep.optim.optimizer import KeyPath, Optimizer, RoundPeers, Tree, no_lookahead, norm_ratio
+from lockstep.optim.optimizer import KeyPath, Optimizer, RoundPeers, Tree, norm_ratio
 from lockstep.optim.quantize import level_of, pack, two_levels, unpack
 
 
@@ -60,24 +60,18 @@ def sparseloco(
     that few peers send moves farther; it scales messages whose norm exceeds the peers' median down
     to it; and the levels are those of a whole parameter, not of a block.
 
-    Args:
-      inner: Takes the local steps; AdamW in SparseLoCo.
-      inner_steps: Local steps of a round; SparseLoCo's 15 to 250.
-      outer_learning_rate: Learning rate of the outer step, constant; 1 in SparseLoCo.
-      error_feedback: Decay of e per round, above 0, at most 1; SparseLoCo's 0.95.
-      topk: Elements sent of each block; all of a smaller block. SparseLoCo's 128.
-      chunk: The longest side of a block; SparseLoCo's 64, of 64 x 64.
-      stacked: Groups whose leaves carry a leading layer axis.
-      aggregate: Takes the place of the mean.
+    SparseLoCo's inner optimizer is AdamW, of 15 to 250 steps; its outer learning rate is 1, its
+    error_feedback 0.95, and it sends 128 elements of each block of 64 x 64 (`topk`, `chunk`; leaves
+    of the groups in `stacked` carry a leading layer axis).
 
     References:
       Sarfi et al., Communication Efficient LLM Pre-training with SparseLoCo,
         https://arxiv.org/abs/2508.15706
     """
     wanted = "a number above 0, at most 1"
-    expect_number("error_feedback", error_feedback, lambda x: 0 < x <= 1, wanted)
-    expect_rates(outer_learning_rate=outer_learning_rate)
-    expect_aggregate(aggregate)
+    expect.number("error_feedback", error_feedback, lambda x: 0 < x <= 1, wanted)
+    expect.rates(outer_learning_rate=outer_learning_rate)
+    expect.aggregate(aggregate)
     compressor = Compressor(topk, chunk, quantize_1bit=True, stacked=stacked)
     outer = _error_feedback(outer_learning_rate, error_feedback, compressor, aggregate)
     return local_steps(inner, outer, inner_steps)
@@ -128,7 +122,7 @@ def _error_feedback(
     def areas(params: Tree) -> Tree:
         return jax.tree.map(lambda area: Largest(0, 0, area), compressor.areas(params))
 
-    return Optimizer(init, no_lookahead, accumulate, send, receive, compare, areas)
+    return Optimizer(init, accumulate, send, receive, compare, areas)
 
 
 def _encode(compressor: Compressor, path: KeyPath, e: jax.Array) -> Largest:

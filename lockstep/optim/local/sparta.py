@@ -1,21 +1,14 @@
 """SPARTA: peers train alone, and in each round average a few of their params."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from lockstep.optim import expect
 from lockstep.optim.aggregation import AggregateFn, mean
-from lockstep.optim.expect import (
-    expect_aggregate,
-    expect_counts,
-    expect_integer,
-    expect_kind,
-    expect_number,
-    expect_one_of,
-)
 from lockstep.optim.local.local_steps import fedavg
 from lockstep.optim.local.streaming import Fragments, put_row, row
 from lockstep.optim.optimizer import SMALLEST_NORMAL, Optimizer, RoundPeers, Tree, norm_ratio
@@ -52,23 +45,17 @@ def sparta(
 
     In EXO Gym a random S has any elements, and the other two cut a random permutation of all.
 
-    Args:
-      inner: Takes the local steps.
-      inner_steps: Local steps of a round; SPARTA's 1.
-      share: Share of a parameter's elements in S, above 0 and at most 1; SPARTA's 0.0005 to 0.005.
-      seed: Seed of the random S.
-      selector: "random", "shuffled" or "partitioned".
-      aggregate: Takes the place of the mean.
+    SPARTA's inner_steps are 1, its share 0.0005 to 0.005.
 
     References:
       Baioumy, Cheema, SPARTA: Distributed Training with Sparse Parameter Averaging,
         https://openreview.net/forum?id=stFPf3gzq1
     """
-    expect_number("share", share, lambda x: 0 < x <= 1, "a number above 0, at most 1")
-    expect_integer("seed", seed, lambda x: 0 <= x < 2**32, "an integer from 0, below 2**32")
-    expect_one_of("selector", selector, SELECTORS)
-    expect_aggregate(aggregate)
-    places = _Places(share, seed, selector)
+    expect.number("share", share, lambda x: 0 < x <= 1, "a number above 0, at most 1")
+    expect.integer("seed", seed, lambda x: 0 <= x < 2**32, "an integer from 0, below 2**32")
+    expect.one_of("selector", selector, SELECTORS)
+    expect.aggregate(aggregate)
+    places = _choice(share, seed, selector)
     whole = fedavg(inner, inner_steps=inner_steps)
 
     def message_of(own: Tree, at: Tree) -> Tree:
@@ -102,41 +89,37 @@ def sparta(
     return whole._replace(send=send, receive=receive, compare=compare, merge=None)
 
 
-@dataclass(frozen=True)
-class _Places:
-    """The choice of S, from the settings of `sparta`."""
+def _choice(share: float, seed: int, selector: str) -> Callable[[Tree, jax.Array], Tree]:
+    """Return (params, step) -> S, int32 [K] of each parameter, ascending."""
 
-    share: float
-    seed: int
-    selector: str
-
-    def __call__(self, params: Tree, step: jax.Array) -> Tree:
-        """Return S: int32 [K] of each parameter, ascending."""
+    def choose(params: Tree, step: jax.Array) -> Tree:
         leaves, structure = jax.tree.flatten(params)
-        return jax.tree.unflatten(
-            structure, [self._draw(n, leaf.size, step) for n, leaf in enumerate(leaves)]
-        )
+        places = [draw(number, leaf.size, step) for number, leaf in enumerate(leaves)]
+        return jax.tree.unflatten(structure, places)
 
-    def _draw(self, number: int, size: int, step: jax.Array) -> jax.Array:
-        """Return a place in each of round(share * size) parts: int32 [K], ascending."""
-        count = min(size, max(1, round(self.share * size)))
+    def draw(number: int, size: int, step: jax.Array) -> jax.Array:
+        """Return a place in each of round(share * size) parts."""
+        count = min(size, max(1, round(share * size)))
         width, longer = divmod(size, max(1, count))
         part_K = jnp.arange(count)
         width_K = width + (part_K < longer)  # the first parts have one more
         first_K = part_K * width + jnp.minimum(part_K, longer)
 
         def drawn(turn: jax.Array | int) -> jax.Array:
-            key = jax.random.fold_in(jax.random.key(self.seed, impl="threefry2x32"), turn)
+            # Named, since JAX's default generator is a setting: all peers have to draw the same.
+            key = jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), turn)
             return jax.random.randint(jax.random.fold_in(key, number), (count,), 0, width_K)
 
-        if self.selector == "random":
+        if selector == "random":
             return first_K + drawn(step)
         done = step - 1
-        if self.selector == "shuffled":
+        if selector == "shuffled":
             begin_K = drawn(0)
         else:
             begin_K = jnp.where(part_K < longer, drawn(done // (width + 1)), drawn(done // width))
         return first_K + (begin_K + done) % width_K
+
+    return choose
 
 
 class TwoParts(NamedTuple):
@@ -183,83 +166,64 @@ def sparta_diloco(
     4 * (share + 1 / F) bytes per parameter. In EXO Gym all params are exchanged at once, in every
     F-th round; in F rounds that is as many bytes.
 
-    Args:
-      sparse: SPARTA without outer steps, as `sparta` makes it.
-      outer: Takes the step of a fragment, such as `sgd` with momentum. Its gradient is D, as if
-        from one peer.
-      outer_every: Rounds from one outer step of an element to its next.
-      aggregate: Takes the place of the mean in D; that of theta[S] is an argument of `sparta`.
+    `sparse` is made by `sparta`. The outer optimizer, such as `sgd` with momentum, gets D as if
+    from one peer. `aggregate` takes the place of the mean in D; that of theta[S] is an argument of
+    `sparta`.
 
     References:
       Baioumy, Cheema, SPARTA: Distributed Training with Sparse Parameter Averaging,
         https://openreview.net/forum?id=stFPf3gzq1
     """
-    expect_kind(Optimizer, sparse=sparse, outer=outer)
-    expect_counts(outer_every=outer_every)
-    expect_aggregate(aggregate)
-    f = _SpartaDiLoCo(sparse, outer, Fragments(outer_every), aggregate)
-    return sparse._replace(
-        init=f.init, send=f.send, receive=f.receive, compare=f.compare, areas=f.areas
-    )
+    expect.kind(Optimizer, sparse=sparse, outer=outer)
+    expect.counts(outer_every=outer_every)
+    expect.aggregate(aggregate)
+    cut = Fragments(outer_every)
 
-
-@dataclass(frozen=True)
-class _SpartaDiLoCo:
-    """The functions of `sparta_diloco`."""
-
-    sparse: Optimizer
-    outer: Optimizer
-    fragments: Fragments
-    aggregate: AggregateFn
-
-    def init(self, params: Tree) -> tuple[Tree, Tree]:
-        own, _ = self.sparse.init(params)
+    def init(params: Tree) -> tuple[Tree, Tree]:
+        own, _ = sparse.init(params)
         # a copy: whoever steps may donate the state and keep the params
         anchor = jax.tree.map(lambda theta: jnp.array(theta, jnp.float32, copy=True), params)
-        return own, OuterState(anchor, self.fragments.init_of_each(self.outer, params)[1])
+        return own, OuterState(anchor, cut.init_of_each(outer, params)[1])
 
-    def send(self, own: Tree, params: Tree, shared: Tree, step: jax.Array) -> tuple[Tree, Tree]:
-        number = self.fragments.in_round(step)
-        places, after = self.sparse.send(own, params, shared, step)
-        message = TwoParts(places, self._pseudogradient(own, number))
-        return message, self._after_sending(after, number)
+    def pseudogradient_of(own: Tree, number: jax.Array) -> Tree:
+        return jax.tree.map(jnp.negative, cut.take(own.drift, number))
+
+    def after_sending(own: Tree, number: jax.Array) -> Tree:
+        still = jax.tree.map(jnp.zeros_like, cut.take(own.drift, number))
+        return own._replace(drift=cut.put(own.drift, still, number))
+
+    def send(own: Tree, params: Tree, shared: Tree, step: jax.Array) -> tuple[Tree, Tree]:
+        number = cut.in_round(step)
+        places, after = sparse.send(own, params, shared, step)
+        return TwoParts(places, pseudogradient_of(own, number)), after_sending(after, number)
 
     def receive(
-        self, messages: Tree, peers: RoundPeers, params: Tree, shared: Tree, step: jax.Array
+        messages: Tree, peers: RoundPeers, params: Tree, shared: Tree, step: jax.Array
     ) -> tuple[Tree, Tree]:
-        number = self.fragments.in_round(step)
-        here = self.fragments.take(params, number)
-        anchor = self.fragments.take(shared.anchor, number)
-        agreed = self.aggregate(messages.fragment, peers.weight)
+        number = cut.in_round(step)
+        here, anchor = cut.take(params, number), cut.take(shared.anchor, number)
+        agreed = aggregate(messages.fragment, peers.weight)
         pseudogradient = jax.tree.map(lambda a, x, d: (a - x + d)[None], anchor, here, agreed)
         one = RoundPeers.synchronous(jnp.ones(1, jnp.int32))
         state = row(shared.outer, number)
-        moves, state = self.outer.receive(pseudogradient, one, anchor, state, step)
+        moves, state = outer.receive(pseudogradient, one, anchor, state, step)
         anchor = jax.tree.map(jnp.add, anchor, moves)
 
-        updates, _ = self.sparse.receive(messages.places, peers, params, shared, step)
+        updates, _ = sparse.receive(messages.places, peers, params, shared, step)
         moved = jax.tree.map(jnp.subtract, anchor, here)
-        updates = self.fragments.put(updates, moved, number)
-        anchors = self.fragments.put(shared.anchor, anchor, number)
+        updates = cut.put(updates, moved, number)
+        anchors = cut.put(shared.anchor, anchor, number)
         return updates, OuterState(anchors, put_row(shared.outer, state, number))
 
-    def compare(
-        self, own: Tree, message: Tree, params: Tree, step: jax.Array
-    ) -> tuple[jax.Array, Tree]:
-        number = self.fragments.in_round(step)
-        mine = self._pseudogradient(own, number)
+    def compare(own: Tree, message: Tree, params: Tree, step: jax.Array) -> tuple[jax.Array, Tree]:
+        number = cut.in_round(step)
+        mine = pseudogradient_of(own, number)
         off = optax.tree.norm(jax.tree.map(jnp.subtract, message.fragment, mine))
-        distance, after = self.sparse.compare(own, message.places, params, step)
+        distance, after = sparse.compare(own, message.places, params, step)
         distance = jnp.maximum(distance, off / (optax.tree.norm(mine) + SMALLEST_NORMAL))
-        return distance, self._after_sending(after, number)
+        return distance, after_sending(after, number)
 
-    def areas(self, params: Tree) -> Tree:
-        return TwoParts(*[self.sparse.areas(params)] * 2)
+    def areas(params: Tree) -> Tree:
+        return TwoParts(*[sparse.areas(params)] * 2)
 
-    def _pseudogradient(self, own: Tree, number: jax.Array) -> Tree:
-        """Return (theta - theta_p)[f]."""
-        return jax.tree.map(jnp.negative, self.fragments.take(own.drift, number))
-
-    def _after_sending(self, own: Tree, number: jax.Array) -> Tree:
-        still = jax.tree.map(jnp.zeros_like, self.fragments.take(own.drift, number))
-        return own._replace(drift=self.fragments.put(own.drift, still, number))
+    return sparse._replace(init=init, send=send, receive=receive, compare=compare, areas=areas)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from lockstep.optim.expect import expect_counts, expect_decay, expect_integer, expect_one_of
+from lockstep.optim import expect
 from lockstep.optim.local.local_steps import check_parts, step_alone
 from lockstep.optim.optimizer import Merge, Optimizer, RoundPeers, Tree, inside
 
@@ -52,6 +52,7 @@ class Fragments(NamedTuple):
 
     def _cut(self, x: jax.Array) -> jax.Array:
         """Return [F, N], the last row padded with zeros."""
+        # Rows of one width: all rounds run one program, and the number of a row can be traced.
         width = -(-x.size // self.total)
         return jnp.pad(x.ravel(), (0, self.total * width - x.size)).reshape(self.total, width)
 
@@ -116,29 +117,23 @@ def streaming_diloco(
     gives a fragment of their own. So all messages are alike. With one fragment, no delay and no
     mixing it is DiLoCo.
 
-    Args:
-      inner: Takes the local steps.
-      outer: Takes the step of a fragment, as in `diloco`; each fragment has a state by itself.
-      inner_steps: Local steps between two exchanges of a fragment, a multiple of F; the paper's H.
-      fragments: Number of fragments of the params.
-      delay: Local steps into the next round after which a peer adopts the exchanged fragment, fewer
-        than H / F; the paper's tau.
-      mixing: Share of its own params that a peer keeps then, in [0, 1); the paper's alpha.
+    H is a multiple of F; `delay`, the paper's tau, is fewer than H / F; `mixing`, in [0, 1), is its
+    alpha. Each fragment has a state of the outer optimizer by itself.
 
     References:
       Douillard et al., Streaming DiLoCo with overlapping communication,
         https://arxiv.org/abs/2501.18512
     """
-    expect_counts(inner_steps=inner_steps, fragments=fragments)
+    expect.counts(inner_steps=inner_steps, fragments=fragments)
     steps, left = divmod(inner_steps, fragments)
-    expect_integer("inner_steps", inner_steps, lambda _: not left, f"a multiple of {fragments}")
-    expect_integer("delay", delay, lambda x: 0 <= x < steps, f"an integer from 0, below {steps}")
-    expect_decay("mixing", mixing)
+    expect.integer("inner_steps", inner_steps, lambda _: not left, f"a multiple of {fragments}")
+    expect.integer("delay", delay, lambda x: 0 <= x < steps, f"an integer from 0, below {steps}")
+    expect.decay("mixing", mixing)
     check_parts(inner, outer)
     f = _Streaming(inner, outer, Fragments(fragments), mixing)
     return Optimizer(
-        f.init, f.lookahead, f.accumulate, f.send, f.receive, f.compare, f.areas,
-        steps, f.align, fragments, delay, f.merge,
+        f.init, f.accumulate, f.send, f.receive, f.compare, f.areas, f.lookahead, f.align,
+        steps, fragments, delay, f.merge,
     )  # fmt: skip
 
 
@@ -279,21 +274,14 @@ def decoupled_diloco(
     All local steps have the same number of tokens. So the paper's weight of a message, its tokens
     times its tokens per step, is in proportion to its tokens: the peers' weights in `receive`.
 
-    Args:
-      inner: Takes the local steps.
-      outer: Takes the step of a fragment: `outer_sgd`, `delayed_nesterov`, `cgad` or `heloco`.
-      inner_steps: Local steps of the fastest peer between two exchanges of a fragment, a multiple
-        of F.
-      fragments: Number of fragments of the params, F.
-      delay: As in `streaming_diloco`.
-      adopt: How a peer adopts a fragment: overwrite, blend or carry.
-      mixing: Of blend: the share of its own params that a peer keeps, in [0, 1).
+    The outer optimizer is `outer_sgd`, `delayed_nesterov`, `cgad` or `heloco`; `inner_steps` are
+    those of the fastest peer; `mixing` is for blend alone.
 
     References:
       Douillard et al., Decoupled DiLoCo, https://arxiv.org/abs/2604.21428
     """
-    expect_one_of("adopt", adopt, ADOPT)
-    expect_decay("mixing", mixing)
+    expect.one_of("adopt", adopt, ADOPT)
+    expect.decay("mixing", mixing)
     streaming = streaming_diloco(
         inner,
         outer,
@@ -304,45 +292,37 @@ def decoupled_diloco(
     )
     if adopt != "carry":
         return streaming
-    f = _Carrying(streaming, Fragments(fragments))
-    return inside(streaming)._replace(init=f.init, align=f.align, send=f.send, compare=f.compare)
+    return _carrying(streaming, Fragments(fragments))
 
 
-@dataclass(frozen=True)
-class _Carrying:
-    """The functions of `decoupled_diloco` that "carry" changes."""
+def _carrying(streaming: Optimizer, cut: Fragments) -> Optimizer:
+    """Return Streaming DiLoCo whose peers carry the steps over that no message holds yet."""
 
-    streaming: Optimizer
-    fragments: Fragments
-
-    def init(self, params: Tree) -> tuple[Tree, Tree]:
-        own, shared = self.streaming.init(params)
+    def init(params: Tree) -> tuple[Tree, Tree]:
+        own, shared = streaming.init(params)
         return CarriedState(own, jax.tree.map(jnp.copy, own.local)), shared
 
-    def align(self, own: Tree, params: Tree, fragment: jax.Array) -> Tree:
-        here = self.fragments.take(params, fragment)
-        local, taken = own.optimizer.local, self.fragments.take(own.taken, fragment)
+    def align(own: Tree, params: Tree, fragment: jax.Array) -> Tree:
+        here = cut.take(params, fragment)
+        local, taken = own.optimizer.local, cut.take(own.taken, fragment)
         # Steps taken since the fragment was sent are in no message yet, so they are added to the
         # agreed params; overwriting would lose them.
         carried = jax.tree.map(
-            lambda theta, x, t: theta + (x - t), here, self.fragments.take(local, fragment), taken
+            lambda theta, x, t: theta + (x - t), here, cut.take(local, fragment), taken
         )
-        local = self.fragments.put(local, carried, fragment)
-        return CarriedState(
-            own.optimizer._replace(local=local), self.fragments.put(own.taken, here, fragment)
-        )
+        local = cut.put(local, carried, fragment)
+        return CarriedState(own.optimizer._replace(local=local), cut.put(own.taken, here, fragment))
 
-    def send(self, own: Tree, params: Tree, shared: Tree, step: jax.Array) -> tuple[Tree, Tree]:
-        message, after = self.streaming.send(own.optimizer, params, shared, step)
-        return message, self._after_sending(own, after, step)
+    def after_sending(own: CarriedState, after: Tree, step: jax.Array) -> CarriedState:
+        number = cut.in_round(step)
+        return CarriedState(after, cut.put(own.taken, cut.take(after.local, number), number))
 
-    def compare(
-        self, own: Tree, message: Tree, params: Tree, step: jax.Array
-    ) -> tuple[jax.Array, Tree]:
-        distance, after = self.streaming.compare(own.optimizer, message, params, step)
-        return distance, self._after_sending(own, after, step)
+    def send(own: Tree, params: Tree, shared: Tree, step: jax.Array) -> tuple[Tree, Tree]:
+        message, after = streaming.send(own.optimizer, params, shared, step)
+        return message, after_sending(own, after, step)
 
-    def _after_sending(self, own: CarriedState, after: Tree, step: jax.Array) -> CarriedState:
-        number = self.fragments.in_round(step)
-        sent = self.fragments.take(after.local, number)
-        return CarriedState(after, self.fragments.put(own.taken, sent, number))
+    def compare(own: Tree, message: Tree, params: Tree, step: jax.Array) -> tuple[jax.Array, Tree]:
+        distance, after = streaming.compare(own.optimizer, message, params, step)
+        return distance, after_sending(own, after, step)
+
+    return inside(streaming)._replace(init=init, align=align, send=send, compare=compare)

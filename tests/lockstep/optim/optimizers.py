@@ -1,10 +1,14 @@
-"""Every optimizer as tests have it, by name: add a line to OPTIMIZERS and a new one is tested."""
+"""Every optimizer as tests have it, by name: add a line to OPTIMIZERS and a new one is tested.
 
+Four peers pull elsewhere each, so that only together they know where their mean or median is.
+"""
+
+import jax
 import jax.numpy as jnp
 import optax
 import pytest
 
-from lockstep.optim.aggregation import equally, median
+from lockstep.optim.aggregation import equally, mean, median
 from lockstep.optim.compressed.ada_distro import ada_distro
 from lockstep.optim.compressed.compressor import Compressor
 from lockstep.optim.compressed.distro import CompressedMomentum, distro
@@ -15,9 +19,30 @@ from lockstep.optim.local.outer_steps import delayed_nesterov, heloco
 from lockstep.optim.local.sparseloco import sparseloco
 from lockstep.optim.local.sparta import sparta, sparta_diloco
 from lockstep.optim.local.streaming import decoupled_diloco, streaming_diloco
-from lockstep.optim.optimizer import Optimizer
+from lockstep.optim.optimizer import Optimizer, Tree
 from lockstep.optim.quantize import QSGD, Integers, Levels, quantized
-from tests.lockstep.optim.aggregates import vote
+
+PEERS = 4
+OFFSETS = jnp.array([-0.1, 0.0, 0.0, 0.5])  # their mean is 0.1, their median 0
+
+
+def around(offset: jax.Array | float) -> dict:
+    key = jax.random.key(7)
+    common = {"w": jax.random.normal(key, (8, 16)), "b": jax.random.normal(key, (16,))}
+    return jax.tree.map(lambda x: x + offset, common)
+
+
+def target(peer: jax.Array) -> dict:
+    return around(OFFSETS[peer])
+
+
+REST = {"mean": around(OFFSETS.mean()), "median": around(jnp.median(OFFSETS))}
+
+
+def vote(values: Tree, weight: jax.Array) -> Tree:
+    """The sign that most peers have, by their weights."""
+    return jax.tree.map(jnp.sign, mean(jax.tree.map(jnp.sign, values), weight))
+
 
 RATE = optax.linear_schedule(0.03, 0.0, 400)
 LOCAL_RATE = optax.linear_schedule(0.03, 0.0, 100)  # of 400 local steps, 4 in each round

@@ -1,7 +1,6 @@
 """Corrections of routers follow the load of experts, and nothing else touches them."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -10,7 +9,6 @@ from lockstep.optim.balance import balanced, leave
 from lockstep.optim.compressed.compressor import Compressor
 from lockstep.optim.compressed.distro import CompressedMomentum, distro
 from lockstep.optim.dense import adamw
-from lockstep.optim.optimizer import RoundPeers
 from lockstep.programs.local_steps import Work, micro_batches
 from lockstep.swarm.peers import RoundSteps, SimulatedPeers
 from lockstep.transcript.state import State
@@ -18,7 +16,7 @@ from lockstep.wire import message as wire
 from pipeline import runfile
 from pipeline.language_model.language_model import programs_of
 from tests import tiny
-from tests.lockstep.optim.compiled import compiled
+from tests.lockstep.optim.compiled import Peers, compiled
 
 PATH = "layers/router/correction"
 SPEED = 0.01
@@ -43,27 +41,17 @@ def without(tree: dict) -> dict:
     return tree | {"layers": {"router": {"kernel": tree["layers"]["router"]["kernel"]}}}
 
 
-def rounds(optimizer, params: dict, present: list[list[bool]], grads=drawn) -> dict:
+def rounds(optimizer, params: dict, present: list[list[int]], grads=drawn) -> dict:
     """The params after some rounds; peer p's gradient in round t is grads(10 * t + p)."""
-    optimizer = compiled(optimizer)
-    count = len(present[0])
-    own = [optimizer.init(params)[0] for _ in range(count)]
-    shared = optimizer.init(params)[1]
+    peers = Peers(optimizer, params, len(present[0]))
     for step, here in enumerate(present, start=1):
-        messages = []
-        for peer in range(count):
-            state = optimizer.accumulate(grads(10 * step + peer), own[peer], params, step)
-            message, own[peer] = optimizer.send(state, params, shared, step)
-            messages.append(message)
-        stacked = jax.tree.map(lambda *rows: jnp.stack(rows), *messages)
-        updates, shared = optimizer.receive(
-            stacked, RoundPeers.synchronous(jnp.int32(here)), params, shared, step
-        )
-        params = jax.tree.map(jnp.add, params, updates)
-    return params
+        for peer in range(len(here)):
+            peers.accumulate(peer, grads(10 * step + peer), step)
+        peers.receive([peers.send(peer, step) for peer in range(len(here))], step, here)
+    return peers.params
 
 
-PRESENT = [[True, True, True], [True, False, True], [False, True, False]]
+PRESENT = [[1, 1, 1], [1, 0, 1], [0, 1, 0]]
 
 
 @each_inner
@@ -106,7 +94,7 @@ def test_a_load_that_no_peer_can_have_moves_nothing_out_of_bounds():
             tree["layers"]["router"]["correction"][:] = load
             return tree
 
-        after = rounds(optimizer, params, [[True, True]], grads)
+        after = rounds(optimizer, params, [[1, 1]], grads)
         np.testing.assert_array_equal(after["layers"]["router"]["correction"], before)
 
 

@@ -79,7 +79,9 @@ def reference(name: str, step: int) -> float:
     ],
 )
 def test_schedule_gives_psyches_values(name, step, learning_rate):
-    assert float(make(name)(step)) == pytest.approx(learning_rate, rel=1e-6, abs=1e-9)
+    found = make(name)(step)
+    assert (found.dtype, found.shape) == (jnp.float32, ())
+    assert float(found) == pytest.approx(learning_rate, rel=1e-6, abs=1e-9)
 
 
 @each_schedule
@@ -89,16 +91,6 @@ def test_schedule_agrees_with_its_equation_at_every_step(name):
     expected = [reference(name, step) for step in steps]
     assert got.dtype == jnp.float32
     assert got.tolist() == pytest.approx(expected, rel=2e-6, abs=2e-9)
-
-
-@each_schedule
-def test_schedule_is_the_same_for_python_and_traced_steps(name):
-    schedule = make(name)
-    traced = jax.jit(schedule)
-    for step in (0, 1, 9, 10, 11, 100, 150, 300):
-        value = schedule(step)
-        assert (value.dtype, value.shape) == (jnp.float32, ())
-        assert float(value) == pytest.approx(float(traced(jnp.int32(step))), rel=1e-6, abs=1e-9)
 
 
 @each_schedule

@@ -52,10 +52,8 @@ STACKED: dict[str, Callable[[], Optimizer]] = {  # with matrices of layers, and 
         cgad(0.7, betas=(0.9, 0.95), eps=1e-8, alpha=0.3, cutoff=4.0),
         inner_steps=4, fragments=2, delay=1, adopt="carry",
     ),
-    "distro_rms": lambda: distro(
-        CompressedMomentum(
-            RATE, Compressor(8, 64, False, stacked=LAYERS), 0.95, direction=StepDirection("rms")
-        )
+    "distro_of_values": lambda: distro(
+        CompressedMomentum(RATE, Compressor(8, 64, False, stacked=LAYERS), 0.95)
     ),
 }  # fmt: skip
 
@@ -66,7 +64,7 @@ def params() -> dict:
     return {name: draw(shape).astype(np.float32) for name, shape in shapes.items()}
 
 
-def of_optimizer(optimizer: Optimizer) -> tuple[Callable, tuple]:
+def optimizer_merges(optimizer: Optimizer) -> tuple[Callable, tuple]:
     """The merges of some rounds, and what they are of."""
     theta = params()
     own, shared = optimizer.init(theta)
@@ -100,7 +98,7 @@ def _messages(optimizer: Optimizer, theta: Any, own: Any, shared: Any) -> Any:
             return draw.integers(0, 256, (PEERS, *leaf.shape)).astype(leaf.dtype)
         return draw.standard_normal((PEERS, *leaf.shape)).astype(leaf.dtype)
 
-    def of_leaf(leaf, area):
+    def random_bits(leaf, area):
         if not isinstance(leaf, Coefficients):
             return jax.tree.map(numbers, leaf)
         blocks, kept = leaf.index_NK.shape
@@ -111,10 +109,10 @@ def _messages(optimizer: Optimizer, theta: Any, own: Any, shared: Any) -> Any:
     def is_leaf(node):
         return isinstance(node, Coefficients)
 
-    return jax.tree.map(of_leaf, like, optimizer.areas(theta), is_leaf=is_leaf)
+    return jax.tree.map(random_bits, like, optimizer.areas(theta), is_leaf=is_leaf)
 
 
-def of_rule(rule: Callable) -> tuple[Callable, tuple]:
+def rule_merge(rule: Callable) -> tuple[Callable, tuple]:
     """A rule of aggregation, and five peers' values, one of whom is absent."""
     draw = np.random.default_rng(0).standard_normal
     shapes = {"embed": (33, 17), "a": (64, 80), "b": (70,)}
@@ -123,16 +121,16 @@ def of_rule(rule: Callable) -> tuple[Callable, tuple]:
     return lambda values, weight, step: rule(values, weight), (values, weight, jnp.int32(1))
 
 
-def of_schedule(schedule: Callable) -> tuple[Callable, tuple]:
+def learning_rates(schedule: Callable) -> tuple[Callable, tuple]:
     """The learning rates of 110 steps."""
     return lambda step: jax.vmap(schedule)(step + jnp.arange(110)), (jnp.int32(1),)
 
 
 MERGES: dict[str, Callable[[], tuple[Callable, tuple]]] = {
-    **{n: lambda n=n: of_optimizer(make(n)) for n in (*OPTIMIZERS, *WITH_PARTS)},
-    **{n: lambda make=make: of_optimizer(make()) for n, make in STACKED.items()},
-    **{f"rule_{n}": lambda make=make: of_rule(make(1)) for n, make in RULES.items()},
-    **{f"rate_{n}": partial(of_schedule, rate) for n, rate in SCHEDULES.items()},
+    **{n: lambda n=n: optimizer_merges(make(n)) for n in (*OPTIMIZERS, *WITH_PARTS)},
+    **{n: lambda make=make: optimizer_merges(make()) for n, make in STACKED.items()},
+    **{f"rule_{n}": lambda make=make: rule_merge(make(1)) for n, make in RULES.items()},
+    **{f"rate_{n}": partial(learning_rates, rate) for n, rate in SCHEDULES.items()},
 }
 
 

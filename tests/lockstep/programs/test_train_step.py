@@ -2,12 +2,16 @@
 
 import jax
 import numpy as np
+import optax
 import pytest
 
 from lockstep.errors import LockstepError
+from lockstep.optim.dense import adamw
 from lockstep.optim.optimizer import RoundPeers
+from lockstep.optim.transform import alone, as_transform
 from lockstep.programs.columns import UNCOUNTED, split
 from lockstep.programs.local_steps import Work, micro_batches
+from lockstep.programs.replica import Replica
 from lockstep.programs.train_step import Programs
 from lockstep.swarm.peers import RoundSteps, make_peers
 from lockstep.transcript.state import State
@@ -80,13 +84,18 @@ def test_losses_of_the_first_steps_are_as_they_were(optimizer):
     assert found == pytest.approx(PINNED[optimizer], abs=2e-6)
 
 
-# two peers for a device in turns, which vmap does not know; and fewer peers than devices
+# two peers for a device in turns, which vmap does not know; fewer peers than devices; local steps
 @pytest.mark.parametrize(
-    "count, overlap, layout",
-    [(6, 0, "shard_map"), pytest.param(3, 2, "vmap", marks=pytest.mark.soak)],
+    "optimizer, count, overlap, layout",
+    [
+        ("Distro", 6, 0, "shard_map"),
+        pytest.param("Distro", 3, 2, "vmap", marks=pytest.mark.soak),
+        ("DiLoCo", 2, 0, "shard_map"),
+    ],
 )
-def test_every_layout_trains_alike(count, overlap, layout):
+def test_every_layout_trains_alike(optimizer, count, overlap, layout):
     changes = {"peers__count": count, "peers__overlap": overlap, "model": ONE_LAYER}
+    changes["optimizer"] = optimizer
     expected = losses(1, 4, **changes)
     # with overlap a peer looks ahead by signs, of rounding too where its delta is all but zero
     near = pytest.approx(expected, abs=1e-2 if overlap else 1e-4)
@@ -117,10 +126,11 @@ def test_gradients_are_the_mean_over_sequences_however_they_are_cut():
         assert float(found[size].loss) == pytest.approx(float(found[8].loss), abs=1e-5)
 
 
-def test_nothing_is_compiled_anew_when_the_work_changes():
-    (programs, state), compiled = begin(a_run()), set()
+@pytest.mark.parametrize("optimizer, lots", [("Distro", 1), ("DiLoCo", 2)])
+def test_nothing_is_compiled_anew_when_the_work_changes(optimizer, lots):
+    (programs, state), compiled = begin(a_run(optimizer)), set()
     for step, count in enumerate((7, 1, 4, 2), start=1):
-        rows_MBW = micro_batches(np.zeros((count, 16), np.int32), capacity=7, size=2)
+        rows_MBW = micro_batches(np.zeros((count, 16), np.int32), capacity=7, size=2, lots=lots)
         own = jax.tree.map(np.array, state.own[0])
         programs.peer_step(
             state.params, own, state.shared, rows_MBW, np.int32(count), np.int32(step)
@@ -274,3 +284,90 @@ def test_packed_rows_are_not_left_to_a_fused_kernel():
     programs_of(run, tiny.MODEL, columns=LABELLED)
     with pytest.raises(LockstepError, match='attention = "cudnn", expected "matmul": several seq'):
         programs_of(run, tiny.MODEL, columns=ALL)
+
+
+# ---- Local steps ----
+
+LINEAR = {
+    "base_lr": 1e-2, "warmup_init_lr": 0.0, "warmup_steps": 0, "total_steps": 4, "final_lr": 2e-3,
+}  # fmt: skip
+
+
+def a_local_run() -> runfile.Run:
+    changes = {"model__LLM__optimizer": tiny.DILOCO, "model__LLM__lr_schedule": {"Linear": LINEAR}}
+    return runfile.parse(tiny.run_document("nowhere", **changes).unwrap(), "run.toml")
+
+
+def four(peer: int, step: int) -> np.ndarray:
+    """Four sequences that a model can learn."""
+    return np.concatenate([batch(peer, step), batch(peer, step + 100)])
+
+
+@jax.jit
+def by_adamw(params: dict, grads: dict, state: tuple | None, rate: float) -> tuple[dict, tuple]:
+    """Params and state after a step."""
+    settings = tiny.ADAMW["AdamW"] | {"betas": (0.9, 0.95)}
+    tx = as_transform(adamw(rate, **settings), alone)
+    updates, state = tx.update(grads, state or tx.init(params), params)
+    return optax.apply_updates(params, updates), state
+
+
+@pytest.mark.parametrize("count", [4, 3, 1])
+def test_a_peer_takes_a_step_on_each_of_two_lots_at_the_rate_of_its_time(count):
+    """Of an odd number the first lot has one more; one sequence is one step."""
+    programs, state = begin(a_local_run())
+    rows, step = four(0, 2)[:count], 2
+    rows_MBW = micro_batches(rows, capacity=4, size=2, lots=2)
+    own = jax.tree.map(np.array, state.own[0])
+    result = programs.peer_step(
+        state.params, own, state.shared, rows_MBW, np.int32(count), np.int32(step)
+    )
+
+    def rate(taken: int) -> float:
+        done = step - 1 + (taken + 1) / 2
+        return LINEAR["base_lr"] + (LINEAR["final_lr"] - LINEAR["base_lr"]) * done / 4
+
+    local, losses, after = state.params, [], None
+    for taken, lot in enumerate(rows_MBW[: 1 if count == 1 else 2]):
+        size = np.int32(-(-count // 2) if taken == 0 else count // 2)
+        loss, grads = jax.jit(programs.steps.gradient)(local, lot[None], size)
+        local, after = by_adamw(local, grads, after, rate(taken))
+        losses.append(float(loss))
+    assert float(result.loss) == pytest.approx(np.mean(losses), abs=1e-5)
+    jax.tree.map(
+        lambda sent, before, now: np.testing.assert_allclose(sent, before - now, atol=2e-5),
+        result.message, state.params, local,
+    )  # fmt: skip
+    assert float(optax.tree.norm(result.message)) > 0.1
+
+
+@pytest.fixture(scope="module")
+def exchanged() -> tuple[Replica, dict]:
+    """The params before a round, and the messages of two peers, of 4 sequences and of 3."""
+    run = a_local_run()
+    programs, state = begin(run)
+    peers = make_peers(programs, "each", state, jax.devices()[:1])
+    rows_MBW = micro_batches(four(0, 1), 4, 2, 2)
+    done = peers.step(RoundSteps({peer: Work(rows_MBW, 4 - peer) for peer in range(2)}, 1))
+    replica = Replica.put(programs, peers.groups[0], state.params, state.shared)
+    return replica, {peer: each.message for peer, each in done.items()}
+
+
+def test_the_order_in_which_messages_arrive_changes_no_bit(exchanged):
+    replica, messages = exchanged
+    one, other = (
+        replica.receive(dict(order), {0: 4, 1: 3}, 2, 1)
+        for order in (messages.items(), reversed(messages.items()))
+    )
+    jax.tree.map(np.testing.assert_array_equal, one.params, other.params)
+
+
+def test_a_peer_counts_by_the_sequences_that_it_was_assigned(exchanged):
+    replica, messages = exchanged
+    after = replica.receive(messages, {0: 4, 1: 3}, 2, 1)
+    jax.tree.map(
+        lambda now, theta, *d: np.testing.assert_allclose(
+            now, theta - 0.7 * 1.9 * (4 * d[0] + 3 * d[1]) / 7, atol=1e-6
+        ),
+        after.params, replica.params, messages[0], messages[1],
+    )  # fmt: skip

@@ -350,5 +350,5 @@ def test_what_a_step_needs_grows_with_the_micro_batch():
     assert fits_into_memory(programs, 2, rows, 8, limit)
     assert fits_into_memory(programs, 2, rows, 512)  # this machine has more
     planned = device_memory(programs, 2, programs.work(rows, 512, 512))  # as `lockstep plan`
-    assert fits_into_memory(programs, 2, rows, 512, planned.of_limit)
-    assert not fits_into_memory(programs, 2, rows, 512, planned.of_limit - 1)
+    assert fits_into_memory(programs, 2, rows, 512, planned.needed)
+    assert not fits_into_memory(programs, 2, rows, 512, planned.needed - 1)

@@ -60,15 +60,20 @@ def check_memory(run: runfile.Run) -> None:
     assert found.receive.outputs == pytest.approx(found.agreed, abs=1024)
     assert found.step.temporary > nbytes(programs.task.shapes)  # the gradient, at the least
     held = found.agreed + 2 * found.own
-    assert found.of_device == found.of_all >= held + found.step.beyond + found.message
+    assert found.on_each_device == found.on_all_devices >= held + found.step.beyond + found.message
     began, saved = found.agreed + found.own, found.agreed + 2 * found.own
     messages = 2 * 2 * found.message  # as bytes, and as these decode
     host = began + saved + messages + found.step.beyond  # and the pool
-    assert found.of_process == found.process + found.of_all + host
+    assert found.whole_process == found.process + found.on_all_devices + host
     apart = found._replace(groups=2, peers=3)  # two peers in turns on the first device
-    assert apart.of_device == found.of_device
-    assert found._replace(parts=2).of_all == 2 * found.of_all  # each device has half
-    assert apart.of_all >= 2 * found.agreed + 3 * found.own + 2 * found.step.beyond + found.message
+    assert apart.on_each_device == found.on_each_device
+    assert (
+        found._replace(parts=2).on_all_devices == 2 * found.on_all_devices
+    )  # each device has half
+    assert (
+        apart.on_all_devices
+        >= 2 * found.agreed + 3 * found.own + 2 * found.step.beyond + found.message
+    )
 
 
 def nbytes(tree: Tree) -> int:

@@ -51,9 +51,6 @@ ADA_DISTRO = {
         "second_moment_decay": 0.95,
         "update": "orthogonal",
         "step_scale": {"lm_head": 2.0},
-        "topk_of": {"norm": 64},
-        "untransformed": ["embed"],
-        "removed": 0.2,
     }
 }
 STREAMING = tiny.STREAMING["StreamingDiLoCo"] | {"inner_steps": 2, "delay": 0}

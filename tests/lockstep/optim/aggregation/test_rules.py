@@ -9,10 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lockstep.optim.aggregation import RULES
+from lockstep.optim.aggregation import EQUAL_MEAN, RULES, equally, mean, median
 from lockstep.programs.same_bits import same_bits
 from pipeline.runfile import Peers
 from tests.lockstep.optim.aggregation import reference
+from tests.lockstep.optim.optimizers import vote
 
 SIZES = [1e-45, 1e-30, 1.0, 1e3, 1e18, 1e20, 1e30, 3e38]  # of the largest element
 OF_WHOLE = sorted(set(RULES) - {"min_support", "peer_mean"})  # rules of messages of whole arrays
@@ -138,3 +139,32 @@ def test_norms_are_of_what_was_sent(rule):
     lied = FEW.copy()
     lied[0, 0, 1] = 1e6
     assert np.abs(merged(rule, lied, SENT)[0, 1]) < 20
+
+
+# ---- Means, medians and votes, by weights ----
+
+OF_FOUR = {"w": jnp.array([[[1.0, 2.0]], [[4.0, -1.0]], [[jnp.nan, jnp.inf]], [[4.0, 5.0]]])}
+THIRD_IS_ABSENT = jnp.int32([3, 1, 0, 2])  # the third
+
+
+@pytest.mark.parametrize(
+    ("aggregate", "expected"),
+    [
+        (mean, [(3 * 1 + 4 + 2 * 4) / 6, (3 * 2 - 1 + 2 * 5) / 6]),
+        (EQUAL_MEAN, [3, 2]),
+        (median, [4, 2]),
+        (equally(median), [4, 2]),
+        (vote, [1, 1]),
+    ],
+)
+def test_each_is_of_those_that_are_there(aggregate, expected):
+    np.testing.assert_allclose(aggregate(OF_FOUR, THIRD_IS_ABSENT)["w"], [expected], rtol=1e-6)
+
+
+@pytest.mark.parametrize("aggregate", [mean, EQUAL_MEAN, median, vote])
+def test_an_element_that_nobody_sent_is_zero(aggregate):
+    sent = jnp.array([[[True, False]], [[True, False]], [[False, False]], [[False, False]]])
+    found = aggregate(OF_FOUR, sent)["w"]
+    assert found.shape == (1, 2) and found[0, 1] == 0
+    assert found[0, 0] == (1 if aggregate is vote else 2.5)
+    assert not aggregate(OF_FOUR, 0 * THIRD_IS_ABSENT)["w"].any()

@@ -58,16 +58,11 @@ class Distro:
         self.delta = np.zeros((peers, *theta.shape))
         self.own_results = np.zeros((peers, *theta.shape))  # what each peer sent last, decoded
         self.results: list[np.ndarray] = []  # each round's decoded mean of all peers' messages
-        self.settings = {"removed": 1.0, "update": "sign", "scale": 1.0, "dct": True} | settings
-        self.encode, self.decode = (
-            (encode, decode) if self.settings["dct"] else (np.array, np.array)
-        )
+        self.settings = {"scale": 1.0} | settings
 
     def direction(self, x: np.ndarray) -> np.ndarray:
-        """What the decoded mean x becomes, times the group's scale."""
-        if self.settings["update"] == "sign":
-            return self.settings["scale"] * np.sign(x)
-        return self.settings["scale"] * x / max(np.sqrt((x**2).mean()), 1e-30)
+        """The sign of the decoded mean x, times the group's scale."""
+        return self.settings["scale"] * np.sign(x)
 
     def lookahead(self, peer: int, previous_lr: float) -> np.ndarray:
         """Where a peer takes its gradient."""
@@ -91,27 +86,27 @@ class Distro:
             if max_norm:
                 grad = grad * min(1.0, max_norm / (np.sqrt((grad**2).sum()) + 1e-6))
             if overlap:
-                self.delta[peer] -= self.settings["removed"] * self.own_results[peer]
+                self.delta[peer] -= self.own_results[peer]
             self.delta[peer] = decay * self.delta[peer] + lr * grad
             places = []
             for number, cut in enumerate(cuts):
-                coefficients = self.encode(self.delta[peer][cut])
+                coefficients = encode(self.delta[peer][cut])
                 flat = coefficients.ravel()
                 kept = top(flat, min(k, flat.size))
                 places.append(kept)
                 q = np.zeros_like(flat)
                 q[kept] = flat[kept]
-                self.own_results[peer][cut] = self.decode(q.reshape(coefficients.shape))
+                self.own_results[peer][cut] = decode(q.reshape(coefficients.shape))
                 signs = np.where(np.signbit(flat[kept]), -1.0, 1.0)
                 totals[number][kept] += signs if one_bit else flat[kept]
                 senders[number][kept] += 1
             if not overlap:
-                self.delta[peer] -= self.settings["removed"] * self.own_results[peer]
+                self.delta[peer] -= self.own_results[peer]
             sent.append(places)
         mean = np.zeros_like(self.theta)
         for cut, total, count in zip(cuts, totals, senders, strict=True):
             shaped = (total / np.maximum(count, 1)).reshape(self.theta[cut].shape)
-            mean[cut] = self.decode(shaped)
+            mean[cut] = decode(shaped)
         self.results.append(mean)
         if not overlap:
             self.theta = self.theta - lr * self.direction(self.results[-1])

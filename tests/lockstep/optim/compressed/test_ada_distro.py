@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lockstep.optim.compressed.ada_distro import normalized
-from lockstep.optim.optimizer import Optimizer, no_lookahead
+from lockstep.optim.optimizer import Optimizer
 from tests.lockstep.optim.compressed.reference import SecondMoment
 
 
@@ -14,7 +14,6 @@ def last_gradient() -> Optimizer:
     """An optimizer whose state is the last gradient it was given, and whose message too."""
     return Optimizer(
         init=lambda params: (params, {}),
-        lookahead=no_lookahead,
         accumulate=lambda grads, own, params, step: grads,
         send=lambda own, params, shared, step: (own, own),
         receive=lambda messages, weight, params, shared, step: (params, shared),

@@ -19,20 +19,6 @@ norm = np.linalg.norm
 SHAPES = [(7,), (64,), (100,), (128, 352), (4, 128, 128), (3, 97, 10), (12, 1), ()]
 
 
-@pytest.mark.parametrize(
-    "size, expected", [(32000, 64), (50257, 29), (128256, 64), (100, 50), (12, 12), (97, 1)]
-)
-def test_divisor_is_the_largest_one_within_the_limit(size, expected):
-    assert dct.divisor(size, 64) == expected
-
-
-@pytest.mark.parametrize("n", [1, 2, 5, 29, 64])
-def test_basis_is_scipys_orthonormal_dct(n):
-    expected = fft.dct(np.eye(n), norm="ortho", axis=0)
-    np.testing.assert_allclose(dct.basis(n), expected, atol=1e-6)
-    np.testing.assert_allclose(dct.basis(n) @ dct.basis(n).T, np.eye(n), atol=1e-6)
-
-
 def test_an_element_that_no_coefficient_reaches_takes_no_step():
     """Cosines are 0 at odd multiples of a right angle, which blocks with an odd factor have."""
     for n in range(1, 100):
@@ -50,13 +36,6 @@ def test_decode_inverts_encode_and_keeps_the_norm(shape):
     assert coefficients.shape == x.shape
     np.testing.assert_allclose(decode(coefficients, cut), x, atol=2e-5)
     np.testing.assert_allclose(norm(coefficients), norm(x), rtol=1e-5)
-
-
-def test_a_block_is_the_two_dimensional_dct_of_its_place_in_the_matrix():
-    x = np.random.default_rng(0).normal(size=(8, 12)).astype(np.float32)
-    cut = dct.layout(x.shape, 4)
-    expected = fft.dctn(x[4:8, 8:12], norm="ortho")
-    np.testing.assert_allclose(encode(x, cut)[4:8, 8:12], expected, atol=1e-5)
 
 
 def test_stacked_vectors_are_cut_layer_by_layer():

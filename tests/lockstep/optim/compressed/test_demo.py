@@ -18,7 +18,6 @@ SETTINGS = {
     "weight_decay": 0.1,
     "exchange": all_gather("peer"),
 }
-STATIC = ("compression_topk", "compression_chunk", "exchange")
 PARAMS = {"kernel": jnp.ones((8, 16)), "norm": {"scale": jnp.ones(8)}}
 
 
@@ -30,7 +29,7 @@ def grads_of(peer, step):
     }
 
 
-def train(tx, steps=3, between=lambda state, step: state):
+def train(tx, steps=3):
     """Params and state of all peers after some steps of one jitted program, compiled once."""
 
     @jax.jit
@@ -44,7 +43,7 @@ def train(tx, steps=3, between=lambda state, step: state):
     params = jax.tree.map(lambda x: jnp.stack([x] * PEERS), PARAMS)
     state = jax.vmap(tx.init)(params)
     for step in range(steps):
-        params, state = take(params, between(state, step), jnp.int32(step))
+        params, state = take(params, state, jnp.int32(step))
     assert take._cache_size() == 1
     return params
 
@@ -54,41 +53,15 @@ def expect_equal(found, expected):
 
 
 def test_it_follows_the_authors_reference_and_all_peers_agree():
-    params = train(demo(0.01, **SETTINGS))
+    """At a learning rate that falls from step to step, the first of which is 1."""
+    params = train(demo(lambda step: 0.03 / step, **SETTINGS))
     settings = {"decay": 0.9, "topk": 4, "chunk": 8, "wd": 0.1}
-    reference = Distro(PARAMS["kernel"], PEERS, one_bit=False, clip=None, overlap=0, **settings)
+    reference = Distro(np.ones((8, 16)), PEERS, one_bit=False, clip=None, overlap=0, **settings)
     for step in range(3):
         grads = [grads_of(peer, step)["kernel"] for peer in range(PEERS)]
-        reference.round(np.array(grads), 0.01, 0.01)
+        reference.round(np.array(grads), 0.03 / (step + 1), 0.03 / (step + 2))
     for peer in range(PEERS):
         np.testing.assert_allclose(params["kernel"][peer], reference.theta, atol=1e-6)
-
-
-def test_a_schedule_counts_from_one():
-    falling = train(demo(lambda step: 0.03 / step, **SETTINGS))
-    by_hand = train(
-        optax.inject_hyperparams(demo, STATIC)(0.0, **SETTINGS),
-        between=lambda state, step: set_rate(state, 0.03 / (step + 1)),
-    )
-    expect_equal(falling, by_hand)
-
-
-def set_rate(state, value):
-    rates = state.hyperparams | {"learning_rate": jnp.full(PEERS, value)}
-    return state._replace(hyperparams=rates)
-
-
-def test_in_a_chain_it_sees_what_came_before():
-    halved = train(optax.chain(optax.scale(0.5), demo(0.01, **SETTINGS)))
-    expect_equal(halved, train(demo(0.01, **SETTINGS)))  # what is sent is scaled, its sign is not
-    small = optax.chain(demo(0.01, **SETTINGS), optax.scale(0.5))
-    moved = jax.tree.map(lambda x, y: x - y, train(small, 1), {**stack(PARAMS)})
-    whole = jax.tree.map(lambda x, y: x - y, train(demo(0.01, **SETTINGS), 1), {**stack(PARAMS)})
-    expect_equal(moved, jax.tree.map(lambda x: x / 2, whole))
-
-
-def stack(tree):
-    return jax.tree.map(lambda x: jnp.stack([x] * PEERS), tree)
 
 
 def test_masked_tensors_are_left_to_another_transform():

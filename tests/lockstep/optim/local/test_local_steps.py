@@ -8,11 +8,10 @@ import pytest
 
 from lockstep.optim.dense import adamw
 from lockstep.optim.local.local_steps import diloco, fedavg, outer_sgd
-from lockstep.optim.optimizer import RoundPeers
 from lockstep.optim.transform import alone, as_transform, lookahead_params
 from lockstep.transcript.trees import load_tree, save_tree
-from tests.lockstep.optim.compiled import compiled
-from tests.lockstep.optim.local.quadratic import PEERS, START, TARGETS, begin, step
+from tests.lockstep.optim.compiled import Peers
+from tests.lockstep.optim.quadratic import PEERS, START, TARGETS, begin, step
 
 STEPS, ROUNDS = 3, 4
 MOMENTUM = 0.9
@@ -93,27 +92,16 @@ def test_what_was_saved_between_two_exchanges_goes_on_to_the_same_bits(tmp_path)
 
 def test_a_message_is_how_far_its_peer_went_in_every_round():
     """Also after the second exchange, where the params of all must not be those that moved."""
-    optimizer = compiled(OPTIMIZERS["diloco"])
-    params = {"w": jnp.array(START)}
-    own, shared = optimizer.init(params)
+    peers = Peers(OPTIMIZERS["diloco"], {"w": jnp.array(START)})
     for t in range(1, ROUNDS + 1):
         for h in range(STEPS):
             at = t - 1 + (h + 1) / STEPS
-            here = optimizer.lookahead(params, own, shared, at)
-            own = optimizer.accumulate({"w": here["w"] - TARGETS[0]}, own, params, at)
-        here = optimizer.lookahead(params, own, shared, t)
-        distance, compared = optimizer.compare(own, {"w": params["w"] - here["w"]}, params, t)
-        message, own = optimizer.send(own, params, shared, t)
-        assert float(distance) < 1e-6
+            peers.accumulate(0, {"w": peers.ahead(0, at)["w"] - TARGETS[0]}, at)
+        here, message = peers.ahead(0, t), peers.send(0, t)
         assert float(optax.tree.norm(message)) > 0.1
-        np.testing.assert_allclose(message["w"], params["w"] - here["w"], atol=1e-6)
-        jax.tree.map(np.testing.assert_array_equal, own, compared)
-        assert not own.drift["w"].any()
-        received = jax.tree.map(lambda x: x[None], message)
-        updates, shared = optimizer.receive(
-            received, RoundPeers.synchronous(jnp.ones(1, jnp.int32)), params, shared, t
-        )
-        params = jax.tree.map(jnp.add, params, updates)
+        np.testing.assert_allclose(message["w"], peers.params["w"] - here["w"], atol=1e-6)
+        assert not peers.own[0].drift["w"].any()
+        peers.receive([message], t)
 
 
 def test_a_lone_peer_that_averages_with_itself_trains_as_without_rounds():

@@ -108,22 +108,6 @@ def test_delayed_nesterov_of_every_merge_is_nesterov():
     np.testing.assert_allclose(taken(delayed), taken(make("nesterov")), rtol=1e-6, atol=1e-6)
 
 
-def test_momentum_is_applied_once_in_every_merges():
-    """After one pseudogradient nothing more comes: its momentum moves the params at merge 3 only,
-    and then once in three."""
-    delayed = make("delayed_nesterov")
-    params = {"w": jnp.zeros(2)}
-    shared, peers = delayed.init(params)[1], RoundPeers(*[jnp.int32([1])] * 3)
-    moves = []
-    for merge in range(7):
-        message = {"w": jnp.full((1, 2), 1.0 if merge == 0 else 0.0)}
-        updates, shared = delayed.receive(message, peers, params, shared, merge + 1)
-        moves.append(-float(updates["w"][0]) / RATE)
-    m = 1 / 3
-    expected = [1 / 3, 0, MOMENTUM * m, 0, 0, MOMENTUM**2 * m, 0]
-    np.testing.assert_allclose(moves, expected, rtol=1e-5, atol=1e-7)
-
-
 def turned_alone(d: np.ndarray, m: np.ndarray) -> np.ndarray:
     """What heloco makes of a lone peer's pseudogradient beside a momentum: its step without rate
     and momentum."""
@@ -157,34 +141,3 @@ def test_radial_directional_averaging_keeps_the_norm_of_orthogonal_messages(grou
     found = np.array(rda({group: jnp.array(x)}, jnp.ones(4, jnp.int32))[group])
     long = np.linalg.norm(found)
     np.testing.assert_allclose(long, 3.0 if group == "w" else 1.5, rtol=1e-6)
-
-
-def test_radial_directional_averaging_takes_directions_without_their_scale():
-    x = sent(0)[[0, 2, 3]]
-    weight = jnp.int32([1, 2, 1])
-    found = [
-        np.array(rda({"w": jnp.array(x * scale[:, None, None])}, weight)["w"])
-        for scale in (np.float32([1, 1, 1]), np.float32([4, 0.5, 2]))
-    ]
-    unit = [one / np.linalg.norm(one) for one in found]
-    np.testing.assert_allclose(*unit, rtol=1e-5, atol=1e-6)
-    norms = np.linalg.norm(x.reshape(3, -1), axis=1)
-    expected = np.average(norms * [4, 0.5, 2], weights=[1, 2, 1])
-    np.testing.assert_allclose(np.linalg.norm(found[1]), expected, rtol=1e-5)
-
-
-@pytest.mark.parametrize(
-    "make, message",
-    [
-        (lambda: delayed_nesterov(1, momentum=0.9, every=0), "every is 0, expected an integer"),
-        (lambda: make("cgad", cutoff=0), "cutoff is 0, expected a number above 0"),
-        (lambda: make("cgad", alpha=-1.0), "alpha is -1.0, expected a number from 0"),
-        (
-            lambda: heloco(1, momentum=0.9, **CORRECTION | {"keep": 2.0}),
-            "keep is 2.0, expected a number from 0 to 1",
-        ),
-    ],
-)
-def test_a_setting_that_cannot_be_is_named(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()

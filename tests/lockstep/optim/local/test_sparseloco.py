@@ -7,9 +7,8 @@ import pytest
 
 from lockstep.optim.dense import sgd
 from lockstep.optim.local.sparseloco import sparseloco
-from lockstep.optim.optimizer import RoundPeers
 from lockstep.wire import message as wire
-from tests.lockstep.optim.compiled import compiled
+from tests.lockstep.optim.compiled import Peers
 
 PEERS, ROUNDS, STEPS, RATE, OUTER_RATE, FEEDBACK, TOPK, CHUNK = 3, 5, 2, 0.1, 0.8, 0.9, 3, 4
 TARGETS = np.random.default_rng(0).normal(size=(PEERS, 8, 4)).astype(np.float32)
@@ -33,39 +32,26 @@ def quantized(e: np.ndarray) -> np.ndarray:
 
 
 def test_every_round_is_the_equations():
-    optimizer, params = compiled(OPTIMIZER), {"w": jnp.array(START)}
-    first, shared = optimizer.init(params)
-    own = [first] * PEERS
+    peers = Peers(OPTIMIZER, {"w": jnp.array(START)}, PEERS)
     theta, momentum, e = START.astype(np.float64), np.zeros(TARGETS.shape), np.zeros(TARGETS.shape)
     for t in range(1, ROUNDS + 1):
-        present = np.array([1, int(t != 3), 1])
+        present = [1, int(t != 3), 1]
         messages = []
         for peer, target in enumerate(TARGETS):
             local = theta.copy()
             for _ in range(STEPS):
-                here = optimizer.lookahead(params, own[peer], shared, t)
-                grads = {"w": here["w"] - target}
-                own[peer] = optimizer.accumulate(grads, own[peer], params, t)
+                peers.accumulate(peer, {"w": peers.ahead(peer, t)["w"] - target}, t)
                 momentum[peer] = 0.5 * momentum[peer] + local - target
                 local -= RATE * momentum[peer]
-            message, after = optimizer.send(own[peer], params, shared, t)
-            distance, compared = optimizer.compare(own[peer], message, params, t)
-            assert float(distance) == 0
-            jax.tree.map(np.testing.assert_array_equal, compared, after)
-            own[peer] = after
-            messages.append(message)
+            messages.append(peers.send(peer, t))
             e[peer] = FEEDBACK * e[peer] + theta - local
         q = np.stack([quantized(x) for x in e])
         e -= q
-        stacked = jax.tree.map(lambda *rows: jnp.stack(rows), *messages)
-        updates, shared = optimizer.receive(
-            stacked, RoundPeers.synchronous(jnp.array(present)), params, shared, t
-        )
-        params = jax.tree.map(jnp.add, params, updates)
-        theta = theta - OUTER_RATE * q[present > 0].mean(axis=0)
-        np.testing.assert_allclose(params["w"], theta, rtol=0, atol=2e-6)
+        peers.receive(messages, t, present)
+        theta = theta - OUTER_RATE * q[np.array(present) > 0].mean(axis=0)
+        np.testing.assert_allclose(peers.params["w"], theta, rtol=0, atol=2e-6)
         for peer in range(PEERS):
-            np.testing.assert_allclose(own[peer].outer["w"], e[peer], rtol=0, atol=2e-6)
+            np.testing.assert_allclose(peers.own[peer].outer["w"], e[peer], rtol=0, atol=2e-6)
 
 
 def message_and_form() -> tuple[dict, wire.Form, tuple]:

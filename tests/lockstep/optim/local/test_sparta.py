@@ -1,4 +1,4 @@
-"""SPARTA against NumPy float64, which averages local params where the places say."""
+"""SPARTA, and with DiLoCo's outer steps, against NumPy float64, which averages local params."""
 
 from functools import partial
 
@@ -9,16 +9,17 @@ import optax
 import pytest
 
 from lockstep.optim.dense import sgd
-from lockstep.optim.local.local_steps import fedavg
-from lockstep.optim.local.sparta import sparta
+from lockstep.optim.local.local_steps import diloco, fedavg, outer_sgd
+from lockstep.optim.local.sparta import sparta, sparta_diloco
 from lockstep.optim.optimizer import Optimizer, RoundPeers
 from lockstep.wire import message as wire
-from tests.lockstep.optim.compiled import compiled
+from tests.lockstep.optim.compiled import Peers
 
 PEERS, ROUNDS, STEPS, RATE, SHARE = 3, 6, 2, 0.1, 0.3
 TARGETS = np.random.default_rng(0).normal(size=(PEERS, 5, 6)).astype(np.float32)
 START = np.random.default_rng(1).normal(size=(5, 6)).astype(np.float32)
 INNER = sgd(RATE, momentum=0.5)
+OUTER = outer_sgd(0.7, momentum=0.6, nesterov=True)
 optimizer_of = partial(sparta, INNER, inner_steps=STEPS, seed=3)
 
 
@@ -31,47 +32,33 @@ def places(step: int, size: int) -> list[int]:
     return [sum(widths[:part]) + int(place) for part, place in enumerate(drawn)]
 
 
-class Peers:
-    """All peers' own states, of an optimizer, and the params of all."""
+class Round(Peers):
+    """Peers whose losses are half of the squared distance to a target of each."""
 
     def __init__(self, optimizer: Optimizer):
-        self.optimizer = compiled(optimizer)
-        self.params = {"w": jnp.array(START)}
-        own, self.shared = self.optimizer.init(self.params)
-        self.own = [own] * PEERS
+        super().__init__(optimizer, {"w": jnp.array(START)}, PEERS)
 
     def local(self, peer: int, step: int) -> jax.Array:
-        return self.optimizer.lookahead(self.params, self.own[peer], self.shared, step)["w"]
+        return self.ahead(peer, step)["w"]
 
-    def round(self, step: int, present: list[bool]) -> list[dict]:
-        """Take a round: half of the squared distance to its target is a peer's loss."""
-        messages = []
+    def round(self, step: int, present: list[int]) -> list[dict]:
+        """Take a round; all messages."""
         for peer, target in enumerate(TARGETS):
             for _ in range(STEPS):
-                grads = {"w": self.local(peer, step) - target}
-                self.own[peer] = self.optimizer.accumulate(grads, self.own[peer], self.params, step)
-            message, own = self.optimizer.send(self.own[peer], self.params, self.shared, step)
-            distance, compared = self.optimizer.compare(self.own[peer], message, self.params, step)
-            assert float(distance) == 0
-            jax.tree.map(np.testing.assert_array_equal, compared, own)
-            self.own[peer] = own
-            messages.append(message)
-        stacked = jax.tree.map(lambda *rows: jnp.stack(rows), *messages)
-        updates, self.shared = self.optimizer.receive(
-            stacked, RoundPeers.synchronous(jnp.int32(present)), self.params, self.shared, step
-        )
-        self.params = jax.tree.map(jnp.add, self.params, updates)
+                self.accumulate(peer, {"w": self.local(peer, step) - target}, step)
+        messages = [self.send(peer, step) for peer in range(PEERS)]
+        self.receive(messages, step, present)
         return messages
 
 
 def test_every_round_is_the_equations():
-    peers = Peers(optimizer_of(share=SHARE))
+    peers = Round(optimizer_of(share=SHARE))
     theta = START.astype(np.float64).ravel()
     local = np.stack([theta] * PEERS)
     momentum = np.zeros_like(local)
     targets = TARGETS.astype(np.float64).reshape(PEERS, -1)
     for step in range(1, ROUNDS + 1):
-        present = [True, step != 3, True]
+        present = [1, int(step != 3), 1]
         sent = peers.round(step, present)
         for _ in range(STEPS):
             momentum = 0.5 * momentum + local - targets
@@ -79,7 +66,7 @@ def test_every_round_is_the_equations():
         at = places(step, theta.size)
         for message, mine in zip(sent, local, strict=True):
             np.testing.assert_allclose(message["w"], theta[at] - mine[at], atol=1e-6)
-        theta[at] = local[present][:, at].mean(axis=0)
+        theta[at] = local[np.array(present) > 0][:, at].mean(axis=0)
         local[:, at] = theta[at]
         np.testing.assert_allclose(peers.params["w"].ravel(), theta, rtol=0, atol=1e-6)
         for peer in range(PEERS):
@@ -121,9 +108,14 @@ def optimizer_message(optimizer: Optimizer, params: dict) -> dict:
     return optimizer.send(own, params, shared, 1)[0]
 
 
-@pytest.mark.parametrize("share, count", [(1.0, 30), (0.3, 9), (1e-6, 1)])
-def test_a_message_has_a_share_of_the_elements_and_no_places(share, count):
-    optimizer = optimizer_of(share=share)
+@pytest.mark.parametrize(
+    "optimizer, count",
+    [
+        *((optimizer_of(share=share), count) for share, count in ((1.0, 30), (0.3, 9), (1e-6, 1))),
+        (sparta_diloco(optimizer_of(share=SHARE), OUTER, outer_every=4), 9 + 8),
+    ],
+)
+def test_a_message_has_a_share_of_the_elements_and_no_places_and_a_fragment(optimizer, count):
     params = {"w": jnp.array(START)}
     own, shared = optimizer.init(params)
     message, _ = jax.jit(optimizer.send)(own, params, shared, 1)
@@ -134,31 +126,56 @@ def test_a_message_has_a_share_of_the_elements_and_no_places(share, count):
 
 
 def test_all_places_in_every_round_are_federated_averaging():
-    every, average = Peers(optimizer_of(share=1.0)), Peers(fedavg(INNER, inner_steps=STEPS))
+    every, average = Round(optimizer_of(share=1.0)), Round(fedavg(INNER, inner_steps=STEPS))
     for step in range(1, 4):
         for peers in (every, average):
-            peers.round(step, [True, True, False])
+            peers.round(step, [1, 1, 0])
     np.testing.assert_array_equal(every.params["w"], average.params["w"])
 
 
-def test_a_lone_peer_trains_as_without_rounds():
-    optimizer = compiled(optimizer_of(share=SHARE))
-    params = {"w": jnp.array(START)}
-    own, shared = optimizer.init(params)
-    plain = optax.sgd(RATE, 0.5)
-    theta, state = params, plain.init(params)
-    for step in range(1, ROUNDS + 1):
+# ---- With DiLoCo's outer steps ----
+
+with_outer = partial(sparta_diloco, optimizer_of(share=SHARE), OUTER)
+
+
+@pytest.mark.parametrize("every", [2, 4])  # of 30 elements, ranges of 15; of 8, 8, 8 and 6
+def test_every_round_with_an_outer_step_is_the_equations(every):
+    peers = Round(with_outer(outer_every=every))
+    theta = START.astype(np.float64).ravel()
+    anchor, trace = theta.copy(), np.zeros_like(theta)
+    local = np.stack([theta] * PEERS)
+    momentum = np.zeros_like(local)
+    targets = TARGETS.astype(np.float64).reshape(PEERS, -1)
+    ranges = np.array_split(np.arange(-(-theta.size // every) * every), every)
+    for step in range(1, 2 * every + 3):
+        present = [1, int(step != 3), 1]
+        sent = peers.round(step, present)
         for _ in range(STEPS):
-            here = optimizer.lookahead(params, own, shared, step)
-            own = optimizer.accumulate(jax.tree.map(jnp.sin, here), own, params, step)
-            updates, state = plain.update(jax.tree.map(jnp.sin, theta), state)
-            theta = optax.apply_updates(theta, updates)
-        message, own = optimizer.send(own, params, shared, step)
-        received = jax.tree.map(lambda x: x[None], message)
-        updates, shared = optimizer.receive(
-            received, RoundPeers.synchronous(jnp.ones(1, jnp.int32)), params, shared, step
-        )
-        params = jax.tree.map(jnp.add, params, updates)
-    here = optimizer.lookahead(params, own, shared, ROUNDS)
-    np.testing.assert_allclose(here["w"], theta["w"], rtol=0, atol=1e-6)
-    assert (params["w"] != theta["w"]).any()  # what peers agreed on is behind
+            momentum = 0.5 * momentum + local - targets
+            local = local - RATE * momentum
+        at = places(step, theta.size)
+        part = [place for place in ranges[(step - 1) % every] if place < theta.size]
+        for message, mine in zip(sent, local, strict=True):
+            np.testing.assert_allclose(message.places["w"], theta[at] - mine[at], atol=2e-6)
+            far = theta[part] - mine[part]
+            np.testing.assert_allclose(message.fragment["w"][: len(part)], far, atol=2e-6)
+        mean = local[np.array(present) > 0].mean(axis=0)
+        theta[at] = mean[at]
+        pseudogradient = anchor[part] - mean[part]
+        trace[part] = 0.6 * trace[part] + pseudogradient
+        theta[part] = anchor[part] - 0.7 * (pseudogradient + 0.6 * trace[part])
+        anchor[part] = theta[part]
+        for places_ in (at, part):
+            local[:, places_] = theta[places_]
+        np.testing.assert_allclose(peers.params["w"].ravel(), theta, rtol=0, atol=3e-6)
+        for peer in range(PEERS):
+            np.testing.assert_allclose(peers.local(peer, step).ravel(), local[peer], atol=3e-6)
+
+
+def test_an_outer_step_in_every_round_is_diloco():
+    every = Round(with_outer(outer_every=1))
+    whole = Round(diloco(INNER, OUTER, inner_steps=STEPS))
+    for step in range(1, 5):
+        for peers in (every, whole):
+            peers.round(step, [1, 1, 0])
+        np.testing.assert_allclose(every.params["w"], whole.params["w"], rtol=0, atol=2e-6)

@@ -8,17 +8,19 @@ import numpy as np
 import optax
 import pytest
 
+from lockstep.optim.aggregation import rda
 from lockstep.optim.dense import adamw, sgd
 from lockstep.optim.local.local_steps import diloco, outer_sgd
-from lockstep.optim.local.streaming import streaming_diloco
-from lockstep.optim.optimizer import RoundPeers, align, align_before
+from lockstep.optim.local.streaming import decoupled_diloco, streaming_diloco
+from lockstep.optim.optimizer import align_before
 from lockstep.optim.transform import lookahead_params
 from lockstep.transcript.trees import load_tree, save_tree
 from lockstep.wire import message as wire
-from tests.lockstep.optim.compiled import compiled
-from tests.lockstep.optim.local.quadratic import PEERS, START, TARGETS, begin, step
+from tests.lockstep.optim.compiled import Peers
+from tests.lockstep.optim.quadratic import PEERS, START, TARGETS, begin, step
 
 RATE = 0.1
+INNER = adamw(RATE, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, clip_grad_norm=2.0)
 OUTER = outer_sgd(0.7, momentum=0.6, nesterov=True)
 streaming_of = partial(streaming_diloco, sgd(RATE, momentum=0.5), OUTER)
 
@@ -67,68 +69,48 @@ def test_what_was_saved_before_an_exchange_arrived_goes_on_to_the_same_bits(tmp_
 
 
 def test_one_fragment_without_delay_is_diloco():
-    inner = adamw(RATE, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, clip_grad_norm=2.0)
-    one = streaming_diloco(inner, OUTER, inner_steps=3, fragments=1, delay=0, mixing=0.0)
-    found, expected = begin(one), begin(other := diloco(inner, OUTER, inner_steps=3))
+    one = streaming_diloco(INNER, OUTER, inner_steps=3, fragments=1, delay=0, mixing=0.0)
+    found, expected = begin(one), begin(other := diloco(INNER, OUTER, inner_steps=3))
     for _ in range(4 * 3):
         found, expected = step(one, *found), step(other, *expected)
         np.testing.assert_allclose(found[0]["w"], expected[0]["w"], rtol=0, atol=1e-6)
 
 
 def test_a_message_is_the_pseudogradient_of_the_fragment_of_the_round():
-    optimizer = compiled(streaming_of(inner_steps=4, fragments=4, delay=0, mixing=0.0))
-    params = {"w": jnp.array(START)}
-    own, shared = optimizer.init(params)
-    form = wire.form_of(optimizer, params, "lockstep")
+    optimizer = streaming_of(inner_steps=4, fragments=4, delay=0, mixing=0.0)
+    peers = Peers(optimizer, {"w": jnp.array(START)})
+    form = wire.form_of(optimizer, peers.params, "lockstep")
     for t in range(1, 10):
-        own = align(optimizer, own, params, t)
-        here = optimizer.lookahead(params, own, shared, t)
-        own = optimizer.accumulate({"w": here["w"] - TARGETS[0]}, own, params, t)
-        message, after = optimizer.send(own, params, shared, t)
+        peers.align(0, t)
+        peers.accumulate(0, {"w": peers.ahead(0, t)["w"] - TARGETS[0]}, t)
         at = slice((t - 1) % 4 * 6, (t - 1) % 4 * 6 + 6)
-        expected = (params["w"] - own.local["w"]).ravel()[at]
+        expected = (peers.params["w"] - peers.own[0].local["w"]).ravel()[at]
+        message = peers.send(0, t)
         np.testing.assert_allclose(message["w"], expected, atol=1e-6)
         assert float(optax.tree.norm(message)) > 0.02  # also in later exchanges of a fragment
-        distance, compared = optimizer.compare(own, message, params, t)
-        assert float(distance) == 0
-        jax.tree.map(np.testing.assert_array_equal, compared, after)
         data = wire.encode(jax.device_get(message), form)
         assert len(data) == wire.HEADER.size + 4 * 6
-        received = jax.tree.map(lambda x: x[None], message)
-        updates, shared = optimizer.receive(
-            received, RoundPeers.synchronous(jnp.int32([1])), params, shared, t
-        )
+        updates = peers.receive([message], t)
         assert not updates["w"].ravel()[: at.start].any()
         assert not updates["w"].ravel()[at.stop :].any()
-        params, own = jax.tree.map(jnp.add, params, updates), after
 
 
 @pytest.mark.parametrize("fragments", [1, 2, 3])
 def test_a_peer_that_sits_out_rounds_sends_nothing_twice(fragments):
     """Another peer takes all local steps; this one moves in round 1 alone, then stays and sits."""
-    optimizer = compiled(
-        streaming_diloco(
-            sgd(1.0), OUTER, inner_steps=fragments, fragments=fragments, delay=0, mixing=0.0
-        )
-    )
-    params = {"w": jnp.array(START)}
-    own, shared = optimizer.init(params)
-    still = jax.tree.map(jnp.zeros_like, params)
+    settings = {"inner_steps": fragments, "fragments": fragments, "delay": 0, "mixing": 0.0}
+    peers = Peers(streaming_diloco(sgd(1.0), OUTER, **settings), {"w": jnp.array(START)})
+    still = jax.tree.map(jnp.zeros_like, peers.params)
     for t in range(1, 3 * fragments + 4):
-        own = align(optimizer, own, params, t)
+        peers.align(0, t)
         trains = t not in (2, 3, fragments + 3)
         if trains:
             grads = {"w": jnp.ones((6, 4))} if t == 1 else still
-            own = optimizer.accumulate(grads, own, params, t)
-            message, own = optimizer.send(own, params, shared, t)
+            peers.accumulate(0, grads, t)
+            message = peers.send(0, t)
             if t > fragments:  # what it moved was sent, each fragment once
                 assert not jnp.any(message["w"]), t
-        weight = jnp.int32([1 if trains else 0])
-        received = jax.tree.map(lambda x: x[None], message)
-        updates, shared = optimizer.receive(
-            received, RoundPeers.synchronous(weight), params, shared, t
-        )
-        params = jax.tree.map(jnp.add, params, updates)
+        peers.receive([message], t, [int(trains)])
 
 
 def test_local_steps_are_counted_exactly_in_long_runs():
@@ -142,3 +124,66 @@ def test_local_steps_are_counted_exactly_in_long_runs():
             for h in range(6)
         ]
         assert found == [False, False, False, True, False, False]
+
+
+# ---- Decoupled: with nobody late it is Streaming DiLoCo; what a peer keeps of its own steps ----
+
+BY_RDA = outer_sgd(0.7, momentum=0.6, nesterov=True, aggregate=rda)
+
+
+@pytest.mark.parametrize("adopt, mixing", [("overwrite", 0.0), ("blend", 0.25)])
+def test_with_nobody_late_it_is_streaming_diloco_bit_for_bit(adopt, mixing):
+    settings = {"inner_steps": 6, "fragments": 2, "delay": 1}
+    one = decoupled_diloco(INNER, BY_RDA, **settings, adopt=adopt, mixing=mixing)
+    other = streaming_diloco(INNER, BY_RDA, **settings, mixing=mixing)
+    found, expected = begin(one), begin(other)
+    for _ in range(5 * 3):
+        found, expected = step(one, *found), step(other, *expected)
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+def test_one_fragment_without_delay_is_diloco_however_it_is_taken_up():
+    for adopt in ("overwrite", "carry"):
+        one = decoupled_diloco(INNER, BY_RDA, inner_steps=3, fragments=1, delay=0, adopt=adopt)
+        found, expected = begin(one), begin(other := diloco(INNER, BY_RDA, inner_steps=3))
+        for _ in range(4 * 3):
+            found, expected = step(one, *found), step(other, *expected)
+            np.testing.assert_allclose(found[0]["w"], expected[0]["w"], rtol=0, atol=1e-6)
+
+
+def alone(adopt: str, delay: int, fragments: int = 2) -> tuple[float, float]:
+    """What a lone peer has moved in all of its local steps, each by 1, and the params with it,
+    after rounds of 3 local steps; nothing follows the last."""
+    settings = {"inner_steps": 3 * fragments, "fragments": fragments, "delay": delay}
+    optimizer = decoupled_diloco(sgd(1.0), outer_sgd(1.0), **settings, adopt=adopt)
+    peers = Peers(optimizer, {"w": jnp.array(START)})
+    rounds = 5 * fragments
+    for t in range(1, rounds + 1):
+        for h in range(3):
+            if h == delay:
+                peers.align(0, t)
+            grads = {"w": jnp.full((6, 4), -1.0 if t <= rounds - fragments else 0.0)}
+            peers.accumulate(0, grads, t)
+        peers.receive([peers.send(0, t)], t)
+    moved = peers.params["w"] - START
+    return float(moved.min()), float(moved.max())
+
+
+def test_carry_loses_no_local_step_that_is_taken_while_a_fragment_travels():
+    taken = 3.0 * 8  # local steps of the rounds in which it moves
+    assert alone("carry", delay=2) == pytest.approx((taken, taken), abs=1e-4)
+    assert alone("overwrite", delay=0) == pytest.approx((taken, taken), abs=1e-4)
+    assert alone("overwrite", delay=2)[1] < taken - 2  # two steps, whenever one was taken up
+
+
+def test_what_a_late_message_holds_is_not_sent_again():
+    """It sends in round 1, and takes up rounds 1 and 2 without it before it trains again."""
+    settings = {"inner_steps": 1, "fragments": 1, "delay": 0, "adopt": "carry"}
+    peers = Peers(decoupled_diloco(sgd(1.0), outer_sgd(1.0), **settings), {"w": jnp.array(START)})
+    peers.accumulate(0, {"w": jnp.ones((6, 4))}, 1)
+    first = peers.send(0, 1)
+    for t in (2, 3):
+        peers.align(0, t)
+    assert not np.any(peers.own[0].optimizer.local["w"] - peers.params["w"])
+    second = peers.send(0, 3)
+    assert np.any(first["w"]) and not np.any(second["w"])

@@ -7,10 +7,9 @@ import pytest
 
 from lockstep.optim.dense import sgd
 from lockstep.optim.local.local_steps import diloco, outer_sgd
-from lockstep.optim.optimizer import RoundPeers
 from lockstep.optim.quantize import QSGD, Half, Integers, Levels, quantized
 from lockstep.wire import message as wire
-from tests.lockstep.optim.compiled import compiled
+from tests.lockstep.optim.compiled import Peers, compiled
 
 PEERS, ROUNDS, STEPS, RATE, FEEDBACK, BLOCK = 2, 5, 2, 0.1, 0.9, 8
 MOMENTUM = 0.5
@@ -20,12 +19,8 @@ START = np.random.default_rng(1).normal(size=(4, 6)).astype(np.float32)
 
 
 def test_every_round_is_the_equations():
-    optimizer = compiled(
-        diloco(sgd(RATE), quantized(OUTER, Levels(1, BLOCK), FEEDBACK), inner_steps=STEPS)
-    )
-    params = {"w": jnp.array(START)}
-    first, shared = optimizer.init(params)
-    own = [first] * PEERS
+    optimizer = diloco(sgd(RATE), quantized(OUTER, Levels(1, BLOCK), FEEDBACK), inner_steps=STEPS)
+    peers = Peers(optimizer, {"w": jnp.array(START)}, PEERS)
     theta, trace = START.astype(np.float64), np.zeros(START.shape)
     left_out = np.zeros(TARGETS.shape)
     for t in range(1, ROUNDS + 1):
@@ -33,34 +28,21 @@ def test_every_round_is_the_equations():
         for peer, target in enumerate(TARGETS):
             local = theta.copy()
             for _ in range(STEPS):
-                here = optimizer.lookahead(params, own[peer], shared, t)
-                grads = {"w": here["w"] - target}
-                own[peer] = optimizer.accumulate(grads, own[peer], params, t)
+                peers.accumulate(peer, {"w": peers.ahead(peer, t)["w"] - target}, t)
                 local -= RATE * (local - target)
-            distance, compared = optimizer.compare(
-                own[peer], optimizer.send(own[peer], params, shared, t)[0], params, t
-            )
-            message, own[peer] = optimizer.send(own[peer], params, shared, t)
-            assert float(distance) == 0
-            jax.tree.map(np.testing.assert_array_equal, compared, own[peer])
-            messages.append(message)
-
+            messages.append(peers.send(peer, t))
             x = theta - local + FEEDBACK * left_out[peer]
             blocks = x.reshape(-1, BLOCK)
             level = np.abs(blocks).mean(axis=1, keepdims=True)
             q = (np.sign(blocks) * level).reshape(x.shape)
             left_out[peer] = x - q
             decoded.append(q)
-            np.testing.assert_allclose(own[peer].outer.error["w"], left_out[peer], atol=1e-6)
-        stacked = jax.tree.map(lambda *rows: jnp.stack(rows), *messages)
-        updates, shared = optimizer.receive(
-            stacked, RoundPeers.synchronous(jnp.ones(PEERS, int)), params, shared, t
-        )
-        params = jax.tree.map(jnp.add, params, updates)
+            np.testing.assert_allclose(peers.own[peer].outer.error["w"], left_out[peer], atol=1e-6)
+        peers.receive(messages, t)
         mean = np.mean(decoded, axis=0)
         trace = MOMENTUM * trace + mean
         theta = theta - 0.7 * (mean + MOMENTUM * trace)
-        np.testing.assert_allclose(params["w"], theta, rtol=0, atol=2e-6)
+        np.testing.assert_allclose(peers.params["w"], theta, rtol=0, atol=2e-6)
 
 
 @pytest.mark.parametrize(

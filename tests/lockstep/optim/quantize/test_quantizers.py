@@ -134,11 +134,3 @@ def test_packed_numbers_come_back(bits):
 def test_the_last_block_counts_its_own_elements_only():
     assert counts(35, BLOCK).ravel().tolist() == [16, 16, 3]
     assert counts(3, BLOCK).ravel().tolist() == [3]
-
-
-@pytest.mark.parametrize("make", [Integers, QSGD, Levels])
-def test_what_cannot_be_is_refused(make):
-    with pytest.raises(ValueError, match="bits is 3, expected"):
-        make(3, BLOCK)
-    with pytest.raises(ValueError, match="block is 0, expected an integer from 1"):
-        make(4 if make is not Levels else 1, 0)

@@ -1,4 +1,4 @@
-"""Rows that several sequences are packed into: each is as it would be on its own."""
+"""Which keys a query sees: those of its window, in each layer, and of its own packed sequence."""
 
 from functools import partial
 
@@ -8,16 +8,21 @@ import numpy as np
 import pytest
 
 import models
+from models.mistral import mistral
 from models.parts import attend
+from models.qwen2 import qwen2
+from models.qwen3 import qwen3
 from tests.models.reference import BASE, GROUPS, LATENT
+from tests.models.reference import TOKENS as LONG
 
-SMALL = BASE | {"initializer_range": 0.2}  # large enough that attention matters
-WINDOW = {"use_sliding_window": True, "sliding_window": 3}
+SMALL = BASE | {"num_hidden_layers": 3}
+ON = {"use_sliding_window": True, "sliding_window": 4}
+DRAWN = BASE | {"initializer_range": 0.2}  # large enough that attention matters
 MODELS = {
-    "llama": SMALL,
-    "mistral": SMALL | {"sliding_window": 3},
-    "qwen2": SMALL | WINDOW | {"max_window_layers": 1},
-    "deepseek_v3": SMALL | LATENT | GROUPS,
+    "llama": DRAWN,
+    "mistral": DRAWN | {"sliding_window": 3},
+    "qwen2": DRAWN | {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1},
+    "deepseek_v3": DRAWN | LATENT | GROUPS,
 }
 LENGTHS = (5, 1, 9, 4)  # of the sequences in a row; 2 of 21 are left, which is padding
 ROW = 21
@@ -38,13 +43,17 @@ def rows(values):
 
 
 @pytest.mark.parametrize("kernel", ["matmul", "xla"])
-@pytest.mark.parametrize("window", [None, 3])
-def test_a_query_sees_the_keys_of_its_own_sequence_and_no_others(kernel, window):
+@pytest.mark.parametrize(
+    "window, packed",
+    [(None, True), (3, True), *((window, False) for window in (1, 4, 9, 20, 21, 50))],
+)
+def test_a_query_sees_its_window_of_its_own_sequence_and_nothing_else(window, packed, kernel):
     rng = np.random.default_rng(1)
     q, k, v = (rng.normal(size=(2, ROW, 1, *m)).astype(np.float32) for m in ((2, 4), (4,), (4,)))
-    other = np.roll(SEQUENCES, 4)  # rows are packed differently; a number may come again
-    of_rows = np.stack([SEQUENCES, other])
-    how = {"window": window, "sequences_BT": jnp.asarray(of_rows), "kernel": kernel}
+    # rows are packed differently; a number may come again
+    of_rows = np.stack([SEQUENCES, np.roll(SEQUENCES, 4)]) * packed
+    how = {"window": window, "kernel": kernel}
+    how |= {"sequences_BT": jnp.asarray(of_rows)} if packed else {}
     found = jax.jit(partial(attend, **how))(q, k, v).reshape(2, ROW, 2, 4)
     q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
     for row, place, head in np.ndindex(2, ROW, 2):
@@ -56,13 +65,39 @@ def test_a_query_sees_the_keys_of_its_own_sequence_and_no_others(kernel, window)
 
 
 @pytest.mark.parametrize(
-    "name",
+    ("model", "changes", "windows"),
     [
-        pytest.param(
-            name, marks=[pytest.mark.soak] if name in ("llama", "mistral", "deepseek_v3") else []
-        )
-        for name in MODELS
+        (mistral, {}, (4096,) * 3),
+        (mistral, {"sliding_window": None}, (None,) * 3),
+        (qwen2, {"sliding_window": 4}, (None,) * 3),
+        (qwen2, ON, (None,) * 3),  # from layer 28 on
+        (qwen2, ON | {"max_window_layers": 1}, (None, 4, 4)),
+        (
+            qwen3,
+            ON | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+            (4, None, 4),
+        ),
     ],
+)
+def test_each_layer_has_the_window_that_the_config_gives_it(model, changes, windows):
+    config = model.Config.from_hf(SMALL | changes)
+    assert config.windows == windows
+    assert config.shortened(2).windows == windows[:2]
+
+
+def test_layers_of_different_windows_are_not_left_to_a_fused_kernel():
+    config = qwen2.Config.from_hf(SMALL | ON | {"max_window_layers": 1})
+    params = qwen2.init(config, 0)
+    how = {"scan": True, "dtype": jnp.float32, "attention": "xla"}
+    with pytest.raises(models.ModelError, match="'xla' takes one window for all layers"):
+        qwen2.apply(config, params, LONG, **how)
+    wide = qwen2.Config.from_hf(SMALL | ON | {"max_window_layers": 1, "sliding_window": 37})
+    qwen2.apply(wide, params, LONG, **how)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if name == "qwen2" else [pytest.mark.soak]) for name in MODELS],
 )
 def test_a_packed_row_gives_what_its_sequences_give_alone(name):
     model, config, params = made(name)
