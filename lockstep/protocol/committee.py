@@ -145,16 +145,11 @@ Span = tuple[int, int]  # sequences first..last, both included
 
 
 class Assignment(NamedTuple):
-    """What a round trains.
+    """What a round trains."""
 
-    spans: Each trainer's sequences, by peer; a trainer without sequences is absent.
-    fresh: Number of new sequences, by which the data index advances.
-    waiting: Untrained sequences of earlier rounds that do not fit into this round.
-    """
-
-    spans: dict[int, Span]
-    fresh: int
-    waiting: tuple[Span, ...]
+    spans: dict[int, Span]  # of each trainer; one without sequences is absent
+    fresh: int  # number of new sequences, by which the data index advances
+    waiting: tuple[Span, ...]  # untrained ones of earlier rounds that do not fit into this round
 
 
 def plan(

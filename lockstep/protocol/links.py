@@ -49,12 +49,20 @@ def arrivals(
         for peer, size in sizes.items()
     }
     if links.topology == "hub" and sizes:
-        back = _from_hub(links, receivers, max(sizes.values()) if merged is None else merged)
+        largest = max(sizes.values()) if merged is None else merged
+        back = max(
+            _speed(links, "latency_seconds", peer)
+            + _transfer(largest, _speed(links, "download_mbps", peer))
+            for peer in receivers
+        )
         return {peer: max(sent[peer] + back, trained[peer]) for peer in sorted(sizes)}
     arrived = {peer: max(sent[peer], trained[peer]) for peer in sizes}
     queue = sorted(sent, key=lambda peer: (sent[peer], peer))
-    for mbps, alike in _by_speed(links, receivers):
-        if _downloaded(arrived, queue, sent, sizes, mbps, alike):
+    alike: dict[float, set[int]] = {}  # the receivers of each downlink speed
+    for receiver in receivers:
+        alike.setdefault(_speed(links, "download_mbps", receiver), set()).add(receiver)
+    for mbps, some in sorted(alike.items()):  # the slowest first
+        if _downloaded(arrived, queue, sent, sizes, mbps, some):
             break
     return dict(sorted(arrived.items()))
 
@@ -85,23 +93,6 @@ def _around(links: Links, sizes: Mapping[int, int]) -> float:
         for peer, after in zip(ring, [*ring[1:], *ring[:1]], strict=True)
     ]
     return 2 * (len(ring) - 1) * max(hops, default=0.0)
-
-
-def _from_hub(links: Links, receivers: Sequence[int], size: int) -> float:
-    """Return the seconds until the last receiver has what the hub sends."""
-    return max(
-        _speed(links, "latency_seconds", peer)
-        + _transfer(size, _speed(links, "download_mbps", peer))
-        for peer in receivers
-    )
-
-
-def _by_speed(links: Links, receivers: Sequence[int]) -> list[tuple[float, set[int]]]:
-    """Return the receivers of each downlink speed, the slowest first."""
-    alike: dict[float, set[int]] = {}
-    for receiver in receivers:
-        alike.setdefault(_speed(links, "download_mbps", receiver), set()).add(receiver)
-    return sorted(alike.items())
 
 
 def _downloaded(

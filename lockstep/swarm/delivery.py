@@ -67,17 +67,13 @@ class Outbox:
 
 
 class Delivered(NamedTuple):
-    """The outcome of sending a round's messages, by sender.
+    """The outcome of sending a round's messages, by sender."""
 
-    sent: The bytes that went to everyone. others: An equivocator's other bytes. receivers: Who got
-      those. received: What the bytes decode to, where receivers accept them. arrivals: Seconds from
-      the round's start until a message is at every peer that is present; lost ones are absent.
-    """
-
-    sent: dict[int, Sent]
-    others: dict[int, Sent]
-    receivers: dict[int, tuple[int, ...]]
-    received: dict[int, Tree]
+    sent: dict[int, Sent]  # what went to everyone
+    others: dict[int, Sent]  # what an equivocator sent to others
+    receivers: dict[int, tuple[int, ...]]  # who these are
+    received: dict[int, Tree]  # the messages that receivers accept
+    # seconds from the round's start until a message is at every present peer; of lost ones, none
     arrivals: dict[int, float]
 
 

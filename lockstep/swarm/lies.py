@@ -26,17 +26,13 @@ Leaf = Coefficients | np.ndarray
 
 
 class Parameter(NamedTuple):
-    """What a liar can see of one parameter.
+    """What a liar can see of one parameter."""
 
-    true: Its true message. others: The others' messages. area: A; 0 for a whole array. number: The
-    parameter's index in the message. size: Strength of the fault. rng: Source of randomness.
-    """
-
-    true: Leaf
-    others: list[Leaf]
-    area: int
-    number: int
-    size: float | None
+    true: Leaf  # its true message
+    others: list[Leaf]  # the others' messages
+    area: int  # A; 0 for a whole array
+    number: int  # the parameter's index in the message
+    size: float | None  # strength of the fault
     rng: np.random.Generator
 
 

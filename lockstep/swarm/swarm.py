@@ -121,28 +121,20 @@ class Agreement:
 
 
 class Taken(NamedTuple):
-    """A finished round: its record, and the messages that a transcript keeps, by sender.
-
-    payloads: The messages or, of ones too large to keep, their sketches. others: An equivocator's
-      other message, if messages are kept.
-    """
+    """A finished round: its record, and the messages that a transcript keeps, by sender."""
 
     entry: Entry
-    payloads: dict[int, bytes]
-    others: dict[int, bytes]
+    payloads: dict[int, bytes]  # the messages or, of ones too large to keep, their sketches
+    others: dict[int, bytes]  # an equivocator's other message, if messages are kept
 
 
 class Worked(NamedTuple):
-    """The work of a round and its results.
-
-    given: The work of each peer. done: What each of them did that was not lost. loss: Their mean
-      loss; None where nobody trained. silent: Members that took no part.
-    """
+    """The work of a round and its results."""
 
     given: dict[int, Work]
-    done: dict[int, Done[Sent]]
-    loss: float | None
-    silent: tuple[int, ...]
+    done: dict[int, Done[Sent]]  # by each peer that was not lost
+    loss: float | None  # their mean; None where nobody trained
+    silent: tuple[int, ...]  # members that took no part
 
 
 class NotFiniteError(Exception):

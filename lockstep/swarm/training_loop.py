@@ -57,17 +57,13 @@ class Start(NamedTuple):
 
 
 class Begun(NamedTuple):
-    """Where a training begins or resumes.
+    """Where a training begins or resumes."""
 
-    step: Rounds behind it. state: Its state after them. progress: The run after them. entries:
-      Their record, if it goes on. rest: What its checkpoint holds besides; None at the beginning.
-    """
-
-    step: int
-    state: State
-    progress: RunProgress
-    entries: list[Entry]
-    rest: dict[str, Any] | None
+    step: int  # rounds behind it
+    state: State  # after them
+    progress: RunProgress  # the run after them
+    entries: list[Entry]  # their record, if it goes on
+    rest: dict[str, Any] | None  # what its checkpoint holds besides; None at the beginning
 
     @property
     def absent(self) -> tuple[int, ...]:
