@@ -262,15 +262,8 @@ class _Told(Observer):
             self.on_round(dict(self.measurements.log.curves.train[-1]))
 
 
-def take_rounds(
-    problem: Problem,
-    kept: Kept,
-    log: Log,
-    on_round: Callable[[dict], None] | None,
-    *,
-    show_progress: bool,
-) -> Result:
-    """Take the remaining rounds, and return the result; `on_round` is called with each row."""
+def take_rounds(problem: Problem, kept: Kept, log: Log) -> Result:
+    """Take the remaining rounds, and return the result."""
     asked, settings, programs, data_of_peers, held_out, params = problem
     own, shared = jax.device_get(programs.init(params))
     start = Start(State(params, shared, (own,) * asked.peers), 0, 0)
@@ -287,14 +280,14 @@ def take_rounds(
         if kept.record.checkpoints:
             stack.enter_context(kept.record.checkpoints)
         bar = None
-        if show_progress:
+        if asked.show_progress:
             bar = Progress("simulate", total=asked.steps, unit="round", start=begun.step)
             stack.enter_context(bar)
         if not begun.step:
             measurements.measure()
         faults = FaultSchedule(asked.faults, asked.seed, programs.form)
         swarm = Swarm(settings, peers, data_of_peers.__getitem__, faults)
-        observers = [measurements, _Told(measurements, settings.micro_batch, bar, on_round)]
+        observers = [measurements, _Told(measurements, settings.micro_batch, bar, asked.on_round)]
         training = TrainingLoop(swarm, begun, kept.record, asked.steps, observers, name="simulate")
         try:
             training.take_rounds()

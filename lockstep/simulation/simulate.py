@@ -163,10 +163,5 @@ def simulate(  # noqa: PLR0913 - whoever calls it names them
     if callable(learning_rate):
         described["learning_rate"] = "function"
     kept = Kept(checkpoints_in, checkpoint_every, described)
-    return take_rounds(
-        Problem(asked, round_settings, programs, data_of_peers, held_out, first),
-        kept,
-        Log(logs_in, kept.settings),
-        on_round,
-        show_progress=show_progress,
-    )
+    problem = Problem(asked, round_settings, programs, data_of_peers, held_out, first)
+    return take_rounds(problem, kept, Log(logs_in, kept.settings))

@@ -3,7 +3,7 @@
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -55,10 +55,13 @@ class Script:
         self.thread.join()
 
 
+def done(name: str, request: RequestHeader, arrays: Sequence = (), **more: object) -> list:
+    """The buffers of an answer."""
+    return encode(AnswerHeader(number=request.number, process=name, **more), arrays)
+
+
 def echo(name: str, request: RequestHeader, arrays: list) -> list:
-    return [
-        encode(AnswerHeader(number=request.number, process=name, values=request.values), arrays)
-    ]
+    return [done(name, request, arrays, values=request.values)]
 
 
 def port_of(carrier) -> int:
@@ -115,8 +118,7 @@ def test_each_peer_gets_its_own_request_and_arrays_travel_unchanged(tmp_path):
 
 
 def last_byte(name: str, request: RequestHeader, arrays: list) -> list:
-    last = {"last": int(arrays[0][-1])}
-    return [encode(AnswerHeader(number=request.number, process=name, values=last))]
+    return [done(name, request, values={"last": int(arrays[0][-1])})]
 
 
 @pytest.mark.parametrize("size", [2**24, pytest.param(GIB, marks=pytest.mark.soak)])
@@ -185,7 +187,7 @@ def silence(name: str, request: RequestHeader, arrays: list) -> list:
 
 
 def failure(name: str, request: RequestHeader, arrays: list) -> list:
-    return [encode(AnswerHeader(number=request.number, process=name, error="out of memory"))]
+    return [done(name, request, error="out of memory")]
 
 
 def nonsense(name: str, request: RequestHeader, arrays: list) -> list:
@@ -193,16 +195,16 @@ def nonsense(name: str, request: RequestHeader, arrays: list) -> list:
 
 
 def one_array_too_few(name: str, request: RequestHeader, arrays: list) -> list:
-    return [encode(AnswerHeader(number=request.number, process=name), [np.zeros(4)])[:1]]
+    return [done(name, request, [np.zeros(4)])[:1]]
 
 
 def a_lie_about_its_length(name: str, request: RequestHeader, arrays: list) -> list:
-    header, body = encode(AnswerHeader(number=request.number, process=name), [np.zeros(4)])
+    header, body = done(name, request, [np.zeros(4)])
     return [[header, bytes(body)[:-1]]]
 
 
 def another_version(name: str, request: RequestHeader, arrays: list) -> list:
-    (header,) = encode(AnswerHeader(number=request.number, process=name))
+    (header,) = done(name, request)
     return [[header.replace(b'"version":2', b'"version":1')]]
 
 
@@ -306,8 +308,7 @@ def test_a_frame_of_a_stranger_above_a_part_is_not_waited_for(tmp_path, monkeypa
 
 def test_a_message_above_the_limit_loses_its_peer(tmp_path):
     def many(name: str, request: RequestHeader, arrays: list) -> list:
-        arrays = [np.zeros(2**19, np.uint8)] * 9
-        return [encode(AnswerHeader(number=request.number, process=name), arrays)]
+        return [done(name, request, [np.zeros(2**19, np.uint8)] * 9)]
 
     with carrying(tmp_path, many, echo) as (carrier, _):
         assert carrier.ask({0: asked(1), 1: asked(2)}, 10).keys() == {1}
