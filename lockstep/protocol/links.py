@@ -49,10 +49,10 @@ def arrivals(
         for peer, size in sizes.items()
     }
     if links.topology == "hub" and sizes:
-        largest = max(sizes.values()) if merged is None else merged
+        size = max(sizes.values()) if merged is None else merged
         back = max(
             _speed(links, "latency_seconds", peer)
-            + _transfer(largest, _speed(links, "download_mbps", peer))
+            + _transfer(size, _speed(links, "download_mbps", peer))
             for peer in receivers
         )
         return {peer: max(sent[peer] + back, trained[peer]) for peer in sorted(sizes)}

@@ -1,5 +1,7 @@
 """Lies in form pass for messages, tampered bytes do not, and each is what its row says."""
 
+from functools import partial
+
 import jax
 import numpy as np
 import pytest
@@ -54,23 +56,22 @@ def codes(rng) -> dict:
 
 WHOLE = {"u": 0, "v": {"w": 0}}
 MIXED = {"load": 0, "optimizer": AREAS}
+signs, values = partial(sparse, bool), partial(sparse, bfloat16)
+
+
+def with_load(make):
+    return lambda rng: {"load": load(rng), "optimizer": make(rng)}
+
+
 FORMS = {  # name: (a peer's message, areas, layout)
     "dense": (whole, WHOLE, "lockstep"),
     "codes": (codes, {"scale": 0, "code": 0, "half": 0}, "lockstep"),
-    "signs": (lambda rng: sparse(bool, rng), AREAS, "lockstep"),
-    "values": (lambda rng: sparse(bfloat16, rng), AREAS, "lockstep"),
-    "plain signs": (lambda rng: sparse(bool, rng), AREAS, "psyche"),
-    "plain values": (lambda rng: sparse(bfloat16, rng), AREAS, "psyche"),
-    "signs and load": (
-        lambda rng: {"load": load(rng), "optimizer": sparse(bool, rng)},
-        MIXED,
-        "lockstep",
-    ),
-    "plain values and load": (
-        lambda rng: {"load": load(rng), "optimizer": sparse(bfloat16, rng)},
-        MIXED,
-        "psyche",
-    ),
+    "signs": (signs, AREAS, "lockstep"),
+    "values": (values, AREAS, "lockstep"),
+    "plain signs": (signs, AREAS, "psyche"),
+    "plain values": (values, AREAS, "psyche"),
+    "signs and load": (with_load(signs), MIXED, "lockstep"),
+    "plain values and load": (with_load(values), MIXED, "psyche"),
 }
 
 
