@@ -56,8 +56,10 @@ def _facts(paths: Paths, transcript: Transcript, verdict: dict[str, Any], folder
     header = read_json(transcript.folder / "header.json")
     numbers = read_json(trained / METRICS / "train.json")
     made = artifacts.read_made(paths.made("train"))
-    files = [*sorted(folder.glob("*.safetensors")), shards]
     subject = subject_of_model(header["model"])
+    # beside a workload's params is what its own code wrote, which readers of a card may not have
+    own = folder / "params.safetensors"
+    files = [*([own] if own.is_file() else sorted(folder.glob("*.safetensors"))), shards]
     return Facts(
         keys={stage: paths.keys.key(stage) for stage in STAGES if stage in upstream("export")},
         run_file=card.run_file(lambda _, name: paths.keys.table(name)),

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+
 from lockstep.errors import LockstepError
 from lockstep.optim.optimizer import Tree
 from lockstep.programs.columns import PLAIN, Column
@@ -174,6 +176,15 @@ class Subject(Protocol):
 
     def why_no_texts(self, folder: Path) -> str | None:
         """Return why an export reads and writes no texts, as an error says it; None if it does."""
+
+    def counted_rows(
+        self, run: Run, model: Model, shards: Path
+    ) -> tuple[np.ndarray, np.ndarray] | None:
+        """Return the rows of the train split without which no loss is measured, if there are any.
+
+        Returns:
+          Their indices, int64 [N] ascending, and the rows, int32 [N, W].
+        """
 
 
 def subject_of(run: Run) -> Subject:

@@ -263,7 +263,8 @@ def _write_beginning(
             "expected weights, and numbers in config.json, that give one in float32"
         )
     bitwise = repeats_bit_for_bit(setup)
-    if not (bitwise or setup.programs.form.kept or setup.subject.varies_here):
+    compared = bitwise or setup.programs.form.kept or setup.subject.varies_here
+    if run.workload.repeats and not compared:
         raise LockstepError(
             f"{setup.subject.title(setup.model)}: a step taken twice differs in its bits, and the "
             f"messages of {run.llm.optimizer.tag()} are too large to be kept, so nobody could "

@@ -62,7 +62,10 @@ def _audit(setup: Setup, transcript: Transcript, paths: Paths) -> None:
         work = [(w, [peer for window, peer in replayed if window == w]) for w in windows]
         if why:
             replay = replace(replay, varied=_varied(setup, transcript, work, paths))
-        findings += _replay(replay, work, paths.scratch)
+        if replay.how.tells:
+            findings += _replay(replay, work, paths.scratch)
+        else:
+            replayed = []
     findings = merged(findings)
 
     with paths.building() as folder:

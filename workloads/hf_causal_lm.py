@@ -4,7 +4,7 @@ In its config:
 
 - `model`: the absolute path of a Hugging Face folder, or what a config.json says: new weights.
 - `lora`: arguments of PEFT's `LoraConfig`. Then adapters alone are trained, and travel.
-- `learning_rate`: of AdamW, for an inner loop.
+- `learning_rate`: of AdamW, for an inner loop; the run's schedule scales it.
 """
 
 import torch
@@ -31,9 +31,9 @@ class CausalLM(TorchWorkload):
         return get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **self.config["lora"]))
 
     def loss(self, model, rows):
-        """The mean cross-entropy of all tokens that have a label."""
+        """The cross-entropy of all tokens that have a label: its sum, and how many these are."""
         losses, counted = self.token_losses(model, rows)
-        return losses.sum() / counted.sum().clamp(min=1)
+        return losses.sum(), counted.sum()
 
     def row_losses(self, model, rows):
         """The same of each row."""

@@ -1,8 +1,8 @@
 """A `transformers.Trainer` as it stands, as inner loop: `factory = "hf_trainer:WithTrainer"`.
 
-Its config is that of hf_causal_lm.py, and beside it `arguments`: those of `TrainingArguments` that
-say how a step is taken (`TUNES`). Others write, push or report, and an auditor gives this class the
-config of a stranger. The state of its optimizer goes on from round to round.
+Its config is that of hf_causal_lm.py, and beside it `arguments`: those of `TrainingArguments` in
+`TUNES`. The run says which rows a step takes and how the rate changes; others write, push or
+report, and an auditor gives this class the config of a stranger.
 """
 
 from pathlib import Path
@@ -10,15 +10,13 @@ from pathlib import Path
 import torch
 from hf_causal_lm import CausalLM
 from lockstep_worker import jobs, state_blob
+from torch.optim.lr_scheduler import LambdaLR
 from transformers import Trainer, TrainingArguments
 
-TUNES = (
-    "learning_rate lr_scheduler_type lr_scheduler_kwargs warmup_steps warmup_ratio optim "
-    "optim_args weight_decay adam_beta1 adam_beta2 adam_epsilon max_grad_norm "
-    "gradient_accumulation_steps gradient_checkpointing bf16 fp16 tf32 label_smoothing_factor "
-    "neftune_noise_alpha average_tokens_across_devices full_determinism"
-)
-SILENT = {"report_to": [], "save_strategy": "no", "logging_strategy": "no", "disable_tqdm": True}
+TUNES = """learning_rate optim optim_args weight_decay adam_beta1 adam_beta2 adam_epsilon
+    max_grad_norm gradient_checkpointing bf16 fp16 tf32 label_smoothing_factor full_determinism
+""".split()  # noqa: SIM905 - one name a word
+SILENT = dict(report_to=[], save_strategy="no", logging_strategy="no", disable_tqdm=True)
 
 
 class WithTrainer(CausalLM):
@@ -26,15 +24,14 @@ class WithTrainer(CausalLM):
 
     def __init__(self, config):
         super().__init__(config)
-        if others := sorted(config["arguments"].keys() - set(TUNES.split())):
-            raise ValueError(f"arguments has {others[0]}, expected some of {TUNES}")
+        if others := sorted(config["arguments"].keys() - set(TUNES)):
+            raise ValueError(f"arguments has {others[0]}, expected some of {' '.join(TUNES)}")
 
     def run_inner_loop(self, model, job):
         """As many steps as the job says, over the rows it lists, in their order."""
         steps = [jobs.step_rows(job, step) for step in range(job["num_inner_steps"])]
-        folder = Path(job["output_parameter_pack_path"]).with_name("trainer")
         arguments = TrainingArguments(
-            str(folder),
+            str(Path(job["output_parameter_pack_path"]).with_name("trainer")),
             max_steps=len(steps),
             per_device_train_batch_size=len(steps[0]),
             train_sampling_strategy="sequential",
@@ -46,8 +43,11 @@ class WithTrainer(CausalLM):
         rows = [{"input_ids": row, "labels": row} for rows in steps for row in torch.tensor(rows)]
         trainer = Trainer(model, arguments, train_dataset=rows)
         trainer.create_optimizer()
+        rates = jobs.Rates(trainer.optimizer, job)
         if (given := jobs.given_state(job)) is not None:
             trainer.optimizer.load_state_dict(state_blob.decoded(given))
+        rates.scale(1.0)
+        trainer.lr_scheduler = LambdaLR(trainer.optimizer, rates.factor)
         trained = trainer.train()
         path = jobs.state_path(job)
         path.write_bytes(state_blob.encoded(trainer.optimizer.state_dict()))

@@ -36,7 +36,7 @@ class GRU(TorchWorkload):
         return self.row_losses(model, rows).mean()
 
     def inner_optimizer(self, model):
-        """AdamW, for an inner loop; the run's schedule is its learning rate."""
+        """AdamW, for an inner loop; the run's schedule scales its learning rate."""
         return torch.optim.AdamW(model.parameters())
 
     def row_losses(self, model, rows):

@@ -141,6 +141,7 @@ def simulate(  # noqa: PLR0913 - whoever calls it names them
     held_out = examples.held_out(train_data, eval_data, peers, seed)
     built = arguments.the_optimizer(asked, optimizer, learning_rate)
     if is_module:
+        module.count_over(data_of_peers)
         built, lot = one_by_one(built), asked.rows_of_a_step
         steps_of_torch = HostSteps(built, Lots(built.inner_steps, lot), module, seed)
         programs = Programs(module, built, steps_of_torch, lot=lot)

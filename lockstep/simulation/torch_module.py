@@ -4,8 +4,10 @@ It is bound as a workload's worker binds its model, but in this process: peers t
 module, so however many there are, there is one model and one torch.
 """
 
+import copy
+import hashlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -16,10 +18,12 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from lockstep.errors import LockstepError
 from lockstep.optim.optimizer import Tree
 from lockstep.simulation.arguments import check_call
+from lockstep.simulation.examples import PeerData
 from lockstep.simulation.loss_task import PeerRows
 
 TorchLoss = Callable[[Any, Any], Any]
-"""loss_fn(module, batch) -> scalar tensor."""
+"""loss_fn(module, batch) -> scalar tensor, or a sum and the number of what counts in it."""
+COUNTED = 1024  # examples over which the statistics of batch norms are computed
 
 
 def is_module(params: Any) -> bool:
@@ -58,6 +62,7 @@ class TorchModule:
             )
         self.shards = Path()  # no examples of `simulate` are files
         self.micro_batch, self._bits, self._loss_fn = micro_batch, bits, loss_fn
+        self._mean = bound_model.mean
         self._bound = bound_model.BoundModel(_Given(module, loss_fn), 0, lambda name: True)
         self._names = {
             tuple(tensor["name"].split(".")): tuple(tensor["shape"])
@@ -68,6 +73,17 @@ class TorchModule:
         self._bound.open(self._params, self._grads)
         self._bound.init()
         self.first = self._tree(self._params)
+        self._to_count: list[Any] = []
+        self._counted = b""  # hash of the params at which statistics stand
+
+    def count_over(self, data: Sequence[PeerData]) -> None:
+        """Compute statistics of batch norms over examples of these, before anything is measured."""
+        if self._bound.state.counted:
+            size = self.micro_batch
+            lots = -(-COUNTED // (size * len(data)))
+            for each in data:
+                starts = range(0, min(lots * size, each.examples.count), size)
+                self._to_count += [each.take(np.arange(at, at + size)).examples for at in starts]
 
     # ---- The task ----
 
@@ -90,13 +106,10 @@ class TorchModule:
         return self
 
     def restored(self, nested: Tree) -> dict[str, Any]:
-        """Return the module's whole state dict, with copies of these params in it."""
-        torch, arrays = sys.modules["torch"], flatten_dict(nested, sep=".")
-        state = self._bound.model.state_dict()
-        for name, tensor in state.items():
-            array = arrays.get(self._bound.tied.get(name, name))
-            state[name] = tensor.clone() if array is None else torch.from_numpy(np.array(array))
-        return state
+        """Return the module's state dict at these params: with what stays, and statistics."""
+        self._take(nested)
+        self._count()
+        return copy.deepcopy(self._bound.current().state_dict())
 
     # ---- What it computes ----
 
@@ -115,23 +128,39 @@ class TorchModule:
         """Return the mean loss of some examples, and its gradient: NumPy arrays."""
         self._take(params)
         self._bits.seed_generators(seed)
-        count, total = len(rows_N.peer), 0.0
+        count = len(rows_N.peer)
         self._bound.begin()
+        try:
+            return self._mean_gradient(rows_N, count)
+        except self._bits.ContractError as error:
+            raise LockstepError(f"simulate: {error}") from None
+
+    def _mean_gradient(self, rows_N: PeerRows, count: int) -> tuple[float, Tree]:
+        total = 0.0
         for first in range(0, count, self.micro_batch):
             batch = jax.tree.map(lambda x, at=first: x[at : at + self.micro_batch], rows_N)
             weight = len(batch.peer) / count
-            total += weight * self._bound.accumulate(self._tensors(batch.examples), weight)
-        self._bound.finish()
-        return total, self._tree(self._grads)
+            total += self._bound.accumulate(self._tensors(batch.examples), weight)
+        return total / self._bound.finish(), self._tree(self._grads)
 
     def measure(self, params: Tree, batch: Tree) -> float:
         """Return the mean loss of a batch, as the module is when it does not train."""
         torch = sys.modules["torch"]
         self._take(params)
-        module = self._bound.state()
+        self._count()
+        module = self._bound.current()
         module.eval()
         with torch.no_grad():
-            return float(self._loss_fn(module, self._tensors(batch)))
+            return float(self._mean(self._loss_fn(module, self._tensors(batch))))
+
+    def _count(self) -> None:
+        """Compute statistics of batch norms, unless they stand at these params already."""
+        if self._to_count:
+            digest = hashlib.sha256(b"".join(self._params.values())).digest()
+            if digest != self._counted:
+                self._bits.seed_generators(0)
+                self._bound.count_statistics(map(self._tensors, self._to_count))
+                self._counted = digest
 
     def close(self) -> None:
         """There is no process."""

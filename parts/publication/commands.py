@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from parts.publication.claims import Verified
     from parts.publication.fetch import Found, Limits
     from parts.publication.layout import ReaderAsks
+    from pipeline.audit.given_bundle import WorkerOfReader
 
 app = typer.Typer()
 
@@ -30,6 +31,10 @@ LONGEST = 1000  # characters of a reason, which may quote a stranger's file
 WorkerPython = Annotated[
     str,
     typer.Option(help="Python that runs a workload, with its packages: yours, not the author's."),
+]
+WorkerModule = Annotated[str, typer.Option(metavar="MODULE", help="Module that serves a workload.")]
+WorkerPath = Annotated[
+    list[str] | None, typer.Option(metavar="FOLDER", help="Where a worker finds modules; repeats.")
 ]
 ReadersSeed = Annotated[
     str | None, typer.Option(help="Your word: draws which of the published windows are repeated.")
@@ -124,6 +129,8 @@ def verify(  # noqa: PLR0913 - each is an option
         float, typer.Option(min=0.1, max=3600, help="Seconds without a byte that are a failure.")
     ] = 10,
     worker_python: WorkerPython = "",
+    worker_module: WorkerModule = "",
+    worker_path: WorkerPath = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     attest: AttestFile = None,
 ) -> None:
@@ -131,6 +138,7 @@ def verify(  # noqa: PLR0913 - each is an option
     from lockstep.machine import allocator
     from parts.publication.fetch import Limits
     from parts.publication.layout import ReaderAsks
+    from pipeline.audit import given_bundle
     from pipeline.runfile import Network
 
     allocator.tune()
@@ -140,7 +148,8 @@ def verify(  # noqa: PLR0913 - each is an option
     asks = ReaderAsks(seed, windows, checkpoint, shards, tasks, key)
     seen: list[Found] = []
     try:
-        verified = _verify(source, root, limits, asks, worker_python, seen)
+        worker = given_bundle.WorkerOfReader(worker_python, worker_module, tuple(worker_path or ()))
+        verified = _verify(source, root, limits, asks, worker, seen)
         outcome, said, text = verified.outcome, verified.to_json(), verified.text
     except LockstepError as error:
         outcome, said = _outcome(error), {"reason": str(error), "bitwise": False, "claims": {}}
@@ -193,6 +202,8 @@ def replay(
         int, typer.Option(min=1, help="The most that the bundle's files may have together.")
     ] = 4,
     worker_python: WorkerPython = "",
+    worker_module: WorkerModule = "",
+    worker_path: WorkerPath = None,
 ) -> None:
     """Replay a finding from its bundle; exit with status 1 if the finding is not confirmed."""
     from lockstep.machine import allocator
@@ -200,10 +211,11 @@ def replay(
     from pipeline.stage import devices
 
     allocator.tune()
-    devices.prepare(given_bundle.read_run(folder, max_gb, worker_python))
+    worker = given_bundle.WorkerOfReader(worker_python, worker_module, tuple(worker_path or ()))
+    devices.prepare(given_bundle.read_run(folder, max_gb, worker))
     from pipeline.audit import bundle
 
-    raise typer.Exit(bundle.show(folder, max_gb, worker_python))
+    raise typer.Exit(bundle.show(folder, max_gb, worker))
 
 
 def _verify(
@@ -211,7 +223,7 @@ def _verify(
     root: Path,
     limits: "Limits",
     asks: "ReaderAsks",
-    worker_python: str = "",
+    worker: "WorkerOfReader | None" = None,
     seen: "list[Found] | None" = None,
 ) -> "Verified":
     """Return what is known of a publication; all that is printed meanwhile goes to stderr.
@@ -237,7 +249,7 @@ def _verify(
                 folder = found.bring(place, skip)
                 here = [folder / name for name in publication.files if name not in skip]
                 with given_files.unchanged(here), _release_said(publication.release):
-                    run = given_bundle.read_run(folder / layout.PROOF, limits.max_gb, worker_python)
+                    run = given_bundle.read_run(folder / layout.PROOF, limits.max_gb, worker)
                     if precision := layout.matmul_precision(folder):
                         os.environ.setdefault("JAX_DEFAULT_MATMUL_PRECISION", precision)
                     devices.prepare(run)

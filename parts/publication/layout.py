@@ -11,6 +11,7 @@
     proof/rows/00151-003.safetensors
                                    the sequences of a published window: first round, peer
     proof/held_out.safetensors     the held-out sequences
+    proof/counted.safetensors      the sequences that batch norms' statistics are computed over
     proof/transcript/              all rounds, hashes and messages, and what the peers of the
                                    published windows owned; some files are packed (transcript.py)
     model.sig                      who signed all of these, if anybody did (signature.py)
@@ -151,7 +152,7 @@ def _is_known(name: str, exported: tuple[str, ...] | None) -> bool:
     if "/" not in name and exported is not None:
         return name in exported
     return (
-        name in (HELD_OUT, RUN, CARD, "config.json", *RECORDS, *COMPANIONS)
+        name in (HELD_OUT, artifacts.COUNTED, RUN, CARD, "config.json", *RECORDS, *COMPANIONS)
         or name in map(made, STAGES)
         or re.fullmatch(rf"{WEIGHTS}|{ROW_FILE}|{TRANSCRIPT}/({PARTS})", name, re.ASCII) is not None
     )

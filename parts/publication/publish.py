@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from lockstep import __version__
 from lockstep.errors import LockstepError, hide
-from lockstep.files import sha256_file, write_bytes, write_json, write_text
+from lockstep.files import read_json, sha256_file, write_bytes, write_json, write_text
 from lockstep.machine.progress import size
 from lockstep.transcript.transcript import Transcript
 from parts.publication import aside, layout, signature
@@ -24,7 +24,7 @@ from pipeline.language_model import held_out
 from pipeline.runfile.importer import toml
 from pipeline.runfile.psyche import DESTINATION_FORM, destination
 from pipeline.stage import lock
-from pipeline.stage.artifacts import Paths, verify
+from pipeline.stage.artifacts import COUNTED, Paths, verify
 from pipeline.stage.keys import STAGES
 from pipeline.start import begin
 from pipeline.subject import subject_of, subject_of_model
@@ -75,6 +75,7 @@ def write(
     _check_repeatable(settings, run)
     with lock.hold(root / "data" / ".export.lock"):  # so that the stage cannot replace it meanwhile
         exported = with_results(accepted(paths), paths)
+        _check_method(paths)
         only = EXPORTS.get(subject_of(settings).model_file)
         if only is not None:
             exported = [file for file in exported if file.name in only]
@@ -202,6 +203,8 @@ def _write_proof(
     if len(held.rows_NW):
         rows = given_rows.GivenRows(HELD_OUT, held.indices_N, held.rows_NW)
         given_rows.write(folder / HELD_OUT, rows, held.indices_N)
+    if (counted := subject_of(run).counted_rows(run, model, shards)) is not None:
+        given_rows.write(folder / COUNTED, given_rows.GivenRows(COUNTED, *counted), counted[0])
     said = {"columns": columns, "rounds": transcript.hash}
     return said, len(layout.possible(transcript, every, kept))
 
@@ -210,6 +213,16 @@ def _copy(pairs: Iterable[tuple[Path, Path]]) -> None:
     for source, target in pairs:
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, target)
+
+
+def _check_method(paths: Paths) -> None:
+    path = paths.out("witness") / "verdict.json"
+    verdict = read_json(path)
+    if verdict["method"] == "none":
+        raise LockstepError(
+            f"{path}: the run cannot be audited, because {verdict['why_not_bitwise']}, expected "
+            "one that readers can verify"
+        )
 
 
 # ---- The export ----

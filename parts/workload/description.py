@@ -3,6 +3,7 @@
 import hashlib
 import json
 from itertools import pairwise
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import jax
@@ -15,7 +16,7 @@ from lockstep.optim.optimizer import Tree
 from lockstep.tables.explain import validate
 from lockstep.tables.table import AsTuple, Table, wrong
 from pipeline import runfile
-from pipeline.stage.keys import PROJECT, WORKLOADS, digest_of_source
+from pipeline.stage.keys import PROJECT, WORKLOADS, digest_of_files, files_of_factory
 
 FILE = "workload.json"
 SOURCE = PROJECT / WORKLOADS  # where the code of workloads is
@@ -39,9 +40,9 @@ class KeptTensor(Table):
     """A tensor of floating-point numbers that stays as it is."""
 
     name: TensorName
-    why: Literal["frozen", "excluded", "buffer"]
+    why: Literal["frozen", "excluded", "buffer", "statistics"]
     """frozen: it takes no gradient. excluded: the run file's patterns leave it out. buffer: it is
-    no parameter, as the statistics of a batch norm."""
+    no parameter. statistics: of a batch norm, computed anew before anything reads them."""
 
 
 class Description(Table):
@@ -49,7 +50,7 @@ class Description(Table):
 
     factory: str
     code: Sha256
-    """Hash of the table [workload] and of all code in workloads/."""
+    """Hash of the table [workload] and of the factory's code in workloads/."""
     tensors: Annotated[tuple[Tensor, ...], Field(min_length=1), AsTuple]
     frozen: Annotated[tuple[KeptTensor, ...], AsTuple]
     integers: Annotated[tuple[TensorName, ...], AsTuple]
@@ -69,6 +70,11 @@ class Description(Table):
                 within, outer = ".".join(following), ".".join(name)
                 raise wrong("tensors", f"no tensor {within!r} in or beside tensor {outer!r}")
         return self
+
+    @property
+    def counts_rows(self) -> bool:
+        """Whether it has statistics of rows, as batch norms do."""
+        return any(tensor.why == "statistics" for tensor in self.frozen)
 
     @property
     def parameters(self) -> int:
@@ -105,11 +111,27 @@ class Description(Table):
 def code_hash(run: runfile.Run) -> str:
     """Return the hash of what decides a workload's results but for data and machine.
 
-    SHA-256 over the table `[workload]` and the names and contents of all files in workloads/.
+    SHA-256 over the table `[workload]`, and names and contents of the factory's files.
     """
-    table = run.workload.model_dump(mode="json")
-    text = json.dumps({"workload": table, "code": digest_of_source(SOURCE)}, sort_keys=True)
+    table, files = run.workload.model_dump(mode="json"), files_of(run)
+    text = json.dumps({"workload": table, "code": digest_of_files(files)}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def files_of(run: runfile.Run) -> dict[str, Path]:
+    """Return the files of workloads/ that a run's factory consists of (`files_of_factory`).
+
+    Raises:
+      LockstepError: Its module is not there.
+    """
+    factory = run.workload.factory
+    if files := files_of_factory(factory, SOURCE):
+        return files
+    module = factory.partition(":")[0].replace(".", "/")
+    raise LockstepError(
+        f"workload.factory is {factory!r}, expected module:name with the module "
+        f"{WORKLOADS}/{module}.py"
+    )
 
 
 def of_model(model: dict[str, Any], where: object) -> Description:
@@ -121,18 +143,3 @@ def of_model(model: dict[str, Any], where: object) -> Description:
     if "workload" not in model:
         raise LockstepError(f"{where}: a model of models/, expected that of workload.factory")
     return validate(Description, model["workload"], f"{where}: workload")
-
-
-def check_factory(run: runfile.Run) -> None:
-    """Check that the module of the factory is in workloads/.
-
-    Raises:
-      LockstepError: There is no such file.
-    """
-    module = run.workload.factory.partition(":")[0].replace(".", "/")
-    paths = (SOURCE / f"{module}.py", SOURCE / module / "__init__.py")
-    if not any(path.is_file() for path in paths):
-        raise LockstepError(
-            f"workload.factory is {run.workload.factory!r}, expected module:name with the module "
-            f"{WORKLOADS}/{module}.py"
-        )

@@ -2,9 +2,10 @@
 
     params.safetensors    the params that peers agreed on, by the workload's names
     workload.json         the workload's description of itself, and the hash of its code
+    statistics.safetensors    those of batch norms at these params, if it has any
     ...                   what its method `save` writes, such as a Hugging Face folder
 
-The first two are ours: the audit is of these params. The others are the workload's word.
+The first ones are ours: the audit is of these params. The others are the workload's word.
 """
 
 import shutil
@@ -19,6 +20,7 @@ from lockstep.files import write_json
 from lockstep.optim.optimizer import Tree
 from lockstep.transcript import tensorfile
 from lockstep.transcript.tensorfile import TensorFile
+from lockstep.transcript.trees import save_tree
 from parts.workload.description import FILE, Description
 from parts.workload.worker import Worker
 from pipeline import runfile
@@ -26,7 +28,7 @@ from pipeline.language_model import held_out
 from pipeline.language_model.held_out import HeldOutRows, MeanLoss
 from pipeline.stage.given_files import check_file
 
-PARAMS, CARD = "params.safetensors", "README.md"
+PARAMS, STATISTICS, CARD = "params.safetensors", "statistics.safetensors", "README.md"
 SAVES = "save"  # the capability of a workload that writes files of its own
 
 
@@ -39,6 +41,8 @@ def write(
       LockstepError: The workload writes a link, or a file that is ours.
     """
     write_params(folder, described, lambda name: params[name.replace(".", "/")], dtype)
+    if statistics := worker.statistics(read(folder, described)):
+        save_tree(folder / STATISTICS, statistics)
     if SAVES not in worker.capabilities:
         return
     saved = folder / ".saved"
@@ -50,7 +54,7 @@ def write(
     for path in sorted(saved.iterdir()):
         if path.name == CARD:  # PEFT writes one; the card of the run takes its place
             continue
-        if path.name in (PARAMS, FILE):
+        if path.name in (PARAMS, STATISTICS, FILE):
             raise LockstepError(
                 f"workload {described.factory}: save: found {path.name} among its files, expected "
                 "another name: that one is Lockstep's"

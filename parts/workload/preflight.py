@@ -1,18 +1,73 @@
 """What a workload adds to the table of `lockstep check`: what its worker says of the model."""
 
 from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
 
 from pipeline.preflight.row import CheckRow, Look, Mark
 from pipeline.runfile import Run
+from pipeline.stage.keys import OUT
+from pipeline.tokens.shards import SHARDS, read_shards
+
+SHOWN = 8  # names of tensors of a kind
+
+
+def lines(run: Run) -> Iterator[str]:
+    """Start a run's worker once, and yield what it says of its model, for people to read.
+
+    Raises:
+      LockstepError: It does not start, or cannot do what the run asks of it.
+    """
+    from parts.workload.subject import rows_of
+    from parts.workload.worker import GRADIENT, Worker, drawn_rows
+
+    workload, shards = run.workload, Path(OUT["download"])
+    listed = read_shards(shards) if (shards / SHARDS).is_file() else None
+    if listed and listed.row_length not in (None, run.llm.max_seq_len):
+        listed = None  # of another run
+    with closing(Worker(run, rows_of(run, listed))) as worker:
+        told, environment = worker.describe(), worker.environment
+        able, loss = worker.capabilities, None
+        if listed and GRADIENT in able:
+            rows_NW = drawn_rows(run, shards)[1][: run.peers.micro_batch]
+            loss, _ = worker.gradient(worker.init(), rows_NW, seed=0)
+    if loss is not None:
+        yield f"loss         {loss:.6g} at first, of {len(rows_NW)} rows of {shards}"
+    yield f"workload     {workload.factory}, code and settings of hash {told.code[:12]}"
+    yield f"local steps  {_who(run)}"
+    yield f"capabilities {', '.join(sorted(able))}"
+    yield f"layout       {told.layout_hash}"
+    names = [f"{tensor.name} {[*tensor.shape]}" for tensor in told.tensors]
+    yield f"travels      {told.parameters:,} numbers in {len(names):,} tensors: {_some(names)}"
+    for why in ("frozen", "excluded", "buffer", "statistics"):
+        if kept := [tensor.name for tensor in told.frozen if tensor.why == why]:
+            does = "are computed anew to measure and export" if why == "statistics" else "stay"
+            yield f"{why:<13}{len(kept):,} tensors {does}: {_some(kept)}"
+    if told.integers:
+        yield f"integers     {len(told.integers):,} tensors stay: {_some(told.integers)}"
+    for name, other in told.tied.items():
+        yield f"tied         {name} is {other}, and travels once"
+    for name, value in environment.items():
+        yield f"{name.removeprefix('worker_'):<13}{value}"
+
+
+def _who(run: Run) -> str:
+    steps = run.llm.inner_steps
+    each = "each round" if steps == 1 else f"{steps} in each round"
+    if run.workload.inner == "gradient":
+        return f"{each}, by {run.llm.optimizer.tag()} on the workload's gradients"
+    return f"{each}, by the workload's own optimizer ({run.workload.inner})"
+
+
+def _some(names: list[str] | tuple[str, ...]) -> str:
+    more = len(names) - SHOWN
+    return ", ".join(names[:SHOWN]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def _described(run: Run) -> Iterator[CheckRow]:
-    if run.workload.factory:
-        from parts.workload import sanity
-
-        for line in sanity.lines(run):
-            name, _, said = line.partition(" ")
-            yield CheckRow(Mark.FINE, name, said.strip())
+    for line in lines(run) if run.workload.factory else ():
+        name, _, said = line.partition(" ")
+        yield CheckRow(Mark.FINE, name, said.strip())
 
 
 NEEDS = ()

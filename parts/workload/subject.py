@@ -9,6 +9,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, NoReturn
 
+import numpy as np
+
 from lockstep.errors import LockstepError
 from lockstep.files import read_json, sha256_file, write_json
 from lockstep.optim.optimizer import Tree
@@ -17,16 +19,16 @@ from lockstep.programs.local_steps import HostSteps, Lots, one_by_one
 from lockstep.programs.train_step import Programs
 from lockstep.tables.explain import validate_json
 from lockstep.transcript.tensorfile import TensorFile
-from lockstep.transcript.trees import save_tree
+from lockstep.transcript.trees import load_arrays, save_tree
 from lockstep.wire.commitment import flatten
 from parts.workload import export_folder
 from parts.workload.description import FILE, Description, code_hash, of_model
 from parts.workload.export_folder import OpenedWorkload
-from parts.workload.inner.steps import InnerSteps, with_state
-from parts.workload.worker import NO_ROWS, RowSpec, Worker
+from parts.workload.inner_loop import InnerSteps, with_state
+from parts.workload.worker import NO_ROWS, RowSpec, Worker, drawn_rows
 from pipeline import runfile
 from pipeline.runfile.method import learning_rate_of_run, optimizer_of_run
-from pipeline.stage.artifacts import listing_sha256
+from pipeline.stage.artifacts import COUNTED, listing_sha256
 from pipeline.tokens.rows import FILES, ArrayRows, FileRows, TokenRows
 from pipeline.tokens.shards import Shards
 from pipeline.weights import hf
@@ -79,7 +81,7 @@ class WorkloadSubject:
 
     def read_model(self, run: runfile.Run, path: Path, listed: Shards | None) -> dict[str, Any]:
         """Return what the workload said of itself in stage convert, and what a row is."""
-        return {"workload": read_json(path), "rows": _rows(run, listed)}
+        return {"workload": read_json(path), "rows": rows_of(run, listed)}
 
     def check_model(self, run: runfile.Run, model: dict[str, Any], where: object) -> None:
         """Check that its rows fit the run, and that its code here is the code that trained."""
@@ -196,8 +198,9 @@ class WorkloadSubject:
         checkpoint: Path,
     ) -> None:
         """Write its params, its description, and what its method `save` writes."""
-        del tokenizer, checkpoint
+        del checkpoint
         with closing(self._worker(run, model)) as worker:
+            worker.shards = tokenizer.parent  # of stage download, as the tokenizer
             told = of_model(model, HEADER)
             export_folder.write(folder, worker, told, params, run.export.dtype)
 
@@ -219,6 +222,8 @@ class WorkloadSubject:
         """Return the params, and a worker that measures them."""
         worker = self._worker(run, model)
         worker.shards = shards or worker.shards
+        if (given := folder / COUNTED).is_file():
+            worker.rows_to_count = _given_rows(run, model, given)
         return OpenedWorkload(run, worker, self.exported_params(model, folder))
 
     def why_no_texts(self, folder: Path) -> str | None:
@@ -230,6 +235,14 @@ class WorkloadSubject:
             "save can write: what the params mean only its own code knows"
         )
 
+    def counted_rows(
+        self, run: runfile.Run, model: dict[str, Any], shards: Path
+    ) -> tuple[np.ndarray, np.ndarray] | None:
+        """Return the rows over which the statistics of its batch norms are computed, if any."""
+        if not of_model(model, HEADER).counts_rows:
+            return None
+        return drawn_rows(run, shards)
+
     def _worker(self, run: runfile.Run, model: dict[str, Any]) -> Worker:
         return Worker(run, model["rows"], of_model(model, HEADER))
 
@@ -237,13 +250,22 @@ class WorkloadSubject:
 SUBJECT = WorkloadSubject()
 
 
-def _rows(run: runfile.Run, listed: Shards | None) -> RowSpec:
+def rows_of(run: runfile.Run, listed: Shards | None) -> RowSpec:
     """Return a worker's description of a row of the data."""
     if listed is None:
         return NO_ROWS
     if listed.rows is not None:
         return listed.rows.model_dump(mode="json")
     return {"kind": "tokens", "columns": [*listed.columns], "length": run.llm.max_seq_len}
+
+
+def _given_rows(run: runfile.Run, model: dict[str, Any], path: Path) -> np.ndarray:
+    """Return rows that a stranger published: int32 [N, W]."""
+    width = run.llm.max_seq_len * len(model["rows"].get("columns", PLAIN))
+    rows_NW = load_arrays(path).get("rows", np.zeros(0))
+    if rows_NW.dtype != np.int32 or rows_NW.shape != (len(rows_NW), width) or not rows_NW.size:
+        raise LockstepError(f"{path}: expected rows of {width} numbers")
+    return rows_NW
 
 
 def _check_rows(run: runfile.Run, rows: Any, where: object) -> None:

@@ -1,5 +1,8 @@
 """A workload in its process, as a run uses it: params go in, losses and gradients come out."""
 
+import hashlib
+import logging
+import shutil
 import sys
 import tempfile
 import threading
@@ -13,17 +16,21 @@ import numpy as np
 
 from lockstep.errors import LockstepError
 from lockstep.optim.optimizer import Tree
+from lockstep.programs.permutation import permute
 from lockstep.tables.explain import validate
 from parts.workload import worker_models
-from parts.workload.description import SOURCE, Description, check_factory, code_hash
-from parts.workload.process.messages import WorkerError
+from parts.workload.description import SOURCE, Description, code_hash, files_of
+from parts.workload.process.messages import WorkerDiedError, WorkerError
 from parts.workload.process.shared_arrays import SharedArrays
-from parts.workload.process.watched import Watched
-from parts.workload.process.worker_process import WorkerCommand, WorkerProcess
+from parts.workload.process.worker_process import LOG, WorkerCommand, WorkerProcess
 from parts.workload.worker_models import Started, text_of
 from pipeline import runfile
-from pipeline.stage.given_files import check_file
+from pipeline.stage.given_files import check_file, walk
 from pipeline.stage.keys import OUT
+from pipeline.tokens.sequences import Sequences
+from pipeline.tokens.shards import read_shards
+
+log = logging.getLogger(__name__)
 
 Reply = TypeVar("Reply")
 RowSpec = dict[str, Any]
@@ -31,6 +38,7 @@ RowSpec = dict[str, Any]
 # burn_p2p's methods say no number of threads, which decides bits, so the environment does
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 GRADIENT = "gradient"  # the capability of our own worker, which burn_p2p's has not
+COUNTED_ROWS = 1024  # of the train split, over which statistics of batch norms are computed
 NO_ROWS: RowSpec = {"kind": "tokens", "columns": ["inputs"], "length": 1}  # before there are data
 
 
@@ -47,13 +55,15 @@ class Worker:
     """
 
     def __init__(self, run: runfile.Run, rows: RowSpec, expected: Description | None = None):
-        check_factory(run)
+        files_of(run)  # or it is refused at once
         self.run, self.rows, self.expected = run, rows, expected
         self.shards = Path(OUT["download"])
+        self.rows_to_count: np.ndarray | None = None  # once they are read
         self.name = f"workload {run.workload.factory}"
         self._lock = threading.Lock()
         self._begun: Started | None = None
-        self._watched: Watched | None = None
+        self._counted = b""  # hash of the params at which statistics stand
+        self._facts: dict[Path, tuple] | None = None  # of files that it must not change
         self._folder: tempfile.TemporaryDirectory | None = None
 
     # ---- What it computes ----
@@ -124,6 +134,7 @@ class Worker:
         """Return the loss of each row: float32 [N]; NaN where it is no finite number."""
 
         def ask(begun: Started) -> np.ndarray:
+            self._count_statistics(begun, params)
             losses = begun.process.call("measure", _put(begun, params, rows_NW)).get("losses")
             if not isinstance(losses, list) or len(losses) != len(rows_NW):
                 raise self._error("measure", f"{_short(losses)}", f"{len(rows_NW)} losses")
@@ -139,6 +150,7 @@ class Worker:
             if begun.arrays is None:
                 with worker_models.model_of(begun, params) as model:
                     return begun.process.call("evaluate", {"model_id": model, "split": split})
+            self._count_statistics(begun, params)
             _put_params(begun, params)
             return begun.process.call("evaluate_params", {"split": split})
 
@@ -155,10 +167,15 @@ class Worker:
 
         return self.ask(ask)
 
+    def statistics(self, params: Tree) -> dict[str, np.ndarray]:
+        """Return the statistics of batch norms at these params, by name; {} if there are none."""
+        return self.ask(lambda begun: self._count_statistics(begun, params, again=True))
+
     def save(self, params: Tree, folder: Path) -> None:
         """Have the workload write its model, at these params, into an empty folder."""
 
         def ask(begun: Started) -> None:
+            self._count_statistics(begun, params)
             _put_params(begun, params)
             begun.process.call("save_params", {"path": str(folder.absolute())})
 
@@ -168,13 +185,22 @@ class Worker:
         """End the process.
 
         Raises:
-          LockstepError: It changed files that are not its own.
+          LockstepError: It changed files that are not its own, or imported what is not in its hash.
         """
         with self._lock:
-            self._end()
-        watched, self._watched = self._watched, None
-        if watched and sys.exc_info()[0] is None:  # else something worse is under way
-            watched.check(self.name)
+            begun = self._begun
+            try:
+                if begun and sys.exc_info()[0] is None:
+                    self._check_imports(begun.process)
+            finally:
+                self._end()
+        facts, self._facts = self._facts, None
+        if facts and sys.exc_info()[0] is None:  # else something worse is under way
+            now = self._facts_of_files()
+            changed = sorted(path for path in facts | now if facts.get(path) != now.get(path))
+            if changed:
+                what = f"{changed[0]} changed while it ran"
+                raise self._error("close", what, "it to write in its own folder only")
 
     # ---- Its process ----
 
@@ -184,34 +210,106 @@ class Worker:
             if self._begun is None:
                 self._begun = self._begin()
             try:
-                return ask(self._begun)
+                try:
+                    return ask(self._begun)
+                except WorkerDiedError as error:  # it remembers nothing, so a new one answers too
+                    log.warning(f"{self._kept(error)}; a new process is asked once more")
+                    self._end()
+                    self._begun = self._begin()
+                    return ask(self._begun)
+            except WorkerError as error:
+                self._end()
+                raise type(error)(self._kept(error)) from error
             except BaseException:
                 self._end()
                 raise
+
+    def _kept(self, error: WorkerError) -> str:
+        """Keep the log of a worker that failed, and return the error with the place of the copy."""
+        text = str(error)
+        if self._folder is None or (log_file := f"{self._folder.name}/{LOG}") not in text:
+            return text
+        data, temporary = self.shards.parent, Path(tempfile.gettempdir()) / f"lockstep-{LOG}"
+        kept = data / "logs" / LOG if data.is_dir() else temporary
+        with suppress(OSError):
+            kept.parent.mkdir(exist_ok=True)
+            shutil.copyfile(log_file, kept)
+        return text.replace(log_file, str(kept))
+
+    def _facts_of_files(self) -> dict[Path, tuple]:
+        """Return size, time and inode of its code, and of what the run begins with."""
+        # before a run begins, stage convert may be making its result beside another stage
+        init = self.shards.parent / Path(OUT["convert"]).name
+        begun = walk(init) if self.expected and init.is_dir() else ()
+        facts = {}
+        for path in (*files_of(self.run).values(), *(path for _, path in begun)):
+            with suppress(FileNotFoundError):
+                status = path.stat(follow_symlinks=False)
+                facts[path] = status.st_size, status.st_mtime_ns, status.st_ino
+        return facts
+
+    def _check_imports(self, process: WorkerProcess) -> None:
+        """Check that all that it has imported from workloads/ is in the hash of its code."""
+        if not process.hello.files:  # burn_p2p's worker does not say
+            return
+        here = [Path(file).resolve() for file in process.greet().files]
+        known = {file.resolve() for file in files_of(self.run).values()}
+        source = SOURCE.resolve()
+        if more := [file for file in here if file.is_relative_to(source) and file not in known]:
+            raise self._error(
+                "hello",
+                f"it has imported {more[0].name} by other means than an import statement",
+                "`import NAME` in its file: else that code is not in the hash of the run",
+            )
 
     def _begin(self) -> Started:
         if self._folder is None:
             self._folder = tempfile.TemporaryDirectory(prefix="lockstep-worker-")
         folder = Path(self._folder.name)
-        if self._watched is None:
-            # before a run begins, stage convert may be making its result beside another stage
-            begun = [Path(OUT["convert"])] if self.expected else []
-            self._watched = Watched((SOURCE, *begun))
-        process = WorkerProcess.start(_command(self.run), folder)
+        if self._facts is None:
+            self._facts = self._facts_of_files()
+        process, self._counted = WorkerProcess.start(_command(self.run), folder), b""
         try:
             self._check_able(process)
             probe = process.call("capability_probe", {})
             device = text_of(probe, "runtime_device", f"{self.name}: capability_probe")
             asked = {"state_dict_filter": self.patterns, "seed": self.run.workload.seed}
-            if GRADIENT not in process.hello.capabilities:
-                return Started(process, self._planned(process, device), device, None, asked)
-            told = self._described(process)
-            arrays = SharedArrays(folder, told.parameters, 0)
-            _share(process, arrays)
+            arrays, shares = None, GRADIENT in process.hello.capabilities
+            told = self._described(process) if shares else self._planned(process, device)
+            self._check_imports(process)
+            if shares:
+                arrays = SharedArrays(folder, told.parameters, 0)
+                _share(process, arrays)
         except BaseException:
             process.close()
             raise
         return Started(process, told, device, arrays, asked)
+
+    def _count_statistics(
+        self, begun: Started, params: Tree, *, again: bool = False
+    ) -> dict[str, np.ndarray]:
+        """Have statistics of batch norms computed at these params, unless they stand already.
+
+        They are those of rows that the seed draws: whoever has the params and these rows gets the
+        same.
+        """
+        if not begun.description.counts_rows:
+            return {}
+        _put_params(begun, params)
+        digest = hashlib.sha256(begun.arrays.params).digest()
+        if digest == self._counted and not again:
+            return {}
+        if self.rows_to_count is None:
+            self.rows_to_count = drawn_rows(self.run, self.shards)[1]
+        asked = _put(begun, params, self.rows_to_count)
+        values = begun.process.call("statistics", asked).get("values")
+        if not isinstance(values, dict):
+            raise self._error("statistics", f"values = {_short(values)}", "a table")
+        self._counted = digest
+        try:
+            return {name: np.array(value, np.float32) for name, value in values.items()}
+        except (TypeError, ValueError) as error:
+            raise self._error("statistics", str(error), "arrays of numbers") from None
 
     def _check_able(self, process: WorkerProcess) -> None:
         """Check that the worker can do what the run asks of it."""
@@ -320,6 +418,20 @@ class Worker:
         return WorkerError(f"{self.name}: {method}: {found}, expected {expected}")
 
 
+def drawn_rows(run: runfile.Run, shards: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Return the rows over which statistics of batch norms are computed: indices, int32 [N, W].
+
+    They are of whole micro-batches, since a batch norm needs two rows.
+    """
+    length = run.llm.max_seq_len
+    data = Sequences(shards, read_shards(shards), "train", length, run.runtime)
+    size = run.peers.micro_batch
+    count = min(COUNTED_ROWS, len(data)) // size * size or len(data)
+    drawn = hashlib.sha256(f"rows to count of seed {run.workload.seed}".encode()).digest()
+    indices_N = np.sort(permute(drawn, np.arange(count), len(data)))
+    return indices_N, data.take(indices_N)
+
+
 def _command(run: runfile.Run) -> WorkerCommand:
     runtime, workload = run.runtime, run.workload
     return WorkerCommand(
@@ -327,7 +439,7 @@ def _command(run: runfile.Run) -> WorkerCommand:
         module=runtime.worker_module,
         factory=workload.factory,
         config=workload.config,
-        path=(SOURCE, *map(Path, runtime.worker_path)),
+        path=(SOURCE, *(Path(folder).expanduser() for folder in runtime.worker_path)),
         env=dict.fromkeys(THREADS, str(run.peers.threads)) | runtime.worker_env,
         start_seconds=runtime.worker_start_seconds,
         answer_seconds=runtime.answer_seconds,

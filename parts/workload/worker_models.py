@@ -8,12 +8,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from lockstep.errors import LockstepError
 from lockstep.optim.optimizer import Tree
-from parts.workload import pack
 from parts.workload.description import Description
 from parts.workload.process.messages import WorkerError
 from parts.workload.process.shared_arrays import SharedArrays
 from parts.workload.process.worker_process import WorkerProcess
+from parts.workload.python.lockstep_worker import pack_files
+from pipeline.stage.given_files import check_file
 
 
 class Started(NamedTuple):
@@ -44,19 +46,26 @@ def text_of(answer: dict, key: str, what: str) -> str:
 
 def write_params(folder: Path, told: Description, params: Tree) -> None:
     """Write params as a pack."""
-    values = np.concatenate([np.asarray(leaf).reshape(-1) for leaf in told.leaves(params)])
-    pack.write_pack(folder, values, layout_hash=told.layout_hash, schema_hash=told.code)
+    facts = {"model_schema_hash": told.code, "layout_hash": told.layout_hash}
+    pack_files.write(folder, (np.asarray(leaf) for leaf in told.leaves(params)), facts)
 
 
 def read_params(folder: Path, told: Description) -> Tree:
     """Return the params of a pack that a worker or a command wrote.
 
     Raises:
-      LockstepError: It is not a whole pack, or of another model.
+      LockstepError: It is not a whole pack, of another model, or its values are no finite numbers.
     """
-    values = pack.read_pack(
-        folder, count=told.parameters, layout_hash=told.layout_hash, schema_hash=told.code
-    )
+    for path in {folder / pack_files.MANIFEST, *(folder.iterdir() if folder.is_dir() else ())}:
+        check_file(path, folder)  # no link that leads elsewhere
+    try:
+        values = pack_files.read(folder, told.layout_hash, told.code, told.parameters)
+    except (ValueError, OSError, RecursionError) as error:
+        raise LockstepError(" ".join(str(error).split())) from error
+    if not np.isfinite(values).all():
+        bad = int(np.flatnonzero(~np.isfinite(values))[0])
+        where = folder / pack_files.VALUES
+        raise LockstepError(f"{where}: value {bad} is {values[bad]}, expected finite numbers")
     return told.tree(values)
 
 

@@ -34,7 +34,7 @@ from lockstep.transcript.windows import Window
 from pipeline import runfile
 from pipeline.audit import given_rows, honest, verdict_text
 from pipeline.audit.audit import audit_ends, audit_header, audit_rounds
-from pipeline.audit.given_bundle import RUN, read_run
+from pipeline.audit.given_bundle import RUN, WorkerOfReader, read_run
 from pipeline.audit.replay import Replay
 from pipeline.audit.tolerance import why_not_bitwise
 from pipeline.audit.verdict import Finding, contradictions
@@ -175,13 +175,13 @@ class Bundle(NamedTuple):
     audited: list[Finding]
 
 
-def show(folder: Path, max_gb: int, worker_python: str = "") -> int:
+def show(folder: Path, max_gb: int, worker: WorkerOfReader | None = None) -> int:
     """Repeat a bundle's replay and print what it confirms; return 0 if that is all, else 1.
 
     Raises:
       LockstepError: It is not a bundle, or not as it was written.
     """
-    bundle = read(folder, max_gb, worker_python)
+    bundle = read(folder, max_gb, worker)
     replay = bundle.replay
     if bundle.peers and not replay.bitwise:  # learn here how far honest bits are apart
         varied = honest.measure(replay.setup, replay.transcript, replay.present)
@@ -208,7 +208,7 @@ def show(folder: Path, max_gb: int, worker_python: str = "") -> int:
     return 0 if confirmed == len(claims) else 1
 
 
-def read(folder: Path, max_gb: int, worker_python: str = "") -> Bundle:
+def read(folder: Path, max_gb: int, worker: WorkerOfReader | None = None) -> Bundle:
     """Read a bundle, and check all that can be checked without training.
 
     Its files may have at most `max_gb` 10^9 bytes together.
@@ -216,7 +216,7 @@ def read(folder: Path, max_gb: int, worker_python: str = "") -> Bundle:
     Raises:
       LockstepError: A file is missing, was added or changed, or contradicts the others.
     """
-    run = read_run(folder, max_gb, worker_python)
+    run = read_run(folder, max_gb, worker)
     manifest = _read_manifest(folder)
     transcript = Transcript(folder / TRANSCRIPT)
     header, entries = transcript.header, transcript.rounds

@@ -1,6 +1,7 @@
 """A bundle before any of its files is hashed or computed with; imports no JAX."""
 
 from pathlib import Path
+from typing import NamedTuple
 
 from lockstep.errors import LockstepError
 from lockstep.files import read_json
@@ -11,11 +12,19 @@ from pipeline.stage.given_files import check_regular
 RUN = "run.json"
 
 
-def read_run(folder: Path, max_gb: int, worker_python: str = "") -> runfile.Run:
+class WorkerOfReader(NamedTuple):
+    """The keys of [runtime] by which a reader runs a workload; what is empty is Lockstep's own."""
+
+    worker_python: str = ""
+    worker_module: str = ""
+    worker_path: tuple[str, ...] = ()
+
+
+def read_run(folder: Path, max_gb: int, worker: WorkerOfReader | None = None) -> runfile.Run:
     """Return the run that a bundle is of.
 
     Its files have at most `max_gb` 10^9 bytes together: each is hashed, most will be in memory. The
-    reader's `worker_python` runs the workload, if the run is of one; empty is Lockstep's own.
+    reader's `worker` runs the workload, if the run is of one.
 
     Raises:
       LockstepError: The bundle is too large, has something else than files, no valid run, or one
@@ -38,4 +47,5 @@ def read_run(folder: Path, max_gb: int, worker_python: str = "") -> runfile.Run:
             f"{folder / RUN}: workload.command is {list(run.workload.command)}, expected none: a "
             "stranger's command is not run"
         )
-    return run.model_copy(update={"runtime": runfile.Runtime(worker_python=worker_python)})
+    given = {name: value for name, value in (worker or WorkerOfReader())._asdict().items() if value}
+    return run.model_copy(update={"runtime": runfile.Runtime(**given)})

@@ -8,6 +8,7 @@ Where nothing was measured, the bounds are fixed.
 """
 
 import itertools
+import math
 from collections.abc import Collection, Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
@@ -47,6 +48,8 @@ PeersOfWindows = Sequence[tuple[Window, Sequence[int]]]
 def why_not_bitwise(setup: Setup, header: Header) -> str | None:
     """Return why a replay here cannot be compared bit for bit, or None."""
     run = setup.run
+    if not run.workload.repeats:
+        return "[workload] repeats = false"
     if run.peers.layout != "each":
         return f"[peers] layout = {run.peers.named_layout} is another program than a lone peer's"
     if not header.bitwise:
@@ -60,12 +63,16 @@ def why_not_bitwise(setup: Setup, header: Header) -> str | None:
 def limit(run: runfile.Run, repeats: float | None, learnt: float | None = None) -> float:
     """Return the largest distance that is accepted, of a message or of what a window ends with.
 
-    `repeats` is the largest among an auditor's honest repeats, if there are any; `learnt` the
-    largest among its honest messages, params or states of other bits, if measured.
+    It is infinite where a step does not repeat well enough to tell a lie from an honest repeat:
+    nobody is accused by what the auditor's own repeats do not show. `repeats` is the largest among
+    an auditor's honest repeats, if there are any; `learnt` the largest among its honest messages,
+    params or states of other bits, if measured.
     """
     fixed = TOLERANCE[run.peers.precision]
+    if not run.workload.repeats:
+        return math.inf
     if repeats is not None:
-        return max(fixed, min(MOST, MARGIN * repeats))
+        return math.inf if not MARGIN * repeats <= MOST else max(fixed, MARGIN * repeats)
     if learnt is None:
         return fixed
     return min(MOST, max(LEAST[run.peers.precision], MARGIN * learnt))
@@ -216,7 +223,7 @@ def repeated(setup: Setup, transcript: Transcript, present: PeersOfWindows) -> f
     their size, the longer a model has been trained. Repeats say how far bits scatter on this
     machine, and nothing of another one.
     """
-    if setup.subject.varies_here or not present:
+    if setup.subject.varies_here or not present or not setup.run.workload.repeats:
         return None
     group = device_groups(jax.devices(), setup.programs.parts)[0]
     chosen = present[:: -(-len(present) // SNAPSHOTS)]

@@ -3,6 +3,7 @@
 Docs: docs/explanation/verification.md.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Literal, NamedTuple
@@ -80,8 +81,9 @@ class Verdict(Table):
     """Whether stage export may write weights."""
     policy: Literal["applied", "strict"]
     """[witness] policy: whether findings that got into the params refuse the run, or any."""
-    method: Literal["bitwise", "tolerance"]
-    """How replays were compared with what was sent."""
+    method: Literal["bitwise", "tolerance", "none"]
+    """How replays were compared with what was sent; none where an honest step does not repeat, so
+    that a replay shows nothing: such a run cannot be audited."""
     why_not_bitwise: str | None
     """Why bits could not be compared; null if they were."""
     tolerance: float | None
@@ -165,6 +167,11 @@ class How(NamedTuple):
     repeats: float | None = None  # the largest distance among an auditor's honest repeats
     varied: Varied | None = None  # what the auditor measured of other bits
 
+    @property
+    def tells(self) -> bool:
+        """Whether a replay can tell a lie from an honest step."""
+        return self.limit is None or math.isfinite(self.limit)
+
 
 def judge(
     run: runfile.Run,
@@ -189,10 +196,10 @@ def judge(
     return Verdict(
         accepted=accepts(run.witness.policy, findings) and empty < len(transcript.rounds),
         policy=run.witness.policy,
-        method="tolerance" if how.why else "bitwise",
+        method="none" if not how.tells else "tolerance" if how.why else "bitwise",
         why_not_bitwise=how.why,
-        tolerance=how.limit,
-        params_tolerance=how.params_limit,
+        tolerance=how.limit if how.tells else None,
+        params_tolerance=how.params_limit if how.tells else None,
         own_tolerance=how.own_limits,
         repeats=how.repeats,
         varied=how.varied,

@@ -66,8 +66,8 @@ def summarize(verdict: dict) -> str:
     """Return the verdict in one line."""
     line = (
         f"{_outcome(verdict)}: {verdict['audited_rounds']:,} rounds audited, "
-        f"{len(verdict['replayed_windows'])} of {verdict['windows']} windows replayed "
-        + ("bit for bit" if verdict["method"] == "bitwise" else "within a tolerance")
+        f"{len(verdict['replayed_windows'])} of {verdict['windows']} windows replayed"
+        + {"bitwise": " bit for bit", "tolerance": " within a tolerance"}.get(verdict["method"], "")
     )
     if verdict["empty_rounds"]:
         line += f"; nothing was applied in {_empty(verdict)}"
@@ -127,6 +127,8 @@ def compared(
     if why_not_bitwise is None:
         return "bit for bit"
     measured = "" if repeats is None else f" (honest repeats here were up to {repeats:.3g} apart)"
+    if tolerance is None:
+        return f"not at all{measured}, because {why_not_bitwise}"
     return f"within a tolerance of {tolerance:.3g}{measured}, because {why_not_bitwise}"
 
 
@@ -234,7 +236,9 @@ def printable(text: str) -> str:
 
 
 def _outcome(verdict: dict) -> str:
-    return "accepted" if verdict["accepted"] else "REFUSED"
+    if not verdict["accepted"]:
+        return "REFUSED"
+    return "CANNOT BE AUDITED" if verdict["method"] == "none" else "accepted"
 
 
 def _rounds(replayed: Iterable[dict]) -> str:

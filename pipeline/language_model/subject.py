@@ -144,6 +144,9 @@ class LanguageModelSubject:
         del model, shards
         return OpenedLanguageModel(run, folder, exported.read(folder, scan=run.peers.scan_layers))
 
+    def counted_rows(self, run: runfile.Run, model: dict[str, Any], shards: Path) -> None:
+        """Return None: a loss needs the held-out rows alone."""
+
     def why_no_texts(self, folder: Path) -> str | None:
         """Return None: it reads and writes texts."""
         del folder

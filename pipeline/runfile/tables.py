@@ -246,6 +246,9 @@ class Workload(Table):
     """Shell patterns of the names of the params that are trained; empty means all."""
     exclude: Globs = ()
     """Shell patterns of the names of params that stay as they are, of those included."""
+    repeats: bool = Field(default=True, exclude_if=bool)
+    """Whether the same params, rows and seed give the same step. With false the run is trained all
+    the same, and its verdict is that it cannot be audited."""
     inner: Literal["gradient", "worker", "command"] = "gradient"
     """What the workload computes. gradient: gradients, and the run's optimizer takes the local
     steps. worker: all local steps of a round, by its own optimizer, in its method run_inner_loop.

@@ -16,6 +16,7 @@ from lockstep.files import read_json, sha256_file, write_bytes, write_json, writ
 from pipeline.stage.keys import OUT, RUN_FILE, STAGES, Keys, needs
 
 METRICS = "metrics"
+COUNTED = "proof/counted.safetensors"  # rows of a publication, see `Subject.counted_rows`
 # What a result can depend on besides the key; recorded for later comparison.
 RECORDED = ("jax", "jaxlib", "flax", "optax", "numpy", "ml_dtypes", "safetensors", "tokenizers")
 

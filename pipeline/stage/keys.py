@@ -9,8 +9,10 @@ question, "does the file of the current key exist?", and cannot disagree. Only d
 tables, code and stages. Nothing heavy is imported, because every Snakemake job reads this file.
 """
 
+import ast
 import hashlib
 import json
+from collections.abc import Mapping
 from functools import cached_property, reduce
 from pathlib import Path
 
@@ -103,7 +105,10 @@ class Keys:
             if table != "workload" or asked or name != MADE_BY_WORKLOAD
         }
         used = [path for path in code(name) if path != WORKLOADS or asked]
-        rooms = {path: digest_of_source(PROJECT / path) for path in used}
+        rooms = {path: digest_of_source(PROJECT / path) for path in used if path != WORKLOADS}
+        if WORKLOADS in used:
+            factory = self.table("workload")["factory"]
+            rooms[WORKLOADS] = digest_of_files(files_of_factory(factory, PROJECT / WORKLOADS))
         return tables | rooms | {f"stage {need}": self.key(need) for need in needs(name)}
 
     def _runs_workload(self, name: str) -> bool:
@@ -130,8 +135,52 @@ def digest_of_source(path: Path) -> str:
     files = [file for file in files if "__pycache__" not in file.parts]
     if not files:
         raise LockstepError(f"dvc.yaml: {path.relative_to(PROJECT)} is missing, expected source")
+    return digest_of_files({file.relative_to(path.parent).as_posix(): file for file in files})
+
+
+def digest_of_files(files: Mapping[str, Path]) -> str:
+    """Return the SHA-256 of names and the contents of their files, in this order."""
     digest = hashlib.sha256()
-    for file in files:
-        digest.update(f"{file.relative_to(path.parent).as_posix()}\0".encode())
+    for name, file in files.items():
+        digest.update(f"{name}\0".encode())
         digest.update(hashlib.sha256(file.read_bytes()).digest())
     return digest.hexdigest()
+
+
+def files_of_factory(factory: str, folder: Path) -> dict[str, Path]:
+    """Return the files of a folder that a factory, module:name, consists of, by their names in it.
+
+    These are the file of its module, those of the folder that it imports by import statements, and
+    so on. A package counts with all that is in it.
+    """
+    found: dict[str, Path] = {}
+    todo, known = [factory.partition(":")[0].partition(".")[0]], set[str]()
+    while todo:
+        if (name := todo.pop()) in known:
+            continue
+        known.add(name)
+        package, file = folder / name, folder / f"{name}.py"
+        if file.is_file() and not (package / "__init__.py").is_file():
+            files = [file]
+        else:
+            files = [path for path in package.rglob("*") if path.is_file()]
+        for path in files:
+            if "__pycache__" not in path.parts:
+                found[path.relative_to(folder).as_posix()] = path
+                todo += _imported(path) if path.suffix == ".py" else ()
+    return dict(sorted(found.items()))
+
+
+def _imported(path: Path) -> set[str]:
+    """Return the top names of the modules that a file imports anywhere in it."""
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError):  # whoever runs it is told
+        return set()
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.add(node.module.partition(".")[0])
+    return names

@@ -11,9 +11,10 @@ import numpy as np
 from lockstep.errors import LockstepError
 from lockstep.files import read_json
 from lockstep.programs.columns import Column
+from lockstep.programs.local_steps import Work
 from lockstep.programs.placement import device_groups
 from lockstep.programs.replica import Replica
-from lockstep.programs.train_step import Programs
+from lockstep.programs.train_step import PeerResult, Programs
 from lockstep.swarm.peers import RoundSettings, Rows
 from lockstep.swarm.training_loop import Start
 from lockstep.transcript.state import State
@@ -29,6 +30,10 @@ from pipeline.tokens.shards import read_shards
 from pipeline.weights.earlier_run import EARLIER, trained_steps
 
 log = logging.getLogger(__name__)
+
+# How far the results of a user's step may be apart when it is repeated: of losses by a process that
+# keeps something, of other losses, both relative, and of messages (see `tolerance.limit`).
+ROUNDING, MOST_LOSS, MOST_APART = 1e-5, 1e-3, 0.125
 
 
 @dataclass(frozen=True)
@@ -118,17 +123,70 @@ def blank(
 
 
 def repeats_bit_for_bit(setup: Setup) -> bool:
-    """Return whether this machine gives a peer's first steps the same bits twice: a self-test."""
+    """Return whether this machine gives a peer's first steps the same bits twice: a self-test.
+
+    A user's own code is asked again after other rows at other params, and once more in a fresh
+    process.
+
+    Raises:
+      LockstepError: That code gives what differs beyond rounding, and the run file does not say so.
+    """
     programs, (state, step, index) = setup.programs, setup.start
     group = device_groups(jax.devices(), programs.parts)[0]
     replica = Replica.put(programs, group, state.params, state.shared)
-    span = index, index + programs.optimizer.inner_steps - 1  # a row for each local step
-    work = setup.settings.work(programs, setup.data, span, setup.settings.peers)
+    peers, of_user = setup.settings.peers, not setup.subject.varies_here
+    # A row for each local step, or a micro-batch: a batch norm, say, needs two rows.
+    count = programs.optimizer.inner_steps * (setup.settings.micro_batch if of_user else 1)
+    count = min(count, max(setup.settings.capacity(peers), programs.optimizer.inner_steps))
 
-    def once() -> str:  # `own` is donated, so each time a copy
-        return tree_hash(replica.step(group.put(state.own[0]), work, step + 1))
+    def work(first: int) -> Work:
+        return setup.settings.work(programs, setup.data, (first, first + count - 1), peers)
 
-    return once() == once()
+    def once(work: Work, replica: Replica = replica) -> PeerResult:
+        own = group.put(state.own[0])  # donated, so each time a copy
+        return jax.device_get(replica.step(own, work, step + 1))
+
+    rows = work(index)
+    if not of_user:
+        return tree_hash(once(rows)) == tree_hash(once(rows))
+    programs.steps.close()  # it starts anew
+    first = once(rows)
+    moved = jax.tree.map(lambda x: np.float32(1.01) * x, state.params)
+    once(work(index + count), Replica.put(programs, group, moved, state.shared))
+    again = once(rows)
+    programs.steps.close()
+    fresh = once(rows)
+    same, same_fresh = (tree_hash(first) == tree_hash(other) for other in (again, fresh))
+    if not (same and same_fresh) and setup.run.workload.repeats:
+        losses = [float(result.loss) for result in (first, again, fresh)]
+        _check_repeats(setup, losses, carried=same_fresh)
+        if programs.form.kept:
+            own = group.put(state.own[0])
+            far = float(replica.compare(own, rows, step + 1, first.message)[0])
+            if not far <= MOST_APART:
+                raise _not_repeated(setup, f"messages at a distance of {far:.3g}")
+    return same and same_fresh
+
+
+def _check_repeats(setup: Setup, losses: list[float], *, carried: bool) -> None:
+    """Check that losses of the same step differ by rounding alone.
+
+    carried: Whether a fresh process repeats the step to the bit, and one that took others does not.
+    """
+    first, again, fresh = losses
+    most = (ROUNDING if carried else MOST_LOSS) * abs(first)
+    for other, where in ((again, "after another step"), (fresh, "in a fresh process")):
+        if not (abs(first - other) <= most or np.isnan(first + other)):
+            raise _not_repeated(setup, f"loss {first:.6g} and, {where}, {other:.6g}")
+
+
+def _not_repeated(setup: Setup, what: str) -> LockstepError:
+    return LockstepError(
+        f"{setup.subject.title(setup.model)}: the same params, rows and seed gave {what}, expected "
+        "a step that repeats: nothing that is kept from step to step, and random numbers of the "
+        "seeded generators of Python, NumPy and torch alone; or [workload] repeats = false, with "
+        "which nobody can audit the run"
+    )
 
 
 def _read_start(init: Path, run: runfile.Run, programs: Programs) -> Start:

@@ -23,6 +23,10 @@ PACKAGES = (
 )
 
 
+class ContractError(ValueError):
+    """A model or a loss is not as a workload has to be; the text is one line."""
+
+
 def environment(device: str) -> dict:
     """Return the versions of imported packages, the machine, the device and its threads."""
     imported = {name: sys.modules[name] for name in PACKAGES if name in sys.modules}
@@ -66,3 +70,15 @@ def address(tensor: Any) -> Any:
     if not tensor.numel() or tensor.is_meta:
         return object()
     return tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride()), str(tensor.device)
+
+
+def real(tensor: Any) -> Any:
+    """Return a torch tensor as it travels: a complex one as pairs of real numbers."""
+    return sys.modules["torch"].view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def like(values: np.ndarray, tensor: Any) -> Any:
+    """Return values that travelled as a torch tensor: a complex one, over them, if `tensor` is."""
+    torch = sys.modules["torch"]
+    found = torch.from_numpy(values)
+    return torch.view_as_complex(found) if tensor.is_complex() else found

@@ -1,7 +1,8 @@
 """A torch model bound to mapped arrays: parameters are read there, gradients written there.
 
 On a CPU a float32 parameter *is* the mapped memory, and its `.grad` too, so that nothing is copied.
-Parameters of another dtype, or on another device, travel as float32 and are copied.
+Parameters of another dtype, or on another device, travel as float32 and are copied; a complex64
+one is a view of its pairs.
 """
 
 import os
@@ -13,7 +14,10 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # or a GPU does not
 
 import torch
 
-from . import bits
+from . import bits, module_state
+
+WATCHED = 2  # points at which it is seen whether a step moves what stays: a copy of the parameters
+# that follows them is still where they are at the first
 
 
 def on_device(rows: Any, device: torch.device) -> Any:
@@ -23,37 +27,26 @@ def on_device(rows: Any, device: torch.device) -> Any:
     return torch.from_numpy(rows).to(device) if isinstance(rows, np.ndarray) else rows
 
 
-class Travelling:
-    """The exchanged arrays of a model, by name in order, and its other names.
+def parts(loss: Any) -> tuple[torch.Tensor, float | None]:
+    """Return what a loss function returned, and what counts in it: None if it is a mean.
 
-    A tensor with several names, or several parameters over one memory, travels once: under the
-    first of its names that may.
+    Raises:
+        ContractError: it is neither a tensor of one value nor a sum and the number of what counts.
     """
+    value, count = loss if isinstance(loss, tuple) and len(loss) == 2 else (loss, None)
+    if not isinstance(value, torch.Tensor) or value.numel() != 1 or not value.is_floating_point():
+        kind = f"{value.dtype} of shape {list(value.shape)}" if torch.is_tensor(value) else value
+        raise bits.ContractError(
+            f"loss: found {kind!r}; expected a tensor with one value, the mean, or a sum and the "
+            "number of what counts in it"
+        )
+    return value, None if count is None else float(count)
 
-    def __init__(self, model: torch.nn.Module, travels: Any):
-        self.parameters: dict[str, list[torch.nn.Parameter]] = {}
-        self.tied: dict[str, str] = {}
-        first: dict[Any, str] = {}
-        named = sorted(model.named_parameters(remove_duplicate=False))
-        places = {name: bits.address(parameter) for name, parameter in named}
-        for name, parameter in named:
-            if parameter.requires_grad and travels(name) and places[name] not in first:
-                first[places[name]] = name
-                self.parameters[name] = []
-        self.stays: list[tuple[str, str, torch.Tensor]] = []
-        for name, parameter in named:
-            home = first.get(places[name])
-            if home is None:
-                why = "excluded" if parameter.requires_grad else "frozen"
-                self.stays.append((why, name, parameter))
-                continue
-            if name != home:
-                self.tied[name] = home
-            if not any(parameter is known for known in self.parameters[home]):
-                self.parameters[home].append(parameter)
-        for name, buffer in sorted(model.named_buffers()):
-            why = "buffer" if buffer.is_floating_point() else "integer"
-            self.stays.append((why, name, buffer))
+
+def mean(loss: Any) -> torch.Tensor:
+    """Return the mean that a loss function returned, or that follows from its sum."""
+    value, count = parts(loss)
+    return value if count is None else value / max(count, 1.0)
 
 
 class BoundModel:
@@ -65,12 +58,11 @@ class BoundModel:
         if self.device.type == "cuda":
             torch.use_deterministic_algorithms(True, warn_only=True)
         self.model = workload.model().to(self.device)
-        found = Travelling(self.model, travels)
-        self.parameters, self.tied, self.stays = found.parameters, found.tied, found.stays
-        self.tensors = [
-            {"name": name, "shape": list(ones[0].shape), "dtype": str(ones[0].dtype)}
-            for name, ones in self.parameters.items()
-        ]
+        self.state = module_state.state_of(self.model, travels)
+        self.tensors, self.stays = self.state.tensors, self.state.stays
+        self.parameters, self.tied = self.state.trained, self.state.tied
+        self._movement: module_state.Movement | None = None
+        self._watched_at = set[float]()  # sums of the parameters
         # What the model writes into while it computes, as it was.
         self.buffers = [
             (module, key, buffer, buffer.clone())
@@ -83,19 +75,21 @@ class BoundModel:
     def open(self, params: dict[str, np.ndarray], gradients: dict[str, np.ndarray]) -> None:
         """Read parameters here and write gradients there, float32 by name."""
         self.initial = {name: ones[0].data for name, ones in self.parameters.items()}
-        self.params = {name: torch.from_numpy(view) for name, view in params.items()}
-        self.gradients = {name: torch.from_numpy(view) for name, view in gradients.items()}
+        self.params, self.gradients = (
+            {n: bits.like(view, self.parameters[n][0]) for n, view in views.items()}
+            for views in (params, gradients)
+        )
 
     def init(self) -> None:
         """Write the parameters as they begin."""
         if self.initial is None:  # they have been let go of
             bits.seed_generators(self.seed)
-            made = Travelling(self.workload.model(), self.travels).parameters
+            made = module_state.state_of(self.workload.model(), self.travels).trained
             self.initial = {name: ones[0].data for name, ones in made.items()}
         for name, value in self.initial.items():
             self.params[name].copy_(value)
 
-    def state(self) -> torch.nn.Module:
+    def current(self) -> torch.nn.Module:
         """The model with the parameters as they are now."""
         self._take_params()
         return self.model
@@ -112,41 +106,68 @@ class BoundModel:
     def begin(self) -> None:
         """Called before the micro-batches of a gradient."""
         self._take_params()
+        if len(self._watched_at) < WATCHED:
+            sums = (bits.real(value).double().abs().sum() for value in self.params.values())
+            self._watched_at.add(float(sum(sums)))
+            self._movement = module_state.Movement(self.model, self.state, of_gradient=True)
         self.model.train()
+        self._count = 0.0
         for name, ones in self.parameters.items():
             self.gradients[name].zero_()
             for parameter in ones:
                 parameter.grad = self.gradients[name] if _mappable(parameter) else None
 
     def accumulate(self, rows: Any, weight: float) -> float:
-        """Add the gradient of some rows, weighted; their mean loss."""
-        loss = self.workload.loss(self.model, on_device(rows, self.device))
-        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-            found = f"shape {list(loss.shape)}" if isinstance(loss, torch.Tensor) else repr(loss)
-            raise ValueError(f"loss: {found}; a tensor with one value expected")
-        (loss if weight == 1 else loss * weight).backward()
+        """Add the gradient of some rows, a share of all; return what they add to the loss."""
+        loss, count = parts(self.workload.loss(self.model, on_device(rows, self.device)))
+        if count is None:
+            (loss if weight == 1 else loss * weight).backward()
+            return weight * float(loss.detach())
+        loss.backward()
+        self._count += count
         return float(loss.detach())
 
-    def finish(self) -> None:
-        """Write the missing gradients, and restore buffers."""
+    def finish(self) -> float:
+        """Write the missing gradients, restore buffers, and return what divides the loss.
+
+        That is what all micro-batches count, if `loss` gives sums: so the size of a micro-batch
+        changes nothing beyond rounding.
+        """
         for name, ones in self.parameters.items():
             into = self.gradients[name]
             for parameter in ones:
                 grad = parameter.grad
                 if grad is not None and grad.data_ptr() != into.data_ptr():
                     into += grad.to_dense().to(into.device, into.dtype)
+            if self._count:
+                into /= self._count
+        if self._movement is not None:
+            self._movement.check()
+            self._movement = None
+        self._restore()
+        return self._count or 1.0
+
+    def count_statistics(self, lots: Any) -> None:
+        """Compute the statistics of batch norms anew, at the current parameters, over lots of rows.
+
+        They stand until they are computed again: a gradient puts back what it moves of them.
+        """
+        self._take_params()
+        on = (on_device(rows, self.device) for rows in lots)
+        module_state.count_statistics(self.model, on, self.workload.loss)
+        counted = {id(buffer) for buffer in self.state.counted.values()}
+        for _, _, buffer, before in self.buffers:
+            if id(buffer) in counted:
+                before.copy_(buffer)
         self._restore()
 
     def losses(self, rows: Any) -> np.ndarray:
         """The mean loss of each row, in evaluation's mode."""
         self._take_params()
-        was = self.model.training
-        self.model.eval()
         try:
-            with torch.no_grad():
+            with torch.no_grad(), module_state.training(self.model, mode=False):
                 found = self.workload.row_losses(self.model, on_device(rows, self.device))
         finally:
-            self.model.train(was)
             self._restore()
         return found.detach().double().cpu().numpy()
 
@@ -158,4 +179,4 @@ class BoundModel:
 
 
 def _mappable(parameter: torch.Tensor) -> bool:
-    return parameter.dtype == torch.float32 and parameter.device.type == "cpu"
+    return parameter.dtype in (torch.float32, torch.complex64) and parameter.device.type == "cpu"

@@ -6,23 +6,24 @@ of its request, and a hello the version and the types of burn_p2p's worker proto
 
 import json
 import math
-import struct
 from typing import Annotated, Any, NoReturn
 
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError
 
 from lockstep.errors import RequestError, StepError, brief
 from lockstep.files import once
-from lockstep.tables.table import Table
+from lockstep.tables.table import AsTuple, Table
 
-FRAME_BYTES = 2**26  # at most, of a request or an answer: arrays go by path
-HEADER = struct.Struct(">Q")
 SHOWN = 400  # characters of what a worker says
 MOST = 1000  # capabilities of a worker, and lines of its environment
 
 
 class WorkerError(StepError):
     """A worker, or a command in its place, did not do its work."""
+
+
+class WorkerDiedError(WorkerError):
+    """A worker's process ended while it computed an answer: out of memory, say."""
 
 
 class NoWorkerError(WorkerError, RequestError):
@@ -68,6 +69,8 @@ class WorkerHello(Table):
         dict[SaidText, SaidText], Field(max_length=MOST), BeforeValidator(_as_text)
     ] = {}
     """What decides bits: versions of packages, machine, device, threads."""
+    files: Annotated[tuple[str, ...], Field(max_length=MOST), AsTuple] = ()
+    """Files of Python that it has imported from the folders of PYTHONPATH; ours alone says so."""
 
 
 def _are_texts(found: Any) -> bool:
@@ -89,33 +92,6 @@ def hello_of(result: dict) -> WorkerHello:
         raise MessageError(
             f"{brief(where)} is {found}, expected a hello of protocol 1 or 2: {first['msg']}"
         ) from None
-
-
-def frame(request: dict) -> bytes:
-    """Return a request as it is sent.
-
-    Raises:
-      MessageError: it is too long, or has a value that JSON does not have.
-    """
-    try:
-        body = json.dumps(request, allow_nan=False).encode()
-    except (TypeError, ValueError) as error:
-        raise MessageError(f"its params are no JSON ({error}), expected plain values") from None
-    if len(body) > FRAME_BYTES:
-        raise MessageError(f"a request of {len(body)} bytes, expected at most {FRAME_BYTES}")
-    return HEADER.pack(len(body)) + body
-
-
-def length_of(header: bytes) -> int:
-    """Return the length of the answer that follows.
-
-    Raises:
-      MessageError: It is 0 or above `FRAME_BYTES`.
-    """
-    (length,) = HEADER.unpack(header)
-    if not 0 < length <= FRAME_BYTES:
-        raise MessageError(f"an answer of {length} bytes, expected 1 to {FRAME_BYTES}")
-    return length
 
 
 def result_of(body: bytes, number: int) -> dict:

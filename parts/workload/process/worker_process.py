@@ -27,9 +27,11 @@ from parts.workload.process.messages import (
     MessageError,
     NoWorkerError,
     RefusedError,
+    WorkerDiedError,
     WorkerError,
     WorkerHello,
 )
+from parts.workload.python.lockstep_worker import frames
 
 # what a worker may import of ours
 PYTHON = Path(__file__).parents[1] / "python", Path(lockstep.__file__).parent / "python"
@@ -125,11 +127,7 @@ class WorkerProcess:
                 raise
         worker = cls(command, folder, group, connection)
         try:
-            result = worker.call("hello", {}, max(0.0, deadline - time.monotonic()))
-            worker.hello = messages.hello_of(result)
-        except MessageError as error:
-            worker.close()
-            raise WorkerError(f"{command.name}: hello: {error}") from None
+            worker.hello = worker.greet(max(0.0, deadline - time.monotonic()))
         except BaseException:
             worker.close()
             raise
@@ -145,6 +143,17 @@ class WorkerProcess:
     def running(self) -> bool:
         """Whether the process takes calls: it has not ended, and was not killed."""
         return not self._lost and self.group.child.poll() is None
+
+    def greet(self, seconds: float | None = None) -> WorkerHello:
+        """Return what the worker says of itself by now.
+
+        Raises:
+          WorkerError: As in `call`, or it says nonsense.
+        """
+        try:
+            return messages.hello_of(self.call("hello", {}, seconds))
+        except MessageError as error:
+            raise self._error("hello", str(error)) from None
 
     def call(self, method: str, params: dict, seconds: float | None = None) -> dict:
         """Return the result of a method, within `seconds` or the command's `answer_seconds`.
@@ -191,19 +200,21 @@ class WorkerProcess:
         given = self.command.answer_seconds if seconds is None else seconds
         self._number += 1
         try:
-            message = messages.frame({"id": self._number, "method": method, "params": params})
-        except MessageError as error:  # nothing was sent
-            raise self._error(method, str(error)) from None
+            message = frames.packed({"id": self._number, "method": method, "params": params})
+        except (TypeError, ValueError) as error:  # nothing was sent
+            what = f"its params are no JSON ({error}), expected plain values"
+            raise self._error(method, what) from None
         try:
             return self._answer(message, time.monotonic() + given)
         except RefusedError as error:
             raise self._refused(method, str(error)) from None
         except TimeoutError:
             self._fail(method, f"no answer in {given:g} s, expected one")
-        except MessageError as error:
+        except (MessageError, ValueError) as error:  # the latter: of its length
             self._fail(method, str(error))
         except (OSError, EOFError):  # also of a worker that another thread closed
-            self._fail(method, f"the worker {_ending(self.group)}, expected an answer")
+            what = f"the worker {_ending(self.group)}, expected an answer"
+            self._fail(method, what, WorkerDiedError)
         except BaseException:  # Ctrl-C: its answer would be taken for the next call's
             self._lost = f"{method} was interrupted"
             self.kill()
@@ -212,7 +223,7 @@ class WorkerProcess:
     def _answer(self, message: bytes, deadline: float) -> dict:
         self.connection.settimeout(max(deadline - time.monotonic(), 1e-3))
         self.connection.sendall(message)
-        length = messages.length_of(self._receive(messages.HEADER.size, deadline))
+        length = frames.length_of(self._receive(frames.HEADER.size, deadline))
         return messages.result_of(self._receive(length, deadline), self._number)
 
     def _receive(self, length: int, deadline: float) -> bytes:
@@ -242,18 +253,18 @@ class WorkerProcess:
 
     # ---- What goes wrong ----
 
-    def _error(self, method: str, what: str) -> WorkerError:
-        return WorkerError(f"{self.command.name}: {method}: {what}")
+    def _error(self, method: str, what: str, kind: type[WorkerError] = WorkerError) -> WorkerError:
+        return kind(f"{self.command.name}: {method}: {what}")
 
     def _refused(self, method: str, said: str) -> WorkerError:
         """Return the error of a worker that answered with one; its whole message is in the log."""
         self.group.log.write(f"{method}: {said}\n".encode(errors="replace"))
         return self._error(method, f"{messages.first_line(said)}; more in {self.group.log.path}")
 
-    def _fail(self, method: str, what: str) -> NoReturn:
+    def _fail(self, method: str, what: str, kind: type[WorkerError] = WorkerError) -> NoReturn:
         self._lost = self._lost or f"{method}: {what}"
         self.kill()
-        raise self._error(method, what) from None
+        raise self._error(method, what, kind) from None
 
 
 def _line(command: WorkerCommand, port: int) -> list[str]:

@@ -1,5 +1,6 @@
 """`simulate` of a torch module: the same rounds, on torch's gradients."""
 
+import copy
 import random
 
 import numpy as np
@@ -114,6 +115,89 @@ def test_micro_batches_change_rounding_alone():
     whole, cut = run(), run(micro_batch=3)
     for name, tensor in whole.params.items():
         torch.testing.assert_close(cut.params[name], tensor, rtol=1e-4, atol=1e-6)
+
+
+class Norms(torch.nn.Module):
+    """As EXO Gym's MNIST: batch norms; and a tied head, a mask, complex numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = torch.nn.BatchNorm1d(WIDTH)
+        self.hidden = torch.nn.Linear(WIDTH, WIDTH)
+        self.again = torch.nn.Linear(WIDTH, WIDTH)
+        self.again.weight = self.hidden.weight
+        self.phase = torch.nn.Parameter(torch.randn(WIDTH, CLASSES, dtype=torch.complex64))
+        self.register_buffer("mask", torch.ones(WIDTH))
+
+    def forward(self, batch):
+        x, y = batch
+        hidden = torch.relu(self.again(torch.relu(self.hidden(self.norm(3 * x + 5))))) * self.mask
+        return F.cross_entropy((hidden.to(torch.complex64) @ self.phase).abs(), y)
+
+
+def test_batch_norms_are_measured_as_torchs_own_training_leaves_them():
+    torch.manual_seed(0)
+    module, data, sgd = Norms(), Pictures(), {"SGD": {"momentum": 0.9, "weight_decay": 0.0}}
+    given = {"optimizer": sgd, "learning_rate": 0.05, "shuffle": False, "peers": 1}
+    held_out = data.x[:64], data.y[:64]
+    found = run(copy.deepcopy(module), **given, steps=60, batch_size=32, eval_data=held_out)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9)
+    for step in range(60):
+        rows = slice(32 * (step % 3), 32 * (step % 3 + 1))
+        optimizer.zero_grad()
+        module((torch.from_numpy(data.x[rows]), torch.from_numpy(data.y[rows]))).backward()
+        optimizer.step()
+    loaded = Norms()
+    loaded.load_state_dict(found.params)
+    some = tuple(map(torch.from_numpy, held_out))
+    with torch.no_grad():
+        theirs, ours = module.eval()(some).item(), loaded.eval()(some).item()
+    assert theirs < 0.5
+    assert found.validation["loss"][-1] == pytest.approx(ours, abs=1e-5)
+    assert ours < theirs + 0.02
+
+
+def test_sums_with_their_counts_make_micro_batches_change_rounding_alone():
+    def loss(module, batch):
+        x, y = batch
+        counts = (y < 2) + 3 * (y == 2)
+        each = F.cross_entropy(module.out(torch.relu(module.hidden(x))), y, reduction="none")
+        return (each * counts).sum(), counts.sum()
+
+    whole, cut = run(loss=loss), run(loss=loss, micro_batch=3)
+    for name, tensor in whole.params.items():
+        torch.testing.assert_close(cut.params[name], tensor, rtol=1e-4, atol=1e-6)
+    assert whole.train["loss"] == pytest.approx(cut.train["loss"], rel=1e-5)
+
+
+class Moving(Net):
+    """A teacher that follows in the forward pass, or a counter."""
+
+    def __init__(self, name):
+        super().__init__()
+        self.name = name
+        self.register_buffer("teacher", self.out.weight.detach().clone())
+        self.register_buffer("steps", torch.tensor(0))
+
+    def forward(self, batch):
+        if self.name == "teacher":
+            self.teacher.lerp_(self.out.weight.detach(), 0.5)
+        elif self.name == "steps":
+            self.steps += 1
+        elif self.name == "out.bias" and self.training:  # an optimizer within the loss
+            self.out.bias.data.mul_(0.9)
+        return super().forward(batch) + (self.out.weight - self.teacher).square().sum()
+
+
+@pytest.mark.parametrize(
+    "name", ["teacher", "steps", "out.bias", "hidden.parametrizations.weight.0._u"]
+)
+def test_what_moves_and_is_kept_by_nobody_is_one_line(name):
+    module = Moving(name)
+    if name.startswith("hidden"):
+        torch.nn.utils.parametrizations.spectral_norm(module.hidden)
+    with refused("simulate", f"{name}", "moved in a step"):
+        run(module)
 
 
 def test_it_learns_and_the_result_is_a_state_dict():

@@ -7,15 +7,15 @@ import pytest
 
 from lockstep.files import read_json, sha256_file
 from lockstep.transcript.trees import load_arrays
-from parts.workload.inner import loop as inner_loop
+from parts.workload import inner_loop
 from parts.workload.process.worker_process import WorkerError
 from parts.workload.worker import Worker
 from tests import tiny
-from tests.parts.workload import bridge_worker, test_strange_workloads
+from tests.parts.workload import bridge_worker
 from tests.parts.workload.test_strange_workloads import ROWS, document, inner, job, run_of
 from tests.parts.workload.test_training import verdict_of
 
-source = test_strange_workloads.source
+pytestmark = pytest.mark.usefixtures("source")
 SERVED = {
     "runtime__worker_module": "bridge_worker",
     "runtime__worker_path": [str(Path(__file__).parent)],

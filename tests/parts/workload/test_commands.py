@@ -341,13 +341,17 @@ def test_what_nobody_could_repeat_is_not_published(changes, message, tmp_path):
     assert message in said
 
 
-def test_verify_takes_the_readers_python(published, monkeypatch):
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--worker-python", "/nowhere/python", "/nowhere/python: No such file or directory"),
+        ("--worker-module", "no_such_worker", "No module named no_such_worker"),
+    ],
+)
+def test_verify_takes_the_readers_python(option, value, message, published, monkeypatch):
     monkeypatch.setattr(tiny, "_made", {})  # programs have a worker
-    done = json.loads(lockstep("verify", published, "--json", "--worker-python", "/nowhere/python"))
-    assert (
-        done["outcome"] == "cannot be asked"
-        and "/nowhere/python: No such file or directory" in done["reason"]
-    )
+    done = json.loads(lockstep("verify", published, "--json", option, value))
+    assert done["outcome"] == "cannot be asked" and message in done["reason"]
 
 
 def test_try_python_trains_a_model_that_lockstep_does_not_have(tmp_path, monkeypatch):

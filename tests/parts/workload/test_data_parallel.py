@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from parts.workload.inner import loop as inner_loop
+from parts.workload import inner_loop
 from parts.workload.worker import Worker
 from pipeline import runfile
 from tests import tiny

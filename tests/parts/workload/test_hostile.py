@@ -16,16 +16,17 @@ from lockstep.errors import LockstepError
 from parts.workload.process import child_group, messages
 from parts.workload.process.messages import WorkerError
 from parts.workload.process.worker_process import WorkerProcess
+from parts.workload.python.lockstep_worker import frames
 from tests.linear import WORST, in_time
 from tests.parts.workload import fake_workers
 
 ANSWERS = {
     "no JSON": ("raw(sock, b'{]')", "answered '{]', expected JSON"),
     "no UTF-8": ("raw(sock, b'\\xff')", "expected JSON"),
-    "empty": ("raw(sock, b'')", "an answer of 0 bytes, expected 1 to 67108864"),
+    "empty": ("raw(sock, b'')", "a message of 0 bytes, expected 1 to 67108864"),
     "too long": (
         "sock.sendall(struct.pack('>Q', 2**62)); time.sleep(9)",
-        "an answer of 4611686018427387904 bytes, expected 1 to 67108864",
+        "a message of 4611686018427387904 bytes, expected 1 to 67108864",
     ),
     "no object": ("raw(sock, b'[1]')", "answered '[1]', expected an object with id 2"),
     "nested": ("raw(sock, b'[' * 200000)", "expected JSON"),
@@ -355,8 +356,8 @@ def test_config_that_is_no_json_is_refused(tmp_path):
 
 
 def test_length_of_a_frame_is_bounded_on_our_side_too():
-    with pytest.raises(messages.MessageError, match="expected at most"):
-        messages.frame({"text": "x" * messages.FRAME_BYTES})
+    with pytest.raises(ValueError, match="expected at most"):
+        frames.packed({"text": "x" * frames.LONGEST})
 
 
 def test_no_process_or_thread_is_left_after_a_failed_start(tmp_path):

@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from lockstep.errors import LockstepError
-from parts.workload import pack
+from parts.workload.python.lockstep_worker import pack_files
 from tests.parts.workload.worker_host import PYTHON
 
 FORMAT = "burn-p2p-python-flattened-parameter-pack-v1"
@@ -142,7 +141,8 @@ def test_what_our_worker_writes_burn_p2p_reads_value_by_value(packs, tmp_path):
 
 def test_what_our_end_writes_burn_p2p_reads_value_by_value(tmp_path):
     values = np.array([0.1, -0.0, 1e-45, -3.4e38], np.float32)  # a denormal too
-    pack.write_pack(tmp_path / "pack", values, layout_hash=LAYOUT, schema_hash="schema")
+    facts = {"model_schema_hash": "schema", "layout_hash": LAYOUT}
+    pack_files.write(tmp_path / "pack", [values], facts)
     found = read(tmp_path / "pack")
     assert found[:2] == ("schema", LAYOUT)
     assert np.array(found.values, np.float32).tobytes() == values.tobytes()
@@ -152,7 +152,7 @@ def test_what_burn_p2p_writes_both_our_ends_read(packs, tmp_path):
     """Without the fields that its worker adds, and without a hash of values."""
     folder, values = tmp_path / "pack", [1 + at / 4 for at in range(47)]
     write(folder, Flattened("schema", LAYOUT, values))
-    found = pack.read_pack(folder, count=47, layout_hash=LAYOUT, schema_hash="schema")
+    found = pack_files.read(folder, LAYOUT, "schema", 47)
     np.testing.assert_array_equal(found, values)
     module = Small()
     packs.load(folder, packs.layout_of(module, None), "schema")
@@ -161,26 +161,30 @@ def test_what_burn_p2p_writes_both_our_ends_read(packs, tmp_path):
     assert module.head.weight.dtype == torch.bfloat16 and int(module.norm.num_batches_tracked) == 0
 
 
-def test_fields_that_nobody_knows_are_ignored(packs, tmp_path):
+def test_fields_that_nobody_knows_are_ignored(tmp_path):
     folder = tmp_path / "pack"
     write(folder, Flattened("schema", LAYOUT, [1.0] * 47))
     manifest = json.loads((folder / "manifest.json").read_bytes())
     (folder / "manifest.json").write_text(json.dumps({"later": [{}], **manifest, "last": None}))
     assert read(folder).values == [1.0] * 47
-    assert pack.read_pack(folder, count=47, layout_hash=LAYOUT, schema_hash="schema").sum() == 47
-    assert packs.read(folder)[1].sum() == 47
+    assert pack_files.read(folder, LAYOUT, "schema", 47).sum() == 47
 
 
-@pytest.mark.parametrize("changed", [{"format": "v2"}, {"parameter_count": 46}])
-def test_what_burn_p2p_refuses_both_our_ends_refuse(packs, tmp_path, changed):
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"format": "v2"},
+        {"parameter_count": 46},
+        {"parameter_count": True},
+        {"values_f32_le": "../values.f32le"},
+        {"values_sha256": "0" * 64},
+        {"model_schema_hash": "another"},
+    ],
+)
+def test_a_pack_that_is_not_as_its_manifest_says_is_refused(tmp_path, changed):
     folder = tmp_path / "pack"
     write(folder, Flattened("schema", LAYOUT, [1.0] * 47))
     manifest = json.loads((folder / "manifest.json").read_bytes()) | changed
     (folder / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(ValueError, match="format|byte length"):
-        read(folder)
-    with pytest.raises(ValueError, match="format|bytes"):
-        packs.read(folder)
-    count = manifest["parameter_count"]
-    with pytest.raises(LockstepError, match="format|bytes"):
-        pack.read_pack(folder, count=count, layout_hash=LAYOUT, schema_hash="schema")
+    with pytest.raises(ValueError, match="is|bytes"):
+        pack_files.read(folder, LAYOUT, "schema", 47)

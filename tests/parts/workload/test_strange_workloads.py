@@ -1,7 +1,6 @@
 """A workload that does something else than it should: one line, a lost peer, and nothing else."""
 
 import os
-import shutil
 import sys
 from pathlib import Path
 
@@ -12,32 +11,22 @@ from lockstep.errors import LockstepError
 from lockstep.files import read_json
 from lockstep.transcript.transcript import Transcript
 from parts.publication import publish
-from parts.workload import description
-from parts.workload.inner import loop as inner_loop
-from parts.workload.inner.loop import Job
+from parts.workload import description, inner_loop
+from parts.workload.inner_loop import Job
 from parts.workload.process.messages import WorkerError
 from parts.workload.worker import Worker
 from pipeline import runfile
 from pipeline.audit import bundle
+from pipeline.start import begin
 from tests import tiny
 from tests.parts.workload.test_commands import verify
 from tests.parts.workload.test_training import verdict_of
 
+pytestmark = pytest.mark.usefixtures("source")
 ROWS = {"kind": "tokens", "columns": ["inputs"], "length": 16}
 ROW = np.arange(32, dtype=np.int32).reshape(2, 16)
 INNER = {"DiLoCo": {**tiny.DILOCO["DiLoCo"], "inner": "Workload"}}
 KEPT = {**INNER["DiLoCo"], "quantize": "sign", "quantize_block": 256, "error_feedback": 0.9}
-
-
-@pytest.fixture(autouse=True)
-def source(tmp_path, monkeypatch) -> Path:
-    """A folder workloads/ of the test's own."""
-    folder = tmp_path / "workloads"
-    folder.mkdir()
-    shutil.copyfile(Path(__file__).with_name("strange.py"), folder / "strange.py")
-    monkeypatch.setattr("parts.workload.description.SOURCE", folder)
-    monkeypatch.setattr("parts.workload.worker.SOURCE", folder)
-    return folder
 
 
 def document(folder: Path, **changes):
@@ -233,22 +222,27 @@ def test_an_inner_loop_that_leaves_something_else_is_one_line(wrong, message, tm
     one.close()
 
 
-def test_what_a_worker_writes_beside_its_folder_is_told_at_the_end(tmp_path, source):
+def test_code_that_is_changed_while_it_runs_is_told_at_the_end_and_no_other(tmp_path, source):
     (source / "notes.txt").write_text("as it was")
     one = worker(tmp_path, {"gradient": f"write {source / 'notes.txt'}"})
     one.gradient(one.init(), ROW, seed=0)
-    with pytest.raises(LockstepError, match="notes.txt changed while it ran"):
+    one.close()
+    one = worker(tmp_path, {"gradient": f"write {source / 'strange.py'}"})
+    one.gradient(one.init(), ROW, seed=0)
+    with pytest.raises(LockstepError, match="strange.py changed while it ran"):
         one.close()
 
 
-def test_a_worker_starts_again_after_it_failed(tmp_path):
+def test_a_worker_that_died_once_answers_all_the_same_and_its_log_is_kept(tmp_path, caplog):
     one = worker(tmp_path)
+    one.shards = tmp_path / "data/shards"
+    one.shards.mkdir(parents=True)
     params = one.init()
     os.kill(one._begun.process.group.child.pid, 9)
-    with pytest.raises(WorkerError, match="was ended by SIGKILL"):
-        one.gradient(params, ROW, seed=0)
     assert one.gradient(params, ROW, seed=0)[0] > 0
+    assert "was ended by SIGKILL" in caplog.text and "asked once more" in caplog.text
     one.close()
+    assert (tmp_path / "data/logs/worker.log").is_file()
 
 
 # ---- Bits that differ from one time to the next ----
@@ -286,6 +280,19 @@ def test_honest_repeats_calibrate_the_tolerance_and_verdict_and_publication_say_
     assert f"distance of a message at most {tolerance:.3g}, within" in verified.text
 
 
+def test_repeats_too_far_apart_are_refused_and_where_they_are_not_nobody_is_accused(
+    tmp_path, monkeypatch
+):
+    far = {"workload__config": {**NOISY, "noise": 0.5}}
+    run_file, root = noisy(tmp_path, **far)
+    with pytest.raises(LockstepError, match="messages at a distance of .*repeats = false"):
+        tiny.make(run_file, root, "download", "convert", "train")
+    monkeypatch.setattr(begin, "MOST_APART", np.inf)  # as if it had been quiet at first
+    tiny.make(run_file, root, "download", "convert", "train", "witness")
+    verdict = verdict_of(root)
+    assert verdict["method"] == "none" and verdict["findings"] == [] and verdict["repeats"] > 0.125
+
+
 def test_a_liar_among_peers_whose_bits_scatter_is_named_all_the_same(tmp_path):
     lie = [{"kind": "sign_flip", "peer": 1, "rounds": [4, 5]}]
     run_file, root = noisy(tmp_path, faults__schedule=lie)
@@ -303,9 +310,22 @@ def test_messages_that_are_not_kept_and_whose_bits_scatter_are_refused(tmp_path)
     assert "\n" not in str(error.value)
 
 
-def test_code_hash_is_of_table_and_all_files(tmp_path, source):
+def test_the_code_hash_is_of_the_table_and_of_what_is_imported(tmp_path, source):
     run = run_of(tmp_path)
     first = description.code_hash(run)
     assert description.code_hash(run_of(tmp_path, workload__seed=1)) != first
     (source / "other.py").write_text("x = 1\n")
-    assert description.code_hash(run) != first
+    assert description.code_hash(run) == first
+    strange = (source / "strange.py").read_text()
+    (source / "strange.py").write_text(f"{strange}\ndef late():\n    import other\n")
+    second = description.code_hash(run)
+    (source / "other.py").write_text("x = 2\n")
+    assert len({first, second, description.code_hash(run)}) == 3
+
+
+def test_code_that_is_imported_otherwise_is_refused(tmp_path, source):
+    (source / "other.py").write_text("x = 1\n")
+    with open(source / "strange.py", "a") as file:
+        file.write("\n__import__('other')\n")
+    with pytest.raises(WorkerError, match="imported other.py by other means"):
+        worker(tmp_path).init()

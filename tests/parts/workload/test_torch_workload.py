@@ -128,7 +128,7 @@ def test_buffers_are_put_back(odd):
     before = odd.ask("measure", **given)
     odd.ask("gradient", **given, seed=1)
     assert odd.ask("measure", **given) == before
-    assert {"name": "norm.running_mean", "why": "buffer"} in first["frozen"]
+    assert {"name": "norm.running_mean", "why": "statistics"} in first["frozen"]
 
 
 def test_rows_are_measured_one_by_one_without_dropout(odd, odd_models):
@@ -163,8 +163,8 @@ def test_what_begin_says_is_what_there_is(odd):
         "frozen.weight": "frozen",
         "coarse.bias": "excluded",
         "coarse.weight": "excluded",
-        "norm.running_mean": "buffer",
-        "norm.running_var": "buffer",
+        "norm.running_mean": "statistics",
+        "norm.running_var": "statistics",
     }
     assert found["parameter_count"] == 66 + 6 + 6 + 1 + 3
     facts = [
@@ -215,7 +215,7 @@ def test_a_loss_that_is_not_finite_is_null(odd):
 
 def test_users_code_that_exits_is_an_error_and_the_worker_goes_on(odd):
     odd.begin(TOKENS)
-    with pytest.raises(WorkerError, match=r"^SystemExit: enough\n"):
+    with pytest.raises(WorkerError, match=r"^SystemExit: enough \(odd_models.py:\d+, in loss\)\n"):
         odd.ask("gradient", **odd.write(np.full((2, 5), 9, np.int32)), seed=0)
     assert odd.ask("hello")["protocol_version"] == 2
 

@@ -17,7 +17,7 @@ from lockstep.files import read_json
 from lockstep.tables.explain import validate
 from lockstep.transcript.transcript import Transcript
 from lockstep.transcript.trees import load_arrays
-from parts.workload import description, sanity
+from parts.workload import description, preflight
 from parts.workload.process.messages import WorkerError
 from parts.workload.subject import SUBJECT
 from parts.workload.worker import Worker
@@ -248,7 +248,7 @@ def test_a_class_for_burn_p2p_is_trained_on_its_own_files_and_audited(tmp_path):
 
 def test_check_tells_what_travels_and_on_what_it_computes(tmp_path):
     run_file, _ = a_run(tmp_path, workload__exclude=["head.*"])
-    told = "\n".join(sanity.lines(runfile.load(run_file)))
+    told = "\n".join(preflight.lines(runfile.load(run_file)))
     assert "embed.weight [64, 8]" in told and "head.weight, " not in told.split("excluded")[0]
     assert "head.bias, head.weight" in told and f"torch        {torch.__version__}" in told
 
@@ -272,7 +272,7 @@ def test_check_tells_what_travels_and_on_what_it_computes(tmp_path):
 def test_what_cannot_run_is_refused_by_check_in_one_line(changes, message, tmp_path):
     run_file, _ = a_run(tmp_path, **changes)
     with pytest.raises(LockstepError, match=message) as error:
-        list(sanity.lines(runfile.load(run_file)))
+        list(preflight.lines(runfile.load(run_file)))
     assert "\n" not in str(error.value)
 
 

@@ -33,12 +33,14 @@ def main() -> None:
     workload = getattr(importlib.import_module(module), name)(job["config"])
     bits.seed_generators(job["model_seed"])  # so that what does not travel is the same everywhere
     model = workload.model().to(device)
-    layout = packs.layout_of(model, job["state_dict_filter"], workload.frozen_travel)
+    layout = packs.layout_of(model, job["state_dict_filter"], by_gradient=True)
     packs.load(job["base_parameter_pack_path"], layout, job["model_schema_hash"])
     optimizer = workload.inner_optimizer(model)
+    rates = jobs.Rates(optimizer, job)
     if (state := jobs.given_state(job)) is not None:
         optimizer.load_state_dict(state_blob.decoded(state))
-    losses = take(job, workload, DistributedDataParallel(model.train()), optimizer, device)
+    parallel = DistributedDataParallel(model.train())
+    losses = take(job, workload, parallel, optimizer, rates, device)
     if dist.get_rank() == 0:
         written = job["state_dict_filter"]
         packs.write(job["output_parameter_pack_path"], layout, job["model_schema_hash"], written)
@@ -54,7 +56,12 @@ def main() -> None:
 
 
 def take(
-    job: dict, workload: Any, model: Any, optimizer: torch.optim.Optimizer, device: torch.device
+    job: dict,
+    workload: Any,
+    model: Any,
+    optimizer: torch.optim.Optimizer,
+    rates: jobs.Rates,
+    device: torch.device,
 ) -> list[float]:
     """The loss of each step; a process without a row of it computes with one that counts nothing.
 
@@ -63,19 +70,24 @@ def take(
         workload: the user's object.
         model: its model, in `DistributedDataParallel`.
         optimizer: of the model's parameters.
+        rates: of the optimizer.
         device: of this process.
     """
     rank, world, losses = dist.get_rank(), dist.get_world_size(), []
     bits.seed_generators(job["seed"] + rank)
-    for step, rate in enumerate(job["learning_rates"]):
-        for group in optimizer.param_groups:
-            group["lr"] = rate
+    for step in range(job["num_inner_steps"]):
+        rates.set(step)
         whole = jobs.step_rows(job, step)
         count = len(next(iter(whole.values())) if isinstance(whole, dict) else whole)
         first, end = count * rank // world, count * (rank + 1) // world
         mine = rows.cut(whole, first, end) if end > first else rows.cut(whole, 0, 1)
         optimizer.zero_grad()
-        loss = workload.loss(model, bound_model.on_device(mine, device)) * (end - first) / count
+        loss, counted = bound_model.parts(workload.loss(model, bound_model.on_device(mine, device)))
+        weight = (end - first if counted is None else counted) if end > first else 0
+        total = torch.tensor(float(weight), device=device)
+        dist.all_reduce(total)
+        share = weight if counted is None else float(end > first)  # a sum has its weight in it
+        loss = loss * share / total.clamp(min=1)
         (loss * world).backward()  # data parallel takes the mean over processes
         optimizer.step()
         whole_loss = loss.detach().clone()

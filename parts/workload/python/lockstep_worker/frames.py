@@ -1,24 +1,46 @@
-"""Requests and answers: 8 bytes of length in big-endian order, then JSON."""
+"""Requests and answers: 8 bytes of length in big-endian order, then JSON. For both ends."""
 
 import json
 import math
+import os
 import socket
 import struct
 import traceback
 from typing import Any
 
-LONGEST = 1 << 26  # bytes: a job lists paths, never values
+LONGEST = 1 << 26  # bytes: arrays go by path
+HEADER = struct.Struct(">Q")
+STANDARD = os.path.dirname(os.__file__)  # where Python's own modules are
+
+
+def packed(value: dict) -> bytes:
+    """Return a message as it is sent.
+
+    Raises:
+        ValueError, TypeError: it is too long, or has a value that JSON does not have.
+    """
+    body = json.dumps(value, allow_nan=False).encode()
+    if len(body) > LONGEST:
+        raise ValueError(f"a message of {len(body)} bytes, expected at most {LONGEST}")
+    return HEADER.pack(len(body)) + body
+
+
+def length_of(header: bytes) -> int:
+    """Return the length of the message that follows.
+
+    Raises:
+        ValueError: it is 0 or above `LONGEST`.
+    """
+    (length,) = HEADER.unpack(header)
+    if not 0 < length <= LONGEST:
+        raise ValueError(f"a message of {length} bytes, expected 1 to {LONGEST}")
+    return length
 
 
 def receive(sock: socket.socket) -> Any:
-    """The next request; None where the host has closed the connection."""
-    header = _exactly(sock, 8)
-    if header is None:
-        return None
-    (length,) = struct.unpack(">Q", header)
-    if length > LONGEST:
-        raise ValueError(f"frame of {length} bytes; at most {LONGEST} expected")
-    body = _exactly(sock, length)
+    """Return the next request; None where the host has closed the connection."""
+    header = _exactly(sock, HEADER.size)
+    body = None if header is None else _exactly(sock, length_of(header))
     return None if body is None else json.loads(body)
 
 
@@ -35,18 +57,30 @@ def _exactly(sock: socket.socket, length: int) -> bytes | None:
 def send(sock: socket.socket, answer: dict) -> None:
     """Send an answer, or an error in its place if it is too long or no JSON."""
     try:
-        body = json.dumps(answer, allow_nan=False).encode()
-        if len(body) > LONGEST:
-            raise ValueError(f"answer of {len(body)} bytes; at most {LONGEST} expected")
+        message = packed(answer)
     except (TypeError, ValueError) as error:
-        body = json.dumps({"id": answer["id"], "ok": False, "error": described(error)}).encode()
-    sock.sendall(struct.pack(">Q", len(body)) + body)
+        message = packed({"id": answer["id"], "ok": False, "error": described(error)})
+    sock.sendall(message)
 
 
 def described(error: BaseException) -> str:
-    """Return `type: text` in one line, which the host shows, and the traceback below it."""
+    """Return `type: text` in one line, which the host shows, and the traceback below it.
+
+    The line ends with the place in the user's own code, if the error came by way of it.
+    """
     line = " ".join(f"{type(error).__name__}: {error}".split())
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if is_users(frame.filename):
+            line += f" ({os.path.basename(frame.filename)}:{frame.lineno}, in {frame.name})"
+            break
     return f"{line}\n{''.join(traceback.format_exception(error))}"
+
+
+def is_users(file: str) -> bool:
+    """Return whether a file is a user's: in no installed package, nor one of ours."""
+    installed = f"{os.sep}site-packages{os.sep}" in file or file.startswith((STANDARD, "<"))
+    room = os.path.basename(os.path.dirname(file))
+    return not installed and room not in ("lockstep_worker", "lockstep_torch")
 
 
 def finite(value: float) -> float | None:

@@ -20,6 +20,7 @@ METHODS = {
     "open_arrays": "gradient",
     "init": "gradient",
     "gradient": "gradient",
+    "statistics": "gradient",
     "measure": "measure",
     "evaluate_params": "evaluate",
     "save_params": "save",
@@ -68,7 +69,7 @@ class ArrayModel:
         for name, value in self.initial.items():
             self.params[name][...] = value
 
-    def state(self) -> dict[str, np.ndarray]:
+    def current(self) -> dict[str, np.ndarray]:
         """Return all arrays, as the user's functions get them."""
         now = {
             name: self.params[name].astype(value.dtype, copy=False)
@@ -82,28 +83,26 @@ class ArrayModel:
             into[...] = 0
 
     def accumulate(self, some: Any, weight: float) -> float:
-        """Add the gradient of some rows, weighted; their mean loss."""
-        loss, gradients = self.workload.gradient(self.state(), some)
+        """Add the gradient of some rows, a share of all; return what they add to the loss."""
+        loss, gradients = self.workload.gradient(self.current(), some)
         if gradients.keys() != self.gradients.keys():
-            missing, extra = (sorted(a - b) for a, b in _both_ways(self.gradients, gradients))
+            found, due = gradients.keys(), self.gradients.keys()
+            missing, extra = sorted(due - found), sorted(found - due)
             raise ValueError(f"gradients: missing {missing}, not expected {extra}")
         for name, into in self.gradients.items():
             value = np.asarray(gradients[name], np.float32)
             if value.shape != into.shape:
                 raise ValueError(f"gradient {name!r}: shape {value.shape}; {into.shape} expected")
             into += value if weight == 1 else np.float32(weight) * value
-        return float(loss)
+        return weight * float(loss)
 
-    def finish(self) -> None:
-        """Called after the micro-batches of a gradient."""
+    def finish(self) -> float:
+        """Called after the micro-batches of a gradient; return what divides the loss."""
+        return 1.0
 
     def losses(self, some: Any) -> np.ndarray:
         """The mean loss of each row."""
-        return np.asarray(self.workload.measure(self.state(), some), np.float64)
-
-
-def _both_ways(one: dict, other: dict) -> list:
-    return [(one.keys(), other.keys()), (other.keys(), one.keys())]
+        return np.asarray(self.workload.measure(self.current(), some), np.float64)
 
 
 class Session:
@@ -206,9 +205,16 @@ class Session:
         loss = 0.0
         for words in self._micro_batches(params):
             weight = len(words) / params["rows"]
-            loss += weight * self.bound.accumulate(rows.decoded(words, self.spec), weight)
-        self.bound.finish()
-        return {"loss": frames.finite(loss)}
+            loss += self.bound.accumulate(rows.decoded(words, self.spec), weight)
+        return {"loss": frames.finite(loss / self.bound.finish())}
+
+    def statistics(self, params: Any) -> dict:
+        """Compute the statistics of batch norms anew over the rows; return their values."""
+        bits.seed_generators(0)
+        lots = (rows.decoded(words, self.spec) for words in self._micro_batches(params))
+        self.bound.count_statistics(lots)
+        counted = self.bound.state.counted.items()
+        return {"values": {name: value.tolist() for name, value in counted}}
 
     def measure(self, params: Any) -> dict:
         """The mean loss of each row, without a gradient.
@@ -228,12 +234,12 @@ class Session:
     def evaluate_params(self, params: Any) -> dict:
         """Return the user's metrics at the current parameters."""
         bits.seed_generators(0)
-        metrics = self.workload.evaluate(self.bound.state(), params["split"])
+        metrics = self.workload.evaluate(self.bound.current(), params["split"])
         return {"metrics": frames.metrics_of(metrics)}
 
     def save_params(self, params: Any) -> dict:
         """Let the user's object write the parameters as they are into a folder."""
-        self.workload.save(self.bound.state(), params["path"])
+        self.workload.save(self.bound.current(), params["path"])
         return {"ok": True}
 
     def dataset(self, params: Any) -> dict:

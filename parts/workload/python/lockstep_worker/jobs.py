@@ -50,3 +50,28 @@ def given_state(job: dict) -> bytes | None:
     """The state that the loop before this one left, if there was one."""
     path = job.get("inner_optimizer_state_path")
     return None if path is None else Path(path).read_bytes()
+
+
+class Rates:
+    """The learning rates of an optimizer's groups, each its own times the run's schedule.
+
+    Made before an earlier state is loaded, which has the rates of the last step.
+    """
+
+    def __init__(self, optimizer: Any, job: dict):
+        self.groups = lambda: optimizer.param_groups  # new ones once a state is loaded
+        self.own = [group["lr"] for group in optimizer.param_groups]
+        self.factors = job.get("learning_rate_factors")  # a host of burn_p2p gives none
+
+    def factor(self, step: int) -> float:
+        """Return what scales the rates of a step of the job, counted from 0."""
+        return 1.0 if self.factors is None else self.factors[min(step, len(self.factors) - 1)]
+
+    def set(self, step: int) -> None:
+        """Set the rates of a step."""
+        self.scale(self.factor(step))
+
+    def scale(self, factor: float) -> None:
+        """Set each group's own rate times a factor."""
+        for group, own in zip(self.groups(), self.own, strict=True):
+            group["lr"] = own * factor

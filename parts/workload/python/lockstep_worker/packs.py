@@ -1,11 +1,9 @@
-"""burn_p2p's parameter packs: a folder with `manifest.json` and `values.f32le`.
+"""What of a state travels in burn_p2p's parameter packs (pack_files.py).
 
-The values are the float tensors of a state, one after the other, modules by name and in them keys
-by name, as float32 in little-endian order. The layout's hash is burn_p2p's, byte for byte. Ours is
-the hash of the values, which older readers ignore; and a tied tensor travels once, where burn_p2p
-writes it under each of its names. A state is a torch module, `{"model": module}`,
-`{"modules": {name: module}}`, or a dict of NumPy arrays. No torch is imported here unless the
-state has brought it.
+The values are tensors one after the other, modules by name and in them keys by name. The layout's
+hash is burn_p2p's, byte for byte; a tied tensor travels once, where burn_p2p writes it under each
+of its names. A state is a torch module, `{"model": module}`, `{"modules": {name: module}}`, or a
+dict of NumPy arrays. No torch is imported here unless the state has brought it.
 """
 
 import hashlib
@@ -13,7 +11,6 @@ import json
 import math
 import sys
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,9 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from lockstep_torch import bits
 
-FORMAT = "burn-p2p-python-flattened-parameter-pack-v1"
-MANIFEST, VALUES = "manifest.json", "values.f32le"
-CHUNK = 1 << 20  # bytes that are read at once
+from . import pack_files
 
 
 class ArrayState:
@@ -95,25 +90,29 @@ def allows(state_filter: dict | None, name: str) -> bool:
     return not any(fnmatchcase(name, glob) for glob in exclude)
 
 
-def layout_of(state: Any, state_filter: dict | None, frozen_travel: bool = True) -> Layout:
+def layout_of(state: Any, state_filter: dict | None, by_gradient: bool = False) -> Layout:
     """What of a state travels.
 
     Args:
         state: a state.
         state_filter: `include_globs` and `exclude_globs` over full names.
-        frozen_travel: burn_p2p's way; without it a parameter that needs no gradient stays.
+        by_gradient: whether what travels is what takes a gradient (`module_state`); else all floats
+            do, as with burn_p2p.
 
     Raises:
         TypeError, ValueError: it is no state.
     """
     layout, first = Layout([], [], [], [], {}), {}
     for prefix, module in modules_of(state):
-        frozen = set() if frozen_travel else frozen_keys(module)
+        start = f"{prefix}." if prefix else ""
+        if by_gradient and not isinstance(module, ArrayState):
+            _add_trained(layout, start, module, state_filter)
+            continue
         for key, tensor in sorted(module.state_dict().items()):
-            name = f"{prefix}.{key}" if prefix else key
+            name = start + key
             if not is_float(tensor):
                 layout.integers.append(name)
-            elif key in frozen or not allows(state_filter, name):
+            elif not allows(state_filter, name):
                 layout.excluded.append(name)
             elif (place := bits.address(tensor)) in first:
                 layout.tied[name] = first[place]
@@ -123,6 +122,17 @@ def layout_of(state: Any, state_filter: dict | None, frozen_travel: bool = True)
                 layout.tensors.append({"name": name, "shape": shape, "dtype": dtype_name(tensor)})
                 layout.places.append((module, key, tensor))
     return layout
+
+
+def _add_trained(layout: Layout, start: str, module: Any, state_filter: dict | None) -> None:
+    from lockstep_torch import module_state
+
+    found = module_state.state_of(module, lambda key: allows(state_filter, start + key))
+    layout.tensors.extend({**tensor, "name": start + tensor["name"]} for tensor in found.tensors)
+    layout.places.extend((module, key, ones[0]) for key, ones in found.trained.items())
+    layout.tied.update({start + key: start + home for key, home in found.tied.items()})
+    for why, key, _ in found.stays:
+        (layout.integers if why == "integer" else layout.excluded).append(start + key)
 
 
 def modules_of(state: Any) -> list[tuple[str, Any]]:
@@ -155,16 +165,14 @@ def _with_state_dict(module: Any) -> Any:
     )
 
 
-def frozen_keys(module: Any) -> set[str]:
-    """Return the names of a module's parameters that need no gradient."""
-    if isinstance(module, ArrayState):
-        return set()
-    parameters = module.named_parameters(remove_duplicate=False)
-    return {name for name, parameter in parameters if not parameter.requires_grad}
-
-
 def is_float(tensor: Any) -> bool:
-    """Return whether a torch tensor or a NumPy array holds floats."""
+    """Return whether a torch tensor or a NumPy array holds floats.
+
+    Raises:
+        TypeError: it holds complex numbers, which would lose their imaginary parts.
+    """
+    if "complex" in str(getattr(tensor, "dtype", "")):
+        raise TypeError(f"a tensor of {tensor.dtype}; real numbers expected, two for each")
     if isinstance(tensor, np.ndarray):
         return tensor.dtype.kind == "f" or tensor.dtype.name == "bfloat16"
     return hasattr(tensor, "is_floating_point") and tensor.is_floating_point()
@@ -178,7 +186,7 @@ def dtype_name(tensor: Any) -> str:
 def float32(tensor: Any) -> np.ndarray:
     """The values of a tensor in one row, as they travel; a copy only where it must be."""
     if not isinstance(tensor, np.ndarray):
-        tensor = tensor.detach().float().cpu().contiguous().numpy()
+        tensor = bits.real(tensor.detach()).float().cpu().contiguous().numpy()
     return np.ascontiguousarray(tensor, "<f4").reshape(-1)
 
 
@@ -202,57 +210,10 @@ def digest(tensors: Iterable[tuple[str, Any]]) -> str:
 
 def write(path: str | Path, layout: Layout, schema: str, state_filter: dict | None) -> None:
     """Write the pack of a layout's state into a folder."""
-    folder, hashed = Path(path), hashlib.sha256()
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / VALUES).open("wb") as file, ThreadPoolExecutor(1) as beside:
-        for _, _, tensor in layout.places:
-            values = float32(tensor)
-            beside.submit(hashed.update, values)  # takes longer than the file
-            file.write(values)
-    manifest = {"format": FORMAT, "model_schema_hash": str(schema), **layout.keys()}
-    manifest |= {"values_f32_le": VALUES, "values_sha256": hashed.hexdigest()}
-    manifest |= {"state_dict_filter": plain_filter(state_filter)}
-    if layout.tied:
-        manifest["tied"] = layout.tied
-    (folder / MANIFEST).write_text(json.dumps(manifest, indent=2), encoding="utf-8")
-
-
-def read(path: str | Path) -> tuple[dict, np.ndarray]:
-    """The manifest of a pack, and its values, float32 [parameters].
-
-    Raises:
-        ValueError: another format, another count, values that are not those it was written with,
-            or a name of a file outside its folder.
-    """
-    folder = Path(path)
-    manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-    if manifest.get("format") != FORMAT:
-        raise ValueError(f"{folder}: format {manifest.get('format')!r}; {FORMAT!r} expected")
-    name = manifest["values_f32_le"]
-    if name != Path(name).name:
-        raise ValueError(f"{folder}: values_f32_le {name!r}; a file in the pack's folder expected")
-    size, count = (folder / name).stat().st_size, manifest["parameter_count"]
-    if size != 4 * count:
-        raise ValueError(f"{folder / name}: {size} bytes; 4 for each of {count} values expected")
-    values, found = _read_hashed(folder / name, count)
-    if manifest.get("values_sha256", found) != found:
-        raise ValueError(
-            f"{folder / name}: SHA-256 {found}; its manifest has {manifest['values_sha256']}"
-        )
-    return manifest, values
-
-
-def _read_hashed(path: Path, count: int) -> tuple[np.ndarray, str]:
-    """The values in a file, and their SHA-256, which is computed while they are read."""
-    values, hashed = np.empty(count, "<f4"), hashlib.sha256()
-    data = values.view(np.uint8)
-    with path.open("rb", buffering=0) as file, ThreadPoolExecutor(1) as beside:
-        for start in range(0, len(data), CHUNK):
-            piece = data[start : start + CHUNK]
-            if file.readinto(piece) != len(piece):
-                raise ValueError(f"{path}: shorter than it was a moment ago")
-            beside.submit(hashed.update, piece)
-    return values, hashed.hexdigest()
+    facts = {"model_schema_hash": str(schema), **layout.keys()}
+    facts |= {"state_dict_filter": plain_filter(state_filter)}
+    facts |= {"tied": layout.tied} if layout.tied else {}
+    pack_files.write(Path(path), (float32(tensor) for _, _, tensor in layout.places), facts)
 
 
 def load(path: str | Path, layout: Layout, schema: str | None = None) -> None:
@@ -261,19 +222,12 @@ def load(path: str | Path, layout: Layout, schema: str | None = None) -> None:
     Raises:
         ValueError: the pack is damaged, or of another layout or schema.
     """
-    manifest, values = read(path)
-    found, expected = manifest["layout_hash"], layout_hash(layout.tensors)
-    schema_found = manifest.get("model_schema_hash")
-    if found != expected or schema not in (None, schema_found):
-        raise ValueError(
-            f"{path}: layout {found}, schema {schema_found!r}; "
-            f"the model's layout {expected}, schema {schema or schema_found!r} expected"
-        )
-    if len(values) != layout.count:
-        raise ValueError(f"{path}: {len(values)} values; {layout.count} expected by the layout")
+    expected = layout_hash(layout.tensors)
+    values = pack_files.read(Path(path), expected, schema, layout.count)
     new, at = {}, 0
     for module, key, tensor in layout.places:
-        piece = values[at : (at := at + math.prod(tensor.shape))].reshape(tensor.shape)
+        shape = tensor.shape if isinstance(tensor, np.ndarray) else bits.real(tensor).shape
+        piece = values[at : (at := at + math.prod(shape))].reshape(shape)
         new.setdefault(id(module), (module, {}))[1][key] = _like(piece, tensor)
     for module, pieces in new.values():
         module.load_state_dict({**module.state_dict(), **pieces})
@@ -283,4 +237,4 @@ def _like(values: np.ndarray, tensor: Any) -> Any:
     """Return values in the dtype, and on the device, of a tensor."""
     if isinstance(tensor, np.ndarray):
         return values.astype(tensor.dtype)
-    return sys.modules["torch"].from_numpy(values).to(tensor.device, tensor.dtype)
+    return bits.like(values, tensor).to(tensor.device, tensor.dtype)

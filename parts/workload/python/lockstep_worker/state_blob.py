@@ -1,7 +1,7 @@
 """The state of an optimizer as bytes: a header of JSON, then the tensors. No pickle.
 
-The same state gives the same bytes. Dicts, lists, tuples, numbers, texts, None and tensors come
-back as they were, keys of dicts in their order, and whatever else is in a state is refused.
+The same state gives the same bytes. Dicts, lists, tuples, numbers, texts, None, dtypes and tensors
+come back as they were, keys of dicts in their order, and whatever else is in a state is refused.
 """
 
 import json
@@ -44,9 +44,7 @@ def decoded(data: bytes) -> Any:
     header = json.loads(data[start : start + length])
     tensors, at = [], start + length
     for name, shape in header["tensors"]:
-        dtype = getattr(torch, name, None)
-        if not isinstance(dtype, torch.dtype):
-            raise ValueError(f"state of an optimizer: dtype {name!r}; one of torch's expected")
+        dtype = _dtype(name)
         end = at + math.prod(shape) * dtype.itemsize
         if not at <= end <= len(data):
             raise ValueError(f"state of an optimizer: {len(data)} bytes; {end} or more expected")
@@ -60,9 +58,17 @@ def decoded(data: bytes) -> Any:
     return _unpacked(header["tree"], tensors)
 
 
+def _dtype(name: str) -> torch.dtype:
+    if not isinstance(found := getattr(torch, name, None), torch.dtype):
+        raise ValueError(f"state of an optimizer: dtype {name!r}; one of torch's expected")
+    return found
+
+
 def _packed(value: Any, tensors: list) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
+    if isinstance(value, torch.dtype):
+        return {"dtype": str(value).removeprefix("torch.")}
     if isinstance(value, torch.Tensor):
         tensors.append(value)
         return {"tensor": len(tensors) - 1}
@@ -83,6 +89,8 @@ def _unpacked(tree: Any, tensors: list) -> Any:
     ((kind, value),) = tree.items()
     if kind == "tensor":
         return tensors[value]
+    if kind == "dtype":
+        return _dtype(value)
     if kind == "dict":
         return {_unpacked(k, tensors): _unpacked(v, tensors) for k, v in value}
     parts = [_unpacked(part, tensors) for part in value]

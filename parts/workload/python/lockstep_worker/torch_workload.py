@@ -15,13 +15,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from lockstep_torch import bound_model
+from lockstep_torch import bound_model, module_state
 
-from . import jobs, state_blob, torch_hooks
+from . import jobs, state_blob
 from .rows import cut
 
 
-class TorchWorkload(torch_hooks.TorchHooks):
+class TorchWorkload:
     """A model of torch and its loss.
 
     What a subclass may write beside `model` and `loss`:
@@ -42,8 +42,6 @@ class TorchWorkload(torch_hooks.TorchHooks):
         config: the run file's `config`.
     """
 
-    frozen_travel = False  # what needs no gradient stays where it is
-
     def __init__(self, config: dict):
         self.config = config
 
@@ -52,19 +50,41 @@ class TorchWorkload(torch_hooks.TorchHooks):
         raise NotImplementedError(f"{type(self).__name__} has no model")
 
     def loss(self, model: torch.nn.Module, rows: Any) -> torch.Tensor:
-        """The mean loss over some rows: tensors by name, or int64 tokens [N, T]."""
+        """The mean loss over some rows: tensors by name, or int64 tokens [N, T].
+
+        Or a sum and the number of what counts in it, where rows do not count alike.
+        """
         raise NotImplementedError(f"{type(self).__name__} has no loss")
 
     def row_losses(self, model: torch.nn.Module, rows: Any) -> torch.Tensor:
         """The loss of each row [N]: here that of each row alone, one after the other."""
         count = len(next(iter(rows.values())) if isinstance(rows, dict) else rows)
         alone = (cut(rows, i, i + 1) for i in range(count))
-        return torch.stack([self.loss(model, row).detach().float() for row in alone])
+        losses = [bound_model.mean(self.loss(model, row)) for row in alone]
+        return torch.stack([loss.detach().float().reshape(()) for loss in losses])
 
     def runtime_device(self) -> str:
         """Return the device to compute on: `config["device"]`, or a GPU if there is one."""
         found = "cuda" if torch.cuda.is_available() else "cpu"
         return self.config.get("device", found)
+
+    def capability_probe(self) -> dict:
+        """Return what a host of burn_p2p asks of this machine; nothing is measured."""
+        device = torch.device(self.runtime_device()).type
+        return {
+            "preferred_backends": [device],
+            "work_units_per_second": 1.0,
+            "target_window_seconds": 1,
+        }
+
+    def materialize_model_artifact_path(self, state: torch.nn.Module, path: str) -> None:
+        """Write all tensors of a model to a file of torch."""
+        with open(path, "wb") as file:  # whose name torch would write into it
+            torch.save(state.state_dict(), file)
+
+    def load_model_artifact_path(self, state: torch.nn.Module, path: str) -> None:
+        """Read all tensors of a model from such a file."""
+        state.load_state_dict(torch.load(path, weights_only=True))
 
     def bind(self, seed: int, travels: Callable[[str], bool]) -> bound_model.BoundModel:
         """Build the model, to be bound to mapped arrays (gradients.py)."""
@@ -77,7 +97,7 @@ class TorchWorkload(torch_hooks.TorchHooks):
     def inner_step(self, model: Any, optimizer: torch.optim.Optimizer, rows: Any) -> float:
         """Take one step of an optimizer, and return the loss before it."""
         optimizer.zero_grad()
-        loss = self.loss(model, rows)
+        loss = bound_model.mean(self.loss(model, rows))
         loss.backward()
         optimizer.step()
         return float(loss.detach())
@@ -99,12 +119,14 @@ class TorchWorkload(torch_hooks.TorchHooks):
     def _run_inner_loop(self, state: torch.nn.Module, job: dict) -> dict:
         """Take a job's steps on its rows, from its optimizer's state to the next.
 
-        `job["learning_rates"]`, if there, is the learning rate of each step for all parameters.
+        Each group's own learning rate is scaled by `job["learning_rate_factors"]`, the run's
+        schedule.
         """
         optimizer, given = self.inner_optimizer(state), jobs.given_state(job)
+        rates = jobs.Rates(optimizer, job)
         if given is not None:
             optimizer.load_state_dict(state_blob.decoded(given))
-        losses = self._steps(state, optimizer, job)
+        losses = self._steps(state, optimizer, job, rates)
         path = jobs.state_path(job)
         path.write_bytes(state_blob.encoded(optimizer.state_dict()))
         return {
@@ -114,34 +136,28 @@ class TorchWorkload(torch_hooks.TorchHooks):
             "inner_optimizer_state_encoding": state_blob.ENCODING,
         }
 
-    def _steps(self, model: torch.nn.Module, optimizer: Any, job: dict) -> list[float]:
-        device = next(model.parameters()).device
-        rates, losses, was = job.get("learning_rates"), [], model.training
-        model.train()
-        for step in range(job["num_inner_steps"]):
-            for group in optimizer.param_groups if rates is not None else ():
-                group["lr"] = rates[step]
-            rows = bound_model.on_device(jobs.step_rows(job, step), device)
-            losses.append(self.inner_step(model, optimizer, rows))
-        model.train(was)
+    def _steps(self, model: Any, optimizer: Any, job: dict, rates: jobs.Rates) -> list[float]:
+        device, losses = next(model.parameters()).device, []
+        with module_state.training(model):
+            for step in range(job["num_inner_steps"]):
+                rates.set(step)
+                rows = bound_model.on_device(jobs.step_rows(job, step), device)
+                losses.append(self.inner_step(model, optimizer, rows))
         return losses
 
     def _train_window(self, state: torch.nn.Module, batches: list[dict]) -> dict:
         """A step for each file of rows, with a new optimizer."""
         steps = len(jobs.files_of(batches)) or len(batches)
-        job = {"batches": batches, "num_inner_steps": steps}
-        losses = self._steps(state, self.inner_optimizer(state), job)
+        job, optimizer = {"batches": batches, "num_inner_steps": steps}, self.inner_optimizer(state)
+        losses = self._steps(state, optimizer, job, jobs.Rates(optimizer, job))
         return {"loss": sum(losses) / max(1, len(losses))}
 
     def _evaluate(self, model: torch.nn.Module, split: str) -> dict:
         """The mean loss over the rows of `dataset(split)`."""
         rows, device = self.dataset(split), next(model.parameters()).device
-        count, size, was = len(next(iter(rows.values()))), 64, model.training
-        total = 0.0
-        model.eval()
-        with torch.no_grad():
+        count, size, total = len(next(iter(rows.values()))), 64, 0.0
+        with torch.no_grad(), module_state.training(model, mode=False):
             for start in range(0, count, size):
                 some = bound_model.on_device(cut(rows, start, start + size), device)
                 total += float(self.row_losses(model, some).double().sum())
-        model.train(was)
         return {"loss": total / count}

@@ -28,11 +28,12 @@ from typing import Any
 import numpy as np
 from lockstep_torch import bits
 
-from . import frames, gradients, packs
+from . import frames, gradients, pack_files, packs
 
 PROTOCOL_VERSION = 2
 BURN = ["artifact_path_io", "parameter_pack_export", "parameter_pack_import"]
 INNER_LOOP = ["diloco_checkpoint_job", "exact_step_budget"]
+WATCHED = 2  # of inner loops: whether they move what stays
 # An object without a probe of its own.
 PROBE = {"preferred_backends": ["cpu"], "work_units_per_second": 1.0, "target_window_seconds": 1}
 
@@ -59,8 +60,9 @@ class Worker:
         self.workload = getattr(importlib.import_module(module), attribute)(config)
         self.name = str(getattr(self.workload, "workload_name", type(self.workload).__name__))
         self.models: dict[str, Any] = {}
+        self.watched = 0  # inner loops that were seen to move nothing that stays
         self.made = 0  # states, all time: an id is never used twice
-        self.frozen_travel = getattr(self.workload, "frozen_travel", True)
+        self.by_gradient = hasattr(self.workload, "bind")  # what travels, as the base class has it
         self.session = gradients.Session(self.workload)
 
     def answer(self, request: dict) -> Any:
@@ -108,7 +110,7 @@ class Worker:
 
     def layout(self, state: Any, params: Params) -> packs.Layout:
         """Return the exchanged part of a state."""
-        return packs.layout_of(state, params.get("state_dict_filter"), self.frozen_travel)
+        return packs.layout_of(state, params.get("state_dict_filter"), self.by_gradient)
 
 
 def _hello(worker: Worker, params: Params) -> dict:
@@ -120,7 +122,17 @@ def _hello(worker: Worker, params: Params) -> dict:
         "workload_name": worker.name,
         "capabilities": capabilities,
         "environment": bits.environment(_device(worker)),
+        "files": imported(),
     }
+
+
+def imported() -> list[str]:
+    """Return the files of the user's modules that are imported by now."""
+    folders = tuple(
+        f"{path}{os.sep}" for path in os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    )
+    files = {str(getattr(module, "__file__", None)) for module in list(sys.modules.values())}
+    return sorted(file for file in files if file.startswith(folders) and frames.is_users(file))
 
 
 def _device(worker: Worker) -> str:
@@ -211,13 +223,23 @@ def _run_inner_loop(worker: Worker, params: Params) -> dict:
     seed = params["seed"] if "seed" in params else bits.seed_of(params["batches"])
     bits.seed_generators(seed)
     job = Params({**params, "seed": seed})
-    result = worker.call("run_inner_loop", worker.model(model_id), job) or {}
+    state, movement = worker.model(model_id), None
+    if worker.by_gradient and worker.watched < WATCHED and not isinstance(state, dict):
+        from lockstep_torch.module_state import Movement, state_of
+
+        globs = params.get("state_dict_filter")
+        known = state_of(state, lambda name: packs.allows(globs, name))
+        movement = Movement(state, known, of_gradient=False)
+    result = worker.call("run_inner_loop", state, job) or {}
+    if movement is not None:
+        movement.check()
+        worker.watched += 1
     worker.models[model_id] = result.get("state", worker.models[model_id])
     completed = int(result.get("steps_completed", requested))
     if params.get("require_exact_steps") and completed != requested:
         raise ValueError(f"run_inner_loop took {completed} steps; {requested} expected")
     path = params["output_parameter_pack_path"]
-    if not Path(path, packs.MANIFEST).exists():
+    if not Path(path, pack_files.MANIFEST).exists():
         layout = worker.layout(worker.models[model_id], params)
         schema = params["model_schema_hash"]
         packs.write(path, layout, schema, params.get("state_dict_filter"))

@@ -58,50 +58,9 @@ def test_a_pack_of_another_layout_or_schema_is_refused_with_both_named(host, mod
     with pytest.raises(WorkerError) as error:
         host.ask("import_parameter_pack", **read, state_dict_filter={})
     line = str(error.value).splitlines()[0]
-    assert manifest["layout_hash"] in line and plan["layout_hash"] in line and SCHEMA in line
+    assert manifest["layout_hash"] in line and plan["layout_hash"] in line
     same = {"include_globs": ["w"]}
-    with pytest.raises(WorkerError, match="schema 'a schema'; .* schema 'another' expected"):
+    with pytest.raises(WorkerError, match="'a schema', expected 'another'"):
         host.ask(
             "import_parameter_pack", **read, state_dict_filter=same, model_schema_hash="another"
         )
-
-
-@pytest.mark.parametrize(
-    "damage, expected",
-    [
-        (lambda path: flip(path / "values.f32le"), "its manifest has"),
-        (lambda path: shorten(path / "values.f32le"), "31 bytes; 4 for each of 8 values expected"),
-        (lambda path: edit(path, format="another"), "format 'another'"),
-        (lambda path: edit(path, values_f32_le="../values.f32le"), "a file in the pack's folder"),
-    ],
-)
-def test_a_damaged_pack_is_refused(host, model_id, tmp_path, damage, expected):
-    export(host, model_id, tmp_path)
-    damage(tmp_path)
-    read = {"parameter_pack_path": str(tmp_path), "device": "cpu", "state_dict_filter": {}}
-    with pytest.raises(WorkerError, match=expected):
-        host.ask("import_parameter_pack", **read)
-
-
-def test_a_pack_without_the_hash_of_its_values_is_read(host, model_id, tmp_path):
-    """burn_p2p writes none."""
-    export(host, model_id, tmp_path)
-    edit(tmp_path, values_sha256=None)
-    read = {"parameter_pack_path": str(tmp_path), "device": "cpu", "state_dict_filter": {}}
-    assert host.ask("import_parameter_pack", **read)["model_id"]
-
-
-def flip(path):
-    data = bytearray(path.read_bytes())
-    data[5] ^= 1
-    path.write_bytes(data)
-
-
-def shorten(path):
-    path.write_bytes(path.read_bytes()[:-1])
-
-
-def edit(path, **changes):
-    manifest = json.loads((path / "manifest.json").read_text()) | changes
-    manifest = {key: value for key, value in manifest.items() if value is not None}
-    (path / "manifest.json").write_text(json.dumps(manifest))

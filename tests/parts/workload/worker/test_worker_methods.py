@@ -1,6 +1,7 @@
 """burn_p2p's methods: what a worker answers, over a real connection."""
 
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from tests.parts.workload.worker_host import WorkerError
 def test_hello_names_what_the_object_can_do(host):
     found = host.ask("hello")
     environment = found.pop("environment")
+    assert [Path(file).name for file in found.pop("files")] == ["plain.py"]
     assert found == {
         "protocol_version": 2,
         "workload_name": "a plain one",

@@ -1,25 +1,33 @@
-"""Local steps by a workload's own optimizer: files go out, and files come back.
+"""Local steps that a workload takes by its own optimizer: all those of a round at once.
 
-The worker, or a command, gets the params as a pack, the rows of each local step as a file, and the
-state that its optimizer left in the round before. It gives back where its steps led to. This is
-burn_p2p's inner loop, so a class that was written for that works as it is.
+Files go out, and files come back. The worker, or a command, gets the params as a pack, the rows of
+each local step as a file, and the state that its optimizer left in the round before. It gives back
+where its steps led to. This is burn_p2p's inner loop, so a class that was written for that works as
+it is. What its optimizer goes on with, bytes of any length, is a part of what a peer owns: it is in
+checkpoints, snapshots and the hashes that peers commit to.
 """
 
 import json
 import shutil
+import subprocess
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from pydantic import Field
 
 from lockstep.errors import LockstepError
-from lockstep.files import sha256_file
-from lockstep.optim.optimizer import Tree
+from lockstep.files import read_json, sha256_file, write_json
+from lockstep.optim.optimizer import Optimizer, Tree, inside
+from lockstep.optim.schedules import LearningRate
+from lockstep.programs.local_steps import Agreed, HostSteps, Lots, Work
 from lockstep.tables.explain import validate
 from lockstep.tables.table import Table
-from parts.workload.inner import command
+from parts.workload.process.child_group import ChildGroup
 from parts.workload.process.messages import WorkerError
 from parts.workload.worker import Worker
 from parts.workload.worker_models import Started, model_at, read_params, write_params
@@ -29,6 +37,8 @@ ROWS = "rows.json"  # beside the rows of each step: what a row is
 LOSSES = ("loss", "train_loss", "loss_mean", "train_loss_mean")  # names of the metric, in order
 NO_STATE = np.zeros(1, np.uint8)  # a zero after no encoding: checkpoints hold no empty arrays
 MOST_STATE = 2**36  # bytes of an optimizer's state
+JOB, RESULT, LOG = "job.json", "result.json", "command.log"
+VARIABLES = {JOB: "BURN_P2P_DILOCO_JOB_MANIFEST", RESULT: "BURN_P2P_DILOCO_RESULT_MANIFEST"}
 
 
 class StepsTaken(NamedTuple):
@@ -89,7 +99,7 @@ def _take(worker: Worker, begun: Started, job: Job) -> StepsTaken:
         if workload.inner == "command":
             made_of = {"factory": workload.factory, "config": workload.config}
             of_command = {"protocol_version": 1, "job_id": job.name, "model_seed": workload.seed}
-            said = command.run(
+            said = run_command(
                 worker.name,
                 workload.command,
                 asked | made_of | of_command,
@@ -116,6 +126,7 @@ def _request(worker: Worker, begun: Started, job: Job, folder: Path) -> dict[str
     told = begun.description
     base = folder / "base"
     write_params(base, told, job.params)
+    base_rate = worker.run.llm.lr_schedule.base_lr
     (folder / ROWS).write_text(json.dumps(worker.rows), encoding="utf-8")
     asked = {
         "base_parameter_pack_path": str(base),
@@ -126,6 +137,7 @@ def _request(worker: Worker, begun: Started, job: Job, folder: Path) -> dict[str
         "require_exact_steps": True,
         "state_dict_filter": worker.patterns,
         "learning_rates": [float(rate) for rate in job.rates],
+        "learning_rate_factors": [float(rate) / base_rate for rate in job.rates],
         "seed": job.seed,
     }
     encoding, _, state = job.state.tobytes().partition(b"\0")
@@ -207,3 +219,146 @@ def _state(answer: InnerLoopAnswer, folder: Path) -> np.ndarray:
     encoding = answer.inner_optimizer_state_encoding or "application/octet-stream"
     head = np.frombuffer(encoding.encode("ascii") + b"\0", np.uint8)
     return np.concatenate([head, np.fromfile(path, np.uint8)])
+
+
+# ---- A command in the worker's place ----
+
+
+def run_command(
+    name: str,
+    command: Sequence[str],
+    job: Mapping[str, object],
+    folder: Path,
+    environment: Mapping[str, str],
+    seconds: float,
+) -> dict:
+    """Run a command in a folder of its own, and return what result.json says.
+
+    It reads job.json and leaves result.json; their paths are in its arguments, where it asks for
+    them, and in its environment. Behind it fits whatever starts processes of its own, such as
+    torchrun.
+
+    Args:
+      name: What errors call the workload.
+      command: The program and its arguments; {job_manifest} and {result_manifest} are paths.
+      job: Content of job.json.
+      folder: Where both are, and the command's working directory.
+      environment: All variables of its environment but those of the paths.
+      seconds: How long it may take.
+
+    Raises:
+      WorkerError: It cannot be started, takes too long, or fails.
+      LockstepError: There is no result.json, or no JSON in it.
+    """
+    paths = {JOB: folder / JOB, RESULT: folder / RESULT}
+    write_json(paths[JOB], {**job, "result_manifest_path": str(paths[RESULT])})
+    arguments = [
+        word.replace("{job_manifest}", str(paths[JOB])).replace(
+            "{result_manifest}", str(paths[RESULT])
+        )
+        for word in command
+    ]
+    variables = {variable: str(paths[file]) for file, variable in VARIABLES.items()}
+    try:
+        group = ChildGroup.start(arguments, folder, {**environment, **variables}, folder / LOG)
+    except LockstepError as error:
+        raise WorkerError(f"{name}: command: {error}") from None
+    try:
+        with suppress(subprocess.TimeoutExpired):
+            group.child.wait(seconds)
+        ended = group.ended()
+    finally:
+        group.kill()  # what it started, too
+    if ended is None:
+        raise WorkerError(
+            f"{name}: command: still running after {seconds:g} seconds, expected its end"
+        )
+    if group.child.returncode:
+        last = group.log.last_line()
+        raise WorkerError(
+            f"{name}: command: {ended}, expected status 0" + (f": {last}" if last else "")
+        )
+    check_file(paths[RESULT], folder)
+    return read_json(paths[RESULT])
+
+
+# ---- As the steps of a peer ----
+
+
+class WorkloadOwn(NamedTuple):
+    """What a peer owns where a workload takes its local steps.
+
+    Attributes:
+      optimizer: `own` of the run's optimizer.
+      state: What the workload's optimizer goes on with: uint8, of any length.
+    """
+
+    optimizer: Tree
+    state: jax.Array
+
+
+def with_state(optimizer: Optimizer) -> Optimizer:
+    """Return an optimizer whose `own` has a workload's state beside it.
+
+    Its functions never see the state, whose length would compile them anew.
+    """
+
+    def init(params: Tree) -> tuple[Tree, Tree]:
+        own, shared = optimizer.init(params)
+        return WorkloadOwn(own, jnp.asarray(NO_STATE)), shared
+
+    return inside(optimizer)._replace(init=init)
+
+
+class InnerSteps(HostSteps):
+    """Local steps by a workload's own optimizer; `Stepper`.
+
+    They reach the run's optimizer as one: theta_p <- theta_p - (theta_p - where they led to).
+
+    Args:
+      optimizer: How peers train, without the workload's state; its inner optimizer is SGD with a
+        learning rate of 1.
+      lots: How rows are divided among local steps.
+      worker: Takes the steps.
+      seed: Seed of their randomness.
+      learning_rate: The run's schedule, which the workload is told.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        lots: Lots,
+        worker: Worker,
+        seed: int,
+        learning_rate: LearningRate,
+    ):
+        super().__init__(optimizer, lots, worker, seed)
+        self.worker, self.learning_rate = worker, learning_rate
+
+    def take(
+        self, own: Tree, agreed: Agreed, work: Work, step: jax.Array
+    ) -> tuple[Tree, jax.Array]:
+        """Return a peer's state after the steps, and their mean loss."""
+        steps, round_ = self.lots.steps, int(step)
+        inner = self.align_before(own.optimizer, agreed.params, step, np.int32(0))
+        rows_HNW = [rows_NW for rows_NW in self.rows(work) if rows_NW is not None]
+        if not rows_HNW:
+            return own._replace(optimizer=inner), jnp.float32(0)
+        done = self.done(step, steps - 1)
+        ahead = self.optimizer.lookahead(agreed.params, inner, agreed.shared, done)
+        seed = self.seed_of(round_, 0, rows_HNW)
+        rates = [np.float32(round_ - 1 + (h + 1) / steps) for h in range(len(rows_HNW))]
+        taken = take(
+            self.worker,
+            Job(
+                params=ahead,
+                lots=rows_HNW,
+                rates=[float(np.asarray(self.learning_rate(rate))) for rate in rates],
+                state=np.asarray(own.state),
+                name=f"inner-{round_:05}-{seed:08x}",
+                seed=seed,
+            ),
+        )
+        drift = jax.tree.map(lambda x, after: np.asarray(x) - after, ahead, taken.params)
+        after = self.optimizer.accumulate(drift, inner, agreed.params, done)
+        return WorkloadOwn(after, taken.state), jnp.float32(taken.loss)

@@ -1,0 +1,174 @@
+"""The one answer to what becomes of each tensor of a torch model.
+
+Gradients, packs, inner loops, `simulate` and exports share it:
+
+    trained   parameters that take a gradient and that the run's patterns include: they travel
+    counted   statistics of batch norms, which no gradient reads: they are computed anew, by
+              forward passes over rows that a seed draws, before anything reads them
+    fixed     all else stays as the model began with it
+
+A complex parameter travels as pairs of real numbers, in a last axis of 2.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn.modules.batchnorm import _NormBase
+
+from . import bits
+
+STATISTICS = "statistics"  # why a tensor of floats does not travel, beside those of `ModuleState`
+
+
+class ModuleState(NamedTuple):
+    """The tensors of a model, by what becomes of them.
+
+    Attributes:
+        trained: the parameters over one memory, by the first of their names that may travel.
+        tied: other names of what travels, and the name under which it does.
+        counted: statistics of batch norms by name, with the integers that count their batches.
+        fixed: why, name and tensor of all else: `frozen`, `excluded`, `buffer` or `integer`.
+    """
+
+    trained: dict[str, list[torch.nn.Parameter]]
+    tied: dict[str, str]
+    counted: dict[str, torch.Tensor]
+    fixed: list[tuple[str, str, torch.Tensor]]
+
+    @property
+    def tensors(self) -> list[dict]:
+        """Name, shape and dtype of what travels, in order."""
+        return [
+            {"name": name, "shape": list(bits.real(ones[0]).shape), "dtype": str(ones[0].dtype)}
+            for name, ones in self.trained.items()
+        ]
+
+    @property
+    def stays(self) -> list[tuple[str, str, torch.Tensor]]:
+        """Why, name and tensor of all that does not travel."""
+        counted = [
+            (STATISTICS if value.is_floating_point() else "integer", name, value)
+            for name, value in self.counted.items()
+        ]
+        return self.fixed + counted
+
+
+def state_of(model: torch.nn.Module, travels: Callable[[str], bool]) -> ModuleState:
+    """Return what becomes of each tensor; `travels` says which names the run's patterns include."""
+    trained: dict[str, list[torch.nn.Parameter]] = {}
+    first: dict[Any, str] = {}
+    named = sorted(model.named_parameters(remove_duplicate=False))
+    places = {name: bits.address(parameter) for name, parameter in named}
+    for name, parameter in named:
+        if parameter.requires_grad and travels(name) and places[name] not in first:
+            first[places[name]] = name
+            trained[name] = []
+    tied, fixed = {}, []
+    for name, parameter in named:
+        home = first.get(places[name])
+        if home is None:
+            fixed.append(("excluded" if parameter.requires_grad else "frozen", name, parameter))
+            continue
+        if name != home:
+            tied[name] = home
+        if not any(parameter is known for known in trained[home]):
+            trained[home].append(parameter)
+    statistics = {id(buffer) for norm in _norms(model) for buffer in norm.buffers(recurse=False)}
+    counted = {}
+    for name, buffer in sorted(model.named_buffers()):
+        if id(buffer) in statistics:
+            counted[name] = buffer
+        else:
+            number = buffer.is_floating_point() or buffer.is_complex()
+            fixed.append(("buffer" if number else "integer", name, buffer))
+    return ModuleState(trained, tied, counted, fixed)
+
+
+@contextmanager
+def training(model: torch.nn.Module, mode: bool = True) -> Iterator[None]:
+    """Put a model into a mode, and each of its modules back into the one it had."""
+    was = [(module, module.training) for module in model.modules()]
+    model.train(mode)
+    try:
+        yield
+    finally:
+        for module, before in was:
+            module.training = before
+
+
+def _norms(model: torch.nn.Module) -> list[Any]:
+    """Return the norms whose statistics move in training: not those that a model keeps still."""
+    with training(model):
+        return [
+            module
+            for module in model.modules()
+            if isinstance(module, _NormBase) and module.running_mean is not None and module.training
+        ]
+
+
+def count_statistics(model: torch.nn.Module, lots: Iterable[Any], forward: Callable) -> None:
+    """Compute the statistics of batch norms anew: their mean over some lots of rows.
+
+    So does `torch.optim.swa_utils.update_bn`. `forward(model, rows)` is any pass over a lot.
+    """
+    norms = _norms(model)
+    momenta = [norm.momentum for norm in norms]
+    try:
+        for norm in norms:
+            norm.reset_running_stats()
+            norm.momentum = None  # the mean over all lots, instead of a moving one
+        with training(model):
+            for rows in lots:
+                forward(model, rows)
+    finally:
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.momentum = momentum
+
+
+class Movement:
+    """Notices a step that writes into what stays, or a gradient into what it is taken at.
+
+    Tensors are told apart by the sums of their values. What no state dict has, such as a mask that
+    a first pass makes, does not count.
+
+    Args:
+        model: the model.
+        state: what becomes of its tensors.
+        of_gradient: whether the step computes a gradient alone, so that no parameter moves.
+    """
+
+    def __init__(self, model: torch.nn.Module, state: ModuleState, *, of_gradient: bool):
+        self._model, kept = model, model.state_dict().keys()
+        names = [name for _, name, _ in state.fixed] + [*state.trained] * of_gradient
+        self._names = [name for name in names if name in kept]
+        self._before = self._sums()
+
+    def check(self) -> None:
+        """Check that nothing has moved.
+
+        Raises:
+            ContractError: something has; it is named.
+        """
+        now = self._sums()
+        moved = [name for name in self._names if now[name] != self._before[name]]
+        if moved:
+            more = f" and {len(moved) - 1} more" * (len(moved) > 1)
+            raise bits.ContractError(
+                f"{moved[0]}{more} moved in a step; expected a model and a loss that write into "
+                "nothing but the statistics of batch norms, since nothing else that moves is kept "
+                "from step to step"
+            )
+
+    def _sums(self) -> dict[str, float | str]:
+        now = self._model.state_dict()
+        return {name: _sum(now[name]) if name in now else "gone" for name in self._names}
+
+
+def _sum(tensor: torch.Tensor) -> float | str:
+    if not tensor.numel() or tensor.is_meta:
+        return "none"
+    value = float(bits.real(tensor.detach()).double().sum())
+    return value if math.isfinite(value) else str(value)

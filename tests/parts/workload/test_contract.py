@@ -1,0 +1,129 @@
+"""The contract of a workload: what becomes of its state, that a step repeats, what numbers mean."""
+
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from lockstep.errors import LockstepError
+from lockstep.files import read_json
+from parts.publication import publish
+from parts.workload import preflight
+from pipeline import runfile
+from tests import tiny
+from tests.parts.workload.test_commands import verify
+from tests.parts.workload.test_training import verdict_of
+from tests.parts.workload.worker_host import PYTHON
+
+pytestmark = pytest.mark.usefixtures("source")
+HERE = str(Path(__file__).parent)
+INNER = {**tiny.DILOCO_IN_4_BITS["DiLoCo"], "inner": "Workload"}
+WAYS = {
+    "gradient": {},
+    "worker": {"workload__inner": "worker", "model__LLM__optimizer": {"DiLoCo": INNER}},
+}
+
+
+@pytest.fixture
+def models(monkeypatch):
+    """The same classes here."""
+    for place in (*map(str, PYTHON), HERE):
+        monkeypatch.syspath_prepend(place)
+    import contract_models
+
+    yield contract_models
+    del sys.modules["contract_models"]
+
+
+def a_run(folder: Path, wrong: str | None = None, **changes) -> tuple[Path, Path]:
+    location = {"Workload": {"shuffle": "DontShuffle"}}
+    given = {
+        "workload__factory": "contract_models:Mixed",
+        "workload__config": {"wrong": wrong} if wrong else {},
+        "model__LLM__architecture": "HfAuto",
+        "model__LLM__checkpoint": "Ephemeral",
+        "model__LLM__data_location": location,
+        "model__LLM__max_seq_len": 14,
+        "config__global_batch_size_start": 32,
+        "config__global_batch_size_end": 32,
+        "peers__micro_batch": 8,
+        "held_out__sequences": 64,
+    }
+    run_file, root = folder / "run.toml", folder / "root"
+    tiny.write_run(run_file, tiny.run_document(folder / "none", **given | changes))
+    return run_file, root
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_model_with_state_is_trained_audited_exported_and_loaded_with_its_loss(
+    way, tmp_path, models
+):
+    run_file, root = a_run(tmp_path, **WAYS[way])
+    tiny.make(run_file, root)
+    assert verdict_of(root)["accepted"] and verdict_of(root)["method"] == "bitwise"
+    numbers = read_json(root / "metrics/evaluate.json")
+    trained = read_json(root / "metrics/train.json")
+    assert numbers["held_out_loss"] == pytest.approx(trained["held_out_loss"], rel=1e-6)
+    assert numbers["held_out_loss"] < trained["held_out_loss_before"]
+
+    workload = models.Mixed({})
+    saved = torch.load(root / "data/export/model.pt", weights_only=True)
+    (model := workload.model()).load_state_dict(saved)
+    rows = {name: torch.from_numpy(part) for name, part in workload.dataset("held_out").items()}
+    with torch.no_grad():
+        total, count = workload.loss(model.eval(), rows)
+    assert float(total / count) == pytest.approx(numbers["held_out_loss"], rel=1e-5)
+    params = load_file(root / "data/export/params.safetensors")
+    assert torch.equal(torch.view_as_complex(params["phase"]), saved["phase"])
+    assert saved["phase"].imag.abs().sum() > 0
+    statistics = load_file(root / "data/export/statistics.safetensors")
+    assert torch.equal(statistics["norm.running_mean"], saved["norm.running_mean"])
+    np.testing.assert_allclose(statistics["norm.running_mean"], 5, atol=0.5)
+    if way == "gradient":
+        publish.write(tmp_path / "published", run_file, root, 1, None)
+        assert "measured again" in verify(tmp_path / "published").text
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("wrong", "name"), [("teacher", "teacher"), ("counter", "steps")])
+def test_what_moves_and_is_kept_by_nobody_is_refused_before_the_first_round(
+    wrong, name, way, tmp_path, monkeypatch
+):
+    run_file, root = a_run(tmp_path, wrong, **WAYS[way])
+    with pytest.raises(LockstepError, match=f": {name} moved in a step") as error:
+        tiny.make(run_file, root, "download", "convert", "train")
+    assert "\n" not in str(error.value)
+    assert not any(path.read_bytes() for path in root.glob("data/runs/*/transcript/rounds.jsonl"))
+    if (wrong, way) == ("counter", "gradient"):  # `lockstep check` takes one gradient of these rows
+        monkeypatch.chdir(root)
+        with pytest.raises(LockstepError, match=f": {name} moved in a step"):
+            list(preflight.lines(runfile.load(run_file)))
+
+
+def losses_of(error: str) -> list[float]:
+    return [float(part) for part in re.findall(r"\d+\.\d+", error.split("seed gave ")[1])[:2]]
+
+
+@pytest.mark.parametrize(("wrong", "way"), [("calls", "gradient"), ("noise", "worker")])
+def test_a_step_that_does_not_repeat_is_one_line_before_the_first_round(wrong, way, tmp_path):
+    run_file, root = a_run(tmp_path, wrong, **WAYS[way])
+    with pytest.raises(LockstepError, match="same params, rows and seed gave loss") as error:
+        tiny.make(run_file, root, "download", "convert", "train")
+    one, other = losses_of(str(error.value))
+    assert one != other and "repeats = false" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_run_that_says_that_steps_do_not_repeat_accuses_nobody(tmp_path):
+    run_file, root = a_run(tmp_path, "noise", workload__repeats=False)
+    printed = tiny.make(run_file, root)
+    verdict = verdict_of(root)
+    assert verdict["method"] == "none" and verdict["findings"] == [] and verdict["accepted"]
+    assert "CANNOT BE AUDITED" in printed
+    assert (root / "data/export/params.safetensors").is_file()
+    with pytest.raises(LockstepError, match="repeats = false"):
+        publish.write(tmp_path / "published", run_file, root, 1, None)
