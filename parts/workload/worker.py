@@ -252,7 +252,10 @@ class Worker:
         """Check that all that it has imported from workloads/ is in the hash of its code."""
         if not process.hello.files:  # burn_p2p's worker does not say
             return
-        here = [Path(file).resolve() for file in process.greet().files]
+        try:
+            here = [Path(file).resolve() for file in process.greet().files]
+        except WorkerError:  # it has ended: whoever still needs it will be told
+            return
         known = {file.resolve() for file in files_of(self.run).values()}
         source = SOURCE.resolve()
         if more := [file for file in here if file.is_relative_to(source) and file not in known]:
