@@ -16,6 +16,13 @@ from transformers import AutoConfig, AutoModelForCausalLM
 class CausalLM(TorchWorkload):
     """A model that `AutoModelForCausalLM` knows, in float32."""
 
+    @property
+    def suggests(self):
+        """A rate of AdamW for `lockstep new`: of adapters as in QLoRA, or of trained weights."""
+        if "lora" in self.config:
+            return {"learning_rate": 2e-4}
+        return {} if isinstance(self.config["model"], dict) else {"learning_rate": 2e-5}
+
     def model(self):
         """The model as it begins."""
         source = self.config["model"]

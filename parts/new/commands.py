@@ -138,13 +138,14 @@ def _make(answers: Answers, like: Path | None, root: Path, force: bool) -> None:
     answers = _asked(answers, needed, check)
     _new_file(answers["file"], force)
     if like is not None:
-        _check_alone(answers)
+        alone = [name for name in answers if name not in ("file", "optimizer")]
+        _refuse(answers, alone, "with --like, whose run has its own")
         _write_like(answers, like, root)
-        return
-    _check_beside_workload(answers)
-    if answers["workload"]:
+    elif answers["workload"]:
+        _refuse(answers, ("model", "gpus", "dtype"), "with --workload")
         _write_workload(answers, root)
     else:
+        _refuse(answers, ("config", "worker_python", "passes"), "without --workload")
         _write_new(answers, model_of(answers["model"]), root)
 
 
@@ -195,21 +196,11 @@ def _refused_by(check: Callable[[str], Any]) -> Callable[[str], Any]:
     return checked
 
 
-def _check_alone(answers: Answers) -> None:
-    """Check that nothing is given that `--like` keeps."""
-    for name, value in answers.items():
-        if name not in ("file", "optimizer") and value is not None:
-            flag = name.replace("_", "-")
-            raise LockstepError(f"--{flag}: expected none with --like, whose run has its own")
-
-
-def _check_beside_workload(answers: Answers) -> None:
-    """Check that nothing is given that only the other kind of model has."""
-    of_ours, of_workload = ("model", "gpus", "dtype"), ("config", "worker_python", "passes")
-    for name in of_ours if answers["workload"] else of_workload:
+def _refuse(answers: Answers, names: Iterable[str], why: str) -> None:
+    """Check that none of these options is given."""
+    for name in names:
         if answers[name] is not None:
-            how = "none with" if answers["workload"] else "it with"
-            raise LockstepError(f"--{name.replace('_', '-')}: expected {how} --workload")
+            raise LockstepError(f"--{name.replace('_', '-')}: expected none {why}")
 
 
 def _write_new(answers: Answers, model: "StartingModel", root: Path) -> None:
@@ -228,9 +219,9 @@ def _write_new(answers: Answers, model: "StartingModel", root: Path) -> None:
 
 
 def _write_workload(answers: Answers, root: Path) -> None:
-    from parts.new import fitting, of_workload
+    from parts.new import fitting, workload_run
 
-    new, document, choices = of_workload.new_run(answers, root)
+    new, document, choices = workload_run.new_run(answers, root)
     choices += fitting.times_that_fit(document, new.model.config, one_epoch=True)
     head = [
         f"Made by `lockstep new` with --workload {answers['workload']}.",

@@ -15,7 +15,7 @@ class Suggested(Table):
     """A workload's attribute `suggests`."""
 
     learning_rate: Positive | None = None
-    """The highest one."""
+    """The highest one, of AdamW; others have one in proportion to their cards' rates."""
     batch: Count | None = None
     """Rows of a peer's local step."""
     passes: Count | None = None

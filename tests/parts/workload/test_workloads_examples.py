@@ -89,10 +89,10 @@ def causal_lm(tmp_path_factory):
         yield host
 
 
-def test_every_example_is_shorter_than_60_lines():
+def test_every_example_is_shorter_than_70_lines():
     lengths = {path.name: len(path.read_text().splitlines()) for path in WORKLOADS.glob("*.py")}
     assert len(lengths) >= 5
-    assert {name: length for name, length in lengths.items() if length >= 60} == {}
+    assert {name: length for name, length in lengths.items() if length >= 70} == {}
 
 
 def test_the_classifier_learns_from_its_own_data(tmp_path):
@@ -185,6 +185,7 @@ def test_lora_moves_adapters_alone_and_writes_pefts_files(tmp_path, monkeypatch)
     config = {"model": LLAMA, "lora": {"r": 2, "target_modules": ["q_proj", "v_proj"]}}
     paths = [Path(peft.__file__).parents[1]]
     with Host("hf_causal_lm:CausalLM", config, tmp_path, paths=paths) as host:
+        assert host.ask("capability_probe")["suggests"] == {"learning_rate": 2e-4}
         found = host.begin(TOKENS)
         assert {tensor["name"].split(".")[-3] for tensor in found["tensors"]} <= {
             "lora_A", "lora_B",

@@ -35,8 +35,8 @@ class TorchWorkload:
     - `evaluate(model, split)`: metrics. Without it, the mean loss over `dataset(split)`.
     - `save(model, folder)`: how the finished model is written.
     - `runtime_device()`: where to compute.
-    - `suggests`: a dict of what `lockstep new` writes for it: `learning_rate`, `batch` (rows of a
-      peer's local step), `passes` (over the data).
+    - `suggests`: a dict of what `lockstep new` writes for it: `learning_rate` (of AdamW), `batch`
+      (rows of a peer's local step), `passes` (over the data).
 
     Args:
         config: the run file's `config`.
