@@ -69,7 +69,7 @@ class WorkerHello(Table):
         dict[SaidText, SaidText], Field(max_length=MOST), BeforeValidator(_as_text)
     ] = {}
     """What decides bits: versions of packages, machine, device, threads."""
-    files: Annotated[tuple[str, ...], Field(max_length=MOST), AsTuple] = ()
+    files: Annotated[tuple[str, ...], Field(max_length=100 * MOST), AsTuple] = ()
     """Files of Python that it has imported from the folders of PYTHONPATH; ours alone says so."""
 
 
