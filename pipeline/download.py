@@ -4,15 +4,12 @@ With `[download] stream` the token files stay where they are: data/shards says w
 """
 
 import logging
-from contextlib import ExitStack
-from dataclasses import replace
 
 from lockstep.errors import LockstepError
 from lockstep.tables.variant import variant_name
 from pipeline import runfile, sources
-from pipeline.joints import offered
 from pipeline.net.transfers import store
-from pipeline.sources.provider import fetch_options
+from pipeline.sources.provider import FetchOptions, opened_options
 from pipeline.stage import pins
 from pipeline.stage.artifacts import Paths
 from pipeline.tokens.rows import described
@@ -27,15 +24,12 @@ def run(run: runfile.Run, paths: Paths) -> None:
     Raises:
       LockstepError: the location has no provider, cannot be read, or differs from `[pins] data`.
     """
-    with ExitStack() as stack:
-        _run(run, paths, stack)
+    with opened_options(run, paths) as options:
+        _run(run, paths, options)
 
 
-def _run(run: runfile.Run, paths: Paths, stack: ExitStack) -> None:
-    location, options = run.llm.data_location, fetch_options(run, paths)
-    if isinstance(location, runfile.DataWorkload):
-        for part in offered("dataset"):
-            options = replace(options, dataset=stack.enter_context(part.opened(run)))
+def _run(run: runfile.Run, paths: Paths, options: FetchOptions) -> None:
+    location = run.llm.data_location
     sources.provider_of(location, options)  # raises before any work
     if run.pins.data and (known := sources.source_sha256(location, options)):
         # before what other data than the pinned ones could make of the run's other settings

@@ -13,7 +13,14 @@ from pipeline.net import remote
 from pipeline.net.origin import Origin
 from pipeline.runfile import Run
 from pipeline.runfile.data import HashedText
-from pipeline.sources.provider import HELD_OUT, TRAIN, FetchOptions, Survey, fetch_options
+from pipeline.sources.provider import (
+    HELD_OUT,
+    TRAIN,
+    FetchOptions,
+    Survey,
+    fetch_options,
+    opened_options,
+)
 from pipeline.stage import pins
 from pipeline.stage.artifacts import Paths
 
@@ -69,9 +76,10 @@ def look(run: Run, paths: Paths) -> DataSeen:
             "model.LLM.optimizer.Dummy: would need an optimizer that leaves the params as they "
             "are, which is not here: there is nothing to train"
         )
-    location, options = run.llm.data_location, fetch_options(run, paths)
-    survey = sources.survey(location, options)
-    known = sources.source_sha256(location, options) if run.pins.data else None
+    location = run.llm.data_location
+    with opened_options(run, paths) as options:
+        survey = sources.survey(location, options)
+        known = sources.source_sha256(location, options) if run.pins.data else None
     if known:
         pins.check("data", run.pins.data, known, survey.read)
     if not run.held_out.sequences:  # nothing is measured
@@ -174,7 +182,7 @@ def _rows(run: Run, survey: Survey, amount: Sufficiency) -> Iterator[str]:
     """Yield lines on rows that are not tokens."""
     length, words = run.llm.max_seq_len, survey.row_words
     asked = f"  the run    {amount.need:,} rows in {run.config.total_steps:,} steps"
-    if words is None:  # only the workload tells
+    if words is None:  # only reading tells
         yield "  rows       known when the workload has given them"
         yield asked
         return

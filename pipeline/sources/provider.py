@@ -5,8 +5,9 @@ tokenizer, `tokenizer/` in Hugging Face form. It checks that every token id is b
 since only it can name the file that the user knows.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -15,9 +16,10 @@ import numpy as np
 from pydantic import Field
 
 from lockstep.machine.progress import Progress
+from pipeline.joints import offered
 from pipeline.net.origin import Origin
 from pipeline.runfile import Network, Run
-from pipeline.runfile.data import Limit
+from pipeline.runfile.data import DataWorkload, Limit
 from pipeline.stage.artifacts import Paths
 from pipeline.tokens.shards import FORMAT, Shards, Split
 
@@ -60,6 +62,16 @@ def fetch_options(run: Run, paths: Paths) -> FetchOptions:
         progress=partial(Progress, "download"),
         measured=run.held_out.sequences > 0,
     )
+
+
+@contextmanager
+def opened_options(run: Run, paths: Paths) -> Iterator[FetchOptions]:
+    """Yield how the run wants its data, with what asks the workload for its own."""
+    options = fetch_options(run, paths)
+    with ExitStack() as stack:
+        for part in offered("dataset") if isinstance(run.llm.data_location, DataWorkload) else ():
+            options = replace(options, dataset=stack.enter_context(part.opened(run)))
+        yield options
 
 
 class SurveyedFile(NamedTuple):

@@ -20,16 +20,31 @@ from pipeline.sources.provider import (
     Survey,
     SurveyedFile,
 )
-from pipeline.sources.rows.writing import examples_of, warnings_of, write_arrays
+from pipeline.sources.rows.writing import (
+    Examples,
+    counts_of,
+    examples_of,
+    warnings_of,
+    write_arrays,
+)
 from pipeline.stage.artifacts import listing_sha256
 from pipeline.tokens.rows import WORD
+from pipeline.tokens.shards import Split
 
 READ = "dataset of the workload"
 
 
 def survey(location: DataWorkload, options: FetchOptions) -> Survey:
-    """Describe one file of unknown size: only the workload's process tells."""
-    return Survey(READ, (SurveyedFile(READ, TRAIN, 0, None),), 1)
+    """Describe the arrays that the workload gives, as a file of each split."""
+    given, where = _given(location, options), variant_name(location)
+    some = {split: one.count for split, (one,) in given.items()}
+    counts, words = counts_of(some, location.held_out_percent, where), given[TRAIN][0].rows.words
+    files = tuple(
+        SurveyedFile(READ, split, count * words * WORD, count * words)
+        for split, count in counts.items()
+        if count
+    )
+    return Survey(READ, files, 1, warnings_of(counts, where, options), row_words=words)
 
 
 def fetch(location: DataWorkload, folder: Path, options: FetchOptions) -> Fetched:
@@ -38,18 +53,7 @@ def fetch(location: DataWorkload, folder: Path, options: FetchOptions) -> Fetche
     Raises:
       LockstepError: there is no workload, or `write_arrays` refuses its arrays.
     """
-    where = variant_name(location)
-    if options.dataset is None:
-        raise LockstepError(
-            f"{where}: found no workload, expected one in the table [workload] whose object has "
-            "dataset(split)"
-        )
-    arrays = options.dataset()
-    given = {
-        split: [examples_of(f'{where}: dataset("{split}")', partial(nullcontext, arrays[split]))]
-        for split in (TRAIN, HELD_OUT)
-        if arrays.get(split)
-    }
+    given, where = _given(location, options), variant_name(location)
     written = write_arrays(folder, given, where, location.held_out_percent, options)
     row = hashlib.sha256(written.rows.model_dump_json().encode()).hexdigest()
     contents = [("rows", row), *((file.path, file.sha256) for file in written.files)]
@@ -62,6 +66,23 @@ def fetch(location: DataWorkload, folder: Path, options: FetchOptions) -> Fetche
         source={"read": READ, "rows": written.counts, "sha256": listing_sha256(contents)},
         warnings=warnings_of(written.counts, where, options),
     )
+
+
+def _given(location: DataWorkload, options: FetchOptions) -> dict[Split, list[Examples]]:
+    where = variant_name(location)
+    if options.dataset is None:
+        raise LockstepError(
+            f"{where}: found no workload, expected one in the table [workload] whose object has "
+            "dataset(split)"
+        )
+    arrays = options.dataset()
+    if not arrays.get(TRAIN):
+        raise LockstepError(f"{where}: found no arrays to train on, expected some")
+    return {
+        split: [examples_of(f'{where}: dataset("{split}")', partial(nullcontext, arrays[split]))]
+        for split in (TRAIN, HELD_OUT)
+        if arrays.get(split)
+    }
 
 
 PROVIDER = Provider(survey, fetch)

@@ -9,6 +9,8 @@ import pytest
 from lockstep.files import read_json
 from pipeline import runfile
 from pipeline.joints import offered
+from pipeline.sources import dry_run
+from pipeline.stage.artifacts import Paths
 from pipeline.stage.keys import PROJECT
 from tests import tiny
 from tests.errors import refused
@@ -30,6 +32,9 @@ def test_a_class_is_asked_for_its_data_rows_and_batch(tmp_path):
     assert 9 * 2048 < needed <= 10 * 2048 and run.config.total_steps >= 20
     assert run.peers.micro_batch * run.peers.count * 10 == run.config.global_batch_size_end
     assert "base_lr = 0.0015: for fresh weights: stated for 1.85 M params" in said
+    once = run.model_copy(update={"peers": run.peers.model_copy(update={"passes": 1})})
+    amount = dry_run.look(once, Paths("download", file, tmp_path)).amount
+    assert amount.is_too_little and "[peers] passes = 10" in amount.remedy
 
 
 def test_arrays_and_a_rate_are_those_that_were_given(tmp_path):
