@@ -51,9 +51,6 @@ class Workload:
     def materialize_model_artifact_path(self, state, path):
         torch.save(state["model"].state_dict(), path)
 
-    def merge_candidate_models(self, base, candidates, policy):
-        return max(candidates, key=lambda candidate: candidate["sample_weight"])["model"]
-
     def apply_single_root_ema(self, base, merged, policy):
         return merged
 
