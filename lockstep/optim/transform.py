@@ -14,8 +14,8 @@ from lockstep.optim import expect
 from lockstep.optim.optimizer import KeyPath, Optimizer, RoundPeers, Tree, align_before
 
 Exchange: TypeAlias = Callable[[Tree, jax.Array], tuple[Tree, Tree]]
-"""exchange(message, step) -> sent, received: what this peer sent, and every peer's message with a
-leading axis [peer]."""
+"""`exchange(message, step)` returns what this peer sent, and every peer's message with a leading
+axis [peer]."""
 
 
 def all_gather(axis_name: str = "peer", *, to: str = "varying") -> Exchange:

@@ -75,7 +75,7 @@ class Result:
 
     @property
     def correlation(self) -> dict[str, np.ndarray]:
-        """step, and correlation: Pearson's, of two peers' local params, mean over pairs."""
+        """Pearson's correlation of two peers' local params, mean over pairs, by step."""
         return _columns(self.curves.correlation, CORRELATION)
 
     @property
