@@ -23,7 +23,6 @@ def test_all_three_have_the_same_optimizer_and_its_rate_for_the_smallest_model(n
     given = {key: argument.default for key, argument in given.items()}
     given |= {"optimizer": name.replace("-", "_"), "peers": 4, "steps": 2, "batch_size": 1}
     groups = ("embed", "layers", "lm_head", "norm")
-    simulated = read_arguments(given | {"stacked": ("layers",)}, groups, torch=False)
     answers = {"data": "corpus", "optimizer": name, "tokens": "1e6", "peers": 4, "gpus": 0}
     run = fresh.new_run(answers, model_named("init:2m", PROJECT))
     new = fresh.tables(run)["model"]["LLM"]
@@ -32,5 +31,9 @@ def test_all_three_have_the_same_optimizer_and_its_rate_for_the_smallest_model(n
     compare, base = validate(Compare, content, ""), runfile.load(PROJECT / "params/run.toml")
     other = document(compare, base, PlannedTraining("a", 1e-3, 0))["model"]["LLM"]
     read = TypeAdapter(AnyOptimizer).validate_python
-    assert read(new["optimizer"]) == read(other["optimizer"]) == simulated.optimizer
+    table = read(new["optimizer"])
+    if table.sends != "arrays" or getattr(table, "inner", table).needs_layers:
+        given |= {"stacked": ("layers",)}
+    simulated = read_arguments(given, groups, torch=False)
+    assert table == read(other["optimizer"]) == simulated.optimizer
     assert new["lr_schedule"]["Cosine"]["base_lr"] == simulated.learning_rate.base_lr
