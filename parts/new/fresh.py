@@ -158,7 +158,7 @@ def card_named(name: str) -> Card:
     """Return the card that --optimizer names.
 
     Raises:
-      LockstepError: There is none.
+      LockstepError: No card has that name.
     """
     if card := card_of(name):
         return card
@@ -206,7 +206,7 @@ def number(tokens: str) -> int:
     """Return a number of tokens, as 1e9.
 
     Raises:
-      LockstepError: It is none.
+      LockstepError: The text is no such number.
     """
     try:
         number = float(tokens.replace("_", "").replace(",", ""))

@@ -38,8 +38,8 @@ def verify(
 ) -> Verified:
     """Check a publication whose files are as its list says.
 
-    Of the windows that were not chosen files may be missing. The files of its transcript may have
-    at most `max_gb` 10^9 bytes together.
+    Files of windows that were not chosen may be missing. The transcript's files may have at most
+    `max_gb` 10^9 bytes together.
     """
     rows = layout.choose(publication, asks)
     skip = layout.not_needed(publication, rows)
@@ -189,7 +189,7 @@ def check_made(
 def _left(made: dict[str, Made]) -> dict[str, tuple[str, PublishedFile]]:
     """The stages' files in a publication: by published name, the stage and the file.
 
-    Of an export that a user's own code wrote too, the other files are not published.
+    Where a user's own code wrote files into the export too, those are not published.
     """
     files, found = made["export"].files, {}
     only = next((names for model, names in outputs.EXPORTS.items() if model in files), None)
