@@ -32,7 +32,7 @@ def edit(project: Path) -> None:
         file.write("# edited\n")
 
 
-def test_an_edit_of_workloads_trains_again_under_both_engines_which_agree(tmp_path):
+def test_an_edit_of_workloads_trains_again_and_both_engines_see_it(tmp_path):
     project = tiny.make_project(tmp_path, **WORKLOAD)
     shutil.copyfile(STRANGE, project / WORKLOADS / "pull.py")
     tiny.run(project, *ENGINES["dvc"])

@@ -233,6 +233,23 @@ def test_code_that_is_changed_while_it_runs_is_told_at_the_end_and_no_other(tmp_
         one.close()
 
 
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_file_of_the_start_that_a_worker_writes_is_told_at_the_end(exists, tmp_path):
+    params = tmp_path / "init" / "params"
+    params.parent.mkdir()
+    if exists:
+        params.write_text("as it was")
+    wrong = {"gradient": f"write {params}"}
+    first = worker(tmp_path, wrong)
+    expected = first.describe()
+    first.close()
+    one = worker(tmp_path, wrong)
+    one.expected, one.shards = expected, tmp_path / "shards"
+    one.gradient(one.init(), ROW, seed=0)
+    with pytest.raises(LockstepError, match="init/params changed while it ran"):
+        one.close()
+
+
 def test_a_worker_that_died_once_answers_all_the_same_and_its_log_is_kept(tmp_path, caplog):
     one = worker(tmp_path)
     one.shards = tmp_path / "data/shards"
