@@ -14,6 +14,8 @@ $(if $(filter-out $(CUDA),$(MADE_FOR)),$(error CUDA=$(CUDA): $(VENV) is for CUDA
 LEAST := $(if $(GPU),3.12,3.11)
 COMMA := ,
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
+# Set in some containers: each of many processes would compile the source anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: repro test test-fast soak lint docs generated dist environment environment-test clean
 

@@ -3,12 +3,17 @@
 import gc
 import os
 import signal
+import sys
 from importlib.metadata import version
 from pathlib import Path
 
 # A script's background job ignores Ctrl-C, and so would all that tests start: what is handled here
 # is default there.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Hundreds of processes read the same source, which some containers have each compile anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["JAX_NUM_CPU_DEVICES"] = "4"
