@@ -100,19 +100,13 @@ WRITES = {
     "download": (".shards.json", ".made-*.json"),
     "convert": (".params.safetensors", ".made-*.json"),
     "train": (
-        ".header.json",
-        "00000/.params.safetensors",
-        "00003/.own-001.safetensors",
-        "00006/.state.json",
-        ".final.json",
-        ".made-*.json",
-        "metrics/.train.json",
-    ),
+        ".header.json", "00000/.params.safetensors", "00003/.own-001.safetensors",
+        "00006/.state.json", ".final.json", ".made-*.json", "metrics/.train.json"),
     "witness": ("windows/.*.json", ".verdict.json", ".made-*.json", "metrics/.witness.json"),
     "export": (".model.safetensors", ".made-*.json"),
     "evaluate": (".evaluate.json", ".made-*.json"),
     "report": (".made-*.json",),
-}
+}  # fmt: skip
 
 
 def test_a_run_killed_at_a_write_of_each_kind_ends_with_the_same_bytes(tmp_path):

@@ -156,18 +156,10 @@ def test_an_unknown_model_type_is_refused_with_those_that_are_known(model_type):
         (LLAMA, {"mlp_bias": 1}, "mlp_bias is 1, expected true or false"),
         (LLAMA, {"attention_dropout": 0.1}, "attention_dropout is 0.1, but only 0.0"),
         (LLAMA, {"quantization_config": {}}, "quantization_config is {}, but only None"),
-        (
-            LLAMA,
-            {"rope_scaling": {"type": "longrope"}},
-            "rope_scaling.rope_type is 'longrope', e",
-        ),
+        (LLAMA, {"rope_scaling": {"type": "longrope"}}, "rope_scaling.rope_type is 'longrope', e"),
         (LLAMA, {"rope_scaling": {"type": "linear"}}, "rope_scaling.factor is missing, expected"),
         (LLAMA, {"rope_parameters": BY_2 | {"factor": -2}}, "rope_parameters.factor is -2, expect"),
-        (
-            LLAMA,
-            {"rope_parameters": BY_2 | {"beta_fast": 32}},
-            "rope_parameters.beta_fast is not",
-        ),
+        (LLAMA, {"rope_parameters": BY_2 | {"beta_fast": 32}}, "rope_parameters.beta_fast is not"),
         (LLAMA, {"rope_scaling": {"type": []}}, "rope_scaling.rope_type is [], expected one of: "),
         (LLAMA, {"rope_theta": 1e-320}, "rope_theta is 1e-320, expected one from 1.2e-38 to 3.4e+"),
         (LLAMA, {"initializer_range": 1e308}, "initializer_range is 1e+308, expected one from "),
@@ -216,11 +208,7 @@ def test_an_unknown_model_type_is_refused_with_those_that_are_known(model_type):
         (V3, {"first_k_dense_replace": True}, "first_k_dense_replace is True, expected an integer"),
         (V3, {"n_shared_experts": 0}, "n_shared_experts is 0, expected an integer above 0"),
         (V3, {"routed_scaling_factor": "2"}, "routed_scaling_factor is '2', expected a number"),
-        (
-            QWEN2,
-            ON | {"layer_types": ["full_attention"]},
-            "layer_types has 1 entries, expect",
-        ),
+        (QWEN2, ON | {"layer_types": ["full_attention"]}, "layer_types has 1 entries, expect"),
         (QWEN2, ON | {"layer_types": ["chunked"] * 3}, "layer_types has 'chunked', expected slid"),
         (QWEN2, ON | {"layer_types": "full"}, "layer_types is 'full', expected a list"),
         (QWEN2, {"layer_types": ["sliding_attention"] * 3}, "expected sliding_window to say"),
@@ -228,7 +216,7 @@ def test_an_unknown_model_type_is_refused_with_those_that_are_known(model_type):
         (QWEN2, ON | {"max_window_layers": None}, "max_window_layers is None, expected an"),
         (QWEN2, {"use_sliding_window": "no"}, "use_sliding_window is 'no', expected true or false"),
     ],
-)
+)  # fmt: skip
 def test_an_unsupported_config_is_refused_by_key_and_value(base, changes, message):
     with pytest.raises(models.ModelError) as caught:
         models.get(base["model_type"]).Config.from_hf(base | changes)

@@ -54,14 +54,10 @@ CASES = {
     "qwen2, window in the second layer": ("qwen2", WINDOW | {"max_window_layers": 1}),
     "qwen3": ("qwen3", {"head_dim": 16}),
     "qwen3, biases, window in all layers": (
-        "qwen3",
-        WINDOW | {"max_window_layers": 0, "attention_bias": True},
-    ),
+        "qwen3", WINDOW | {"max_window_layers": 0, "attention_bias": True}),
     "deepseek_v2, no query rank": ("deepseek_v2", LATENT | {"q_lora_rank": None}),
     "deepseek_v2, groups, yarn": (
-        "deepseek_v2",
-        LATENT | GROUPS | SCALED | {"topk_method": "group_limited_greedy"},
-    ),
+        "deepseek_v2", LATENT | GROUPS | SCALED | {"topk_method": "group_limited_greedy"}),
     "deepseek_v2, biases, all experts, all chosen": (
         "deepseek_v2",
         LATENT
@@ -71,15 +67,12 @@ CASES = {
     "deepseek_v3": ("deepseek_v3", V3),
     "deepseek_v3, biases, yarn": ("deepseek_v3", V3 | SCALED | {"attention_bias": True}),
     "deepseek_v3, halves turned, weights as they are": (
-        "deepseek_v3",
-        V3 | {"rope_interleave": False, "norm_topk_prob": False},
-    ),
+        "deepseek_v3", V3 | {"rope_interleave": False, "norm_topk_prob": False}),
     "deepseek_v3, all dense": ("deepseek_v3", V3 | {"first_k_dense_replace": 5}),
     "deepseek_v3, all experts, tied embeddings, no query rank": (
         "deepseek_v3",
-        V3 | {"first_k_dense_replace": 0, "tie_word_embeddings": True, "q_lora_rank": None},
-    ),
-}
+        V3 | {"first_k_dense_replace": 0, "tie_word_embeddings": True, "q_lora_rank": None}),
+}  # fmt: skip
 # A rope's frequencies are numbers to a gradient: values after each layer tell one from another. For
 # the other cases the gradients tell all that those values do.
 GRADIENTS = [

@@ -83,20 +83,12 @@ FOLDERS = [
     FolderRow("`verify`, a folder: a file", _publication, "README.md", _verify, _A_FILE),
     FolderRow("`verify`, a folder: its list", _publication, layout.MANIFEST, _verify, _IN_FOLDER),
     FolderRow(
-        "`verify`, a folder: its signature",
-        _signed_publication,
-        layout.SIGNATURE,
-        _verify,
-        _IN_FOLDER,
-    ),
+        "`verify`, a folder: its signature", _signed_publication, layout.SIGNATURE, _verify,
+        _IN_FOLDER),
     FolderRow(
-        "`verify`: a packed file",
-        _packed,
-        "rounds.jsonl.gz",
-        _unpack,
-        ONLY_BOMB | {BOMB: "over 1000 bytes unpacked"},
-    ),
-]
+        "`verify`: a packed file", _packed, "rounds.jsonl.gz", _unpack,
+        ONLY_BOMB | {BOMB: "over 1000 bytes unpacked"}),
+]  # fmt: skip
 SERVERS = [
     ServerRow("`verify`, an address", _on_server, _verify_there, JSON | {DEEP: NAMED}, FILE),
     ServerRow(

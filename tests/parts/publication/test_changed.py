@@ -36,33 +36,25 @@ CHANGED = {
     "a missing file": (lose("config.json"), "config.json: no such file"),
     "a file too many": (
         lambda folder: (folder / "adapter_config.json").write_text("{}"),
-        "adapter_config.json: a file",
-    ),
+        "adapter_config.json: a file"),
     "a file elsewhere": (lists("../x.json"), "lists a file named '../x.json'"),
     "code": (lists("x.py"), "lists 'x.py'"),
     "a file beside the weights that others would load": (
-        add("adapter_config.json"),
-        "lists 'adapter_config.json'",
-    ),
+        add("adapter_config.json"), "lists 'adapter_config.json'"),
     "a file of the proof that no stage leaves": (add("proof/x1.json"), "lists 'proof/x1.json'"),
     "2,000 folders": (lists("a/" * 2000 + "b"), "..."),
     "a sparse file of 100 GB in place of a small one": (
         lambda folder: os.truncate(folder / "README.md", 10**11),
-        "README.md: found 100000000000 bytes, expected ",
-    ),
+        "README.md: found 100000000000 bytes, expected "),
     "a list that says two things": (
-        say_twice(layout.MANIFEST, "release"),
-        "proof/publication.json: the key 'release'",
-    ),
+        say_twice(layout.MANIFEST, "release"), "proof/publication.json: the key 'release'"),
     "no rounds": (
         change_json(layout.MANIFEST, lambda m: m["files"].pop(layout.ROUNDS)),
-        "does not list proof/transcript/rounds.jsonl.gz",
-    ),
+        "does not list proof/transcript/rounds.jsonl.gz"),
     "100 GB": (
         change_json(layout.MANIFEST, lambda m: m["files"]["README.md"].update(bytes=10**11)),
-        "100.0 GB, expected at most 1 GB",
-    ),
-}
+        "100.0 GB, expected at most 1 GB"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CHANGED)

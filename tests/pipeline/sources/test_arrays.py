@@ -263,10 +263,8 @@ ONES = np.ones(3, np.float32)
 WORDS = np.array(["a", "b"])
 BAD_FILES = {
     "objects": (
-        "a.npy",
-        npy(np.array([{}, 1], object)),
-        "found Python objects, expected a file of arrays",
-    ),
+        "a.npy", npy(np.array([{}, 1], object)),
+        "found Python objects, expected a file of arrays"),
     "text": ("a.npy", npy(WORDS), "array a is of <U1, expected one of bool"),
     "complex": ("a.npy", npy(np.zeros(2, complex)), "array a is of complex128, expected one of"),
     "records": ("a.npy", npy(np.zeros(2, [("u", "i4")])), "array a is of "),
@@ -289,20 +287,16 @@ BAD_FILES = {
     "no arrays": ("a.npz", zipped({}), "found no arrays, expected some"),
     "a member": ("a.npz", zipped({"x.txt": b"1"}), "x.txt: expected a name that ends in .npy"),
     "its name": (
-        "a.npz",
-        zipped({"../x.npy": npy(ONES)}),
-        "lists an array named '../x', expected at most 64",
-    ),
+        "a.npz", zipped({"../x.npy": npy(ONES)}),
+        "lists an array named '../x', expected at most 64"),
     "lengths": (
-        "a.npz",
-        zipped({"x.npy": npy(ONES), "y.npy": npy(ONES[:2])}),
-        "array y has 2 rows, expected 3 as x has",
-    ),
+        "a.npz", zipped({"x.npy": npy(ONES), "y.npy": npy(ONES[:2])}),
+        "array y has 2 rows, expected 3 as x has"),
     "short member": ("a.npz", zipped({"x.npy": header((9,))}), "x.npy: found 0 bytes after its h"),
     "no tensors": ("a.safetensors", b"12345678abcdef", "expected a safetensors file"),
     "a long row": ("a.npy", header((1, 2**25), "|b1") + bytes(2**25), None),
     "another kind": ("a.csv", b"1,2", "expected a file that ends in .npy, .npz, .safetensors"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", BAD_FILES)

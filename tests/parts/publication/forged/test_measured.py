@@ -24,66 +24,44 @@ def fewer_rows(tensors: dict) -> None:
 
 FORGED = {
     "a better loss": (
-        better("held_out_loss", 1.0),
-        "proof/evaluate.json: held_out_loss is 1.0000, expected ",
-    ),
+        better("held_out_loss", 1.0), "proof/evaluate.json: held_out_loss is 1.0000, expected "),
     "a better perplexity": (
-        better("perplexity", 1.05),
-        "proof/evaluate.json: perplexity is 1.0500, expected ",
-    ),
+        better("perplexity", 1.05), "proof/evaluate.json: perplexity is 1.0500, expected "),
     "more tokens": (
-        better("tokens", 10**9),
-        "proof/evaluate.json: tokens is 1000000000, expected 60",
-    ),
+        better("tokens", 10**9), "proof/evaluate.json: tokens is 1000000000, expected 60"),
     "more sequences": (
-        better("sequences", 10**6),
-        "proof/evaluate.json: sequences is 1000000, expected 4",
-    ),
+        better("sequences", 10**6), "proof/evaluate.json: sequences is 1000000, expected 4"),
     "bits per byte without a tokenizer": (
         better("bits_per_byte", 1.0),
-        "proof/evaluate.json: bits_per_byte is 1.0000, expected null",
-    ),
+        "proof/evaluate.json: bits_per_byte is 1.0000, expected null"),
     "a text for a perplexity": (
-        better("perplexity", "a" * 3000),
-        "proof/evaluate.json: perplexity is ",
-    ),
+        better("perplexity", "a" * 3000), "proof/evaluate.json: perplexity is "),
     "no loss though something was held out": (
-        no_loss,
-        "proof/evaluate.json: held_out_loss is null, expected ",
-    ),
+        no_loss, "proof/evaluate.json: held_out_loss is null, expected "),
     "fewer held-out sequences": (
         change_tensors(outputs.HELD_OUT, fewer_rows),
-        "proof/held_out.safetensors: 2 sequences missing",
-    ),
+        "proof/held_out.safetensors: 2 sequences missing"),
     "other held-out sequences than the seed draws": (
         change_tensors(outputs.HELD_OUT, lambda t: t.update(indices=t["indices"] + 1)),
-        "proof/held_out.safetensors: ",
-    ),
+        "proof/held_out.safetensors: "),
     "a smaller split than the transcript's header has": (
-        better("split_sequences", 4),
-        "proof/held_out.safetensors: ",
-    ),
+        better("split_sequences", 4), "proof/held_out.safetensors: "),
     "a smaller standard error": (
         better("held_out_stderr", 0.001),
-        "proof/evaluate.json: held_out_stderr is 0.0010, expected ",
-    ),
+        "proof/evaluate.json: held_out_stderr is 0.0010, expected "),
     "scores in one file of the two": (
         change_json(outputs.EVALUATED, lambda e: e.update(tasks={"mmlu": {"acc": 0.99}})),
-        "proof/results.json: other numbers than proof/evaluate.json",
-    ),
+        "proof/results.json: other numbers than proof/evaluate.json"),
     "a base model that the run did not begin with": (
         change_json(outputs.SOURCE, lambda s: s.update(repo_id="meta/large", commit="ab" * 20)),
-        "proof/source.json: repo_id is 'meta/large', expected None as in proof/run.json",
-    ),
+        "proof/source.json: repo_id is 'meta/large', expected None as in proof/run.json"),
     "other token ids where a text begins": (
         change_json("generation_config.json", lambda g: g.update(bos_token_id=3)),
-        "generation_config.json: ",
-    ),
+        "generation_config.json: "),
     "other tables than the run file's in a made file": (
         change_json(layout.made("train"), lambda m: m["tables"]["peers"].update(count=9)),
-        "proof/made/train.json: [peers] is ",
-    ),
-}
+        "proof/made/train.json: [peers] is "),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", FORGED)
@@ -97,24 +75,17 @@ def test_what_contradicts_itself_is_not_verified_though_all_hashes_agree(folder,
 CARDS = {
     "a better loss": (
         ("(held_out_loss\n +value:) [0-9.]+", r"\1 1.0"),
-        "README.md: held_out_loss of held_out is 1.0",
-    ),
+        "README.md: held_out_loss of held_out is 1.0"),
     "a better perplexity": (
         ("(type: perplexity\n +value:) [0-9.]+", r"\1 1.05"),
-        "README.md: perplexity of held_out is 1.05",
-    ),
+        "README.md: perplexity of held_out is 1.05"),
     "a better loss, twice said": (
-        ("(held_out_loss\n( +)value:)", r"\1 1.0\n\2value:"),
-        "README.md: its front matter",
-    ),
+        ("(held_out_loss\n( +)value:)", r"\1 1.0\n\2value:"), "README.md: its front matter"),
     "another name of the perplexity": (
         ("name: perplexity per token", "name: MMLU, accuracy"),
-        "README.md: perplexity of held_out has another name",
-    ),
+        "README.md: perplexity of held_out has another name"),
     "a score that nobody measured": (
-        ("type: held_out\n", "type: mmlu\n"),
-        "README.md: held_out_loss of mmlu is ",
-    ),
+        ("type: held_out\n", "type: mmlu\n"), "README.md: held_out_loss of mmlu is "),
     "no results": (("(?s)model-index:.*?---\n", "---\n"), "README.md: "),
     "a word of praise": (
         ("\n## Data\n", "\nAudited by an independent lab; MMLU 91.2.\n\n## Data\n"),
@@ -122,7 +93,7 @@ CARDS = {
     ),
     "a heading": (("\n# llama, ", "\n# GPT-5, "), "expected '# llama, "),
     "a word at the end": (("\\Z", "trust me\n"), "README.md: line "),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CARDS)

@@ -243,37 +243,25 @@ def accuse(kind: str, detail: str, bundle: int | None = None) -> Callable[[Path]
 FORGED = {
     "weights of another run": (other_weights, "model.safetensors: "),
     "weights of another run, with their hash in the transcript": (
-        other_weights_and_their_hash,
-        "round 6, params: ",
-    ),
+        other_weights_and_their_hash, "round 6, params: "),
     "a back door in some params, and a header that says that bits differ": (
         and_then(back_door, change_json(HEADER, lambda h: h.update(bitwise=False))),
-        "round 6, params: ",
-    ),
+        "round 6, params: "),
     "a back door, and a header that names another machine": (
-        and_then(back_door, change_json(HEADER, another_machine)),
-        "round 6, params: ",
-    ),
+        and_then(back_door, change_json(HEADER, another_machine)), "round 6, params: "),
     "a header that says that bits differ, on a machine like the reader's": (
         change_json(HEADER, lambda h: h.update(bitwise=False)),
-        "header.json: bitwise is false, expected true",
-    ),
+        "header.json: bitwise is false, expected true"),
     "a header with other threads than the run file's": (
         change_json(HEADER, lambda h: h["environment"].update(threads="64")),
-        "header.json: environment.threads is '64', expected '4'",
-    ),
+        "header.json: environment.threads is '64', expected '4'"),
     "a header without the flags that stage train sets": (
         change_json(HEADER, lambda h: h["environment"].update(xla_flags="--xla_x=1")),
-        "header.json: environment.xla_flags is '--xla_x=1'",
-    ),
+        "header.json: environment.xla_flags is '--xla_x=1'"),
     "another model in config.json": (
-        change_json("config.json", lambda c: c.update(rms_norm_eps=1e-3)),
-        "config.json: ",
-    ),
+        change_json("config.json", lambda c: c.update(rms_norm_eps=1e-3)), "config.json: "),
     "a larger model in the run file": (
-        change_run(larger_model),
-        "header.json: head_dim of the model is 8, expected 2048",
-    ),
+        change_run(larger_model), "header.json: head_dim of the model is 8, expected 2048"),
     "another theta in the run file": (change_run(other_theta), "of the model is "),
     "a changed round": (change_commitment, "round 2, peer 0, commitment: payload hashes to "),
     "a changed message in a window that is not published": (other_message, "round 3, params: "),
@@ -281,21 +269,15 @@ FORGED = {
     "a changed payload": (flip(f"{TRANSCRIPT}/payloads/00004.bin"), "proof/transcript: round "),
     "a changed state": (lambda folder: other_state(folder, hashed=False), "snapshot: "),
     "a changed state, with its hash": (
-        lambda folder: other_state(folder, hashed=True),
-        "proof/transcript: ",
-    ),
+        lambda folder: other_state(folder, hashed=True), "proof/transcript: "),
     "results that say two things": (
         say_twice(outputs.EVALUATED, "held_out_loss"),
-        "proof/evaluate.json: the key 'held_out_loss'",
-    ),
+        "proof/evaluate.json: the key 'held_out_loss'"),
     "metadata that nobody reads": (
-        add_metadata(outputs.HELD_OUT),
-        "held_out.safetensors: metadata {'verified_by': ",
-    ),
+        add_metadata(outputs.HELD_OUT), "held_out.safetensors: metadata {'verified_by': "),
     "a hash of params that nothing gives": (
         change_json(SNAPSHOT.format(3), lambda s: s.update(params="ab" * 32)),
-        "round 3, params: the params at the snapshot are abababababab",
-    ),
+        "round 3, params: the params at the snapshot are abababababab"),
     "a verdict that was refused": (
         change_json(
             outputs.VERDICT,
@@ -307,20 +289,16 @@ FORGED = {
     ),
     "an accusation that the rounds do not show": (
         accuse("ejected", "caught in its round: false check"),
-        "proof/verdict.json: findings has peer 1 in round 2 (ejected)",
-    ),
+        "proof/verdict.json: findings has peer 1 in round 2 (ejected)"),
     "an accusation that a repeated window does not show": (
         accuse("message", "sent 000000000000, its replay gives 111111111111", 1),
-        "window 1-3 of peer 1",
-    ),
+        "window 1-3 of peer 1"),
     "an accusation that no window could show": (
         accuse("check", "recomputed the step of nobody as 000000000000"),
-        "no window was replayed",
-    ),
+        "no window was replayed"),
     "a verdict that replayed more": (
         change_json(outputs.VERDICT, lambda v: v.update(windows=9)),
-        "proof/verdict.json: windows is 9, expected 4",
-    ),
+        "proof/verdict.json: windows is 9, expected 4"),
     "a verdict whose honest repeats loosen a fixed tolerance": (
         change_json(
             outputs.VERDICT,
@@ -331,23 +309,17 @@ FORGED = {
         "proof/verdict.json: tolerance is 0.4, expected 0.05",
     ),
     "a run file with another learning rate": (
-        change_json(outputs.RUN, other_rate),
-        "round 0, header: its run ",
-    ),
+        change_json(outputs.RUN, other_rate), "round 0, header: its run "),
     "another seed of fresh weights": (
-        change_run(other_seed),
-        "proof/transcript: params before the first round",
-    ),
+        change_run(other_seed), "proof/transcript: params before the first round"),
     "another seed of fresh weights, with its hash": (other_seed_and_its_hash, "round 3, params: "),
     "messages of nobody": (
         lambda folder: append(folder / TRANSCRIPT / "payloads/00004.bin", bytes(10**6)),
-        "payloads/00004.bin: 100",
-    ),
+        "payloads/00004.bin: 100"),
     "params that nobody needs": (
         add(f"{TRANSCRIPT}/snapshots/00003/params.safetensors"),
-        "snapshots/00003/params.safetensors: ",
-    ),
-}
+        "snapshots/00003/params.safetensors: "),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", FORGED)

@@ -112,8 +112,7 @@ REFUSED = {
     ),
     "tensors in tensors": (
         lambda f: save_tree(f / "tokens.safetensors", {"indices": {"x": np.zeros(2)}, "rows": {}}),
-        "tokens.safetensors: expected ascending indices",
-    ),
+        "tokens.safetensors: expected ascending indices"),
     "no such peer": (about(peer=7), "peer 7, expected a peer below 2"),
     "another round": (found(round=4), "a finding of peer 1, round 4, expected"),
     "another window": (about(window=[1, 2]), "bundle.json: window [1, 2] is not one of this run's"),
@@ -123,24 +122,19 @@ REFUSED = {
     "an unknown key": (about(code="x"), "bundle.json: code: "),
     "a broken file": (
         lambda f: (f / OPENING / "own-001.safetensors").write_bytes(b"x"),
-        "own-001.safetensors: expected a safetensors file",
-    ),
+        "own-001.safetensors: expected a safetensors file"),
     "a state of others": (
         lambda f: change_json(f / OPENING / "state.json", lambda s: s["own"].pop()),
-        "round 0, snapshot: state.json is of step 0 and 1 peers",
-    ),
+        "round 0, snapshot: state.json is of step 0 and 1 peers"),
     "no hashes": (
         lambda f: (f / OPENING / "state.json").write_text("[]"),
-        "round 0, snapshot: snapshots/00000/state.json: ",
-    ),
+        "round 0, snapshot: snapshots/00000/state.json: "),
     "a peer too many": (
         lambda f: change_rounds(f, lambda e: e["decision"].update(applied=[0, 1, 2])),
-        "round 2, decision: does not follow from the evidence: applied",
-    ),
+        "round 2, decision: does not follow from the evidence: applied"),
     "a span too long": (
         lambda f: change_rounds(f, lambda e: e["round"]["assignment"].update({"1": [0, 10**12]})),
-        "round 2, assignment: does not follow from the run file: assignment",
-    ),
+        "round 2, assignment: does not follow from the run file: assignment"),
     "a payload elsewhere": (
         lambda f: change_rounds(
             f, lambda e: e["evidence"]["messages"]["1"].update(payload="../../x")
@@ -149,28 +143,22 @@ REFUSED = {
     ),
     "no payload's place": (
         lambda f: change_rounds(f, lambda e: e["evidence"]["messages"]["1"].update(payload=None)),
-        "round 2, peer 1, payload: is not kept",
-    ),
+        "round 2, peer 1, payload: is not kept"),
     "another model": (
         lambda f: change_json(f / "transcript/header.json", lambda h: h.update(model={})),
-        "header.json: model_type is None",
-    ),
+        "header.json: model_type is None"),
     "a table for a format": (
         lambda f: change_json(f / "transcript/header.json", lambda h: h.update(format={"a": 1})),
-        "header.json: format {'a': 1}, expected 3; a later release reads it",
-    ),
+        "header.json: format {'a': 1}, expected 3; a later release reads it"),
     "a list for a header": (
-        lambda f: (f / "transcript/header.json").write_text("[]"),
-        "header.json: ",
-    ),
+        lambda f: (f / "transcript/header.json").write_text("[]"), "header.json: "),
     "a list for a run": (lambda f: (f / "run.json").write_text("[]"), "run.json: "),
     "another run file": (
         lambda f: change_json(f / "run.json", lambda r: r["peers"].update(seed=9)),
-        "round 0, header: its run differs from",
-    ),
+        "round 0, header: its run differs from"),
     "fewer rounds": (lambda f: cut_rounds(f, 2), "round 3, rounds: the transcript ends before"),
     "no rounds": (lambda f: cut_rounds(f, 0), "bundle.json: window [1, 3] is not one of this"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", REFUSED)
