@@ -72,6 +72,14 @@ def address(tensor: Any) -> Any:
     return tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride()), str(tensor.device)
 
 
+def raw(tensor: Any) -> np.ndarray:
+    """The bytes of a tensor of any dtype."""
+    if not isinstance(tensor, np.ndarray):
+        tensor = tensor.detach().cpu().contiguous().reshape(-1)
+        tensor = tensor.view(sys.modules["torch"].uint8).numpy()
+    return np.ascontiguousarray(tensor).reshape(-1).view(np.uint8)
+
+
 def real(tensor: Any) -> Any:
     """Return a torch tensor as it travels: a complex one as pairs of real numbers."""
     return sys.modules["torch"].view_as_real(tensor) if tensor.is_complex() else tensor

@@ -102,15 +102,16 @@ class BoundModel:
                     parameter.data = self.params[name]
                 else:
                     parameter.data.copy_(self.params[name])
+        module_state.settle(self.model)
 
     def begin(self) -> None:
         """Called before the micro-batches of a gradient."""
+        self.model.train()
         self._take_params()
         if len(self._watched_at) < WATCHED:
             sums = (bits.real(value).double().abs().sum() for value in self.params.values())
             self._watched_at.add(float(sum(sums)))
             self._movement = module_state.Movement(self.model, self.state, of_gradient=True)
-        self.model.train()
         self._count = 0.0
         for name, ones in self.parameters.items():
             self.gradients[name].zero_()
@@ -156,10 +157,11 @@ class BoundModel:
         on = (on_device(rows, self.device) for rows in lots)
         module_state.count_statistics(self.model, on, self.workload.loss)
         counted = {id(buffer) for buffer in self.state.counted.values()}
-        for _, _, buffer, before in self.buffers:
-            if id(buffer) in counted:
+        for module, _, buffer, before in self.buffers:
+            if id(buffer) in counted and not isinstance(module, module_state.SpectralNorm):
                 before.copy_(buffer)
         self._restore()
+        module_state.settle(self.model)
 
     def losses(self, rows: Any) -> np.ndarray:
         """The mean loss of each row, in evaluation's mode."""

@@ -4,23 +4,27 @@ Gradients, packs, inner loops, `simulate` and exports share it:
 
     trained   parameters that take a gradient and that the run's patterns include: they travel
     counted   statistics of batch norms, which no gradient reads: they are computed anew, by
-              forward passes over rows that a seed draws, before anything reads them
+              forward passes over rows that a seed draws, before anything reads them; and the
+              vectors of torch's spectral norms, which follow from the weights (`settle`)
     fixed     all else stays as the model began with it
 
 A complex parameter travels as pairs of real numbers, in a last axis of 2.
 """
 
-import math
+import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.utils.parametrizations import _SpectralNorm as SpectralNorm
+from torch.nn.utils.parametrize import ParametrizationList
 
 from . import bits
 
 STATISTICS = "statistics"  # why a tensor of floats does not travel, beside those of `ModuleState`
+ITERATIONS = 15  # of a spectral norm's power method, as torch begins it
 
 
 class ModuleState(NamedTuple):
@@ -29,7 +33,8 @@ class ModuleState(NamedTuple):
     Attributes:
         trained: the parameters over one memory, by the first of their names that may travel.
         tied: other names of what travels, and the name under which it does.
-        counted: statistics of batch norms by name, with the integers that count their batches.
+        counted: statistics of batch norms by name, with the integers that count their batches, and
+            the vectors of spectral norms.
         fixed: why, name and tensor of all else: `frozen`, `excluded`, `buffer` or `integer`.
     """
 
@@ -76,7 +81,8 @@ def state_of(model: torch.nn.Module, travels: Callable[[str], bool]) -> ModuleSt
             tied[name] = home
         if not any(parameter is known for known in trained[home]):
             trained[home].append(parameter)
-    statistics = {id(buffer) for norm in _norms(model) for buffer in norm.buffers(recurse=False)}
+    found = (*_norms(model), *_spectral_norms(model))
+    statistics = {id(buffer) for norm in found for buffer in norm.buffers()}
     counted = {}
     for name, buffer in sorted(model.named_buffers()):
         if id(buffer) in statistics:
@@ -128,10 +134,29 @@ def count_statistics(model: torch.nn.Module, lots: Iterable[Any], forward: Calla
             norm.momentum = momentum
 
 
+def _spectral_norms(model: torch.nn.Module) -> list[Any]:
+    """Return the lists of what computes a weight, where a spectral norm is among it."""
+    lists = [module for module in model.modules() if isinstance(module, ParametrizationList)]
+    return [one for one in lists if any(isinstance(part, SpectralNorm) for part in one)]
+
+
+def settle(model: torch.nn.Module) -> None:
+    """Compute the vectors of spectral norms at the weights as they are, and hold them there.
+
+    So they follow from the weights alone, until the model is put into a mode again.
+    """
+    for norm in _spectral_norms(model):
+        norm.train()
+        with torch.no_grad():
+            for _ in range(ITERATIONS):
+                norm()
+        norm.eval()
+
+
 class Movement:
     """Notices a step that writes into what stays, or a gradient into what it is taken at.
 
-    Tensors are told apart by the sums of their values. What no state dict has, such as a mask that
+    Tensors are told apart by their bytes. What no state dict has, such as a mask that
     a first pass makes, does not count.
 
     Args:
@@ -144,7 +169,7 @@ class Movement:
         self._model, kept = model, model.state_dict().keys()
         names = [name for _, name, _ in state.fixed] + [*state.trained] * of_gradient
         self._names = [name for name in names if name in kept]
-        self._before = self._sums()
+        self._before = self._hashes()
 
     def check(self) -> None:
         """Check that nothing has moved.
@@ -152,7 +177,7 @@ class Movement:
         Raises:
             ContractError: something has; it is named.
         """
-        now = self._sums()
+        now = self._hashes()
         moved = [name for name in self._names if now[name] != self._before[name]]
         if moved:
             more = f" and {len(moved) - 1} more" * (len(moved) > 1)
@@ -162,13 +187,11 @@ class Movement:
                 "from step to step"
             )
 
-    def _sums(self) -> dict[str, float | str]:
+    def _hashes(self) -> dict[str, bytes | None]:
         now = self._model.state_dict()
-        return {name: _sum(now[name]) if name in now else "gone" for name in self._names}
+        return {name: _hash(now.get(name)) for name in self._names}
 
 
-def _sum(tensor: torch.Tensor) -> float | str:
-    if not tensor.numel() or tensor.is_meta:
-        return "none"
-    value = float(bits.real(tensor.detach()).double().sum())
-    return value if math.isfinite(value) else str(value)
+def _hash(tensor: torch.Tensor | None) -> bytes | None:
+    gone = tensor is None or tensor.is_meta
+    return None if gone else hashlib.sha256(bits.raw(tensor)).digest()

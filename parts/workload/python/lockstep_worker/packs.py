@@ -9,7 +9,6 @@ dict of NumPy arrays. No torch is imported here unless the state has brought it.
 import hashlib
 import json
 import math
-import sys
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -190,21 +189,13 @@ def float32(tensor: Any) -> np.ndarray:
     return np.ascontiguousarray(tensor, "<f4").reshape(-1)
 
 
-def raw(tensor: Any) -> np.ndarray:
-    """The bytes of a tensor of any dtype."""
-    if not isinstance(tensor, np.ndarray):
-        tensor = tensor.detach().cpu().contiguous().reshape(-1)
-        tensor = tensor.view(sys.modules["torch"].uint8).numpy()
-    return np.ascontiguousarray(tensor).reshape(-1).view(np.uint8)
-
-
 def digest(tensors: Iterable[tuple[str, Any]]) -> str:
     """Return the SHA-256 over names, dtypes, shapes and bytes, in this order."""
     hashed = hashlib.sha256()
     for name, tensor in tensors:
         facts = [name, dtype_name(tensor), [int(size) for size in tensor.shape]]
         hashed.update(json.dumps(facts).encode() + b"\n")
-        hashed.update(raw(tensor))
+        hashed.update(bits.raw(tensor))
     return hashed.hexdigest()
 
 

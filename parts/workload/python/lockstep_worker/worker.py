@@ -224,12 +224,14 @@ def _run_inner_loop(worker: Worker, params: Params) -> dict:
     bits.seed_generators(seed)
     job = Params({**params, "seed": seed})
     state, movement = worker.model(model_id), None
-    if worker.by_gradient and worker.watched < WATCHED and not isinstance(state, dict):
-        from lockstep_torch.module_state import Movement, state_of
+    if worker.by_gradient and not isinstance(state, dict):
+        from lockstep_torch import module_state
 
-        globs = params.get("state_dict_filter")
-        known = state_of(state, lambda name: packs.allows(globs, name))
-        movement = Movement(state, known, of_gradient=False)
+        module_state.settle(state)
+        if worker.watched < WATCHED:
+            globs = params.get("state_dict_filter")
+            known = module_state.state_of(state, lambda name: packs.allows(globs, name))
+            movement = module_state.Movement(state, known, of_gradient=False)
     result = worker.call("run_inner_loop", state, job) or {}
     if movement is not None:
         movement.check()
