@@ -61,7 +61,8 @@ def run(run: runfile.Run, paths: Paths) -> None:
         else:
             found = _evaluate(run, paths, folder, notes)
         _write(run, found, notes, folder)
-    for name, said in HELD_OUT.items():
+    unit = subject_of(run).loss_unit
+    for name, said in (HELD_OUT | {"held_out_loss": f"held-out loss, {unit}"}).items():
         if found.numbers[name] is not None:
             print(f"evaluate: {said} {found.numbers[name]:.4f}")
     if found.numbers["held_out_loss"] is not None:

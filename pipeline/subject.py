@@ -144,6 +144,11 @@ class Subject(Protocol):
           LockstepError: The run asks for what this model or this data does not support.
         """
 
+    def row_weights(
+        self, programs: Programs, params: Tree, rows_NW: np.ndarray
+    ) -> np.ndarray | None:
+        """Return how much each row counts in the mean loss of all, [N]; None where all alike."""
+
     def export(
         self,
         run: Run,

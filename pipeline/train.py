@@ -100,7 +100,7 @@ def _train(setup: Setup, paths: Paths, held: HeldOutRows, stack: ExitStack) -> P
     stack.callback(peers.close)
     scores = _scores_of_tasks(setup, paths)
     stack.callback(scores.close)
-    measure = partial(_held_out_loss, setup, peers, held.rows_NW)
+    measure = _measurement(setup, peers, held.rows_NW)
     if begun.rest is None:
         _write_beginning(setup, paths, writer, measure(), held)
         scores.begin()
@@ -242,11 +242,16 @@ class _EpochPushes(Observer):
             )
 
 
-def _held_out_loss(setup: Setup, peers: RunningPeers, held_out_NW: np.ndarray) -> MeanLoss | None:
-    if not len(held_out_NW) or not setup.programs.steps.measures:
-        return None
-    size, columns = setup.run.peers.micro_batch, setup.programs.task.columns
-    return held_out.mean_loss(peers.measure, held_out_NW, size, columns)
+def _measurement(
+    setup: Setup, peers: RunningPeers, held_out_NW: np.ndarray
+) -> Callable[[], MeanLoss | None]:
+    """Return what measures the held-out loss at the peers' params."""
+    programs, params = setup.programs, setup.start.state.params
+    if not len(held_out_NW) or not programs.steps.measures:
+        return lambda: None
+    weights_N = setup.subject.row_weights(programs, params, held_out_NW)
+    size = setup.run.peers.micro_batch
+    return partial(held_out.mean_loss, peers.measure, held_out_NW, size, weights_N)
 
 
 def _write_beginning(

@@ -45,7 +45,7 @@ class CausalLM(TorchWorkload):
     def row_losses(self, model, rows):
         """The same of each row."""
         losses, counted = self.token_losses(model, rows)
-        return losses.sum(1) / counted.sum(1).clamp(min=1)
+        return losses.sum(1), counted.sum(1)
 
     def token_losses(self, model, rows):
         """The cross-entropy of each next token [N, T - 1], and which have a label."""

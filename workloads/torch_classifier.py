@@ -15,14 +15,15 @@ SIDE, CLASSES = 12, 10
 class Classifier(TorchWorkload):
     """A convolution, a hidden layer and as many logits as there are classes.
 
-    In its config: `hidden`, the size of the hidden layer.
+    In its config: `hidden`, the size of the hidden layer; and `norm = "batch"` for a batch norm.
     """
 
     def model(self):
-        """A new model. GroupNorm has no statistics that peers would have to share."""
+        """A new model."""
+        batch = self.config.get("norm") == "batch"
         return torch.nn.Sequential(
             torch.nn.Conv2d(1, 8, 3, padding=1),
-            torch.nn.GroupNorm(2, 8),
+            torch.nn.BatchNorm2d(8) if batch else torch.nn.GroupNorm(2, 8),
             torch.nn.ReLU(),
             torch.nn.MaxPool2d(2),
             torch.nn.Flatten(),

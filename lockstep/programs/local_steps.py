@@ -71,10 +71,14 @@ class Stepper:
       traced: Whether JAX traces `take`, so that a whole round of a peer is one program.
       measures: Whether it gives the loss of any row.
       environment: What can change bits beside the versions and devices of JAX.
+      shards: Folder in which rows that are names of files are looked up.
+      rows_to_count: Rows without which it measures nothing, int32 [N, W]; None if it needs none.
     """
 
     traced, measures = True, True
     environment: dict[str, str] = {}
+    shards = Path()
+    rows_to_count: np.ndarray | None = None
 
     def take(
         self, own: Tree, agreed: Agreed, work: Work, step: jax.Array
@@ -85,9 +89,6 @@ class Stepper:
     def measure(self, params: Tree, rows_B: Tree) -> jax.Array:
         """Return what is measured of rows, see `Task.measure`."""
         raise NotImplementedError
-
-    def read_files_from(self, shards: Path) -> None:
-        """Look up rows that are names of files in a folder; by default there are none."""
 
     def close(self) -> None:
         """Let go of processes that compute."""
@@ -222,10 +223,11 @@ class Gradient(Protocol):
     """Computes losses and gradients on the host: a worker's process, or a torch module.
 
     Attributes:
-      shards: Folder in which rows that are names of files are looked up.
+      shards, rows_to_count: As in `Stepper`.
     """
 
     shards: Path
+    rows_to_count: np.ndarray | None
 
     def gradient(self, params: Tree, rows_N: Tree, seed: int) -> tuple[float, Tree]:
         """Return the mean loss of some rows, and its gradient: NumPy arrays in nested dicts."""
@@ -256,6 +258,10 @@ def one_by_one(optimizer: Optimizer) -> Optimizer:
     )
 
 
+def _of_gradient(name: str) -> Any:
+    return property(lambda self: getattr(self.by, name), lambda self, x: setattr(self.by, name, x))
+
+
 class HostSteps(Stepper):
     """Local steps by somebody else's gradients, from a worker's process or from torch.
 
@@ -278,18 +284,10 @@ class HostSteps(Stepper):
             jax.jit(aligned, donate_argnums=0) if optimizer.aligns else lambda own, *_: own
         )
 
-    @property
-    def measures(self) -> bool:  # noqa: D102 - as `Stepper` has them, the methods below too
-        return self.by.measures
+    measures, environment = _of_gradient("measures"), _of_gradient("environment")
+    shards, rows_to_count = _of_gradient("shards"), _of_gradient("rows_to_count")
 
-    @property
-    def environment(self) -> dict[str, str]:  # noqa: D102
-        return self.by.environment
-
-    def read_files_from(self, shards: Path) -> None:  # noqa: D102
-        self.by.shards = shards
-
-    def close(self) -> None:  # noqa: D102
+    def close(self) -> None:  # noqa: D102 - as `Stepper` has them, the methods below too
         self.by.close()
 
     def measure(self, params: Tree, rows_B: Tree) -> np.ndarray:  # noqa: D102

@@ -127,12 +127,15 @@ class Measurements(Observer):
         }
 
     def _mean_loss(self, params: Tree) -> float:
-        total, count = 0.0, self.held_out.count
-        for first in range(0, count, MEASURED_AT_ONCE):
-            index_N = np.arange(first, min(first + MEASURED_AT_ONCE, count))
-            loss = self.peers.programs.steps.measure(params, self.held_out.take(index_N))
-            total += float(loss) * len(index_N)
-        return total / count
+        total, counted, size = 0.0, 0.0, self.held_out.count
+        for first in range(0, size, MEASURED_AT_ONCE):
+            index_N = np.arange(first, min(first + MEASURED_AT_ONCE, size))
+            found = self.peers.programs.steps.measure(params, self.held_out.take(index_N))
+            # a torch loss may be a sum and the number of what counts in it
+            n = len(index_N)
+            loss, count = found if isinstance(found, tuple) else (float(found) * n, n)
+            total, counted = total + loss, counted + count
+        return total / (counted or 1)
 
     def _correlation(self) -> float | None:
         """Return Pearson's correlation of local params, mean over pairs; None for one peer."""

@@ -61,8 +61,9 @@ class TorchModule:
                 "gradient, expected a module to train"
             )
         self.shards = Path()  # no examples of `simulate` are files
+        self.rows_to_count = None  # they are examples, `count_over`
         self.micro_batch, self._bits, self._loss_fn = micro_batch, bits, loss_fn
-        self._mean = bound_model.mean
+        self._parts = bound_model.parts
         self._bound = bound_model.BoundModel(_Given(module, loss_fn), 0, lambda name: True)
         self._names = {
             tuple(tensor["name"].split(".")): tuple(tensor["shape"])
@@ -143,15 +144,16 @@ class TorchModule:
             total += self._bound.accumulate(self._tensors(batch.examples), weight)
         return total / self._bound.finish(), self._tree(self._grads)
 
-    def measure(self, params: Tree, batch: Tree) -> float:
-        """Return the mean loss of a batch, as the module is when it does not train."""
+    def measure(self, params: Tree, batch: Tree) -> float | tuple[float, float]:
+        """Return the mean loss of a batch, or sum and count, as the module is in evaluation."""
         torch = sys.modules["torch"]
         self._take(params)
         self._count()
         module = self._bound.current()
         module.eval()
         with torch.no_grad():
-            return float(self._mean(self._loss_fn(module, self._tensors(batch))))
+            loss, count = self._parts(self._loss_fn(module, self._tensors(batch)))
+        return float(loss) if count is None else (float(loss), count)
 
     def _count(self) -> None:
         """Compute statistics of batch norms, unless they stand at these params already."""

@@ -1,7 +1,9 @@
 """The operations of a peer's process, computed with JAX: a method for each row of `OPERATIONS`."""
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -16,9 +18,11 @@ from parts.carrier import requests
 from parts.carrier.requests import OPERATIONS, Asked, FrameError, Outcome
 from pipeline import runfile
 from pipeline.stage import devices
+from pipeline.stage.keys import OUT
 from pipeline.subject import programs_of, subject_of
 
 COMPUTED_BY = {"config", "model", "workload", "peers", "links", "runtime"}  # of the run file
+SHARDS = "LOCKSTEP_SHARDS"  # variable with the folder of rows that are names of files
 ROWS = object()  # stands for an array of any form: the rows of a step
 
 
@@ -80,6 +84,7 @@ class Operations:
 
     def __init__(self, run: runfile.Run, model: dict, first_step: int, columns: tuple):
         self.run, self.programs = run, programs_of(run, model, first_step, columns)
+        self.programs.steps.shards = Path(os.environ.get(SHARDS, OUT["download"]))
         parts = self.programs.parts
         self.group = device_groups(spread_over_processes(jax.devices(), parts), parts)[0]
         own, shared = jax.eval_shape(self.programs.optimizer.init, self.programs.task.shapes)
@@ -108,12 +113,20 @@ class Operations:
             return dict.fromkeys(names, self.programs.form.like)
         if isinstance(asked.values, requests.Restore):
             return {"own state": self.like["own state"]} if asked.arrays else {}
+        if isinstance(asked.values, requests.Create):
+            created = {name: self.like[name] for name in ("params", "shared state")}
+            more = len(asked.arrays) > len(jax.tree.leaves(created))
+            return created | ({"rows to count": ROWS} if more else {})
         names = [name.partition(" [")[0] for name in OPERATIONS[asked.operation].arrays]
         return {name: self.like[name] for name in names}
 
     # ---- Operations ----
 
-    def _create(self, _: requests.Create, params: Tree, shared: Tree) -> Outcome:
+    def _create(
+        self, _: requests.Create, params: Tree, shared: Tree, *to_count: np.ndarray
+    ) -> Outcome:
+        for rows_NW in to_count:
+            self.programs.steps.rows_to_count = rows_NW
         self.replica = Replica.put(self.programs, self.group, params, shared)
         environment = devices.describe(jax.process_count()) | self.programs.steps.environment
         return Outcome(requests.Created(environment=environment))

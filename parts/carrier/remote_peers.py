@@ -27,7 +27,7 @@ from lockstep.wire.commitment import tree_hash
 from parts.carrier import requests
 from parts.carrier.carrier import Carrier, Processes
 from parts.carrier.channel import Hub, Place, Secrets
-from parts.carrier.operations import leaves, tables_for_a_process, trees_of
+from parts.carrier.operations import SHARDS, leaves, tables_for_a_process, trees_of
 from parts.carrier.requests import OPERATIONS, Asked, FrameError, Hashed, checked
 from pipeline import extras, runfile
 from pipeline.stage import signals
@@ -406,7 +406,9 @@ class RemotePeers(RunningPeers):
             first_step=self.setup.start.step,
             columns=self.programs.task.columns,
         )
-        asked = Asked(create, [*leaves(params), *leaves(shared)])
+        to_count = self.programs.steps.rows_to_count  # their hosts may have no data
+        more = [] if to_count is None else [to_count]
+        asked = Asked(create, [*leaves(params), *leaves(shared), *more])
         self.absent -= peers
         created = self.ask(dict.fromkeys(sorted(peers), asked))
         here = self.setup.environment(self.run.peers.processes)
@@ -487,7 +489,8 @@ def start_peers(
 
 def _carrier(setup: Setup, state: State, scratch: Path) -> Carrier:
     run, runtime = setup.run, setup.run.runtime
-    environment = {"PYTHONUNBUFFERED": "1"}
+    shards = setup.programs.steps.shards.absolute()
+    environment = {"PYTHONUNBUFFERED": "1", SHARDS: os.fspath(shards)}
     if folder := jax.config.jax_compilation_cache_dir:
         environment["JAX_COMPILATION_CACHE_DIR"] = os.fspath(folder)
     backend = "cuda" if jax.default_backend() == "gpu" else "cpu"

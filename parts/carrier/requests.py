@@ -300,7 +300,9 @@ class Operation(NamedTuple):
 
 
 OPERATIONS = {
-    "create": Operation(Create, ("params", "shared state"), Created),
+    "create": Operation(
+        Create, ("params", "shared state", "rows to count, where losses need some"), Created
+    ),
     "compile": Operation(Compile, ("rows [M, B, W]",)),
     "align": Operation(Align, (), Hashed),
     "train": Operation(

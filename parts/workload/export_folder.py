@@ -23,7 +23,6 @@ from lockstep.transcript.tensorfile import TensorFile
 from lockstep.transcript.trees import save_tree
 from parts.workload.description import FILE, Description
 from parts.workload.worker import Worker
-from pipeline import runfile
 from pipeline.language_model import held_out
 from pipeline.language_model.held_out import HeldOutRows, MeanLoss
 from pipeline.stage.given_files import check_file
@@ -101,16 +100,14 @@ class OpenedWorkload:
 
     texts = None
 
-    def __init__(self, run: runfile.Run, worker: Worker, params: Tree):
-        self._size, self._worker, self._params = run.peers.micro_batch, worker, params
+    def __init__(self, worker: Worker, params: Tree):
+        self._worker, self._params = worker, params
 
     def held_out_loss(self, data: HeldOutRows) -> MeanLoss | None:
         """Return the mean of the rows' losses; None where the workload measures nothing."""
         if not self._worker.measures:
             return None
-        lots = np.split(data.rows_NW, range(self._size, len(data.rows_NW), self._size))
-        losses_N = np.concatenate([self._worker.measure(self._params, rows) for rows in lots])
-        return held_out.mean_of(losses_N)
+        return held_out.mean_of(*self._worker.measure_and_count(self._params, data.rows_NW))
 
     def numbers(
         self, loss: MeanLoss, data: HeldOutRows, notes: list[str]

@@ -34,7 +34,7 @@ def lines(run: Run) -> Iterator[str]:
     if loss is not None:
         yield f"loss         {loss:.6g} at first, of {len(rows_NW)} rows of {shards}"
     yield f"workload     {workload.factory}, code and settings of hash {told.code[:12]}"
-    yield f"local steps  {_who(run)}"
+    yield f"steps        {_who(run)}"
     yield f"capabilities {', '.join(sorted(able))}"
     yield f"layout       {told.layout_hash}"
     names = [f"{tensor.name} {[*tensor.shape]}" for tensor in told.tensors]

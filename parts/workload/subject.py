@@ -187,6 +187,14 @@ class WorkloadSubject:
         inner = InnerSteps(optimizer, Lots(optimizer.inner_steps), worker, seed, learning_rate)
         return Programs(task, with_state(optimizer), inner, wire=wire)
 
+    def row_weights(
+        self, programs: Programs, params: Tree, rows_NW: np.ndarray
+    ) -> np.ndarray | None:
+        """Return what its `loss` counts in each row, if it gives sums and counts."""
+        worker = programs.steps.by
+        counts_of_one = worker.measure_and_count(params, rows_NW[:1])[1]
+        return None if counts_of_one is None else worker.measure_and_count(params, rows_NW)[1]
+
     def export(
         self,
         run: runfile.Run,
@@ -224,7 +232,7 @@ class WorkloadSubject:
         worker.shards = shards or worker.shards
         if (given := folder / COUNTED).is_file():
             worker.rows_to_count = _given_rows(run, model, given)
-        return OpenedWorkload(run, worker, self.exported_params(model, folder))
+        return OpenedWorkload(worker, self.exported_params(model, folder))
 
     def why_no_texts(self, folder: Path) -> str | None:
         """Return what is missing in an export whose own files are no Hugging Face folder."""

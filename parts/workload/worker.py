@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -58,7 +59,7 @@ class Worker:
         files_of(run)  # or it is refused at once
         self.run, self.rows, self.expected = run, rows, expected
         self.shards = Path(OUT["download"])
-        self.rows_to_count: np.ndarray | None = None  # once they are read
+        self._to_count: np.ndarray | None = None  # once they are read
         self.name = f"workload {run.workload.factory}"
         self._lock = threading.Lock()
         self._begun: Started | None = None
@@ -100,6 +101,24 @@ class Worker:
         workload = self.run.workload
         return {"include_globs": [*workload.include], "exclude_globs": [*workload.exclude]}
 
+    @property
+    def rows_to_count(self) -> np.ndarray | None:
+        """Rows over which statistics of batch norms are computed: int32 [N, W]; None without.
+
+        They are read from `shards`, unless they were given.
+        """
+        has_some = self.expected is not None and self.expected.counts_rows
+        return self._read_rows_to_count() if has_some else None
+
+    @rows_to_count.setter
+    def rows_to_count(self, rows_NW: np.ndarray) -> None:
+        self._to_count = rows_NW
+
+    def _read_rows_to_count(self) -> np.ndarray:
+        if self._to_count is None:
+            self._to_count = drawn_rows(self.run, self.shards)[1]
+        return self._to_count
+
     def init(self) -> Tree:
         """Return the workload's initial params: nested dicts of float32 arrays."""
 
@@ -132,16 +151,34 @@ class Worker:
 
     def measure(self, params: Tree, rows_NW: np.ndarray) -> np.ndarray:
         """Return the loss of each row: float32 [N]; NaN where it is no finite number."""
+        return self.measure_and_count(params, rows_NW)[0]
 
-        def ask(begun: Started) -> np.ndarray:
+    def measure_and_count(
+        self, params: Tree, rows_NW: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """Return the loss of each row, and what counts in each; None where all count alike.
+
+        It is asked for a micro-batch at a time.
+        """
+        losses, counts = [], []
+
+        def ask(begun: Started, rows_BW: np.ndarray) -> None:
             self._count_statistics(begun, params)
-            losses = begun.process.call("measure", _put(begun, params, rows_NW)).get("losses")
-            if not isinstance(losses, list) or len(losses) != len(rows_NW):
-                raise self._error("measure", f"{_short(losses)}", f"{len(rows_NW)} losses")
-            found = [self._number({"loss": loss}, "loss", "measure") for loss in losses]
-            return np.array(found, np.float32)
+            answer = begun.process.call("measure", _put(begun, params, rows_BW))
+            for key, into in (("losses", losses), ("counts", counts)):
+                if key == "counts" and key not in answer:
+                    continue
+                values = answer.get(key)
+                if not isinstance(values, list) or len(values) != len(rows_BW):
+                    raise self._error("measure", _short(values), f"{len(rows_BW)} {key}")
+                into += [self._number({key: value}, key, "measure") for value in values]
 
-        return self.ask(ask)
+        size = self.run.peers.micro_batch
+        for first in range(0, len(rows_NW), size):
+            self.ask(partial(ask, rows_BW=rows_NW[first : first + size]))
+        if counts and not (len(counts) == len(losses) and min(counts) >= 0):
+            raise self._error("measure", f"counts = {_short(counts)}", "one of 0 or more a row")
+        return np.array(losses, np.float32), np.array(counts) if counts else None
 
     def evaluate(self, params: Tree, split: str) -> dict[str, float | int | str | bool]:
         """Return the workload's own metrics at these params, on a split of the data."""
@@ -302,9 +339,7 @@ class Worker:
         digest = hashlib.sha256(begun.arrays.params).digest()
         if digest == self._counted and not again:
             return {}
-        if self.rows_to_count is None:
-            self.rows_to_count = drawn_rows(self.run, self.shards)[1]
-        asked = _put(begun, params, self.rows_to_count)
+        asked = _put(begun, params, self._read_rows_to_count())
         values = begun.process.call("statistics", asked).get("values")
         if not isinstance(values, dict):
             raise self._error("statistics", f"values = {_short(values)}", "a table")

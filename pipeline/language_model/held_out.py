@@ -17,8 +17,9 @@ import jax
 import numpy as np
 from tokenizers import Tokenizer
 
+from lockstep.errors import LockstepError
 from lockstep.optim.optimizer import Tree
-from lockstep.programs.columns import PLAIN, Column, counted, split
+from lockstep.programs.columns import Column, counted, split
 from lockstep.programs.loss import measured
 from lockstep.programs.permutation import permute
 from lockstep.programs.placement import device_groups, on_groups
@@ -97,10 +98,18 @@ def mean_of(losses_N: np.ndarray, weights_N: np.ndarray | None = None) -> MeanLo
     standard deviation over sqrt(N); of others the usual estimate for a ratio of sums (Cochran,
     Sampling Techniques, 1977, 2.11).
 
-    Weights are the predictions that count in each row, None where they are equal. N is at least 1.
+    Weights are what counts in each row, None where they are equal. N is at least 1.
+
+    Raises:
+      LockstepError: Nothing counts in any row.
     """
     losses_N = np.asarray(losses_N, np.float64)
     weights_N = np.ones(len(losses_N)) if weights_N is None else np.asarray(weights_N, np.float64)
+    if not weights_N.any():
+        raise LockstepError(
+            f"held-out loss: nothing counts in any of {len(losses_N)} rows, expected rows with "
+            "something to predict"
+        )
     mean = float(np.average(losses_N, weights=weights_N))
     count, apart_N = len(losses_N), weights_N * (losses_N - mean)
     if count == 1:
@@ -114,20 +123,22 @@ def mean_loss(
     measure: Callable[[Sequence[np.ndarray]], Sequence[np.ndarray]],
     rows_NW: np.ndarray,
     size: int,
-    columns: tuple[Column, ...] = PLAIN,
+    weights_N: np.ndarray | None = None,
 ) -> MeanLoss:
-    """Return the mean cross-entropy over all rows, and its standard error.
+    """Return the mean loss over all rows, and its standard error, see `mean_of`.
 
-    `measure` returns each row's cross-entropy, of each of some lots of `size` rows; the last lot is
-    padded, so a single shape is compiled. In each row something counts.
+    `measure` returns each row's loss, of each of some lots of `size` rows; the last lot is padded,
+    so a single shape is compiled.
     """
     count = len(rows_NW)
     padded = np.pad(rows_NW, ((0, -count % size), (0, 0)))
     lots = padded.reshape(-1, size, rows_NW.shape[1])
-    losses_N = np.concatenate(measure(list(lots)))[:count]
-    if "labels" not in columns:  # as many count in each row
-        return mean_of(losses_N)
-    return mean_of(losses_N, counted(rows_NW, columns).sum(axis=1))
+    return mean_of(np.concatenate(measure(list(lots)))[:count], weights_N)
+
+
+def weights_of(rows_NW: np.ndarray, columns: tuple[Column, ...]) -> np.ndarray | None:
+    """Return the predictions that count in each row, [N]; None where as many count in each."""
+    return counted(rows_NW, columns).sum(axis=1) if "labels" in columns else None
 
 
 def exported_loss(
@@ -151,7 +162,8 @@ def exported_loss(
 
     params_on = {group: group.put(params) for group in device_groups(jax.devices(), peers.fsdp)}
     on_all = on_groups(jax.jit(measure), params_on)
-    return mean_loss(on_all, data.rows_NW, peers.micro_batch, columns)
+    weights_N = weights_of(data.rows_NW, columns)
+    return mean_loss(on_all, data.rows_NW, peers.micro_batch, weights_N)
 
 
 def loss_numbers(loss: MeanLoss, data: HeldOutRows) -> dict[str, float | int | None]:

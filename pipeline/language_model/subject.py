@@ -10,6 +10,7 @@ from lockstep.errors import LockstepError
 from lockstep.files import read_json
 from lockstep.machine.progress import Progress
 from lockstep.optim.optimizer import Tree
+from lockstep.programs.train_step import Programs
 from lockstep.tables.variant import variant_name
 from lockstep.transcript.tensorfile import TensorFile
 from pipeline import runfile
@@ -101,6 +102,13 @@ class LanguageModelSubject:
         hf.check_architecture(run.llm.architecture, hf.read_config(folder / "hf"), where)
 
     programs = staticmethod(language_model.programs_of)
+
+    def row_weights(
+        self, programs: Programs, params: Tree, rows_NW: np.ndarray
+    ) -> np.ndarray | None:
+        """Return how many predictions count in each row, if they differ."""
+        del params
+        return held_out.weights_of(rows_NW, programs.task.columns)
 
     def export(
         self,

@@ -76,7 +76,7 @@ def read(run: runfile.Run, init: Path, shards: Path) -> Setup:
     subject = subject_of(run)
     model = subject.read_model(run, init / subject.described_in, listed)
     programs = programs_of(run, model, trained_steps(init), listed.columns)
-    programs.steps.read_files_from(shards)
+    programs.steps.shards = shards
     start = _read_start(init, run, programs)
     return Setup(run, model, programs, rows(run, model, shards), start)
 

@@ -46,7 +46,7 @@ def parts(loss: Any) -> tuple[torch.Tensor, float | None]:
 def mean(loss: Any) -> torch.Tensor:
     """Return the mean that a loss function returned, or that follows from its sum."""
     value, count = parts(loss)
-    return value if count is None else value / max(count, 1.0)
+    return value / count if count else value
 
 
 class BoundModel:
@@ -163,15 +163,17 @@ class BoundModel:
         self._restore()
         module_state.settle(self.model)
 
-    def losses(self, rows: Any) -> np.ndarray:
-        """The mean loss of each row, in evaluation's mode."""
+    def losses(self, rows: Any) -> Any:
+        """The loss of each row, or sums and counts, in evaluation's mode."""
         self._take_params()
         try:
             with torch.no_grad(), module_state.training(self.model, mode=False):
                 found = self.workload.row_losses(self.model, on_device(rows, self.device))
         finally:
             self._restore()
-        return found.detach().double().cpu().numpy()
+        tensors = found if isinstance(found, tuple) else (found,)
+        arrays = tuple(tensor.detach().double().cpu().numpy() for tensor in tensors)
+        return arrays if isinstance(found, tuple) else arrays[0]
 
     def _restore(self) -> None:
         with torch.no_grad():

@@ -76,7 +76,14 @@ def test_a_model_with_state_is_trained_audited_exported_and_loaded_with_its_loss
     rows = {name: torch.from_numpy(part) for name, part in workload.dataset("held_out").items()}
     with torch.no_grad():
         total, count = workload.loss(model.eval(), rows)
+        alone = [
+            workload.loss(model, {k: x[i : i + 1] for k, x in rows.items()}) for i in range(64)
+        ]
     assert float(total / count) == pytest.approx(numbers["held_out_loss"], rel=1e-5)
+    losses_N, weights_N = np.array(alone, np.float64).T
+    apart_N = losses_N - weights_N * losses_N.sum() / weights_N.sum()
+    error = np.sqrt(64 / 63 * (apart_N**2).sum()) / weights_N.sum()
+    assert numbers["held_out_stderr"] == pytest.approx(error, rel=1e-5)
     params = load_file(root / "data/export/params.safetensors")
     assert torch.equal(torch.view_as_complex(params["phase"]), saved["phase"])
     assert saved["phase"].imag.abs().sum() > 0

@@ -114,9 +114,34 @@ def test_peers_in_processes_give_the_bytes_of_peers_in_one(finished, tmp_path):
     _, root, _ = finished
     run_file, other = a_run(tmp_path, config__total_steps=9, runtime__carrier="processes")
     tiny.make(run_file, other, "download", "convert", "train")
-    for name in ("transcript/rounds.jsonl", "transcript/snapshots/00009/state.json"):
+    assert_same_rounds(root, other, 9)
+
+
+def assert_same_rounds(root: Path, other: Path, last: int) -> None:
+    for name in ("transcript/rounds.jsonl", f"transcript/snapshots/{last:05}/state.json"):
         ours, theirs = (folder / "data/trained" / name for folder in (root, other))
         assert ours.read_bytes() == theirs.read_bytes()
+
+
+def test_peers_in_processes_without_data_measure_a_model_with_statistics(tmp_path):
+    changes = {
+        "workload__factory": "torch_classifier:Classifier",
+        "workload__config": {"hidden": 8, "norm": "batch"},
+        "model__LLM__data_location": {"Workload": {"shuffle": "DontShuffle"}},
+        "model__LLM__max_seq_len": 146,
+        "peers__micro_batch": 4,
+    }
+    roots = []
+    for carrier in ("in_process", "processes"):
+        (folder := tmp_path / carrier).mkdir()
+        run_file, root = a_run(folder, **changes, runtime__carrier=carrier)
+        tiny.make(run_file, root, "download", "convert", "train")
+        roots.append(root)
+    assert_same_rounds(*roots, Transcript(root / "data/trained/transcript").snapshots[-1])
+    tiny.make(run_file, root, "witness", "export", "evaluate")
+    assert verdict_of(root)["accepted"] and verdict_of(root)["method"] == "bitwise"
+    measured, trained = (read_json(root / f"metrics/{name}.json") for name in ("evaluate", "train"))
+    assert measured["held_out_loss"] == pytest.approx(trained["held_out_loss"], rel=1e-6)
 
 
 def test_another_auditors_code_is_one_line_and_no_findings(finished, tmp_path, monkeypatch):
@@ -212,7 +237,8 @@ def test_a_worker_that_fails_all_peers_ends_the_training_in_one_line(tmp_path, m
         tiny.make(run_file, root, "download", "convert", "train")
 
 
-def test_a_class_for_burn_p2p_is_trained_on_its_own_files_and_audited(tmp_path):
+@pytest.mark.parametrize("carrier", ["in_process", "processes"])
+def test_a_class_for_burn_p2p_is_trained_on_its_own_files_and_audited(carrier, tmp_path):
     draw, shards = np.random.default_rng(0), tmp_path / "shards"
     patterns = draw.standard_normal((10, 12, 12))
     for number in range(8):
@@ -232,6 +258,7 @@ def test_a_class_for_burn_p2p_is_trained_on_its_own_files_and_audited(tmp_path):
         model__LLM__data_location={"Files": {"path": str(shards), "shuffle": "DontShuffle"}},
         model__LLM__max_seq_len=8,
         peers__passes=3,
+        runtime__carrier=carrier,
     )
     tiny.make(run_file, root)
     assert verdict_of(root)["accepted"] and verdict_of(root)["method"] == "bitwise"

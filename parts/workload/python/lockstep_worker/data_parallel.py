@@ -87,7 +87,7 @@ def take(
         total = torch.tensor(float(weight), device=device)
         dist.all_reduce(total)
         share = weight if counted is None else float(end > first)  # a sum has its weight in it
-        loss = loss * share / total.clamp(min=1)
+        loss = loss * share / torch.where(total == 0, 1, total)
         (loss * world).backward()  # data parallel takes the mean over processes
         optimizer.step()
         whole_loss = loss.detach().clone()

@@ -100,9 +100,9 @@ class ArrayModel:
         """Called after the micro-batches of a gradient; return what divides the loss."""
         return 1.0
 
-    def losses(self, some: Any) -> np.ndarray:
-        """The mean loss of each row."""
-        return np.asarray(self.workload.measure(self.current(), some), np.float64)
+    def losses(self, some: Any) -> Any:
+        """The loss of each row, or sums and counts."""
+        return self.workload.measure(self.current(), some)
 
 
 class Session:
@@ -217,19 +217,25 @@ class Session:
         return {"values": {name: value.tolist() for name, value in counted}}
 
     def measure(self, params: Any) -> dict:
-        """The mean loss of each row, without a gradient.
+        """The mean loss of each row, without a gradient, and what counts in it if that differs.
 
         Generators are seeded by the rows: a loss that draws numbers (a diffusion's noise) is the
         same whenever a micro-batch of these rows is measured, and others draw other numbers.
         """
-        losses: list = []
+        losses, counts = [], []
         for words in self._micro_batches(params):
             bits.seed_generators(zlib.crc32(words))
-            found = np.asarray(self.bound.losses(rows.decoded(words, self.spec)), np.float64)
-            if found.shape != (len(words),):
-                raise ValueError(f"losses of shape {found.shape}; ({len(words)},) expected")
-            losses += [frames.finite(loss) for loss in found]
-        return {"losses": losses}
+            found = self.bound.losses(rows.decoded(words, self.spec))
+            both = found if isinstance(found, tuple) else (found,)
+            parts = [np.asarray(values, np.float64) for values in both]
+            if [part.shape for part in parts] != [(len(words),)] * len(parts):
+                shapes = " and ".join(str(part.shape) for part in parts)
+                raise ValueError(f"losses of shape {shapes}; ({len(words)},) expected")
+            if len(parts) == 2:
+                counts += [float(count) for count in parts[1]]
+                parts[0] = parts[0] / np.where(parts[1] == 0, 1, parts[1])
+            losses += [frames.finite(loss) for loss in parts[0]]
+        return {"losses": losses} | ({"counts": counts} if counts else {})
 
     def evaluate_params(self, params: Any) -> dict:
         """Return the user's metrics at the current parameters."""

@@ -26,7 +26,8 @@ class TorchWorkload:
 
     What a subclass may write beside `model` and `loss`:
 
-    - `row_losses(model, rows)`: the losses of all rows at once, which is faster than one by one.
+    - `row_losses(model, rows)`: the losses of all rows at once, which is faster than one by one;
+      where `loss` gives a sum and a count, it gives sums and counts.
     - `inner_optimizer(model)`: an optimizer of torch, and then the inner loop is the worker's:
       `run_inner_loop` takes its steps, and its state goes on from one loop to the next.
     - `inner_step(model, optimizer, rows)`: one such step, if it is another than the usual one.
@@ -56,12 +57,18 @@ class TorchWorkload:
         """
         raise NotImplementedError(f"{type(self).__name__} has no loss")
 
-    def row_losses(self, model: torch.nn.Module, rows: Any) -> torch.Tensor:
-        """The loss of each row [N]: here that of each row alone, one after the other."""
+    def row_losses(self, model: torch.nn.Module, rows: Any) -> Any:
+        """The loss of each row [N]: here that of each row alone, one after the other.
+
+        Or, as of `loss`, sums [N] and what counts in them [N].
+        """
         count = len(next(iter(rows.values())) if isinstance(rows, dict) else rows)
         alone = (cut(rows, i, i + 1) for i in range(count))
-        losses = [bound_model.mean(self.loss(model, row)) for row in alone]
-        return torch.stack([loss.detach().float().reshape(()) for loss in losses])
+        values, counts = zip(
+            *(bound_model.parts(self.loss(model, row)) for row in alone), strict=True
+        )
+        losses = torch.stack([loss.detach().float().reshape(()) for loss in values])
+        return losses if None in counts else (losses, torch.tensor(counts))
 
     def runtime_device(self) -> str:
         """Return the device to compute on: `config["device"]`, or a GPU if there is one."""
@@ -155,9 +162,12 @@ class TorchWorkload:
     def _evaluate(self, model: torch.nn.Module, split: str) -> dict:
         """The mean loss over the rows of `dataset(split)`."""
         rows, device = self.dataset(split), next(model.parameters()).device
-        count, size, total = len(next(iter(rows.values()))), 64, 0.0
+        count, size, total, counted = len(next(iter(rows.values()))), 64, 0.0, 0.0
         with torch.no_grad(), module_state.training(model, mode=False):
             for start in range(0, count, size):
                 some = bound_model.on_device(cut(rows, start, start + size), device)
-                total += float(self.row_losses(model, some).double().sum())
-        return {"loss": total / count}
+                found = self.row_losses(model, some)
+                losses, counts = found if isinstance(found, tuple) else (found, None)
+                total += float(losses.double().sum())
+                counted += len(losses) if counts is None else float(counts.double().sum())
+        return {"loss": total / (counted or 1)}
