@@ -22,6 +22,11 @@ SILENT = dict(report_to=[], save_strategy="no", logging_strategy="no", disable_t
 class WithTrainer(CausalLM):
     """A causal language model that is trained by transformers' own Trainer."""
 
+    @property
+    def suggests(self):
+        """That of hf_causal_lm.py, with the Trainer's steps."""
+        return super().suggests | {"inner": "worker"}
+
     def __init__(self, config):
         super().__init__(config)
         if others := sorted(config["arguments"].keys() - set(TUNES)):

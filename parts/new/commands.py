@@ -78,6 +78,10 @@ def new(  # noqa: PLR0913 - each is an option
     worker_python: Annotated[
         str | None, typer.Option(help="The workload's Python; by default this one.")
     ] = None,
+    inner: Annotated[
+        Literal["gradient", "worker"] | None,
+        typer.Option(help="Who takes local steps: Lockstep on its gradients, or the workload."),
+    ] = None,
     passes: Annotated[
         int | None, typer.Option(min=1, help="Over a workload's data; by default 10.")
     ] = None,
@@ -145,7 +149,7 @@ def _make(answers: Answers, like: Path | None, root: Path, force: bool) -> None:
         _refuse(answers, ("model", "gpus", "dtype"), "with --workload")
         _write_workload(answers, root)
     else:
-        _refuse(answers, ("config", "worker_python", "passes"), "without --workload")
+        _refuse(answers, ("config", "worker_python", "inner", "passes"), "without --workload")
         _write_new(answers, model_of(answers["model"]), root)
 
 

@@ -39,6 +39,7 @@ def new_run(answers: Mapping[str, Any], root: Path) -> tuple[NewRun, dict[str, A
     known = new.model.config | said.model
     model = new.model._replace(params=said.params, groups=said.groups, config=known)
     new = new._replace(model=model, card=new.card.for_groups(said.groups))
+    new = _with_steps_of(new, answers, said)
     words, rows = said.words, said.rows
     if "Workload" not in new.data.table:
         seen = dry_run.look(run, Paths("download", Path(CALLED), root))
@@ -51,7 +52,7 @@ def new_run(answers: Mapping[str, Any], root: Path) -> tuple[NewRun, dict[str, A
         new.data.table["Workload"]["held_out_percent"] = HELD_OUT_PERCENT
         rows -= int(rows * HELD_OUT_PERCENT / 100)
     new = _sized(new, answers, words or answers["length"], rows, said.suggested)
-    return new, _document(new), _choices(new, answers, rows, said.suggested)
+    return new, _document(new), _choices(new, answers, rows, said)
 
 
 def _one_round(answers: Mapping[str, Any]) -> NewRun:
@@ -76,6 +77,23 @@ def _one_round(answers: Mapping[str, Any]) -> NewRun:
     return NewRun(model, data, card, batch * wanted["length"], answers["peers"], 0, wanted)
 
 
+def _with_steps_of(new: NewRun, answers: Mapping[str, Any], said: Any) -> NewRun:
+    """Return the run with local steps by the optimizer that --inner, or the class, names."""
+    inner = answers["inner"] or said.suggested.inner or said.inner[0]
+    if inner not in said.inner:
+        can = " or ".join(said.inner)
+        raise LockstepError(f"--inner {inner}: expected {can}, which {answers['workload']} can")
+    card = new.card
+    if inner == "worker":
+        if "inner" not in card.settings:
+            raise LockstepError(
+                f"--optimizer {answers['optimizer']}: expected one with local steps, as diloco, "
+                f"since {answers['workload']} takes them (inner = worker)"
+            )
+        card = card._replace(settings=card.settings | {"inner": "Workload"})
+    return new._replace(card=card, wanted=new.wanted | {"inner": inner})
+
+
 def _sized(
     new: NewRun, answers: Mapping[str, Any], length: int | None, rows: int | None, suggested: Any
 ) -> NewRun:
@@ -97,7 +115,8 @@ def _sized(
             f"--passes {passes}: {whole:,} rows, expected at least {batch:,}, one round of "
             f"{new.peers} peers with {new.card.local_steps} local steps"
         )
-    wanted = answers | {"length": length, "batch": batch, "passes": passes}
+    inner = new.wanted["inner"]
+    wanted = answers | {"length": length, "batch": batch, "passes": passes, "inner": inner}
     if suggested.learning_rate and not answers["learning_rate"]:
         over_adamw = new.card.rates[0].rate / fresh.card_named("adamw").rates[0].rate
         wanted["learning_rate"] = short(suggested.learning_rate * over_adamw)
@@ -109,6 +128,8 @@ def _document(new: NewRun) -> dict[str, Any]:
     peers = {"count": new.peers, "seed": seed, "micro_batch": new.rows}
     document["peers"] = peers | {"passes": wanted["passes"] or 1}
     table = {"factory": wanted["workload"], "config": wanted["config"], "seed": seed}
+    if inner := wanted.get("inner"):
+        table["inner"] = inner
     document["workload"] = table
     document["held_out"]["sequences"] = MEASURED
     document["evaluate"] = {"tasks": []}
@@ -116,11 +137,10 @@ def _document(new: NewRun) -> dict[str, Any]:
     return document
 
 
-def _choices(
-    new: NewRun, answers: Mapping[str, Any], rows: int | None, suggested: Any
-) -> list[Choice]:
+def _choices(new: NewRun, answers: Mapping[str, Any], rows: int | None, said: Any) -> list[Choice]:
     suits, passes = f"as {answers['workload']} suggests", new.wanted["passes"]
-    why = dict(fresh.choices(new))
+    suggested, why = said.suggested, dict(fresh.choices(new))
+    why["workload.inner"] = _why_inner(new, answers, said)
     why["model.LLM.max_seq_len"] = "words of 4 bytes of a row" if rows else "--length"
     why["peers.micro_batch"] = "a peer's local step at once"
     why["held_out.sequences"] = "rows of a measurement, or all that are held out"
@@ -138,3 +158,15 @@ def _choices(
             f"{suits} for AdamW; another optimizer has its stated rate over AdamW's times that"
         )
     return [Choice(key, reason) for key, reason in why.items()]
+
+
+def _why_inner(new: NewRun, answers: Mapping[str, Any], said: Any) -> str:
+    if answers["inner"]:
+        return "--inner"
+    if said.suggested.inner:
+        return f"as {answers['workload']} suggests"
+    if said.inner == ("worker",):
+        return f"{answers['workload']} takes steps of its own, and gives no gradients"
+    if said.inner == ("gradient",):
+        return f"{answers['workload']} gives gradients, and takes no steps of its own"
+    return f"{new.card.tag} takes the steps; with --inner worker {answers['workload']} does"

@@ -2,11 +2,11 @@
 
 from contextlib import closing, nullcontext
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from lockstep.tables.explain import validate
 from lockstep.tables.table import Count, Positive, Table
-from parts.workload.worker import NO_ROWS, Worker
+from parts.workload.worker import NEEDED, NO_ROWS, Worker
 from pipeline import runfile
 from pipeline.sources.rows.writing import examples_of
 
@@ -20,6 +20,8 @@ class Suggested(Table):
     """Rows of a peer's local step."""
     passes: Count | None = None
     """How often a run goes over the data."""
+    inner: Literal["gradient", "worker"] | None = None
+    """`workload.inner`."""
 
 
 class WorkloadSaid(NamedTuple):
@@ -32,6 +34,7 @@ class WorkloadSaid(NamedTuple):
       suggested: What suits it.
       words, rows: Words of a row of its own data, and rows to train on; 0 without data.
       held_out: Rows of its own data that are held out.
+      inner: What `workload.inner` can be: it gives gradients, or takes steps of its own.
     """
 
     model: dict[str, Any]
@@ -41,6 +44,7 @@ class WorkloadSaid(NamedTuple):
     words: int
     rows: int
     held_out: int
+    inner: tuple[str, ...]
 
 
 def ask(run: runfile.Run) -> WorkloadSaid:
@@ -49,11 +53,12 @@ def ask(run: runfile.Run) -> WorkloadSaid:
     Raises:
       LockstepError: It does not start, its data are no rows, or it suggests what cannot be.
     """
-    with closing(Worker(run, NO_ROWS)) as worker:
+    with closing(Worker(run, NO_ROWS, for_training=False)) as worker:
+        able = worker.capabilities
         told = worker.describe()
         probe = worker.ask(lambda begun: begun.process.call("capability_probe", {}))
         suggested = validate(Suggested, probe.get("suggests") or {}, f"{worker.name}: suggests")
-        own = worker.dataset() if "dataset" in worker.capabilities else {}
+        own = worker.dataset() if "dataset" in able else {}
         counts, words = {}, 0
         for split, arrays in own.items():
             if arrays:
@@ -68,4 +73,5 @@ def ask(run: runfile.Run) -> WorkloadSaid:
         words=words,
         rows=counts.get("train", 0),
         held_out=counts.get("held_out", 0),
+        inner=tuple(inner for inner, capability in NEEDED.items() if capability in able),
     )

@@ -39,6 +39,7 @@ RowSpec = dict[str, Any]
 # burn_p2p's methods say no number of threads, which decides bits, so the environment does
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 GRADIENT = "gradient"  # the capability of our own worker, which burn_p2p's has not
+NEEDED = {"gradient": GRADIENT, "worker": "diloco_checkpoint_job"}  # of `workload.inner`
 COUNTED_ROWS = 1024  # of the train split, over which statistics of batch norms are computed
 NO_ROWS: RowSpec = {"kind": "tokens", "columns": ["inputs"], "length": 1}  # before there are data
 
@@ -53,11 +54,19 @@ class Worker:
       run: The whole run.
       rows: What a row of its data is.
       expected: The workload's description from before the run; None to request it.
+      for_training: Whether it must be able to do what the run asks of it.
     """
 
-    def __init__(self, run: runfile.Run, rows: RowSpec, expected: Description | None = None):
+    def __init__(
+        self,
+        run: runfile.Run,
+        rows: RowSpec,
+        expected: Description | None = None,
+        *,
+        for_training: bool = True,
+    ):
         files_of(run)  # or it is refused at once
-        self.run, self.rows, self.expected = run, rows, expected
+        self.run, self.rows, self.expected, self.for_training = run, rows, expected, for_training
         self.shards = Path(OUT["download"])
         self._to_count: np.ndarray | None = None  # once they are read
         self.name = f"workload {run.workload.factory}"
@@ -351,9 +360,8 @@ class Worker:
 
     def _check_able(self, process: WorkerProcess) -> None:
         """Check that the worker can do what the run asks of it."""
-        needed = {"gradient": GRADIENT, "worker": "diloco_checkpoint_job"}
-        needs, found = needed.get(self.run.workload.inner), process.hello.capabilities
-        if needs and needs not in found:
+        needs, found = NEEDED.get(self.run.workload.inner), process.hello.capabilities
+        if self.for_training and needs and needs not in found:
             text = f"{needs} among them with workload.inner = {self.run.workload.inner}"
             raise self._error("hello", f"capabilities {', '.join(sorted(found))}", text)
 

@@ -61,9 +61,41 @@ def test_text_is_in_the_tokens_that_its_config_has(tmp_path):
     assert 9000 < run.config.last_index(16) * 16 <= 1e4 and run.peers.passes == 1
 
 
+def test_a_class_with_steps_of_its_own_takes_them_where_it_is_asked_to(tmp_path):
+    asked = ("--workload", "torch_language_model:GRU", "--length", 16, "--tokens", "1e6")
+    asked += ("--config", '{"vocab_size": 300, "hidden_size": 8, "dropout": 0.1}')
+    (text := tmp_path / "a.txt").write_text("peers train one model\n" * 500)
+    runs = {}
+    for inner in ("gradient", "worker"):
+        given = ("--inner", "worker") if inner == "worker" else ()
+        file = tmp_path / f"{inner}.toml"
+        said = lockstep_new(file, *asked, "--data", text, *given, "--root", tmp_path)
+        runs[inner] = runfile.load(file)
+        assert runs[inner].workload.inner == inner
+        assert ("with --inner worker" in said) == (inner == "gradient")
+    optimizers = {name: run.llm.optimizer.inner.tag() for name, run in runs.items()}
+    assert optimizers == {"gradient": "AdamW", "worker": "Workload"}
+    with refused("--optimizer distro", "local steps"):
+        given = ("--inner", "worker", "--optimizer", "distro", "--data", text)
+        lockstep_new(tmp_path / "no.toml", *asked, *given, "--root", tmp_path)
+
+
+def test_a_class_that_gives_no_gradients_takes_its_own_steps(tmp_path):
+    (shards := tmp_path / "shards").mkdir()
+    for number in range(800):
+        (shards / f"{number:05}.bin").write_bytes(bytes([number % 256, number // 256]))
+    config = ("--config", '{"learning_rate": 0.05}')
+    given = ("--workload", "burn_class:Workload", *config, "--data", f"files:{shards}")
+    said = lockstep_new(tmp_path / "run.toml", *given, "--batch", 80, "--root", tmp_path)
+    run = runfile.load(tmp_path / "run.toml")
+    assert run.workload.inner == "worker" and "gives no gradients" in said
+    assert run.llm.optimizer.inner.tag() == "Workload"
+
+
 @pytest.mark.parametrize(
     ("given", "named"),
     [
+        (("--inner", "worker"), ("--inner worker", "gradient")),
         (("--model", "init:2m"), ("--model", "--workload")),
         (("--tokens", "1e6"), ("--tokens",)),
         (("--config", "{"), ("--config", "{")),

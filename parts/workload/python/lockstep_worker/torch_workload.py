@@ -37,7 +37,7 @@ class TorchWorkload:
     - `save(model, folder)`: how the finished model is written.
     - `runtime_device()`: where to compute.
     - `suggests`: a dict of what `lockstep new` writes for it: `learning_rate` (of AdamW), `batch`
-      (rows of a peer's local step), `passes` (over the data).
+      (rows of a peer's local step), `passes` (over the data), `inner` (of the table `[workload]`).
 
     Args:
         config: the run file's `config`.
