@@ -73,7 +73,7 @@ def _one_round(answers: Mapping[str, Any]) -> NewRun:
     if answers["data"]:
         data = data_named(answers["data"], model)
     batch = answers["batch"] or answers["peers"] * card.local_steps
-    wanted = answers | {"length": answers["length"] or 1, "batch": batch}
+    wanted = answers | {"length": answers["length"] or 1, "batch": batch, "inner": None}
     return NewRun(model, data, card, batch * wanted["length"], answers["peers"], 0, wanted)
 
 
@@ -144,6 +144,8 @@ def _choices(new: NewRun, answers: Mapping[str, Any], rows: int | None, said: An
     why["model.LLM.max_seq_len"] = "words of 4 bytes of a row" if rows else "--length"
     why["peers.micro_batch"] = "a peer's local step at once"
     why["held_out.sequences"] = "rows of a measurement, or all that are held out"
+    why["export.dtype"] = "as params travel"
+    why["config.total_steps"] = f"whole rounds of {answers['tokens']} tokens"
     if not answers["batch"]:
         why["config.global_batch_size_end"] = (
             f"{new.peers} peers x {new.rows} rows x {new.card.local_steps} local steps, "
