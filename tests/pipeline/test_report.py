@@ -13,7 +13,6 @@ import pytest
 from huggingface_hub import ModelCard
 from PIL import Image
 
-from lockstep.errors import LockstepError
 from pipeline import report, runfile
 from pipeline.pages import plots
 from pipeline.pages.report_page import _data, chances
@@ -283,14 +282,6 @@ def test_chances_are_those_of_all_samples(kept):
         false = {(w, 0) for w in range(lies)}
         caught = sum(bool(false & set(sample)) for sample in samples)
         assert found[lies] == pytest.approx(caught / len(samples))
-
-
-def test_without_an_earlier_stage_the_report_names_it(tmp_path):
-    run_file = finish(tmp_path)
-    paths = Paths("report", run_file, tmp_path)
-    (tmp_path / paths.keys.made("evaluate")).unlink()
-    with pytest.raises(LockstepError, match="expected from stage evaluate"):
-        report.run(runfile.load(run_file), paths)
 
 
 def test_the_model_card_has_the_results_in_the_hubs_form(accepted, refused):

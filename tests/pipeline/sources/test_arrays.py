@@ -351,16 +351,6 @@ def test_a_folder_of_several_kinds_or_of_none_and_a_missing_one_are_refused(tmp_
     message = refusal(fetch, tmp_path / "none", tmp_path / "d")
 
 
-def test_a_link_out_of_the_folder_is_refused_and_one_within_it_is_read(tmp_path):
-    save(tmp_path / "data" / "a.npz", some(2))
-    (tmp_path / "data" / "b.npz").symlink_to("a.npz")
-    assert fetch(tmp_path / "data", tmp_path / "a").source["rows"]["train"] == 4
-    save(tmp_path / "secret.npz", some(2))
-    (tmp_path / "data" / "c.npz").symlink_to(tmp_path / "secret.npz")
-    message = refusal(fetch, tmp_path / "data", tmp_path / "b")
-    assert f"{tmp_path}/data/c.npz: a link to {tmp_path}/secret.npz" in message
-
-
 @pytest.mark.parametrize(("percent", "count"), [(1.0, 50), (99.0, 1)])
 def test_a_percentage_that_leaves_a_split_empty_is_refused(tmp_path, percent, count):
     message = refusal(fetch, save(tmp_path / "a.npz", some(count)), tmp_path / "out", percent)

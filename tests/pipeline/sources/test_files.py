@@ -143,16 +143,6 @@ def test_a_file_that_changes_while_it_is_copied_is_refused(root, tmp_path, monke
     assert f"{root}/5.tar: changed while it was read" in refusal(fetch, root, tmp_path / "out")
 
 
-def test_a_link_out_of_the_folder_is_refused_and_one_within_it_is_read(root, tmp_path):
-    (root / "b.tar").symlink_to("1.tar")
-    fetch(root, tmp_path / "a", "b.tar")
-    assert contents(*paths(tmp_path / "a")) == contents(root / "1.tar")
-    (tmp_path / "secret").write_bytes(b"secret")
-    (root / "c.tar").symlink_to(tmp_path / "secret")
-    message = refusal(fetch, root, tmp_path / "b")
-    assert f"{root}/c.tar: a link to {tmp_path}/secret" in message
-
-
 def test_a_missing_folder_or_one_without_such_files_is_refused(root, tmp_path):
     message = refusal(fetch, tmp_path / "nowhere", tmp_path / "a")
     assert message.startswith("model.LLM.data_location.Files: found no folder")

@@ -469,13 +469,6 @@ def test_text_of_another_ending_is_read_where_it_is_named(tmp_path):
     assert "found no file that fits *" in refusal(sources.survey, location(root), store)
 
 
-def test_gzip_data_that_unpack_to_nothing_but_room_are_refused_soon(tmp_path):
-    root = put(tmp_path / "text", {"a.jsonl.gz": gzip.compress(b"\n" * 10**7)})
-    line = refusal(fetch, root, tmp_path / "out")
-    assert str(root / "a.jsonl.gz") in line
-    assert "unpack to 4194" in line  # of ten million
-
-
 def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path, monkeypatch, lines):
     write = tokenizing.cut
 

@@ -111,14 +111,6 @@ def test_a_model_that_the_hub_does_not_have_is_refused_in_one_line(tmp_path, ser
     assert said.endswith("expected a folder or a model on the hub")
 
 
-def test_a_hub_that_does_not_answer_is_one_line(tmp_path, monkeypatch):
-    with running_hub(monkeypatch, tmp_path / "home"):
-        pass
-    said = refused(tmp_path, {"Hub": {"repo_id": REPO}})
-    assert said.startswith(f"model.LLM.checkpoint.Hub: {REPO}: Failed to establish")
-    assert said.endswith("expected an answer within 1 attempts; run again")
-
-
 @pytest.mark.parametrize("place", ["/revision/", "/tree/"])
 def test_a_hub_that_drips_its_listing_is_left(tmp_path, served, monkeypatch, place):
     monkeypatch.setattr(limits, "LISTING_SECONDS", 0.2)

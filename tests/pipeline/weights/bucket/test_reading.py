@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from lockstep.errors import LockstepError
-from pipeline.net import google, web
+from pipeline.net import web
 from pipeline.weights import hf
 from tests.errors import check_names
 from tests.pipeline.conversion import same_params, write_model
@@ -23,7 +23,6 @@ from tests.pipeline.weights.bucket.our_bucket import (
     refusal,
     source_of,
 )
-from tests.servers.bucket import Bucket
 
 # ---- Generations, which stay readable when others write there ----
 
@@ -242,12 +241,6 @@ def test_a_place_that_would_lead_out_of_the_cache_is_refused(tmp_path, served, f
     said = refusal(tmp_path, **{field: value})
     check_names(said, f"model.LLM.checkpoint.Gcs.{field}", value)
     assert served.seen == []
-
-
-def test_a_server_that_does_not_answer_is_one_line(tmp_path, monkeypatch):
-    with Bucket().serving() as server:
-        monkeypatch.setenv(google.EMULATOR, server.address)
-    check_names(refusal(tmp_path), WHERE)
 
 
 # ---- The cache: what is there is not fetched again, unless it was damaged ----
