@@ -69,7 +69,7 @@ docs: $(VENV)/installed-docs
 # What is made from the tables of the run file, after a change of them.
 generated: $(VENV)/installed
 	python -m pipeline schema > params/run.schema.json
-	python -m pipeline reference > docs/reference/run-file.md
+	python -m docs.run_file_page > docs/reference/run-file.md
 
 # Wheel and sdist: metadata and contents are checked, the files that GitHub reads too; each Python that
 # is here (a shim of pyenv may lead nowhere) installs both in a bare environment and runs an example

@@ -7,6 +7,8 @@ every error and every line of a log goes through it.
 
 import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from urllib.parse import quote
 
@@ -24,7 +26,8 @@ class LockstepError(Exception):
     """A problem that the user can fix.
 
     Its message is one line: the file, key or tensor, the value found, and what was expected. The
-    command line prints it without a traceback and exits with status 1.
+    command line prints it without a traceback and exits with status 1. Whatever checks or reads
+    something may raise it; a docstring says so where its first line leaves open why.
     """
 
     def __str__(self) -> str:
@@ -49,6 +52,26 @@ class StepError(LockstepError):
 
 class RequestError(LockstepError):
     """A request cannot be met, though nothing is wrong with its target."""
+
+
+@contextmanager
+def expecting(where: object, expected: str, *kinds: type[Exception]) -> Iterator[None]:
+    """Turn errors of these kinds, by default the system's, into one line: where, why, expected.
+
+    Raises:
+      LockstepError: There is one; `expected` completes "expected ...".
+    """
+    kinds = kinds or (OSError,)
+    try:
+        yield
+    except kinds as error:
+        why = getattr(error, "strerror", None) or first_line(error)
+        raise LockstepError(f"{where}: {why}, expected {expected}") from error
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of a library's error, or its kind if it says nothing."""
+    return brief(str(error).partition("\n")[0] or type(error).__name__, 200)
 
 
 def keep_secret(*secrets: str | None) -> None:

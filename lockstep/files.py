@@ -13,28 +13,20 @@ import os
 import shutil
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from lockstep.errors import LockstepError, brief
+from lockstep.errors import LockstepError, brief, expecting
 
 JSON_BYTES = 2**28  # the most of a file that is read as one table
 
 # ---- Writing ----
 
 
-@contextmanager
-def writes(path: Path) -> Iterator[None]:
-    """Name `path` in the error if the system refuses to write it, as on a full disk.
-
-    Raises:
-      LockstepError: The path could not be written.
-    """
-    try:
-        yield
-    except OSError as error:
-        raise LockstepError(f"{path}: {error.strerror}, expected to write there") from error
+def writes(path: Path) -> AbstractContextManager[None]:
+    """Name `path` in the error if the system refuses to write it in the block: a full disk."""
+    return expecting(path, "to write there")
 
 
 @contextmanager
@@ -107,14 +99,9 @@ def check_regular_file(path: Path, *, most: int | None = None) -> None:
     """Check that a path is a regular file, of at most `most` bytes.
 
     A read of a pipe may never end, and one of a device may never stop giving bytes.
-
-    Raises:
-      LockstepError: It is something else, larger, or missing.
     """
-    try:
+    with expecting(path, "a readable file"):
         status = os.stat(path)
-    except OSError as error:
-        raise LockstepError(f"{path}: {error.strerror}, expected a readable file") from error
     if not stat.S_ISREG(status.st_mode):
         raise LockstepError(f"{path}: not a regular file, expected one")
     if most is not None and status.st_size > most:
@@ -146,13 +133,8 @@ def read_json(path: Path) -> dict:
       LockstepError: The file is missing, no regular file or too large; or it does not hold a JSON
         object, whose numbers are finite and whose keys stand once.
     """
-    try:
-        text = read_bytes(path, JSON_BYTES).decode()
-        content = loads(text)
-    except OSError as error:
-        raise LockstepError(f"{path}: {error.strerror}, expected a JSON file") from error
-    except (ValueError, RecursionError) as error:  # lists thousands deep
-        raise LockstepError(f"{path}: expected JSON: {error}") from error
+    with expecting(path, "JSON", OSError, ValueError, RecursionError):  # lists thousands deep
+        content = loads(read_bytes(path, JSON_BYTES).decode())
     if not isinstance(content, dict):
         raise LockstepError(f"{path}: found {type(content).__name__}, expected a table")
     return content
@@ -169,11 +151,7 @@ def loads(text: str | bytes) -> Any:
 
 
 def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a table of JSON whose keys stand once; an `object_pairs_hook`.
-
-    Raises:
-      ValueError: A key stands twice.
-    """
+    """Return a table of JSON whose keys stand once; an `object_pairs_hook`."""
     table = dict(pairs)
     if len(table) < len(pairs):
         names = [name for name, _ in pairs]

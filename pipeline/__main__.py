@@ -8,6 +8,7 @@ from pipeline.stage import signals
 if __name__ == "__main__":
     signals.end_on_request()  # first: the other imports take a moment
 
+import json
 import shutil
 import sys
 from pathlib import Path
@@ -31,8 +32,6 @@ from pipeline.command_line import (
     run_stage,
 )
 from pipeline.generate import generate
-from pipeline.monitor import commands as monitor
-from pipeline.pages import commands as pages
 from pipeline.preflight import commands as preflight
 from pipeline.stage import devices, logs
 from pipeline.stage.keys import STAGES
@@ -105,8 +104,48 @@ for _name, _entry in STAGES.items():
         _add_stage(_name, f"{_entry['desc']}.")
 
 
+@app.command(rich_help_panel=IN_PROGRESS)
+def status(
+    root: Root = DEFAULT_ROOT,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Say how far a training is, whether it runs or was killed."""
+    from pipeline.monitor import training
+
+    found = training.newest(root)
+    if as_json:
+        print(json.dumps(found.to_json()))
+        return
+    for name, text in found.rows():
+        print(shown(f"{name:<10} {text}"))
+
+
+@app.command(rich_help_panel=IN_PROGRESS)
+def pause(root: Root = DEFAULT_ROOT) -> None:
+    """Pause the training once its round is over; it waits until it is resumed."""
+    from pipeline.monitor import training
+
+    print(f"pause: {training.newest(root).pause()}")
+
+
+@app.command(rich_help_panel=IN_PROGRESS)
+def resume(root: Root = DEFAULT_ROOT) -> None:
+    """Let a paused training go on."""
+    from pipeline.monitor import training
+
+    print(f"resume: {training.newest(root).resume()}")
+
+
+@app.command(rich_help_panel=RESULTS)
+def summary(run: RunFile = DEFAULT_RUN, root: Root = DEFAULT_ROOT) -> None:
+    """Print the results of the run; exit with status 1 if its export was refused."""
+    from pipeline.pages import summary as table
+    from pipeline.stage.artifacts import Paths
+
+    raise typer.Exit(table.show(Paths("report", run, root)))
+
+
 # Not `add_typer`, which puts its commands behind all of this file's in `lockstep --help`.
-app.registered_commands += [*monitor.app.registered_commands, *pages.app.registered_commands]
 app.command(rich_help_panel=RESULTS)(generate)
 for _commands in (preflight, *joints.offered("commands")):
     app.registered_commands += _commands.app.registered_commands
@@ -148,8 +187,8 @@ def import_(source: Annotated[Path, typer.Argument(help="A Psyche configuration.
 def whole(
     file: Annotated[Path, typer.Argument(help="A run file that has a base, such as default.toml.")],
 ) -> None:
-    """Print a run file with every table, those of its base included, and the comments of both."""
-    from pipeline.runfile.whole_file import written_whole
+    """Print a run file with every table, those of its base included."""
+    from pipeline.runfile.importer import written_whole
 
     typer.echo(written_whole(file), nl=False)
 
@@ -160,14 +199,6 @@ def schema() -> None:
     from pipeline.runfile.schema import json_schema
 
     typer.echo(json_schema(), nl=False)
-
-
-@app.command(rich_help_panel=RUN_FILES)
-def reference() -> None:
-    """Print the reference of a run file, in Markdown."""
-    from pipeline.runfile.schema import markdown
-
-    typer.echo(markdown(), nl=False)
 
 
 def _print_unraisable(found: "UnraisableHookArgs") -> None:

@@ -7,7 +7,7 @@ from pipeline import runfile
 from pipeline.audit import verdict_text
 from pipeline.pages import report_page, results_card, stage_results
 from pipeline.pages.report_page import ReportFacts
-from pipeline.pages.stage_results import CARD, PAGE, read_text_tsv, read_tsv
+from pipeline.pages.stage_results import CARD, PAGE, read_tsv
 from pipeline.stage import artifacts, logs
 from pipeline.stage.artifacts import METRICS, Paths
 from pipeline.stage.keys import STAGES, needs
@@ -43,7 +43,6 @@ def _facts(paths: Paths) -> ReportFacts:
         results=results,
         losses=read_tsv(trained / METRICS / "loss.tsv"),
         held_out=read_tsv(trained / METRICS / "held_out.tsv"),
-        scores_in_training=read_text_tsv(trained / METRICS / "tasks.tsv"),
         rounds=[json.loads(line) for line in rounds.splitlines()],
         shards=read_json(paths.out("download") / "shards.json"),
         environment=made["environment"] | results.header["environment"],

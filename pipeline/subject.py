@@ -83,18 +83,10 @@ class Subject(Protocol):
         """
 
     def check_model(self, run: Run, model: Model, where: object) -> None:
-        """Check that a stranger's model can be trained here; errors call it `where`.
-
-        Raises:
-          LockstepError: It cannot.
-        """
+        """Check that a stranger's model can be trained here; errors call it `where`."""
 
     def check_rows(self, run: Run, listed: Shards) -> None:
-        """Check that rows of data are of a kind that it can be trained on.
-
-        Raises:
-          LockstepError: They are not.
-        """
+        """Check that rows of data are of a kind that it can be trained on."""
 
     def title(self, model: Model) -> str:
         """Return its name, for people."""
@@ -123,11 +115,7 @@ class Subject(Protocol):
         """Return the params that `first_params` made of this run."""
 
     def extend(self, run: Run, earlier: Model, where: str, folder: Path) -> None:
-        """Check that params of an earlier run are ones that this run can train on, see `where`.
-
-        Raises:
-          LockstepError: They are of something else.
-        """
+        """Check that params of an earlier run are ones that this run can train on, see `where`."""
 
     def programs(
         self,
@@ -139,9 +127,6 @@ class Subject(Protocol):
         """Return a run's programs.
 
         `first_step` is the rounds trained by the run that this one extends, 0 for a new run.
-
-        Raises:
-          LockstepError: The run asks for what this model or this data does not support.
         """
 
     def row_weights(
@@ -193,11 +178,7 @@ class Subject(Protocol):
 
 
 def subject_of(run: Run) -> Subject:
-    """Return what a run trains.
-
-    Raises:
-      LockstepError: It is of a part that is not here.
-    """
+    """Return what a run trains."""
     if found := _first(lambda subject: subject.trains(run)):
         return found
     if run.workload.factory:

@@ -15,7 +15,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from lockstep.errors import LockstepError, brief
+from lockstep.errors import LockstepError, brief, expecting
 
 MAX_BYTES = 2**20  # of a run file; those of all of Psyche's examples have less than 2**14
 MAX_PARTS = 32  # of a dotted key, since the time to parse one is quadratic in them
@@ -33,18 +33,12 @@ KINDS = (  # enums of the run file: one kind, or another, never a mixture of two
 
 
 def read_toml(path: Path) -> dict:
-    """Parse a TOML file.
-
-    Raises:
-      LockstepError: The file is missing, too large, or not TOML; the message has the line number.
-    """
-    try:
+    """Parse a TOML file."""
+    with expecting(path, "a run file"):
         if path.exists() and not (path.is_file() or path.is_dir()):  # a pipe would be waited for
             raise LockstepError(f"{path}: not a regular file, expected a run file")
         with open(path, "rb") as file:
             content = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise LockstepError(f"{path}: {error.strerror}, expected a run file") from error
     if len(content) > MAX_BYTES:
         raise LockstepError(f"{path}: over {MAX_BYTES} bytes, expected a run file of at most that")
     if deep := TOO_MANY_PARTS.search(content):

@@ -229,7 +229,6 @@ class _EpochPushes(Observer):
 
     def kept(self, entry: Entry, progress: RunProgress) -> None:
         """Push the params of an epoch's last round, which is saved already."""
-        del progress
         if entry.checkpointed and self.run.export.every_epoch:
             upload.push_epoch(
                 self.run,

@@ -68,6 +68,5 @@ def trimming() -> Iterator[None]:
 
 
 def _trim(event: str, seconds: float, **_: str | int) -> None:
-    del seconds
     if event == COMPILED:
         ctypes.CDLL(None).malloc_trim(0)

@@ -20,9 +20,6 @@ def check_needs(
       table: The method's table.
       run: The rest of the run.
       called: What errors call a key of a run file.
-
-    Raises:
-      PydanticCustomError: It does not, with the key and what was expected.
     """
     for key, expected in (*_aggregation(table, run), *table.needs(run), *_topology(table, run)):
         raise wrong(tuple(called(key).split(".")), expected)
@@ -87,9 +84,6 @@ def check_faults(
     """Check that faults fit the rest of their run.
 
     `optimizer` is its table, None for one that has none; called(key) is what errors call a key.
-
-    Raises:
-      PydanticCustomError: A fault does not fit, with its key and what was expected.
     """
     where = called("faults.schedule")
     path = tuple(where.split("."))

@@ -17,11 +17,7 @@ SHOWN = 80  # characters of a value; a longer one is shown as its type
 
 
 def setting(name: str, value: Any, within: Callable[[Any], Any], wanted: str) -> None:
-    """Check a setting, unless it is traced.
-
-    Raises:
-      ValueError: It is not within what is wanted.
-    """
+    """Check a setting, unless it is traced."""
     if isinstance(value, jax.core.Tracer) or within(value):
         return
     shown = repr(value)

@@ -155,9 +155,6 @@ def resume(progress: RunProgress) -> RunProgress:
 
     Its members come back with their own states, so none of them is a newcomer. A pause takes no
     time on the simulated clock.
-
-    Raises:
-      CoordinatorError: The run does not pause.
     """
     healthy = progress.state.healthy_members
     members = tuple(r.peer for r in progress.state.peers if r.peer in healthy)

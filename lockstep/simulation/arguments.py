@@ -62,7 +62,6 @@ class SimulatedConfig:
 
     def batch_size(self, tokens: int) -> int:
         """Return the examples of a round, which are always as many."""
-        del tokens
         return self.rows
 
 

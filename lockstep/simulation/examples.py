@@ -13,7 +13,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from lockstep.errors import LockstepError
+from lockstep.errors import LockstepError, expecting
 from lockstep.optim.optimizer import Tree
 from lockstep.programs.permutation import permute
 from lockstep.python.lockstep_torch.bits import seed_generators
@@ -74,12 +74,8 @@ class ExampleSet:
             digest = hashlib.sha256(f"lockstep/read:{self.seed}:{self.name}:{place}".encode())
             seed_generators(int.from_bytes(digest.digest()[:4], "little"))
             items.append(self._dataset[int(index)])
-        try:
+        with expecting(f"simulate: {self.name}", "items of equal shapes", ValueError):
             return jax.tree.map(lambda *leaves: np.stack([_on_host(x) for x in leaves]), *items)
-        except ValueError as error:
-            raise LockstepError(
-                f"simulate: {self.name} has items of different shapes, expected equal ones: {error}"
-            ) from error
 
 
 class PeerData:

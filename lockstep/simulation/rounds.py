@@ -57,7 +57,6 @@ class Measurements(Observer):
 
     def begins(self, step: int, progress: RunProgress) -> None:
         """Note when a round begins."""
-        del step, progress
         self._began = time.monotonic()
 
     def took(self, entry: Entry) -> Entry:

@@ -7,16 +7,15 @@ save that is not waited for.
 
 import json
 import logging
-from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from lockstep.errors import LockstepError
+from lockstep.errors import LockstepError, expecting, first_line
 from lockstep.optim.optimizer import Tree
 from lockstep.transcript.trees import fitted, is_blob
 from lockstep.wire.commitment import flatten, tree_hash
@@ -36,7 +35,6 @@ class _Unchanged(np.ndarray):
     """An array that nobody writes to, so that a copy of it is itself."""
 
     def __deepcopy__(self, memo: dict) -> "_Unchanged":
-        del memo
         return self
 
 
@@ -97,7 +95,7 @@ class Checkpoints:
             try:
                 return self._load(checkpoint.step, like)
             except Exception as error:  # whatever orbax makes of damaged bytes
-                damage = _first_line(error)
+                damage = first_line(error)
                 log.warning(
                     f"train: checkpoint {checkpoint.step} is damaged; trying the one before it"
                 )
@@ -145,16 +143,7 @@ class Checkpoints:
         if saving:
             saving.result()
 
-    @contextmanager
-    def _as_lockstep_error(self) -> Iterator[None]:
+    def _as_lockstep_error(self) -> AbstractContextManager[None]:
         """A save fails in its thread and raises at the next call, mostly for a full disk."""
-        try:
-            yield
-        except Exception as error:  # raised by orbax, tensorstore or the system
-            raise LockstepError(
-                f"{self.folder}: {_first_line(error)}, expected to write a checkpoint there"
-            ) from error
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
+        # raised by orbax, tensorstore or the system
+        return expecting(self.folder, "to write a checkpoint there", Exception)

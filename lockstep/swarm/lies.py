@@ -212,7 +212,6 @@ LIES: dict[str, Callable[[list[Parameter]], list[Leaf]]] = {
 
 def _not_finite(message: Tree, areas: Tree, rng: np.random.Generator) -> Tree:
     """NaN at a random position of each parameter, and infinity at another."""
-    del areas
 
     def spoil(leaf: Leaf) -> Leaf:
         if _is_signs(leaf) or _is_bits(leaf):
@@ -227,7 +226,6 @@ def _not_finite(message: Tree, areas: Tree, rng: np.random.Generator) -> Tree:
 
 def _duplicated(message: Tree, areas: Tree, rng: np.random.Generator) -> Tree:
     """The first index twice in one block, of the parameter that sends the most of a block."""
-    del areas
     leaves, structure = jax.tree.flatten(message, is_leaf=_is_sparse)
     kept = [leaf.index_NK.shape[1] if _is_sparse(leaf) else 0 for leaf in leaves]
     number = int(np.argmax(kept))

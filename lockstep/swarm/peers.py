@@ -89,7 +89,6 @@ class RoundSettings:
 
 def to_host(message: Tree, peer: int) -> Tree:
     """Return a peer's message on the host; the default `RoundSteps.pack`."""
-    del peer
     return jax.device_get(message)
 
 
@@ -143,7 +142,6 @@ class RunningPeers(Protocol):
 
     def part(self, members: Set[int]) -> tuple[int, ...]:
         """Release the members that asked to leave, and return them."""
-        del members
         return ()
 
     def step(self, asked: RoundSteps[M]) -> dict[int, Done[M]]:

@@ -30,11 +30,7 @@ AnyModel = TypeVar("AnyModel", bound=BaseModel)
 
 
 def validate(model: type[AnyModel], document: Any, name: str) -> AnyModel:
-    """Validate a parsed document, which errors call `name`.
-
-    Raises:
-      LockstepError: The document does not fit the model.
-    """
+    """Validate a parsed document, which errors call `name`."""
     try:
         return model.model_validate(document)
     except ValidationError as error:

@@ -20,7 +20,6 @@ class Observer:
 
     def must_save(self, entry: Entry) -> bool:
         """Return whether to save a checkpoint after this round, due or not."""
-        del entry
         return False
 
     def saves(self) -> dict:

@@ -14,7 +14,7 @@ import ml_dtypes  # noqa: F401 - NumPy then knows bfloat16 by its name
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from lockstep.errors import LockstepError
+from lockstep.errors import LockstepError, expecting
 from lockstep.files import check_regular_file, once, written
 
 # The file's names of dtypes and NumPy's. Tensors lie in a file from the last dtype to the first.
@@ -88,14 +88,12 @@ class TensorFile(Mapping[str, np.ndarray]):
     def __init__(self, path: Path):
         self.path = path
         check_regular_file(path)
-        try:
+        with expecting(path, "a safetensors file", OSError, SafetensorError, ValueError):
             with safe_open(path, framework="np"):  # checks the whole header
                 pass
             with open(path, "rb") as file:
                 length = int.from_bytes(file.read(8), "little")
                 header = json.loads(file.read(length), object_pairs_hook=once)
-        except (OSError, SafetensorError, ValueError) as error:
-            raise LockstepError(f"{path}: expected a safetensors file: {error}") from error
         self.metadata = header.pop("__metadata__", {})
         self.specs = {n: TensorSpec(t["dtype"], tuple(t["shape"])) for n, t in header.items()}
         self.nbytes = sum(
@@ -111,10 +109,8 @@ class TensorFile(Mapping[str, np.ndarray]):
             )
         if 0 in shape:  # an empty range cannot be mapped
             return np.empty(shape, DTYPE_OF_CODE[dtype])
-        try:
+        with expecting(f"{self.path}: {name}", "to read it", OSError, ValueError):
             mapped = np.memmap(self.path, DTYPE_OF_CODE[dtype], "r", self._starts[name], shape)
-        except (OSError, ValueError) as error:
-            raise LockstepError(f"{self.path}: {name}: {error}, expected to read it") from error
         return mapped.view(np.ndarray)
 
     def __iter__(self) -> Iterator[str]:

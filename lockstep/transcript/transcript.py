@@ -13,13 +13,14 @@ A window lies between two snapshots that are kept whole. Docs: docs/reference/tr
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
 import jax
 
-from lockstep.errors import LockstepError, brief
+from lockstep.errors import LockstepError, brief, expecting
 from lockstep.files import link, read_json, sha256_file, write_json, write_text, writes
 from lockstep.optim.optimizer import Tree
 from lockstep.protocol.round import Message
@@ -42,12 +43,10 @@ class RoundsFile:
 
     def takes(self, step: int) -> bool:
         """Return whether a snapshot is taken after a step: never, in rounds alone."""
-        del step
         return False
 
     def round(self, entry: Entry, *sent: dict[int, bytes]) -> None:
         """Append a round; the bytes that were sent in it are not kept here."""
-        del sent
         self._append(entry)
 
     def _append(self, entry: Entry) -> None:
@@ -80,16 +79,15 @@ class RoundsFile:
         return entries
 
     def _lines(self) -> list[str]:
-        try:
+        with (
+            expecting(self.path, ENTRIES, OSError, UnicodeDecodeError),
+            suppress(FileNotFoundError),
+        ):
             return self.path.read_text(encoding="utf-8").splitlines(keepends=True)
-        except FileNotFoundError:
-            return []
-        except (OSError, UnicodeDecodeError) as error:
-            raise LockstepError(
-                f"{self.path}: expected one JSON object per line: {error}"
-            ) from error
+        return []
 
 
+ENTRIES = "one JSON object per line"  # of rounds.jsonl
 DECODED_BYTES = 2**28  # of messages that are kept decoded
 READ_BY = {  # which versions read other formats
     "1": "a development version before release 0.1",
@@ -212,11 +210,7 @@ class Transcript:
 
     @cached_property
     def header(self) -> Header:
-        """The header.
-
-        Raises:
-          LockstepError: This release cannot read the transcript's format.
-        """
+        """The header."""
         path = self.folder / "header.json"
         found = read_json(path).get("format")
         if found != FORMAT:
@@ -232,16 +226,10 @@ class Transcript:
 
     @cached_property
     def rounds(self) -> list[Entry]:
-        """The entry of every round.
-
-        Raises:
-          LockstepError: A line is not a valid entry.
-        """
+        """The entry of every round."""
         path = self.folder / "rounds.jsonl"
-        try:
+        with expecting(path, ENTRIES, OSError, UnicodeDecodeError):
             lines = path.read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise LockstepError(f"{path}: expected one JSON object per line: {error}") from error
         return [validate_json(Entry, line, f"{path}:{n}") for n, line in enumerate(lines, start=1)]
 
     @cached_property
@@ -262,10 +250,8 @@ class Transcript:
           LockstepError: state.json is missing, or does not hold them.
         """
         path = self._snapshot(step) / "state.json"
-        try:
+        with expecting(path, "hashes of a state"):
             found = validate_json(StateHashes, path.read_bytes(), str(path))
-        except OSError as error:
-            raise LockstepError(f"{path}: {error.strerror}, expected hashes of a state") from error
         if peers is not None and (found.step, len(found.own)) != (step, peers):
             text = f"is of step {found.step} and {len(found.own)} peers"
             raise LockstepError(f"{path.name} {text}, expected {step} and {peers}")

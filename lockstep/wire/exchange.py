@@ -100,11 +100,7 @@ def receive(sent: Sent, peer: int, round_: Round, form: wire.Form) -> Sent:
 
 
 def check(message: Tree, commitment: bytes, peer: int, round_: Round, form: wire.Form) -> None:
-    """Check a decoded message against the commitment to it.
-
-    Raises:
-      CommitmentError: The message is not the one that was committed to.
-    """
+    """Check a decoded message against the commitment to it."""
     found = commit(message, peer, round_, form)
     if found != commitment:
         raise CommitmentError(

@@ -42,11 +42,7 @@ def leaves(tree: Tree) -> list[np.ndarray]:
 
 
 def trees_of(arrays: Sequence[np.ndarray], like: Mapping[str, Tree]) -> dict[str, Tree]:
-    """Return arrays as several trees, which follow each other.
-
-    Raises:
-      FrameError: The arrays are not the leaves of such trees.
-    """
+    """Return arrays as several trees, which follow each other."""
     trees, at = {}, 0
     for name, tree in like.items():
         size = len(jax.tree.leaves(tree))
@@ -96,11 +92,7 @@ class Operations:
         self.before: list[np.ndarray] = []  # what it owned before its last step, where peers verify
 
     def handle(self, asked: Asked) -> Outcome:
-        """Do what a request asks for.
-
-        Raises:
-          FrameError: The arrays are not those that the operation takes.
-        """
+        """Do what a request asks for."""
         trees = trees_of(asked.arrays, self._like(asked))
         outcome = getattr(self, f"_{asked.operation}")(asked.values, *trees.values())
         # of a peer's several processes, the first answers for all

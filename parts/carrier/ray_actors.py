@@ -15,7 +15,7 @@ from ray.exceptions import ActorDiedError, RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from lockstep.errors import LockstepError, brief
+from lockstep.errors import LockstepError, brief, expecting
 from parts.carrier.carrier import Carrier
 from parts.carrier.requests import AnswerHeader, Asked, Buffer, FrameError, decode
 from parts.carrier.sidecar import PeerProcess
@@ -145,18 +145,14 @@ def connect(cluster: RayCluster) -> None:
             f"RAY_AUTH_MODE: {os.environ.get('RAY_AUTH_MODE')!r}, expected 'token': without it, "
             "whoever reaches a Ray cluster runs code there; docs/how-to/scale.md has the steps"
         )
-    try:
-        with signals.kept():
-            ray.init(
-                address=cluster.address or None,
-                configure_logging=False,
-                log_to_driver=False,
-                include_dashboard=False if not cluster.address else None,
-            )
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        raise LockstepError(
-            f"[runtime.ray] address = {cluster.address!r}: {_line(error)}, expected a Ray cluster"
-        ) from error
+    where, kinds = f"[runtime.ray] address = {cluster.address!r}", (RuntimeError, ValueError)
+    with expecting(where, "a Ray cluster", ConnectionError, *kinds), signals.kept():
+        ray.init(
+            address=cluster.address or None,
+            configure_logging=False,
+            log_to_driver=False,
+            include_dashboard=False if not cluster.address else None,
+        )
 
 
 def shortage(count: int, cluster: RayCluster) -> str | None:

@@ -110,11 +110,7 @@ def encode(header: RequestHeader | AnswerHeader, arrays: Sequence[np.ndarray] = 
 
 
 def decode(kind: type[AnyHeader], buffers: Sequence[Buffer]) -> tuple[AnyHeader, list[np.ndarray]]:
-    """Return the header and arrays of some buffers; the arrays are views of them, read-only.
-
-    Raises:
-      FrameError: The buffers are not a header of this kind and its arrays.
-    """
+    """Return the header and arrays of some buffers; the arrays are views of them, read-only."""
     most = REQUEST_HEADER_BYTES if kind is RequestHeader else ANSWER_HEADER_BYTES
     if not buffers or len(buffers[0]) > most:
         raise FrameError(f"{len(buffers)} buffers, expected a header of at most {most} bytes")
@@ -131,11 +127,7 @@ AnyValues = TypeVar("AnyValues", bound=Table)
 
 
 def checked(kind: type[AnyValues], values: dict[str, Any], name: str) -> AnyValues:
-    """Return the values of a header as a table.
-
-    Raises:
-      FrameError: They are not those of the table; `name` completes "expected ...".
-    """
+    """Return the values of a header as a table."""
     try:
         return kind.model_validate(values)
     except ValidationError as error:

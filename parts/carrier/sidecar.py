@@ -142,7 +142,6 @@ def serve(sidecar: PeerProcess, line: Line, wait_seconds: float = WAIT_SECONDS) 
     asked_to_leave: list[float] = []
 
     def leave(number: int, frame: FrameType | None) -> None:
-        del number, frame
         asked_to_leave.append(time.monotonic())
 
     signal.signal(signal.SIGTERM, leave)

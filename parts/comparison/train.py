@@ -46,12 +46,7 @@ def _keys(content: str, *stages: str) -> list[str]:
 
 
 def trained(tables: dict[str, Any], project: Path) -> dict[str, Any]:
-    """Return what came of a training; train it, unless that is kept.
-
-    Raises:
-      LockstepError: A stage failed, but for a training that diverged, which is a result; or what is
-        kept is damaged.
-    """
+    """Return what came of a training; train it, unless that is kept."""
     content, folder = text(tables), project / FOLDER
     key, *of_inputs = _keys(content, "train", *INPUTS)
     done, root = folder / "done" / f"{key}.json", folder / "runs" / key

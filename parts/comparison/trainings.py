@@ -81,9 +81,6 @@ def document(compare: Compare, base: runfile.Run, training: PlannedTraining) -> 
     """Return the tables of the run file of a training of a known rate.
 
     `base` is the run of `compare.base`.
-
-    Raises:
-      LockstepError: The method's tables make no run, or a fault is of a peer that is not there.
     """
     method = compare.methods[training.method]
     base = _with_peers(base, compare.peers)

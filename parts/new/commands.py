@@ -160,11 +160,7 @@ def _new_file(answer: str | Path, force: bool) -> Path:
 
 
 def _asked(answers: Answers, needed: Iterable[str], check: Callable) -> Answers:
-    """Ask for missing answers, in a terminal; ask again after an impossible one.
-
-    Raises:
-      LockstepError: An answer is missing without a terminal to ask in, or impossible.
-    """
+    """Ask for missing answers, in a terminal; ask again after an impossible one."""
     missing = [name for name in needed if answers[name] is None]
     if not sys.stdin.isatty():
         needs = [name for name in missing if name not in BY_DEFAULT]

@@ -53,11 +53,7 @@ class LocationKind(NamedTuple):
 
 
 def data_named(name: str, model: StartingModel) -> NewData:
-    """Return the data that `--data` names.
-
-    Raises:
-      LockstepError: It is none of `KINDS`, or text without a tokenizer that fits the model.
-    """
+    """Return the data that `--data` names."""
     for kind in KINDS:
         if kind.fits(name):
             return kind.make(name, model)

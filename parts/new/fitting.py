@@ -31,9 +31,6 @@ def times_that_fit(
       document: A run file's tables.
       model: The model's config.json.
       one_epoch: Whether an epoch is to be the whole run; else it stays, where no time is widened.
-
-    Raises:
-      LockstepError: The tables are no valid run.
     """
     run = runfile.parse(document, CALLED)
     if run.links.clock == "wall":

@@ -66,11 +66,7 @@ class NewRun(NamedTuple):
 
     @property
     def length(self) -> int:
-        """Tokens of a sequence.
-
-        Raises:
-          LockstepError: The model does not take so many.
-        """
+        """Tokens of a sequence."""
         longest = self.model.longest
         length = self.wanted.get("length") or min(longest, MOST_LENGTH)
         if length > longest:
@@ -143,11 +139,7 @@ class NewRun(NamedTuple):
 
 
 def new_run(answers: Mapping[str, Any], model: StartingModel) -> NewRun:
-    """Return the new run that the answers to all questions ask for.
-
-    Raises:
-      LockstepError: An answer cannot be.
-    """
+    """Return the new run that the answers to all questions ask for."""
     card, tokens = card_named(answers["optimizer"]), number(answers["tokens"])
     data = data_named(answers["data"], model)
     groups = card.for_groups(model.groups)
@@ -155,11 +147,7 @@ def new_run(answers: Mapping[str, Any], model: StartingModel) -> NewRun:
 
 
 def card_named(name: str) -> Card:
-    """Return the card that --optimizer names.
-
-    Raises:
-      LockstepError: No card has that name.
-    """
+    """Return the card that --optimizer names."""
     if card := card_of(name):
         return card
     raise LockstepError(f"--optimizer {name}: expected one of {', '.join(CARDS)}")
@@ -175,9 +163,6 @@ def checked(
       answer: A word that a user typed, or the value of an option.
       answers: The answers to the questions before it.
       model_of: The model of a name.
-
-    Raises:
-      LockstepError: It cannot be.
     """
     answers = {**answers, name: answer}
     if name == "model":
@@ -203,11 +188,7 @@ def _whole(answer: str | int, least: int, most: int) -> int:
 
 
 def number(tokens: str) -> int:
-    """Return a number of tokens, as 1e9.
-
-    Raises:
-      LockstepError: The text is no such number.
-    """
+    """Return a number of tokens, as 1e9."""
     try:
         number = float(tokens.replace("_", "").replace(",", ""))
     except ValueError:

@@ -43,11 +43,7 @@ SIZES = {  # Llamas by their number of parameters, which a test counts
 
 
 def model_named(name: str, root: Path) -> StartingModel:
-    """Return the model that `--model` names; the config of one on the hub is fetched into data/.
-
-    Raises:
-      LockstepError: There is no such model, or Lockstep does not have its architecture.
-    """
+    """Return the model that `--model` names; the config of one on the hub is fetched into data/."""
     if name.startswith(FRESH):
         size = name.removeprefix(FRESH)
         if size not in SIZES:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lockstep.errors import LockstepError
+from lockstep.errors import LockstepError, expecting
 from parts.new import fresh
 from parts.new.data_tables import HELD_OUT_PERCENT, SEEDED, NewData, data_named
 from parts.new.fresh import FEWEST_ROUNDS, NewRun
@@ -27,10 +27,8 @@ def new_run(answers: Mapping[str, Any], root: Path) -> tuple[NewRun, dict[str, A
     Raises:
       LockstepError: The class does not start, the data do not suffice, or an answer cannot be.
     """
-    try:
+    with expecting(f"--config {answers['config']}", "a table", TypeError, ValueError):
         answers = dict(answers, config=dict(json.loads(answers["config"] or "{}")))
-    except (TypeError, ValueError) as error:
-        raise LockstepError(f"--config {answers['config']}: {error}, expected a table") from error
     new = _one_round(answers)
     run = runfile.parse(_document(new), CALLED)
     if not (parts := offered("new_run")):

@@ -1,9 +1,9 @@
 # `snakemake published --cores all`: tables that others published, and ours beside them.
 rule published:
     input:
-        "parts/projection/published.toml",
+        "benchmarks/published.toml",
     output:
         "data/published/published.md",
         "data/published/published.csv",
     shell:
-        "python -m parts.projection.published"
+        "python -m benchmarks.published"

@@ -244,9 +244,6 @@ def choose(publication: Publication, asks: ReaderAsks) -> list[str]:
     Those are all that are published or, with a number of `windows` or a reader's own `seed`, so
     many (1 by default) that the seed and the hash of the rounds draw among them. A seed that the
     author has drawn with draws no second time.
-
-    Raises:
-      RequestError: So many are not published.
     """
     names, seed, count = publication.row_files, asks.seed, asks.windows
     asked = seed is not None and seed == publication.seed

@@ -16,7 +16,7 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
-from lockstep.errors import LockstepError, brief
+from lockstep.errors import LockstepError, expecting
 from lockstep.files import sha256_file, write_bytes, writes, written
 from lockstep.transcript.transcript import Transcript
 from parts.publication import layout
@@ -131,15 +131,15 @@ def unpack_file(source: Path, target: Path, size: int) -> None:
 def _unpacked(source: Path, size: int) -> Iterator[bytes]:
     """Yield the content of a gzip file, which has so many bytes."""
     left = size
-    try:
-        with gzip.open(source) as file:
-            while piece := file.read(min(PIECE, left + 1)):  # a byte more: whether there is one
-                left -= len(piece)
-                if left < 0:
-                    raise LockstepError(f"{source}: over {size} bytes unpacked, expected {size}")
-                yield piece
-    except (OSError, EOFError, zlib.error) as error:
-        raise LockstepError(f"{source}: {brief(str(error))}, expected a gzip file") from error
+    with (
+        expecting(source, "a gzip file", OSError, EOFError, zlib.error),
+        gzip.open(source) as file,
+    ):
+        while piece := file.read(min(PIECE, left + 1)):  # a byte more: whether there is one
+            left -= len(piece)
+            if left < 0:
+                raise LockstepError(f"{source}: over {size} bytes unpacked, expected {size}")
+            yield piece
     if left:
         raise LockstepError(f"{source}: {size - left} bytes unpacked, expected {size}")
 

@@ -53,9 +53,6 @@ def score_again(
       names: The tasks of which scores are published.
       shards: The reader's own data, whose held-out text next_line asks of; None without.
       store: Where data of tasks are kept.
-
-    Raises:
-      RequestError: A task cannot be repeated here.
     """
     for name in run.evaluate.tasks:
         if not name.replace("-", "_").isidentifier():

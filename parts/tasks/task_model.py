@@ -102,55 +102,6 @@ def program(features: Callable[..., jax.Array], head: Callable[[Tree], jax.Array
     return jax.jit(score)
 
 
-def log_likelihoods(
-    score: Program,
-    params_on: Mapping[DeviceGroup, Tree],
-    requests: Sequence[LikelihoodRequest],
-    *,
-    context: int,
-    batch_size: int,
-    advance: Callable[[int], None] = lambda _: None,
-) -> list[Likelihood]:
-    """Return the scores of requests, in their order.
-
-    Of context and continuation, the model sees the last `context` tokens before the last one.
-
-    Args:
-      score: What `program` returns.
-      params_on: A copy of the params on each device group that may help.
-      requests: Token ids of contexts, at least one each, and of continuations.
-      context: Most tokens that the model takes.
-      batch_size: Rows of a lot.
-      advance: Called with the number of requests that have been scored since the last call.
-
-    Raises:
-      LockstepError: A context or a continuation is empty, or a continuation is too long.
-    """
-    if not requests:
-        return []
-    groups = list(params_on)
-    parts = len(groups[0].devices)
-    rows = _rows(requests, context)
-    size = min(batch_size, -(-len(rows) // FEWEST) * FEWEST)
-    size = -(-size // parts) * parts
-    found: list[Likelihood | None] = [None] * len(requests)
-
-    def work(lot: _Lot, group: DeviceGroup) -> None:
-        places = group.put_whole((lot.places_N, lot.labels_N, np.int32(lot.count)))
-        tokens_BT = group.put_rows(lot.tokens_BT, axis=0)
-        logs_N, likeliest_N = group.fetch(score(params_on[group], tokens_BT, *places))
-        first = 0
-        for request, tokens in lot.owners:
-            own = slice(first, first + tokens)
-            log = float(np.sum(logs_N[own], dtype=np.float64))
-            found[request] = Likelihood(log, bool(likeliest_N[own].all()), tokens)
-            first += tokens
-        advance(len(lot.owners))
-
-    side_by_side(groups, list(_lots(rows, size, context)), work)
-    return [score for score in found if score is not None]
-
-
 def _rows(requests: Sequence[LikelihoodRequest], context: int) -> list[_Row]:
     """The requests as rows of inputs, longest first: what needs the most memory fails at once."""
     rows: dict[tuple[int, ...], list[_Row]] = {}
@@ -220,15 +171,38 @@ class TaskModel(NamedTuple):
     def log_likelihoods(
         self, requests: Sequence[LikelihoodRequest], advance: Callable[[int], None] = lambda _: None
     ) -> list[Likelihood]:
-        """Return the scores of requests, in their order; see `log_likelihoods`."""
-        return log_likelihoods(
-            self.score,
-            self.params_on,
-            requests,
-            context=self.context,
-            batch_size=self.batch_size,
-            advance=advance,
-        )
+        """Return the scores of requests, in their order.
+
+        Of context and continuation, the model sees the last `context` tokens before the last one.
+        `advance` is called with the number of requests that were scored since its last call.
+
+        Raises:
+          LockstepError: A context or a continuation is empty, or a continuation is too long.
+        """
+        if not requests:
+            return []
+        groups = list(self.params_on)
+        parts = len(groups[0].devices)
+        rows = _rows(requests, self.context)
+        size = min(self.batch_size, -(-len(rows) // FEWEST) * FEWEST)
+        size = -(-size // parts) * parts
+        found: list[Likelihood | None] = [None] * len(requests)
+
+        def work(lot: _Lot, group: DeviceGroup) -> None:
+            places = group.put_whole((lot.places_N, lot.labels_N, np.int32(lot.count)))
+            tokens_BT = group.put_rows(lot.tokens_BT, axis=0)
+            scored = self.score(self.params_on[group], tokens_BT, *places)
+            logs_N, likeliest_N = group.fetch(scored)
+            first = 0
+            for request, tokens in lot.owners:
+                own = slice(first, first + tokens)
+                log = float(np.sum(logs_N[own], dtype=np.float64))
+                found[request] = Likelihood(log, bool(likeliest_N[own].all()), tokens)
+                first += tokens
+            advance(len(lot.owners))
+
+        side_by_side(groups, list(_lots(rows, size, self.context)), work)
+        return [score for score in found if score is not None]
 
 
 def from_folder(

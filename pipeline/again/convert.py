@@ -31,11 +31,7 @@ OTHER_BITS = {  # what a header has in `environment`, and why fresh weights depe
 
 
 def again(published: PublishedRun) -> list[PublicClaim]:
-    """Make the run's start where messages are kept; else `witness` does, if replays lead to it.
-
-    Raises:
-      LockstepError: The run began with another state.
-    """
+    """Make the run's start where messages are kept; else `witness` does, if replays lead to it."""
     if published.kept:
         published.start = make_start(published)
         return [start_claim(published.start)]
@@ -137,9 +133,6 @@ def check_source(source: dict[str, Any], run: runfile.Run) -> None:
     """Check that source.json names the run file's checkpoint, as the card does.
 
     Its commit is stated.
-
-    Raises:
-      LockstepError: It names another.
     """
     said = run.llm.checkpoint
     due = {name: getattr(said, name, None) for name in NAMES_OF_A_CHECKPOINT}

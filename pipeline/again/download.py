@@ -22,11 +22,7 @@ STATED = PublicClaim("data", "stated", "where the sequences come from")
 
 
 def again(published: PublishedRun) -> list[PublicClaim]:
-    """Compare published sequences and tokenizer with what stage download left to the reader.
-
-    Raises:
-      LockstepError: Some are others.
-    """
+    """Compare published sequences and tokenizer with what stage download left to the reader."""
     if (shards := published.own.shards) is None:
         return [STATED]
     run, model = published.run, published.setup.model

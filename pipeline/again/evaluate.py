@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from lockstep.errors import LockstepError, brief
+from lockstep.errors import LockstepError, brief, expecting
 from lockstep.files import read_json
 from lockstep.programs.columns import counted
 from lockstep.programs.permutation import MOST_INDICES
@@ -63,21 +63,13 @@ class Evaluated(Table):
 
 
 def read(published: PublishedRun) -> Evaluated:
-    """Read evaluate.json of a publication.
-
-    Raises:
-      LockstepError: It is not as stage evaluate writes it.
-    """
+    """Read evaluate.json of a publication."""
     content = (published.folder / EVALUATED).read_bytes()
     return validate_json(Evaluated, content, EVALUATED)
 
 
 def again(published: PublishedRun) -> list[PublicClaim]:
-    """Measure again what evaluate.json says; what nobody measures again is stated.
-
-    Raises:
-      LockstepError: A number is another, or the sequences are not those that the run's seed draws.
-    """
+    """Measure again what evaluate.json says; what nobody measures again is stated."""
     said = read(published)
     if published.same_release:
         _compare_files(read_json(published.folder / RESULTS), said)
@@ -102,13 +94,11 @@ def _compare_files(results: dict[str, Any], said: Evaluated) -> None:
     """Check that stage evaluate's two files have the same numbers."""
     numbers = {name: results.get(name) for name in said.held_out}
     tasks: dict[str, dict[str, Any]] = {}
-    try:
+    with expecting(RESULTS, "scores of tasks", AttributeError, KeyError, TypeError):
         for task in results["tasks"]:
             for name, metric in task["metrics"].items():
                 scores = tasks.setdefault(task["name"], {})
                 scores |= {name: metric["value"], f"{name}_stderr": metric["stderr"]}
-    except (AttributeError, KeyError, TypeError) as error:
-        raise LockstepError(f"{RESULTS}: {brief(repr(error))}, expected scores of tasks") from error
     if (numbers, tasks, results.get("workload")) != (said.held_out, said.scored, said.workload):
         raise LockstepError(f"{RESULTS}: other numbers than {EVALUATED}, expected the same")
 
@@ -245,11 +235,7 @@ def _scores(published: PublishedRun, said: Evaluated) -> list[PublicClaim]:
 def compare_scores(
     said: dict[str, dict[str, float | None]], found: dict[str, dict[str, float | None]]
 ) -> None:
-    """Compare the published scores with those computed here.
-
-    Raises:
-      LockstepError: One is another.
-    """
+    """Compare the published scores with those computed here."""
     for task in sorted(said.keys() | found.keys()):
         if said.get(task, {}).keys() != found.get(task, {}).keys():
             here, there = (sorted(scores.get(task, {})) for scores in (found, said))

@@ -23,9 +23,6 @@ def again(published: PublishedRun) -> list[PublicClaim]:
     The params are those that follow from the run's start or, where messages are not kept, those
     that the transcript's last snapshot has the hash of. A tokenizer was trained on, or came with,
     data that only the author has.
-
-    Raises:
-      LockstepError: The weights, or a file that says how to read them, are others.
     """
     transcript, last = published.transcript, published.transcript.snapshots[-1]
     if transcript.weights is not None and not transcript.followed:

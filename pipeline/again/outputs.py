@@ -120,11 +120,7 @@ def find(stage: str, name: str) -> Output | None:
 
 
 def need(stage: str, name: str) -> Output:
-    """Return the line that has a file of a stage.
-
-    Raises:
-      LockstepError: There is none, so nothing says how the output is checked.
-    """
+    """Return the line that has a file of a stage."""
     if (found := find(stage, name)) is None:
         raise LockstepError(
             f"{OUT[stage]}/{brief(name)}: no line of pipeline/again/outputs.py has it, expected "

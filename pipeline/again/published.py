@@ -155,10 +155,6 @@ def joined(chosen: PeersOfWindows) -> list[tuple[Window, tuple[int, ...]]]:
 
 
 def refuse(findings: Iterable[Finding]) -> None:
-    """Refuse a publication for the first of some findings.
-
-    Raises:
-      LockstepError: There is one.
-    """
+    """Refuse a publication for the first of some findings."""
     if first := next(iter(findings), None):
         raise LockstepError(f"{TRANSCRIPT}: {first}")

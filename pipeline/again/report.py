@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 from jinja2 import TemplateError
 
-from lockstep.errors import LockstepError, brief
+from lockstep.errors import LockstepError, brief, expecting
 from lockstep.files import read_json
 from lockstep.machine.progress import size
 from lockstep.transcript import curves
@@ -39,6 +39,7 @@ from pipeline.pages.stage_results import Results
 from pipeline.stage.given_files import check_yaml
 from pipeline.stage.keys import STAGES, tracked, upstream
 
+NOT_AS_WRITTEN = (AttributeError, KeyError, TypeError, ValueError)  # of a stranger's record
 MOST_CARD_BYTES = 2**20  # it is parsed
 FENCE, INDEX = "---\n", "model-index"
 
@@ -47,9 +48,6 @@ def again(published: PublishedRun) -> list[PublicClaim]:
     """Check that the card is what stages export and report make of the published records.
 
     Of a card of another release, check only the hashes in it, and its results.
-
-    Raises:
-      LockstepError: It is not, or a record contradicts another.
     """
     text = _read_card(published)
     said = evaluate.read(published) if "report" in published.made else None
@@ -58,12 +56,9 @@ def again(published: PublishedRun) -> list[PublicClaim]:
         release = brief(published.release)
         words = f"the text of the card, which release {release} wrote"
         return [PublicClaim("card", "stated", words)]
-    try:
+    records = f"{SHARDS}, {SOURCE} and {RESULTS}"
+    with expecting(records, "records that make a card", TemplateError, *NOT_AS_WRITTEN):
         due = make_card(published)
-    except (TemplateError, KeyError, TypeError, ValueError, AttributeError) as error:
-        raise LockstepError(
-            f"{CARD}: {SHARDS}, {SOURCE} and {RESULTS} make no card: {brief(repr(error))}"
-        ) from error
     _compare(text, due)
     return [PublicClaim("card", "proven", "the card says what the records say")]
 
@@ -75,10 +70,8 @@ def _read_card(published: PublishedRun) -> str:
         raise LockstepError(
             f"{CARD}: {size(bytes_)}, expected at most {size(MOST_CARD_BYTES)} of a model card"
         )
-    try:
+    with expecting(CARD, "a model card", OSError, UnicodeDecodeError):
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise LockstepError(f"{CARD}: {error}, expected a model card") from error
     named = _weights(published) | {"the transcript's rounds": published.transcript.hash}
     for name, sha256 in named.items():
         if sha256 not in text:
@@ -187,9 +180,6 @@ def check_results(text: str, said: Evaluated | None) -> None:
 
     The hub shows them beside the model. All held-out numbers are there, and of tasks some or all.
     A card without results has no evaluate.json: `said` is None.
-
-    Raises:
-      LockstepError: A result is missing, was added, or is another.
     """
     from huggingface_hub.repocard_data import model_index_to_eval_results
 
@@ -198,13 +188,9 @@ def check_results(text: str, said: Evaluated | None) -> None:
     due = {("held_out", name): value for name, value in numbers.items() if value is not None}
     if index is None and (not due or (said is not None and said.workload is not None)):
         return  # the hub's index knows no loss that only a workload's code can explain
-    try:
+    with expecting(f"{CARD}: {INDEX}", "one model with results", *NOT_AS_WRITTEN):
         [_] = index
         _, results = model_index_to_eval_results(index)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise LockstepError(
-            f"{CARD}: {brief(repr(error))} in its {INDEX}, expected one model with results"
-        ) from error
     known = due | {
         (task, metric): value
         for task, metrics in (said.scored if said else {}).items()

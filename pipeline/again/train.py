@@ -42,9 +42,6 @@ def again(published: PublishedRun) -> list[PublicClaim]:
 
     Those at the snapshots of the repeated windows are put into the transcript, whose folder is the
     reader's own.
-
-    Raises:
-      LockstepError: They do not lead to the weights.
     """
     left_out = _left_out(published.transcript)
     claims = [left_out, *NEVER_PROVEN]
@@ -99,9 +96,6 @@ def follow_params(
 
     Messages are kept (`Form.kept`), and the rounds have passed the audit. `arrived` is called with
     the step, the params and the shared state after each snapshot, the first among them.
-
-    Raises:
-      BrokenChainError: A hash is another than that of what the messages give.
     """
     group = device_groups(jax.devices(), setup.programs.parts)[0]
     replica = Replica.put(setup.programs, group, params, shared)

@@ -39,11 +39,7 @@ LONGEST = 200  # characters of a reason that a stranger gave
 
 
 def again(published: PublishedRun) -> list[PublicClaim]:
-    """Replay the chosen windows, and compare the verdict with what is found.
-
-    Raises:
-      LockstepError: A window or the verdict shows something else.
-    """
+    """Replay the chosen windows, and compare the verdict with what is found."""
     verdict = _read_verdict(published)
     why = published.why = why_not(published)
     replay, found = _replay(published)
@@ -91,9 +87,6 @@ def why_not(published: PublishedRun) -> str | None:
 
     The header says on what machine it was trained, and whether that repeated a step bit for bit. A
     machine like it, which is the reader's, shows whether that can be so.
-
-    Raises:
-      LockstepError: The header claims a difference that is not there.
     """
     setup, header = published.setup, published.transcript.header
     _check_environment(setup, header)
@@ -258,12 +251,7 @@ class Accusations(NamedTuple):
 def check_findings(
     published: PublishedRun, verdict: Verdict, found: Sequence[Finding]
 ) -> Accusations:
-    """Compare a verdict's findings with what was `found` in the repeated windows, both ways.
-
-    Raises:
-      LockstepError: The verdict has a finding that is not there, or lacks one; or a lie was found
-        that got into the params.
-    """
+    """Compare a verdict's findings with what was `found` in the repeated windows, both ways."""
     shown, of_replays = [], []
     for finding in verdict.findings:
         (of_replays if finding.kind in OF_REPLAYS else shown).append(finding)

@@ -22,7 +22,7 @@ from typing import Annotated, Literal, NamedTuple, NoReturn
 
 from pydantic import Field
 
-from lockstep.errors import LockstepError, shown
+from lockstep.errors import LockstepError, expecting, shown
 from lockstep.files import link, sha256_file, write_json, write_text
 from lockstep.programs.columns import Column
 from lockstep.protocol.attestation import Hash
@@ -176,11 +176,7 @@ class Bundle(NamedTuple):
 
 
 def show(folder: Path, max_gb: int, worker: WorkerOfReader | None = None) -> int:
-    """Repeat a bundle's replay and print what it confirms; return 0 if that is all, else 1.
-
-    Raises:
-      LockstepError: It is not a bundle, or not as it was written.
-    """
+    """Repeat a bundle's replay and print what it confirms; return 0 if that is all, else 1."""
     bundle = read(folder, max_gb, worker)
     replay = bundle.replay
     if bundle.peers and not replay.bitwise:  # learn here how far honest bits are apart
@@ -212,9 +208,6 @@ def read(folder: Path, max_gb: int, worker: WorkerOfReader | None = None) -> Bun
     """Read a bundle, and check all that can be checked without training.
 
     Its files may have at most `max_gb` 10^9 bytes together.
-
-    Raises:
-      LockstepError: A file is missing, was added or changed, or contradicts the others.
     """
     run = read_run(folder, max_gb, worker)
     manifest = _read_manifest(folder)
@@ -287,10 +280,8 @@ def _nearest(found: Iterable[Finding], claim: Finding) -> str:
 
 def _read_manifest(folder: Path) -> BundleManifest:
     path = folder / MANIFEST
-    try:
+    with expecting(path, "a bundle"):
         manifest = validate_json(BundleManifest, path.read_bytes(), str(path))
-    except OSError as error:
-        raise LockstepError(f"{path}: {error.strerror}, expected a bundle") from error
     found = listing(folder)
     for name in sorted(found.keys() | manifest.files.keys()):
         if found.get(name) != manifest.files.get(name):

@@ -27,11 +27,7 @@ class GivenRows:
         self.name, self.indices_N, self.rows_NW = name, indices_N, rows_NW
 
     def take(self, indices_N: np.ndarray) -> np.ndarray:
-        """Return the rows at these indices.
-
-        Raises:
-          LockstepError: One of them is missing.
-        """
+        """Return the rows at these indices."""
         rows_N = np.searchsorted(self.indices_N, indices_N)
         if not np.array_equal(self.indices_N.take(rows_N, mode="clip"), indices_N):
             text = f"without some of sequences {indices_N[0]} to {indices_N[-1]}"
@@ -40,11 +36,7 @@ class GivenRows:
 
 
 def joined(several: Sequence[GivenRows]) -> GivenRows:
-    """Return the rows of several files as one.
-
-    Raises:
-      LockstepError: A row is another in another file.
-    """
+    """Return the rows of several files as one."""
     name = ", ".join(one.name for one in several)
     indices_N, rows_N = np.unique(
         np.concatenate([one.indices_N for one in several]), return_index=True
@@ -79,9 +71,6 @@ def read(
     """Read what a stranger may have written, with token ids below `vocab_size`.
 
     With None rows are not tokens, and their words any.
-
-    Raises:
-      LockstepError: The rows are not such as this run's data can have.
     """
     arrays, length = load_arrays(path), run.llm.max_seq_len
     width = length * len(columns)

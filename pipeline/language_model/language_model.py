@@ -37,9 +37,6 @@ def programs_of(
     """Return a run's programs.
 
     `first_step` is the rounds trained by the run that this one extends, 0 for a new run.
-
-    Raises:
-      LockstepError: The run asks for what this model or this data does not support.
     """
     task = LanguageModel(run, model, columns)
     groups = {name.split("/")[0] for name in task.model.names}
@@ -50,11 +47,7 @@ def programs_of(
 
 
 class LanguageModel:
-    """Next-token prediction by a model, a config.json, on rows of tokens; a `Task`.
-
-    Raises:
-      LockstepError: The run asks for what this model or this data does not support.
-    """
+    """Next-token prediction by a model, a config.json, on rows of tokens; a `Task`."""
 
     def __init__(self, run: runfile.Run, hf_config: dict, columns: tuple[Column, ...] = PLAIN):
         if "sequence_ids" in columns and run.peers.attention == "cudnn":
@@ -108,7 +101,6 @@ class LanguageModel:
         self, params: Tree, rows_BW: jax.Array, weight: jax.Array, rng: jax.Array | None
     ) -> jax.Array:
         """Return the weighted sum of cross-entropies."""
-        del rng
         x_ND, kernel_DV, rows = self._read(params, rows_BW)
         return weighted_cross_entropy(x_ND, kernel_DV, targets(rows), weight)
 
@@ -124,9 +116,6 @@ class LanguageModel:
         """Keep the optimizer from params whose gradient is the load of experts.
 
         Those move by `speed`, which is `[peers] balance_speed`; the optimizer moves all others.
-
-        Raises:
-          LockstepError: There is a speed, and the model has no such param.
         """
         paths: list[str] = []
         if named := self.model.balance:  # a model may have no layer with experts

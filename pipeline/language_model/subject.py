@@ -46,12 +46,10 @@ class LanguageModelSubject:
 
     def read_model(self, run: runfile.Run, path: Path, listed: Shards | None) -> dict[str, Any]:
         """Return a config.json."""
-        del run, listed
         return read_json(path)
 
     def check_model(self, run: runfile.Run, model: dict[str, Any], where: object) -> None:
         """Check that `models/` has its architecture."""
-        del run
         hf.model_of(model, where)
 
     def check_rows(self, run: runfile.Run, listed: Shards) -> None:
@@ -81,7 +79,6 @@ class LanguageModelSubject:
         self, run: runfile.Run, model: dict[str, Any], environment: dict[str, str]
     ) -> str:
         """Return how it computes attention, and in which precision."""
-        del model, environment
         return f"attention by {run.peers.attention}, in {run.peers.precision}"
 
     # ---- What stages do with it ----
@@ -142,14 +139,12 @@ class LanguageModelSubject:
 
     def exported_params(self, model: dict[str, Any], folder: Path) -> Tree:
         """Return the params of a Hugging Face folder."""
-        del model
         return hf.read_folder(folder)[1]
 
     def open_export(
         self, run: runfile.Run, model: dict[str, Any], folder: Path, shards: Path | None = None
     ) -> "OpenedLanguageModel":
         """Read the folder with layers as the run has them."""
-        del model, shards
         return OpenedLanguageModel(run, folder, exported.read(folder, scan=run.peers.scan_layers))
 
     def counted_rows(self, run: runfile.Run, model: dict[str, Any], shards: Path) -> None:
@@ -157,7 +152,6 @@ class LanguageModelSubject:
 
     def why_no_texts(self, folder: Path) -> str | None:
         """Return None: it reads and writes texts."""
-        del folder
         return None
 
 

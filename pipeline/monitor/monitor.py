@@ -186,7 +186,6 @@ class Stops(Observer):
 
     def kept(self, entry: Entry, progress: RunProgress) -> None:
         """End the process, if a signal came before the round was saved."""
-        del progress
         if self._status:
             self.stop(self._status, entry.round.step)
 

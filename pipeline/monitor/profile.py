@@ -59,7 +59,6 @@ class Profile(Observer):
 
     def begins(self, step: int, progress: RunProgress) -> None:
         """Begin a round, and the profile if it is the first one, or the first after a resume."""
-        del progress
         if not self.rounds or not self.rounds[0] <= step <= self.rounds[1]:
             return
         if self._first is None:
@@ -74,7 +73,6 @@ class Profile(Observer):
 
     def kept(self, entry: Entry, progress: RunProgress) -> None:
         """End a round, and the profile if it is the last one."""
-        del progress
         if self._first is not None and self.rounds:
             self._seconds += time.perf_counter() - self._began
             self._last = entry.round.step

@@ -72,7 +72,6 @@ class TensorBoardSink:
 
     def close(self, *, finished: bool) -> None:
         """Close the file, which does not say whether the training has `finished`."""
-        del finished
         self._events.close()
 
     def _write(self, step: int, **content: Any) -> None:
@@ -140,7 +139,6 @@ class WandbSink:
 
     def log(self, step: int, at: float, scalars: Scalars) -> None:
         """Log the numbers at their step, or the newest if that is past; W&B has its own clock."""
-        del at
         self._run.log(dict(scalars), step=max(step, self._run.step))
 
     def close(self, *, finished: bool) -> None:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from lockstep.errors import LockstepError
+from lockstep.errors import LockstepError, expecting
 from lockstep.files import writes
 from lockstep.machine.progress import size
 from lockstep.protocol.driver import RunProgress
@@ -200,10 +200,8 @@ class Training(NamedTuple):
 def read(folder: Path) -> Training:
     """Return the training whose work in progress is in `folder`."""
     path = folder / STATUS_FILE
-    try:
+    with expecting(path, "where a training is"):
         status = validate_json(Status, path.read_bytes(), str(path))
-    except OSError as error:
-        raise LockstepError(f"{path}: {error.strerror}, expected where a training is") from error
     return Training(folder, status, lock.holder(folder.with_name(f"{folder.name}.lock")))
 
 

@@ -2,9 +2,8 @@
 
 import base64
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import cycle
 from typing import NamedTuple
 
 import matplotlib.style
@@ -15,7 +14,6 @@ from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator
 
 from lockstep.machine.progress import size
 from pipeline.pages.stage_results import Results
-from pipeline.scores import Score
 
 SIZE, DPI = (5.6, 3.3), 160  # inches, whose text a phone still shows legibly; pixels per inch
 MARKED = 60  # markers on more points than this would hide the line
@@ -173,66 +171,6 @@ def _traffic(bars: Sequence[tuple[str, float, str]], axes: Axes) -> None:
     axes.set_xlabel("bytes per peer and round (logarithmic)")
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="y", visible=False)
-
-
-def tasks_picture(found: Sequence[Score]) -> Picture | None:
-    """Plot shares of right answers with their intervals, beside chance; None without any."""
-    shares = [score for score in found if score.chance is not None]
-    if not shares:
-        return None
-    said = "; ".join(f"{score.task} {score.metric} {score.text}" for score in shares)
-    alt = f"Dot plot, shares of right answers with their 95 % intervals: {said}."
-    png = _png(partial(_tasks, shares), (SIZE[0], 1.2 + 0.42 * len(shares)))
-    return Picture("tasks", "Shares of right answers, with 95 % intervals", alt, png)
-
-
-def _tasks(shares: Sequence[Score], axes: Axes) -> None:
-    """A dot for each score, on the line of its interval, beside a mark at chance."""
-    score_style = {"color": HELD_OUT, "lw": 2.5, "ms": 6}
-    chance_style = {"color": ALARM, "lw": 1.6}
-    for row, score in enumerate(shares):
-        axes.plot(score.interval or [score.value] * 2, [row, row], **score_style)
-        axes.plot(score.value, row, "o", **score_style)
-        axes.plot([score.chance] * 2, [row - 0.35, row + 0.35], **chance_style)
-    axes.plot([], [], "o-", label="score, 95 % interval", **score_style)
-    axes.plot([], [], label="chance", **chance_style)
-    axes.set_yticks(range(len(shares)), [f"{score.task}  {score.metric}" for score in shares])
-    axes.set_ylim(len(shares) - 0.5, -0.5)
-    axes.set_xlim(0, 1)
-    axes.set_xlabel("share of right answers")
-    axes.tick_params(axis="y", length=0)
-    axes.grid(axis="y", visible=False)
-    above = {"loc": "lower right", "bbox_to_anchor": (1, 1), "ncols": 2}
-    axes.legend(edgecolor="none", **above)  # inside, it would cover a score
-
-
-def training_scores_picture(rows: Sequence[dict[str, str]]) -> Picture | None:
-    """Plot each task's main metric in rows of tasks.tsv by step, if it is a share; or None."""
-    main = {row["task"]: row["metric"] for row in reversed(rows)}  # the first that a task has
-    curves: dict[str, list[tuple[float, ...]]] = {}
-    for row in rows:
-        if row["metric"] == main[row["task"]] and row["metric"].startswith("acc"):
-            point = tuple(float(row[name]) for name in ("step", "value", "low", "high"))
-            curves.setdefault(f"{row['task']}  {row['metric']}", []).append(point)
-    if not curves:
-        return None
-    ends = [f"{name} from {c[0][1]:.2f} to {c[-1][1]:.2f}" for name, c in curves.items()]
-    alt = f"Line plot, shares of right answers by step: {'; '.join(ends)}."
-    png = _png(partial(_training_scores, curves), SIZE)
-    return Picture("tasks_by_step", "Shares of right answers while training", alt, png)
-
-
-def _training_scores(curves: Mapping[str, list[tuple[float, ...]]], axes: Axes) -> None:
-    """A line for each task, in the band of its intervals."""
-    colours = cycle((HELD_OUT, ALARM, TRAIN, INK))
-    for (name, points), colour in zip(curves.items(), colours, strict=False):
-        steps, values, lows, highs = zip(*points, strict=True)
-        axes.plot(steps, values, "o-", color=colour, lw=1.6, ms=3.5, label=name)
-        axes.fill_between(steps, lows, highs, color=colour, alpha=0.14, lw=0)
-    axes.set_xlabel("step")
-    axes.set_ylabel("share of right answers")
-    axes.xaxis.set_major_locator(MaxNLocator(7, integer=True))
-    axes.legend(framealpha=0.9, edgecolor="none", loc="upper left")
 
 
 def _png(draw: Callable[[Axes], None], size: tuple[float, float]) -> bytes:

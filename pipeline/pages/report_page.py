@@ -24,7 +24,6 @@ class ReportFacts(NamedTuple):
     results: Results  #: Header, numbers, verdict and evaluation.
     losses: list[dict[str, float]]  #: Rows of loss.tsv.
     held_out: list[dict[str, float]]  #: Rows of held_out.tsv.
-    scores_in_training: list[dict[str, str]]  #: Rows of tasks.tsv.
     rounds: list[dict[str, Any]]  #: The transcript's rounds.
     shards: dict[str, Any]  #: shards.json.
     environment: dict[str, str]  #: Environment of the stage train.
@@ -39,10 +38,6 @@ def render(run: runfile.Run, facts: ReportFacts) -> tuple[str, list[plots.Pictur
     pictures = plots.loss_pictures(results, facts.losses, facts.held_out)
     learning_rate = plots.learning_rate_picture(facts.losses)
     traffic = plots.traffic_picture(results)
-    found = scores(results.evaluated["tasks"])
-    of_tasks = plots.tasks_picture(found)
-    in_training = plots.training_scores_picture(facts.scores_in_training)
-    drawn = [one for one in (*pictures, learning_rate, traffic, of_tasks, in_training) if one]
     windows = run.snapshots(rounds[0]["round"]["step"] - 1).windows
     verdict, count = results.verdict, run.peers.count
     tables = run.model_dump(mode="json", exclude={"runtime"})  # which cannot change a result
@@ -62,9 +57,7 @@ def render(run: runfile.Run, facts: ReportFacts) -> tuple[str, list[plots.Pictur
         learning_rate=learning_rate,
         data=list(_data(run, facts.shards, rounds)),
         traffic=traffic,
-        scores=found,
-        of_tasks=of_tasks,
-        in_training=in_training,
+        scores=scores(results.evaluated["tasks"]),
         peers=[_peer(peer, rounds) for peer in range(count)],
         windows=windows,
         grid=_grid(verdict, windows, count),
@@ -78,7 +71,7 @@ def render(run: runfile.Run, facts: ReportFacts) -> tuple[str, list[plots.Pictur
         rounds_sha256=facts.rounds_sha256,
         keys=facts.keys,
     )
-    return page, drawn
+    return page, [*pictures, learning_rate, traffic]
 
 
 # ---- Numbers at the top ----

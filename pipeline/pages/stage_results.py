@@ -76,16 +76,11 @@ def read(trained: Path, verdict: Path, evaluated: Path) -> Results:
 
 def read_tsv(path: Path) -> list[dict[str, float | None]]:
     """Return the rows of a table of numbers, each by column name; None where one is unknown."""
+    lines = path.read_text(encoding="utf-8").splitlines()
     return [
         {name: float(value) if value else None for name, value in line.items()}
-        for line in read_text_tsv(path)
+        for line in csv.DictReader(lines, delimiter="\t")
     ]
-
-
-def read_text_tsv(path: Path) -> list[dict[str, str]]:
-    """Return the rows of a table, each by column name."""
-    lines = path.read_text(encoding="utf-8").splitlines()
-    return list(csv.DictReader(lines, delimiter="\t"))
 
 
 def times(ratio: float) -> str:

@@ -27,7 +27,7 @@ PROVIDERS = {
     data.DataUrl: "token_files.elsewhere",
     data.DataWeightedHttp: "token_files.elsewhere",
     data.DataWeightedText: "text.text",
-    data.DataWorkload: "rows.workload",
+    data.DataWorkload: "rows.arrays",
 }
 
 

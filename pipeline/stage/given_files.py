@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import yaml
 
-from lockstep.errors import LockstepError, brief
+from lockstep.errors import LockstepError, brief, expecting
 from lockstep.files import check_regular_file
 from pipeline.net.host import DEEPEST, check_name
 
@@ -41,10 +41,8 @@ def stamp(path: Path) -> FileStamp:
 
 
 def _status(path: Path) -> os.stat_result:
-    try:
+    with expecting(path, "a readable file"):
         return os.stat(path)
-    except OSError as error:
-        raise LockstepError(f"{path}: {error.strerror}, expected a readable file") from error
 
 
 def stamp_of(status: os.stat_result) -> FileStamp:
@@ -166,11 +164,8 @@ def walk(folder: Path, *, hidden: bool = True) -> Iterator[tuple[str, Path]]:
     below = [("", folder, 1)]
     while below:
         prefix, path, depth = below.pop()
-        try:
-            with os.scandir(path) as found:
-                entries = sorted(found, key=lambda entry: entry.name)
-        except OSError as error:
-            raise LockstepError(f"{path}: {error.strerror}, expected a readable folder") from error
+        with expecting(path, "a readable folder"), os.scandir(path) as found:
+            entries = sorted(found, key=lambda entry: entry.name)
         for entry in entries:
             if entry.name.startswith(".") and not hidden:
                 continue
@@ -184,12 +179,7 @@ def walk(folder: Path, *, hidden: bool = True) -> Iterator[tuple[str, Path]]:
 
 
 def check_regular(folder: Path) -> None:
-    """Check that a folder holds regular files and folders alone, and no link out of it.
-
-    Raises:
-      LockstepError: it holds something else, such as a pipe, from which reading would never end; a
-        name that cannot be printed; or folders that are too deep in one another.
-    """
+    """Check that a folder holds regular files and folders alone, and no link out of it."""
     for name, path in walk(folder):
         check_name(name, str(folder))
         check_inside(path, folder)

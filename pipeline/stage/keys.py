@@ -117,7 +117,9 @@ class Keys:
             location = self.table("model.LLM.data_location")
             if "Workload" not in (location if isinstance(location, dict) else {location}):
                 return False
-        return bool(self.table("workload").get("factory"))
+        table = self.table("workload")
+        factory = table.get("factory") if isinstance(table, dict) else None
+        return isinstance(factory, str) and factory != ""  # the loader refuses anything else
 
     def made(self, name: str) -> str:
         """Return the file whose presence means that stage `name` is done."""

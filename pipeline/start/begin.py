@@ -82,11 +82,7 @@ def read(run: runfile.Run, init: Path, shards: Path) -> Setup:
 
 
 def read_to_train(run: runfile.Run, init: Path, shards: Path) -> Setup:
-    """Read the same as `read`, and check that these rows are what the run can be trained on.
-
-    Raises:
-      LockstepError: They are of another kind, too few, or have token ids that the model lacks.
-    """
+    """Read the same as `read`, and check that these rows are what the run can be trained on."""
     _check_kind(run, shards)
     setup = read(run, init, shards)
     _check_tokens(setup, shards)

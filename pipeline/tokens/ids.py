@@ -78,9 +78,6 @@ def check_ids(folder: Path, vocab_size: int, max_seq_len: int) -> None:
 
     If a row has several columns of `max_seq_len` numbers, its inputs and labels are checked. Rows
     that are not tokens have none.
-
-    Raises:
-      LockstepError: a token id is `vocab_size` or larger; names the file and the offset.
     """
     shards = read_shards(folder)
     if shards.rows is not None:

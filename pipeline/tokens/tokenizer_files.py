@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lockstep.errors import PANIC, LockstepError, brief
+from lockstep.errors import PANIC, LockstepError, brief, first_line
 from lockstep.files import check_regular_file, once, read_json, write_json, write_text
 from pipeline import extras
 from pipeline.tokens import growth
@@ -126,7 +126,7 @@ def convert_older(folder: Path, name: str) -> None:
     except LockstepError:
         raise
     except Exception as error:  # any kind: the libraries check little
-        reason = brief(str(error).partition("\n")[0], 200)
+        reason = first_line(error)
         raise LockstepError(f"{what}, expected what transformers converts: {reason}") from error
     finally:
         logging.set_verbosity(verbosity)

@@ -266,9 +266,6 @@ def push(
 
     Returns:
       The generation of the manifest, with which the checkpoint can be read.
-
-    Raises:
-      LockstepError: The bucket refused or cannot be reached, or somebody else pushed to it.
     """
     folder = prefix.rstrip("/")
     expected = f"a bucket that the credentials of {KEY} may list and write to"

@@ -66,11 +66,7 @@ def _stored(key: str, paths: Paths) -> Path:
 
 
 def find(key: str, paths: Paths) -> Path | dict[str, Path]:
-    """Return the folder of a finished run, or its files in DVC's cache by their names.
-
-    Raises:
-      LockstepError: It is nowhere.
-    """
+    """Return the folder of a finished run, or its files in DVC's cache by their names."""
     copied, made = _copied(key, paths), f"made-{key}.json"
     for folder in (copied, paths.out("train")):
         if (folder / made).is_file():

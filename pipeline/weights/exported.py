@@ -72,11 +72,7 @@ class Exported(NamedTuple):
 
     @property
     def beginning(self) -> int | None:
-        """The token that begins a text or, if the model has none, ends the text before it.
-
-        Raises:
-          LockstepError: The model has no such token.
-        """
+        """The token that begins a text or, if the model has none, ends the text before it."""
         first = next(iter([*self.ids("bos_token_id"), *self.ids("eos_token_id")]), None)
         if first is not None and first >= self.config.vocab_size:
             raise LockstepError(
@@ -87,11 +83,7 @@ class Exported(NamedTuple):
 
 
 def read(folder: Path, *, scan: bool = False) -> Exported:
-    """Read an exported folder; `scan` says whether layers run as a loop, as `[peers] scan_layers`.
-
-    Raises:
-      LockstepError: A file of it is missing or damaged.
-    """
+    """Read an exported folder; `scan`: whether layers run as a loop, as `[peers] scan_layers`."""
     hf_config, params = hf.read_folder(folder)
     path = folder / "tokenizer.json"
     tokenizer = load_tokenizer(path) if path.exists() else None
@@ -109,9 +101,6 @@ def computing(
     """Return a model that computes as its export will, while it may still be in training.
 
     Errors call its config.json `where`; `scan` is as in `read`.
-
-    Raises:
-      LockstepError: The model is unknown, or its config asks for what is not supported.
     """
     architecture, config = hf.model_of(hf_config, where)
     settings = {"scan": scan, "dtype": jnp.dtype("float32")}

@@ -77,11 +77,7 @@ def whole_config(hf_config: dict[str, Any], dtype: str, where: object) -> dict[s
 
 
 def model_of(hf_config: dict[str, Any], where: object) -> tuple[Architecture, Any]:
-    """Return the architecture of a model and its config, which errors call `where`.
-
-    Raises:
-      LockstepError: The model is unknown, or the config asks for something that is not supported.
-    """
+    """Return the architecture of a model and its config, which errors call `where`."""
     try:
         model = models.get(hf_config.get("model_type"))
         return model, model.Config.from_hf(hf_config)

@@ -50,9 +50,6 @@ def push(
     The same commit deletes files of an earlier push that this one does not have: weights in other
     shards would be read in place of these, and a proof would be of other weights. `private`
     concerns a new repository only.
-
-    Raises:
-      LockstepError: The hub refused or cannot be reached, or somebody else pushed meanwhile.
     """
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, get_token
 

@@ -21,7 +21,7 @@ from tests.pipeline.finished_run import CAUGHT, LIAR, PEERS, SHARDS, finish
 
 VOID = {"meta", "img", "br"}
 PNGS = {f"loss_by_{x}.png" for x in ("step", "tokens", "bytes", "time")}
-PNGS |= {"learning_rate.png", "traffic.png", "tasks.png", "tasks_by_step.png"}
+PNGS |= {"learning_rate.png", "traffic.png"}
 
 
 class Page(HTMLParser):
@@ -171,9 +171,8 @@ def test_every_image_says_in_words_what_it_shows(accepted, unmeasured):
     alts = {img["alt"] for img in page_of(accepted).all("img")}
     assert len(alts) == len(PNGS)
     for words in (
-        *("held-out loss from 8.32 to 5.8", "sent 34.0 kB", "acc from 0.24 to 0.31"),
+        *("held-out loss from 8.32 to 5.8", "sent 34.0 kB"),
         "learning rate by step, 0.0001 at first, at most 0.002, 0.0002 at the end.",
-        "acc 0.310 (0.267 to 0.357, chance 0.25)",
     ):
         assert any(words in alt for alt in alts), words
     page = page_of(unmeasured)

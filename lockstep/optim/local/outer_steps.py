@@ -66,7 +66,6 @@ def delayed_nesterov(
     def update(
         updates: Tree, state: optax.OptState, params: Tree | None = None
     ) -> tuple[Tree, DelayedMomentum]:
-        del params
         m, gathered, merges = state
         due = (merges + 1) % every == 0
         gathered = jax.tree.map(jnp.add, gathered, updates)
@@ -167,12 +166,10 @@ def heloco(
     def update(
         updates: Tree, state: optax.OptState, params: Tree | None = None
     ) -> tuple[Tree, Tree]:
-        del params
         m = jax.tree.map(lambda m, g: momentum * m + (1.0 - momentum) * g, state, updates)
         return jax.tree.map(lambda g, m: g + momentum * m, updates, m), m
 
     def turn_to_momentum(messages: Tree, peers: RoundPeers, shared: Tree) -> Tree:
-        del peers
 
         def turn_leaf(x: jax.Array, m: jax.Array) -> jax.Array:
             by = {"keep": keep, "shrink": shrink, "shrink_most": shrink_most}

@@ -1,10 +1,13 @@
-"""`data_location.Arrays`: arrays of examples in files of this machine, for a workload.
+"""Arrays of examples, for a workload: of files of this machine, or of its own `dataset(split)`.
 
-Files are .npy, .npz and safetensors, read a slice of their first axis at a time. What NumPy wrote
-is read as a stream, and no pickle is ever loaded. A folder of .npy files is an array of each; of
-.npz or safetensors files each has all arrays, of some of the examples.
+`data_location.Arrays` are .npy, .npz and safetensors, read a slice of their first axis at a time.
+What NumPy wrote is read as a stream, and no pickle is ever loaded. A folder of .npy files is an
+array of each; of .npz or safetensors files each has all arrays, of some of the examples.
+
+`data_location.Workload` asks the workload by `FetchOptions.dataset`: this room starts no process.
 """
 
+import hashlib
 import math
 import os
 import struct
@@ -12,19 +15,20 @@ import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.lib import format as npy
 
-from lockstep.errors import LockstepError, brief
+from lockstep.errors import LockstepError, brief, expecting
 from lockstep.files import check_regular_file, sha256_file
+from lockstep.tables.variant import variant_name
 from lockstep.transcript.tensorfile import TensorFile
 from pipeline.net.host import check_name
-from pipeline.runfile.data import DataArrays, Limit
+from pipeline.runfile.data import DataArrays, DataWorkload, Limit
 from pipeline.sources.provider import (
     HELD_OUT,
     TRAIN,
@@ -50,11 +54,13 @@ from pipeline.tokens import signs
 from pipeline.tokens.rows import WORD
 from pipeline.tokens.shards import Split
 
+AnyArrays: TypeAlias = DataArrays | DataWorkload
 PATH = "model.LLM.data_location.Arrays"
 KINDS = (".npy", ".npz", ".safetensors")
 MOST_ARRAYS = 1000  # of a file; as many members are open at once
-# What NumPy and zipfile raise at files that are not theirs.
-UNREADABLE = (
+# With what NumPy and zipfile raise at files that are not theirs.
+A_FILE_OF_ARRAYS = (
+    "a file of arrays",
     ArithmeticError,
     EOFError,
     MemoryError,
@@ -72,45 +78,53 @@ UNREADABLE = (
 
 
 class ArrayData(NamedTuple):
-    """The files at a path, by their names in the folder, and the examples of each split."""
+    """Examples of each split; where they are, for people and errors; files by their names, if any.
 
+    Files are named in the folder that they are in; a workload's own examples are in none.
+    """
+
+    read: str
+    where: str
     files: dict[str, Path]
     given: dict[Split, list[Examples]]
 
 
-def survey(location: DataArrays, options: FetchOptions) -> Survey:
+def survey(location: AnyArrays, options: FetchOptions) -> Survey:
     """Describe what a run would read; headers are read, and no values."""
-    found, where = _find(location, options.limit), f"{PATH}: {location.path}"
-    words = same_rows(found.given, where).words
+    found = _find(location, options)
+    words = same_rows(found.given, found.where).words
     given = {split: sum(one.count for one in some) for split, some in found.given.items()}
-    counts = counts_of(given, location.held_out_percent, where)
+    counts = counts_of(given, location.held_out_percent, found.where)
     files = []
-    for split, most in most_rows(options.limit, words, where).items():
+    for split, most in most_rows(options.limit, words, found.where).items():
         count = counts[split] if most is None else min(most, counts[split])
         if count:
-            files.append(SurveyedFile(location.path, split, count * words * WORD, count * words))
-    warnings = warnings_of(counts, where, options)
-    return Survey(location.path, tuple(files), 1, warnings, row_words=words)
+            files.append(SurveyedFile(found.read, split, count * words * WORD, count * words))
+    warnings = warnings_of(counts, found.where, options)
+    return Survey(found.read, tuple(files), 1, warnings, row_words=words)
 
 
-def source_sha256(location: DataArrays, options: FetchOptions) -> str | None:
-    """Return the SHA-256 of the files, if `fetch` would read all of them."""
-    if options.limit is not None:
+def source_sha256(location: AnyArrays, options: FetchOptions) -> str | None:
+    """Return the SHA-256 of the files, if there are any and `fetch` would read all of them."""
+    if options.limit is not None or isinstance(location, DataWorkload):
         return None
-    return _sha256(_find(location, None))
+    return listing_sha256(_contents(_find(location, options)))
 
 
-def fetch(location: DataArrays, folder: Path, options: FetchOptions) -> Fetched:
-    """Make shards of the arrays that a run file names.
+def fetch(location: AnyArrays, folder: Path, options: FetchOptions) -> Fetched:
+    """Make shards of the arrays that a run file names, or that its workload gives.
 
     Raises:
       LockstepError: no array is there, they do not fit together, a value is not a finite number, a
         file changes meanwhile, or a split has no row.
     """
-    found, where = _find(location, options.limit), f"{PATH}: {location.path}"
+    found = _find(location, options)
     with unchanged(found.files.values()):
-        written = write_arrays(folder, found.given, where, location.held_out_percent, options)
-        sha256 = _sha256(found)
+        written = write_arrays(folder, found.given, found.where, location.held_out_percent, options)
+        contents = _contents(found)
+    if not found.files:
+        row = hashlib.sha256(written.rows.model_dump_json().encode()).hexdigest()
+        contents = [("rows", row), *((file.path, file.sha256) for file in written.files)]
     return Fetched(
         files=written.files,
         token_size_in_bytes=WORD,
@@ -118,16 +132,41 @@ def fetch(location: DataArrays, folder: Path, options: FetchOptions) -> Fetched:
         shuffle=location.shuffle,
         rows=written.rows,
         source={
-            "read": location.path,
-            "files": list(found.files),
+            "read": found.read,
+            **({"files": list(found.files)} if found.files else {}),
             "rows": written.counts,
-            "sha256": sha256,
+            "sha256": listing_sha256(contents),
         },
-        warnings=warnings_of(written.counts, where, options),
+        warnings=warnings_of(written.counts, found.where, options),
     )
 
 
-def _find(location: DataArrays, limit: Limit | None) -> ArrayData:
+def _contents(found: ArrayData) -> list[tuple[str, str]]:
+    return [(name, sha256_file(path)) for name, path in found.files.items()]
+
+
+def _find(location: AnyArrays, options: FetchOptions) -> ArrayData:
+    if isinstance(location, DataArrays):
+        read, where = location.path, f"{PATH}: {location.path}"
+        return ArrayData(read, where, *_find_files(location, options.limit))
+    where = variant_name(location)
+    if options.dataset is None:
+        raise LockstepError(
+            f"{where}: found no workload, expected one in the table [workload] whose object has "
+            "dataset(split)"
+        )
+    arrays = options.dataset()
+    given = {
+        split: [examples_of(f'{where}: dataset("{split}")', partial(nullcontext, arrays[split]))]
+        for split in (TRAIN, HELD_OUT)
+        if arrays.get(split)
+    }
+    return ArrayData("dataset of the workload", where, {}, given)
+
+
+def _find_files(
+    location: DataArrays, limit: Limit | None
+) -> tuple[dict[str, Path], dict[Split, list[Examples]]]:
     root = expand(location.path, PATH)
     most = limit.files if limit else None
     if not root.is_dir():
@@ -136,7 +175,7 @@ def _find(location: DataArrays, limit: Limit | None) -> ArrayData:
                 f"{PATH}: found no {root.absolute()}, expected a folder or a file of "
                 f"{', '.join(KINDS)}"
             )
-        return ArrayData({root.name: root}, {TRAIN: [_read_file(root)]})
+        return {root.name: root}, {TRAIN: [_read_file(root)]}
     paths, examples = _read_folder(root)
     if not paths:
         raise LockstepError(f"{root}: found no file that ends in {', '.join(KINDS)}, expected some")
@@ -153,11 +192,7 @@ def _find(location: DataArrays, limit: Limit | None) -> ArrayData:
     if (root / HELD_OUT).is_dir():
         more = _read_folder(root / HELD_OUT)
         aside, given[HELD_OUT] = aside + more[0], given[HELD_OUT] + more[1]
-    return ArrayData({p.relative_to(root).as_posix(): p for p in [*paths, *aside]}, given)
-
-
-def _sha256(found: ArrayData) -> str:
-    return listing_sha256((name, sha256_file(path)) for name, path in found.files.items())
+    return {p.relative_to(root).as_posix(): p for p in [*paths, *aside]}, given
 
 
 # ---- Files of arrays ----
@@ -214,7 +249,7 @@ class _Streamed:
         start, stop, _ = examples.indices(self.shape[0])
         assert start == self._next, f"{start} after {self._next}"
         shape = (stop - start, *self.shape[1:])
-        with _reading(self._where):
+        with expecting(self._where, *A_FILE_OF_ARRAYS):
             values = np.empty(shape, self.dtype)
             into = memoryview(values.reshape(-1).view(np.uint8))
             done = 0
@@ -249,7 +284,7 @@ def _open_npy(paths: list[Path]) -> Iterator[Mapping[str, Sliced]]:
     with ExitStack() as stack:
         arrays = {}
         for path in paths:
-            with _reading(str(path)):
+            with expecting(path, *A_FILE_OF_ARRAYS):
                 file = stack.enter_context(open(path, "rb"))
                 array = arrays[path.stem] = _Streamed(file, str(path))
                 size = os.fstat(file.fileno()).st_size - file.tell()
@@ -260,7 +295,7 @@ def _open_npy(paths: list[Path]) -> Iterator[Mapping[str, Sliced]]:
 @contextmanager
 def _open_npz(path: Path) -> Iterator[Mapping[str, Sliced]]:
     with ExitStack() as stack:
-        with _reading(str(path)):
+        with expecting(path, *A_FILE_OF_ARRAYS):
             archive = stack.enter_context(zipfile.ZipFile(path))
         members, arrays = archive.infolist(), {}
         if len(members) > MOST_ARRAYS:
@@ -271,7 +306,7 @@ def _open_npz(path: Path) -> Iterator[Mapping[str, Sliced]]:
             name, where = member.filename.removesuffix(".npy"), f"{path}: {brief(member.filename)}"
             if name in arrays or name == member.filename:
                 raise LockstepError(f"{where}: expected a name that ends in .npy, and none twice")
-            with _reading(where):
+            with expecting(where, *A_FILE_OF_ARRAYS):
                 stream = stack.enter_context(archive.open(member))
                 array = arrays[name] = _Streamed(stream, where)
                 size = member.file_size - stream.tell()
@@ -290,15 +325,6 @@ def _check_size(array: _Streamed, size: int, where: str) -> None:
 @contextmanager
 def _open_safetensors(path: Path) -> Iterator[Mapping[str, Sliced]]:
     yield dict(TensorFile(path))  # mapped, each array once
-
-
-@contextmanager
-def _reading(where: str) -> Iterator[None]:
-    """Turn a library's error at an unreadable file into one line that names the file."""
-    try:
-        yield
-    except UNREADABLE as error:
-        raise LockstepError(f"{where}: {error}, expected a file of arrays") from error
 
 
 PROVIDER = Provider(survey, fetch, source_sha256)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lockstep.errors import LockstepError
+from lockstep.errors import LockstepError, expecting
 from lockstep.files import sha256_file, writes
 from lockstep.machine.progress import Progress
 from pipeline.net.host import check_name
@@ -157,10 +157,8 @@ def _find(location: DataFiles) -> Sequence[OpaqueFile]:
 def _copy(file: OpaqueFile, folder: Path, bar: Progress) -> str:
     """Copy a file under its hash, which is returned."""
     aside, digest = folder / ".part", hashlib.sha256()
-    try:
+    with expecting(file.path, "a readable file"):
         source = open(file.path, "rb")  # noqa: SIM115 - closed below
-    except OSError as error:
-        raise LockstepError(f"{file.path}: {error.strerror}, expected a readable file") from error
     with source, writes(aside), open(aside, "wb") as target:
         while piece := source.read(PIECE):
             digest.update(piece)

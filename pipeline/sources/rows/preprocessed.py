@@ -15,13 +15,13 @@ tokens or steps, at most HELD_OUT_TOKENS are held out.
 """
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
-from lockstep.errors import LockstepError, brief
+from lockstep.errors import LockstepError, brief, expecting
 from lockstep.files import sha256_file
 from lockstep.programs.columns import UNCOUNTED, Column, counted
 from lockstep.tables.variant import variant_name
@@ -259,7 +259,7 @@ class Parquet:
         from pyarrow import parquet
 
         self.name = name
-        with self._one_line():  # names too are decoded only when they are asked for
+        with self._reading():  # names too are decoded only when they are asked for
             # mapped, or a whole row group would be read into memory, however large
             self._file = parquet.ParquetFile(path, memory_map=True)
             self.rows = self._file.metadata.num_rows
@@ -271,7 +271,7 @@ class Parquet:
     @property
     def tokens(self) -> int:
         """Number of tokens, from the file's metadata."""
-        with self._one_line():
+        with self._reading():
             groups = map(self._file.metadata.row_group, range(self._file.num_row_groups))
             columns = [group.column(n) for group in groups for n in range(group.num_columns)]
             return sum(c.num_values for c in columns if c.path_in_schema.split(".")[0] == "inputs")
@@ -288,7 +288,7 @@ class Parquet:
           LockstepError: a row is invalid; names the column and the row, from 0.
         """
         done = 0
-        with self._one_line():
+        with self._reading():
             for batch in self._file.iter_batches(rows, columns=list(self.columns)):
                 if most is not None:
                     batch = batch.slice(0, most - done)
@@ -336,7 +336,7 @@ class Parquet:
                     check_unpacked(*sizes, f"{self.name}: column {name}", LEAST_NUMBERS)
 
     def _first_length(self) -> int:
-        with self._one_line():
+        with self._reading():
             for batch in self._file.iter_batches(1, columns=["inputs"]):
                 first = _Lists(self.name, "inputs", batch.column("inputs"), 0)
                 if not first.lengths[0]:
@@ -344,18 +344,11 @@ class Parquet:
                 return int(first.lengths[0])
         return 0
 
-    @contextmanager
-    def _one_line(self) -> Iterator[None]:
-        """Turn errors of the library into one line."""
+    def _reading(self) -> AbstractContextManager[None]:
         from pyarrow import ArrowException
 
-        try:
-            yield
-        except (ArrowException, OSError, ValueError) as error:  # names that are not UTF-8, for one
-            line = (str(error).splitlines() or [type(error).__name__])[0]
-            raise LockstepError(
-                f"{self.name}: {brief(line, 200)}, expected a parquet file"
-            ) from error
+        # a name that is not UTF-8 is a ValueError
+        return expecting(self.name, "a parquet file", ArrowException, OSError, ValueError)
 
 
 def _read(lists: "_Lists", length: int, vocab_size: int | None) -> np.ndarray:

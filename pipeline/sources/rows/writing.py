@@ -152,11 +152,7 @@ def _check_array(name: str, array: Sliced, where: str) -> tuple[int, dict[str, A
 
 
 def same_rows(given: Mapping[Split, Sequence[Examples]], where: str) -> ArrayRows:
-    """Return what a row of all these examples is.
-
-    Raises:
-      LockstepError: no row is there to train on, or two differ in dtype or shape; names its file.
-    """
+    """Return what a row of all these examples is."""
     if not given.get(TRAIN):
         raise LockstepError(f"{where}: found no arrays to train on, expected some")
     first = given[TRAIN][0]

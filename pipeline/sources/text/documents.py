@@ -23,7 +23,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
-from lockstep.errors import LockstepError, brief
+from lockstep.errors import LockstepError, brief, expecting
 from pipeline import extras
 from pipeline.net import remote
 from pipeline.sources.provider import FetchOptions
@@ -125,7 +125,7 @@ def _of_parquet(
     pyarrow = extras.required(name, "pyarrow")
     from pyarrow import parquet
 
-    with _one_line(name, pyarrow.ArrowException, "a parquet file"):
+    with _reading(name, "a parquet file"):
         # in pieces: pages of a mapped file count as memory, a whole column otherwise
         file = parquet.ParquetFile(
             path,
@@ -142,7 +142,7 @@ def _of_parquet(
             if part.path_in_schema == column:
                 sizes = (part.total_compressed_size, part.total_uncompressed_size)
                 check_unpacked(*sizes, f"{name}: column {brief(column)}")
-    with _one_line(name, pyarrow.ArrowException, "a whole parquet file"):
+    with _reading(name, "a whole parquet file"):
         # a row at once: a few bytes of a file may stand for many large texts
         for batch in file.iter_batches(1, row_groups=[*numbers], columns=[column]):
             # as bytes: text that is not UTF-8 would end the whole batch
@@ -170,14 +170,10 @@ def _check_column(schema: "Schema", name: str, column: str) -> None:
         )
 
 
-@contextmanager
-def _one_line(name: str, kind: type[Exception], expected: str) -> Iterator[None]:
-    """Turn errors of a library into one line."""
-    try:
-        yield
-    except (kind, OSError, ValueError, KeyError) as error:
-        line = (str(error).splitlines() or [type(error).__name__])[0]
-        raise LockstepError(f"{name}: {brief(line, 200)}, expected {expected}") from error
+def _reading(name: str, expected: str) -> AbstractContextManager[None]:
+    from pyarrow import ArrowException
+
+    return expecting(name, expected, ArrowException, OSError, ValueError, KeyError)
 
 
 # ---- JSON lines ----
@@ -392,7 +388,7 @@ def _metadata(file: LocationFile, options: FetchOptions) -> "FileMetaData":
     pyarrow = extras.required(file.label, "pyarrow")
     from pyarrow import parquet
 
-    with _one_line(file.label, pyarrow.ArrowException, "a parquet file"):
+    with _reading(file.label, "a parquet file"):
         return parquet.read_metadata(pyarrow.BufferReader(end))
 
 
@@ -400,7 +396,7 @@ def _last_bytes(file: LocationFile, length: int, options: FetchOptions) -> bytes
     start = file.origin.size - length
     if not file.origin.is_local:
         return b"".join(remote.read(file.origin, start, file.origin.size, options.network))
-    with _one_line(file.label, OSError, "a file to read"), open(file.origin.url, "rb") as opened:
+    with expecting(file.label, "a file to read"), open(file.origin.url, "rb") as opened:
         opened.seek(start)
         return opened.read()
 

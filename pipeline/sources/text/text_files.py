@@ -20,7 +20,7 @@ from typing import Annotated
 import yaml
 from pydantic import Field
 
-from lockstep.errors import LockstepError, brief, hide
+from lockstep.errors import LockstepError, brief, expecting, hide
 from lockstep.tables.explain import validate
 from lockstep.tables.table import AsTuple, Table
 from pipeline.net import remote
@@ -240,11 +240,8 @@ def subsets(readme: bytes, where: str) -> dict[str, HubSubset]:
     front, fence, _ = rest.partition(f"\n{FENCE}")
     if beginning or not fence:
         return {}
-    try:
+    with expecting(where, "YAML in front of it", yaml.YAMLError, RecursionError, ValueError):
         check_yaml(front, where)
         found = yaml.safe_load(front)
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        line = brief(str(error).splitlines()[0], 200)
-        raise LockstepError(f"{where}: {line}, expected YAML in front of it") from error
     matter = validate(FrontMatter, found if isinstance(found, dict) else {}, where)
     return {config.config_name: config for config in matter.configs}

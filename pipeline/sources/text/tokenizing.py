@@ -20,7 +20,7 @@ import numpy as np
 import tokenizers
 from tokenizers import Encoding, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from lockstep.errors import LockstepError
+from lockstep.errors import LockstepError, expecting
 from lockstep.files import read_json, sha256_file
 from lockstep.tables.variant import variant_name
 from pipeline.net.transfers import hub_files
@@ -287,12 +287,9 @@ def encode(tokenizer: Tokenizer, end: int, pieces: Iterable[Piece]) -> Iterator[
 
     def encoded(batch: list[Piece]) -> list[Encoding]:
         texts = [piece.text for piece in batch]
-        try:
+        # the library raises bare Exceptions
+        with expecting("the tokenizer cannot encode this text", "one for any text", Exception):
             return tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-        except Exception as error:  # the library raises bare Exceptions
-            raise LockstepError(
-                f"the tokenizer cannot encode this text: {error}, expected one for any text"
-            ) from error
 
     with ThreadPoolExecutor(1) as ahead:  # which encodes a batch while the last one is written
         begun: deque[tuple[list[Piece], Future]] = deque()

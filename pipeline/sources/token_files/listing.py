@@ -139,12 +139,7 @@ def local_file(path: Path, root: Path) -> LocationFile:
 
 
 def check_local(listing: Listing, root: Path) -> Listing:
-    """Return the listing of a folder of this machine if its files are in it.
-
-    Raises:
-      LockstepError: one is no regular file, a link out of the folder, or has a name that cannot be
-        printed.
-    """
+    """Return the listing of a folder of this machine if its files are in it."""
     for file in (*listing.files, *listing.tokenizer, *listing.beside):
         check_name(file.name, str(root))
         check_file(Path(file.origin.url), root)
@@ -215,9 +210,6 @@ def sides(
     """Return the train files and the held-out files of a listing, and warnings.
 
     `unnamed` says whether files that name no split are trained on beside some named `train`.
-
-    Raises:
-      LockstepError: none are left to train on.
     """
     said = _splits(listing.files, unnamed=unnamed)
     splits: dict[str | None, list[LocationFile]] = {}

@@ -170,7 +170,7 @@ def broken(entry: dict, size: int = 8) -> bytes:
 )
 def test_a_header_that_does_not_fit_its_file_is_refused(tmp_path, data):
     (tmp_path / "file").write_bytes(data)
-    with pytest.raises(LockstepError, match="file: expected a safetensors file: ") as caught:
+    with pytest.raises(LockstepError, match="file: .*, expected a safetensors file") as caught:
         TensorFile(tmp_path / "file")
     assert "\n" not in str(caught.value)
 
@@ -241,7 +241,7 @@ def test_a_value_that_is_no_number_is_refused_by_name(tmp_path, value):
 def test_a_truncated_file_is_refused_by_name(tmp_path):
     save_tree(tmp_path / "tree", TREE)
     (tmp_path / "tree").write_bytes((tmp_path / "tree").read_bytes()[:-1])
-    with pytest.raises(LockstepError, match="tree: expected a safetensors file"):
+    with pytest.raises(LockstepError, match="tree: .*, expected a safetensors file"):
         load_nested(tmp_path / "tree")
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from parts.projection import published
-from parts.projection.published import ModelOnLink, in_turn
+from benchmarks import published
+from benchmarks.published import ModelOnLink, in_turn
 
 GIVEN = published.numbers()
 CELLS = published.cells()

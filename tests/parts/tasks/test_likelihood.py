@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lockstep.programs.placement import DeviceGroup
-from parts.tasks.task_model import log_likelihoods, padded_length, program
+from parts.tasks.task_model import TaskModel, padded_length, program
 from tests.errors import refused
 
 VOCAB, CONTEXT = 11, 40
@@ -26,8 +26,11 @@ def score(requests, batch_size=4, devices=2, per_group=1, **given):
     own = jax.devices()[:devices]
     groups = [DeviceGroup(tuple(own[n : n + per_group])) for n in range(0, devices, per_group)]
     params_on = {group: group.put_whole(TABLE_VV) for group in groups}
-    settings = {"context": CONTEXT, "batch_size": batch_size} | given
-    return log_likelihoods(SCORE, params_on, requests, **settings)
+    return model(SCORE, params_on, batch_size).log_likelihoods(requests, **given)
+
+
+def model(program, params_on, batch_size):
+    return TaskModel(program, None, params_on, None, CONTEXT, VOCAB, batch_size, 0, ())
 
 
 def expected(before, continuation):
@@ -83,8 +86,7 @@ def test_the_choices_of_a_question_share_a_row():
     questions = [[1, 2, 3], [4, 5, 6, 7]]
     requests = [[question, [choice]] for question in questions for choice in range(4)]
     group = DeviceGroup((jax.devices()[0],))
-    settings = {"context": CONTEXT, "batch_size": 2}
-    check(log_likelihoods(counting, {group: TABLE_VV}, requests, **settings), requests)
+    check(model(counting, {group: TABLE_VV}, 2).log_likelihoods(requests), requests)
     assert [lot[:, :4].tolist() for lot in lots] == [[[4, 5, 6, 7], [1, 2, 3, 0]]]
     requests = [[[3], [number % VOCAB]] for number in range(40)]  # more than there is room for
     check(score(requests), requests)

@@ -7,6 +7,7 @@ import tomllib
 
 import pytest
 
+from docs import run_file_page
 from pipeline.runfile import schema
 from pipeline.stage.keys import PROJECT
 from tests import tiny
@@ -19,7 +20,7 @@ OLDER = PROJECT / "tests" / "fixtures" / "psyche_older_spelling.toml"
     ("file", "generate"),
     [
         ("params/run.schema.json", schema.json_schema),
-        ("docs/reference/run-file.md", schema.markdown),
+        ("docs/reference/run-file.md", run_file_page.markdown),
     ],
 )
 def test_generated_file_is_up_to_date(file, generate):
@@ -29,12 +30,12 @@ def test_generated_file_is_up_to_date(file, generate):
 
 def test_the_reference_explains_each_value_on_a_line_of_its_own():
     """Two that are joined by "and" would be torn: the first stays on the line before."""
-    assert not re.findall(r"\w+ and<br>`\w+`", schema.markdown())
+    assert not re.findall(r"\w+ and<br>`\w+`", run_file_page.markdown())
 
 
 def test_every_key_and_variant_is_in_the_reference():
     definitions = json.loads(schema.json_schema())["$defs"]
-    page = schema.markdown()
+    page = run_file_page.markdown()
     assert "| `verification_percent` | integer, 0 to 100 | required | " in page
     assert '| `policy` | `"applied"` or `"strict"` | `"applied"` | ' in page
     for name, table in definitions.items():

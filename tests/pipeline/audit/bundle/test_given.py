@@ -100,7 +100,4 @@ def test_files_that_are_missing_or_too_many_are_named(folder):
 def test_no_bundle_is_one_line(tmp_path):
     done = replay(tmp_path)
     assert (done.returncode, done.stdout) == (1, "")
-    assert (
-        done.stderr
-        == f"error: {tmp_path}/run.json: No such file or directory, expected a JSON file\n"
-    )
+    assert done.stderr == f"error: {tmp_path}/run.json: No such file or directory, expected JSON\n"
