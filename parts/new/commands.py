@@ -13,7 +13,7 @@ from pipeline.command_line import DEFAULT_ROOT, RUN_FILES, Root
 
 if TYPE_CHECKING:
     from pipeline.preflight.model import StartingModel
-    from pipeline.runfile.like import Choice
+    from pipeline.runfile.like import Reasons
 
 app = typer.Typer()
 
@@ -207,28 +207,28 @@ def _write_new(answers: Answers, model: "StartingModel", root: Path) -> None:
     from parts.new import fitting, fresh
 
     new = fresh.new_run(answers, model)
-    document, choices = fresh.tables(new), fresh.choices(new)
-    choices += fitting.times_that_fit(document, model.config, one_epoch=True)
+    document, reasons = fresh.tables(new), fresh.reasons(new)
+    reasons |= fitting.times_that_fit(document, model.config, one_epoch=True)
     head = [
         f"Made by `lockstep new` with --optimizer {answers['optimizer']} "
         f"--tokens {answers['tokens']} --peers {new.peers} --gpus {new.gpus}.",
         f"Model: {model.said}; {model.params:,} params.",
         f"Data: {new.data.said}.",
     ]
-    _write(answers["file"], root, document, model.config, choices, head)
+    _write(answers["file"], root, document, model.config, reasons, head)
 
 
 def _write_workload(answers: Answers, root: Path) -> None:
     from parts.new import fitting, workload_run
 
-    new, document, choices = workload_run.new_run(answers, root)
-    choices += fitting.times_that_fit(document, new.model.config, one_epoch=True)
+    new, document, reasons = workload_run.new_run(answers, root)
+    reasons |= fitting.times_that_fit(document, new.model.config, one_epoch=True)
     head = [
         f"Made by `lockstep new` with --workload {answers['workload']}.",
         f"Model: {new.model.said}; {new.model.params:,} params that travel.",
         f"Data: {new.data.said}.",
     ]
-    _write(answers["file"], root, document, new.model.config, choices, head)
+    _write(answers["file"], root, document, new.model.config, reasons, head)
 
 
 def _write_like(answers: Answers, like: Path, root: Path) -> None:
@@ -247,15 +247,15 @@ def _write_like(answers: Answers, like: Path, root: Path) -> None:
         model = None
         head.append(f"{error}.")
     if model is None:
-        document, choices = tables_like(base, card, None)
+        document, reasons = tables_like(base, card, None)
         head.append(
             "Its model is not known before stage convert, so times and the rate are not fitted to "
             "it: see `lockstep check` then."
         )
     else:
-        document, choices = tables_like(base, card.for_groups(model.groups), model.params)
-        choices += times_that_fit(document, model.config, one_epoch=False)
-    _write(answers["file"], root, document, model and model.config, choices, head)
+        document, reasons = tables_like(base, card.for_groups(model.groups), model.params)
+        reasons |= times_that_fit(document, model.config, one_epoch=False)
+    _write(answers["file"], root, document, model and model.config, reasons, head)
 
 
 def _write(
@@ -263,7 +263,7 @@ def _write(
     root: Path,
     document: dict[str, Any],
     config: dict[str, Any] | None,
-    choices: list["Choice"],
+    reasons: "Reasons",
     head: list[str],
 ) -> None:
     """Write a run file, and say what was chosen, and what plan and check say of it."""
@@ -278,13 +278,13 @@ def _write(
     run = runfile.parse(document, CALLED)
     tables = run.model_dump(mode="json", exclude_none=True)
     said = []
-    for key, why in choices:
+    for key, why in reasons.items():
         found = value_at(tables, key)
         named = key if isinstance(found, dict) else f"{key} = {toml(found)}"
         said.append(f"{named}: {why}.")
     planned = plan_of(run, config).lines() if config else []
     file.parent.mkdir(parents=True, exist_ok=True)
-    notes = {key: f"Chosen: {why}." for key, why in choices}
+    notes = {key: f"Chosen: {why}." for key, why in reasons.items()}
     write_text(file, run_file(run, *head, "Chosen, and why:", *said, notes=notes))
     for line in (*head, *said, *planned):
         logs.say(line)

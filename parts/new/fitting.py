@@ -1,7 +1,6 @@
 """Numbers of a new run file that follow from others, by the model of `lockstep plan`."""
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -11,7 +10,7 @@ from lockstep.programs.train_step import Programs
 from lockstep.protocol import links
 from pipeline import runfile
 from pipeline.preflight.plan import plan_of
-from pipeline.runfile.like import CALLED, Choice
+from pipeline.runfile.like import CALLED, Reasons
 from pipeline.start import in_time
 from pipeline.start.round_settings import round_settings
 from pipeline.subject import programs_of
@@ -20,9 +19,7 @@ ROOM = 1.25  # of a time limit over the time that the plan says
 FOREVER, LEAST_EPOCH = 10**9, 3600  # seconds of an epoch
 
 
-def times_that_fit(
-    document: dict[str, Any], model: dict[str, Any], *, one_epoch: bool
-) -> list[Choice]:
+def times_that_fit(document: dict[str, Any], model: dict[str, Any], *, one_epoch: bool) -> Reasons:
     """Raise the time limits of `[config]` in place until all messages are in time, and say why.
 
     Times that suffice stay as they are. So do all under a wall clock, whose times nobody knows.
@@ -34,32 +31,30 @@ def times_that_fit(
     """
     run = runfile.parse(document, CALLED)
     if run.links.clock == "wall":
-        return []
+        return {}
     programs, config = programs_of(run, model), document["config"]
-    choices = [*_message_times(run, programs, config), *_load_time(run, programs, config)]
-    if "epoch_time" in config and (one_epoch or choices):  # the older spelling counts rounds
-        choices.append(_whole_run(document, model))
-    return choices
+    reasons = _message_times(run, programs, config) | _load_time(run, programs, config)
+    if "epoch_time" in config and (one_epoch or reasons):  # the older spelling counts rounds
+        reasons |= _whole_run(document, model)
+    return reasons
 
 
-def _message_times(
-    run: runfile.Run, programs: Programs, config: dict[str, Any]
-) -> Iterator[Choice]:
+def _message_times(run: runfile.Run, programs: Programs, config: dict[str, Any]) -> Reasons:
     rows = max(batch for batch, _ in run.config.sizes(run.llm.max_seq_len))
     latest = max(in_time.arrivals(round_settings(run), programs, rows).values())
     limit = config["max_round_train_time"]
     if latest <= limit:
-        return
+        return {}
     config["max_round_train_time"] = math.ceil(latest * ROOM)
     message = size(programs.form.bytes_about)
-    yield Choice(
-        "config.max_round_train_time",
+    why = (
         f"widened from {limit}: by [links], messages of {message} are with all peers "
-        f"{latest:,.1f} seconds after a round began, its training included",
+        f"{latest:,.1f} seconds after a round began, its training included"
     )
+    return {"config.max_round_train_time": why}
 
 
-def _load_time(run: runfile.Run, programs: Programs, config: dict[str, Any]) -> Iterator[Choice]:
+def _load_time(run: runfile.Run, programs: Programs, config: dict[str, Any]) -> Reasons:
     params = programs.task.shapes
     _, shared = jax.eval_shape(programs.optimizer.init, params)
     nbytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves((params, shared)))
@@ -67,19 +62,17 @@ def _load_time(run: runfile.Run, programs: Programs, config: dict[str, Any]) -> 
     loaded = max(links.load_seconds(run.links, peer, size=nbytes) for peer in peers)
     limit = config["warmup_time"]
     if loaded <= limit:
-        return
+        return {}
     config["warmup_time"] = math.ceil(loaded * ROOM)
-    yield Choice(
-        "config.warmup_time",
-        f"widened from {limit}: a joining peer fetches {size(nbytes)} in {loaded:,.1f} seconds",
-    )
+    why = f"widened from {limit}: a joining peer fetches {size(nbytes)} in {loaded:,.1f} seconds"
+    return {"config.warmup_time": why}
 
 
-def _whole_run(document: dict[str, Any], model: dict[str, Any]) -> Choice:
+def _whole_run(document: dict[str, Any], model: dict[str, Any]) -> Reasons:
     """Make the epoch longer than the run, at the times that it has now."""
     config = document["config"]
     config["epoch_time"] = FOREVER
     seconds = plan_of(runfile.parse(document, CALLED), model).seconds
     config["epoch_time"] = max(LEAST_EPOCH, 2 * math.ceil(seconds))
     why = f"longer than the whole run, about {seconds:,.0f} simulated seconds, which is one epoch"
-    return Choice("config.epoch_time", why)
+    return {"config.epoch_time": why}

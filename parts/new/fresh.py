@@ -13,7 +13,7 @@ from lockstep.tables.peers import MAX_CLIENTS
 from parts.new.data_tables import NewData, data_named
 from parts.new.fitting import FOREVER
 from pipeline.preflight.model import StartingModel
-from pipeline.runfile.like import MOST_BATCH, Choice, check_batch, counted, short
+from pipeline.runfile.like import MOST_BATCH, Reasons, check_batch, counted, short
 
 STEPS = 2000  # local steps that a run is aimed at
 FEWEST_ROUNDS = 20
@@ -296,47 +296,36 @@ def divided(rows: int, most: int) -> int:
     return max(part for part in range(1, max(1, min(rows, most)) + 1) if rows % part == 0)
 
 
-def choices(new: NewRun) -> list[Choice]:
-    """Return what was chosen, and why, from the most to the least important."""
-    card, steps = new.card, new.card.local_steps
-    length = new.length
+def reasons(new: NewRun) -> Reasons:
+    """Return why the keys that were chosen have their values."""
+    length, steps = new.length, new.card.local_steps
     tokens = new.rounds * new.batch * length
-    where = "model.LLM"
-    schedule = f"{where}.lr_schedule.Cosine"
+    schedule = "model.LLM.lr_schedule.Cosine"
     local = f" x {steps} local steps" if steps > 1 else ""
     most = f"the model takes {new.model.longest:,} tokens at once; {MOST_LENGTH:,} at most here"
     aimed = f", so that the run has about {STEPS:,} of them, not tuned"
-    return [
-        Choice(f"{where}.max_seq_len", "--length" if new.wanted.get("length") else most),
-        Choice(
-            "config.global_batch_size_end",
-            f"{new.peers} peers x {counted(new.rows, 'sequence')}{local}; "
-            f"{new.rows * new.peers * length:,} tokens a local step"
-            f"{', of --batch' if new.wanted.get('batch') else aimed}",
-        ),
-        Choice(
-            "config.total_steps",
-            f"rounds of {new.batch * length:,} tokens: {tokens:,} in all, {new.tokens:,} asked for",
-        ),
-        *_local_steps(card),
-        Choice(f"{schedule}.base_lr", _why_rate(new)),
-        Choice(
-            f"{schedule}.warmup_steps",
-            f"rounds: a tenth of them, at most {MOST_WARMUP} local steps; then a cosine down to a "
-            "tenth of the rate",
-        ),
-        *_why_devices(new),
-        *_why_links(new),
-        Choice("witness.snapshot_every", "a quarter of the rounds, as in params/run.toml"),
-        Choice("held_out.every", "20 measurements, as in params/run.toml"),
-        Choice(
-            "held_out.sequences",
-            f"at least {HELD_OUT_TOKENS:,} tokens a measurement, or all that are held out",
-        ),
-        Choice("export.dtype", _why_dtype(new)),
-        *([] if new.seed is None else [Choice("peers.seed", f"--seed {new.seed}, as all seeds")]),
-        Choice("runtime.checkpoint_every", "an eighth of the rounds, as in params/run.toml"),
-    ]
+    return {
+        "model.LLM.max_seq_len": "--length" if new.wanted.get("length") else most,
+        "config.global_batch_size_end": f"{new.peers} peers x {counted(new.rows, 'sequence')}"
+        f"{local}; {new.rows * new.peers * length:,} tokens a local step"
+        f"{', of --batch' if new.wanted.get('batch') else aimed}",
+        "config.total_steps": f"rounds of {new.batch * length:,} tokens: {tokens:,} in all, "
+        f"{new.tokens:,} asked for",
+        **_local_steps(new.card),
+        f"{schedule}.base_lr": _why_rate(new),
+        f"{schedule}.warmup_steps": f"rounds: a tenth of them, at most {MOST_WARMUP} local steps; "
+        "then a cosine down to a tenth of the rate",
+        **_why_devices(new),
+        "links.upload_mbps": "simulated, a home connection's, as in params/run.toml",
+        **{f"links.{key}": "simulated, as asked for" for key in new.links},
+        "witness.snapshot_every": "a quarter of the rounds, as in params/run.toml",
+        "held_out.every": "20 measurements, as in params/run.toml",
+        "held_out.sequences": f"at least {HELD_OUT_TOKENS:,} tokens a measurement, or all that "
+        "are held out",
+        "export.dtype": _why_dtype(new),
+        **({} if new.seed is None else {"peers.seed": f"--seed {new.seed}, as all seeds"}),
+        "runtime.checkpoint_every": "an eighth of the rounds, as in params/run.toml",
+    }
 
 
 def _why_rate(new: NewRun) -> str:
@@ -365,42 +354,27 @@ def _why_dtype(new: NewRun) -> str:
     return "the model's own" if new.model.is_trained else "fresh weights are float32"
 
 
-def _local_steps(card: Card) -> list[Choice]:
-    if "inner_steps" not in card.settings:
-        return []
-    key = f"model.LLM.optimizer.{card.tag}"
-    found = [Choice(f"{key}.inner_steps", f"local steps, of {card.file}, not tuned")]
-    if "outer_momentum" in card.settings:
-        why = f"of {card.file}, for few rounds; the papers have 0.9, for many"
-        found.append(Choice(f"{key}.outer_momentum", why))
-    return found
+def _local_steps(card: Card) -> Reasons:
+    of_card = {
+        "inner_steps": f"local steps, of {card.file}, not tuned",
+        "outer_momentum": f"of {card.file}, for few rounds; the papers have 0.9, for many",
+    }
+    known = card.settings if "inner_steps" in card.settings else ()
+    return {
+        f"model.LLM.optimizer.{card.tag}.{key}": of_card[key] for key in of_card if key in known
+    }
 
 
-def _why_links(new: NewRun) -> list[Choice]:
-    why = {"upload_mbps": "simulated, a home connection's, as in params/run.toml"}
-    why |= dict.fromkeys(new.links, "simulated, as asked for")
-    return [Choice(f"links.{key}", reason) for key, reason in why.items()]
-
-
-def _why_devices(new: NewRun) -> list[Choice]:
+def _why_devices(new: NewRun) -> Reasons:
+    at_once, share = "tokens at once on", "a peer's share of a local step, at most"
     if not new.gpus:
-        why = f"a peer's share of a local step, at most {AT_ONCE:,} tokens at once on a CPU"
-        return [Choice("peers.micro_batch", why)]
+        return {"peers.micro_batch": f"{share} {AT_ONCE:,} {at_once} a CPU"}
     not_measured = "not measured on a GPU"
-    return [
-        Choice(
-            "peers.micro_batch",
-            f"a peer's share of a local step, at most {AT_ONCE_GPU:,} tokens at once on each of "
-            f"its GPUs, {not_measured}",
-        ),
-        Choice("peers.layout", "a program for each peer, which an audit replays bit for bit"),
-        Choice("peers.precision", f"for {new.gpus} GPUs, {not_measured}"),
-        Choice(
-            "peers.attention",
-            f"cuDNN's fused kernel; without an NVIDIA GPU: matmul, {not_measured}",
-        ),
-        Choice(
-            "peers.fsdp", f"GPUs of a peer, of {new.gpus} for {new.peers} peers, {not_measured}"
-        ),
-        Choice("peers.remat", f"as in params/paper/distro-1.2b.toml: least memory, {not_measured}"),
-    ]
+    return {
+        "peers.micro_batch": f"{share} {AT_ONCE_GPU:,} {at_once} each of its GPUs, {not_measured}",
+        "peers.layout": "a program for each peer, which an audit replays bit for bit",
+        "peers.precision": f"for {new.gpus} GPUs, {not_measured}",
+        "peers.attention": f"cuDNN's fused kernel; without an NVIDIA GPU: matmul, {not_measured}",
+        "peers.fsdp": f"GPUs of a peer, of {new.gpus} for {new.peers} peers, {not_measured}",
+        "peers.remat": f"as in params/paper/distro-1.2b.toml: least memory, {not_measured}",
+    }

@@ -12,7 +12,7 @@ from parts.new.fresh import FEWEST_ROUNDS, NewRun
 from pipeline import runfile
 from pipeline.joints import offered
 from pipeline.preflight.model import StartingModel
-from pipeline.runfile.like import CALLED, Choice, short
+from pipeline.runfile.like import CALLED, Reasons, short
 from pipeline.sources import dry_run
 from pipeline.stage.artifacts import Paths
 
@@ -21,7 +21,7 @@ MEASURED = 512  # held-out rows
 MOST_WORDS = 2**32 - 1  # of a row
 
 
-def new_run(answers: Mapping[str, Any], root: Path) -> tuple[NewRun, dict[str, Any], list[Choice]]:
+def new_run(answers: Mapping[str, Any], root: Path) -> tuple[NewRun, dict[str, Any], Reasons]:
     """Return a run of `--workload`, its tables, and why they are so.
 
     Raises:
@@ -50,7 +50,7 @@ def new_run(answers: Mapping[str, Any], root: Path) -> tuple[NewRun, dict[str, A
         new.data.table["Workload"]["held_out_percent"] = HELD_OUT_PERCENT
         rows -= int(rows * HELD_OUT_PERCENT / 100)
     new = _sized(new, answers, words or answers["length"], rows, said.suggested)
-    return new, _document(new), _choices(new, answers, rows, said)
+    return new, _document(new), _reasons(new, answers, rows, said)
 
 
 def _one_round(answers: Mapping[str, Any]) -> NewRun:
@@ -135,9 +135,9 @@ def _document(new: NewRun) -> dict[str, Any]:
     return document
 
 
-def _choices(new: NewRun, answers: Mapping[str, Any], rows: int | None, said: Any) -> list[Choice]:
+def _reasons(new: NewRun, answers: Mapping[str, Any], rows: int | None, said: Any) -> Reasons:
     suits, passes = f"as {answers['workload']} suggests", new.wanted["passes"]
-    suggested, why = said.suggested, dict(fresh.choices(new))
+    suggested, why = said.suggested, fresh.reasons(new)
     why["workload.inner"] = _why_inner(new, answers, said)
     why["model.LLM.max_seq_len"] = "words of 4 bytes of a row" if rows else "--length"
     why["peers.micro_batch"] = "a peer's local step at once"
@@ -157,7 +157,7 @@ def _choices(new: NewRun, answers: Mapping[str, Any], rows: int | None, said: An
         why["model.LLM.lr_schedule.Cosine.base_lr"] = (
             f"{suits} for AdamW; another optimizer has its stated rate over AdamW's times that"
         )
-    return [Choice(key, reason) for key, reason in why.items()]
+    return why
 
 
 def _why_inner(new: NewRun, answers: Mapping[str, Any], said: Any) -> str:

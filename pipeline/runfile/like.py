@@ -1,9 +1,8 @@
 """A run like another, with another optimizer: the same tokens, and what the optimizer forces."""
 
 from bisect import bisect_left
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from lockstep.errors import LockstepError
 from lockstep.methods import CARDS
@@ -11,6 +10,8 @@ from lockstep.methods.card import Card, StatedRate
 from lockstep.methods.dense import OptimizerWorkload
 from pipeline.runfile.run import Run, parse
 
+Reasons = dict[str, str]
+"""Dotted keys of a run file -> why they have their values, the most important first."""
 CALLED = "lockstep new"  # what errors of the loader call a file that is not written yet
 MOST_BATCH = 2**16 - 1  # sequences of a round: Psyche's number has 16 bits
 IN_ROUNDS = (  # keys that count rounds, but for those of the learning-rate schedule
@@ -28,13 +29,6 @@ SCHEDULE_IN_ROUNDS = (
     "linear_decay_steps",
 )
 RATES = ("base_lr", "warmup_init_lr", "final_lr", "cosine_decay_final_lr", "linear_decay_final_lr")
-
-
-class Choice(NamedTuple):
-    """A number of a run file, by its dotted key, and why it has its value."""
-
-    key: str
-    why: str
 
 
 def value_at(document: dict[str, Any], key: str) -> Any:
@@ -92,7 +86,7 @@ def at_rate(document: dict[str, Any], rate: float) -> None:
             schedule[name] = short(schedule[name] * ratio)
 
 
-def tables_like(base: Run, card: Card, params: int | None) -> tuple[dict[str, Any], list[Choice]]:
+def tables_like(base: Run, card: Card, params: int | None) -> tuple[dict[str, Any], Reasons]:
     """Return the tables of a run of the same tokens by another optimizer, and what changed.
 
     Args:
@@ -101,18 +95,18 @@ def tables_like(base: Run, card: Card, params: int | None) -> tuple[dict[str, An
       params: Number of the model's params; None where only stage convert can know it.
     """
     document = base.model_dump(mode="json", exclude_none=True)
-    choices = [*_rounds(document, base, card), *_optimizer(document, base, card, params)]
+    reasons = _rounds(document, base, card) | _optimizer(document, base, card, params)
     before = base.model_dump(mode="json", exclude_none=True)
-    choices = [choice for choice in choices if _is_new(choice.key, document, before)]
+    reasons = {key: why for key, why in reasons.items() if _is_new(key, document, before)}
     limit = document["download"].get("limit", {})
     if "steps" in limit:
         config = document["config"]
         limit |= {"steps": config["total_steps"], "batch": config[_batches(config)[-1]]}
-        choices.append(Choice("download.limit", "the same tokens, in rounds of these"))
+        reasons["download.limit"] = "the same tokens, in rounds of these"
         if document["pins"]["data"]:
             document["pins"]["data"] = ""
-            choices.append(Choice("pins.data", "empty, since the limit of the data is another"))
-    return document, choices
+            reasons["pins.data"] = "empty, since the limit of the data is another"
+    return document, reasons
 
 
 def _is_new(key: str, document: dict[str, Any], before: dict[str, Any]) -> bool:
@@ -132,8 +126,9 @@ def _batches(config: dict[str, Any]) -> list[str]:
     return [key for key in spelled if key in config]
 
 
-def _rounds(document: dict[str, Any], base: Run, card: Card) -> Iterator[Choice]:
-    """The batch of a round, and how many rounds have the tokens of the base."""
+def _rounds(document: dict[str, Any], base: Run, card: Card) -> Reasons:
+    """Set the batch of a round, and how many rounds have the tokens of the base."""
+    reasons = {}
     config, steps, before = document["config"], card.local_steps, base.config.total_steps
     percent = base.config.verification_percent
     trainers = base.peers.count - base.peers.count * percent // 100
@@ -143,14 +138,14 @@ def _rounds(document: dict[str, Any], base: Run, card: Card) -> Iterator[Choice]
         config[key] = max(1, rows // together) * together * steps
         check_batch(config[key], f"--optimizer: {steps} local steps")
         local = f" x {steps} local steps" if steps > 1 else ""
-        yield Choice(f"config.{key}", f"{counted(config[key] // steps, 'sequence')}{local}")
+        reasons[f"config.{key}"] = f"{counted(config[key] // steps, 'sequence')}{local}"
     asked = base.config.last_index(base.llm.max_seq_len)
     rounds, tokens = _nearest(base, {key: config[key] for key in _batches(config)}, asked)
     config["total_steps"] = rounds
     asked *= base.llm.max_seq_len
-    yield Choice("config.total_steps", f"{tokens:,} tokens, where {before:,} rounds had {asked:,}")
+    reasons["config.total_steps"] = f"{tokens:,} tokens, where {before:,} rounds had {asked:,}"
     _in_rounds(document, rounds / before)
-    yield Choice("witness.snapshot_every", "as often by tokens, as all that counts rounds")
+    return reasons | {"witness.snapshot_every": "as often by tokens, as all that counts rounds"}
 
 
 def _in_rounds(document: dict[str, Any], share: float) -> None:
@@ -182,33 +177,31 @@ def _nearest(base: Run, batches: dict[str, int], asked: int) -> tuple[int, int]:
 # ---- Optimizer and schedule ----
 
 
-def _optimizer(
-    document: dict[str, Any], base: Run, card: Card, params: int | None
-) -> Iterator[Choice]:
-    """The optimizer's table, the schedule over the rounds that there are now, and its rates."""
+def _optimizer(document: dict[str, Any], base: Run, card: Card, params: int | None) -> Reasons:
+    """Set the optimizer, the schedule over the rounds that there are now, and its rates."""
     llm, before = document["model"]["LLM"], base.llm.optimizer.tag()
     llm["optimizer"] = {card.tag: card.settings}
-    yield Choice(f"model.LLM.optimizer.{card.tag}", f"in place of {before}; of {card.file}")
+    reasons = {f"model.LLM.optimizer.{card.tag}": f"in place of {before}; of {card.file}"}
     if document["peers"]["overlap"] and not card.table.overlaps:
         document["peers"]["overlap"] = 0
-        yield Choice("peers.overlap", f"{card.tag} does not overlap")
+        reasons["peers.overlap"] = f"{card.tag} does not overlap"
     ((kind, schedule),) = llm["lr_schedule"].items()
     _schedule(document, document["config"]["total_steps"] / base.config.total_steps)
     key = f"model.LLM.lr_schedule.{kind}"
-    yield Choice(f"{key}.warmup_steps", "as long by tokens, as the rest of the schedule")
+    reasons[f"{key}.warmup_steps"] = "as long by tokens, as the rest of the schedule"
     if card.tag == before or not schedule["base_lr"]:
-        return
+        return reasons
     stated, whose = _stated(card, params), f"by {card.file}"
     rate = stated.rate
     if known := next((one for one in CARDS.values() if one.tag == before), None):
         rate = short(schedule["base_lr"] * rate / _stated(known, params).rate)
         whose = f"by {stated.file} over that of {before}, times the base's"
     at_rate(document, rate)
-    yield Choice(
-        f"{key}.base_lr",
+    reasons[f"{key}.base_lr"] = (
         f"that stated for {stated.params / 1e6:,.4g} M params {whose}, not tuned: try half and "
-        "twice; the other rates in proportion",
+        "twice; the other rates in proportion"
     )
+    return reasons
 
 
 def _stated(card: Card, params: int | None) -> StatedRate:

@@ -18,7 +18,8 @@ from jax.profiler import ProfileData
 from lockstep.errors import LockstepError
 from lockstep.files import read_json
 from lockstep.transcript.transcript import Transcript
-from pipeline.monitor import commands, training
+from pipeline import __main__ as commands
+from pipeline.monitor import training
 from pipeline.monitor.profile import RoundTimes
 from pipeline.monitor.training import Status
 from pipeline.stage.keys import PROJECT

@@ -11,7 +11,8 @@ import pytest
 
 from lockstep.protocol import consensus, driver
 from lockstep.protocol.round import Message
-from pipeline.monitor import commands, training
+from pipeline import __main__ as commands
+from pipeline.monitor import training
 from pipeline.monitor.training import Members, Status
 from pipeline.stage import lock
 from tests.errors import refused
