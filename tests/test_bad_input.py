@@ -79,7 +79,8 @@ def ended(arguments: list[str]) -> str:
 def full_disk(file_bytes: int, arguments: list[str], compiled: Path) -> str:
     """Return what the command says as it ends with status 1; it can write no larger file.
 
-    Nor can it write a whole compiled program, so these are kept apart from other tests'.
+    Nor can it write a whole compiled program, so these are kept apart from other tests'; nor
+    bytecode, of which Python would leave the part that it could write.
     """
     program = (
         "import resource; from pipeline.__main__ import main; "
@@ -88,7 +89,8 @@ def full_disk(file_bytes: int, arguments: list[str], compiled: Path) -> str:
     done = subprocess.run(
         [sys.executable, "-c", program, *arguments],
         cwd=PROJECT,
-        env=tiny.environment(PROJECT) | {"JAX_COMPILATION_CACHE_DIR": str(compiled)},
+        env=tiny.environment(PROJECT)
+        | {"JAX_COMPILATION_CACHE_DIR": str(compiled), "PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True,
         text=True,
     )

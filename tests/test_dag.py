@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,7 @@ ALWAYS = {"constraints.txt", "constraints-gpu.txt"}
 each_stage = pytest.mark.parametrize("stage", STAGES)
 
 
+@cache
 def imports(file: Path) -> set[Path]:
     """The project's files that a file imports, anywhere in it, and the packages around them."""
     names = set()
@@ -56,7 +58,9 @@ def imports(file: Path) -> set[Path]:
 
 def offered_to(file: Path) -> set[Path]:
     """The files of parts whose joint a file asks for, by `joints.offered("NAME")`."""
-    calls = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)]
+    if "offered(" not in (text := file.read_text()):
+        return set()
+    calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
     joints = [call.args[0] for call in calls if ast.unparse(call.func).endswith("offered")]
     assert all(isinstance(joint, ast.Constant) for joint in joints), file
     return {path for joint in joints for path in PROJECT.glob(f"parts/*/{joint.value}.py")}

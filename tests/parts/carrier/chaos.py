@@ -28,7 +28,8 @@ from parts.carrier.channel import PART_BYTES
 from tests import tiny
 from tests.parts.carrier.tap import COMMAND, GREETING, HARMS, Tap, stranger
 
-PATIENCE = 120.0  # for the next rounds after an event: starting over takes most of it
+ANSWER = 6.0  # seconds that a peer is waited for, at least
+PATIENCE = 20  # times as long for the next rounds after an event: starting over takes most of it
 GAVE_UP = "no peer's process is left"  # "the same command goes on"
 EVENTS = ("kill", "crowd", "stop", "harm", "slow", "leave", "cut", "drop", "delay", "trainer")
 LIMITED = ("sh", "-c", 'ulimit -n 1024; exec "$@"', "sh")  # open files
@@ -45,15 +46,13 @@ def free_port() -> int:
 class Chaos:
     """A training in a folder, and what goes wrong with it; `seed` repeats that."""
 
-    def __init__(
-        self, folder: Path, seed: int, rounds: int, peers: int, answer_seconds: float = 6.0
-    ):
-        self.peers, self.answer_seconds = range(peers), answer_seconds
+    def __init__(self, folder: Path, seed: int, rounds: int, peers: int):
+        self.peers, self.answer_seconds = range(peers), ANSWER
         self.rng, self.folder, self.root = random.Random(seed), folder, folder / "root"
         self.counts: Counter[str] = Counter()
         port = free_port()
         self.run_file = folder / "run.toml"
-        document = tiny.run_document(
+        self.document = tiny.run_document(
             tiny.write_data(folder / "tokens"),
             config__total_steps=rounds,
             config__witness_nodes=0,
@@ -65,9 +64,8 @@ class Chaos:
             runtime__carrier="processes",
             runtime__by_hand=list(BY_HAND),
             runtime__listen=f"127.0.0.1:{port}",
-            runtime__answer_seconds=answer_seconds,
         )
-        tiny.write_run(self.run_file, document)
+        tiny.write_run(self.run_file, self.document)
         self.taps = {peer: Tap(port) for peer in BY_HAND}
         self.by_hand: dict[int, subprocess.Popen] = {}
         self.trainer: subprocess.Popen | None = None
@@ -179,7 +177,12 @@ class Chaos:
     def go(self, events: int, kinds: tuple[str, ...] = EVENTS) -> None:
         """Trains to the end, while `events` things happen; some rounds pass between two."""
         for stage in ("download", "convert"):
-            assert self.start(stage, "--run", self.run_file, "--root", self.root).wait(120) == 0
+            began = time.monotonic()
+            assert self.start(stage, "--run", self.run_file, "--root", self.root).wait(600) == 0
+        # a peer's first answer takes what stage convert took: to import JAX and to compile
+        self.answer_seconds = max(ANSWER, 3 * (time.monotonic() - began))
+        self.document["runtime"]["answer_seconds"] = self.answer_seconds
+        tiny.write_run(self.run_file, self.document)
         self.wait_for(3)
         for number in range(events):
             self.event(kinds[number] if number < len(kinds) else self.rng.choice(kinds))
@@ -198,12 +201,15 @@ class Chaos:
 
     def wait_for(self, rounds: int | None) -> None:
         """Waits for rounds, or for the end; nothing may take longer than its deadlines allow."""
-        until, seen = time.monotonic() + PATIENCE, self.rounds()
+        patience, seen = PATIENCE * self.answer_seconds, self.rounds()
+        until = time.monotonic() + patience
         while not self.finished() and (rounds is None or self.rounds() < rounds):
             self.look_after()
             if (now := self.rounds()) != seen:
-                until, seen = time.monotonic() + PATIENCE, now
-            assert time.monotonic() < until, f"no round in {PATIENCE} s, after {dict(self.counts)}"
+                until, seen = time.monotonic() + patience, now
+            assert time.monotonic() < until, (
+                f"no round in {patience:.0f} s, after {dict(self.counts)}"
+            )
             assert (self.trainer.poll() or 0) <= 0, "the trainer gave up"
             time.sleep(0.05)
 

@@ -10,16 +10,16 @@ from tests.parts.carrier.test_remote_peers import never_twice
 
 
 @pytest.mark.parametrize(
-    ("seed", "events", "rounds", "kinds", "answer_seconds"),
+    ("seed", "events", "rounds", "kinds"),
     [
-        (0, 5, 60, ("kill", "crowd", "harm", "cut", "trainer"), 12.0),
-        *(pytest.param(s, 25, 400, EVENTS, 6.0, marks=pytest.mark.soak) for s in range(4)),
+        (0, 5, 60, ("kill", "crowd", "harm", "cut", "trainer")),
+        *(pytest.param(s, 25, 400, EVENTS, marks=pytest.mark.soak) for s in range(4)),
     ],
 )
 def test_whatever_happens_to_processes_none_outlives_its_trainer_and_the_audit_accepts(
-    tmp_path, seed, events, rounds, kinds, answer_seconds
+    tmp_path, seed, events, rounds, kinds
 ):
-    chaos = Chaos(tmp_path, seed, rounds, 4 + seed, answer_seconds)
+    chaos = Chaos(tmp_path, seed, rounds, 4 + seed)
     try:
         chaos.go(events, kinds)
     except AssertionError as error:
