@@ -100,7 +100,7 @@ class Worker:
         return "measure" in self.capabilities and GRADIENT in self.capabilities
 
     @property
-    def capabilities(self) -> frozenset[str]:
+    def capabilities(self) -> tuple[str, ...]:
         """What the workload can do."""
         return self.ask(lambda begun: begun.process.hello.capabilities)
 

@@ -4,14 +4,13 @@ Nothing is believed: a frame has a bound, JSON no constant that JSON does not ha
 of its request, and a hello the version and the types of burn_p2p's worker protocol.
 """
 
-import json
-import math
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
-from pydantic import BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BeforeValidator, ConfigDict, Field
 
-from lockstep.errors import RequestError, StepError, brief
-from lockstep.files import once
+from lockstep.errors import LockstepError, RequestError, StepError, brief
+from lockstep.files import loads
+from lockstep.tables.explain import validate
 from lockstep.tables.table import AsTuple, Table
 
 SHOWN = 400  # characters of what a worker says
@@ -28,10 +27,6 @@ class WorkerDiedError(WorkerError):
 
 class NoWorkerError(WorkerError, RequestError):
     """A worker did not start, so nothing is known about what it would compute."""
-
-
-class MessageError(Exception):
-    """The worker's answer is malformed or not the one expected; says what came and what was due."""
 
 
 class RefusedError(Exception):
@@ -59,11 +54,7 @@ class WorkerHello(Table):
     """Version of the protocol."""
     workload_name: SaidText
     """The user's name of the workload."""
-    capabilities: Annotated[
-        frozenset[SaidText],
-        Field(max_length=MOST),
-        BeforeValidator(lambda found: frozenset(found) if _are_texts(found) else found),
-    ]
+    capabilities: Annotated[tuple[SaidText, ...], Field(max_length=MOST), AsTuple]
     """What it can do beside the least."""
     environment: Annotated[
         dict[SaidText, SaidText], Field(max_length=MOST), BeforeValidator(_as_text)
@@ -73,79 +64,39 @@ class WorkerHello(Table):
     """Files of Python that it has imported from the folders of PYTHONPATH; ours alone says so."""
 
 
-def _are_texts(found: Any) -> bool:
-    return isinstance(found, list) and all(isinstance(part, str) for part in found)
+class WorkerAnswer(Table):
+    """A worker's answer to a request."""
 
+    model_config = ConfigDict(extra="ignore")
 
-def hello_of(result: dict) -> WorkerHello:
-    """Return a checked hello.
-
-    Raises:
-      MessageError: it has another form or version.
-    """
-    try:
-        return WorkerHello.model_validate(result)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        found = brief(repr(first["input"]), 80)
-        raise MessageError(
-            f"{brief(where)} is {found}, expected a hello of protocol 1 or 2: {first['msg']}"
-        ) from None
+    id: int
+    """Number of the request."""
+    ok: bool
+    """Whether it did what was asked."""
+    result: dict[str, Any] | None = None
+    error: Any = None
 
 
 def result_of(body: bytes, number: int) -> dict:
     """Return the result in the answer to request `number`.
 
     Raises:
-      MessageError: it is no answer, or to another request.
-      RefusedError: the worker says that it failed.
-    """
-    answer = plain_json(body)
-    found = answer.get("id") if isinstance(answer, dict) else None
-    if not isinstance(answer, dict) or "id" not in answer:
-        raise MessageError(f"answered {_start(body)}, expected an object with id {number}")
-    if type(found) is not int or found != number:
-        raise MessageError(f"answered with id {brief(repr(found))}, expected {number}")
-    if not isinstance(answer.get("ok"), bool):
-        raise MessageError(f"ok is {brief(repr(answer.get('ok')))}, expected true or false")
-    if not answer["ok"]:
-        raise RefusedError(str(answer.get("error")))
-    if not isinstance(answer.get("result"), dict):
-        raise MessageError(f"result is {brief(repr(answer.get('result')))}, expected an object")
-    return answer["result"]
-
-
-def plain_json(text: bytes) -> Any:
-    """Return the value of a JSON text of a stranger.
-
-    Raises:
-      MessageError: it is no JSON, or has a number that is not finite.
+      LockstepError: It is no answer, or to another request.
+      RefusedError: The worker says that it failed.
     """
     try:
-        return json.loads(
-            text.decode(),
-            parse_constant=_no_constant,
-            parse_float=_finite,
-            object_pairs_hook=once,
-        )
-    except (ValueError, RecursionError):  # bytes that are no UTF-8 too
-        raise MessageError(f"answered {_start(text)}, expected JSON") from None
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise MessageError(f'a bare {name}, expected JSON: a text such as "nan" in its place')
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise MessageError(f"the number {brief(text)}, expected one that a float64 can hold")
-    return value
-
-
-def _start(body: bytes) -> str:
-    return brief(repr(body[:80].decode(errors="replace")))
+        found = loads(body.decode())
+    except (ValueError, RecursionError) as error:  # bytes that are no UTF-8 too
+        said = brief(repr(body[:80].decode(errors="replace")))
+        raise LockstepError(f"answered {said}, expected JSON: {brief(str(error))}") from None
+    answer = validate(WorkerAnswer, found, "its answer")
+    if answer.id != number:
+        raise LockstepError(f"answered with id {answer.id}, expected {number}")
+    if not answer.ok:
+        raise RefusedError(str(answer.error))
+    if answer.result is None:
+        raise LockstepError("its answer has no result, expected a table")
+    return answer.result
 
 
 def first_line(text: str) -> str:

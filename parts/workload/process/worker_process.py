@@ -21,10 +21,10 @@ from typing import NoReturn
 
 import lockstep
 from lockstep.errors import LockstepError
+from lockstep.tables.explain import validate
 from parts.workload.process import messages
 from parts.workload.process.child_group import ChildGroup, environment_of
 from parts.workload.process.messages import (
-    MessageError,
     NoWorkerError,
     RefusedError,
     WorkerDiedError,
@@ -150,9 +150,10 @@ class WorkerProcess:
         Raises:
           WorkerError: As in `call`, or it says nonsense.
         """
+        said = self.call("hello", {}, seconds)
         try:
-            return messages.hello_of(self.call("hello", {}, seconds))
-        except MessageError as error:
+            return validate(WorkerHello, said, "its answer")
+        except LockstepError as error:
             raise self._error("hello", str(error)) from None
 
     def call(self, method: str, params: dict, seconds: float | None = None) -> dict:
@@ -210,7 +211,7 @@ class WorkerProcess:
             raise self._refused(method, str(error)) from None
         except TimeoutError:
             self._fail(method, f"no answer in {given:g} s, expected one")
-        except (MessageError, ValueError) as error:  # the latter: of its length
+        except (LockstepError, ValueError) as error:  # the latter: of its length
             self._fail(method, str(error))
         except (OSError, EOFError):  # also of a worker that another thread closed
             what = f"the worker {_ending(self.group)}, expected an answer"

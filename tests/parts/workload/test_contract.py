@@ -1,6 +1,8 @@
 """The contract of a workload: what becomes of its state, that a step repeats, what numbers mean."""
 
 import re
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from lockstep.files import read_json
 from parts.publication import publish
 from parts.workload import preflight
 from pipeline import runfile
+from pipeline.stage.keys import PROJECT
 from tests import tiny
 from tests.parts.workload.test_commands import verify
 from tests.parts.workload.test_training import verdict_of
@@ -93,6 +96,45 @@ def test_a_model_with_state_is_trained_audited_exported_and_loaded_with_its_loss
     if way == "gradient":
         publish.write(tmp_path / "published", run_file, root, 1, None)
         assert "measured again" in verify(tmp_path / "published").text
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from parts.workload import description, worker
+from pipeline import command_line
+source, run_file, root = map(Path, sys.argv[1:4])
+after, steps = map(int, sys.argv[4:])  # the round before, and steps that are taken after it
+description.SOURCE = worker.SOURCE = source
+gradient, taken = worker.Worker.gradient, []
+
+def killed(self, *given):
+    files = root.glob("data/runs/*/transcript/rounds.jsonl")
+    if any(file.read_bytes().count(b"\\n") == after for file in files):
+        taken.append(given)
+        if len(taken) > steps:
+            os.kill(os.getpid(), signal.SIGKILL)
+    return gradient(self, *given)
+
+worker.Worker.gradient = killed
+command_line.run_stage("train", run_file, root)
+"""
+
+
+def test_a_model_with_state_that_is_killed_between_rounds_and_within_one_ends_with_the_same_bytes(
+    source, tmp_path
+):
+    run_file, root = a_run(tmp_path)
+    whole = tmp_path / "whole"
+    tiny.make(run_file, whole, "download", "convert", "train")
+    tiny.make(run_file, root, "download", "convert")
+    for after, steps in ((3, 0), (5, 1)):
+        given = [source, run_file, root, after, steps]
+        command = [sys.executable, "-c", KILLED, *map(str, given)]
+        done = subprocess.run(command, env=tiny.environment(PROJECT), capture_output=True)
+        assert done.returncode == -signal.SIGKILL, done.stderr.decode()
+    tiny.make(run_file, root, "train")
+    assert tiny.contents(root / "data/trained") == tiny.contents(whole / "data/trained")
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -28,7 +28,7 @@ ANSWERS = {
         "sock.sendall(struct.pack('>Q', 2**62)); time.sleep(9)",
         "a message of 4611686018427387904 bytes, expected 1 to 67108864",
     ),
-    "no object": ("raw(sock, b'[1]')", "answered '[1]', expected an object with id 2"),
+    "no object": ("raw(sock, b'[1]')", "found [1], expected a table"),
     "nested": ("raw(sock, b'[' * 200000)", "expected JSON"),
     "wrong id": (
         'raw(sock, b\'{"id": 7, "ok": true, "result": {}}\')',
@@ -36,17 +36,17 @@ ANSWERS = {
     ),
     "id of another type": (
         'raw(sock, b\'{"id": 2.0, "ok": true, "result": {}}\')',
-        "answered with id 2.0, expected 2",
+        "id is 2.0",
     ),
     "ok missing": (
         'raw(sock, b\'{"id": 2, "result": {}}\')',
-        "ok is None, expected true or false",
+        "ok: missing",
     ),
-    "result no object": ("reply(sock, request, 3)", "result is 3, expected an object"),
-    "NaN": ("reply(sock, request, {'loss': float('nan')})", "a bare NaN, expected JSON"),
+    "result no object": ("reply(sock, request, 3)", "result is 3, expected a table"),
+    "NaN": ("reply(sock, request, {'loss': float('nan')})", "NaN is not a finite number"),
     "1e999": (
         'raw(sock, b\'{"id": 2, "ok": true, "result": {"a": 1e999}}\')',
-        "the number 1e999, expected one that a float64 can hold",
+        "1e999 is not a finite number",
     ),
     "half an answer": (
         "sock.sendall(struct.pack('>Q', 9) + b'{'); sys.exit(0)",
@@ -167,16 +167,16 @@ def test_request_that_is_no_json_is_not_sent(tmp_path):
     "hello, expected",
     [
         ("{**HELLO, 'protocol_version': 3}", "protocol_version is 3"),
-        ("{**HELLO, 'protocol_version': True}", "protocol_version is True"),
-        ("{'protocol_version': 2, 'capabilities': []}", "workload_name is {"),
-        ("{**HELLO, 'capabilities': 'ab'}", "capabilities is 'ab'"),
+        ("{**HELLO, 'protocol_version': True}", "protocol_version is true"),
+        ("{'protocol_version': 2, 'capabilities': []}", "workload_name: missing"),
+        ("{**HELLO, 'capabilities': 'ab'}", 'capabilities is "ab"'),
         ("{**HELLO, 'environment': {'a': [1]}}", "environment.a is [1]"),
     ],
 )
 def test_hello_of_another_protocol_or_form_is_refused(tmp_path, hello, expected):
     with pytest.raises(WorkerError) as caught:
         start(tmp_path, f"HELLO = {hello}\nserve(None)")
-    one_line(caught, "hello: ", expected, "expected a hello of protocol 1 or 2")
+    one_line(caught, "hello: ", expected)
 
 
 def test_worker_says_what_decides_its_bits(tmp_path):

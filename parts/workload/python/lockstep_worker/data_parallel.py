@@ -19,7 +19,8 @@ import torch.distributed as dist
 from lockstep_torch import bits, bound_model
 from torch.nn.parallel import DistributedDataParallel
 
-from . import jobs, packs, rows, state_blob
+from . import packs
+from .rows import cut
 
 
 def main() -> None:
@@ -35,65 +36,40 @@ def main() -> None:
     model = workload.model().to(device)
     layout = packs.layout_of(model, job["state_dict_filter"], by_gradient=True)
     packs.load(job["base_parameter_pack_path"], layout, job["model_schema_hash"])
-    optimizer = workload.inner_optimizer(model)
-    rates = jobs.Rates(optimizer, job)
-    if (state := jobs.given_state(job)) is not None:
-        optimizer.load_state_dict(state_blob.decoded(state))
-    parallel = DistributedDataParallel(model.train())
-    losses = take(job, workload, parallel, optimizer, rates, device)
-    if dist.get_rank() == 0:
-        written = job["state_dict_filter"]
-        packs.write(job["output_parameter_pack_path"], layout, job["model_schema_hash"], written)
-        jobs.state_path(job).write_bytes(state_blob.encoded(optimizer.state_dict()))
-        result = {
-            "steps_completed": len(losses),
-            "metrics": {"loss": sum(losses) / len(losses)},
-            "inner_optimizer_state_path": str(jobs.state_path(job)),
-            "inner_optimizer_state_encoding": state_blob.ENCODING,
-        }
+    parallel, rank = DistributedDataParallel(model.train()), dist.get_rank()
+    workload.inner_step = lambda _, optimizer, rows: step(workload, parallel, optimizer, rows)
+    bits.seed_generators(job["seed"] + rank)
+    output = job["output_parameter_pack_path"]
+    result = workload.run_inner_loop(
+        model, {**job, "output_parameter_pack_path": f"{output}.{rank}"}
+    )
+    if rank == 0:
+        packs.write(output, layout, job["model_schema_hash"], job["state_dict_filter"])
         Path(job["result_manifest_path"]).write_text(json.dumps(result))
     dist.destroy_process_group()
 
 
-def take(
-    job: dict,
-    workload: Any,
-    model: Any,
-    optimizer: torch.optim.Optimizer,
-    rates: jobs.Rates,
-    device: torch.device,
-) -> list[float]:
-    """The loss of each step; a process without a row of it computes with one that counts nothing.
+def step(workload: Any, model: Any, optimizer: torch.optim.Optimizer, rows: Any) -> float:
+    """Take a step on this process's share of the rows, and return the loss of all.
 
-    Args:
-        job: of job.json.
-        workload: the user's object.
-        model: its model, in `DistributedDataParallel`.
-        optimizer: of the model's parameters.
-        rates: of the optimizer.
-        device: of this process.
+    A process without a row of it computes with one that counts nothing.
     """
-    rank, world, losses = dist.get_rank(), dist.get_world_size(), []
-    bits.seed_generators(job["seed"] + rank)
-    for step in range(job["num_inner_steps"]):
-        rates.set(step)
-        whole = jobs.step_rows(job, step)
-        count = len(next(iter(whole.values())) if isinstance(whole, dict) else whole)
-        first, end = count * rank // world, count * (rank + 1) // world
-        mine = rows.cut(whole, first, end) if end > first else rows.cut(whole, 0, 1)
-        optimizer.zero_grad()
-        loss, counted = bound_model.parts(workload.loss(model, bound_model.on_device(mine, device)))
-        weight = (end - first if counted is None else counted) if end > first else 0
-        total = torch.tensor(float(weight), device=device)
-        dist.all_reduce(total)
-        share = weight if counted is None else float(end > first)  # a sum has its weight in it
-        loss = loss * share / torch.where(total == 0, 1, total)
-        (loss * world).backward()  # data parallel takes the mean over processes
-        optimizer.step()
-        whole_loss = loss.detach().clone()
-        dist.all_reduce(whole_loss)
-        losses.append(float(whole_loss))
-    return losses
+    rank, world = dist.get_rank(), dist.get_world_size()
+    count = len(next(iter(rows.values())) if isinstance(rows, dict) else rows)
+    first, end = count * rank // world, count * (rank + 1) // world
+    mine = cut(rows, first, end) if end > first else cut(rows, 0, 1)
+    optimizer.zero_grad()
+    loss, counted = bound_model.parts(workload.loss(model, mine))
+    weight = (end - first if counted is None else counted) if end > first else 0
+    total = torch.tensor(float(weight), device=loss.device)
+    dist.all_reduce(total)
+    share = weight if counted is None else float(end > first)  # a sum has its weight in it
+    loss = loss * share / torch.where(total == 0, 1, total)
+    (loss * world).backward()  # data parallel takes the mean over processes
+    optimizer.step()
+    whole = loss.detach().clone()
+    dist.all_reduce(whole)
+    return float(whole)
 
 
 if __name__ == "__main__":
