@@ -304,8 +304,12 @@ def _check_environment(setup: Setup, scratch: Path) -> None:
 def _say_where(run: runfile.Run, peers: RunningPeers, header: Header) -> None:
     for peer in range(run.peers.count):
         log.info(f"train: peer {peer} runs on {peers.where(peer)}")
-    equal = header.bitwise and run.peers.layout == "each" and run.peers.processes == 1
-    device, layout = header.environment["device_kind"], run.peers.named_layout
-    how = "bit for bit" if equal else "within a tolerance"
+    alone = run.peers.layout == "each" and run.peers.processes == 1
+    device, layout = jax.devices()[0].device_kind, run.peers.named_layout
+    how = "within a tolerance"
+    if header.bitwise and run.peers.bits == "everywhere":
+        how = "bit for bit, on any machine"
+    elif header.bitwise and alone:
+        how = "bit for bit"
     log.info(f"train: {subject_of(run).computed_by(run, header.model, header.environment)}")
     log.info(f"train: on {device}, layout {layout}: an audit replays {how}")

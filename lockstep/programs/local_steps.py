@@ -16,6 +16,8 @@ import numpy as np
 from lockstep.optim import optimizer as optim
 from lockstep.optim.optimizer import Optimizer, Tree
 from lockstep.programs.task import Task
+from lockstep.same_bits.evaluation import same_bits
+from lockstep.same_bits.products import Product
 from lockstep.wire import message as wire
 
 
@@ -98,7 +100,8 @@ class TracedSteps(Stepper):
     """Local steps that are a part of one program, of any task in JAX.
 
     `large` says whether a state is so large that two of them are not held at a time; `keep_cut`
-    keeps arrays cut over the devices of a peer.
+    keeps arrays cut over the devices of a peer. With a `product` the gradient of a micro-batch and
+    what is measured go by the rules of `same_bits`, with this product of matrices.
     """
 
     def __init__(
@@ -108,10 +111,14 @@ class TracedSteps(Stepper):
         lots: Lots,
         large: bool,
         keep_cut: Callable[[Tree], Tree],
+        product: Product | None = None,
     ):
         self.task, self.optimizer, self.lots = task, optimizer, lots
         self.large, self.keep_cut = large, keep_cut
-        self.measure = jax.jit(task.measure)
+        measure, gradient = task.measure, jax.value_and_grad(task.loss)
+        if product:
+            measure, gradient = same_bits(measure, product), same_bits(gradient, product)
+        self.measure, self._gradient = jax.jit(measure), gradient
 
     def take(
         self, own: Tree, agreed: Agreed, work: Work, step: jax.Array
@@ -175,7 +182,7 @@ class TracedSteps(Stepper):
                 lambda x: jax.lax.dynamic_index_in_dim(x, micro, keepdims=False), rows_MB
             )
             rng = None if key is None else jax.random.fold_in(key, micro)
-            return jax.value_and_grad(self.task.loss)(params, rows_B, weight, rng)
+            return self._gradient(params, rows_B, weight, rng)
 
         def add(micro: jax.Array, sums: tuple[jax.Array, Tree]) -> tuple[jax.Array, Tree]:
             return jax.tree.map(jnp.add, sums, gradient_of_one(micro))

@@ -25,8 +25,9 @@ from lockstep.programs.local_steps import (
     micro_batches,
 )
 from lockstep.programs.placement import keep_cut
-from lockstep.programs.same_bits import same_bits, without_rule
 from lockstep.programs.task import Task
+from lockstep.same_bits.evaluation import same_bits, without_rule
+from lockstep.same_bits.products import Product
 from lockstep.wire.message import Form, form_of
 
 
@@ -49,6 +50,8 @@ class Programs:
       parts: Devices over which a peer's arrays are cut.
       lot: Rows of a local step, where a peer with fewer rows takes fewer steps; by default it takes
         as many, on fewer rows each.
+      product: The product of matrices in the task, where a peer's step goes by the rules of
+        `same_bits` and so has the same bits on every machine; by default it goes as compiled.
     """
 
     def __init__(
@@ -60,8 +63,9 @@ class Programs:
         wire: str = "lockstep",
         parts: int = 1,
         lot: int | None = None,
+        product: Product | None = None,
     ):
-        self.task, self.optimizer = task, optimizer
+        self.task, self.optimizer, self.product = task, optimizer, product
         self.lots = Lots(optimizer.inner_steps, lot)
         self.layout_of_messages, self.parts = wire, parts
         self.keep_cut = partial(keep_cut, parts=parts)
@@ -72,14 +76,16 @@ class Programs:
     def steps(self) -> Stepper:
         """Who takes the local steps of peers."""
         large = is_large(self.form.size)
-        return TracedSteps(self.task, self.optimizer, self.lots, large, self.keep_cut)
+        cut, product = self.keep_cut, self.product
+        return TracedSteps(self.task, self.optimizer, self.lots, large, cut, product)
 
     @cached_property
     def imprecise(self) -> "Programs":
         """The same programs in the other precision, for a peer with that fault."""
         wire, parts = self.layout_of_messages, self.parts
         lot, task = self.lots.size, self.task.imprecise
-        return Programs(task, self.optimizer, wire=wire, parts=parts, lot=lot)
+        product = self.product
+        return Programs(task, self.optimizer, wire=wire, parts=parts, lot=lot, product=product)
 
     @cached_property
     def form(self) -> Form:
@@ -129,6 +135,20 @@ class Programs:
         arguments = (messages, peers, self.task.shapes, shared, step)
         return without_rule(self.update_of_all, *arguments)
 
+    def unruled_in_a_step(self, row: Tree) -> frozenset[str]:
+        """Return operations of a peer's step whose bits another machine may not repeat.
+
+        `row` is a row, or its shape and type.
+        """
+
+        def rows(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct((self.lots.steps, 1, *x.shape), x.dtype)
+
+        whole = jax.ShapeDtypeStruct((), np.int32)
+        own, shared = jax.eval_shape(self.optimizer.init, self.task.shapes)
+        arguments = (self.task.shapes, own, shared, jax.tree.map(rows, row), whole, whole)
+        return without_rule(self._step_of_a_peer, *arguments)
+
     @property
     def merges_in_parts(self) -> bool:
         """Whether messages are so large that they are merged on the host, see `merge_parts`."""
@@ -157,7 +177,24 @@ class Programs:
         """
         return jax.jit(self._compare) if self.steps.traced else self._compare
 
-    def step_of_a_peer(
+    @cached_property
+    def step_of_a_peer(self) -> Callable[..., PeerResult]:
+        """A peer's step: (params, own, shared, rows_MB, count, step) -> PeerResult.
+
+        The gradient on the first `count` rows, accumulated in the peer's own state, and the
+        message. `step` is the round, int32, from 1; rows after the first `count` are padding.
+        """
+        return self._by_rules(self._step_of_a_peer)
+
+    @cached_property
+    def align_a_peer(self) -> Callable[[Tree, Tree, jax.Array], Tree]:
+        """A peer's state after it adopted the commit of the round before: (own, params, step)."""
+        return self._by_rules(self._align_a_peer)
+
+    def _by_rules(self, function: Callable[..., Tree]) -> Callable[..., Tree]:
+        return same_bits(function) if self.product else function
+
+    def _step_of_a_peer(
         self,
         params: Tree,
         own: Tree,
@@ -166,16 +203,11 @@ class Programs:
         count: jax.Array,
         step: jax.Array,
     ) -> PeerResult:
-        """Gradient on the first `count` rows, accumulated in the peer's own state, and the message.
-
-        `step` is the round, int32, from 1; rows after the first `count` are padding.
-        """
         own, loss = self.steps.take(own, Agreed(params, shared), Work(rows_MB, count), step)
         message, own = self.optimizer.send(own, params, shared, step)
         return PeerResult(self.keep_cut(own), message, loss)
 
-    def align_a_peer(self, own: Tree, params: Tree, step: jax.Array) -> Tree:
-        """Return a peer's state after it adopted the commit of the round before `step`."""
+    def _align_a_peer(self, own: Tree, params: Tree, step: jax.Array) -> Tree:
         return self.keep_cut(optim.align(self.optimizer, own, params, step))
 
     def update_of_all(

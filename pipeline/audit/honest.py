@@ -98,7 +98,7 @@ def measurable(setup: Setup, header: Header) -> bool:
         header.bitwise
         and setup.subject.varies_here
         and (peers.layout, peers.fsdp, peers.processes) == ("each", 1, 1)
-        and here["platform"] == "cpu"
+        and here.get("platform") == "cpu"
         and differ <= VARIED
     )
 

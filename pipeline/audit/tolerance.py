@@ -50,7 +50,7 @@ def why_not_bitwise(setup: Setup, header: Header) -> str | None:
     run = setup.run
     if not run.workload.repeats:
         return "[workload] repeats = false"
-    if run.peers.layout != "each":
+    if run.peers.layout != "each" and run.peers.bits == "machine":
         return f"[peers] layout = {run.peers.named_layout} is another program than a lone peer's"
     if not header.bitwise:
         return "the training machine did not repeat a step bit for bit"

@@ -23,6 +23,8 @@ from lockstep.programs.columns import Column, counted, split
 from lockstep.programs.loss import measured
 from lockstep.programs.permutation import permute
 from lockstep.programs.placement import device_groups, on_groups
+from lockstep.same_bits.evaluation import same_bits
+from lockstep.same_bits.products import PRODUCTS
 from pipeline import runfile
 from pipeline.tokens.sequences import Sequences
 from pipeline.tokens.shards import read_shards
@@ -160,8 +162,9 @@ def exported_loss(
         given = {"positions_BT": rows.position_ids, "sequences_BT": rows.sequence_ids}
         return measured(features(params, rows.inputs, **given), head(params), rows)
 
+    by_rules = same_bits(measure, PRODUCTS[peers.product_bits])
     params_on = {group: group.put(params) for group in device_groups(jax.devices(), peers.fsdp)}
-    on_all = on_groups(jax.jit(measure), params_on)
+    on_all = on_groups(jax.jit(measure) if peers.bits == "machine" else by_rules, params_on)
     weights_N = weights_of(data.rows_NW, columns)
     return mean_loss(on_all, data.rows_NW, peers.micro_batch, weights_N)
 

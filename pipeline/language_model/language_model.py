@@ -22,6 +22,7 @@ from lockstep.programs.columns import PLAIN, UNCOUNTED, Column, Columns, split
 from lockstep.programs.loss import measured, targets, weighted_cross_entropy
 from lockstep.programs.task import OTHER_PRECISION
 from lockstep.programs.train_step import Programs
+from lockstep.same_bits.products import PRODUCTS
 from pipeline import runfile
 from pipeline.runfile.method import optimizer_of_run
 
@@ -42,8 +43,22 @@ def programs_of(
     groups = {name.split("/")[0] for name in task.model.names}
     plain = optimizer_of_run(run, groups, task.model.stacked, first_step)
     optimizer = task.balance(plain, run.peers.balance_speed)
-    wire, parts = run.peers.wire, run.peers.fsdp
-    return Programs(task, optimizer, wire=wire, parts=parts, lot=run.rows_of_a_step)
+    peers = run.peers
+    product = PRODUCTS[peers.product_bits] if peers.bits == "everywhere" else None
+    programs = Programs(
+        task,
+        optimizer,
+        wire=peers.wire,
+        parts=peers.fsdp,
+        lot=run.rows_of_a_step,
+        product=product,
+    )
+    if product and (unruled := programs.unruled_in_a_step(task.row)):
+        raise LockstepError(
+            f'[peers] bits = "everywhere", expected "machine": no rule says the bits of '
+            f"{', '.join(sorted(unruled))}, which this run computes"
+        )
+    return programs
 
 
 class LanguageModel:
@@ -73,6 +88,12 @@ class LanguageModel:
     def shapes(self) -> Tree:
         """Shapes and dtypes of the params."""
         return self.model.shapes(self.model_config)
+
+    @property
+    def row(self) -> jax.ShapeDtypeStruct:
+        """Shape and type of a row of the data."""
+        width = len(self.columns) * self.run.llm.max_seq_len
+        return jax.ShapeDtypeStruct((width,), np.int32)
 
     @property
     def imprecise(self) -> "LanguageModel":

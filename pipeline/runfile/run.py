@@ -43,6 +43,7 @@ from pipeline.toml_file import read_run_file
 
 # The keys of [peers] that say how models of Lockstep compute, and no workload.
 OF_OUR_MODELS = (
+    "bits",
     "layout",
     "fsdp",
     "processes",

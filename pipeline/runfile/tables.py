@@ -35,6 +35,15 @@ class Peers(Table):
     attention: Literal["matmul", "cudnn"] = "matmul"
     """Implementation of attention: plain matrix products, or cuDNN's fused kernel, which needs an
     NVIDIA GPU and precision bfloat16."""
+    bits: Annotated[
+        Literal["machine", "everywhere"], Field(exclude_if=lambda bits: bits == "machine")
+    ] = "machine"
+    """Where a step has the same bits. machine: on machines like the one that trained. everywhere:
+    on every machine, since each operation goes by a rule; a step takes about twice the time."""
+    product_bits: Annotated[Literal[20, 8], Field(exclude_if=lambda bits: bits == 20)] = 20
+    """Precision of the model's products of matrices with bits = "everywhere". 20: of each operand
+    for each vector that is summed over. 8: of each block of 256 of its terms; about a third less
+    time."""
     remat: Literal[
         "everything_saveable",
         "dots_saveable",
@@ -86,6 +95,10 @@ class Peers(Table):
             raise wrong("micro_batch", f"a multiple of peers.fsdp ({self.fsdp})")
         if self.fsdp % self.processes:
             raise wrong("processes", f"a divisor of peers.fsdp ({self.fsdp})")
+        if self.bits == "everywhere" and self.attention == "cudnn":
+            raise wrong("attention", 'matmul with peers.bits = "everywhere": no rule says its bits')
+        if self.bits == "machine" and self.product_bits != 20:
+            raise wrong("product_bits", '20 without peers.bits = "everywhere"')
         if self.fsdp > 1 and self.layout == "vmap":
             raise wrong("layout", "each or shard_map with peers.fsdp, since vmap uses one device")
         return self

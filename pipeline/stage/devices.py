@@ -139,7 +139,7 @@ def describe(processes: int = 1) -> dict[str, str]:
     of_several = {"processes": str(processes)} if processes > 1 else {}
     return (
         of_several
-        | other_settings()
+        | describe_programs()
         | {
             "platform": jax.default_backend(),
             "device_kind": jax.devices()[0].device_kind,
@@ -147,10 +147,16 @@ def describe(processes: int = 1) -> dict[str, str]:
             "threads": os.environ["NPROC"],
             "xla_flags": os.environ["XLA_FLAGS"],
             "matmul_precision": os.environ["JAX_DEFAULT_MATMUL_PRECISION"],
-            "jax": jax.__version__,
             "jaxlib": jaxlib.__version__,
         }
     )
+
+
+def describe_programs() -> dict[str, str]:
+    """Return what decides of which operations a run's programs consist, whatever computes them."""
+    import jax
+
+    return other_settings() | {"jax": jax.__version__}
 
 
 def difference(

@@ -62,6 +62,8 @@ class Setup:
 
     def environment(self, processes: int = 1) -> dict[str, str]:
         """Return what here can change the bits of a result, with so many processes of a peer."""
+        if self.run.peers.bits == "everywhere":
+            return devices.describe_programs()
         return devices.describe(processes) | self.programs.steps.environment
 
 

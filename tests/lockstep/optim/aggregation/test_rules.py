@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from lockstep.optim.aggregation import EQUAL_MEAN, RULES, equally, mean, median
-from lockstep.programs.same_bits import same_bits
+from lockstep.same_bits.evaluation import same_bits
 from pipeline.runfile import Peers
 from tests.lockstep.optim.aggregation import reference
 from tests.lockstep.optim.optimizers import vote

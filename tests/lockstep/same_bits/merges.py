@@ -24,7 +24,7 @@ from lockstep.optim.directions import StepDirection
 from lockstep.optim.local.outer_steps import cgad
 from lockstep.optim.local.streaming import decoupled_diloco
 from lockstep.optim.optimizer import Optimizer, RoundPeers
-from lockstep.programs.same_bits import same_bits
+from lockstep.same_bits.evaluation import same_bits
 from tests.lockstep.optim.optimizers import OPTIMIZERS, WITH_PARTS, make
 
 PEERS, ROUNDS = 4, 2

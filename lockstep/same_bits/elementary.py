@@ -1,0 +1,199 @@
+"""Elementary functions of arrays, made of single operations, each rounded in one way.
+
+float32 throughout, but for what few elements need: divisions and roots take a wider type, because
+float32 alone is not rounded right on every device, and so do functions of a schedule.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+COSINE_TERMS = 14  # of its series, up to pi / 2: the next is beyond float64's 2^-53
+LOGARITHM_TERMS = 12  # of its series, up to (sqrt(2) - 1) / (sqrt(2) + 1)
+# exp(r) = 1 + r + r^2 p(r) for |r| <= log(2) / 2 (Cephes, expf): within two units of the last place
+EXPONENTIAL = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2,
+               1.6666665459e-1, 5.0000001201e-1)  # fmt: skip
+# log(2), of which the first part has so few bits that its product with a small integer is exact
+LOG_2 = (0.693359375, -2.12194440e-4)
+LEAST_EXPONENT = -87.33654  # e to a smaller number is subnormal, which is 0 on some devices
+NEAREST = lax.RoundingMethod.TO_NEAREST_EVEN
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """Functions of floating-point arrays.
+
+    Attributes:
+      zero: int32 [], a 0 that no compiler knows to be one.
+    """
+
+    zero: jax.Array
+
+    @classmethod
+    def in_program(cls, arguments: Any) -> "Arithmetic":
+        """Return the arithmetic of a program with these arguments: a float, or integers from 0."""
+        leaves = [x for x in jax.tree.leaves(arguments) if x.size]
+        floats = [x for x in leaves if jnp.issubdtype(x.dtype, jnp.floating)]
+        if not floats:
+            return cls(jnp.ravel(leaves[0])[0].astype(np.int32) >> 31)
+        some = jnp.ravel(floats[0])[0].astype(np.float32)
+        nothing = lax.sub(some, some)  # NaN, for all that a compiler knows
+        bits = lax.bitcast_convert_type(nothing, np.int32)
+        return cls(lax.select(lax.eq(nothing, nothing), bits, lax.full_like(bits, 0)))
+
+    def apart(self, x: jax.Array) -> jax.Array:
+        """Return x in a form that no compiler fuses with the operation that uses it.
+
+        Its bits pass through an or with `zero`: an exclusive or, done twice, would be removed.
+        """
+        with jax.enable_x64(True):
+            integer = f"int{8 * x.dtype.itemsize}"
+            bits = lax.bitcast_convert_type(x, integer)
+            zero = lax.convert_element_type(self.zero, integer)
+            same = lax.bitwise_or(bits, lax.broadcast(zero, bits.shape))
+            return lax.bitcast_convert_type(same, x.dtype)
+
+    def times(self, x: jax.Array, y: jax.Array) -> jax.Array:
+        """Return x * y, rounded."""
+        return self.apart(lax.mul(x, y))
+
+    def over(self, x: jax.Array, y: jax.Array) -> jax.Array:
+        """Return x / y, rounded once.
+
+        Of float32 numbers in float64, since float32 alone is not rounded right: XLA multiplies by
+        the reciprocal of a divisor that is one number, in some programs and not in others, and on
+        NVIDIA's GPUs it may miss by two last bits. In float64 either way is right to 2^-52, and no
+        quotient of two float32 numbers is that close to halfway between two others.
+        """
+        x, y = alike(x, y)
+        if x.dtype != np.float32:
+            return self.apart(lax.div(x, y))
+        with jax.enable_x64(True):
+            wide = lax.div(*(lax.convert_element_type(z, np.float64) for z in (x, y)))
+            return lax.convert_element_type(wide, np.float32)
+
+    def root(self, x: jax.Array) -> jax.Array:
+        """Return the square root of x, rounded once; of float32 in float64, as `over`."""
+        if x.dtype != np.float32:
+            return self.apart(lax.sqrt(x))
+        with jax.enable_x64(True):
+            wide = lax.sqrt(lax.convert_element_type(x, np.float64))
+            return lax.convert_element_type(wide, np.float32)
+
+    def integer_power(self, x: jax.Array, exponent: int) -> jax.Array:
+        """Return x to a constant exponent, by products."""
+        if exponent < 0:
+            one = lax.full_like(x, 1)
+            return self.over(one, self.integer_power(x, -exponent))
+        power = None
+        for bit in bin(exponent)[2:] if exponent else "":
+            power = x if power is None else self.times(power, power)
+            if power is not x and bit == "1":
+                power = self.times(power, x)
+        return lax.full_like(x, 1) if power is None else power
+
+    def power(self, x: jax.Array, exponent: jax.Array) -> jax.Array:
+        """Return x to integer exponents that int32 holds, by products."""
+        x, exponent = alike(x, lax.convert_element_type(exponent, np.int32))
+        left = lax.abs(exponent)
+
+        def step(bit: int, so_far: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            power, square = so_far
+            taken = self.times(power, square)
+            is_set = lax.bitwise_and(lax.shift_right_logical(left, jnp.full_like(left, bit)), 1) > 0
+            return jnp.where(is_set, taken, power), self.times(square, square)
+
+        power, _ = lax.fori_loop(0, 32, step, (lax.full_like(x, 1), x))
+        return jnp.where(exponent < 0, self.over(lax.full_like(x, 1), power), power)
+
+    def exponential(self, x: jax.Array) -> jax.Array:
+        """Return e to the float32 numbers x, within two units of the last place; 0 if subnormal.
+
+        e^x = 2^n e^r for the integer n nearest to x / log(2), and r = x - n log(2).
+        """
+        inside = lax.clamp(np.float32(LEAST_EXPONENT), x, np.float32(89))  # e^89 is infinite
+        turns = lax.round(self.times(inside, _full(x, 1 / math.log(2))), NEAREST)
+        rest = inside
+        for part in LOG_2:
+            rest = lax.sub(rest, self.times(turns, _full(x, part)))
+        series = self._polynomial(EXPONENTIAL, rest)
+        series = self.times(series, self.times(rest, rest))
+        found = lax.add(lax.add(series, rest), _full(x, 1))
+        exponent = lax.convert_element_type(turns, np.int32)
+        half = exponent >> np.int32(1)  # 2^128 is none, but a product of two powers
+        scale = lax.mul(found, _power_of_two(half, np.float32))
+        found = lax.div(scale, _power_of_two(lax.sub(half, exponent), np.float32))
+        return lax.select(lax.lt(x, _full(x, LEAST_EXPONENT)), _full(x, 0), found)
+
+    def logistic(self, x: jax.Array) -> jax.Array:
+        """Return 1 / (1 + e^-x) of float32 numbers."""
+        one = _full(x, 1)
+        return self.over(one, lax.add(one, self.exponential(lax.neg(x))))
+
+    def logarithm(self, x: jax.Array) -> jax.Array:
+        """Return the natural logarithm of float32 numbers; of 0 and subnormal ones -inf.
+
+        In float64: x = 2^n m with m from sqrt(1/2) to sqrt(2), and
+
+            log(x) = n log(2) + 2 (s + s^3 / 3 + s^5 / 5 + ...),  s = (m - 1) / (m + 1)
+        """
+        with jax.enable_x64(True):
+            wide = lax.convert_element_type(x, np.float64)
+            bits = lax.bitcast_convert_type(wide, np.int64)
+            offset = np.int64(0x3FE6A09E667F3BCD)  # the bits of sqrt(1/2)
+            exponent = (bits - offset) >> np.int64(52)
+            mantissa = lax.bitcast_convert_type(bits - (exponent << np.int64(52)), np.float64)
+            one = _full(mantissa, 1)
+            s = self.over(lax.sub(mantissa, one), lax.add(mantissa, one))
+            factors = [2 / (2 * n + 1) for n in reversed(range(LOGARITHM_TERMS))]
+            series = self.times(self._polynomial(factors, self.times(s, s)), s)
+            doublings = lax.convert_element_type(exponent, np.float64)
+            sum_of = lax.add(self.times(doublings, _full(s, math.log(2))), series)
+            found = lax.convert_element_type(sum_of, np.float32)
+        least, none = np.float32(2.0**-126), _full(x, math.nan)
+        found = lax.select(lax.lt(x, _full(x, least)), _full(x, -math.inf), found)
+        found = lax.select(lax.eq(x, _full(x, math.inf)), x, found)
+        return lax.select(lax.bitwise_or(lax.le(x, _full(x, -least)), lax.ne(x, x)), none, found)
+
+    def cosine(self, x: jax.Array) -> jax.Array:
+        """Return the cosine of float32 numbers of moderate size, such as those of a schedule.
+
+        In float64, by the series of the number's distance from the nearest multiple of pi.
+        """
+        with jax.enable_x64(True):
+            wide = lax.convert_element_type(x, np.float64)
+            turns = lax.round(self.times(wide, _full(wide, 1 / math.pi)), NEAREST)
+            rest = lax.sub(wide, self.times(turns, _full(wide, math.pi)))
+            factors = [(-1) ** n / math.factorial(2 * n) for n in reversed(range(COSINE_TERMS))]
+            found = self._polynomial(factors, self.times(rest, rest))
+            even = self.times(lax.floor(self.times(turns, _full(wide, 0.5))), _full(wide, 2.0))
+            signed = lax.select(lax.ne(even, turns), lax.neg(found), found)
+            return lax.convert_element_type(signed, x.dtype)
+
+    def _polynomial(self, factors: "list[float] | tuple[float, ...]", x: jax.Array) -> jax.Array:
+        """Return factors[0] * x^(n - 1) + ... + factors[n - 1]."""
+        found = _full(x, factors[0])
+        for factor in factors[1:]:
+            found = lax.add(self.times(found, x), _full(x, factor))
+        return found
+
+
+def alike(x: jax.Array, y: jax.Array) -> list[jax.Array]:
+    """Return both operands in one shape; one of them may be a scalar."""
+    shape = lax.broadcast_shapes(x.shape, y.shape)
+    return [jnp.broadcast_to(z, shape) for z in (x, y)]
+
+
+def _full(like: jax.Array, value: float) -> jax.Array:
+    return lax.full_like(like, like.dtype.type(value))
+
+
+def _power_of_two(exponent: jax.Array, dtype: type) -> jax.Array:
+    """Return 2^exponent as float32, of int32 exponents that it has as normal numbers."""
+    bits = (exponent + np.int32(127)) << np.int32(23)
+    return lax.bitcast_convert_type(bits, dtype)

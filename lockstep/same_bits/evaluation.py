@@ -1,0 +1,165 @@
+"""A function evaluated by rules that define one number for each of its operations."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+
+from lockstep.same_bits.elementary import Arithmetic
+from lockstep.same_bits.products import Product, in_float64
+from lockstep.same_bits.rules import Numbers, apply_rule, has_rule, is_exact
+
+Tree = Any
+BY_RULES = "same_bits"  # the name in a jaxpr of what `same_bits` returns
+NO_RULE = "no rule for "  # how the name of an operation begins that is taken as it is
+
+CALLS = (
+    "jit",
+    "pjit",
+    "closed_call",
+    "core_call",
+    "checkpoint",
+    "remat",
+    "custom_jvp_call",
+    "custom_vjp_call",
+)
+
+
+def same_bits(function: Callable[..., Tree], product: Product = in_float64) -> Callable[..., Tree]:
+    """Return a function of the same arguments, each of whose operations is rounded in one way.
+
+    Some of its arguments are floats. `product` is one of `products.PRODUCTS`. Such a function may
+    be a part of another: what is by rules stays as it is.
+    """
+
+    def same_bits(*arguments: Tree) -> Tree:
+        closed, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
+        evaluation = _Evaluation(Numbers(Arithmetic.in_program(arguments), product))
+        leaves = evaluation.run(closed, jax.tree.leaves(arguments))
+        return jax.tree.unflatten(jax.tree.structure(shapes), leaves)
+
+    return jax.jit(same_bits)
+
+
+def without_rule(function: Callable[..., Tree], *arguments: Tree) -> frozenset[str]:
+    """Return the names of the operations of a function that have no rule: their bits may differ.
+
+    The function is as in `same_bits`; its arguments may be shapes.
+    """
+    closed = jax.make_jaxpr(same_bits(function))(*arguments)
+    names = (equation.params.get("name", "") for equation in _equations(closed.jaxpr))
+    return frozenset(name.removeprefix(NO_RULE) for name in names if name.startswith(NO_RULE))
+
+
+def _equations(jaxpr: Jaxpr) -> Iterator[Any]:
+    """Yield the equations of a jaxpr and of those within it."""
+    for equation in jaxpr.eqns:
+        yield equation
+        for inside in jax.tree.leaves(list(equation.params.values()), is_leaf=_is_jaxpr):
+            if _is_jaxpr(inside):
+                yield from _equations(_closed(inside).jaxpr)
+
+
+def _is_jaxpr(value: Any) -> bool:
+    return isinstance(value, (ClosedJaxpr, Jaxpr))
+
+
+@dataclass(frozen=True)
+class _Evaluation:
+    """An evaluation in progress."""
+
+    numbers: Numbers
+
+    def run(self, closed: Any, arguments: Sequence[Any]) -> list[Any]:
+        """Return the results of a jaxpr."""
+        jaxpr = closed.jaxpr
+        values: dict[Any, Any] = {}
+        values.update(zip(jaxpr.constvars, closed.consts, strict=True))
+        values.update(zip(jaxpr.invars, arguments, strict=True))
+
+        def value(variable: Any) -> Any:
+            if isinstance(variable, Literal):
+                return np.asarray(variable.val, variable.aval.dtype)
+            return values[variable]
+
+        for equation in jaxpr.eqns:
+            results = self._apply(equation, [value(v) for v in equation.invars])
+            values.update(zip(equation.outvars, results, strict=True))
+        return [value(variable) for variable in jaxpr.outvars]
+
+    def _apply(self, equation: Any, inputs: list[Any]) -> Sequence[Any]:
+        """Return the results of one operation."""
+        name, settings = equation.primitive.name, equation.params
+        if name in CALLS and settings.get("name") != BY_RULES:
+            if settings.get("differentiated") and settings["prevent_cse"]:
+                inputs = lax.optimization_barrier(inputs)  # or it is computed once, and kept
+            inside = next(settings[key] for key in ("jaxpr", "call_jaxpr") if key in settings)
+            return self.run(_closed(inside), inputs)
+        if name == "scan":
+            return self._scan(equation, inputs)
+        if name == "while":
+            return self._while(settings, inputs)
+        if name == "cond":
+            index, *operands = inputs
+            branches = [
+                lambda *x, branch=branch: self.run(branch, x) for branch in settings["branches"]
+            ]
+            found: list[Any] = lax.switch(index, branches, *operands)
+            return found
+        if is_exact(equation) or settings.get("name") == BY_RULES:
+            return _bound(equation, *inputs)
+        if has_rule(equation):
+            return [apply_rule(self.numbers, equation, inputs)]
+
+        def as_it_is(*inputs: Any) -> list[Any]:
+            return _bound(equation, *inputs)
+
+        as_it_is.__name__ = NO_RULE + name  # for `without_rule`
+        return jax.jit(as_it_is)(*inputs)
+
+    def _scan(self, equation: Any, inputs: list[Any]) -> list[Any]:
+        settings, body = equation.params, equation.params["jaxpr"]
+        # settings count them otherwise in each version of JAX: rows have an axis more than inside
+        rows = sum(_ranks_differ(equation.invars, body.jaxpr.invars))
+        carried = len(equation.outvars) - sum(_ranks_differ(equation.outvars, body.jaxpr.outvars))
+        last = len(inputs) - rows
+        first = last - carried
+
+        def step(carry: list[Any], row: list[Any]) -> tuple[list[Any], list[Any]]:
+            results = self.run(body, [*inputs[:first], *carry, *row])
+            return results[:carried], results[carried:]
+
+        carry, found = lax.scan(
+            step, inputs[first:last], inputs[last:],
+            settings["length"], settings["reverse"], settings["unroll"],
+        )  # fmt: skip
+        return [*carry, *found]
+
+    def _while(self, settings: dict[str, Any], inputs: list[Any]) -> list[Any]:
+        first = settings["cond_nconsts"]
+        last = first + settings["body_nconsts"]
+        of_test, of_body, carry = inputs[:first], inputs[first:last], inputs[last:]
+        found: list[Any] = lax.while_loop(
+            lambda carry: self.run(settings["cond_jaxpr"], [*of_test, *carry])[0],
+            lambda carry: self.run(settings["body_jaxpr"], [*of_body, *carry]),
+            carry,
+        )
+        return found
+
+
+def _bound(equation: Any, *inputs: Any) -> list[Any]:
+    """Return the results of an operation as it is."""
+    results = equation.primitive.bind(*inputs, **equation.params)
+    return results if equation.primitive.multiple_results else [results]
+
+
+def _ranks_differ(outside: Sequence[Any], inside: Sequence[Any]) -> list[bool]:
+    return [a.aval.ndim != b.aval.ndim for a, b in zip(outside, inside, strict=True)]
+
+
+def _closed(jaxpr: Any) -> Any:
+    return ClosedJaxpr(jaxpr, ()) if isinstance(jaxpr, Jaxpr) else jaxpr

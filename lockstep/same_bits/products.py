@@ -1,0 +1,121 @@
+"""Products of matrices that are exact but for the rounding of their operands.
+
+Operands become integers on a power of two. Their products and all sums of these are integers that
+a floating-point number holds, so that every order gives the same, whatever computes it.
+
+The precision is how many bits an operand keeps:
+
+- 20: in float64, on a scale of its own for each vector that is summed over. Of K terms operands
+  keep (53 - log2 K) / 2 bits, at most float32's 24: 23 of 64 terms, 20 of 4,096.
+- 8: in float32, on a scale for each block of 256 terms of such a vector. Sums of a block are exact,
+  since 2 * 8 + log2 256 = 24, and those of blocks are added in order.
+"""
+
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from lockstep.same_bits.sums import EXACT, in_order, padded, rounded, unit_of
+
+DotDimensions = tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]
+Product = Callable[[jax.Array, jax.Array, DotDimensions], jax.Array]
+FEW_BITS = 8
+BLOCK = 2 ** (24 - 2 * FEW_BITS)  # terms
+AT_ONCE = 16  # blocks whose products are held at a time
+LEAST = -63  # a unit is at least 2^this, since products of units must be normal numbers
+
+
+def in_float64(x: jax.Array, y: jax.Array, dimensions: DotDimensions) -> jax.Array:
+    """Return `lax.dot_general` of float32 arrays in 20 bits, as above.
+
+    Args:
+      x: A float32 array.
+      y: A float32 array.
+      dimensions: As of `lax.dot_general`: ((contracting of x, of y), (batch of x, of y)).
+    """
+    (over_x, over_y), _ = dimensions
+    terms = math.prod(x.shape[axis] for axis in over_x)
+    bits = min(24, (EXACT - math.ceil(math.log2(max(1, terms)))) // 2)
+    with jax.enable_x64(True):
+        operands = [rounded(z, unit_of(z, axes, bits)) for z, axes in ((x, over_x), (y, over_y))]
+        exact = lax.dot_general(*operands, dimensions)
+        return lax.convert_element_type(exact, np.float32)
+
+
+def in_blocks(x: jax.Array, y: jax.Array, dimensions: DotDimensions) -> jax.Array:
+    """Return `lax.dot_general` of float32 arrays in 8 bits, as above; arguments as `in_float64`.
+
+    What is below 2^-64 counts as 0, and a block with numbers of 2^111 and more as NaN.
+    """
+    (over_x, over_y), (batch_x, batch_y) = dimensions
+    x, (axis_x,), batch_x = _one_axis(x, over_x, batch_x)
+    y, (axis_y,), batch_y = _one_axis(y, over_y, batch_y)
+    count = -(-x.shape[axis_x] // BLOCK)
+    if count <= 1:
+        operands = _few_bits(x, axis_x), _few_bits(y, axis_y)
+        return _dot(*operands, (((axis_x,), (axis_y,)), (batch_x, batch_y)))
+    x, y = _blocks_first(x, axis_x, count), _blocks_first(y, axis_y, count)
+    batch_x, batch_y = (tuple(axis + 1 for axis in batch) for batch in (batch_x, batch_y))
+    inside = ((axis_x + 1,), (axis_y + 1,)), (batch_x, batch_y)
+    if count > AT_ONCE:
+        first = _dot(x[0], y[0], _one_less(inside))
+        return lax.scan(
+            lambda so_far, some: (lax.add(so_far, _dot(*some, _one_less(inside))), None),
+            first, (x[1:], y[1:]),
+        )[0]  # fmt: skip
+    (over, (batch_x, batch_y)) = inside
+    found = _dot(x, y, (over, ((0, *batch_x), (0, *batch_y))))
+    return in_order([found[block] for block in range(count)])
+
+
+PRODUCTS: dict[int, Product] = {20: in_float64, 8: in_blocks}
+
+
+def _one_less(dimensions: DotDimensions) -> DotDimensions:
+    """Return dimensions of arrays without their first axis."""
+    (over, batch) = (tuple(tuple(a - 1 for a in axes) for axes in each) for each in dimensions)
+    return over, batch
+
+
+def _dot(x: jax.Array, y: jax.Array, dimensions: DotDimensions) -> jax.Array:
+    # never in TF32 or bfloat16, which hold 8 bits, but may add in other ways
+    return lax.dot_general(x, y, dimensions, precision=lax.Precision.HIGHEST)
+
+
+def _one_axis(
+    x: jax.Array, over: tuple[int, ...], batch: tuple[int, ...]
+) -> tuple[jax.Array, tuple[int], tuple[int, ...]]:
+    """Return an array whose axes `over` are joined to one, that axis, and where its batch is."""
+    if len(over) == 1:
+        return x, (over[0],), batch
+    own = [axis for axis in range(x.ndim) if axis not in (*over, *batch)]
+    turned = lax.transpose(x, (*batch, *own, *over))
+    lead = turned.shape[: len(batch) + len(own)]
+    joined = turned.reshape(*lead, math.prod(x.shape[axis] for axis in over))
+    return joined, (len(lead),), tuple(range(len(batch)))
+
+
+def _blocks_first(x: jax.Array, axis: int, count: int) -> jax.Array:
+    """Return an array in few bits, cut along an axis into so many blocks, which come first."""
+    size = -(-x.shape[axis] // count)
+    x = padded(x, axis, count * size - x.shape[axis])
+    x = x.reshape(*x.shape[:axis], count, size, *x.shape[axis + 1 :])
+    return jnp.moveaxis(_few_bits(x, axis + 1), axis, 0)
+
+
+def _few_bits(x: jax.Array, axis: int) -> jax.Array:
+    """Return x rounded to `FEW_BITS` bits of the largest over an axis.
+
+    The sum with 1.5 * 2^23 units has no room for less than one.
+    """
+    largest = jnp.max(lax.abs(x), axis, keepdims=True, initial=0)
+    exponent = lax.bitcast_convert_type(largest, np.int32) >> np.int32(23)
+    biased = jnp.maximum(exponent + np.int32(1 - FEW_BITS), np.int32(127 + LEAST)) + np.int32(23)
+    shift = lax.bitcast_convert_type((biased << np.int32(23)) + np.int32(1 << 22), np.float32)
+    shift = jnp.where(biased < 255, shift, np.float32(math.nan))
+    shift = jnp.broadcast_to(shift, x.shape)
+    return lax.sub(lax.add(x, shift), shift)

@@ -1,0 +1,103 @@
+"""Sums of many numbers in an order that the shape alone decides, or exact in any order."""
+
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from lockstep.same_bits.elementary import NEAREST
+
+ADDED = 16  # slices that are added one after the other
+EXACT = 53  # bits of an integer that float64 holds
+
+
+def total(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
+    """Return the sum over some axes, one after the other from the first.
+
+    An axis of at most `ADDED` is added in its order. A longer one is cut into that many slices,
+    padded with zeros; these are added in their order, and what they become is added likewise. So
+    neighbours are added side by side, which the vectors of a processor do at once.
+    """
+    shape = [size for axis, size in enumerate(x.shape) if axis not in axes]
+    for axis in sorted(axes):
+        if not x.shape[axis]:
+            return jnp.zeros(shape, x.dtype)
+        while x.shape[axis] > 1:
+            width = -(-x.shape[axis] // ADDED)
+            x = in_order(pieces(x, axis, width))
+    return x.reshape(shape)
+
+
+def pieces(x: jax.Array, axis: int, width: int) -> list[jax.Array]:
+    """Return an array cut along an axis into pieces of this width, the last padded with zeros."""
+    size = x.shape[axis]
+    x = padded(x, axis, -size % width)
+    return [lax.slice_in_dim(x, at, at + width, axis=axis) for at in range(0, size, width)]
+
+
+def padded(x: jax.Array, axis: int, count: int) -> jax.Array:
+    """Return an array with so many zeros after an axis."""
+    if not count:
+        return x
+    return jnp.pad(x, [(0, count if each == axis else 0) for each in range(x.ndim)])
+
+
+def in_order(terms: list[jax.Array]) -> jax.Array:
+    """Return the sum of arrays, added one after the other."""
+    found = terms[0]
+    for term in terms[1:]:
+        found = lax.add(found, term)
+    return found
+
+
+def scatter_add(
+    bind: Callable[..., jax.Array], x: jax.Array, at: jax.Array, updates: jax.Array
+) -> jax.Array:
+    """Return float32 x with N updates added at places that may be named more than once.
+
+    The updates become integers of 53 - log2 N bits on one power of two, whose sums are exact in any
+    order; each sum is rounded to float32 once, and added to x.
+
+    Args:
+      bind: The scatter of an array, places and updates, of any type.
+      x: A float32 array.
+      at: Places.
+      updates: A float32 array.
+    """
+    with jax.enable_x64(True):
+        bits = EXACT - math.ceil(math.log2(max(2, updates.size)))
+        axes = tuple(range(updates.ndim))
+        unit = unit_of(updates, axes, bits)
+        whole = lax.round(lax.div(_wide(updates), jnp.broadcast_to(unit, updates.shape)), NEAREST)
+        sums = bind(jnp.zeros(x.shape, np.int64), at, lax.convert_element_type(whole, np.int64))
+        scaled = lax.mul(_wide(sums), jnp.broadcast_to(unit.reshape(()), x.shape))
+        return lax.add(x, lax.convert_element_type(scaled, np.float32))
+
+
+def unit_of(x: jax.Array, axes: tuple[int, ...], bits: int) -> jax.Array:
+    """Return the power of two, float64, of which the numbers over these axes are at most 2^bits.
+
+    That of the largest magnitude; the axes are 1 long in it. NaN if a number is not finite.
+    """
+    largest = jnp.max(lax.abs(x), axes, keepdims=True, initial=0)
+    exponent = lax.bitcast_convert_type(largest, np.int32) >> np.int32(23)  # |x| < 2**(it - 126)
+    biased = lax.convert_element_type(exponent, np.int64) + np.int64(1023 - 126 - bits)
+    unit = lax.bitcast_convert_type(biased << np.int64(52), np.float64)
+    return lax.select(lax.eq(exponent, np.int32(255)), lax.full_like(unit, math.nan), unit)
+
+
+def rounded(x: jax.Array, unit: jax.Array) -> jax.Array:
+    """Return float32 x as float64, rounded to multiples of a power of two; at most 2^51 of them.
+
+    The sum with 1.5 * 2^52 units has no room for less than one.
+    """
+    wide = _wide(x)
+    shift = jnp.broadcast_to(lax.mul(unit, lax.full_like(unit, 1.5 * 2.0**52)), x.shape)
+    return lax.sub(lax.add(wide, shift), shift)
+
+
+def _wide(x: jax.Array) -> jax.Array:
+    return lax.convert_element_type(x, np.float64)
