@@ -13,30 +13,24 @@ from lockstep.same_bits.elementary import Arithmetic
 from lockstep.same_bits.products import Product, in_float64
 from lockstep.same_bits.rules import Numbers, apply_rule, has_rule, is_exact
 
-Tree = Any
+
 BY_RULES = "same_bits"  # the name in a jaxpr of what `same_bits` returns
 NO_RULE = "no rule for "  # how the name of an operation begins that is taken as it is
 
 CALLS = (
-    "jit",
-    "pjit",
-    "closed_call",
-    "core_call",
-    "checkpoint",
-    "remat",
-    "custom_jvp_call",
-    "custom_vjp_call",
+    *("jit", "pjit", "closed_call", "core_call", "checkpoint", "remat", "remat2"),
+    *("custom_jvp_call", "custom_vjp_call"),
 )
 
 
-def same_bits(function: Callable[..., Tree], product: Product = in_float64) -> Callable[..., Tree]:
+def same_bits(function: Callable[..., Any], product: Product = in_float64) -> Callable[..., Any]:
     """Return a function of the same arguments, each of whose operations is rounded in one way.
 
     Some of its arguments are floats. `product` is one of `products.PRODUCTS`. Such a function may
     be a part of another: what is by rules stays as it is.
     """
 
-    def same_bits(*arguments: Tree) -> Tree:
+    def same_bits(*arguments: Any) -> Any:
         closed, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
         evaluation = _Evaluation(Numbers(Arithmetic.in_program(arguments), product))
         leaves = evaluation.run(closed, jax.tree.leaves(arguments))
@@ -45,7 +39,7 @@ def same_bits(function: Callable[..., Tree], product: Product = in_float64) -> C
     return jax.jit(same_bits)
 
 
-def without_rule(function: Callable[..., Tree], *arguments: Tree) -> frozenset[str]:
+def without_rule(function: Callable[..., Any], *arguments: Any) -> frozenset[str]:
     """Return the names of the operations of a function that have no rule: their bits may differ.
 
     The function is as in `same_bits`; its arguments may be shapes.
