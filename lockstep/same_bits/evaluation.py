@@ -13,7 +13,6 @@ from lockstep.same_bits.elementary import Arithmetic
 from lockstep.same_bits.products import Product, in_float64
 from lockstep.same_bits.rules import Numbers, apply_rule, has_rule, is_exact
 
-
 BY_RULES = "same_bits"  # the name in a jaxpr of what `same_bits` returns
 NO_RULE = "no rule for "  # how the name of an operation begins that is taken as it is
 

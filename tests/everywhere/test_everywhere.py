@@ -1,0 +1,103 @@
+"""With `bits = "everywhere"` other CPUs give the same bits: of steps, and of whole runs."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lockstep.files import read_json
+from pipeline.stage.devices import FLAGS
+from tests import tiny
+from tests.everywhere import steps
+
+SEVERAL = ["deepseek_v3", "llama in 8 bits", "llama in bfloat16", "sparseloco"]
+CPU_INFO = Path("/proc/cpuinfo")
+
+
+@pytest.fixture(scope="session")
+def other_cpu(tmp_path_factory) -> Path:
+    """The library that, preloaded, answers as the CPU named by OTHERCPU."""
+    if not shutil.which("cc"):
+        pytest.skip("there is no C compiler")
+    if not CPU_INFO.exists() or "cpuid_fault" not in CPU_INFO.read_text():
+        pytest.skip("CPUID cannot be made to fault on this machine")
+    library = tmp_path_factory.mktemp("cpu") / "othercpu.so"
+    source = Path(__file__).with_name("othercpu.c")
+    subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", library, source], check=True)
+    return library
+
+
+def hashes(names: list[str], **settings: str) -> dict[str, str]:
+    """What a process of these settings prints of some cases."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.everywhere.steps", *names],
+        capture_output=True, text=True, env=os.environ | {"JAX_NUM_CPU_DEVICES": "1"} | settings,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return dict(line.rsplit(" ", 1) for line in done.stdout.splitlines())
+
+
+def as_cpu(library: Path, name: str, threads: int, flags: str = "") -> dict[str, str]:
+    """The settings of a process that sees this CPU."""
+    found = {"LD_PRELOAD": str(library), "OTHERCPU": name, "NPROC": str(threads)}
+    return found | {"XLA_FLAGS": f"{FLAGS} {flags}".strip()}
+
+
+@pytest.mark.release
+def test_a_step_has_the_same_bits_with_other_instructions_threads_and_caches(other_cpu):
+    here = hashes(SEVERAL, NPROC="4", XLA_FLAGS=FLAGS)
+    assert list(here) == SEVERAL
+    assert hashes(SEVERAL, **as_cpu(other_cpu, "haswell", 1)) == here
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    "name, threads, flags",
+    [
+        ("haswell", 1, ""),
+        ("zen3", 2, "--xla_cpu_max_isa=AVX"),  # no fused multiply-add
+        ("zen4", 4, ""),
+        ("skylake", 2, ""),
+        ("icelake", 1, "--xla_cpu_max_isa=SSE4_2"),
+    ],
+)
+def test_steps_of_every_model_and_optimizer_have_the_same_bits(other_cpu, name, threads, flags):
+    here = hashes([], NPROC="2", XLA_FLAGS=FLAGS)
+    assert list(here) == steps.cases()
+    assert hashes([], **as_cpu(other_cpu, name, threads, flags)) == here
+    assert here["llama"] == here["llama scanned"]
+
+
+@pytest.fixture
+def trained(tmp_path) -> tuple[Path, Path]:
+    """A run by rules in a layout that no lone peer's program has; peer 1 lies once, by 2^-23."""
+    run_file, root = tmp_path / "run.toml", tmp_path / "root"
+    lie = {"kind": "scale_up", "peer": 1, "rounds": [4, 4], "size": 1 + 2.0**-23}
+    document = tiny.run_document(
+        tiny.write_data(tmp_path / "tokens"),
+        peers__bits="everywhere",
+        peers__product_bits=8,
+        peers__layout="vmap",
+        model__LLM__optimizer=tiny.ADAMW,
+        faults__schedule=[lie],
+    )
+    tiny.write_run(run_file, document)
+    tiny.make(run_file, root, "download", "convert", "train")
+    return run_file, root
+
+
+@pytest.mark.release
+def test_another_cpu_audits_a_run_bit_for_bit_and_finds_the_smallest_lie(
+    other_cpu, trained, monkeypatch
+):
+    run_file, root = trained
+    for name, value in as_cpu(other_cpu, "haswell", 1).items():
+        monkeypatch.setenv(name, value)
+    tiny.by_hand(run_file, root, "witness")
+    verdict = read_json(root / "data/verdict/verdict.json")
+    assert (verdict["method"], verdict["why_not_bitwise"]) == ("bitwise", None)
+    assert len(verdict["replayed_windows"]) == verdict["windows"]
+    assert [(found["peer"], found["step"]) for found in verdict["findings"]] == [(1, 4)]
