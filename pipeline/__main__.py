@@ -178,7 +178,7 @@ def pin(run: RunFile = DEFAULT_RUN, root: Root = DEFAULT_ROOT) -> None:
 @app.command("import", rich_help_panel=RUN_FILES)
 def import_(source: Annotated[Path, typer.Argument(help="A Psyche configuration.")]) -> None:
     """Convert a Psyche configuration to a complete run file, and print it."""
-    from pipeline.runfile.importer import import_psyche
+    from pipeline.runfile.as_text import import_psyche
 
     typer.echo(import_psyche(source), nl=False)
 
@@ -188,7 +188,7 @@ def whole(
     file: Annotated[Path, typer.Argument(help="A run file that has a base, such as default.toml.")],
 ) -> None:
     """Print a run file with every table, those of its base included."""
-    from pipeline.runfile.importer import written_whole
+    from pipeline.runfile.as_text import written_whole
 
     typer.echo(written_whole(file), nl=False)
 

@@ -26,7 +26,7 @@ from lockstep.machine.progress import Progress
 from pipeline import runfile
 from pipeline.stage import artifacts, devices, pins
 from pipeline.stage.artifacts import Paths
-from pipeline.stage.given_files import check_file, check_inside, expand, unchanged
+from pipeline.stage.untrusted_files import check_file, check_inside, expand, unchanged
 from pipeline.subject import subject_of
 from pipeline.tokens.tokenizer_files import MOST_BYTES, convert_older
 from pipeline.weights import bucket, earlier_run, hf, hub_model

@@ -115,7 +115,7 @@ class OptimizerVariant(Variant):
         return False
 
     def needs(self, run: Surroundings) -> Misfits:
-        """Return what does not fit of the rest of its run; needs.py has what is common to all."""
+        """Return what does not fit of the rest of its run; misfits.py has what is common to all."""
         return []
 
     def pace(

@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 from lockstep.errors import LockstepError
 from lockstep.methods import CARDS, AnyOptimizer, card_of
 from lockstep.methods.card import Setting, Surroundings, build
-from lockstep.methods.needs import check_faults, check_needs
+from lockstep.methods.misfits import check_faults, check_needs
 from lockstep.methods.schedule import AnySchedule, learning_rate_of
 from lockstep.optim.optimizer import Optimizer
 from lockstep.protocol import links

@@ -385,7 +385,7 @@ class FusedPeers(SimulatedPeers):
         return self.groups[peer // self._turns]
 
     def step(self, asked: RoundSteps[M]) -> dict[int, Done[M]]:
-        # a run of this layout has neither verifiers nor peers of another precision: see `needs.py`
+        # such a run has neither verifiers nor peers of another precision: see `misfits.py`
         work = asked.work
         idle = jax.tree.map(np.zeros_like, next(iter(work.values())).rows_MB)
         filled = [work.get(peer, Work(idle, 0)) for peer in range(self._rows)]

@@ -27,7 +27,7 @@ from lockstep.wire.commitment import tree_hash
 from parts.carrier import requests
 from parts.carrier.carrier import Carrier, Processes
 from parts.carrier.channel import Hub, Place, Secrets
-from parts.carrier.operations import SHARDS, leaves, tables_for_a_process, trees_of
+from parts.carrier.handlers import SHARDS, leaves, tables_for_a_process, trees_of
 from parts.carrier.requests import OPERATIONS, Asked, FrameError, Hashed, checked
 from pipeline import extras, runfile
 from pipeline.stage import signals

@@ -25,7 +25,7 @@ from pipeline import runfile
 from pipeline.stage import devices
 
 if TYPE_CHECKING:
-    from parts.carrier.operations import Operations
+    from parts.carrier.handlers import Operations
 
 LOOK_SECONDS = 0.5  # between two looks at whether it is to leave
 HELLO_SECONDS = 2.0  # between two hellos of a process that nobody asks anything
@@ -114,7 +114,7 @@ class PeerProcess:
         if self.rank.count > 1:
             self._join(gang, run.runtime.answer_seconds)
         from lockstep.machine import allocator
-        from parts.carrier.operations import Operations
+        from parts.carrier.handlers import Operations
 
         allocator.trim_after_compiling()
         return Operations(run, create.model, create.first_step, create.columns)

@@ -271,7 +271,7 @@ def _write(
     from pipeline import runfile
     from pipeline.preflight import commands as preflight
     from pipeline.preflight.plan import plan_of
-    from pipeline.runfile.importer import run_file, toml
+    from pipeline.runfile.as_text import run_file, toml
     from pipeline.runfile.like import CALLED, value_at
     from pipeline.stage import logs
 

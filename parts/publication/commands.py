@@ -175,9 +175,9 @@ def _attest(
     if outcome in (VerifyOutcome.NOT_ASKED, VerifyOutcome.NOT_FETCHED) or not seen:
         print(f"verify: {path}: not written, since nothing was decided", file=sys.stderr)
         return
-    from parts.publication import statement
+    from parts.publication import in_toto
 
-    statement.write(path, seen[0], asks, outcome, said)
+    in_toto.write(path, seen[0], asks, outcome, said)
 
 
 def _outcome(error: LockstepError) -> VerifyOutcome:
@@ -230,10 +230,10 @@ def _verify(
 
     Once it was found, it is put into `seen`, whatever is found of it then.
     """
-    from parts.publication import aside, fetch, layout, signature, statement
+    from parts.publication import aside, fetch, in_toto, layout, signature
     from pipeline.audit import given_bundle
     from pipeline.net.limits import told
-    from pipeline.stage import devices, given_files, logs
+    from pipeline.stage import devices, logs, untrusted_files
 
     logs.to_stdout("WARNING")
     data, folder, place = root / "data", None, None
@@ -248,7 +248,7 @@ def _verify(
             with aside.folder(data / "runs", "verify", AGAIN) as place:
                 folder = found.bring(place, skip)
                 here = [folder / name for name in publication.files if name not in skip]
-                with given_files.unchanged(here), _release_said(publication.release):
+                with untrusted_files.unchanged(here), _release_said(publication.release):
                     run = given_bundle.read_run(folder / layout.PROOF, limits.max_gb, worker)
                     if precision := layout.matmul_precision(folder):
                         os.environ.setdefault("JAX_DEFAULT_MATMUL_PRECISION", precision)
@@ -260,7 +260,7 @@ def _verify(
                     most = limits.max_gb
                     verified = verifying.verify(folder, publication, run, asks, own, most)
                     return dataclasses.replace(
-                        verified, claims=[*statement.claims(found), signed, *verified.claims]
+                        verified, claims=[*in_toto.claims(found), signed, *verified.claims]
                     )
     except (LockstepError, OSError) as error:
         text = str(error)

@@ -22,7 +22,7 @@ from pipeline.net.origin import Origin
 from pipeline.net.transfers import hub_files, store
 from pipeline.net.transfers.store import Transfer
 from pipeline.runfile import Network
-from pipeline.stage.given_files import check_regular, expand, unchanged, walk
+from pipeline.stage.untrusted_files import check_regular, expand, unchanged, walk
 
 HUB = re.compile(r"(\w[\w.-]*/[\w.-]+)(?:@([\w./-]+))?", re.ASCII)
 MOST_BYTES = {MANIFEST: layout.MOST_MANIFEST_BYTES, SIGNATURE: layout.MOST_SIGNATURE_BYTES}

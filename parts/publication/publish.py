@@ -21,7 +21,7 @@ from pipeline.again.outputs import CARD, EXPORTS, HELD_OUT, RUN
 from pipeline.audit import given_rows
 from pipeline.audit.sample import read_beacon
 from pipeline.language_model import held_out
-from pipeline.runfile.importer import toml
+from pipeline.runfile.as_text import toml
 from pipeline.runfile.psyche import DESTINATION_FORM, destination
 from pipeline.stage import lock
 from pipeline.stage.artifacts import COUNTED, Paths, verify

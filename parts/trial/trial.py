@@ -22,7 +22,7 @@ from parts.trial import flags
 from pipeline import runfile
 from pipeline.command_line import run_stage
 from pipeline.pages.stage_results import read_tsv
-from pipeline.runfile.importer import run_file
+from pipeline.runfile.as_text import run_file
 from pipeline.sources.token_files.listing import EXTENSIONS
 from pipeline.stage.artifacts import METRICS, Paths
 from pipeline.weights import hf

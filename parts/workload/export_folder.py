@@ -25,7 +25,7 @@ from parts.workload.description import FILE, Description
 from parts.workload.worker import Worker
 from pipeline.language_model import held_out
 from pipeline.language_model.held_out import HeldOutRows, MeanLoss
-from pipeline.stage.given_files import check_file
+from pipeline.stage.untrusted_files import check_file
 
 PARAMS, STATISTICS, CARD = "params.safetensors", "statistics.safetensors", "README.md"
 SAVES = "save"  # the capability of a workload that writes files of its own

@@ -31,7 +31,7 @@ from parts.workload.process.child_group import ChildGroup
 from parts.workload.process.messages import WorkerError
 from parts.workload.worker import Worker
 from parts.workload.worker_models import Started, model_at, read_params, write_params
-from pipeline.stage.given_files import check_file
+from pipeline.stage.untrusted_files import check_file
 
 ROWS = "rows.json"  # beside the rows of each step: what a row is
 LOSSES = ("loss", "train_loss", "loss_mean", "train_loss_mean")  # names of the metric, in order

@@ -26,8 +26,8 @@ from parts.workload.process.shared_arrays import SharedArrays
 from parts.workload.process.worker_process import LOG, WorkerCommand, WorkerProcess
 from parts.workload.worker_models import Started, text_of
 from pipeline import runfile
-from pipeline.stage.given_files import check_file, walk
 from pipeline.stage.keys import OUT
+from pipeline.stage.untrusted_files import check_file, walk
 from pipeline.tokens.sequences import Sequences
 from pipeline.tokens.shards import read_shards
 

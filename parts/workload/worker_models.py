@@ -15,7 +15,7 @@ from parts.workload.process.messages import WorkerError
 from parts.workload.process.shared_arrays import SharedArrays
 from parts.workload.process.worker_process import WorkerProcess
 from parts.workload.python.lockstep_worker import pack_files
-from pipeline.stage.given_files import check_file
+from pipeline.stage.untrusted_files import check_file
 
 
 class Started(NamedTuple):

@@ -36,8 +36,8 @@ from pipeline.again.published import PublishedRun
 from pipeline.audit.verdict_text import HELD_OUT, HELD_OUT_SPLIT
 from pipeline.pages import card, results_card
 from pipeline.pages.stage_results import Results
-from pipeline.stage.given_files import check_yaml
 from pipeline.stage.keys import STAGES, tracked, upstream
+from pipeline.stage.untrusted_files import check_yaml
 
 NOT_AS_WRITTEN = (AttributeError, KeyError, TypeError, ValueError)  # of a stranger's record
 MOST_CARD_BYTES = 2**20  # it is parsed

@@ -7,7 +7,7 @@ from lockstep.errors import LockstepError
 from lockstep.files import read_json
 from lockstep.machine.progress import size
 from pipeline import runfile
-from pipeline.stage.given_files import check_regular
+from pipeline.stage.untrusted_files import check_regular
 
 RUN = "run.json"
 

@@ -13,7 +13,7 @@ from lockstep.files import read_json
 from lockstep.machine.progress import Progress
 from pipeline import runfile
 from pipeline.net.transfers import hub_files
-from pipeline.stage.given_files import expand
+from pipeline.stage.untrusted_files import expand
 from pipeline.tokens.tokenizer_files import KINDS, TOKENIZER
 from pipeline.weights import hf
 

@@ -13,7 +13,7 @@ from lockstep.errors import LockstepError
 from lockstep.methods.card import Surroundings
 from lockstep.methods.dense import OptimizerWorkload
 from lockstep.methods.diloco import Fragmented
-from lockstep.methods.needs import check_faults, check_needs
+from lockstep.methods.misfits import check_faults, check_needs
 from lockstep.tables.explain import validate
 from lockstep.tables.links import Links
 from lockstep.tables.table import Table, missing, wrong

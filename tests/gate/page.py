@@ -12,9 +12,10 @@ asks each command that reads one for the same thirteen cases. It ends within its
 is right or with one line: no value is repeated whole, and no secret in any case of letters. In the
 tables, quoted text is part of that line.
 
-- Names and files: `pipeline/stage/given_files.py`. A name is printable, has at most 1,024 bytes and
-  stays in its folder. A file is regular, and where it is read into memory its size is looked at
-  first. No link leads out of the folder, in which at most 64 folders are within each other.
+- Names and files: `pipeline/stage/untrusted_files.py`. A name is printable, has at most 1,024
+  bytes and stays in its folder. A file is regular, and where it is read into memory its size is
+  looked at first. No link leads out of the folder, in which at most 64 folders are within each
+  other.
 - What unpacks, there too: lines and columns of text come to at most 4 MiB or 200 times their packed
   size, a row group of numbers to 2^28 or 200 for each of its bytes, YAML to 100,000 values.
   Parquet's text is read a row at a time. One page of a parquet file, of 2 GiB at most, is believed

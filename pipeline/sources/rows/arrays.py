@@ -49,7 +49,7 @@ from pipeline.sources.rows.writing import (
     write_arrays,
 )
 from pipeline.stage.artifacts import listing_sha256
-from pipeline.stage.given_files import check_file, expand, unchanged
+from pipeline.stage.untrusted_files import check_file, expand, unchanged
 from pipeline.tokens import signs
 from pipeline.tokens.rows import WORD
 from pipeline.tokens.shards import Split

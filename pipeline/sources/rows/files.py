@@ -35,7 +35,7 @@ from pipeline.sources.rows.writing import (
     warnings_of,
 )
 from pipeline.stage.artifacts import listing_sha256
-from pipeline.stage.given_files import (
+from pipeline.stage.untrusted_files import (
     FileStamp,
     check_file,
     check_unchanged,

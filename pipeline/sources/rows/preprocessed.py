@@ -51,7 +51,7 @@ from pipeline.sources.token_files.listing import (
     tokenizer_files,
 )
 from pipeline.stage.artifacts import listing_sha256
-from pipeline.stage.given_files import check_unpacked, expand, unchanged, walk
+from pipeline.stage.untrusted_files import check_unpacked, expand, unchanged, walk
 from pipeline.tokens.shards import ShardFile, Split, write_shard
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from pipeline.sources.provider import (
 )
 from pipeline.sources.text.tokenizing import DocumentReader, most_tokens, tokenize
 from pipeline.stage.artifacts import listing_sha256
-from pipeline.stage.given_files import unchanged
+from pipeline.stage.untrusted_files import unchanged
 from pipeline.tokens.shards import Split
 
 # About as many bytes as Python's standard library; none has parts for one platform, or versions in

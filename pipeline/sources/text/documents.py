@@ -29,7 +29,7 @@ from pipeline.net import remote
 from pipeline.sources.provider import FetchOptions
 from pipeline.sources.token_files.fetching import fetch_files
 from pipeline.sources.token_files.listing import LocationFile
-from pipeline.stage.given_files import LEAST_UNPACKED, check_unpacked
+from pipeline.stage.untrusted_files import LEAST_UNPACKED, check_unpacked
 from pipeline.tokens import signs
 
 if TYPE_CHECKING:

@@ -55,7 +55,7 @@ from pipeline.sources.text.tokenizing import (
 )
 from pipeline.sources.token_files.fetching import fetch_files
 from pipeline.sources.token_files.listing import Listing, LocationFile, first_far, max_tokens
-from pipeline.stage.given_files import unchanged
+from pipeline.stage.untrusted_files import unchanged
 from pipeline.tokens import signs
 from pipeline.tokens.shards import Part, Split
 

@@ -37,7 +37,7 @@ from pipeline.sources.token_files.elsewhere import (
     list_files,
 )
 from pipeline.sources.token_files.listing import Listing, LocationFile, check_local, local_file
-from pipeline.stage.given_files import check_yaml, expand, walk
+from pipeline.stage.untrusted_files import check_yaml, expand, walk
 
 log = logging.getLogger(__name__)
 

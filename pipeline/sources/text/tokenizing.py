@@ -28,7 +28,7 @@ from pipeline.runfile.data import Limit, TokenizedText
 from pipeline.sources.provider import HELD_OUT, TRAIN, Fetched, FetchOptions
 from pipeline.sources.token_files.listing import max_tokens
 from pipeline.stage.artifacts import listing_sha256
-from pipeline.stage.given_files import check_file, expand, unchanged
+from pipeline.stage.untrusted_files import check_file, expand, unchanged
 from pipeline.tokens.shards import Part, ShardFile, Split, write_shard
 from pipeline.tokens.tokenizer_files import (
     MOST_BYTES,

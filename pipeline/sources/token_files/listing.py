@@ -36,7 +36,7 @@ from pipeline.sources.provider import (
     Survey,
     SurveyedFile,
 )
-from pipeline.stage.given_files import check_file, stamp
+from pipeline.stage.untrusted_files import check_file, stamp
 from pipeline.tokens import signs
 from pipeline.tokens.shards import Part, Split, count_tokens
 from pipeline.tokens.signs import HELD_OUT_SPLITS, split_of

@@ -20,7 +20,7 @@ from pipeline.sources.token_files.listing import (
     local_file,
     token_files,
 )
-from pipeline.stage.given_files import expand, walk
+from pipeline.stage.untrusted_files import expand, walk
 from pipeline.tokens import signs
 from pipeline.tokens.tokenizer_files import KINDS
 

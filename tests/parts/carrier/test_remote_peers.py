@@ -14,7 +14,7 @@ import pytest
 
 from lockstep.programs.train_step import Programs
 from lockstep.transcript.transcript import Transcript
-from parts.carrier import operations
+from parts.carrier import handlers
 from parts.carrier.carrier import Answered
 from parts.carrier.remote_peers import RemotePeers
 from parts.carrier.requests import Asked
@@ -37,7 +37,7 @@ def train(run: runfile.Run, folder, form: str = "signs", fails: Fails | None = N
     carrier = Loopback(run.peers.count, *([fails] if fails else []))
     setup = lab.setup(run)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(operations, "programs_of", programs_of)
+        patch.setattr(handlers, "programs_of", programs_of)
         peers = RemotePeers(setup, setup.start.state, carrier, run.snapshots().takes)
         trained = lab.train(run, folder, peers)
     return trained.transcript, lab.audit(run, trained.transcript), carrier

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from parts.carrier import requests
-from parts.carrier.operations import Operations, leaves
+from parts.carrier.handlers import Operations, leaves
 from parts.carrier.requests import (
     OPERATIONS,
     Asked,

@@ -11,7 +11,7 @@ from lockstep.methods.card import OptimizerVariant
 from lockstep.methods.schedule import ScheduleVariant
 from pipeline import runfile
 from pipeline.runfile import CheckpointVariant, DataCorpus
-from pipeline.runfile.importer import written_whole
+from pipeline.runfile.as_text import written_whole
 from pipeline.stage.keys import PROJECT, RUN_FILE
 from pipeline.toml_file import KINDS, read_run_file
 from tests import tiny

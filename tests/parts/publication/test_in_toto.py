@@ -10,10 +10,10 @@ import pytest
 
 from lockstep.errors import LockstepError
 from lockstep.files import read_json, sha256_file
-from parts.publication import fetch, layout, publish, signature, statement
+from parts.publication import fetch, in_toto, layout, publish, signature
 from pipeline import version
 from pipeline.again import outputs
-from pipeline.stage.given_files import walk
+from pipeline.stage.untrusted_files import walk
 from tests.parts.publication.published_run import LIMITS, flip, print_of
 from tests.parts.publication.test_signature import write_keys
 from tests.servers.files import Files
@@ -109,7 +109,7 @@ def test_a_signature_is_fetched_wherever_the_publication_lies(
         found = fetch.find(REPO, tmp_path / "store", LIMITS)
         elsewhere = f"?repository_url={quote(hub.address, safe='')}"
         assert found.uri == f"pkg:huggingface/{REPO}@{commit}{elsewhere}"
-        stated, values = statement.claims(found)[1][1], statement.claims(found)[0].values
+        stated, values = in_toto.claims(found)[1][1], in_toto.claims(found)[0].values
         assert (stated, values["sha256"]) == ("stated", digests(folder))
         claim = signature.check(found.signature, found.digests, public)
         assert claim.kind == "proven"

@@ -6,7 +6,7 @@ import pytest
 
 from lockstep.tables.faults import Fault
 from pipeline import runfile
-from pipeline.runfile import importer
+from pipeline.runfile import as_text
 from pipeline.stage.keys import PROJECT
 from tests.errors import refused
 
@@ -30,7 +30,7 @@ n_left_pad_zeros = 5, num_files = 3 }""",
 def imported(tmp_path, text: str) -> tuple[str, runfile.Run]:
     source, target = tmp_path / "source.toml", tmp_path / "run.toml"
     source.write_text(text)
-    whole = importer.import_psyche(source)
+    whole = as_text.import_psyche(source)
     target.write_text(whole)
     return whole, runfile.load(target)
 
@@ -95,7 +95,7 @@ def test_own_tables_of_the_source_are_kept(tmp_path):
 
 def test_nothing_that_steers_a_terminal_is_printed_and_values_stay(tmp_path):
     prompt = "é\u202e\ufeff\x7f\x1b[31m\U000e0001\n😀"
-    own = f"[evaluate]\nprompt = {importer.toml(prompt)}\n"
+    own = f"[evaluate]\nprompt = {as_text.toml(prompt)}\n"
     text, run = imported(tmp_path, f"{OLDER.read_text()}\n{own}")
     assert run.evaluate.prompt == prompt
     assert text.replace("\n", "").isprintable() and "é" in text and "😀" in text

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.stage import given_files
+from pipeline.stage import untrusted_files
 from tests.errors import check_names, refused
 from tests.pipeline.sources.options import refusal
 
@@ -23,7 +23,7 @@ def folder(tmp_path):
 def test_a_link_that_leads_out_is_refused_however_it_leads_there(folder, target):
     (folder / "below").symlink_to("..")
     (folder / "link").symlink_to(target)
-    said = refusal(given_files.check_inside, folder / "link", folder)
+    said = refusal(untrusted_files.check_inside, folder / "link", folder)
     real = os.path.realpath(folder / "link")
     check_names(said, folder / "link", real)
 
@@ -32,7 +32,7 @@ def test_a_link_within_the_folder_is_followed_also_where_the_folder_is_a_link(fo
     (folder / "link").symlink_to("a")
     (tmp_path / "other").symlink_to(folder)
     for root in (folder, tmp_path / "other"):
-        given_files.check_inside(root / "link", root)
+        untrusted_files.check_inside(root / "link", root)
 
 
 @pytest.mark.parametrize(("repository", "fits"), [("models--a--b", True), ("elsewhere", False)])
@@ -49,25 +49,25 @@ def test_a_snapshot_of_the_hubs_cache_may_lead_to_its_blobs(tmp_path, repository
     (blobs / "5678").symlink_to(tmp_path / "secret")
     (snapshot / below / "good").symlink_to(blobs / "1234")
     (snapshot / below / "bad").symlink_to(blobs / "5678")
-    assert given_files.is_inside(snapshot / below / "good", snapshot / below) is fits
-    assert not given_files.is_inside(snapshot / below / "bad", snapshot / below)
+    assert untrusted_files.is_inside(snapshot / below / "good", snapshot / below) is fits
+    assert not untrusted_files.is_inside(snapshot / below / "bad", snapshot / below)
 
 
 def test_a_folder_of_a_stranger_holds_files_and_folders_alone(folder):
-    given_files.check_regular(folder)
+    untrusted_files.check_regular(folder)
     os.mkfifo(folder / "pipe")
-    assert "pipe: not a regular file" in refusal(given_files.check_regular, folder)
+    assert "pipe: not a regular file" in refusal(untrusted_files.check_regular, folder)
     (folder / "pipe").unlink()
     (folder / "link").symlink_to("../secret")
-    assert "link: a link to " in refusal(given_files.check_regular, folder)
+    assert "link: a link to " in refusal(untrusted_files.check_regular, folder)
 
 
 def test_a_file_that_is_written_to_while_it_is_read_is_refused(folder):
-    with given_files.unchanged([folder / "a"]):
+    with untrusted_files.unchanged([folder / "a"]):
         (folder / "a").read_text()
 
     def read() -> None:
-        with given_files.unchanged([folder / "a"]):
+        with untrusted_files.unchanged([folder / "a"]):
             (folder / "a").write_text("THEIRS")
 
     assert refusal(read).startswith(f"{folder / 'a'}: changed while it was read")
@@ -75,8 +75,8 @@ def test_a_file_that_is_written_to_while_it_is_read_is_refused(folder):
 
 def test_the_home_of_nobody_is_one_line(monkeypatch):
     monkeypatch.setenv("HOME", "/home/us")
-    assert str(given_files.expand("~/x", "a.key")) == "/home/us/x"
-    said = refusal(given_files.expand, "~nosuchuser/x", "a.key")
+    assert str(untrusted_files.expand("~/x", "a.key")) == "/home/us/x"
+    said = refusal(untrusted_files.expand, "~nosuchuser/x", "a.key")
     check_names(said, "a.key", "~nosuchuser/x")
 
 
@@ -100,5 +100,5 @@ def test_a_change_that_keeps_size_and_time_is_noticed(tmp_path, change):
     path = tmp_path / "a"
     path.write_bytes(b"a")
     time.sleep(0.02)  # a file system's clock may be that coarse
-    with refused(path), given_files.unchanged([path]):
+    with refused(path), untrusted_files.unchanged([path]):
         change(path)
