@@ -63,6 +63,11 @@ def seed_of(batches: list) -> int:
     return int.from_bytes(hashlib.sha256(json.dumps(ids).encode()).digest()[:4], "big")
 
 
+def plain(model: Any) -> Any:
+    """Return the module that `torch.compile` wraps: names of its tensors are its own."""
+    return getattr(model, "_orig_mod", model)
+
+
 def address(tensor: Any) -> Any:
     """The same for two names of one tensor."""
     if isinstance(tensor, np.ndarray):

@@ -92,7 +92,7 @@ class BoundModel:
     def current(self) -> torch.nn.Module:
         """The model with the parameters as they are now."""
         self._take_params()
-        return self.model
+        return bits.plain(self.model)
 
     def _take_params(self) -> None:
         self.initial = None

@@ -65,6 +65,7 @@ def state_of(model: torch.nn.Module, travels: Callable[[str], bool]) -> ModuleSt
     """Return what becomes of each tensor; `travels` says which names the run's patterns include."""
     trained: dict[str, list[torch.nn.Parameter]] = {}
     first: dict[Any, str] = {}
+    model = bits.plain(model)
     named = sorted(model.named_parameters(remove_duplicate=False))
     places = {name: bits.address(parameter) for name, parameter in named}
     for name, parameter in named:
@@ -166,7 +167,8 @@ class Movement:
     """
 
     def __init__(self, model: torch.nn.Module, state: ModuleState, *, of_gradient: bool):
-        self._model, kept = model, model.state_dict().keys()
+        self._model = bits.plain(model)
+        kept = self._model.state_dict().keys()
         names = [name for _, name, _ in state.fixed] + [*state.trained] * of_gradient
         self._names = [name for name in names if name in kept]
         self._before = self._hashes()

@@ -83,7 +83,7 @@ def run(module=None, **changes):
     given = given | {"optimizer": {"DiLoCo": {"inner_steps": 3}}} | changes
     loss = given.pop("loss", lambda module, batch: module(batch))
     data = given.pop("data", None) or Pictures()
-    return simulate(loss, module or net(), data, show_progress=False, **given)
+    return simulate(loss, net() if module is None else module, data, show_progress=False, **given)
 
 
 def equal(a, b) -> bool:
@@ -234,6 +234,13 @@ def test_the_result_is_a_whole_state_dict_with_buffers_and_tied_heads_too():
     assert torch.equal(module.out.weight, found.params["again.weight"])
     assert torch.equal(module.mask, torch.ones(WIDTH))
     assert not torch.equal(module.out.weight, net().out.weight)
+
+
+def test_a_compiled_module_has_its_own_names_and_bits():
+    compiled = torch.compile(net(), backend="eager")
+    found = run(compiled)
+    assert equal(found, run(net()))
+    Net().load_state_dict(found.params)
 
 
 def test_a_data_set_is_read_again_in_each_pass_and_its_draws_repeat():

@@ -154,6 +154,7 @@ def modules_of(state: Any) -> list[tuple[str, Any]]:
 
 
 def _with_state_dict(module: Any) -> Any:
+    module = bits.plain(module)
     if isinstance(module, dict) and all(isinstance(part, np.ndarray) for part in module.values()):
         return ArrayState(module)
     if hasattr(module, "state_dict") and hasattr(module, "load_state_dict"):
