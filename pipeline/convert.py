@@ -17,8 +17,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from lockstep.errors import LockstepError
 from lockstep.files import sha256_file, write_json
 from lockstep.machine import memory
@@ -30,6 +28,7 @@ from pipeline.stage.untrusted_files import check_file, check_inside, expand, unc
 from pipeline.subject import subject_of
 from pipeline.tokens.tokenizer_files import MOST_BYTES, convert_older
 from pipeline.weights import bucket, earlier_run, hf, hub_model
+from pipeline.weights.fresh import fresh_params
 
 log = logging.getLogger(__name__)
 
@@ -110,24 +109,10 @@ def _init(run: runfile.Run, checkpoint: runfile.CheckpointInit, folder: Path) ->
         if value != written[key]:
             raise LockstepError(f"{where}.{key} is {value!r}, expected {written[key]!r}")
     memory.check(model.shapes(model_config), where, run.runtime.memory_gb)
-    with jax.default_device(_cpu()):
-        params = model.init(model_config, checkpoint.seed)
+    params = fresh_params(model, model_config, checkpoint.seed)
     (folder / "hf").mkdir()
     hf.write_folder(folder / "hf", hf_config, params, "float32")
-    flags = devices.flags_of_the_user()  # a reader who draws these weights again may have others
-    recorded = {"xla_flags": flags} if flags else {}
-    return {"seed": checkpoint.seed} | recorded | write_params(folder / "hf", folder)
-
-
-def _cpu() -> jax.Device:
-    """Return the device on which fresh weights are drawn: other kinds differ in the last bit."""
-    try:
-        return jax.local_devices(backend="cpu")[0]
-    except RuntimeError as error:
-        raise LockstepError(
-            f"JAX_PLATFORMS is {jax.config.jax_platforms!r}, expected cpu in it too: fresh "
-            "weights are drawn there"
-        ) from error
+    return {"seed": checkpoint.seed} | write_params(folder / "hf", folder)
 
 
 # ---- A folder, the hub, a bucket ----

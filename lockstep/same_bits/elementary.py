@@ -18,6 +18,13 @@ LOGARITHM_TERMS = 12  # of its series, up to (sqrt(2) - 1) / (sqrt(2) + 1)
 # exp(r) = 1 + r + r^2 p(r) for |r| <= log(2) / 2 (Cephes, expf): within two units of the last place
 EXPONENTIAL = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2,
                1.6666665459e-1, 5.0000001201e-1)  # fmt: skip
+# Polynomials of w = -log(1 - x^2), in w - 2.5 below 5 and in sqrt(w) - 3 from there on
+INVERSE_ERROR_NEAR = (2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06,
+                      0.00021858087, -0.00125372503, -0.00417768164, 0.246640727,
+                      1.50140941)  # fmt: skip
+INVERSE_ERROR_FAR = (-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844,
+                     0.00573950773, -0.0076224613, 0.00943887047, 1.00167406,
+                     2.83297682)  # fmt: skip
 # log(2), of which the first part has so few bits that its product with a small integer is exact
 LOG_2 = (0.693359375, -2.12194440e-4)
 LEAST_EXPONENT = -87.33654  # e to a smaller number is subnormal, which is 0 on some devices
@@ -159,6 +166,16 @@ class Arithmetic:
         found = lax.select(lax.lt(x, _full(x, least)), _full(x, -math.inf), found)
         found = lax.select(lax.eq(x, _full(x, math.inf)), x, found)
         return lax.select(lax.bitwise_or(lax.le(x, _full(x, -least)), lax.ne(x, x)), none, found)
+
+    def inverse_error_function(self, x: jax.Array) -> jax.Array:
+        """Return the y with erf(y) = x, of float32 numbers, to a relative 1e-6 (Giles, 2010)."""
+        one = _full(x, 1)
+        size = self.logarithm(self.times(lax.sub(one, x), lax.add(one, x)))
+        size = lax.neg(size)
+        near = self._polynomial(INVERSE_ERROR_NEAR, lax.sub(size, _full(x, 2.5)))
+        far = self._polynomial(INVERSE_ERROR_FAR, lax.sub(self.root(size), _full(x, 3)))
+        found = self.times(lax.select(lax.lt(size, _full(x, 5)), near, far), x)
+        return lax.select(lax.eq(lax.abs(x), one), self.times(x, _full(x, math.inf)), found)
 
     def cosine(self, x: jax.Array) -> jax.Array:
         """Return the cosine of float32 numbers of moderate size, such as those of a schedule.

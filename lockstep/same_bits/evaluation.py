@@ -25,17 +25,22 @@ CALLS = (
 def same_bits(function: Callable[..., Any], product: Product = in_float64) -> Callable[..., Any]:
     """Return a function of the same arguments, each of whose operations is rounded in one way.
 
-    Some of its arguments are floats. `product` is one of `products.PRODUCTS`. Such a function may
-    be a part of another: what is by rules stays as it is.
+    Some of its arguments are floats, or the first is integers from 0. `product` is one of
+    `products.PRODUCTS`. Such a function may be a part of another: what is by rules stays as it is.
     """
 
     def same_bits(*arguments: Any) -> Any:
-        closed, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
-        evaluation = _Evaluation(Numbers(Arithmetic.in_program(arguments), product))
-        leaves = evaluation.run(closed, jax.tree.leaves(arguments))
-        return jax.tree.unflatten(jax.tree.structure(shapes), leaves)
+        return at_once(function, *arguments, product=product)
 
     return jax.jit(same_bits)
+
+
+def at_once(function: Callable[..., Any], *arguments: Any, product: Product = in_float64) -> Any:
+    """Return what the function of `same_bits` does, each operation compiled by itself."""
+    closed, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
+    evaluation = _Evaluation(Numbers(Arithmetic.in_program(arguments), product))
+    leaves = evaluation.run(closed, jax.tree.leaves(arguments))
+    return jax.tree.unflatten(jax.tree.structure(shapes), leaves)
 
 
 def without_rule(function: Callable[..., Any], *arguments: Any) -> frozenset[str]:

@@ -78,6 +78,7 @@ RULES: dict[str, Rule] = {
     "cos": _of(Arithmetic.cosine),
     "exp": _of(Arithmetic.exponential),
     "log": _of(Arithmetic.logarithm),
+    "erf_inv": _of(Arithmetic.inverse_error_function),
     "logistic": _of(Arithmetic.logistic),
     "scatter-add": _scatter_add,
 }

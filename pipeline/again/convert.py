@@ -13,7 +13,6 @@ import numpy as np
 from lockstep.errors import LockstepError, RequestError, brief
 from lockstep.optim.optimizer import Tree
 from lockstep.programs.placement import device_groups
-from lockstep.transcript.transcript import Transcript
 from lockstep.wire.commitment import tree_hash
 from pipeline import runfile
 from pipeline.again.claim import PublicClaim
@@ -21,13 +20,10 @@ from pipeline.again.outputs import HEADER, RUN, SOURCE, TRANSCRIPT
 from pipeline.again.published import ChainStart, PublishedRun
 from pipeline.start.begin import Setup
 from pipeline.weights import hf
+from pipeline.weights.fresh import fresh_params
 
 FRESH = runfile.CheckpointInit | runfile.CheckpointEphemeral
 NAMES_OF_A_CHECKPOINT = ("seed", "repo_id", "revision", "bucket", "prefix", "key")
-OTHER_BITS = {  # what a header has in `environment`, and why fresh weights depend on it
-    "instruction_set": "CPUs with and without fused multiply-add differ in last bits",
-    "xla_flags": "flags of XLA can change last bits",
-}
 
 
 def again(published: PublishedRun) -> list[PublicClaim]:
@@ -76,7 +72,7 @@ def make_start(published: PublishedRun) -> ChainStart:
     if found != began.params:
         raise LockstepError(
             f"{TRANSCRIPT}: params before the first round of hash {began.params[:12]}, expected "
-            f"{found[:12]} of {text}{_where(setup, transcript)}"
+            f"{found[:12]} of {text}"
         )
     group = device_groups(jax.devices(), setup.programs.parts)[0]
     own, shared = jax.tree.map(np.asarray, setup.programs.init(group.put(params)))
@@ -102,8 +98,7 @@ def _params(setup: Setup, folder: Path | None) -> tuple[Tree, str]:
             named = {"model_type": kinds[0]} | said.config
             _check_model(model, named, "float32", "model.LLM.checkpoint.Init.config")
             architecture, config = hf.model_of(model, HEADER)
-            with jax.default_device(jax.local_devices(backend="cpu")[0]):
-                params = jax.device_get(architecture.init(config, said.seed))
+            params = jax.device_get(fresh_params(architecture, config, said.seed))
             return params, f"fresh weights of seed {said.seed}"
         case runfile.CheckpointEphemeral():
             params = setup.subject.params_again(run, model)
@@ -147,17 +142,3 @@ def check_source(source: dict[str, Any], run: runfile.Run) -> None:
                 f"{SOURCE}: {name} is {brief(repr(source.get(name)))}, expected "
                 f"{brief(repr(value))} as in {RUN}"
             )
-
-
-def _where(setup: Setup, transcript: Transcript) -> str:
-    """Return why honest fresh weights could have other bits here, if there is a reason."""
-    here, there = setup.environment(), transcript.header.environment
-    if not isinstance(setup.run.llm.checkpoint, runfile.CheckpointInit):
-        return ""
-    for name, reason in OTHER_BITS.items():
-        if here.get(name) != there.get(name):
-            return (
-                f", as {name} {brief(str(here.get(name)))} draws them; where they were drawn the "
-                f"author says {brief(str(there.get(name)))}, and {reason}"
-            )
-    return ""
