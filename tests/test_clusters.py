@@ -94,11 +94,7 @@ def test_the_slurm_job_of_the_docs_trains_peers_as_its_tasks(tmp_path):
     script = re.search("```sh\n(.*?)```", page, re.DOTALL)[1].replace("5555", port)
     script = script.replace(". .venv/bin/activate", "").replace("$(hostname)", "127.0.0.1")
     run = tomlkit.parse((project / RUN_FILE).read_text())
-    run["runtime"] |= {
-        "carrier": "processes",
-        "listen": f"127.0.0.1:{port}",
-        "by_hand": [0, 1],
-    }
+    run["runtime"] |= {"carrier": "processes", "listen": f"127.0.0.1:{port}", "by_hand": [0, 1]}
     tiny.write_run(project / RUN_FILE, run)
     tiny.make(project / RUN_FILE, project, "download", "convert")
     done = subprocess.run(

@@ -110,12 +110,7 @@ def test_an_extended_run_is_bit_for_bit_the_longer_run(tmp_path):
     run_file, root = start(parts, config__total_steps=3, **changes)
     tiny.make(run_file, root, "download", "convert", "train")
     key = Keys(run_file).key("train")
-    start(
-        parts,
-        config__total_steps=6,
-        model__LLM__checkpoint={"Run": key},
-        **changes,
-    )
+    start(parts, config__total_steps=6, model__LLM__checkpoint={"Run": key}, **changes)
     tiny.make(run_file, root, *UP_TO_VERDICT)
     assert tiny.contents(root / "data/trained/transcript/snapshots/00006") == expected
     assert read_json(root / "data/verdict/verdict.json")["accepted"]

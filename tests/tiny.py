@@ -83,12 +83,7 @@ DECOUPLED_IN_SIGNS = {
 }  # fmt: skip
 FEDAVG = {"FedAvg": LOCAL_STEPS}
 DILOCO_IN_4_BITS = {
-    "DiLoCo": {
-        **DILOCO["DiLoCo"],
-        "quantize": "int4",
-        "quantize_block": 16,
-        "error_feedback": 0.9,
-    }
+    "DiLoCo": {**DILOCO["DiLoCo"], "quantize": "int4", "quantize_block": 16, "error_feedback": 0.9}
 }
 SPARSELOCO = {
     "SparseLoCo": {

@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter
 
 from lockstep.errors import LockstepError
 from lockstep.optim.optimizer import Tree
@@ -89,6 +87,10 @@ class Result:
         Returns:
           The path.
         """
+        # a second to import, which few calls of `simulate` need
+        from matplotlib.figure import Figure
+        from matplotlib.ticker import EngFormatter
+
         path, train, measured = Path(path), self.train, self.validation
         if path.suffix.removeprefix(".") not in Figure().canvas.get_supported_filetypes():
             raise LockstepError(f"simulate: plot to {path}, expected a name such as loss.png")

@@ -202,14 +202,7 @@ def test_an_architecture_without_a_model_is_refused_by_name(tmp_path):
     assert said.startswith("model.LLM.architecture is Torchtitan: this release cannot train")
 
 
-@pytest.mark.parametrize(
-    "checkpoint",
-    [
-        "Ephemeral",
-        {"Dummy": {"repo_id": ""}},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("checkpoint", ["Ephemeral", {"Dummy": {"repo_id": ""}}], ids=str)
 def test_a_checkpoint_without_a_reader_is_refused_by_name(tmp_path, checkpoint):
     name = checkpoint if isinstance(checkpoint, str) else next(iter(checkpoint))
     assert refused(tmp_path, checkpoint) == (

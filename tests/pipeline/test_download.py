@@ -162,8 +162,7 @@ def own_text(folder: Path, size: int) -> runfile.Run:
 
 
 @pytest.mark.parametrize(
-    ("size", "said"),
-    [(300_000, "too few"), (3_500_000, "perhaps too few"), (4_500_000, "enough")],
+    ("size", "said"), [(300_000, "too few"), (3_500_000, "perhaps too few"), (4_500_000, "enough")]
 )
 def test_a_dry_run_of_a_text_estimates_its_tokens_and_says_whether_they_are_enough(
     tmp_path, size, said

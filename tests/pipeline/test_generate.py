@@ -147,8 +147,7 @@ def test_a_share_that_is_none_is_refused(lockstep, folder):
 
 
 @pytest.mark.parametrize(
-    ("terminal", "said"),
-    [(True, "a\\x1b]0;pwned\\x07\n\tb"), (False, "a\x1b]0;pwned\x07\n\tb")],
+    ("terminal", "said"), [(True, "a\\x1b]0;pwned\\x07\n\tb"), (False, "a\x1b]0;pwned\x07\n\tb")]
 )
 def test_what_a_model_wrote_steers_no_terminal_and_is_as_it_is_in_a_pipe(
     monkeypatch, capsys, terminal, said

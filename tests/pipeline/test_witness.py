@@ -26,12 +26,7 @@ class Trained:
 
     def set(self, **changes: object) -> Paths:
         asked = {f"witness__{name}": value for name, value in changes.items()}
-        document = tiny.run_document(
-            self.data,
-            peers__count=3,
-            faults__schedule=[CAUGHT],
-            **asked,
-        )
+        document = tiny.run_document(self.data, peers__count=3, faults__schedule=[CAUGHT], **asked)
         tiny.write_run(self.run_file, document)
         return Paths("witness", self.run_file, self.root)
 

@@ -63,11 +63,7 @@ def test_more_layers_than_can_be_compiled_one_by_one_are_refused():
     "model, rows, message",
     [
         ({"vocab_size": 2**31 - 1, "hidden_size": 2**20}, 2, "the model: "),
-        (
-            {},
-            10**18,
-            r"\[peers\] micro_batch = 10{18} sequences of 16 tokens: 256,000,",
-        ),
+        ({}, 10**18, r"\[peers\] micro_batch = 10{18} sequences of 16 tokens: 256,000,"),
     ],
 )
 def test_what_the_memory_cannot_hold_is_refused_before_it_is_allocated(model, rows, message):
@@ -235,9 +231,7 @@ def test_the_loss_is_the_mean_over_labels_that_count_however_a_batch_is_cut(mode
     for loss, grads in found.values():
         assert float(loss) == pytest.approx(expected, abs=1e-5)
         jax.tree.map(
-            lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=1e-6),
-            grads,
-            found[7][1],
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=1e-6), grads, found[7][1]
         )
 
 

@@ -10,13 +10,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from lockstep.protocol import committee, consensus, driver, links
-from lockstep.protocol.coordinator import (
-    Close,
-    CoordinatorError,
-    RunState,
-    TravelOn,
-    tick,
-)
+from lockstep.protocol.coordinator import Close, CoordinatorError, RunState, TravelOn, tick
 from lockstep.protocol.driver import RunProgress
 from lockstep.protocol.pace import OnItsWay, Pace, steps_of
 from lockstep.protocol.round import Decision, Evidence, Message, Round, Travelling

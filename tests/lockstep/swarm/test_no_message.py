@@ -152,8 +152,7 @@ def test_a_run_goes_on_without_whose_message_is_none_and_its_audit_finds_the_sam
     fault = {"kind": "scale_up", "peer": 4, "size": 1e30, "rounds": [6, 6]}
     run = simulated.run_of("values", fault, **dict(simulated.BY_TIME, total_steps=8))
     spoil(
-        monkeypatch,
-        {2: ({1}, lambda message: with_places(LIES["zero"], message)), 4: ({2}, huge)},
+        monkeypatch, {2: ({1}, lambda message: with_places(LIES["zero"], message)), 4: ({2}, huge)}
     )
     with caplog.at_level(logging.INFO):
         seen = simulated.see("values", run, tmp_path)

@@ -11,14 +11,7 @@ import pytest
 
 from parts.carrier import requests
 from parts.carrier.handlers import Operations, leaves
-from parts.carrier.requests import (
-    OPERATIONS,
-    Asked,
-    FrameError,
-    Outcome,
-    RequestHeader,
-    decode,
-)
+from parts.carrier.requests import OPERATIONS, Asked, FrameError, Outcome, RequestHeader, decode
 from pipeline.start.round_settings import round_settings
 from tests.errors import refused
 from tests.lockstep.swarm import simulated

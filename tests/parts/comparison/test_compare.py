@@ -16,16 +16,7 @@ from lockstep.errors import DivergedError, LockstepError
 from lockstep.tables.explain import validate
 from parts.comparison import compare_file, plan_file, train, written
 from parts.comparison.compare_file import Compare
-from parts.comparison.table import (
-    Row,
-    beats,
-    best_rate,
-    conclusions,
-    front,
-    loss_at,
-    rows,
-    tables,
-)
+from parts.comparison.table import Row, beats, best_rate, conclusions, front, loss_at, rows, tables
 from parts.comparison.train import KEPT
 from parts.comparison.trainings import PlannedTraining, document, grid, trainings
 from pipeline import __main__ as command_line

@@ -8,14 +8,7 @@ from lockstep.programs.placement import device_groups
 from parts.tasks import task_model
 from parts.tasks.task_model import TaskModel
 from pipeline.weights import exported
-from tests.pipeline.exported import (
-    CONTEXT,
-    END,
-    HF_CONFIG,
-    make_params,
-    make_tokenizer,
-    write,
-)
+from tests.pipeline.exported import CONTEXT, END, HF_CONFIG, make_params, make_tokenizer, write
 
 __all__ = ["CONTEXT", "END", "HF_CONFIG", "make_params", "make_tokenizer", "write"]
 

@@ -36,5 +36,5 @@ FOLDERS = [
         "docs.jsonl",
         _evaluate,
         {PIPE: "expected its data", DEVICE: "expected its data", SPARSE: DATA, **ALONE, BOMB: DATA},
-    ),
+    )
 ]

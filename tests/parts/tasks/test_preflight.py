@@ -10,10 +10,7 @@ from tests.pipeline.preflight.looks import check_lacking, looks, said, written
     ("key", "changes"),
     [
         ("[evaluate] tasks", {"evaluate__tasks": ["arc_easy"]}),
-        (
-            "[evaluate] sample_tasks",
-            {"evaluate__every": 1, "evaluate__sample_tasks": ["arc_easy"]},
-        ),
+        ("[evaluate] sample_tasks", {"evaluate__every": 1, "evaluate__sample_tasks": ["arc_easy"]}),
     ],
 )
 def test_lm_eval_that_is_not_installed_is_a_row_that_fails(key, changes, tmp_path, monkeypatch):

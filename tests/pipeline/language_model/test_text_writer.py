@@ -63,11 +63,7 @@ def sums(prompt, count, seen=lambda length: 0):
 
 def test_the_likeliest_tokens_follow_until_one_ends_the_text():
     assert writer().write([[3]], max_new_tokens=5) == [[4, 5, 6, 0, 1]]
-    assert writer(ends=(6, 2)).write([[3], [0], [5]], max_new_tokens=5) == [
-        [4, 5, 6],
-        [1, 2],
-        [6],
-    ]
+    assert writer(ends=(6, 2)).write([[3], [0], [5]], max_new_tokens=5) == [[4, 5, 6], [1, 2], [6]]
 
 
 def test_each_row_is_written_as_if_it_were_alone():

@@ -235,11 +235,11 @@ WOULD_FETCH = {
     "solana-test": FROM_BUCKET
     | {
         "the run": "51,200,000 sequences in 25,000 steps: 104,857,600,000 tokens, "
-        "2,371,876 more than 1 x the 48,828,124 there are",
+        "2,371,876 more than 1 x the 48,828,124 there are"
     },
 }
 WOULD_NEED = {
-    "test": "model.LLM.optimizer.Dummy: would need an optimizer that leaves the params as they are",
+    "test": "model.LLM.optimizer.Dummy: would need an optimizer that leaves the params as they are"
 } | {
     name: f"model.LLM.data_location.Server: would need a Psyche data server at {SERVER}"
     for name, example in EXAMPLES.items()

@@ -72,8 +72,7 @@ def test_masked_tensors_are_left_to_another_transform():
         return jax.tree.map(lambda x: x.ndim == 1, params)
 
     both = optax.chain(
-        optax.masked(demo(0.01, **SETTINGS), is_matrix),
-        optax.masked(optax.sgd(0.1), is_vector),
+        optax.masked(demo(0.01, **SETTINGS), is_matrix), optax.masked(optax.sgd(0.1), is_vector)
     )
     found = train(both, 1)
     expect_equal(found["kernel"], train(demo(0.01, **SETTINGS), 1)["kernel"])

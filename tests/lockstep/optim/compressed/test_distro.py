@@ -54,10 +54,7 @@ def optimizer_of(settings: dict):
 def made(items: tuple):
     settings = dict(items)
     compressor = Compressor(
-        settings["topk"],
-        settings["chunk"],
-        settings["one_bit"],
-        value_dtype=jnp.float32,
+        settings["topk"], settings["chunk"], settings["one_bit"], value_dtype=jnp.float32
     )
     momentum = CompressedMomentum(
         lr,
