@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import tomlkit
 
-from pipeline.stage.keys import OUT, RUN_FILE, STAGES
+from pipeline.stage.keys import OUT, RUN_FILE
 from tests import tiny
 
 # One number of each of four tables, and the values it goes back and forth between.
@@ -109,7 +109,8 @@ def test_alternating_engines_never_leave_a_stale_result(tmp_path):
     engines = Engines(tmp_path, seed=0)
     tiny.make(engines.project / RUN_FILE, engines.project)
     said = engines.dvc_repro()
-    assert said.count("exists already") == len(STAGES), "DVC made again what was made without it"
+    # download and convert read what lies outside, and look at it again
+    assert said.count("exists already") == 5, "DVC made again what was made without it"
     engines.take(new_tokens, "snakemake")
     engines.take(new_tokens, "dvc_repro")  # back to the first value
     shutil.rmtree(tmp_path)
