@@ -7,7 +7,7 @@ that this user reads.
 It is the leader of a session, and a random text marks it and all that it starts, also what leaves
 the session. All of them are killed at the end, but for what leaves the session and clears its
 environment too: nothing of it is known then. A guard beside it, a shell that waits for our end of
-a pipe to close, kills its process group if this process is killed.
+a pipe to close, kills its process group if this process is killed, and removes its folder.
 """
 
 import os
@@ -28,7 +28,7 @@ LOG_BYTES, TAIL_BYTES = 2**23, 2**14  # of a log that are kept, and of its end f
 MARK = "LOCKSTEP_WORKER"
 ROUNDS = 100  # at most, of killing what was started meanwhile
 QUIET = 2  # rounds without finding any, until there are none
-GUARD = 'read _; kill -9 "-$0"'
+GUARD = 'read _; kill -9 "-$0"; rm -rf -- "$1"'
 
 GIVEN = frozenset(
     (
@@ -101,6 +101,8 @@ class ChildGroup:
     ) -> "ChildGroup":
         """Start a command in a folder of its own, which is made if it is not there.
 
+        It is the caller's to remove, unless this process is killed.
+
         A program's path is relative to the current folder, not to that one.
 
         Raises:
@@ -124,7 +126,7 @@ class ChildGroup:
             what = error.strerror if isinstance(error, OSError) else error
             raise LockstepError(f"{program}: {what}, expected a program that starts") from None
         guard = subprocess.Popen(
-            ["/bin/sh", "-c", GUARD, str(child.pid)],
+            ["/bin/sh", "-c", GUARD, str(child.pid), os.path.abspath(folder)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

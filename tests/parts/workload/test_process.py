@@ -130,11 +130,11 @@ def test_worker_and_its_children_end_with_us_even_if_we_are_killed(tmp_path):
         "from parts.workload.process.worker_process import WorkerCommand, WorkerProcess\n"
         "here = Path(sys.argv[3])\n"
         "command = WorkerCommand(sys.executable, 'fake', 'a:b', {}, (here,), {}, 30.0, 30.0)\n"
-        "WorkerProcess.start(command, here).call('busy', {})\n"
+        "WorkerProcess.start(command, here / 'own').call('busy', {})\n"
     )
     root = Path(__file__).parents[3]
     process = subprocess.Popen([sys.executable, "-c", ours, root, Path(__file__).parent, tmp_path])
-    log = tmp_path / "worker.log"
+    log = tmp_path / "own" / "worker.log"
     until = time.monotonic() + 60
     while not (log.exists() and log.read_text().endswith("\n")) and time.monotonic() < until:
         time.sleep(0.02)
@@ -147,6 +147,9 @@ def test_worker_and_its_children_end_with_us_even_if_we_are_killed(tmp_path):
         while _runs(pid) and time.monotonic() < until:
             time.sleep(0.02)
         assert not _runs(pid)
+    while log.parent.exists() and time.monotonic() < until:
+        time.sleep(0.02)
+    assert not log.parent.exists() and tmp_path.exists()  # its folder, and no other
 
 
 def _runs(pid):
