@@ -42,7 +42,9 @@ def run_of(name: str) -> runfile.Run:
     word = name.split()[0]
     model = MODELS.get(word, LLAMA)
     checkpoint = {"Init": {"seed": 0, "config": model | {"max_position_embeddings": LENGTH}}}
-    document = tiny.run_document(Path(tempfile.gettempdir()), model__LLM__checkpoint=checkpoint)
+    document = tiny.run_document(
+        Path(tempfile.gettempdir()), model__LLM__checkpoint=checkpoint, config__total_steps=200
+    )
     document["model"]["LLM"]["max_seq_len"] = LENGTH
     document["peers"].update({"bits": "everywhere"} | PEERS.get(name, {}))
     run = runfile.parse(document.unwrap(), name)
