@@ -60,7 +60,7 @@ SIZES = {
 
 def document(size: Size, peers: int = 4) -> dict:
     """The default run file with another model, and `peers` that each take a whole batch of it."""
-    run = tomlkit.parse(Path("params/run.toml").read_text(encoding="utf-8")).unwrap()
+    run = default()
     llm, total = run["model"]["LLM"], peers * size.batch
     llm["max_seq_len"] = size.length
     llm["checkpoint"]["Init"]["config"] |= size.config
@@ -69,6 +69,11 @@ def document(size: Size, peers: int = 4) -> dict:
         run["config"] |= {"min_clients": 1, "init_min_clients": 1, "witness_nodes": 1}
     run["peers"] |= {"count": peers, "micro_batch": size.batch}
     return run
+
+
+def default() -> dict:
+    """The default run file."""
+    return tomlkit.parse(Path("params/run.toml").read_text(encoding="utf-8")).unwrap()
 
 
 def load(run: dict) -> runfile.Run:

@@ -1,0 +1,80 @@
+"""What it costs that a step has the same bits everywhere: `python -m benchmarks.everywhere`.
+
+Prints a JSON line: CPU milliseconds of one peer's step of DisTrO, as compiled and by rules with
+products in 20 and in 8 bits, medians of interleaved repeats in one process on one device; and the
+CPU seconds that each takes to compile.
+"""
+
+import argparse
+import json
+import os
+import time
+from statistics import median
+
+from benchmarks import sizes
+from benchmarks.measuring import in_turns
+from lockstep.machine import allocator
+from pipeline.stage import devices
+
+KINDS = {
+    "as compiled": {},
+    "20 bits": {"bits": "everywhere"},
+    "8 bits": {"bits": "everywhere", "product_bits": 8},
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--size", choices=sizes.SIZES, help="by default the default run's model")
+    parser.add_argument("--repeats", type=int, default=15)
+    chosen = parser.parse_args()
+    allocator.tune()
+    os.environ["JAX_NUM_CPU_DEVICES"] = "1"
+    devices.prepare(run_of(chosen.size, "as compiled"))
+    print(json.dumps(measure(chosen.size, chosen.repeats)), flush=True)
+
+
+def run_of(size: str | None, kind: str):
+    document = sizes.document(sizes.SIZES[size]) if size else sizes.default()
+    document["peers"] |= KINDS[kind]
+    return sizes.load(document)
+
+
+def measure(size: str | None, repeats: int) -> dict:
+    import jax
+
+    steps, compiling = {}, {}
+    for kind in KINDS:
+        lowered, arguments = lower(run_of(size, kind))
+        begun = time.process_time()
+        program = lowered.compile()
+        compiling[kind] = time.process_time() - begun
+        steps[kind] = lambda program=program, rest=arguments: jax.block_until_ready(program(*rest))
+    seconds = in_turns(steps, repeats, warm=2, clock=time.process_time)
+    middle = {kind: 1e3 * median(times) for kind, times in seconds.items()}
+    return {
+        "benchmark": "everywhere",
+        "size": size or "default",
+        "cpu_ms": {kind: round(ms, 1) for kind, ms in middle.items()},
+        "ratio": {kind: round(ms / middle["as compiled"], 2) for kind, ms in middle.items()},
+        "compile_cpu_s": {kind: round(s, 1) for kind, s in compiling.items()},
+        "device": jax.devices()[0].device_kind,
+    }
+
+
+def lower(run) -> tuple:
+    """The lowered program of a peer's step, which keeps its state, and its arguments."""
+    import jax
+    import numpy as np
+
+    from benchmarks.trial import Trial
+
+    trial = Trial(run)
+    programs, work = trial.programs, trial.work[0]
+    own, shared = programs.init(trial.params)
+    rest = trial.params, own, shared, work.rows_MB, np.int32(work.count), np.int32(1)
+    return jax.jit(programs.step_of_a_peer).lower(*rest), jax.device_put(rest)
+
+
+if __name__ == "__main__":
+    main()
