@@ -157,8 +157,8 @@ class BoundModel:
         on = (on_device(rows, self.device) for rows in lots)
         module_state.count_statistics(self.model, on, self.workload.loss)
         counted = {id(buffer) for buffer in self.state.counted.values()}
-        for module, _, buffer, before in self.buffers:
-            if id(buffer) in counted and not isinstance(module, module_state.SpectralNorm):
+        for _, _, buffer, before in self.buffers:
+            if id(buffer) in counted:
                 before.copy_(buffer)
         self._restore()
         module_state.settle(self.model)

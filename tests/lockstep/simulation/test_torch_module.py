@@ -212,7 +212,7 @@ def test_spectral_norms_follow_from_the_weights_and_are_right_where_they_are_loa
         loss = loaded.eval()((torch.from_numpy(held_out.x), torch.from_numpy(held_out.y))).item()
     assert found.validation["loss"][-1] == pytest.approx(loss, abs=1e-5)
     weight = loaded.hidden.parametrizations.weight.original
-    assert torch.linalg.matrix_norm(loaded.hidden.weight, 2).item() == pytest.approx(1, abs=1e-3)
+    assert torch.linalg.matrix_norm(loaded.hidden.weight, 2).item() == pytest.approx(1, abs=5e-3)
     assert torch.linalg.matrix_norm(weight, 2).item() != pytest.approx(1, abs=0.01)
     for name, tensor in found.params.items():  # a pass more moves nothing
         torch.testing.assert_close(cut.params[name], tensor, rtol=1e-3, atol=1e-5)

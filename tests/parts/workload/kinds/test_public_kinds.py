@@ -4,6 +4,7 @@ Each trains by DisTrO, by DiLoCo, and by DiLoCo with its own inner loop. `make s
 """
 
 import importlib
+import re
 import shutil
 from pathlib import Path
 from typing import NamedTuple
@@ -14,6 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from lockstep.files import read_json
+from pipeline.stage.keys import PROJECT
 from tests import tiny
 from tests.parts.workload.kinds.warm_python import warm_python
 from tests.parts.workload.worker_host import PYTHON, WORKLOADS
@@ -68,10 +70,9 @@ KINDS = {
 
 
 @pytest.fixture(scope="module")
-def python(tmp_path_factory):
-    with warm_python(
-        tmp_path_factory.mktemp("warm"), "transformers", "peft", "accelerate", "torch"
-    ) as path:
+def hugging_face_python(tmp_path_factory):
+    """As `python`, with Hugging Face's libraries too."""
+    with warm_python(tmp_path_factory.mktemp("warm"), "transformers", "peft", "accelerate") as path:
         yield path
 
 
@@ -121,9 +122,11 @@ def a_run(folder: Path, kind: Kind, form: str, python: str) -> tuple[Path, Path]
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", KINDS)
 def test_it_is_trained_killed_audited_exported_and_loaded_with_its_loss(
-    name, form, python, models, tmp_path
+    name, form, request, models, tmp_path, monkeypatch
 ):
     kind = with_base(KINDS[name], tmp_path)
+    of_hub = kind.library in ("transformers", "peft")
+    python = request.getfixturevalue("hugging_face_python" if of_hub else "python")
     run_file, root = a_run(tmp_path, kind, form, python)
     tiny.make(run_file, root, "download", "convert")
     kill_at_write("train", run_file, root, "00002/.own-001.safetensors")
@@ -140,7 +143,25 @@ def test_it_is_trained_killed_audited_exported_and_loaded_with_its_loss(
     print(f"{name} by {form}: {before:.4f} -> {loss:.6f}, loaded {found:.6f}")
     assert loss == pytest.approx(trained["held_out_loss"], rel=1e-6)
     assert loss < before
+    if name == "unet":
+        monkeypatch.chdir(root)
+        check_average(kind)
     assert found == pytest.approx(loss, rel=1e-5)
+
+
+def check_average(kind: Kind) -> None:
+    """The page's example gives the moving average of the agreed params, as torch's own does."""
+    page = (PROJECT / "docs/reference/workloads.md").read_text()
+    (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    names = {"model": importlib.import_module("public_kinds").UNet(kind.config).model()}
+    exec(example, names)
+    snapshots = sorted(Path("data/trained/transcript/snapshots").glob("*/params.safetensors"))
+    values = [load_file(path)["final_conv/weight"] for path in snapshots]
+    expected = values[0]
+    for value in values[1:]:
+        expected = 0.9 * expected + 0.1 * value
+    assert len(values) == 3 and not torch.equal(values[0], values[2])
+    torch.testing.assert_close(names["model"].final_conv.weight.detach(), expected)
 
 
 def with_base(kind: Kind, folder: Path) -> Kind:
