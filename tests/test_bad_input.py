@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tomllib
 from contextlib import redirect_stderr
 from pathlib import Path
 
@@ -151,6 +152,24 @@ def test_a_tokenizer_that_does_not_fit_the_model_is_warned_of(place):
     tokenizer.save(str(folder / "tokenizer.json"))
     said = tiny.make(place.run_file, place.root, "download", "convert", "train")
     assert f"has {tiny.VOCABULARY + 6} tokens, and the model {tiny.VOCABULARY}: " in said
+
+
+# ---- Run file and data ----
+
+OLDER = tomllib.loads((PROJECT / "tests/fixtures/psyche_older_spelling.toml").read_text())["config"]
+
+
+def test_a_checkpointer_that_is_no_destination(place):
+    place.set(config=OLDER | {"global_batch_size": 4, "checkpointers": ["abc"]})
+    place.refused("train", "config.checkpointers[0]", '"abc"')
+
+
+def test_a_token_beyond_the_vocabulary(place):
+    tokens = np.fromfile(place.data / "a.ds", "<u2")
+    tokens[123] = tiny.VOCABULARY
+    tokens.tofile(place.data / "a.ds")
+    place.make("download", "convert")
+    place.refused("train", "00000.ds", 64, 123)
 
 
 # ---- Folders and disk ----
