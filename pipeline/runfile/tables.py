@@ -238,7 +238,7 @@ class Evaluate(Table):
     """Seed of the sampler."""
 
 
-FactoryName = Annotated[str, Field(pattern=r"^([A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_.]*)?$")]
+FactoryName = Annotated[str, Field(pattern=r"^([^\W\d][\w.]*:[^\W\d][\w.]*)?$")]
 Glob = Annotated[str, Field(min_length=1, pattern=r"^[^\x00]*[^\s\x00][^\x00]*$")]
 Globs = Annotated[tuple[Glob, ...], Distinct, AsTuple]
 Word = Annotated[str, Field(pattern=r"^[^\x00]*$")]

@@ -9,10 +9,12 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from parts.workload.process import shared_arrays
 from parts.workload.process.shared_arrays import SharedArrays
 from parts.workload.process.worker_process import WorkerProcess
+from pipeline.runfile.tables import Workload
 from tests.parts.workload import fake_workers
 
 SAYS_ENVIRONMENT = """
@@ -68,17 +70,19 @@ def test_arrays_are_in_the_folder_where_memory_has_no_room_for_them(tmp_path, mo
         assert Path(arrays.request()["path"]).parent == memory
 
 
-def test_lockstep_worker_serves_a_class_of_the_user(tmp_path):
-    (tmp_path / "mine.py").write_text(
+@pytest.mark.parametrize("factory", ["mine:Model", "modèle:Models.Größe"])
+def test_lockstep_worker_serves_a_class_of_the_user(tmp_path, factory):
+    module, name = Workload(factory=factory).factory.split(":")
+    outer, _, name = name.rpartition(".")
+    (tmp_path / f"{module}.py").write_text(
         "import numpy as np\n"
-        "class Model:\n"
+        f"class {name}:\n"
         "    def __init__(self, config): self.width = config['width']\n"
         "    def init(self, seed): return {'w': np.full(self.width, seed, np.float32)}\n"
         "    def gradient(self, params, rows): return 1.5, {'w': params['w'] * 2}\n"
+        + (f"class {outer}: {name} = {name}\n" if outer else "")
     )
-    command = fake_workers.command(
-        tmp_path, "", module="lockstep_worker.worker", factory="mine:Model"
-    )
+    command = fake_workers.command(tmp_path, "", module="lockstep_worker.worker", factory=factory)
     spec = {"kind": "tokens", "columns": ["inputs"], "length": 2}
     begin = {"rows": spec, "micro_batch": 1, "threads": 1, "state_dict_filter": {}, "seed": 7}
     with WorkerProcess.start(command, tmp_path / "w") as worker:

@@ -8,7 +8,6 @@ The steps are those of the mean gradient over all rows. The class has an `inner_
 `loss` calls the model it is given. Each process begins with the same model and state.
 """
 
-import importlib
 import json
 import os
 from pathlib import Path
@@ -21,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from . import packs
 from .rows import cut
+from .worker import make_workload
 
 
 def main() -> None:
@@ -30,8 +30,7 @@ def main() -> None:
         f"cuda:{os.environ['LOCAL_RANK']}" if torch.cuda.is_available() else "cpu"
     )
     dist.init_process_group("gloo" if device.type == "cpu" else "nccl")
-    module, _, name = job["factory"].partition(":")
-    workload = getattr(importlib.import_module(module), name)(job["config"])
+    workload = make_workload(job["factory"], job["config"])
     bits.seed_generators(job["model_seed"])  # so that what does not travel is the same everywhere
     model = workload.model().to(device)
     layout = packs.layout_of(model, job["state_dict_filter"], by_gradient=True)

@@ -22,6 +22,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,14 @@ class Params(dict):
         raise ValueError(f"params: {key!r} is missing; found {sorted(self)}")
 
 
+def make_workload(factory: str, config: dict) -> Any:
+    """Return what `module:name`, or `module:Class.name`, makes of its config."""
+    module, found, name = factory.partition(":")
+    if not found:
+        raise ValueError(f"factory {factory!r}; module:attr expected")
+    return attrgetter(name)(importlib.import_module(module))(config)
+
+
 class Worker:
     """A user's object and the states it made, served method by method.
 
@@ -54,10 +63,7 @@ class Worker:
     """
 
     def __init__(self, factory: str, config: dict):
-        module, found, attribute = factory.partition(":")
-        if not found:
-            raise ValueError(f"factory {factory!r}; module:attr expected")
-        self.workload = getattr(importlib.import_module(module), attribute)(config)
+        self.workload = make_workload(factory, config)
         self.name = str(getattr(self.workload, "workload_name", type(self.workload).__name__))
         self.models: dict[str, Any] = {}
         self.watched = 0  # inner loops that were seen to move nothing that stays
