@@ -104,7 +104,7 @@ WRONG = [  # what is changed; the argument that is named, and what else is
     ({"data": {"x": X, "y": Y[:3]}}, "train_data", "(24, 3), (3,)"),
     ({"data": 3}, "train_data", "int"),
     ({"data": []}, "train_data", "no examples"),
-    ({"data": [X[:2], X[0]]}, "train_data", "different shapes"),
+    ({"data": [X[:2], X[0]]}, "train_data", "equal shapes"),
     ({"data": lambda peer: 3}, "train_data", "factory(peer, num_peers, split)"),
     ({"data": ["a", "b"]}, "train_data", "<U1"),
     ({"eval_data": lambda peer: 3}, "eval_data", "factory(peer, num_peers, split)"),

@@ -134,7 +134,9 @@ def a_round(lie: Lie | None) -> tuple[RemotePeers, State, list[np.ndarray]]:
     setup = SimpleNamespace(
         run=simulated.run_of(verified=True),
         programs=SimpleNamespace(
-            form=SimpleNamespace(like=MESSAGE), task=SimpleNamespace(columns=("text",))
+            form=SimpleNamespace(like=MESSAGE),
+            task=SimpleNamespace(columns=("text",)),
+            steps=SimpleNamespace(rows_to_count=None),
         ),
         start=SimpleNamespace(state=State(PARAMS, SHARED, (OWN,) * PEERS), step=0),
         model={},
