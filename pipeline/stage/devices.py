@@ -137,19 +137,16 @@ def describe(processes: int = 1) -> dict[str, str]:
     import jaxlib
 
     of_several = {"processes": str(processes)} if processes > 1 else {}
-    return (
-        of_several
-        | describe_programs()
-        | {
-            "platform": jax.default_backend(),
-            "device_kind": jax.devices()[0].device_kind,
-            "instruction_set": _instruction_set(),
-            "threads": os.environ["NPROC"],
-            "xla_flags": os.environ["XLA_FLAGS"],
-            "matmul_precision": os.environ["JAX_DEFAULT_MATMUL_PRECISION"],
-            "jaxlib": jaxlib.__version__,
-        }
-    )
+    machine = {
+        "platform": jax.default_backend(),
+        "device_kind": jax.devices()[0].device_kind,
+        "instruction_set": _instruction_set(),
+        "threads": os.environ["NPROC"],
+        "xla_flags": os.environ["XLA_FLAGS"],
+        "matmul_precision": os.environ["JAX_DEFAULT_MATMUL_PRECISION"],
+        "jaxlib": jaxlib.__version__,
+    }
+    return of_several | machine | describe_programs()
 
 
 def describe_programs() -> dict[str, str]:

@@ -296,7 +296,7 @@ def test_the_arrays_that_travel_are_those_of_the_tables_in_their_order(monkeypat
     seen = {one for one in seen if one[0] not in ("optimize", "restore", "extract")}
     assert {name for name, *_ in seen} == {"create", "train", "recompute", "forward"}
     for name, arrays, like in seen:
-        assert arrays == len(OPERATIONS[name].arrays)
+        assert arrays == len([one for one in OPERATIONS[name].arrays if "where losses" not in one])
         told = OPERATIONS[name].answered[: len(like)]
         assert [text.split()[0] for text in told] == [*like], name
 
