@@ -66,6 +66,8 @@ def test_every_table_and_key_is_written_with_its_default_and_its_meaning(tmp_pat
     assert set(document) == set(runfile.Run.model_fields)
     # Keys that a transcript has only where their values are others.
     assert document["peers"].pop("passes") == 1
+    assert document["peers"].pop("bits") == "machine"
+    assert document["peers"].pop("product_bits") == 20
     assert document["workload"].pop("repeats") is True
     for name in runfile.Run.model_fields:
         if name != "model":
