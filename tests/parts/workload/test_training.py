@@ -42,7 +42,8 @@ def document(folder: Path, **changes: object):
 
 def a_run(folder: Path, **changes: object) -> tuple[Path, Path]:
     run_file, root = folder / "run.toml", folder / "root"
-    tiny.write_run(run_file, document(folder, **changes))
+    patient = {"runtime__worker_start_seconds": 900}  # torch may take long to import
+    tiny.write_run(run_file, document(folder, **patient | changes))
     return run_file, root
 
 
