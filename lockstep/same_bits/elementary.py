@@ -132,9 +132,9 @@ class Arithmetic:
         series = self.times(series, self.times(rest, rest))
         found = lax.add(lax.add(series, rest), _full(x, 1))
         exponent = lax.convert_element_type(turns, np.int32)
-        half = exponent >> np.int32(1)  # 2^128 is none, but a product of two powers
-        scale = lax.mul(found, _power_of_two(half, np.float32))
-        found = lax.div(scale, _power_of_two(lax.sub(half, exponent), np.float32))
+        half = exponent >> np.int32(1)  # float32 has no 2^128, so the scale is two factors
+        found = self.times(found, _power_of_two(half))
+        found = self.times(found, _power_of_two(lax.sub(exponent, half)))
         return lax.select(lax.lt(x, _full(x, LEAST_EXPONENT)), _full(x, 0), found)
 
     def logistic(self, x: jax.Array) -> jax.Array:
@@ -210,7 +210,7 @@ def _full(like: jax.Array, value: float) -> jax.Array:
     return lax.full_like(like, like.dtype.type(value))
 
 
-def _power_of_two(exponent: jax.Array, dtype: type) -> jax.Array:
-    """Return 2^exponent as float32, of int32 exponents that it has as normal numbers."""
+def _power_of_two(exponent: jax.Array) -> jax.Array:
+    """Return 2^exponent, float32, for int32 exponents from -126 to 127."""
     bits = (exponent + np.int32(127)) << np.int32(23)
-    return lax.bitcast_convert_type(bits, dtype)
+    return lax.bitcast_convert_type(bits, np.float32)
