@@ -91,7 +91,7 @@ def test_what_actors_do_is_what_processes_do(cluster, monkeypatch):
     carrier = ray_actors.start(2, settings, environment={"PYTHONPATH": path}, backend="cpu")
     try:
         both, big = frozenset({0, 1}), np.arange(2**20, dtype=np.float32).reshape(-1, 2)
-        assert carrier.wait(both, 60) == both
+        assert carrier.wait(both, 600) == both  # it ends when they are there
         nodes = {ray.get(actor.handle.node.remote()) for actor in carrier._of.values()}
         assert len(nodes) == 2  # each on a node of its own
         echo = requests.Recompute(step=1, count=7)

@@ -34,7 +34,7 @@ def test_worker_computes_gradients_in_arrays_that_both_map(tmp_path):
     x = np.arange(12, dtype=np.int32).reshape(4, 3)
     with start(tmp_path, fake_workers.GOOD) as worker, SharedArrays(tmp_path, 3, 48) as arrays:
         assert worker.hello.protocol_version == 2
-        assert worker.hello.capabilities == {"gradient"}
+        assert worker.hello.capabilities == ("gradient",)
         worker.call("open_arrays", arrays.request())
         for _ in range(2):  # the second call reads new params, without a copy in between
             arrays.params[:] = w

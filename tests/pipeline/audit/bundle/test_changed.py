@@ -122,7 +122,7 @@ REFUSED = {
     "an unknown key": (about(code="x"), "bundle.json: code: "),
     "a broken file": (
         lambda f: (f / OPENING / "own-001.safetensors").write_bytes(b"x"),
-        "own-001.safetensors: expected a safetensors file"),
+        "own-001.safetensors: Error while deserializing header"),
     "a state of others": (
         lambda f: change_json(f / OPENING / "state.json", lambda s: s["own"].pop()),
         "round 0, snapshot: state.json is of step 0 and 1 peers"),
