@@ -22,13 +22,18 @@ def judge(
     - a sender whose bytes a quorum of witnesses refused, unless anyone can show bytes that match
       its commitment: they prove themselves, however many peers deny them;
     - a sender if two witnesses prove to hold different messages of it in the same round;
-    - the trainer or the verifier that lost a dispute.
+    - the trainer or the verifier that lost a dispute;
+    - over a store, a sender whose bytes everybody refuses, and the author of a false link.
 
     A message is not applied if a dispute about it is open, or if its sender withheld the state that
     a check needs. `limit` is max_round_train_time in seconds, or when the round closed; `quorum` is
     the number of witnesses needed.
     """
-    supported, lied = _witnessing(round_, evidence, arrived(round_, evidence, limit), quorum)
+    there = arrived(round_, evidence, limit)
+    if round_.witnesses:
+        supported, lied = _witnessing(round_, evidence, there, quorum)
+    else:
+        supported, lied = _stored(evidence, there)
     disputed, rulings = set(evidence.withheld), defaultdict(list)
     for ruling in evidence.rulings:
         rulings[ruling.verifier, ruling.peer].append(ruling)
@@ -112,6 +117,13 @@ def commitments_of(round_: Round, evidence: Evidence) -> dict[int, str]:
     """Return the commitment of each message that a peer may hold in the round, by its sender."""
     earlier = {peer: one.commitment for peer, one in round_.travelling.items()}
     return earlier | {peer: message.commitment for peer, message in evidence.messages.items()}
+
+
+def _stored(evidence: Evidence, there: Sequence[int]) -> tuple[set[int], dict[int, str]]:
+    """Return the peers whose message a store shows in time, and the liars that it proves."""
+    broken = set(evidence.broken).intersection(there)
+    lied = dict.fromkeys(broken, "no message") | dict.fromkeys(evidence.false_links, "false link")
+    return set(there) - broken, lied
 
 
 def _witnessing(

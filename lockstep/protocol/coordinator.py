@@ -27,6 +27,7 @@ Psyche's, except where Psyche loses work:
     | the last of several checkpoints counts       | the first counts; another one is refused    |
     | a pause makes all members Withdrawn          | the Healthy ones                            |
     | a round waits for all witnesses, or its time | with a pace, until enough have arrived      |
+    | peers attest to what they received           | over a store, which all see, nobody need    |
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -39,13 +40,14 @@ from lockstep.protocol.run_state import (
     ACTIVE,
     HALTED,
     MAX_PEERS,
+    STORE,
     ClientState,
     CoordinatorError,
     CoordinatorState,
     PeerRecord,
     RunState,
 )
-from lockstep.protocol.sets import Bloom, participant
+from lockstep.protocol.sets import Bloom, ExactSet, participant
 
 # ---- events ----
 
@@ -73,7 +75,7 @@ class Leave(NamedTuple):
 class WarmupWitness(NamedTuple):
     """An elected witness reports that every peer has the params; `random_seed` as in `Tick`.
 
-    Its filter `participants` holds `bloom.participant` of every peer it heard from.
+    Its filter `participants` holds `sets.participant` of every peer it heard from.
     """
 
     peer: int
@@ -87,7 +89,14 @@ class WitnessReport(NamedTuple):
 
     peer: int
     now: float
-    participants: Bloom
+    participants: Bloom | ExactSet
+
+
+class Stored(NamedTuple):
+    """The store shows who took part in this round: to all the same, in place of all witnesses."""
+
+    participants: tuple[int, ...]
+    now: float
 
 
 class HealthCheck(NamedTuple):
@@ -145,7 +154,16 @@ class Resume(NamedTuple):
     now: float
 
 
-Report = WarmupWitness | WitnessReport | HealthCheck | Eject | TravelOn | Untrained | Checkpointed
+Report = (
+    WarmupWitness
+    | WitnessReport
+    | Stored
+    | HealthCheck
+    | Eject
+    | TravelOn
+    | Untrained
+    | Checkpointed
+)
 Event = Tick | Join | Leave | Close | Pause | Resume | Report
 
 
@@ -237,6 +255,13 @@ def _on_witness(state: CoordinatorState, event: WitnessReport) -> CoordinatorSta
     return state
 
 
+def _on_stored(state: CoordinatorState, event: Stored) -> CoordinatorState:
+    if not state.stored:
+        raise CoordinatorError(state, event, "the run has witnesses")
+    shown = ExactSet(frozenset(map(participant, event.participants)))
+    return _on_witness(state, WitnessReport(STORE, event.now, shown))
+
+
 def _all_spoke(state: CoordinatorState) -> bool:
     return len(state.spoken) == len(state.witnesses)
 
@@ -272,9 +297,10 @@ def _on_eject(state: CoordinatorState, event: Eject) -> CoordinatorState:
     _expect(state, event, RunState.RoundTrain, RunState.RoundWitness)
     members = {record.peer for record in state.peers} - set(state.ejected)
     for peer in event.peers:
-        if peer not in members:
+        # anybody may close a round of a store, and so lie, member or not
+        if peer not in members and (not state.stored or peer in state.ejected):
             raise CoordinatorError(state, event, f"peer {peer} is not a member")
-        members.remove(peer)
+        members.discard(peer)
     # A liar is ejected even if it has left or is silent, so that it cannot join again.
     state = _mark(state, event.peers, ClientState.Ejected)
     gone = set(event.peers)
@@ -340,6 +366,7 @@ _ON: dict[type, Callable[[CoordinatorState, Any], CoordinatorState]] = {
     Leave: _on_leave,
     WarmupWitness: _on_warmup_witness,
     WitnessReport: _on_witness,
+    Stored: _on_stored,
     HealthCheck: _on_health_check,
     Eject: _on_eject,
     Close: _on_close,

@@ -56,12 +56,19 @@ class RunProgress:
         return tuple(peer for peer in self.fresh if peer in members)
 
     @property
+    def waiting(self) -> bool:
+        """Whether the run waits for members: more have to ask before its next round."""
+        state = self.state
+        least = state.settings.init_min_clients
+        return state.run_state == RunState.WaitingForMembers and len(state.pending) < least
+
+    @property
     def pausing(self) -> bool:
         """Whether the run cools down before a pause: it goes on once it is resumed."""
         return self.state.pending_pause and self.state.run_state == RunState.Cooldown
 
 
-def start(
+def start(  # noqa: PLR0913
     settings: Settings,
     count: int,
     seed: int,
@@ -70,12 +77,14 @@ def start(
     start_data_index: int = 0,
     load_seconds: Sequence[float] | None = None,
     pace: Pace | None = None,
+    *,
+    stored: bool = False,
 ) -> RunProgress:
     """Return a run at time 0, without members; `count` peers may take part.
 
     A sequence has `max_seq_len` tokens, by which the batch ramp counts. A run that extends another
     starts after its `start_step` rounds and `start_data_index` sequences. `load_seconds`, by peer,
-    is the time to fetch the params, by default 0.
+    is the time to fetch the params, by default 0. `stored` tells whether messages go over a store.
     """
     if not settings.init_min_clients <= count <= MAX_PEERS:
         raise LockstepError(
@@ -93,6 +102,7 @@ def start(
         step=start_step + 1,
         data_index=start_data_index,
         pace=pace,
+        stored=stored,
     )
     return RunProgress(state, seed, tuple(load_seconds or (0.0,) * count))
 
@@ -188,6 +198,7 @@ def checkpointed(progress: RunProgress, peer: int, params: str) -> RunProgress:
 def next_round(progress: RunProgress) -> tuple[RunProgress, Round | None]:
     """Return the run at its next round, and that round, or None when the run has finished.
 
+    Over a store None also tells that the run is `waiting`: who asks is seen there, at any time.
     Calling it again before the round is finished returns the same round, so a run can be resumed.
 
     Raises:
@@ -195,6 +206,8 @@ def next_round(progress: RunProgress) -> tuple[RunProgress, Round | None]:
     """
     while progress.state.run_state != RunState.RoundTrain:
         if progress.state.run_state == RunState.Finished:
+            return progress, None
+        if progress.state.stored and progress.waiting:
             return progress, None
         progress = _advance(progress)
     return replace(progress, begun=True), _round(progress)
@@ -207,7 +220,8 @@ def finish_round(
 
     A witness attests as soon as it holds every message, so the round may end early; if a message
     is missing at max_round_train_time, or when the round closes by its `Pace`, it attests to the
-    others. Then round_witness_time passes, or longer while steps are checked and disputes settled.
+    others. Over a store nobody attests: it shows all peers the same. Then round_witness_time
+    passes, or longer while steps are checked and disputes settled.
 
     Proven liars are ejected (`consensus.judge`), and so is a peer that withholds its state for the
     second time: the first time may be a crash. The sequences of every message that is neither
@@ -229,12 +243,9 @@ def finish_round(
     if waited:
         over = coordinator.Close(spoke) if state.pace else coordinator.Tick(spoke, round_.seed)
         state = coordinator.tick(state, over)
-    for attestation in evidence.attestations:
-        heard = attestation.heard(round_.seed)
-        report = coordinator.WitnessReport(attestation.witness, spoke, heard)
-        state = coordinator.tick(state, report)
+    state = _report(state, round_, evidence, spoke)
 
-    quorum = committee.witness_quorum(len(round_.witnesses))
+    quorum = state.quorum
     # Health is judged after ejections, so that nobody is both a proven liar and merely silent.
     applied, ejected = judge(round_, evidence, limit, quorum)
     again = progress.withheld.intersection(evidence.withheld)
@@ -243,8 +254,7 @@ def finish_round(
         state = coordinator.tick(state, coordinator.Eject(tuple(ejected), spoke))
     dropped = _unheard(state, evidence.silent, quorum)
     if dropped:
-        speaker = evidence.attestations[0].witness
-        state = coordinator.tick(state, coordinator.HealthCheck(speaker, dropped, spoke))
+        state = coordinator.tick(state, coordinator.HealthCheck(state.spoken[0], dropped, spoke))
     travelling: set[int] = set()
     if len(state.spoken) >= quorum:
         messages = _on_their_way(progress.state, round_, evidence, missing - ejected.keys())
@@ -273,6 +283,20 @@ def finish_round(
         now=progress.now,
         travelling=tuple(sorted(travelling)),
     )
+
+
+def _report(
+    state: CoordinatorState, round_: Round, evidence: Evidence, now: float
+) -> CoordinatorState:
+    """Return a state that knows whom each witness heard from, or whom the store shows."""
+    if state.stored:
+        there = tuple(evidence.present(round_.peers))
+        return coordinator.tick(state, coordinator.Stored(there, now))
+    for attestation in evidence.attestations:
+        heard = attestation.heard(round_.seed)
+        report = coordinator.WitnessReport(attestation.witness, now, heard)
+        state = coordinator.tick(state, report)
+    return state
 
 
 def _on_their_way(
@@ -341,7 +365,7 @@ def _round(progress: RunProgress) -> Round:
         peers=tuple(record.peer for record in state.peers),
         assignment=plan.spans,
         verifiers=state.verifiers,
-        witnesses=state.witnesses,
+        witnesses=() if state.stored else state.witnesses,
         joined=progress.joining,
         travelling={one.peer: _due(one, state) for one in state.due},
     )

@@ -41,7 +41,8 @@ class Round:
     #: Peers that recompute others' steps instead of training. Whose steps is drawn when all have
     #: committed to their messages (`consensus.checked`).
     verifiers: tuple[int, ...]
-    witnesses: tuple[int, ...]  #: The elected witnesses.
+    #: The elected witnesses; none over a store, which shows all peers the same.
+    witnesses: tuple[int, ...]
     #: Peers that joined the running training and take part for the first time: they take over the
     #: others' params, and begin with a new state of their own.
     joined: tuple[int, ...]
@@ -135,6 +136,8 @@ class Evidence:
     settle_seconds: Annotated[float, Field(ge=0)]  #: Seconds that settling took.
     #: Peers that were to be checked, and did not show the state they had committed to.
     withheld: Annotated[tuple[int, ...], Field(exclude_if=_is_empty)] = ()
+    #: Over a store, who signed a link that does not follow from what the store shows.
+    false_links: Annotated[tuple[int, ...], Field(exclude_if=_is_empty)] = ()
 
     @property
     def commitments(self) -> dict[int, str]:

@@ -8,9 +8,10 @@ from typing import Protocol
 from lockstep.protocol import committee
 from lockstep.protocol.committee import Assignment, Span
 from lockstep.protocol.pace import OnItsWay, Pace
-from lockstep.protocol.sets import Bloom
+from lockstep.protocol.sets import Bloom, ExactSet
 
 MAX_PEERS = 256
+STORE = -1  # the only witness of a run over a store, which shows all peers the same
 
 
 class RunState(enum.IntEnum):
@@ -90,7 +91,7 @@ class CoordinatorState:
     pending_pause: bool = False  #: Pause when this epoch has cooled down.
     seed: int = 0  #: Seed of this warm-up or round.
     spoken: tuple[int, ...] = ()  #: Witnesses of this warm-up or round that have spoken, in order.
-    participants: tuple[Bloom, ...] = ()  #: The filter that each of them sent.
+    participants: tuple[Bloom | ExactSet, ...] = ()  #: What each of them sent.
     #: The epoch's members; elections are over positions in this tuple.
     peers: tuple[PeerRecord, ...] = ()
     exited: tuple[PeerRecord, ...] = ()  #: Members that left in this epoch.
@@ -104,6 +105,7 @@ class CoordinatorState:
     #: SHA-256 of the params that ended the epoch, once a member has stored them.
     checkpoint: str | None = None
     checkpointer: int | None = None  #: The first member that did.
+    stored: bool = False  #: Whether messages go over a store that all peers see.
     pace: Pace | None = None  #: When rounds close without late messages; None if they wait for all.
     #: Messages of earlier rounds that may still be merged, in this one or later.
     on_their_way: tuple[OnItsWay, ...] = ()
@@ -121,7 +123,9 @@ class CoordinatorState:
 
     @cached_property
     def witnesses(self) -> tuple[int, ...]:
-        """The elected witnesses of this warm-up or round."""
+        """The elected witnesses of this warm-up or round; over a store, the store alone."""
+        if self.stored:
+            return (STORE,)
         elected = committee.witnesses(self.seed, len(self.peers), self.settings.witness_nodes)
         return tuple(self.peers[index].peer for index in elected)
 

@@ -76,6 +76,17 @@ class Bloom:
         return [all(found) for found in zip(*by_key, strict=True)]
 
 
+@dataclass(frozen=True)
+class ExactSet:
+    """A set of byte strings without false positives; asked like a `Bloom`."""
+
+    items: frozenset[bytes]
+
+    def holds(self, items: Sequence[bytes]) -> list[bool]:
+        """Return for each item whether it is in the set."""
+        return [item in self.items for item in items]
+
+
 @lru_cache(maxsize=128)  # two for each of 32 witnesses: written, then read, then audited
 def _of(items: tuple[bytes, ...], keys: tuple[int, ...]) -> Bloom:
     bits = bytearray(BITS // 8)

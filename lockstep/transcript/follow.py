@@ -126,6 +126,14 @@ def _malformed(entry: Entry, unready: tuple[int, ...]) -> str | None:
         (attesting != speakers, f"attestations of peers {attesting}, expected of {speakers}"),
         (evidence.checks and not plan.verifiers, "checks in a round without verifiers"),
         (
+            evidence.others and not plan.witnesses,
+            f"second messages of peers {sorted(evidence.others)} in a store, which takes one",
+        ),
+        (
+            evidence.false_links and plan.witnesses,
+            f"false links of peers {list(evidence.false_links)} in a round without a store",
+        ),
+        (
             bool(entry.joined_params) != bool(plan.joined),
             f"joined_params is {entry.joined_params}, and peers {list(plan.joined)} joined",
         ),
