@@ -70,7 +70,8 @@ def _settings(url: str) -> dict[str, Any]:
     import s3fs  # noqa: F401  its error says what to install, where that of what it uses would not
 
     own = fsspec.config.conf.get("s3", {}).get("config_kwargs", {})
-    return {"config_kwargs": own | {"http_session_cls": _limited_session()}}
+    signs = {"signature_version": "s3v4"}  # of addresses too, for which botocore has an older one
+    return {"config_kwargs": signs | own | {"http_session_cls": _limited_session()}}
 
 
 def list_files(url: str, network: NetSettings) -> dict[str, dict[str, Any]]:

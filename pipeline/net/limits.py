@@ -49,10 +49,12 @@ class Bar(Protocol):
 class ListingLimit:
     """What one listing, `name` in errors, has cost: all its pages have `most_bytes` at most."""
 
-    def __init__(self, name: str, most_bytes: int = LISTING_BYTES):
+    def __init__(
+        self, name: str, most_bytes: int = LISTING_BYTES, seconds: float = LISTING_SECONDS
+    ):
         self._name, self._pages, self._bytes = name, 0, 0
-        self._most_bytes = most_bytes
-        self._until = time.monotonic() + LISTING_SECONDS
+        self._most_bytes, self._seconds = most_bytes, seconds
+        self._until = time.monotonic() + seconds
         self._asked: set[str] = set()
 
     @property
@@ -84,7 +86,7 @@ class ListingLimit:
         if self._bytes > self._most_bytes:
             raise self._endless(f"a listing of over {self._most_bytes} bytes", "less")
         if time.monotonic() > self._until:
-            raise self._endless(f"a listing of over {LISTING_SECONDS:.0f} s", "less")
+            raise self._endless(f"a listing of over {self._seconds:.4g} s", "less")
 
     def _endless(self, found: str, expected: str) -> NetError:
         return NetError(f"{brief(self._name, 200)}: {found}, expected {expected}")

@@ -270,7 +270,7 @@ def _check_status(request: Request, answer: urllib3.BaseHTTPResponse, network: N
     if answer.status not in (200, 206):
         reason = answer.headers.get("X-Error-Message")  # the hub's
         if request.pushes:
-            reason = _google_reason(_finish(answer, network.stall_seconds))
+            reason = _store_reason(_finish(answer, network.stall_seconds))
         reason = f" ({message(Exception(reason))})" if reason else ""
         is_credentials = answer.status in (401, 403) and not request.pushes
         hint = ", or credentials for it" if is_credentials else ""
@@ -278,8 +278,10 @@ def _check_status(request: Request, answer: urllib3.BaseHTTPResponse, network: N
         raise error(f"{name}: {status}{reason}, expected {request.expected}{hint}")
 
 
-def _google_reason(content: bytes) -> str | None:
-    """Return what Google's storage says in the body of an error."""
+def _store_reason(content: bytes) -> str | None:
+    """Return what a store says in the body of an error: Google's in JSON, S3 in XML."""
+    if said := re.search(rb"<Message>([^<]*)</Message>", content):
+        return said[1].decode(errors="replace")
     try:
         said = json.loads(content)["error"]["message"]
     except (ValueError, TypeError, LookupError, RecursionError):

@@ -1,0 +1,1 @@
+"""Peers of strangers, who share a store of objects and nothing else."""

@@ -1,0 +1,52 @@
+"""The four verbs of a store, in which an object is put once and never changed.
+
+Names are relative to the run's folder, with "/" between their parts. Times are the store's own, in
+whole seconds since 1970, rounded down: a store may list an object's milliseconds and read out its
+seconds.
+"""
+
+from typing import NamedTuple, Protocol
+
+MOST_NAMES = 4096  # of one listing: a round of 256 peers has a fifth of it
+
+
+class Seen(NamedTuple):
+    """What stands under a name."""
+
+    content: bytes | None  #: None: it is longer than was asked for.
+    seconds: int  #: When it was put, by the store's clock.
+
+
+class Store(Protocol):
+    """A run's folder in a store. Each verb is bounded in bytes and in time.
+
+    Every verb raises UnreachableError where the store does not answer, so that one may ask again
+    later, and LockstepError where it refuses.
+    """
+
+    address: str  #: Of the run's folder, without credentials.
+
+    def create(self, name: str, content: bytes) -> bool:
+        """Put an object where there is none, and return whether these bytes stand there now.
+
+        So it is true too of who put them in an earlier life, and after an answer that was lost:
+        what stands there decides.
+        """
+
+    def look(self, name: str, most: int) -> Seen | None:
+        """Return an object of up to `most` bytes, and when it was put; None where there is none."""
+
+    def names(self, prefix: str, most: int = MOST_NAMES) -> dict[str, int]:
+        """Return when each object below a folder was put, by its name; `prefix` ends in "/".
+
+        Raises:
+          LockstepError: there are more than `most`.
+        """
+
+    def remove(self, name: str) -> None:
+        """Remove an object, if it is there: for who owns the store alone."""
+
+
+def too_many(where: str, most: int) -> str:
+    """Return the error of a folder with more names than are read."""
+    return f"{where}: over {most} names, expected at most that many"

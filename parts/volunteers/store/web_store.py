@@ -1,0 +1,167 @@
+"""A store that speaks HTTP: S3, Google's storage, or either by addresses that its owner signed.
+
+The status of an answer decides, and no library's class. 412 is taken. After every other answer but
+success, and after none, the object is read, and whose bytes stand there won; where nothing stands,
+the put is tried again. Requests, their limits and their errors are those of pipeline.net.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from functools import partial
+from typing import NamedTuple, Protocol
+from urllib.parse import unquote
+from xml.etree import ElementTree
+
+from lockstep.errors import LockstepError, brief
+from parts.volunteers.store.verbs import MOST_NAMES, Seen, too_many
+from pipeline.net import limits, web
+from pipeline.net.limits import NetSettings, TransientError
+
+SECONDS = 600.0  # the most that reading one object may take
+DONE = {201, 204}  # beside 200
+BUSY, TAKEN = 409, 412  # two puts at once; there is one
+ATTEMPT = "its bytes there"
+
+
+class Ask(NamedTuple):
+    """What is asked of a store."""
+
+    verb: str  #: "PUT", "GET", "DELETE", or "LIST".
+    name: str  #: Of the object; of LIST, the prefix of the names.
+    size: int = 0  #: Bytes that are put.
+    after: str = ""  #: The name after which a listing begins.
+
+
+class Endpoint(Protocol):
+    """Where what is asked of a store goes."""
+
+    folder: str  #: Prefix in the store of the run's names, such as "run/".
+    condition: dict[str, str]  #: Headers with which a put writes nothing over an object.
+
+    def find(self, ask: Ask) -> tuple[str, dict[str, str]]:
+        """Return an address and headers.
+
+        Raises:
+          LockstepError: there is none.
+        """
+
+
+@dataclass(frozen=True)
+class WebStore:
+    """A run's folder on a server."""
+
+    address: str
+    endpoint: Endpoint
+    network: NetSettings = field(default_factory=NetSettings)
+
+    def create(self, name: str, content: bytes) -> bool:
+        """Put an object with a condition that the server keeps."""
+        attempts = limits.Attempts(self.network)
+        while True:
+            failure = self._put(name, content)
+            if failure is None:
+                return True
+            seen = self.look(name, len(content))
+            if seen is not None:
+                return seen.content == content
+            attempts.failed(failure, f"{ATTEMPT} after {self.network.attempts} attempts")
+
+    def _put(self, name: str, content: bytes) -> TransientError | None:
+        """Put an object once; return None if the server says that it did."""
+        request, taken = self._request(Ask("PUT", name, len(content))), DONE | {BUSY, TAKEN}
+        headers = self.endpoint.condition
+        try:
+            with web.opened("PUT", request, self.network, headers, taken, content) as answer:
+                if answer.status in (BUSY, TAKEN):
+                    said = f"{request.name}: answered {answer.status}, and nothing is there"
+                    return TransientError(said, answer.headers.get("Retry-After"))
+        except TransientError as error:
+            return error
+        return None
+
+    def look(self, name: str, most: int) -> Seen | None:
+        """Read an object, whatever length the server gives."""
+        return limits.call(partial(self._look, name, most), self.network)
+
+    def _look(self, name: str, most: int) -> Seen | None:
+        request = self._request(Ask("GET", name))
+        limit = limits.ListingLimit(request.name, most, SECONDS)
+        try:
+            with web.opened("GET", request, self.network, {}) as answer:
+                seconds = _of_header(answer.headers.get("Last-Modified", ""), request.name)
+                if (answer.length_remaining or 0) > most:
+                    return Seen(None, seconds)
+                content = web.read_whole(answer, request.name, limit, self.network)
+        except web.NotFoundError:
+            return None
+        return Seen(None if len(content) > most else content, seconds)
+
+    def names(self, prefix: str, most: int = MOST_NAMES) -> dict[str, int]:
+        """List page after page, each from the last name of the one before it on."""
+        pages, found, after = web.Pages(self.network), dict[str, int](), ""
+        where, folder = f"{self.address}/{prefix}", self.endpoint.folder
+        while True:
+            request = self._request(Ask("LIST", prefix, after=after))
+            page, more = _read_page(pages.content(request), where)
+            inside = [(key.removeprefix(folder), at) for key, at in page if key.startswith(folder)]
+            found |= {name: at for name, at in inside if name.startswith(prefix)}
+            if len(found) > most:
+                raise LockstepError(too_many(where, most))
+            last = max((name for name, _ in inside), default="")
+            if not more:
+                return found
+            if last <= after:
+                raise LockstepError(f"{where}: a page of it ends where it began, expected names")
+            after = last
+
+    def remove(self, name: str) -> None:
+        """Remove an object."""
+
+        def ask() -> None:
+            request = self._request(Ask("DELETE", name))
+            with web.opened("DELETE", request, self.network, {}, DONE | {404}):
+                pass
+
+        limits.call(ask, self.network)
+
+    def _request(self, ask: Ask) -> web.Request:
+        url, headers = self.endpoint.find(ask)  # each time: signatures and tokens expire
+        name = f"{self.address}/{ask.name}"
+        return web.Request(url, headers, name, "an answer of the store", pushes=True)
+
+
+# ---- What a store says ----
+
+
+def _of_header(text: str, where: str) -> int:
+    """Return the time of a header."""
+    try:
+        return int(parsedate_to_datetime(text).timestamp())
+    except (ValueError, TypeError, IndexError, OverflowError):
+        raise LockstepError(
+            f"{where}: Last-Modified is {brief(repr(text))}, expected a date"
+        ) from None
+
+
+def _read_page(content: bytes, where: str) -> tuple[list[tuple[str, int]], bool]:
+    """Return the keys of a page of a listing, each with its time, and whether there are more."""
+    if b"<!DOCTYPE" in content:  # which could define names for much longer texts
+        raise LockstepError(f"{where}: a listing with a DOCTYPE, expected none")
+    try:
+        root = ElementTree.fromstring(content)
+        is_coded = root.findtext("{*}EncodingType") == "url"
+        page = [(unquote(key) if is_coded else key, at) for key, at in _entries(root)]
+    except (ElementTree.ParseError, ValueError, TypeError, OverflowError) as error:
+        raise LockstepError(f"{where}: {brief(str(error))}, expected a listing of S3") from None
+    return page, root.findtext("{*}IsTruncated") == "true"
+
+
+def _entries(root: ElementTree.Element) -> Iterator[tuple[str, int]]:
+    for entry in root.iterfind("{*}Contents"):
+        at = datetime.fromisoformat(entry.findtext("{*}LastModified"))
+        yield (
+            entry.findtext("{*}Key"),
+            int((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()),
+        )

@@ -1,0 +1,52 @@
+"""Stores of each kind on the loopback interface, and what reads and writes in them."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from parts.volunteers.store.schemes import open_store
+from parts.volunteers.store.verbs import Store
+from pipeline.net import fsspec_files, google
+from pipeline.net.limits import NetSettings
+from tests.servers.s3 import S3, running_s3
+from tests.servers.s3_store import running_store
+
+SOON = NetSettings(attempts=3, stall_seconds=0.5)  # gives up soon
+BUCKET, RUN = "ours", "a run"
+
+
+@contextmanager
+def opened(kind: str, folder: Path, patch: pytest.MonkeyPatch) -> Iterator[Store]:
+    """A store: "folder"; "moto"; or this project's server as "s3" or as "google"."""
+    if kind == "folder":
+        yield open_store(f"file://{folder}")
+        return
+    with {"moto": _moto, "s3": running_s3, "google": running_google}[kind](patch):
+        scheme = "gs" if kind == "google" else "s3"
+        run = f"{RUN} {uuid4()}" if kind == "moto" else RUN  # moto keeps what another test put
+        yield open_store(f"{scheme}://{BUCKET}/{run}", SOON)
+
+
+@contextmanager
+def _moto(patch: pytest.MonkeyPatch) -> Iterator[str]:
+    with running_store(patch) as address:
+        with suppress(FileExistsError):
+            fsspec_files.find_file_system(f"s3://{BUCKET}")[0].mkdir(BUCKET)
+        yield address
+
+
+@contextmanager
+def running_google(patch: pytest.MonkeyPatch) -> Iterator[S3]:
+    """A bucket as Google's XML API shows it."""
+    patch.delenv(google.KEY, raising=False)
+    patch.setenv("NO_GCE_CHECK", "true")
+    bucket = S3(condition=("x-goog-if-generation-match", "0"), token="ya29.sentinel")
+    patch.setattr(
+        google, "authorization", lambda *_, **__: {"Authorization": f"Bearer {bucket.token}"}
+    )
+    with bucket.serving():
+        patch.setenv(google.EMULATOR, bucket.address)
+        yield bucket
