@@ -1,0 +1,115 @@
+"""Whether a store keeps what a run rests on: that one of many writers wins, and what addresses say.
+
+It sees one endpoint, for a second: a store may keep it there and break it between two.
+"""
+
+import secrets
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+from typing import NamedTuple
+
+from lockstep.errors import LockstepError
+from parts.volunteers.store.s3 import SOON, S3Endpoint
+from parts.volunteers.store.verbs import Store
+from parts.volunteers.store.web_store import TAKEN, Ask, WebStore
+from pipeline.net import limits, web
+
+NAMES, WRITERS = 20, 8
+FORBIDDEN = 403
+CONTENT = b"probe"
+ANY = set(range(200, 600)) - web.BUSY  # statuses that are an answer
+
+
+class Trial(NamedTuple):
+    """A request by an address that was signed for another one."""
+
+    what: str
+    verb: str
+    url: str
+    headers: dict[str, str]
+    content: bytes | None
+    expected: int  #: Status.
+
+
+def probe(store: Store) -> None:
+    """Check a store with the rights of its owner; what is put for it is removed again.
+
+    Raises:
+      LockstepError: two writers won one name; or the store signs addresses, and does not hold who
+        has one to what it says.
+    """
+    folder = f"probe/{secrets.token_hex(8)}"
+    try:
+        _race(store, folder)
+        if isinstance(store, WebStore) and isinstance(store.endpoint, S3Endpoint):
+            _try_addresses(store, store.endpoint, folder)
+    finally:
+        for name in store.names(f"{folder}/"):
+            store.remove(name)
+
+
+def _race(store: Store, folder: str) -> None:
+    """Have writers race for names, each with bytes of its own."""
+    with ThreadPoolExecutor(WRITERS) as pool:
+        for number in range(NAMES):
+            name, start = f"{folder}/{number}", Barrier(WRITERS)
+
+            def put(writer: int, name: str = name, start: Barrier = start) -> bool:
+                start.wait()
+                return store.create(name, b"by %d" % writer)
+
+            won = [writer for writer, has in enumerate(pool.map(put, range(WRITERS))) if has]
+            if len(won) != 1:
+                raise LockstepError(
+                    f"{store.address}: {len(won)} of {WRITERS} writers of one name won, expected "
+                    "1: a store that puts an object only where there is none"
+                )
+            seen = store.look(name, len(CONTENT))
+            if seen is None or seen.content != b"by %d" % won[0]:
+                raise LockstepError(
+                    f"{store.address}: other bytes than those of the writer that won, expected them"
+                )
+
+
+# ---- Addresses ----
+
+
+def _try_addresses(store: WebStore, endpoint: S3Endpoint, folder: str) -> None:
+    """Use addresses for what they were not signed for."""
+    for trial in _trials(endpoint, folder):
+        found = _status(store, trial)
+        if found != trial.expected:
+            raise LockstepError(
+                f"{store.address}: answers {found} to {trial.what}, expected {trial.expected}: "
+                "a store that holds an address to what its owner signed"
+            )
+
+
+def _trials(endpoint: S3Endpoint, folder: str) -> Iterator[Trial]:
+    size = len(CONTENT)
+    asks = [Ask("PUT", f"{folder}/signed", size), Ask("LIST", f"{folder}/")]
+    put, listing = endpoint.sign(asks, SOON)
+    elsewhere, new = put.replace("/signed?", "/another?"), endpoint.condition
+    others = listing.replace(folder.replace("/", "%2F"), "probe%2Fother")
+    address = "a signed address"
+    yield Trial(f"{address} with another name", "PUT", elsewhere, new, CONTENT, FORBIDDEN)
+    yield Trial(f"{address} without its condition", "PUT", put, {}, CONTENT, FORBIDDEN)
+    yield Trial(f"{address} with another length", "PUT", put, new, CONTENT * 2, FORBIDDEN)
+    yield Trial(f"{address} with another verb", "DELETE", put, new, None, FORBIDDEN)
+    yield Trial(address, "PUT", put, new, CONTENT, 200)
+    yield Trial(f"{address} a second time", "PUT", put, new, CONTENT, TAKEN)
+    yield Trial("a signed listing", "GET", listing, {}, None, 200)
+    yield Trial("a signed listing of other names", "GET", others, {}, None, FORBIDDEN)
+
+
+def _status(store: WebStore, trial: Trial) -> int:
+    """Return the status of an answer; of a put whose answer was lost, that of another attempt."""
+    request = web.Request(trial.url, {}, store.address, "an answer", pushes=True)
+
+    def ask() -> int:
+        arguments = trial.verb, request, store.network, trial.headers, ANY, trial.content
+        with web.opened(*arguments) as answer:
+            return answer.status
+
+    return limits.call(ask, store.network)
