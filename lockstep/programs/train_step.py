@@ -13,6 +13,7 @@ import jax
 import numpy as np
 import optax
 
+from lockstep.errors import LockstepError
 from lockstep.optim import optimizer as optim
 from lockstep.optim.optimizer import Optimizer, RoundPeers, Tree
 from lockstep.programs.local_steps import (
@@ -135,11 +136,19 @@ class Programs:
         arguments = (messages, peers, self.task.shapes, shared, step)
         return without_rule(self.update_of_all, *arguments)
 
-    def unruled_in_a_step(self, row: Tree) -> frozenset[str]:
-        """Return operations of a peer's step whose bits another machine may not repeat.
+    def check_rules(self, row: Tree, where: str) -> None:
+        """Check that each operation of a step by rules has one; errors begin with `where`.
 
         `row` is a row, or its shape and type.
         """
+        if self.product and (unruled := self.unruled_in_a_step(row)):
+            raise LockstepError(
+                f'{where} "everywhere", expected "machine": no rule says the bits of '
+                f"{', '.join(sorted(unruled))}"
+            )
+
+    def unruled_in_a_step(self, row: Tree) -> frozenset[str]:
+        """Return operations of a peer's step whose bits another machine may not repeat."""
 
         def rows(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct((self.lots.steps, 1, *x.shape), x.dtype)

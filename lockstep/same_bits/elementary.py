@@ -13,11 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-COSINE_TERMS = 14  # of its series, up to pi / 2: the next is beyond float64's 2^-53
+TERMS = 14  # of the series of sine and cosine, up to pi / 2: the next is beyond float64's 2^-53
 LOGARITHM_TERMS = 12  # of its series, up to (sqrt(2) - 1) / (sqrt(2) + 1)
 # exp(r) = 1 + r + r^2 p(r) for |r| <= log(2) / 2 (Cephes, expf): within two units of the last place
 EXPONENTIAL = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2,
                1.6666665459e-1, 5.0000001201e-1)  # fmt: skip
+# tanh(x) = x + x z p(z) for z = x^2, |x| < 0.625 (Cephes, tanhf): within two units of the last place
+TANGENT = (-5.70498872745e-3, 2.06390887954e-2, -5.37397155531e-2, 1.33314422036e-1,
+           -3.33332819422e-1)  # fmt: skip
 # Polynomials of w = -log(1 - x^2), in w - 2.5 below 5 and in sqrt(w) - 3 from there on
 INVERSE_ERROR_NEAR = (2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06,
                       0.00021858087, -0.00125372503, -0.00417768164, 0.246640727,
@@ -142,30 +145,56 @@ class Arithmetic:
         one = _full(x, 1)
         return self.over(one, lax.add(one, self.exponential(lax.neg(x))))
 
+    def tangent(self, x: jax.Array) -> jax.Array:
+        """Return the hyperbolic tangent of float32 numbers, within two units of the last place."""
+        one, two, size = _full(x, 1), _full(x, 2), lax.abs(x)
+        square = self.times(x, x)
+        near = self.times(self.times(self._polynomial(TANGENT, square), square), x)
+        power = lax.add(self.exponential(self.times(two, size)), one)
+        far = lax.sub(one, self.over(two, power))
+        far = lax.select(lax.lt(x, _full(x, 0)), lax.neg(far), far)
+        return lax.select(lax.lt(size, _full(x, 0.625)), lax.add(near, x), far)
+
     def logarithm(self, x: jax.Array) -> jax.Array:
-        """Return the natural logarithm of float32 numbers; of 0 and subnormal ones -inf.
-
-        In float64: x = 2^n m with m from sqrt(1/2) to sqrt(2), and
-
-            log(x) = n log(2) + 2 (s + s^3 / 3 + s^5 / 5 + ...),  s = (m - 1) / (m + 1)
-        """
+        """Return the natural logarithm of float32 numbers; of 0 and subnormal ones -inf."""
         with jax.enable_x64(True):
             wide = lax.convert_element_type(x, np.float64)
-            bits = lax.bitcast_convert_type(wide, np.int64)
-            offset = np.int64(0x3FE6A09E667F3BCD)  # the bits of sqrt(1/2)
-            exponent = (bits - offset) >> np.int64(52)
-            mantissa = lax.bitcast_convert_type(bits - (exponent << np.int64(52)), np.float64)
-            one = _full(mantissa, 1)
-            s = self.over(lax.sub(mantissa, one), lax.add(mantissa, one))
-            factors = [2 / (2 * n + 1) for n in reversed(range(LOGARITHM_TERMS))]
-            series = self.times(self._polynomial(factors, self.times(s, s)), s)
-            doublings = lax.convert_element_type(exponent, np.float64)
-            sum_of = lax.add(self.times(doublings, _full(s, math.log(2))), series)
-            found = lax.convert_element_type(sum_of, np.float32)
+            found = self._logarithm(wide, lax.sub(wide, _full(wide, 1)))
         least, none = np.float32(2.0**-126), _full(x, math.nan)
         found = lax.select(lax.lt(x, _full(x, least)), _full(x, -math.inf), found)
         found = lax.select(lax.eq(x, _full(x, math.inf)), x, found)
         return lax.select(lax.bitwise_or(lax.le(x, _full(x, -least)), lax.ne(x, x)), none, found)
+
+    def logarithm_of_one_more(self, x: jax.Array) -> jax.Array:
+        """Return log(1 + x) of float32 numbers."""
+        with jax.enable_x64(True):
+            less_one = lax.convert_element_type(x, np.float64)
+            found = self._logarithm(lax.add(less_one, _full(less_one, 1)), less_one)
+        found = lax.select(lax.eq(x, _full(x, -1)), _full(x, -math.inf), found)
+        found = lax.select(lax.eq(x, _full(x, math.inf)), x, found)
+        none = lax.bitwise_or(lax.lt(x, _full(x, -1)), lax.ne(x, x))
+        return lax.select(none, _full(x, math.nan), found)
+
+    def _logarithm(self, x: jax.Array, less_one: jax.Array) -> jax.Array:
+        """Return the logarithm, float32, of float64 numbers x above 0, where x - 1 is given too.
+
+        x = 2^n m with m from sqrt(1/2) to sqrt(2), and
+
+            log(x) = n log(2) + 2 (s + s^3 / 3 + s^5 / 5 + ...),  s = (m - 1) / (m + 1)
+        """
+        bits = lax.bitcast_convert_type(x, np.int64)
+        offset = np.int64(0x3FE6A09E667F3BCD)  # the bits of sqrt(1/2)
+        exponent = (bits - offset) >> np.int64(52)
+        mantissa = lax.bitcast_convert_type(bits - (exponent << np.int64(52)), np.float64)
+        one = _full(mantissa, 1)
+        # a sum that was rounded on the way to x is lost in x - 1, but not in what is given
+        over_one = lax.select(lax.eq(exponent, np.int64(0)), less_one, lax.sub(mantissa, one))
+        s = self.over(over_one, lax.add(mantissa, one))
+        factors = [2 / (2 * n + 1) for n in reversed(range(LOGARITHM_TERMS))]
+        series = self.times(self._polynomial(factors, self.times(s, s)), s)
+        doublings = lax.convert_element_type(exponent, np.float64)
+        sum_of = lax.add(self.times(doublings, _full(s, math.log(2))), series)
+        return lax.convert_element_type(sum_of, np.float32)
 
     def inverse_error_function(self, x: jax.Array) -> jax.Array:
         """Return the y with erf(y) = x, of float32 numbers, to a relative 1e-6 (Giles, 2010)."""
@@ -178,16 +207,27 @@ class Arithmetic:
         return lax.select(lax.eq(lax.abs(x), one), self.times(x, _full(x, math.inf)), found)
 
     def cosine(self, x: jax.Array) -> jax.Array:
-        """Return the cosine of float32 numbers of moderate size, such as those of a schedule.
+        """Return the cosine of float32 numbers of moderate size, such as those of a schedule."""
+        return self._turned(x, [(-1) ** n / math.factorial(2 * n) for n in range(TERMS)], odd=False)
 
-        In float64, by the series of the number's distance from the nearest multiple of pi.
+    def sine(self, x: jax.Array) -> jax.Array:
+        """Return the sine of float32 numbers of moderate size."""
+        factors = [(-1) ** n / math.factorial(2 * n + 1) for n in range(TERMS)]
+        return self._turned(x, factors, odd=True)
+
+    def _turned(self, x: jax.Array, factors: list[float], *, odd: bool) -> jax.Array:
+        """Return a function that changes its sign with each half turn, by its series.
+
+        In float64, of the number's distance from the nearest multiple of pi; `factors` are those of
+        its even powers, or of its odd ones.
         """
         with jax.enable_x64(True):
             wide = lax.convert_element_type(x, np.float64)
             turns = lax.round(self.times(wide, _full(wide, 1 / math.pi)), NEAREST)
             rest = lax.sub(wide, self.times(turns, _full(wide, math.pi)))
-            factors = [(-1) ** n / math.factorial(2 * n) for n in reversed(range(COSINE_TERMS))]
-            found = self._polynomial(factors, self.times(rest, rest))
+            found = self._polynomial(factors[::-1], self.times(rest, rest))
+            if odd:
+                found = self.times(found, rest)
             even = self.times(lax.floor(self.times(turns, _full(wide, 0.5))), _full(wide, 2.0))
             signed = lax.select(lax.ne(even, turns), lax.neg(found), found)
             return lax.convert_element_type(signed, x.dtype)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ from lockstep.same_bits.products import Product, in_float64
 from lockstep.same_bits.rules import Numbers, apply_rule, has_rule, is_exact
 
 BY_RULES = "same_bits"  # the name in a jaxpr of what `same_bits` returns
+HERE, JAX = Path(__file__).parent, Path(jax.__file__).parent
 NO_RULE = "no rule for "  # how the name of an operation begins that is taken as it is
 
 CALLS = (
@@ -44,9 +46,10 @@ def at_once(function: Callable[..., Any], *arguments: Any, product: Product = in
 
 
 def without_rule(function: Callable[..., Any], *arguments: Any) -> frozenset[str]:
-    """Return the names of the operations of a function that have no rule: their bits may differ.
+    """Return the operations of a function that have no rule, since their bits may differ.
 
-    The function is as in `same_bits`; its arguments may be shapes.
+    Each by its name and the line of code that asks for it, as "tanh at models/llama.py:42". The
+    function is as in `same_bits`; its arguments may be shapes.
     """
     closed = jax.make_jaxpr(same_bits(function))(*arguments)
     names = (equation.params.get("name", "") for equation in _equations(closed.jaxpr))
@@ -116,7 +119,7 @@ class _Evaluation:
         def as_it_is(*inputs: Any) -> list[Any]:
             return _bound(equation, *inputs)
 
-        as_it_is.__name__ = NO_RULE + name  # for `without_rule`
+        as_it_is.__name__ = NO_RULE + name + _line_of(equation)  # for `without_rule`
         return jax.jit(as_it_is)(*inputs)
 
     def _scan(self, equation: Any, inputs: list[Any]) -> list[Any]:
@@ -147,6 +150,16 @@ class _Evaluation:
             carry,
         )
         return found
+
+
+def _line_of(equation: Any) -> str:
+    """Return " at FOLDER/FILE:LINE" of who asked for an operation; "" where that is unknown."""
+    traceback = equation.source_info.traceback
+    for frame in traceback.frames if traceback else ():
+        path = Path(frame.file_name)
+        if not path.is_relative_to(JAX) and path.parent != HERE:
+            return f" at {path.parent.name}/{path.name}:{frame.line_num}"
+    return ""
 
 
 def _bound(equation: Any, *inputs: Any) -> list[Any]:

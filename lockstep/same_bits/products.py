@@ -13,6 +13,7 @@ The precision is how many bits an operand keeps:
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -39,7 +40,7 @@ def in_float64(x: jax.Array, y: jax.Array, dimensions: DotDimensions) -> jax.Arr
     """
     (over_x, over_y), _ = dimensions
     terms = math.prod(x.shape[axis] for axis in over_x)
-    bits = min(24, (EXACT - math.ceil(math.log2(max(1, terms)))) // 2)
+    bits = _bits_kept(terms)
     with jax.enable_x64(True):
         operands = [rounded(z, unit_of(z, axes, bits)) for z, axes in ((x, over_x), (y, over_y))]
         exact = lax.dot_general(*operands, dimensions)
@@ -72,7 +73,33 @@ def in_blocks(x: jax.Array, y: jax.Array, dimensions: DotDimensions) -> jax.Arra
     return in_order([found[block] for block in range(count)])
 
 
+def convolution(x: jax.Array, kernel: jax.Array, settings: dict[str, Any]) -> jax.Array:
+    """Return `lax.conv_general_dilated` of float32 arrays in float64, as `in_float64`.
+
+    Windows overlap, so each operand is on one scale.
+    """
+    _, within, *window = settings["dimension_numbers"].rhs_spec
+    terms = math.prod(kernel.shape[axis] for axis in (within, *window))
+    bits = _bits_kept(terms)
+    names = ("window_strides", "padding", "lhs_dilation", "rhs_dilation", "dimension_numbers",
+             "feature_group_count", "batch_group_count")  # fmt: skip
+    with jax.enable_x64(True):
+        operands = [rounded(z, unit_of(z, tuple(range(z.ndim)), bits)) for z in (x, kernel)]
+        exact = lax.conv_general_dilated(*operands, **{name: settings[name] for name in names})
+        return lax.convert_element_type(exact, np.float32)
+
+
 PRODUCTS: dict[int, Product] = {20: in_float64, 8: in_blocks}
+
+
+def product_of(bits: str, product_bits: int) -> Product | None:
+    """Return the product of `[peers] bits` and `product_bits`; None where no step goes by rules."""
+    return PRODUCTS[product_bits] if bits == "everywhere" else None
+
+
+def _bits_kept(terms: int) -> int:
+    """Return how many bits an operand keeps where float64 holds the sum of so many products."""
+    return min(24, (EXACT - math.ceil(math.log2(max(1, terms)))) // 2)
 
 
 def _one_less(dimensions: DotDimensions) -> DotDimensions:

@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 
 from lockstep.same_bits.elementary import Arithmetic
-from lockstep.same_bits.products import Product
+from lockstep.same_bits.products import Product, convolution
 from lockstep.same_bits.sums import scatter_add, total
 
 
@@ -30,8 +30,8 @@ ONE_WAY = {
     "broadcast_in_dim", "ceil", "clamp", "concatenate", "convert_element_type", "copy",
     "dynamic_slice", "dynamic_update_slice", "eq", "floor", "gather", "ge", "gt", "iota",
     "is_finite", "le", "lt", "max", "min", "ne", "neg", "pad", "reduce_and", "reduce_max",
-    "reduce_min", "reduce_or", "reduce_precision", "reshape", "rev", "round", "scatter",
-    "scatter-max", "scatter-min", "select_n", "sharding_constraint", "sign", "slice", "sort",
+    "reduce_min", "reduce_or", "reduce_precision", "reduce_window_max", "reshape", "rev", "round",
+    "scatter", "scatter-max", "scatter-min", "select_n", "sharding_constraint", "sign", "slice", "sort",
     "split", "squeeze", "stack", "stop_gradient", "sub", "tile", "top_k", "transpose", "unstack",
 }  # fmt: skip
 
@@ -71,13 +71,20 @@ RULES: dict[str, Rule] = {
     "dot_general": lambda numbers, inputs, settings: numbers.product(
         *inputs, settings["dimension_numbers"]
     ),
+    "conv_general_dilated": lambda _, inputs, settings: convolution(*inputs, settings),
+    "cumsum": lambda _, inputs, settings: lax.associative_scan(
+        lax.add, inputs[0], settings["reverse"], axis=settings["axis"]
+    ),
     "integer_pow": lambda numbers, inputs, settings: numbers.arithmetic.integer_power(
         *inputs, settings["y"]
     ),
     "pow": _of(Arithmetic.power),
     "cos": _of(Arithmetic.cosine),
+    "sin": _of(Arithmetic.sine),
+    "tanh": _of(Arithmetic.tangent),
     "exp": _of(Arithmetic.exponential),
     "log": _of(Arithmetic.logarithm),
+    "log1p": _of(Arithmetic.logarithm_of_one_more),
     "erf_inv": _of(Arithmetic.inverse_error_function),
     "logistic": _of(Arithmetic.logistic),
     "scatter-add": _scatter_add,

@@ -22,7 +22,7 @@ from lockstep.swarm.peers import RoundSettings
 from lockstep.tables.explain import validate
 from lockstep.tables.faults import KINDS, Fault, Schedule
 from lockstep.tables.links import Links
-from lockstep.tables.peers import Aggregation, Liars, PeerCount, PeerLayout
+from lockstep.tables.peers import Aggregation, Bits, Liars, PeerCount, PeerLayout, ProductBits
 from lockstep.tables.table import AsTuple, Table, wrong
 from lockstep.wire import message as wire
 
@@ -93,6 +93,8 @@ class Arguments(Table):
     micro_batch: Number | None
     dtype: Literal["float32", "bfloat16"]
     layout: PeerLayout
+    bits: Annotated[Bits, Field(exclude_if=lambda bits: bits == "machine")]
+    product_bits: Annotated[ProductBits, Field(exclude_if=lambda bits: bits == 20)]
     stacked: Annotated[tuple[str, ...], AsTuple]
     eval_every: Number
     correlation_every: Number | None
@@ -114,6 +116,10 @@ class Arguments(Table):
             raise wrong("dtype", f"float32 with a torch module, {text}")
         if self.torch and self.layout != "each":
             raise wrong("layout", "each with a torch module")
+        if self.torch and self.bits != "machine":
+            raise wrong("bits", "machine with a torch module: rules are of JAX's operations")
+        if self.bits == "machine" and self.product_bits != 20:
+            raise wrong("product_bits", '20 without bits = "everywhere"')
         for number, fault in enumerate(self.faults):
             if self.torch and fault.kind == "wrong_precision":
                 text = "another kind with a torch module, whose precision is its own"

@@ -12,6 +12,7 @@ from lockstep.machine.jax_settings import check_settings, other_settings
 from lockstep.optim.optimizer import Optimizer
 from lockstep.programs.local_steps import HostSteps, Lots, one_by_one
 from lockstep.programs.train_step import Programs
+from lockstep.same_bits.products import product_of
 from lockstep.simulation import arguments, examples, torch_module
 from lockstep.simulation.loss_task import LossFn, LossTask, Nesting
 from lockstep.simulation.result import Log, Result
@@ -42,6 +43,8 @@ def simulate(  # noqa: PLR0913 - whoever calls it names them
     micro_batch: int | None = None,
     dtype: str = "float32",
     layout: str = "each",
+    bits: str = "machine",
+    product_bits: int = 20,
     stacked: tuple[str, ...] = (),
     eval_every: int = 10,
     correlation_every: int | None = None,
@@ -65,10 +68,11 @@ def simulate(  # noqa: PLR0913 - whoever calls it names them
             loss_fn, params, {"x": x, "y": y}, optimizer="diloco", peers=4, steps=20, batch_size=32
         )
 
-    The same arguments give the same bits on the same machine; `micro_batch` is among them, which
-    otherwise depends on the memory. Peers run on all devices that JAX has, in turns where there are
-    fewer. A CPU is one device, unless `jax.config.update("jax_num_cpu_devices", cores)` comes
-    first: as many peers then run at the same time.
+    The same arguments give the same bits on the same machine, with bits="everywhere" on every one;
+    `micro_batch` is among them, which otherwise depends on the memory. Peers run on all devices
+    that JAX has, in turns where there are fewer. A CPU is one device, unless
+    `jax.config.update("jax_num_cpu_devices", cores)` comes first: as many peers then run at the
+    same time.
 
     Args:
       loss_fn: loss_fn(params, batch, rng) -> scalar, the mean loss of a batch, without aux: arrays
@@ -111,6 +115,9 @@ def simulate(  # noqa: PLR0913 - whoever calls it names them
       dtype: "float32"; or "bfloat16": what params and examples are cast to before loss_fn, while
         params and states stay in float32.
       layout: `[peers] layout`: "each", "shard_map", "pmap" or "vmap".
+      bits: `[peers] bits`: "machine"; or "everywhere", where each operation of loss_fn and of the
+        optimizer goes by a rule, and what has none is refused by its name and line.
+      product_bits: `[peers] product_bits`: 20 or 8, the precision of products of matrices.
       stacked: Top-level names of params whose arrays have a leading axis of layers, for
         Muon's and AdaDistro's matrices, and the blocks of DisTrO and SparseLoCo; none with others.
       eval_every: Rounds between measurements of eval_data.
@@ -149,17 +156,21 @@ def simulate(  # noqa: PLR0913 - whoever calls it names them
         shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), first)
         task = LossTask(loss_fn, nesting, shapes, jnp.dtype(dtype), seed)
         task.check(data_of_peers[0].take(np.arange(batch_size)).examples)
-        programs = Programs(task, built, lot=asked.rows_of_a_step)
+        product = product_of(asked.bits, asked.product_bits)
+        programs = Programs(task, built, lot=asked.rows_of_a_step, product=product)
+        row = jax.tree.map(lambda x: x[0], data_of_peers[0].take(np.arange(1)))
+        programs.check_rules(row, "simulate: bits is")
     arguments.check_signs(asked.faults, programs.form)
+    of_machine = {"device": jax.devices()[0].device_kind} | programs.steps.environment
+    if asked.bits == "everywhere":
+        of_machine = {}
     logs_in = arguments.folder("log_dir", log_dir)
     checkpoints_in = arguments.folder("checkpoint_dir", checkpoint_dir)
     described = asked.model_dump(mode="json") | {
         "params": tree_hash(first),
         "examples": [data.examples.count for data in data_of_peers],
         "messages": programs.form.header.hex(),
-        "environment": {"jax": jax.__version__, "device": jax.devices()[0].device_kind}
-        | other_settings()
-        | programs.steps.environment,
+        "environment": {"jax": jax.__version__} | other_settings() | of_machine,
     }
     if callable(learning_rate):
         described["learning_rate"] = "function"

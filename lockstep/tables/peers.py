@@ -8,6 +8,8 @@ MAX_CLIENTS = 256  # Psyche's bound
 PeerCount = Annotated[int, Field(ge=1, le=MAX_CLIENTS)]
 Liars = Annotated[int, Field(ge=1, lt=MAX_CLIENTS)]
 PeerLayout = Literal["each", "shard_map", "vmap", "pmap"]
+Bits = Literal["machine", "everywhere"]
+ProductBits = Literal[20, 8]
 Aggregation = Literal[
     "mean",
     "peer_mean",

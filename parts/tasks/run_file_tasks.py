@@ -67,7 +67,7 @@ def score_again(
     settings = run.evaluate.model_copy(update={"trust_task_code": False})
     own = run.model_copy(update={"evaluate": settings})
     groups = device_groups(jax.devices(), run.peers.fsdp)
-    read = exported.read(folder, scan=run.peers.scan_layers)
+    read = exported.read(folder, run.peers)
     model = task_model.from_folder(read, folder, groups, settings.batch_size)
     tasks = RunFileTasks(own, settings, model, shards or Path(), store, [])
     return {task.name: scores.flat(task) for task in tasks.score(model)}

@@ -234,7 +234,7 @@ def from_folder(
             f"model's vocab_size ({known})"
         )
     return TaskModel(
-        program(exported.features, exported.head),
+        exported.by_rules(program(exported.features, exported.head)),
         writer,
         {group: group.put(exported.params) for group in groups},
         exported.tokenizer,

@@ -41,8 +41,8 @@ def training_scores(run: runfile.Run, hf_config: dict[str, Any], paths: Paths) -
     own, given = init / "hf", shards / "tokenizer"
     folder = given if given.is_dir() else own  # the tokenizer's, as of the export
     read = load_tokenizer(folder / TOKENIZER) if (folder / TOKENIZER).exists() else None
-    whole, scan = model_folder.with_context(hf_config, run.llm.max_seq_len), run.peers.scan_layers
-    untrained = exported.computing(whole, {}, read, own / hf.CONFIG, scan=scan)  # without params
+    whole = model_folder.with_context(hf_config, run.llm.max_seq_len)
+    untrained = exported.computing(whole, {}, read, own / hf.CONFIG, run.peers)  # without params
     model = task_model.from_folder(untrained, folder, (), settings.batch_size)
     notes: list[str] = []
     tasks = RunFileTasks(run, settings, model, shards, paths.store, notes)

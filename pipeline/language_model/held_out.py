@@ -23,11 +23,10 @@ from lockstep.programs.columns import Column, counted, split
 from lockstep.programs.loss import measured
 from lockstep.programs.permutation import permute
 from lockstep.programs.placement import device_groups, on_groups
-from lockstep.same_bits.evaluation import same_bits
-from lockstep.same_bits.products import PRODUCTS
 from pipeline import runfile
 from pipeline.tokens.sequences import Sequences
 from pipeline.tokens.shards import read_shards
+from pipeline.weights.exported import Exported
 
 NUMBERS = (
     "held_out_loss",
@@ -143,16 +142,9 @@ def weights_of(rows_NW: np.ndarray, columns: tuple[Column, ...]) -> np.ndarray |
     return counted(rows_NW, columns).sum(axis=1) if "labels" in columns else None
 
 
-def exported_loss(
-    features: Callable[..., jax.Array],
-    head: Callable[[Tree], jax.Array],
-    params: Tree,
-    data: HeldOutRows,
-    peers: runfile.Peers,
-) -> MeanLoss:
-    """Return the held-out loss of an exported model.
+def exported_loss(model: Exported, data: HeldOutRows, peers: runfile.Peers) -> MeanLoss:
+    """Return the held-out loss of an exported model, of a row at least.
 
-    `features` and `head` are those of `Exported`, and params float32; there is a row at least.
     `[peers]` says how many rows are measured at once, and on how many devices.
     """
     columns = data.columns
@@ -160,11 +152,11 @@ def exported_loss(
     def measure(params: Tree, rows_BW: jax.Array) -> jax.Array:
         rows = split(rows_BW, columns)
         given = {"positions_BT": rows.position_ids, "sequences_BT": rows.sequence_ids}
-        return measured(features(params, rows.inputs, **given), head(params), rows)
+        return measured(model.features(params, rows.inputs, **given), model.head(params), rows)
 
-    by_rules = same_bits(measure, PRODUCTS[peers.product_bits])
-    params_on = {group: group.put(params) for group in device_groups(jax.devices(), peers.fsdp)}
-    on_all = on_groups(jax.jit(measure) if peers.bits == "machine" else by_rules, params_on)
+    groups = device_groups(jax.devices(), peers.fsdp)
+    params_on = {group: group.put(model.params) for group in groups}
+    on_all = on_groups(jax.jit(model.by_rules(measure)), params_on)
     weights_N = weights_of(data.rows_NW, columns)
     return mean_loss(on_all, data.rows_NW, peers.micro_batch, weights_N)
 

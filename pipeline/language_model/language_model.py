@@ -22,7 +22,7 @@ from lockstep.programs.columns import PLAIN, UNCOUNTED, Column, Columns, split
 from lockstep.programs.loss import measured, targets, weighted_cross_entropy
 from lockstep.programs.task import OTHER_PRECISION
 from lockstep.programs.train_step import Programs
-from lockstep.same_bits.products import PRODUCTS
+from lockstep.same_bits.products import product_of
 from pipeline import runfile
 from pipeline.runfile.method import optimizer_of_run
 
@@ -44,20 +44,15 @@ def programs_of(
     plain = optimizer_of_run(run, groups, task.model.stacked, first_step)
     optimizer = task.balance(plain, run.peers.balance_speed)
     peers = run.peers
-    product = PRODUCTS[peers.product_bits] if peers.bits == "everywhere" else None
     programs = Programs(
         task,
         optimizer,
         wire=peers.wire,
         parts=peers.fsdp,
         lot=run.rows_of_a_step,
-        product=product,
+        product=product_of(peers.bits, peers.product_bits),
     )
-    if product and (unruled := programs.unruled_in_a_step(task.row)):
-        raise LockstepError(
-            f'[peers] bits = "everywhere", expected "machine": no rule says the bits of '
-            f"{', '.join(sorted(unruled))}, which this run computes"
-        )
+    programs.check_rules(task.row, "[peers] bits =")
     return programs
 
 

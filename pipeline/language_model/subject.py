@@ -145,7 +145,7 @@ class LanguageModelSubject:
         self, run: runfile.Run, model: dict[str, Any], folder: Path, shards: Path | None = None
     ) -> "OpenedLanguageModel":
         """Read the folder with layers as the run has them."""
-        return OpenedLanguageModel(run, folder, exported.read(folder, scan=run.peers.scan_layers))
+        return OpenedLanguageModel(run, folder, exported.read(folder, run.peers))
 
     def counted_rows(self, run: runfile.Run, model: dict[str, Any], shards: Path) -> None:
         """Return None: a loss needs the held-out rows alone."""
@@ -164,7 +164,7 @@ class OpenedLanguageModel:
     def held_out_loss(self, data: HeldOutRows) -> MeanLoss:
         """Return the cross-entropy of held-out text."""
         texts, run = self.texts, self._run
-        loss = held_out.exported_loss(texts.features, texts.head, texts.params, data, run.peers)
+        loss = held_out.exported_loss(texts, data, run.peers)
         if not np.isfinite(np.exp(loss.mean)):
             raise LockstepError(
                 f"{self._folder}: held-out loss is {loss}, expected a number; [export] dtype = "

@@ -35,6 +35,10 @@ class Steps(Protocol):
     def next_logits(self) -> Callable[[Tree, jax.Array, Any], tuple[jax.Array, Any]]:
         """A function from (params, tokens_BT, cache) to the next logits_BV, and the cache."""
 
+    @property
+    def by_rules(self) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """What its functions become before they are compiled, as `Exported.by_rules`."""
+
 
 class _Growing(NamedTuple):
     """The state of a batch of growing texts, on the device."""
@@ -64,10 +68,8 @@ class TextWriter:
     def __init__(self, model: Steps, params: Tree, *, context: int, ends: Sequence[int] = ()):
         self._params, self._context, self._ends = params, context, frozenset(ends)
         self._ends_E = np.array(sorted(self._ends) or [NO_END], np.int32)
-        self._begin = jax.jit(partial(_begin, model), static_argnames="room")
-        self._continue = jax.jit(
-            partial(_continue, model), static_argnames="room", donate_argnames="rows"
-        )
+        self._begin = _program(_begin, model)
+        self._continue = _program(_continue, model, donate_argnums=1)
 
     def write(
         self,
@@ -185,6 +187,15 @@ def _rounded(count: int) -> int:
     if count > CHUNK:
         return -(-count // CHUNK) * CHUNK
     return max(FEWEST, 1 << max(0, count - 1).bit_length())
+
+
+def _program(function: Callable[..., Any], model: Steps, **settings: Any) -> Callable[..., Any]:
+    """Return the jitted function of a model; `settings` are those of `jax.jit`."""
+
+    def sized(*given: Any, room: int) -> Any:
+        return model.by_rules(partial(function, model, room=room))(*given)
+
+    return jax.jit(sized, static_argnames="room", **settings)
 
 
 def _begin(

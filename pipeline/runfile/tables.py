@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field, JsonValue, model_validator
 
 from lockstep.tables.faults import PeerNumber, Schedule
-from lockstep.tables.peers import Aggregation, Liars, PeerCount, PeerLayout
+from lockstep.tables.peers import Aggregation, Bits, Liars, PeerCount, PeerLayout, ProductBits
 from lockstep.tables.table import U32, AsTuple, Count, Distinct, NotNegative, Positive, Table, wrong
 
 Percent = Annotated[float, Field(ge=0, le=100)]
@@ -35,12 +35,10 @@ class Peers(Table):
     attention: Literal["matmul", "cudnn"] = "matmul"
     """Implementation of attention: plain matrix products, or cuDNN's fused kernel, which needs an
     NVIDIA GPU and precision bfloat16."""
-    bits: Annotated[
-        Literal["machine", "everywhere"], Field(exclude_if=lambda bits: bits == "machine")
-    ] = "machine"
+    bits: Annotated[Bits, Field(exclude_if=lambda bits: bits == "machine")] = "machine"
     """Where a step has the same bits. machine: on machines like the one that trained. everywhere:
     on every machine, since each operation goes by a rule; a step takes about twice the time."""
-    product_bits: Annotated[Literal[20, 8], Field(exclude_if=lambda bits: bits == 20)] = 20
+    product_bits: Annotated[ProductBits, Field(exclude_if=lambda bits: bits == 20)] = 20
     """Precision of the model's products of matrices with bits = "everywhere". 20: of each operand
     for each vector that is summed over. 8: of each block of 256 of its terms; about a third less
     time."""

@@ -13,9 +13,12 @@ import jax.numpy as jnp
 from tokenizers import Tokenizer
 
 from lockstep.errors import LockstepError
+from lockstep.same_bits.evaluation import same_bits
+from lockstep.same_bits.products import Product, product_of
 from models.architecture import Architecture, Params
 from models.config import HfConfig
 from models.parts import Cache
+from pipeline.runfile.tables import Peers
 from pipeline.tokens.tokenizer_files import load_tokenizer
 from pipeline.weights import hf
 
@@ -33,6 +36,7 @@ class Exported(NamedTuple):
       next_logits: next_logits(params, tokens_BT, cache) -> logits_BV of what follows, cache; its
         params as `params_to_write`.
       scan: Whether layers run as a loop.
+      product: How matrices are multiplied where it computes by rules; None as compiled.
       tokenizer: Its tokenizer, or None without tokenizer.json.
     """
 
@@ -46,7 +50,12 @@ class Exported(NamedTuple):
     cache: Callable[[Any, int], Cache]
     next_logits: Callable[[Params, jax.Array, Cache], tuple[jax.Array, Cache]]
     scan: bool
+    product: Product | None
     tokenizer: Tokenizer | None
+
+    def by_rules(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function as this model computes: by the rules of `same_bits`, or as it is."""
+        return same_bits(function, self.product) if self.product else function
 
     @property
     def params_to_write(self) -> Params:
@@ -82,12 +91,15 @@ class Exported(NamedTuple):
         return first
 
 
-def read(folder: Path, *, scan: bool = False) -> Exported:
-    """Read an exported folder; `scan`: whether layers run as a loop, as `[peers] scan_layers`."""
+def read(folder: Path, peers: Peers | None = None) -> Exported:
+    """Read an exported folder.
+
+    It computes as `[peers]` of a run say, by rules or not; by default as compiled and unrolled.
+    """
     hf_config, params = hf.read_folder(folder)
     path = folder / "tokenizer.json"
     tokenizer = load_tokenizer(path) if path.exists() else None
-    return computing(hf_config, params, tokenizer, folder / hf.CONFIG, scan=scan)
+    return computing(hf_config, params, tokenizer, folder / hf.CONFIG, peers)
 
 
 def computing(
@@ -95,13 +107,13 @@ def computing(
     params: Params,
     tokenizer: Tokenizer | None,
     where: object,
-    *,
-    scan: bool = False,
+    peers: Peers | None = None,
 ) -> Exported:
     """Return a model that computes as its export will, while it may still be in training.
 
-    Errors call its config.json `where`; `scan` is as in `read`.
+    Errors call its config.json `where`; `peers` are as in `read`.
     """
+    scan = peers is not None and peers.scan_layers
     architecture, config = hf.model_of(hf_config, where)
     settings = {"scan": scan, "dtype": jnp.dtype("float32")}
     return Exported(
@@ -115,5 +127,6 @@ def computing(
         cache=partial(architecture.cache, config, dtype=settings["dtype"]),
         next_logits=partial(architecture.next_logits, config),
         scan=scan,
+        product=product_of(peers.bits, peers.product_bits) if peers else None,
         tokenizer=tokenizer,
     )

@@ -246,9 +246,9 @@ def test_what_is_by_rules_stays_so_within_another_function():
     )
 
     def unruled(x, y):
-        return same_bits(lambda x: jnp.tanh(x), in_blocks)(x) + y
+        return same_bits(lambda x: lax.erf(x), in_blocks)(x) + y
 
-    assert without_rule(unruled, x, y) == {"tanh"}
+    assert names_without_rule(unruled, x, y) == {"erf"}
 
 
 def test_loops_branches_and_calls_are_evaluated_by_rules_within():
@@ -267,12 +267,18 @@ def test_loops_branches_and_calls_are_evaluated_by_rules_within():
     assert without_rule(function, x, STEP) == set()
 
 
-def test_operations_without_a_rule_are_named():
+def names_without_rule(function, *arguments):
+    return {found.partition(" at ")[0] for found in without_rule(function, *arguments)}
+
+
+def test_operations_without_a_rule_are_named_with_the_line_that_asks_for_them():
     def function(x, step):
-        return jax.jit(lambda x: jnp.tanh(x) + jnp.cumsum(x) + x**x)(x)
+        return jax.jit(lambda x: lax.erf(x) + jnp.cumprod(x) + x**x)(x)
 
     x = abs(normal(6))
-    assert without_rule(function, x, STEP) == {"tanh", "cumsum", "pow"}  # of no whole exponent
+    assert names_without_rule(function, x, STEP) == {"erf", "cumprod", "pow"}  # x**x: no integer
+    line = function.__code__.co_firstlineno + 1
+    assert f"erf at same_bits/test_same_bits.py:{line}" in without_rule(function, x, STEP)
     np.testing.assert_allclose(jax.jit(same_bits(function))(x, STEP), function(x, STEP), rtol=1e-6)
 
 
@@ -316,6 +322,38 @@ def test_operations_of_two_take_a_number_beside_an_array():
             np.testing.assert_allclose(one, wide, rtol=2e-6, err_msg=name)
 
 
+def test_functions_of_models_equal_those_in_float64():
+    x = np.concatenate([normal(500), 1e-6 * normal(50), 30 * normal(50), [0, 89, -1]])
+    x = x.astype(np.float32)
+    for name in ("sin", "cos", "tanh", "cumsum"):
+        found, expected = by_rules(lambda np, x, name=name: getattr(np, name)(x), x)
+        np.testing.assert_allclose(found, expected, rtol=3e-7, atol=1e-4 * (name == "cumsum"))
+    found, expected = by_rules(lambda np, x: np.log1p(x), x[x > -1])
+    np.testing.assert_allclose(found, expected, rtol=3e-7)
+    edges = np.array([-1, -2, np.inf, np.nan, -np.inf], np.float32)
+    with np.errstate(all="ignore"):
+        found, expected = by_rules(lambda np, x: np.log1p(x), edges)
+    np.testing.assert_array_equal(found, expected)
+    found, _ = by_rules(lambda np, x: np.tanh(x), edges[2:])
+    np.testing.assert_array_equal(found, np.tanh(edges[2:]))
+
+
+def test_convolutions_and_their_gradients_equal_those_in_float64():
+    x, kernel = normal(2, 9, 7, 6), normal(3, 3, 2, 4, seed=1)
+
+    def function(x, kernel):
+        settings = {"dimension_numbers": ("NHWC", "HWIO", "NHWC"), "feature_group_count": 2}
+        kernel = jnp.concatenate([kernel, kernel[..., ::-1]], axis=2)[:, :, :3]
+        return jnp.sum(lax.conv_general_dilated(x, kernel, (2, 1), "SAME", **settings) ** 2)
+
+    both = jax.value_and_grad(function, (0, 1))
+    assert without_rule(both, x, kernel) == set()
+    found = jax.jit(same_bits(both))(x, kernel)
+    with jax.enable_x64(True):
+        expected = jax.jit(both)(x.astype(np.float64), kernel.astype(np.float64))
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=2e-5, atol=1e-4), found, expected)
+
+
 def test_reductions_over_no_elements_are_what_numpy_has():
     def all_of(np, rows, columns):
         return {
@@ -339,8 +377,8 @@ def test_reductions_over_no_elements_are_what_numpy_has():
 
 def test_a_power_of_an_exponent_that_int32_does_not_hold_is_named():
     exponents = np.arange(6, dtype=np.uint32)
-    assert without_rule(lambda x, n, step: x**n, normal(6), exponents, STEP) == {"pow"}
-    assert without_rule(lambda x, step: jnp.prod(x), normal(6), STEP) == {"reduce_prod"}
+    assert names_without_rule(lambda x, n, step: x**n, normal(6), exponents, STEP) == {"pow"}
+    assert names_without_rule(lambda x, step: jnp.prod(x), normal(6), STEP) == {"reduce_prod"}
 
 
 SEVERAL = [  # of each kind of operation some; `make soak` takes all

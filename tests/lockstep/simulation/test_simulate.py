@@ -15,6 +15,7 @@ import lockstep
 from lockstep.errors import LockstepError
 from lockstep.optim.dense import sgd
 from lockstep.wire.message import HEADER
+from tests.errors import refused
 from tests.lockstep.simulation.least_squares import (
     DATA,
     DILOCO,
@@ -233,6 +234,36 @@ def test_the_layouts_give_the_same_up_to_rounding():
     for layout in ("vmap", "shard_map"):
         np.testing.assert_allclose(
             found(short(optimizer=DILOCO, layout=layout)), found(each), rtol=1e-4
+        )
+
+
+def images(params, batch, rng):
+    seen = jax.lax.conv(batch["image"], params["filter"], (1, 1), "SAME")
+    guess = jnp.tanh(seen).mean((2, 3)) @ params["out"]
+    return jnp.mean((guess + 0.1 * jax.random.normal(rng, guess.shape) - batch["y"]) ** 2)
+
+
+def test_a_model_by_rules_has_the_same_bits_in_every_layout():
+    draw = np.random.default_rng(3)
+    shapes = {"image": (16, 2, 6, 5), "y": (16, 3), "filter": (4, 2, 3, 3), "out": (4, 3)}
+    drawn = {name: draw.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    data, params = ({name: drawn.pop(name) for name in list(drawn)[:2]} for _ in range(2))
+    settings = {"peers": 2, "steps": 2, "batch_size": 4, "learning_rate": 0.1, "optimizer": DILOCO}
+    settings |= {"bits": "everywhere", "product_bits": 8}
+    each, vmap = (
+        simulate(images, params, data, layout=layout, **settings) for layout in ("each", "vmap")
+    )
+    assert same(each, vmap)
+
+
+def test_an_operation_without_a_rule_is_refused_with_its_line():
+    def erf(params, batch, rng):
+        return jax.lax.erf(squares(params, batch, rng))
+
+    line = erf.__code__.co_firstlineno + 1
+    with refused("bits", "everywhere", f"erf at simulation/test_simulate.py:{line}"):
+        simulate(
+            erf, PARAMS, DATA, optimizer=SGD, peers=2, steps=1, batch_size=4, bits="everywhere"
         )
 
 

@@ -109,10 +109,10 @@ def measured_on(change: Callable[[dict], object]) -> Callable[[Path], None]:
 
     def changed(folder: Path) -> None:
         change_tensors(outputs.HELD_OUT, change)(folder)
-        data, model = rows_of(folder), exported.read(folder, scan=False)
+        data, model = rows_of(folder), exported.read(folder)
         run = runfile.parse(read_json(folder / outputs.RUN), "run.json")
         with tiny.like_a_process():
-            loss = held_out.exported_loss(model.features, model.head, model.params, data, run.peers)
+            loss = held_out.exported_loss(model, data, run.peers)
         found = held_out.numbers(loss, data, None, [])
         for name, value in found.items():
             better(name, value)(folder)
