@@ -11,7 +11,6 @@ PROJECT = Path(__file__).resolve().parents[1]
 PACKAGE = "lockstep-train"  # as pip knows it
 # A module -> the extra of pyproject.toml that installs it.
 EXTRAS = {
-    "cryptography": "sign",
     "google.auth": "gcs",
     "lm_eval": "eval",
     "py_ecc": "beacon",

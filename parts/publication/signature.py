@@ -22,7 +22,6 @@ from lockstep.tables.explain import validate_json
 from lockstep.tables.table import Table
 from parts.publication.layout import SIGNATURE
 from pipeline.again.claim import PublicClaim
-from pipeline.extras import is_installed, lacking
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -238,8 +237,6 @@ def _decoded(text: str) -> bytes:
 
 def _key(path: Path, side: Literal["private", "public"]) -> Any:
     """Read a key of one of `CURVES`."""
-    if not is_installed("cryptography"):
-        raise RequestError(str(lacking(str(path), "cryptography")))
     if not path.is_file() or path.stat().st_size > MOST_KEY_BYTES:
         raise RequestError(f"{path}: found no small file, expected a key {KEY_FORM}")
     from cryptography.exceptions import UnsupportedAlgorithm

@@ -1,0 +1,113 @@
+"""What people sign in a run: the lab the run and its slots, a volunteer what it sent and asks."""
+
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field
+
+from lockstep.protocol.attestation import Hash
+from lockstep.tables.table import AsTuple
+from parts.volunteers.keys import KEY
+from parts.volunteers.signed import Body
+from parts.volunteers.slots import MOST_SLOTS
+
+Key = Annotated[str, Field(pattern=KEY.pattern + "$")]
+Peer = Annotated[int, Field(ge=0, lt=MOST_SLOTS)]
+Step = Annotated[int, Field(ge=0, lt=10**8)]
+Natural = Annotated[int, Field(ge=0, lt=2**63)]
+Because = Annotated[str, Field(min_length=1, max_length=200)]
+
+
+class RunDocument(Body):
+    """run.json, by which everybody knows what the run is; the SHA-256 of its bytes is its name."""
+
+    kind: ClassVar[str] = "run"
+    format: Annotated[int, Field(ge=1, le=1)] = 1
+    """Version of what lies in the store."""
+    release: Annotated[str, Field(min_length=1, max_length=64)]
+    """Release of Lockstep that all of the run use."""
+    run: dict[str, Any]
+    """The run file's tables."""
+    pins: dict[str, str]
+    """What of the outside is read, by its hash."""
+    start: Hash
+    """Hash of params and shared state before the first round."""
+    slots: Annotated[int, Field(ge=1, le=MOST_SLOTS)]
+    """How many peers may take part at once."""
+    payload_bytes: Annotated[int, Field(ge=1, le=2**28)]
+    """The one length of a payload."""
+    lab: Key
+    """Who admits, and signed this."""
+
+
+class Admission(Body):
+    """peers/007/000.json: who has a slot from the next round on; the next of them replaces it."""
+
+    kind: ClassVar[str] = "admission"
+    run: Hash
+    """SHA-256 of run.json."""
+    peer: Peer
+    """The slot."""
+    number: Annotated[int, Field(ge=0, le=999)]
+    """Which of the slot's statements this is."""
+    key: Key | None
+    """Who has it; null: nobody."""
+    because: Because | None = None
+    """Why one was replaced or ended."""
+    evidence: Annotated[tuple[str, ...], AsTuple, Field(max_length=64)] = ()
+    """Names of what shows it, for anybody to compute again."""
+
+
+class MessageRecord(Body):
+    """rounds/00000123/007.record: what a payload is the message of."""
+
+    kind: ClassVar[str] = "record"
+    run: Hash
+    """SHA-256 of run.json."""
+    round: Step
+    """The round."""
+    peer: Peer
+    """Who sends it."""
+    span: Annotated[tuple[Natural, Natural], AsTuple]
+    """First and last sequence that it was assigned."""
+    base: Hash
+    """Hash of the params before the round."""
+    commitment: Hash
+    """Commitment to the message."""
+    bytes: Annotated[int, Field(ge=0, le=2**28)]
+    """How many of the payload are the message; zeros follow them."""
+    sha256: Hash
+    """SHA-256 of the payload."""
+    loss: float | None
+    """Mean loss before the round, nats per token, which is stated and not checked."""
+    environment: Hash
+    """SHA-256 of what can change bits on this machine, in canonical JSON, as the join has it."""
+    own: Hash | None = None
+    """Hash of the peer's own state after the round, where a snapshot is."""
+
+
+class Join(Body):
+    """rounds/00000123/007.join: asks to take part."""
+
+    kind: ClassVar[str] = "join"
+    run: Hash
+    """SHA-256 of run.json."""
+    round: Step
+    """The round in which it asks."""
+    peer: Peer
+    """Who asks."""
+    environment: Annotated[dict[str, str], Field(max_length=64)]
+    """What can change bits on this machine."""
+    self_test: Hash | None
+    """Hash of what its step gave on the run's self-test; null where the run has none."""
+
+
+class Leave(Body):
+    """rounds/00000123/007.leave: takes no part from the next round on."""
+
+    kind: ClassVar[str] = "leave"
+    run: Hash
+    """SHA-256 of run.json."""
+    round: Step
+    """The last round in which it has part."""
+    peer: Peer
+    """Who leaves."""

@@ -1,0 +1,85 @@
+"""Keys of people: an Ed25519 key in a file that nobody else may read, and KEY, its public half.
+
+KEY is `ed25519:` and 64 hexadecimal digits. The file is PKCS #8 in PEM, as openssl writes it.
+"""
+
+import os
+import re
+import stat
+from pathlib import Path
+
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import (
+    Ed25519PrivateKey as PrivateKey,
+)
+from cryptography.hazmat.primitives.asymmetric.ed25519 import (
+    Ed25519PublicKey as PublicKey,
+)
+
+from lockstep.errors import LockstepError, brief, expecting
+from lockstep.files import read_bytes
+
+MOST_BYTES = 2**12
+MODE = 0o600
+SCHEME = "ed25519:"
+FORM = f"a private key of Ed25519 in PEM, with mode {MODE:o}"
+KEY = re.compile(rf"{SCHEME}([0-9a-f]{{64}})")
+
+
+def create(path: Path) -> PrivateKey:
+    """Make a key, and write it to a new file.
+
+    Raises:
+      LockstepError: there is a file of that name.
+    """
+    key = PrivateKey.generate()
+    content = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    with expecting(path, "to write a new file there"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, MODE)
+        with open(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(descriptor)
+    return key
+
+
+def read(path: Path) -> PrivateKey:
+    """Read a key, which nobody but its owner may read or write.
+
+    Raises:
+      LockstepError: others may, or it is no such key.
+    """
+    with expecting(path, FORM):
+        mode = stat.S_IMODE(os.stat(path).st_mode)
+        if mode & 0o077:
+            raise LockstepError(f"{path}: mode {mode:o}, expected {MODE:o}: chmod {MODE:o} {path}")
+        content = read_bytes(path, MOST_BYTES)
+    try:
+        key = serialization.load_pem_private_key(content, None)
+    except (TypeError, ValueError, UnsupportedAlgorithm):  # one with a password; none
+        key = None
+    if not isinstance(key, PrivateKey):
+        raise LockstepError(f"{path}: is no such key, expected {FORM}")
+    return key
+
+
+def public_text(key: PrivateKey | PublicKey) -> str:
+    """Return the public key as people send it to each other."""
+    public = key.public_key() if isinstance(key, PrivateKey) else key
+    return f"{SCHEME}{public.public_bytes_raw().hex()}"
+
+
+def parse_public(text: str, where: str) -> PublicKey:
+    """Return the public key of a text, which `where` names in errors."""
+    found = KEY.fullmatch(text)
+    if found is None:
+        raise LockstepError(
+            f"{where}: found {brief(repr(text), 90)}, expected {SCHEME} and 64 hexadecimal digits"
+        )
+    return PublicKey.from_public_bytes(bytes.fromhex(found[1]))

@@ -1,0 +1,105 @@
+"""What is signed: a body in canonical JSON, with an Ed25519 signature over it and over its kind.
+
+    {"body":{...},"signature":"128 hexadecimal digits"}
+
+and newlines after it, where the slot has one length. Canonical is JSON in ASCII with sorted keys,
+without spaces and without NaN. It is serialised anew and compared, so that a body has one encoding.
+The signature is over `lockstep/KIND/1`, a zero byte, and the body, so that none of one kind passes
+for one of another.
+"""
+
+import json
+from typing import Any, ClassVar, TypeVar
+
+from cryptography.exceptions import InvalidSignature
+
+from lockstep.errors import LockstepError
+from lockstep.files import loads
+from lockstep.tables.explain import validate_json
+from lockstep.tables.table import Table
+from parts.volunteers.keys import PrivateKey, PublicKey, public_text
+
+MOST_BYTES = 2**20
+FILLING = b"\n"
+
+
+class Body(Table):
+    """What is signed of one kind; of what a subclass holds, lists are tuples with `AsTuple`."""
+
+    kind: ClassVar[str]
+
+
+AnyBody = TypeVar("AnyBody", bound=Body)
+
+
+def canonical(value: Any) -> bytes:
+    """Return the one encoding of a JSON value."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return text.encode()
+
+
+def sign(body: Body, key: PrivateKey, length: int | None = None) -> bytes:
+    """Return a signed body, filled up to `length` bytes."""
+    content = canonical(body.model_dump(mode="json"))
+    signature = key.sign(_signed_bytes(body.kind, content)).hex()
+    found = canonical({"body": json.loads(content), "signature": signature})
+    most = MOST_BYTES if length is None else length
+    if len(found) > most:
+        raise LockstepError(f"{body.kind}: {len(found)} bytes, expected at most {most}")
+    return found if length is None else found.ljust(length, FILLING)
+
+
+def opened(
+    model: type[AnyBody], data: bytes | None, key: PublicKey, where: str, length: int | None = None
+) -> AnyBody:
+    """Return the body of a signed object, which `where` names in errors.
+
+    Args:
+      model: Its kind and form.
+      data: Its bytes, a stranger's; None where they are more than was read.
+      key: Who must have signed it.
+      where: Its name.
+      length: Of all of it, where the slot has one.
+
+    Raises:
+      LockstepError: it is of other length, has another encoding or form, or is signed by another.
+    """
+    most = MOST_BYTES if length is None else length
+    if data is None or len(data) > most:
+        raise LockstepError(f"{where}: over {most} bytes, expected at most that")
+    if length is not None and len(data) != length:
+        raise LockstepError(f"{where}: {len(data)} bytes, expected {length}")
+    content = data if length is None else data.rstrip(FILLING)
+    body, signature = _parts(content, where)
+    found = validate_json(model, body, where)
+    try:
+        key.verify(signature, _signed_bytes(model.kind, body))
+    except InvalidSignature:
+        raise LockstepError(
+            f"{where}: its signature is not of its content by {public_text(key)}, expected one "
+            "that is"
+        ) from None
+    return found
+
+
+def _parts(content: bytes, where: str) -> tuple[bytes, bytes]:
+    """Return the body and the signature of canonical JSON."""
+    try:
+        document = loads(content)
+        same = canonical(document) == content
+        body, signature = document["body"], bytes.fromhex(document["signature"])
+        if (
+            not same
+            or document.keys() != {"body", "signature"}
+            or signature.hex() != (document["signature"])
+        ):
+            raise ValueError("another encoding")
+        return canonical(body), signature
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+        raise LockstepError(
+            f"{where}: found other bytes, expected a body and its signature in canonical JSON"
+        ) from None
+
+
+def _signed_bytes(kind: str, body: bytes) -> bytes:
+    return b"lockstep/%s/1\0%s" % (kind.encode(), body)

@@ -1,0 +1,93 @@
+"""Names of all that lies in a store, which the run and the round fix, and lengths of what is put.
+
+    run.json                          what the lab signed of the run
+    peers/007/000.json                the key admitted to slot 7; 001.json replaces or ends it
+    rounds/00000123/007.payload       the message, zeros after it up to the run's one length
+    rounds/00000123/007.record        signed: what the message is of; .join and .leave beside it
+    rounds/00000123/closed.0          signed link; closed.1 where everybody refuses it, and so on
+    rounds/00000123/asked.0           signed link while too few are there
+    states/00000100/SHA256/index      hashes of the chunks of a state, and SHA-256 is the index's
+    states/00000100/SHA256/0000       a chunk of it
+    own/00000100/007/SHA256/0000      a chunk of a peer's own state, which was drawn for an audit
+    addresses/007/00000064.0.sealed   signed addresses of 64 rounds, for peer 7's eyes; the newest
+                                      has the highest number
+
+An address signs how long its object is. So each thing that a volunteer puts has one length.
+"""
+
+import re
+from collections.abc import Iterable
+from typing import NamedTuple
+
+MOST_SLOTS = 256
+SPAN = 64  # rounds of one file of addresses
+RUN = "run.json"
+# Bytes of what is signed, newlines at its end included.
+RECORD_BYTES, JOIN_BYTES, LEAVE_BYTES = 2048, 4096, 1024
+LINK_BYTES, LINK_BYTES_A_SLOT = 2048, 640
+OF_A_ROUND = re.compile(
+    r"rounds/([0-9]{8})/(?:([0-9]{3})\.(payload|record|join|leave)|(closed|asked)\.(0|[1-9][0-9]?))"
+)
+
+
+class RoundSlot(NamedTuple):
+    """What a name of a round stands for."""
+
+    step: int
+    what: str  #: "payload", "record", "join", "leave", "closed" or "asked".
+    number: int  #: The peer; of "closed" and "asked", which of them.
+
+
+def link_bytes(slots: int) -> int:
+    """Return the length of a link of a run with so many slots."""
+    return LINK_BYTES + LINK_BYTES_A_SLOT * slots
+
+
+def round_folder(step: int) -> str:
+    """Return the prefix of a round's names."""
+    return f"rounds/{step:08}/"
+
+
+def of_peer(step: int, peer: int, what: str) -> str:
+    """Return the name of what a peer puts in a round."""
+    return f"{round_folder(step)}{peer:03}.{what}"
+
+
+def link(step: int, what: str, number: int) -> str:
+    """Return the name of a link: "closed" or "asked"."""
+    return f"{round_folder(step)}{what}.{number}"
+
+
+def admission(peer: int, number: int) -> str:
+    """Return the name of a statement on who has a slot."""
+    return f"peers/{peer:03}/{number:03}.json"
+
+
+def state_folder(step: int, sha256: str) -> str:
+    """Return the prefix of the chunks of the state after a round."""
+    return f"states/{step:08}/{sha256}/"
+
+
+def own_folder(step: int, peer: int, sha256: str) -> str:
+    """Return the prefix of the chunks of a peer's own state after a round."""
+    return f"own/{step:08}/{peer:03}/{sha256}/"
+
+
+def addresses(peer: int, step: int, number: int) -> str:
+    """Return the name of a file of addresses that has this round's."""
+    return f"addresses/{peer:03}/{step - step % SPAN:08}.{number}.sealed"
+
+
+def slot(name: str) -> RoundSlot | None:
+    """Return what a name of a round stands for; None of every other name, which is ignored."""
+    found = OF_A_ROUND.fullmatch(name)
+    if found is None:
+        return None
+    step, peer, of_a_peer, link, number = found.groups()
+    return RoundSlot(int(step), of_a_peer or link, int(peer or number))
+
+
+def known(names: Iterable[str]) -> dict[RoundSlot, str]:
+    """Return the slots among names."""
+    found = {slot(name): name for name in names}
+    return {one: name for one, name in found.items() if one is not None}

@@ -1,0 +1,201 @@
+"""What is signed has one encoding, one kind and one author; and what a name stands for."""
+
+import json
+import os
+import stat
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lockstep.errors import LockstepError
+from parts.volunteers import keys, signed, slots
+from parts.volunteers.bodies import Admission, Join, Leave, MessageRecord
+
+KEY, OTHER = keys.PrivateKey.generate(), keys.PrivateKey.generate()
+HASH = "ab" * 32
+LEAVE = Leave(run=HASH, round=7, peer=3)
+RECORD = MessageRecord(
+    run=HASH, round=7, peer=3, span=(4, 7), base=HASH, commitment=HASH, bytes=9, sha256=HASH,
+    loss=2.5, environment=HASH,
+)  # fmt: skip
+
+
+def opened(data, model=Leave, key=KEY, length=None):
+    return signed.opened(model, data, key.public_key(), "it", length)
+
+
+# ---- One author, one kind ----
+
+
+@pytest.mark.parametrize("length", [None, 1024])
+def test_what_is_signed_is_read_back(length):
+    for body in (LEAVE, RECORD):
+        data = signed.sign(body, KEY, length)
+        assert opened(data, type(body), length=length) == body
+        assert length is None or (len(data) == length and json.loads(data))
+
+
+def test_another_key_and_another_kind_are_refused():
+    data = signed.sign(LEAVE, KEY)
+    with pytest.raises(LockstepError, match="signature is not of its content by ed25519:"):
+        opened(data, key=OTHER)
+
+    class Renamed(Leave):
+        kind = "stay"
+
+    with pytest.raises(LockstepError, match="signature is not of its content"):
+        opened(data, Renamed)
+
+
+@given(st.data())
+def test_no_changed_byte_passes(data):
+    whole = signed.sign(RECORD, KEY)
+    place = data.draw(st.integers(0, len(whole) - 1))
+    changed = bytearray(whole)
+    changed[place] ^= data.draw(st.integers(1, 255))
+    with pytest.raises(LockstepError):
+        opened(bytes(changed), MessageRecord)
+
+
+@given(st.binary(max_size=200))
+def test_no_bytes_stop_a_reader(data):
+    with pytest.raises(LockstepError) as caught:
+        opened(data)
+    assert "\n" not in str(caught.value)
+
+
+# ---- One encoding ----
+
+
+def other_encodings():
+    data = signed.sign(RECORD, KEY)
+    document = json.loads(data)
+    yield "spaces", json.dumps(document).encode()
+    yield "a newline", data + b"\n"
+    yield "order", json.dumps(dict(reversed(document.items())), separators=(",", ":")).encode()
+    yield "a key twice", data.replace(b'{"body":', b'{"body":1,"body":', 1)
+    yield "an escape", data.replace(b'"loss"', b'"l\\u006fss"')
+    yield "a number", data.replace(b"2.5", b"2.50")
+    yield (
+        "upper case",
+        data.replace(document["signature"].encode(), document["signature"].upper().encode()),
+    )
+    yield "NaN", data.replace(b"2.5", b"NaN")
+    yield "another key", data[:-1] + b',"z":1}'
+    yield "no table", b"[]"
+    yield "depth", b"[" * 10_000
+
+
+@pytest.mark.parametrize("what", [what for what, _ in other_encodings()])
+def test_a_body_has_one_encoding(what):
+    with pytest.raises(LockstepError, match="expected a body and its signature in canonical JSON"):
+        opened(dict(other_encodings())[what], MessageRecord)
+
+
+def test_a_body_has_one_length_in_a_slot():
+    data = signed.sign(LEAVE, KEY, 1024)
+    for other in (data[:-1], data + b"\n", data[:-1] + b" ", data.rstrip(), None, b""):
+        with pytest.raises(LockstepError):
+            opened(other, length=1024)
+    with pytest.raises(LockstepError, match="leave: .* bytes, expected at most 99"):
+        signed.sign(LEAVE, KEY, 99)
+    with pytest.raises(LockstepError, match="over 1048576 bytes"):
+        opened(b" " * (2**20 + 1))
+
+
+# ---- What a body holds ----
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("peer", 256), ("peer", -1), ("peer", "3"), ("round", 1.0), ("run", "x"), ("more", 1)],
+)
+def test_a_body_of_another_form_is_refused_by_its_key(key, value):
+    body = LEAVE.model_dump(mode="json") | {key: value}
+    signature = KEY.sign(b"lockstep/leave/1\0" + signed.canonical(body)).hex()
+    with pytest.raises(LockstepError, match=rf"it: .*{key}"):
+        opened(signed.canonical({"body": body, "signature": signature}))
+
+
+@pytest.mark.parametrize(
+    ("body", "length"),
+    [
+        (RECORD.model_copy(update={"loss": -1.7976931348623157e308, "own": HASH, "bytes": 2**28,
+                                   "span": (2**62, 2**62), "round": 10**8 - 1, "peer": 255}),
+         slots.RECORD_BYTES),
+        (Join(run=HASH, round=10**8 - 1, peer=255, self_test=HASH,
+              environment={f"key {n}": "v" * 40 for n in range(50)}), slots.JOIN_BYTES),
+        (LEAVE, slots.LEAVE_BYTES),
+    ],
+)  # fmt: skip
+def test_a_body_fits_the_length_of_its_slot(body, length):
+    assert opened(signed.sign(body, KEY, length), type(body), length=length) == body
+
+
+def test_an_admission_ends_a_slot_and_says_why():
+    end = Admission(run=HASH, peer=7, number=1, key=None, because="false link",
+                    evidence=("rounds/00000007/closed.0",))  # fmt: skip
+    assert opened(signed.sign(end, KEY), Admission) == end
+
+
+# ---- Keys ----
+
+
+def test_a_key_file_is_new_and_its_owners_alone(tmp_path):
+    path = tmp_path / "new" / "my.key"
+    key = keys.create(path)
+    assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
+    assert keys.public_text(keys.read(path)) == keys.public_text(key)
+    with pytest.raises(LockstepError, match="my.key: File exists"):
+        keys.create(path)
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o644, 0o610])
+def test_a_key_file_that_others_may_open_is_refused(tmp_path, mode):
+    keys.create(path := tmp_path / "my.key")
+    path.chmod(mode)
+    with pytest.raises(LockstepError, match=f"mode {mode:o}, expected 600"):
+        keys.read(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"x", b"-----BEGIN PRIVATE KEY-----\n"])
+def test_another_file_is_no_key(tmp_path, content):
+    path = tmp_path / "my.key"
+    path.write_bytes(content)
+    path.chmod(0o600)
+    with pytest.raises(LockstepError, match="expected a private key of Ed25519"):
+        keys.read(path)
+
+
+def test_a_public_key_is_read_back_as_it_is_printed():
+    text = keys.public_text(KEY)
+    assert keys.public_text(keys.parse_public(text, "KEY")) == text
+    for other in ("", text.upper(), text + "0", text[8:], f" {text}", text + "\n"):
+        with pytest.raises(LockstepError, match="KEY: found .* expected ed25519:"):
+            keys.parse_public(other, "KEY")
+
+
+# ---- Names ----
+
+
+def test_a_name_of_a_round_stands_for_one_slot():
+    made = {
+        slots.RoundSlot(123, what, 7): slots.of_peer(123, 7, what)
+        for what in ("payload", "record", "join", "leave")
+    }
+    made |= {
+        slots.RoundSlot(123, what, 12): slots.link(123, what, 12) for what in ("closed", "asked")
+    }
+    assert slots.known([*made.values(), "rounds/00000123/x", "run.json"]) == made
+    assert made[slots.RoundSlot(123, "record", 7)] == "rounds/00000123/007.record"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["rounds/123/007.record", "rounds/00000123/7.record", "rounds/00000123/closed.01",
+     "rounds/00000123/007.record\n", "rounds/00000123/007.closed", "rounds/00000123/record.0",
+     "rounds/٠٠٠٠٠١٢٣/007.record"],
+)  # fmt: skip
+def test_every_other_name_is_ignored(name):
+    assert slots.slot(name) is None
