@@ -10,11 +10,11 @@ from parts.volunteers.keys import KEY
 from parts.volunteers.signed import Body
 from parts.volunteers.slots import MOST_SLOTS
 
-Key = Annotated[str, Field(pattern=KEY.pattern + "$")]
-Peer = Annotated[int, Field(ge=0, lt=MOST_SLOTS)]
-Step = Annotated[int, Field(ge=0, lt=10**8)]
-Natural = Annotated[int, Field(ge=0, lt=2**63)]
-Because = Annotated[str, Field(min_length=1, max_length=200)]
+KeyText = Annotated[str, Field(pattern=KEY.pattern + "$")]
+SlotNumber = Annotated[int, Field(ge=0, lt=MOST_SLOTS)]
+RoundNumber = Annotated[int, Field(ge=0, lt=10**8)]
+Int63 = Annotated[int, Field(ge=0, lt=2**63)]
+Reason = Annotated[str, Field(min_length=1, max_length=200)]
 
 
 class RunDocument(Body):
@@ -35,7 +35,7 @@ class RunDocument(Body):
     """How many peers may take part at once."""
     payload_bytes: Annotated[int, Field(ge=1, le=2**28)]
     """The one length of a payload."""
-    lab: Key
+    lab: KeyText
     """Who admits, and signed this."""
 
 
@@ -45,13 +45,13 @@ class Admission(Body):
     kind: ClassVar[str] = "admission"
     run: Hash
     """SHA-256 of run.json."""
-    peer: Peer
+    peer: SlotNumber
     """The slot."""
     number: Annotated[int, Field(ge=0, le=999)]
     """Which of the slot's statements this is."""
-    key: Key | None
+    key: KeyText | None
     """Who has it; null: nobody."""
-    because: Because | None = None
+    because: Reason | None = None
     """Why one was replaced or ended."""
     evidence: Annotated[tuple[str, ...], AsTuple, Field(max_length=64)] = ()
     """Names of what shows it, for anybody to compute again."""
@@ -63,11 +63,11 @@ class MessageRecord(Body):
     kind: ClassVar[str] = "record"
     run: Hash
     """SHA-256 of run.json."""
-    round: Step
+    round: RoundNumber
     """The round."""
-    peer: Peer
+    peer: SlotNumber
     """Who sends it."""
-    span: Annotated[tuple[Natural, Natural], AsTuple]
+    span: Annotated[tuple[Int63, Int63], AsTuple]
     """First and last sequence that it was assigned."""
     base: Hash
     """Hash of the params before the round."""
@@ -85,15 +85,15 @@ class MessageRecord(Body):
     """Hash of the peer's own state after the round, where a snapshot is."""
 
 
-class Join(Body):
+class JoinRequest(Body):
     """rounds/00000123/007.join: asks to take part."""
 
     kind: ClassVar[str] = "join"
     run: Hash
     """SHA-256 of run.json."""
-    round: Step
+    round: RoundNumber
     """The round in which it asks."""
-    peer: Peer
+    peer: SlotNumber
     """Who asks."""
     environment: Annotated[dict[str, str], Field(max_length=64)]
     """What can change bits on this machine."""
@@ -101,13 +101,13 @@ class Join(Body):
     """Hash of what its step gave on the run's self-test; null where the run has none."""
 
 
-class Leave(Body):
+class LeaveNotice(Body):
     """rounds/00000123/007.leave: takes no part from the next round on."""
 
     kind: ClassVar[str] = "leave"
     run: Hash
     """SHA-256 of run.json."""
-    round: Step
+    round: RoundNumber
     """The last round in which it has part."""
-    peer: Peer
+    peer: SlotNumber
     """Who leaves."""

@@ -10,18 +10,18 @@ from hypothesis import strategies as st
 
 from lockstep.errors import LockstepError
 from parts.volunteers import keys, signed, slots
-from parts.volunteers.bodies import Admission, Join, Leave, MessageRecord
+from parts.volunteers.bodies import Admission, JoinRequest, LeaveNotice, MessageRecord
 
 KEY, OTHER = keys.PrivateKey.generate(), keys.PrivateKey.generate()
 HASH = "ab" * 32
-LEAVE = Leave(run=HASH, round=7, peer=3)
+LEAVE = LeaveNotice(run=HASH, round=7, peer=3)
 RECORD = MessageRecord(
     run=HASH, round=7, peer=3, span=(4, 7), base=HASH, commitment=HASH, bytes=9, sha256=HASH,
     loss=2.5, environment=HASH,
 )  # fmt: skip
 
 
-def opened(data, model=Leave, key=KEY, length=None):
+def opened(data, model=LeaveNotice, key=KEY, length=None):
     return signed.opened(model, data, key.public_key(), "it", length)
 
 
@@ -41,7 +41,7 @@ def test_another_key_and_another_kind_are_refused():
     with pytest.raises(LockstepError, match="signature is not of its content by ed25519:"):
         opened(data, key=OTHER)
 
-    class Renamed(Leave):
+    class Renamed(LeaveNotice):
         kind = "stay"
 
     with pytest.raises(LockstepError, match="signature is not of its content"):
@@ -124,7 +124,7 @@ def test_a_body_of_another_form_is_refused_by_its_key(key, value):
         (RECORD.model_copy(update={"loss": -1.7976931348623157e308, "own": HASH, "bytes": 2**28,
                                    "span": (2**62, 2**62), "round": 10**8 - 1, "peer": 255}),
          slots.RECORD_BYTES),
-        (Join(run=HASH, round=10**8 - 1, peer=255, self_test=HASH,
+        (JoinRequest(run=HASH, round=10**8 - 1, peer=255, self_test=HASH,
               environment={f"key {n}": "v" * 40 for n in range(50)}), slots.JOIN_BYTES),
         (LEAVE, slots.LEAVE_BYTES),
     ],
