@@ -52,6 +52,11 @@ WEIGHTS = shutil.ignore_patterns("*.safetensors", "*.safetensors.index.json")  #
 
 def run(run: runfile.Run, paths: Paths) -> None:
     """Train data/init on data/shards, resuming from this key's newest checkpoint."""
+    if run.links.clock == "store":
+        raise LockstepError(
+            'links.clock = "store", expected simulated or wall: volunteers train by themselves, '
+            "over a store, and none of them here"
+        )
     init, shards = paths.need("convert"), paths.need("download")
     devices.keep_compiled(paths.store / "compiled")
     allocator.trim_after_compiling()

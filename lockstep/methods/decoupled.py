@@ -144,7 +144,7 @@ class OptimizerDecoupledDiLoCo(Fragmented):
         if self.quorum > run.peers:
             key = f"model.LLM.optimizer.{name}.quorum"
             found += [(key, f"at most the number of peers ({run.peers})")]
-        if run.clock == "wall":
+        if run.clock != "simulated":
             found += [("links.clock", f"simulated with {name}, whose rounds close by it")]
         if run.layout != "each":
             found += [("peers.layout", f"each with {name}: not all peers train in every round")]

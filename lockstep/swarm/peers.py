@@ -65,8 +65,13 @@ class RoundSettings:
 
     @property
     def on_wall_clock(self) -> bool:
-        """Whether real time decides who is late."""
-        return self.links.clock == "wall"
+        """Whether real time decides who is late, here or where a store is."""
+        return self.links.clock != "simulated"
+
+    @property
+    def stored(self) -> bool:
+        """Whether messages go over a store, whose clock decides who is late."""
+        return self.links.clock == "store"
 
     def closes(self, round_: Round, evidence: Evidence) -> float:
         """Return the seconds after its start at which a round closes."""
@@ -125,6 +130,11 @@ class RunningPeers(Protocol):
     programs: Programs
     count: int  # how many peers the run has
     absent: frozenset[int]  # peers whose process is gone, or whose state is
+
+    @property
+    def living(self) -> frozenset[int]:
+        """The peers that this process trains; of all others it has no more than their messages."""
+        return frozenset(range(self.count))
 
     def where(self, peer: int) -> str:
         """Return where a peer runs, for the log."""
@@ -223,10 +233,15 @@ class SimulatedPeers(RunningPeers):
     ):
         self.programs, self.absent = programs, frozenset(absent)
         self.count = len(state.own)
+        self._living = frozenset(p for p, own in enumerate(state.own) if own is not None)
         self.groups = self._choose(device_groups(devices, programs.parts))
         self._replicas = self._spread(state.params, state.shared)
         self._own = self._put_own(state.own)
         self._before: dict[int, Tree] = {}
+
+    @property
+    def living(self) -> frozenset[int]:
+        return self._living
 
     def group_of(self, peer: int) -> DeviceGroup:
         """Return where a peer runs; peers beyond the number of groups run in turns."""
@@ -304,7 +319,11 @@ class SimulatedPeers(RunningPeers):
         ages: Mapping[int, int] | None = None,
     ) -> None:
         after = self._first.receive(messages, sequences, self.count, step, ages)
-        self._replicas = self._spread(after.params, after.shared)
+        self.agree(after.params, after.shared)
+
+    def agree(self, params: Tree, shared: Tree) -> None:
+        """Have all peers agree on these params and on this shared state, of the first group."""
+        self._replicas = self._spread(params, shared)
 
     def measure(self, lots: Sequence[Tree]) -> list[np.ndarray]:
         return on_groups(self.programs.steps.measure, self.params_on)(lots)
@@ -352,8 +371,10 @@ class SimulatedPeers(RunningPeers):
     def _choose(self, groups: list[DeviceGroup]) -> list[DeviceGroup]:
         return groups[: self.count]
 
-    def _put_own(self, own: Sequence[Tree]) -> list[Tree]:
-        return [self.group_of(peer).put(tree) for peer, tree in enumerate(own)]
+    def _put_own(self, own: Sequence[Tree | None]) -> list[Tree | None]:
+        return [
+            None if tree is None else self.group_of(peer).put(tree) for peer, tree in enumerate(own)
+        ]
 
     def _own_by_peer(self) -> list[Tree]:
         return self._own

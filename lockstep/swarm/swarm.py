@@ -137,6 +137,25 @@ class Worked(NamedTuple):
     silent: tuple[int, ...]  # members that took no part
 
 
+class Begun(NamedTuple):
+    """A round that begins."""
+
+    round: Round
+    asked: tuple[int, ...]  # peers that asked to join before it
+    joined_params: str | None  # hash of what those that join in it receive
+
+
+class Exchanged(NamedTuple):
+    """What came of a round's messages, before anything is decided."""
+
+    evidence: Evidence
+    received: Mapping[int, Tree]  # the messages that receivers accept, by sender
+    loss: float | None  # mean of the peers' losses; None where nobody trained
+    left: tuple[int, ...] = ()  # peers that left, after what they sent
+    payloads: Mapping[int, bytes] = {}  # what is kept, as of `Taken`
+    others: Mapping[int, bytes] = {}
+
+
 class NotFiniteError(Exception):
     """No peer's loss, or no peer's message, is finite: training diverged."""
 
@@ -180,37 +199,48 @@ class Swarm:
             progress, asked, round_ = self._begin(progress)
             if round_ is None:
                 return progress, None
-            joined_params = self._join(round_)
-        worked = self._work(round_, progress.unready)
+            begun = Begun(round_, asked, self.join(round_))
+        worked = self.work(round_, progress.unready)
+        return self.settle(progress, begun, self._exchange(worked, round_))
+
+    def _exchange(self, worked: Worked, round_: Round) -> Exchanged:
+        """Bring messages to all peers, and have these agree on what arrived."""
         present = [peer for peer in round_.peers if peer not in worked.silent]
         delivered = self.delivery.deliver(worked.done, round_, present)
         evidence = _evidence(worked, delivered)
         evidence = self.agreement.reach(evidence, round_, worked.given)
-
         left = self.peers.part(set(present))
-        progress = driver.leave(progress, left)
+        kept = self._kept(delivered, evidence, round_)
+        return Exchanged(evidence, delivered.received, worked.loss, left, *kept)
+
+    def settle(
+        self, progress: RunProgress, begun: Begun, exchanged: Exchanged
+    ) -> tuple[RunProgress, Taken]:
+        """Decide a round, apply its messages, and return the run after it, and the round."""
+        round_, evidence = begun.round, exchanged.evidence
+        progress = driver.leave(progress, exchanged.left)
         paused = round_.step < self.settings.coordinator.total_steps and self.must_pause()
         if paused:
             progress = driver.pause(progress)
         with self.timed("decide"):
             progress, decision = driver.finish_round(progress, round_, evidence)
         with self.timed("apply"):
-            applied = self.travelling.take(delivered.received, round_, decision)
+            applied = self.travelling.take(exchanged.received, round_, decision)
             self.peers.receive(applied, round_.sequences, round_.step, round_.ages)
         progress, checkpointed = self._end_epoch(progress)
         entry = Entry(
-            asked=asked,
-            left=left,
+            asked=begun.asked,
+            left=exchanged.left,
             paused=paused,
             round=round_,
-            joined_params=joined_params,
+            joined_params=begun.joined_params,
             evidence=evidence,
             decision=decision,
-            loss=worked.loss,
+            loss=exchanged.loss,
             held_out_loss=None,
             checkpointed=checkpointed,
         )
-        return progress, Taken(entry, *self._kept(delivered, evidence, round_))
+        return progress, Taken(entry, dict(exchanged.payloads), dict(exchanged.others))
 
     # ---- Before a round: who takes part ----
 
@@ -249,9 +279,9 @@ class Swarm:
         gone = (record.peer for record in exited if record.state == ClientState.Withdrawn)
         return tuple(peer for peer in gone if peer not in away)
 
-    def _join(self, round_: Round) -> str | None:
-        """Give joining peers the others' params, and a new state of their own."""
-        for peer in round_.joined:
+    def join(self, round_: Round) -> str | None:
+        """Give joining peers the others' params, whose hash is returned, and a new own state."""
+        for peer in self.peers.living.intersection(round_.joined):
             self.peers.join(peer)
         joined_params = self.peers.params_hash() if round_.joined else None
         self.peers.take_back(set(round_.peers).difference(round_.joined))
@@ -259,19 +289,21 @@ class Swarm:
 
     # ---- Work: what was assigned, and what is really done ----
 
-    def _work(self, round_: Round, unready: tuple[int, ...]) -> Worked:
+    def work(self, round_: Round, unready: tuple[int, ...]) -> Worked:
+        """Take the steps of the peers that live here."""
+        here = self.peers.living
         silent = {*self.faults.silence(round_), *unready}
         silent |= self.peers.absent.intersection(round_.peers)
-        spans = {peer: span for peer, span in round_.assignment.items() if peer not in silent}
+        spans = {p: s for p, s in round_.assignment.items() if p in here and p not in silent}
         with self.timed("read"):
             given = {peer: self._read(peer, span, round_) for peer, span in spans.items()}
         with self.timed("train"):
             done, loss = self._step(given, round_)
-            self.peers.sit_out(round_.idle.difference(silent), round_.step)
+            self.peers.sit_out(here & round_.idle.difference(silent), round_.step)
 
         # Who was lost meanwhile did not take part, as far as the others can tell
         silent |= (given.keys() - done.keys()) | self.peers.absent.intersection(round_.peers)
-        for peer in sorted(silent):  # its state is lost, or nobody knows it
+        for peer in sorted(here & silent):  # its state is lost, or nobody knows it
             self.peers.restart(peer)
         return Worked(given, done, loss, tuple(sorted(silent)))
 

@@ -53,6 +53,7 @@ class Start(NamedTuple):
             self.data_index,
             loads,
             settings.pace,
+            stored=settings.stored,
         )
 
 

@@ -28,11 +28,12 @@ class Links(Table):
     downloads all others'. hub: a hub merges the messages, and each peer downloads the result. ring:
     peers sum parts of their messages around a ring. Witnesses and the audit see every message in
     any case: time and bytes alone follow this."""
-    clock: Literal["simulated", "wall"] = "simulated"
+    clock: Literal["simulated", "wall", "store"] = "simulated"
     """Which clock decides who is late. simulated: the one that the numbers above give, which an
     audit computes again. wall: real time, with peers in processes of their own; it is recorded, and
     an audit takes the author's word for it. A step is compiled before its round begins, so
-    config.max_round_train_time need not leave room for that."""
+    config.max_round_train_time need not leave room for that. store: the clock of the object store
+    over which volunteers exchange messages, in whole seconds."""
 
     def check(self, count: int, said: str = "peers.count") -> None:
         """Check that each list has a number for each of `count` peers, which errors call `said`.

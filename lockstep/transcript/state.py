@@ -16,12 +16,13 @@ from lockstep.wire.commitment import tree_hash
 class State(NamedTuple):
     """The state on the host, as snapshots and checkpoints hold it.
 
-    params: Params that all peers agree on. shared: The optimizer's one copy. own: A tree per peer.
+    params: Params that all peers agree on. shared: The optimizer's one copy. own: A tree per peer,
+    or None of a peer that lives elsewhere.
     """
 
     params: Tree
     shared: Tree
-    own: tuple[Tree, ...]
+    own: tuple[Tree | None, ...]
 
     def not_finite(self) -> list[str]:
         """Return the names of the arrays that hold an infinity or a NaN, which training keeps."""
@@ -41,12 +42,16 @@ class StateHashes(Table):
     """Hash of what all peers agree on."""
     shared: Hash
     """Hash of the optimizer's one copy."""
-    own: tuple[Hash, ...]
-    """Hash of what each peer owns."""
+    own: tuple[Hash | None, ...]
+    """Hash of what each peer owns; null where nobody told it."""
 
 
 def hashes(step: int, state: State) -> StateHashes:
     """Return the hashes of a state, as the snapshot after `step` records them; on all cores."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        params, shared, *own = pool.map(tree_hash, (state.params, state.shared, *state.own))
+        params, shared, *own = pool.map(_hash, (state.params, state.shared, *state.own))
     return StateHashes(step=step, params=params, shared=shared, own=tuple(own))
+
+
+def _hash(tree: Tree | None) -> Hash | None:
+    return None if tree is None else tree_hash(tree)

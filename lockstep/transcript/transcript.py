@@ -192,6 +192,8 @@ class Writer(RoundsFile):
             save_tree(folder / "params.safetensors", state.params)
             save_tree(folder / "shared.safetensors", state.shared)
             for peer, own in enumerate(state.own):
+                if own is None:
+                    continue
                 first = found.own.index(found.own[peer])
                 path = folder / f"own-{peer:03}.safetensors"
                 if first == peer:

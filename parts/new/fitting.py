@@ -30,7 +30,7 @@ def times_that_fit(document: dict[str, Any], model: dict[str, Any], *, one_epoch
       one_epoch: Whether an epoch is to be the whole run; else it stays, where no time is widened.
     """
     run = runfile.parse(document, CALLED)
-    if run.links.clock == "wall":
+    if run.links.clock != "simulated":
         return {}
     programs, config = programs_of(run, model), document["config"]
     reasons = _message_times(run, programs, config) | _load_time(run, programs, config)

@@ -104,7 +104,7 @@ class Verdict(Table):
     from which the tolerance follows; absent where that was not measured."""
     compared: ComparedMessages | None = Field(default=None, exclude_if=_is_none)
     """What there is to compare of messages that are not kept; absent where messages are kept."""
-    clock: Literal["simulated", "wall"]
+    clock: Literal["simulated", "wall", "store"]
     """Whether arrival times follow from [links], or are real ones that nobody can compute again."""
     audited_rounds: int
     """Number of rounds in the transcript."""

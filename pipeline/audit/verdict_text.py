@@ -191,7 +191,8 @@ def stated(verdict: dict) -> str:
     text = STATED
     if verdict.get("compared") is not None:
         text += ", whose bytes were no message"
-    return text + (", on the wall's clock every arrival" if verdict["clock"] == "wall" else "")
+    clock = verdict["clock"]
+    return text if clock == "simulated" else f"{text}, on the {clock}'s clock every arrival"
 
 
 def seed_origin(verdict: dict) -> str:

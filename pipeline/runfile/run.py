@@ -241,6 +241,23 @@ class Run(Table):
         return self
 
     @model_validator(mode="after")
+    def _store_fits(self) -> "Run":
+        if self.links.clock != "store":
+            return self
+        config, peers = self.config, self.peers
+        for table, key, found, expected in (
+            ("config", "verification_percent", config.verification_percent, 0),
+            ("config", "witness_nodes", config.witness_nodes, 0),
+            ("peers", "layout", peers.layout, "each"),
+            ("peers", "processes", peers.processes, 1),
+            ("runtime", "carrier", self.runtime.carrier, "in_process"),
+            ("faults", "schedule", [*self.faults.schedule], []),
+        ):
+            if found != expected:
+                raise wrong((table, key), f'{expected} with links.clock = "store"')
+        return self
+
+    @model_validator(mode="after")
     def _chosen_windows_exist(self) -> "Run":
         # a run that extends another has fewer windows: the audit ignores numbers beyond those
         windows = self.snapshots().window_count

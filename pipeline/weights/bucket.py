@@ -226,7 +226,7 @@ def _by_listing(remote: BucketFolder) -> dict[str, BucketFile]:
 
 def _fetch(
     remote: BucketFolder, files: dict[str, Origin], cache: Path, network: Network
-) -> dict[str, store.Stored]:
+) -> dict[str, store.StoredFile]:
     transfers = [
         Transfer(f"{remote.name}/{name}", origin, origin.size) for name, origin in files.items()
     ]

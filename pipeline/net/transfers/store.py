@@ -46,7 +46,7 @@ class Transfer(NamedTuple):
     author: str = "the server"
 
 
-class Stored(NamedTuple):
+class StoredFile(NamedTuple):
     """A file in the store: its path, and the SHA-256 of the bytes asked for.
 
     The file may be longer, where only its first bytes were asked for. A file of this machine stays
@@ -59,7 +59,7 @@ class Stored(NamedTuple):
 
 def fetch(
     transfers: Sequence[Transfer], store: Path, network: NetSettings, bar: Bar
-) -> list[Stored]:
+) -> list[StoredFile]:
     """Fetch the files that are not in the store yet; return a file for each transfer, in order.
 
     The bar advances by bytes, each counted once, those in the store included.
@@ -105,7 +105,7 @@ def remembered(
     return listing
 
 
-def link_files(files: Mapping[str, Stored], folder: Path) -> None:
+def link_files(files: Mapping[str, StoredFile], folder: Path) -> None:
     """Put files of the store into a folder, by their names; several processes may at once."""
     with _writes(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -138,14 +138,14 @@ class _Fetch:
     stop: Event
     furthest: int = 0  #: Offset to which the bar was advanced, which never goes back.
 
-    def run(self) -> Stored:
+    def run(self) -> StoredFile:
         origin, size = self.transfer.origin, self.transfer.size
         if origin.is_local:
             path = Path(origin.url)
             if not os.access(path, os.R_OK):
                 raise NetError(f"{path}: no permission, expected a readable file")
             self._count(size)
-            return Stored(path, None)
+            return StoredFile(path, None)
         identity = json.dumps([origin.url, origin.size, origin.tag, origin.checksum])
         name = hashlib.sha256(identity.encode()).hexdigest()[:40]
         folder = self.store / "files" / name[:2]
@@ -160,7 +160,7 @@ class _Fetch:
                     sha256 = self._fill(part)
                     if size == origin.size:
                         path = path.rename(folder / f"{name}.{sha256}")
-                    return Stored(path, sha256)
+                    return StoredFile(path, sha256)
             self._count(size)
             return stored
 
@@ -169,7 +169,7 @@ class _Fetch:
             self.bar.advance(offset - self.furthest)
             self.furthest = offset
 
-    def _find(self, folder: Path, name: str) -> Stored | None:
+    def _find(self, folder: Path, name: str) -> StoredFile | None:
         """Return the file if it was fetched before and is undamaged."""
         for entry in os.listdir(folder):  # a few; a pattern would take longer than the rest
             start, _, expected = entry.partition(".")
@@ -179,7 +179,7 @@ class _Fetch:
             if not path.is_symlink() and hash_file(path) == expected:
                 if self.transfer.size < self.transfer.origin.size:
                     expected = hash_file(path, size=self.transfer.size)
-                return Stored(path, expected)
+                return StoredFile(path, expected)
             again = f"{self.transfer.name} is fetched again"
             log.warning(f"download: warning: {path} was damaged, {again}")
             path.unlink()

@@ -26,7 +26,7 @@ from lockstep.files import sha256_file
 from lockstep.programs.columns import UNCOUNTED, Column, counted
 from lockstep.tables.variant import variant_name
 from pipeline import extras
-from pipeline.net.transfers.store import Stored
+from pipeline.net.transfers.store import StoredFile
 from pipeline.runfile.data import DataPreprocessed, ShuffleDontShuffle
 from pipeline.sources.provider import (
     HELD_OUT,
@@ -142,7 +142,7 @@ def fetch(location: DataPreprocessed, folder: Path, options: FetchOptions) -> Fe
 
 def _fetch(
     files: list[LocationFile], batch: int, options: FetchOptions
-) -> Iterator[tuple[LocationFile, Stored]]:
+) -> Iterator[tuple[LocationFile, StoredFile]]:
     """Yield files with their place in the store, fetched `batch` at a time as they are needed."""
     for start in range(0, len(files), batch):
         some = files[start : start + batch]

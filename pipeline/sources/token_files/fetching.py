@@ -16,7 +16,7 @@ from lockstep.files import link, written
 from pipeline.net import remote
 from pipeline.net.origin import Origin
 from pipeline.net.transfers import store
-from pipeline.net.transfers.store import Stored, Transfer
+from pipeline.net.transfers.store import StoredFile, Transfer
 from pipeline.net.web import PIECE_BYTES
 from pipeline.runfile import Network
 from pipeline.runfile.data import Data
@@ -113,7 +113,7 @@ def fetch(listing: Listing, folder: Path, options: FetchOptions) -> Fetched:
 
 def fetch_files(
     files: Sequence[LocationFile], options: FetchOptions, sizes: Sequence[int] | None = None
-) -> list[Stored]:
+) -> list[StoredFile]:
     """Fetch files, or their first bytes, into the store, behind a bar."""
     sizes = [file.origin.size for file in files] if sizes is None else sizes
     transfers = [
@@ -202,7 +202,7 @@ def _fetch_files(
     return files
 
 
-def _place(stored: Stored, target: Path, origin: Origin, size: int) -> str:
+def _place(stored: StoredFile, target: Path, origin: Origin, size: int) -> str:
     """Link to the store; copy a file that may change, or that is longer than needed.
 
     Return the SHA-256 of what is in place now.

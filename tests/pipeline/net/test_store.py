@@ -18,7 +18,7 @@ from tests.servers.misbehaviour import Misbehaviour, broken_after, meanwhile, un
 NETWORK = Network(connections=1, attempts=1)
 
 
-def fetch(files: Files, folder, attempts: int = 1, **known: str) -> store.Stored:
+def fetch(files: Files, folder, attempts: int = 1, **known: str) -> store.StoredFile:
     """Fetch a.ds, of which this is known beside its size."""
     size, how = len(files.files["a.ds"]), Network(connections=1, attempts=attempts)
     origin = Origin(url=files.url("a.ds"), size=size, **known)
