@@ -9,7 +9,7 @@
     states/00000100/SHA256/index      hashes of the chunks of a state, and SHA-256 is the index's
     states/00000100/SHA256/0000       a chunk of it
     own/00000100/007/SHA256/0000      a chunk of a peer's own state, which was drawn for an audit
-    addresses/007/00000064.0.sealed   signed addresses of 64 rounds, for peer 7's eyes; the newest
+    addresses/007/00000064.0.sealed   signed addresses of 16 rounds, for peer 7's eyes; the newest
                                       has the highest number
 
 An address signs how long its object is. So each thing that a volunteer puts has one length.
@@ -20,8 +20,8 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 MOST_SLOTS = 256
-SPAN = 64  # rounds of one file of addresses
-RUN = "run.json"
+SPAN = 16  # rounds of one file of addresses
+RUN, ADMISSIONS = "run.json", "peers/"
 # Bytes of what is signed, newlines at its end included.
 RECORD_BYTES, JOIN_BYTES, LEAVE_BYTES = 2048, 4096, 1024
 LINK_BYTES, LINK_BYTES_A_SLOT = 2048, 640
@@ -60,7 +60,7 @@ def link(step: int, what: str, number: int) -> str:
 
 def admission(peer: int, number: int) -> str:
     """Return the name of a statement on who has a slot."""
-    return f"peers/{peer:03}/{number:03}.json"
+    return f"{ADMISSIONS}{peer:03}/{number:03}.json"
 
 
 def state_folder(step: int, sha256: str) -> str:
@@ -73,9 +73,14 @@ def own_folder(step: int, peer: int, sha256: str) -> str:
     return f"own/{step:08}/{peer:03}/{sha256}/"
 
 
+def addresses_folder(peer: int) -> str:
+    """Return the prefix of a peer's files of addresses."""
+    return f"addresses/{peer:03}/"
+
+
 def addresses(peer: int, step: int, number: int) -> str:
     """Return the name of a file of addresses that has this round's."""
-    return f"addresses/{peer:03}/{step - step % SPAN:08}.{number}.sealed"
+    return f"{addresses_folder(peer)}{step - step % SPAN:08}.{number}.sealed"
 
 
 def slot(name: str) -> RoundSlot | None:

@@ -10,6 +10,7 @@ class GoogleEndpoint:
     """The addresses of a folder of a bucket."""
 
     condition = {"x-goog-if-generation-match": "0"}
+    hides = False
 
     def __init__(self, address: str):
         self._bucket, _, path = address.partition("://")[2].partition("/")

@@ -27,6 +27,7 @@ class S3Endpoint:
     """The addresses of a folder of a bucket."""
 
     condition = {"If-None-Match": "*"}
+    hides = False
 
     def __init__(self, address: str):
         self._address = address

@@ -2,26 +2,35 @@
 
 from pathlib import Path
 
-from lockstep.errors import LockstepError, brief
+from lockstep.errors import LockstepError, brief, hide
 from parts.volunteers.store.folder import FolderStore
+from parts.volunteers.store.given import GivenEndpoint
 from parts.volunteers.store.google import GoogleEndpoint
 from parts.volunteers.store.s3 import S3Endpoint
 from parts.volunteers.store.verbs import Store
 from parts.volunteers.store.web_store import WebStore
 from pipeline.net.limits import NetSettings
 
-SCHEMES = {"gs": GoogleEndpoint, "s3": S3Endpoint}
+SCHEMES = {
+    "gs": GoogleEndpoint,
+    "http": GivenEndpoint,
+    "https": GivenEndpoint,
+    "s3": S3Endpoint,
+}
 
 
 def open_store(address: str, network: NetSettings | None = None) -> Store:
-    """Return the store of a run's folder, by the environment's credentials."""
+    """Return the store of a run's folder, by the environment's credentials.
+
+    Where the address is of a web server, anybody may read, and what puts and lists must be given.
+    """
     scheme, _, path = address.rstrip("/").partition("://")
     if scheme == "file" and path.startswith("/"):
         return FolderStore(Path(path))
     if scheme in SCHEMES and path:
         endpoint = SCHEMES[scheme](address.rstrip("/"))
-        return WebStore(address.rstrip("/"), endpoint, network or NetSettings())
+        return WebStore(hide(address.rstrip("/")), endpoint, network or NetSettings())
     raise LockstepError(
-        f"{brief(address)}: found no store, expected file:///FOLDER, s3://BUCKET/FOLDER or "
-        "gs://BUCKET/FOLDER"
+        f"{brief(address)}: found no store, expected file:///FOLDER, s3://BUCKET/FOLDER, "
+        "gs://BUCKET/FOLDER or https://SERVER/FOLDER"
     )

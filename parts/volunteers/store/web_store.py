@@ -39,6 +39,7 @@ class Endpoint(Protocol):
 
     folder: str  #: Prefix in the store of the run's names, such as "run/".
     condition: dict[str, str]  #: Headers with which a put writes nothing over an object.
+    hides: bool  #: Whether it answers 403 where there is no object.
 
     def find(self, ask: Ask) -> tuple[str, dict[str, str]]:
         """Return an address and headers.
@@ -88,8 +89,11 @@ class WebStore:
     def _look(self, name: str, most: int) -> Seen | None:
         request = self._request(Ask("GET", name))
         limit = limits.ListingLimit(request.name, most, SECONDS)
+        hidden = {403} if self.endpoint.hides else set()
         try:
-            with web.opened("GET", request, self.network, {}) as answer:
+            with web.opened("GET", request, self.network, {}, hidden) as answer:
+                if answer.status in hidden:
+                    return None
                 seconds = _of_header(answer.headers.get("Last-Modified", ""), request.name)
                 if (answer.length_remaining or 0) > most:
                     return Seen(None, seconds)

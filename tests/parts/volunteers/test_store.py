@@ -100,9 +100,7 @@ def test_what_is_removed_is_gone_and_may_be_put_again(store):
     assert store.look(NAME, 10) is None and store.create(NAME, b"other")
 
 
-@pytest.mark.parametrize(
-    "address", ["s3://", "ftp://a/b", "file://relative", "https://a.example/b"]
-)
+@pytest.mark.parametrize("address", ["s3://", "ftp://a/b", "file://relative", "a"])
 def test_other_addresses_are_refused_in_one_line(address):
     with pytest.raises(LockstepError, match="expected file:///FOLDER, s3://"):
         open_store(address)

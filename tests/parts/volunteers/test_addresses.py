@@ -1,0 +1,227 @@
+"""A volunteer without credentials does what the lab signed, and nothing else."""
+
+import time
+import zlib
+from types import SimpleNamespace
+
+import pytest
+
+from lockstep.errors import LockstepError
+from parts.volunteers import keys, sealed, signed, slots
+from parts.volunteers.addresses import Addresses, AddressReader, SignedAddresses, sign_ahead
+from parts.volunteers.store.schemes import open_store
+from parts.volunteers.store.web_store import Ask
+from pipeline.net import fsspec_files
+from tests.parts.volunteers.stores import BUCKET, RUN, SOON
+from tests.servers import s3 as s3_server
+from tests.servers.s3 import running_s3
+
+LAB, KEY, OTHER = (keys.PrivateKey.generate() for _ in range(3))
+READER = AddressReader(7, KEY.public_key(), "ab" * 32, 16, 5000)
+HOUR = 3600
+STEP = 70  # is in the file of rounds 64 to 79
+PAYLOAD, RECORD = (slots.of_peer(STEP, 7, what) for what in ("payload", "record"))
+
+
+@pytest.fixture
+def bucket(monkeypatch):
+    monkeypatch.setattr(s3_server, "PAGE", 1000)
+    with running_s3(monkeypatch) as bucket:
+        bucket.public = True
+        yield bucket
+
+
+@pytest.fixture
+def lab(bucket):
+    return open_store(f"s3://{BUCKET}/{RUN}", SOON)
+
+
+@pytest.fixture
+def volunteer(bucket, lab, monkeypatch):
+    """Its store, after the lab signed two hours for it, and the lab's credentials have gone."""
+    sign_ahead(lab, READER, range(STEP, STEP + 1), HOUR, LAB)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    store = open_store(f"{bucket.address}/{BUCKET}/a%20run", SOON)
+    addresses = Addresses(store, READER, KEY, LAB.public_key())
+    assert addresses.renew(STEP) and not addresses.renew(STEP)
+    assert abs(addresses.until - time.time() - HOUR) < 60
+    return store
+
+
+def put_of(name, size):
+    return Ask("PUT", name, size)
+
+
+# ---- What an address does ----
+
+
+def test_a_volunteer_puts_its_own_slots_and_links_and_lists_its_rounds(volunteer):
+    assert volunteer.names(slots.round_folder(STEP)) == {}
+    assert volunteer.create(PAYLOAD, b"p" * 5000)
+    for what, length in (
+        ("record", slots.RECORD_BYTES),
+        ("join", slots.JOIN_BYTES),
+        ("leave", slots.LEAVE_BYTES),
+    ):
+        assert volunteer.create(slots.of_peer(STEP, 7, what), b"x" * length)
+    assert volunteer.create(slots.link(STEP, "closed", 3), b"x" * slots.link_bytes(16))
+    assert volunteer.create(slots.link(STEP + 9, "asked", 0), b"x" * slots.link_bytes(16))
+    assert not volunteer.create(PAYLOAD, b"q" * 5000) and volunteer.create(PAYLOAD, b"p" * 5000)
+    assert len(volunteer.names(slots.round_folder(STEP))) == 5
+    assert volunteer.look(PAYLOAD, 5000).content == b"p" * 5000
+    assert volunteer.names(slots.ADMISSIONS) == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "length"),
+    [
+        (slots.of_peer(STEP, 8, "record"), slots.RECORD_BYTES),  # another's slot
+        (slots.of_peer(STEP + 10, 7, "record"), slots.RECORD_BYTES),  # a later round
+        (RECORD, slots.RECORD_BYTES + 1),
+        (PAYLOAD, 4999),
+        (slots.link(STEP, "closed", 4), slots.link_bytes(16)),
+        (slots.admission(7, 0), 100),
+        ("run.json", 100),
+    ],
+)
+def test_it_has_no_address_for_anything_else(volunteer, bucket, name, length):
+    before = len(bucket.seen)
+    with pytest.raises(LockstepError, match="found no address for .* expected one that the lab"):
+        volunteer.create(name, b"x" * length)
+    assert len(bucket.seen) == before
+    for verb in (lambda: volunteer.names("rounds/"), lambda: volunteer.remove(RECORD)):
+        with pytest.raises(LockstepError, match="found no address for"):
+            verb()
+
+
+def test_the_store_refuses_another_use_of_an_address(volunteer, bucket):
+    endpoint = volunteer.endpoint
+    url, _ = endpoint.find(right := put_of(RECORD, slots.RECORD_BYTES))
+    endpoint.give(endpoint.folder, {put_of(RECORD, 3): url})
+    with pytest.raises(LockstepError, match="answered 403 .*signature") as caught:
+        volunteer.create(RECORD, b"abc")
+    assert "X-Amz-Signature=" not in str(caught.value) and bucket.key not in str(caught.value)
+    endpoint.give(endpoint.folder, {right: url.replace("007.record", "008.record")})
+    with pytest.raises(LockstepError, match="answered 403"):
+        volunteer.create(RECORD, b"x" * slots.RECORD_BYTES)
+
+
+def test_an_address_ends(volunteer, monkeypatch):
+    later = SimpleNamespace(time=lambda: time.time() + HOUR + 1)
+    monkeypatch.setattr(s3_server, "time", later)
+    with pytest.raises(LockstepError, match="Request has expired"):
+        volunteer.create(RECORD, b"x" * slots.RECORD_BYTES)
+
+
+def test_what_is_not_there_is_none_though_the_store_hides_it(volunteer, bucket):
+    assert volunteer.look(RECORD, 10) is None
+    assert bucket.seen[-1][2] is None  # asked without credentials
+
+
+def test_a_round_of_256_peers_is_listed_in_two_pages(bucket, lab):
+    reader = READER._replace(slots=256)
+    sign_ahead(lab, reader, range(64, 65), HOUR, LAB)
+    for peer in range(256):
+        for what in ("payload", "record", "join", "leave"):
+            bucket.put(f"{RUN}/{slots.of_peer(64, peer, what)}", b"x")
+    for what in ("closed", "asked"):
+        bucket.put(f"{RUN}/{slots.link(64, what, 0)}", b"x")
+    store = open_store(f"{bucket.address}/{BUCKET}/a%20run", SOON)
+    Addresses(store, reader, KEY, LAB.public_key()).renew(64)
+    before = len(bucket.seen)
+    assert len(slots.known(store.names(slots.round_folder(64)))) == 4 * 256 + 2
+    assert len(bucket.seen) - before == 2
+    bucket.objects |= {f"{RUN}/rounds/00000064/000.{n:04}": b"x" for n in range(1001)}
+    with pytest.raises(LockstepError, match="a page that links to itself"):
+        store.names(slots.round_folder(64))
+
+
+# ---- The file ----
+
+
+def one_file(lab):
+    (name,) = sign_ahead(lab, READER, range(STEP, STEP + 1), HOUR, LAB)
+    return name, lab.look(name, 2**21).content
+
+
+def taken_from(lab, name, content, reader=READER, key=KEY):
+    lab.remove(name)
+    lab.create(name, content)
+    Addresses(lab, reader, key, LAB.public_key()).renew(STEP)
+
+
+def test_only_its_reader_opens_a_file_under_its_name(lab):
+    name, content = one_file(lab)
+    assert name == "addresses/007/00000064.0.sealed" and b"Signature" not in content
+    with pytest.raises(LockstepError, match=f"{name}: cannot be opened, expected to be sealed for"):
+        taken_from(lab, name, content, key=OTHER)
+    with pytest.raises(LockstepError, match="cannot be opened"):
+        sealed.unseal(content, KEY, name.replace("007", "008"))
+
+
+def test_a_file_by_another_than_the_lab_or_of_another_run_is_refused(lab):
+    name, content = one_file(lab)
+    inner = zlib.decompress(sealed.unseal(content, KEY, name))
+    body = signed.opened(SignedAddresses, inner, LAB.public_key(), "it")
+
+    def again(body, author=LAB):
+        return sealed.seal(zlib.compress(signed.sign(body, author)), KEY.public_key(), name)
+
+    with pytest.raises(LockstepError, match="its signature is not of its content"):
+        taken_from(lab, name, again(body, OTHER))
+    for change in ({"run": "cd" * 32}, {"peer": 8}, {"first": 32}):
+        with pytest.raises(LockstepError, match="of run .*, expected abababababab, 7, 64"):
+            taken_from(lab, name, again(body.model_copy(update=change)))
+
+
+@pytest.mark.parametrize(
+    "inner", [b"", b"no zlib", zlib.compress(bytes(2**30)), zlib.compress(b"{}")]
+)
+def test_no_bytes_in_a_file_stop_its_reader(lab, inner):
+    name = slots.addresses(7, STEP, 0)
+    with pytest.raises(LockstepError) as caught:
+        taken_from(lab, name, sealed.seal(inner, KEY.public_key(), name))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("data", [b"", b"LSSEALED", b"LSSEALED" + bytes(99), b"x" * 99])
+def test_no_bytes_are_taken_for_sealed(data):
+    with pytest.raises(LockstepError, match="cannot be opened"):
+        sealed.unseal(data, KEY, "a")
+
+
+def test_the_point_on_the_other_curve_is_that_of_the_same_secret():
+    for _ in range(9):
+        key = keys.PrivateKey.generate()
+        assert sealed.unseal(sealed.seal(b"x", key.public_key(), "a"), key, "a") == b"x"
+    with pytest.raises(LockstepError, match="is the neutral point, expected a key"):
+        sealed.seal(b"x", keys.PublicKey.from_public_bytes(b"\1" + bytes(31)), "a")
+
+
+def test_newer_addresses_take_the_place_of_older_ones(lab, bucket):
+    sign_ahead(lab, READER, range(60, 100), HOUR, LAB)
+    assert [*lab.names("addresses/")] == [
+        f"addresses/007/000000{first}.0.sealed" for first in (48, 64, 80, 96)
+    ]
+    store = open_store(f"{bucket.address}/{BUCKET}/a%20run", SOON)
+    addresses = Addresses(store, READER, KEY, LAB.public_key())
+    addresses.renew(STEP)
+    assert sign_ahead(lab, READER, range(STEP, STEP + 1), 3 * HOUR, LAB)[0][-9:] == ".1.sealed"
+    assert addresses.renew(STEP) and addresses.until > time.time() + 2 * HOUR
+    assert "X-Amz-Expires=10800" in store.endpoint.find(put_of(PAYLOAD, 5000))[0]
+
+
+def test_only_a_store_that_signs_is_signed_for(lab, tmp_path):
+    with pytest.raises(LockstepError, match="signs no addresses, expected s3://"):
+        sign_ahead(open_store(f"file://{tmp_path}"), READER, range(1), HOUR, LAB)
+    with pytest.raises(LockstepError, match="604801 s: expected at most 604800"):
+        sign_ahead(lab, READER, range(1), 604_801, LAB)
+
+
+def test_a_file_is_small_enough_with_the_longest_credentials(lab, bucket, monkeypatch):
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "t/" * 500)
+    fsspec_files.file_system.cache_clear()
+    store, reader = open_store(f"s3://{BUCKET}/{RUN}", SOON), READER._replace(slots=256)
+    (name,) = sign_ahead(store, reader, range(1), HOUR, LAB)
+    assert len(store.look(name, 2**21).content) < 200_000
