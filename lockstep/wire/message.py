@@ -145,6 +145,18 @@ class Form:
         return round(total)
 
     @cached_property
+    def bytes_most(self) -> int:
+        """How long a message can be: only Rice-coded positions make a difference."""
+        if self.kind not in (CODED_SIGNS, CODED_VALUES):
+            return self.bytes_about
+        whole = [leaf for leaf in self.leaves if not _is_sparse(leaf)]
+        held: int = sum(leaf.size * leaf.dtype.itemsize for leaf in whole)
+        shapes = [(*leaf.index_NK.shape, area) for leaf, area in self.sparse]
+        count = sum(blocks * kept for blocks, kept, _ in shapes)
+        values = -(-count // 8) if self.kind == CODED_SIGNS else 2 * count
+        return HEADER.size + held + len(shapes) + values + rice.bytes_most(shapes)
+
+    @cached_property
     def header(self) -> bytes:
         """The first bytes of every message of this form."""
         rows = [

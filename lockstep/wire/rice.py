@@ -11,6 +11,8 @@ one stream, so that NumPy codes a million indices in a few passes, without a loo
 Shapes: N blocks, K indices of each, M gaps of a whole message, parameter after parameter.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
 
@@ -44,6 +46,21 @@ def parameters(gap_M: np.ndarray, counts: list[int]) -> np.ndarray:
             return chosen
         chosen += gains  # convex: a run that gains no more never gains again
         total, gap_M = after, gap_M >> np.uint8(1)
+
+
+def bytes_most(shapes: Sequence[tuple[int, int, int]]) -> int:
+    """Return the most bytes that low and high parts take, of (N, K, positions of a block) each.
+
+    The gaps of a block sum up to the positions that are not kept, at most; so with any one r the
+    high parts of a parameter sum up to N of these divided by 2^r, and no r takes fewer bits than
+    the chosen one. Planes are padded to bytes: one of each bit, for each r.
+    """
+    bits = 0
+    for blocks, kept, area in shapes:
+        count, most = blocks * kept, blocks * (area - kept)
+        bits += min(count * (r + 1) + (most >> r) for r in range(area.bit_length() + 1))
+    widest = max(area for _, _, area in shapes).bit_length()
+    return -(-bits // 8) + sum(range(widest + 1)) + 1
 
 
 def pack_low(gap: np.ndarray, r: int) -> bytes:

@@ -6,8 +6,6 @@ from urllib.parse import quote
 from lockstep.errors import LockstepError
 from parts.volunteers.store.web_store import Ask
 
-Given = Mapping[Ask, str]
-
 
 class GivenEndpoint:
     """Public addresses to read from, and those that were given to put and to list."""
@@ -19,7 +17,7 @@ class GivenEndpoint:
         self.folder = ""  # of the names in given listings
         self._address, self._given = address, dict[Ask, str]()
 
-    def give(self, folder: str, given: Given) -> None:
+    def give(self, folder: str, given: Mapping[Ask, str]) -> None:
         """Take addresses, in place of others for the same."""
         self.folder = folder
         self._given.update(given)

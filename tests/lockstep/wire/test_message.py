@@ -108,6 +108,35 @@ def test_sizes_are_what_the_format_says():
     assert len(encoded("plain signs")[0]) == 16 + places + sum(-(-n * 5 // 8) for n, _ in blocks)
     assert len(encoded("plain values")[0]) == 16 + places + sum(2 * n * 5 for n, _ in blocks)
     assert len(encoded("dense")[0]) == 16 + sum(4 * x.size for x in jax.tree.leaves(PARAMS))
+    for name in ("plain signs", "plain values", "dense"):
+        data, form = encoded(name)
+        assert len(data) == form.bytes_most
+
+
+@pytest.mark.parametrize("one_bit", [True, False])
+@pytest.mark.parametrize("how", ["drawn", "at the end", "at the start", "apart", "mixed"])
+def test_no_message_is_longer_than_its_form_says_and_drawn_ones_are_hardly_shorter(one_bit, how):
+    """An address that is signed before the round fixes the length of what is put by it."""
+    shapes = {"a": (300, 8, 4096), "b": (40, 8, 1024), "c": (7, 3, 24)}
+    value = bool if one_bit else bfloat16
+    rng, leaves = np.random.default_rng(0), {}
+    for name, (blocks, kept, area) in shapes.items():
+        drawn = [np.sort(rng.choice(area, kept, replace=False)) for _ in range(blocks)]
+        ends = np.tile(np.arange(area - kept, area), (blocks, 1))
+        chosen = {
+            "drawn": np.array(drawn),
+            "at the end": ends,
+            "at the start": ends - (area - kept),
+            "apart": np.tile(np.linspace(0, area - 1, kept).astype(int), (blocks, 1)),
+            "mixed": np.where(np.arange(blocks)[:, None] % 2, np.array(drawn), ends),
+        }[how]
+        signs = rng.random((blocks, kept)) > 0.5
+        leaves[name] = Coefficients(chosen.astype(np.uint16), signs.astype(value))
+    form = wire.Form(leaves, {n: area for n, (_, _, area) in shapes.items()}, "lockstep", 10**6)
+    size = len(wire.encode(leaves, form))
+    assert size <= form.bytes_most
+    if how == "drawn":
+        assert form.bytes_most <= 1.09 * size
 
 
 @pytest.mark.parametrize("layout", ["lockstep", "psyche"])
