@@ -151,7 +151,8 @@ class Form:
             return self.bytes_about
         whole = [leaf for leaf in self.leaves if not _is_sparse(leaf)]
         held: int = sum(leaf.size * leaf.dtype.itemsize for leaf in whole)
-        shapes = [(*leaf.index_NK.shape, area) for leaf, area in self.sparse]
+        rows = [(leaf.index_NK.shape, area) for leaf, area in self.sparse]
+        shapes = [(blocks, kept, area) for (blocks, kept), area in rows]
         count = sum(blocks * kept for blocks, kept, _ in shapes)
         values = -(-count // 8) if self.kind == CODED_SIGNS else 2 * count
         return HEADER.size + held + len(shapes) + values + rice.bytes_most(shapes)
