@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from lockstep.optim.optimizer import Optimizer
 
 
+COUNTS_EACH_ONCE = ("median", "trimmed_mean")  # rules without weights, of tokens and of age
+
+
 class OuterVariant(Variant):
     """How the merged pseudogradients of Decoupled DiLoCo become a step of the shared params."""
 
@@ -61,7 +64,7 @@ class OuterDelayedNesterov(OuterVariant):
 
 
 class OuterCGAD(OuterVariant):
-    """Adam on pseudogradients that count less the older they are (Cosine-Gated Adam-Decay)."""
+    """Adam on pseudogradients whose weights fall with their age (Cosine-Gated Adam-Decay)."""
 
     betas: Annotated[tuple[Decay, ...], Field(min_length=2, max_length=2), AsTuple]
     """Decay rates of the first and second moment, [b1, b2]."""
@@ -146,6 +149,9 @@ class OptimizerDecoupledDiLoCo(Fragmented):
             found += [(key, f"at most the number of peers ({run.peers})")]
         if run.clock != "simulated":
             found += [("links.clock", f"simulated with {name}, whose rounds close by it")]
+        if run.aggregation in COUNTS_EACH_ONCE:
+            text = f"another rule with {name}: {run.aggregation} takes old and short messages for "
+            found += [("peers.aggregation", f"{text}others, as mean and rda do not")]
         if run.layout != "each":
             found += [("peers.layout", f"each with {name}: not all peers train in every round")]
         if run.verification_percent:

@@ -28,7 +28,7 @@ class AggregateFn(Protocol):
         Args:
           values: Arrays with a leading axis [peer]. A value of weight 0 may be anything, NaN
             included, and changes no bit.
-          weight: int32 or bool [peer]; or bool in the shape of the values, if peers sent only some
+          weight: int32, bool, or float32 of at most 1 [peer]; or bool in the shape of the values, if peers sent only some
             of the elements.
 
         Returns:
@@ -173,6 +173,12 @@ def _by_element(
 ) -> Tree:
     """Apply a rule to each parameter's values and to which of them count."""
     return jax.tree.map(lambda x: rule(x, is_sent(x, weight)), values)
+
+
+def counts_each_once(aggregate: AggregateFn) -> bool:
+    """Return whether a rule knows of weights only which are 0."""
+    rule = aggregate.func if isinstance(aggregate, partial) else aggregate
+    return rule in (median, peer_mean, _by_element)
 
 
 def is_sent(x: jax.Array, weight: jax.Array) -> jax.Array:

@@ -5,7 +5,6 @@ Learning rates are schedules of the round, counted from 1, or constants; an `agg
 peers' pseudogradients become one.
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -13,7 +12,7 @@ import jax.numpy as jnp
 import optax
 
 from lockstep.optim import expect
-from lockstep.optim.aggregation import AggregateFn, mean
+from lockstep.optim.aggregation import AggregateFn, counts_each_once, mean
 from lockstep.optim.dense import adam, dense
 from lockstep.optim.directions import UNIT, Sized, inverse
 from lockstep.optim.optimizer import Optimizer, RoundPeers, Tree
@@ -94,11 +93,13 @@ def cgad(
 
     With D_p the pseudogradient of peer p, and a_p its age in versions:
 
-        D      = aggregate over peers of s(a_p) * D_p
+        D      = aggregate over peers of D_p, by the weights w_p * s(a_p)
         s(a)   = (1 + cos(pi * a / cutoff)) / 2 * exp(-alpha * a)     below the cutoff, then 0
         theta <- theta - learning_rate * (Adam's direction of D)
 
-    If all ages are 0 it is Adam. The accessible part of the paper has neither the gate's formula
+    w_p is the peer's weight. So an old message counts less beside a new one, whatever the rule makes
+    of lengths; where all are of one age it is Adam. A rule that counts each sender once, as the
+    median, is refused: it would take an old message for a new one. The accessible part of the paper has neither the gate's formula
     nor defaults for alpha and the cutoff; half a cosine is what the name suggests.
 
     References:
@@ -107,17 +108,24 @@ def cgad(
     """
     expect.rates(alpha=alpha)
     expect.number("cutoff", cutoff, lambda x: x > 0, "a number above 0")
+    if counts_each_once(aggregate):
+        raise ValueError(
+            "aggregate counts each sender once, expected one that weighs them, as mean"
+        )
     by_adam = dense(learning_rate, adam(betas, eps), aggregate=aggregate)
 
-    def factor(age_P: jax.Array) -> jax.Array:
-        gate_P = 0.5 * (1.0 + jnp.cos(jnp.pi * age_P / cutoff))
-        return jnp.where(age_P < cutoff, gate_P * jnp.exp(-alpha * age_P), 0.0)
+    def receive(
+        messages: Tree, peers: RoundPeers, params: Tree, shared: Tree, step: jax.Array
+    ) -> tuple[Tree, Tree]:
+        gate_P = 0.5 * (1.0 + jnp.cos(jnp.pi * peers.age / cutoff))
+        factor_P = jnp.where(peers.age < cutoff, gate_P * jnp.exp(-alpha * peers.age), 0.0)
+        weight_P = peers.weight * factor_P
+        most = jnp.max(weight_P)  # rules take weights of 1 and more for whole peers
+        weight_P = weight_P / jnp.where(most > 0, most, 1.0)
+        aged = peers._replace(weight=weight_P)
+        return by_adam.receive(messages, aged, params, shared, step)
 
-    def scale_by_age(messages: Tree, peers: RoundPeers, shared: Tree) -> Tree:
-        factor_P = factor(peers.age)
-        return jax.tree.map(lambda x: x * factor_P.reshape(-1, *[1] * (x.ndim - 1)), messages)
-
-    return _corrected(by_adam, scale_by_age)
+    return by_adam._replace(receive=receive, merge=None)
 
 
 def heloco(
@@ -169,16 +177,20 @@ def heloco(
         m = jax.tree.map(lambda m, g: momentum * m + (1.0 - momentum) * g, state, updates)
         return jax.tree.map(lambda g, m: g + momentum * m, updates, m), m
 
-    def turn_to_momentum(messages: Tree, peers: RoundPeers, shared: Tree) -> Tree:
+    direction = optax.GradientTransformation(init, update)
+    by_sgd = dense(learning_rate, direction, aggregate=aggregate)
 
+    def receive(
+        messages: Tree, peers: RoundPeers, params: Tree, shared: Tree, step: jax.Array
+    ) -> tuple[Tree, Tree]:
         def turn_leaf(x: jax.Array, m: jax.Array) -> jax.Array:
             by = {"keep": keep, "shrink": shrink, "shrink_most": shrink_most}
             return jax.vmap(lambda one: _turned(one, m, **by, turn=turn, trust=trust))(x)
 
-        return jax.tree.map(turn_leaf, messages, shared)
+        turned = jax.tree.map(turn_leaf, messages, shared)
+        return by_sgd.receive(turned, peers, params, shared, step)
 
-    direction = optax.GradientTransformation(init, update)
-    return _corrected(dense(learning_rate, direction, aggregate=aggregate), turn_to_momentum)
+    return by_sgd._replace(receive=receive, merge=None)
 
 
 def _turned(
@@ -198,17 +210,3 @@ def _turned(
     turned = long * (UNIT * between) * inverse(jnp.linalg.norm(between.ravel()))
     kept = (c >= keep) | (reach == 0) | (long == 0)
     return jnp.where(kept, x, jnp.where(c < 0, shrunk, turned))
-
-
-def _corrected(
-    optimizer: Optimizer, correct: Callable[[Tree, RoundPeers, Tree], Tree]
-) -> Optimizer:
-    """Return the optimizer on messages that are corrected first, by ages or by its shared state."""
-
-    def receive(
-        messages: Tree, peers: RoundPeers, params: Tree, shared: Tree, step: jax.Array
-    ) -> tuple[Tree, Tree]:
-        messages = correct(messages, peers, shared)
-        return optimizer.receive(messages, peers, params, shared, step)
-
-    return optimizer._replace(receive=receive, merge=None)

@@ -105,6 +105,7 @@ WRONG = [  # what is changed; what the error names
     ({"aggregation": "trimmed_mean"}, "liars", "trimmed_mean"),
     ({"aggregation": "min_support", "liars": 1}, "aggregation", "min_support", "DiLoCo"),
     ({"aggregation": "peer_mean", "optimizer": SPARSELOCO}, "aggregation", "SparseLoCo"),
+    ({"aggregation": "median", "optimizer": "decoupled_diloco"}, "aggregation", "old"),
     ({"aggregation": "multi_krum", "liars": 2}, "aggregation", "at least 7", "liars = 2", 5),
     ({"aggregation": "trimmed_mean", "liars": 3}, "aggregation", "at least 7", "liars = 3"),
     ({"aggregation": "multi_krum", "liars": 1, "optimizer": SPARSELOCO}, "aggregation", "elements"),

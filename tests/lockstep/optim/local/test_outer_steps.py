@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lockstep.optim.aggregation import mean, rda
+from lockstep.optim.aggregation import RULES, mean, rda
 from lockstep.optim.dense import adamw
 from lockstep.optim.local.local_steps import outer_sgd
 from lockstep.optim.local.outer_steps import cgad, delayed_nesterov, heloco
@@ -16,6 +16,7 @@ RATE, MOMENTUM, BETAS, EPS = 0.3, 0.8, (0.9, 0.95), 1e-3
 CORRECTION = {"keep": 0.4, "shrink": 1.5, "shrink_most": 0.7, "turn": 0.6, "trust": 0.5}
 WEIGHT, AGES = np.int32([3, 0, 1, 2]), np.int32([[0, 0, 1, 4], [2, 0, 0, 3], [0, 0, 0, 6]])
 MERGES = 7
+EACH_ONCE = ("median", "peer_mean", "trimmed_mean", "min_support")
 
 
 def make(name, aggregate=mean, alpha=0.3, cutoff=5.0):
@@ -68,13 +69,12 @@ def by_hand(name):
     there = WEIGHT > 0
     for merge in range(MERGES):
         x, age = sent(merge)[there].astype(np.float64), AGES[merge % 3][there]
+        weights = WEIGHT[there].astype(np.float64)
         if name == "cgad":
-            x = np.stack(
-                [reference.age_factor(a, 0.3, 5.0) * d for a, d in zip(age, x, strict=True)]
-            )
+            weights *= [reference.age_factor(a, 0.3, 5.0) for a in age]
         if name == "heloco":
             x = np.stack([reference.turned(d, state, **CORRECTION) for d in x])
-        d = np.average(x, axis=0, weights=WEIGHT[there])
+        d = np.average(x, axis=0, weights=weights)
         step, state = STEPS[name](state, d)
         theta = theta + step
         found.append(theta)
@@ -101,6 +101,28 @@ def test_cgad_at_age_0_is_adam_bit_for_bit_and_past_its_cutoff_counts_for_nothin
     np.testing.assert_array_equal(taken(make("cgad"), ages=0 * AGES), taken(adam))
     assert not np.any(taken(make("cgad"), ages=0 * AGES + 5))
     assert not np.array_equal(taken(make("cgad")), taken(adam))  # with these ages
+
+
+@pytest.mark.parametrize("name", sorted({*RULES} - {*EACH_ONCE}))
+def test_cgad_tells_an_old_message_from_a_new_one_by_every_rule_that_weighs(name):
+    """Of two messages at right angles, each new in its turn, the new one moves params further."""
+    x = np.eye(2, dtype=np.float32)
+    found = []
+    for ages in ([0, 2], [2, 0]):
+        optimizer = make("cgad", RULES[name](0))
+        params = {"w": jnp.zeros(2)}
+        peers = RoundPeers(jnp.int32([1, 1]), jnp.int32(ages), jnp.int32([1, 1]))
+        shared = optimizer.init(params)[1]
+        _, after = optimizer.receive({"w": jnp.array(x)}, peers, params, shared, jnp.int32(1))
+        found.append(np.array(after.mu["w"]))
+    assert found[0][0] > 2 * found[0][1] > 0
+    np.testing.assert_allclose(found[0], found[1][::-1], rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", EACH_ONCE)
+def test_cgad_refuses_a_rule_that_would_take_old_messages_for_new_ones(name):
+    with pytest.raises(ValueError, match="aggregate counts each sender once, .* as mean"):
+        make("cgad", RULES[name](0))
 
 
 def test_delayed_nesterov_of_every_merge_is_nesterov():
