@@ -18,7 +18,7 @@ LOGARITHM_TERMS = 12  # of its series, up to (sqrt(2) - 1) / (sqrt(2) + 1)
 # exp(r) = 1 + r + r^2 p(r) for |r| <= log(2) / 2 (Cephes, expf): within two units of the last place
 EXPONENTIAL = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2,
                1.6666665459e-1, 5.0000001201e-1)  # fmt: skip
-# tanh(x) = x + x z p(z) for z = x^2, |x| < 0.625 (Cephes, tanhf): within two units of the last place
+# tanh(x) = x + x z p(z) for z = x^2, |x| < 0.625 (Cephes, tanhf), as close
 TANGENT = (-5.70498872745e-3, 2.06390887954e-2, -5.37397155531e-2, 1.33314422036e-1,
            -3.33332819422e-1)  # fmt: skip
 # Polynomials of w = -log(1 - x^2), in w - 2.5 below 5 and in sqrt(w) - 3 from there on

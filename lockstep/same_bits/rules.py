@@ -31,8 +31,9 @@ ONE_WAY = {
     "dynamic_slice", "dynamic_update_slice", "eq", "floor", "gather", "ge", "gt", "iota",
     "is_finite", "le", "lt", "max", "min", "ne", "neg", "pad", "reduce_and", "reduce_max",
     "reduce_min", "reduce_or", "reduce_precision", "reduce_window_max", "reshape", "rev", "round",
-    "scatter", "scatter-max", "scatter-min", "select_n", "sharding_constraint", "sign", "slice", "sort",
-    "split", "squeeze", "stack", "stop_gradient", "sub", "tile", "top_k", "transpose", "unstack",
+    "scatter", "scatter-max", "scatter-min", "select_n", "sharding_constraint", "sign", "slice",
+    "sort", "split", "squeeze", "stack", "stop_gradient", "sub", "tile", "top_k", "transpose",
+    "unstack",
 }  # fmt: skip
 
 
