@@ -8,6 +8,9 @@ trains on what, who verifies and who witnesses:
 - without: does the audit find it, replaying everything, replaying a tenth, and replaying everything
   by other programs within the tolerance.
 
+`--by-rules` does so with `[peers] bits = "everywhere"`, where other programs compare bit for bit
+too, and has lies at their smallest.
+
 `--part honest` trains runs without faults and audits them by both methods; `--part damage` lets
 three of the ten peers lie for a longer run, and measures the loss at its end. `--part reader` has a
 liar that has read the run file: it lies in every round but those in which that says that it is
@@ -33,13 +36,17 @@ from pipeline.stage import devices
 if TYPE_CHECKING:
     from benchmarks.simulated import Lab, Trained
     from lockstep.programs.train_step import Programs
-    from pipeline.language_model.language_model import programs_of
 
 PEERS, ROUNDS, EVERY, PERCENT = 10, 12, 3, 20
 LIES = (4, 9)  # first and last round
 MODEL = small_runs.llama(64, hidden=16, inner=32, heads=2, kv_heads=1, length=16)
 BY_QUORUM = ("no message", "two messages", "false witness")
 DRAWS = 2000  # samples of a tenth, drawn for each transcript
+RULES = {"bits": "everywhere", "product_bits": 8}
+SMALLEST = {  # that change a value in bfloat16, a sign, a row
+    "scale_up": 1 + 2.0**-7, "scale_down": 1 - 2.0**-8, "noise": 0.02, "drift": 1e-6,
+            "stale": 1.0, "lazy": 0.99}  # fmt: skip
+by_rules = False
 PARTS = ("kinds", "honest", "damage", "reader")
 DAMAGE = {"rounds": 120, "liars": [1, 4, 7], "held_out": 256}
 
@@ -50,7 +57,10 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=20, help="of each kind")
     parser.add_argument("--runs", type=int, default=200, help="without faults")
     parser.add_argument("--kinds", nargs="*", default=list(KINDS))
+    parser.add_argument("--by-rules", action="store_true")
     chosen = parser.parse_args()
+    global by_rules  # noqa: PLW0603 - of the whole program
+    by_rules = chosen.by_rules
     os.environ.setdefault("JAX_NUM_CPU_DEVICES", "1")  # a program is compiled for each
     devices.prepare(make_run())
     if chosen.part == "honest":
@@ -84,7 +94,8 @@ def make_run(
     document = small_runs.document(
         MODEL,
         {"Distro": distro},
-        peers={"count": PEERS, "micro_batch": 2, "seed": seed, "wire": wire},
+        peers={"count": PEERS, "micro_batch": 2, "seed": seed, "wire": wire}
+        | (RULES if by_rules else {}),
         rounds=rounds,
         batch=2 * PEERS,
         every=EVERY,
@@ -101,6 +112,8 @@ def scheduled(kind: str, rng: random.Random) -> tuple[int, list[dict]]:
     liar, *others = rng.sample(range(PEERS), PEERS)
     first, last = LIES
     fault = {"kind": kind, "peer": [liar], "rounds": [first, last]}
+    if by_rules and kind in SMALLEST:
+        fault["size"] = SMALLEST[kind]
     if kind == "collude":
         fault["peer"].append(others[0])
     if kind == "join":
@@ -121,7 +134,8 @@ def lab_for(needs: str) -> "Lab":
 
 @cache
 def elsewhere_for(needs: str) -> "Programs":
-    """Programs of the same runs that give other bits, as another machine does: scanned layers."""
+    """Other programs of the same runs, as another machine has them: scanned layers."""
+    from pipeline.language_model.language_model import programs_of
 
     lab = lab_for(needs)
     peers = lab.run.peers.model_copy(update={"scan_layers": True})
@@ -165,8 +179,8 @@ def detect(kind: str, seeds: int) -> dict:
         count["honest_accused"] += len(named - liars)
         count["cheap"] += any(f.peer in liars for f in cheap)
         count["bitwise"] += bool(named & liars)
-        count["tolerance"] += bool(({f.peer for f in cheap} | {f.peer for f in near}) & liars)
-        count["honest_accused_within_tolerance"] += len({f.peer for f in near} - liars)
+        count["elsewhere"] += bool(({f.peer for f in cheap} | {f.peer for f in near}) & liars)
+        count["honest_accused_elsewhere"] += len({f.peer for f in near} - liars)
         cheated = {pair for pair in found if pair[1] in liars}
         windows_cheated.append(len(cheated))
         share, chance = sampled(cheated)
@@ -189,16 +203,16 @@ def detect(kind: str, seeds: int) -> dict:
         "windows_cheated": _mean(windows_cheated),
         "bitwise_tenth": _mean(drawn),
         "bitwise_tenth_formula": _mean(expected),
-        "tolerance_all": count["tolerance"],
+        "elsewhere_all": count["elsewhere"],
         "honest_ejected": count["honest_ejected"],
         "honest_accused": count["honest_accused"],
-        "honest_accused_within_tolerance": count["honest_accused_within_tolerance"],
+        "honest_accused_elsewhere": count["honest_accused_elsewhere"],
     }
 
 
 def _audit(kind: str, run: runfile.Run, trained: "Trained") -> tuple:
     """The audit without replay, the windows in which a replay of all finds something, what one
-    within the tolerance finds, and what a sample of a tenth would have found.
+    by other programs finds, and what a sample of a tenth would have found.
 
     A replay of a window does not depend on the others that were sampled, so what a sample finds is
     which of its windows are among those of the full replay; one sample of each transcript is

@@ -136,8 +136,8 @@ class Lab:
         Args:
           run: the run.
           transcript: of it.
-          elsewhere: programs that give other bits, as another machine does; the method is then
-            tolerance.
+          elsewhere: other programs, as another machine has them. The method is then tolerance,
+            but bit for bit where both go by rules.
           sample: pairs (window, peer); None is every window of every peer.
         """
         setup = self.setup(run, elsewhere)
@@ -149,7 +149,8 @@ class Lab:
             (window, [p for p in peers if sample is None or (number, p) in sample])
             for number, window in enumerate(run.snapshots().windows)
         ]
-        replay = Replay(setup, transcript, elsewhere and "other bits", work)
+        other_bits = elsewhere is not None and run.peers.bits == "machine"
+        replay = Replay(setup, transcript, "other bits" if other_bits else None, work)
 
         def one(item: tuple[Window, list[int]], group: DeviceGroup) -> list[Finding]:
             return replay.window(*item, lambda: None, group)
