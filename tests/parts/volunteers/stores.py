@@ -11,6 +11,7 @@ from parts.volunteers.store.schemes import open_store
 from parts.volunteers.store.verbs import Store
 from pipeline.net import fsspec_files, google
 from pipeline.net.limits import NetSettings
+from tests.servers import ceph
 from tests.servers.s3 import S3, running_s3
 from tests.servers.s3_store import running_store
 
@@ -19,15 +20,29 @@ BUCKET, RUN = "ours", "a run"
 
 
 @contextmanager
-def opened(kind: str, folder: Path, patch: pytest.MonkeyPatch) -> Iterator[Store]:
-    """A store: "folder"; "moto"; or this project's server as "s3" or as "google"."""
+def opened(
+    kind: str, folder: Path, patch: pytest.MonkeyPatch, address: str = ""
+) -> Iterator[Store]:
+    """A store: "folder"; "moto"; this project's server as "s3" or "google"; "ceph" at `address`."""
     if kind == "folder":
         yield open_store(f"file://{folder}")
         return
-    with {"moto": _moto, "s3": running_s3, "google": running_google}[kind](patch):
+    servers = {"moto": _moto, "s3": running_s3, "google": running_google}
+    with _ceph(patch, address) if kind == "ceph" else servers[kind](patch):
         scheme = "gs" if kind == "google" else "s3"
-        run = f"{RUN} {uuid4()}" if kind == "moto" else RUN  # moto keeps what another test put
+        run = (
+            f"{RUN} {uuid4()}" if kind in ("ceph", "moto") else RUN
+        )  # which keep what another test put
         yield open_store(f"{scheme}://{BUCKET}/{run}", SOON)
+
+
+@contextmanager
+def _ceph(patch: pytest.MonkeyPatch, address: str) -> Iterator[str]:
+    ceph.use(address, patch)
+    with suppress(FileExistsError):
+        fsspec_files.find_file_system(f"s3://{BUCKET}")[0].mkdir(BUCKET)
+    yield address
+    fsspec_files.file_system.cache_clear()
 
 
 @contextmanager

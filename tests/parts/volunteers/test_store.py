@@ -15,13 +15,14 @@ from tests.servers import misbehaviour as wrong
 from tests.servers.misbehaviour import Misbehaviour
 from tests.servers.s3 import running_s3
 
-KINDS = "folder", "moto", "s3", "google"
+KINDS = "folder", "moto", "s3", "google", pytest.param("ceph", marks=pytest.mark.soak)
 NAME = "rounds/00000001/007.record"
 
 
 @pytest.fixture(params=KINDS)
 def store(request, tmp_path, monkeypatch):
-    with opened(request.param, tmp_path / "store", monkeypatch) as store:
+    address = request.getfixturevalue("ceph") if request.param == "ceph" else ""
+    with opened(request.param, tmp_path / "store", monkeypatch, address) as store:
         yield store
 
 

@@ -1,0 +1,76 @@
+"""Ceph's gateway: it passes the probe, and holds a volunteer to what the lab signed."""
+
+import json
+import time
+
+import pytest
+
+from lockstep.errors import LockstepError
+from parts.volunteers import keys, slots
+from parts.volunteers.addresses import Addresses, AddressReader, sign_ahead
+from parts.volunteers.store.probe import probe
+from parts.volunteers.store.schemes import open_store
+from parts.volunteers.store.web_store import Ask
+from pipeline.net import fsspec_files
+from tests.parts.volunteers.stores import BUCKET, opened
+
+pytestmark = pytest.mark.soak
+LAB, KEY = keys.PrivateKey.generate(), keys.PrivateKey.generate()
+READER = AddressReader(7, KEY.public_key(), "ab" * 32, 16, 100_000)
+NAME, LENGTH = slots.of_peer(70, 7, "record"), slots.RECORD_BYTES
+READ = {
+    "Version": "2012-10-17",
+    "Statement": [
+        {
+            "Effect": "Allow",
+            "Principal": "*",
+            "Action": "s3:GetObject",
+            "Resource": f"arn:aws:s3:::{BUCKET}/*",
+        }
+    ],
+}
+
+
+@pytest.fixture
+def lab(ceph, tmp_path, monkeypatch):
+    with opened("ceph", tmp_path, monkeypatch, ceph) as store:
+        yield store
+
+
+def test_it_passes_the_probe_and_nothing_is_left(lab):
+    probe(lab)
+    assert lab.names("probe/") == {}
+
+
+def test_a_volunteer_without_credentials_does_what_was_signed_alone(lab, ceph, monkeypatch):
+    files = fsspec_files.find_file_system(f"s3://{BUCKET}")[0]
+    files.call_s3("put_bucket_policy", Bucket=BUCKET, Policy=json.dumps(READ))
+    sign_ahead(lab, READER, range(64, 65), 60, LAB)
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID"), monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    run = lab.address.removeprefix("s3://").replace(" ", "%20")
+    mine = open_store(f"{ceph}/{run}")
+    Addresses(mine, READER, KEY, LAB.public_key()).renew(70)
+    payload = slots.of_peer(70, 7, "payload")
+    assert mine.look(payload, 10) is None  # which this store hides
+    assert mine.create(payload, b"p" * 100_000) and mine.create(NAME, b"x" * LENGTH)
+    assert not mine.create(NAME, b"y" * LENGTH) and mine.create(NAME, b"x" * LENGTH)
+    seen = mine.look(NAME, LENGTH)
+    assert seen.content == b"x" * LENGTH and abs(seen.seconds - time.time()) < 60
+    assert mine.names(slots.round_folder(70))[NAME] == seen.seconds  # both in whole seconds
+    endpoint = mine.endpoint
+    url, listing = (
+        endpoint.find(ask)[0]
+        for ask in (Ask("PUT", NAME, LENGTH), Ask("LIST", slots.round_folder(70)))
+    )
+    other = slots.of_peer(70, 8, "record")
+    endpoint.give(endpoint.folder, {Ask("PUT", NAME, 3): url})
+    endpoint.give(endpoint.folder, {Ask("PUT", other, LENGTH): url.replace("007.", "008.")})
+    endpoint.give(endpoint.folder, {Ask("LIST", "rounds/00000071/"): listing.replace("070", "071")})
+    for refused in (
+        lambda: mine.create(NAME, b"abc"),
+        lambda: mine.create(other, b"x" * LENGTH),
+        lambda: mine.names("rounds/00000071/"),
+    ):
+        with pytest.raises(LockstepError, match="answered 403"):
+            refused()
+    assert lab.look(other, 10) is None and lab.look(NAME, LENGTH).content == b"x" * LENGTH
