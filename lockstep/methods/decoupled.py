@@ -111,7 +111,7 @@ class OptimizerDecoupledDiLoCo(Fragmented):
     """Decoupled DiLoCo: rounds close without those that are late, whose messages are merged later.
 
     A peer that is slower by links.tokens_per_second takes fewer local steps in a round. What is
-    late travels on and is merged when it has arrived; until then its peer gets no work.
+    late travels on and is merged when it has arrived, while its peer trains on.
     """
 
     paced = True

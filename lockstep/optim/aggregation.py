@@ -28,8 +28,8 @@ class AggregateFn(Protocol):
         Args:
           values: Arrays with a leading axis [peer]. A value of weight 0 may be anything, NaN
             included, and changes no bit.
-          weight: int32, bool, or float32 of at most 1 [peer]; or bool in the shape of the values, if peers sent only some
-            of the elements.
+          weight: int32, bool, or float32 of at most 1 [peer]; or bool in the shape of the values,
+            if peers sent only some of the elements.
 
         Returns:
           Shapes of a peer's values; zeros where all weights are 0.

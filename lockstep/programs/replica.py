@@ -14,6 +14,7 @@ from lockstep.optim.optimizer import RoundPeers, Tree
 from lockstep.programs.local_steps import Work
 from lockstep.programs.placement import DeviceGroup
 from lockstep.programs.train_step import PeerResult, Programs
+from lockstep.protocol.pace import age_of, slot
 from lockstep.wire import spool
 
 
@@ -60,24 +61,23 @@ class Replica:
         sequences: Mapping[int, int],
         count: int,
         step: int,
-        ages: Mapping[int, int] | None = None,
     ) -> "Replica":
-        """Return the replica after the messages of some of the run's `count` peers.
+        """Return the replica after messages, by slot, of some of the run's `count` peers.
 
         Messages are stacked to one tree with a leading axis [peer], absent rows zero; a peer's
-        weight is how many sequences it was assigned for its message. Large messages are never
+        weight is how many sequences it was assigned for its message. Messages of earlier rounds
+        follow, as many rows again for each age up to the oldest's. Large messages are never
         stacked whole; then the shared state of this replica is donated.
-
-        `ages` has the messages that are of an earlier round, in versions of their fragment.
         """
-        older = ages or {}
+        ages = range(max(map(age_of, messages), default=0) + 1)
+        slots = [slot(peer, age) for age in ages for peer in range(count)]
         form = self.programs.form
         # A row for every peer: shapes that do not depend on who is absent are compiled once.
         absent = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), form.like)
-        rows = [messages.get(peer, absent) for peer in range(count)]
-        weights = [sequences[peer] if peer in messages else 0 for peer in range(count)]
+        rows = [messages.get(slot, absent) for slot in slots]
+        weights = [sequences[slot] if slot in messages else 0 for slot in slots]
         weight = np.array(weights, np.int32)
-        age = np.array([older.get(peer, 0) for peer in range(count)], np.int32)
+        age = np.array([age_of(slot) if slot in messages else 0 for slot in slots], np.int32)
         peers = RoundPeers(weight, age, self.programs.lots.taken(weight))
         peers, step = self.group.put_whole((peers, np.int32(step)))
         if self.programs.merges_in_parts:

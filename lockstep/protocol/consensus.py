@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from lockstep.protocol import committee
 from lockstep.protocol.attestation import Attestation, Check, Claim, attest, proven, settle
-from lockstep.protocol.pace import Pace
+from lockstep.protocol.pace import Pace, sender
 from lockstep.protocol.round import Evidence, Round
 from lockstep.protocol.run_state import Settings
 
@@ -13,7 +13,7 @@ from lockstep.protocol.run_state import Settings
 def judge(
     round_: Round, evidence: Evidence, limit: float, quorum: int
 ) -> tuple[tuple[int, ...], dict[int, str]]:
-    """Return the peers whose messages everybody applies, and the proven liars with the reason.
+    """Return the slots of messages that everybody applies, and the proven liars with the reason.
 
     These liars are ejected, on evidence that everybody can see:
 
@@ -43,7 +43,7 @@ def judge(
             disputed.add(check.peer)
         else:
             lied.setdefault(loser, "false message" if loser == check.peer else "false check")
-    applied = tuple(sorted(supported - lied.keys() - disputed))
+    applied = tuple(sorted(s for s in supported - disputed if sender(s) not in lied))
     return applied, dict(sorted(lied.items()))
 
 
@@ -71,12 +71,12 @@ def disputes(evidence: Evidence, checks: Iterable[Check]) -> list[tuple[Check, C
 
 
 def in_time(arrivals: Mapping[int, float], limit: float) -> tuple[int, ...]:
-    """Return the peers, ascending, whose messages arrived within `limit` seconds."""
+    """Return the slots, ascending, of messages that arrived within `limit` seconds."""
     return tuple(peer for peer in sorted(arrivals) if arrivals[peer] <= limit)
 
 
 def arrived(round_: Round, evidence: Evidence, limit: float) -> tuple[int, ...]:
-    """Return the peers whose message, of this or an earlier round, arrived within the limit."""
+    """Return the slots of messages, of this or earlier rounds, that arrived within the limit."""
     earlier = {peer: one.seconds for peer, one in round_.travelling.items()}
     return in_time(earlier | evidence.arrivals, limit)
 
@@ -86,11 +86,7 @@ def closes(pace: Pace | None, round_: Round, evidence: Evidence, settings: Setti
     limit = settings.max_round_train_time
     if pace is None:
         return limit
-    times, awaited = [*evidence.arrivals.values()], len(round_.assignment)
-    if not awaited:  # nobody was free to train
-        times = [one.seconds for one in round_.travelling.values()]
-        awaited = len(times)
-    return pace.closes(round_.step, times, awaited, limit)
+    return pace.closes(round_.step, evidence.arrivals.values(), len(round_.assignment), limit)
 
 
 def witnessed(round_: Round, evidence: Evidence, limit: float) -> tuple[Attestation, ...]:
@@ -114,7 +110,7 @@ def witnessed(round_: Round, evidence: Evidence, limit: float) -> tuple[Attestat
 
 
 def commitments_of(round_: Round, evidence: Evidence) -> dict[int, str]:
-    """Return the commitment of each message that a peer may hold in the round, by its sender."""
+    """Return the commitment of each message that a peer may hold in the round, by its slot."""
     earlier = {peer: one.commitment for peer, one in round_.travelling.items()}
     return earlier | {peer: message.commitment for peer, message in evidence.messages.items()}
 
@@ -146,7 +142,7 @@ def _witnessing(
     supported = set()
     for peer, held in votes.items():
         if len(set(held)) > 1:
-            lied[peer] = "two messages"
+            lied[peer] = "two messages"  # of this round: older ones have no other
         elif len(held) >= quorum and held[0] == commitments[peer]:
             supported.add(peer)
     refused = {peer for peer, count in refusals.items() if count >= quorum}

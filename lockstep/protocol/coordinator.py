@@ -317,7 +317,7 @@ def _on_close(state: CoordinatorState, event: Close) -> CoordinatorState:
 
 def _on_travel_on(state: CoordinatorState, event: TravelOn) -> CoordinatorState:
     _expect(state, event, RunState.RoundWitness)
-    if bad := [one for one in event.messages if state.given.get(one.peer) != one.span]:
+    if bad := [one for one in event.messages if state.given.get(state.slot_of(one)) != one.span]:
         raise CoordinatorError(state, event, f"peer {bad[0].peer} has no such message")
     return replace(state, travel_on=event.messages)
 
@@ -434,8 +434,7 @@ def _finish_warmup(state: CoordinatorState, now: float, seed: int) -> Coordinato
 
 def _start_round(state: CoordinatorState, now: float, seed: int) -> CoordinatorState:
     started = _enter(state, RunState.RoundTrain, now)
-    started = replace(started, seed=seed, spoken=(), participants=(), missed=None)
-    return replace(started, busy=started.busy_from_start, travel_on=())
+    return replace(started, seed=seed, spoken=(), participants=(), missed=None, travel_on=())
 
 
 def _finish_round(state: CoordinatorState, now: float, seed: int) -> CoordinatorState:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from lockstep.errors import LockstepError
 from lockstep.protocol import committee, coordinator
 from lockstep.protocol.consensus import arrived, closes, judge
-from lockstep.protocol.pace import OnItsWay, Pace
+from lockstep.protocol.pace import OnItsWay, Pace, age_of, sender
 from lockstep.protocol.round import Decision, Evidence, Round, Travelling
 from lockstep.protocol.run_state import (
     MAX_PEERS,
@@ -257,12 +257,13 @@ def finish_round(
         state = coordinator.tick(state, coordinator.HealthCheck(state.spoken[0], dropped, spoke))
     travelling: set[int] = set()
     if len(state.spoken) >= quorum:
-        messages = _on_their_way(progress.state, round_, evidence, missing - ejected.keys())
-        travelling = {one.peer for one in messages}
+        able = [slot for slot in missing if sender(slot) not in ejected]
+        messages = _on_their_way(progress.state, round_, evidence, able)
+        travelling = set(map(state.slot_of, messages))
         if messages:
             state = coordinator.tick(state, coordinator.TravelOn(messages, spoke))
     untrained = round_.spans.keys() - set(applied) - travelling
-    left = tuple(round_.spans[peer] for peer in sorted(untrained))
+    left = tuple(round_.spans[slot] for slot in sorted(untrained))
     if left:
         state = coordinator.tick(state, coordinator.Untrained(left, spoke))
 
@@ -302,7 +303,7 @@ def _report(
 def _on_their_way(
     state: CoordinatorState, round_: Round, evidence: Evidence, missing: Collection[int]
 ) -> tuple[OnItsWay, ...]:
-    """Return the messages of `missing` peers that may be merged in a later round.
+    """Return the messages in `missing` slots that may be merged in a later round.
 
     Messages that never arrive, that receivers refuse, or that exist in two versions are left out.
     """
@@ -324,7 +325,7 @@ def _on_their_way(
     older = [
         one
         for one in state.due
-        if one.peer in missing and round_.travelling[one.peer].age < pace.max_age
+        if (slot := state.slot_of(one)) in missing and age_of(slot) < pace.max_age
     ]
     return *older, *new
 
@@ -367,18 +368,16 @@ def _round(progress: RunProgress) -> Round:
         verifiers=state.verifiers,
         witnesses=() if state.stored else state.witnesses,
         joined=progress.joining,
-        travelling={one.peer: _due(one, state) for one in state.due},
+        travelling={state.slot_of(one): _due(one, state) for one in state.due},
     )
 
 
 def _due(message: OnItsWay, state: CoordinatorState) -> Travelling:
     """Return a message of an earlier round as the round in progress sees it."""
-    fragments = 1 if state.pace is None else state.pace.fragments
     return Travelling(
         step=message.step,
         span=message.span,
         commitment=message.commitment,
-        age=(state.step - message.step) // fragments,
         seconds=max(0.0, message.at - state.since),
     )
 

@@ -40,14 +40,8 @@ def arrivals(
         begins = max(((1.0 - overlapped) * seconds for seconds in trained.values()), default=0.0)
         ends = begins + _around(links, sizes)
         return {peer: max(ends, trained[peer]) for peer in sorted(sizes)}
-    sent = {
-        peer: (1.0 - overlapped) * trained[peer]
-        + (
-            _speed(links, "latency_seconds", peer)
-            + _transfer(size, _speed(links, "upload_mbps", peer))
-        )
-        for peer, size in sizes.items()
-    }
+    own = {peer: own_seconds(links, peer, tokens[peer], size) for peer, size in sizes.items()}
+    sent = {peer: (1.0 - overlapped) * trains + sends for peer, (trains, sends) in own.items()}
     if links.topology == "hub" and sizes:
         size = max(sizes.values()) if merged is None else merged
         back = max(
@@ -79,6 +73,13 @@ def traffic(topology: Topology, sizes: Collection[int], peers: int) -> tuple[flo
     if topology == "hub":
         return total, peers * max(sizes, default=0)
     return total, total * (peers - 1)
+
+
+def own_seconds(links: Links, peer: int, tokens: int, size: int) -> tuple[float, float]:
+    """Return the seconds that a peer trains on so many tokens, and sends a message of a size."""
+    upload = _speed(links, "latency_seconds", peer)
+    upload += _transfer(size, _speed(links, "upload_mbps", peer))
+    return tokens / _speed(links, "tokens_per_second", peer), upload
 
 
 def _around(links: Links, sizes: Mapping[int, int]) -> float:

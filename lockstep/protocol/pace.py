@@ -2,8 +2,9 @@
 
 A round closes a grace after its K-th message, instead of when all have arrived. A message that is
 late travels on, and is merged, with its age, when a later round exchanges its fragment of the
-params. Its peer gets no work while it travels, nor in that round, which has a message of it
-already. Slower peers (`[links]`) get fewer local steps.
+params. Its peer does not wait: it trains on in each round, and its next message counts from where
+it is. So a round may merge several messages of a peer, of several ages, each in a `slot` of its
+own. Slower peers (`[links]`) get fewer local steps.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,6 +13,22 @@ from dataclasses import dataclass
 from lockstep.protocol.committee import Span
 
 ROUNDING = 1e-9  # a quotient of speeds this close below a whole number counts as that number
+AGE = 10_000  # slots of messages of one age, more than there are peers
+
+
+def slot(peer: int, age: int) -> int:
+    """Return the number of a message in a round: its peer's for one of the round, of age 0."""
+    return age * AGE + peer
+
+
+def sender(slot: int) -> int:
+    """Return the peer that sent the message in a slot."""
+    return slot % AGE
+
+
+def age_of(slot: int) -> int:
+    """Return the age of the message in a slot, in versions of its fragment."""
+    return slot // AGE
 
 
 @dataclass(frozen=True)

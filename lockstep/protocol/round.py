@@ -8,6 +8,7 @@ from pydantic import Field
 
 from lockstep.protocol.attestation import Attestation, Check, Claim, Hash, Ruling
 from lockstep.protocol.committee import Span
+from lockstep.protocol.pace import sender
 
 
 def _is_empty(value: object) -> bool:
@@ -21,7 +22,6 @@ class Travelling:
     step: int  #: The round in which it was computed.
     span: Span  #: First and last sequence that its peer was assigned in it.
     commitment: Hash  #: Commitment to the message, hex.
-    age: int  #: How many versions of its fragment have followed the one that it began with.
     #: When it is at every peer, in seconds after the round's start; 0 if it was before.
     seconds: float
 
@@ -46,8 +46,8 @@ class Round:
     #: Peers that joined the running training and take part for the first time: they take over the
     #: others' params, and begin with a new state of their own.
     joined: tuple[int, ...]
-    #: Messages of earlier rounds that are merged in this one if they arrive in time, by peer; such
-    #: a peer is assigned nothing.
+    #: Messages of earlier rounds that are merged in this one if they arrive in time, by
+    #: `pace.slot`: 10,000 times the age, in versions of the fragment, and the peer.
     travelling: Annotated[dict[int, Travelling], Field(exclude_if=_is_empty)] = field(
         default_factory=dict
     )
@@ -64,22 +64,18 @@ class Round:
 
     @property
     def spans(self) -> dict[int, Span]:
-        """The sequences of each message that may be merged in the round, by peer."""
-        return {peer: one.span for peer, one in self.travelling.items()} | self.assignment
+        """The sequences of each message that may be merged in the round, by slot."""
+        return {slot: one.span for slot, one in self.travelling.items()} | self.assignment
 
     @property
     def sequences(self) -> dict[int, int]:
         """How many sequences each of these messages was computed on."""
-        return {peer: last - first + 1 for peer, (first, last) in self.spans.items()}
+        return {slot: last - first + 1 for slot, (first, last) in self.spans.items()}
 
-    def computed_in(self, peer: int) -> int:
-        """Return the round in which a peer's message in this one was computed."""
-        return self.travelling[peer].step if peer in self.travelling else self.step
-
-    @property
-    def ages(self) -> dict[int, int]:
-        """The age of each travelling message in versions of its fragment, by peer."""
-        return {peer: one.age for peer, one in self.travelling.items()}
+    def origin(self, slot: int) -> tuple[int, int]:
+        """Return who computed the message in a slot, and in which round."""
+        step = self.travelling[slot].step if slot in self.travelling else self.step
+        return sender(slot), step
 
 
 def _is_none(value: object) -> bool:
@@ -154,11 +150,11 @@ class Evidence:
 class Decision:
     """The outcome of a round."""
 
-    #: Peers whose messages everybody applies: `quorum` witnesses hold the same one, nobody proved
-    #: it false, and no check of it was prevented.
+    #: Slots of messages that everybody applies; a message of the round is in its peer's. `quorum`
+    #: witnesses hold the same one, nobody proved it false, and no check of it was prevented.
     applied: tuple[int, ...]
-    #: Peers whose message arrived after the round had closed, or never, and is not applied later
-    #: either.
+    #: Slots of messages that arrived after the round had closed, or never, and are not applied
+    #: later either.
     late: tuple[int, ...]
     dropped: tuple[int, ...]  #: Peers that nobody heard from; they leave the epoch.
     ejected: dict[int, str]  #: Proven liars, and how they were caught; they leave the run for good.
@@ -166,5 +162,5 @@ class Decision:
     #: Simulated seconds from the round's start until all witnesses could attest.
     train_seconds: float
     now: float  #: Simulated clock at the end of the round, seconds since the start of the run.
-    #: Peers whose message had not arrived, and may be merged in a later round.
+    #: Slots of messages that had not arrived, and may be merged in a later round.
     travelling: Annotated[tuple[int, ...], Field(exclude_if=_is_empty)] = ()

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from lockstep.protocol import committee
 from lockstep.protocol.committee import Assignment, Span
-from lockstep.protocol.pace import OnItsWay, Pace
+from lockstep.protocol.pace import OnItsWay, Pace, slot
 from lockstep.protocol.sets import Bloom, ExactSet
 
 MAX_PEERS = 256
@@ -109,9 +109,6 @@ class CoordinatorState:
     pace: Pace | None = None  #: When rounds close without late messages; None if they wait for all.
     #: Messages of earlier rounds that may still be merged, in this one or later.
     on_their_way: tuple[OnItsWay, ...] = ()
-    #: Peers without work in this round, since such a message of theirs had not arrived when the
-    #: round began, or is of the fragment that it exchanges.
-    busy: frozenset[int] = frozenset()
     travel_on: tuple[OnItsWay, ...] = ()  #: Messages of this round that `TravelOn` reported.
 
     # Elections and the assignment follow from the fields; each is computed once for a state.
@@ -155,8 +152,7 @@ class CoordinatorState:
         """What this round trains: its batch, of the ramp's size, spread over the trainers."""
         batch_size = self.settings.batch_size(self.data_index * self.max_seq_len)
         if self.pace:
-            free = [peer for peer in self.trainers if peer not in self.busy]
-            shares = {peer: self.pace.share(peer, batch_size) for peer in free}
+            shares = {peer: self.pace.share(peer, batch_size) for peer in self.trainers}
             return committee.plan_shares(shares, self.seed, self.data_index, self.untrained)
         return committee.plan(self.trainers, self.seed, self.data_index, batch_size, self.untrained)
 
@@ -171,16 +167,15 @@ class CoordinatorState:
         turns = 1 if self.pace is None else self.pace.fragments
         return tuple(one for one in self.on_their_way if (self.step - one.step) % turns)
 
-    @property
-    def busy_from_start(self) -> frozenset[int]:
-        """`busy` of a round that begins now."""
-        travelling = {one.peer for one in self.on_their_way if one.at > self.since}
-        return frozenset(travelling | {one.peer for one in self.due})
+    def slot_of(self, message: OnItsWay) -> int:
+        """Return the slot in this round of a message that it may merge."""
+        turns = 1 if self.pace is None else self.pace.fragments
+        return slot(message.peer, (self.step - message.step) // turns)
 
     @cached_property
     def given(self) -> dict[int, Span]:
-        """The sequences of each message that may be merged in this round, by peer."""
-        return {one.peer: one.span for one in self.due} | self.plan.spans
+        """The sequences of each message that may be merged in this round, by slot."""
+        return {self.slot_of(one): one.span for one in self.due} | self.plan.spans
 
     @property
     def deadline(self) -> float | None:

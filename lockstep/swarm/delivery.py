@@ -88,11 +88,21 @@ class SimulatedDelivery:
     programs: Programs
     faults: FaultSchedule
     timed: Callable[[str], AbstractContextManager[None]]
+    #: By peer, when it has trained what it was assigned, and when its last message has left it,
+    #: where rounds close without it; seconds since the start of the run.
+    free: dict[int, tuple[float, float]] = field(default_factory=dict)
 
     def deliver(
-        self, done: Mapping[int, Done[Sent]], round_: Round, present: Sequence[int]
+        self,
+        done: Mapping[int, Done[Sent]],
+        round_: Round,
+        present: Sequence[int],
+        now: float,
     ) -> Delivered:
-        """Bring the messages of peers to all that are present, as bytes."""
+        """Bring the messages of peers to all that are present, as bytes.
+
+        `now` is when the round began, seconds since the start of the run.
+        """
         form, step = self.programs.form, round_.step
         with self.timed("encode"):
             true = {peer: one.message.message for peer, one in done.items()}
@@ -113,17 +123,31 @@ class SimulatedDelivery:
         if self.settings.on_wall_clock:
             arrivals = {peer: done[peer].seconds for peer in sent}
         else:
-            arrivals = self._arrivals(sent, round_, present)
+            arrivals = self._arrivals(sent, round_, present, now)
         return Delivered(sent, others, receivers, received, self.faults.delay(arrivals, step))
 
     def _arrivals(
-        self, sent: Mapping[int, Sent], round_: Round, present: Sequence[int]
+        self, sent: Mapping[int, Sent], round_: Round, present: Sequence[int], now: float
     ) -> dict[int, float]:
-        """Return the simulated seconds until each message is at every peer, without faults."""
+        """Return the simulated seconds until each message is at every peer, without faults.
+
+        A peer that a round did not wait for begins the next one when it is done with its work, and
+        sends one message after the other.
+        """
         tokens = {peer: round_.sequences[peer] * self.settings.row_tokens for peer in sent}
         sizes = {peer: len(one.payload) for peer, one in sent.items()}
         overlapped = self.programs.optimizer.overlapped
-        return links.arrivals(self.settings.links, present, tokens, sizes, overlapped)
+        arrivals = links.arrivals(self.settings.links, present, tokens, sizes, overlapped)
+        if self.settings.pace is None:
+            return arrivals
+        for peer, size in sizes.items():
+            trains, sends = links.own_seconds(self.settings.links, peer, tokens[peer], size)
+            behind, sending = (max(0.0, at - now) for at in self.free.get(peer, (now, now)))
+            due = (1.0 - overlapped) * trains
+            leaves = max(behind + due, sending)
+            arrivals[peer] += leaves - due
+            self.free[peer] = now + behind + trains, now + leaves + sends
+        return arrivals
 
 
 class TravellingMessages:
@@ -138,15 +162,15 @@ class TravellingMessages:
     def take(
         self, received: Mapping[int, Tree], round_: Round, decision: Decision
     ) -> dict[int, Tree]:
-        """Return the messages that a round merges, by peer, and keep those that travel on.
+        """Return the messages that a round merges, by slot, and keep those that travel on.
 
         `received` are those of the round's own.
         """
-        older = {p: (p, one.step) for p, one in round_.travelling.items()}
-        there = {p: self._messages.pop(key) for p, key in older.items()} | dict(received)
-        for peer in decision.travelling:
-            self._messages[older.get(peer, (peer, round_.step))] = there[peer]
-        return {peer: there[peer] for peer in decision.applied}
+        older = {slot: self._messages.pop(round_.origin(slot)) for slot in round_.travelling}
+        there = older | dict(received)
+        for slot in decision.travelling:
+            self._messages[round_.origin(slot)] = there[slot]
+        return {slot: there[slot] for slot in decision.applied}
 
     def to_json(self, form: wire.Form) -> list:
         """Return the messages as JSON: (peer, round, bytes in base64)."""

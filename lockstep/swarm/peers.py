@@ -193,12 +193,10 @@ class RunningPeers(Protocol):
         messages: Mapping[int, Tree],
         sequences: Mapping[int, int],
         step: int,
-        ages: Mapping[int, int] | None = None,
     ) -> None:
-        """Apply, for all peers, the messages that the round decided on, by peer.
+        """Apply, for all peers, the messages that the round decided on, by slot.
 
-        `sequences` is how many each of them was computed on, and `ages` how old those of earlier
-        rounds are, in versions of their fragment.
+        `sequences` is how many each of them was computed on.
         """
 
     def measure(self, lots: Sequence[Tree]) -> list[np.ndarray]:
@@ -316,9 +314,8 @@ class SimulatedPeers(RunningPeers):
         messages: Mapping[int, Tree],
         sequences: Mapping[int, int],
         step: int,
-        ages: Mapping[int, int] | None = None,
     ) -> None:
-        after = self._first.receive(messages, sequences, self.count, step, ages)
+        after = self._first.receive(messages, sequences, self.count, step)
         self.agree(after.params, after.shared)
 
     def agree(self, params: Tree, shared: Tree) -> None:

@@ -201,12 +201,12 @@ class Swarm:
                 return progress, None
             begun = Begun(round_, asked, self.join(round_))
         worked = self.work(round_, progress.unready)
-        return self.settle(progress, begun, self._exchange(worked, round_))
+        return self.settle(progress, begun, self._exchange(worked, round_, progress.now))
 
-    def _exchange(self, worked: Worked, round_: Round) -> Exchanged:
+    def _exchange(self, worked: Worked, round_: Round, now: float) -> Exchanged:
         """Bring messages to all peers, and have these agree on what arrived."""
         present = [peer for peer in round_.peers if peer not in worked.silent]
-        delivered = self.delivery.deliver(worked.done, round_, present)
+        delivered = self.delivery.deliver(worked.done, round_, present, now)
         evidence = _evidence(worked, delivered)
         evidence = self.agreement.reach(evidence, round_, worked.given)
         left = self.peers.part(set(present))
@@ -226,7 +226,7 @@ class Swarm:
             progress, decision = driver.finish_round(progress, round_, evidence)
         with self.timed("apply"):
             applied = self.travelling.take(exchanged.received, round_, decision)
-            self.peers.receive(applied, round_.sequences, round_.step, round_.ages)
+            self.peers.receive(applied, round_.sequences, round_.step)
         progress, checkpointed = self._end_epoch(progress)
         entry = Entry(
             asked=begun.asked,

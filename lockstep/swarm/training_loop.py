@@ -198,6 +198,8 @@ class TrainingLoop:
             swarm.faults.restore(begun.rest["faults"])
         if begun.travelling:
             swarm.travelling.restore(begun.travelling, swarm.peers.programs.form)
+        if begun.rest and "free" in begun.rest:
+            swarm.delivery.free.update({peer: (a, b) for peer, a, b in begun.rest["free"]})
 
     def take_rounds(self) -> None:
         """Take the rounds that are left.
@@ -234,6 +236,8 @@ class TrainingLoop:
         rest = {"faults": faults.to_json(), "absent": sorted(peers.absent)}
         if travelling := self.swarm.travelling.to_json(peers.programs.form):
             rest["travelling"] = travelling
+        if free := self.swarm.delivery.free:
+            rest["free"] = [[peer, *seconds] for peer, seconds in sorted(free.items())]
         for observer in self.observers:
             rest |= observer.saves()
         return rest

@@ -144,15 +144,13 @@ class Operations:
 
     def _optimize(self, asked: requests.Optimize, *messages: Tree) -> Outcome:
         peers = asked.peers
-        for name, numbers in (("sequences", asked.sequences), ("ages", asked.ages)):
-            if len(numbers) != len(peers):
-                raise FrameError(f"{name}: {len(numbers)}, expected {len(peers)}")
-        by_peer, sequences, ages = (
-            dict(zip(peers, values, strict=True))
-            for values in (messages, asked.sequences, asked.ages)
+        if len(asked.sequences) != len(peers):
+            raise FrameError(f"sequences: {len(asked.sequences)}, expected {len(peers)}")
+        by_peer, sequences = (
+            dict(zip(peers, values, strict=True)) for values in (messages, asked.sequences)
         )
         count = self.run.peers.count
-        self.replica = self.replica.receive(by_peer, sequences, count, asked.step, ages)
+        self.replica = self.replica.receive(by_peer, sequences, count, asked.step)
         return Outcome(requests.Optimized(params=self._hash(self.replica.params)))
 
     def _extract(self, asked: requests.Extract) -> Outcome:

@@ -277,14 +277,11 @@ class RemotePeers(RunningPeers):
         messages: Mapping[int, Tree],
         sequences: Mapping[int, int],
         step: int,
-        ages: Mapping[int, int] | None = None,
     ) -> None:
-        older = ages or {}
         optimize = requests.Optimize(
             step=step,
             peers=[*messages],
             sequences=[sequences[peer] for peer in messages],
-            ages=[older.get(peer, 0) for peer in messages],
         )
         arrays = [leaf for message in messages.values() for leaf in leaves(message)]
         answers = self.ask(dict.fromkeys(self.here, Asked(optimize, arrays)))

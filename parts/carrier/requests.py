@@ -216,11 +216,10 @@ class Optimize(Table):
     step: PositiveInt
     """The round, from 1."""
     peers: NaturalInts
-    """The peers whose messages these are, in this order."""
+    """The peers whose messages these are, in this order, each plus 10,000 for every version of its
+    fragment by which the message is old."""
     sequences: NaturalInts
     """Number of sequences that each of them was assigned, its weight."""
-    ages: NaturalInts
-    """Age of each message, in versions of its fragment; 0 is of this round."""
 
 
 class Optimized(Table):

@@ -109,7 +109,7 @@ def follow_params(
             )
         own = _received(transcript, entry, setup.programs.form)
         messages = travelling.take(own, plan, entry.decision)
-        replica = replica.receive(messages, plan.sequences, count, plan.step, plan.ages)
+        replica = replica.receive(messages, plan.sequences, count, plan.step)
         if entry.checkpointed is not None:
             recorded = entry.checkpointed.params
             _compare(plan.step, "params that ended the epoch", replica.params, recorded)

@@ -179,7 +179,7 @@ class WindowPeers:
         own = {peer: self.sent(entry, peer) if kept else recomputed[peer] for peer in needed}
         messages = self._travelling.take(own, plan, decision)
         count = self.setup.run.peers.count
-        self.replica = self.replica.receive(messages, plan.sequences, count, plan.step, plan.ages)
+        self.replica = self.replica.receive(messages, plan.sequences, count, plan.step)
 
 
 class WindowReplay:
@@ -191,9 +191,9 @@ class WindowReplay:
         self.found: list[Finding] = []
         self.strayed = set[int]()  # peers that last committed to another state than replayed
         self._merged = {
-            (entry.round.computed_in(peer), peer)
+            entry.round.origin(slot)
             for entry in replay.transcript.window(window)
-            for peer in entry.decision.applied
+            for slot in entry.decision.applied
         }
 
     def findings(self, advance: Callable[[], None]) -> list[Finding]:
@@ -327,7 +327,7 @@ class WindowReplay:
 
     def _is_merged(self, entry: Entry, peer: int) -> bool:
         """Return whether a message of the round reached the params, then or in a later round."""
-        return (entry.round.step, peer) in self._merged
+        return (peer, entry.round.step) in self._merged
 
     # ---- Who is to blame ----
 

@@ -12,6 +12,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from lockstep.protocol.attestation import Hash
+from lockstep.protocol.pace import sender
 from lockstep.tables.table import Table
 from lockstep.transcript.transcript import Transcript
 from lockstep.transcript.windows import Window
@@ -192,7 +193,7 @@ def judge(
             ejected.setdefault(peer, entry.round.step)
         for peer in entry.decision.dropped:
             dropped.setdefault(peer, entry.round.step)
-        late.update(entry.decision.late)
+        late.update(map(sender, entry.decision.late))
     return Verdict(
         accepted=accepts(run.witness.policy, findings) and empty < len(transcript.rounds),
         policy=run.witness.policy,

@@ -18,6 +18,7 @@ from lockstep.errors import LockstepError, expecting
 from lockstep.files import writes
 from lockstep.machine.progress import size
 from lockstep.protocol.driver import RunProgress
+from lockstep.protocol.pace import sender
 from lockstep.protocol.run_state import ClientState
 from lockstep.tables.explain import validate_json
 from lockstep.tables.table import Table
@@ -62,7 +63,7 @@ class Members(Table):
             training=heard(round_.assignment),
             verifying=heard(round_.verifiers),
             witnessing=heard(round_.witnesses),
-            late=heard(entry.decision.late),
+            late=heard({*map(sender, entry.decision.late)}),
             waiting=tuple(sorted(state.pending)),
             dropped=tuple(sorted(dropped - {*state.pending})),
             left=tuple(sorted(progress.left)),

@@ -97,10 +97,11 @@ def cgad(
         s(a)   = (1 + cos(pi * a / cutoff)) / 2 * exp(-alpha * a)     below the cutoff, then 0
         theta <- theta - learning_rate * (Adam's direction of D)
 
-    w_p is the peer's weight. So an old message counts less beside a new one, whatever the rule makes
-    of lengths; where all are of one age it is Adam. A rule that counts each sender once, as the
-    median, is refused: it would take an old message for a new one. The accessible part of the paper has neither the gate's formula
-    nor defaults for alpha and the cutoff; half a cosine is what the name suggests.
+    w_p is the peer's weight. So an old message counts less beside a new one, whatever the rule
+    makes of lengths; where all are of one age it is Adam. A rule that counts each sender once, as
+    the median, is refused: it would take an old message for a new one. The accessible part of the
+    paper has neither the gate's formula nor defaults for alpha and the cutoff; half a cosine is
+    what the name suggests.
 
     References:
       Shah, Sun, Cosine-Gated Adam-Decay: Drop-In Staleness-Aware Outer Optimization for Decoupled

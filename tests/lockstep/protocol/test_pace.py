@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from lockstep.protocol import committee, consensus, driver, links
 from lockstep.protocol.coordinator import Close, CoordinatorError, RunState, TravelOn, tick
 from lockstep.protocol.driver import RunProgress
-from lockstep.protocol.pace import OnItsWay, Pace, steps_of
+from lockstep.protocol.pace import OnItsWay, Pace, age_of, slot, steps_of
 from lockstep.protocol.round import Decision, Evidence, Message, Round, Travelling
 from lockstep.tables.links import Links
 from lockstep.transcript.entry import Entry
@@ -70,41 +70,42 @@ def test_without_grace_a_round_waits_only_while_peers_train_on_anyway(overlapped
     assert closes == pytest.approx(1.0 + grace, abs=1e-6)
 
 
-def test_who_is_late_is_merged_when_it_is_there_and_is_given_nothing_meanwhile():
-    """A round lasts 3 seconds here, of which 2 are the witnesses'."""
+def test_who_is_late_trains_on_and_each_of_its_messages_is_merged_when_it_is_there():
+    """A round lasts 3.5 seconds here, of which 2 are the witnesses'."""
     rounds, decisions, progress = take(begun(), {3: 8.0}, {}, {}, {})
     assert decisions[0].travelling == (3,) and decisions[0].train_seconds == 1.5
-    first = rounds[0].assignment[3]
-    one = Travelling(1, first, commitment(rounds[0], 3), 1, 8.0 - 3.5)
-    assert rounds[1].travelling == {3: one} and 3 not in rounds[1].assignment
-    assert rounds[1].batch_size == 12 and rounds[1].ages == {3: 1}
-    assert (decisions[1].applied, decisions[1].travelling) == ((0, 1, 2), (3,))
-    assert rounds[2].ages == {3: 2} and rounds[2].travelling[3].seconds == 1.0
-    assert (decisions[2].applied, decisions[2].travelling) == ((0, 1, 2, 3), ())
-    assert rounds[2].spans[3] == first and rounds[2].sequences[3] == 2
-    assert not rounds[3].travelling and 3 in rounds[3].assignment
-    assert not progress.state.untrained
+    first, old, older = rounds[0].assignment[3], slot(3, 1), slot(3, 2)
+    one = Travelling(1, first, commitment(rounds[0], 3), 8.0 - 3.5)
+    assert rounds[1].travelling == {old: one} and rounds[1].assignment[3] != first
+    assert [round_.batch_size for round_ in rounds] == [14] * 4
+    assert (decisions[1].applied, decisions[1].travelling) == ((0, 1, 2, 3), (old,))
+    assert {*rounds[2].travelling} == {older} and rounds[2].travelling[older].seconds == 1.0
+    assert (decisions[2].applied, decisions[2].travelling) == ((0, 1, 2, 3, older), ())
+    assert rounds[2].spans[older] == first and rounds[2].sequences[older] == 2
+    assert rounds[2].origin(older) == (3, 1) and rounds[2].origin(3) == (3, 3)
+    assert not rounds[3].travelling and not progress.state.untrained
 
 
-def test_an_older_message_closes_no_round_but_one_in_which_nobody_trains():
+def test_an_older_message_closes_no_round_also_where_all_are_late():
     pace = replace(PACE, quorum=1)
     rounds, decisions, _ = take(begun(pace), {3: 2.0}, {}, {})
-    assert rounds[1].travelling[3].seconds == 0.0
-    assert (decisions[1].train_seconds, decisions[1].applied) == (1.0, (0, 1, 2, 3))
+    assert rounds[1].travelling[slot(3, 1)].seconds == 0.0
+    assert (decisions[1].train_seconds, decisions[1].applied) == (1.0, (0, 1, 2, 3, slot(3, 1)))
     pace = replace(pace, grace_seconds=0.0)
     far = dict.fromkeys(range(4), 9.0) | {0: 8.0}
     rounds, decisions, _ = take(begun(replace(pace, quorum=4)), far)
     assert decisions[0].train_seconds == 9.0
     rounds, decisions, _ = take(begun(pace), {0: 31.0, 1: 32.0, 2: 31.0, 3: 31.0}, {})
-    assert not rounds[1].assignment and rounds[1].ages == dict.fromkeys(range(4), 1)
-    assert decisions[0].train_seconds == 30.0 and decisions[1].applied == (0, 1, 2, 3)
+    assert {*rounds[1].assignment} == {*range(4)}
+    assert {*rounds[1].travelling} == {slot(peer, 1) for peer in range(4)}
+    assert decisions[0].train_seconds == 30.0 and len(decisions[1].applied) == 8
 
 
 def test_one_that_is_too_old_is_recorded_as_late_and_its_sequences_go_out_again():
     rounds, decisions, _ = take(begun(), {3: 99.0}, {}, {}, {})
-    assert [decision.travelling for decision in decisions] == [(3,), (3,), (), ()]
-    assert [decision.late for decision in decisions] == [(), (), (3,), ()]
-    assert not any(3 in decision.applied for decision in decisions[:3])
+    assert [decision.travelling for decision in decisions] == [(3,), (slot(3, 1),), (), ()]
+    assert [decision.late for decision in decisions] == [(), (), (slot(3, 2),), ()]
+    assert [decision.applied for decision in decisions[1:]] == [(0, 1, 2, 3)] * 3
     assert rounds[0].assignment[3] in [
         (first, first + 1) for first, _ in rounds[3].assignment.values()
     ]
@@ -131,7 +132,7 @@ def test_a_peer_that_is_gone_after_it_sent_counts_still_and_once():
         silent = (3,) if 3 in round_.peers else ()
         said = evidence(progress, round_, silent=silent)
         progress, decision = driver.finish_round(progress, round_, said)
-        applied.append(3 in decision.applied)
+        applied.append(slot(3, 1) in decision.applied)
         assert decision.dropped == silent
     assert applied == [True, False, False]
 
@@ -139,41 +140,32 @@ def test_a_peer_that_is_gone_after_it_sent_counts_still_and_once():
 def test_a_late_message_waits_for_the_turn_of_its_fragment_and_its_peer_does_not():
     """Rounds exchange fragments 0, 1 and 2 in turns, and last 3 seconds."""
     pace = replace(PACE, fragments=3)
-    rounds, decisions, _ = take(begun(pace), {3: 5.0}, {}, {}, {}, {})
-    assert [3 in round_.assignment for round_ in rounds] == [True, False, True, False, True]
-    assert [round_.ages for round_ in rounds] == [{}, {}, {}, {3: 1}, {}]
-    assert [3 in decision.applied for decision in decisions] == [False, False, True, True, True]
-    assert decisions[3].applied == (0, 1, 2, 3)
+    rounds, decisions, _ = take(begun(pace), {3: 5.0}, {}, {3: 5.0}, {}, {})
+    assert all(3 in round_.assignment for round_ in rounds)
+    assert [{*round_.travelling} for round_ in rounds] == [set(), set(), set(), {slot(3, 1)}, set()]
+    assert [3 in decision.applied for decision in decisions] == [False, True, False, True, True]
+    assert decisions[3].applied == (0, 1, 2, 3, slot(3, 1))
     pace = replace(pace, settle_every=3, last=9)  # which comes before the fragment's turn
     _, (decision, *_), _ = take(begun(pace), {3: 5.0})
     assert (decision.late, decision.travelling) == ((3,), ())
 
 
-def test_a_round_in_which_nobody_trains_and_nothing_is_merged_lasts_its_time():
-    """All messages of round 1 travel on, and their fragment's turn is round 4."""
-    pace = replace(PACE, fragments=3, quorum=1)
-    rounds, decisions, _ = take(begun(pace), dict.fromkeys(range(4), 99.0), {}, {}, {})
-    assert decisions[0].travelling == (0, 1, 2, 3)
-    assert not rounds[1].spans and not rounds[2].spans
-    assert [decision.train_seconds for decision in decisions] == [30.0, 30.0, 30.0, 3.0]
-    assert [decision.applied for decision in decisions] == [(), (), (), (0, 1, 2, 3)]
-
-
-def test_two_messages_of_a_peer_may_be_on_their_way_of_different_fragments():
+def test_several_messages_of_a_peer_may_be_on_their_way():
     pace = replace(PACE, fragments=3)
-    rounds, decisions, progress = take(begun(pace), {3: 5.0}, {}, {3: 5.0})
+    _, _, progress = take(begun(pace), {3: 5.0}, {}, {3: 5.0})
     assert [(one.peer, one.step) for one in progress.state.on_their_way] == [(3, 1), (3, 3)]
-    progress, round_ = driver.next_round(progress)
-    assert [*round_.travelling] == [3] and round_.travelling[3].step == 1
+    rounds, decisions, _ = take(begun(), {3: 8.0}, {3: 8.0}, {})  # and of one fragment
+    assert {*rounds[2].travelling} == {slot(3, 1), slot(3, 2)}
+    assert decisions[2].applied == (0, 1, 2, 3, slot(3, 2))
 
 
 def test_a_round_that_settles_waits_for_all_and_lets_nothing_travel_on():
     pace = replace(PACE, settle_every=2, last=10)
     rounds, decisions, _ = take(begun(pace), {3: 9.0}, {1: 20.0}, {3: 31.0}, {3: 31.0})
     assert decisions[0].travelling == (3,)
-    assert (decisions[1].applied, decisions[1].train_seconds) == ((0, 1, 2, 3), 20.0)
+    assert (decisions[1].applied, decisions[1].train_seconds) == ((0, 1, 2, 3, slot(3, 1)), 20.0)
     assert not rounds[2].travelling and decisions[2].travelling == (3,)
-    assert (decisions[3].applied, decisions[3].late) == ((0, 1, 2, 3), ())
+    assert (decisions[3].applied, decisions[3].late) == ((0, 1, 2, slot(3, 1)), (3,))
     _, (_, decision), _ = take(begun(pace), {}, {3: 31.0})
     assert (decision.late, decision.travelling, decision.train_seconds) == ((3,), (), 30.0)
     assert [pace.settles(step) for step in (1, 2, 9, 10)] == [False, True, False, True]
@@ -285,10 +277,11 @@ def test_no_sequence_is_lost_and_none_is_merged_twice_whoever_is_late(
         progress, round_ = driver.next_round(progress)
         if round_ is None:
             break
-        assert not round_.assignment.keys() & round_.travelling.keys()
-        assert all(1 <= age <= max_age for age in round_.ages.values())
+        assert {*round_.assignment} == {*range(5)}
+        assert all(1 <= age_of(number) <= max_age for number in round_.travelling)
         assert all(
-            (round_.step - one.step) == one.age * fragments for one in round_.travelling.values()
+            (round_.step - one.step) == age_of(number) * fragments
+            for number, one in round_.travelling.items()
         )
         if pace.settles(round_.step - 1):
             assert not progress.state.on_their_way

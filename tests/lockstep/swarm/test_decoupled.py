@@ -24,6 +24,7 @@ import pytest
 
 from benchmarks.simulated import Lab, Trained
 from lockstep.protocol import links
+from lockstep.protocol.pace import slot
 from lockstep.swarm.faults import FaultSchedule
 from lockstep.swarm.peers import make_peers
 from lockstep.swarm.swarm import Swarm
@@ -79,9 +80,11 @@ def test_slower_peers_take_fewer_local_steps_and_late_messages_are_merged_with_t
     rounds = late.transcript.rounds
     given = {p: entry.round.sequences[p] for entry in rounds for p in entry.round.assignment}
     assert given == {0: 4, 1: 4, 2: 4, 3: 4, SLOW: 2, FAR: 4}  # of 2 local steps of 2 sequences
-    merged = [(e.round.step, e.round.ages[FAR]) for e in rounds if FAR in e.round.ages
-              and FAR in e.decision.applied]  # fmt: skip
-    assert merged and {age for _, age in merged} == {1}
+    merged = [number for e in rounds for number in {*e.round.travelling} & {*e.decision.applied}]
+    assert {*merged} == {slot(FAR, 1)}
+    assert all({*e.round.assignment} == {*range(6)} for e in rounds)  # who is late trains on
+    both = [e for e in rounds if {FAR, slot(FAR, 1)} <= {*e.decision.applied}]
+    assert both  # two of its messages in one round
     waited = [entry for entry in rounds if entry.round.step % 4 == 0]
     assert all(not entry.decision.travelling for entry in waited)
     quick = [e.decision.train_seconds for e in rounds if e not in waited]
@@ -112,7 +115,7 @@ def test_a_liar_whose_message_is_merged_later_is_named_and_what_it_did_reached_t
     run = late_run(LIE)
     trained = lab("late").train(run, tmp_path)
     first, third = (trained.transcript.rounds[n] for n in (0, 2))
-    assert FAR in first.decision.travelling and FAR in third.decision.applied
+    assert FAR in first.decision.travelling and slot(FAR, 1) in third.decision.applied
     found = lab("late").audit(run, trained.transcript)
     assert {(f.round, f.peer, f.kind, f.applied) for f in found} == {(1, FAR, "message", True)}
 
@@ -139,7 +142,11 @@ def test_forged_records_of_what_travels_are_found(late):
         finally:
             transcript.__dict__["rounds"] = before
 
-    for change in ({"age": 0}, {"seconds": one.seconds + 1.0}, {"commitment": "ab" * 32}):
+    for change in (
+        {"step": one.step + 1},
+        {"seconds": one.seconds + 1.0},
+        {"commitment": "ab" * 32},
+    ):
         forged = replace(one, **change)
         round_ = replace(entry.round, travelling={peer: forged})
         found = audited(entry.model_copy(update={"round": round_}))

@@ -25,8 +25,8 @@ REQUESTS = {
     "align": (requests.Align(step=7, hash=True), {"step": 7, "hash": True}),
     "train": (requests.Train(**TRAIN), TRAIN),
     "optimize": (
-        requests.Optimize(step=7, peers=[1, 0], sequences=[4, 5], ages=[0, 2]),
-        {"step": 7, "peers": [1, 0], "sequences": [4, 5], "ages": [0, 2]},
+        requests.Optimize(step=7, peers=[1, 0], sequences=[4, 5]),
+        {"step": 7, "peers": [1, 0], "sequences": [4, 5]},
     ),
     "extract": (requests.Extract(what="own", hash=True), {"what": "own", "hash": True}),
     "restore": (requests.Restore(), {}),
