@@ -1,8 +1,8 @@
 """Addresses that the lab signs ahead, so that a volunteer needs no credentials of the store.
 
 For each peer, and each 16 rounds: one to put each of its own slots and each link, and one to list
-each round; and one to list who was admitted. An address holds for 7 days at most. The file is
-signed by the lab, and sealed for the peer's key.
+each round; and one to list who was admitted. An address holds for 7 days at most. A file of them is
+signed by the lab, and sealed for the peer's key; its name says how many there were before it.
 """
 
 import time
@@ -19,14 +19,19 @@ from parts.volunteers import sealed, signed, slots
 from parts.volunteers.bodies import Int63, RoundNumber, SlotNumber
 from parts.volunteers.keys import PrivateKey, PublicKey
 from parts.volunteers.signed import Body
+from parts.volunteers.store.given import GivenEndpoint
 from parts.volunteers.store.s3 import LONGEST, S3Endpoint
 from parts.volunteers.store.verbs import Store
 from parts.volunteers.store.web_store import Ask, WebStore
+from pipeline.net.limits import NetSettings
 
 LINKS = 4  # of each kind in a round: each but the first follows a link that everybody refused
 PAGE = 1000  # names of a page, at most, of every store
 A_PEER = 4  # names of a round
+SPAN = 16  # rounds of a file, which so has less than 1 MiB with the longest credentials
 MOST_BYTES = 2**21  # of a file
+MOST_FILES = 10**5  # of a peer
+AGAIN = 60  # seconds between two looks for newer addresses, where those at hand have ended
 UrlText = Annotated[str, Field(max_length=2**13)]
 ListingAddress = Annotated[tuple[str, str, UrlText], AsTuple]
 
@@ -88,18 +93,14 @@ def _listings(reader: AddressReader, step: int) -> Iterator[Ask]:
 
 
 def sign_ahead(
-    store: Store,
-    reader: AddressReader,
-    steps: range,
-    seconds: int,
-    lab: PrivateKey,
+    store: Store, reader: AddressReader, steps: range, seconds: int, lab: PrivateKey
 ) -> list[str]:
-    """Sign a peer's addresses of rounds, and put them into the store; return their names.
+    """Sign a peer's addresses of rounds, and put them into the store; return the files' names.
 
     Args:
       store: The run's, with the right to sign addresses of it.
       reader: Whose they are.
-      steps: The rounds; those that share a file with them are signed too.
+      steps: The rounds.
       seconds: For how long the addresses hold.
       lab: The lab's key.
 
@@ -110,12 +111,11 @@ def sign_ahead(
         raise LockstepError(f"{store.address}: signs no addresses, expected s3://BUCKET/FOLDER")
     if not 0 < seconds <= LONGEST:
         raise LockstepError(f"{seconds} s: expected at most {LONGEST}, for which stores sign")
-    taken, names = store.names(slots.addresses_folder(reader.peer)), []
-    for first in range(steps.start - steps.start % slots.SPAN, steps.stop, slots.SPAN):
-        number = 0
-        while (name := slots.addresses(reader.peer, first, number)) in taken:
-            number += 1
-        body = _sign(store.endpoint, reader, first, seconds)
+    begun = len(store.names(slots.addresses_folder(reader.peer), MOST_FILES))
+    names = []
+    for number, first in enumerate(range(steps.start, steps.stop, SPAN), begun):
+        name = slots.addresses(reader.peer, number)
+        body = _sign(store.endpoint, reader, range(first, min(first + SPAN, steps.stop)), seconds)
         content = zlib.compress(signed.sign(body, lab))
         if not store.create(name, sealed.seal(content, reader.key, name)):
             raise LockstepError(f"{store.address}/{name}: is there, expected no other signer")
@@ -123,9 +123,10 @@ def sign_ahead(
     return names
 
 
-def _sign(endpoint: S3Endpoint, reader: AddressReader, first: int, seconds: int) -> SignedAddresses:
+def _sign(
+    endpoint: S3Endpoint, reader: AddressReader, steps: range, seconds: int
+) -> SignedAddresses:
     """Sign the addresses of one file."""
-    steps = range(first, first + slots.SPAN)
     puts = [ask for step in steps for ask in _puts(reader, step)]
     listings = [ask for step in steps for ask in _listings(reader, step)]
     listings.append(Ask("LIST", slots.ADMISSIONS))
@@ -134,7 +135,7 @@ def _sign(endpoint: S3Endpoint, reader: AddressReader, first: int, seconds: int)
     return SignedAddresses(
         run=reader.run,
         peer=reader.peer,
-        first=first,
+        first=steps.start,
         until=until,
         folder=endpoint.folder,
         puts={ask.name: url for ask, url in zip(puts, urls[: len(puts)], strict=True)},
@@ -147,52 +148,95 @@ def _sign(endpoint: S3Endpoint, reader: AddressReader, first: int, seconds: int)
 # ---- The volunteer ----
 
 
-class Addresses:
-    """A volunteer's addresses, which it reads from the store as the rounds go on.
+class Addressed(GivenEndpoint):
+    """A volunteer's addresses, which are read from the store when they are needed.
 
     Attributes:
       until: When the last of them end, in seconds since 1970 by the lab's clock; 0 without any.
     """
 
     def __init__(self, store: WebStore, reader: AddressReader, key: PrivateKey, lab: PublicKey):
+        super().__init__(store.address)
         self._store, self._reader, self._key, self._lab = store, reader, key, lab
-        self._seen = dict[int, int]()  # first round of a file -> how many of them were read
+        self._oldest = self._next = 0  # of the files that were read, and of the newer ones
+        self._ends = dict[Ask, int]()
+        self._looked = 0.0
         self.until = 0
 
-    def renew(self, step: int) -> bool:
-        """Take what the lab signed of a round; return whether there was something new.
+    def find(self, ask: Ask) -> tuple[str, dict[str, str]]:
+        """Return the address for this, from whichever file of the lab has it.
 
         Raises:
-          LockstepError: a file was not signed by the lab for this peer.
+          LockstepError: the lab signed none, or a file is not signed by it for this peer.
         """
-        first, is_new = step - step % slots.SPAN, False
-        while True:
-            number = self._seen.get(first, 0)
-            name = slots.addresses(self._reader.peer, first, number)
-            seen = self._store.look(name, MOST_BYTES)
-            if seen is None:
-                return is_new
-            self._seen[first], is_new = number + 1, True
-            self._take(name, first, seen.content)
+        if ask.verb == "GET":
+            return super().find(ask)
+        if not self.has(ask) or self._has_ended(ask):
+            self._read_newer()
+        while not self.has(ask) and self._oldest > 0:
+            self._oldest -= 1
+            self._read(self._oldest, newer=False)
+        return super().find(ask)
 
-    def _take(self, name: str, first: int, content: bytes | None) -> None:
-        if content is None:
+    def _has_ended(self, ask: Ask) -> bool:
+        """Whether it is time to look for a newer address; this clock says only when to try."""
+        now = time.time()
+        if self._ends.get(ask, self.until) > now or now < self._looked + AGAIN:
+            return False
+        self._looked = now
+        return True
+
+    def _read_newer(self) -> None:
+        """Read what the lab signed since; at first the newest file, which a search finds."""
+        if not self._next:
+            step = 1
+            while self._is_there(step - 1):
+                step *= 2
+            step = self._next = step // 2
+            while step > 1:
+                step //= 2
+                if self._is_there(self._next + step - 1):
+                    self._next += step
+            self._oldest = self._next = max(0, self._next - 1)
+        while self._read(self._next, newer=True):
+            self._next += 1
+
+    def _is_there(self, number: int) -> bool:
+        name = slots.addresses(self._reader.peer, number)
+        return number < MOST_FILES and self._store.look(name, 0) is not None
+
+    def _read(self, number: int, *, newer: bool) -> bool:
+        """Take the addresses of a file, if it is there."""
+        name = slots.addresses(self._reader.peer, number)
+        seen = self._store.look(name, MOST_BYTES)
+        if seen is None:
+            return False
+        if seen.content is None:
             raise LockstepError(f"{name}: over {MOST_BYTES} bytes, expected at most that")
-        body = signed.opened(
-            SignedAddresses, _inflated(sealed.unseal(content, self._key, name)), self._lab, name
-        )
-        expected = self._reader.run, self._reader.peer, first
-        if (body.run, body.peer, body.first) != expected:
+        content = _inflated(sealed.unseal(seen.content, self._key, name))
+        body = signed.opened(SignedAddresses, content, self._lab, name)
+        if (body.run, body.peer) != (self._reader.run, self._reader.peer):
             raise LockstepError(
-                f"{name}: of run {body.run[:12]}, peer {body.peer}, round {body.first}, expected "
-                f"{expected[0][:12]}, {expected[1]}, {expected[2]}"
+                f"{name}: of run {body.run[:12]} and peer {body.peer}, expected "
+                f"{self._reader.run[:12]} and {self._reader.peer}"
             )
-        steps = range(first, first + slots.SPAN)
+        steps = range(body.first, body.first + SPAN)
         asks = {ask.name: ask for step in steps for ask in _puts(self._reader, step)}
         given = {asks[name]: url for name, url in body.puts.items() if name in asks}
         given |= {Ask("LIST", prefix, after=after): url for prefix, after, url in body.lists}
-        self._store.endpoint.give(body.folder, given)
+        given = {ask: url for ask, url in given.items() if newer or ask not in self._ends}
+        self.give(body.folder, given)
+        self._ends |= dict.fromkeys(given, body.until)
         self.until = max(self.until, body.until)
+        return True
+
+
+def open_addressed(
+    address: str, reader: AddressReader, key: PrivateKey, lab: PublicKey, network: NetSettings
+) -> WebStore:
+    """Return a volunteer's store at a public address: reads are anybody's, the rest is signed."""
+    public = WebStore(address, GivenEndpoint(address), network)
+    return WebStore(address, Addressed(public, reader, key, lab), network)
 
 
 def _inflated(data: bytes) -> bytes | None:

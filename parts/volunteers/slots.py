@@ -9,8 +9,7 @@
     states/00000100/SHA256/index      hashes of the chunks of a state, and SHA-256 is the index's
     states/00000100/SHA256/0000       a chunk of it
     own/00000100/007/SHA256/0000      a chunk of a peer's own state, which was drawn for an audit
-    addresses/007/00000064.0.sealed   signed addresses of 16 rounds, for peer 7's eyes; the newest
-                                      has the highest number
+    addresses/007/00004.sealed        signed addresses of some rounds, for peer 7's eyes
 
 An address signs how long its object is. So each thing that a volunteer puts has one length.
 """
@@ -20,7 +19,6 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 MOST_SLOTS = 256
-SPAN = 16  # rounds of one file of addresses
 RUN, ADMISSIONS = "run.json", "peers/"
 # Bytes of what is signed, newlines at its end included.
 RECORD_BYTES, JOIN_BYTES, LEAVE_BYTES = 2048, 4096, 1024
@@ -78,9 +76,9 @@ def addresses_folder(peer: int) -> str:
     return f"addresses/{peer:03}/"
 
 
-def addresses(peer: int, step: int, number: int) -> str:
-    """Return the name of a file of addresses that has this round's."""
-    return f"{addresses_folder(peer)}{step - step % SPAN:08}.{number}.sealed"
+def addresses(peer: int, number: int) -> str:
+    """Return the name of a peer's file of addresses before which there were so many."""
+    return f"{addresses_folder(peer)}{number:05}.sealed"
 
 
 def slot(name: str) -> RoundSlot | None:

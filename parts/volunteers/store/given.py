@@ -15,26 +15,27 @@ class GivenEndpoint:
 
     def __init__(self, address: str):
         self.folder = ""  # of the names in given listings
-        self._address, self._given = address, dict[Ask, str]()
+        self._address, self._puts = address, dict[Ask, str]()
+        self._lists = dict[str, dict[str, str]]()  # prefix -> after -> address
 
     def give(self, folder: str, given: Mapping[Ask, str]) -> None:
         """Take addresses, in place of others for the same."""
         self.folder = folder
-        self._given.update(given)
+        for ask, url in given.items():
+            if ask.verb == "LIST":
+                self._lists.setdefault(ask.name, {})[ask.after] = url
+            else:
+                self._puts[ask] = url
 
-    def forget(self, before: str) -> None:
-        """Drop addresses of names that come before this one."""
-        self._given = {ask: url for ask, url in self._given.items() if ask.name >= before}
+    def has(self, ask: Ask) -> bool:
+        """Return whether there is an address for this."""
+        return self._given_for(ask) is not None
 
     def find(self, ask: Ask) -> tuple[str, dict[str, str]]:
         """Return the address for this: of a listing, of the part of it that has what follows."""
         if ask.verb == "GET":
             return f"{self._address}/{quote(ask.name)}", {}
-        url = self._given.get(ask)
-        if ask.verb == "LIST":
-            same = [one for one in self._given if one.verb == "LIST" and one.name == ask.name]
-            begun = [one for one in same if one.after <= ask.after]
-            url = self._given[max(begun, key=lambda one: one.after)] if begun else None
+        url = self._given_for(ask)
         if url is None:
             what = f"{ask.size} bytes" if ask.verb == "PUT" else ask.verb
             raise LockstepError(
@@ -42,3 +43,10 @@ class GivenEndpoint:
                 "lab signed"
             )
         return url, {}
+
+    def _given_for(self, ask: Ask) -> str | None:
+        if ask.verb != "LIST":
+            return self._puts.get(ask)
+        pages = self._lists.get(ask.name, {})
+        begun = [after for after in pages if after <= ask.after]
+        return pages[max(begun)] if begun else None

@@ -8,7 +8,12 @@ import pytest
 
 from lockstep.errors import LockstepError
 from parts.volunteers import keys, sealed, signed, slots
-from parts.volunteers.addresses import Addresses, AddressReader, SignedAddresses, sign_ahead
+from parts.volunteers.addresses import (
+    AddressReader,
+    SignedAddresses,
+    open_addressed,
+    sign_ahead,
+)
 from parts.volunteers.store.schemes import open_store
 from parts.volunteers.store.web_store import Ask
 from pipeline.net import fsspec_files
@@ -19,7 +24,8 @@ from tests.servers.s3 import running_s3
 LAB, KEY, OTHER = (keys.PrivateKey.generate() for _ in range(3))
 READER = AddressReader(7, KEY.public_key(), "ab" * 32, 16, 5000)
 HOUR = 3600
-STEP = 70  # is in the file of rounds 64 to 79
+STEP = 70  # of the rounds that are signed, 64 to 79
+STEPS = range(64, 80)
 PAYLOAD, RECORD = (slots.of_peer(STEP, 7, what) for what in ("payload", "record"))
 
 
@@ -38,15 +44,16 @@ def lab(bucket):
 
 @pytest.fixture
 def volunteer(bucket, lab, monkeypatch):
-    """Its store, after the lab signed two hours for it, and the lab's credentials have gone."""
-    sign_ahead(lab, READER, range(STEP, STEP + 1), HOUR, LAB)
+    """Its store, after the lab signed an hour for it, and the lab's credentials have gone."""
+    sign_ahead(lab, READER, STEPS, HOUR, LAB)
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
-    store = open_store(f"{bucket.address}/{BUCKET}/a%20run", SOON)
-    addresses = Addresses(store, READER, KEY, LAB.public_key())
-    assert addresses.renew(STEP) and not addresses.renew(STEP)
-    assert abs(addresses.until - time.time() - HOUR) < 60
-    return store
+    return without_credentials(bucket)
+
+
+def without_credentials(bucket, reader=READER, key=KEY):
+    address = f"{bucket.address}/{BUCKET}/a%20run"
+    return open_addressed(address, reader, key, LAB.public_key(), SOON)
 
 
 def put_of(name, size):
@@ -89,7 +96,7 @@ def test_it_has_no_address_for_anything_else(volunteer, bucket, name, length):
     before = len(bucket.seen)
     with pytest.raises(LockstepError, match="found no address for .* expected one that the lab"):
         volunteer.create(name, b"x" * length)
-    assert len(bucket.seen) == before
+    assert all("/addresses/007/" in path for _, path, _ in bucket.seen[before:])
     for verb in (lambda: volunteer.names("rounds/"), lambda: volunteer.remove(RECORD)):
         with pytest.raises(LockstepError, match="found no address for"):
             verb()
@@ -121,14 +128,14 @@ def test_what_is_not_there_is_none_though_the_store_hides_it(volunteer, bucket):
 
 def test_a_round_of_256_peers_is_listed_in_two_pages(bucket, lab):
     reader = READER._replace(slots=256)
-    sign_ahead(lab, reader, range(64, 65), HOUR, LAB)
+    sign_ahead(lab, reader, STEPS, HOUR, LAB)
     for peer in range(256):
         for what in ("payload", "record", "join", "leave"):
             bucket.put(f"{RUN}/{slots.of_peer(64, peer, what)}", b"x")
     for what in ("closed", "asked"):
         bucket.put(f"{RUN}/{slots.link(64, what, 0)}", b"x")
-    store = open_store(f"{bucket.address}/{BUCKET}/a%20run", SOON)
-    Addresses(store, reader, KEY, LAB.public_key()).renew(64)
+    store = without_credentials(bucket, reader)
+    store.names(slots.ADMISSIONS)
     before = len(bucket.seen)
     assert len(slots.known(store.names(slots.round_folder(64)))) == 4 * 256 + 2
     assert len(bucket.seen) - before == 2
@@ -141,26 +148,25 @@ def test_a_round_of_256_peers_is_listed_in_two_pages(bucket, lab):
 
 
 def one_file(lab):
-    (name,) = sign_ahead(lab, READER, range(STEP, STEP + 1), HOUR, LAB)
+    (name,) = sign_ahead(lab, READER, STEPS, HOUR, LAB)
     return name, lab.look(name, 2**21).content
 
 
-def taken_from(lab, name, content, reader=READER, key=KEY):
-    lab.remove(name)
-    lab.create(name, content)
-    Addresses(lab, reader, key, LAB.public_key()).renew(STEP)
+def taken_from(bucket, name, content, key=KEY):
+    bucket.put(f"{RUN}/{name}", content)
+    without_credentials(bucket, key=key).names(slots.ADMISSIONS)
 
 
-def test_only_its_reader_opens_a_file_under_its_name(lab):
+def test_only_its_reader_opens_a_file_under_its_name(lab, bucket):
     name, content = one_file(lab)
-    assert name == "addresses/007/00000064.0.sealed" and b"Signature" not in content
+    assert name == "addresses/007/00000.sealed" and b"Signature" not in content
     with pytest.raises(LockstepError, match=f"{name}: cannot be opened, expected to be sealed for"):
-        taken_from(lab, name, content, key=OTHER)
+        taken_from(bucket, name, content, key=OTHER)
     with pytest.raises(LockstepError, match="cannot be opened"):
         sealed.unseal(content, KEY, name.replace("007", "008"))
 
 
-def test_a_file_by_another_than_the_lab_or_of_another_run_is_refused(lab):
+def test_a_file_by_another_than_the_lab_or_of_another_run_is_refused(lab, bucket):
     name, content = one_file(lab)
     inner = zlib.decompress(sealed.unseal(content, KEY, name))
     body = signed.opened(SignedAddresses, inner, LAB.public_key(), "it")
@@ -169,19 +175,19 @@ def test_a_file_by_another_than_the_lab_or_of_another_run_is_refused(lab):
         return sealed.seal(zlib.compress(signed.sign(body, author)), KEY.public_key(), name)
 
     with pytest.raises(LockstepError, match="its signature is not of its content"):
-        taken_from(lab, name, again(body, OTHER))
-    for change in ({"run": "cd" * 32}, {"peer": 8}, {"first": 32}):
-        with pytest.raises(LockstepError, match="of run .*, expected abababababab, 7, 64"):
-            taken_from(lab, name, again(body.model_copy(update=change)))
+        taken_from(bucket, name, again(body, OTHER))
+    for change in ({"run": "cd" * 32}, {"peer": 8}):
+        with pytest.raises(LockstepError, match="of run .* expected abababababab and 7"):
+            taken_from(bucket, name, again(body.model_copy(update=change)))
 
 
 @pytest.mark.parametrize(
     "inner", [b"", b"no zlib", zlib.compress(bytes(2**30)), zlib.compress(b"{}")]
 )
-def test_no_bytes_in_a_file_stop_its_reader(lab, inner):
-    name = slots.addresses(7, STEP, 0)
+def test_no_bytes_in_a_file_stop_its_reader(bucket, inner):
+    name = slots.addresses(7, 0)
     with pytest.raises(LockstepError) as caught:
-        taken_from(lab, name, sealed.seal(inner, KEY.public_key(), name))
+        taken_from(bucket, name, sealed.seal(inner, KEY.public_key(), name))
     assert "\n" not in str(caught.value)
 
 
@@ -199,17 +205,41 @@ def test_the_point_on_the_other_curve_is_that_of_the_same_secret():
         sealed.seal(b"x", keys.PublicKey.from_public_bytes(b"\1" + bytes(31)), "a")
 
 
-def test_newer_addresses_take_the_place_of_older_ones(lab, bucket):
-    sign_ahead(lab, READER, range(60, 100), HOUR, LAB)
-    assert [*lab.names("addresses/")] == [
-        f"addresses/007/000000{first}.0.sealed" for first in (48, 64, 80, 96)
-    ]
-    store = open_store(f"{bucket.address}/{BUCKET}/a%20run", SOON)
-    addresses = Addresses(store, READER, KEY, LAB.public_key())
-    addresses.renew(STEP)
-    assert sign_ahead(lab, READER, range(STEP, STEP + 1), 3 * HOUR, LAB)[0][-9:] == ".1.sealed"
-    assert addresses.renew(STEP) and addresses.until > time.time() + 2 * HOUR
-    assert "X-Amz-Expires=10800" in store.endpoint.find(put_of(PAYLOAD, 5000))[0]
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 8, 9])
+def test_the_newest_file_is_found_and_older_ones_are_read_where_they_are_needed(lab, bucket, count):
+    names = sign_ahead(lab, READER, range(0, 16 * count), HOUR, LAB)
+    assert names == [f"addresses/007/0000{number}.sealed" for number in range(count)]
+    store = without_credentials(bucket)
+    last, first = (slots.of_peer(step, 7, "leave") for step in (16 * count - 1, 0))
+    for name in (last, first):
+        assert store.create(name, b"x" * slots.LEAVE_BYTES)
+    reads = [path for _, path, _ in bucket.seen if ".sealed" in path and "X-Amz" not in path]
+    assert len(reads) <= count + 2 * count.bit_length() + 2
+    before = len(bucket.seen)
+    store.names(slots.round_folder(16 * count - 1))
+    assert len(bucket.seen) == before + 1
+
+
+def test_newer_addresses_take_the_place_of_those_that_ended(lab, bucket, monkeypatch):
+    sign_ahead(lab, READER, STEPS, HOUR, LAB)
+    store, endpoint = (one := without_credentials(bucket)), one.endpoint
+    store.names(slots.round_folder(STEP))
+    assert abs(endpoint.until - time.time() - HOUR) < 60
+    assert sign_ahead(lab, READER, STEPS, 3 * HOUR, LAB) == ["addresses/007/00001.sealed"]
+    assert "X-Amz-Expires=3600" in endpoint.find(put_of(PAYLOAD, 5000))[0]  # still holds
+    later = SimpleNamespace(time=lambda: time.time() + HOUR + 1)
+    monkeypatch.setattr(s3_server, "time", later)
+    monkeypatch.setattr("parts.volunteers.addresses.time", later)
+    assert store.create(PAYLOAD, b"p" * 5000)
+    assert endpoint.until > time.time() + 2 * HOUR
+
+
+def test_who_has_no_addresses_yet_gets_them_once_they_are_signed(lab, bucket):
+    store = without_credentials(bucket)
+    with pytest.raises(LockstepError, match="found no address for LIST, expected one that the lab"):
+        store.names(slots.ADMISSIONS)
+    sign_ahead(lab, READER, STEPS, HOUR, LAB)
+    assert store.names(slots.ADMISSIONS) == {}
 
 
 def test_only_a_store_that_signs_is_signed_for(lab, tmp_path):
@@ -223,5 +253,5 @@ def test_a_file_is_small_enough_with_the_longest_credentials(lab, bucket, monkey
     monkeypatch.setenv("AWS_SESSION_TOKEN", "t/" * 500)
     fsspec_files.file_system.cache_clear()
     store, reader = open_store(f"s3://{BUCKET}/{RUN}", SOON), READER._replace(slots=256)
-    (name,) = sign_ahead(store, reader, range(1), HOUR, LAB)
+    (name,) = sign_ahead(store, reader, range(16), HOUR, LAB)
     assert len(store.look(name, 2**21).content) < 200_000

@@ -7,12 +7,11 @@ import pytest
 
 from lockstep.errors import LockstepError
 from parts.volunteers import keys, slots
-from parts.volunteers.addresses import Addresses, AddressReader, sign_ahead
+from parts.volunteers.addresses import AddressReader, open_addressed, sign_ahead
 from parts.volunteers.store.probe import probe
-from parts.volunteers.store.schemes import open_store
 from parts.volunteers.store.web_store import Ask
 from pipeline.net import fsspec_files
-from tests.parts.volunteers.stores import BUCKET, opened
+from tests.parts.volunteers.stores import BUCKET, SOON, opened
 
 pytestmark = pytest.mark.soak
 LAB, KEY = keys.PrivateKey.generate(), keys.PrivateKey.generate()
@@ -45,11 +44,10 @@ def test_it_passes_the_probe_and_nothing_is_left(lab):
 def test_a_volunteer_without_credentials_does_what_was_signed_alone(lab, ceph, monkeypatch):
     files = fsspec_files.find_file_system(f"s3://{BUCKET}")[0]
     files.call_s3("put_bucket_policy", Bucket=BUCKET, Policy=json.dumps(READ))
-    sign_ahead(lab, READER, range(64, 65), 60, LAB)
+    sign_ahead(lab, READER, range(64, 80), 60, LAB)
     monkeypatch.delenv("AWS_ACCESS_KEY_ID"), monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     run = lab.address.removeprefix("s3://").replace(" ", "%20")
-    mine = open_store(f"{ceph}/{run}")
-    Addresses(mine, READER, KEY, LAB.public_key()).renew(70)
+    mine = open_addressed(f"{ceph}/{run}", READER, KEY, LAB.public_key(), SOON)
     payload = slots.of_peer(70, 7, "payload")
     assert mine.look(payload, 10) is None  # which this store hides
     assert mine.create(payload, b"p" * 100_000) and mine.create(NAME, b"x" * LENGTH)
