@@ -110,7 +110,7 @@ def table6(given: dict[str, Any]) -> Iterator[Cell]:
         for steps, printed in rows.items():
             share = partial(in_turn, model, int(steps))
             yield from _bandwidths(
-                "2503.09799 table 6", f"{name}, H {steps}", given, printed, share
+                "2503.09799 table 6", f"{name}, {_steps(int(steps))}", given, printed, share
             )
 
 
@@ -133,7 +133,9 @@ def goodput(given: dict[str, Any]) -> Iterator[Cell]:
     """Yield the goodput of Decoupled DiLoCo, arXiv 2604.21428, by a simulation of its failures."""
     table, minutes = given["goodput"], given["goodput"]["minutes"]
     rows = [("not elastic", 1, table["whole"])]
-    rows += [(f"{count} learners", int(count), cells) for count, cells in table["learners"].items()]
+    for count, printed in table["learners"].items():
+        name = "elastic data parallelism" if count == "1" else f"{count} learners"
+        rows.append((name, int(count), printed))
     for row, learners, printed in rows:
         for chips, percent in zip(table["chips"], printed, strict=True):
             rate = chips / learners / MINUTES_OF_A_YEAR
@@ -156,6 +158,10 @@ def simulated(rate: float, lost: float, seed: int) -> float:
     rng = np.random.default_rng(seed)
     up = rng.exponential(1 / rate, FAILURES).sum()
     return float(up / (up + rng.exponential(lost, FAILURES).sum()))
+
+
+def _steps(count: int) -> str:
+    return "data parallelism" if count == 1 else f"{count} steps"
 
 
 def _model(given: dict[str, Any], table: str, name: str) -> ModelOnLink:
@@ -181,6 +187,13 @@ def cells() -> list[Cell]:
     return [*table6(given), *table4(given), *goodput(given)]
 
 
+def as_given(cell: Cell) -> str:
+    """Return a published number as it is known: of which some are from summaries, or bounds."""
+    if "goodput" in cell.table:
+        return f"{cell.published:g} (summary)"
+    return f"{cell.published:g}" + (" and more" if cell.published == GRID[-1] else "")
+
+
 def markdown(found: list[Cell]) -> Iterator[str]:
     """Yield a page: for each row what was published, and what our model has."""
     yield "# Published tables, and ours"
@@ -198,7 +211,7 @@ def markdown(found: list[Cell]) -> Iterator[str]:
         )
         yield from ("", f"| | {' | '.join(columns)} |", f"|---|{'---|' * len(columns)}")
         for row in dict.fromkeys(cell.row for cell in some):
-            values = [f"{c.published:g} / {c.ours:.3g}" for c in some if c.row == row]
+            values = [f"{as_given(c)} / {c.ours:.3g}" for c in some if c.row == row]
             yield f"| {row} | {' | '.join(values)} |"
 
 
@@ -208,8 +221,8 @@ def main() -> None:
     write_text(FOLDER / "published.md", "\n".join(markdown(found)) + "\n")
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(Cell._fields)
-    writer.writerows(found)
+    writer.writerow((*Cell._fields, "as_given"))
+    writer.writerows((*cell, as_given(cell)) for cell in found)
     write_text(FOLDER / "published.csv", text.getvalue())
     print(f"published: {FOLDER}: published.md, published.csv")
 

@@ -18,6 +18,7 @@ app = typer.Typer()
 
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 BITS_PER_SECOND = {"kbps": 1e3, "mbps": 1e6, "gbps": 1e9}
+MOST = 1e18  # seconds, and bits a second
 NEVER = 1e6  # hours: a century
 ROUTES = {
     "broadcast": "each downloads every other's message",
@@ -52,8 +53,8 @@ def project_run(  # noqa: PLR0913 - each is an option
     ] = 0.8,
     topology: Annotated[
         Literal["broadcast", "hub", "ring"],
-        typer.Option(help="All to all; by a hub that merges; or sums around a ring."),
-    ] = "broadcast",
+        typer.Option(help="By a hub that merges; all to all; or sums around a ring."),
+    ] = "hub",
     batch: Annotated[
         float, typer.Option(min=1, help="Tokens of a local step, all peers' together.")
     ] = 4e6,
@@ -158,6 +159,6 @@ def _quantity(flag: str, text: str, units: dict[str, float], expected: str) -> f
         value = float(found[1]) * units[found[2]] if found else math.nan
     except (KeyError, ValueError):
         value = math.nan
-    if not 0 < value < math.inf:
+    if not 0 < value <= MOST:
         raise LockstepError(f"{flag} {text}: expected {expected}")
     return value

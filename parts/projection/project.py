@@ -13,6 +13,7 @@ from lockstep.protocol.links import Topology, arrivals, traffic
 INT4, SIGNS = 4 + 32 / 256, 1 + 32 / 256  # and a float32 for each block of 256
 DISTRO = 0.083  # 32 of 4,096 and their signs; more in small matrices
 SPARSELOCO = 0.314  # 128 of 4,096 in 2 bits; likewise
+SPARTA = 3.2  # a tenth of the params; of SPARTA-DiLoCo a twentieth, and of its outer params
 MEASURED = "measured at 1.85 M params, benchmarks/RESULTS.md"
 DENSE = 32  # bits for each param of float32
 
@@ -29,10 +30,11 @@ class ProjectedMethod(NamedTuple):
 
 
 METHODS = (
-    ProjectedMethod("AdamW, gradients whole", 32, 1),
-    ProjectedMethod("DiLoCo, 100 local steps", 32, 100),
+    ProjectedMethod("AdamW, Muon, SGD: gradients whole", 32, 1),
+    ProjectedMethod("DiLoCo, FedAvg, 100 local steps", 32, 100),
     ProjectedMethod("DiLoCo, 100 local steps, 4 bits", INT4, 100),
-    ProjectedMethod("Streaming DiLoCo, 4 fragments, 4 bits", INT4 / 4, 25, 24 / 25),
+    ProjectedMethod("Streaming, Decoupled DiLoCo, 4 fragments, 4 bits", INT4 / 4, 25, 24 / 25),
+    ProjectedMethod("SPARTA, SPARTA-DiLoCo", SPARTA, 1),
     ProjectedMethod("SparseLoCo, 10 local steps", SPARSELOCO, 10, sparse=True),
     ProjectedMethod("DiLoCo, 12 local steps, signs", SIGNS, 12),
     ProjectedMethod("DisTrO, AdaDistro", DISTRO, 1, sparse=True),

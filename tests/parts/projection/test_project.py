@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from lockstep.errors import LockstepError
+from lockstep.methods import CARDS
 from parts.projection.commands import bits_per_second, lines, seconds
 from parts.projection.project import (
     METHODS,
@@ -42,7 +43,7 @@ def by_label(swarm: PlannedSwarm) -> dict:
 
 def test_a_dense_round_takes_what_is_counted_by_hand():
     """8 peers, 4 GB each: 7.5 s of training, 1 s of latency, 32 s up, 7 messages down."""
-    found = by_label(SWARM)["AdamW, gradients whole"]
+    found = by_label(SWARM)["AdamW, Muon, SGD: gradients whole"]
     assert (found.sent, found.received) == (4e9, 28e9)
     seconds_trained = 500_000 * 6e9 / 4e14
     whole = seconds_trained + 1 + 32 + 7 * 32
@@ -59,14 +60,14 @@ def test_local_steps_hide_links_and_topologies_change_bytes():
     found = by_label(SWARM)
     computes = [one.utilisation for one in found.values()]
     assert computes[0] < computes[1] < computes[2] <= 1
-    assert found["Streaming DiLoCo, 4 fragments, 4 bits"].utilisation == pytest.approx(
+    assert found["Streaming, Decoupled DiLoCo, 4 fragments, 4 bits"].utilisation == pytest.approx(
         1.0, abs=0.01
     )
     ring = by_label(SWARM._replace(topology="ring"))
     assert {one.method.bits for one in ring.values()} == {32}  # what can be summed on the way
-    assert ring["AdamW, gradients whole"].received == 2 * 7 / 8 * 4e9
+    assert ring["AdamW, Muon, SGD: gradients whole"].received == 2 * 7 / 8 * 4e9
     hub = by_label(SWARM._replace(topology="hub"))
-    assert hub["AdamW, gradients whole"].received == 4e9
+    assert hub["AdamW, Muon, SGD: gradients whole"].received == 4e9
     distro = hub["DisTrO, AdaDistro"]
     assert distro.received == 8 * distro.sent  # the union of sparse messages, at most
     many = by_label(SWARM._replace(topology="hub", peers=1000))["DisTrO, AdaDistro"]
@@ -117,7 +118,9 @@ def test_the_table_says_what_it_rests_on():
     assert "Nothing here was run." in said and "each downloads every other's message" in said
 
 
-@pytest.mark.parametrize("text", ["100", "Mbps", "0Mbps", "-1Mbps", "1e999Mbps", "1..2Mbps"])
+@pytest.mark.parametrize(
+    "text", ["100", "Mbps", "0Mbps", "-1Mbps", "1e999Mbps", "1e300Mbps", "infMbps", "1..2Mbps"]
+)
 def test_a_wrong_quantity_is_one_line(text):
     with pytest.raises(LockstepError, match=r"^--uplink .*: expected a bandwidth"):
         bits_per_second("--uplink", text)
@@ -148,7 +151,12 @@ def test_quantities_have_units():
 def test_the_command_answers_and_imports_nothing_heavy():
     arguments = ["project", "--peers", "100", "--params", "40e9", "--uplink", "100Mbps"]
     done = CliRunner().invoke(command_line.app, arguments)
-    assert done.exit_code == 0 and "| DisTrO, AdaDistro |" in done.output
+    assert done.exit_code == 0
+    hours = [line.split("|")[-2].strip() for line in done.output.splitlines() if " % |" in line]
+    assert len(hours) == len(METHODS) and "never" in hours and {*hours} != {"never"}
+    named = {card.tag for card in CARDS.values()} - {"Distro"}  # DeMo's table has DisTrO's name
+    labels = " ".join(method.label for method in METHODS).replace(" ", "").replace("-", "")
+    assert not [tag for tag in named if tag.replace("-", "") not in labels]
     code = (
         "import sys; from parts.projection import commands; "
         "sys.exit(bool({'jax', 'numpy', 'matplotlib'} & set(sys.modules)))"
