@@ -33,7 +33,9 @@ METHODS = (
     ProjectedMethod("AdamW, Muon, SGD: gradients whole", 32, 1),
     ProjectedMethod("DiLoCo, FedAvg, 100 local steps", 32, 100),
     ProjectedMethod("DiLoCo, 100 local steps, 4 bits", INT4, 100),
-    ProjectedMethod("Streaming, Decoupled DiLoCo, 4 fragments, 4 bits", INT4 / 4, 25, 24 / 25),
+    ProjectedMethod(
+        "Streaming DiLoCo, Decoupled DiLoCo, 4 fragments, 4 bits", INT4 / 4, 25, 24 / 25
+    ),
     ProjectedMethod("SPARTA, SPARTA-DiLoCo", SPARTA, 1),
     ProjectedMethod("SparseLoCo, 10 local steps", SPARSELOCO, 10, sparse=True),
     ProjectedMethod("DiLoCo, 12 local steps, signs", SIGNS, 12),
