@@ -149,6 +149,7 @@ def summary(run: RunFile = DEFAULT_RUN, root: Root = DEFAULT_ROOT) -> None:
 app.command(rich_help_panel=RESULTS)(generate)
 for _commands in (preflight, *joints.offered("commands")):
     app.registered_commands += _commands.app.registered_commands
+    app.registered_groups += _commands.app.registered_groups
 
 
 @app.command(rich_help_panel=IN_PROGRESS)

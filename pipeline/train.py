@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -52,11 +53,6 @@ WEIGHTS = shutil.ignore_patterns("*.safetensors", "*.safetensors.index.json")  #
 
 def run(run: runfile.Run, paths: Paths) -> None:
     """Train data/init on data/shards, resuming from this key's newest checkpoint."""
-    if run.links.clock == "store":
-        raise LockstepError(
-            'links.clock = "store", expected simulated or wall: volunteers train by themselves, '
-            "over a store, and none of them here"
-        )
     init, shards = paths.need("convert"), paths.need("download")
     devices.keep_compiled(paths.store / "compiled")
     allocator.trim_after_compiling()
@@ -96,6 +92,9 @@ def run(run: runfile.Run, paths: Paths) -> None:
 def _train(setup: Setup, paths: Paths, held: HeldOutRows, stack: ExitStack) -> Path:
     """Take all rounds, from the newest checkpoint on; return the file of scores meanwhile."""
     run, programs, start, scratch = setup.run, setup.programs, setup.start, paths.scratch
+    over = _over_a_store(setup)
+    if over:
+        start = over.start
     writer = Writer(scratch / "transcript", run.snapshots(start.step))
     checkpoints = Checkpoints(scratch / "checkpoints", run.runtime.keep_steps)
     profile = stack.enter_context(Profile(run, scratch))
@@ -121,7 +120,9 @@ def _train(setup: Setup, paths: Paths, held: HeldOutRows, stack: ExitStack) -> P
     latest = next((loss for loss in losses if loss is not None), header.held_out_loss)
     monitor = Monitor(run, paths.run, scratch, begun.step, latest, lambda: scores.rows)
     faults = FaultSchedule(run.faults.schedule, run.peers.seed, programs.form)
-    swarm = Swarm(
+    if over:
+        over.place.restore(begun.rest)
+    swarm = (over.swarm if over else Swarm)(
         setup.settings, peers, lambda _: setup.data, faults,
         must_pause=monitor.must_pause, timed=profile.timed, spool=scratch,
     )  # fmt: skip
@@ -136,6 +137,7 @@ def _train(setup: Setup, paths: Paths, held: HeldOutRows, stack: ExitStack) -> P
             Terminal(bar, monitor, profile.timed),
             profile,
             stops,
+            *([over.place] if over else []),
         ]
         training = TrainingLoop(swarm, begun, record, run.config.total_steps, observers)
         try:
@@ -148,6 +150,22 @@ def _train(setup: Setup, paths: Paths, held: HeldOutRows, stack: ExitStack) -> P
     for kind in dict.fromkeys(fault.kind for fault in run.faults.schedule):
         log.info(f"train: fault {kind} fired {faults.fired[kind]} times")
     return scores.path
+
+
+def _over_a_store(setup: Setup) -> Any:
+    """Return what a run of volunteers goes over; None of a run whose peers all train here."""
+    run = setup.run
+    if run.links.clock != "store":
+        return None
+    if not run.runtime.store:
+        raise LockstepError(
+            '[runtime] store = "", expected the address of a store with links.clock = "store"'
+        )
+    for part in offered("stored_run"):
+        return part.stored_run(setup)
+    raise LockstepError(
+        f"[runtime] store = {run.runtime.store!r}, expected none: parts/volunteers is not here"
+    )
 
 
 def _make_peers(

@@ -109,6 +109,7 @@ def test_examples_of_toml_are_of_the_tables_of_a_run_file_or_of_a_file_of_a_part
 @each_page
 def test_commands_exist(page):
     commands = {command.name or command.callback.__name__ for command in app.registered_commands}
+    commands |= {group.name for group in app.registered_groups}
     targets = re.findall(r"^([a-z-]+):", (PROJECT / "Makefile").read_text(), re.MULTILINE)
     for program, name in re.findall(
         r"(?:^|`)(lockstep|make) ([a-z][a-z-]*)", page.read_text(), re.M

@@ -318,6 +318,10 @@ class SimulatedPeers(RunningPeers):
         after = self._first.receive(messages, sequences, self.count, step)
         self.agree(after.params, after.shared)
 
+    def params_and_shared(self) -> tuple[Tree, Tree]:
+        """Return what all agree on, on the first group."""
+        return self._first.params, self._first.shared
+
     def agree(self, params: Tree, shared: Tree) -> None:
         """Have all peers agree on these params and on this shared state, of the first group."""
         self._replicas = self._spread(params, shared)

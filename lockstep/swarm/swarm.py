@@ -15,7 +15,7 @@ from lockstep.errors import LockstepError
 from lockstep.optim.optimizer import Tree
 from lockstep.programs.local_steps import Work
 from lockstep.protocol import consensus, driver, links
-from lockstep.protocol.attestation import Check, Claim, Ruling
+from lockstep.protocol.attestation import Check, Claim, Hash, Ruling
 from lockstep.protocol.coordinator import ClientState, CoordinatorError
 from lockstep.protocol.driver import RunProgress
 from lockstep.protocol.round import Evidence, Message, Round, Span
@@ -126,6 +126,7 @@ class Taken(NamedTuple):
     entry: Entry
     payloads: dict[int, bytes]  # the messages or, of ones too large to keep, their sketches
     others: dict[int, bytes]  # an equivocator's other message, if messages are kept
+    own: Mapping[int, Hash] = {}  # of what peers own that live elsewhere, as they told
 
 
 class Worked(NamedTuple):
@@ -137,7 +138,7 @@ class Worked(NamedTuple):
     silent: tuple[int, ...]  # members that took no part
 
 
-class Begun(NamedTuple):
+class RoundBegun(NamedTuple):
     """A round that begins."""
 
     round: Round
@@ -154,6 +155,7 @@ class Exchanged(NamedTuple):
     left: tuple[int, ...] = ()  # peers that left, after what they sent
     payloads: Mapping[int, bytes] = {}  # what is kept, as of `Taken`
     others: Mapping[int, bytes] = {}
+    own: Mapping[int, Hash] = {}
 
 
 class NotFiniteError(Exception):
@@ -199,7 +201,7 @@ class Swarm:
             progress, asked, round_ = self._begin(progress)
             if round_ is None:
                 return progress, None
-            begun = Begun(round_, asked, self.join(round_))
+            begun = RoundBegun(round_, asked, self.join(round_))
         worked = self.work(round_, progress.unready)
         return self.settle(progress, begun, self._exchange(worked, round_, progress.now))
 
@@ -207,14 +209,14 @@ class Swarm:
         """Bring messages to all peers, and have these agree on what arrived."""
         present = [peer for peer in round_.peers if peer not in worked.silent]
         delivered = self.delivery.deliver(worked.done, round_, present, now)
-        evidence = _evidence(worked, delivered)
+        evidence = evidence_of(worked, delivered)
         evidence = self.agreement.reach(evidence, round_, worked.given)
         left = self.peers.part(set(present))
-        kept = self._kept(delivered, evidence, round_)
+        kept = self.kept(delivered, evidence, round_)
         return Exchanged(evidence, delivered.received, worked.loss, left, *kept)
 
     def settle(
-        self, progress: RunProgress, begun: Begun, exchanged: Exchanged
+        self, progress: RunProgress, begun: RoundBegun, exchanged: Exchanged
     ) -> tuple[RunProgress, Taken]:
         """Decide a round, apply its messages, and return the run after it, and the round."""
         round_, evidence = begun.round, exchanged.evidence
@@ -240,7 +242,8 @@ class Swarm:
             held_out_loss=None,
             checkpointed=checkpointed,
         )
-        return progress, Taken(entry, dict(exchanged.payloads), dict(exchanged.others))
+        kept = dict(exchanged.payloads), dict(exchanged.others)
+        return progress, Taken(entry, *kept, exchanged.own)
 
     # ---- Before a round: who takes part ----
 
@@ -344,7 +347,7 @@ class Swarm:
 
     # ---- After a round ----
 
-    def _kept(
+    def kept(
         self, delivered: Delivered, evidence: Evidence, round_: Round
     ) -> tuple[dict[int, bytes], dict[int, bytes]]:
         """Return what is kept of the messages, and of equivocators' other messages."""
@@ -372,7 +375,7 @@ class Swarm:
         return driver.checkpointed(progress, peer, stored.params), stored
 
 
-def _evidence(worked: Worked, delivered: Delivered) -> Evidence:
+def evidence_of(worked: Worked, delivered: Delivered) -> Evidence:
     """Return what was sent and when it arrived; no attestations yet."""
     sent, others, receivers = delivered.sent, delivered.others, delivered.receivers
     return Evidence(

@@ -125,7 +125,7 @@ class Record:
         step = taken.entry.round.step
         if self.rounds:
             with self.timed("transcript"):
-                self.rounds.round(*taken)
+                self.rounds.round(taken.entry, taken.payloads, taken.others)
         snapshot = self._snapshot_is_due(step)
         checkpoint = self.checkpoints and (save or self._checkpoint_is_due(step))
         if not (snapshot or checkpoint):
@@ -137,7 +137,7 @@ class Record:
             raise NotFiniteError(f"{bad[0]} is not finite after round {step}")
         if snapshot:
             with self.timed("snapshot"):
-                self.rounds.snapshot(step, state_after)
+                self.rounds.snapshot(step, state_after, taken.own)
         if checkpoint:
             with self.timed("checkpoint"):
                 besides = rest()

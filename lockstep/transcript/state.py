@@ -1,6 +1,7 @@
 """The whole state of a training, and its hashes."""
 
 import os
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -46,10 +47,15 @@ class StateHashes(Table):
     """Hash of what each peer owns; null where nobody told it."""
 
 
-def hashes(step: int, state: State) -> StateHashes:
-    """Return the hashes of a state, as the snapshot after `step` records them; on all cores."""
+def hashes(step: int, state: State, told: Mapping[int, Hash] | None = None) -> StateHashes:
+    """Return the hashes of a state, as the snapshot after `step` records them; on all cores.
+
+    `told` are the hashes of what peers own that live elsewhere.
+    """
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         params, shared, *own = pool.map(_hash, (state.params, state.shared, *state.own))
+    told = told or {}
+    own = [told.get(peer) if one is None else one for peer, one in enumerate(own)]
     return StateHashes(step=step, params=params, shared=shared, own=tuple(own))
 
 

@@ -12,7 +12,7 @@ A window lies between two snapshots that are kept whole. Docs: docs/reference/tr
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -23,6 +23,7 @@ import jax
 from lockstep.errors import LockstepError, brief, expecting
 from lockstep.files import link, read_json, sha256_file, write_json, write_text, writes
 from lockstep.optim.optimizer import Tree
+from lockstep.protocol.attestation import Hash
 from lockstep.protocol.round import Message
 from lockstep.tables.explain import validate_json
 from lockstep.transcript.entry import FORMAT, Entry, Header
@@ -181,13 +182,14 @@ class Writer(RoundsFile):
         self._unflushed.clear()
         super().flush()
 
-    def snapshot(self, step: int, state: State) -> None:
+    def snapshot(self, step: int, state: State, told: Mapping[int, Hash] | None = None) -> None:
         """Write the snapshot after `step`: its hashes and, if it is to be kept whole, the state.
 
         Equal states of peers, as at the start of a run, are one file with a name for each peer.
+        `told` are the hashes of what peers own that live elsewhere.
         """
         folder = self.folder / "snapshots" / f"{step:05}"
-        found = hashes(step, state)
+        found = hashes(step, state, told)
         if self.snapshots.keeps(step):
             save_tree(folder / "params.safetensors", state.params)
             save_tree(folder / "shared.safetensors", state.shared)

@@ -95,17 +95,19 @@ def receive(sent: Sent, peer: int, round_: Round, form: wire.Form) -> Sent:
       CommitmentError: They are not the message that was committed to.
     """
     received = decoded(sent, form)
-    check(received.message, sent.commitment, peer, round_, form)
-    return received
+    return received._replace(tree=check(received.message, sent.commitment, peer, round_, form))
 
 
-def check(message: Tree, commitment: bytes, peer: int, round_: Round, form: wire.Form) -> None:
-    """Check a decoded message against the commitment to it."""
-    found = commit(message, peer, round_, form)
+def check(
+    message: Tree, commitment: bytes, peer: int, round_: Round, form: wire.Form
+) -> sets.MerkleTree | None:
+    """Check a decoded message against the commitment to it, and return the tree as of `Sent`."""
+    found, tree = _commit(wire.fields(message), peer, round_, form)
     if found != commitment:
         raise CommitmentError(
             f"payload hashes to {found.hex()[:12]}, expected its commitment {commitment.hex()[:12]}"
         )
+    return tree
 
 
 def decoded(sent: Sent, form: wire.Form) -> Sent:

@@ -82,6 +82,28 @@ def opened(
     return found
 
 
+def unsigned(model: type[AnyBody], data: bytes | None, where: str) -> AnyBody:
+    """Return the body of an object whose signature is not looked at, see `opened`."""
+    if data is None or len(data) > MOST_BYTES:
+        raise LockstepError(f"{where}: over {MOST_BYTES} bytes, expected at most that")
+    return validate_json(model, _parts(data.rstrip(FILLING), where)[0], where)
+
+
+def is_signed(
+    kind: str, data: bytes | None, key: PublicKey, where: str, length: int | None = None
+) -> bool:
+    """Return whether somebody signed an object of this kind, whatever its form is.
+
+    Arguments are as of `opened`.
+    """
+    model = type("AnyBody", (Body,), {"kind": kind, "model_config": {"extra": "allow"}})
+    try:
+        opened(model, data, key, where, length)
+    except LockstepError:
+        return False
+    return True
+
+
 def _parts(content: bytes, where: str) -> tuple[bytes, bytes]:
     """Return the body and the signature of canonical JSON."""
     try:

@@ -36,6 +36,7 @@ from pipeline.runfile.tables import (
     Peers,
     Pins,
     Runtime,
+    Volunteers,
     Witness,
     Workload,
 )
@@ -75,6 +76,8 @@ class Run(Table):
     """The peers that train, and how they compute; by default, config.init_min_clients peers."""
     links: Links = Links()
     """The simulated network and speed of the peers."""
+    volunteers: Volunteers = Volunteers()
+    """Peers of strangers, which share an object store."""
     faults: Faults = Faults()
     """Faults that peers commit on purpose, to test the audit."""
     witness: Witness = Witness()
@@ -243,6 +246,8 @@ class Run(Table):
     @model_validator(mode="after")
     def _store_fits(self) -> "Run":
         if self.links.clock != "store":
+            if self.runtime.store:
+                raise wrong(("runtime", "store"), f"none with links.clock = {self.links.clock}")
             return self
         config, peers = self.config, self.peers
         for table, key, found, expected in (

@@ -284,6 +284,21 @@ class Workload(Table):
         return self
 
 
+# ---- [volunteers]: peers of strangers ----
+
+
+class Volunteers(Table):
+    """Rounds over an object store, with links.clock = "store"."""
+
+    most_bytes: Count = 2**28
+    """Most bytes of a message: each volunteer downloads those of all others in every round."""
+    settle_seconds: Count = 10
+    """Seconds after a round's time, by the store's clock, after which anybody may close it without
+    the messages that it lacks."""
+    stagger_seconds: Positive = 2.0
+    """Seconds between the volunteers that try to close a round, one after the other."""
+
+
 # ---- [runtime]: how and where stages run ----
 
 SinkName = Literal["tensorboard", "wandb"]
@@ -348,6 +363,11 @@ class Runtime(Network):
     answer_seconds: Positive = 600.0
     """Seconds after which a peer's process that has not started, or not answered, is lost. The
     first step takes long, since it compiles."""
+    store: str = ""
+    """Address of the run of volunteers that is followed, with links.clock = "store": file:///FOLDER,
+    s3://BUCKET/FOLDER or gs://BUCKET/FOLDER."""
+    volunteer_key: str = ""
+    """File of the key of the volunteer that trains here; empty follows only."""
     sinks: Annotated[tuple[SinkName, ...], Distinct, AsTuple] = ()
     """Experiment trackers that receive a training's curves: TensorBoard, Weights & Biases. They
     need the extra sinks."""

@@ -1,0 +1,1 @@
+"""A run in a store: its links, and what follows from them."""

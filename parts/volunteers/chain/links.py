@@ -1,0 +1,258 @@
+"""The chain of a run's links: what a link must say, and when it may come.
+
+Everything of a link follows from the link before it and from what the store shows of the round, so
+that everybody comes to the same. Times are the store's, in whole seconds; nobody's clock decides.
+Nothing here reads or writes.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from lockstep.protocol import driver
+from lockstep.protocol.attestation import Hash
+from lockstep.protocol.committee import deterministic_shuffle
+from lockstep.protocol.driver import RunProgress
+from lockstep.protocol.round import Round
+from lockstep.tables.table import AsTuple, Table
+from parts.volunteers.bodies import Reason, RoundNumber, SlotNumber
+from parts.volunteers.chain.messages import WITHHELD, Counted, Refused
+from parts.volunteers.signed import Body
+
+Slots = Annotated[tuple[SlotNumber, ...], AsTuple]
+Shown = Mapping[int, Counted | Refused]
+"""What the store shows of a round: the records that count, by peer."""
+
+
+class LinkedMessage(Table):
+    """A message that stands in a link."""
+
+    commitment: Hash
+    """Commitment to it."""
+    bytes: Annotated[int, Field(ge=0)]
+    """Its size."""
+    seconds: Annotated[int, Field(ge=0)]
+    """When its record was put, after the link before."""
+    record: Hash
+    """SHA-256 of the record."""
+
+
+class LinkedRejection(Table):
+    """A record that counts, and whose message does not."""
+
+    reason: Reason
+    """Why."""
+    record: Hash
+    """SHA-256 of the record."""
+
+
+class AskedLink(Body):
+    """rounds/00000123/asked.0: who takes part in the round, of a run that waited for them."""
+
+    kind: ClassVar[str] = "asked"
+    run: Hash
+    """SHA-256 of run.json."""
+    round: RoundNumber
+    """The round that begins with it."""
+    peer: SlotNumber
+    """Who signs it."""
+    previous: Hash
+    """SHA-256 of the link before it, of run.json before the first."""
+    asked: Slots
+    """Who asked to take part, ascending."""
+
+
+class RoundLink(Body):
+    """rounds/00000123/closed.0: a round is over."""
+
+    kind: ClassVar[str] = "link"
+    run: Hash
+    """SHA-256 of run.json."""
+    round: RoundNumber
+    """The round."""
+    peer: SlotNumber
+    """Who signs it."""
+    previous: Hash
+    """SHA-256 of the link before it."""
+    asked: Slots
+    """Who asked in the round to take part, ascending."""
+    left: Slots
+    """Who left in it, ascending."""
+    messages: dict[SlotNumber, LinkedMessage]
+    """The messages that are in time, by peer."""
+    rejected: dict[SlotNumber, LinkedRejection]
+    """The records whose message is none, by peer."""
+    false_links: Slots
+    """Who signed the refused links of the round, ascending."""
+    applied: Slots
+    """Whose messages are merged."""
+    params: Hash
+    """Hash of the params after it."""
+    shared: Hash
+    """Hash of the shared state after it."""
+
+
+class FalseLinkError(ValueError):
+    """A link that does not follow; everybody refuses it."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What decides when a link may come, in seconds."""
+
+    limit: float  # max_round_train_time
+    settle: int  # `[volunteers] settle_seconds`
+    extra: float  # waiting_for_members_extra_time
+
+    def counts(self, seconds: int) -> bool:
+        """Return whether a record counts that was put so long after the link before."""
+        return seconds <= self.limit
+
+    def is_over(self, seconds: int) -> bool:
+        """Return whether a round may close then without the messages that it lacks."""
+        return seconds >= self.limit + self.settle
+
+
+@dataclass(frozen=True)
+class Head:
+    """The newest link of a chain."""
+
+    sha256: Hash  # of its bytes; of run.json before the first
+    seconds: int  # when it was put, by the store's clock
+    asked: tuple[int, ...] = ()  # who asked in its round, and takes part later
+
+
+def linked(shown: Shown) -> tuple[dict[int, LinkedMessage], dict[int, LinkedRejection]]:
+    """Return what a link says of the records that the store shows."""
+    messages, rejected = {}, {}
+    for peer, one in sorted(shown.items()):
+        if isinstance(one, Refused):
+            rejected[peer] = LinkedRejection(reason=one.reason, record=one.record)
+        else:
+            messages[peer] = LinkedMessage(
+                commitment=one.body.commitment,
+                bytes=one.body.bytes,
+                seconds=one.seconds,
+                record=one.record,
+            )
+    return messages, rejected
+
+
+def is_whole(round_: Round, shown: Shown) -> bool:
+    """Return whether a round can close early: no assigned peer's message can still come or change.
+
+    A payload that is not there may still come in the second of its record.
+    """
+    changes = any(map(may_change, shown.values()))
+    return shown.keys() >= round_.assignment.keys() and not changes
+
+
+def may_change(one: Counted | Refused) -> bool:
+    """Return whether the store may show other bytes later: a payload that is not there yet."""
+    return isinstance(one, Refused) and one.reason == WITHHELD
+
+
+def turn(round_: Round, peer: int) -> int:
+    """Return when it is a peer's turn to close a round: 0 is the first; who is no member, last."""
+    order = deterministic_shuffle(round_.peers, round_.seed)
+    return order.index(peer) if peer in order else len(order)
+
+
+def check_link(  # noqa: PLR0913
+    link: RoundLink,
+    seconds: int,
+    head: Head,
+    round_: Round,
+    shown: Shown,
+    *,
+    terms: Terms,
+    joins: Collection[int],
+    leaves: Collection[int],
+    false_links: Sequence[int],
+) -> None:
+    """Check all of a link but what its merge comes to.
+
+    Args:
+      link: Signed by a peer that may close.
+      seconds: When it was put, by the store's clock.
+      head: The link before it.
+      round_: The round that it closes.
+      shown: The records of the round that count.
+      terms: When it may come.
+      joins: Who asked in the round.
+      leaves: Who said in it that it leaves.
+      false_links: Who signed links of the round that were refused before.
+
+    Raises:
+      FalseLinkError: It does not follow.
+    """
+    _check_place(link, head, round_.step)
+    there = {**link.messages, **link.rejected}
+    some = {peer: one for peer, one in shown.items() if peer in there}
+    if len(there) != len(link.messages) + len(link.rejected) or (
+        (link.messages, link.rejected) != linked(some)
+    ):
+        wrong = sorted(peer for peer in there if peer not in some) or "not as they are"
+        raise FalseLinkError(f"messages of {wrong}")
+    if not is_whole(round_, some):
+        if not terms.is_over(seconds - head.seconds):
+            raise FalseLinkError("too early, with messages missing")
+        if left_out := sorted(shown.keys() - there.keys()):
+            raise FalseLinkError(f"leaves out {left_out}")
+    for what, found, expected in (
+        ("asked", link.asked, sorted({*link.asked}.intersection(joins))),
+        ("left", link.left, sorted({*link.left}.intersection(leaves))),
+        ("false_links", link.false_links, sorted({*false_links})),
+    ):
+        if [*found] != expected:
+            raise FalseLinkError(f"{what} is {[*found]}, expected {expected}")
+
+
+def check_outcome(
+    link: RoundLink, applied: Sequence[int], params: str, shared: str, after: RunProgress
+) -> None:
+    """Check what a link says that its merge came to, and that who asked may take part after it."""
+    for what, found, expected in (
+        ("applied", link.applied, tuple(applied)),
+        ("params", link.params, params),
+        ("shared", link.shared, shared),
+        ("asked", link.asked, driver.may_ask(after, link.asked)),
+    ):
+        if found != expected:
+            raise FalseLinkError(f"{what} is {found}, expected {expected}")
+
+
+def check_asked(
+    link: AskedLink,
+    seconds: int,
+    head: Head,
+    progress: RunProgress,
+    *,
+    terms: Terms,
+    joins: Collection[int],
+) -> RunProgress:
+    """Return a run that waited for members, with those that a link lists.
+
+    Raises:
+      FalseLinkError: It does not follow.
+    """
+    _check_place(link, head, progress.state.step)
+    able = driver.may_ask(progress, sorted({*link.asked}.intersection(joins)))
+    if link.asked != able:
+        raise FalseLinkError(f"asked is {[*link.asked]}, expected {[*able]}")
+    if seconds - head.seconds < terms.extra:
+        raise FalseLinkError("too early: others may still ask")
+    after = driver.ask(progress, link.asked)
+    if after.waiting:
+        raise FalseLinkError(f"asked is {[*link.asked]}, expected enough for the run to go on")
+    return after
+
+
+def _check_place(link: RoundLink | AskedLink, head: Head, step: int) -> None:
+    if (link.round, link.previous) != (step, head.sha256):
+        raise FalseLinkError(
+            f"follows {link.previous[:12]} in round {link.round}, expected {head.sha256[:12]} in "
+            f"{step}"
+        )

@@ -1,0 +1,117 @@
+"""What a record and its payload are: a message, one that is rejected, or nothing at all.
+
+Everything here follows from bytes and from the store's times, and is the same for everybody.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from pydantic import ConfigDict
+
+from lockstep.errors import LockstepError
+from lockstep.protocol.round import Round
+from lockstep.wire import exchange
+from lockstep.wire import message as wire
+from lockstep.wire.exchange import Sent
+from parts.volunteers import slots
+from parts.volunteers.bodies import MessageRecord, SlotNumber
+from parts.volunteers.keys import PublicKey
+from parts.volunteers.signed import Body, is_signed, opened, unsigned
+from parts.volunteers.store.verbs import Seen
+
+WITHHELD = "withheld"
+
+
+class Refused(NamedTuple):
+    """A record that counts, of a peer whose message does not."""
+
+    reason: str
+    record: str  # SHA-256 of the record, hex
+
+
+class Counted(NamedTuple):
+    """A message that is in time."""
+
+    body: MessageRecord
+    seconds: int  # from the link before to its record
+    record: str  # SHA-256 of the record, hex
+    sent: Sent  # with the decoded message; without where its bytes are none
+
+    @property
+    def broken(self) -> bool:
+        """Whether its peer signed bytes that are no message of the run."""
+        return self.sent.message is None
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a round expects of its messages."""
+
+    run: str  # SHA-256 of run.json, hex
+    round: Round
+    base: str  # hash of the params before it
+    began: int  # when it began, by the store's clock
+    payload_bytes: int  # the one length of a payload
+    form: wire.Form
+
+
+def judged(
+    peer: int, record: Seen, payload: Seen | None, key: PublicKey | None, expected: Expected
+) -> Counted | Refused | None:
+    """Return what a peer's record, which is in time, and its payload are.
+
+    None: nothing that this peer signed. It is as if the record was not there.
+    """
+    where = slots.of_peer(expected.round.step, peer, "record")
+    if key is None or record.content is None:
+        return None
+    sha256 = hashlib.sha256(record.content).hexdigest()
+    try:
+        body = opened(MessageRecord, record.content, key, where, slots.RECORD_BYTES)
+    except LockstepError:
+        kind, content = MessageRecord.kind, record.content
+        theirs = is_signed(kind, content, key, where, slots.RECORD_BYTES)
+        return Refused("form", sha256) if theirs else None
+    for reason, found, wanted in (
+        ("run", body.run, expected.run),
+        ("round", body.round, expected.round.step),
+        ("peer", body.peer, peer),
+        ("span", body.span, expected.round.assignment.get(peer)),
+        ("base", body.base, expected.base),
+    ):
+        if found != wanted:
+            return Refused(reason, sha256)
+    if payload is None or payload.seconds > record.seconds:
+        return Refused(WITHHELD, sha256)
+    content = payload.content
+    if content is None or len(content) != expected.payload_bytes:
+        return Refused("length", sha256)
+    if hashlib.sha256(content).hexdigest() != body.sha256:
+        return Refused("hash", sha256)
+    if body.bytes > len(content) or any(content[body.bytes :]):
+        return Refused("filling", sha256)
+    sent = Sent(content[: body.bytes], bytes.fromhex(body.commitment))
+    try:
+        sent = exchange.receive(sent, peer, expected.round, expected.form)
+    except wire.NotFiniteValueError:
+        return Refused("not finite", sha256)
+    except wire.WireError:
+        pass  # signed bytes that are no message
+    return Counted(body, max(0, record.seconds - expected.began), sha256, sent)
+
+
+class Author(Body):
+    """Who says that it signed an object."""
+
+    model_config = ConfigDict(extra="ignore")
+    kind = "author"
+    peer: SlotNumber
+
+
+def author_of(content: bytes | None) -> int | None:
+    """Return who says that it signed an object; None of what says nothing."""
+    try:
+        return unsigned(Author, content, "a link").peer
+    except LockstepError:
+        return None

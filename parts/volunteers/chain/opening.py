@@ -1,0 +1,87 @@
+"""What the lab does: it opens a run in a store, and says who has its slots."""
+
+import hashlib
+
+import jax
+
+from lockstep.errors import LockstepError
+from lockstep.protocol.attestation import Hash
+from lockstep.transcript.state import State
+from lockstep.wire.commitment import tree_hash
+from parts.volunteers import slots
+from parts.volunteers.bodies import Admission, RunDocument
+from parts.volunteers.keys import PrivateKey, parse_public, public_text
+from parts.volunteers.padding import payload_bytes
+from parts.volunteers.signed import MOST_BYTES, opened, sign, unsigned
+from parts.volunteers.store.verbs import Seen, Store
+from pipeline import runfile
+from pipeline.start.begin import Setup
+from pipeline.version import with_commit
+
+
+def document_of(setup: Setup, lab: str) -> RunDocument:
+    """Return what a lab signs of a run; `lab` is its key."""
+    run = setup.run
+    return RunDocument(
+        release=with_commit(),
+        run=tables_of(run),
+        pins={"data": run.pins.data},
+        start=start_hash(setup.start.state),
+        slots=run.peers.count,
+        payload_bytes=payload_bytes(setup.programs.form, run.volunteers.most_bytes),
+        lab=lab,
+    )
+
+
+def tables_of(run: runfile.Run) -> dict:
+    """Return the tables of a run file that all of a run have alike: all but how it runs here."""
+    return run.model_dump(mode="json", exclude={"runtime"})
+
+
+def start_hash(state: State) -> Hash:
+    """Return the hash of what all agree on before the first round."""
+    return tree_hash(jax.device_get((state.params, state.shared)))
+
+
+def open_run(store: Store, setup: Setup, key: PrivateKey) -> RunDocument:
+    """Put run.json.
+
+    Raises:
+      LockstepError: there is another run.
+    """
+    document = document_of(setup, public_text(key))
+    if not store.create(slots.RUN, sign(document, key)):
+        raise LockstepError(f"{store.address}/{slots.RUN}: another run, expected an empty folder")
+    return document
+
+
+def read_run(store: Store) -> tuple[RunDocument, Hash, Seen]:
+    """Return run.json, its hash, and how it was seen. Its lab's key is its own word."""
+    seen = store.look(slots.RUN, MOST_BYTES)
+    name = f"{store.address}/{slots.RUN}"
+    if seen is None:
+        raise LockstepError(f"{name}: missing, expected a run that was opened")
+    lab = parse_public(unsigned(RunDocument, seen.content, name).lab, name)
+    document = opened(RunDocument, seen.content, lab, name)
+    return document, hashlib.sha256(seen.content or b"").hexdigest(), seen
+
+
+def admit(
+    store: Store, peer: int, public: str | None, key: PrivateKey, because: str | None = None
+) -> str:
+    """Say who has a slot from now on, in the slot's next statement, whose name is returned."""
+    document, run, _ = read_run(store)
+    if not 0 <= peer < document.slots:
+        raise LockstepError(f"slot {peer}, expected 0 to {document.slots - 1}")
+    if public_text(key) != document.lab:
+        raise LockstepError(f"{store.address}: the run of {document.lab}, expected your key's")
+    if public is not None:
+        parse_public(public, "KEY")
+    for number in range(1000):
+        name = slots.admission(peer, number)
+        if store.look(name, MOST_BYTES) is not None:
+            continue
+        said = Admission(run=run, peer=peer, number=number, key=public, because=because)
+        if store.create(name, sign(said, key)):
+            return name
+    raise LockstepError(f"slot {peer} was given 1,000 times, expected fewer")

@@ -1,0 +1,75 @@
+"""The commands `lockstep volunteer ...`. Nothing heavy is imported before one of them runs."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pipeline.command_line import DEFAULT_ROOT, DEFAULT_RUN, IN_PROGRESS, Root, RunFile
+
+app = typer.Typer()
+volunteer = typer.Typer(help="Peers of strangers, which share a store.", no_args_is_help=True)
+app.add_typer(volunteer, name="volunteer", rich_help_panel=IN_PROGRESS)
+
+Where = Annotated[
+    str, typer.Argument(metavar="STORE", help="The run's folder: file:///, s3:// or gs://.")
+]
+KeyFile = Annotated[Path, typer.Option("--key", help="File of your key, which nobody else reads.")]
+DEFAULT_KEY = Path("volunteer.pem")
+
+
+@volunteer.command()
+def key(file: KeyFile = DEFAULT_KEY) -> None:
+    """Print your public key, which goes to who opened a run; the first time, make it."""
+    from parts.volunteers import keys
+
+    found = keys.read(file) if file.exists() else keys.create(file)
+    print(keys.public_text(found))
+
+
+@volunteer.command("open")
+def open_(
+    store: Where,
+    run: RunFile = DEFAULT_RUN,
+    root: Root = DEFAULT_ROOT,
+    file: KeyFile = DEFAULT_KEY,
+) -> None:
+    """Open a run in an empty folder of a store, after `lockstep download` and `convert`."""
+    from parts.volunteers import joining
+
+    joining.open_run(store, run, root, file)
+
+
+@volunteer.command()
+def admit(
+    store: Where,
+    peer: Annotated[int, typer.Argument(min=0, help="The slot.")],
+    public: Annotated[
+        str | None, typer.Argument(metavar="KEY", help="Who has it from now on; without: nobody.")
+    ] = None,
+    because: Annotated[str | None, typer.Option(help="Why one is replaced or ended.")] = None,
+    file: KeyFile = DEFAULT_KEY,
+) -> None:
+    """Give a slot of your run to who sent you its KEY, or end it."""
+    from parts.volunteers import keys
+    from parts.volunteers.chain import opening
+    from parts.volunteers.store.schemes import open_store
+
+    name = opening.admit(open_store(store), peer, public, keys.read(file), because)
+    print(f"admit: {name}")
+
+
+@volunteer.command()
+def join(store: Where, root: Root = DEFAULT_ROOT, file: KeyFile = DEFAULT_KEY) -> None:
+    """Train in a run: fetch its data, and take part until its last round."""
+    from parts.volunteers import joining
+
+    joining.join(store, root, file)
+
+
+@volunteer.command()
+def follow(store: Where, root: Root = DEFAULT_ROOT) -> None:
+    """Follow a run without a key: check every signature, and compute every merge again."""
+    from parts.volunteers import joining
+
+    joining.join(store, root, None)

@@ -1,0 +1,92 @@
+"""What stage train asks for, of a run of volunteers: who trains here, and over which store."""
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from lockstep.errors import LockstepError
+from lockstep.swarm.swarm import Swarm
+from lockstep.swarm.training_loop import Start
+from parts.volunteers import keys
+from parts.volunteers.bodies import RunDocument
+from parts.volunteers.chain import opening
+from parts.volunteers.chain.admissions import Admissions
+from parts.volunteers.chain.links import Head, Terms
+from parts.volunteers.chain.place import RunInStore
+from parts.volunteers.chain.rounds import StoredSwarm, Volunteer
+from parts.volunteers.keys import parse_public, public_text
+from parts.volunteers.store.schemes import open_store
+from pipeline.start.begin import Setup
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """A run over a store.
+
+    start: The state before the first round, with what the peer here owns alone.
+    place: The run in its store, which a checkpoint keeps the newest link of.
+    """
+
+    start: Start
+    place: RunInStore
+    volunteer: Volunteer | None
+    takes: Any
+
+    def swarm(self, *arguments: Any, **more: Any) -> Swarm:
+        """Return the peers of the run; arguments as of `Swarm`."""
+        return StoredSwarm(self.place, self.volunteer, self.takes, *arguments, **more)
+
+
+def stored_run(setup: Setup) -> StoredRun:
+    """Return what a run of volunteers goes over."""
+    run = setup.run
+    store = open_store(run.runtime.store, run.runtime)
+    document, sha256, seen = opening.read_run(store)
+    lab = parse_public(document.lab, store.address)
+    _check(setup, document, store.address)
+    admissions = Admissions(store, sha256, lab, document.slots)
+    config, volunteers = run.config, run.volunteers
+    terms = Terms(
+        config.max_round_train_time,
+        volunteers.settle_seconds,
+        config.waiting_for_members_extra_time,
+    )
+    head = Head(sha256, seen.seconds)
+    place = RunInStore(store, document, sha256, admissions, terms, volunteers.stagger_seconds, head)
+    volunteer = _volunteer(setup, place)
+    here = () if volunteer is None else (volunteer.peer,)
+    state = setup.start.state
+    own = tuple(one if peer in here else None for peer, one in enumerate(state.own))
+    start = setup.start._replace(state=state._replace(own=own))
+    return StoredRun(start, place, volunteer, partial(run.snapshots(start.step).takes))
+
+
+def _check(setup: Setup, document: RunDocument, address: str) -> None:
+    """Check that this machine would do what the run asks for."""
+    here = opening.document_of(setup, document.lab)
+    for name in ("release", "run", "pins", "start", "slots", "payload_bytes"):
+        found, expected = getattr(here, name), getattr(document, name)
+        if found == expected:
+            continue
+        if name == "run":
+            tables = [table for table in expected if found.get(table) != expected[table]]
+            raise LockstepError(f"[{tables[0]}] is another than in {address}, expected the run's")
+        raise LockstepError(f"{name} is {found!r} here, expected {expected!r} as in {address}")
+
+
+def _volunteer(setup: Setup, place: RunInStore) -> Volunteer | None:
+    """Return who trains here, by its key."""
+    name = setup.run.runtime.volunteer_key
+    if not name:
+        return None
+    key = keys.read(Path(name))
+    place.read_admissions()
+    public = public_text(key)
+    for peer in range(place.document.slots):
+        found = place.admissions.newest(peer)
+        if found is not None and public_text(found) == public:
+            return Volunteer(peer, key, setup.environment())
+    raise LockstepError(
+        f"{name}: {public} has no slot in {place.store.address}, expected that the lab admitted it"
+    )

@@ -1,0 +1,135 @@
+"""What everybody makes of a record and its payload."""
+
+import hashlib
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lockstep.optim.dense import adamw
+from lockstep.protocol import driver
+from lockstep.wire import exchange
+from lockstep.wire import message as wire
+from parts.volunteers import slots
+from parts.volunteers.bodies import LeaveNotice, MessageRecord
+from parts.volunteers.chain.messages import Counted, Expected, Refused, author_of, judged
+from parts.volunteers.keys import PrivateKey
+from parts.volunteers.signed import Body, canonical, sign
+from parts.volunteers.store.verbs import Seen
+from tests.lockstep.protocol.driver.driven_run import LONG
+
+KEY, OTHER = PrivateKey.generate(), PrivateKey.generate()
+_, ROUND = driver.next_round(driver.ask(driver.start(LONG, 5, 1, 10, stored=True), range(5)))
+ADAMW = adamw(lambda step: 0.1, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0)
+FORM = wire.form_of(ADAMW, {"w": jnp.zeros((4, 3))}, "lockstep")
+MESSAGE = {"w": np.arange(12, dtype=np.float32).reshape(4, 3)}
+SENT = exchange.send(MESSAGE, 2, ROUND, FORM)
+LENGTH = 200
+PAYLOAD = bytes(SENT.payload).ljust(LENGTH, b"\0")
+EXPECTED = Expected("ab" * 32, ROUND, "cd" * 32, 1_000, LENGTH, FORM)
+PUT = 1_005
+
+
+def record(payload: bytes = PAYLOAD, key: PrivateKey = KEY, **changes: object) -> Seen:
+    said = {
+        "run": EXPECTED.run, "round": 1, "peer": 2, "span": ROUND.assignment[2],
+        "base": EXPECTED.base, "commitment": SENT.commitment.hex(), "bytes": len(SENT.payload),
+        "sha256": hashlib.sha256(payload).hexdigest(), "loss": 1.5, "environment": "22" * 32,
+    }  # fmt: skip
+    return Seen(sign(MessageRecord(**said | changes), key, slots.RECORD_BYTES), PUT)
+
+
+def judge(one: Seen, payload: Seen | None = Seen(PAYLOAD, PUT)):  # noqa: B008
+    return judged(2, one, payload, KEY.public_key(), EXPECTED)
+
+
+def test_message_that_counts_is_decoded_and_has_its_time():
+    one = judge(record())
+    assert isinstance(one, Counted)
+    assert (one.seconds, one.broken, one.body.loss) == (5, False, 1.5)
+    assert np.array_equal(one.sent.message["w"], MESSAGE["w"])
+    assert one.record == hashlib.sha256(record().content).hexdigest()
+
+
+class AnotherRecord(Body):
+    """Signed as a record, and of another form."""
+
+    kind = "record"
+    peer: int = 2
+
+
+NAN = exchange.send({"w": np.full((4, 3), np.nan, np.float32)}, 2, ROUND, FORM)
+NAN_PAYLOAD = bytes(NAN.payload).ljust(LENGTH, b"\0")
+
+
+@pytest.mark.parametrize(
+    ("one", "payload", "reason"),
+    [
+        (record(run="ee" * 32), PAYLOAD, "run"),
+        (record(round=2), PAYLOAD, "round"),
+        (record(peer=3), PAYLOAD, "peer"),
+        (record(span=(0, 99)), PAYLOAD, "span"),
+        (record(base="ee" * 32), PAYLOAD, "base"),
+        (record(), None, "withheld"),
+        (record(), Seen(PAYLOAD, PUT + 1), "withheld"),  # put after its record
+        (record(), PAYLOAD[:-1], "length"),
+        (record(), PAYLOAD + b"\0", "length"),
+        (record(), Seen(None, PUT), "length"),  # a gigabyte
+        (record(), PAYLOAD[:-1] + b"\1", "hash"),
+        (record(PAYLOAD[:-1] + b"\1"), PAYLOAD[:-1] + b"\1", "filling"),
+        (record(bytes=LENGTH + 1), PAYLOAD, "filling"),
+        (Seen(sign(AnotherRecord(), KEY, slots.RECORD_BYTES), PUT), PAYLOAD, "form"),
+        (
+            record(NAN_PAYLOAD, commitment=NAN.commitment.hex(), bytes=len(NAN.payload)),
+            NAN_PAYLOAD,
+            "not finite",
+        ),
+    ],
+)
+def test_message_that_does_not_count_has_a_reason(one, payload, reason):
+    seen = Seen(payload, PUT) if isinstance(payload, bytes) else payload
+    assert judge(one, seen) == Refused(reason, hashlib.sha256(one.content).hexdigest())
+
+
+@pytest.mark.parametrize(
+    "one",
+    [
+        record(key=OTHER),
+        Seen(None, PUT),
+        Seen(b"{" * 5000, PUT),
+        Seen(b"", PUT),
+        Seen(b"[" * slots.RECORD_BYTES, PUT),
+        Seen(record().content[:-1], PUT),
+        Seen(record().content.replace(b'"loss":1.5', b'"loss":1.4'), PUT),
+        Seen(record().content.replace(b'{"body"', b'{ "body"')[: slots.RECORD_BYTES], PUT),
+        Seen(sign(LeaveNotice(run="ab" * 32, round=1, peer=2), KEY, slots.RECORD_BYTES), PUT),
+    ],
+)
+def test_what_the_peer_did_not_sign_is_as_if_it_was_not_there(one):
+    assert judge(one) is None
+
+
+def test_record_of_a_slot_that_nobody_has_is_as_if_it_was_not_there():
+    assert judged(2, record(), Seen(PAYLOAD, PUT), None, EXPECTED) is None
+
+
+@pytest.mark.parametrize(
+    "payload", [b"\xff" * LENGTH, PAYLOAD[:40] + b"\1" + PAYLOAD[41:]], ids=["no message", "other"]
+)
+def test_signed_bytes_that_are_no_message_are_broken(payload):
+    one = judge(record(payload, bytes=len(payload.rstrip(b"\0"))), Seen(payload, PUT))
+    assert isinstance(one, Counted)
+    assert one.broken
+
+
+@pytest.mark.parametrize(
+    "content",
+    [None, b"", b"{", b"{}", b'{"body":{}}', b'{"body":{"peer":true}}', b'{"body":{"peer":256}}'],
+)
+def test_what_names_no_author_has_none(content):
+    assert author_of(content) is None
+
+
+def test_author_is_who_it_says():
+    content = canonical({"body": {"peer": 7, "more": [1]}, "signature": "00" * 64})
+    assert author_of(content) == 7

@@ -1,0 +1,104 @@
+"""A tiny run over a folder in real processes: the lab's part, and each volunteer's training."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import tomlkit
+
+from parts.volunteers import keys
+from parts.volunteers.chain import opening
+from parts.volunteers.store.schemes import open_store
+from pipeline import runfile
+from pipeline.stage.artifacts import Paths
+from pipeline.start import begin
+from tests import tiny
+
+STORED = {"links__clock": "store", "config__witness_nodes": 0, "peers__bits": "everywhere"}
+
+
+def document(folder: Path, peers: int, **changes: object) -> tomlkit.TOMLDocument:
+    """A run of as many volunteers, which all must be there for it to begin."""
+    changes = {
+        "peers__count": peers,
+        "config__init_min_clients": peers,
+        "config__global_batch_size_start": 2 * peers,
+        "config__global_batch_size_end": 2 * peers,
+        "config__waiting_for_members_extra_time": 1,
+        **STORED,
+        **changes,
+    }
+    found = tiny.run_document(tiny.write_data(folder / "tokens"), **changes)
+    found["volunteers"] = {"settle_seconds": 1, "stagger_seconds": 0.2, "most_bytes": 2**20}
+    return found
+
+
+def opened(folder: Path, peers: int, *, alone: bool = False, **changes: object) -> str:
+    """Open a run in folder/store, with a root for each volunteer, which the lab has admitted.
+
+    The lab trains the same run `alone`, in one process without a store, from which all others have
+    their programs compiled.
+    """
+    base, address = folder / "lab", f"file://{folder / 'store'}"
+    base.mkdir()
+    if alone:
+        tiny.write_run(
+            base / "run.toml", document(folder, peers, links__clock="simulated", **changes)
+        )
+        tiny.make(base / "run.toml", base, "download", "convert", "train")
+    found = document(folder, peers, **changes)
+    tiny.write_run(base / "run.toml", found)
+    tiny.make(base / "run.toml", base, "download", "convert")
+    lab, store = keys.create(folder / "lab.pem"), open_store(address)
+    run, paths = runfile.load(base / "run.toml"), Paths("train", base / "run.toml", base)
+    setup = begin.read(run, paths.out("convert"), paths.out("download"))
+    opening.open_run(store, setup, lab)
+    for peer in (*range(peers), None):
+        root = folder / ("follower" if peer is None else f"{peer:03}")
+        shutil.copytree(base / "data", root / "data", ignore=shutil.ignore_patterns("trained"))
+        found["runtime"]["store"] = address
+        if peer is not None:
+            key = keys.create(root / "key.pem")
+            opening.admit(store, peer, keys.public_text(key), lab)
+            found["runtime"]["volunteer_key"] = str(root / "key.pem")
+        else:
+            found["runtime"]["volunteer_key"] = ""
+        tiny.write_run(root / "run.toml", found)
+    return address
+
+
+def train(folder: Path, name: str) -> subprocess.Popen:
+    """Start stage train of a volunteer; its output goes to a file."""
+    root = folder / name
+    command = ["python", "-m", "pipeline", "train", "--run", root / "run.toml", "--root", root]
+    with open(folder / f"{name}.txt", "ab") as file:
+        return subprocess.Popen(
+            command,
+            cwd=tiny.PROJECT,
+            env=tiny.environment(tiny.PROJECT) | {"PYTHONUNBUFFERED": "1"},
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+
+def ended(processes: list[subprocess.Popen], seconds: float = 300) -> list[int]:
+    """Wait for processes, and return their statuses; none outlives this."""
+    try:
+        return [process.wait(seconds) for process in processes]
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                os.killpg(process.pid, 9)
+                process.wait()
+
+
+def transcript(folder: Path, name: str) -> Path:
+    return folder / name / "data" / "trained" / "transcript"
+
+
+def output(folder: Path) -> str:
+    """The end of what each process printed."""
+    files = sorted(folder.glob("*.txt"))
+    return "\n".join(f"{file.name}: {file.read_text()[-1500:]}" for file in files)
