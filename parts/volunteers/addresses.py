@@ -7,7 +7,8 @@ signed by the lab, and sealed for the peer's key; its name says how many there w
 
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Annotated, ClassVar, NamedTuple
 
 from pydantic import Field
@@ -66,8 +67,8 @@ class AddressReader(NamedTuple):
     payload_bytes: int  #: The one length of a payload.
 
 
-def _puts(reader: AddressReader, step: int) -> Iterator[Ask]:
-    """Yield what a peer may put in a round, each with its one length."""
+def _own(reader: AddressReader, step: int) -> Iterator[Ask]:
+    """Yield what a peer alone may put in a round, each with its one length."""
     lengths = {
         "payload": reader.payload_bytes,
         "record": slots.RECORD_BYTES,
@@ -76,15 +77,15 @@ def _puts(reader: AddressReader, step: int) -> Iterator[Ask]:
     }
     for what, length in lengths.items():
         yield Ask("PUT", slots.of_peer(step, reader.peer, what), length)
+
+
+def _common(slot_count: int, step: int) -> Iterator[Ask]:
+    """Yield what every peer may do in a round: put a link, and list it, a page by each address."""
     for what in ("closed", "asked"):
         for number in range(LINKS):
-            yield Ask("PUT", slots.link(step, what, number), slots.link_bytes(reader.slots))
-
-
-def _listings(reader: AddressReader, step: int) -> Iterator[Ask]:
-    """Yield the listings that have all of a round: an address lists one page."""
+            yield Ask("PUT", slots.link(step, what, number), slots.link_bytes(slot_count))
     each = (PAGE - 2 * LINKS) // A_PEER  # peers whose names fill a page
-    for peer in range(0, reader.slots, each):
+    for peer in range(0, slot_count, each):
         after = slots.of_peer(step, peer, "") if peer else ""
         yield Ask("LIST", slots.round_folder(step), after=after)
 
@@ -93,13 +94,13 @@ def _listings(reader: AddressReader, step: int) -> Iterator[Ask]:
 
 
 def sign_ahead(
-    store: Store, reader: AddressReader, steps: range, seconds: int, lab: PrivateKey
+    store: Store, readers: Sequence[AddressReader], steps: range, seconds: int, lab: PrivateKey
 ) -> list[str]:
-    """Sign a peer's addresses of rounds, and put them into the store; return the files' names.
+    """Sign peers' addresses of rounds, and put them into the store; return the files' names.
 
     Args:
       store: The run's, with the right to sign addresses of it.
-      reader: Whose they are.
+      readers: Whose they are, all of one run.
       steps: The rounds.
       seconds: For how long the addresses hold.
       lab: The lab's key.
@@ -111,37 +112,39 @@ def sign_ahead(
         raise LockstepError(f"{store.address}: signs no addresses, expected s3://BUCKET/FOLDER")
     if not 0 < seconds <= LONGEST:
         raise LockstepError(f"{seconds} s: expected at most {LONGEST}, for which stores sign")
-    begun = len(store.names(slots.addresses_folder(reader.peer), MOST_FILES))
-    names = []
-    for number, first in enumerate(range(steps.start, steps.stop, SPAN), begun):
-        name = slots.addresses(reader.peer, number)
-        body = _sign(store.endpoint, reader, range(first, min(first + SPAN, steps.stop)), seconds)
-        content = zlib.compress(signed.sign(body, lab))
-        if not store.create(name, sealed.seal(content, reader.key, name)):
-            raise LockstepError(f"{store.address}/{name}: is there, expected no other signer")
-        names.append(name)
+    sign, until, names = partial(_signed, store.endpoint, seconds), int(time.time()) + seconds, []
+    folders = {one.peer: slots.addresses_folder(one.peer) for one in readers}
+    begun = {peer: len(store.names(folder, MOST_FILES)) for peer, folder in folders.items()}
+    for number, first in enumerate(range(steps.start, steps.stop, SPAN)):
+        rounds = range(first, min(first + SPAN, steps.stop))
+        common = sign([ask for step in rounds for ask in _common(readers[0].slots, step)])
+        common |= sign([Ask("LIST", slots.ADMISSIONS)])
+        for reader in readers:
+            own = sign([ask for step in rounds for ask in _own(reader, step)])
+            body = _body(reader, first, until, store.endpoint.folder, common | own)
+            name = slots.addresses(reader.peer, begun[reader.peer] + number)
+            content = zlib.compress(signed.sign(body, lab))
+            if not store.create(name, sealed.seal(content, reader.key, name)):
+                raise LockstepError(f"{store.address}/{name}: is there, expected no other signer")
+            names.append(name)
     return names
 
 
-def _sign(
-    endpoint: S3Endpoint, reader: AddressReader, steps: range, seconds: int
+def _signed(endpoint: S3Endpoint, seconds: int, asks: Sequence[Ask]) -> dict[Ask, str]:
+    return dict(zip(asks, endpoint.sign(asks, seconds), strict=True))
+
+
+def _body(
+    reader: AddressReader, first: int, until: int, folder: str, given: Mapping[Ask, str]
 ) -> SignedAddresses:
-    """Sign the addresses of one file."""
-    puts = [ask for step in steps for ask in _puts(reader, step)]
-    listings = [ask for step in steps for ask in _listings(reader, step)]
-    listings.append(Ask("LIST", slots.ADMISSIONS))
-    until = int(time.time()) + seconds
-    urls = endpoint.sign([*puts, *listings], seconds)
     return SignedAddresses(
         run=reader.run,
         peer=reader.peer,
-        first=steps.start,
+        first=first,
         until=until,
-        folder=endpoint.folder,
-        puts={ask.name: url for ask, url in zip(puts, urls[: len(puts)], strict=True)},
-        lists=tuple(
-            (ask.name, ask.after, url) for ask, url in zip(listings, urls[len(puts) :], strict=True)
-        ),
+        folder=folder,
+        puts={ask.name: url for ask, url in given.items() if ask.verb == "PUT"},
+        lists=tuple((ask.name, ask.after, url) for ask, url in given.items() if ask.verb == "LIST"),
     )
 
 
@@ -221,7 +224,12 @@ class Addressed(GivenEndpoint):
                 f"{self._reader.run[:12]} and {self._reader.peer}"
             )
         steps = range(body.first, body.first + SPAN)
-        asks = {ask.name: ask for step in steps for ask in _puts(self._reader, step)}
+        may = (
+            ask
+            for step in steps
+            for ask in (*_own(self._reader, step), *_common(self._reader.slots, step))
+        )
+        asks = {ask.name: ask for ask in may if ask.verb == "PUT"}
         given = {asks[name]: url for name, url in body.puts.items() if name in asks}
         given |= {Ask("LIST", prefix, after=after): url for prefix, after, url in body.lists}
         given = {ask: url for ask, url in given.items() if newer or ask not in self._ends}

@@ -45,7 +45,7 @@ def lab(bucket):
 @pytest.fixture
 def volunteer(bucket, lab, monkeypatch):
     """Its store, after the lab signed an hour for it, and the lab's credentials have gone."""
-    sign_ahead(lab, READER, STEPS, HOUR, LAB)
+    sign_ahead(lab, [READER], STEPS, HOUR, LAB)
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     return without_credentials(bucket)
@@ -128,7 +128,7 @@ def test_what_is_not_there_is_none_though_the_store_hides_it(volunteer, bucket):
 
 def test_a_round_of_256_peers_is_listed_in_two_pages(bucket, lab):
     reader = READER._replace(slots=256)
-    sign_ahead(lab, reader, STEPS, HOUR, LAB)
+    sign_ahead(lab, [reader], STEPS, HOUR, LAB)
     for peer in range(256):
         for what in ("payload", "record", "join", "leave"):
             bucket.put(f"{RUN}/{slots.of_peer(64, peer, what)}", b"x")
@@ -148,7 +148,7 @@ def test_a_round_of_256_peers_is_listed_in_two_pages(bucket, lab):
 
 
 def one_file(lab):
-    (name,) = sign_ahead(lab, READER, STEPS, HOUR, LAB)
+    (name,) = sign_ahead(lab, [READER], STEPS, HOUR, LAB)
     return name, lab.look(name, 2**21).content
 
 
@@ -207,7 +207,7 @@ def test_the_point_on_the_other_curve_is_that_of_the_same_secret():
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 8, 9])
 def test_the_newest_file_is_found_and_older_ones_are_read_where_they_are_needed(lab, bucket, count):
-    names = sign_ahead(lab, READER, range(0, 16 * count), HOUR, LAB)
+    names = sign_ahead(lab, [READER], range(0, 16 * count), HOUR, LAB)
     assert names == [f"addresses/007/0000{number}.sealed" for number in range(count)]
     store = without_credentials(bucket)
     last, first = (slots.of_peer(step, 7, "leave") for step in (16 * count - 1, 0))
@@ -221,11 +221,11 @@ def test_the_newest_file_is_found_and_older_ones_are_read_where_they_are_needed(
 
 
 def test_newer_addresses_take_the_place_of_those_that_ended(lab, bucket, monkeypatch):
-    sign_ahead(lab, READER, STEPS, HOUR, LAB)
+    sign_ahead(lab, [READER], STEPS, HOUR, LAB)
     store, endpoint = (one := without_credentials(bucket)), one.endpoint
     store.names(slots.round_folder(STEP))
     assert abs(endpoint.until - time.time() - HOUR) < 60
-    assert sign_ahead(lab, READER, STEPS, 3 * HOUR, LAB) == ["addresses/007/00001.sealed"]
+    assert sign_ahead(lab, [READER], STEPS, 3 * HOUR, LAB) == ["addresses/007/00001.sealed"]
     assert "X-Amz-Expires=3600" in endpoint.find(put_of(PAYLOAD, 5000))[0]  # still holds
     later = SimpleNamespace(time=lambda: time.time() + HOUR + 1)
     monkeypatch.setattr(s3_server, "time", later)
@@ -238,20 +238,20 @@ def test_who_has_no_addresses_yet_gets_them_once_they_are_signed(lab, bucket):
     store = without_credentials(bucket)
     with pytest.raises(LockstepError, match="found no address for LIST, expected one that the lab"):
         store.names(slots.ADMISSIONS)
-    sign_ahead(lab, READER, STEPS, HOUR, LAB)
+    sign_ahead(lab, [READER], STEPS, HOUR, LAB)
     assert store.names(slots.ADMISSIONS) == {}
 
 
 def test_only_a_store_that_signs_is_signed_for(lab, tmp_path):
     with pytest.raises(LockstepError, match="signs no addresses, expected s3://"):
-        sign_ahead(open_store(f"file://{tmp_path}"), READER, range(1), HOUR, LAB)
+        sign_ahead(open_store(f"file://{tmp_path}"), [READER], range(1), HOUR, LAB)
     with pytest.raises(LockstepError, match="604801 s: expected at most 604800"):
-        sign_ahead(lab, READER, range(1), 604_801, LAB)
+        sign_ahead(lab, [READER], range(1), 604_801, LAB)
 
 
 def test_a_file_is_small_enough_with_the_longest_credentials(lab, bucket, monkeypatch):
     monkeypatch.setenv("AWS_SESSION_TOKEN", "t/" * 500)
     fsspec_files.file_system.cache_clear()
     store, reader = open_store(f"s3://{BUCKET}/{RUN}", SOON), READER._replace(slots=256)
-    (name,) = sign_ahead(store, reader, range(16), HOUR, LAB)
+    (name,) = sign_ahead(store, [reader], range(16), HOUR, LAB)
     assert len(store.look(name, 2**21).content) < 200_000

@@ -44,7 +44,7 @@ def test_it_passes_the_probe_and_nothing_is_left(lab):
 def test_a_volunteer_without_credentials_does_what_was_signed_alone(lab, ceph, monkeypatch):
     files = fsspec_files.find_file_system(f"s3://{BUCKET}")[0]
     files.call_s3("put_bucket_policy", Bucket=BUCKET, Policy=json.dumps(READ))
-    sign_ahead(lab, READER, range(64, 80), 60, LAB)
+    sign_ahead(lab, [READER], range(64, 80), 60, LAB)
     monkeypatch.delenv("AWS_ACCESS_KEY_ID"), monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     run = lab.address.removeprefix("s3://").replace(" ", "%20")
     mine = open_addressed(f"{ceph}/{run}", READER, KEY, LAB.public_key(), SOON)
