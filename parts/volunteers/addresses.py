@@ -192,15 +192,7 @@ class Addressed(GivenEndpoint):
     def _read_newer(self) -> None:
         """Read what the lab signed since; at first the newest file, which a search finds."""
         if not self._next:
-            step = 1
-            while self._is_there(step - 1):
-                step *= 2
-            step = self._next = step // 2
-            while step > 1:
-                step //= 2
-                if self._is_there(self._next + step - 1):
-                    self._next += step
-            self._oldest = self._next = max(0, self._next - 1)
+            self._oldest = self._next = max(0, slots.count(self._is_there) - 1)
         while self._read(self._next, newer=True):
             self._next += 1
 
