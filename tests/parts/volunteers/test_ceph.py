@@ -1,6 +1,6 @@
 """Ceph's gateway: it passes the probe, and holds a volunteer to what the lab signed."""
 
-import json
+import re
 import time
 
 import pytest
@@ -11,23 +11,14 @@ from parts.volunteers.addresses import AddressReader, open_addressed, sign_ahead
 from parts.volunteers.store.probe import probe
 from parts.volunteers.store.web_store import Ask
 from pipeline.net import fsspec_files
+from pipeline.stage.keys import PROJECT
 from tests.parts.volunteers.stores import BUCKET, SOON, opened
 
 pytestmark = pytest.mark.soak
 LAB, KEY = keys.PrivateKey.generate(), keys.PrivateKey.generate()
 READER = AddressReader(7, KEY.public_key(), "ab" * 32, 16, 100_000)
 NAME, LENGTH = slots.of_peer(70, 7, "record"), slots.RECORD_BYTES
-READ = {
-    "Version": "2012-10-17",
-    "Statement": [
-        {
-            "Effect": "Allow",
-            "Principal": "*",
-            "Action": "s3:GetObject",
-            "Resource": f"arn:aws:s3:::{BUCKET}/*",
-        }
-    ],
-}
+PAGE = PROJECT / "docs" / "how-to" / "volunteer.md"
 
 
 @pytest.fixture
@@ -43,7 +34,9 @@ def test_it_passes_the_probe_and_nothing_is_left(lab):
 
 def test_a_volunteer_without_credentials_does_what_was_signed_alone(lab, ceph, monkeypatch):
     files = fsspec_files.find_file_system(f"s3://{BUCKET}")[0]
-    files.call_s3("put_bucket_policy", Bucket=BUCKET, Policy=json.dumps(READ))
+    policy = re.search(r"```json\n(.*?)```", PAGE.read_text(), re.DOTALL)[1]
+    policy = policy.replace("BUCKET/RUN", BUCKET)
+    files.call_s3("put_bucket_policy", Bucket=BUCKET, Policy=policy)
     sign_ahead(lab, [READER], range(64, 80), 60, LAB)
     monkeypatch.delenv("AWS_ACCESS_KEY_ID"), monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     run = lab.address.removeprefix("s3://").replace(" ", "%20")

@@ -1,5 +1,6 @@
 """What the probe of a store refuses, on servers that keep all, and each time one thing less."""
 
+import json
 import re
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from lockstep.errors import LockstepError
 from parts.volunteers.store.probe import probe
 from parts.volunteers.store.schemes import open_store
+from pipeline.stage.keys import PROJECT
 from tests.parts.volunteers.stores import BUCKET, RUN, SOON, opened, running_google
 from tests.servers import s3 as s3_server
 from tests.servers.s3 import running_s3
@@ -84,3 +86,12 @@ def test_a_store_that_puts_twice_by_one_address_is_refused(bucket, monkeypatch):
         ),
     )
     assert "answers 200 to a signed address a second time, expected 412" in refusal()
+
+
+def test_the_policies_of_the_page_are_json_and_deny_what_would_change_an_object():
+    text = (PROJECT / "docs" / "how-to" / "volunteer.md").read_text()
+    reads, shared = map(json.loads, re.findall(r"```json\n(.*?)```", text, re.DOTALL))
+    assert [one["Action"] for one in reads["Statement"]] == ["s3:GetObject"]
+    denied = {one["Sid"]: one for one in shared["Statement"] if one["Effect"] == "Deny"}
+    assert denied["OnlyWhatIsNew"]["Condition"] == {"Null": {"s3:if-none-match": "true"}}
+    assert "s3:DeleteObject" in denied["OnlyTheLabRemoves"]["Action"]
