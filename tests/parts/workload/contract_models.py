@@ -6,18 +6,20 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from lockstep_worker import TorchWorkload
+from torch.nn.utils.parametrizations import spectral_norm
 
 WIDTH, CLASSES = 12, 4
 
 
 class Net(torch.nn.Module):
-    """Batch norm, a tied layer, a causal mask, complex numbers, dropout and a frozen layer."""
+    """Batch and spectral norm, a tied and a frozen layer, a mask, complex numbers, dropout."""
 
     def __init__(self, wrong):
         super().__init__()
         self.norm = torch.nn.BatchNorm1d(WIDTH)
         self.hidden, self.again = (torch.nn.Linear(WIDTH, WIDTH) for _ in range(2))
         self.again.weight = self.hidden.weight
+        self.bound = spectral_norm(torch.nn.Linear(WIDTH, WIDTH))
         self.frozen = torch.nn.Linear(WIDTH, WIDTH).requires_grad_(False)
         self.phase = torch.nn.Parameter(torch.randn(WIDTH, CLASSES, dtype=torch.complex64) / 3)
         self.register_buffer("mask", torch.ones(WIDTH))
@@ -38,7 +40,8 @@ class Net(torch.nn.Module):
             self.teacher.lerp_(self.hidden.weight.detach(), 0.5)
         elif self.wrong == "counter" and self.training:
             self.steps += 1
-        hidden = self.dropout(self.frozen(torch.relu(self.hidden(self.norm(x)))) * self.mask)
+        hidden = self.bound(torch.relu(self.hidden(self.norm(x))))
+        hidden = self.dropout(self.frozen(hidden) * self.mask)
         return scale * (self.again(hidden).to(torch.complex64) @ self.phase).abs()
 
 
@@ -61,6 +64,7 @@ class Mixed(TorchWorkload):
     def inner_optimizer(self, model):
         head = [model.phase]
         body = [model.hidden.weight, model.hidden.bias, model.again.bias, *model.norm.parameters()]
+        body += model.bound.parameters()
         groups = [{"params": body}, {"params": head, "lr": 0.02}]
         return torch.optim.AdamW(groups, lr=0.01)
 

@@ -94,6 +94,12 @@ def test_a_model_with_state_is_trained_audited_exported_and_loaded_with_its_loss
     statistics = load_file(root / "data/export/statistics.safetensors")
     assert torch.equal(statistics["norm.running_mean"], saved["norm.running_mean"])
     np.testing.assert_allclose(statistics["norm.running_mean"], 5, atol=0.5)
+    (u, v), kernel = (  # of the weights alone, whatever came before
+        [saved[f"bound.parametrizations.weight.0._{name}"] for name in "uv"],
+        saved["bound.parametrizations.weight.original"],
+    )
+    largest = torch.linalg.matrix_norm(kernel, 2)
+    assert float(u @ kernel @ v) == pytest.approx(float(largest), rel=1e-3)
     if way == "gradient":
         publish.write(tmp_path / "published", run_file, root, 1, None)
         assert "measured again" in verify(tmp_path / "published").text
