@@ -12,10 +12,12 @@ volunteer = typer.Typer(help="Peers of strangers, which share a store.", no_args
 app.add_typer(volunteer, name="volunteer", rich_help_panel=IN_PROGRESS)
 
 Where = Annotated[
-    str, typer.Argument(metavar="STORE", help="The run's folder: file:///, s3:// or gs://.")
+    str,
+    typer.Argument(metavar="STORE", help="The run's folder: file:///, s3://, gs:// or https://."),
 ]
 KeyFile = Annotated[Path, typer.Option("--key", help="File of your key, which nobody else reads.")]
 DEFAULT_KEY = Path("volunteer.pem")
+FIRST_HOURS = 24  # that an admission signs at once
 
 
 @volunteer.command()
@@ -55,8 +57,28 @@ def admit(
     from parts.volunteers.chain import opening
     from parts.volunteers.store.schemes import open_store
 
-    name = opening.admit(open_store(store), peer, public, keys.read(file), because)
-    print(f"admit: {name}")
+    found, lab = open_store(store), keys.read(file)
+    print(f"admit: {opening.admit(found, peer, public, lab, because)}")
+    if public is not None and store.startswith("s3://"):
+        from parts.volunteers.addresses import signing
+
+        print(f"admit: signed {signing.sign_run(found, lab, FIRST_HOURS, [peer])}")
+
+
+@volunteer.command()
+def sign(
+    store: Where,
+    hours: Annotated[
+        float, typer.Option(min=0.01, max=168, help="For how long: at most a week.")
+    ] = 24,
+    file: KeyFile = DEFAULT_KEY,
+) -> None:
+    """Sign the addresses by which peers without credentials use an s3:// store; do so daily."""
+    from parts.volunteers import keys
+    from parts.volunteers.addresses import signing
+    from parts.volunteers.store.schemes import open_store
+
+    print(f"sign: {signing.sign_run(open_store(store), keys.read(file), hours)}")
 
 
 @volunteer.command()

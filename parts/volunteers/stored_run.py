@@ -9,14 +9,16 @@ from lockstep.errors import LockstepError
 from lockstep.swarm.swarm import Swarm
 from lockstep.swarm.training_loop import Start
 from parts.volunteers import keys
+from parts.volunteers.addresses.ahead import AddressReader, open_addressed
 from parts.volunteers.bodies import RunDocument
 from parts.volunteers.chain import opening
 from parts.volunteers.chain.admissions import Admissions
 from parts.volunteers.chain.links import Head, Terms
 from parts.volunteers.chain.place import RunInStore
 from parts.volunteers.chain.rounds import StoredSwarm, Volunteer
-from parts.volunteers.keys import parse_public, public_text
+from parts.volunteers.keys import parse_public
 from parts.volunteers.store.schemes import open_store
+from parts.volunteers.store.web_store import WebStore
 from pipeline.start.begin import Setup
 
 
@@ -46,6 +48,17 @@ def stored_run(setup: Setup) -> StoredRun:
     lab = parse_public(document.lab, store.address)
     _check(setup, document, store.address)
     admissions = Admissions(store, sha256, lab, document.slots)
+    volunteer = _volunteer(setup, admissions)
+    if volunteer is not None and isinstance(store, WebStore) and store.endpoint.hides:
+        reader = AddressReader(
+            volunteer.peer,
+            volunteer.key.public_key(),
+            sha256,
+            document.slots,
+            document.payload_bytes,
+        )
+        store = open_addressed(store.address, reader, volunteer.key, lab, run.runtime)
+        admissions = Admissions(store, sha256, lab, document.slots)
     config, volunteers = run.config, run.volunteers
     terms = Terms(
         config.max_round_train_time,
@@ -54,7 +67,6 @@ def stored_run(setup: Setup) -> StoredRun:
     )
     head = Head(sha256, seen.seconds)
     place = RunInStore(store, document, sha256, admissions, terms, volunteers.stagger_seconds, head)
-    volunteer = _volunteer(setup, place)
     here = () if volunteer is None else (volunteer.peer,)
     state = setup.start.state
     own = tuple(one if peer in here else None for peer, one in enumerate(state.own))
@@ -75,18 +87,11 @@ def _check(setup: Setup, document: RunDocument, address: str) -> None:
         raise LockstepError(f"{name} is {found!r} here, expected {expected!r} as in {address}")
 
 
-def _volunteer(setup: Setup, place: RunInStore) -> Volunteer | None:
+def _volunteer(setup: Setup, admissions: Admissions) -> Volunteer | None:
     """Return who trains here, by its key."""
     name = setup.run.runtime.volunteer_key
     if not name:
         return None
     key = keys.read(Path(name))
-    place.read_admissions()
-    public = public_text(key)
-    for peer in range(place.document.slots):
-        found = place.admissions.newest(peer)
-        if found is not None and public_text(found) == public:
-            return Volunteer(peer, key, setup.environment())
-    raise LockstepError(
-        f"{name}: {public} has no slot in {place.store.address}, expected that the lab admitted it"
-    )
+    admissions.read()
+    return Volunteer(admissions.slot_of(key.public_key()), key, setup.environment())

@@ -5,11 +5,10 @@ from dataclasses import dataclass, field
 from lockstep.errors import LockstepError
 from parts.volunteers import slots
 from parts.volunteers.bodies import Admission
-from parts.volunteers.keys import PublicKey, parse_public
+from parts.volunteers.keys import PublicKey, parse_public, public_text
 from parts.volunteers.signed import MOST_BYTES, opened
 from parts.volunteers.store.verbs import Store
-
-FOLDER = "peers/"
+from pipeline.net.limits import UnreachableError
 
 
 @dataclass
@@ -26,12 +25,34 @@ class Admissions:
     _found: dict[int, list[tuple[int, PublicKey | None]]] = field(default_factory=dict)
 
     def read(self) -> None:
-        """Read what is new."""
-        names = self.store.names(FOLDER, 1000 * self.count)
+        """Read what is new; who may not list a store looks at each slot."""
+        try:
+            names = self.store.names(slots.ADMISSIONS, 1000 * self.count)
+        except UnreachableError:
+            raise
+        except LockstepError:
+            names = None
         for peer in range(self.count):
             known = self._found.setdefault(peer, [])
-            while slots.admission(peer, len(known)) in names:
-                known.append(self._read(peer, len(known)))
+            while names is None or slots.admission(peer, len(known)) in names:
+                found = self._read(peer, len(known))
+                if found is None:
+                    break
+                known.append(found)
+
+    def slot_of(self, public: PublicKey) -> int:
+        """Return the slot that somebody has, as far as the store was read.
+
+        Raises:
+          LockstepError: the lab admitted no such key.
+        """
+        for peer in range(self.count):
+            if self.newest(peer) == public:
+                return peer
+        raise LockstepError(
+            f"{public_text(public)}: has no slot in {self.store.address}, expected that the lab "
+            "admitted it"
+        )
 
     def newest(self, peer: int) -> PublicKey | None:
         """Return who has a slot, as far as the store was read."""
@@ -49,11 +70,11 @@ class Admissions:
                 found = key
         return found
 
-    def _read(self, peer: int, number: int) -> tuple[int, PublicKey | None]:
+    def _read(self, peer: int, number: int) -> tuple[int, PublicKey | None] | None:
         name = slots.admission(peer, number)
         seen = self.store.look(name, MOST_BYTES)
         if seen is None:
-            raise LockstepError(f"{self.store.address}/{name}: is gone, expected it to stay")
+            return None
         found = opened(Admission, seen.content, self.lab, name)
         if (found.run, found.peer, found.number) != (self.run, peer, number):
             raise LockstepError(f"{name}: is of slot {found.peer}, number {found.number}")

@@ -7,8 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 from lockstep.errors import LockstepError
-from parts.volunteers import keys, sealed, signed, slots
-from parts.volunteers.addresses import (
+from parts.volunteers import keys, signed, slots
+from parts.volunteers.addresses import sealed
+from parts.volunteers.addresses.ahead import (
     AddressReader,
     SignedAddresses,
     open_addressed,
@@ -229,7 +230,7 @@ def test_newer_addresses_take_the_place_of_those_that_ended(lab, bucket, monkeyp
     assert "X-Amz-Expires=3600" in endpoint.find(put_of(PAYLOAD, 5000))[0]  # still holds
     later = SimpleNamespace(time=lambda: time.time() + HOUR + 1)
     monkeypatch.setattr(s3_server, "time", later)
-    monkeypatch.setattr("parts.volunteers.addresses.time", later)
+    monkeypatch.setattr("parts.volunteers.addresses.ahead.time", later)
     assert store.create(PAYLOAD, b"p" * 5000)
     assert endpoint.until > time.time() + 2 * HOUR
 

@@ -7,7 +7,7 @@ import pytest
 
 from lockstep.errors import LockstepError
 from parts.volunteers import keys, slots
-from parts.volunteers.addresses import AddressReader, open_addressed, sign_ahead
+from parts.volunteers.addresses.ahead import AddressReader, open_addressed, sign_ahead
 from parts.volunteers.store.probe import probe
 from parts.volunteers.store.web_store import Ask
 from pipeline.net import fsspec_files

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from parts.volunteers import slots
-from parts.volunteers.signing import rounds_ahead
+from parts.volunteers.addresses.signing import rounds_ahead
 from parts.volunteers.store.folder import FolderStore
 
 

@@ -16,7 +16,8 @@ from pydantic import Field
 from lockstep.errors import LockstepError
 from lockstep.protocol.attestation import Hash
 from lockstep.tables.table import AsTuple
-from parts.volunteers import sealed, signed, slots
+from parts.volunteers import signed, slots
+from parts.volunteers.addresses import sealed
 from parts.volunteers.bodies import Int63, RoundNumber, SlotNumber
 from parts.volunteers.keys import PrivateKey, PublicKey
 from parts.volunteers.signed import Body
