@@ -21,6 +21,14 @@ NAME, LENGTH = slots.of_peer(70, 7, "record"), slots.RECORD_BYTES
 PAGE = PROJECT / "docs" / "how-to" / "volunteer.md"
 
 
+def let_all_read() -> None:
+    """Puts the policy of the page on the bucket."""
+    files = fsspec_files.find_file_system(f"s3://{BUCKET}")[0]
+    policy = re.search(r"```json\n(.*?)```", PAGE.read_text(), re.DOTALL)[1]
+    policy = policy.replace("BUCKET/RUN", BUCKET)
+    files.call_s3("put_bucket_policy", Bucket=BUCKET, Policy=policy)
+
+
 @pytest.fixture
 def lab(ceph, tmp_path, monkeypatch):
     with opened("ceph", tmp_path, monkeypatch, ceph) as store:
@@ -33,10 +41,7 @@ def test_it_passes_the_probe_and_nothing_is_left(lab):
 
 
 def test_a_volunteer_without_credentials_does_what_was_signed_alone(lab, ceph, monkeypatch):
-    files = fsspec_files.find_file_system(f"s3://{BUCKET}")[0]
-    policy = re.search(r"```json\n(.*?)```", PAGE.read_text(), re.DOTALL)[1]
-    policy = policy.replace("BUCKET/RUN", BUCKET)
-    files.call_s3("put_bucket_policy", Bucket=BUCKET, Policy=policy)
+    let_all_read()
     sign_ahead(lab, [READER], range(64, 80), 60, LAB)
     monkeypatch.delenv("AWS_ACCESS_KEY_ID"), monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     run = lab.address.removeprefix("s3://").replace(" ", "%20")

@@ -8,6 +8,7 @@ from pathlib import Path
 import tomlkit
 
 from parts.volunteers import keys
+from parts.volunteers.addresses import signing
 from parts.volunteers.chain import opening
 from parts.volunteers.store.schemes import open_store
 from pipeline import runfile
@@ -34,13 +35,24 @@ def document(folder: Path, peers: int, **changes: object) -> tomlkit.TOMLDocumen
     return found
 
 
-def opened(folder: Path, peers: int, *, alone: bool = False, **changes: object) -> str:
-    """Open a run in folder/store, with a root for each volunteer, which the lab has admitted.
+def opened(
+    folder: Path,
+    peers: int,
+    *,
+    alone: bool = False,
+    store: str = "",
+    by: str = "",
+    **changes: object,
+) -> str:
+    """Open a run, with a root for each volunteer, which the lab has admitted.
+
+    The run is in `store`, folder/store without one, whose address the volunteers have as `by`; if
+    that is another, the lab signs their addresses.
 
     The lab trains the same run `alone`, in one process without a store, from which all others have
     their programs compiled.
     """
-    base, address = folder / "lab", f"file://{folder / 'store'}"
+    base, address = folder / "lab", store or f"file://{folder / 'store'}"
     base.mkdir()
     if alone:
         tiny.write_run(
@@ -50,21 +62,23 @@ def opened(folder: Path, peers: int, *, alone: bool = False, **changes: object) 
     found = document(folder, peers, **changes)
     tiny.write_run(base / "run.toml", found)
     tiny.make(base / "run.toml", base, "download", "convert")
-    lab, store = keys.create(folder / "lab.pem"), open_store(address)
+    lab, there = keys.create(folder / "lab.pem"), open_store(address)
     run, paths = runfile.load(base / "run.toml"), Paths("train", base / "run.toml", base)
     setup = begin.read(run, paths.out("convert"), paths.out("download"))
-    opening.open_run(store, setup, lab)
+    opening.open_run(there, setup, lab)
     for peer in (*range(peers), None):
         root = folder / ("follower" if peer is None else f"{peer:03}")
         shutil.copytree(base / "data", root / "data", ignore=shutil.ignore_patterns("trained"))
-        found["runtime"]["store"] = address
+        found["runtime"]["store"] = by or address
         if peer is not None:
             key = keys.create(root / "key.pem")
-            opening.admit(store, peer, keys.public_text(key), lab)
+            opening.admit(there, peer, keys.public_text(key), lab)
             found["runtime"]["volunteer_key"] = str(root / "key.pem")
         else:
             found["runtime"]["volunteer_key"] = ""
         tiny.write_run(root / "run.toml", found)
+    if by:
+        signing.sign_run(there, lab, 1)
     return address
 
 
