@@ -41,8 +41,17 @@ class Moments(Dense):
     """Maximum global L2 norm of the gradient; 0 or absent is no clipping."""
 
 
+def _is_empty(value: object) -> bool:
+    return not value
+
+
 class OptimizerAdamW(Moments):
     """AdamW on the mean of all peers' gradients: the dense baseline."""
+
+    by_group = ("step_scale",)
+
+    step_scale: dict[str, NotNegative] = Field(default={}, exclude_if=_is_empty)
+    """Step-size factor by group, as of Muon; 1 for groups that are not named."""
 
     def build(self, setting: Setting) -> "Optimizer":
         from lockstep.optim.dense import adamw

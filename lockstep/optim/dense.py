@@ -9,6 +9,7 @@ Arguments that these optimizers share:
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -99,6 +100,7 @@ def adamw(
     eps: float,
     weight_decay: float,
     clip_grad_norm: float | None = None,
+    step_scale: Mapping[str, float] = {},
     aggregate: AggregateFn = EQUAL_MEAN,
 ) -> Optimizer:
     """Return AdamW on the mean of all present peers' gradients: the baseline of all else.
@@ -107,13 +109,18 @@ def adamw(
 
         m, v    = Adam's moments of g, which decay by betas, bias-corrected
         d       = m / (sqrt(v) + eps)
+        d      <- d * step_scale[group]                         as in `muon`
 
     References:
       Loshchilov, Hutter, Decoupled Weight Decay Regularization, https://arxiv.org/abs/1711.05101
     """
+    expect.by_group(expect.rates, step_scale=step_scale)
+    direction = adam(betas, eps)
+    if step_scale:
+        direction = optax.chain(direction, optax.stateless(partial(_scaled, step_scale)))
     return dense(
         learning_rate,
-        adam(betas, eps),
+        direction,
         weight_decay=weight_decay,
         clip_grad_norm=clip_grad_norm,
         aggregate=aggregate,
@@ -241,12 +248,8 @@ def muon(  # noqa: PLR0913 - Adam's settings are among them
         ahead = jax.tree.map(lambda m, g: orthogonal(g + momentum * m), trace, matrices)
         others, adam = moments.update(rest, state.adam)
         directions = ahead | others
-
-        def scaled(path: KeyPath, leaf: jax.Array) -> jax.Array:
-            d: jax.Array = directions[_dotted(path)] * step_scale.get(group_of(path) or "", 1.0)
-            return d
-
-        return jax.tree.map_with_path(scaled, grads), MuonState(adam, trace)
+        found = jax.tree.map_with_path(lambda path, _: directions[_dotted(path)], grads)
+        return _scaled(step_scale, found), MuonState(adam, trace)
 
     return dense(
         learning_rate,
@@ -255,6 +258,15 @@ def muon(  # noqa: PLR0913 - Adam's settings are among them
         clip_grad_norm=clip_grad_norm,
         aggregate=aggregate,
     )
+
+
+def _scaled(step_scale: Mapping[str, float], tree: Tree, params: Tree | None = None) -> Tree:
+    """Return directions times the factors of their groups."""
+
+    def scaled(path: KeyPath, d: jax.Array) -> jax.Array:
+        return d * step_scale.get(group_of(path) or "", 1.0)
+
+    return jax.tree.map_with_path(scaled, tree)
 
 
 def _dotted(path: KeyPath) -> str:

@@ -165,7 +165,7 @@ def _held_out_rows(published: PublishedRun, split_size: int | None) -> HeldOutRo
     rows = given_rows.read(published.folder / HELD_OUT, columns, run, bound)
     if split_size is None:
         raise LockstepError(f"{EVALUATED}: split_sequences is null, expected a number")
-    due_N = held_out.spread(split_size, run.held_out.sequences, run.peers.seed)
+    due_N = held_out.drawn(split_size, run)
     missing = len(np.setdiff1d(due_N, rows.indices_N))
     other = len(np.setdiff1d(rows.indices_N, due_N))
     if other or (missing and "labels" not in columns):

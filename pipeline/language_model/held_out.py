@@ -75,6 +75,13 @@ def spread(split_size: int, asked: int, seed: int) -> np.ndarray:
     return np.sort(permute(drawn, np.arange(count), split_size))
 
 
+def drawn(split_size: int, run: runfile.Run) -> np.ndarray:
+    """Return the rows of a split of a size that a run measures, as `spread` has them."""
+    first, step = {"all": (0, 1), "even": (0, 2), "odd": (1, 2)}[run.held_out.rows]
+    size = len(range(first, split_size, step))
+    return first + step * spread(size, run.held_out.sequences, run.peers.seed)
+
+
 def read(run: runfile.Run, shards: Path) -> HeldOutRows:
     """Read `[held_out] sequences` rows spread over the split, and keep those where anything counts.
 
@@ -84,7 +91,7 @@ def read(run: runfile.Run, shards: Path) -> HeldOutRows:
     length, network = run.llm.max_seq_len, run.runtime
     sequences = Sequences(shards, listed, "held_out", length, network)
     split_size = len(sequences)
-    indices_N = spread(split_size, run.held_out.sequences, run.peers.seed)
+    indices_N = drawn(split_size, run)
     rows_NW = sequences.take(indices_N)
     if listed.rows is None:
         counts_N = counted(rows_NW, listed.columns).any(axis=1)

@@ -158,6 +158,10 @@ class Witness(Table):
         return tuple((int(window), int(peer)) for window, peer in pairs)
 
 
+def _is_all(value: object) -> bool:
+    return value == "all"
+
+
 class HeldOut(Table):
     """Loss on sequences that no peer trains on, measured during training."""
 
@@ -165,6 +169,9 @@ class HeldOut(Table):
     """Number of held-out sequences per measurement, which [peers] seed draws from the whole split;
     all, if there are fewer. With 0 nothing is measured, and a file that is held out only because
     no name says what to hold out is trained on."""
+    rows: Literal["all", "even", "odd"] = Field(default="all", exclude_if=_is_all)
+    """Rows of the split that they are drawn from. A training that is tuned on the odd ones can be
+    scored on the even ones."""
     every: Count = 10
     """Rounds between measurements."""
     stop_above: Annotated[float, Field(gt=1)] = 1.5

@@ -14,9 +14,10 @@ from lockstep.programs.columns import UNCOUNTED
 from lockstep.programs.placement import DeviceGroup, on_groups
 from pipeline import runfile
 from pipeline.language_model import held_out
-from pipeline.language_model.held_out import mean_loss, mean_of, spread
+from pipeline.language_model.held_out import drawn, mean_loss, mean_of, spread
 from pipeline.language_model.language_model import programs_of
 from pipeline.language_model.text_writer import TextWriter
+from pipeline.stage.keys import PROJECT
 from pipeline.weights import exported as exported_folder
 from pipeline.weights import hf
 from tests.pipeline.evaluated import END, HF_CONFIG, LENGTH, make
@@ -46,13 +47,17 @@ def test_held_out_loss_is_that_of_training_on_the_same_sequences(made):
 
 def test_rows_are_spread_over_the_whole_split_and_any_seed_draws_others():
     for seed in range(3):
-        drawn = spread(10_000, 512, seed)
-        assert len(set(drawn)) == 512 and (np.diff(drawn) > 0).all()
-        tenths = np.bincount(drawn // 1000, minlength=10)
+        chosen = spread(10_000, 512, seed)
+        assert len(set(chosen)) == 512 and (np.diff(chosen) > 0).all()
+        tenths = np.bincount(chosen // 1000, minlength=10)
         assert tenths.min() > 25 and tenths.max() < 80  # 51 are expected, give or take 7
     assert [*spread(40, 512, 0)] == [*range(40)]  # all there are
     assert [*spread(10**9, 3, 7)] == [*spread(10**9, 3, 7)] != [*spread(10**9, 3, 8)]
     assert not len(spread(0, 512, 0)) and not len(spread(9, 0, 0))
+    run = runfile.load(PROJECT / "params/run.toml")
+    tables = [run.held_out.model_copy(update={"rows": rows}) for rows in ("all", "even", "odd")]
+    found = [[*drawn(41, run.model_copy(update={"held_out": table}))] for table in tables]
+    assert found == [[*range(41)], [*range(0, 41, 2)], [*range(1, 41, 2)]]
 
 
 def test_the_mean_of_rows_that_are_spread_is_that_of_the_split_within_its_standard_error():

@@ -31,6 +31,22 @@ def test_adamw_alone_is_optax_adamw():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), *params)
 
 
+def test_the_steps_of_adamw_are_scaled_by_group_and_no_bit_of_them_where_none_is_named():
+    rng = np.random.default_rng(1)
+    params = jax.tree.map(lambda shape: rng.normal(size=shape).astype(np.float32), SHAPES,
+                          is_leaf=lambda x: isinstance(x, tuple))  # fmt: skip
+    settings = {"betas": (0.8, 0.95), "eps": 1e-8, "weight_decay": 0.0}
+    plain, by_group = (Peers(adamw(RATE, **settings, **scale), params)
+                       for scale in ({}, {"step_scale": SCALE}))  # fmt: skip
+    grads = jax.tree.map(np.cos, params)
+    found, scaled = (peers.receive([grads], 1) for peers in (plain, by_group))
+    for group, factor in {"layers": 0.5, "head": 2.0, "norm": 1.0}.items():
+        jax.tree.map(
+            lambda x, y, factor=factor: np.testing.assert_allclose(factor * x, y, rtol=1e-6),
+            found[group], scaled[group],
+        )  # fmt: skip
+
+
 @pytest.mark.parametrize("momentum, nesterov", [(0.0, False), (0.9, False), (0.9, True)])
 def test_every_step_of_sgd_is_the_equations(momentum, nesterov):
     rng = np.random.default_rng(0)
