@@ -1,0 +1,133 @@
+"""Who has which slot, for who may list a store and for who may only read it."""
+
+import os
+
+import pytest
+
+from lockstep.errors import LockstepError
+from parts.volunteers import commands, keys, slots
+from parts.volunteers.addresses import signing
+from parts.volunteers.bodies import Admission, RunDocument
+from parts.volunteers.chain import opening
+from parts.volunteers.chain.admissions import Admissions
+from parts.volunteers.signed import sign
+from parts.volunteers.store.folder import FolderStore
+from parts.volunteers.store.schemes import open_store
+from pipeline.net import limits
+from tests.parts.volunteers.stores import BUCKET
+from tests.servers import s3 as s3_server
+from tests.servers.s3 import running_s3
+
+LAB, FIRST, SECOND = (keys.PrivateKey.generate() for _ in range(3))
+
+
+class Unlisted(FolderStore):
+    """A folder that only its owner may list."""
+
+    def names(self, prefix, most=0):
+        raise LockstepError("found no address for LIST")
+
+
+class Gone(FolderStore):
+    """A store that does not answer."""
+
+    def names(self, prefix, most=0):
+        raise limits.UnreachableError("timed out")
+
+
+def run_in(store, **tables):
+    document = RunDocument(
+        release="1", run={"config": {"max_round_train_time": 600}, **tables}, pins={},
+        start="ab" * 32, slots=16, payload_bytes=5000, lab=keys.public_text(LAB),
+    )  # fmt: skip
+    store.create(slots.RUN, sign(document, LAB))
+    return opening.read_run(store)[1]
+
+
+@pytest.fixture
+def store(tmp_path):
+    """A store in which slot 7 was the first's, from second 2000 on the second's, then nobody's."""
+    store = FolderStore(tmp_path)
+    run_in(store)
+    for seconds, key in ((1000, FIRST), (2000, SECOND), (3000, None)):
+        name = opening.admit(store, 7, key and keys.public_text(key), LAB, "because")
+        os.utime(store.root / name, (seconds, seconds))
+    opening.admit(store, 2, keys.public_text(SECOND), LAB)
+    return store
+
+
+@pytest.mark.parametrize("kind", [FolderStore, Unlisted])
+def test_who_may_not_list_reads_the_same(store, kind):
+    run = opening.read_run(store)[1]
+    found = Admissions(kind(store.root), run, LAB.public_key(), 16)
+    found.read()
+    times = (999, 1000, 2000, 2001, 3000, 3001)
+    expected = [None, *([FIRST] * 2), *([SECOND] * 2), None]
+    assert [found.key(7, at) for at in times] == [key and key.public_key() for key in expected]
+    assert found.newest(7) is None and found.slot_of(SECOND.public_key()) == 2
+    with pytest.raises(LockstepError, match="has no slot in .* expected that the lab admitted it"):
+        found.slot_of(FIRST.public_key())
+    name = opening.admit(store, 5, keys.public_text(FIRST), LAB)
+    found.read()
+    assert name == "peers/005/000.json" and found.slot_of(FIRST.public_key()) == 5
+
+
+def test_a_store_that_does_not_answer_is_not_taken_for_one_that_lists_nothing(store):
+    with pytest.raises(limits.UnreachableError):
+        Admissions(Gone(store.root), "ab" * 32, LAB.public_key(), 16).read()
+
+
+@pytest.mark.parametrize(
+    ("author", "changes", "why"),
+    [(SECOND, {}, "signature is not of its content"), (LAB, {"peer": 4}, "is of slot 4"),
+     (LAB, {"run": "cd" * 32}, "is of slot 3")],
+)  # fmt: skip
+def test_only_the_lab_admits_and_to_the_slot_that_the_name_says(store, author, changes, why):
+    run = opening.read_run(store)[1]
+    said = {"run": run, "peer": 3, "number": 0, "key": keys.public_text(FIRST)} | changes
+    store.create(slots.admission(3, 0), sign(Admission(**said), author))
+    with pytest.raises(LockstepError, match=why):
+        Admissions(store, run, LAB.public_key(), 16).read()
+
+
+# ---- Commands ----
+
+
+@pytest.fixture
+def bucket(monkeypatch):
+    monkeypatch.setattr(s3_server, "PAGE", 1000)
+    with running_s3(monkeypatch) as bucket:
+        bucket.public = True
+        yield bucket
+
+
+def test_a_slot_is_given_with_a_days_addresses_and_sign_gives_more_to_all(bucket, tmp_path, capsys):
+    lab, store = keys.create(tmp_path / "lab.pem"), open_store(f"s3://{BUCKET}/run")
+    document = RunDocument(
+        release="1", run={"config": {"max_round_train_time": 3600}}, pins={}, start="ab" * 32,
+        slots=16, payload_bytes=5000, lab=keys.public_text(lab),
+    )  # fmt: skip
+    store.create(slots.RUN, sign(document, lab))
+    for peer in (5, 3):
+        commands.key(tmp_path / f"{peer}.pem")
+        public = capsys.readouterr().out.splitlines()[-1]
+        commands.admit(store.address, peer, public, None, tmp_path / "lab.pem")
+    said = capsys.readouterr().out.splitlines()
+    assert said[:2] == [
+        "admit: peers/003/000.json", "admit: signed rounds 1 to 30 of 1 peers, for 24 hours",
+    ]  # fmt: skip
+    commands.sign(store.address, 2.0, tmp_path / "lab.pem")
+    assert capsys.readouterr().out == "sign: rounds 1 to 3 of 2 peers, for 2 hours\n"
+    assert {*store.names("addresses/")} == {
+        slots.addresses(peer, number) for peer in (3, 5) for number in range(3)
+    }
+    commands.admit(store.address, 5, None, "asked to", tmp_path / "lab.pem")
+    commands.sign(store.address, 2.0, tmp_path / "lab.pem")
+    assert capsys.readouterr().out.splitlines()[-1].startswith("sign: rounds 1 to 3 of 1 peers")
+
+
+def test_only_the_lab_signs(bucket, tmp_path):
+    store = open_store(f"s3://{BUCKET}/run")
+    run_in(store)
+    with pytest.raises(LockstepError, match="the run of ed25519:.*, expected your key's"):
+        signing.sign_run(store, FIRST, 1)
