@@ -17,13 +17,14 @@ SPARE = 1.25  # times as many rounds, since rounds may become shorter
 FIRST = 1  # the number of the first round
 
 
-def rounds_ahead(store: Store, hours: float, longest: float) -> range:
+def rounds_ahead(store: Store, hours: float, longest: float, last: int) -> range:
     """Return the rounds that may begin in so many hours from now on, by the pace of the last ones.
 
     Args:
       store: The run's.
       hours: How long.
       longest: Seconds that a round takes at most, which are taken of a run that has just begun.
+      last: The run's last round.
     """
 
     def closed(step: int) -> Seen | None:
@@ -34,7 +35,7 @@ def rounds_ahead(store: Store, hours: float, longest: float) -> range:
     if begun < first - 1:
         seconds = (closed(first - 1).seconds - closed(begun).seconds) / (first - 1 - begun)
     count = SPARE * hours * HOUR / max(1.0, min(seconds, longest))
-    return range(first, first + max(1, math.ceil(count)))
+    return range(first, min(first + max(1, math.ceil(count)), last + 1))
 
 
 def sign_run(store: Store, lab: PrivateKey, hours: float, peers: Collection[int] = ()) -> str:
@@ -60,7 +61,8 @@ def sign_run(store: Store, lab: PrivateKey, hours: float, peers: Collection[int]
         for peer, key in found
         if key is not None and peer in (peers or range(document.slots))
     ]
-    steps = rounds_ahead(store, hours, document.run["config"]["max_round_train_time"])
-    if readers:
+    config = document.run["config"]
+    steps = rounds_ahead(store, hours, config["max_round_train_time"], config["total_steps"])
+    if readers and steps:
         sign_ahead(store, readers, steps, math.ceil(hours * HOUR), lab)
     return f"rounds {steps.start} to {steps.stop - 1} of {len(readers)} peers, for {hours:g} hours"

@@ -21,15 +21,16 @@ def close(store, *times):
 
 
 def test_a_run_that_has_not_begun_takes_its_longest_rounds(store):
-    assert rounds_ahead(store, 24, 300) == range(1, 361)
+    assert rounds_ahead(store, 24, 300, 9999) == range(1, 361)
+    assert rounds_ahead(store, 24, 300, 30) == range(1, 31)
     close(store, 1000)
-    assert rounds_ahead(store, 24, 300) == range(2, 362)
+    assert rounds_ahead(store, 24, 300, 9999) == range(2, 362)
 
 
 @pytest.mark.parametrize(("seconds", "count"), [(60, 75), (120, 38), (9000, 15), (0, 4500)])
 def test_a_run_that_goes_on_takes_the_pace_of_its_last_rounds(store, seconds, count):
     close(store, *range(0, 30_000, 6000), *(30_000 + n * seconds for n in range(33)))
-    assert rounds_ahead(store, 1, 300) == range(39, 39 + count)
+    assert rounds_ahead(store, 1, 300, 9999) == range(39, 39 + count)
 
 
 @pytest.mark.parametrize("there", [*range(20), 63, 64, 65, 1000])
