@@ -37,8 +37,8 @@ class Gone(FolderStore):
 
 def run_in(store, **tables):
     document = RunDocument(
-        release="1", run={"config": {"max_round_train_time": 600, "total_steps": 9}, **tables}, pins={},
-        start="ab" * 32, slots=16, payload_bytes=5000, lab=keys.public_text(LAB),
+        release="1", run={"config": {"max_round_train_time": 600, "total_steps": 9}, **tables},
+        pins={}, start="ab" * 32, slots=16, payload_bytes=5000, lab=keys.public_text(LAB),
     )  # fmt: skip
     store.create(slots.RUN, sign(document, LAB))
     return opening.read_run(store)[1]
@@ -104,8 +104,8 @@ def bucket(monkeypatch):
 def test_a_slot_is_given_with_a_days_addresses_and_sign_gives_more_to_all(bucket, tmp_path, capsys):
     lab, store = keys.create(tmp_path / "lab.pem"), open_store(f"s3://{BUCKET}/run")
     document = RunDocument(
-        release="1", run={"config": {"max_round_train_time": 3600, "total_steps": 99}}, pins={}, start="ab" * 32,
-        slots=16, payload_bytes=5000, lab=keys.public_text(lab),
+        release="1", run={"config": {"max_round_train_time": 3600, "total_steps": 99}},
+        pins={}, start="ab" * 32, slots=16, payload_bytes=5000, lab=keys.public_text(lab),
     )  # fmt: skip
     store.create(slots.RUN, sign(document, lab))
     for peer in (5, 3):
