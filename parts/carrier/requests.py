@@ -216,8 +216,7 @@ class Optimize(Table):
     step: PositiveInt
     """The round, from 1."""
     peers: NaturalInts
-    """The peers whose messages these are, in this order, each plus 10,000 for every version of its
-    fragment by which the message is old."""
+    """Whose messages these are, in this order; plus 10,000 for each version that one is old."""
     sequences: NaturalInts
     """Number of sequences that each of them was assigned, its weight."""
 
