@@ -38,7 +38,7 @@ def compare(
     ] = False,
     run_files: Annotated[
         Path | None,
-        typer.Option(help="Only write the run files of trainings whose rate is known, here."),
+        typer.Option(help="Only write the run files of trainings whose values are known, here."),
     ] = None,
 ) -> None:
     """Train methods at equal tokens, one after the other, and say which is better by how much.
@@ -72,18 +72,27 @@ def _loaded(file: Path) -> "tuple[Compare, Run]":
 
 def _plan(file: Path, path: Path) -> None:
     """Write the list of trainings, and say how many there are and about how long they take."""
+    from parts.comparison.compare_file import NO_FAILURE
     from parts.comparison.train import key_of
-    from parts.comparison.trainings import digest, document, grid, trainings
+    from parts.comparison.trainings import Decided, digest, document, needed, trainings
 
     known, base = _loaded(file)
     names: dict[PlannedTraining, str] = {}
     written: dict[str, dict[str, Any]] = {}
+    keys: dict[tuple[str, int, bool, str], str] = {}
     for one in trainings(known):
-        tuned = [] if one.rate is not None else [names[other] for other in grid(known, one.method)]
-        rate = one.rate or known.methods[one.method].rates[0]
-        key = key_of(document(known, base, one._replace(rate=rate)))
-        names[one] = name = f"{one.method}-{one.seed}-{digest(key, tuned, one.failure)}"
-        written[name] = {**one._asdict(), "needs": tuned}
+        alike = one.method, one.seed, one.trial is None, one.failure
+        if alike not in keys:  # trainings of a search begin as one
+            start = Decided(known.methods[one.method].search)
+            keys[alike] = key_of(document(known, base, one, start))
+        needs = [names[other] for other in needed(known, one)]
+        rest = known.timeout, known.methods[one.method].grace
+        search = list(known.methods[one.method].search.items())  # whose order is that of its steps
+        made = digest(
+            keys[alike], needs, one.trial, search, *(rest if one.failure != NO_FAILURE else ())
+        )
+        names[one] = name = f"{one.method}-{one.seed}-{made}"
+        written[name] = {**one._asdict(), "needs": needs}
     write_sealed(path, {"trainings": written})
     left = sum(not plan_file.result_path(name).is_file() for name in written)
     print(f"compare: {len(written)} trainings of {known.tokens:,} tokens, {left} of them to do")
@@ -113,50 +122,45 @@ def _hours(base: "Run", tokens: int) -> str:
     )
 
 
-def _rated(known: "Compare", given: dict[str, Any]) -> "PlannedTraining":
-    """Return a training of a plan with its rate, which the results that it needs decide."""
-    from parts.comparison.table import best_rate
-    from parts.comparison.trainings import PlannedTraining, grid
+def _document(known: "Compare", base: "Run", given: dict[str, Any]) -> dict[str, Any]:
+    """Return the run file of a training of a plan, which the results that it needs decide."""
+    from parts.comparison.trainings import PlannedTraining, decided, document
 
     one = PlannedTraining.in_plan(given)
-    if one.rate is not None:
-        return one
-    tuned = zip(grid(known, one.method), given["needs"], strict=True)
-    found = {other: plan_file.result(need) for other, need in tuned}
-    return one._replace(rate=best_rate(known, one.method, found))
+    found = decided(known, one, [plan_file.result(need) for need in given["needs"]])
+    return document(known, base, one, found)
 
 
 def _train(file: Path, path: Path, name: str) -> None:
     from parts.comparison import train
-    from parts.comparison.trainings import document
+    from parts.comparison.trainings import PlannedTraining
 
     given = plan_file.planned(path).get(name)
     if given is None:
         raise LockstepError(f"{path}: found no training {name}, expected one of its names")
     known, base = _loaded(file)
-    one = _rated(known, given)
-    result = train.trained(document(known, base, one), Path())
+    result = train.trained(_document(known, base, given), Path())
     loss = "diverged" if result["loss"] is None else f"held-out loss {result['loss']:.3f}"
-    print(f"compare: {one.label}: {loss}", flush=True)
+    print(f"compare: {PlannedTraining.in_plan(given).label}: {loss}", flush=True)
     write_sealed(plan_file.result_path(name), result)
 
 
 def _write_run_files(file: Path, path: Path, folder: Path) -> None:
-    from parts.comparison.trainings import document, text
+    from parts.comparison.trainings import text
 
     known, base = _loaded(file)
     plan = plan_file.planned(path)
     for name, given in plan.items():
         if all(plan_file.result_path(need).is_file() for need in given["needs"]):
-            write_text(folder / f"{name}.toml", text(document(known, base, _rated(known, given))))
+            write_text(folder / f"{name}.toml", text(_document(known, base, given)))
     print(f"compare: {folder}: {len(list(folder.glob('*.toml')))} run files of {len(plan)}")
 
 
 def _table(file: Path, path: Path) -> None:
     from parts.comparison import table, written
-    from parts.comparison.trainings import PlannedTraining
+    from parts.comparison.trainings import PlannedTraining, by_seed
 
-    known, _ = _loaded(file)
+    known, base = _loaded(file)
     plan, found = plan_file.planned(path), {}
     if missing := [name for name in plan if not plan_file.result_path(name).is_file()]:
         raise LockstepError(
@@ -166,7 +170,7 @@ def _table(file: Path, path: Path) -> None:
     for name, given in plan.items():
         found[PlannedTraining.in_plan(given)] = plan_file.result(name)
     rows = table.rows(known, found)
-    files = written.write(file, known, rows, _code())
+    files = written.write(file, known, rows, f"{by_seed(base)}; {_code()}")
     print(files[0].read_text(encoding="utf-8"), end="")
     print(f"compare: {', '.join(map(str, files))}")
 

@@ -1,19 +1,29 @@
-"""params/compare.toml: the methods, seeds, learning rates and failures of a comparison."""
+"""params/compare.toml: the methods, seeds, searches and failures of a comparison."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, JsonValue, model_validator
 
 from lockstep.methods import CARDS
 from lockstep.tables.explain import validate
 from lockstep.tables.faults import KINDS, Fault
 from lockstep.tables.peers import PeerCount
-from lockstep.tables.table import U8, AsTuple, Count, Distinct, Positive, Table, text, wrong
+from lockstep.tables.table import (
+    U8,
+    AsTuple,
+    Count,
+    Distinct,
+    NotNegative,
+    Positive,
+    Table,
+    text,
+    wrong,
+)
+from parts.comparison.search import RATE
 from pipeline.runfile.tables import Peers
 from pipeline.toml_file import read_toml
 
-Rates = Annotated[tuple[Positive, ...], Field(min_length=1), Distinct, AsTuple]
 Share = Annotated[float, Field(ge=0, le=1)]
 MethodName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,39}$")]
 NO_FAILURE = "none"
@@ -27,7 +37,7 @@ else:
 
 
 class Method(Table):
-    """An optimizer with its settings, and the learning rates that it is tuned on."""
+    """An optimizer with its settings, and where its search begins."""
 
     recipe: RecipeName
     """Optimizer whose table the settings change, by the name of its card (lockstep/methods)."""
@@ -39,8 +49,19 @@ class Method(Table):
     """Number of peers that may lie, as in [peers], where the aggregation needs it."""
     label: Annotated[str, text(80)] | None = None
     """What tables and plots call it; by default its name."""
-    rates: Rates
-    """Base learning rates that seed 0 is trained at."""
+    ours: bool = False
+    """Whether it is this project's own, which no paper has."""
+    grace: NotNegative | None = None
+    """With a failure, `grace_seconds` as a multiple of what a round takes without one."""
+    search: Annotated[dict[str, NotNegative], Field(min_length=1)]
+    """What is tuned, by key, and the value to begin with: `rate`, the base learning rate, and keys
+    of the settings, as `outer_momentum` or `inner.Muon.step_scale.layers`."""
+
+    @model_validator(mode="after")
+    def _rate_is_searched(self) -> "Method":
+        if not self.search.get(RATE):
+            raise wrong("search", f"{RATE} above 0, the base learning rate")
+        return self
 
 
 class ComparedFault(Table):
@@ -73,6 +94,15 @@ class Failure(Table):
     """How many times slower than [links] says a peer trains, by its number."""
 
 
+class Tuning(Table):
+    """The search that every method gets."""
+
+    seed: U8
+    """Seed of its trainings, which is not scored."""
+    trainings: Count = 1
+    """Trainings of each method; with 1 its values are stated, and nothing is trained."""
+
+
 class Compare(Table):
     """A comparison."""
 
@@ -82,9 +112,21 @@ class Compare(Table):
     """Number of peers, where it is another than the run file's."""
     tokens: Count
     """Tokens of each run, over all peers."""
+    passes: Count | None = None
+    """How often a run may go over its data, as in [peers], where that is another number."""
     seeds: Annotated[tuple[U8, ...], Field(min_length=1), Distinct, AsTuple]
-    """Seeds, 0 to 255: of the initial weights, the order of the data and the assignment. Methods
-    are tuned with the first."""
+    """Seeds that are scored, 0 to 255: of the initial weights, the order of the data and the
+    assignment."""
+    tuning: Tuning
+    """The search that every method gets, on another seed and on other held-out rows."""
+    config: dict[str, JsonValue] = {}
+    """Keys of the model's config with other values than the run file's, where it has fresh
+    weights."""
+    reach: Positive | None = None
+    """Loss to which the table counts tokens; by default that of the worst training."""
+    timeout: Annotated[float, Field(gt=1)] = 2.0
+    """With a failure, `max_round_train_time` as a multiple of what a round of the method takes
+    without one, in whole seconds."""
     methods: Annotated[dict[MethodName, Method], Field(min_length=1)]
     """The methods, by name."""
     failures: dict[MethodName, Failure] = {}
@@ -92,6 +134,8 @@ class Compare(Table):
 
     @model_validator(mode="after")
     def _names_are_free(self) -> "Compare":
+        if self.tuning.seed in self.seeds:
+            raise wrong(("tuning", "seed"), "a seed that is not scored")
         if NO_FAILURE in self.failures:
             raise wrong(("failures", NO_FAILURE), "another name: it is that of no failure")
         return self

@@ -4,38 +4,24 @@ import bisect
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import combinations
 from typing import Any, NamedTuple
 
 from lockstep.machine.progress import size
 from parts.comparison.compare_file import NO_FAILURE, Compare
-from parts.comparison.trainings import PlannedTraining, card_of_method, grid
+from parts.comparison.pairs import Difference, differences
+from parts.comparison.train import TRAINED
+from parts.comparison.trainings import Ended, PlannedTraining, card_of_method, decided, needed
 from pipeline.audit.verdict_text import measured_on
-
-Ended = Mapping[str, Any]
-HEADS = (
-    "base rate",
-    "held-out loss",
-    "at equal bytes",
-    "at equal hours",
-    "sent a round",
-    "received",
-    "bits per parameter and step, sent",
-    "received",
-    "simulated hours",
-    "tokens per second",
-    "memory",
-)
 
 
 class Row(NamedTuple):
-    """A method under a failure, at its best rate."""
+    """A method under a failure, at the best of its search."""
 
     method: str
     label: str  # what people call it
     failure: str  # what went wrong, or `none`
     local_steps: int  # its local steps of a round
-    rate: float  # its base learning rate
+    values: Mapping[str, float]  # of what was searched, the learning rate among them
     seeds: tuple[Ended, ...]  # what came of its seeds, those that diverged included
 
     @property
@@ -68,13 +54,28 @@ class Row(NamedTuple):
         Between two measures it is interpolated. None where a seed diverged, or has no measure
         after training began that is within `most`.
         """
-        found = [loss_at(seed["curve"], column, most) for seed in self.seeds if "curve" in seed]
-        known = [loss for loss in found if loss is not None]
-        return statistics.fmean(known) if len(known) == len(self.seeds) else None
+        return self._mean([loss_at(s["curve"], column, most) for s in self.seeds if "curve" in s])
+
+    def tokens_to(self, loss: float) -> float | None:
+        """Return the mean tokens of the seeds until a loss; None where one did not come to it."""
+        return self._mean([tokens_to(s["curve"], loss) for s in self.seeds if "curve" in s])
 
     def first(self, name: str) -> Any:
         """Return what the first seed that did not diverge has under a name."""
         return next((seed[name] for seed in self.seeds if seed["loss"] is not None), None)
+
+    def _mean(self, found: Sequence[float | None]) -> float | None:
+        known = [value for value in found if value is not None]
+        return statistics.fmean(known) if len(known) == len(self.seeds) else None
+
+
+def tokens_to(curve: Sequence[Ended], loss: float) -> float | None:
+    """Return the tokens at which a curve first has a loss, linearly between measures, or None."""
+    for before, after in zip(curve, curve[1:], strict=False):
+        if after["loss"] <= loss:
+            share = (before["loss"] - loss) / (before["loss"] - after["loss"])
+            return float(before["tokens"] + max(0.0, share) * (after["tokens"] - before["tokens"]))
+    return None
 
 
 def loss_at(curve: Sequence[Ended], column: str, most: float) -> float | None:
@@ -94,36 +95,30 @@ def loss_at(curve: Sequence[Ended], column: str, most: float) -> float | None:
     return float(before["loss"] + max(0.0, share) * (after["loss"] - before["loss"]))
 
 
-def best_rate(compare: Compare, method: str, found: Mapping[PlannedTraining, Ended]) -> float:
-    """Return the rate of a method's grid with the lowest loss; the least if it diverged at each."""
-    tuned = zip(compare.methods[method].rates, grid(compare, method), strict=True)
-    stable = {rate: found[one]["loss"] for rate, one in tuned if found[one]["loss"] is not None}
-    return min(stable, key=stable.__getitem__) if stable else min(compare.methods[method].rates)
-
-
 def rows(compare: Compare, found: Mapping[PlannedTraining, Ended]) -> list[Row]:
     """Return the rows of the table, the best first, those with failures after those without."""
     table = []
     for failure in (NO_FAILURE, *compare.failures):
         some = []
         for name, method in compare.methods.items():
-            rate = best_rate(compare, name, found)
-            tuned = PlannedTraining(name, rate, compare.seeds[0])
             seeds = [PlannedTraining(name, None, seed, failure) for seed in compare.seeds]
-            if failure == NO_FAILURE:
-                seeds[0] = tuned
+            before = [found[one] for one in needed(compare, seeds[0]._replace(failure=NO_FAILURE))]
+            values = decided(compare, seeds[0]._replace(failure=NO_FAILURE), before).values
             results = tuple(found[one] for one in seeds)
-            steps = card_of_method(method).local_steps
-            some.append(Row(name, method.label or name, failure, steps, rate, results))
+            steps = card_of_method(method, values).local_steps
+            some.append(Row(name, method.label or name, failure, steps, values, results))
         table += sorted(some, key=lambda row: row.mean)
     return table
 
 
-def beats(better: Row, worse: Row) -> bool:
-    """Return whether every seed of a row has a lower loss than every seed of another."""
-    if not better.losses or math.isinf(better.mean):
-        return False
-    return math.isinf(worse.mean) or max(better.losses) < min(worse.losses)
+def plain_rows(table: Sequence[Row]) -> list[Row]:
+    """Return the rows without failures."""
+    return [row for row in table if row.failure == NO_FAILURE]
+
+
+def apart(table: Sequence[Row]) -> list[Difference]:
+    """Return the differences of each two rows without failures that did not diverge."""
+    return differences({r.method: r.losses for r in plain_rows(table) if not math.isinf(r.mean)})
 
 
 def front(table: Sequence[Row]) -> list[Row]:
@@ -139,58 +134,76 @@ def front(table: Sequence[Row]) -> list[Row]:
     ]
 
 
-def record(row: Row, table: Sequence[Row]) -> dict[str, Any]:
+def goal(compare: Compare, table: Sequence[Row]) -> float:
+    """Return the loss to which tokens are counted: the file's, or that of the worst training."""
+    known = [loss for row in plain_rows(table) for loss in row.losses]
+    return compare.reach or max(known, default=math.inf)
+
+
+def record(compare: Compare, row: Row, table: Sequence[Row]) -> dict[str, Any]:
     """Return a row's numbers: losses in nats per token, sizes in bytes, times in seconds.
 
     `loss_at_equal_bytes` is at the bytes of the row that sends least, and `loss_at_equal_seconds`
-    at the simulated seconds of the quickest, each without failures.
+    at the simulated seconds, of training and links, of the quickest, each without failures.
     """
-    plain = [other for other in table if other.failure == NO_FAILURE]
+    plain = plain_rows(table)
     least, quickest = (
         min((other.total(column) for other in plain if other.losses), default=0.0)
-        for column in ("bytes_up", "seconds")
+        for column in ("bytes_up", TRAINED)
     )
     of_a_step = (row.first("parameters") or math.nan) * row.local_steps / 8
-    up, down = row.first("bytes_up"), row.first("bytes_down")
+    up, down, took = row.first("bytes_up"), row.first("bytes_down"), row.first(TRAINED)
     return {
         "method": row.method,
         "failure": row.failure,
-        "base_lr": row.rate,
+        "this_project": compare.methods[row.method].ours,
+        **{f"tuned_{key}": value for key, value in row.values.items()},
         "seeds": len(row.seeds),
         "diverged": len(row.seeds) - len(row.losses),
         "loss": None if math.isinf(row.mean) else row.mean,
         "spread": row.spread,
         "lowest": min(row.losses, default=None),
         "highest": max(row.losses, default=None),
+        "tokens_to_goal": row.tokens_to(goal(compare, table)),
         "loss_at_equal_bytes": row.loss_at("bytes_up", least),
-        "loss_at_equal_seconds": row.loss_at("seconds", quickest),
+        "loss_at_equal_seconds": row.loss_at(TRAINED, quickest),
         "tokens": row.first("tokens"),
-        "rounds": row.first("rounds"),
+        "outer_steps": row.first("rounds"),
         "local_steps": row.local_steps,
         "bytes_up": row.total("bytes_up") if row.losses else None,
         "bytes_up_a_round": up,
         "bytes_down_a_round": down,
         "bits_per_parameter_and_step_up": None if up is None else up / of_a_step,
         "bits_per_parameter_and_step_down": None if down is None else down / of_a_step,
-        "simulated_seconds": row.first("simulated_seconds"),
+        "train_seconds": took,
+        "coordinator_seconds": None if took is None else row.first("simulated_seconds") - took,
+        "seconds_for_all_tokens": took and took * compare.tokens / max(row.first("tokens"), 1),
         "tokens_per_second": row.first("tokens_per_second"),
         "peak_bytes": row.first("peak_bytes"),
-        "trainings": [{"key": seed["key"], "params": seed.get("params")} for seed in row.seeds],
     }
 
 
 # ---- As text, with rounded numbers ----
 
 
-def made_of(compare: Compare, code: str) -> str:
-    """Return what the trainings were of."""
-    seeds = ", ".join(map(str, compare.seeds))
+def made_of(compare: Compare, table: Sequence[Row], code: str) -> str:
+    """Return what the trainings were of; `code` begins with what a seed draws."""
+    params = next((row.first("parameters") for row in table if row.losses), None)
+    ratio = "" if params is None else f", {compare.tokens / params:.2g} for each parameter"
+    count = compare.tuning.trainings
+    search = "The values of each method are stated, not tuned."
+    if count > 1:
+        search = f"Each method was tuned by {count} trainings, each where the ones before it point "
+        search += f"(search.py), with seed {compare.tuning.seed} on held-out rows that are not "
+        search += "scored."
     return (
-        f"{compare.tokens:,} tokens a training, of {compare.base}; seeds {seeds}, each with other "
-        f"weights, another order of the data and another assignment; {code}. A loss is the mean of "
-        "the seeds, in nats per token, and their standard deviation. Equal bytes are those that "
-        "the method sends that sends least, equal hours those of the quickest. Tokens per second "
-        "include start and compilation, beside what else the machine did."
+        f"{compare.tokens:,} tokens a training{ratio}, of {compare.base}. {search} Scored with "
+        f"seeds {', '.join(map(str, compare.seeds))}, the same for all methods; a seed draws "
+        f"{code}. A loss is the mean of the seeds, in nats per token, and their standard "
+        "deviation. Equal bytes are those that the method sends that sends least, equal hours "
+        "those of the quickest. Hours are simulated: training and links; the coordinator's stand "
+        "beside. Tokens per second include start and compilation, beside what else the machine "
+        "did. A star: this project's own."
     )
 
 
@@ -203,56 +216,75 @@ class TextTable(NamedTuple):
 
 def tables(compare: Compare, table: Sequence[Row]) -> Iterator[TextTable]:
     """Yield the table where nothing fails, and those of losses, hours and tokens by what fails."""
-    plain = [row for row in table if row.failure == NO_FAILURE]
-    yield TextTable(("method", *HEADS), [(row.label, *cells(row, table)) for row in plain])
+    plain, known = plain_rows(table), {(row.method, row.failure): row for row in table}
+    records = {key: record(compare, row, table) for key, row in known.items()}
+    star = {row.method: "*" if compare.methods[row.method].ours else "" for row in plain}
+    found = {other.worse: other for other in apart(table) if other.better == plain[0].method}
+    cells = [_cells(row, records[row.method, NO_FAILURE], found.get(row.method)) for row in plain]
+    goal_head = f"tokens to {goal(compare, table):.3f}"
+    heads = ("method", *(goal_head if head == GOAL else head for head in cells[0]))
+    yield TextTable(
+        heads,
+        [(row.label + star[row.method], *c.values()) for row, c in zip(plain, cells, strict=True)],
+    )
     if not compare.failures:
         return
     failures = (NO_FAILURE, *compare.failures)
-    known = {(row.method, row.failure): row for row in table}
-    cells_of = {"held-out loss": _loss, "simulated hours": _hours, "tokens": _tokens}
-    for what, cell in cells_of.items():
+    of_failures = {
+        "held-out loss": lambda row, known: _loss(row),
+        "simulated hours": lambda row, known: _hours(known["train_seconds"]),
+        "hours for the same tokens": lambda row, known: _hours(known["seconds_for_all_tokens"]),
+        "tokens": lambda row, known: _or_dash(known["tokens"], "{:,}"),
+    }
+    for what, cell in of_failures.items():
         rows = [
-            (row.label, *(cell(known[row.method, failure], table) for failure in failures))
+            (
+                row.label + star[row.method],
+                *(cell(known[key], records[key]) for key in ((row.method, f) for f in failures)),
+            )
             for row in plain
         ]
         yield TextTable((f"{what}, by what fails", *failures), rows)
 
 
-def cells(row: Row, table: Sequence[Row]) -> tuple[str, ...]:
-    """Return a row's cells below `HEADS`."""
-    known = record(row, table)
-    return (
-        f"{row.rate:g}",
-        _loss(row, table),
-        _or_dash(known["loss_at_equal_bytes"], "{:.3f}"),
-        _or_dash(known["loss_at_equal_seconds"], "{:.3f}"),
-        _size(known["bytes_up_a_round"]),
-        _size(known["bytes_down_a_round"]),
-        _or_dash(known["bits_per_parameter_and_step_up"], "{:.3g}"),
-        _or_dash(known["bits_per_parameter_and_step_down"], "{:.3g}"),
-        _hours(row, table),
-        _or_dash(known["tokens_per_second"], "{:,.0f}"),
-        _size(known["peak_bytes"]),
-    )
+GOAL = "tokens to a loss"
 
 
-def _loss(row: Row, table: Sequence[Row]) -> str:
-    known = record(row, table)
-    if known["diverged"]:
-        return "diverged" + (f", {known['diverged']} of {len(row.seeds)}" if row.losses else "")
+def _cells(row: Row, known: Mapping[str, Any], behind: Difference | None) -> dict[str, str]:
+    """Return a row's cells by the heads above them."""
+    return {
+        "tuned": ", ".join(f"{key} {value:g}" for key, value in row.values.items()),
+        "held-out loss": _loss(row),
+        "behind the first": "–" if behind is None else str(behind),
+        GOAL: _or_dash(known["tokens_to_goal"], "{:,.0f}"),
+        "at equal bytes": _or_dash(known["loss_at_equal_bytes"], "{:.3f}"),
+        "at equal hours": _or_dash(known["loss_at_equal_seconds"], "{:.3f}"),
+        "outer steps": _or_dash(known["outer_steps"], "{:,}"),
+        "sent a round": _size(known["bytes_up_a_round"]),
+        "received": _size(known["bytes_down_a_round"]),
+        "bits per parameter and step, sent": _or_dash(known["bits_per_parameter_and_step_up"]),
+        "bits received": _or_dash(known["bits_per_parameter_and_step_down"]),
+        "simulated hours": _hours(known["train_seconds"]),
+        "coordinator's": _hours(known["coordinator_seconds"]),
+        "hours for the same tokens": _hours(known["seconds_for_all_tokens"]),
+        "tokens per second": _or_dash(known["tokens_per_second"], "{:,.0f}"),
+        "memory": _size(known["peak_bytes"]),
+    }
+
+
+def _loss(row: Row) -> str:
+    diverged = len(row.seeds) - len(row.losses)
+    if diverged:
+        return "diverged" + (f", {diverged} of {len(row.seeds)}" if row.losses else "")
     spread = "" if row.spread is None else f" ± {row.spread:.3f}"
-    return f"{known['loss']:.3f}{spread}"
+    return f"{row.mean:.3f}{spread}"
 
 
-def _hours(row: Row, table: Sequence[Row]) -> str:
-    return _or_dash((record(row, table)["simulated_seconds"] or math.nan) / 3600, "{:.3g}")
+def _hours(seconds: float | None) -> str:
+    return _or_dash(None if seconds is None else seconds / 3600)
 
 
-def _tokens(row: Row, table: Sequence[Row]) -> str:
-    return _or_dash(record(row, table)["tokens"], "{:,}")
-
-
-def _or_dash(value: float | None, form: str) -> str:
+def _or_dash(value: float | None, form: str = "{:.3g}") -> str:
     return "–" if value is None or math.isnan(value) else form.format(value)
 
 
@@ -261,24 +293,19 @@ def _size(nbytes: float | None) -> str:
 
 
 def conclusions(compare: Compare, table: Sequence[Row]) -> Iterator[str]:
-    """Yield what losses rest on, which differences exceed those of seeds, the front, and rates."""
-    plain = [row for row in table if row.failure == NO_FAILURE]
+    """Yield what losses rest on, which methods can be told apart, and the front."""
+    plain = plain_rows(table)
     if text := _measured_on(plain):
         yield text
     if len(compare.seeds) == 1:
         yield "One seed: which differences exceed those of seeds is not known."
-    elif len(plain) > 1:
-        yield _ranking(plain)
+    elif found := apart(table):
+        yield _told_apart(found, {row.method: row.label for row in plain})
     labels = ", ".join(row.label for row in front(plain))
     yield f"No other method has a lower loss with as few bytes: {labels}."
     for row in plain:
-        rates = compare.methods[row.method].rates
-        if row.seeds[0]["loss"] is None:
-            yield f"{row.label}: it diverged at every rate of its grid. Add lower ones."
-        elif len(rates) == 1:
-            yield f"{row.label}: its rate is stated, not tuned."
-        elif row.rate in (min(rates), max(rates)):
-            yield f"{row.label}: its best rate, {row.rate:g}, is at an edge of its grid."
+        if len(row.losses) < len(row.seeds):
+            yield f"{row.label}: it diverged with {len(row.seeds) - len(row.losses)} seeds."
 
 
 def _measured_on(plain: Sequence[Row]) -> str | None:
@@ -291,11 +318,10 @@ def _measured_on(plain: Sequence[Row]) -> str | None:
     return f"A loss is measured on {text} at most; a seed draws the same for every method."
 
 
-def _ranking(plain: Sequence[Row]) -> str:
+def _told_apart(found: Sequence[Difference], labels: Mapping[str, str]) -> str:
+    text = f"Differences are of equal seeds, with t intervals that hold for all {len(found)} pairs "
+    text += "together 95 times in 100 (Bonferroni)."
     unsure = [
-        f"{better.label} and {worse.label}"
-        for better, worse in combinations(plain, 2)
-        if not beats(better, worse)
+        f"{labels[one.better]} and {labels[one.worse]} ({one})" for one in found if not one.sure
     ]
-    rest = f", but for: {'; '.join(unsure)}" if unsure else ""
-    return f"Every seed of a method has a lower loss than every seed of those below it{rest}."
+    return f"{text} Cannot be told apart: {'; '.join(unsure)}." if unsure else f"{text} All differ."

@@ -7,6 +7,7 @@
 So a training that another comparison has done already is not done again.
 """
 
+import math
 import os
 import shutil
 import subprocess
@@ -19,6 +20,7 @@ from typing import Any
 import pipeline
 from lockstep.errors import DivergedError, LockstepError
 from lockstep.files import read_json, write_text
+from lockstep.transcript.transcript import Transcript
 from parts.comparison.plan_file import FOLDER
 from parts.comparison.trainings import text
 from pipeline.stage.artifacts import read_sealed, write_sealed
@@ -28,6 +30,7 @@ from pipeline.stage.lock import hold
 INPUTS = ("download", "convert")
 PATIENCE = 3600.0  # seconds that a training waits for another that makes the same inputs
 KEPT = ("rounds", "tokens", "parameters", "bytes_up", "bytes_down", "simulated_seconds")
+TRAINED, WHOLE = "train_seconds", "seconds"  # simulated: of training and links, and of all
 KEPT += ("held_out_stderr", "held_out_rows")  # of train.json
 
 
@@ -79,12 +82,14 @@ def _train(run_file: Path, root: Path, project: Path) -> dict[str, Any]:
     metrics = read_json(root / "metrics/train.json")
     header, *lines = (root / "metrics/held_out.tsv").read_text(encoding="utf-8").splitlines()
     rows = [dict(zip(header.split("\t"), line.split("\t"), strict=True)) for line in lines]
-    snapshots = root / OUT["train"] / "transcript" / "snapshots"
-    last = max(snapshots.iterdir(), key=lambda path: int(path.name))
+    transcript = Transcript(root / OUT["train"] / "transcript")
+    took = [entry.decision.train_seconds for entry in transcript.rounds]
+    last = transcript.folder / "snapshots" / f"{transcript.snapshots[-1]:05}"
     return {
         "status": "trained",
         "loss": metrics["held_out_loss"],
         **{name: metrics[name] for name in KEPT},
+        TRAINED: math.fsum(took),
         "params": read_json(last / "state.json")["params"],
         "peak_bytes": peak,
         "tokens_per_second": None if goes_on else metrics["tokens"] / seconds,
@@ -92,7 +97,7 @@ def _train(run_file: Path, root: Path, project: Path) -> dict[str, Any]:
             {
                 "tokens": int(row["tokens"]),
                 "bytes_up": int(row["bytes_up"]),
-                "seconds": float(row["seconds"]),
+                TRAINED: math.fsum(took[: int(row["step"])]),
                 "loss": float(row["held_out_loss"]),
             }
             for row in rows

@@ -1,13 +1,15 @@
 """The trainings of a comparison: which there are, and the run file of each.
 
-A method is tuned with the first seed: a training at each of its rates. Its other seeds, and what
-goes wrong, are trained at the rate that was best, which is known when those are done. So a training
-is named for what it depends on, and its file exists when it is done.
+A method is tuned by the trainings of a search, each of which needs the ones before it. Its seeds
+are trained at the best of them, and what goes wrong is measured by what a round took without it.
+So a training is named for what it depends on, and its file exists when it is done.
 """
 
+import copy
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tomlkit
@@ -16,26 +18,21 @@ from lockstep.errors import LockstepError
 from lockstep.methods import CARDS
 from lockstep.methods.card import Card
 from lockstep.tables.explain import dotted
-from parts.comparison.compare_file import (
-    NO_FAILURE,
-    Compare,
-    ComparedFault,
-    Failure,
-    Method,
-)
+from parts.comparison import search
+from parts.comparison.compare_file import NO_FAILURE, Compare, ComparedFault, Failure, Method
 from pipeline import runfile
 from pipeline.runfile.like import at_rate, tables_like, with_tokens
 
 MEASURES = 10  # of the held-out loss, in a run
-BEST = "best"
 AWAY = ("crash", "join")  # kinds of faults whose peer is away, and attests nothing
+Ended = Mapping[str, Any]  # the result of a training
 
 
 class PlannedTraining(NamedTuple):
     """A training of a comparison."""
 
     method: str
-    rate: float | None  # its base learning rate; None for the best of its method's grid
+    trial: int | None  # its number in the search, from 0; None of a seed that is scored
     seed: int
     failure: str = NO_FAILURE  # name of what goes wrong, or `none`
 
@@ -46,58 +43,114 @@ class PlannedTraining(NamedTuple):
 
     @property
     def label(self) -> str:
-        """The method's label for people."""
-        rate = BEST if self.rate is None else f"{self.rate:g}"
-        failure = "" if self.failure == NO_FAILURE else f" {self.failure}"
-        return f"{self.method}{failure} rate {rate} seed {self.seed}"
+        """What people call it."""
+        if self.trial is not None:
+            return f"{self.method}, training {self.trial + 1} of its search"
+        failure = "" if self.failure == NO_FAILURE else f", {self.failure}"
+        return f"{self.method}, seed {self.seed}{failure}"
 
 
-def grid(compare: Compare, method: str) -> list[PlannedTraining]:
+def trials(compare: Compare, method: str) -> list[PlannedTraining]:
     """Return the trainings that tune a method."""
-    return [
-        PlannedTraining(method, rate, compare.seeds[0]) for rate in compare.methods[method].rates
-    ]
+    tuning = compare.tuning
+    count = tuning.trainings if tuning.trainings > 1 else 0
+    return [PlannedTraining(method, number, tuning.seed) for number in range(count)]
 
 
 def trainings(compare: Compare) -> Iterator[PlannedTraining]:
-    """Yield all trainings of a comparison, those that tune a method before those that need it."""
+    """Yield all trainings of a comparison, each after those that it needs."""
     for method in compare.methods:
-        yield from grid(compare, method)
-    for method in compare.methods:
-        for seed in compare.seeds[1:]:
-            yield PlannedTraining(method, None, seed)
-        for failure in compare.failures:
+        yield from trials(compare, method)
+    for failure in (NO_FAILURE, *compare.failures):
+        for method in compare.methods:
             for seed in compare.seeds:
                 yield PlannedTraining(method, None, seed, failure)
 
 
-def card_of_method(method: Method) -> Card:
-    """Return a method's optimizer, with its settings."""
+def needed(compare: Compare, one: PlannedTraining) -> list[PlannedTraining]:
+    """Return the trainings whose results a training follows from, in their order."""
+    before = trials(compare, one.method)
+    if one.trial is not None:
+        return before[: one.trial]
+    if one.failure == NO_FAILURE:
+        return before
+    return [*before, PlannedTraining(one.method, None, compare.seeds[0])]
+
+
+class Decided(NamedTuple):
+    """What the results before a training decided for it."""
+
+    values: dict[str, float]  # of the keys that are searched
+    round_seconds: float | None = None  # of a round without failures, where one is to be
+
+
+def decided(compare: Compare, one: PlannedTraining, results: Sequence[Ended]) -> Decided:
+    """Return what the results of the trainings that one needs decide, in their order."""
+    start = compare.methods[one.method].search
+    count = min(len(trials(compare, one.method)), len(results))
+    tried = search.searched(start, [result["loss"] for result in results[:count]])
+    if one.trial is not None or not tried:
+        point = search.next_point(start, tried)
+    else:
+        point = search.best_point(tried)
+    whole = results[-1] if one.failure != NO_FAILURE else None
+    seconds = whole["train_seconds"] / whole["rounds"] if whole and whole["loss"] else None
+    return Decided(search.values(start, point), seconds)
+
+
+def card_of_method(method: Method, values: Mapping[str, float] = {}) -> Card:
+    """Return a method's optimizer, with its settings and values of keys that are searched."""
     card = CARDS[method.recipe]
-    return card._replace(settings=card.settings | method.settings)
+    settings = copy.deepcopy(card.settings | method.settings)
+    for key, value in values.items():
+        if key != search.RATE:
+            *tables, name = key.split(".")
+            table = settings
+            for part in tables:
+                table = table.setdefault(part, {})
+            table[name] = value
+    return card._replace(settings=settings)
 
 
-def document(compare: Compare, base: runfile.Run, training: PlannedTraining) -> dict[str, Any]:
-    """Return the tables of the run file of a training of a known rate.
+def document(
+    compare: Compare, base: runfile.Run, one: PlannedTraining, found: Decided
+) -> dict[str, Any]:
+    """Return the tables of the run file of a training, of which the rest is decided.
 
     `base` is the run of `compare.base`.
     """
-    method = compare.methods[training.method]
-    base = _with_peers(base, compare.peers)
-    tables, _ = tables_like(with_tokens(base, compare.tokens), card_of_method(method), None)
+    method = compare.methods[one.method]
+    base = _changed(base, compare)
+    card = card_of_method(method, found.values)
+    tables, _ = tables_like(with_tokens(base, compare.tokens), card, None)
     rounds = tables["config"]["total_steps"]
-    assert training.rate is not None, "its method is tuned first"
-    at_rate(tables, training.rate)
+    at_rate(tables, found.values[search.RATE])
     tables["peers"]["aggregation"] = method.aggregation
     if method.liars is not None:
         tables["peers"]["liars"] = method.liars
-    _seed(tables, training.seed)
-    _fail(tables, base, compare.failures.get(training.failure, Failure()), rounds)
-    tables["held_out"]["every"] = max(1, rounds // MEASURES)
+    _seed(tables, one.seed)
+    _fail(tables, base, compare.failures.get(one.failure, Failure()), rounds)
+    if found.round_seconds is not None:
+        seconds = math.ceil(compare.timeout * found.round_seconds)
+        tables["config"]["max_round_train_time"] = seconds
+        if method.grace is not None:
+            (settings,) = tables["model"]["LLM"]["optimizer"].values()
+            settings["grace_seconds"] = method.grace * found.round_seconds
+    tables["held_out"] |= {"every": max(1, rounds // MEASURES)}
+    tables["held_out"]["rows"] = "even" if one.trial is None else "odd"
     tables["witness"]["snapshot_every"] = rounds  # nobody audits: fewer snapshots, less disk
     tables["evaluate"] |= {"every": 0}
-    runfile.parse(tables, dotted(("methods", training.method)))
+    runfile.parse(tables, dotted(("methods", one.method)))
     return tables
+
+
+def by_seed(base: runfile.Run) -> str:
+    """Return in words what a seed draws in the runs of a comparison."""
+    llm = base.llm.model_dump(mode="json")
+    shuffles = [x.get("shuffle") for x in llm["data_location"].values() if isinstance(x, dict)]
+    drawn = ["weights"] if "Init" in llm["checkpoint"] else []
+    drawn += ["order of the data"] if any(isinstance(x, dict) for x in shuffles) else []
+    return ", ".join([*drawn, "assignment", "held-out rows"])
 
 
 def text(tables: dict[str, Any]) -> str:
@@ -111,13 +164,18 @@ def digest(*parts: object) -> str:
     return hashlib.sha256(content.encode()).hexdigest()[:12]
 
 
-def _with_peers(base: runfile.Run, count: int | None) -> runfile.Run:
-    """Return the run with so many peers, all of which it waits for."""
-    if count is None:
-        return base
+def _changed(base: runfile.Run, compare: Compare) -> runfile.Run:
+    """Return the run with other peers, all of which it waits for, and another model."""
     tables = base.model_dump(mode="json", exclude_none=True)
-    tables["peers"]["count"] = tables["config"]["init_min_clients"] = count
-    return runfile.parse(tables, dotted(("peers",)))
+    if compare.peers is not None:
+        tables["peers"]["count"] = tables["config"]["init_min_clients"] = compare.peers
+    if compare.passes is not None:
+        tables["peers"]["passes"] = compare.passes
+    if compare.config:
+        if "Init" not in tables["model"]["LLM"]["checkpoint"]:
+            raise LockstepError(f"{compare.base}: its weights are not fresh, expected no config")
+        tables["model"]["LLM"]["checkpoint"]["Init"]["config"] |= compare.config
+    return runfile.parse(tables, compare.base)
 
 
 def _seed(tables: dict[str, Any], seed: int) -> None:

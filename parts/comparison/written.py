@@ -17,19 +17,31 @@ from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter, StrMethod
 
 from lockstep.errors import shown
 from lockstep.files import write_bytes, write_json, write_text
-from parts.comparison.compare_file import NO_FAILURE, Compare
+from parts.comparison.compare_file import Compare
 from parts.comparison.plan_file import name_of, table_path
-from parts.comparison.table import Row, conclusions, front, made_of, record, tables
+from parts.comparison.table import (
+    Row,
+    apart,
+    conclusions,
+    front,
+    made_of,
+    plain_rows,
+    record,
+    tables,
+)
+from parts.comparison.train import TRAINED
 from pipeline.pages.templates import fill
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+ENDINGS = (".md", ".html", ".json", ".png", ".csv", ".seeds.csv", ".pairs.csv", ".curves.csv")
+OF_A_SEED = ("loss", "held_out_stderr", "tokens", TRAINED, "simulated_seconds", "key", "params")
 TEMPLATE = "methods.html.jinja"
 PANELS = (
     ("tokens", "tokens, all peers together", EngFormatter(""), 1),
     ("bytes_up", "sent by each peer", EngFormatter("B"), 1),
-    ("seconds", "simulated hours", StrMethodFormatter("{x:g}"), 3600),
+    (TRAINED, "simulated hours, training and links", StrMethodFormatter("{x:g}"), 3600),
 )
 FONT = {"font.family": "DejaVu Sans", "font.size": 9, "text.parse_math": False}  # "$" in a label
 STYLE: list[str | dict[str, Any]] = ["default", FONT]
@@ -40,20 +52,46 @@ def write(file: Path, compare: Compare, table: Sequence[Row], code: str) -> list
 
     They are named for the comparison's `file`; `code` stands for the code that trained, for people.
     """
-    records = [record(row, table) for row in table]
-    png = draw([row for row in table if row.failure == NO_FAILURE])
-    files = [table_path(file, ending) for ending in (".md", ".html", ".csv", ".json", ".png")]
+    records = [record(compare, row, table) for row in table]
+    pairs = [{**one._asdict(), "told_apart": one.sure} for one in apart(table)]
+    seeds, curves = list(_by_seed(compare, table)), list(_curves(compare, table))
+    png = draw(plain_rows(table))
+    files = [table_path(file, ending) for ending in ENDINGS]
     write_text(files[0], "\n".join(markdown(compare, table, code)) + "\n")
     write_text(files[1], page(compare, table, code, png))
-    write_text(files[2], _csv(records))
-    write_json(files[3], {"file": name_of(file), "code": code, "rows": records})
-    write_bytes(files[4], png)
+    written = {"file": name_of(file), "code": code, "rows": records, "seeds": seeds, "pairs": pairs}
+    write_json(files[2], written)
+    write_bytes(files[3], png)
+    for path, some in zip(files[4:], (records, seeds, pairs, curves), strict=True):
+        write_text(path, _csv(some))
     return files
+
+
+def _by_seed(compare: Compare, table: Sequence[Row]) -> Iterator[dict[str, Any]]:
+    """Yield the result of each seed of each row."""
+    for row in table:
+        for number, seed in zip(compare.seeds, row.seeds, strict=True):
+            yield {
+                "method": row.method,
+                "failure": row.failure,
+                "seed": number,
+                **{name: seed.get(name) for name in OF_A_SEED},
+            }
+
+
+def _curves(compare: Compare, table: Sequence[Row]) -> Iterator[dict[str, Any]]:
+    """Yield the measures of each seed of each row: what the plots are drawn of."""
+    for row in table:
+        for number, seed in zip(compare.seeds, row.seeds, strict=True):
+            for measure in seed.get("curve", ()):
+                yield {
+                    "method": row.method, "failure": row.failure, "seed": number, **measure
+                }  # fmt: skip
 
 
 def markdown(compare: Compare, table: Sequence[Row], code: str) -> Iterator[str]:
     """Yield the lines of the tables for people, and what may be concluded from them."""
-    yield shown(made_of(compare, code))
+    yield shown(made_of(compare, table, code))
     for heads, rows in tables(compare, table):
         yield ""
         yield f"| {' | '.join(map(_cell, heads))} |"
@@ -74,7 +112,7 @@ def page(compare: Compare, table: Sequence[Row], code: str, png: bytes) -> str:
     """Return the same in HTML, with the plots in it."""
     return fill(
         TEMPLATE,
-        made_of=made_of(compare, code),
+        made_of=made_of(compare, table, code),
         plots=f"data:image/png;base64,{base64.b64encode(png).decode()}",
         tables=list(tables(compare, table)),
         conclusions=list(conclusions(compare, table)),
@@ -82,10 +120,9 @@ def page(compare: Compare, table: Sequence[Row], code: str, png: bytes) -> str:
 
 
 def _csv(records: Sequence[dict[str, Any]]) -> str:
-    """The records but for the keys of their trainings."""
     text = io.StringIO()
-    names = [name for name in records[0] if name != "trainings"]
-    writer = csv.DictWriter(text, names, extrasaction="ignore", lineterminator="\n")
+    names = dict.fromkeys(name for record in records for name in record)
+    writer = csv.DictWriter(text, list(names), lineterminator="\n")
     writer.writeheader()
     writer.writerows(records)
     return text.getvalue()
@@ -97,25 +134,27 @@ def _csv(records: Sequence[dict[str, Any]]) -> str:
 def draw(table: Sequence[Row]) -> bytes:
     """Return a row of four plots: a line is the mean of a method's seeds, its band all of them.
 
-    The fourth has each method's loss by its bytes, and the front that no other is below.
+    The fourth has each method's loss by its bytes, and the front that no other is below. Each
+    method has a colour of its own, and its name at its point.
     """
     known = [row for row in table if not math.isinf(row.mean)]
+    colours = matplotlib.colormaps["turbo"](np.linspace(0.03, 0.97, len(known)))
     with matplotlib.style.context(STYLE), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing")  # of a label: a box stands for it
-        figure = Figure(figsize=(15, 3.8), dpi=130, layout="constrained")
+        figure = Figure(figsize=(17, 5), dpi=130, layout="constrained")
         FigureCanvasAgg(figure)
         *curves, last = figure.subplots(1, len(PANELS) + 1)
         for axes, (column, title, formatter, divisor) in zip(curves, PANELS, strict=True):
-            for number, row in enumerate(known):
-                _line(axes, row, column, divisor, number)
+            for row, colour in zip(known, colours, strict=True):
+                _line(axes, row, column, divisor, colour)
             axes.set_xlabel(title)
             if column != "tokens":
                 axes.set_xscale("log")
                 axes.xaxis.set_minor_formatter(NullFormatter())  # or it labels all within a decade
-            if column == "seconds":  # of which there is seldom more than a decade or two
+            if column == TRAINED:  # of which there is seldom more than a decade or two
                 axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
             axes.xaxis.set_major_formatter(formatter)
-        _front(last, known)
+        _front(last, known, colours)
         for axes in (*curves, last):
             axes.grid(color="#e3e6ec")
             axes.spines[["top", "right"]].set_visible(False)
@@ -127,20 +166,20 @@ def draw(table: Sequence[Row]) -> bytes:
     return buffer.getvalue()
 
 
-def _line(axes: "Axes", row: Row, column: str, divisor: float, number: int) -> None:
+def _line(axes: "Axes", row: Row, column: str, divisor: float, colour: np.ndarray) -> None:
     curves = [seed["curve"][1:] for seed in row.seeds]  # without the one before the first round
     x_M = np.array([[one[column] for one in curve] for curve in curves], np.float64).mean(axis=0)
     loss_SM = np.array([[one["loss"] for one in curve] for curve in curves], np.float64)
-    colour = f"C{number % 10}"
-    dashes = "-" if number < 10 else "--"  # colours repeat
     x_M /= divisor
-    axes.plot(x_M, loss_SM.mean(axis=0), dashes, color=colour, label=row.label, lw=1.7)
+    axes.plot(x_M, loss_SM.mean(axis=0), "-", color=colour, label=row.label, lw=1.7)
     axes.fill_between(x_M, loss_SM.min(axis=0), loss_SM.max(axis=0), color=colour, alpha=0.2, lw=0)
 
 
-def _front(axes: "Axes", known: Sequence[Row]) -> None:
-    for number, row in enumerate(known):
-        axes.plot(row.total("bytes_up"), row.mean, "o", color=f"C{number % 10}")
+def _front(axes: "Axes", known: Sequence[Row], colours: np.ndarray) -> None:
+    for row, colour in zip(known, colours, strict=True):
+        at = row.total("bytes_up"), row.mean
+        axes.plot(*at, "o", color=colour)
+        axes.annotate(row.label, at, (3, 3), textcoords="offset points", fontsize=6)
     best = sorted(front(known), key=lambda row: row.total("bytes_up"))
     axes.step(
         [row.total("bytes_up") for row in best],

@@ -16,9 +16,28 @@ from lockstep.errors import DivergedError, LockstepError
 from lockstep.tables.explain import validate
 from parts.comparison import compare_file, plan_file, train, written
 from parts.comparison.compare_file import Compare
-from parts.comparison.table import Row, beats, best_rate, conclusions, front, loss_at, rows, tables
-from parts.comparison.train import KEPT
-from parts.comparison.trainings import PlannedTraining, document, grid, trainings
+from parts.comparison.pairs import differences
+from parts.comparison.search import best_point, next_point, searched, values
+from parts.comparison.table import (
+    Row,
+    apart,
+    conclusions,
+    front,
+    loss_at,
+    record,
+    rows,
+    tables,
+    tokens_to,
+)
+from parts.comparison.train import KEPT, TRAINED
+from parts.comparison.trainings import (
+    Decided,
+    PlannedTraining,
+    decided,
+    document,
+    needed,
+    trainings,
+)
 from pipeline import __main__ as command_line
 from pipeline import runfile
 from pipeline.stage.keys import PROJECT
@@ -27,12 +46,14 @@ from tests.errors import refused
 
 BASE = runfile.load(PROJECT / "params/run.toml")
 READY = sorted(path.name for path in (PROJECT / "params").glob("compare*.toml"))
+PLAIN = {"recipe": "adamw", "search": {"rate": 1e-3}}
 LIAR = {"kind": "scale_up", "peer": 1, "start": 0.5, "size": 4.0}
 
 
 def compared(**changes: object) -> Compare:
-    methods = {"a": {"recipe": "adamw", "rates": [1e-3, 2e-3]}}
+    methods = {"a": PLAIN}
     given = {"base": "params/run.toml", "tokens": 819_200, "seeds": [3, 4], "methods": methods}
+    given["tuning"] = {"seed": 9, "trainings": 2}
     return validate(Compare, given | changes, "compare.toml")
 
 
@@ -47,10 +68,11 @@ def made(*losses: float | None, bytes_up: int = 10, seconds: float = 1.0) -> tup
             "held_out_rows": [64, 640],
             "key": "k",
             "loss": loss,
+            TRAINED: 100.0,
             "tokens_per_second": 10.0,
             "peak_bytes": 10,
             "curve": [
-                {"tokens": 100 * i, "bytes_up": bytes_up * i, "seconds": seconds * i, "loss": at}
+                {"tokens": 100 * i, "bytes_up": bytes_up * i, TRAINED: seconds * i, "loss": at}
                 for i, at in enumerate((9.0, loss + 1, loss))
             ],
         }
@@ -59,43 +81,89 @@ def made(*losses: float | None, bytes_up: int = 10, seconds: float = 1.0) -> tup
 
 
 def row(name: str, *losses: float | None, bytes_up: int = 10) -> Row:
-    return Row(name, name, "none", 1, 1e-3, made(*losses, bytes_up=bytes_up))
+    return Row(name, name, "none", 1, {"rate": 1e-3}, made(*losses, bytes_up=bytes_up))
 
 
 @pytest.mark.parametrize("file", READY)
 def test_every_training_of_a_ready_comparison_is_a_run_of_the_same_tokens(file):
     """But for what a whole number of rounds leaves; each with the seed and rate it is named for."""
     compare = compare_file.load(PROJECT / "params" / file)
-    for one in trainings(compare):
-        rate = one.rate or compare.methods[one.method].rates[0]
-        run = runfile.parse(document(compare, BASE, one._replace(rate=rate)), one.label)
+    alike = {one[:1] + (one.trial is None,) + one[2:]: one for one in trainings(compare)}
+    for one in alike.values():  # trainings of a search begin as one
+        method = compare.methods[one.method]
+        found = Decided(method.search, 2.2 if one.failure != "none" else None)
+        run = runfile.parse(document(compare, BASE, one, found), one.label)
+        if one.failure != "none":
+            assert run.config.max_round_train_time == 5  # twice as long, in whole seconds
+            if method.grace is not None:
+                assert run.llm.optimizer.grace_seconds == method.grace * 2.2
+        assert run.held_out.rows == ("even" if one.trial is None else "odd")
         length = run.llm.max_seq_len
         a_round = run.config.last_index(length) * length / run.config.total_steps
         assert abs(run.config.last_index(length) * length - compare.tokens) <= a_round / 2, one
-        assert run.llm.lr_schedule.base_lr == rate
+        assert run.llm.lr_schedule.base_lr == method.search["rate"]
         assert (run.llm.checkpoint.seed, run.peers.seed) == (one.seed, one.seed)
         assert run.llm.data_location.shuffle.seed[0] == one.seed
         assert run.peers.count == (compare.peers or BASE.peers.count)
 
 
-def test_the_first_seed_is_tuned_and_the_others_and_failures_wait_for_it():
+def test_each_training_comes_after_those_that_decide_it():
     compare = compared(failures={"liar": {"faults": [LIAR]}})
-    assert list(trainings(compare)) == [
-        PlannedTraining("a", 1e-3, 3),
-        PlannedTraining("a", 2e-3, 3),
+    planned = list(trainings(compare))
+    assert planned == [
+        PlannedTraining("a", 0, 9),
+        PlannedTraining("a", 1, 9),
+        PlannedTraining("a", None, 3),
         PlannedTraining("a", None, 4),
         PlannedTraining("a", None, 3, "liar"),
         PlannedTraining("a", None, 4, "liar"),
     ]
+    assert [len(needed(compare, one)) for one in planned] == [0, 1, 2, 2, 3, 3]
+    result = made(4.0)[0] | {TRAINED: 30.0, "rounds": 10}
+    found = decided(compare, planned[-1], [result, made(5.0)[0], result])
+    assert found == Decided({"rate": 1e-3}, 3.0)  # the second is worse
+    assert decided(compare, planned[1], [result]).values == {"rate": 2e-3}
+    stated = compared(tuning={"seed": 9})
+    assert [one.trial for one in trainings(stated)] == [None, None]
+    assert decided(stated, PlannedTraining("a", None, 3), []) == Decided({"rate": 1e-3})
+
+
+def test_a_search_comes_near_the_best_of_several_keys_with_no_more_trainings_for_more_of_them():
+    start = {"rate": 1.0, "step_scale.layers": 0.1, "outer_momentum": 0.5}
+
+    def loss(at):
+        return abs(math.log2(at["rate"] / 4)) + abs(math.log2(at["step_scale.layers"] / 0.05))
+
+    losses: list = []
+    for _ in range(12):
+        point = next_point(start, searched(start, losses))
+        at = values(start, point)
+        assert all(value > 0 for value in at.values()) and at["outer_momentum"] < 1
+        losses.append(None if at["rate"] > 10 else loss(at))
+    tried = searched(start, losses)
+    assert len(tried) == 12  # no point twice
+    assert values(start, best_point(tried)) == start | {"rate": 4.0, "step_scale.layers": 0.05}
+    assert {values(start, point)["outer_momentum"] for point in tried} >= {0.5, 0.75}
+
+
+def test_values_that_are_searched_are_keys_of_the_settings():
+    inner = "inner.AdamW.step_scale.layers"
+    method = {"recipe": "diloco", "search": {"rate": 1e-3, inner: 0.5, "outer_momentum": 0.5}}
+    compare = compared(methods={"a": method})
+    found = Decided({"rate": 2e-3, inner: 0.25, "outer_momentum": 0.75})
+    run = runfile.parse(document(compare, BASE, PlannedTraining("a", None, 3), found), "a")
+    optimizer = run.llm.optimizer
+    assert (optimizer.inner.step_scale, optimizer.outer_momentum) == ({"layers": 0.25}, 0.75)
+    assert run.llm.lr_schedule.base_lr == 2e-3
 
 
 def test_a_failure_is_of_the_same_share_of_the_rounds_whatever_their_number():
     failure = {"faults": [LIAR], "slower": {"2": 2.0}}
-    method = {"recipe": "diloco", "rates": [1e-3]}
-    plain = {"recipe": "adamw", "rates": [1e-3]}
-    compare = compared(methods={"a": plain, "b": method}, failures={"bad": failure})
+    method = {"recipe": "diloco", "search": {"rate": 1e-3}}
+    compare = compared(methods={"a": PLAIN, "b": method}, failures={"bad": failure})
+    start = Decided({"rate": 1e-3})
     for name, first, last in (("a", 101, 200), ("b", 11, 20)):
-        tables = document(compare, BASE, PlannedTraining(name, 1e-3, 3, "bad"))
+        tables = document(compare, BASE, PlannedTraining(name, None, 3, "bad"), start)
         (fault,) = runfile.parse(tables, "bad").faults.schedule
         assert (fault.kind, fault.peer, fault.size) == ("scale_up", 1, 4.0)
         assert fault.rounds == (first, last)
@@ -103,15 +171,16 @@ def test_a_failure_is_of_the_same_share_of_the_rounds_whatever_their_number():
         assert speeds[2] * 2 == speeds[0] == speeds[1] == speeds[3]
     with refused("slower.9", 3):
         nine = compared(failures={"bad": {"slower": {"9": 2.0}}})
-        document(nine, BASE, PlannedTraining("a", 1e-3, 3, "bad"))
+        document(nine, BASE, PlannedTraining("a", None, 3, "bad"), start)
 
 
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"methods": {"a": {"recipe": "adam", "rates": [1e-3]}}}, "methods.a.recipe"),
-        ({"methods": {"a": {"recipe": "adamw", "rates": []}}}, "methods.a.rates"),
-        ({"methods": {"a": {"recipe": "adamw", "rates": [1e-3, 1e-3]}}}, "methods.a.rates"),
+        ({"methods": {"a": PLAIN | {"recipe": "adam"}}}, "methods.a.recipe"),
+        ({"methods": {"a": PLAIN | {"search": {}}}}, "methods.a.search"),
+        ({"methods": {"a": PLAIN | {"search": {"outer_momentum": 0.5}}}}, "methods.a.search"),
+        ({"tuning": {"seed": 4}}, "tuning.seed"),
         ({"failures": {"none": {}}}, "failures.none"),
         ({"failures": {"x": {"faults": [LIAR | {"kind": "sleep"}]}}}, "kind"),
         ({"failures": {"x": {"faults": [LIAR | {"end": 0.5}]}}}, "more than start"),
@@ -131,10 +200,10 @@ def test_one_wrong_item_is_one_error():
 
 
 def test_settings_that_make_no_run_are_one_line_that_names_the_method():
-    method = {"recipe": "adamw", "rates": [1e-3], "settings": {"momentum": 2.0}}
+    method = PLAIN | {"settings": {"momentum": 2.0}}
     compare = compared(methods={"wrong": method})
     with pytest.raises(LockstepError, match=r"^methods\.wrong: .*momentum"):
-        document(compare, BASE, PlannedTraining("wrong", 1e-3, 3))
+        document(compare, BASE, PlannedTraining("wrong", None, 3), Decided({"rate": 1e-3}))
 
 
 def test_the_loss_at_some_bytes_lies_on_the_line_between_two_measures():
@@ -147,52 +216,55 @@ def test_the_loss_at_some_bytes_lies_on_the_line_between_two_measures():
     both = row("x", 4.0, 3.0)
     assert both.loss_at("bytes_up", 15) == 4.0
     assert row("y", 4.0, None).loss_at("bytes_up", 15) is None
+    assert tokens_to(curve, 4.5) == 150 and tokens_to(curve, 3.9) is None
+    assert row("y", 4.0, 3.0).tokens_to(4.0) == 150 == (200 + 100) / 2
 
 
-def test_the_best_rate_is_that_of_the_lowest_loss_of_those_that_ended():
-    compare = compared()
-    low, high = grid(compare, "a")
-    assert best_rate(compare, "a", {low: {"loss": 5.0}, high: {"loss": 4.0}}) == 2e-3
-    assert best_rate(compare, "a", {low: {"loss": 5.0}, high: {"loss": None}}) == 1e-3
-    assert best_rate(compare, "a", {low: {"loss": None}, high: {"loss": None}}) == 1e-3
-    said = list(conclusions(compare, [row("a", None, None)]))
-    assert said[-1] == "a: it diverged at every rate of its grid. Add lower ones."
-
-
-def test_a_row_with_a_diverged_seed_is_last_and_beaten_by_all():
-    two = {name: {"recipe": "adamw", "rates": [1e-3, 2e-3]} for name in ("a", "b")}
-    compare = compared(methods=two)
+def test_a_row_with_a_diverged_seed_is_last():
+    compare = compared(methods={name: PLAIN for name in ("a", "b")})
     found = {one: made(3.0)[0] for one in trainings(compare)}
     found |= {one: made(4.0)[0] for one in trainings(compare) if one.method == "b"}
     found[PlannedTraining("a", None, 4)] = {"loss": None}
     worse, best = rows(compare, found)[::-1]
     assert (best.method, best.mean, worse.method) == ("b", 4.0, "a")
-    assert math.isinf(worse.mean) and worse.spread is None
-    assert beats(best, worse) and not beats(worse, best)
+    assert math.isinf(worse.mean) and worse.spread is None and not apart([best, worse])
+    assert "diverged with 1 seeds" in list(conclusions(compare, [best, worse]))[-1]
 
 
-def test_only_seeds_that_do_not_overlap_decide_an_order():
-    a, b, c = row("a", 4.0, 4.2), row("b", 4.1, 4.4), row("c", 4.5, 4.6)
-    assert not beats(a, b) and beats(a, c) and beats(b, c)
-    table = [a, b, c]
-    compare = compared(methods={r.method: {"recipe": "adamw", "rates": [1e-3]} for r in table})
-    sample, *said = conclusions(compare, table)
+def test_paired_differences_are_students_and_hold_for_all_pairs():
+    """By hand: t(1 - 0.05 / 2 / 3, 2 degrees) = 7.6488; equal seeds differ by 1.0, 1.1, 1.2."""
+    losses = {"a": [4.0, 5.0, 6.0], "b": [5.0, 6.1, 7.2], "c": [4.2, 5.0, 5.9]}
+    found = {(one.better, one.worse): one for one in differences(losses)}
+    assert len(found) == 3
+    far = found["a", "b"]
+    assert (far.mean, far.reach) == pytest.approx((1.1, 7.6488 * 0.1 / math.sqrt(3)), rel=1e-4)
+    assert far.sure and not found["a", "c"].sure
+    assert math.isinf(differences({"a": [4.0], "b": [9.0]})[0].reach)
+
+
+def test_only_intervals_without_0_decide_an_order():
+    table = [row("a", 4.0, 4.2), row("b", 4.1, 4.4), row("c", 5.0, 5.2)]
+    compare = compared(methods={r.method: PLAIN for r in table})
+    sample, told, *_ = conclusions(compare, table)
     assert "64 of 640" in sample and "0.125" in sample
-    assert said[0].endswith("of those below it, but for: a and b.")
-    assert "b: its rate is stated, not tuned." in said
-    _, *alone = conclusions(compared(seeds=[3]), [row("a", 4.0)])
-    assert "One seed" in alone[0] and "at an edge of its grid" in alone[-1]
+    assert "Cannot be told apart: a and b (" in told and "a and c" not in told
+    _, alone, *_ = conclusions(compared(seeds=[3]), [row("a", 4.0)])
+    assert "One seed" in alone
 
 
 def test_what_fails_has_a_column_of_losses_of_hours_and_of_tokens():
     compare = compared(failures={"liar": {"faults": [LIAR]}})
     plain = row("a", 4.0, 4.2)
     one_lost = row("a", 5.0, None)._replace(failure="liar")
-    whole, losses, hours, tokens = tables(compare, [plain, one_lost])
+    whole, losses, hours, same_tokens, tokens = tables(compare, [plain, one_lost])
     assert whole.heads[0] == "method" and len(whole.rows) == 1
     assert losses.heads == ("held-out loss, by what fails", "none", "liar")
     assert losses.rows == [("a", "4.100 ± 0.141", "diverged, 1 of 2")]
     assert hours.heads[1:] == ("none", "liar") and hours.rows[0][1] != "–"
+    late = record(compare, plain, [plain])
+    assert (late["train_seconds"], late["coordinator_seconds"]) == (100.0, 0.0)
+    assert late["seconds_for_all_tokens"] == 819_200  # it trained on 100 tokens in 100 seconds
+    assert same_tokens.rows[0][1] == f"{819_200 / 3600:.3g}"
     count = f"{plain.first('tokens'):,}"
     assert tokens.rows == [("a", count, count)]
     assert [len(cells) for cells in whole.rows] == [len(whole.heads)]
@@ -213,9 +285,10 @@ def compared_once(tmp_path_factory) -> tuple[Path, str]:
     tiny.write_run(folder / "base.toml", document)
     (folder / "two.toml").write_text(
         'base = "base.toml"\ntokens = 384\nseeds = [0, 1]\n'
-        '[methods.distro]\nrecipe = "distro"\nrates = [1e-2]\n'
+        "tuning = { seed = 9 }\n"
+        '[methods.distro]\nrecipe = "distro"\nours = true\nsearch.rate = 1e-2\n'
         "settings = { compression_chunk = 8, compression_topk = 4 }\n"
-        '[methods.diloco]\nlabel = "DiLoCo"\nrecipe = "diloco"\nrates = [1e-3]\n'
+        '[methods.diloco]\nlabel = "DiLoCo"\nrecipe = "diloco"\nsearch.rate = 1e-3\n'
         "settings = { inner_steps = 2 }\n"
     )
     return folder, compare(folder, "two.toml")
@@ -237,35 +310,52 @@ def test_a_comparison_says_how_many_trainings_and_leaves_the_table_in_each_form(
     folder, said = compared_once
     assert said.startswith("compare: 4 trainings of 384 tokens, 4 of them to do\ncompare: about ")
     written = folder / plan_file.FOLDER / "two"
-    table = json.loads(written.with_suffix(".json").read_text())["rows"]
+    whole = json.loads(written.with_suffix(".json").read_text())
+    table = whole["rows"]
     by_name = {found["method"]: found for found in table}
     assert {found["tokens"] for found in table} == {384}
-    assert (by_name["distro"]["rounds"], by_name["diloco"]["rounds"]) == (6, 3)
+    assert (by_name["distro"]["outer_steps"], by_name["diloco"]["outer_steps"]) == (6, 3)
     assert by_name["distro"]["bytes_up"] < by_name["diloco"]["bytes_up"]
     assert by_name["diloco"]["bits_per_parameter_and_step_up"] == pytest.approx(16, rel=0.2)
     for found in table:
         assert found["lowest"] < found["highest"] < 4.3  # nats; chance is 4.16
-        assert len({one["params"] for one in found["trainings"]}) == 2  # seeds differ
+        assert found["train_seconds"] + found["coordinator_seconds"] == pytest.approx(
+            next(one for one in whole["seeds"] if one["method"] == found["method"])[
+                "simulated_seconds"
+            ]
+        )
+        assert found["coordinator_seconds"] >= found["outer_steps"]  # of [config], not of links
+    assert len({one["params"] for one in whole["seeds"]}) == len(whole["seeds"]) == 4
+    (pair,) = whole["pairs"]
+    assert {pair["better"], pair["worse"]} == {"distro", "diloco"}
     markdown = written.with_suffix(".md").read_text()
-    assert markdown in said and "| DiLoCo | 0.001 |" in markdown
+    assert markdown in said and "| distro* | rate " in markdown and "for each parameter" in markdown
     page = written.with_suffix(".html").read_text()
     assert "data:image/png;base64," in page and "DiLoCo" in page
     with open(written.with_suffix(".csv")) as lines:
         assert [line["method"] for line in csv.DictReader(lines)] == list(by_name)
+    of_seeds, curves = (
+        list(csv.DictReader(written.with_suffix(f".{name}.csv").open()))
+        for name in ("seeds", "curves")
+    )
+    assert [line["seed"] for line in of_seeds] == ["0", "1"] * 2
+    assert {line["method"] for line in curves} == {"distro", "diloco"} and len(curves) > 8
     assert written.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_what_is_done_is_not_done_again_also_in_another_comparison(compared_once):
     folder, _ = compared_once
-    text = (folder / "two.toml").read_text().replace("rates = [1e-2]", "rates = [1e-2, 2e-2]")
+    text = (folder / "two.toml").read_text().replace("seed = 9", "seed = 9, trainings = 2")
     (folder / "three.toml").write_text(text.partition("[methods.diloco]")[0])
     done = folder / plan_file.FOLDER / "done"
     before = {path: path.stat().st_mtime_ns for path in done.iterdir()}
     said = compare(folder, "three.toml", "--plan")
-    assert "3 trainings of 384 tokens" in said
+    assert "4 trainings of 384 tokens" in said
     name, *_ = plan_file.planned(folder_plan(folder, "three.toml"))
     compare(folder, "three.toml", "--training", name)
-    with refused(1, 3):
+    (new,) = {*done.iterdir()} - {*before}
+    new.unlink()
+    with refused(2, 4):
         compare(folder, "three.toml", "--table")
     assert {path: path.stat().st_mtime_ns for path in done.iterdir()} == before
 
@@ -349,13 +439,11 @@ def test_a_training_diverged_if_its_exit_status_says_so_whatever_its_words_are(
 
 def test_a_table_replaces_none_of_another_file_and_its_name_keeps_its_dots(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    method = {"recipe": "adamw", "rates": [1e-3], "label": "a|b \x1b[31m $\\x$ \u4e00"}
+    method = PLAIN | {"label": "a|b \x1b[31m $\\x$ \u4e00"}
     one = compared(seeds=[3], methods={"a": method})
     table = [row("a", 4.0)._replace(label=one.methods["a"].label)]
     files = written.write(Path("params/compare.v2.toml"), one, table, "code")
-    assert {path.name for path in files} == {
-        f"compare.v2.{ending}" for ending in ("md", "html", "csv", "json", "png")
-    }
+    assert {path.name for path in files} == {f"compare.v2{ending}" for ending in written.ENDINGS}
     heads, line = (files[0].read_text().splitlines()[i] for i in (2, 4))
     assert line.replace(r"\|", "").count("|") == heads.count("|") and "\x1b" not in line
     plan_file.check_tables_are_of(Path("params/../params/compare.v2.toml"))
@@ -375,7 +463,7 @@ def test_run_files_are_written_of_the_trainings_whose_rate_is_known(compared_onc
 def test_a_result_is_the_run_files_own_to_the_bit(compared_once):
     """The key that the table names is that of a plain `lockstep train` of the same run file."""
     folder, _ = compared_once
-    table = json.loads((folder / plan_file.FOLDER / "two.json").read_text())["rows"]
-    keys = {one["key"] for found in table for one in found["trainings"]}
+    seeds = json.loads((folder / plan_file.FOLDER / "two.json").read_text())["seeds"]
+    keys = {one["key"] for one in seeds}
     assert keys == {path.stem for path in (folder / plan_file.FOLDER / "done").iterdir()}
     assert not list((folder / plan_file.FOLDER / "runs").iterdir())  # nothing is left

@@ -1,0 +1,61 @@
+"""The search that every method gets: so many trainings, each where the ones before it point.
+
+A point is by how many doublings each key differs from the method's start. The next one lies a step
+from the best so far, along the first key and side where nobody has been: a doubling, and when all
+of these are taken half of one, and so on. Momenta double by what they lack to 1. So no best value
+is at an edge, and a method with more keys has no more trainings.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+Point = tuple[float, ...]
+RATE = "rate"
+FINEST = 20  # halvings of a step
+
+
+def value(key: str, start: float, doublings: float) -> float:
+    """Return a key's value so many doublings from its start."""
+    factor = 2.0**doublings
+    found = 1.0 - (1.0 - start) / factor if key.endswith("momentum") else start * factor
+    return float(f"{found:.6g}")
+
+
+def values(start: Mapping[str, float], point: Point) -> dict[str, float]:
+    """Return the values of all keys at a point."""
+    return {key: value(key, start[key], by) for key, by in zip(start, point, strict=True)}
+
+
+def next_point(start: Mapping[str, float], tried: Mapping[Point, float | None]) -> Point:
+    """Return the point after some, with their losses; None is of a training that diverged."""
+    if not tried:
+        return (0.0,) * len(start)
+    best = best_point(tried)
+    return next(
+        point
+        for point in _around(best)
+        if point not in tried and all(value > 0.0 for value in values(start, point).values())
+    )
+
+
+def best_point(tried: Mapping[Point, float | None]) -> Point:
+    """Return the point of the lowest loss, the first of equals."""
+    losses = {point: math.inf if loss is None else loss for point, loss in tried.items()}
+    return min(losses, key=losses.__getitem__)
+
+
+def searched(
+    start: Mapping[str, float], losses: Sequence[float | None]
+) -> dict[Point, float | None]:
+    """Return the points of a search, of which some have been trained, and their losses in turn."""
+    tried: dict[Point, float | None] = {}
+    for loss in losses:
+        tried[next_point(start, tried)] = loss
+    return tried
+
+
+def _around(point: Point) -> Iterator[Point]:
+    for halvings in range(FINEST):
+        for number in range(len(point)):
+            for step in (0.5**halvings, -(0.5**halvings)):
+                yield (*point[:number], point[number] + step, *point[number + 1 :])
