@@ -20,7 +20,7 @@ from lockstep.transcript.transcript import Transcript
 from lockstep.transcript.windows import Window
 from pipeline import runfile
 from pipeline.audit import bundle, honest, sample, verdict_text
-from pipeline.audit.audit import audit
+from pipeline.audit.audit import audit, whose_own_is_here
 from pipeline.audit.replay import Replay
 from pipeline.audit.tolerance import PeersOfWindows, why_not_bitwise
 from pipeline.audit.verdict import Finding, Varied, contradictions, judge, merged
@@ -49,7 +49,8 @@ def _audit(setup: Setup, transcript: Transcript, paths: Paths) -> None:
     setup.subject.check_model(run, header.model, transcript.folder / "header.json")
     why = why_not_bitwise(setup, header)
     windows = run.snapshots(setup.start.step).windows
-    present = [(window, range(run.peers.count)) for window in windows]
+    here = {w: whose_own_is_here(setup, transcript, w.opening) for w in windows}
+    present = [*here.items()]
     replay = Replay(setup, transcript, why, present)
 
     # Everything cheap, of every round
@@ -58,7 +59,11 @@ def _audit(setup: Setup, transcript: Transcript, paths: Paths) -> None:
     # A sample of windows, unless the transcript contradicts itself: nothing can be built on that
     replayed: list[tuple[Window, int]] = []
     if sound := not contradictions(findings):
-        replayed = sample.draw(run, windows, sample.seed_of(run, transcript), replay.kept)
+        drawn = sample.draw(run, windows, sample.seed_of(run, transcript), replay.kept)
+        whole = {w for w in windows if len(here[w]) == run.peers.count}
+        replayed = [
+            (w, peer) for w, peer in drawn if w in whole or (replay.kept and peer in here[w])
+        ]
         work = [(w, [peer for window, peer in replayed if window == w]) for w in windows]
         if why:
             replay = replace(replay, varied=_varied(setup, transcript, work, paths))

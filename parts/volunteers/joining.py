@@ -16,7 +16,6 @@ from pipeline.command_line import run_stage
 from pipeline.stage import devices
 from pipeline.stage.artifacts import Paths
 from pipeline.start import begin
-from pipeline.version import with_commit
 
 STAGES = "download", "convert", "train"
 
@@ -39,10 +38,8 @@ def open_run(address: str, run_file: Path, root: Path, key_file: Path) -> None:
 def join(address: str, root: Path, key_file: Path | None) -> None:
     """Take part in a run with a key, or follow it without one, up to its last round."""
     document, _, _ = opening.read_run(open_store(address))
-    if document.release != with_commit():
-        raise LockstepError(
-            f"{address}: release {document.release}, expected {with_commit()}, which is here"
-        )
+    if document.release != (here := opening.release()):
+        raise LockstepError(f"{address}: release {document.release}, expected {here}, as here")
     if key_file is not None:
         keys.read(key_file)  # before anything is fetched
     tables = document.run | {

@@ -306,7 +306,8 @@ def _audit_snapshots(setup: Setup, transcript: Transcript) -> list[Finding]:
         except LockstepError as error:
             findings.append(_unreadable(transcript, step, error))
     for step in due.kept:
-        found = audit_snapshot(transcript, step, like, range(len(like.own)))
+        owners = whose_own_is_here(setup, transcript, step)
+        found = audit_snapshot(transcript, step, like, owners)
         if not found and step == first and transcript.hashes(step) != hashes(step, like):
             text = "the first snapshot is not the state that stage convert gives"
             found = [_against_author(step, "snapshot", text)]
@@ -331,6 +332,17 @@ def audit_snapshot(
         text = "its files do not have the hashes that state.json gives"
         return [_against_author(step, "snapshot", text)]
     return []
+
+
+def whose_own_is_here(setup: Setup, transcript: Transcript, step: int) -> list[int]:
+    """Return the peers whose own state a snapshot that is kept whole must have.
+
+    These are all, but for a run over a store: there it has those of whoever followed the run, since
+    peers keep what they own.
+    """
+    peers = range(setup.run.peers.count)
+    stored = setup.settings.stored
+    return [peer for peer in peers if not stored or transcript.has_own(step, peer)]
 
 
 def audit_ends(

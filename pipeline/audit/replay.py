@@ -373,7 +373,7 @@ class WindowReplay:
             return
         for peer, own in self.peers.own.items():
             state, committed = tree_hash(jax.device_get(own)), recorded.own[peer]
-            if state != committed:
+            if committed not in (None, state):
                 text = f"committed to state {committed[:12]}, its replay gives {state[:12]}"
                 self._blame_state(step, peer, text)
 

@@ -23,7 +23,7 @@ def document_of(setup: Setup, lab: str) -> RunDocument:
     """Return what a lab signs of a run; `lab` is its key."""
     run = setup.run
     return RunDocument(
-        release=with_commit(),
+        release=release(),
         run=tables_of(run),
         pins={"data": run.pins.data},
         start=start_hash(setup.start.state),
@@ -31,6 +31,11 @@ def document_of(setup: Setup, lab: str) -> RunDocument:
         payload_bytes=payload_bytes(setup.programs.form, run.volunteers.most_bytes),
         lab=lab,
     )
+
+
+def release() -> str:
+    """Return the release that is here; between two, of which commit."""
+    return with_commit().removesuffix(".changed")
 
 
 def tables_of(run: runfile.Run) -> dict:

@@ -6,7 +6,7 @@ from pathlib import Path
 from tests import tiny
 from tests.parts.volunteers import volunteering
 
-PEERS = 8
+PEERS = 3
 
 
 def messages(transcript: Path) -> list:
@@ -41,3 +41,11 @@ def test_volunteers_in_time_end_as_peers_of_one_process(tmp_path):
         assert messages(one) == messages(expected)
         assert tiny.contents(one / "payloads") == tiny.contents(expected / "payloads")
         assert states(one) == states(expected)
+
+    # the first window of each can be replayed anywhere, the second where its peer lives
+    for name in ("000", "follower"):
+        root = tmp_path / name
+        tiny.by_hand(root / "run.toml", root, "witness")
+        verdict = json.loads((root / "data" / "verdict" / "verdict.json").read_text())
+        assert (verdict["accepted"], verdict["findings"], verdict["clock"]) == (True, [], "store")
+        assert len(verdict["replayed_windows"]) == PEERS + (name != "follower")

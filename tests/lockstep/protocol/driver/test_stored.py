@@ -1,5 +1,7 @@
 """Rounds over a store, which shows all peers the same: nobody need attest."""
 
+import random
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -131,3 +133,39 @@ def test_false_links_are_none_of_a_run_with_witnesses():
     _, decision = driver.finish_round(after, round, found)
     with pytest.raises(ContradictionError, match="false links"):
         begin_round(progress, records.entry(round, found, decision, asked=tuple(range(5))))
+
+
+def test_256_who_come_and_go_train_everything_once_and_lose_nothing():
+    count, rng = 256, random.Random(0)
+    settings = replace(
+        LONG,
+        init_min_clients=32,
+        min_clients=32,
+        batch=1024,
+        total_steps=200,
+        rounds_per_epoch=4,
+    )
+    progress = driver.ask(driver.start(settings, count, 1, 10, stored=True), range(200))
+    away, applied, taken = {*range(200, 256)}, Counter(), 0
+    while True:
+        progress, round = driver.next_round(progress)
+        if round is None and progress.waiting:
+            progress = driver.ask(progress, driver.may_ask(progress, sorted(away)))
+            continue
+        if round is None:
+            break
+        share = 0.4 if round.step == 100 else 0.05
+        silent = tuple(sorted(rng.sample(round.peers, int(share * len(round.peers)))))
+        back = driver.may_ask(progress, sorted(rng.sample(range(count), count // 20)))
+        taken += 1
+        progress, decision = driver.finish_round(progress, round, evidence(round, silent=silent))
+        assert {*decision.applied} == round.assignment.keys() - {*silent}
+        for peer in decision.applied:
+            applied.update(range(round.assignment[peer][0], round.assignment[peer][1] + 1))
+        away = {*range(count)} - {record.peer for record in progress.state.peers}
+        progress = driver.ask(progress, driver.may_ask(progress, back))
+    left = {index for first, last in progress.state.untrained for index in range(first, last + 1)}
+    assert taken == 200
+    assert {*applied.values()} == {1}
+    assert applied.keys() | left == {*range(progress.state.data_index)}
+    assert not left & applied.keys()
