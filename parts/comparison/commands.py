@@ -74,7 +74,7 @@ def _plan(file: Path, path: Path) -> None:
     """Write the list of trainings, and say how many there are and about how long they take."""
     from parts.comparison.compare_file import NO_FAILURE
     from parts.comparison.train import key_of
-    from parts.comparison.trainings import Decided, digest, document, needed, trainings
+    from parts.comparison.trainings import Decided, changed, digest, document, needed, trainings
 
     known, base = _loaded(file)
     names: dict[PlannedTraining, str] = {}
@@ -97,7 +97,7 @@ def _plan(file: Path, path: Path) -> None:
     left = sum(not plan_file.result_path(name).is_file() for name in written)
     print(f"compare: {len(written)} trainings of {known.tokens:,} tokens, {left} of them to do")
     if left:
-        print(f"compare: {_hours(base, left * known.tokens)}")
+        print(f"compare: {_hours(changed(base, known), left * known.tokens)}")
 
 
 def _hours(base: "Run", tokens: int) -> str:

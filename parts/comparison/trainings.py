@@ -120,7 +120,7 @@ def document(
     `base` is the run of `compare.base`.
     """
     method = compare.methods[one.method]
-    base = _changed(base, compare)
+    base = changed(base, compare)
     card = card_of_method(method, found.values)
     tables, _ = tables_like(with_tokens(base, compare.tokens), card, None)
     rounds = tables["config"]["total_steps"]
@@ -164,7 +164,7 @@ def digest(*parts: object) -> str:
     return hashlib.sha256(content.encode()).hexdigest()[:12]
 
 
-def _changed(base: runfile.Run, compare: Compare) -> runfile.Run:
+def changed(base: runfile.Run, compare: Compare) -> runfile.Run:
     """Return the run with other peers, all of which it waits for, and another model."""
     tables = base.model_dump(mode="json", exclude_none=True)
     if compare.peers is not None:
