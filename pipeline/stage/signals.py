@@ -87,6 +87,11 @@ def stopping() -> Iterator[Callable[[], int]]:
             signal.signal(number, handler)
 
 
+def is_asked() -> bool:
+    """Return whether this process was asked to stop, and is yet to, inside `stopping`."""
+    return bool(_received)
+
+
 @contextmanager
 def at_once() -> Iterator[None]:
     """Have requests obeyed at once inside the block, in `stopping` too: it may wait for long."""

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -31,9 +32,9 @@ class Waits:
     def __init__(self, first: float = 0.05, most: float = 5.0):
         self.next, self.most = first, most
 
-    def sleep(self) -> None:
-        """Wait; who asks this process to stop is obeyed at once."""
-        with signals.at_once():
+    def sleep(self, *, at_once: bool = True) -> None:
+        """Wait; who asks this process to stop is obeyed at once, or not."""
+        with signals.at_once() if at_once else nullcontext():
             time.sleep(self.next)
         self.next = min(1.5 * self.next, self.most)
 

@@ -19,13 +19,14 @@ from lockstep.swarm.swarm import Exchanged, RoundBegun, Swarm, Taken, Worked, ev
 from lockstep.wire import bound
 from lockstep.wire.commitment import tree_hash
 from parts.volunteers import slots
-from parts.volunteers.bodies import JoinRequest, MessageRecord
+from parts.volunteers.bodies import JoinRequest, LeaveNotice, MessageRecord
 from parts.volunteers.chain import links
 from parts.volunteers.chain.links import AskedLink, FalseLinkError, Head, RoundLink
 from parts.volunteers.chain.messages import Counted, Expected, Refused, judged
 from parts.volunteers.chain.place import FoundLink, RunInStore, Waits
 from parts.volunteers.keys import PrivateKey
 from parts.volunteers.signed import canonical, sign
+from pipeline.stage import signals
 
 
 class Volunteer(NamedTuple):
@@ -165,6 +166,8 @@ class StoredRound:
     began: float = field(default_factory=time.monotonic)  # later than by the store's clock
     closable: float | None = None  # since when it could be closed
     worked: bool = False  # whether the volunteer has taken its step
+    sent: bool = False  # whether its message is in the store
+    left: bool = False  # whether it has said that it leaves
 
     def __post_init__(self) -> None:
         self.place, self.round = self.swarm.place, self.begun.round
@@ -195,7 +198,8 @@ class StoredRound:
             found = self.place.link(RoundLink, name, silenced)
             if found is None:
                 self._close(name)
-                waits.sleep()
+                self._leave_if_asked()
+                waits.sleep(at_once=not self.sent)
                 continue
             number += 1
             if found.author is None:
@@ -246,7 +250,16 @@ class StoredRound:
         )
         if self.place.put(slots.of_peer(step, me.peer, "payload"), payload):
             name = slots.of_peer(step, me.peer, "record")
-            self.place.put(name, sign(record, me.key, slots.RECORD_BYTES))
+            self.sent = self.place.put(name, sign(record, me.key, slots.RECORD_BYTES))
+
+    def _leave_if_asked(self) -> None:
+        """Leave after its message, once this process is asked to stop; the round is still taken."""
+        me, step = self.me, self.round.step
+        if me is None or not self.sent or self.left or not signals.is_asked():
+            return
+        notice = LeaveNotice(run=self.place.run, round=step, peer=me.peer)
+        name = slots.of_peer(step, me.peer, "leave")
+        self.left = self.place.put(name, sign(notice, me.key, slots.LEAVE_BYTES))
 
     def _closed_without(self, peer: int) -> bool:
         """Return whether links are there already, and none has this peer's message."""
