@@ -9,11 +9,12 @@ from tests.parts.carrier.chaos import EVENTS, Chaos
 from tests.parts.carrier.test_remote_peers import never_twice
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("seed", "events", "rounds", "kinds"),
     [
-        (0, 3, 30, ("kill", "harm", "trainer")),
-        *(pytest.param(s, 25, 400, EVENTS, marks=pytest.mark.soak) for s in range(4)),
+        (0, 5, 60, ("kill", "crowd", "harm", "cut", "trainer")),
+        *((s, 25, 400, EVENTS) for s in range(4)),
     ],
 )
 def test_whatever_happens_to_processes_none_outlives_its_trainer_and_the_audit_accepts(

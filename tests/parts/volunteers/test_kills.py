@@ -5,13 +5,17 @@ import random
 import signal
 import time
 
+import pytest
+
 from parts.volunteers import slots
 from parts.volunteers.chain.links import RoundLink
 from parts.volunteers.signed import unsigned
 from tests.parts.volunteers import volunteering
 
+pytestmark = pytest.mark.soak  # rounds of a few seconds: an idle machine takes them
 PEERS, KILLS = 3, 8
 SHORT = {
+    "peers__bits": "everywhere",
     "config__total_steps": 8,
     "config__init_min_clients": 2,
     "config__min_clients": 1,

@@ -16,7 +16,7 @@ from pipeline.stage.artifacts import Paths
 from pipeline.start import begin
 from tests import tiny
 
-STORED = {"links__clock": "store", "config__witness_nodes": 0, "peers__bits": "everywhere"}
+STORED = {"links__clock": "store", "config__witness_nodes": 0}
 
 
 def document(folder: Path, peers: int, **changes: object) -> tomlkit.TOMLDocument:
@@ -27,6 +27,7 @@ def document(folder: Path, peers: int, **changes: object) -> tomlkit.TOMLDocumen
         "config__global_batch_size_start": 2 * peers,
         "config__global_batch_size_end": 2 * peers,
         "config__waiting_for_members_extra_time": 1,
+        "config__max_round_train_time": 600,  # all are in time, on the slowest machine too
         **STORED,
         **changes,
     }
@@ -97,7 +98,7 @@ def train(folder: Path, name: str) -> subprocess.Popen:
         )
 
 
-def ended(processes: list[subprocess.Popen], seconds: float = 300) -> list[int]:
+def ended(processes: list[subprocess.Popen], seconds: float = 900) -> list[int]:
     """Wait for processes, and return their statuses; none outlives this."""
     try:
         return [process.wait(seconds) for process in processes]
