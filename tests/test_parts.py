@@ -184,14 +184,14 @@ def test_a_part_says_what_it_is_and_keeps_to_its_budget(part):
 # ---- The tests of library and pipeline ----
 
 
-def tests_of_library_and_pipeline() -> list[Path]:
+def files_of_library_and_pipeline() -> list[Path]:
     return [file for room in TESTED for file in sorted((PROJECT / "tests" / room).rglob("*.py"))]
 
 
 def test_tests_of_library_and_pipeline_import_no_part_and_no_test_of_one():
     found = {
         file.relative_to(PROJECT).as_posix(): sorted(named)
-        for file in tests_of_library_and_pipeline()
+        for file in files_of_library_and_pipeline()
         if (named := {name for name in modules(file) if re.match(r"(tests\.)?parts(\.|$)", name)})
     }
     assert not found
@@ -204,7 +204,7 @@ def ask_for(part: str) -> list[str]:
         for file in (PROJECT / "pipeline").rglob("*.py")
         if any(path.parent.name == part for path in offered_to(file))
     }
-    files = [file for file in tests_of_library_and_pipeline() if modules(file) & asking]
+    files = [file for file in files_of_library_and_pipeline() if modules(file) & asking]
     return [str(file.relative_to(PROJECT)) for file in files if file.name.startswith("test_")]
 
 
