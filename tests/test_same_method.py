@@ -10,7 +10,7 @@ from lockstep.methods import CARDS, AnyOptimizer
 from lockstep.simulation.arguments import read_arguments
 from lockstep.tables.explain import validate
 from parts.comparison.compare_file import Compare
-from parts.comparison.trainings import PlannedTraining, document
+from parts.comparison.trainings import Decided, PlannedTraining, document
 from parts.new import fresh
 from parts.new.starting_model import model_named
 from pipeline import runfile
@@ -26,10 +26,12 @@ def test_all_three_have_the_same_optimizer_and_its_rate_for_the_smallest_model(n
     answers = {"data": "corpus", "optimizer": name, "tokens": "1e6", "peers": 4, "gpus": 0}
     run = fresh.new_run(answers, model_named("init:2m", PROJECT))
     new = fresh.tables(run)["model"]["LLM"]
-    methods = {"a": {"recipe": name, "rates": [1e-3]}}
+    methods = {"a": {"recipe": name, "search": {"rate": 1e-3}}}
     content = {"base": "params/run.toml", "tokens": 819_200, "seeds": [3], "methods": methods}
+    content["tuning"] = {"seed": 99}
     compare, base = validate(Compare, content, ""), runfile.load(PROJECT / "params/run.toml")
-    other = document(compare, base, PlannedTraining("a", 1e-3, 0))["model"]["LLM"]
+    one = PlannedTraining("a", None, 3)
+    other = document(compare, base, one, Decided({"rate": 1e-3}))["model"]["LLM"]
     read = TypeAdapter(AnyOptimizer).validate_python
     table = read(new["optimizer"])
     if table.sends != "arrays" or getattr(table, "inner", table).needs_layers:
