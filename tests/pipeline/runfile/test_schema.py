@@ -67,7 +67,7 @@ def test_schema_has_no_null_since_toml_has_none():
     assert "null" not in schema.json_schema()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def validator():
     jsonschema = pytest.importorskip("jsonschema")
     whole = json.loads(schema.json_schema())
