@@ -23,15 +23,21 @@ class Late(BaseException):
     """Not for those who catch every error."""
 
 
-@pytest.fixture(autouse=True)
-def in_time():
-    """No server keeps a client for ever."""
+def in_time(seconds: float) -> None:
+    """Give what follows in a test so many seconds."""
 
     def late(*_: object) -> None:
-        raise Late(f"not done after {IN_TIME} seconds")
+        raise Late(f"not done after {seconds} seconds")
 
-    before = signal.signal(signal.SIGALRM, late)
-    signal.setitimer(signal.ITIMER_REAL, IN_TIME)
+    signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+
+
+@pytest.fixture(autouse=True)
+def ends_in_time():
+    """No server keeps a client for ever."""
+    before = signal.getsignal(signal.SIGALRM)
+    in_time(IN_TIME)
     yield
     signal.setitimer(signal.ITIMER_REAL, 0)
     signal.signal(signal.SIGALRM, before)
