@@ -100,7 +100,7 @@ def _sized(
         raise LockstepError(
             "--tokens: expected it for text, with --length, and for no data whose rows are known"
         )
-    passes = (answers["passes"] or suggested.passes or PASSES) if rows else 1
+    passes = answers["passes"] or ((suggested.passes or PASSES) if rows else 1)
     whole = passes * rows if rows else fresh.number(answers["tokens"]) // length
     together, batch = new.peers * new.card.local_steps, answers["batch"]
     if not batch:
@@ -149,10 +149,12 @@ def _reasons(new: NewRun, answers: Mapping[str, Any], rows: int | None, said: An
             f"{new.peers} peers x {new.rows} rows x {new.card.local_steps} local steps, "
             f"{suits if suggested.batch else 'not tuned'}, for at least {FEWEST_ROUNDS} rounds"
         )
+    if answers["passes"]:
+        why["peers.passes"] = "--passes"
+    elif rows:
+        why["peers.passes"] = suits if suggested.passes else "not tuned"
     if rows:
         why["config.total_steps"] = f"rounds: {passes} x {rows:,} rows to train on"
-        stated = "--passes" if answers["passes"] else suits
-        why["peers.passes"] = stated if answers["passes"] or suggested.passes else "not tuned"
     if suggested.learning_rate and not answers["learning_rate"]:
         why["model.LLM.lr_schedule.Cosine.base_lr"] = (
             f"{suits} for AdamW; another optimizer has its stated rate over AdamW's times that"

@@ -54,11 +54,11 @@ def test_text_is_in_the_tokens_that_its_config_has(tmp_path):
     text.write_text("peers train one model\n" * 500)
     given = ("--workload", "torch_language_model:GRU", "--data", text, "--optimizer", "adamw")
     config = '{"vocab_size": 300, "hidden_size": 8, "dropout": 0.1}'
-    size = ("--length", 16, "--tokens", "1e4", "--peers", 2)
+    size = ("--length", 16, "--tokens", "1e4", "--peers", 2, "--passes", 2)
     lockstep_new(file, *given, "--config", config, *size, "--root", tmp_path)
     run = runfile.load(file)
     assert (run.llm.data_location.vocab_size, run.llm.max_seq_len) == (300, 16)
-    assert 9000 < run.config.last_index(16) * 16 <= 1e4 and run.peers.passes == 1
+    assert 9000 < run.config.last_index(16) * 16 <= 1e4 and run.peers.passes == 2
 
 
 def test_a_class_with_steps_of_its_own_takes_them_where_it_is_asked_to(tmp_path):
