@@ -86,10 +86,15 @@ class RoundSettings:
         return programs.work(rows_N, self.capacity(trainers), self.micro_batch)
 
     def capacity(self, trainers: int) -> int:
-        """Return the most rows that one of `trainers` peers is assigned in any round."""
+        """Return the most rows that one of `trainers` peers is assigned in any round.
+
+        Over a store it is of the fewest peers with which the run goes on. There peers come and go
+        in any round, and no time is left to compile a step of another shape; padding takes none.
+        """
         if self.pace:
             return self.pace.rows * max(self.pace.steps)
-        return -(-self.most_rows // trainers)
+        least = min(trainers, self.coordinator.min_clients) if self.stored else trainers
+        return -(-self.most_rows // least)
 
 
 def to_host(message: Tree, peer: int) -> Tree:

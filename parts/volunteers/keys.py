@@ -53,7 +53,7 @@ def read(path: Path) -> PrivateKey:
     """Read a key, which nobody but its owner may read or write.
 
     Raises:
-      LockstepError: others may, or it is no such key.
+      LockstepError: others may, or it is not an Ed25519 key.
     """
     with expecting(path, FORM):
         mode = stat.S_IMODE(os.stat(path).st_mode)
@@ -62,10 +62,10 @@ def read(path: Path) -> PrivateKey:
         content = read_bytes(path, MOST_BYTES)
     try:
         key = serialization.load_pem_private_key(content, None)
-    except (TypeError, ValueError, UnsupportedAlgorithm):  # one with a password; none
+    except (TypeError, ValueError, UnsupportedAlgorithm):  # one with a password, or no key
         key = None
     if not isinstance(key, PrivateKey):
-        raise LockstepError(f"{path}: is no such key, expected {FORM}")
+        raise LockstepError(f"{path}: found another file, expected {FORM}")
     return key
 
 

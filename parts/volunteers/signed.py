@@ -4,8 +4,8 @@
 
 and newlines after it, where the slot has one length. Canonical is JSON in ASCII with sorted keys,
 without spaces and without NaN. It is serialised anew and compared, so that a body has one encoding.
-The signature is over `lockstep/KIND/1`, a zero byte, and the body, so that none of one kind passes
-for one of another.
+The signature is over `lockstep/KIND/1`, a zero byte, and the body, so that a body of one kind does
+not pass for one of another.
 """
 
 import json

@@ -4,8 +4,8 @@
     peers/007/000.json                the key admitted to slot 7; 001.json replaces or ends it
     rounds/00000123/007.payload       the message, zeros after it up to the run's one length
     rounds/00000123/007.record        signed: what the message is of; .join and .leave beside it
-    rounds/00000123/closed.0          signed link; closed.1 where everybody refuses it, and so on
-    rounds/00000123/asked.0           signed link while too few are there
+    rounds/00000123/007.closed        signed: peer 7's link, which closes the round
+    rounds/00000123/007.asked         signed: its link while too few are there
     states/00000100/SHA256/index      hashes of the chunks of a state, and SHA-256 is the index's
     states/00000100/SHA256/0000       a chunk of it
     own/00000100/007/SHA256/0000      a chunk of a peer's own state, which was drawn for an audit
@@ -23,17 +23,16 @@ RUN, ADMISSIONS = "run.json", "peers/"
 # Bytes of what is signed, newlines at its end included.
 RECORD_BYTES, JOIN_BYTES, LEAVE_BYTES = 2048, 4096, 1024
 LINK_BYTES, LINK_BYTES_A_SLOT = 2048, 640
-OF_A_ROUND = re.compile(
-    r"rounds/([0-9]{8})/(?:([0-9]{3})\.(payload|record|join|leave)|(closed|asked)\.(0|[1-9][0-9]?))"
-)
+KINDS = "payload", "record", "join", "leave", "closed", "asked"  # that a peer puts in a round
+OF_A_ROUND = re.compile(rf"rounds/([0-9]{{8}})/([0-9]{{3}})\.({'|'.join(KINDS)})")
 
 
 class RoundSlot(NamedTuple):
     """What a name of a round stands for."""
 
     step: int
-    what: str  #: "payload", "record", "join", "leave", "closed" or "asked".
-    number: int  #: The peer; of "closed" and "asked", which of them.
+    what: str  #: One of `KINDS`.
+    peer: int
 
 
 def link_bytes(slots: int) -> int:
@@ -49,11 +48,6 @@ def round_folder(step: int) -> str:
 def of_peer(step: int, peer: int, what: str) -> str:
     """Return the name of what a peer puts in a round."""
     return f"{round_folder(step)}{peer:03}.{what}"
-
-
-def link(step: int, what: str, number: int) -> str:
-    """Return the name of a link: "closed" or "asked"."""
-    return f"{round_folder(step)}{what}.{number}"
 
 
 def admission(peer: int, number: int) -> str:
@@ -86,12 +80,12 @@ def slot(name: str) -> RoundSlot | None:
     found = OF_A_ROUND.fullmatch(name)
     if found is None:
         return None
-    step, peer, of_a_peer, link, number = found.groups()
-    return RoundSlot(int(step), of_a_peer or link, int(peer or number))
+    step, peer, what = found.groups()
+    return RoundSlot(int(step), what, int(peer))
 
 
 def count(is_there: Callable[[int], bool]) -> int:
-    """Return how many of 0, 1, 2, ... are there, of which none is there after one that is not.
+    """Return how many of 0, 1, 2, ... are there, where after a missing one all are missing.
 
     It takes about twice as many looks as the number has binary digits.
     """
@@ -106,7 +100,7 @@ def count(is_there: Callable[[int], bool]) -> int:
     return found
 
 
-def known(names: Iterable[str]) -> dict[RoundSlot, str]:
-    """Return the slots among names."""
-    found = {slot(name): name for name in names}
-    return {one: name for one, name in found.items() if one is not None}
+def of_kind(names: Iterable[str], what: str) -> dict[int, str]:
+    """Return the names of one kind ("record", ...) among those of a round, by peer."""
+    found = {slot(name): name for name in sorted(names)}
+    return {one.peer: name for one, name in found.items() if one and one.what == what}

@@ -14,8 +14,8 @@ from parts.volunteers.bodies import RunDocument
 from parts.volunteers.chain import opening
 from parts.volunteers.chain.admissions import Admissions
 from parts.volunteers.chain.links import Head, Terms
-from parts.volunteers.chain.place import RunInStore
-from parts.volunteers.chain.rounds import StoredSwarm, Volunteer
+from parts.volunteers.chain.place import LONGEST, RunInStore, Volunteer
+from parts.volunteers.chain.rounds import StoredSwarm
 from parts.volunteers.keys import parse_public
 from parts.volunteers.store.schemes import open_store
 from parts.volunteers.store.web_store import WebStore
@@ -64,9 +64,10 @@ def stored_run(setup: Setup) -> StoredRun:
         config.max_round_train_time,
         volunteers.settle_seconds,
         config.waiting_for_members_extra_time,
+        volunteers.stagger_seconds + LONGEST,
     )
     head = Head(sha256, seen.seconds)
-    place = RunInStore(store, document, sha256, admissions, terms, volunteers.stagger_seconds, head)
+    place = RunInStore(store, document, sha256, admissions, terms, head)
     here = () if volunteer is None else (volunteer.peer,)
     state = setup.start.state
     own = tuple(one if peer in here else None for peer, one in enumerate(state.own))

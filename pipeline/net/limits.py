@@ -23,7 +23,7 @@ LEAST_BYTES = 2**10  # in `stall_seconds`: a server that sends less has stalled
 HTTP_HEADER_BYTES = 2**18  # the most that all headers of an answer may have, interim ones included
 REDIRECTS = 10  # the most that are followed
 # The most that all pages of a listing may take, which are read into memory.
-LISTING_BYTES, LISTING_PAGES, LISTING_SECONDS = 2**26, 10_000, 600.0
+LISTING_BYTES, LISTING_PAGES = 2**26, 10_000
 BACKOFF_SECONDS, JITTER_SECONDS, LONGEST_WAIT_SECONDS = 0.5, 0.5, 30.0
 Answer = TypeVar("Answer")
 
@@ -47,14 +47,17 @@ class Bar(Protocol):
 
 
 class ListingLimit:
-    """What one listing, `name` in errors, has cost: all its pages have `most_bytes` at most."""
+    """What one listing, `name` in errors, has cost: all its pages have `most_bytes` at most.
 
-    def __init__(
-        self, name: str, most_bytes: int = LISTING_BYTES, seconds: float = LISTING_SECONDS
-    ):
-        self._name, self._pages, self._bytes = name, 0, 0
-        self._most_bytes, self._seconds = most_bytes, seconds
-        self._until = time.monotonic() + seconds
+    Attributes:
+      seconds: The most that all its pages may take.
+    """
+
+    seconds = 600.0
+
+    def __init__(self, name: str, most_bytes: int = LISTING_BYTES):
+        self._name, self._pages, self._bytes, self._most_bytes = name, 0, 0, most_bytes
+        self._until = time.monotonic() + self.seconds
         self._asked: set[str] = set()
 
     @property
@@ -86,7 +89,7 @@ class ListingLimit:
         if self._bytes > self._most_bytes:
             raise self._endless(f"a listing of over {self._most_bytes} bytes", "less")
         if time.monotonic() > self._until:
-            raise self._endless(f"a listing of over {self._seconds:.4g} s", "less")
+            raise self._endless(f"a listing of over {self.seconds:.4g} s", "less")
 
     def _endless(self, found: str, expected: str) -> NetError:
         return NetError(f"{brief(self._name, 200)}: {found}, expected {expected}")

@@ -1,7 +1,7 @@
 """Addresses that the lab signs ahead, so that a volunteer needs no credentials of the store.
 
-For each peer, and each 16 rounds: one to put each of its own slots and each link, and one to list
-each round; and one to list who was admitted. An address holds for 7 days at most. A file of them is
+For each peer, and each 16 rounds: one to put each of its own slots, and one to list each round; and
+one to list who was admitted. An address holds for 7 days at most. A file of them is
 signed by the lab, and sealed for the peer's key; its name says how many there were before it.
 """
 
@@ -27,9 +27,7 @@ from parts.volunteers.store.verbs import Store
 from parts.volunteers.store.web_store import Ask, WebStore
 from pipeline.net.limits import NetSettings
 
-LINKS = 4  # of each kind in a round: each but the first follows a link that everybody refused
 PAGE = 1000  # names of a page, at most, of every store
-A_PEER = 4  # names of a round
 SPAN = 16  # rounds of a file, which so has less than 1 MiB with the longest credentials
 MOST_BYTES = 2**21  # of a file
 MOST_FILES = 10**5  # of a peer
@@ -68,24 +66,23 @@ class AddressReader(NamedTuple):
     payload_bytes: int  #: The one length of a payload.
 
 
-def _own(reader: AddressReader, step: int) -> Iterator[Ask]:
+def own_puts(reader: AddressReader, step: int) -> Iterator[Ask]:
     """Yield what a peer alone may put in a round, each with its one length."""
     lengths = {
         "payload": reader.payload_bytes,
         "record": slots.RECORD_BYTES,
         "join": slots.JOIN_BYTES,
         "leave": slots.LEAVE_BYTES,
+        "closed": slots.link_bytes(reader.slots),
+        "asked": slots.link_bytes(reader.slots),
     }
     for what, length in lengths.items():
         yield Ask("PUT", slots.of_peer(step, reader.peer, what), length)
 
 
-def _common(slot_count: int, step: int) -> Iterator[Ask]:
-    """Yield what every peer may do in a round: put a link, and list it, a page by each address."""
-    for what in ("closed", "asked"):
-        for number in range(LINKS):
-            yield Ask("PUT", slots.link(step, what, number), slots.link_bytes(slot_count))
-    each = (PAGE - 2 * LINKS) // A_PEER  # peers whose names fill a page
+def _lists(slot_count: int, step: int) -> Iterator[Ask]:
+    """Yield what lists a round, a page by each address."""
+    each = PAGE // len(slots.KINDS)  # peers whose names fill a page
     for peer in range(0, slot_count, each):
         after = slots.of_peer(step, peer, "") if peer else ""
         yield Ask("LIST", slots.round_folder(step), after=after)
@@ -118,10 +115,10 @@ def sign_ahead(
     begun = {peer: len(store.names(folder, MOST_FILES)) for peer, folder in folders.items()}
     for number, first in enumerate(range(steps.start, steps.stop, SPAN)):
         rounds = range(first, min(first + SPAN, steps.stop))
-        common = sign([ask for step in rounds for ask in _common(readers[0].slots, step)])
+        common = sign([ask for step in rounds for ask in _lists(readers[0].slots, step)])
         common |= sign([Ask("LIST", slots.ADMISSIONS)])
         for reader in readers:
-            own = sign([ask for step in rounds for ask in _own(reader, step)])
+            own = sign([ask for step in rounds for ask in own_puts(reader, step)])
             body = _body(reader, first, until, store.endpoint.folder, common | own)
             name = slots.addresses(reader.peer, begun[reader.peer] + number)
             content = zlib.compress(signed.sign(body, lab))
@@ -217,12 +214,7 @@ class Addressed(GivenEndpoint):
                 f"{self._reader.run[:12]} and {self._reader.peer}"
             )
         steps = range(body.first, body.first + SPAN)
-        may = (
-            ask
-            for step in steps
-            for ask in (*_own(self._reader, step), *_common(self._reader.slots, step))
-        )
-        asks = {ask.name: ask for ask in may if ask.verb == "PUT"}
+        asks = {ask.name: ask for step in steps for ask in own_puts(self._reader, step)}
         given = {asks[name]: url for name, url in body.puts.items() if name in asks}
         given |= {Ask("LIST", prefix, after=after): url for prefix, after, url in body.lists}
         given = {ask: url for ask, url in given.items() if newer or ask not in self._ends}
@@ -241,7 +233,10 @@ def open_addressed(
 
 
 def _inflated(data: bytes) -> bytes | None:
-    """Return compressed bytes as they were; None if they are no such, or were too many."""
+    """Return compressed bytes as they were; None of ones that were too many.
+
+    Bytes of another form give none.
+    """
     try:
         content = zlib.decompressobj().decompress(data, signed.MOST_BYTES + 1)
     except zlib.error:

@@ -9,7 +9,7 @@ from parts.volunteers.addresses.ahead import AddressReader, sign_ahead
 from parts.volunteers.chain.admissions import Admissions
 from parts.volunteers.chain.opening import read_run
 from parts.volunteers.keys import PrivateKey, public_text
-from parts.volunteers.store.verbs import Seen, Store
+from parts.volunteers.store.verbs import Store
 
 HOUR = 3600
 RECENT = 32  # rounds of which the pace is taken
@@ -27,13 +27,15 @@ def rounds_ahead(store: Store, hours: float, longest: float, last: int) -> range
       last: The run's last round.
     """
 
-    def closed(step: int) -> Seen | None:
-        return store.look(slots.link(step, "closed", 0), 0)
+    def closed(step: int) -> int | None:
+        """Return when the first link of a round was put."""
+        names = store.names(slots.round_folder(step))
+        return min((names[name] for name in slots.of_kind(names, "closed").values()), default=None)
 
     first = FIRST + slots.count(lambda number: closed(FIRST + number) is not None)
     begun, seconds = max(FIRST, first - 1 - RECENT), longest
     if begun < first - 1:
-        seconds = (closed(first - 1).seconds - closed(begun).seconds) / (first - 1 - begun)
+        seconds = (closed(first - 1) - closed(begun)) / (first - 1 - begun)
     count = SPARE * hours * HOUR / max(1.0, min(seconds, longest))
     return range(first, min(first + max(1, math.ceil(count)), last + 1))
 

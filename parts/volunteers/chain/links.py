@@ -13,7 +13,6 @@ from pydantic import Field
 
 from lockstep.protocol import driver
 from lockstep.protocol.attestation import Hash
-from lockstep.protocol.committee import deterministic_shuffle
 from lockstep.protocol.driver import RunProgress
 from lockstep.protocol.round import Round
 from lockstep.tables.table import AsTuple, Table
@@ -49,7 +48,7 @@ class LinkedRejection(Table):
 
 
 class AskedLink(Body):
-    """rounds/00000123/asked.0: who takes part in the round, of a run that waited for them."""
+    """rounds/00000123/007.asked: who takes part in the round, of a run that waited for them."""
 
     kind: ClassVar[str] = "asked"
     run: Hash
@@ -65,7 +64,7 @@ class AskedLink(Body):
 
 
 class RoundLink(Body):
-    """rounds/00000123/closed.0: a round is over."""
+    """rounds/00000123/007.closed: a round is over."""
 
     kind: ClassVar[str] = "link"
     run: Hash
@@ -83,9 +82,9 @@ class RoundLink(Body):
     messages: dict[SlotNumber, LinkedMessage]
     """The messages that are in time, by peer."""
     rejected: dict[SlotNumber, LinkedRejection]
-    """The records whose message is none, by peer."""
+    """The records whose message does not count, by peer."""
     false_links: Slots
-    """Who signed the refused links of the round, ascending."""
+    """Who signed refused links, as far as they were seen, ascending."""
     applied: Slots
     """Whose messages are merged."""
     params: Hash
@@ -105,6 +104,7 @@ class Terms:
     limit: float  # max_round_train_time
     settle: int  # `[volunteers] settle_seconds`
     extra: float  # waiting_for_members_extra_time
+    turn: float  # from one peer's turn to put a link to the next
 
     def counts(self, seconds: int) -> bool:
         """Return whether a record counts that was put so long after the link before."""
@@ -122,6 +122,7 @@ class Head:
     sha256: Hash  # of its bytes; of run.json before the first
     seconds: int  # when it was put, by the store's clock
     asked: tuple[int, ...] = ()  # who asked in its round, and takes part later
+    owed: tuple[int, ...] = ()  # who signed refused links that it does not name: the next must
 
 
 def linked(shown: Shown) -> tuple[dict[int, LinkedMessage], dict[int, LinkedRejection]]:
@@ -154,60 +155,49 @@ def may_change(one: Counted | Refused) -> bool:
     return isinstance(one, Refused) and one.reason == WITHHELD
 
 
-def turn(round_: Round, peer: int) -> int:
-    """Return when it is a peer's turn to close a round: 0 is the first; who is no member, last."""
-    order = deterministic_shuffle(round_.peers, round_.seed)
-    return order.index(peer) if peer in order else len(order)
-
-
 def check_link(  # noqa: PLR0913
     link: RoundLink,
-    seconds: int,
     head: Head,
     round_: Round,
     shown: Shown,
     *,
-    terms: Terms,
     joins: Collection[int],
     leaves: Collection[int],
-    false_links: Sequence[int],
+    refused: Collection[int],
 ) -> None:
-    """Check all of a link but what its merge comes to.
+    """Check all of a link, which came in its turn, but what its merge comes to.
 
     Args:
-      link: Signed by a peer that may close.
-      seconds: When it was put, by the store's clock.
+      link: Signed by its slot's peer.
       head: The link before it.
       round_: The round that it closes.
       shown: The records of the round that count.
-      terms: When it may come.
       joins: Who asked in the round.
       leaves: Who said in it that it leaves.
-      false_links: Who signed links of the round that were refused before.
+      refused: Who signed links of the round that come before it, and are refused. It may not have
+        seen them all: the next round's link must name the others.
 
     Raises:
       FalseLinkError: It does not follow.
     """
     _check_place(link, head, round_.step)
-    there = {**link.messages, **link.rejected}
-    some = {peer: one for peer, one in shown.items() if peer in there}
-    if len(there) != len(link.messages) + len(link.rejected) or (
-        (link.messages, link.rejected) != linked(some)
-    ):
-        wrong = sorted(peer for peer in there if peer not in some) or "not as they are"
-        raise FalseLinkError(f"messages of {wrong}")
-    if not is_whole(round_, some):
-        if not terms.is_over(seconds - head.seconds):
-            raise FalseLinkError("too early, with messages missing")
-        if left_out := sorted(shown.keys() - there.keys()):
-            raise FalseLinkError(f"leaves out {left_out}")
+    said, expected = (link.messages, link.rejected), linked(shown)
+    if said != expected or link.messages.keys() & link.rejected.keys():
+        peers = {peer for part in (*said, *expected) for peer in part}
+        wrong = [p for p in sorted(peers) if _of(p, said) != _of(p, expected)]
+        raise FalseLinkError(f"messages of {wrong} are not as they are")
+    seen = {*link.false_links} & {*refused}
     for what, found, expected in (
         ("asked", link.asked, sorted({*link.asked}.intersection(joins))),
         ("left", link.left, sorted({*link.left}.intersection(leaves))),
-        ("false_links", link.false_links, sorted({*false_links})),
+        ("false_links", link.false_links, sorted(seen.union(head.owed))),
     ):
         if [*found] != expected:
             raise FalseLinkError(f"{what} is {[*found]}, expected {expected}")
+
+
+def _of(peer: int, parts: tuple[Mapping, Mapping]) -> tuple:
+    return tuple(part.get(peer) for part in parts)
 
 
 def check_outcome(
@@ -226,28 +216,28 @@ def check_outcome(
 
 def check_asked(
     link: AskedLink,
-    seconds: int,
     head: Head,
     progress: RunProgress,
-    *,
-    terms: Terms,
     joins: Collection[int],
+    must: Collection[int],
 ) -> RunProgress:
     """Return a run that waited for members, with those that a link lists.
+
+    Args:
+      link: Signed by its slot's peer, and put in its turn.
+      head: The link before it.
+      progress: The run.
+      joins: Who asked.
+      must: Those of them whom it must list.
 
     Raises:
       FalseLinkError: It does not follow.
     """
     _check_place(link, head, progress.state.step)
-    able = driver.may_ask(progress, sorted({*link.asked}.intersection(joins)))
+    able = driver.may_ask(progress, sorted({*link.asked, *must}.intersection(joins)))
     if link.asked != able:
         raise FalseLinkError(f"asked is {[*link.asked]}, expected {[*able]}")
-    if seconds - head.seconds < terms.extra:
-        raise FalseLinkError("too early: others may still ask")
-    after = driver.ask(progress, link.asked)
-    if after.waiting:
-        raise FalseLinkError(f"asked is {[*link.asked]}, expected enough for the run to go on")
-    return after
+    return driver.ask(progress, link.asked)
 
 
 def _check_place(link: RoundLink | AskedLink, head: Head, step: int) -> None:

@@ -7,17 +7,15 @@ import hashlib
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from pydantic import ConfigDict
-
 from lockstep.errors import LockstepError
 from lockstep.protocol.round import Round
 from lockstep.wire import exchange
 from lockstep.wire import message as wire
 from lockstep.wire.exchange import Sent
 from parts.volunteers import slots
-from parts.volunteers.bodies import MessageRecord, SlotNumber
+from parts.volunteers.bodies import MessageRecord
 from parts.volunteers.keys import PublicKey
-from parts.volunteers.signed import Body, is_signed, opened, unsigned
+from parts.volunteers.signed import is_signed, opened
 from parts.volunteers.store.verbs import Seen
 
 WITHHELD = "withheld"
@@ -27,6 +25,7 @@ class Refused(NamedTuple):
     """A record that counts, of a peer whose message does not."""
 
     reason: str
+    seconds: int  # from the link before to its record
     record: str  # SHA-256 of the record, hex
 
 
@@ -36,7 +35,7 @@ class Counted(NamedTuple):
     body: MessageRecord
     seconds: int  # from the link before to its record
     record: str  # SHA-256 of the record, hex
-    sent: Sent  # with the decoded message; without where its bytes are none
+    sent: Sent  # with the decoded message; None in its place for bytes that are no message
 
     @property
     def broken(self) -> bool:
@@ -55,6 +54,10 @@ class Expected:
     payload_bytes: int  # the one length of a payload
     form: wire.Form
 
+    def after(self, seconds: int) -> int:
+        """Return how long after the link before something was put, by the store's clock."""
+        return max(0, seconds - self.began)
+
 
 def judged(
     peer: int, record: Seen, payload: Seen | None, key: PublicKey | None, expected: Expected
@@ -66,13 +69,13 @@ def judged(
     where = slots.of_peer(expected.round.step, peer, "record")
     if key is None or record.content is None:
         return None
-    sha256 = hashlib.sha256(record.content).hexdigest()
+    sha256, seconds = hashlib.sha256(record.content).hexdigest(), expected.after(record.seconds)
     try:
         body = opened(MessageRecord, record.content, key, where, slots.RECORD_BYTES)
     except LockstepError:
         kind, content = MessageRecord.kind, record.content
         theirs = is_signed(kind, content, key, where, slots.RECORD_BYTES)
-        return Refused("form", sha256) if theirs else None
+        return Refused("form", seconds, sha256) if theirs else None
     for reason, found, wanted in (
         ("run", body.run, expected.run),
         ("round", body.round, expected.round.step),
@@ -81,37 +84,21 @@ def judged(
         ("base", body.base, expected.base),
     ):
         if found != wanted:
-            return Refused(reason, sha256)
+            return Refused(reason, seconds, sha256)
     if payload is None or payload.seconds > record.seconds:
-        return Refused(WITHHELD, sha256)
+        return Refused(WITHHELD, seconds, sha256)
     content = payload.content
     if content is None or len(content) != expected.payload_bytes:
-        return Refused("length", sha256)
+        return Refused("length", seconds, sha256)
     if hashlib.sha256(content).hexdigest() != body.sha256:
-        return Refused("hash", sha256)
+        return Refused("hash", seconds, sha256)
     if body.bytes > len(content) or any(content[body.bytes :]):
-        return Refused("filling", sha256)
+        return Refused("filling", seconds, sha256)
     sent = Sent(content[: body.bytes], bytes.fromhex(body.commitment))
     try:
         sent = exchange.receive(sent, peer, expected.round, expected.form)
     except wire.NotFiniteValueError:
-        return Refused("not finite", sha256)
+        return Refused("not finite", seconds, sha256)
     except wire.WireError:
         pass  # signed bytes that are no message
-    return Counted(body, max(0, record.seconds - expected.began), sha256, sent)
-
-
-class Author(Body):
-    """Who says that it signed an object."""
-
-    model_config = ConfigDict(extra="ignore")
-    kind = "author"
-    peer: SlotNumber
-
-
-def author_of(content: bytes | None) -> int | None:
-    """Return who says that it signed an object; None of what says nothing."""
-    try:
-        return unsigned(Author, content, "a link").peer
-    except LockstepError:
-        return None
+    return Counted(body, seconds, sha256, sent)

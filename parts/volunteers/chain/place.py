@@ -1,10 +1,11 @@
 """A run in a store, as a process of it sees it: whose bytes are what, and the newest link."""
 
+import hashlib
 import time
-from collections.abc import Callable
-from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeVar
 
 from lockstep.errors import LockstepError
 from lockstep.transcript.observer import Observer
@@ -12,8 +13,8 @@ from parts.volunteers import slots
 from parts.volunteers.bodies import JoinRequest, LeaveNotice, RunDocument
 from parts.volunteers.chain.admissions import Admissions
 from parts.volunteers.chain.links import AskedLink, Head, RoundLink, Terms
-from parts.volunteers.chain.messages import author_of
-from parts.volunteers.signed import is_signed, opened
+from parts.volunteers.keys import PrivateKey, PublicKey
+from parts.volunteers.signed import canonical, is_signed, opened
 from parts.volunteers.store.verbs import Seen, Store
 from pipeline.net.limits import UnreachableError
 from pipeline.stage import signals
@@ -22,6 +23,7 @@ NOTICES: dict[str, tuple[type[JoinRequest] | type[LeaveNotice], int]] = {
     "join": (JoinRequest, slots.JOIN_BYTES),
     "leave": (LeaveNotice, slots.LEAVE_BYTES),
 }
+LONGEST = 5.0  # seconds between two looks at a store, at most
 Got = TypeVar("Got")
 AnyLink = TypeVar("AnyLink", AskedLink, RoundLink)
 
@@ -29,7 +31,7 @@ AnyLink = TypeVar("AnyLink", AskedLink, RoundLink)
 class Waits:
     """Waits between two looks at a store, each longer than the one before, in seconds."""
 
-    def __init__(self, first: float = 0.05, most: float = 5.0):
+    def __init__(self, first: float = 0.05, most: float = LONGEST):
         self.next, self.most = first, most
 
     def sleep(self, *, at_once: bool = True) -> None:
@@ -39,17 +41,35 @@ class Waits:
         self.next = min(1.5 * self.next, self.most)
 
 
+class Volunteer(NamedTuple):
+    """Who trains here."""
+
+    peer: int
+    key: PrivateKey
+    environment: dict[str, str]
+
+    @property
+    def environment_hash(self) -> str:
+        """SHA-256 of the environment, as records have it."""
+        return hashlib.sha256(canonical(self.environment)).hexdigest()
+
+
 @dataclass
 class FoundLink:
     """What stands in a link's slot.
 
-    author: Who signed it; None of what nobody signed who may.
-    link: What it says; None of what has another form.
+    is_signed: Whether the slot's peer signed it.
+    link: What it says; None of what has another form, or is of another run or slot.
     """
 
     seen: Seen
-    author: int | None = None
+    is_signed: bool = False
     link: Any = None
+
+    @property
+    def sha256(self) -> str:
+        """SHA-256 of its bytes, hex."""
+        return hashlib.sha256(self.seen.content or b"").hexdigest()
 
 
 @dataclass
@@ -61,18 +81,19 @@ class RunInStore(Observer):
     run: str  # SHA-256 of run.json, hex
     admissions: Admissions
     terms: Terms
-    stagger: float  # seconds between those who try to close a round
     head: Head
+    _read: dict[str, int] = field(default_factory=dict)  # notices, and when each was put
 
     def saves(self) -> dict[str, Any]:
         """Return the head, for a checkpoint."""
-        return {"chain": [self.head.sha256, self.head.seconds, [*self.head.asked]]}
+        head = self.head
+        return {"chain": [head.sha256, head.seconds, [*head.asked], [*head.owed]]}
 
     def restore(self, rest: dict[str, Any] | None) -> None:
         """Go on from the head in a checkpoint, if there is one."""
         if rest:
-            sha256, seconds, asked = rest["chain"]
-            self.head = Head(sha256, seconds, tuple(asked))
+            sha256, seconds, asked, owed = rest["chain"]
+            self.head = Head(sha256, seconds, tuple(asked), tuple(owed))
 
     @property
     def link_bytes(self) -> int:
@@ -86,17 +107,19 @@ class RunInStore(Observer):
         return self._patiently(lambda: self.store.look(name, most))
 
     def put(self, name: str, content: bytes) -> bool:
-        """Put an object where there is none; return whether these bytes stand there now."""
+        """Put an object under a free name; return whether these bytes stand there now."""
         return self._patiently(lambda: self.store.create(name, content))
 
-    def names(self, step: int) -> set[str]:
-        """Return the names of a round that may be there: all, where a listing is too long."""
+    def names(self, step: int) -> dict[str, int]:
+        """Return when each object of a round was put, by its name.
+
+        Of a listing that is refused or too long, it is all names that may be there, at time 0.
+        """
         try:
-            return {*self._patiently(lambda: self.store.names(slots.round_folder(step)))}
+            return self._patiently(lambda: self.store.names(slots.round_folder(step)))
         except LockstepError:
-            kinds = "record", "payload", *NOTICES
             count = range(self.document.slots)
-            return {slots.of_peer(step, peer, what) for peer in count for what in kinds}
+            return {slots.of_peer(step, p, what): 0 for p in count for what in slots.KINDS}
 
     def _patiently(self, ask: Callable[[], Got]) -> Got:
         waits = Waits()
@@ -112,39 +135,47 @@ class RunInStore(Observer):
         """Learn who was admitted meanwhile."""
         self._patiently(self.admissions.read)
 
-    def notices(self, step: int, what: str, names: set[str]) -> set[int]:
-        """Return the peers that asked to take part in a round ("join"), or left ("leave")."""
-        (model, length), found = NOTICES[what], set[int]()
-        for slot, name in slots.known(names).items():
-            seen = self.look(name, length) if slot.what == what else None
-            key = seen and self.admissions.key(slot.number, seen.seconds)
+    def notices(
+        self, step: int, what: str, names: Iterable[str], at: int | None = None
+    ) -> dict[int, int]:
+        """Return who asked to take part in a round ("join"), or left ("leave"), and when.
+
+        `names` are those of the round that may be there, `at` is as of `link`.
+        """
+        (model, length), of_peers = NOTICES[what], slots.of_kind(names, what)
+        new = {p: self.look(name, length) for p, name in of_peers.items() if name not in self._read}
+        for peer, seen in new.items():
+            key, name = seen and self._key(peer, seen, at), of_peers[peer]
             if not (seen and key):
                 continue
-            try:
+            with suppress(LockstepError):
                 body = opened(model, seen.content, key, name, length)
-            except LockstepError:
-                continue
-            if (body.run, body.round, body.peer) == (self.run, step, slot.number):
-                found.add(slot.number)
-        return found
+                if (body.run, body.round, body.peer) == (self.run, step, peer):
+                    self._read[name] = seen.seconds
+        return {p: self._read[name] for p, name in of_peers.items() if name in self._read}
 
-    def link(self, model: type[AnyLink], name: str, silenced: set[int]) -> FoundLink | None:
-        """Return what stands in a link's slot; None where nothing does yet.
+    def link(
+        self, model: type[AnyLink], name: str, peer: int, at: int | None = None
+    ) -> FoundLink | None:
+        """Return what stands in a peer's slot for a link; None where nothing does yet.
 
-        Of `silenced` peers nobody takes a link.
+        Who signs it must have had the slot `at` a time by the store's clock; without, when it was
+        put.
         """
         seen = self.look(name, self.link_bytes)
         if seen is None:
             return None
-        author = author_of(seen.content)
-        self.read_admissions()
-        key = None if author is None else self.admissions.key(author, seen.seconds)
-        if key is None or author in silenced:
+        key = self._key(peer, seen, at)
+        if key is None:
             return FoundLink(seen)
         try:
             body = opened(model, seen.content, key, name, self.link_bytes)
         except LockstepError:
-            is_theirs = is_signed(model.kind, seen.content, key, name, self.link_bytes)
-            return FoundLink(seen, author if is_theirs else None)
-        same = (body.run, body.peer) == (self.run, author)
-        return FoundLink(seen, author, body if same else None)
+            return FoundLink(seen, is_signed(model.kind, seen.content, key, name, self.link_bytes))
+        return FoundLink(seen, True, body if (body.run, body.peer) == (self.run, peer) else None)
+
+    def _key(self, peer: int, seen: Seen, at: int | None) -> PublicKey | None:
+        """Return who had a slot when an object was put, or `at` a time before the round."""
+        if at is None:
+            self.read_admissions()
+        return self.admissions.key(peer, seen.seconds if at is None else at)

@@ -1,8 +1,9 @@
 """Rounds over a store: those who live here train, and everybody follows what the store shows."""
 
 import hashlib
+import itertools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -19,27 +20,19 @@ from lockstep.swarm.swarm import Exchanged, RoundBegun, Swarm, Taken, Worked, ev
 from lockstep.wire import bound
 from lockstep.wire.commitment import tree_hash
 from parts.volunteers import slots
-from parts.volunteers.bodies import JoinRequest, LeaveNotice, MessageRecord
+from parts.volunteers.bodies import LeaveNotice, MessageRecord
 from parts.volunteers.chain import links
-from parts.volunteers.chain.links import AskedLink, FalseLinkError, Head, RoundLink
+from parts.volunteers.chain.links import FalseLinkError, Head, RoundLink
 from parts.volunteers.chain.messages import Counted, Expected, Refused, judged
-from parts.volunteers.chain.place import FoundLink, RunInStore, Waits
-from parts.volunteers.keys import PrivateKey
-from parts.volunteers.signed import canonical, sign
+from parts.volunteers.chain.place import FoundLink, RunInStore, Volunteer, Waits
+from parts.volunteers.chain.slate import Slate
+from parts.volunteers.chain.turns import Turns, in_order, of_round
+from parts.volunteers.chain.waiting import Waiting
+from parts.volunteers.signed import sign
+from parts.volunteers.store.verbs import Seen
 from pipeline.stage import signals
 
-
-class Volunteer(NamedTuple):
-    """Who trains here."""
-
-    peer: int
-    key: PrivateKey
-    environment: dict[str, str]
-
-    @property
-    def environment_hash(self) -> str:
-        """SHA-256 of the environment, as records have it."""
-        return hashlib.sha256(canonical(self.environment)).hexdigest()
+SELDOM = 4  # looks, of which one goes to all slots for links
 
 
 class StoredSwarm(Swarm):
@@ -62,87 +55,20 @@ class StoredSwarm(Swarm):
     ):
         super().__init__(*swarm, **more)
         self.place, self.volunteer, self.takes = place, volunteer, takes
+        self.waiting = Waiting(place, volunteer)
         self.sits_out = False  # whether the volunteer's own state is not what others take it for
+        self.waited = False  # whether the link before was not there yet when it was looked for
 
     def take_round(self, progress: RunProgress) -> tuple[RunProgress, Taken | None]:
         """Follow the next round, and train in it if a volunteer lives here."""
         asked = self.place.head.asked
-        self.place.read_admissions()
-        progress, waited, false = self._await_members(driver.ask(progress, asked))
+        progress, waited = self.waiting.until_enough(driver.ask(progress, asked))
         progress, round_ = driver.next_round(progress)
         if round_ is None:
             return progress, None
+        self.place.read_admissions()
         begun = RoundBegun(round_, (*asked, *waited), self.join(round_))
-        return StoredRound(self, progress, begun, false).take()
-
-    # ---- A run that waits for members ----
-
-    def _await_members(
-        self, progress: RunProgress
-    ) -> tuple[RunProgress, tuple[int, ...], list[int]]:
-        """Wait until enough have asked; return who did, and who signed false links meanwhile."""
-        place, asked, false, number = self.place, tuple[int, ...](), list[int](), 0
-        progress, _ = driver.next_round(progress)
-        waits = Waits()
-        while progress.waiting:
-            name = slots.link(progress.state.step, "asked", number)
-            found = place.link(AskedLink, name, {*false, *progress.state.ejected})
-            if found is None:
-                self.ask(progress)
-                self._say_who_asked(progress, name)
-                waits.sleep()
-                continue
-            number += 1
-            try:
-                progress = self._asked(progress, found)
-            except FalseLinkError:
-                false.append(found.author)
-                continue
-            if found.author is not None:
-                asked = found.link.asked
-        return progress, asked, false
-
-    def _asked(self, progress: RunProgress, found: FoundLink) -> RunProgress:
-        """Return a run after a link that says who takes part; as it was after anybody's bytes."""
-        place, step = self.place, progress.state.step
-        if found.author is None:
-            return progress
-        if found.link is None:
-            raise FalseLinkError("has another form")
-        joins = place.notices(step, "join", place.names(step))
-        progress = links.check_asked(
-            found.link, found.seen.seconds, place.head, progress, terms=place.terms, joins=joins
-        )
-        place.head = Head(hashlib.sha256(found.seen.content).hexdigest(), found.seen.seconds)
-        return progress
-
-    def ask(self, progress: RunProgress) -> None:
-        """Ask to take part, if the volunteer may and has not."""
-        me, step = self.volunteer, progress.state.step
-        if me is None or not driver.may_ask(progress, [me.peer]):
-            return
-        request = JoinRequest(
-            run=self.place.run, round=step, peer=me.peer, environment=me.environment, self_test=None
-        )
-        name = slots.of_peer(step, me.peer, "join")
-        if self.place.look(name, slots.JOIN_BYTES) is None:
-            self.place.put(name, sign(request, me.key, slots.JOIN_BYTES))
-
-    def _say_who_asked(self, progress: RunProgress, name: str) -> None:
-        """Put the link that says who asked, if they are enough."""
-        me, place, step = self.volunteer, self.place, progress.state.step
-        if me is None or me.peer in progress.state.ejected:
-            return
-        place.read_admissions()
-        asked = driver.may_ask(progress, sorted(place.notices(step, "join", place.names(step))))
-        if driver.ask(progress, asked).waiting:
-            return
-        if extra := place.terms.extra:  # seen after it was put, and both times are rounded down
-            Waits(extra + 1).sleep()
-        link = AskedLink(
-            run=place.run, round=step, peer=me.peer, previous=place.head.sha256, asked=asked
-        )
-        place.put(name, sign(link, me.key, place.link_bytes))
+        return StoredRound(self, progress, begun).take()
 
 
 class Settled(NamedTuple):
@@ -161,23 +87,24 @@ class StoredRound:
     swarm: StoredSwarm
     progress: RunProgress
     begun: RoundBegun
-    false: list[int]  # who signed links of it that were refused
     shown: dict[int, Counted | Refused] = field(default_factory=dict)
     began: float = field(default_factory=time.monotonic)  # later than by the store's clock
     closable: float | None = None  # since when it could be closed
     worked: bool = False  # whether the volunteer has taken its step
-    sent: bool = False  # whether its message is in the store
+    sent: bytes | None = None  # the volunteer's payload, once its message is in the store
     left: bool = False  # whether it has said that it leaves
 
     def __post_init__(self) -> None:
         self.place, self.round = self.swarm.place, self.begun.round
+        self.ejected, began = self.progress.state.ejected, self.place.head.seconds
+        self.slate = Slate(self.place, RoundLink, "closed", self.round.step, began)
         peers = self.swarm.peers
         self.before: tuple[Tree, Tree] = peers.params_and_shared()
         self.expected = Expected(
             self.place.run,
             self.round,
             peers.params_hash(),
-            self.place.head.seconds,
+            began,
             self.place.document.payload_bytes,
             peers.programs.form,
         )
@@ -186,33 +113,53 @@ class StoredRound:
     def me(self) -> Volunteer | None:
         """Who trains here, unless it was ejected."""
         me = self.swarm.volunteer
-        return None if me is None or me.peer in self.progress.state.ejected else me
+        return None if me is None or me.peer in self.ejected else me
+
+    @property
+    def turns(self) -> Turns:
+        """The turns to close the round, by what was read of it."""
+        place = self.place
+        return of_round(self.round, self.shown, place.head, place.terms, place.document.slots)
+
+    @property
+    def likely(self) -> Turns:
+        """The turns if all messages come, as long as nobody knows whether they do."""
+        if self.closable is not None:
+            return self.turns
+        members, every = self.round.peers, range(self.place.document.slots)
+        order = in_order(self.round.seed, self.round.assignment, members, every)
+        return Turns(order, 0, self.place.terms.turn)
 
     def take(self) -> tuple[RunProgress, Taken]:
         """Take part in the round, if a volunteer lives here, and return what it came to."""
         self._work()
-        number, waits = 0, Waits()
-        while True:
-            name = slots.link(self.round.step, "closed", number)
-            silenced = {*self.false, *self.progress.state.ejected}
-            found = self.place.link(RoundLink, name, silenced)
-            if found is None:
-                self._close(name)
+        self.swarm.waited, waits = False, Waits()
+        for number in itertools.count(1):
+            chosen = self._look(everywhere=number % SELDOM == 0)
+            if chosen is not None:
+                break
+            self.swarm.waited = True
+            if not self._close():
                 self._leave_if_asked()
-                waits.sleep(at_once=not self.sent)
-                continue
-            number += 1
-            if found.author is None:
-                continue
-            try:
-                outcome = self._follow(found)
-            except FalseLinkError:
-                self.false.append(found.author)
-                continue
-            sha256 = hashlib.sha256(found.seen.content).hexdigest()
-            self.place.head = Head(sha256, found.seen.seconds, found.link.asked)
-            self._account(found.link)
-            return outcome.progress, outcome.taken
+                waits.sleep(at_once=self.sent is None)
+        found, outcome = chosen
+        named = {*found.link.false_links, *outcome.progress.state.ejected}
+        owed = tuple(sorted({*self.slate.refused} - named))
+        self.place.head = Head(found.sha256, found.seen.seconds, found.link.asked, owed)
+        self._account(found.link)
+        return outcome.progress, outcome.taken
+
+    def _look(self, *, everywhere: bool) -> tuple[FoundLink, Settled] | None:
+        """Look for the link that closes the round: mostly where it is expected."""
+        if everywhere:
+            self.slate.list()
+        else:
+            empty = (peer for peer in self.likely.order if not self.slate.has(peer))
+            self.slate.read(itertools.islice(empty, 1))
+        if not self.slate.signed(self.ejected):
+            return None
+        self._read_all()
+        return self.slate.choose(self.turns, self.ejected, self._follow)
 
     # ---- The volunteer's part ----
 
@@ -224,7 +171,7 @@ class StoredRound:
         if me.peer in self.round.joined:
             self.swarm.sits_out = False  # it begins with a new state
         if me.peer not in self.round.peers:
-            self.swarm.ask(self.progress)
+            self.swarm.waiting.ask(self.progress)
             return
         if self.swarm.sits_out or self._closed_without(me.peer):
             return
@@ -250,27 +197,27 @@ class StoredRound:
         )
         if self.place.put(slots.of_peer(step, me.peer, "payload"), payload):
             name = slots.of_peer(step, me.peer, "record")
-            self.sent = self.place.put(name, sign(record, me.key, slots.RECORD_BYTES))
+            if self.place.put(name, sign(record, me.key, slots.RECORD_BYTES)):
+                self.sent = payload
 
     def _leave_if_asked(self) -> None:
         """Leave after its message, once this process is asked to stop; the round is still taken."""
         me, step = self.me, self.round.step
-        if me is None or not self.sent or self.left or not signals.is_asked():
+        if me is None or self.sent is None or self.left or not signals.is_asked():
             return
         notice = LeaveNotice(run=self.place.run, round=step, peer=me.peer)
         name = slots.of_peer(step, me.peer, "leave")
         self.left = self.place.put(name, sign(notice, me.key, slots.LEAVE_BYTES))
 
     def _closed_without(self, peer: int) -> bool:
-        """Return whether links are there already, and none has this peer's message."""
-        number = 0
-        while found := self.place.link(
-            RoundLink, slots.link(self.round.step, "closed", number), set()
-        ):
-            if found.link is not None and peer in found.link.messages:
-                return False
-            number += 1
-        return number > 0
+        """Return whether a link is there already, and this peer's message is not in time for it."""
+        if self.swarm.waited:  # so the round has only begun
+            return False
+        self.slate.list()
+        if not self.slate.signed(self.ejected):
+            return False
+        self._read_all()
+        return self.slate.first(self.turns, self.ejected) is not None and peer not in self.shown
 
     def _account(self, link: RoundLink) -> None:
         """Begin anew where others take the volunteer for silent, or for what it is not."""
@@ -284,53 +231,56 @@ class StoredRound:
 
     # ---- What everybody computes ----
 
-    def _read(self) -> set[str]:
-        """Look at the records and payloads that are new; return the names of the round."""
-        names = self.place.names(self.round.step)
-        length = self.place.document.payload_bytes
+    def _read(self, names: Collection[str] | None = None) -> None:
+        """Look at the records and payloads that are new.
+
+        `names` are those of the round; without, it looks at one after the other, up to the first
+        whose message is not there.
+        """
         for peer in self.round.assignment:
-            name, payload = (
-                slots.of_peer(self.round.step, peer, what) for what in ("record", "payload")
-            )
             before = self.shown.get(peer)
-            is_known = before is not None and not links.may_change(before)
-            if is_known or name not in names:
+            if before is not None and not links.may_change(before):
                 continue
-            record = self.place.look(name, slots.RECORD_BYTES)
-            if record is None or not self._counts(record.seconds):
-                continue
-            key = self.place.admissions.key(peer, self.expected.began)
-            bytes_ = self.place.look(payload, length) if payload in names else None
-            one = judged(peer, record, bytes_, key, self.expected)
-            if one is not None:
-                self.shown[peer] = one
-        return names
+            name = slots.of_peer(self.round.step, peer, "record")
+            record = None
+            if names is None or name in names:
+                record = self.place.look(name, slots.RECORD_BYTES)
+            if record is not None and self.place.terms.counts(record.seconds - self.expected.began):
+                key = self.place.admissions.key(peer, self.expected.began)
+                one = judged(peer, record, self._payload(peer, record), key, self.expected)
+                if one is not None:
+                    self.shown[peer] = one
+            if names is None and peer not in self.shown:
+                return
 
-    def _counts(self, seconds: int) -> bool:
-        return self.place.terms.counts(seconds - self.expected.began)
+    def _payload(self, peer: int, record: Seen) -> Seen | None:
+        if self.sent is not None and self.me and self.me.peer == peer:
+            return Seen(self.sent, record.seconds)  # which was put before it
+        name = slots.of_peer(self.round.step, peer, "payload")
+        return self.place.look(name, self.place.document.payload_bytes)
 
-    def _follow(self, found: FoundLink) -> Settled:
+    def _read_all(self) -> None:
+        """Look at all records and payloads; list them where one is missing."""
+        self._read()
+        if not links.is_whole(self.round, self.shown):
+            self._read(self.slate.list())
+
+    def _follow(self, link: RoundLink) -> Settled:
         """Return what the round came to by a link.
 
         Raises:
           FalseLinkError: It does not follow, and the params are as before it.
         """
-        link: RoundLink = found.link
-        if link is None:
-            raise FalseLinkError("has another form")
-        names = self._read()
         links.check_link(
             link,
-            found.seen.seconds,
             self.place.head,
             self.round,
             self.shown,
-            terms=self.place.terms,
-            joins=self.place.notices(self.round.step, "join", names) if link.asked else (),
-            leaves=self._leaves(names) if link.left else (),
-            false_links=self.false,
+            joins=self._notices("join", link.asked),
+            leaves=self._leaves(link.left),
+            refused=self.slate.refused,
         )
-        outcome = self._settle([*link.messages], link.left)
+        outcome = self._settle([*link.messages], link.left, link.false_links)
         try:
             applied, after = outcome.taken.entry.decision.applied, outcome.progress
             links.check_outcome(link, applied, outcome.params, outcome.shared, after)
@@ -339,12 +289,20 @@ class StoredRound:
             raise
         return outcome
 
-    def _leaves(self, names: set[str]) -> set[int]:
-        state = self.progress.state
-        there = state.healthy_members.union(state.pending)
-        return self.place.notices(self.round.step, "leave", names) & there
+    def _notices(self, what: str, peers: Iterable[int]) -> list[int]:
+        """Return those of some peers that put a notice in the round, ascending."""
+        names = [slots.of_peer(self.round.step, peer, what) for peer in peers]
+        return sorted(self.place.notices(self.round.step, what, names, self.expected.began))
 
-    def _settle(self, senders: list[int], left: tuple[int, ...]) -> Settled:
+    def _leaves(self, peers: Iterable[int]) -> list[int]:
+        state = self.progress.state
+        return self._notices(
+            "leave", state.healthy_members.union(state.pending).intersection(peers)
+        )
+
+    def _settle(
+        self, senders: list[int], left: tuple[int, ...], false_links: tuple[int, ...]
+    ) -> Settled:
         """Settle the round by the messages of some senders."""
         self._undo()
         counted: dict[int, Counted] = {p: self.shown[p] for p in sorted(senders)}
@@ -355,7 +313,7 @@ class StoredRound:
         arrivals = {peer: float(one.seconds) for peer, one in counted.items()}
         delivered = Delivered(sent, {}, {}, received, arrivals)
         worked = self._said(counted)
-        evidence = replace(evidence_of(worked, delivered), false_links=tuple(sorted({*self.false})))
+        evidence = replace(evidence_of(worked, delivered), false_links=false_links)
         kept = self.swarm.kept(delivered, evidence, self.round)
         own = {p: one.body.own for p, one in counted.items() if one.body.own is not None}
         exchanged = Exchanged(evidence, received, worked.loss, left, *kept, own)
@@ -379,40 +337,48 @@ class StoredRound:
 
     # ---- Closing a round ----
 
-    def _close(self, name: str) -> None:
-        """Put the link that closes the round, if it may come and it is the volunteer's turn."""
-        me, terms = self.me, self.place.terms
-        if me is None:
-            return
-        now = time.monotonic()
-        late = links.turn(self.round, me.peer) * self.place.stagger
-        if now - self.began < late:
-            return
+    def _close(self) -> bool:
+        """Put the link that closes the round, if it may come and it is the volunteer's turn.
+
+        Return whether it did.
+        """
+        me, now = self.me, time.monotonic()
+        if me is None or self.slate.has(me.peer) or now - self.began < self.likely.delay(me.peer):
+            return False
         # since the link before was put it is longer, and both times are rounded down
-        over = terms.is_over(int(now - self.began) - 1)
-        names = self._read()
-        if not over and not links.is_whole(self.round, self.shown):
-            return
-        self.closable = self.closable or now
-        if now - self.closable < late:
-            return
-        self.place.read_admissions()
-        left = tuple(sorted(self._leaves(names)))
-        joins = sorted(self.place.notices(self.round.step, "join", names))
+        is_over = self.place.terms.is_over(int(now - self.began) - 1)
+        if self.closable is None:
+            self._read_all() if is_over else self._read()
+            if not is_over and not links.is_whole(self.round, self.shown):
+                return False
+            self.closable = now
+        if now - self.closable < self.turns.delay(me.peer):
+            return False
+        names = self.slate.list()
+        if is_over:
+            self._read(names)
+        if self.slate.first(self.turns, self.ejected) is not None:
+            return False  # another link may count
+        joined = [*slots.of_kind(names, "join")]
+        left = tuple(self._leaves(slots.of_kind(names, "leave")))
         messages, rejected = links.linked(self.shown)
-        outcome = self._settle([*messages], left)
+        false_links = tuple(sorted({*self.slate.refused, *self.place.head.owed}))
+        outcome = self._settle([*messages], left, false_links)
         link = RoundLink(
             run=self.place.run,
             round=self.round.step,
             peer=me.peer,
             previous=self.place.head.sha256,
-            asked=driver.may_ask(outcome.progress, joins),
+            asked=driver.may_ask(outcome.progress, self._notices("join", joined)),
             left=left,
             messages=messages,
             rejected=rejected,
-            false_links=tuple(sorted({*self.false})),
+            false_links=false_links,
             applied=outcome.taken.entry.decision.applied,
             params=outcome.params,
             shared=outcome.shared,
         )
+        name = slots.of_peer(self.round.step, me.peer, "closed")
         self.place.put(name, sign(link, me.key, self.place.link_bytes))
+        self.slate.read([me.peer])
+        return True

@@ -63,7 +63,7 @@ def _race(store: Store, folder: str) -> None:
             if len(won) != 1:
                 raise LockstepError(
                     f"{store.address}: {len(won)} of {WRITERS} writers of one name won, expected "
-                    "1: a store that puts an object only where there is none"
+                    "1: a store that puts an object only under a free name"
                 )
             seen = store.look(name, len(CONTENT))
             if seen is None or seen.content != b"by %d" % won[0]:

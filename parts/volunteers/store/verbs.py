@@ -27,14 +27,14 @@ class Store(Protocol):
     address: str  #: Of the run's folder, without credentials.
 
     def create(self, name: str, content: bytes) -> bool:
-        """Put an object where there is none, and return whether these bytes stand there now.
+        """Put an object under a free name, and return whether these bytes stand there now.
 
         So it is true too of who put them in an earlier life, and after an answer that was lost:
         what stands there decides.
         """
 
     def look(self, name: str, most: int) -> Seen | None:
-        """Return an object of up to `most` bytes, and when it was put; None where there is none."""
+        """Return an object of up to `most` bytes, and when it was put; None of a free name."""
 
     def names(self, prefix: str, most: int = MOST_NAMES) -> dict[str, int]:
         """Return when each object below a folder was put, by its name; `prefix` ends in "/".

@@ -1,8 +1,9 @@
 """A store that speaks HTTP: S3, Google's storage, or either by addresses that its owner signed.
 
 The status of an answer decides, and no library's class. 412 is taken. After every other answer but
-success, and after none, the object is read, and whose bytes stand there won; where nothing stands,
-the put is tried again. Requests, their limits and their errors are those of pipeline.net.
+success, and where no answer comes, the object is read, and whose bytes stand there won; where
+nothing stands, the put is tried again. Requests, their limits and their errors are those of
+pipeline.net.
 """
 
 from collections.abc import Iterator
@@ -19,7 +20,6 @@ from parts.volunteers.store.verbs import MOST_NAMES, Seen, too_many
 from pipeline.net import limits, web
 from pipeline.net.limits import NetSettings, TransientError
 
-SECONDS = 600.0  # the most that reading one object may take
 DONE = {201, 204}  # beside 200
 BUSY, TAKEN = 409, 412  # two puts at once; there is one
 ATTEMPT = "its bytes there"
@@ -45,7 +45,7 @@ class Endpoint(Protocol):
         """Return an address and headers.
 
         Raises:
-          LockstepError: there is none.
+          LockstepError: there is no such address.
         """
 
 
@@ -88,7 +88,7 @@ class WebStore:
 
     def _look(self, name: str, most: int) -> Seen | None:
         request = self._request(Ask("GET", name))
-        limit = limits.ListingLimit(request.name, most, SECONDS)
+        limit = limits.ListingLimit(request.name, most)
         hidden = {403} if self.endpoint.hides else set()
         try:
             with web.opened("GET", request, self.network, {}, hidden) as answer:

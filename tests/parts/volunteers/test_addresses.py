@@ -64,7 +64,7 @@ def put_of(name, size):
 # ---- What an address does ----
 
 
-def test_a_volunteer_puts_its_own_slots_and_links_and_lists_its_rounds(volunteer):
+def test_a_volunteer_puts_its_own_slots_and_lists_its_rounds(volunteer):
     assert volunteer.names(slots.round_folder(STEP)) == {}
     assert volunteer.create(PAYLOAD, b"p" * 5000)
     for what, length in (
@@ -73,8 +73,8 @@ def test_a_volunteer_puts_its_own_slots_and_links_and_lists_its_rounds(volunteer
         ("leave", slots.LEAVE_BYTES),
     ):
         assert volunteer.create(slots.of_peer(STEP, 7, what), b"x" * length)
-    assert volunteer.create(slots.link(STEP, "closed", 3), b"x" * slots.link_bytes(16))
-    assert volunteer.create(slots.link(STEP + 9, "asked", 0), b"x" * slots.link_bytes(16))
+    assert volunteer.create(slots.of_peer(STEP, 7, "closed"), b"x" * slots.link_bytes(16))
+    assert volunteer.create(slots.of_peer(STEP + 9, 7, "asked"), b"x" * slots.link_bytes(16))
     assert not volunteer.create(PAYLOAD, b"q" * 5000) and volunteer.create(PAYLOAD, b"p" * 5000)
     assert len(volunteer.names(slots.round_folder(STEP))) == 5
     assert volunteer.look(PAYLOAD, 5000).content == b"p" * 5000
@@ -88,7 +88,7 @@ def test_a_volunteer_puts_its_own_slots_and_links_and_lists_its_rounds(volunteer
         (slots.of_peer(STEP + 10, 7, "record"), slots.RECORD_BYTES),  # a later round
         (RECORD, slots.RECORD_BYTES + 1),
         (PAYLOAD, 4999),
-        (slots.link(STEP, "closed", 4), slots.link_bytes(16)),
+        (slots.of_peer(STEP, 8, "closed"), slots.link_bytes(16)),
         (slots.admission(7, 0), 100),
         ("run.json", 100),
     ],
@@ -131,14 +131,12 @@ def test_a_round_of_256_peers_is_listed_in_two_pages(bucket, lab):
     reader = READER._replace(slots=256)
     sign_ahead(lab, [reader], STEPS, HOUR, LAB)
     for peer in range(256):
-        for what in ("payload", "record", "join", "leave"):
+        for what in slots.KINDS:
             bucket.put(f"{RUN}/{slots.of_peer(64, peer, what)}", b"x")
-    for what in ("closed", "asked"):
-        bucket.put(f"{RUN}/{slots.link(64, what, 0)}", b"x")
     store = without_credentials(bucket, reader)
     store.names(slots.ADMISSIONS)
     before = len(bucket.seen)
-    assert len(slots.known(store.names(slots.round_folder(64)))) == 4 * 256 + 2
+    assert len(store.names(slots.round_folder(64))) == len(slots.KINDS) * 256
     assert len(bucket.seen) - before == 2
     bucket.objects |= {f"{RUN}/rounds/00000064/000.{n:04}": b"x" for n in range(1001)}
     with pytest.raises(LockstepError, match="a page that links to itself"):

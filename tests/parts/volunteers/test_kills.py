@@ -27,6 +27,11 @@ SHORT = {
 STEADY = {"config__total_steps": 30, "config__max_round_train_time": 15}
 
 
+def closed(folder, step):
+    files = (folder / "store" / slots.round_folder(step)).glob("*.closed")
+    return [unsigned(RoundLink, file.read_bytes(), "") for file in files]
+
+
 def test_killed_volunteers_end_with_one_chain(tmp_path):
     names = [f"{peer:03}" for peer in range(PEERS)]
     volunteering.opened(tmp_path, PEERS, alone=True, **SHORT)
@@ -67,16 +72,12 @@ def test_volunteer_that_is_asked_to_stop_leaves_after_its_message(tmp_path):
         while not (notices := [*second.parent.glob("*/001.leave")]) and time.monotonic() < until:
             time.sleep(0.1)
         step = int(notices[0].parent.name)
-        name = tmp_path / "store" / slots.link(step + 1, "closed", 0)
-        while not name.exists() and time.monotonic() < until:
+        while not closed(tmp_path, step + 1) and time.monotonic() < until:
             time.sleep(0.1)
     finally:
         os.killpg(there[0].pid, 9)
         volunteering.ended(there, 10)
-    links = [
-        unsigned(RoundLink, (tmp_path / "store" / slots.link(s, "closed", 0)).read_bytes(), "")
-        for s in (step, step + 1)
-    ]
+    links = [closed(tmp_path, s)[0] for s in (step, step + 1)]
     assert [*links[0].messages] == [0, 1]
     assert 1 not in links[1].messages
     assert links[0].left in ((1,), ())  # who closed it may not have seen that

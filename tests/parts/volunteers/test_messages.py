@@ -12,9 +12,9 @@ from lockstep.wire import exchange
 from lockstep.wire import message as wire
 from parts.volunteers import slots
 from parts.volunteers.bodies import LeaveNotice, MessageRecord
-from parts.volunteers.chain.messages import Counted, Expected, Refused, author_of, judged
+from parts.volunteers.chain.messages import Counted, Expected, Refused, judged
 from parts.volunteers.keys import PrivateKey
-from parts.volunteers.signed import Body, canonical, sign
+from parts.volunteers.signed import Body, sign
 from parts.volunteers.store.verbs import Seen
 from tests.lockstep.protocol.driver.driven_run import LONG
 
@@ -88,7 +88,7 @@ NAN_PAYLOAD = bytes(NAN.payload).ljust(LENGTH, b"\0")
 )
 def test_message_that_does_not_count_has_a_reason(one, payload, reason):
     seen = Seen(payload, PUT) if isinstance(payload, bytes) else payload
-    assert judge(one, seen) == Refused(reason, hashlib.sha256(one.content).hexdigest())
+    assert judge(one, seen) == Refused(reason, 5, hashlib.sha256(one.content).hexdigest())
 
 
 @pytest.mark.parametrize(
@@ -120,16 +120,3 @@ def test_signed_bytes_that_are_no_message_are_broken(payload):
     one = judge(record(payload, bytes=len(payload.rstrip(b"\0"))), Seen(payload, PUT))
     assert isinstance(one, Counted)
     assert one.broken
-
-
-@pytest.mark.parametrize(
-    "content",
-    [None, b"", b"{", b"{}", b'{"body":{}}', b'{"body":{"peer":true}}', b'{"body":{"peer":256}}'],
-)
-def test_what_names_no_author_has_none(content):
-    assert author_of(content) is None
-
-
-def test_author_is_who_it_says():
-    content = canonical({"body": {"peer": 7, "more": [1]}, "signature": "00" * 64})
-    assert author_of(content) == 7

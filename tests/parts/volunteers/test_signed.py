@@ -180,21 +180,18 @@ def test_a_public_key_is_read_back_as_it_is_printed():
 
 
 def test_a_name_of_a_round_stands_for_one_slot():
-    made = {
-        slots.RoundSlot(123, what, 7): slots.of_peer(123, 7, what)
-        for what in ("payload", "record", "join", "leave")
-    }
-    made |= {
-        slots.RoundSlot(123, what, 12): slots.link(123, what, 12) for what in ("closed", "asked")
-    }
-    assert slots.known([*made.values(), "rounds/00000123/x", "run.json"]) == made
-    assert made[slots.RoundSlot(123, "record", 7)] == "rounds/00000123/007.record"
+    made = {slots.of_peer(123, 7, what): slots.RoundSlot(123, what, 7) for what in slots.KINDS}
+    assert {name: slots.slot(name) for name in made} == made
+    assert "rounds/00000123/007.record" in made
+    names = [*made, "rounds/00000123/008.record", "rounds/00000123/x", "run.json"]
+    records = {peer: slots.of_peer(123, peer, "record") for peer in (7, 8)}
+    assert slots.of_kind(names, "record") == records
 
 
 @pytest.mark.parametrize(
     "name",
-    ["rounds/123/007.record", "rounds/00000123/7.record", "rounds/00000123/closed.01",
-     "rounds/00000123/007.record\n", "rounds/00000123/007.closed", "rounds/00000123/record.0",
+    ["rounds/123/007.record", "rounds/00000123/7.record", "rounds/00000123/closed.0",
+     "rounds/00000123/007.record\n", "rounds/00000123/007.open", "rounds/00000123/record.0",
      "rounds/٠٠٠٠٠١٢٣/007.record"],
 )  # fmt: skip
 def test_every_other_name_is_ignored(name):

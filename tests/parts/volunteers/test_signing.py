@@ -16,7 +16,7 @@ def store(tmp_path):
 
 def close(store, *times):
     for step, seconds in enumerate(times, 1):
-        store.create(name := slots.link(step, "closed", 0), b"x")
+        store.create(name := slots.of_peer(step, 3, "closed"), b"x")
         os.utime(store.root / name, (seconds, seconds))
 
 

@@ -113,8 +113,7 @@ def test_a_model_that_the_hub_does_not_have_is_refused_in_one_line(tmp_path, ser
 
 @pytest.mark.parametrize("place", ["/revision/", "/tree/"])
 def test_a_hub_that_drips_its_listing_is_left(tmp_path, served, monkeypatch, place):
-    defaults = (limits.LISTING_BYTES, 0.2)  # bytes and seconds
-    monkeypatch.setattr(limits.ListingLimit.__init__, "__defaults__", defaults)
+    monkeypatch.setattr(limits.ListingLimit, "seconds", 0.2)
     served.add(write_model(tmp_path / "model"))
     served.faults.append(Misbehaviour(misbehaviour.trickling, where=place))
     began = time.monotonic()

@@ -1,0 +1,108 @@
+"""The links in the slots of a round, and which of them counts."""
+
+import time
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from parts.volunteers import slots
+from parts.volunteers.chain.links import FalseLinkError
+from parts.volunteers.chain.place import AnyLink, FoundLink, RunInStore
+from parts.volunteers.chain.turns import Turns
+
+Followed = TypeVar("Followed")
+
+
+@dataclass
+class Slate(Generic[AnyLink]):
+    """What stands in the slots for links of a round.
+
+    Attributes:
+      model: What is put there.
+      what: Its name's end: "closed" or "asked".
+      step: The round.
+      at: When a peer must have had its slot, by the store's clock; None: when it put its link.
+      refused: Who signed a link that everybody refuses, in the order in which they count.
+    """
+
+    place: RunInStore
+    model: type[AnyLink]
+    what: str
+    step: int
+    at: int | None = None
+    refused: list[int] = field(default_factory=list)
+    _found: dict[int, FoundLink] = field(default_factory=dict)
+    _since: dict[int, float] = field(default_factory=dict)  # when it was first seen here
+
+    def read(self, peers: Iterable[int]) -> None:
+        """Look into the slots of some peers, as far as nothing was found there before."""
+        for peer in peers:
+            if self.has(peer):
+                continue
+            name = slots.of_peer(self.step, peer, self.what)
+            found = self.place.link(self.model, name, peer, self.at)
+            if found is not None:
+                self._found[peer], self._since[peer] = found, time.monotonic()
+
+    def list(self) -> dict[str, int]:
+        """Look into all slots; return the names of the round, and when each was put."""
+        names = self.place.names(self.step)
+        self.read(slots.of_kind(names, self.what))
+        return names
+
+    def has(self, peer: int) -> bool:
+        """Return whether a peer's slot is filled."""
+        return peer in self._found
+
+    def signed(self, ejected: Collection[int]) -> dict[int, FoundLink]:
+        """Return the links that may count, of peers that were not ejected."""
+        out = {*ejected, *self.refused}
+        return {p: one for p, one in self._found.items() if one.is_signed and p not in out}
+
+    def first(self, turns: Turns, ejected: Collection[int]) -> int | None:
+        """Return whose link comes first of those that are known and not refused."""
+        signed = self.signed(ejected)
+        ranks = {p: turns.rank(p, one.seen.seconds) for p, one in signed.items()}
+        in_turn = {peer: rank for peer, rank in ranks.items() if rank is not None}
+        return min(in_turn, key=in_turn.__getitem__, default=None)
+
+    def choose(
+        self,
+        turns: Turns,
+        ejected: Collection[int],
+        follows: Callable[[AnyLink], Followed],
+    ) -> tuple[FoundLink, Followed] | None:
+        """Return the link that counts, and what `follows` returns of it; None as long as none does.
+
+        A link that comes first counts once none can come before it any more. If it raises a
+        FalseLinkError, it is refused, and the next one is looked at.
+        """
+        while (peer := self.first(turns, ejected)) is not None:
+            found = self._found[peer]
+            if not turns.is_alone(peer, found.seen.seconds):
+                is_over = self._is_over(peer)
+                if self.first(turns, ejected) != peer:
+                    continue
+                if not is_over:
+                    return None
+            try:
+                if found.link is None:
+                    raise FalseLinkError("has another form")
+                return found, follows(found.link)
+            except FalseLinkError:
+                self.refused.append(peer)
+        return None
+
+    def _is_over(self, peer: int) -> bool:
+        """Look into all slots once more; return whether no earlier link can come to light.
+
+        The time of an object is when its put began, or ended. So it takes as long to be seen as a
+        put takes, for which a run leaves `settle_seconds`; this clock says only how long to wait.
+        """
+        settle, seconds = self.place.terms.settle, self._found[peer].seen.seconds
+        later = [p for p, one in self._found.items() if one.seen.seconds >= seconds]
+        waited = time.monotonic() - min(map(self._since.__getitem__, later)) > settle + 1
+        if not waited:  # later objects show that it is long ago
+            times = self.place.names(self.step + 1).values()
+            waited = max(times, default=0) > seconds + settle
+        return max(self.list().values(), default=0) > seconds + settle or waited

@@ -1,0 +1,82 @@
+"""Whose turn it is to put a link. Each peer has a slot of its own for one, and they take turns.
+
+A link counts if it was put after its peer's turn began, by the store's clock. Among those that
+follow the first counts, and of one second the one whose turn came first. Nothing here reads or
+writes.
+"""
+
+import math
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
+
+from lockstep.protocol import driver
+from lockstep.protocol.committee import deterministic_shuffle, round_seed
+from lockstep.protocol.driver import RunProgress
+from lockstep.protocol.round import Round
+from parts.volunteers.chain.links import Head, Shown, Terms, is_whole
+from parts.volunteers.chain.messages import Counted
+
+
+class Turns(NamedTuple):
+    """The turns in which peers put links of a round."""
+
+    order: tuple[int, ...]  #: All slots of the run.
+    since: int  #: When the first turn begins, by the store's clock.
+    length: float  #: Seconds from one turn to the next.
+
+    def delay(self, peer: int) -> float:
+        """Return the seconds from the first turn to a peer's."""
+        return self.order.index(peer) * self.length
+
+    def rank(self, peer: int, seconds: int) -> tuple[int, int] | None:
+        """Return what a peer's link, put at `seconds`, is compared by; None before its turn."""
+        index = self.order.index(peer)
+        is_early = seconds < self.since + int(index * self.length)
+        return None if is_early else (seconds, index)
+
+    def is_alone(self, peer: int, seconds: int) -> bool:
+        """Return whether only this peer's turn had begun at `seconds`."""
+        return peer == self.order[0] and seconds < self.since + int(self.length)
+
+
+def in_order(seed: int, *groups: Collection[int]) -> tuple[int, ...]:
+    """Return each peer once: those of the first group, shuffled, then those of the next."""
+    found = dict[int, None]()
+    for group in groups:
+        found |= dict.fromkeys(deterministic_shuffle(sorted({*group} - found.keys()), seed))
+    return tuple(found)
+
+
+def of_round(round_: Round, shown: Shown, head: Head, terms: Terms, slots: int) -> Turns:
+    """Return the turns to close a round, by the records of it that the store shows.
+
+    They begin with the last message if all are there, else when the round is over. Peers whose
+    message is there come first, then other members, then all other slots of the run.
+    """
+    since = math.ceil(terms.limit + terms.settle)
+    if is_whole(round_, shown):
+        since = max((one.seconds for one in shown.values()), default=0)
+    senders = [peer for peer, one in shown.items() if isinstance(one, Counted)]
+    order = in_order(round_.seed, senders, round_.peers, range(slots))
+    return Turns(order, head.seconds + since, terms.turn)
+
+
+def of_waiting(
+    progress: RunProgress, joins: Mapping[int, int], head: Head, terms: Terms, slots: int
+) -> Turns | None:
+    """Return the turns to say who takes part, by when each peer asked; None with too few of them.
+
+    They begin in the second after enough have asked, and not before others had time to ask.
+    """
+    for seconds in sorted({*joins.values()}):
+        since = max(seconds + 1, head.seconds + math.ceil(terms.extra))
+        asked = asked_before(since, joins)
+        if not driver.ask(progress, driver.may_ask(progress, asked)).waiting:
+            seed = round_seed(progress.seed, progress.state.step)
+            return Turns(in_order(seed, asked, range(slots)), since, terms.turn)
+    return None
+
+
+def asked_before(seconds: int, joins: Mapping[int, int]) -> list[int]:
+    """Return who asked before a time, ascending."""
+    return sorted(peer for peer, at in joins.items() if at < seconds)

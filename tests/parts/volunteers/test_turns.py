@@ -1,0 +1,185 @@
+"""Whose link counts: each peer's from its turn on, and the first of those that follow."""
+
+import os
+from types import SimpleNamespace
+
+import pytest
+
+from lockstep.protocol import driver
+from parts.volunteers import keys, slots
+from parts.volunteers.bodies import Admission
+from parts.volunteers.chain import slate as slate_module
+from parts.volunteers.chain import turns
+from parts.volunteers.chain.admissions import Admissions
+from parts.volunteers.chain.links import AskedLink, FalseLinkError, Head, Terms
+from parts.volunteers.chain.messages import Refused
+from parts.volunteers.chain.place import RunInStore
+from parts.volunteers.chain.slate import Slate
+from parts.volunteers.chain.turns import Turns
+from parts.volunteers.signed import sign
+from parts.volunteers.store.folder import FolderStore
+from tests.lockstep.protocol.driver.driven_run import LONG
+from tests.parts.volunteers.test_links import ALL, HEAD, MOST, ROUND, TERMS, counted
+
+RUN = "ab" * 32
+LAB, *KEYS = (keys.PrivateKey.generate() for _ in range(5))
+ORDER = Turns((2, 0, 3, 1), 1_000, 7.0)
+BEGAN = 900
+
+
+# ---- Turns ----
+
+
+def test_a_link_counts_from_its_turn_on():
+    assert [ORDER.rank(2, s) for s in (999, 1_000, 1_050)] == [None, (1_000, 0), (1_050, 0)]
+    assert [ORDER.rank(0, s) for s in (1_006, 1_007)] == [None, (1_007, 1)]
+    assert [ORDER.is_alone(2, s) for s in (1_000, 1_006, 1_007)] == [True, True, False]
+    assert not ORDER.is_alone(0, 1_000)
+
+
+def test_turns_begin_with_the_last_message_or_when_the_round_is_over():
+    late = ALL | {1: counted(1, 17)}
+    for shown, since in ((ALL, 5), (late, 17), (MOST, 40), ({}, 40)):
+        found = turns.of_round(ROUND, shown, HEAD, TERMS, 8)
+        assert (found.since, sorted(found.order)) == (HEAD.seconds + since, [*range(8)])
+    rejected = MOST | {3: Refused("base", 21, "33" * 32)}
+    assert turns.of_round(ROUND, rejected, HEAD, TERMS, 8).since == HEAD.seconds + 21
+
+
+def test_who_sent_a_message_comes_first_and_who_is_no_member_last():
+    orders = [turns.of_round(ROUND, shown, HEAD, TERMS, 8).order for shown in (ALL, MOST)]
+    assert {*orders[0][:5]} == {*range(5)} and {*orders[0][5:]} == {5, 6, 7}
+    assert orders[1][4] == 3 and {*orders[1][:4]} == {0, 1, 2, 4}
+    assert turns.in_order(1, range(5)) != turns.in_order(2, range(5))
+
+
+def test_a_run_waits_until_a_second_after_enough_have_asked():
+    waiting, _ = driver.next_round(driver.start(LONG, 6, 1, 10, stored=True))
+    joins = {0: 1_001, 3: 1_009, 1: 1_002, 2: 1_009, 4: 1_003, 5: 1_030}
+    found = turns.of_waiting(waiting, joins, HEAD, TERMS, 6)
+    assert (found.since, found.order[-1]) == (1_010, 5)
+    assert turns.of_waiting(waiting, dict.fromkeys(range(5), 1), HEAD, TERMS, 6).since == 1_003
+    assert turns.of_waiting(waiting, dict.fromkeys(range(4), 1), HEAD, TERMS, 6) is None
+    assert turns.asked_before(1_009, joins) == [0, 1, 4]
+
+
+# ---- Links in their slots ----
+
+
+@pytest.fixture
+def place(tmp_path):
+    store = FolderStore(tmp_path)
+    for peer, key in enumerate(KEYS):
+        said = Admission(run=RUN, peer=peer, number=0, key=keys.public_text(key))
+        put(store, slots.admission(peer, 0), sign(said, LAB), BEGAN)
+    admissions = Admissions(store, RUN, LAB.public_key(), len(KEYS))
+    admissions.read()
+    document = SimpleNamespace(slots=len(KEYS))
+    terms = Terms(limit=30.0, settle=10, extra=3, turn=7.0)
+    return RunInStore(store, document, RUN, admissions, terms, Head("cd" * 32, BEGAN))
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A volunteer's own clock, which the test puts forward."""
+    found = SimpleNamespace(now=0.0)
+    found.monotonic = lambda: found.now
+    monkeypatch.setattr(slate_module, "time", found)
+    return found
+
+
+def put(store, name, content, seconds):
+    assert store.create(name, content)
+    os.utime(store.root / name, (seconds, seconds))
+
+
+def link(peer, asked=(), **changes):
+    found = {"run": RUN, "round": 1, "peer": peer, "previous": "cd" * 32, "asked": asked}
+    return AskedLink(**found | changes)
+
+
+def put_link(place, peer, seconds, key=None, body=None, **changes):
+    content = sign(body or link(peer, **changes), key or KEYS[peer], place.link_bytes)
+    put(place.store, slots.of_peer(1, peer, "asked"), content, seconds)
+
+
+def follows(one):
+    if one.asked:
+        raise FalseLinkError("names somebody")
+    return "well"
+
+
+def chosen(slate, ejected=()):
+    slate.list()
+    found = slate.choose(ORDER, ejected, follows)
+    return found and (found[0].link.peer, found[1])
+
+
+@pytest.fixture
+def slate(place):
+    return Slate(place, AskedLink, "asked", 1, BEGAN)
+
+
+def test_the_first_in_the_order_counts_at_once(place, slate, clock):
+    assert chosen(slate) is None
+    put_link(place, 2, 1_004)
+    assert chosen(slate) == (2, "well")
+
+
+def test_a_slot_is_its_peers_alone(place, slate, clock):
+    put(place.store, slots.of_peer(1, 2, "asked"), b"x" * place.link_bytes, 1_000)
+    put_link(place, 0, 1_007, key=KEYS[3])  # signed by another peer, for itself
+    put_link(place, 3, 1_014, key=KEYS[1], body=link(1))  # another's own
+    assert chosen(slate) is None and slate.refused == []
+    put_link(place, 1, 1_021)
+    clock.now = 99.0
+    assert chosen(slate) is None  # seen just now
+    clock.now += 12
+    assert chosen(slate) == (1, "well")
+
+
+def test_a_link_before_its_turn_is_as_if_it_was_not_there(place, slate, clock):
+    put_link(place, 0, 1_006)
+    put_link(place, 3, 999, asked=(1,))
+    assert chosen(slate) is None and slate.refused == []
+    put_link(place, 2, 1_003)
+    assert chosen(slate) == (2, "well")
+
+
+@pytest.mark.parametrize(("late", "counts"), [(1_008, 2), (1_009, 2), (1_010, 0)])
+def test_one_that_comes_before_may_be_seen_after_another(place, slate, clock, late, counts):
+    put_link(place, 0, 1_009)
+    assert chosen(slate) is None
+    put_link(place, 2, late)
+    clock.now = 11.5
+    assert chosen(slate) == (counts, "well")
+
+
+@pytest.mark.parametrize("name", ["rounds/00000001/003.payload", "rounds/00000002/003.record"])
+def test_later_objects_show_that_nothing_can_come_before_it(place, slate, clock, name):
+    put_link(place, 0, 1_009)
+    put(place.store, name, b"x", 1_019)
+    assert chosen(slate) is None
+    os.utime(place.store.root / name, (1_020, 1_020))
+    assert chosen(slate) == (0, "well")
+
+
+def test_refused_links_are_passed_over_in_their_order(place, slate, clock):
+    put_link(place, 2, 1_001, asked=(1,))
+    put_link(place, 0, 1_008, round=70_000, run="ee" * 32)
+    put_link(place, 1, 1_025)
+    put_link(place, 3, 1_016, asked=(1,))
+    assert chosen(slate) is None and slate.refused == [2, 0]
+    clock.now = 12.0
+    assert chosen(slate) == (1, "well")
+    assert slate.refused == [2, 0, 3]
+
+
+def test_links_of_ejected_peers_are_not_looked_at(place, slate, clock):
+    put_link(place, 2, 1_001, asked=(1,))
+    put_link(place, 0, 1_008)
+    clock.now = 12.0
+    chosen(slate, [2])
+    clock.now = 24.0
+    assert chosen(slate, [2]) == (0, "well")
+    assert slate.refused == []
