@@ -47,7 +47,7 @@ def _audit(setup: Setup, transcript: Transcript, paths: Paths) -> None:
     run = setup.run
     header = transcript.header
     setup.subject.check_model(run, header.model, transcript.folder / "header.json")
-    why = why_not_bitwise(setup, header)
+    why = why_not_bitwise(setup, header, transcript.rounds)
     windows = run.snapshots(setup.start.step).windows
     here = {w: whose_own_is_here(setup, transcript, w.opening) for w in windows}
     present = [*here.items()]

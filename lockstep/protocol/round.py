@@ -100,6 +100,8 @@ class Message:
     #: Size of its sketch in the file: the drawn pieces with their paths. None if the message itself
     #: is kept, or broken.
     sketch: Annotated[int | None, Field(ge=0, lt=2**63, exclude_if=_is_none)] = None
+    #: Hash of what can change bits on its sender's machine, hex; None where the header says it.
+    environment: Annotated[Hash | None, Field(exclude_if=_is_none)] = None
 
     @property
     def held(self) -> int:

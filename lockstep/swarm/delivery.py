@@ -105,13 +105,7 @@ class SimulatedDelivery:
         """
         form, step = self.programs.form, round_.step
         with self.timed("encode"):
-            true = {peer: one.message.message for peer, one in done.items()}
-            messages = self.faults.messages(true, step)
-            sent = {
-                p: done[p].message if m is true[p] else exchange.send(m, p, round_, form)
-                for p, m in messages.items()
-            }
-            sent, others, receivers = self.faults.tamper(sent, messages, round_)
+            sent, others, receivers = self.encoded(done, round_)
         with self.timed("decode"):
             arrived = {}
             for peer, one in sent.items():
@@ -125,6 +119,18 @@ class SimulatedDelivery:
         else:
             arrivals = self._arrivals(sent, round_, present, now)
         return Delivered(sent, others, receivers, received, self.faults.delay(arrivals, step))
+
+    def encoded(
+        self, done: Mapping[int, Done[Sent]], round_: Round
+    ) -> tuple[dict[int, Sent], dict[int, Sent], dict[int, tuple[int, ...]]]:
+        """Return what peers send, honest or not; equivocators' other messages; and to whom."""
+        true = {peer: one.message.message for peer, one in done.items()}
+        messages = self.faults.messages(true, round_.step)
+        sent = {
+            p: done[p].message if m is true[p] else exchange.send(m, p, round_, self.programs.form)
+            for p, m in messages.items()
+        }
+        return self.faults.tamper(sent, messages, round_)
 
     def _arrivals(
         self, sent: Mapping[int, Sent], round_: Round, present: Sequence[int], now: float

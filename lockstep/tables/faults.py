@@ -143,6 +143,11 @@ class Fault(Table):
         """`size`, or the default of the kind; None for a kind without a size."""
         return KINDS[self.kind].size if self.size is None else self.size
 
+    @property
+    def of_message(self) -> bool:
+        """Whether a peer commits it alone, in the one message that it sends."""
+        return KINDS[self.kind].wraps in ("message", "bytes") and self.kind != "equivocation"
+
     @model_validator(mode="after")
     def _first_is_first(self) -> "Fault":
         first, last = self.rounds

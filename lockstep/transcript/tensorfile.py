@@ -181,6 +181,11 @@ def write(
                 raise ValueError(f"{name}: {missing} bytes are missing, expected {specs[name]}")
 
 
+def file_bytes(specs: Mapping[str, TensorSpec]) -> int:
+    """Return the size of a file of tensors."""
+    return len(_header(dict(specs), None)) + sum(spec.nbytes for spec in specs.values())
+
+
 def _header(specs: dict[str, TensorSpec], metadata: Mapping[str, str] | None) -> bytes:
     """Return the header's length and the header, padded with spaces as the format requires."""
     table: dict[str, object] = {} if metadata is None else {"__metadata__": dict(metadata)}

@@ -275,14 +275,24 @@ class Transcript:
 
     def own(self, step: int, peer: int, like: Tree) -> Tree:
         """Return what a peer owns after `step`."""
-        return load_tree(self._own(step, peer), like)
+        return load_tree(self.own_file(step, peer), like)
 
     def has_own(self, step: int, peer: int) -> bool:
         """Whether it is here: of few peers and snapshots in a bundle and in a publication."""
-        return self._own(step, peer).is_file()
+        return self.own_file(step, peer).is_file()
 
-    def _own(self, step: int, peer: int) -> Path:
+    def own_file(self, step: int, peer: int) -> Path:
+        """Return the file of what a peer owns after `step`."""
         return self._snapshot(step) / f"own-{peer:03}.safetensors"
+
+    def begins_anew(self, window: Window, peer: int) -> bool:
+        """Whether a peer's work in a window depends on nothing that it owned before."""
+        for entry in self.window(window):
+            if peer in entry.round.joined or peer in entry.evidence.silent:
+                return True
+            if peer in entry.round.peers:
+                return False
+        return True
 
     def message(self, message: Message, form: wire.Form) -> Tree:
         """Return a message, decoded. The first ones are cached: audit and replay need each.

@@ -20,8 +20,16 @@ from lockstep.wire.commitment import flatten
 def save_tree(path: Path, tree: Tree) -> None:
     """Write the arrays of a tree to one safetensors file, named by their paths joined with "/"."""
     arrays = flatten(tree)
-    specs = {name: tensorfile.spec_of(array.dtype, array.shape) for name, array in arrays.items()}
-    tensorfile.write(path, specs, lambda name: tensorfile.pieces(arrays[name]))
+    tensorfile.write(path, _specs(arrays), lambda name: tensorfile.pieces(arrays[name]))
+
+
+def saved_bytes(tree: Tree) -> int:
+    """Return the size of the file that `save_tree` writes."""
+    return tensorfile.file_bytes(_specs(flatten(tree)))
+
+
+def _specs(arrays: Mapping[str, np.ndarray]) -> dict[str, tensorfile.TensorSpec]:
+    return {name: tensorfile.spec_of(array.dtype, array.shape) for name, array in arrays.items()}
 
 
 def load_tree(path: Path, like: Tree) -> Tree:

@@ -7,8 +7,9 @@ import dataclasses
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -58,6 +59,17 @@ PublicKey = Annotated[
 SigningKey = Annotated[
     Path | None,
     typer.Option("--sign", help="Sign with this private key, in PEM: EC, P-256 for example."),
+]
+Follow = Annotated[
+    bool, typer.Option("--follow", help="Of volunteers: a line a round, until the run ends.")
+]
+Replays = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--replay",
+        metavar="PEER:WINDOW",
+        help="Of volunteers: a window to repeat, counted from 0, or `drawn`; repeats.",
+    ),
 ]
 AGAIN = "the same command begins again, and fetches no byte twice"
 
@@ -110,9 +122,14 @@ def publish(
 def verify(  # noqa: PLR0913 - each is an option
     source: Annotated[
         str,
-        typer.Argument(metavar="SOURCE", help="A folder, http(s)://... or owner/name on the hub."),
+        typer.Argument(
+            metavar="SOURCE",
+            help="A folder, http(s)://..., owner/name on the hub, or the store of volunteers.",
+        ),
     ],
     root: Root = DEFAULT_ROOT,
+    follow: Follow = False,
+    replays: Replays = None,
     seed: ReadersSeed = None,
     windows: HowMany = None,
     checkpoint: Checkpoint = None,
@@ -134,7 +151,7 @@ def verify(  # noqa: PLR0913 - each is an option
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     attest: AttestFile = None,
 ) -> None:
-    """Check a publication, follow its params from the start to the weights, repeat a sample."""
+    """Check a publication, or a run of volunteers: follow its params, repeat a sample."""
     from lockstep.machine import allocator
     from parts.publication.fetch import Limits
     from parts.publication.layout import ReaderAsks
@@ -149,7 +166,8 @@ def verify(  # noqa: PLR0913 - each is an option
     seen: list[Found] = []
     try:
         worker = given_bundle.WorkerOfReader(worker_python, worker_module, tuple(worker_path or ()))
-        verified = _verify(source, root, limits, asks, worker, seen)
+        stored = _verify_stored(source, root, follow, replays or (), as_json)
+        verified = stored or _verify(source, root, limits, asks, worker, seen)
         outcome, said, text = verified.outcome, verified.to_json(), verified.text
     except LockstepError as error:
         outcome, said = _outcome(error), {"reason": str(error), "bitwise": False, "claims": {}}
@@ -216,6 +234,27 @@ def replay(
     from pipeline.audit import bundle
 
     raise typer.Exit(bundle.show(folder, max_gb, worker))
+
+
+def _verify_stored(
+    source: str, root: Path, follow: bool, replays: Sequence[str], as_json: bool
+) -> "Verified | None":
+    """Return what is known of a run of volunteers; None where the source is none."""
+    from parts.publication.claims import Verified
+    from pipeline.joints import offered
+
+    for part in offered("stored_verification"):
+        if part.is_run(source):
+            out = sys.stdout
+            with redirect_stdout(sys.stderr):
+                say = partial(print, file=sys.stderr if as_json else out, flush=True)
+                found = part.verify(source, root, replays, say if follow else bool, follows=follow)
+            return Verified(*found)
+    if follow or replays:
+        raise RequestError(
+            f"{source}: no run of volunteers, expected one with --follow or --replay"
+        )
+    return None
 
 
 def _verify(

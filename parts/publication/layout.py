@@ -201,14 +201,22 @@ def seed_of(transcript: "Transcript", seed: str | None, beacon: "Beacon | None")
 
 
 def draw(
-    transcript: "Transcript", windows: list[Window], seed: str, count: int, kept: bool
+    transcript: "Transcript",
+    windows: list[Window],
+    seed: str,
+    count: int,
+    *,
+    kept: bool,
+    stored: bool,
 ) -> list[DrawnWindow]:
     """Draw `count` windows to publish with a seed of `seed_of`.
+
+    Of a run over a store the first ones: what a peer owned before a later one is with that peer.
 
     Where messages are kept, each window of a peer is as likely. Where they are not, the last one is
     always drawn: only its replay connects anything with the weights.
     """
-    every = possible(transcript, windows, kept)
+    every = possible(transcript, windows[:1] if stored else windows, kept)
     generator = random.Random(f"publication {seed}")
     chosen = [] if kept else every[-1:]
     rest = [one for one in every if one not in chosen]

@@ -188,7 +188,9 @@ def _write_proof(
     kept = begin.blank(run, model, data, columns, start, 0).programs.form.kept
     seed = layout.seed_of(transcript, seed, read_beacon(run.witness.beacon))
     every = run.snapshots(start).windows
-    published = layout.draw(transcript, every, seed, count, kept)
+    published = layout.draw(
+        transcript, every, seed, count, kept=kept, stored=run.links.clock == "store"
+    )
     for name in published_transcript.files(transcript, published, run, kept=kept):
         target = folder / outputs.TRANSCRIPT / layout.packed_name(name)
         if target.name == Path(name).name:

@@ -100,7 +100,14 @@ def _audited(
         )
     beacon = read_beacon(run.witness.beacon)
     drawn_with = layout.seed_of(found, publication.seed, beacon)
-    drawn = layout.draw(found, due.windows, drawn_with, publication.windows, kept)
+    drawn = layout.draw(
+        found,
+        due.windows,
+        drawn_with,
+        publication.windows,
+        kept=kept,
+        stored=run.links.clock == "store",
+    )
     check_transcript(publication, found, drawn, run, kept=kept)
     audited = None if kept else [one.window for one in drawn]
     findings = audit_header(setup, found) + audit_rounds(setup, found, audited)

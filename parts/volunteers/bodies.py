@@ -35,6 +35,10 @@ class RunDocument(Body):
     """How many peers may take part at once."""
     payload_bytes: Annotated[int, Field(ge=1, le=2**28)]
     """The one length of a payload."""
+    own_bytes: Annotated[int, Field(ge=0, lt=2**50)]
+    """The one length of what a peer owns, as a file."""
+    self_test: Hash | None
+    """Hash of what a first step gives on every machine; null where machines may differ."""
     lab: KeyText
     """Who admits, and signed this."""
 
@@ -111,3 +115,15 @@ class LeaveNotice(Body):
     """The last round in which it has part."""
     peer: SlotNumber
     """Who leaves."""
+
+
+class CollectedNotice(Body):
+    """collected/0000.json: the lab removed payloads and states that are no longer needed."""
+
+    kind: ClassVar[str] = "collected"
+    run: Hash
+    """SHA-256 of run.json."""
+    number: Annotated[int, Field(ge=0, lt=10**4)]
+    """Which of these notices it is."""
+    round: RoundNumber
+    """The last round of which payloads were removed."""

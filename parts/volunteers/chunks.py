@@ -45,7 +45,15 @@ def index_of(path: Path) -> ChunkIndex:
 
 def name_of(index: ChunkIndex) -> str:
     """Return the SHA-256 of an index, by which the file is known."""
-    return hashlib.sha256(canonical(index.model_dump(mode="json"))).hexdigest()
+    return hashlib.sha256(_content(index)).hexdigest()
+
+
+def lengths(folder: str, size: int) -> dict[str, int]:
+    """Return how long each object of a file of `size` bytes is, by its name."""
+    starts = range(0, size, CHUNK_BYTES)
+    index = ChunkIndex(bytes=size, chunks=("0" * 64,) * len(starts))
+    parts = {_name(folder, n): min(CHUNK_BYTES, size - start) for n, start in enumerate(starts)}
+    return parts | {f"{folder}{INDEX}": len(_content(index))}
 
 
 def put(store: Store, folder: str, path: Path) -> None:
@@ -54,26 +62,32 @@ def put(store: Store, folder: str, path: Path) -> None:
     Raises:
       LockstepError: other bytes stand there.
     """
-    index = canonical(index_of(path).model_dump(mode="json"))
+    index = _content(index_of(path))
     parts = ((_name(folder, number), chunk) for number, chunk in enumerate(_chunks(path)))
     for name, content in (*parts, (f"{folder}{INDEX}", index)):
         if not store.create(name, content):
             raise LockstepError(f"{store.address}/{name}: has other bytes, expected those put")
 
 
-def fetch(store: Store, folder: str, sha256: str, path: Path) -> None:
+def fetch(
+    store: Store, folder: str, sha256: str | None, path: Path, most: int | None = None
+) -> None:
     """Fetch a file, of which what is there already is kept.
 
     Args:
       store: Where it is.
       folder: The prefix of its chunks.
-      sha256: Of its index.
+      sha256: Of its index; None where the caller checks the file.
       path: Where to; what is read so far is `.NAME.part` beside it.
+      most: Bytes that it may have, where a stranger put it.
 
     Raises:
       LockstepError: a chunk or the index is not there, or not what it should be.
     """
-    index, aside = _read_index(store, folder, sha256), path.with_name(f".{path.name}.part")
+    index = _read_index(store, folder, sha256)
+    if most is not None and index.bytes > most:
+        raise LockstepError(f"{folder}{INDEX}: {index.bytes} bytes, expected at most {most}")
+    aside = path.with_name(f".{path.name}.part")
     with writes(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(os.open(aside, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), "r+b") as file:
@@ -94,7 +108,7 @@ def fetch(store: Store, folder: str, sha256: str, path: Path) -> None:
         os.replace(aside, path)
 
 
-def _read_index(store: Store, folder: str, sha256: str) -> ChunkIndex:
+def _read_index(store: Store, folder: str, sha256: str | None) -> ChunkIndex:
     content = _read(store, f"{folder}{INDEX}", sha256, MOST_BYTES)
     index = validate_json(ChunkIndex, content, f"{folder}{INDEX}")
     if -(-index.bytes // CHUNK_BYTES) != len(index.chunks):
@@ -105,16 +119,21 @@ def _read_index(store: Store, folder: str, sha256: str) -> ChunkIndex:
     return index
 
 
-def _read(store: Store, name: str, sha256: str, most: int) -> bytes:
-    """Return an object of which the SHA-256 is known."""
+def _read(store: Store, name: str, sha256: str | None, most: int) -> bytes:
+    """Return an object, of which the SHA-256 may be known."""
     seen = store.look(name, most)
     if seen is None:
         raise LockstepError(f"{store.address}/{name}: found nothing, expected a part of a file")
     if seen.content is None:
         raise LockstepError(f"{store.address}/{name}: over {most} bytes, expected at most that")
-    if (found := hashlib.sha256(seen.content).hexdigest()) != sha256:
+    found = hashlib.sha256(seen.content).hexdigest()
+    if sha256 not in (None, found):
         raise LockstepError(f"{store.address}/{name}: SHA-256 {found[:12]}, expected {sha256[:12]}")
     return seen.content
+
+
+def _content(index: ChunkIndex) -> bytes:
+    return canonical(index.model_dump(mode="json"))
 
 
 def _chunks(path: Path) -> Iterator[bytes]:

@@ -82,16 +82,17 @@ def sign(
 
 
 @volunteer.command()
+def gc(store: Where, file: KeyFile = DEFAULT_KEY) -> None:
+    """Remove payloads and states of your run's old windows; what was signed stays."""
+    from parts.volunteers import collecting, keys
+    from parts.volunteers.store.schemes import open_store
+
+    print(f"gc: {collecting.collect(open_store(store), keys.read(file))}")
+
+
+@volunteer.command()
 def join(store: Where, root: Root = DEFAULT_ROOT, file: KeyFile = DEFAULT_KEY) -> None:
     """Train in a run: fetch its data, and take part until its last round."""
     from parts.volunteers import joining
 
     joining.join(store, root, file)
-
-
-@volunteer.command()
-def follow(store: Where, root: Root = DEFAULT_ROOT) -> None:
-    """Follow a run without a key: check every signature, and compute every merge again."""
-    from parts.volunteers import joining
-
-    joining.join(store, root, None)

@@ -1,14 +1,18 @@
-"""What the commands do: open a run in a store, and take part in one or follow it."""
+"""What the commands do: open a run in a store, and take part in one, and follow one."""
 
+import shutil
 from pathlib import Path
+from typing import NamedTuple
 
 import tomlkit
 
-from lockstep.errors import LockstepError
+from lockstep.errors import LockstepError, RequestError
 from lockstep.files import write_text
 from lockstep.machine.progress import size
-from parts.volunteers import keys
+from lockstep.transcript.transcript import Transcript
+from parts.volunteers import keys, stored_run
 from parts.volunteers.chain import opening
+from parts.volunteers.chain.place import CaughtUp, Onlooker, RunInStore
 from parts.volunteers.store.probe import probe
 from parts.volunteers.store.schemes import open_store
 from pipeline import runfile
@@ -16,6 +20,7 @@ from pipeline.command_line import run_stage
 from pipeline.stage import devices
 from pipeline.stage.artifacts import Paths
 from pipeline.start import begin
+from pipeline.start.begin import Setup
 
 STAGES = "download", "convert", "train"
 
@@ -35,20 +40,11 @@ def open_run(address: str, run_file: Path, root: Path, key_file: Path) -> None:
     print(f"open: {address}: {document.slots} slots, {size(document.payload_bytes)} a message")
 
 
-def join(address: str, root: Path, key_file: Path | None) -> None:
-    """Take part in a run with a key, or follow it without one, up to its last round."""
+def join(address: str, root: Path, key_file: Path) -> None:
+    """Take part in a run, up to its last round."""
+    keys.read(key_file)  # before anything is fetched
+    run, run_file = _fetch_run(address, root, str(key_file.absolute()))
     document, _, _ = opening.read_run(open_store(address))
-    if document.release != (here := opening.release()):
-        raise LockstepError(f"{address}: release {document.release}, expected {here}, as here")
-    if key_file is not None:
-        keys.read(key_file)  # before anything is fetched
-    tables = document.run | {
-        "runtime": {"store": address, "volunteer_key": str(key_file.absolute()) if key_file else ""}
-    }
-    run = runfile.parse(tables, f"{address}/run.json")
-    root.mkdir(parents=True, exist_ok=True)
-    run_file = root / "run.toml"
-    write_text(run_file, tomlkit.dumps(_without_nulls(tables)))
     others = run.peers.count - 1
     print(
         f"join: {run.config.total_steps} rounds; in each, {size(document.payload_bytes)} up and "
@@ -56,6 +52,50 @@ def join(address: str, root: Path, key_file: Path | None) -> None:
     )
     for stage in STAGES:
         run_stage(stage, run_file, root)
+
+
+class FollowedRun(NamedTuple):
+    """A run that was followed without a key, up to its newest link."""
+
+    setup: Setup
+    transcript: Transcript
+    place: RunInStore
+
+
+def follow(address: str, root: Path, watch: Onlooker) -> FollowedRun:
+    """Follow a run in a folder of its own below `root`.
+
+    Cut off, it goes on where it was; a run that was followed to its end is followed anew.
+    """
+    _, sha256, _ = opening.read_run(open_store(address))
+    root = root / "data" / "followed" / sha256[:16]
+    run, run_file = _fetch_run(address, root, "")
+    paths = Paths("train", run_file, root)
+    shutil.rmtree(paths.out("train"), ignore_errors=True)
+    token = stored_run.WATCH.set(watch)
+    try:
+        for stage in STAGES:
+            run_stage(stage, run_file, root)
+    except CaughtUp:
+        pass
+    finally:
+        stored_run.WATCH.reset(token)
+    setup = begin.read(run, paths.out("convert"), paths.out("download"))
+    there = paths.scratch if paths.scratch.exists() else paths.out("train")
+    return FollowedRun(setup, Transcript(there / "transcript"), watch.place)
+
+
+def _fetch_run(address: str, root: Path, key_file: str) -> tuple[runfile.Run, Path]:
+    """Write the run file of a run in a store, as it runs here."""
+    document, _, _ = opening.read_run(open_store(address))
+    if document.release != (here := opening.release()):
+        raise RequestError(f"{address}: release {document.release}, expected {here}, as here")
+    tables = document.run | {"runtime": {"store": address, "volunteer_key": key_file}}
+    run = runfile.parse(tables, f"{address}/run.json")
+    root.mkdir(parents=True, exist_ok=True)
+    run_file = root / "run.toml"
+    write_text(run_file, tomlkit.dumps(_without_nulls(tables)))
+    return run, run_file
 
 
 def _without_nulls(value: object) -> object:

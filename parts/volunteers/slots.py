@@ -8,7 +8,9 @@
     rounds/00000123/007.asked         signed: its link while too few are there
     states/00000100/SHA256/index      hashes of the chunks of a state, and SHA-256 is the index's
     states/00000100/SHA256/0000       a chunk of it
-    own/00000100/007/SHA256/0000      a chunk of a peer's own state, which was drawn for an audit
+    own/00000100/007/index            hashes of the chunks of a peer's own state, which was drawn
+    own/00000100/007/0000             a chunk of it
+    collected/0000.json               up to which round the lab removed payloads and states
     addresses/007/00004.sealed        signed addresses of some rounds, for peer 7's eyes
 
 An address signs how long its object is. So each thing that a volunteer puts has one length.
@@ -19,7 +21,8 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 MOST_SLOTS = 256
-RUN, ADMISSIONS = "run.json", "peers/"
+RUN, ADMISSIONS, COLLECTED = "run.json", "peers/", "collected/"
+STATES, OWN = "states/", "own/"
 # Bytes of what is signed, newlines at its end included.
 RECORD_BYTES, JOIN_BYTES, LEAVE_BYTES = 2048, 4096, 1024
 LINK_BYTES, LINK_BYTES_A_SLOT = 2048, 640
@@ -57,12 +60,22 @@ def admission(peer: int, number: int) -> str:
 
 def state_folder(step: int, sha256: str) -> str:
     """Return the prefix of the chunks of the state after a round."""
-    return f"states/{step:08}/{sha256}/"
+    return f"{STATES}{step:08}/{sha256}/"
 
 
-def own_folder(step: int, peer: int, sha256: str) -> str:
+def own_folder(step: int, peer: int) -> str:
     """Return the prefix of the chunks of a peer's own state after a round."""
-    return f"own/{step:08}/{peer:03}/{sha256}/"
+    return f"{OWN}{step:08}/{peer:03}/"
+
+
+def step_of(name: str) -> int:
+    """Return after which round a state is, of the name of a part of it."""
+    return int(name.split("/")[1])
+
+
+def collected(number: int) -> str:
+    """Return the name of a notice of what the lab removed."""
+    return f"{COLLECTED}{number:04}.json"
 
 
 def addresses_folder(peer: int) -> str:
@@ -104,3 +117,8 @@ def of_kind(names: Iterable[str], what: str) -> dict[int, str]:
     """Return the names of one kind ("record", ...) among those of a round, by peer."""
     found = {slot(name): name for name in sorted(names)}
     return {one.peer: name for one, name in found.items() if one and one.what == what}
+
+
+def is_evidence(name: str) -> bool:
+    """Return whether this names what a peer put, or was to put."""
+    return slot(name) is not None or re.fullmatch(r"own/[0-9]{8}/[0-9]{3}/index", name) is not None

@@ -1,5 +1,6 @@
 """What stage train asks for, of a run of volunteers: who trains here, and over which store."""
 
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -10,16 +11,21 @@ from lockstep.swarm.swarm import Swarm
 from lockstep.swarm.training_loop import Start
 from parts.volunteers import keys
 from parts.volunteers.addresses.ahead import AddressReader, open_addressed
+from parts.volunteers.audits.draws import AuditDraws
+from parts.volunteers.audits.showing import Showing
 from parts.volunteers.bodies import RunDocument
 from parts.volunteers.chain import opening
 from parts.volunteers.chain.admissions import Admissions
 from parts.volunteers.chain.links import Head, Terms
-from parts.volunteers.chain.place import LONGEST, RunInStore, Volunteer
+from parts.volunteers.chain.place import LONGEST, Onlooker, RunInStore, Volunteer
 from parts.volunteers.chain.rounds import StoredSwarm
 from parts.volunteers.keys import parse_public
 from parts.volunteers.store.schemes import open_store
 from parts.volunteers.store.web_store import WebStore
-from pipeline.start.begin import Setup
+from pipeline.start.begin import Setup, self_test
+
+WATCH: ContextVar[Onlooker | None] = ContextVar("WATCH", default=None)
+"""How this process follows a run, if it only looks on."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +42,11 @@ class StoredRun:
     takes: Any
 
     def swarm(self, *arguments: Any, **more: Any) -> Swarm:
-        """Return the peers of the run; arguments as of `Swarm`."""
+        """Return the peers of the run; arguments as of `Swarm`, of which spool is given."""
+        if self.volunteer is not None:
+            transcript = more["spool"] / "transcript"
+            peer, start = self.volunteer.peer, self.start.step
+            self.place.shows = Showing(self.place.store, peer, transcript, start)
         return StoredSwarm(self.place, self.volunteer, self.takes, *arguments, **more)
 
 
@@ -49,6 +59,8 @@ def stored_run(setup: Setup) -> StoredRun:
     _check(setup, document, store.address)
     admissions = Admissions(store, sha256, lab, document.slots)
     volunteer = _volunteer(setup, admissions)
+    if volunteer is not None:
+        _test(setup, document, store.address)
     if volunteer is not None and isinstance(store, WebStore) and store.endpoint.hides:
         reader = AddressReader(
             volunteer.peer,
@@ -56,6 +68,8 @@ def stored_run(setup: Setup) -> StoredRun:
             sha256,
             document.slots,
             document.payload_bytes,
+            document.own_bytes,
+            run.snapshots(setup.start.step),
         )
         store = open_addressed(store.address, reader, volunteer.key, lab, run.runtime)
         admissions = Admissions(store, sha256, lab, document.slots)
@@ -67,7 +81,13 @@ def stored_run(setup: Setup) -> StoredRun:
         volunteers.stagger_seconds + LONGEST,
     )
     head = Head(sha256, seen.seconds)
-    place = RunInStore(store, document, sha256, admissions, terms, head)
+    place = RunInStore(
+        store, document, sha256, admissions, terms, head,
+        run.snapshots(setup.start.step), AuditDraws(volunteers.replay_percent),
+        volunteers.audit_seconds, WATCH.get(),
+    )  # fmt: skip
+    if place.watch is not None:
+        place.watch.place = place
     here = () if volunteer is None else (volunteer.peer,)
     state = setup.start.state
     own = tuple(one if peer in here else None for peer, one in enumerate(state.own))
@@ -78,7 +98,7 @@ def stored_run(setup: Setup) -> StoredRun:
 def _check(setup: Setup, document: RunDocument, address: str) -> None:
     """Check that this machine would do what the run asks for."""
     here = opening.document_of(setup, document.lab)
-    for name in ("release", "run", "pins", "start", "slots", "payload_bytes"):
+    for name in ("release", "run", "pins", "start", "slots", "payload_bytes", "own_bytes"):
         found, expected = getattr(here, name), getattr(document, name)
         if found == expected:
             continue
@@ -86,6 +106,15 @@ def _check(setup: Setup, document: RunDocument, address: str) -> None:
             tables = [table for table in expected if found.get(table) != expected[table]]
             raise LockstepError(f"[{tables[0]}] is another than in {address}, expected the run's")
         raise LockstepError(f"{name} is {found!r} here, expected {expected!r} as in {address}")
+
+
+def _test(setup: Setup, document: RunDocument, address: str) -> None:
+    """Check that this machine takes a step as the lab's did, where all are to do so."""
+    if document.self_test is not None and (found := self_test(setup)) != document.self_test:
+        raise LockstepError(
+            f"a first step here gives {found[:12]}, expected {document.self_test[:12]} as in "
+            f'{address}: with [peers] bits = "everywhere" all machines give the same bits'
+        )
 
 
 def _volunteer(setup: Setup, admissions: Admissions) -> Volunteer | None:

@@ -230,7 +230,7 @@ def read(folder: Path, max_gb: int, worker: WorkerOfReader | None = None) -> Bun
 
     found = audit_header(setup, transcript) + audit_rounds(setup, transcript, [window], window.last)
     _refuse_contradictions(transcript, found)
-    why = why_not_bitwise(setup, header)
+    why = why_not_bitwise(setup, header, transcript.window(window))
     peers = replayed(setup, transcript.window(window), manifest.findings)
     present = [(window, peers)] if peers else []
     replay = Replay(setup, transcript, why, present)

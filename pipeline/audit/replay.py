@@ -116,10 +116,15 @@ class WindowPeers:
         self.setup, self.transcript, self.window = setup, transcript, window
         like = setup.start.state
         self.replica = Replica.put(setup.programs, group, *transcript.agreed(window.opening, like))
-        self.own = {
-            peer: group.put(transcript.own(window.opening, peer, like.own[peer])) for peer in peers
-        }
+        self.own = {peer: group.put(self._opening(peer)) for peer in peers}
         self._travelling = TravellingMessages()  # none when a window begins
+
+    def _opening(self, peer: int) -> Tree:
+        """What a peer owned before the window; of one that begins anew in it, anything."""
+        like = self.setup.start.state.own[peer]
+        if self.transcript.begins_anew(self.window, peer):
+            return like
+        return self.transcript.own(self.window.opening, peer, like)
 
     def begin(self, entry: Entry) -> None:
         """Begin a round: some peers take over the params, those without work the last commit.

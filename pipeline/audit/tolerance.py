@@ -9,7 +9,7 @@ Where nothing was measured, the bounds are fixed.
 
 import itertools
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ import numpy as np
 from lockstep.optim.optimizer import Tree
 from lockstep.programs.placement import DeviceGroup, device_groups
 from lockstep.programs.replica import Replica
-from lockstep.transcript.entry import Header
+from lockstep.transcript.entry import Entry, Header
 from lockstep.transcript.transcript import Transcript
 from lockstep.transcript.windows import Window
 from lockstep.wire.commitment import flatten
@@ -45,8 +45,8 @@ STRAYS = 8  # times the median of the others: beyond it, a distance is its sende
 PeersOfWindows = Sequence[tuple[Window, Sequence[int]]]
 
 
-def why_not_bitwise(setup: Setup, header: Header) -> str | None:
-    """Return why a replay here cannot be compared bit for bit, or None."""
+def why_not_bitwise(setup: Setup, header: Header, rounds: Iterable[Entry]) -> str | None:
+    """Return why a replay of some rounds here cannot be compared bit for bit, or None."""
     run = setup.run
     if not run.workload.repeats:
         return "[workload] repeats = false"
@@ -57,6 +57,11 @@ def why_not_bitwise(setup: Setup, header: Header) -> str | None:
     if found := devices.difference(setup.environment(), header.environment):
         name, here, trained = found
         return f"{name} is {here!r} here, was {trained!r} in training"
+    here = devices.environment_hash(setup.environment())
+    for entry in rounds:
+        for peer, message in entry.evidence.messages.items():
+            if message.environment not in (None, here):
+                return f"peer {peer} trained on another machine, {message.environment[:12]}"
     return None
 
 

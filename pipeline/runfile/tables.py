@@ -304,6 +304,14 @@ class Volunteers(Table):
     the messages that it lacks."""
     stagger_seconds: Positive = 2.0
     """Seconds between the volunteers that try to close a round, one after the other."""
+    replay_percent: Percent = 6.25
+    """Percentage of windows that are drawn for an audit while the run goes on, 0 to 100, beside the
+    first two of each newcomer."""
+    audit_seconds: Count = 3600
+    """Seconds after a window, by the store's clock, in which a drawn volunteer puts what it owned
+    before and after it."""
+    keep_windows: Count = 4
+    """Newest windows whose payloads and states `lockstep volunteer gc` leaves."""
 
 
 # ---- [runtime]: how and where stages run ----

@@ -13,7 +13,9 @@ So of the user's own variables only those stay that are listed here, because the
 are recorded.
 """
 
+import hashlib
 import importlib.util
+import json
 import os
 import warnings
 from collections.abc import Mapping
@@ -154,6 +156,12 @@ def describe_programs() -> dict[str, str]:
     import jax
 
     return other_settings() | {"jax": jax.__version__}
+
+
+def environment_hash(environment: Mapping[str, str]) -> str:
+    """Return the SHA-256 of what can change bits, hex."""
+    text = json.dumps({**environment}, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def difference(

@@ -120,6 +120,16 @@ def blank(
     return Setup(run, model, programs, data, Start(state, step, data_index))
 
 
+def self_test(setup: Setup) -> str:
+    """Return the hash of what a first step on the run's first sequences gives here."""
+    programs, (state, step, index) = setup.programs, setup.start
+    group = device_groups(jax.devices(), programs.parts)[0]
+    replica = Replica.put(programs, group, state.params, state.shared)
+    rows = index, index + programs.optimizer.inner_steps - 1
+    work = setup.settings.work(programs, setup.data, rows, setup.settings.peers)
+    return tree_hash(jax.device_get(replica.step(group.put(state.own[0]), work, step + 1)))
+
+
 def repeats_bit_for_bit(setup: Setup) -> bool:
     """Return whether this machine gives a peer's first steps the same bits twice: a self-test.
 

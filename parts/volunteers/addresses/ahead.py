@@ -5,6 +5,7 @@ one to list who was admitted. An address holds for 7 days at most. A file of the
 signed by the lab, and sealed for the peer's key; its name says how many there were before it.
 """
 
+import threading
 import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +17,8 @@ from pydantic import Field
 from lockstep.errors import LockstepError
 from lockstep.protocol.attestation import Hash
 from lockstep.tables.table import AsTuple
-from parts.volunteers import signed, slots
+from lockstep.transcript.windows import Snapshots
+from parts.volunteers import chunks, signed, slots
 from parts.volunteers.addresses import sealed
 from parts.volunteers.bodies import Int63, RoundNumber, SlotNumber
 from parts.volunteers.keys import PrivateKey, PublicKey
@@ -64,6 +66,8 @@ class AddressReader(NamedTuple):
     run: str  #: SHA-256 of run.json.
     slots: int  #: How many the run has.
     payload_bytes: int  #: The one length of a payload.
+    own_bytes: int = 0  #: The one length of what a peer owns, as a file.
+    snapshots: Snapshots | None = None  #: Of the run, after which it may be drawn for an audit.
 
 
 def own_puts(reader: AddressReader, step: int) -> Iterator[Ask]:
@@ -78,6 +82,10 @@ def own_puts(reader: AddressReader, step: int) -> Iterator[Ask]:
     }
     for what, length in lengths.items():
         yield Ask("PUT", slots.of_peer(step, reader.peer, what), length)
+    if reader.snapshots is not None and reader.snapshots.keeps(step):
+        folder = slots.own_folder(step, reader.peer)
+        for name, length in chunks.lengths(folder, reader.own_bytes).items():
+            yield Ask("PUT", name, length)
 
 
 def _lists(slot_count: int, step: int) -> Iterator[Ask]:
@@ -162,6 +170,7 @@ class Addressed(GivenEndpoint):
         self._oldest = self._next = 0  # of the files that were read, and of the newer ones
         self._ends = dict[Ask, int]()
         self._looked = 0.0
+        self._lock = threading.Lock()
         self.until = 0
 
     def find(self, ask: Ask) -> tuple[str, dict[str, str]]:
@@ -172,11 +181,12 @@ class Addressed(GivenEndpoint):
         """
         if ask.verb == "GET":
             return super().find(ask)
-        if not self.has(ask) or self._has_ended(ask):
-            self._read_newer()
-        while not self.has(ask) and self._oldest > 0:
-            self._oldest -= 1
-            self._read(self._oldest, newer=False)
+        with self._lock:  # what an audit asks for is put in a thread of its own
+            if not self.has(ask) or self._has_ended(ask):
+                self._read_newer()
+            while not self.has(ask) and self._oldest > 0:
+                self._oldest -= 1
+                self._read(self._oldest, newer=False)
         return super().find(ask)
 
     def _has_ended(self, ask: Ask) -> bool:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Collection
 
 from lockstep.errors import LockstepError
+from lockstep.transcript.windows import Snapshots
 from parts.volunteers import slots
 from parts.volunteers.addresses.ahead import AddressReader, sign_ahead
 from parts.volunteers.chain.admissions import Admissions
@@ -17,6 +18,17 @@ SPARE = 1.25  # times as many rounds, since rounds may become shorter
 FIRST = 1  # the number of the first round
 
 
+def closed(store: Store, step: int) -> int | None:
+    """Return when the first link of a round was put."""
+    names = store.names(slots.round_folder(step))
+    return min((names[name] for name in slots.of_kind(names, "closed").values()), default=None)
+
+
+def closed_rounds(store: Store) -> int:
+    """Return how many rounds of a run have a link, from the first on."""
+    return slots.count(lambda number: closed(store, FIRST + number) is not None)
+
+
 def rounds_ahead(store: Store, hours: float, longest: float, last: int) -> range:
     """Return the rounds that may begin in so many hours from now on, by the pace of the last ones.
 
@@ -26,16 +38,10 @@ def rounds_ahead(store: Store, hours: float, longest: float, last: int) -> range
       longest: Seconds that a round takes at most, which are taken of a run that has just begun.
       last: The run's last round.
     """
-
-    def closed(step: int) -> int | None:
-        """Return when the first link of a round was put."""
-        names = store.names(slots.round_folder(step))
-        return min((names[name] for name in slots.of_kind(names, "closed").values()), default=None)
-
-    first = FIRST + slots.count(lambda number: closed(FIRST + number) is not None)
+    first = FIRST + closed_rounds(store)
     begun, seconds = max(FIRST, first - 1 - RECENT), longest
     if begun < first - 1:
-        seconds = (closed(first - 1) - closed(begun)) / (first - 1 - begun)
+        seconds = (closed(store, first - 1) - closed(store, begun)) / (first - 1 - begun)
     count = SPARE * hours * HOUR / max(1.0, min(seconds, longest))
     return range(first, min(first + max(1, math.ceil(count)), last + 1))
 
@@ -57,13 +63,17 @@ def sign_run(store: Store, lab: PrivateKey, hours: float, peers: Collection[int]
         raise LockstepError(f"{store.address}: the run of {document.lab}, expected your key's")
     admissions = Admissions(store, run, lab.public_key(), document.slots)
     admissions.read()
+    config, witness = document.run["config"], document.run["witness"]
+    every, keep_every = witness["snapshot_every"], witness["keep_every"]
+    snapshots = Snapshots(FIRST - 1, config["total_steps"], every, keep_every)
     found = ((peer, admissions.newest(peer)) for peer in range(document.slots))
     readers = [
-        AddressReader(peer, key, run, document.slots, document.payload_bytes)
+        AddressReader(
+            peer, key, run, document.slots, document.payload_bytes, document.own_bytes, snapshots
+        )
         for peer, key in found
         if key is not None and peer in (peers or range(document.slots))
     ]
-    config = document.run["config"]
     steps = rounds_ahead(store, hours, config["max_round_train_time"], config["total_steps"])
     if readers and steps:
         sign_ahead(store, readers, steps, math.ceil(hours * HOUR), lab)

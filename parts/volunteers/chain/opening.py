@@ -7,20 +7,21 @@ import jax
 from lockstep.errors import LockstepError
 from lockstep.protocol.attestation import Hash
 from lockstep.transcript.state import State
+from lockstep.transcript.trees import saved_bytes
 from lockstep.wire.commitment import tree_hash
+from lockstep.wire.message import Form
 from parts.volunteers import slots
 from parts.volunteers.bodies import Admission, RunDocument
 from parts.volunteers.keys import PrivateKey, parse_public, public_text
-from parts.volunteers.padding import payload_bytes
 from parts.volunteers.signed import MOST_BYTES, opened, sign, unsigned
 from parts.volunteers.store.verbs import Seen, Store
 from pipeline import runfile
-from pipeline.start.begin import Setup
+from pipeline.start.begin import Setup, self_test
 from pipeline.version import with_commit
 
 
-def document_of(setup: Setup, lab: str) -> RunDocument:
-    """Return what a lab signs of a run; `lab` is its key."""
+def document_of(setup: Setup, lab: str, tested: Hash | None = None) -> RunDocument:
+    """Return what a lab signs of a run; `lab` is its key, `tested` what the self-test gave."""
     run = setup.run
     return RunDocument(
         release=release(),
@@ -29,8 +30,24 @@ def document_of(setup: Setup, lab: str) -> RunDocument:
         start=start_hash(setup.start.state),
         slots=run.peers.count,
         payload_bytes=payload_bytes(setup.programs.form, run.volunteers.most_bytes),
+        own_bytes=saved_bytes(setup.start.state.own[0]),
+        self_test=tested,
         lab=lab,
     )
+
+
+def payload_bytes(form: Form, most: int) -> int:
+    """Return the one length of a run's payloads.
+
+    Raises:
+      LockstepError: it is over `most`.
+    """
+    if form.bytes_most > most:
+        raise LockstepError(
+            f"[volunteers] most_bytes is {most}, expected at least {form.bytes_most} for a message "
+            "of this run, or a method that sends less"
+        )
+    return form.bytes_most
 
 
 def release() -> str:
@@ -54,7 +71,8 @@ def open_run(store: Store, setup: Setup, key: PrivateKey) -> RunDocument:
     Raises:
       LockstepError: there is another run.
     """
-    document = document_of(setup, public_text(key))
+    tested = self_test(setup) if setup.run.peers.bits == "everywhere" else None
+    document = document_of(setup, public_text(key), tested)
     if not store.create(slots.RUN, sign(document, key)):
         raise LockstepError(f"{store.address}/{slots.RUN}: another run, expected an empty folder")
     return document
@@ -74,19 +92,25 @@ def read_run(store: Store) -> tuple[RunDocument, Hash, Seen]:
 def admit(
     store: Store, peer: int, public: str | None, key: PrivateKey, because: str | None = None
 ) -> str:
-    """Say who has a slot from now on, in the slot's next statement, whose name is returned."""
+    """Say who has a slot from now on, in the slot's next statement, whose name is returned.
+
+    Where `because` names what a peer put, or was to put, that is the evidence.
+    """
     document, run, _ = read_run(store)
     if not 0 <= peer < document.slots:
         raise LockstepError(f"slot {peer}, expected 0 to {document.slots - 1}")
     if public_text(key) != document.lab:
         raise LockstepError(f"{store.address}: the run of {document.lab}, expected your key's")
+    evidence = (because,) if because is not None and slots.is_evidence(because) else ()
     if public is not None:
         parse_public(public, "KEY")
     for number in range(1000):
         name = slots.admission(peer, number)
         if store.look(name, MOST_BYTES) is not None:
             continue
-        said = Admission(run=run, peer=peer, number=number, key=public, because=because)
+        said = Admission(
+            run=run, peer=peer, number=number, key=public, because=because, evidence=evidence
+        )
         if store.create(name, sign(said, key)):
             return name
     raise LockstepError(f"slot {peer} was given 1,000 times, expected fewer")

@@ -5,16 +5,21 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
-from lockstep.errors import LockstepError
+from lockstep.errors import LockstepError, RequestError
+from lockstep.protocol.driver import RunProgress
+from lockstep.transcript.entry import Entry
 from lockstep.transcript.observer import Observer
+from lockstep.transcript.windows import Snapshots
 from parts.volunteers import slots
+from parts.volunteers.audits.draws import AuditDraw, AuditDraws
 from parts.volunteers.bodies import JoinRequest, LeaveNotice, RunDocument
 from parts.volunteers.chain.admissions import Admissions
 from parts.volunteers.chain.links import AskedLink, Head, RoundLink, Terms
-from parts.volunteers.keys import PrivateKey, PublicKey
-from parts.volunteers.signed import canonical, is_signed, opened
+from parts.volunteers.collecting import collected
+from parts.volunteers.keys import PrivateKey, PublicKey, public_text
+from parts.volunteers.signed import is_signed, opened
 from parts.volunteers.store.verbs import Seen, Store
 from pipeline.net.limits import UnreachableError
 from pipeline.stage import signals
@@ -26,6 +31,34 @@ NOTICES: dict[str, tuple[type[JoinRequest] | type[LeaveNotice], int]] = {
 LONGEST = 5.0  # seconds between two looks at a store, at most
 Got = TypeVar("Got")
 AnyLink = TypeVar("AnyLink", AskedLink, RoundLink)
+
+
+class CaughtUp(Exception):  # noqa: N818 - no error
+    """All links of a run were followed that are there."""
+
+
+@dataclass
+class Onlooker:
+    """How somebody follows a run who only looks on.
+
+    waits: For links to come; else CaughtUp is raised.
+    say: Gets a line a round.
+    place: What was followed, once it is.
+    """
+
+    waits: bool
+    say: Callable[[str], object]
+    place: "RunInStore | None" = None
+
+
+class Shows(Protocol):
+    """What puts a drawn peer's own states."""
+
+    def begin(self, drawn: AuditDraw) -> None:
+        """Begin to put those of a window."""
+
+    def wait(self) -> None:
+        """Wait until all are there."""
 
 
 class Waits:
@@ -47,11 +80,6 @@ class Volunteer(NamedTuple):
     peer: int
     key: PrivateKey
     environment: dict[str, str]
-
-    @property
-    def environment_hash(self) -> str:
-        """SHA-256 of the environment, as records have it."""
-        return hashlib.sha256(canonical(self.environment)).hexdigest()
 
 
 @dataclass
@@ -82,23 +110,83 @@ class RunInStore(Observer):
     admissions: Admissions
     terms: Terms
     head: Head
+    snapshots: Snapshots
+    draws: AuditDraws
+    audit_seconds: int  # in which a drawn peer puts its own states
+    watch: Onlooker | None = None
+    shows: Shows | None = None  # where a volunteer lives here
     _read: dict[str, int] = field(default_factory=dict)  # notices, and when each was put
 
     def saves(self) -> dict[str, Any]:
-        """Return the head, for a checkpoint."""
+        """Return the head and the draws, for a checkpoint."""
         head = self.head
-        return {"chain": [head.sha256, head.seconds, [*head.asked], [*head.owed]]}
+        chain = [head.sha256, head.seconds, [*head.asked], [*head.owed]]
+        return {"chain": chain, "audits": self.draws.to_json()}
 
     def restore(self, rest: dict[str, Any] | None) -> None:
         """Go on from the head in a checkpoint, if there is one."""
         if rest:
             sha256, seconds, asked, owed = rest["chain"]
             self.head = Head(sha256, seconds, tuple(asked), tuple(owed))
+            self.draws.restore(rest["audits"])
+
+    def followed(self, link: RoundLink, began: int) -> None:
+        """Draw audits, where the link closes a window; the round began at that time."""
+        keys = {peer: self.admissions.key(peer, began) for peer in link.messages}
+        self.draws.took({peer: public_text(key) for peer, key in keys.items() if key})
+        if not self.snapshots.keeps(link.round):
+            return
+        windows = self.snapshots.windows
+        number = next(n for n, window in enumerate(windows) if window.last == link.round)
+        drawn = self.draws.close(number, windows[number], self.head.sha256, self.head.seconds)
+        self.say(f"window {number}: drawn for an audit: peers {[one.peer for one in drawn]}")
+
+    def kept(self, entry: Entry, progress: RunProgress) -> None:
+        """Show what the volunteer here owned, where it was drawn lately."""
+        if self.shows is None:
+            return
+        for one in self.draws.drawn:
+            if self.head.seconds <= one.seconds + self.audit_seconds:
+                self.shows.begin(one)
+        if entry.round.step == self.snapshots.end:
+            self.shows.wait()
 
     @property
     def link_bytes(self) -> int:
         """The length of a link."""
         return slots.link_bytes(self.document.slots)
+
+    def say(self, text: str) -> None:
+        """Say what came of a round, to who looks on."""
+        if self.watch is not None:
+            self.watch.say(text)
+
+    @property
+    def looks_once(self) -> bool:
+        """Whether nobody waits here for links to come."""
+        return self.watch is not None and not self.watch.waits
+
+    def is_nothing_there(self) -> None:
+        """Called where the next link is not there.
+
+        Raises:
+          CaughtUp: Who looks on does not wait for it.
+        """
+        if self.looks_once:
+            raise CaughtUp
+
+    def check_payloads(self, step: int) -> None:
+        """Check that a round's payloads were not removed by the lab.
+
+        Raises:
+          RequestError: They were, so nobody can follow it any more.
+        """
+        last = collected(self.store, self.run, self.admissions.lab)
+        if step <= last:
+            raise RequestError(
+                f"{self.store.address}: rounds {step} to {last} can no longer be proven: the lab "
+                "removed their payloads, expected a follower who was there before"
+            )
 
     # ---- The verbs, for as long as it takes the store to answer ----
 

@@ -17,6 +17,7 @@ from lockstep.protocol.driver import RunProgress
 from lockstep.swarm.delivery import Delivered
 from lockstep.swarm.peers import Done, SimulatedPeers
 from lockstep.swarm.swarm import Exchanged, RoundBegun, Swarm, Taken, Worked, evidence_of
+from lockstep.transcript.entry import Entry
 from lockstep.wire import bound
 from lockstep.wire.commitment import tree_hash
 from parts.volunteers import slots
@@ -31,6 +32,7 @@ from parts.volunteers.chain.waiting import Waiting
 from parts.volunteers.signed import sign
 from parts.volunteers.store.verbs import Seen
 from pipeline.stage import signals
+from pipeline.stage.devices import environment_hash
 
 SELDOM = 4  # looks, of which one goes to all slots for links
 
@@ -135,9 +137,13 @@ class StoredRound:
         self._work()
         self.swarm.waited, waits = False, Waits()
         for number in itertools.count(1):
-            chosen = self._look(everywhere=number % SELDOM == 0)
+            chosen = self._look(everywhere=number % SELDOM == 0 or self.place.looks_once)
             if chosen is not None:
                 break
+            if self.slate.refused:
+                self.place.check_payloads(self.round.step)
+            if not self.slate.signed(self.ejected):
+                self.place.is_nothing_there()
             self.swarm.waited = True
             if not self._close():
                 self._leave_if_asked()
@@ -147,6 +153,8 @@ class StoredRound:
         owed = tuple(sorted({*self.slate.refused} - named))
         self.place.head = Head(found.sha256, found.seen.seconds, found.link.asked, owed)
         self._account(found.link)
+        self.place.say(_line(found.link, outcome.taken.entry))
+        self.place.followed(found.link, self.expected.began)
         return outcome.progress, outcome.taken
 
     def _look(self, *, everywhere: bool) -> tuple[FoundLink, Settled] | None:
@@ -179,7 +187,7 @@ class StoredRound:
         self.worked = True
         if me.peer not in done:  # nothing was assigned
             return
-        sent, loss = done[me.peer].message, done[me.peer].loss
+        sent, loss = self.swarm.delivery.encoded(done, self.round)[0][me.peer], done[me.peer].loss
         payload = bytes(sent.payload).ljust(self.place.document.payload_bytes, b"\0")
         own = tree_hash(self.swarm.peers.own(me.peer)) if self.swarm.takes(step) else None
         record = MessageRecord(
@@ -192,7 +200,7 @@ class StoredRound:
             bytes=len(sent.payload),
             sha256=hashlib.sha256(payload).hexdigest(),
             loss=loss,
-            environment=me.environment_hash,
+            environment=environment_hash(me.environment),
             own=own,
         )
         if self.place.put(slots.of_peer(step, me.peer, "payload"), payload):
@@ -226,8 +234,12 @@ class StoredRound:
             return
         is_in = me.peer in link.messages
         self.swarm.sits_out |= is_in and not self.worked
-        if not (is_in and self.worked):
-            self.swarm.peers.restart(me.peer)
+        if not (is_in and self.worked):  # at the params before the round, as others take it
+            peers = self.swarm.peers
+            after = peers.params_and_shared()
+            self._undo()
+            peers.restart(me.peer)
+            peers.agree(*after)
 
     # ---- What everybody computes ----
 
@@ -316,6 +328,12 @@ class StoredRound:
         evidence = replace(evidence_of(worked, delivered), false_links=false_links)
         kept = self.swarm.kept(delivered, evidence, self.round)
         own = {p: one.body.own for p, one in counted.items() if one.body.own is not None}
+        if self.place.document.run["peers"].get("bits") != "everywhere":
+            messages = {
+                p: replace(one, environment=counted[p].body.environment)
+                for p, one in evidence.messages.items()
+            }
+            evidence = replace(evidence, messages=messages)
         exchanged = Exchanged(evidence, received, worked.loss, left, *kept, own)
         progress, taken = self.swarm.settle(self.progress, self.begun, exchanged)
         shared = tree_hash(jax.device_get(self.swarm.peers.shared))
@@ -382,3 +400,17 @@ class StoredRound:
         self.place.put(name, sign(link, me.key, self.place.link_bytes))
         self.slate.read([me.peer])
         return True
+
+
+def _line(link: RoundLink, entry: Entry) -> str:
+    """Say of a round what is proven, and what is stated."""
+    merged = f"{len(link.applied)} of {len(entry.round.assignment)} messages merged"
+    rejected = f", {len(link.rejected)} rejected" if link.rejected else ""
+    out = entry.decision.ejected
+    ejected = f", ejected: {', '.join(f'peer {p} ({why})' for p, why in out.items())}"
+    seconds = max((one.seconds for one in link.messages.values()), default=0)
+    loss = "no loss" if entry.loss is None else f"loss {entry.loss:.4g}"
+    return (
+        f"round {link.round}: proven: {merged}{rejected}{ejected if out else ''}, params "
+        f"{link.params[:12]}; stated: {loss}, {seconds} s"
+    )

@@ -30,6 +30,8 @@ class Waiting:
         slate = Slate(place, AskedLink, "asked", step)
         while progress.waiting:
             joins = place.notices(step, "join", slate.list())
+            if not slate.signed(progress.state.ejected):
+                place.is_nothing_there()
             order = turns.of_waiting(progress, joins, place.head, place.terms, place.document.slots)
             if order is not None:
                 after = partial(
@@ -58,7 +60,11 @@ class Waiting:
         if me is None or not driver.may_ask(progress, [me.peer]):
             return
         request = JoinRequest(
-            run=self.place.run, round=step, peer=me.peer, environment=me.environment, self_test=None
+            run=self.place.run,
+            round=step,
+            peer=me.peer,
+            environment=me.environment,
+            self_test=self.place.document.self_test,  # which was taken
         )
         name = slots.of_peer(step, me.peer, "join")
         if self.place.look(name, slots.JOIN_BYTES) is None:

@@ -1,10 +1,12 @@
-"""One Ceph for all tests of a worker, where it is installed."""
+"""One Ceph for all tests of a worker, where it is installed, and one finished run."""
 
 import tempfile
 from pathlib import Path
 
 import pytest
 
+from tests import tiny
+from tests.parts.volunteers import volunteering
 from tests.servers import ceph as ceph_server
 
 
@@ -17,3 +19,15 @@ def ceph():
         ceph_server.serving(Path(folder)) as address,
     ):
         yield address
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory) -> Path:
+    """A run of three volunteers to its end, and of a trainer and a follower beside them."""
+    return tiny.in_common(tmp_path_factory, "volunteers", volunteering.finish)
+
+
+@pytest.fixture(scope="session")
+def lying(tmp_path_factory) -> Path:
+    """A window of three volunteers, of whom peer 1 lies in round 2."""
+    return tiny.in_common(tmp_path_factory, "lying-volunteers", volunteering.finish_with_a_lie)

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from lockstep.errors import LockstepError
-from parts.volunteers import keys, signed, slots
+from lockstep.transcript.windows import Snapshots
+from parts.volunteers import chunks, keys, signed, slots
 from parts.volunteers.addresses import sealed
 from parts.volunteers.addresses.ahead import (
     AddressReader,
@@ -23,7 +24,9 @@ from tests.servers import s3 as s3_server
 from tests.servers.s3 import running_s3
 
 LAB, KEY, OTHER = (keys.PrivateKey.generate() for _ in range(3))
-READER = AddressReader(7, KEY.public_key(), "ab" * 32, 16, 5000)
+OWN_BYTES = chunks.CHUNK_BYTES + 5
+SNAPSHOTS = Snapshots(0, 1000, 35)
+READER = AddressReader(7, KEY.public_key(), "ab" * 32, 16, 5000, OWN_BYTES, SNAPSHOTS)
 HOUR = 3600
 STEP = 70  # of the rounds that are signed, 64 to 79
 STEPS = range(64, 80)
@@ -55,6 +58,20 @@ def volunteer(bucket, lab, monkeypatch):
 def without_credentials(bucket, reader=READER, key=KEY):
     address = f"{bucket.address}/{BUCKET}/a%20run"
     return open_addressed(address, reader, key, LAB.public_key(), SOON)
+
+
+def test_volunteer_shows_what_it_owned_after_a_snapshot_and_nothing_else(volunteer, tmp_path):
+    file = tmp_path / "own.safetensors"
+    file.write_bytes(b"x" * OWN_BYTES)
+    chunks.put(volunteer, slots.own_folder(STEP, 7), file)
+    chunks.fetch(volunteer, slots.own_folder(STEP, 7), None, tmp_path / "read", OWN_BYTES)
+    assert (tmp_path / "read").read_bytes() == file.read_bytes()
+    for folder in (slots.own_folder(STEP, 8), slots.own_folder(STEP + 1, 7)):
+        with pytest.raises(LockstepError):
+            chunks.put(volunteer, folder, file)
+    file.write_bytes(b"x")  # of another length
+    with pytest.raises(LockstepError):
+        chunks.put(volunteer, slots.own_folder(STEP, 7), file)
 
 
 def put_of(name, size):

@@ -35,10 +35,18 @@ class Gone(FolderStore):
         raise limits.UnreachableError("timed out")
 
 
+OF_RUN = {
+    "config": {"max_round_train_time": 600, "total_steps": 9},
+    "witness": {"snapshot_every": 4, "keep_every": 1},
+}
+
+
 def run_in(store, **tables):
     document = RunDocument(
-        release="1", run={"config": {"max_round_train_time": 600, "total_steps": 9}, **tables},
-        pins={}, start="ab" * 32, slots=16, payload_bytes=5000, lab=keys.public_text(LAB),
+        release="1", run=OF_RUN | tables,
+        pins={}, start="ab" * 32, slots=16, payload_bytes=5000, own_bytes=7,
+        self_test=None,
+        lab=keys.public_text(LAB),
     )  # fmt: skip
     store.create(slots.RUN, sign(document, LAB))
     return opening.read_run(store)[1]
@@ -104,8 +112,10 @@ def bucket(monkeypatch):
 def test_a_slot_is_given_with_a_days_addresses_and_sign_gives_more_to_all(bucket, tmp_path, capsys):
     lab, store = keys.create(tmp_path / "lab.pem"), open_store(f"s3://{BUCKET}/run")
     document = RunDocument(
-        release="1", run={"config": {"max_round_train_time": 3600, "total_steps": 99}},
-        pins={}, start="ab" * 32, slots=16, payload_bytes=5000, lab=keys.public_text(lab),
+        release="1", run=OF_RUN | {"config": {"max_round_train_time": 3600, "total_steps": 99}},
+        pins={}, start="ab" * 32, slots=16, payload_bytes=5000, own_bytes=7,
+        self_test=None,
+        lab=keys.public_text(lab),
     )  # fmt: skip
     store.create(slots.RUN, sign(document, lab))
     for peer in (5, 3):

@@ -16,6 +16,7 @@ from pipeline.stage.artifacts import Paths
 from pipeline.start import begin
 from tests import tiny
 
+FINISHED = ("000", "001", "002", "follower")
 STORED = {"links__clock": "store", "config__witness_nodes": 0}
 
 
@@ -107,6 +108,21 @@ def ended(processes: list[subprocess.Popen], seconds: float = 900) -> list[int]:
             if process.poll() is None:
                 os.killpg(process.pid, 9)
                 process.wait()
+
+
+def finish(folder: Path) -> None:
+    """Make a run of volunteers who are all in time, and of a follower; also the lab's alone."""
+    opened(folder, len(FINISHED) - 1, alone=True)
+    started = [train(folder, name) for name in FINISHED]
+    assert ended(started) == [0] * len(started), output(folder)
+
+
+def finish_with_a_lie(folder: Path) -> None:
+    """Make a run of one window, in whose round 2 peer 1 lies."""
+    lie = {"kind": "sign_flip", "peer": 1, "rounds": [2, 2]}
+    opened(folder, 3, config__total_steps=3, faults__schedule=[lie])
+    started = [train(folder, f"{peer:03}") for peer in range(3)]
+    assert ended(started) == [0] * 3, output(folder)
 
 
 def transcript(folder: Path, name: str) -> Path:

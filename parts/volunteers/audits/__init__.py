@@ -1,0 +1,1 @@
+"""Audits of a run while it goes on."""

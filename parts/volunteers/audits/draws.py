@@ -1,0 +1,86 @@
+"""Whose windows are audited while a run goes on: everybody draws the same.
+
+When a window has closed, the hash of its last link draws. The first two windows of whoever newly
+has a slot are always drawn, and each later one with probability `[volunteers] replay_percent`.
+"""
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+FIRST = 2  # windows of a newcomer that are always drawn
+DOMAIN = b"lockstep/audit/1"
+
+
+class AuditDraw(NamedTuple):
+    """A peer's window that is to be audited."""
+
+    peer: int
+    number: int  #: The window, counted from 0.
+    first: int  #: Its first round.
+    last: int  #: Its last round.
+    seconds: int  #: When its last link was put, by the store's clock.
+
+
+def is_drawn(link: str, peer: int, windows: int, percent: float) -> bool:
+    """Return whether the window that a link closes is audited.
+
+    Args:
+      link: SHA-256 of the link, hex.
+      peer: Whose window.
+      windows: In how many the slot's key has sent messages, this one among them.
+      percent: `[volunteers] replay_percent`.
+    """
+    if windows <= FIRST:
+        return True
+    digest = hashlib.sha256(b"%s\0%s\0%d" % (DOMAIN, link.encode(), peer)).digest()
+    return int.from_bytes(digest[:8], "big") < percent / 100 * 2**64
+
+
+def found_with(percent: float, windows: int) -> float:
+    """Return the probability that one of so many false windows is drawn, of no newcomer."""
+    return 1 - (1 - percent / 100) ** windows
+
+
+@dataclass
+class AuditDraws:
+    """The draws of a run so far."""
+
+    percent: float
+    drawn: list[AuditDraw] = field(default_factory=list)
+    _senders: dict[int, str] = field(default_factory=dict)  # of the open window: key by peer
+    _windows: dict[int, tuple[str, int]] = field(default_factory=dict)  # of a slot's newest key
+
+    def took(self, senders: Mapping[int, str]) -> None:
+        """Account for a round, by whose messages stand in its link: the key of each peer."""
+        self._senders |= senders
+
+    def close(
+        self, number: int, rounds: tuple[int, int], link: str, seconds: int
+    ) -> list[AuditDraw]:
+        """Draw whose windows are audited of those that a link closes."""
+        found = []
+        for peer, key in sorted(self._senders.items()):
+            known, count = self._windows.get(peer, (key, 0))
+            self._windows[peer] = key, (count if known == key else 0) + 1
+            if is_drawn(link, peer, self._windows[peer][1], self.percent):
+                found.append(AuditDraw(peer, number, *rounds, seconds))
+        self._senders.clear()
+        self.drawn += found
+        return found
+
+    def to_json(self) -> list[Any]:
+        """Return all of it, for a checkpoint."""
+        return [self.drawn, _pairs(self._senders), _pairs(self._windows)]
+
+    def restore(self, data: list[Any]) -> None:
+        """Go on from a checkpoint."""
+        drawn, senders, windows = data
+        self.drawn = [AuditDraw(*one) for one in drawn]
+        self._senders = dict(senders)
+        self._windows = {peer: (key, count) for peer, (key, count) in windows}
+
+
+def _pairs(of: Mapping[int, Any]) -> list[Iterable[Any]]:
+    return [[*pair] for pair in of.items()]

@@ -1,0 +1,147 @@
+"""A volunteer's window is replayed, from what it owned before it."""
+
+from collections.abc import Callable
+from dataclasses import replace as dc_replace
+from typing import Literal, NamedTuple
+
+import jax
+
+from lockstep.errors import LockstepError, RequestError
+from lockstep.transcript.entry import Entry
+from lockstep.transcript.transcript import Transcript
+from lockstep.transcript.windows import Window
+from lockstep.wire.commitment import tree_hash
+from parts.volunteers import chunks, slots
+from parts.volunteers.audits.draws import AuditDraw
+from parts.volunteers.chain.place import RunInStore
+from parts.volunteers.store.verbs import Store
+from pipeline.audit.audit import audit_ends
+from pipeline.audit.replay import Replay
+from pipeline.audit.tolerance import why_not_bitwise
+from pipeline.audit.verdict import Finding
+from pipeline.start.begin import Setup
+
+MOST_HEADER = 2**20  # bytes of a state's file before its arrays
+
+
+class StateError(RequestError):
+    """What a peer owned before a window is not there, or not what it committed to."""
+
+
+class AskedWindow(NamedTuple):
+    """A window to replay: of whom, and which, both counted from 0."""
+
+    peer: int
+    number: int
+
+    @classmethod
+    def parse(cls, text: str) -> "AskedWindow":
+        """Return what PEER:WINDOW means."""
+        peer, _, number = text.partition(":")
+        if not (peer.isdecimal() and number.isdecimal()):
+            raise RequestError(f"--replay {text}, expected PEER:WINDOW, as 3:7")
+        return cls(int(peer), int(number))
+
+    def __str__(self) -> str:
+        return f"{self.peer}:{self.number}"
+
+
+class AuditState(NamedTuple):
+    """How it stands with a drawn window."""
+
+    drawn: AuditDraw
+    state: Literal["known", "shown", "awaited", "missing"]  #: What the peer owned before it.
+
+    @property
+    def name(self) -> str:
+        """Where the peer was to put it."""
+        return f"{slots.own_folder(self.drawn.first - 1, self.drawn.peer)}{chunks.INDEX}"
+
+
+def shown(setup: Setup, transcript: Transcript, place: RunInStore) -> list[AuditState]:
+    """Return how it stands with all windows that were drawn so far."""
+    found = []
+    for one in place.draws.drawn:
+        window, until = Window(one.first, one.last), one.seconds + place.audit_seconds
+        there = AuditState(one, "known")
+        if window.opening != setup.start.step and not transcript.begins_anew(window, one.peer):
+            seen = place.look(there.name, 0)
+            in_time = seen is not None and seen.seconds <= until
+            late = "missing" if place.head.seconds > until else "awaited"
+            there = there._replace(state="shown" if in_time else late)
+        found.append(there)
+    return found
+
+
+class RepeatedWindow(NamedTuple):
+    """What came of a window's replay."""
+
+    asked: AskedWindow
+    window: Window
+    messages: int
+    why: str | None  #: Why bits could not be compared; None where they were.
+    findings: list[Finding]
+
+
+def replay(
+    setup: Setup,
+    transcript: Transcript,
+    store: Store,
+    asked: AskedWindow,
+    advance: Callable[[], None] = lambda: None,
+) -> RepeatedWindow:
+    """Replay a peer's window of a run that was followed this far.
+
+    Raises:
+      RequestError: The window is not over yet, or what the peer owned before it is nowhere.
+    """
+    peer, window = asked.peer, _window(setup, transcript, asked)
+    begins_anew = transcript.begins_anew(window, peer)
+    if not (begins_anew or transcript.has_own(window.opening, peer)):
+        _bring_own(setup, transcript, store, window.opening, peer)
+    theirs = (_of_peer(entry, peer) for entry in transcript.window(window))
+    why = why_not_bitwise(setup, transcript.header, theirs)  # its machine is its own word
+    found = Replay(setup, transcript, why, [(window, (peer,))])
+    findings = audit_ends(setup, transcript, window, () if begins_anew else (peer,))
+    if not findings:
+        findings = found.window(window, (peer,), advance)
+    messages = sum(peer in entry.evidence.messages for entry in transcript.window(window))
+    return RepeatedWindow(asked, window, messages, why, findings)
+
+
+def _window(setup: Setup, transcript: Transcript, asked: AskedWindow) -> Window:
+    windows = setup.run.snapshots(setup.start.step).windows
+    done = [one for one in windows if one.last <= setup.start.step + len(transcript.rounds)]
+    if asked.peer >= setup.run.peers.count or asked.number >= len(done):
+        raise RequestError(
+            f"--replay {asked}: expected a peer below {setup.run.peers.count} and a window below "
+            f"{len(done)}, which are over"
+        )
+    return done[asked.number]
+
+
+def _bring_own(setup: Setup, transcript: Transcript, store: Store, step: int, peer: int) -> None:
+    """Fetch what a peer owned after a round, which is what it committed to then."""
+    folder, path = slots.own_folder(step, peer), transcript.own_file(step, peer)
+    expected = transcript.hashes(step).own[peer]
+    if expected is None:
+        raise StateError(f"peer {peer} said nothing of its own state after round {step}")
+    like = setup.start.state.own[peer]
+    most = sum(leaf.nbytes for leaf in jax.tree.leaves(like)) + MOST_HEADER
+    try:
+        chunks.fetch(store, folder, None, path, most)
+        found = tree_hash(transcript.own(step, peer, like))
+        if found != expected:
+            raise LockstepError(
+                f"{store.address}/{folder}: has hash {found[:12]}, expected {expected[:12]} as its "
+                "record says"
+            )
+    except LockstepError as error:
+        path.unlink(missing_ok=True)
+        raise StateError(f"what peer {peer} owned after round {step}: {error}") from error
+
+
+def _of_peer(entry: Entry, peer: int) -> Entry:
+    """Return a round with the messages of one peer alone."""
+    messages = {p: one for p, one in entry.evidence.messages.items() if p == peer}
+    return entry.model_copy(update={"evidence": dc_replace(entry.evidence, messages=messages)})

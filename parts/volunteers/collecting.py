@@ -1,0 +1,79 @@
+"""What the lab removes from a store: payloads and states of old windows, and never what is signed.
+
+Links, records and admissions stay. Before anything goes, the lab signs up to where it went, so that
+who looks for it hears the truth.
+"""
+
+from lockstep.errors import LockstepError
+from lockstep.protocol.attestation import Hash
+from parts.volunteers import slots
+from parts.volunteers.addresses.signing import closed, closed_rounds
+from parts.volunteers.bodies import CollectedNotice, RunDocument
+from parts.volunteers.chain.opening import read_run
+from parts.volunteers.keys import PrivateKey, PublicKey, public_text
+from parts.volunteers.signed import MOST_BYTES, opened, sign
+from parts.volunteers.store.verbs import Store
+from pipeline import runfile
+
+MOST = 10**7  # names of a folder
+MOST_NOTICES = 10**4
+
+
+def collect(store: Store, lab: PrivateKey) -> str:
+    """Remove what is older than `[volunteers] keep_windows`, and say what went.
+
+    A window is kept too while a peer that was drawn in it may still show what it owned.
+
+    Raises:
+      LockstepError: the run is another's.
+    """
+    document, run, _ = read_run(store)
+    if public_text(lab) != document.lab:
+        raise LockstepError(f"{store.address}: the run of {document.lab}, expected your key's")
+    last = _old(store, document)
+    if not last:
+        return "nothing is old enough"
+    before = collected(store, run, lab.public_key())
+    if last > before:
+        number = len(store.names(slots.COLLECTED, MOST_NOTICES))
+        notice = CollectedNotice(run=run, number=number, round=last)
+        store.create(slots.collected(number), sign(notice, lab))
+    gone = [
+        name
+        for step in range(1, last + 1)
+        for name in store.names(slots.round_folder(step), MOST)
+        if name.endswith(".payload")
+    ]
+    for folder in (slots.STATES, slots.OWN):
+        gone += [name for name in store.names(folder, MOST) if slots.step_of(name) < last]
+    for name in gone:
+        store.remove(name)
+    return f"removed {len(gone)} objects, of rounds up to {last}"
+
+
+def collected(store: Store, run: Hash, lab: PublicKey) -> int:
+    """Return the last round of which payloads were removed; 0 where all are there."""
+    found = 0
+    for number in range(MOST_NOTICES):
+        name = slots.collected(number)
+        seen = store.look(name, MOST_BYTES)
+        if seen is None:
+            break
+        notice = opened(CollectedNotice, seen.content, lab, name)
+        if (notice.run, notice.number) == (run, number):
+            found = max(found, notice.round)
+    return found
+
+
+def _old(store: Store, document: RunDocument) -> int:
+    """Return the last round of the windows that are old enough; 0 without any."""
+    run = runfile.parse(document.run, slots.RUN)
+    newest, volunteers = closed_rounds(store), run.volunteers
+    over = [window for window in run.snapshots(0).windows if window.last <= newest]
+    now = closed(store, newest) if newest else 0
+    old = [
+        window
+        for window in over[: -volunteers.keep_windows]
+        if closed(store, window.last) + volunteers.audit_seconds < now
+    ]
+    return old[-1].last if old else 0

@@ -1,0 +1,155 @@
+"""What `lockstep verify` asks for, of a run of volunteers: what is known of it without a key."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from pathlib import Path
+
+from lockstep.errors import LockstepError
+from lockstep.transcript.transcript import Transcript
+from parts.volunteers import joining, slots
+from parts.volunteers.audits.replaying import (
+    AskedWindow,
+    AuditState,
+    RepeatedWindow,
+    StateError,
+    replay,
+    shown,
+)
+from parts.volunteers.chain.place import Onlooker
+from parts.volunteers.signed import MOST_BYTES
+from parts.volunteers.store.schemes import open_store
+from pipeline.again.claim import PublicClaim
+from pipeline.start.begin import Setup
+
+DRAWN = "drawn"
+
+
+def is_run(source: str) -> bool:
+    """Return whether an address is of a run of volunteers, which a web server is asked."""
+    scheme, _, rest = source.partition("://")
+    if not rest or scheme not in ("file", "gs", "http", "https", "s3"):
+        return False
+    if not scheme.startswith("http"):
+        return True
+    try:
+        return open_store(source).look(slots.RUN, MOST_BYTES) is not None
+    except LockstepError:
+        return False  # whatever else is there says why
+
+
+def verify(
+    source: str,
+    root: Path,
+    replays: Sequence[str],
+    say: Callable[[str], object],
+    *,
+    follows: bool,
+) -> tuple[bool, list[PublicClaim], list[str]]:
+    """Follow a run to its newest link, or to its end, and replay some windows.
+
+    Args:
+      source: Its address.
+      root: Where it is followed to.
+      replays: PEER:WINDOW, both counted from 0, or DRAWN for all that were drawn and can be.
+      say: Gets a line a round.
+      follows: Whether to wait for the links that come.
+
+    Returns:
+      Whether what was replayed was compared bit for bit; what is known; and why it is not verified.
+
+    Raises:
+      LockstepError: A peer's message is not the result of its work.
+    """
+    asked = [AskedWindow.parse(text) for text in replays if text != DRAWN]
+    setup, transcript, place = joining.follow(source, root, Onlooker(follows, say))
+    audits, replayed, wrong = shown(setup, transcript, place), [], []
+    with closing(setup.programs.steps):
+        for one in dict.fromkeys(asked):
+            replayed.append(replay(setup, transcript, place.store, one))
+        for audit in audits if DRAWN in replays else ():
+            one = AskedWindow(audit.drawn.peer, audit.drawn.number)
+            if one in asked or audit.state not in ("known", "shown"):
+                continue
+            try:
+                replayed.append(replay(setup, transcript, place.store, one))
+            except StateError as error:
+                wrong.append((audit, str(error)))
+    for one in replayed:
+        if one.findings:
+            raise LockstepError("; ".join(_accusation(one)))
+    why_not = [] if replayed else ["no window was repeated: --replay PEER:WINDOW"]
+    why_not += [one.why for one in replayed if one.why]
+    wrong += [(one, "not shown in time") for one in audits if one.state == "missing"]
+    why_not += [
+        f"peer {one.drawn.peer}, window {one.drawn.number}: {text}: `lockstep volunteer admit "
+        f"{source} {one.drawn.peer} --because {one.name}` ends its slot"
+        for one, text in wrong
+    ]
+    bitwise = not any(one.why for one in replayed)
+    return bitwise, [*_claims(setup, transcript, replayed), _drawn_claim(audits)], why_not
+
+
+def _drawn_claim(audits: Sequence[AuditState]) -> PublicClaim:
+    states = Counter(one.state for one in audits)
+    said = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+    text = f"{len(audits)} windows are drawn for audits, and what their peers owned is: {said}"
+    values = {"drawn": [[one.drawn.peer, one.drawn.number, one.state] for one in audits]}
+    return PublicClaim("audits", "proven", text if audits else "no window is drawn yet", values)
+
+
+def _accusation(replayed: RepeatedWindow) -> list[str]:
+    """Say what a replay found, and what in the store shows it."""
+    found = []
+    for finding in replayed.findings:
+        text = f"round {finding.round}, {finding.kind}: {finding.detail}"
+        if finding.peer is not None:
+            name = slots.of_peer(finding.round, finding.peer, "record")
+            text = f"peer {finding.peer}, {text}; it signed {name}"
+        found.append(text)
+    return found
+
+
+def _claims(
+    setup: Setup, transcript: Transcript, replayed: Sequence[RepeatedWindow]
+) -> list[PublicClaim]:
+    entries, run = transcript.rounds, setup.run
+    count, total = len(entries), run.config.total_steps - setup.start.step
+    merged = sum(len(entry.decision.applied) for entry in entries)
+    ejected = {p: why for entry in entries for p, why in entry.decision.ejected.items()}
+    out = "".join(f"; peer {peer} was ejected ({why})" for peer, why in sorted(ejected.items()))
+    over = [
+        w for w in run.snapshots(setup.start.step).windows if w.last <= setup.start.step + count
+    ]
+    total_windows = len(over) * run.peers.count
+    values = {"rounds": count, "of": total, "messages": merged, "ejected": sorted(ejected)}
+    if entries and transcript.snapshots[-1] == entries[-1].round.step:
+        values["params"] = transcript.hashes(transcript.snapshots[-1]).params
+    claims = [
+        PublicClaim("start", "proven", "the state before the first round, made again here"),
+        PublicClaim(
+            "links",
+            "proven",
+            f"{count} of {total} rounds: each link and its signature, each decision, each merge of "
+            f"{merged} signed messages, and the params after it{out}",
+            values,
+        ),
+    ]
+    if replayed:
+        texts = [
+            f"window {one.asked.number} of peer {one.asked.peer} (rounds {one.window.first}-"
+            f"{one.window.last}, {one.messages} messages) "
+            f"{'repeats bit for bit' if one.why is None else 'repeats within a tolerance'}"
+            for one in replayed
+        ]
+        repeated = [[one.asked.peer, one.asked.number] for one in replayed]
+        values = {"repeated": repeated, "total": total_windows}
+        claims.append(PublicClaim("windows", "sampled", "; ".join(texts), values))
+    if left := total_windows - len(replayed):
+        text = f"the work in {left} of {total_windows} windows"
+        claims.append(PublicClaim("other_windows", "stated", text, {"count": left}))
+    stated = "losses and machines by those who signed them, times by the store"
+    claims.append(PublicClaim("losses", "stated", stated))
+    text = "that the store shows all the same, and that keys are of different people"
+    claims.append(PublicClaim("keys", "stated", text))
+    return claims

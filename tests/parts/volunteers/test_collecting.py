@@ -1,0 +1,53 @@
+"""What the lab removes of a finished run, and what its followers say then."""
+
+import shutil
+
+import pytest
+
+from lockstep.errors import LockstepError, RequestError
+from parts.volunteers import collecting, keys, stored_verification
+from parts.volunteers.chain import opening
+from parts.volunteers.store.schemes import open_store
+from tests import tiny
+
+
+@pytest.fixture
+def store(finished, tmp_path):
+    return open_store(f"file://{shutil.copytree(finished / 'store', tmp_path / 'store')}")
+
+
+@pytest.fixture
+def lab(finished):
+    return keys.read(finished / "lab.pem")
+
+
+def names(store):
+    return {path.relative_to(store.root).as_posix() for path in store.root.rglob("*.*")} | {
+        path.relative_to(store.root).as_posix() for path in store.root.glob("own/*/*/*")
+    }
+
+
+def test_nothing_goes_that_is_new_or_that_an_audit_waits_for(store, lab):
+    before = names(store)
+    assert "nothing" in collecting.collect(store, lab)
+    assert names(store) == before
+    with pytest.raises(LockstepError, match="expected your key's"):
+        collecting.collect(store, keys.PrivateKey.generate())
+
+
+def test_old_payloads_and_states_go_and_a_follower_says_what_it_cannot_prove(
+    store, lab, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(collecting, "_old", lambda *_: 3)
+    before = names(store)
+    for folder, stays in (("00000002", False), ("00000003", True)):
+        (store.root / "own" / folder / "001").mkdir(parents=True, exist_ok=True)
+        (store.root / "own" / folder / "001" / "0000").write_bytes(b"x")
+        before |= {f"own/{folder}/001/0000"} if stays else set()
+    collecting.collect(store, lab)
+    payloads = {f"rounds/{n:08}/{p:03}.payload" for n in (1, 2, 3) for p in range(3)}
+    assert names(store) == before - payloads | {"collected/0000.json"}
+    run = opening.read_run(store)[1]
+    assert collecting.collected(store, run, lab.public_key()) == 3
+    with tiny.like_a_process(), pytest.raises(RequestError, match="rounds 1 to 3"):
+        stored_verification.verify(store.address, tmp_path, [], print, follows=False)

@@ -1,0 +1,128 @@
+"""A run of volunteers in a store, verified without a key."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import pytest
+
+from lockstep.errors import LockstepError, RequestError
+from parts.volunteers import joining, keys, slots, stored_verification
+from parts.volunteers.audits.replaying import AskedWindow, replay, shown
+from parts.volunteers.bodies import Admission
+from parts.volunteers.chain import opening
+from parts.volunteers.chain.place import Onlooker
+from parts.volunteers.signed import unsigned
+from parts.volunteers.store.schemes import open_store
+from tests import tiny
+from tests.parts.publication.published_run import print_of
+
+
+def verify(store, root, *replays, follows=False):
+    lines = []
+    with tiny.like_a_process():
+        found = stored_verification.verify(
+            f"file://{store}", root, replays, lines.append, follows=follows
+        )
+    bitwise, claims, why_not = found
+    return bitwise, {claim.name: claim for claim in claims}, why_not, lines
+
+
+@pytest.fixture
+def store(finished, tmp_path):
+    return shutil.copytree(finished / "store", tmp_path / "store")
+
+
+def test_drawn_windows_of_honest_peers_are_repeated_bit_for_bit(store, tmp_path):
+    bitwise, claims, why_not, lines = verify(store, tmp_path, "drawn", follows=True)
+    assert (bitwise, why_not) == (True, [])
+    assert (claims["links"].values["rounds"], claims["links"].values["messages"]) == (6, 18)
+    every = [[peer, window] for window in (0, 1) for peer in range(3)]  # all are newcomers
+    assert claims["windows"].values == {"repeated": every, "total": 6}
+    assert [one[2] for one in claims["audits"].values["drawn"]] == ["known"] * 3 + ["shown"] * 3
+    assert len(lines) == 6 + 2  # of rounds and windows
+
+
+def test_window_is_repeated_only_from_the_state_that_its_peer_committed_to(store, tmp_path):
+    own = store / slots.own_folder(3, 1)
+    shutil.rmtree(own)
+    with pytest.raises(RequestError, match="--replay 0:2: expected .* a window below 2"):
+        verify(store, tmp_path, "0:2")
+    with pytest.raises(RequestError, match="owned after round 3"):
+        verify(store, tmp_path, "1:1")
+    shutil.copytree(store / slots.own_folder(3, 2), own)  # another's
+    with pytest.raises(RequestError, match="as its record says"):
+        verify(store, tmp_path, "1:1")
+    _, claims, why_not, _ = verify(store, tmp_path, "1:0")
+    assert claims["windows"].values["repeated"] == [[1, 0]]
+    assert claims["other_windows"].values == {"count": 5}
+    assert why_not == []
+
+
+def test_peer_that_does_not_show_its_state_in_time_is_named(store, tmp_path):
+    shutil.rmtree(store / slots.own_folder(3, 1))
+    with tiny.like_a_process():
+        setup, transcript, place = joining.follow(
+            f"file://{store}", tmp_path, Onlooker(False, bool)
+        )
+    states = {
+        (one.drawn.peer, one.drawn.number): one.state for one in shown(setup, transcript, place)
+    }
+    assert states[1, 1] == "awaited"
+    place.head = replace(place.head, seconds=place.head.seconds + place.audit_seconds + 1)
+    states = {
+        (one.drawn.peer, one.drawn.number): one.state for one in shown(setup, transcript, place)
+    }
+    assert (states.pop((1, 1)), {*states.values()}) == ("missing", {"known", "shown"})
+
+
+def test_window_of_another_machine_is_compared_within_a_tolerance(store, tmp_path):
+    def elsewhere(entry):
+        messages = entry.evidence.messages.items()
+        others = {p: replace(one, environment="ab" * 32) for p, one in messages}
+        return entry.model_copy(update={"evidence": replace(entry.evidence, messages=others)})
+
+    with tiny.like_a_process():
+        setup, transcript, place = joining.follow(
+            f"file://{store}", tmp_path, Onlooker(False, bool)
+        )
+        transcript.__dict__["rounds"] = [*map(elsewhere, transcript.rounds)]
+        one = replay(setup, transcript, place.store, AskedWindow(1, 0))
+    assert (one.messages, one.findings) == (3, [])
+    assert "peer 1 trained on another machine" in one.why
+
+
+def test_lie_of_a_volunteer_is_found_and_its_record_is_the_evidence(lying, tmp_path):
+    store = shutil.copytree(lying / "store", tmp_path / "store")
+    record = slots.of_peer(2, 1, "record")
+    with pytest.raises(LockstepError, match=f"peer 1, round 2, message: .*{record}"):
+        verify(store, tmp_path, "drawn")
+    assert verify(store, tmp_path, "0:0", "2:0")[2] == []  # no honest peer is named
+    there, lab = open_store(f"file://{store}"), keys.read(lying / "lab.pem")
+    name = opening.admit(there, 1, None, lab, record)
+    ended = unsigned(Admission, (store / name).read_bytes(), name)
+    assert (ended.key, ended.evidence) == (None, (record,))
+
+
+def test_run_in_progress_is_verified_up_to_its_newest_link(store, tmp_path):
+    for step in (5, 6):
+        shutil.rmtree(store / "rounds" / f"{step:08}")
+    _, claims, why_not, _ = verify(store, tmp_path)
+    assert claims["links"].values["rounds"] == 4
+    assert why_not
+
+
+def test_address_of_no_run_is_none(tmp_path):
+    assert stored_verification.is_run("s3://bucket/run")
+    assert not stored_verification.is_run("owner/name")
+    assert not stored_verification.is_run(str(tmp_path))
+
+
+def test_command_says_what_is_known_and_what_a_reader_repeated(store, tmp_path, capsys):
+    asked = "verify", f"file://{store}", "--root", str(tmp_path), "--json", "--replay", "0:0"
+    status, out = print_of(capsys, *asked)
+    said = json.loads(out)
+    assert (status, said["verified"], said["bitwise"]) == (0, True, True)
+    assert said["claims"]["links"]["is"] == "proven"
+    assert said["claims"]["windows"]["is"] == "sampled"
+    assert said["claims"]["other_windows"]["is"] == "stated"
