@@ -60,11 +60,22 @@ class Moved(NamedTuple):
 
 
 def stepped(
-    params: Tree, mean: Tree, moved: Moved, learning_rate: LearningRate, step: jax.Array
+    params: Tree,
+    mean: Tree,
+    moved: Moved,
+    learning_rate: LearningRate,
+    step: jax.Array,
+    lacks: Tree | None = None,
 ) -> tuple[Tree, Moved]:
-    """Step along the peers' mean momentum: orthogonalised in layers, by Adam's root elsewhere."""
+    """Step along the peers' mean momentum: orthogonalised in layers, by Adam's root elsewhere.
+
+    `lacks` is the variance that the mean is expected to lack: the root is of it and of the mean's
+    square, or a place that is seldom sent takes steps of 1 / sqrt(1 - SECOND).
+    """
     steps = moved.steps + 1
-    square = jax.tree.map(lambda v, m: SECOND * v + (1 - SECOND) * m**2, moved.square, mean)
+    whole = jax.tree.map(jnp.square, mean)
+    whole = whole if lacks is None else jax.tree.map(jnp.add, whole, lacks)
+    square = jax.tree.map(lambda v, x: SECOND * v + (1 - SECOND) * x, moved.square, whole)
 
     def move(path: tuple, m: jax.Array, v: jax.Array, theta: jax.Array) -> jax.Array:
         group = group_of(path)
@@ -161,7 +172,7 @@ def coded(learning_rate: LearningRate, peers: int, bits: float) -> Optimizer:
         each = jax.tree.map(lambda e, q: BETA * e + q, shared.each, messages)
         mean = jax.tree.map(lambda e: jnp.mean(e, axis=0), each)
         lacks = jax.tree.map(partial(_lacking, bits=bits), each, messages, shared.lacks)
-        params, moved = stepped(params, mean, shared.moved, learning_rate, step)
+        params, moved = stepped(params, mean, shared.moved, learning_rate, step, lacks)
         return params, Estimated(each, lacks, moved)
 
     def compare(own: Tree, message: Tree, params: Tree, step: jax.Array) -> tuple[jax.Array, Tree]:
