@@ -140,10 +140,10 @@ class StoredRound:
             chosen = self._look(everywhere=number % SELDOM == 0 or self.place.looks_once)
             if chosen is not None:
                 break
-            if self.slate.refused:
-                self.place.check_payloads(self.round.step)
-            if not self.slate.signed(self.ejected):
+            if not (self.slate.signed(self.ejected) or self.slate.refused):
                 self.place.is_nothing_there()
+            elif number % SELDOM == 0 or self.place.looks_once:
+                self.place.check_payloads(self.round.step)
             self.swarm.waited = True
             if not self._close():
                 self._leave_if_asked()

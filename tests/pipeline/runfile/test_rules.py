@@ -283,6 +283,15 @@ def test_every_kind_of_fault_loads_in_a_run_that_has_what_it_needs(kind):
     assert bool(needs) == bool(edits) or kind == "false_verifier"
 
 
+def test_over_a_store_peers_may_lie_in_their_messages_and_do_nothing_else():
+    stored = ("links.clock", "store"), ("config.witness_nodes", 0)
+    for kind in ("sign_flip", "malformed"):
+        assert load(scheduled(kind), *stored).faults.schedule[0].of_message
+    for kind in ("equivocation", "late", "crash"):
+        with refused("faults.schedule", kind, 'links.clock = "store"'):
+            load(scheduled(kind), *stored)
+
+
 def test_gradients_have_a_size():
     load(scheduled("scale_up", size=3.0), ("model.LLM.optimizer", {"AdamW": ADAMW}))
 
