@@ -1,0 +1,24 @@
+"""A machine that gives other bits is refused before it asks to take part."""
+
+import pytest
+
+from lockstep.errors import LockstepError
+from parts.volunteers import stored_run
+from parts.volunteers.chain import opening
+from pipeline import runfile
+from pipeline.stage.artifacts import Paths
+from pipeline.start import begin
+from tests import tiny
+
+
+def test_machine_takes_the_runs_first_step_as_the_lab_did(finished):
+    file = finished / "000" / "run.toml"
+    run, paths = runfile.load(file), Paths("train", file, finished / "000")
+    with tiny.like_a_process():
+        setup = begin.read(run, paths.out("convert"), paths.out("download"))
+        document = opening.document_of(setup, f"ed25519:{'0' * 64}", begin.self_test(setup))
+        stored_run._test(setup, document, "a store")
+        other = document.model_copy(update={"self_test": "ab" * 32})
+        with pytest.raises(LockstepError, match="a first step here gives .*, expected abababab"):
+            stored_run._test(setup, other, "a store")
+        stored_run._test(setup, document.model_copy(update={"self_test": None}), "a store")
