@@ -16,7 +16,10 @@ from tests import tiny
 from tests.errors import refused
 from tests.parts.new.test_new import lockstep_new, unlooked  # noqa: F401 - a fixture for all
 
-pytestmark = pytest.mark.skipif(not offered("new_run"), reason="parts/workload is not here")
+pytestmark = [
+    pytest.mark.skipif(not offered("new_run"), reason="parts/workload is not here"),
+    pytest.mark.usefixtures("quick_workers"),
+]
 OWN = "--workload", "torch_classifier:Classifier", "--config", '{"hidden": 8}'
 
 

@@ -5,8 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.parts.workload.kinds.warm_python import warm_python
-
 MODULES = ("strange.py", "contract_models.py")
 
 
@@ -20,10 +18,3 @@ def source(tmp_path, monkeypatch) -> Path:
     monkeypatch.setattr("parts.workload.description.SOURCE", folder)
     monkeypatch.setattr("parts.workload.worker.SOURCE", folder)
     return folder
-
-
-@pytest.fixture(scope="session")
-def python(tmp_path_factory):
-    """A Python for workers that has imported torch."""
-    with warm_python(tmp_path_factory.mktemp("warm"), "torch") as path:
-        yield path

@@ -15,7 +15,7 @@ from tests.parts.workload import bridge_worker
 from tests.parts.workload.test_strange_workloads import ROWS, document, inner, job, run_of
 from tests.parts.workload.test_training import verdict_of
 
-pytestmark = pytest.mark.usefixtures("source")
+pytestmark = pytest.mark.usefixtures("source", "quick_workers")
 SERVED = {
     "runtime__worker_module": "bridge_worker",
     "runtime__worker_path": [str(Path(__file__).parent)],

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,7 @@ from tests import tiny
 from tests.errors import check_names, refused
 from tests.parts.workload.test_training import FACTORY, a_run, failing
 
+pytestmark = pytest.mark.usefixtures("quick_workers")
 LIMITS = Limits(1, Network(attempts=1, stall_seconds=1))
 
 
@@ -342,15 +344,16 @@ def test_what_nobody_could_repeat_is_not_published(changes, message, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("option", "value", "message"),
+    ("program", "module", "message"),
     [
-        ("--worker-python", "/nowhere/python", "/nowhere/python: No such file or directory"),
-        ("--worker-module", "no_such_worker", "No module named no_such_worker"),
+        ("/nowhere/python", "lockstep_worker.worker", "/nowhere/python: No such file or directory"),
+        (sys.executable, "no_such_worker", "No module named no_such_worker"),
     ],
 )
-def test_verify_takes_the_readers_python(option, value, message, published, monkeypatch):
+def test_verify_takes_the_readers_python(program, module, message, published, monkeypatch):
     monkeypatch.setattr(tiny, "_made", {})  # programs have a worker
-    done = json.loads(lockstep("verify", published, "--json", option, value))
+    asked = ("--worker-python", program, "--worker-module", module)
+    done = json.loads(lockstep("verify", published, "--json", *asked))
     assert done["outcome"] == "cannot be asked" and message in done["reason"]
 
 

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from lockstep.files import read_json
 from pipeline.stage.keys import PROJECT
 from tests import tiny
-from tests.parts.workload.kinds.warm_python import warm_python
+from tests.parts.warm_python import warm_python
 from tests.parts.workload.worker_host import PYTHON, WORKLOADS
 from tests.test_resume import kill_at_write, rounds_of
 
