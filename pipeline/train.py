@@ -91,10 +91,9 @@ def run(run: runfile.Run, paths: Paths) -> None:
 
 def _train(setup: Setup, paths: Paths, held: HeldOutRows, stack: ExitStack) -> Path:
     """Take all rounds, from the newest checkpoint on; return the file of scores meanwhile."""
-    run, programs, start, scratch = setup.run, setup.programs, setup.start, paths.scratch
+    run, programs, scratch = setup.run, setup.programs, paths.scratch
     over = _over_a_store(setup)
-    if over:
-        start = over.start
+    start = over.start if over else setup.start
     writer = Writer(scratch / "transcript", run.snapshots(start.step))
     checkpoints = Checkpoints(scratch / "checkpoints", run.runtime.keep_steps)
     profile = stack.enter_context(Profile(run, scratch))
@@ -113,6 +112,8 @@ def _train(setup: Setup, paths: Paths, held: HeldOutRows, stack: ExitStack) -> P
         _check_environment(setup, scratch)
         log.info(f"train: resumes after round {begun.step}")
         scores.resume(begun.step)
+    if over:
+        begun = over.begin(begun, peers, writer)
     header = Transcript(writer.folder).header
     _say_where(run, peers, header)
 
@@ -120,8 +121,6 @@ def _train(setup: Setup, paths: Paths, held: HeldOutRows, stack: ExitStack) -> P
     latest = next((loss for loss in losses if loss is not None), header.held_out_loss)
     monitor = Monitor(run, paths.run, scratch, begun.step, latest, lambda: scores.rows)
     faults = FaultSchedule(run.faults.schedule, run.peers.seed, programs.form)
-    if over:
-        over.place.restore(begun.rest)
     swarm = (over.swarm if over else Swarm)(
         setup.settings, peers, lambda _: setup.data, faults,
         must_pause=monitor.must_pause, timed=profile.timed, spool=scratch,

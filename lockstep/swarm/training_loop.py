@@ -102,6 +102,11 @@ class Record:
             progress = follow(progress, entries, self.rounds, stores=settings.stores_epochs)
         return Begun(step, state, progress, entries, rest)
 
+    def forget(self, step: int) -> None:
+        """Forget a round, and all after it."""
+        if self.rounds:
+            self.rounds.cut(step - 1)
+
     def state_is_due(self, step: int) -> bool:
         """Return whether a snapshot or a checkpoint is due after a step."""
         return self._snapshot_is_due(step) or self._checkpoint_is_due(step)
@@ -216,6 +221,8 @@ class TrainingLoop:
             observer.begins(self.step + 1, self.progress)
         self.progress, taken = self.swarm.take_round(self.progress)
         entry = taken.entry
+        if entry.round.step <= self.step:  # it came to something else after all
+            self.record.forget(entry.round.step)
         self.step = entry.round.step
         for observer in self.observers:
             entry = observer.took(entry)

@@ -39,6 +39,8 @@ class RunDocument(Body):
     """The one length of what a peer owns, as a file."""
     self_test: Hash | None
     """Hash of what a first step gives on every machine; null where machines may differ."""
+    state_bytes: Annotated[int, Field(ge=0, lt=2**45)]
+    """The one size of a file of params and shared state; 0 of a run whose states have none."""
     lab: KeyText
     """Who admits, and signed this."""
 

@@ -16,6 +16,9 @@ Where = Annotated[
     typer.Argument(metavar="STORE", help="The run's folder: file:///, s3://, gs:// or https://."),
 ]
 KeyFile = Annotated[Path, typer.Option("--key", help="File of your key, which nobody else reads.")]
+FromState = Annotated[
+    bool, typer.Option("--from-state", help="Merge only the rounds since the newest state.")
+]
 DEFAULT_KEY = Path("volunteer.pem")
 FIRST_HOURS = 24  # that an admission signs at once
 
@@ -91,8 +94,13 @@ def gc(store: Where, file: KeyFile = DEFAULT_KEY) -> None:
 
 
 @volunteer.command()
-def join(store: Where, root: Root = DEFAULT_ROOT, file: KeyFile = DEFAULT_KEY) -> None:
+def join(
+    store: Where,
+    root: Root = DEFAULT_ROOT,
+    file: KeyFile = DEFAULT_KEY,
+    from_state: FromState = False,
+) -> None:
     """Train in a run: fetch its data, and take part until its last round."""
     from parts.volunteers import joining
 
-    joining.join(store, root, file)
+    joining.join(store, root, file, from_state=from_state)

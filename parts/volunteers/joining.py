@@ -40,10 +40,14 @@ def open_run(address: str, run_file: Path, root: Path, key_file: Path) -> None:
     print(f"open: {address}: {document.slots} slots, {size(document.payload_bytes)} a message")
 
 
-def join(address: str, root: Path, key_file: Path) -> None:
-    """Take part in a run, up to its last round."""
+def join(address: str, root: Path, key_file: Path, *, from_state: bool) -> None:
+    """Take part in a run, up to its last round.
+
+    With `from_state` it begins after the newest state in the store.
+    """
     keys.read(key_file)  # before anything is fetched
-    run, run_file = _fetch_run(address, root, str(key_file.absolute()))
+    key = str(key_file.absolute())
+    run, run_file = _fetch_run(address, root, key, from_state=from_state)
     document, _, _ = opening.read_run(open_store(address))
     others = run.peers.count - 1
     print(
@@ -85,12 +89,15 @@ def follow(address: str, root: Path, watch: Onlooker) -> FollowedRun:
     return FollowedRun(setup, Transcript(there / "transcript"), watch.place)
 
 
-def _fetch_run(address: str, root: Path, key_file: str) -> tuple[runfile.Run, Path]:
+def _fetch_run(
+    address: str, root: Path, key_file: str, *, from_state: bool = False
+) -> tuple[runfile.Run, Path]:
     """Write the run file of a run in a store, as it runs here."""
     document, _, _ = opening.read_run(open_store(address))
     if document.release != (here := opening.release()):
         raise RequestError(f"{address}: release {document.release}, expected {here}, as here")
-    tables = document.run | {"runtime": {"store": address, "volunteer_key": key_file}}
+    runtime = {"store": address, "volunteer_key": key_file, "from_state": from_state}
+    tables = document.run | {"runtime": runtime}
     run = runfile.parse(tables, f"{address}/run.json")
     root.mkdir(parents=True, exist_ok=True)
     run_file = root / "run.toml"

@@ -6,8 +6,9 @@
     rounds/00000123/007.record        signed: what the message is of; .join and .leave beside it
     rounds/00000123/007.closed        signed: peer 7's link, which closes the round
     rounds/00000123/007.asked         signed: its link while too few are there
-    states/00000100/SHA256/index      hashes of the chunks of a state, and SHA-256 is the index's
-    states/00000100/SHA256/0000       a chunk of it
+    states/00000100/007/index         hashes of the chunks of the state after a round that peer 7
+                                      closed; its link has the index's SHA-256
+    states/00000100/007/0000          a chunk of it
     own/00000100/007/index            hashes of the chunks of a peer's own state, which was drawn
     own/00000100/007/0000             a chunk of it
     collected/0000.json               up to which round the lab removed payloads and states
@@ -58,9 +59,9 @@ def admission(peer: int, number: int) -> str:
     return f"{ADMISSIONS}{peer:03}/{number:03}.json"
 
 
-def state_folder(step: int, sha256: str) -> str:
-    """Return the prefix of the chunks of the state after a round."""
-    return f"{STATES}{step:08}/{sha256}/"
+def state_folder(step: int, peer: int) -> str:
+    """Return the prefix of the chunks of the state after a round that a peer closed."""
+    return f"{STATES}{step:08}/{peer:03}/"
 
 
 def own_folder(step: int, peer: int) -> str:

@@ -2,13 +2,14 @@
 
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from lockstep.errors import LockstepError
+from lockstep.swarm.peers import SimulatedPeers
 from lockstep.swarm.swarm import Swarm
-from lockstep.swarm.training_loop import Start
+from lockstep.swarm.training_loop import Begun, Start
+from lockstep.transcript.transcript import Writer
 from parts.volunteers import keys
 from parts.volunteers.addresses.ahead import AddressReader, open_addressed
 from parts.volunteers.audits.draws import AuditDraws
@@ -18,10 +19,12 @@ from parts.volunteers.chain import opening
 from parts.volunteers.chain.admissions import Admissions
 from parts.volunteers.chain.links import Head, Terms
 from parts.volunteers.chain.place import LONGEST, Onlooker, RunInStore, Volunteer
-from parts.volunteers.chain.rounds import StoredSwarm
 from parts.volunteers.keys import parse_public
 from parts.volunteers.store.schemes import open_store
 from parts.volunteers.store.web_store import WebStore
+from parts.volunteers.training.later import Later
+from parts.volunteers.training.rounds import StoredSwarm
+from parts.volunteers.training.states import States
 from pipeline.start.begin import Setup, self_test
 
 WATCH: ContextVar[Onlooker | None] = ContextVar("WATCH", default=None)
@@ -39,15 +42,27 @@ class StoredRun:
     start: Start
     place: RunInStore
     volunteer: Volunteer | None
-    takes: Any
+    setup: Setup
 
-    def swarm(self, *arguments: Any, **more: Any) -> Swarm:
-        """Return the peers of the run; arguments as of `Swarm`, of which spool is given."""
+    def begin(self, begun: Begun, peers: SimulatedPeers, writer: Writer) -> Begun:
+        """Return where a run goes on; with `[runtime] from_state` it begins after a state."""
+        self.place.restore(begun.rest)
+        if begun.rest is not None or not self.setup.run.runtime.from_state:
+            return begun
+        states = self._states(writer.folder.parent)
+        return Later(self.place, states, self.setup.settings).begin(begun, peers, writer)
+
+    def swarm(self, *arguments: Any, spool: Path, **more: Any) -> Swarm:
+        """Return the peers of the run; arguments as of `Swarm`."""
         if self.volunteer is not None:
-            transcript = more["spool"] / "transcript"
             peer, start = self.volunteer.peer, self.start.step
-            self.place.shows = Showing(self.place.store, peer, transcript, start)
-        return StoredSwarm(self.place, self.volunteer, self.takes, *arguments, **more)
+            self.place.shows = Showing(self.place.store, peer, spool / "transcript", start)
+        takes = self.setup.run.snapshots(self.start.step).takes
+        here = self.place, self.volunteer, takes, self._states(spool)
+        return StoredSwarm(*here, *arguments, spool=spool, **more)
+
+    def _states(self, folder: Path) -> States:
+        return States(self.place.store, self.place.document, folder)
 
 
 def stored_run(setup: Setup) -> StoredRun:
@@ -62,15 +77,7 @@ def stored_run(setup: Setup) -> StoredRun:
     if volunteer is not None:
         _test(setup, document, store.address)
     if volunteer is not None and isinstance(store, WebStore) and store.endpoint.hides:
-        reader = AddressReader(
-            volunteer.peer,
-            volunteer.key.public_key(),
-            sha256,
-            document.slots,
-            document.payload_bytes,
-            document.own_bytes,
-            run.snapshots(setup.start.step),
-        )
+        reader = AddressReader.of(volunteer.peer, volunteer.key.public_key(), sha256, document)
         store = open_addressed(store.address, reader, volunteer.key, lab, run.runtime)
         admissions = Admissions(store, sha256, lab, document.slots)
     config, volunteers = run.config, run.volunteers
@@ -92,13 +99,14 @@ def stored_run(setup: Setup) -> StoredRun:
     state = setup.start.state
     own = tuple(one if peer in here else None for peer, one in enumerate(state.own))
     start = setup.start._replace(state=state._replace(own=own))
-    return StoredRun(start, place, volunteer, partial(run.snapshots(start.step).takes))
+    return StoredRun(start, place, volunteer, setup)
 
 
 def _check(setup: Setup, document: RunDocument, address: str) -> None:
     """Check that this machine would do what the run asks for."""
     here = opening.document_of(setup, document.lab)
-    for name in ("release", "run", "pins", "start", "slots", "payload_bytes", "own_bytes"):
+    same = "release", "run", "pins", "start", "slots", "payload_bytes", "own_bytes", "state_bytes"
+    for name in same:
         found, expected = getattr(here, name), getattr(document, name)
         if found == expected:
             continue

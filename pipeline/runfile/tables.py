@@ -383,6 +383,9 @@ class Runtime(Network):
     s3://BUCKET/FOLDER or gs://BUCKET/FOLDER."""
     volunteer_key: str = ""
     """File of the key of the volunteer that trains here; empty follows only."""
+    from_state: bool = False
+    """Whether a run of volunteers is followed from the newest state in its store on, which is taken
+    on the word of those who signed its link; by default every round is merged."""
     sinks: Annotated[tuple[SinkName, ...], Distinct, AsTuple] = ()
     """Experiment trackers that receive a training's curves: TensorBoard, Weights & Biases. They
     need the extra sinks."""

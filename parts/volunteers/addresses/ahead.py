@@ -1,8 +1,9 @@
 """Addresses that the lab signs ahead, so that a volunteer needs no credentials of the store.
 
 For each peer, and each 16 rounds: one to put each of its own slots, and one to list each round; and
-one to list who was admitted. An address holds for 7 days at most. A file of them is
-signed by the lab, and sealed for the peer's key; its name says how many there were before it.
+one to list who was admitted; and of rounds with a state those of its chunks. An address holds for 7
+days at most. A file of them is signed by the lab, and sealed for the peer's key; its name says how
+many there were before it.
 """
 
 import threading
@@ -20,7 +21,7 @@ from lockstep.tables.table import AsTuple
 from lockstep.transcript.windows import Snapshots
 from parts.volunteers import chunks, signed, slots
 from parts.volunteers.addresses import sealed
-from parts.volunteers.bodies import Int63, RoundNumber, SlotNumber
+from parts.volunteers.bodies import Int63, RoundNumber, RunDocument, SlotNumber
 from parts.volunteers.keys import PrivateKey, PublicKey
 from parts.volunteers.signed import Body
 from parts.volunteers.store.given import GivenEndpoint
@@ -68,6 +69,15 @@ class AddressReader(NamedTuple):
     payload_bytes: int  #: The one length of a payload.
     own_bytes: int = 0  #: The one length of what a peer owns, as a file.
     snapshots: Snapshots | None = None  #: Of the run, after which it may be drawn for an audit.
+    state_bytes: int = 0  #: The one length of what all agree on; 0 if states are not put.
+
+    @classmethod
+    def of(cls, peer: int, key: PublicKey, run: str, document: RunDocument) -> "AddressReader":
+        """Return a peer's reader, by what the lab signed of a run."""
+        last, witness = document.run["config"]["total_steps"], document.run["witness"]
+        snapshots = Snapshots(0, last, witness["snapshot_every"], witness["keep_every"])
+        sizes = document.slots, document.payload_bytes, document.own_bytes
+        return cls(peer, key, run, *sizes, snapshots, document.state_bytes)
 
 
 def own_puts(reader: AddressReader, step: int) -> Iterator[Ask]:
@@ -82,9 +92,15 @@ def own_puts(reader: AddressReader, step: int) -> Iterator[Ask]:
     }
     for what, length in lengths.items():
         yield Ask("PUT", slots.of_peer(step, reader.peer, what), length)
-    if reader.snapshots is not None and reader.snapshots.keeps(step):
+    if reader.snapshots is None:
+        return
+    if reader.snapshots.keeps(step):
         folder = slots.own_folder(step, reader.peer)
         for name, length in chunks.lengths(folder, reader.own_bytes).items():
+            yield Ask("PUT", name, length)
+    if reader.state_bytes and step % reader.snapshots.every == 0:
+        folder = slots.state_folder(step, reader.peer)
+        for name, length in chunks.lengths(folder, reader.state_bytes).items():
             yield Ask("PUT", name, length)
 
 

@@ -4,7 +4,6 @@ import math
 from collections.abc import Collection
 
 from lockstep.errors import LockstepError
-from lockstep.transcript.windows import Snapshots
 from parts.volunteers import slots
 from parts.volunteers.addresses.ahead import AddressReader, sign_ahead
 from parts.volunteers.chain.admissions import Admissions
@@ -63,17 +62,13 @@ def sign_run(store: Store, lab: PrivateKey, hours: float, peers: Collection[int]
         raise LockstepError(f"{store.address}: the run of {document.lab}, expected your key's")
     admissions = Admissions(store, run, lab.public_key(), document.slots)
     admissions.read()
-    config, witness = document.run["config"], document.run["witness"]
-    every, keep_every = witness["snapshot_every"], witness["keep_every"]
-    snapshots = Snapshots(FIRST - 1, config["total_steps"], every, keep_every)
     found = ((peer, admissions.newest(peer)) for peer in range(document.slots))
     readers = [
-        AddressReader(
-            peer, key, run, document.slots, document.payload_bytes, document.own_bytes, snapshots
-        )
+        AddressReader.of(peer, key, run, document)
         for peer, key in found
         if key is not None and peer in (peers or range(document.slots))
     ]
+    config = document.run["config"]
     steps = rounds_ahead(store, hours, config["max_round_train_time"], config["total_steps"])
     if readers and steps:
         sign_ahead(store, readers, steps, math.ceil(hours * HOUR), lab)

@@ -91,6 +91,9 @@ class RoundLink(Body):
     """Hash of the params after it."""
     shared: Hash
     """Hash of the shared state after it."""
+    state: Hash | None
+    """SHA-256 of the index of both in a file, which its peer puts below `states/`; null where no
+    snapshot is."""
 
 
 class FalseLinkError(ValueError):
@@ -201,13 +204,20 @@ def _of(peer: int, parts: tuple[Mapping, Mapping]) -> tuple:
 
 
 def check_outcome(
-    link: RoundLink, applied: Sequence[int], params: str, shared: str, after: RunProgress
+    link: RoundLink,
+    applied: Sequence[int],
+    hashes: tuple[Hash, Hash, Hash | None],
+    after: RunProgress,
 ) -> None:
     """Check what a link says that its merge came to, and that who asked may take part after it."""
     for what, found, expected in (
         ("applied", link.applied, tuple(applied)),
-        ("params", link.params, params),
-        ("shared", link.shared, shared),
+        *zip(
+            ("params", "shared", "state"),
+            (link.params, link.shared, link.state),
+            hashes,
+            strict=True,
+        ),
         ("asked", link.asked, driver.may_ask(after, link.asked)),
     ):
         if found != expected:

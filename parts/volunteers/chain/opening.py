@@ -7,7 +7,7 @@ import jax
 from lockstep.errors import LockstepError
 from lockstep.protocol.attestation import Hash
 from lockstep.transcript.state import State
-from lockstep.transcript.trees import saved_bytes
+from lockstep.transcript.trees import is_blob, saved_bytes
 from lockstep.wire.commitment import tree_hash
 from lockstep.wire.message import Form
 from parts.volunteers import slots
@@ -32,6 +32,7 @@ def document_of(setup: Setup, lab: str, tested: Hash | None = None) -> RunDocume
         payload_bytes=payload_bytes(setup.programs.form, run.volunteers.most_bytes),
         own_bytes=saved_bytes(setup.start.state.own[0]),
         self_test=tested,
+        state_bytes=state_bytes(setup.start.state),
         lab=lab,
     )
 
@@ -63,6 +64,12 @@ def tables_of(run: runfile.Run) -> dict:
 def start_hash(state: State) -> Hash:
     """Return the hash of what all agree on before the first round."""
     return tree_hash(jax.device_get((state.params, state.shared)))
+
+
+def state_bytes(state: State) -> int:
+    """Return the size of a file of what all agree on; 0 where it can change in a run."""
+    agreed = {"params": state.params, "shared": state.shared}  # as `States` writes it
+    return 0 if any(map(is_blob, jax.tree.leaves(agreed))) else saved_bytes(agreed)
 
 
 def open_run(store: Store, setup: Setup, key: PrivateKey) -> RunDocument:

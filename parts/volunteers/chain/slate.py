@@ -1,7 +1,7 @@
 """The links in the slots of a round, and which of them counts."""
 
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -10,6 +10,7 @@ from parts.volunteers.chain.links import FalseLinkError
 from parts.volunteers.chain.place import AnyLink, FoundLink, RunInStore
 from parts.volunteers.chain.turns import Turns
 
+EARLIER = 2.0  # seconds: one more than those in which times are told
 Followed = TypeVar("Followed")
 
 
@@ -54,6 +55,14 @@ class Slate(Generic[AnyLink]):
         """Return whether a peer's slot is filled."""
         return peer in self._found
 
+    def refused_earlier(self) -> Sequence[int]:
+        """Return whose refused links come before one that is put now.
+
+        Of one second they come in the order of turns, so a link that was seen just now may not.
+        """
+        now = time.monotonic()
+        return [peer for peer in self.refused if now - self._since[peer] > EARLIER]
+
     def signed(self, ejected: Collection[int]) -> dict[int, FoundLink]:
         """Return the links that may count, of peers that were not ejected."""
         out = {*ejected, *self.refused}
@@ -71,19 +80,21 @@ class Slate(Generic[AnyLink]):
         turns: Turns,
         ejected: Collection[int],
         follows: Callable[[AnyLink], Followed],
+        *,
+        is_over: bool = False,
     ) -> tuple[FoundLink, Followed] | None:
         """Return the link that counts, and what `follows` returns of it; None as long as none does.
 
-        A link that comes first counts once none can come before it any more. If it raises a
-        FalseLinkError, it is refused, and the next one is looked at.
+        A link that comes first counts once none can come before it any more, and at once where it
+        `is_over` anyhow. If it raises a FalseLinkError, it is refused, and the next is looked at.
         """
         while (peer := self.first(turns, ejected)) is not None:
             found = self._found[peer]
-            if not turns.is_alone(peer, found.seen.seconds):
-                is_over = self._is_over(peer)
+            if not is_over and not turns.is_alone(peer, found.seen.seconds):
+                can_count = self._is_over(peer)
                 if self.first(turns, ejected) != peer:
                     continue
-                if not is_over:
+                if not can_count:
                     return None
             try:
                 if found.link is None:

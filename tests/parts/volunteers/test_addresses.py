@@ -271,3 +271,17 @@ def test_a_file_is_small_enough_with_the_longest_credentials(lab, bucket, monkey
     store, reader = open_store(f"s3://{BUCKET}/{RUN}", SOON), READER._replace(slots=256)
     (name,) = sign_ahead(store, [reader], range(16), HOUR, LAB)
     assert len(store.look(name, 2**21).content) < 200_000
+
+
+def test_it_puts_the_state_after_some_rounds_in_its_chunks(lab, bucket, tmp_path, monkeypatch):
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", 512)
+    reader = READER._replace(state_bytes=1300, snapshots=Snapshots(0, 90, 3))
+    sign_ahead(lab, [reader], STEPS, HOUR, LAB)
+    (path := tmp_path / "state").write_bytes(bytes(1300))
+    store = without_credentials(bucket, reader)
+    chunks.put(store, folder := slots.state_folder(69, 7), path)
+    chunks.fetch(store, folder, chunks.name_of(chunks.index_of(path)), tmp_path / "again")
+    assert (tmp_path / "again").read_bytes() == path.read_bytes()
+    for other in (slots.state_folder(70, 7), slots.state_folder(69, 8)):
+        with pytest.raises(LockstepError, match="found no address"):
+            chunks.put(store, other, path)

@@ -2,9 +2,11 @@
 
 import os
 
+import numpy as np
 import pytest
 
 from lockstep.errors import LockstepError
+from lockstep.wire import message as wire
 from parts.volunteers import commands, keys, slots
 from parts.volunteers.addresses import signing
 from parts.volunteers.bodies import Admission, RunDocument
@@ -44,7 +46,7 @@ OF_RUN = {
 def run_in(store, **tables):
     document = RunDocument(
         release="1", run=OF_RUN | tables,
-        pins={}, start="ab" * 32, slots=16, payload_bytes=5000, own_bytes=7,
+        pins={}, start="ab" * 32, slots=16, payload_bytes=5000, own_bytes=7, state_bytes=0,
         self_test=None,
         lab=keys.public_text(LAB),
     )  # fmt: skip
@@ -113,7 +115,7 @@ def test_a_slot_is_given_with_a_days_addresses_and_sign_gives_more_to_all(bucket
     lab, store = keys.create(tmp_path / "lab.pem"), open_store(f"s3://{BUCKET}/run")
     document = RunDocument(
         release="1", run=OF_RUN | {"config": {"max_round_train_time": 3600, "total_steps": 99}},
-        pins={}, start="ab" * 32, slots=16, payload_bytes=5000, own_bytes=7,
+        pins={}, start="ab" * 32, slots=16, payload_bytes=5000, own_bytes=7, state_bytes=0,
         self_test=None,
         lab=keys.public_text(lab),
     )  # fmt: skip
@@ -141,3 +143,13 @@ def test_only_the_lab_signs(bucket, tmp_path):
     run_in(store)
     with pytest.raises(LockstepError, match="the run of ed25519:.*, expected your key's"):
         signing.sign_run(store, FIRST, 1)
+
+
+def test_a_run_whose_messages_are_too_long_is_refused():
+    like = {"w": np.arange(4, dtype=np.float32)}
+    form = wire.Form(like, {"w": 0}, "lockstep", 4)
+    assert opening.payload_bytes(form, 32) == 32 == len(wire.encode(like, form))
+    with pytest.raises(
+        LockstepError, match=r"\[volunteers\] most_bytes is 31, expected at least 32"
+    ):
+        opening.payload_bytes(form, 31)

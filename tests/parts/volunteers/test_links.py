@@ -37,7 +37,7 @@ def link(shown: links.Shown, **changes: object) -> RoundLink:
     found = {
         "run": RUN, "round": 1, "peer": 0, "previous": HEAD.sha256, "asked": (), "left": (),
         "messages": messages, "rejected": rejected, "false_links": (), "applied": (0, 1, 2, 3, 4),
-        "params": "44" * 32, "shared": "55" * 32,
+        "params": "44" * 32, "shared": "55" * 32, "state": None,
     }  # fmt: skip
     return RoundLink(**found | changes)
 
@@ -114,11 +114,12 @@ def test_link_may_miss_a_false_one_that_the_next_must_name():
         ({"applied": (0, 1, 2)}, "applied"),
         ({"params": "ee" * 32}, "params"),
         ({"shared": "ee" * 32}, "shared"),
+        ({"state": "ee" * 32}, "state"),
         ({"asked": (2,)}, "asked"),  # it takes part already
     ],
 )
 def test_link_with_another_outcome_does_not_follow(changes, reason):
-    outcome = (0, 1, 2, 3, 4), "44" * 32, "55" * 32, PROGRESS
+    outcome = (0, 1, 2, 3, 4), ("44" * 32, "55" * 32, None), PROGRESS
     links.check_outcome(link(ALL), *outcome)
     links.check_outcome(link(ALL, asked=(5,)), *outcome)
     with pytest.raises(FalseLinkError, match=reason):

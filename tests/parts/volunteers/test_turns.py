@@ -6,7 +6,9 @@ from types import SimpleNamespace
 import pytest
 
 from lockstep.protocol import driver
+from lockstep.transcript.windows import Snapshots
 from parts.volunteers import keys, slots
+from parts.volunteers.audits.draws import AuditDraws
 from parts.volunteers.bodies import Admission
 from parts.volunteers.chain import slate as slate_module
 from parts.volunteers.chain import turns
@@ -76,7 +78,8 @@ def place(tmp_path):
     admissions.read()
     document = SimpleNamespace(slots=len(KEYS))
     terms = Terms(limit=30.0, settle=10, extra=3, turn=7.0)
-    return RunInStore(store, document, RUN, admissions, terms, Head("cd" * 32, BEGAN))
+    audits = Snapshots(0, 9, 3), AuditDraws(6.25), 60
+    return RunInStore(store, document, RUN, admissions, terms, Head("cd" * 32, BEGAN), *audits)
 
 
 @pytest.fixture
@@ -170,9 +173,10 @@ def test_refused_links_are_passed_over_in_their_order(place, slate, clock):
     put_link(place, 1, 1_025)
     put_link(place, 3, 1_016, asked=(1,))
     assert chosen(slate) is None and slate.refused == [2, 0]
+    assert slate.refused_earlier() == []  # of the same second, for all that one knows
     clock.now = 12.0
     assert chosen(slate) == (1, "well")
-    assert slate.refused == [2, 0, 3]
+    assert slate.refused == slate.refused_earlier() == [2, 0, 3]
 
 
 def test_links_of_ejected_peers_are_not_looked_at(place, slate, clock):

@@ -13,6 +13,7 @@ import numpy as np
 
 from lockstep.optim.optimizer import Tree
 from lockstep.protocol import driver
+from lockstep.protocol.attestation import Hash
 from lockstep.protocol.driver import RunProgress
 from lockstep.swarm.delivery import Delivered
 from lockstep.swarm.peers import Done, SimulatedPeers
@@ -28,13 +29,15 @@ from parts.volunteers.chain.messages import Counted, Expected, Refused, judged
 from parts.volunteers.chain.place import FoundLink, RunInStore, Volunteer, Waits
 from parts.volunteers.chain.slate import Slate
 from parts.volunteers.chain.turns import Turns, in_order, of_round
-from parts.volunteers.chain.waiting import Waiting
 from parts.volunteers.signed import sign
 from parts.volunteers.store.verbs import Seen
+from parts.volunteers.training.states import States
+from parts.volunteers.training.waiting import Waiting
 from pipeline.stage import signals
 from pipeline.stage.devices import environment_hash
 
 SELDOM = 4  # looks, of which one goes to all slots for links
+FIRST_LOOK = 16  # the first look is after this part of what it waited in the round before
 
 
 class StoredSwarm(Swarm):
@@ -43,6 +46,7 @@ class StoredSwarm(Swarm):
     place: The run in its store.
     volunteer: Who trains here; None where nobody does.
     takes: Whether a snapshot is taken after a round.
+    states: Where states are written.
     """
 
     peers: SimulatedPeers
@@ -52,17 +56,23 @@ class StoredSwarm(Swarm):
         place: RunInStore,
         volunteer: Volunteer | None,
         takes: Callable[[int], bool],
+        states: States,
         *swarm: Any,
         **more: Any,
     ):
         super().__init__(*swarm, **more)
-        self.place, self.volunteer, self.takes = place, volunteer, takes
+        self.place, self.volunteer, self.takes, self.states = place, volunteer, takes, states
         self.waiting = Waiting(place, volunteer)
         self.sits_out = False  # whether the volunteer's own state is not what others take it for
         self.waited = False  # whether the link before was not there yet when it was looked for
+        self.waits = 0.0  # seconds that it waited for it
+        self.last: StoredRound | None = None  # the round before, until a link names its link
 
     def take_round(self, progress: RunProgress) -> tuple[RunProgress, Taken | None]:
-        """Follow the next round, and train in it if a volunteer lives here."""
+        """Follow the next round, and train in it if a volunteer lives here.
+
+        Where another link closed the round before after all, that round is returned once more.
+        """
         asked = self.place.head.asked
         progress, waited = self.waiting.until_enough(driver.ask(progress, asked))
         progress, round_ = driver.next_round(progress)
@@ -70,7 +80,13 @@ class StoredSwarm(Swarm):
             return progress, None
         self.place.read_admissions()
         begun = RoundBegun(round_, (*asked, *waited), self.join(round_))
-        return StoredRound(self, progress, begun).take()
+        taken = StoredRound(self, progress, begun)
+        try:
+            outcome = taken.take()
+        except AnotherWayError as other:
+            return other.outcome
+        self.last = taken
+        return outcome
 
 
 class Settled(NamedTuple):
@@ -78,8 +94,15 @@ class Settled(NamedTuple):
 
     progress: RunProgress
     taken: Taken
-    params: str
-    shared: str
+    hashes: tuple[Hash, Hash, Hash | None]  # of params, of the shared state, of a file of both
+
+
+class AnotherWayError(Exception):
+    """Another link closed the round before than was read, and what it came to."""
+
+    def __init__(self, outcome: tuple[RunProgress, Taken]):
+        super().__init__()
+        self.outcome = outcome
 
 
 @dataclass
@@ -95,18 +118,22 @@ class StoredRound:
     worked: bool = False  # whether the volunteer has taken its step
     sent: bytes | None = None  # the volunteer's payload, once its message is in the store
     left: bool = False  # whether it has said that it leaves
+    link: str = ""  # SHA-256 of the link that closed it
+    doubted: set[int] = field(default_factory=set)  # whose link named another before it
 
     def __post_init__(self) -> None:
         self.place, self.round = self.swarm.place, self.begun.round
-        self.ejected, began = self.progress.state.ejected, self.place.head.seconds
-        self.slate = Slate(self.place, RoundLink, "closed", self.round.step, began)
+        self.ejected, self.head = self.progress.state.ejected, self.place.head
+        drawn, *rest = self.place.draws.to_json()
+        self.draws = [[*drawn], *rest]  # before the round
+        self.slate = self._slate()
         peers = self.swarm.peers
         self.before: tuple[Tree, Tree] = peers.params_and_shared()
         self.expected = Expected(
             self.place.run,
             self.round,
             peers.params_hash(),
-            began,
+            self.head.seconds,
             self.place.document.payload_bytes,
             peers.programs.form,
         )
@@ -121,7 +148,7 @@ class StoredRound:
     def turns(self) -> Turns:
         """The turns to close the round, by what was read of it."""
         place = self.place
-        return of_round(self.round, self.shown, place.head, place.terms, place.document.slots)
+        return of_round(self.round, self.shown, self.head, place.terms, place.document.slots)
 
     @property
     def likely(self) -> Turns:
@@ -135,7 +162,8 @@ class StoredRound:
     def take(self) -> tuple[RunProgress, Taken]:
         """Take part in the round, if a volunteer lives here, and return what it came to."""
         self._work()
-        self.swarm.waited, waits = False, Waits()
+        self.swarm.waited, began = False, time.monotonic()
+        waits = Waits(max(0.05, self.swarm.waits / FIRST_LOOK))
         for number in itertools.count(1):
             chosen = self._look(everywhere=number % SELDOM == 0 or self.place.looks_once)
             if chosen is not None:
@@ -148,13 +176,35 @@ class StoredRound:
             if not self._close():
                 self._leave_if_asked()
                 waits.sleep(at_once=self.sent is None)
-        found, outcome = chosen
+        self.swarm.waits = time.monotonic() - began
+        return self._end(*chosen)
+
+    def again(self) -> tuple[RunProgress, Taken] | None:
+        """Look once more which link closed the round; return what it came to if it is another."""
+        self.slate = self._slate()
+        self.slate.list()
+        self._read_all()
+        chosen = self.slate.choose(self.turns, self.ejected, self._follow, is_over=True)
+        if chosen is None or chosen[0].sha256 == self.link:
+            return None
+        self.place.draws.restore(self.draws)
+        return self._end(*chosen)
+
+    def _slate(self) -> Slate[RoundLink]:
+        return Slate(self.place, RoundLink, "closed", self.round.step, self.head.seconds)
+
+    def _end(self, found: FoundLink, outcome: Settled) -> tuple[RunProgress, Taken]:
+        """Go on from the link that closed the round."""
         named = {*found.link.false_links, *outcome.progress.state.ejected}
         owed = tuple(sorted({*self.slate.refused} - named))
         self.place.head = Head(found.sha256, found.seen.seconds, found.link.asked, owed)
+        me = self.swarm.volunteer
+        self.swarm.states.closed(found.link, mine=me is not None and me.peer == found.link.peer)
         self._account(found.link)
         self.place.say(_line(found.link, outcome.taken.entry))
         self.place.followed(found.link, self.expected.began)
+        self.link = found.sha256
+        self.shown.clear()  # with all messages
         return outcome.progress, outcome.taken
 
     def _look(self, *, everywhere: bool) -> tuple[FoundLink, Settled] | None:
@@ -162,12 +212,32 @@ class StoredRound:
         if everywhere:
             self.slate.list()
         else:
-            empty = (peer for peer in self.likely.order if not self.slate.has(peer))
-            self.slate.read(itertools.islice(empty, 1))
-        if not self.slate.signed(self.ejected):
+            first = next((p for p in self.likely.order if not self.slate.has(p)), None)
+            if first is not None and not (self.me and self.me.peer == first):
+                self.slate.read([first])
+        signed = self.slate.signed(self.ejected)
+        if not signed:
             return None
+        self._doubt({p: one.link.previous for p, one in signed.items() if one.link is not None})
         self._read_all()
         return self.slate.choose(self.turns, self.ejected, self._follow)
+
+    def _doubt(self, named: Mapping[int, str]) -> None:
+        """Look once more at the link before, where another is `named` by links of some peers.
+
+        Raises:
+          AnotherWayError: It is another one.
+        """
+        last = self.swarm.last
+        others = {peer for peer, sha256 in named.items() if sha256 != self.head.sha256}
+        if last is None or last.link != self.head.sha256 or others <= self.doubted:
+            return
+        self.doubted |= others
+        other = last.again()
+        if other is not None:
+            self.swarm.sits_out |= self.worked  # its own state is a round ahead
+            raise AnotherWayError(other)
+        self._undo()
 
     # ---- The volunteer's part ----
 
@@ -285,7 +355,7 @@ class StoredRound:
         """
         links.check_link(
             link,
-            self.place.head,
+            self.head,
             self.round,
             self.shown,
             joins=self._notices("join", link.asked),
@@ -295,7 +365,7 @@ class StoredRound:
         outcome = self._settle([*link.messages], link.left, link.false_links)
         try:
             applied, after = outcome.taken.entry.decision.applied, outcome.progress
-            links.check_outcome(link, applied, outcome.params, outcome.shared, after)
+            links.check_outcome(link, applied, outcome.hashes, after)
         except FalseLinkError:
             self._undo()
             raise
@@ -336,8 +406,10 @@ class StoredRound:
             evidence = replace(evidence, messages=messages)
         exchanged = Exchanged(evidence, received, worked.loss, left, *kept, own)
         progress, taken = self.swarm.settle(self.progress, self.begun, exchanged)
-        shared = tree_hash(jax.device_get(self.swarm.peers.shared))
-        return Settled(progress, taken, self.swarm.peers.params_hash(), shared)
+        params, shared = self.swarm.peers.params_and_shared()
+        state = self.swarm.states.write(self.round.step, params, shared)
+        hashes = self.swarm.peers.params_hash(), tree_hash(jax.device_get(shared)), state
+        return Settled(progress, taken, hashes)
 
     def _said(self, counted: Mapping[int, Counted]) -> Worked:
         """Return what the senders say that they did."""
@@ -377,29 +449,33 @@ class StoredRound:
             self._read(names)
         if self.slate.first(self.turns, self.ejected) is not None:
             return False  # another link may count
+        name = slots.of_peer(self.round.step, me.peer, "closed")
+        self.place.put(name, sign(self._compose(me, names), me.key, self.place.link_bytes))
+        self.slate.read([me.peer])
+        return True
+
+    def _compose(self, me: Volunteer, names: Collection[str]) -> RoundLink:
+        """Return the link that closes the round, as what was read of it has it."""
         joined = [*slots.of_kind(names, "join")]
         left = tuple(self._leaves(slots.of_kind(names, "leave")))
         messages, rejected = links.linked(self.shown)
-        false_links = tuple(sorted({*self.slate.refused, *self.place.head.owed}))
+        false_links = tuple(sorted({*self.slate.refused_earlier(), *self.head.owed}))
         outcome = self._settle([*messages], left, false_links)
-        link = RoundLink(
+        return RoundLink(
             run=self.place.run,
             round=self.round.step,
             peer=me.peer,
-            previous=self.place.head.sha256,
+            previous=self.head.sha256,
             asked=driver.may_ask(outcome.progress, self._notices("join", joined)),
             left=left,
             messages=messages,
             rejected=rejected,
             false_links=false_links,
             applied=outcome.taken.entry.decision.applied,
-            params=outcome.params,
-            shared=outcome.shared,
+            params=outcome.hashes[0],
+            shared=outcome.hashes[1],
+            state=outcome.hashes[2],
         )
-        name = slots.of_peer(self.round.step, me.peer, "closed")
-        self.place.put(name, sign(link, me.key, self.place.link_bytes))
-        self.slate.read([me.peer])
-        return True
 
 
 def _line(link: RoundLink, entry: Entry) -> str:

@@ -1,0 +1,167 @@
+"""How one begins later: links up to the newest state, that state, and merges of the rounds since.
+
+Links are followed on their signers' word here: a decision is computed from what they say of the
+messages, which are not read. The rounds after the state are merged, as everybody does.
+"""
+
+import logging
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from lockstep.errors import LockstepError
+from lockstep.protocol import driver
+from lockstep.protocol.driver import RunProgress
+from lockstep.protocol.round import Evidence, Message, Round
+from lockstep.swarm.peers import RoundSettings, SimulatedPeers
+from lockstep.swarm.training_loop import Begun
+from lockstep.transcript.entry import Entry, EpochParams
+from lockstep.transcript.transcript import Writer
+from parts.volunteers.chain.links import AskedLink, Head, RoundLink
+from parts.volunteers.chain.place import AnyLink, FoundLink, RunInStore
+from parts.volunteers.chain.slate import Slate
+from parts.volunteers.training.states import States
+
+log = logging.getLogger(__name__)
+
+
+class Passed(NamedTuple):
+    """A round that was closed, by its link's word."""
+
+    entry: Entry
+    progress: RunProgress  #: The run after it.
+    link: RoundLink
+    head: Head
+    began: int  #: When it began, by the store's clock.
+
+
+class Later:
+    """Who begins later than a run."""
+
+    def __init__(self, place: RunInStore, states: States, settings: RoundSettings):
+        self.place, self.states, self.settings = place, states, settings
+
+    def begin(self, begun: Begun, peers: SimulatedPeers, writer: Writer) -> Begun:
+        """Return the beginning after the newest state that is there; `begun` without any."""
+        passed = [*self._passed(begun.progress, peers.params_hash())]
+        # another link names all but the last
+        for last in reversed([n for n, one in enumerate(passed[:-1]) if one.link.state]):
+            one = passed[last]
+            try:
+                agreed = self.states.fetch(one.link, begun.state.params, begun.state.shared)
+            except LockstepError as error:
+                log.warning(f"train: no state after round {one.link.round}: {error}")
+                continue
+            for each in passed[: last + 1]:
+                writer.round(each.entry, {})
+                self.place.head = each.head
+                self.place.followed(each.link, each.began)
+            entries = [each.entry for each in passed[: last + 1]]
+            state = begun.state._replace(params=agreed[0], shared=agreed[1])
+            writer.snapshot(one.link.round, state)
+            peers.agree(*agreed)
+            log.info(f"train: begins after round {one.link.round}, with the state in the store")
+            return begun._replace(
+                step=one.link.round, state=state, progress=one.progress, entries=entries
+            )
+        return begun
+
+    def _passed(self, progress: RunProgress, params: str) -> Iterator[Passed]:
+        """Yield the rounds that were closed."""
+        head = self.place.head
+        self.place.read_admissions()
+        while True:
+            asked = head.asked
+            progress, _ = driver.next_round(driver.ask(progress, asked))
+            step = progress.state.step
+            if progress.waiting:
+                began = self._following(AskedLink, "asked", step, head)
+                if began is None:
+                    return
+                head = Head(began.sha256, began.seen.seconds)
+                progress = driver.ask(progress, began.link.asked)
+                asked = (*asked, *began.link.asked)
+            progress, round_ = driver.next_round(progress)
+            closed = round_ and self._following(RoundLink, "closed", step, head)
+            if round_ is None or closed is None:
+                return
+            link: RoundLink = closed.link
+            entry, progress = self._taken(progress, round_, link, asked, params)
+            began, owed = head.seconds, tuple(sorted({*head.owed} - {*link.false_links}))
+            head = Head(closed.sha256, closed.seen.seconds, link.asked, owed)
+            params = link.params
+            yield Passed(entry, progress, link, head, began)
+
+    def _following(
+        self, model: type[AnyLink], what: str, step: int, head: Head
+    ) -> FoundLink | None:
+        """Return the link of a round that names the one before it; of several, the first named."""
+        slate = Slate(self.place, model, what, step, head.seconds if what == "closed" else None)
+        slate.list()
+        found = [
+            one
+            for one in slate.signed(()).values()
+            if one.link is not None and one.link.previous == head.sha256
+        ]
+        found.sort(key=lambda one: one.seen.seconds)
+        if len(found) > 1:
+            found.sort(key=lambda one: -self._named(step, what, one.sha256))
+        return found[0] if found else None
+
+    def _named(self, step: int, what: str, sha256: str) -> int:
+        """Return how many links that can come next name a link."""
+        after = [(RoundLink, "closed", step)]
+        if what == "closed":
+            after = [(RoundLink, "closed", step + 1), (AskedLink, "asked", step + 1)]
+        count = 0
+        for model, kind, number in after:
+            slate = Slate(self.place, model, kind, number)
+            slate.list()
+            said = [one.link for one in slate.signed(()).values()]
+            count += sum(link is not None and link.previous == sha256 for link in said)
+        return count
+
+    def _taken(
+        self,
+        progress: RunProgress,
+        round_: Round,
+        link: RoundLink,
+        asked: tuple[int, ...],
+        params: str,
+    ) -> tuple[Entry, RunProgress]:
+        """Return the record of a round, and the run after it."""
+        named = {*link.applied, *link.false_links}
+        evidence = Evidence(
+            messages={p: Message(m.commitment, m.bytes) for p, m in link.messages.items()},
+            others={},
+            arrivals={peer: float(one.seconds) for peer, one in link.messages.items()},
+            silent=tuple(sorted(round_.assignment.keys() - link.messages.keys())),
+            broken=tuple(peer for peer in link.messages if peer not in named),
+            attestations=(),
+            checks=(),
+            rulings=(),
+            settle_seconds=0.0,
+            false_links=link.false_links,
+        )
+        progress = driver.leave(progress, link.left)
+        progress, decision = driver.finish_round(progress, round_, evidence)
+        if decision.applied != link.applied:
+            raise LockstepError(
+                f"{self.place.store.address}: round {link.round} applies {[*link.applied]}, "
+                f"expected {[*decision.applied]}; join without --from-state"
+            )
+        stored, peer = None, driver.checkpointer(progress)
+        if peer is not None and self.settings.stores_epochs:
+            stored = EpochParams(peer=peer, params=link.params)
+            progress = driver.checkpointed(progress, peer, link.params)
+        entry = Entry(
+            asked=asked,
+            left=link.left,
+            round=round_,
+            joined_params=params if round_.joined else None,
+            evidence=evidence,
+            decision=decision,
+            loss=None,
+            held_out_loss=None,
+            checkpointed=stored,
+        )
+        return entry, progress

@@ -1,0 +1,117 @@
+"""Followers of a run that is over: one that begins with a state, one to which the store lied."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import tomlkit
+
+from parts.volunteers import keys, slots
+from parts.volunteers.chain import opening
+from parts.volunteers.chain.links import RoundLink
+from parts.volunteers.signed import sign, unsigned
+from parts.volunteers.store.folder import FolderStore
+from tests import tiny
+from tests.parts.volunteers import volunteering
+
+LAST, PEERS = 8, 2
+STATES = {"config__total_steps": LAST, "witness__snapshot_every": 2}
+
+
+@pytest.fixture(scope="module")
+def over(tmp_path_factory):
+    """Folder of a run that two volunteers have taken."""
+    folder = tmp_path_factory.mktemp("over")
+    volunteering.opened(folder, PEERS, **STATES)
+    started = [volunteering.train(folder, name) for name in ("000", "001")]
+    assert volunteering.ended(started) == [0, 0], volunteering.output(folder)
+    return folder
+
+
+@pytest.fixture
+def store(over, tmp_path):
+    """A copy of its store, times included."""
+    shutil.copytree(over / "store", tmp_path / "store")
+    return tmp_path / "store"
+
+
+def follow(over: Path, store: Path, **runtime: object) -> tuple[list[dict], dict, str]:
+    """A follower's rounds, the hashes of its last state, and what it printed."""
+    root = store.parent / "root"
+    shutil.copytree(over / "follower", root, ignore=shutil.ignore_patterns("trained", "runs"))
+    run = tomlkit.parse((root / "run.toml").read_text())
+    run["runtime"] |= {"store": f"file://{store}", **runtime}
+    (root / "run.toml").write_text(tomlkit.dumps(run))
+    said = tiny.make(root / "run.toml", root, "train")
+    return *of(store.parent, "root"), said
+
+
+def of(folder: Path, name: str) -> tuple[list[dict], dict]:
+    transcript = volunteering.transcript(folder, name)
+    rounds = (transcript / "rounds.jsonl").read_text().splitlines()
+    state = json.loads((transcript / "snapshots" / f"{LAST:05}" / "state.json").read_text())
+    return [*map(json.loads, rounds)], {key: state[key] for key in ("params", "shared")}
+
+
+def of_round(store: Path, step: int, end: str) -> list[Path]:
+    return sorted((store / slots.round_folder(step)).glob(f"*.{end}"))
+
+
+def test_a_state_that_is_missing_or_damaged_is_passed_over_for_an_older_one(over, store, capsys):
+    put = sorted(store.glob("states/*/*/index"))
+    assert [path.parts[-3] for path in put] == [f"{step:08}" for step in (2, 4, 6, 8)]
+    size = opening.read_run(FolderStore(store))[0].state_bytes
+    assert {p.with_name("0000").stat().st_size for p in put} == {size}  # as addresses have it
+    put[2].unlink()  # who closed the round put none
+    chunk = put[1].with_name("0000")
+    chunk.write_bytes(chunk.read_bytes()[:-1] + b"x")
+    for path in (*of_round(store, 1, "payload"), *of_round(store, 2, "payload")):
+        path.unlink()  # so nobody can merge these rounds
+    rounds, state, said = follow(over, store, from_state=True)
+    expected, end = of(over, "000")
+    assert state == end
+    assert [one["decision"] for one in rounds] == [one["decision"] for one in expected]
+    assert rounds[3:] == expected[3:]  # the third has a held-out loss
+    said += capsys.readouterr().err
+    assert "no state after round 6" in said and "no state after round 4" in said
+
+
+def test_a_follower_without_a_state_begins_at_the_start(over, store):
+    shutil.rmtree(store / "states")
+    rounds, state, _ = follow(over, store, from_state=True)
+    assert (rounds, state) == of(over, "000")
+
+
+def test_a_follower_goes_back_from_a_second_winner(over, store, monkeypatch):
+    (first,) = of_round(store, 4, "closed")
+    said, at = unsigned(RoundLink, first.read_bytes(), "it"), first.stat().st_mtime
+    other = 1 - said.peer
+    key = keys.read(over / f"{other:03}" / "key.pem")
+    second = first.with_name(f"{other:03}.closed")
+    second.write_bytes(sign(said.model_copy(update={"peer": other}), key, slots.link_bytes(PEERS)))
+    os.utime(second, (at + 60, at + 60))
+    followed, hidden = [], first.relative_to(store).as_posix()
+    look, names = FolderStore.look, FolderStore.names
+
+    def hides() -> bool:  # until somebody looks for what follows it
+        return not any(name.startswith(slots.round_folder(5)) for name in followed)
+
+    def look_there(self, name, most):
+        if name.endswith(".closed"):
+            followed.append(name)
+        return None if name == hidden and hides() else look(self, name, most)
+
+    def names_there(self, prefix, *most):
+        found = names(self, prefix, *most)
+        return {n: s for n, s in found.items() if n != hidden or not hides()}
+
+    monkeypatch.setattr(FolderStore, "look", look_there)
+    monkeypatch.setattr(FolderStore, "names", names_there)
+    rounds, state, _ = follow(over, store)
+    assert (rounds, state) == of(over, "000")
+    names = [name for name in followed if name.startswith(slots.round_folder(4))]
+    assert second.relative_to(store).as_posix() in names
+    later = [n for n, name in enumerate(followed) if name.startswith(slots.round_folder(5))]
+    assert hidden in followed[later[0] :]  # it went back
