@@ -11,6 +11,7 @@ from tests import tiny
 from tests.parts.carrier.test_remote_peers import never_twice
 
 KILLED_IN = 3  # round
+SGD = {"SGD": {"momentum": 0.9, "nesterov": False, "weight_decay": 0.0}}
 
 
 @pytest.mark.parametrize("optimizer", ["SGD", pytest.param("Distro", marks=pytest.mark.soak)])
@@ -40,8 +41,7 @@ def test_a_peer_of_two_processes_computes_as_on_two_devices_and_comes_back_when_
     )
     run_file, root = tmp_path / "run.toml", tmp_path / "root"
     if optimizer == "SGD":  # which compiles soonest
-        settings = {"momentum": 0.9, "nesterov": False, "weight_decay": 0.0}
-        document["model"]["LLM"]["optimizer"] = {"SGD": settings}
+        document["model"]["LLM"]["optimizer"] = SGD
     tiny.write_run(run_file, document)
     output = tiny.make(run_file, root, "download", "convert", "train", devices=2)
     assert trained[0] == [(0, 0), (0, 1), (1, 0), (1, 1)]
@@ -71,7 +71,9 @@ def test_peers_in_processes_give_the_bytes_of_peers_in_one_process(tmp_path):
             tiny.write_data(tmp_path / "tokens"),
             runtime__carrier=carrier,
             config__verification_percent=34,
+            config__total_steps=3,
             peers__count=3,
+            model__LLM__optimizer=SGD,
         )
         run_file = tmp_path / f"{carrier}.toml"
         tiny.write_run(run_file, document)
