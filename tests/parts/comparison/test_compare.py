@@ -1,5 +1,6 @@
 """`lockstep compare`: equal tokens, seeds and faults for all; a table that says what was shown."""
 
+import contextlib
 import csv
 import json
 import math
@@ -47,6 +48,7 @@ from tests.errors import refused
 BASE = runfile.load(PROJECT / "params/run.toml")
 READY = sorted(path.name for path in (PROJECT / "params").glob("compare*.toml"))
 PLAIN = {"recipe": "adamw", "search": {"rate": 1e-3}}
+RESULTS = plan_file.result_path("any").parent
 LIAR = {"kind": "scale_up", "peer": 1, "start": 0.5, "size": 4.0}
 
 
@@ -281,6 +283,9 @@ def test_the_front_has_no_row_that_another_beats_with_as_few_bytes():
 def compared_once(tmp_path_factory) -> tuple[Path, str]:
     """A comparison of two methods on tiny runs, once; its folder, and what it printed."""
     folder = tmp_path_factory.mktemp("compare")
+    compiled = folder / plan_file.FOLDER / "compiled"
+    compiled.parent.mkdir(parents=True)
+    compiled.symlink_to(os.environ["JAX_COMPILATION_CACHE_DIR"], target_is_directory=True)
     document = tiny.run_document(tiny.write_data(folder / "tokens"))
     tiny.write_run(folder / "base.toml", document)
     (folder / "two.toml").write_text(
@@ -295,12 +300,8 @@ def compared_once(tmp_path_factory) -> tuple[Path, str]:
 
 
 def compare(folder: Path, *arguments: str) -> str:
-    before = Path.cwd()
-    os.chdir(folder)
-    try:
+    with contextlib.chdir(folder), tiny.like_a_process():  # trainings are processes of one device
         done = CliRunner().invoke(command_line.app, ["compare", *arguments])
-    finally:
-        os.chdir(before)
     if done.exception:
         raise done.exception
     return done.output
@@ -366,8 +367,7 @@ def test_another_comparison_runs_under_snakemake_what_is_missing_and_its_table(c
     folder, _ = compared_once
     rules = plan_file.PROJECT / "parts/comparison/rules.smk"
     (folder / "Snakefile").write_text(f"from pathlib import Path\ninclude: {str(rules)!r}\n")
-    results = folder / plan_file.result_path("any").parent
-    shutil.rmtree(results)  # or Snakemake would not know how they were made
+    shutil.rmtree(folder / RESULTS)  # or Snakemake would not know how they were made
     snakemake(folder, "two.toml")
     text = (folder / "two.toml").read_text()
     (folder / "again.toml").write_text(text.replace("DiLoCo", "The same"))
@@ -391,12 +391,8 @@ def snakemake(folder: Path, compare_file: str) -> str:
 
 
 def folder_plan(folder: Path, name: str) -> Path:
-    before = Path.cwd()
-    os.chdir(folder)
-    try:
+    with contextlib.chdir(folder):
         return folder / plan_file.plan_path(Path(name))
-    finally:
-        os.chdir(before)
 
 
 @pytest.mark.parametrize(
@@ -413,7 +409,7 @@ def test_a_result_that_is_not_as_it_was_written_is_one_line_that_names_its_file(
     compared_once, damage
 ):
     folder, _ = compared_once
-    path = sorted((folder / plan_file.result_path("any").parent).iterdir())[0]
+    path = min((folder / RESULTS).iterdir())
     before = path.read_text()
     assert damage(before) != before
     path.write_text(damage(before))
