@@ -7,7 +7,7 @@ who looks for it hears the truth.
 from lockstep.errors import LockstepError
 from lockstep.protocol.attestation import Hash
 from parts.volunteers import slots
-from parts.volunteers.addresses.signing import closed, closed_rounds
+from parts.volunteers.addresses.signing import links_put, rounds_over
 from parts.volunteers.bodies import CollectedNotice, RunDocument
 from parts.volunteers.chain.opening import read_run
 from parts.volunteers.keys import PrivateKey, PublicKey, public_text
@@ -66,14 +66,18 @@ def collected(store: Store, run: Hash, lab: PublicKey) -> int:
 
 
 def _old(store: Store, document: RunDocument) -> int:
-    """Return the last round of the windows that are old enough; 0 without any."""
+    """Return the last round of the windows that are old enough; 0 without any.
+
+    Nobody else can make a window old: a round is over where `min_clients` sent messages in the next
+    one, and the latest of its links says when.
+    """
     run = runfile.parse(document.run, slots.RUN)
-    newest, volunteers = closed_rounds(store), run.volunteers
+    newest, volunteers = rounds_over(store, run.config.min_clients), run.volunteers
     over = [window for window in run.snapshots(0).windows if window.last <= newest]
-    now = closed(store, newest) if newest else 0
+    now = max(links_put(store, newest)) if newest else 0
     old = [
         window
         for window in over[: -volunteers.keep_windows]
-        if closed(store, window.last) + volunteers.audit_seconds < now
+        if max(links_put(store, window.last)) + volunteers.audit_seconds < now
     ]
     return old[-1].last if old else 0

@@ -1,7 +1,8 @@
 """What the lab does now and then: it signs all peers' addresses of the rounds ahead."""
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from typing import Any
 
 from lockstep.errors import LockstepError
 from parts.volunteers import slots
@@ -17,32 +18,49 @@ SPARE = 1.25  # times as many rounds, since rounds may become shorter
 FIRST = 1  # the number of the first round
 
 
-def closed(store: Store, step: int) -> int | None:
-    """Return when the first link of a round was put."""
+def links_put(store: Store, step: int) -> list[int]:
+    """Return when links of a round were put, by the store's clock."""
     names = store.names(slots.round_folder(step))
-    return min((names[name] for name in slots.of_kind(names, "closed").values()), default=None)
+    return [names[name] for name in slots.of_kind(names, "closed").values()]
 
 
-def closed_rounds(store: Store) -> int:
-    """Return how many rounds of a run have a link, from the first on."""
-    return slots.count(lambda number: closed(store, FIRST + number) is not None)
+def rounds_with_links(store: Store) -> int:
+    """Return how many rounds have a link, from the first on: no fewer than are over.
+
+    A peer can put a link into each round whose addresses it has.
+    """
+    return slots.count(lambda number: bool(links_put(store, FIRST + number)))
 
 
-def rounds_ahead(store: Store, hours: float, longest: float, last: int) -> range:
+def rounds_over(store: Store, senders: int) -> int:
+    """Return how many rounds are over for certain: in the next one so many peers sent messages."""
+
+    def is_over(number: int) -> bool:
+        names = store.names(slots.round_folder(FIRST + number + 1))
+        return len(slots.of_kind(names, "record")) >= senders
+
+    return slots.count(is_over)
+
+
+def rounds_ahead(store: Store, hours: float, config: Mapping[str, Any]) -> range:
     """Return the rounds that may begin in so many hours from now on, by the pace of the last ones.
 
     Args:
       store: The run's.
       hours: How long.
-      longest: Seconds that a round takes at most, which are taken of a run that has just begun.
-      last: The run's last round.
+      config: The run's table: its rounds are `total_steps`, one takes `max_round_train_time` at
+        most, which is taken of a run that has just begun, and one with fewer messages than
+        `min_clients` does not show that those before it are over.
     """
-    first = FIRST + closed_rounds(store)
+    longest = config["max_round_train_time"]
+    first = FIRST + rounds_over(store, config["min_clients"])
+    newest = max(first, FIRST + rounds_with_links(store))
     begun, seconds = max(FIRST, first - 1 - RECENT), longest
     if begun < first - 1:
-        seconds = (closed(store, first - 1) - closed(store, begun)) / (first - 1 - begun)
+        times = min(links_put(store, begun)), min(links_put(store, first - 1))
+        seconds = (times[1] - times[0]) / (first - 1 - begun)
     count = SPARE * hours * HOUR / max(1.0, min(seconds, longest))
-    return range(first, min(first + max(1, math.ceil(count)), last + 1))
+    return range(first, min(newest + max(1, math.ceil(count)), config["total_steps"] + 1))
 
 
 def sign_run(store: Store, lab: PrivateKey, hours: float, peers: Collection[int] = ()) -> str:
@@ -68,8 +86,7 @@ def sign_run(store: Store, lab: PrivateKey, hours: float, peers: Collection[int]
         for peer, key in found
         if key is not None and peer in (peers or range(document.slots))
     ]
-    config = document.run["config"]
-    steps = rounds_ahead(store, hours, config["max_round_train_time"], config["total_steps"])
+    steps = rounds_ahead(store, hours, document.run["config"])
     if readers and steps:
         sign_ahead(store, readers, steps, math.ceil(hours * HOUR), lab)
     return f"rounds {steps.start} to {steps.stop - 1} of {len(readers)} peers, for {hours:g} hours"

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from parts.volunteers import slots
-from parts.volunteers.addresses.signing import rounds_ahead
+from parts.volunteers.addresses.signing import rounds_ahead, rounds_over, rounds_with_links
 from parts.volunteers.store.folder import FolderStore
 
 
@@ -14,23 +14,44 @@ def store(tmp_path):
     return FolderStore(tmp_path)
 
 
+def put(store, step, peer, what, seconds):
+    store.create(name := slots.of_peer(step, peer, what), b"x")
+    os.utime(store.root / name, (seconds, seconds))
+
+
 def close(store, *times):
+    """Rounds that one peer closed, and in whose next ones two sent messages."""
     for step, seconds in enumerate(times, 1):
-        store.create(name := slots.of_peer(step, 3, "closed"), b"x")
-        os.utime(store.root / name, (seconds, seconds))
+        put(store, step, 3, "closed", seconds)
+        for peer in (2, 3):
+            put(store, step + 1, peer, "record", seconds)
+
+
+def ahead(store, hours, last=9999):
+    config = {"total_steps": last, "max_round_train_time": 300, "min_clients": 2}
+    return rounds_ahead(store, hours, config)
 
 
 def test_a_run_that_has_not_begun_takes_its_longest_rounds(store):
-    assert rounds_ahead(store, 24, 300, 9999) == range(1, 361)
-    assert rounds_ahead(store, 24, 300, 30) == range(1, 31)
+    assert ahead(store, 24) == range(1, 361)
+    assert ahead(store, 24, 30) == range(1, 31)
     close(store, 1000)
-    assert rounds_ahead(store, 24, 300, 9999) == range(2, 362)
+    assert ahead(store, 24) == range(2, 362)
 
 
 @pytest.mark.parametrize(("seconds", "count"), [(60, 75), (120, 38), (9000, 15), (0, 4500)])
 def test_a_run_that_goes_on_takes_the_pace_of_its_last_rounds(store, seconds, count):
     close(store, *range(0, 30_000, 6000), *(30_000 + n * seconds for n in range(33)))
-    assert rounds_ahead(store, 1, 300, 9999) == range(39, 39 + count)
+    assert ahead(store, 1) == range(39, 39 + count)
+
+
+def test_a_peer_that_fills_its_slots_of_rounds_to_come_makes_none_of_them_over(store):
+    close(store, 1000, 1060)
+    for step in range(3, 20):
+        for what in ("closed", "record"):
+            put(store, step, 1, what, 1000)
+    assert rounds_over(store, 2) == 2 and rounds_with_links(store) == 19
+    assert ahead(store, 1) == range(3, 20 + 75)
 
 
 @pytest.mark.parametrize("there", [*range(20), 63, 64, 65, 1000])
