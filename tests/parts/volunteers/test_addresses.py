@@ -275,7 +275,7 @@ def test_a_file_is_small_enough_with_the_longest_credentials(lab, bucket, monkey
 
 def test_it_puts_the_state_after_some_rounds_in_its_chunks(lab, bucket, tmp_path, monkeypatch):
     monkeypatch.setattr(chunks, "CHUNK_BYTES", 512)
-    reader = READER._replace(state_bytes=1300, snapshots=Snapshots(0, 90, 3))
+    reader = READER._replace(own_bytes=1300, state_bytes=1300, snapshots=Snapshots(0, 90, 3))
     sign_ahead(lab, [reader], STEPS, HOUR, LAB)
     (path := tmp_path / "state").write_bytes(bytes(1300))
     store = without_credentials(bucket, reader)
