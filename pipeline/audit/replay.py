@@ -120,11 +120,15 @@ class WindowPeers:
         self._travelling = TravellingMessages()  # none when a window begins
 
     def _opening(self, peer: int) -> Tree:
-        """What a peer owned before the window; of one that begins anew in it, anything."""
-        like = self.setup.start.state.own[peer]
-        if self.transcript.begins_anew(self.window, peer):
+        """What a peer owned before the window; anything if that is not here, and it begins anew.
+
+        Who takes no part in the window ends it with what it owned before.
+        """
+        like, opening = self.setup.start.state.own[peer], self.window.opening
+        is_here = self.transcript.has_own(opening, peer)
+        if not is_here and self.transcript.begins_anew(self.window, peer):
             return like
-        return self.transcript.own(self.window.opening, peer, like)
+        return self.transcript.own(opening, peer, like)
 
     def begin(self, entry: Entry) -> None:
         """Begin a round: some peers take over the params, those without work the last commit.
