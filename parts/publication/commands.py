@@ -7,7 +7,7 @@ import dataclasses
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from functools import partial
 from pathlib import Path
@@ -166,8 +166,12 @@ def verify(  # noqa: PLR0913 - each is an option
     seen: list[Found] = []
     try:
         worker = given_bundle.WorkerOfReader(worker_python, worker_module, tuple(worker_path or ()))
-        stored = _verify_stored(source, root, follow, replays or (), as_json)
-        verified = stored or _verify(source, root, limits, asks, worker, seen)
+        stored = partial(_verify_stored, source, root, follow, replays or (), as_json)
+        published = partial(_verify, source, root, limits, asks, worker, seen)
+        if follow or replays or not source.startswith(("http://", "https://")):
+            verified = stored() or published()
+        else:
+            verified = _on_a_web_server(published, stored)
         outcome, said, text = verified.outcome, verified.to_json(), verified.text
     except LockstepError as error:
         outcome, said = _outcome(error), {"reason": str(error), "bitwise": False, "claims": {}}
@@ -234,6 +238,22 @@ def replay(
     from pipeline.audit import bundle
 
     raise typer.Exit(bundle.show(folder, max_gb, worker))
+
+
+def _on_a_web_server(
+    published: Callable[[], "Verified"], stored: Callable[[], "Verified | None"]
+) -> "Verified":
+    """Return what is known of a publication there or, where none lies, of a run of volunteers."""
+    from pipeline.net.limits import NotFetchedError, UnreachableError
+
+    try:
+        return published()
+    except UnreachableError:
+        raise
+    except NotFetchedError:
+        if found := stored():
+            return found
+        raise
 
 
 def _verify_stored(

@@ -47,22 +47,25 @@ def pairs(drawn) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("count", [1, 3, 12, 99])
 def test_no_pair_is_drawn_twice_and_the_last_window_is_one_of_all(count):
-    drawn = pairs(draw(transcript("a"), WINDOWS, "a", count, kept=True))
+    drawn = pairs(draw(transcript("a"), WINDOWS, "a", count, kept=True, stored=False))
     assert len(set(drawn)) == len(drawn) == min(count, 12)
     assert drawn == sorted(drawn)
-    first = {pairs(draw(transcript(n), WINDOWS, n, 1, kept=True))[0][0] for n in "abcdefghij"}
+    first = {
+        pairs(draw(transcript(n), WINDOWS, n, 1, kept=True, stored=False))[0][0]
+        for n in "abcdefghij"
+    }
     assert first == SENDERS.keys()
 
 
 def test_only_who_sent_something_in_a_window_is_drawn_for_it():
-    drawn = pairs(draw(transcript("a"), WINDOWS, "a", 99, kept=True))
+    drawn = pairs(draw(transcript("a"), WINDOWS, "a", 99, kept=True, stored=False))
     assert drawn == [(first, peer) for first, peers in SENDERS.items() for peer in peers]
 
 
 def test_transcript_reader_and_beacon_each_decide_the_draw():
     def drawn(name: str, seed: str | None, beacon: Beacon | None = None) -> tuple:
         whole = seed_of(transcript(name), seed, beacon)
-        return tuple(pairs(draw(transcript(name), WINDOWS, whole, 4, kept=True)))
+        return tuple(pairs(draw(transcript(name), WINDOWS, whole, 4, kept=True, stored=False)))
 
     assert drawn("a", None) == drawn("a", None)
     assert len({drawn(name, None) for name in "abcdefgh"}) > 4
@@ -72,7 +75,7 @@ def test_transcript_reader_and_beacon_each_decide_the_draw():
 
 def test_where_messages_are_not_kept_a_window_is_drawn_for_all_its_peers_and_the_last_always():
     for count in (1, 2):
-        drawn = draw(transcript("a"), WINDOWS, "a", count, kept=False)
+        drawn = draw(transcript("a"), WINDOWS, "a", count, kept=False, stored=False)
         assert len(drawn) == count and pairs(drawn)[-2:] == [(31, 1), (31, 3)]
 
 

@@ -186,7 +186,7 @@ def test_a_body_longer_than_was_asked_for_is_not_read_on(bucket, spoil):
 
 
 def test_a_body_that_trickles_ends_in_time(bucket, monkeypatch):
-    monkeypatch.setattr("parts.volunteers.store.web_store.SECONDS", 0.3)
+    monkeypatch.setattr("pipeline.net.limits.ListingLimit.seconds", 0.3)
     bucket.put(f"{RUN}/a", b"x" * 5000)
     faulty(bucket, wrong.trickling, "^GET ", times=None)
     with pytest.raises(LockstepError, match=r"over 0\.3 s, expected less"):
