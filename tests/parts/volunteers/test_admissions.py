@@ -41,6 +41,7 @@ OF_RUN = {
     "config": {"max_round_train_time": 600, "total_steps": 9, "min_clients": 1},
     "witness": {"snapshot_every": 4, "keep_every": 1},
 }
+IN_HOURS = {"max_round_train_time": 3600, "total_steps": 99, "min_clients": 1}
 
 
 def run_in(store, **tables):
@@ -114,8 +115,7 @@ def bucket(monkeypatch):
 def test_a_slot_is_given_with_a_days_addresses_and_sign_gives_more_to_all(bucket, tmp_path, capsys):
     lab, store = keys.create(tmp_path / "lab.pem"), open_store(f"s3://{BUCKET}/run")
     document = RunDocument(
-        release="1",
-        run=OF_RUN | {"config": OF_RUN["config"] | {"max_round_train_time": 3600, "total_steps": 99}},
+        release="1", run=OF_RUN | {"config": IN_HOURS},
         pins={}, start="ab" * 32, slots=16, payload_bytes=5000, own_bytes=7, state_bytes=0,
         self_test=None,
         lab=keys.public_text(lab),
