@@ -166,12 +166,8 @@ def verify(  # noqa: PLR0913 - each is an option
     seen: list[Found] = []
     try:
         worker = given_bundle.WorkerOfReader(worker_python, worker_module, tuple(worker_path or ()))
-        stored = partial(_verify_stored, source, root, follow, replays or (), as_json)
         published = partial(_verify, source, root, limits, asks, worker, seen)
-        if follow or replays or not source.startswith(("http://", "https://")):
-            verified = stored() or published()
-        else:
-            verified = _on_a_web_server(published, stored)
+        verified = _known(source, root, follow, replays or (), as_json, published)
         outcome, said, text = verified.outcome, verified.to_json(), verified.text
     except LockstepError as error:
         outcome, said = _outcome(error), {"reason": str(error), "bitwise": False, "claims": {}}
@@ -240,12 +236,23 @@ def replay(
     raise typer.Exit(bundle.show(folder, max_gb, worker))
 
 
-def _on_a_web_server(
-    published: Callable[[], "Verified"], stored: Callable[[], "Verified | None"]
+def _known(
+    source: str,
+    root: Path,
+    follow: bool,
+    replays: Sequence[str],
+    as_json: bool,
+    published: Callable[[], "Verified"],
 ) -> "Verified":
-    """Return what is known of a publication there or, where none lies, of a run of volunteers."""
+    """Return what is known of a run of volunteers, or else of a publication.
+
+    A web server is asked for a publication first.
+    """
     from pipeline.net.limits import NotFetchedError, UnreachableError
 
+    stored = partial(_verify_stored, source, root, follow, replays, as_json)
+    if follow or replays or not source.startswith("http"):
+        return stored() or published()
     try:
         return published()
     except UnreachableError:
