@@ -266,7 +266,7 @@ def _known(
 def _verify_stored(
     source: str, root: Path, follow: bool, replays: Sequence[str], as_json: bool
 ) -> "Verified | None":
-    """Return what is known of a run of volunteers; None where the source is none."""
+    """Return what is known of a run of volunteers; None if the source is something else."""
     from parts.publication.claims import Verified
     from pipeline.joints import offered
 

@@ -211,7 +211,7 @@ def draw(
 ) -> list[DrawnWindow]:
     """Draw `count` windows to publish with a seed of `seed_of`.
 
-    Of a run over a store the first ones: what a peer owned before a later one is with that peer.
+    In a run over a store they are first windows: only the peer has what it owned before a later one.
 
     Where messages are kept, each window of a peer is as likely. Where they are not, the last one is
     always drawn: only its replay connects anything with the weights.
