@@ -211,7 +211,7 @@ def draw(
 ) -> list[DrawnWindow]:
     """Draw `count` windows to publish with a seed of `seed_of`.
 
-    In a run over a store they are first windows: only the peer has what it owned before a later one.
+    In a run over a store they are first windows: what a peer owned later is with that peer alone.
 
     Where messages are kept, each window of a peer is as likely. Where they are not, the last one is
     always drawn: only its replay connects anything with the weights.
