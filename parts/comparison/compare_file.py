@@ -114,6 +114,8 @@ class Compare(Table):
     """Tokens of each run, over all peers."""
     passes: Count | None = None
     """How often a run may go over its data, as in [peers], where that is another number."""
+    threads: Count | None = None
+    """Threads of each training, as in [peers], where that is another number."""
     seeds: Annotated[tuple[U8, ...], Field(min_length=1), Distinct, AsTuple]
     """Seeds that are scored, 0 to 255: of the initial weights, the order of the data and the
     assignment."""

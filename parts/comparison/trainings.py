@@ -169,8 +169,8 @@ def changed(base: runfile.Run, compare: Compare) -> runfile.Run:
     tables = base.model_dump(mode="json", exclude_none=True)
     if compare.peers is not None:
         tables["peers"]["count"] = tables["config"]["init_min_clients"] = compare.peers
-    if compare.passes is not None:
-        tables["peers"]["passes"] = compare.passes
+    given = {"passes": compare.passes, "threads": compare.threads}
+    tables["peers"] |= {key: value for key, value in given.items() if value is not None}
     if compare.config:
         if "Init" not in tables["model"]["LLM"]["checkpoint"]:
             raise LockstepError(f"{compare.base}: its weights are not fresh, expected no config")
