@@ -17,7 +17,7 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 # Set in some containers: each of many processes would compile the source anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: repro test test-fast soak lint docs generated dist environment environment-test clean
+.PHONY: repro test test-long test-fast soak lint docs generated dist environment environment-test clean
 
 # RUN replaces params/run.toml, whose content is kept somewhere: by git, as another file of params/,
 # or as the file that was last put in its place. Without git that is not known. A file that has what
@@ -44,13 +44,17 @@ endif
 
 # Three workers for two cores: engines, servers and killed processes are often waited for.
 test: $(VENV)/installed-test
-	pytest -q -n 3 --dist worksteal -m "not soak and not release"
+	pytest -q -n 3 --dist worksteal -m "not long and not soak and not release"
+
+# Whole runs, peers in processes, kills, and programs compiled as a user's run does.
+test-long: $(VENV)/installed-test
+	pytest -q -n 3 --dist worksteal -m "long and not soak and not release"
 	pytest -q -n 2 --dist loadfile -m release $$(grep -rl --include='test_*.py' mark.release tests)
 
 # While editing: one wing, `make test-fast WING=lockstep`, and what keeps the house in order.
 WING := lockstep
 test-fast: $(VENV)/installed-test
-	pytest -q -n 2 --dist worksteal -m "not soak" tests/test_dag.py tests/test_habits.py tests/$(WING)
+	pytest -q -n 2 --dist worksteal -m "not long and not soak" tests/test_dag.py tests/test_habits.py tests/$(WING)
 
 soak: $(VENV)/installed-test
 	pytest -q -n 2 --dist worksteal -m soak

@@ -12,6 +12,8 @@ import tomlkit
 from pipeline.stage.keys import OUT, RUN_FILE
 from tests import tiny
 
+pytestmark = pytest.mark.long
+
 # One number of each of four tables, and the values it goes back and forth between.
 EDITS = {
     ("model", "LLM", "optimizer", "Distro", "compression_topk"): (4, 2),

@@ -20,6 +20,8 @@ from pipeline.stage.keys import PROJECT
 from tests import tiny
 from tests.errors import check_names
 
+pytestmark = pytest.mark.long
+
 
 class Place:
     """A tiny run in a folder, with stages run by hand."""

@@ -20,6 +20,8 @@ from tests.servers.files import Files
 from tests.servers.hub import Repo, running_hub
 from tests.tiny import PROJECT
 
+pytestmark = pytest.mark.long
+
 EXAMPLES = PROJECT / "examples"
 SMALLEST = ["--peers", "2", "--batch-size", "4"]
 

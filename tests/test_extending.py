@@ -11,6 +11,8 @@ import pytest
 from pipeline.stage.keys import RUN_FILE
 from tests import tiny
 
+pytestmark = pytest.mark.long
+
 PAGE = tiny.PROJECT / "docs" / "how-to" / "extend.md"
 BLOCKS = re.findall(r"```python\n# ([^\n]*)\n(.*?)```", PAGE.read_text(), re.DOTALL)
 NEW = re.compile(r"new: (\S+)$")

@@ -15,6 +15,8 @@ import yaml
 import lockstep
 from tests.tiny import PROJECT
 
+pytestmark = pytest.mark.long
+
 CITATION = yaml.safe_load((PROJECT / "CITATION.cff").read_text())
 SOURCE = ("lockstep", "models", "parts", "pipeline")
 FILES = ("LICENSE", "README.md", "pyproject.toml", "setup.py")

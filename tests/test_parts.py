@@ -20,6 +20,8 @@ from tests import tiny
 from tests.offered import PARTS
 from tests.test_dag import offered_to
 
+pytestmark = pytest.mark.long
+
 WINGS = "lockstep", "models", "pipeline", "parts"
 COPIED = (*WINGS, "benchmarks", "docs", "params", "tests", "workloads")  # tests read pages
 TESTED = "lockstep", "models", "pipeline"  # rooms of tests, of library and pipeline

@@ -17,6 +17,8 @@ from pipeline.audit import bundle
 from tests import tiny
 from tests.errors import refused
 
+pytestmark = pytest.mark.long
+
 STAGES = ("download", "convert", "train", "witness", "export", "evaluate")
 ROW = 16
 FLIP = {"kind": "sign_flip", "peer": 1, "rounds": [2, 3]}

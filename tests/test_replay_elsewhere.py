@@ -66,6 +66,7 @@ def test_training_on_one_device_gives_the_same_folder(two_devices, tmp_path):
     assert found == expected
 
 
+@pytest.mark.long
 def test_peers_on_two_devices_each_replay_bit_for_bit_where_there_are_but_two(tmp_path):
     run_file, root = tmp_path / "run.toml", tmp_path / "root"
     settings = {"peers__fsdp": 2, "peers__threads": 8}
@@ -80,6 +81,7 @@ def test_peers_on_two_devices_each_replay_bit_for_bit_where_there_are_but_two(tm
     assert len(verdict["replayed_windows"]) == verdict["windows"] == 4
 
 
+@pytest.mark.long
 def test_adamw_is_audited_piece_by_piece_with_other_instructions(tmp_path, monkeypatch):
     run_file, root = tmp_path / "run.toml", tmp_path / "root"
     document = tiny.run_document(

@@ -21,6 +21,8 @@ from pipeline.stage.keys import OUT, RUN_FILE, STAGES
 from tests import tiny
 from tests.errors import check_names
 
+pytestmark = pytest.mark.long
+
 ENGINES = {"dvc": ("dvc", "repro", "-q"), "snakemake": ("snakemake", "-q", "all")}
 
 

@@ -3,8 +3,12 @@
 import shutil
 from pathlib import Path
 
+import pytest
+
 from pipeline.stage.keys import WORKLOADS
 from tests import tiny
+
+pytestmark = pytest.mark.long
 
 STRANGE = Path(__file__).parent / "parts" / "workload" / "strange.py"
 WORKLOAD = {

@@ -75,6 +75,7 @@ def patterns() -> Iterator[tuple[str, str, set[str]]]:
 BETWEEN = re.compile(r"\\.|\(\?<?[:!=]|\(\?P<\w+>|[][(){}|*+?^$]")
 
 
+@pytest.mark.long
 def test_no_pattern_takes_more_than_time_in_proportion_to_what_it_reads():
     for where, pattern, functions in patterns():
         print(where)  # the last that is shown took too long

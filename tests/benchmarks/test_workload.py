@@ -3,7 +3,11 @@
 import argparse
 import sys
 
+import pytest
+
 from benchmarks import workload
+
+pytestmark = pytest.mark.long
 
 
 def test_each_kind_of_step_is_timed():

@@ -85,6 +85,7 @@ def test_each_layer_has_the_window_that_the_config_gives_it(model, changes, wind
     assert config.shortened(2).windows == windows[:2]
 
 
+@pytest.mark.long
 def test_layers_of_different_windows_are_not_left_to_a_fused_kernel():
     config = qwen2.Config.from_hf(SMALL | ON | {"max_window_layers": 1})
     params = qwen2.init(config, 0)
@@ -95,6 +96,7 @@ def test_layers_of_different_windows_are_not_left_to_a_fused_kernel():
     qwen2.apply(wide, params, LONG, **how)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=[] if name == "qwen2" else [pytest.mark.soak]) for name in MODELS],

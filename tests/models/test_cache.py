@@ -11,6 +11,8 @@ from jax import lax
 import models
 from tests.models.reference import BASE, GROUPS, LATENT, SCALED, TOKENS
 
+pytestmark = pytest.mark.long
+
 WINDOW = {"sliding_window": 5, "use_sliding_window": True}
 DYNAMIC = {"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}, "max_position_embeddings": 20}
 CASES = {

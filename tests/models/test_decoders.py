@@ -17,6 +17,8 @@ from models.llama import llama
 from pipeline.runfile import Peers
 from tests.models.reference import BASE, GROUPS, LATENT, TOKENS, assert_close, loss_of
 
+pytestmark = pytest.mark.long
+
 MODELS = {
     "llama": llama.Config.from_hf(BASE | {"eos_token_id": 2}),
     "deepseek_v3": deepseek_v3.Config.from_hf(BASE | LATENT | GROUPS),

@@ -23,6 +23,7 @@ def logits(config, params):
 # ---- Every setting counts ----
 
 
+@pytest.mark.long
 def test_every_setting_changes_what_is_computed(tmp_path):
     """One that changed nothing would not be tested by a case of test_parity.py."""
     reference = drawn("deepseek_v3", LATENT | GROUPS | SCALED)

@@ -105,6 +105,7 @@ def logits_of(model, config, params, tokens_BT):
     return model.apply(config, params, tokens_BT, scan=False, dtype=jnp.float32)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("pair", LAYERS, indirect=True)
 def test_every_layer_gives_what_pytorchs_gives(pair):
     """After each layer: what the last norm and the head make of it there."""
@@ -131,6 +132,7 @@ def first_layers(model, config, params, count):
     return shorter, jax.tree.map(lambda s, p: p[: len(s)], shapes, groups)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("pair", GRADIENTS, indirect=True)
 def test_the_loss_and_every_gradient_are_those_of_pytorch(pair, tmp_path):
     reference, _, hf_config, params = pair

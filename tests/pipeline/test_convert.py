@@ -20,6 +20,8 @@ from tests import tiny
 from tests.pipeline.conversion import convert_in, refused, same_params, start, write_model
 from tests.pipeline.trained_run import make_tokenizer
 
+pytestmark = pytest.mark.long
+
 
 def init(seed: int = 0, **changes: object) -> dict:
     return {"Init": {"seed": seed, "config": tiny.MODEL | changes}}

@@ -26,6 +26,8 @@ from pipeline.stage.keys import PROJECT
 from tests import tiny
 from tests.servers.hub import REPO, Hub, running_hub
 
+pytestmark = pytest.mark.long
+
 ROUNDS, EPOCH, SEQUENCES = 16, 6, 25
 OLDER = tomllib.loads((PROJECT / "tests/fixtures/psyche_older_spelling.toml").read_text())
 

@@ -58,6 +58,7 @@ def replayed(verdict: dict) -> list[tuple[int, int]]:
     return [(row["window"], row["peer"]) for row in verdict["replayed_windows"]]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("policy", "accepted"), [("applied", True), ("strict", False)])
 def test_a_liar_that_was_caught_in_its_round_is_named_and_refused_by_the_strict_policy_only(
     trained, policy, accepted

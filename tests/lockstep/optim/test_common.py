@@ -119,6 +119,7 @@ OF_MEDIAN = {
 }  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", OF_MEDIAN)
 def test_one_of_three_peers_moves_no_median(name):
     """Every optimizer that takes an aggregate reduces what peers send by nothing else."""

@@ -19,6 +19,8 @@ from tests import tiny
 from tests.lockstep.programs.rounds import ONE_LAYER as MODEL
 from tests.lockstep.programs.rounds import begin, train
 
+pytestmark = pytest.mark.long
+
 OPTIMIZERS = {"AdamW": tiny.ADAMW, "AdaDistro": tiny.ADA_DISTRO, "Streaming": tiny.STREAMING}
 EXPERTS = tiny.DEEPSEEK | {"num_hidden_layers": 1, "first_k_dense_replace": 0}
 

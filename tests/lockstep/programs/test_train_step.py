@@ -81,6 +81,7 @@ def test_losses_of_the_first_steps_are_as_they_were(optimizer):
 
 
 # two peers for a device in turns, which vmap does not know; fewer peers than devices; local steps
+@pytest.mark.long
 @pytest.mark.parametrize(
     "optimizer, count, overlap, layout",
     [
@@ -98,11 +99,13 @@ def test_every_layout_trains_alike(optimizer, count, overlap, layout):
     assert losses(4, 4, peers__layout=layout, **changes) == near
 
 
+@pytest.mark.long
 def test_peers_take_turns_on_fewer_devices_without_changing_a_bit():
     alone, on_two, on_one = (losses(n, 3, model=ONE_LAYER, peers__count=3) for n in (3, 2, 1))
     assert on_one == on_two == alone
 
 
+@pytest.mark.long
 def test_gradients_are_the_mean_over_sequences_however_they_are_cut():
     tokens = np.concatenate([batch(0, step) for step in range(3)])[:5]
     found = {}
@@ -122,6 +125,7 @@ def test_gradients_are_the_mean_over_sequences_however_they_are_cut():
         assert float(found[size].loss) == pytest.approx(float(found[8].loss), abs=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("optimizer, lots", [("Distro", 1), ("DiLoCo", 2)])
 def test_nothing_is_compiled_anew_when_the_work_changes(optimizer, lots):
     (programs, state), compiled = begin(a_run(optimizer)), set()
@@ -140,6 +144,7 @@ def test_gradients_cannot_travel_during_the_next_round():
         programs_of(a_run("AdamW", peers__overlap=1), tiny.MODEL)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("overlap", [0, pytest.param(1, marks=pytest.mark.soak)])
 def test_what_balances_experts_no_gradient_moves(overlap):
     """DeepSeek's correction has none; signs of 0 and weight decay would move it."""
@@ -165,6 +170,7 @@ def test_a_group_that_no_param_has_is_refused(optimizer):
         programs_of(runfile.parse(run, "run.toml"), tiny.MODEL)
 
 
+@pytest.mark.long
 def test_a_run_that_extends_another_warms_up_again():
     run = a_run("AdamW", model__LLM__cold_start_warmup_steps=4)
     _, state = begin(run)
@@ -207,6 +213,7 @@ def gradient(programs: Programs, state: State, rows: np.ndarray, size: int) -> t
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("model", [ONE_LAYER, EXPERTS], ids=["llama", "deepseek"])
 def test_the_loss_is_the_mean_over_labels_that_count_however_a_batch_is_cut(model):
     rows = packed(5)
@@ -235,6 +242,7 @@ def test_the_loss_is_the_mean_over_labels_that_count_however_a_batch_is_cut(mode
         )
 
 
+@pytest.mark.long
 def test_labels_that_are_the_inputs_train_as_no_labels_do():
     tokens = np.concatenate([batch(0, step) for step in range(3)])[:5]
     others = [np.tile(np.arange(16), (5, 1)), np.zeros((5, 16), int)]
@@ -248,6 +256,7 @@ def test_labels_that_are_the_inputs_train_as_no_labels_do():
         )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("optimizer", ["Distro", "AdamW"])
 def test_a_batch_of_which_nothing_counts_has_no_gradient_and_no_nan(optimizer):
     rows = packed(3)
@@ -263,6 +272,7 @@ def test_a_batch_of_which_nothing_counts_has_no_gradient_and_no_nan(optimizer):
         assert np.isfinite(leaf).all()
 
 
+@pytest.mark.long
 def test_fused_layouts_train_alike_on_labels():
     found = {}
     for name in ("each", "shard_map"):
@@ -306,6 +316,7 @@ def by_adamw(params: dict, grads: dict, state: tuple | None, rate: float) -> tup
     return optax.apply_updates(params, updates), state
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("count", [4, 3, 1])
 def test_a_peer_takes_a_step_on_each_of_two_lots_at_the_rate_of_its_time(count):
     """Of an odd number the first lot has one more; one sequence is one step."""

@@ -44,6 +44,7 @@ def off(optimizer, rule: str, lie: str | None = None, **given) -> float:
     return float(np.linalg.norm(result.params["w"] - TRUTH))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rule", ["median", "trimmed_mean", "multi_krum", "centered_clip"])
 def test_diloco_bears_a_liar_by_a_robust_rule_and_not_by_the_mean(rule):
     run = partial(off, DILOCO, learning_rate=0.05)
@@ -56,6 +57,7 @@ def test_the_other_rules_train(rule):
     assert off(DILOCO, rule, learning_rate=0.05) < 0.5 * np.linalg.norm(TRUTH)
 
 
+@pytest.mark.long
 def test_elements_that_a_liar_alone_sends_are_its_own_but_for_the_rules_against_it():
     run = partial(off, SIGNS, learning_rate=0.1)
     alone = {rule: run(rule, "lone_index") for rule in ("mean", "min_support", "peer_mean")}

@@ -47,6 +47,7 @@ class KilledError(Exception):
     """In place of a signal."""
 
 
+@pytest.mark.long
 def test_one_that_goes_on_after_kills_has_the_messages_that_were_on_their_way(tmp_path):
     """Killed between checkpoints too, whose rounds are taken again, and at each of them."""
     kills = [1, 3, 3, 5]

@@ -112,6 +112,7 @@ def test_a_key_is_of_the_seed_the_round_the_peer_and_the_local_step():
     np.testing.assert_allclose(result.params["w"], w, rtol=1e-4)
 
 
+@pytest.mark.long
 def test_the_same_bits_again_and_after_a_kill(tmp_path):
     class Dataset:
         """A process that dies while it reads, once."""
@@ -243,6 +244,7 @@ def images(params, batch, rng):
     return jnp.mean((guess + 0.1 * jax.random.normal(rng, guess.shape) - batch["y"]) ** 2)
 
 
+@pytest.mark.long
 def test_a_model_by_rules_has_the_same_bits_in_every_layout():
     draw = np.random.default_rng(3)
     shapes = {"image": (16, 2, 6, 5), "y": (16, 3), "filter": (4, 2, 3, 3), "out": (4, 3)}

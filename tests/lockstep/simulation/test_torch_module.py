@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from lockstep import simulate
 from tests.errors import refused
 
+pytestmark = pytest.mark.long
+
 ROWS, WIDTH, CLASSES = 96, 6, 3
 
 

@@ -93,6 +93,7 @@ def damaged(path: Path) -> Iterator[bytes]:
     yield content[: len(content) // 2]
 
 
+@pytest.mark.long
 def test_whatever_file_of_a_checkpoint_is_damaged_a_whole_one_comes_back(tmp_path, caplog, recwarn):
     folder = tmp_path / "checkpoints"
     checkpoints = Checkpoints(folder, keep=2)

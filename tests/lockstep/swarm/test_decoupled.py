@@ -35,6 +35,8 @@ from pipeline.start.round_settings import round_settings
 from tests import tiny
 from tests.lockstep.swarm.simulated import MODEL, entries, lab, run_of
 
+pytestmark = pytest.mark.long
+
 SLOW, FAR = 4, 5  # peers: of half the speed, and behind a thin line
 LINKS = {
     "tokens_per_second": [200.0, 200.0, 200.0, 200.0, 100.0, 200.0],

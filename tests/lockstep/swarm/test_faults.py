@@ -212,6 +212,7 @@ KILLED = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name",
     [pytest.param(n, marks=[pytest.mark.soak] if n in ("stale", "crash") else []) for n in KILLED],
@@ -269,6 +270,7 @@ def test_a_run_whose_peers_are_ejected_until_too_few_are_left_says_so_in_one_lin
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.long
 def test_a_lone_witness_that_crashes_takes_nobody_along():
     hit = 0
     for peer in range(6):

@@ -16,6 +16,8 @@ from lockstep.wire import message as wire
 from lockstep.wire import spool
 from tests.lockstep.swarm import simulated
 
+pytestmark = pytest.mark.long
+
 FAULTS = [
     {"kind": "crash", "peer": 0, "rounds": [2, 3]},
     {"kind": "sign_flip", "peer": 1, "rounds": [3, 3]},

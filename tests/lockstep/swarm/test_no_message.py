@@ -146,6 +146,7 @@ def huge(message):
     }
 
 
+@pytest.mark.long
 def test_a_run_goes_on_without_whose_message_is_none_and_its_audit_finds_the_same(
     tmp_path, monkeypatch, caplog
 ):

@@ -10,6 +10,8 @@ from pipeline import witness
 from tests import tiny
 from tests.parts.carrier.test_remote_peers import never_twice
 
+pytestmark = pytest.mark.long
+
 KILLED_IN = 3  # round
 SGD = {"SGD": {"momentum": 0.9, "nesterov": False, "weight_decay": 0.0}}
 

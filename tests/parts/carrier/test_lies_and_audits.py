@@ -20,6 +20,8 @@ from tests.lockstep.swarm import simulated
 from tests.parts.carrier.loopback import Loopback
 from tests.parts.carrier.test_remote_peers import LONG, never_twice, train
 
+pytestmark = pytest.mark.long
+
 LIAR = 0  # whom the trainer asks first for what all have alike
 Lie = Callable[[Loopback, Asked, Answered], Answered]
 

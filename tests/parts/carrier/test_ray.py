@@ -25,6 +25,8 @@ from tests import tiny
 from tests.errors import refused
 from tests.parts.carrier.test_remote_peers import never_twice
 
+pytestmark = pytest.mark.long
+
 STORE = 80 * 2**20  # bytes of each node's object store
 QUICK = {  # a node that is gone is noticed within seconds
     "health_check_initial_delay_ms": 500,

@@ -25,6 +25,8 @@ from tests.lockstep.swarm import simulated
 from tests.lockstep.swarm.test_no_message import LOST, SPOILT, nan, spoil_all
 from tests.parts.carrier.loopback import Fails, Loopback
 
+pytestmark = pytest.mark.long
+
 
 def train(run: runfile.Run, folder, form: str = "signs", fails: Fails | None = None):
     """Trains by peers behind a carrier, and audits all of it; programs are traced once."""

@@ -45,6 +45,8 @@ from pipeline.stage.keys import PROJECT
 from tests import tiny
 from tests.errors import refused
 
+pytestmark = pytest.mark.long
+
 BASE = runfile.load(PROJECT / "params/run.toml")
 READY = sorted(path.name for path in (PROJECT / "params").glob("compare*.toml"))
 PLAIN = {"recipe": "adamw", "search": {"rate": 1e-3}}

@@ -232,6 +232,7 @@ def test_a_model_that_can_only_be_a_path_is_asked_for_on_no_hub(name, tmp_path, 
         model_named(name, tmp_path)
 
 
+@pytest.mark.long
 def test_plan_takes_a_model_on_the_hub_from_its_config_and_not_from_another_runs(
     tmp_path, monkeypatch
 ):
@@ -250,6 +251,7 @@ def test_plan_takes_a_model_on_the_hub_from_its_config_and_not_from_another_runs
     assert "memory         not known before `lockstep convert`" in planned
 
 
+@pytest.mark.long
 def test_plan_of_a_kernel_that_is_not_here_says_all_but_the_memory(small, tmp_path):
     file = tmp_path / "run.toml"
     lockstep_new(file, *small, "--optimizer", "adamw", "--gpus", "1", "--root", tmp_path)
@@ -348,6 +350,7 @@ def test_like_a_run_in_the_older_spelling_stays_in_it(small, tmp_path):
     assert (limit.steps, limit.batch, limit.max_seq_len) == (2500, 80, 16)
 
 
+@pytest.mark.long
 def test_like_a_large_run_widens_the_times_that_larger_messages_need(tmp_path):
     base, file = tmp_path / "base.toml", tmp_path / "run.toml"
     lockstep_new(base, "--model", "init:134m", "--data", "corpus", "--optimizer", "distro",
@@ -405,6 +408,7 @@ def test_without_a_terminal_what_is_missing_is_said_in_one_line(tmp_path):
     assert str(error.value) == f"lockstep new: {missing}"
 
 
+@pytest.mark.long
 def test_in_a_terminal_it_asks_one_question_at_a_time(tmp_path):
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "pipeline", "new", "--root", str(tmp_path)]

@@ -122,6 +122,7 @@ def test_options_of_a_workload_and_rows_are_refused_without_one(tmp_path):
             lockstep_new(tmp_path / "run.toml", *model, *given, "--root", tmp_path)
 
 
+@pytest.mark.long
 def test_the_tutorial_to_the_letter_ends_in_a_trained_audited_and_exported_model(
     tmp_path, monkeypatch
 ):

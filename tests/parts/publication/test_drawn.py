@@ -29,6 +29,8 @@ from tests import tiny
 from tests.parts.publication.published_run import LIMITS, verify
 from tests.servers.files import Files
 
+pytestmark = pytest.mark.long
+
 WINDOWS = Snapshots(0, 40, every=10).windows
 SENDERS = {1: (0, 1, 2, 3), 11: (0, 1, 3), 21: (0, 1, 3), 31: (1, 3)}  # 2 was ejected, 0 left
 

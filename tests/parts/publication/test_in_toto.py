@@ -19,6 +19,8 @@ from tests.parts.publication.test_signature import write_keys
 from tests.servers.files import Files
 from tests.servers.hub import REPO, running_hub
 
+pytestmark = pytest.mark.long
+
 NAMED = ("model.safetensors", outputs.RUN, layout.MANIFEST)
 
 

@@ -153,6 +153,7 @@ def test_the_run_files_checkpointers_are_destinations_each_once(tmp_path, hub, g
     assert {name.partition("/")[0] for name in gcs.objects} == {"a", "b"}
 
 
+@pytest.mark.long
 def test_a_killed_push_leaves_a_reader_what_was_there(root, gcs, tmp_path):
     earlier = write_model(tmp_path / "earlier")
     bucket.push(sorted(earlier.iterdir()), "ours", "a", step=1, epoch=0, run="earlier")

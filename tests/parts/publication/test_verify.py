@@ -123,6 +123,7 @@ def test_a_reader_with_the_same_data_knows_where_the_sequences_come_from(publish
     assert verified.claim("data").kind == "proven" and said in verified.text
 
 
+@pytest.mark.long
 def test_a_run_from_a_checkpoint_is_followed_from_the_readers_copy_of_it(published, tmp_path):
     own, other = tmp_path / "own", tmp_path / "other"
     for folder, seed in ((own, 3), (other, 4)):

@@ -2,6 +2,7 @@
 
 import jax
 import numpy as np
+import pytest
 
 from lockstep.programs.placement import device_groups
 from lockstep.same_bits.evaluation import without_rule
@@ -11,6 +12,8 @@ from pipeline.language_model.text_writer import TextWriter
 from pipeline.runfile.tables import Peers
 from pipeline.weights import exported
 from tests.parts.tasks.exported import CONTEXT, write
+
+pytestmark = pytest.mark.long
 
 REQUESTS = [((5, 6, 7), (9, 8)), ((5,), (6, 7, 200))]
 

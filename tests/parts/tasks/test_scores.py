@@ -16,6 +16,8 @@ from pipeline.weights import exported as exported_folder
 from tests.pipeline.evaluated import END, LENGTH, make
 from tests.pipeline.exported import make_tokenizer
 
+pytestmark = pytest.mark.long
+
 
 def test_next_line_scores_what_the_exported_model_says(tmp_path):
     """Each choice's log-likelihood by the whole model alone, in float64."""

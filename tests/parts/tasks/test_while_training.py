@@ -7,6 +7,8 @@ from pipeline.stage.keys import PROJECT
 from tests import tiny
 from tests.pipeline.monitor.test_training_scores import HEAD, steps
 
+pytestmark = pytest.mark.long
+
 ROUNDS, EVERY, VOCABULARY, LENGTH = 6, 2, 300, 48
 
 

@@ -23,6 +23,8 @@ from tests import tiny
 from tests.servers import hub as hub_server
 from tests.servers.hub import Repo
 
+pytestmark = pytest.mark.long
+
 MODEL, DATASET = "emozilla/llama2-20m-init", "emozilla/fineweb-10bt-tokenized-datatrove-llama2"
 BATCH = ["--total-batch", "2", "--micro-batch", "1"]
 # The pages "Implementing models" and "Python Integration".

@@ -10,6 +10,8 @@ from parts.volunteers.chain import opening
 from parts.volunteers.store.schemes import open_store
 from tests import tiny
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def store(finished, tmp_path):

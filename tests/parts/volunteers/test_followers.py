@@ -16,6 +16,8 @@ from parts.volunteers.store.folder import FolderStore
 from tests import tiny
 from tests.parts.volunteers import volunteering
 
+pytestmark = pytest.mark.long
+
 LAST, PEERS = 8, 2
 STATES = {"config__total_steps": LAST, "witness__snapshot_every": 2}
 

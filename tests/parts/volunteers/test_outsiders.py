@@ -2,10 +2,14 @@
 
 import json
 
+import pytest
+
 from parts.volunteers import slots
 from parts.volunteers.addresses import ahead
 from parts.volunteers.store.schemes import open_store
 from tests.parts.volunteers import volunteering
+
+pytestmark = pytest.mark.long
 
 PEERS, LAST = 3, 4
 NAMES = "000", "001", "follower"

@@ -17,6 +17,8 @@ from parts.volunteers.store.schemes import open_store
 from tests import tiny
 from tests.parts.publication.published_run import print_of
 
+pytestmark = pytest.mark.long
+
 
 def verify(store, root, *replays, follows=False):
     lines = []

@@ -9,6 +9,8 @@ from tests.parts.volunteers.stores import BUCKET
 from tests.servers import s3 as s3_server
 from tests.servers.s3 import running_s3
 
+pytestmark = pytest.mark.long
+
 PEERS = 2
 NAMES = [*(f"{peer:03}" for peer in range(PEERS)), "follower"]
 

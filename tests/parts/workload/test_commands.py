@@ -28,7 +28,7 @@ from tests import tiny
 from tests.errors import check_names, refused
 from tests.parts.workload.test_training import FACTORY, a_run, failing
 
-pytestmark = pytest.mark.usefixtures("quick_workers")
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("quick_workers")]
 LIMITS = Limits(1, Network(attempts=1, stall_seconds=1))
 
 

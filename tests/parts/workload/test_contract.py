@@ -22,7 +22,7 @@ from tests.parts.workload.test_commands import verify
 from tests.parts.workload.test_training import verdict_of
 from tests.parts.workload.worker_host import PYTHON
 
-pytestmark = pytest.mark.usefixtures("source")
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("source")]
 HERE = str(Path(__file__).parent)
 INNER = {**tiny.DILOCO_IN_4_BITS["DiLoCo"], "inner": "Workload"}
 WAYS = {

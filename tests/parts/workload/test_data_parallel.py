@@ -5,11 +5,14 @@ from contextlib import closing
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from parts.workload import inner_loop
 from parts.workload.worker import Worker
 from pipeline import runfile
 from tests import tiny
+
+pytestmark = pytest.mark.long
 
 ROWS = {"kind": "tokens", "columns": ["inputs"], "length": 16}
 TORCHRUN = ["--standalone", "--nproc-per-node=2", "-m", "lockstep_worker.data_parallel"]

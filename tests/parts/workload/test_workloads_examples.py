@@ -14,6 +14,8 @@ from safetensors.numpy import save_file
 from lockstep.files import sha256_file
 from tests.parts.workload.worker_host import WORKLOADS, Host, array_rows
 
+pytestmark = pytest.mark.long
+
 LLAMA = {
     "model_type": "llama",
     "vocab_size": 50,

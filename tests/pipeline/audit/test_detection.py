@@ -12,6 +12,8 @@ import pytest
 from lockstep.tables.faults import KINDS
 from tests.lockstep.swarm.simulated import BY_TIME, LOCAL, Seen, entries, run_of, see
 
+pytestmark = pytest.mark.long
+
 LIAR, FIRST, LAST = 1, 3, 6
 ROUNDS = LAST  # of a run, in two windows
 

@@ -295,6 +295,7 @@ def test_only_what_can_be_varied_here_is_measured(change, measured, trained, mon
     assert honest.measurable(lab("dense").setup(run), header) == measured
 
 
+@pytest.mark.long
 def test_honest_bits_elsewhere_are_measured_in_a_process(tmp_path):
     run = run_of("signs", total_steps=4)
     lab("signs").train(run, tmp_path)

@@ -24,6 +24,8 @@ from pipeline.stage.keys import PROJECT
 from tests.errors import refused
 from tests.pipeline.finished_run import PEERS, ROUNDS, finish
 
+pytestmark = pytest.mark.long
+
 SAVED, KILLED = 15, 25
 KILL = """
 import os, signal, sys, time

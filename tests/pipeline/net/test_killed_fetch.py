@@ -18,6 +18,8 @@ from tests.pipeline.net import token_servers as sources
 from tests.pipeline.net.token_servers import KINDS, Source
 from tests.servers.files import Files
 
+pytestmark = pytest.mark.long
+
 SIZE = 500_000  # bytes of each of the three files
 BYTES_PER_SECOND = 400_000  # of each download
 # What a kill can cost a file: what the server had written and the process had not read.

@@ -17,6 +17,7 @@ def parsed(**changes: object) -> runfile.Run:
     return runfile.parse(tiny.run_document("nowhere", **changes).unwrap(), "run.toml")
 
 
+@pytest.mark.long
 def test_a_run_takes_what_was_planned(tmp_path):
     run_file, root = tmp_path / "run.toml", tmp_path / "root"
     tiny.write_run(run_file, tiny.run_document(tiny.write_data(tmp_path / "tokens")))

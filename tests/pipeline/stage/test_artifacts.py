@@ -130,6 +130,7 @@ def test_a_result_is_of_what_was_read_not_of_what_replaced_it_meanwhile(tmp_path
     assert not train.is_made("train")
 
 
+@pytest.mark.long
 def test_no_flipped_bit_of_a_made_file_goes_unnoticed(tmp_path):
     made = made_of(make("train", tmp_path))
     whole, content = made.read_bytes(), artifacts.read_made(made)

@@ -199,6 +199,7 @@ def some_steps(skip: bool, overlap: int) -> dict:
     return peers.params
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("overlap", [0, 1])
 def test_a_block_without_any_gradient_stays_only_if_zeros_are_not_sent(overlap):
     sent, skipped = (some_steps(skip, overlap) for skip in (False, True))
@@ -209,6 +210,7 @@ def test_a_block_without_any_gradient_stays_only_if_zeros_are_not_sent(overlap):
     assert (sent["half"] != skipped["half"]).any()  # the peer that has one decides alone
 
 
+@pytest.mark.long
 def test_a_block_that_is_left_out_and_has_a_gradient_is_far_from_its_replay():
     compressor = Compressor(3, 4, True, skip_zero_blocks=True)
     x = jax.random.normal(jax.random.key(0), (8, 100)).at[:4, :4].set(0.0)

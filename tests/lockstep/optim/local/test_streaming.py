@@ -26,6 +26,7 @@ streaming_of = partial(streaming_diloco, sgd(RATE, momentum=0.5), OUTER)
 
 
 # the 24 elements in 5 fragments: 5 in each, and 4 in the last
+@pytest.mark.long
 @pytest.mark.parametrize(
     "fragments, steps, delay, mixing", [(5, 2, 1, 0.25), (3, 3, 2, 0.0), (2, 2, 0, 0.5)]
 )
@@ -142,6 +143,7 @@ def test_with_nobody_late_it_is_streaming_diloco_bit_for_bit(adopt, mixing):
     jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
+@pytest.mark.long
 def test_one_fragment_without_delay_is_diloco_however_it_is_taken_up():
     for adopt in ("overwrite", "carry"):
         one = decoupled_diloco(INNER, BY_RDA, inner_steps=3, fragments=1, delay=0, adopt=adopt)
@@ -169,6 +171,7 @@ def alone(adopt: str, delay: int, fragments: int = 2) -> tuple[float, float]:
     return float(moved.min()), float(moved.max())
 
 
+@pytest.mark.long
 def test_carry_loses_no_local_step_that_is_taken_while_a_fragment_travels():
     taken = 3.0 * 8  # local steps of the rounds in which it moves
     assert alone("carry", delay=2) == pytest.approx((taken, taken), abs=1e-4)

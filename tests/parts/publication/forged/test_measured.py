@@ -64,6 +64,7 @@ FORGED = {
 }  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", FORGED)
 def test_what_contradicts_itself_is_not_verified_though_all_hashes_agree(folder, case):
     change, said = FORGED[case]

@@ -16,6 +16,8 @@ from lockstep.transcript.trees import load_nested, save_tree
 from pipeline.audit import bundle
 from tests.pipeline.audit.bundle.bundled_run import OPENING, change_json, change_said, found, seal
 
+pytestmark = pytest.mark.long
+
 
 def change_tree(name: str, change: Callable[[dict], dict]) -> Callable[[Path], None]:
     return lambda folder: save_tree(folder / name, change(load_nested(folder / name)))

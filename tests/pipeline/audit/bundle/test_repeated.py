@@ -12,6 +12,8 @@ from pipeline.stage.keys import PROJECT
 from tests import tiny
 from tests.pipeline.audit.bundle.bundled_run import FLIP, OPENING, bundles, found, replay, seal
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def dense(tmp_path_factory) -> tuple[dict, dict[str, Path]]:

@@ -144,6 +144,7 @@ EDITS = [
 ]  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("where", "edit", "kinds"), [row[1:] for row in EDITS], ids=[row[0] for row in EDITS]
 )
@@ -218,6 +219,7 @@ def test_broken_bytes_that_the_transcript_keeps_quiet_about_are_a_finding(tmp_pa
     assert (2, None, "messages") in [(f.round, f.peer, f.kind) for f in auditor.audit(tmp_path)]
 
 
+@pytest.mark.long
 def test_a_run_cut_off_where_it_waits_for_members_is_a_finding(tmp_path):
     crash = {"kind": "crash", "peer": [1, 2], "rounds": [3, 8]}
     run = run_of("signs", crash, min_clients=5, init_min_clients=6, witness_nodes=0)
