@@ -75,6 +75,8 @@ def run(run: runfile.Run, paths: Paths) -> None:
     with paths.building() as folder:
         # hard links: no bytes are copied, and a kill before the end leaves the source whole
         shutil.copytree(transcript.folder, folder / "transcript", copy_function=link)
+        if (signed := paths.scratch / "signed").is_dir():  # in a run over a store
+            shutil.copytree(signed, folder / "signed", copy_function=link)
         if (init / "hf").is_dir():  # a workload has none
             shutil.copytree(init / "hf", folder / "hf", ignore=WEIGHTS)
         curves.write(

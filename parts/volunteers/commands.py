@@ -94,6 +94,18 @@ def gc(store: Where, file: KeyFile = DEFAULT_KEY) -> None:
 
 
 @volunteer.command()
+def signatures(root: Root = DEFAULT_ROOT) -> None:
+    """Check offline who signed the links and messages of the run in data/trained."""
+    from parts.volunteers.chain import signed_rounds
+
+    found = signed_rounds.check(root / "data" / "trained")
+    print(
+        f"signatures: {found.rounds} links and {found.signed} of {found.messages} messages are "
+        f"signed by peers that {found.lab} admitted"
+    )
+
+
+@volunteer.command()
 def join(
     store: Where,
     root: Root = DEFAULT_ROOT,

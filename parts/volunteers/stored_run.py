@@ -1,4 +1,4 @@
-"""What stage train asks for, of a run of volunteers: who trains here, and over which store."""
+"""Stage train asks here who trains in a run of volunteers, and over which store."""
 
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from lockstep.swarm.peers import SimulatedPeers
 from lockstep.swarm.swarm import Swarm
 from lockstep.swarm.training_loop import Begun, Start
 from lockstep.transcript.transcript import Writer
-from parts.volunteers import keys
+from parts.volunteers import keys, slots
 from parts.volunteers.addresses.ahead import AddressReader, open_addressed
 from parts.volunteers.audits.draws import AuditDraws
 from parts.volunteers.audits.showing import Showing
@@ -19,6 +19,7 @@ from parts.volunteers.chain import opening
 from parts.volunteers.chain.admissions import Admissions
 from parts.volunteers.chain.links import Head, Terms
 from parts.volunteers.chain.place import LONGEST, Onlooker, RunInStore, Volunteer
+from parts.volunteers.chain.signed_rounds import FOLDER, SignedRounds
 from parts.volunteers.keys import parse_public
 from parts.volunteers.store.schemes import open_store
 from parts.volunteers.store.web_store import WebStore
@@ -47,6 +48,7 @@ class StoredRun:
     def begin(self, begun: Begun, peers: SimulatedPeers, writer: Writer) -> Begun:
         """Return where a run goes on; with `[runtime] from_state` it begins after a state."""
         self.place.restore(begun.rest)
+        self.place.signed = SignedRounds(writer.folder.parent / FOLDER)
         if begun.rest is not None or not self.setup.run.runtime.from_state:
             return begun
         states = self._states(writer.folder.parent)
@@ -80,6 +82,7 @@ def stored_run(setup: Setup) -> StoredRun:
         reader = AddressReader.of(volunteer.peer, volunteer.key.public_key(), sha256, document)
         store = open_addressed(store.address, reader, volunteer.key, lab, run.runtime)
         admissions = Admissions(store, sha256, lab, document.slots)
+    admissions.objects[slots.RUN] = seen
     config, volunteers = run.config, run.volunteers
     terms = Terms(
         config.max_round_train_time,

@@ -61,6 +61,7 @@ OUTPUTS: dict[str, tuple[Output, ...]] = {
         Output(r"transcript/(.+)", rf"{TRANSCRIPT}/\1", "proven", "every round is computed again"),
         _left(r"metrics/.+|final\.json", "the rounds, of which the card has the numbers"),
         _left(r"hf/.+", "the export's files"),
+        _left(r"signed/.+", "the store of the run, where anybody reads who signed what"),
     ),
     "witness": (
         Output(r"verdict\.json", VERDICT, "sampled", "the drawn windows are replayed"),

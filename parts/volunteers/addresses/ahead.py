@@ -6,10 +6,12 @@ days at most. A file of them is signed by the lab, and sealed for the peer's key
 many there were before it.
 """
 
+import logging
 import threading
 import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from functools import partial
 from typing import Annotated, ClassVar, NamedTuple
 
@@ -26,15 +28,18 @@ from parts.volunteers.keys import PrivateKey, PublicKey
 from parts.volunteers.signed import Body
 from parts.volunteers.store.given import GivenEndpoint
 from parts.volunteers.store.s3 import LONGEST, S3Endpoint
-from parts.volunteers.store.verbs import Store
+from parts.volunteers.store.verbs import AwaitedError, MissedError, Store
 from parts.volunteers.store.web_store import Ask, WebStore
-from pipeline.net.limits import NetSettings
+from pipeline.net.limits import NetSettings, NotFetchedError, UnreachableError
+
+log = logging.getLogger(__name__)
 
 PAGE = 1000  # names of a page, at most, of every store
 SPAN = 16  # rounds of a file, which so has less than 1 MiB with the longest credentials
 MOST_BYTES = 2**21  # of a file
 MOST_FILES = 10**5  # of a peer
 AGAIN = 60  # seconds between two looks for newer addresses, where those at hand have ended
+SOON = 7200  # seconds before the last address ends in which a volunteer warns of that
 UrlText = Annotated[str, Field(max_length=2**13)]
 ListingAddress = Annotated[tuple[str, str, UrlText], AsTuple]
 
@@ -185,7 +190,8 @@ class Addressed(GivenEndpoint):
         self._store, self._reader, self._key, self._lab = store, reader, key, lab
         self._oldest = self._next = 0  # of the files that were read, and of the newer ones
         self._ends = dict[Ask, int]()
-        self._looked = 0.0
+        self._refused = set[Ask]()  # whose address has ended, as the store says too
+        self._looked = self._warned = 0.0
         self._lock = threading.Lock()
         self.until = 0
 
@@ -193,6 +199,8 @@ class Addressed(GivenEndpoint):
         """Return the address for this, from whichever file of the lab has it.
 
         Raises:
+          AwaitedError: the lab signed none for the round yet, or it has ended.
+          MissedError: it signed addresses of later rounds alone.
           LockstepError: the lab signed none, or a file is not signed by it for this peer.
         """
         if ask.verb == "GET":
@@ -203,7 +211,31 @@ class Addressed(GivenEndpoint):
             while not self.has(ask) and self._oldest > 0:
                 self._oldest -= 1
                 self._read(self._oldest, newer=False)
+            self._warn()
+            slot = slots.slot(ask.name)
+            if slot is not None and (ask in self._refused or not self.has(ask)):
+                error = MissedError if self._newest() > slot.step else AwaitedError
+                raise error(self.lacks(ask))
         return super().find(ask)
+
+    def refused(self, ask: Ask) -> bool:
+        """Return whether an address that the store refused has ended by this clock too."""
+        if self._ends.get(ask, self.until) > time.time():
+            return False
+        self._refused.add(ask)
+        return True
+
+    def _newest(self) -> int:
+        """Return the last round that has addresses which hold; 0 without any."""
+        now = time.time()
+        hold = (slots.slot(ask.name) for ask, ends in self._ends.items() if ends > now)
+        return max((one.step for one in hold if one is not None), default=0)
+
+    def _warn(self) -> None:
+        """Say once that the last address ends soon."""
+        if self._warned < self.until < time.time() + SOON:
+            self._warned = self.until
+            log.warning(f"train: the lab signed no addresses after {_at(self.until)}")
 
     def _has_ended(self, ask: Ask) -> bool:
         """Whether it is time to look for a newer address; this clock says only when to try."""
@@ -217,8 +249,12 @@ class Addressed(GivenEndpoint):
         """Read what the lab signed since; at first the newest file, which a search finds."""
         if not self._next:
             self._oldest = self._next = max(0, slots.count(self._is_there) - 1)
+        before = self._next
         while self._read(self._next, newer=True):
             self._next += 1
+        if self._next > before:
+            until = f"until {_at(self.until)}, for rounds up to {self._newest()}"
+            log.info(f"train: the lab signed addresses {until}")
 
     def _is_there(self, number: int) -> bool:
         name = slots.addresses(self._reader.peer, number)
@@ -246,6 +282,7 @@ class Addressed(GivenEndpoint):
         given = {ask: url for ask, url in given.items() if newer or ask not in self._ends}
         self.give(body.folder, given)
         self._ends |= dict.fromkeys(given, body.until)
+        self._refused.difference_update(given)
         self.until = max(self.until, body.until)
         return True
 
@@ -255,16 +292,38 @@ def open_addressed(
 ) -> WebStore:
     """Return a volunteer's store at a public address: reads are anybody's, the rest is signed."""
     public = WebStore(address, GivenEndpoint(address), network)
-    return WebStore(address, Addressed(public, reader, key, lab), network)
+    return AddressedStore(address, Addressed(public, reader, key, lab), network)
+
+
+class AddressedStore(WebStore):
+    """A store in which an address that ended is waited for."""
+
+    endpoint: Addressed
+
+    def create(self, name: str, content: bytes) -> bool:
+        """Put an object; see `WebStore`."""
+        try:
+            return super().create(name, content)
+        except NotFetchedError as error:
+            ask = Ask("PUT", name, len(content))
+            if isinstance(error, UnreachableError) or not self.endpoint.refused(ask):
+                raise
+            self.endpoint.find(ask)  # which waits, unless there is a newer one
+            return super().create(name, content)
 
 
 def _inflated(data: bytes) -> bytes | None:
-    """Return compressed bytes as they were; None of ones that were too many.
+    """Decompress the bytes of a file of addresses.
 
-    Bytes of another form give none.
+    Returns:
+      The bytes; None if they are more than a signed body may have; b"" if `data` is not compressed.
     """
     try:
         content = zlib.decompressobj().decompress(data, signed.MOST_BYTES + 1)
     except zlib.error:
         return b""
     return content if len(content) <= signed.MOST_BYTES else None
+
+
+def _at(seconds: int) -> str:
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M} UTC"

@@ -7,7 +7,7 @@ from parts.volunteers import slots
 from parts.volunteers.bodies import Admission
 from parts.volunteers.keys import PublicKey, parse_public, public_text
 from parts.volunteers.signed import MOST_BYTES, opened
-from parts.volunteers.store.verbs import Store
+from parts.volunteers.store.verbs import Seen, Store
 from pipeline.net.limits import UnreachableError
 
 
@@ -22,6 +22,7 @@ class Admissions:
     run: str  # SHA-256 of run.json, hex
     lab: PublicKey
     count: int  # slots of the run
+    objects: dict[str, Seen] = field(default_factory=dict)  # what was read, by name
     _found: dict[int, list[tuple[int, PublicKey | None]]] = field(default_factory=dict)
 
     def read(self) -> None:
@@ -60,7 +61,7 @@ class Admissions:
         return known[-1][1] if known else None
 
     def key(self, peer: int, seconds: int) -> PublicKey | None:
-        """Return who had a slot at a time of the store; None of a slot that nobody had.
+        """Return the key that had a slot at a time of the store's clock; None if nobody had it.
 
         A replacement holds from the next second on, as others may not have seen it before.
         """
@@ -78,4 +79,5 @@ class Admissions:
         found = opened(Admission, seen.content, self.lab, name)
         if (found.run, found.peer, found.number) != (self.run, peer, number):
             raise LockstepError(f"{name}: is of slot {found.peer}, number {found.number}")
+        self.objects[name] = seen
         return seen.seconds, None if found.key is None else parse_public(found.key, name)

@@ -1,6 +1,7 @@
 """A run in a store, as a process of it sees it: whose bytes are what, and the newest link."""
 
 import hashlib
+import logging
 import time
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext, suppress
@@ -17,10 +18,11 @@ from parts.volunteers.audits.draws import AuditDraw, AuditDraws
 from parts.volunteers.bodies import JoinRequest, LeaveNotice, RunDocument
 from parts.volunteers.chain.admissions import Admissions
 from parts.volunteers.chain.links import AskedLink, Head, RoundLink, Terms
+from parts.volunteers.chain.signed_rounds import SignedRounds
 from parts.volunteers.collecting import collected
 from parts.volunteers.keys import PrivateKey, PublicKey, public_text
 from parts.volunteers.signed import is_signed, opened
-from parts.volunteers.store.verbs import Seen, Store
+from parts.volunteers.store.verbs import AwaitedError, MissedError, Seen, Store
 from pipeline.net.limits import UnreachableError
 from pipeline.stage import signals
 
@@ -28,6 +30,8 @@ NOTICES: dict[str, tuple[type[JoinRequest] | type[LeaveNotice], int]] = {
     "join": (JoinRequest, slots.JOIN_BYTES),
     "leave": (LeaveNotice, slots.LEAVE_BYTES),
 }
+log = logging.getLogger(__name__)
+
 LONGEST = 5.0  # seconds between two looks at a store, at most
 Got = TypeVar("Got")
 AnyLink = TypeVar("AnyLink", AskedLink, RoundLink)
@@ -115,6 +119,7 @@ class RunInStore(Observer):
     audit_seconds: int  # in which a drawn peer puts its own states
     watch: Onlooker | None = None
     shows: Shows | None = None  # where a volunteer lives here
+    signed: SignedRounds | None = None  # where what is signed is kept
     _read: dict[str, int] = field(default_factory=dict)  # notices, and when each was put
 
     def saves(self) -> dict[str, Any]:
@@ -131,7 +136,9 @@ class RunInStore(Observer):
             self.draws.restore(rest["audits"])
 
     def followed(self, link: RoundLink, began: int) -> None:
-        """Draw audits, where the link closes a window; the round began at that time."""
+        """Keep what is signed of a round, which began at that time; draw audits after a window."""
+        if self.signed is not None:
+            self.signed.keep(link, self.head.sha256, self.admissions.objects)
         keys = {peer: self.admissions.key(peer, began) for peer in link.messages}
         self.draws.took({peer: public_text(key) for peer, key in keys.items() if key})
         if not self.snapshots.keeps(link.round):
@@ -192,16 +199,27 @@ class RunInStore(Observer):
 
     def look(self, name: str, most: int) -> Seen | None:
         """Look at an object."""
-        return self._patiently(lambda: self.store.look(name, most))
+        seen = self._patiently(lambda: self.store.look(name, most))
+        if self.signed is not None:
+            self.signed.saw(name, seen)
+        return seen
 
     def put(self, name: str, content: bytes) -> bool:
-        """Put an object under a free name; return whether these bytes stand there now."""
-        return self._patiently(lambda: self.store.create(name, content))
+        """Put an object under a free name; return whether these bytes stand there now.
+
+        Where the lab signed no address yet, this waits for one. It is too late, and the bytes are
+        not there, once the lab signed for later rounds alone.
+        """
+        try:
+            return self._patiently(lambda: self.store.create(name, content))
+        except MissedError:
+            return False
 
     def names(self, step: int) -> dict[str, int]:
-        """Return when each object of a round was put, by its name.
+        """List a round: name -> seconds at which the object was put.
 
-        Of a listing that is refused or too long, it is all names that may be there, at time 0.
+        If the store refuses the listing or it is too long, this returns every name that peers may
+        put in the round, each with time 0, so that the caller looks at each.
         """
         try:
             return self._patiently(lambda: self.store.names(slots.round_folder(step)))
@@ -210,11 +228,14 @@ class RunInStore(Observer):
             return {slots.of_peer(step, p, what): 0 for p in count for what in slots.KINDS}
 
     def _patiently(self, ask: Callable[[], Got]) -> Got:
-        waits = Waits()
+        waits, told = Waits(), False
         while True:
             try:
                 return ask()
-            except UnreachableError:  # it may stop for a while
+            except UnreachableError as error:  # it may stop for a while
+                if isinstance(error, AwaitedError) and not told:
+                    log.warning(f"train: waits until the lab signs more: {error}")
+                    told = True
                 waits.sleep()
 
     # ---- What people signed ----
@@ -228,7 +249,7 @@ class RunInStore(Observer):
     ) -> dict[int, int]:
         """Return who asked to take part in a round ("join"), or left ("leave"), and when.
 
-        `names` are those of the round that may be there, `at` is as of `link`.
+        `names` are the names of the round that may be there; `at` means the same as in `link`.
         """
         (model, length), of_peers = NOTICES[what], slots.of_kind(names, what)
         new = {p: self.look(name, length) for p, name in of_peers.items() if name not in self._read}
@@ -247,8 +268,8 @@ class RunInStore(Observer):
     ) -> FoundLink | None:
         """Return what stands in a peer's slot for a link; None where nothing does yet.
 
-        Who signs it must have had the slot `at` a time by the store's clock; without, when it was
-        put.
+        The signer must have had the slot at the time `at` of the store's clock or, if `at` is None,
+        when the link was put.
         """
         seen = self.look(name, self.link_bytes)
         if seen is None:

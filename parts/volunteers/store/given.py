@@ -32,17 +32,19 @@ class GivenEndpoint:
         return self._given_for(ask) is not None
 
     def find(self, ask: Ask) -> tuple[str, dict[str, str]]:
-        """Return the address for this: of a listing, of the part of it that has what follows."""
+        """Return the address for this; that of a listing is of the page in which `after` is."""
         if ask.verb == "GET":
             return f"{self._address}/{quote(ask.name)}", {}
         url = self._given_for(ask)
         if url is None:
-            what = f"{ask.size} bytes" if ask.verb == "PUT" else ask.verb
-            raise LockstepError(
-                f"{self._address}/{ask.name}: found no address for {what}, expected one that the "
-                "lab signed"
-            )
+            raise LockstepError(self.lacks(ask))
         return url, {}
+
+    def lacks(self, ask: Ask) -> str:
+        """Say that there is no address for this."""
+        what = f"{ask.size} bytes" if ask.verb == "PUT" else ask.verb
+        where = f"{self._address}/{ask.name}"
+        return f"{where}: found no address for {what}, expected one that the lab signed"
 
     def _given_for(self, ask: Ask) -> str | None:
         if ask.verb != "LIST":

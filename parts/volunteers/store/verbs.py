@@ -7,6 +7,9 @@ seconds.
 
 from typing import NamedTuple, Protocol
 
+from lockstep.errors import LockstepError
+from pipeline.net.limits import UnreachableError
+
 MOST_NAMES = 4096  # of one listing: a round of 256 peers has a fifth of it
 
 
@@ -15,6 +18,14 @@ class Seen(NamedTuple):
 
     content: bytes | None  #: None: it is longer than was asked for.
     seconds: int  #: When it was put, by the store's clock.
+
+
+class AwaitedError(UnreachableError):
+    """The lab has signed no address for this round yet: one may ask again later."""
+
+
+class MissedError(LockstepError):
+    """The lab signed addresses of later rounds, and none for this one: it is over."""
 
 
 class Store(Protocol):
@@ -34,7 +45,7 @@ class Store(Protocol):
         """
 
     def look(self, name: str, most: int) -> Seen | None:
-        """Return an object of up to `most` bytes, and when it was put; None of a free name."""
+        """Return an object of up to `most` bytes, and when it was put; None if the name is free."""
 
     def names(self, prefix: str, most: int = MOST_NAMES) -> dict[str, int]:
         """Return when each object below a folder was put, by its name; `prefix` ends in "/".

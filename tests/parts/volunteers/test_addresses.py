@@ -1,7 +1,10 @@
 """A volunteer without credentials does what the lab signed, and nothing else."""
 
+import logging
 import time
 import zlib
+from contextlib import contextmanager
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -9,14 +12,16 @@ import pytest
 from lockstep.errors import LockstepError
 from lockstep.transcript.windows import Snapshots
 from parts.volunteers import chunks, keys, signed, slots
-from parts.volunteers.addresses import sealed
+from parts.volunteers.addresses import ahead, sealed
 from parts.volunteers.addresses.ahead import (
     AddressReader,
     SignedAddresses,
     open_addressed,
     sign_ahead,
 )
+from parts.volunteers.chain.place import RunInStore, Waits
 from parts.volunteers.store.schemes import open_store
+from parts.volunteers.store.verbs import AwaitedError, MissedError
 from parts.volunteers.store.web_store import Ask
 from pipeline.net import fsspec_files
 from tests.parts.volunteers.stores import BUCKET, RUN, SOON
@@ -248,6 +253,55 @@ def test_newer_addresses_take_the_place_of_those_that_ended(lab, bucket, monkeyp
     monkeypatch.setattr("parts.volunteers.addresses.ahead.time", later)
     assert store.create(PAYLOAD, b"p" * 5000)
     assert endpoint.until > time.time() + 2 * HOUR
+
+
+@contextmanager
+def an_hour_later():
+    """Has an hour pass for the store and for the volunteer."""
+    later = SimpleNamespace(time=lambda: time.time() + HOUR + 1)
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (s3_server, ahead):
+            patch.setattr(module, "time", later)
+        yield
+
+
+def test_addresses_that_ended_are_waited_for_and_not_tried_again(lab, bucket, monkeypatch):
+    monkeypatch.setattr(ahead, "AGAIN", 0)
+    sign_ahead(lab, [READER], STEPS, HOUR, LAB)
+    store, content = without_credentials(bucket), b"x" * slots.RECORD_BYTES
+    store.names(slots.ADMISSIONS)
+    before = len(bucket.seen)
+    with an_hour_later():
+        for _ in range(3):
+            with pytest.raises(AwaitedError):
+                store.create(RECORD, content)
+    assert [verb for verb, _, _ in bucket.seen[before:]].count("PUT") == 1
+    sign_ahead(lab, [READER], STEPS, 3 * HOUR, LAB)
+    with an_hour_later():
+        assert store.create(RECORD, content)
+
+
+def test_a_round_that_is_not_signed_yet_is_waited_for_and_one_before_is_missed(volunteer):
+    for step, error in ((STEPS.stop, AwaitedError), (STEPS.start - 1, MissedError)):
+        with pytest.raises(error, match="found no address"):
+            volunteer.create(slots.of_peer(step, 7, "leave"), b"x" * slots.LEAVE_BYTES)
+
+
+def test_a_process_goes_on_once_more_is_signed(lab, bucket, monkeypatch, caplog):
+    caplog.set_level(logging.INFO)
+    sign_ahead(lab, [READER], STEPS, HOUR, LAB)
+    here = RunInStore(without_credentials(bucket), *[None] * 8)
+    steps = iter([range(80, 90), range(90, 100)])
+    sign = partial(sign_ahead, lab, [READER], seconds=HOUR, lab=LAB)
+    monkeypatch.setattr(Waits, "sleep", lambda _: sign(steps=next(steps)))
+    content = b"x" * slots.LEAVE_BYTES
+    assert here.put(slots.of_peer(80, 7, "leave"), content)
+    assert here.look(slots.of_peer(80, 7, "leave"), slots.LEAVE_BYTES).content == content
+    assert not here.put(slots.of_peer(50, 7, "leave"), content)  # the run has gone on
+    said = [record.getMessage() for record in caplog.records]
+    assert [text for text in said if "rounds up to 79" in text or "rounds up to 89" in text]
+    assert sum("waits until the lab" in text for text in said) == 1
+    assert sum("no addresses after" in text for text in said) == 2  # each is less than two hours
 
 
 def test_who_has_no_addresses_yet_gets_them_once_they_are_signed(lab, bucket):

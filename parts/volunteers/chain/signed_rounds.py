@@ -1,0 +1,158 @@
+"""What people signed in a run, kept beside its transcript, so that it is checked without a store.
+
+    signed/admitted.json     run.json, and who was admitted
+    signed/00000123.json     the links of round 123 that count, and the records that they name
+
+Each file maps names in the store to when the object was put, in seconds, and to its text without
+the newlines after it. Whoever knows the lab's key sees here who signed what.
+"""
+
+import hashlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple, TypeVar
+
+from lockstep.errors import LockstepError
+from lockstep.files import read_json, write_json
+from lockstep.protocol.attestation import Hash
+from lockstep.transcript.transcript import Transcript
+from parts.volunteers import slots
+from parts.volunteers.bodies import MessageRecord
+from parts.volunteers.chain.admissions import Admissions
+from parts.volunteers.chain.links import AskedLink, Head, RoundLink
+from parts.volunteers.chain.opening import read_run
+from parts.volunteers.keys import parse_public
+from parts.volunteers.signed import FILLING, opened
+from parts.volunteers.store.folder import FolderStore
+from parts.volunteers.store.verbs import Seen
+
+FOLDER, ADMITTED = "signed", "admitted"
+KINDS = "asked", "closed", "record"
+Signed = TypeVar("Signed", AskedLink, RoundLink, MessageRecord)
+
+
+class SignedRounds:
+    """Writes what counts of what people signed, a file a round."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self._seen = dict[str, Seen]()  # of rounds that are not over
+
+    def saw(self, name: str, seen: Seen | None) -> None:
+        """Remember an object of a round in progress."""
+        slot = slots.slot(name)
+        if seen is not None and slot is not None and slot.what in KINDS:
+            self._seen[name] = seen
+
+    def keep(self, link: RoundLink, sha256: Hash, admitted: Mapping[str, Seen]) -> None:
+        """Write a round, whose link has this SHA-256, and all that was admitted so far."""
+        said = *link.messages.values(), *link.rejected.values()
+        counts = {sha256, link.previous, *(one.record for one in said)}
+        folder = slots.round_folder(link.round)
+        here = {name: one for name, one in self._seen.items() if name.startswith(folder)}
+        self._seen = {name: one for name, one in self._seen.items() if name not in here}
+        here = {n: one for n, one in here.items() if _sha256(one) in counts}
+        for file, objects in ((f"{link.round:08}", here), (ADMITTED, admitted)):
+            texts = {
+                n: [o.seconds, (o.content or b"").rstrip().decode()] for n, o in objects.items()
+            }
+            write_json(self.folder / f"{file}.json", texts)
+
+
+class CheckedSignatures(NamedTuple):
+    """What was found in a run, of which each link is signed."""
+
+    lab: str  #: The lab's key, as the run names it.
+    rounds: int
+    signed: int  #: Messages of which the record is here, and is signed.
+    messages: int  #: All messages.
+
+
+def check(trained: Path) -> CheckedSignatures:
+    """Check who signed each link of data/trained, and each record that is there.
+
+    Raises:
+      LockstepError: one is not signed by the peer that had its slot, or the transcript differs.
+    """
+    folder, transcript = trained / FOLDER, Transcript(trained / "transcript")
+    with TemporaryDirectory() as there:
+        store = FolderStore(Path(there))
+        for name, one in _read(folder / f"{ADMITTED}.json").items():
+            store.create(name, one.content or b"")
+            os.utime(Path(there) / name, (one.seconds, one.seconds))
+        document, run, seen = read_run(store)
+        admissions = Admissions(store, run, parse_public(document.lab, str(folder)), document.slots)
+        admissions.read()
+    head, signed, messages = Head(run, seen.seconds), 0, 0
+    for entry in transcript.rounds:
+        here = _Round(folder / f"{entry.round.step:08}.json", admissions, entry.round.step)
+        head, link = here.links(head)
+        sent = {p: (one.commitment, one.bytes) for p, one in entry.evidence.messages.items()}
+        here.same("messages", {p: (m.commitment, m.bytes) for p, m in link.messages.items()}, sent)
+        here.same("applied", link.applied, tuple(entry.decision.applied))
+        if here.step in transcript.snapshots:
+            hashes = transcript.hashes(here.step)
+            here.same("state", (link.params, link.shared), (hashes.params, hashes.shared))
+        signed, messages = signed + here.records(link), messages + len(sent)
+    return CheckedSignatures(document.lab, len(transcript.rounds), signed, messages)
+
+
+class _Round:
+    """What people signed in a round."""
+
+    def __init__(self, path: Path, admissions: Admissions, step: int):
+        self.path, self.admissions, self.step = path, admissions, step
+        self.found, self.began = _read(path), 0
+
+    def same(self, what: str, found: Any, expected: Any) -> None:
+        """Refuse what is not as expected."""
+        if found != expected:
+            raise LockstepError(f"{self.path}: {what}: {found}, expected {expected}")
+
+    def links(self, head: Head) -> tuple[Head, RoundLink]:
+        """Return the chain's head after the round, and the link that closed it."""
+        link, long = None, slots.link_bytes(self.admissions.count)
+        for model, what in ((AskedLink, "asked"), (RoundLink, "closed")):
+            for peer, name in slots.of_kind(self.found, what).items():
+                self.began = head.seconds
+                at = self.found[name].seconds if what == "asked" else head.seconds
+                link, sha256 = self._opened(model, name, peer, long, at)
+                self.same(f"{name}: previous", link.previous, head.sha256)
+                head = Head(sha256, self.found[name].seconds)
+        if not isinstance(link, RoundLink):
+            raise LockstepError(f"{self.path}: has no link that closed the round, expected one")
+        return head, link
+
+    def records(self, link: RoundLink) -> int:
+        """Check the records of a link's messages; return how many are here."""
+        names = slots.of_kind(self.found, "record")
+        here = [*names.keys() & link.messages.keys()]
+        for peer in here:
+            length, said = slots.RECORD_BYTES, link.messages[peer]
+            body, sha256 = self._opened(MessageRecord, names[peer], peer, length, self.began)
+            found, expected = (sha256, body.commitment), (said.record, said.commitment)
+            self.same(names[peer], found, expected)
+        return len(here)
+
+    def _opened(
+        self, model: type[Signed], name: str, peer: int, length: int, at: int
+    ) -> tuple[Signed, Hash]:
+        """Return what stands under a name, signed by who had the slot then, and its SHA-256."""
+        key, where = self.admissions.key(peer, at), f"{self.path}: {name}"
+        if key is None:
+            raise LockstepError(f"{where}: of slot {peer}, which nobody had, expected a peer's")
+        content = (self.found[name].content or b"").ljust(length, FILLING)
+        body = opened(model, content, key, where, length)
+        place = body.run, body.round, body.peer
+        self.same(name, place, (self.admissions.run, self.step, peer))
+        return body, hashlib.sha256(content).hexdigest()
+
+
+def _read(path: Path) -> dict[str, Seen]:
+    return {name: Seen(text.encode(), at) for name, (at, text) in read_json(path).items()}
+
+
+def _sha256(seen: Seen) -> Hash:
+    return hashlib.sha256(seen.content or b"").hexdigest()

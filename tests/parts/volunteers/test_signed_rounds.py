@@ -1,0 +1,82 @@
+"""Who signed what of a run is shown by data/trained alone."""
+
+import json
+import shutil
+
+import pytest
+
+from lockstep.errors import LockstepError
+from parts.volunteers import keys
+from parts.volunteers.chain import signed_rounds
+from tests.parts.publication.published_run import print_of
+from tests.parts.volunteers import volunteering
+
+ROUNDS, PEERS = 6, 3
+
+
+@pytest.fixture
+def trained(finished, tmp_path):
+    return shutil.copytree(finished / "follower" / "data" / "trained", tmp_path / "trained")
+
+
+@pytest.mark.parametrize("name", volunteering.FINISHED)
+def test_each_link_and_each_message_is_signed_by_who_had_the_slot(finished, name):
+    lab = keys.public_text(keys.read(finished / "lab.pem"))
+    found = signed_rounds.check(finished / name / "data" / "trained")
+    assert found == (lab, ROUNDS, ROUNDS * PEERS, ROUNDS * PEERS)
+
+
+def changed(trained, name, step, change):
+    path = trained / "signed" / f"{step:08}.json"
+    found = json.loads(path.read_text())
+    (key,) = [one for one in found if one.endswith(name)]
+    found[key][1] = change(found[key][1])
+    path.write_text(json.dumps(found))
+
+
+def give_slot_of_another(trained):
+    """Have the lab's statement say that another had slot 1."""
+    path = trained / "signed" / "admitted.json"
+    found = json.loads(path.read_text())
+    found["peers/001/000.json"] = found["peers/002/000.json"]
+    path.write_text(json.dumps(found))
+
+
+def test_what_was_changed_is_found(trained):
+    cases = {
+        "001.record": lambda text: text.replace('"loss":', '"loss":1'),
+        ".closed": lambda text: text.replace('"applied":[0,1,2]', '"applied":[0,1]'),
+    }
+    whole = shutil.copytree(trained, trained.with_name("whole"))
+    for name, change in cases.items():
+        changed(trained, name, 4, change)
+        with pytest.raises(LockstepError, match=f"00000004.*{name}.*signature"):
+            signed_rounds.check(trained)
+        shutil.rmtree(trained)
+        shutil.copytree(whole, trained)
+    give_slot_of_another(trained)
+    with pytest.raises(LockstepError, match="slot 2"):
+        signed_rounds.check(trained)
+
+
+def test_a_link_of_another_round_or_transcript_is_found(trained):
+    folder, rounds = trained / "signed", trained / "transcript" / "rounds.jsonl"
+    third, fourth = (folder / f"{step:08}.json" for step in (3, 4))
+    before = fourth.read_bytes()
+    fourth.write_bytes(third.read_bytes().replace(b"rounds/00000003", b"rounds/00000004"))
+    with pytest.raises(LockstepError, match="00000004"):
+        signed_rounds.check(trained)
+    fourth.write_bytes(before)
+    lines = rounds.read_text().splitlines()
+    said = json.loads(lines[3])
+    said["decision"]["applied"] = [0, 1]
+    rounds.write_text("\n".join([*lines[:3], json.dumps(said), *lines[4:]]) + "\n")
+    with pytest.raises(LockstepError, match="applied"):
+        signed_rounds.check(trained)
+
+
+def test_command_says_how_many_are_signed_and_by_whose_word(finished, capsys):
+    status, said = print_of(capsys, "volunteer", "signatures", "--root", str(finished / "001"))
+    assert status == 0
+    assert f"{ROUNDS * PEERS} of {ROUNDS * PEERS}" in said
+    assert keys.public_text(keys.read(finished / "lab.pem")) in said
