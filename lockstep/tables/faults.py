@@ -145,7 +145,7 @@ class Fault(Table):
 
     @property
     def of_message(self) -> bool:
-        """Whether a peer commits it alone, in the one message that it sends."""
+        """Whether the one message that the peer sends is all that the fault changes."""
         return KINDS[self.kind].wraps in ("message", "bytes") and self.kind != "equivocation"
 
     @model_validator(mode="after")

@@ -72,7 +72,7 @@ def put(store: Store, folder: str, path: Path) -> None:
 def fetch(
     store: Store, folder: str, sha256: str | None, path: Path, most: int | None = None
 ) -> None:
-    """Fetch a file, of which what is there already is kept.
+    """Fetch a file; chunks that an earlier try brought are not read again.
 
     Args:
       store: Where it is.
@@ -120,7 +120,7 @@ def _read_index(store: Store, folder: str, sha256: str | None) -> ChunkIndex:
 
 
 def _read(store: Store, name: str, sha256: str | None, most: int) -> bytes:
-    """Return an object, of which the SHA-256 may be known."""
+    """Return an object, and check its SHA-256 if that is known."""
     seen = store.look(name, most)
     if seen is None:
         raise LockstepError(f"{store.address}/{name}: found nothing, expected a part of a file")

@@ -24,7 +24,7 @@ FILLING = b"\n"
 
 
 class Body(Table):
-    """What is signed of one kind; of what a subclass holds, lists are tuples with `AsTuple`."""
+    """The body of a signed object. A subclass is one kind; its lists are tuples with `AsTuple`."""
 
     kind: ClassVar[str]
 

@@ -50,7 +50,7 @@ def round_folder(step: int) -> str:
 
 
 def of_peer(step: int, peer: int, what: str) -> str:
-    """Return the name of what a peer puts in a round."""
+    """Return the name under which a peer puts something in a round; `what` is one of `KINDS`."""
     return f"{round_folder(step)}{peer:03}.{what}"
 
 
@@ -70,7 +70,7 @@ def own_folder(step: int, peer: int) -> str:
 
 
 def step_of(name: str) -> int:
-    """Return after which round a state is, of the name of a part of it."""
+    """Return the round after which a state was taken, from the name of a part of the state."""
     return int(name.split("/")[1])
 
 
@@ -85,12 +85,15 @@ def addresses_folder(peer: int) -> str:
 
 
 def addresses(peer: int, number: int) -> str:
-    """Return the name of a peer's file of addresses before which there were so many."""
+    """Return the name of a peer's file of addresses; the first is number 0."""
     return f"{addresses_folder(peer)}{number:05}.sealed"
 
 
 def slot(name: str) -> RoundSlot | None:
-    """Return what a name of a round stands for; None of every other name, which is ignored."""
+    """Return the slot that a name in a round's folder names; None if it is no such name.
+
+    Readers ignore every other name.
+    """
     found = OF_A_ROUND.fullmatch(name)
     if found is None:
         return None
@@ -99,7 +102,7 @@ def slot(name: str) -> RoundSlot | None:
 
 
 def count(is_there: Callable[[int], bool]) -> int:
-    """Return how many of 0, 1, 2, ... are there, where after a missing one all are missing.
+    """Count how many of 0, 1, 2, ... are there. If one is missing, all after it are.
 
     It takes about twice as many looks as the number has binary digits.
     """
@@ -115,7 +118,11 @@ def count(is_there: Callable[[int], bool]) -> int:
 
 
 def of_kind(names: Iterable[str], what: str) -> dict[int, str]:
-    """Return the names of one kind ("record", ...) among those of a round, by peer."""
+    """Pick the names of one kind, such as "record", from the names of a round.
+
+    Returns:
+      Peer -> name.
+    """
     found = {slot(name): name for name in sorted(names)}
     return {one.peer: name for one, name in found.items() if one and one.what == what}
 

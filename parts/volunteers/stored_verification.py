@@ -1,4 +1,4 @@
-"""What `lockstep verify` asks for, of a run of volunteers: what is known of it without a key."""
+"""`lockstep verify` asks here what is known of a run of volunteers without a key."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence

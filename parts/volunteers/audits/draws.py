@@ -39,7 +39,7 @@ def is_drawn(link: str, peer: int, windows: int, percent: float) -> bool:
 
 
 def found_with(percent: float, windows: int) -> float:
-    """Return the probability that one of so many false windows is drawn, of no newcomer."""
+    """Return the probability that some of so many false windows is drawn, after the first two."""
     return 1 - (1 - percent / 100) ** windows
 
 

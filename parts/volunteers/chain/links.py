@@ -48,7 +48,7 @@ class LinkedRejection(Table):
 
 
 class AskedLink(Body):
-    """rounds/00000123/007.asked: who takes part in the round, of a run that waited for them."""
+    """rounds/00000123/007.asked: who takes part in the round, if the run waited for members."""
 
     kind: ClassVar[str] = "asked"
     run: Hash
@@ -58,7 +58,7 @@ class AskedLink(Body):
     peer: SlotNumber
     """Who signs it."""
     previous: Hash
-    """SHA-256 of the link before it, of run.json before the first."""
+    """SHA-256 of the link before it; the first link has that of run.json."""
     asked: Slots
     """Who asked to take part, ascending."""
 
@@ -122,7 +122,7 @@ class Terms:
 class Head:
     """The newest link of a chain."""
 
-    sha256: Hash  # of its bytes; of run.json before the first
+    sha256: Hash  # of its bytes; before the first link, of run.json
     seconds: int  # when it was put, by the store's clock
     asked: tuple[int, ...] = ()  # who asked in its round, and takes part later
     owed: tuple[int, ...] = ()  # who signed refused links that it does not name: the next must

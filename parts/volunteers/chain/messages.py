@@ -22,7 +22,7 @@ WITHHELD = "withheld"
 
 
 class Refused(NamedTuple):
-    """A record that counts, of a peer whose message does not."""
+    """A record that counts while the message of its peer does not."""
 
     reason: str
     seconds: int  # from the link before to its record

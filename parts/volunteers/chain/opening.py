@@ -52,7 +52,7 @@ def payload_bytes(form: Form, most: int) -> int:
 
 
 def release() -> str:
-    """Return the release that is here; between two, of which commit."""
+    """Return the release that runs here, with its commit if it is between two releases."""
     return with_commit().removesuffix(".changed")
 
 

@@ -64,7 +64,7 @@ class Slate(Generic[AnyLink]):
         return [peer for peer in self.refused if now - self._since[peer] > EARLIER]
 
     def signed(self, ejected: Collection[int]) -> dict[int, FoundLink]:
-        """Return the links that may count, of peers that were not ejected."""
+        """Return the signed links that may count; peers that were ejected have none."""
         out = {*ejected, *self.refused}
         return {p: one for p, one in self._found.items() if one.is_signed and p not in out}
 

@@ -29,7 +29,7 @@ class Turns(NamedTuple):
         return self.order.index(peer) * self.length
 
     def rank(self, peer: int, seconds: int) -> tuple[int, int] | None:
-        """Return what a peer's link, put at `seconds`, is compared by; None before its turn."""
+        """Return the key by which links are ordered; None for a link before its peer's turn."""
         index = self.order.index(peer)
         is_early = seconds < self.since + int(index * self.length)
         return None if is_early else (seconds, index)
@@ -48,10 +48,11 @@ def in_order(seed: int, *groups: Collection[int]) -> tuple[int, ...]:
 
 
 def of_round(round_: Round, shown: Shown, head: Head, terms: Terms, slots: int) -> Turns:
-    """Return the turns to close a round, by the records of it that the store shows.
+    """Return the turns in which peers may close a round.
 
-    They begin with the last message if all are there, else when the round is over. Peers whose
-    message is there come first, then other members, then all other slots of the run.
+    `shown` are the round's records that the store shows. If all are there, the first turn begins
+    when the last one was put, else when the round's time is over. Peers whose message is there come
+    first, then the other members, then all other slots of the run.
     """
     since = math.ceil(terms.limit + terms.settle)
     if is_whole(round_, shown):
@@ -64,9 +65,10 @@ def of_round(round_: Round, shown: Shown, head: Head, terms: Terms, slots: int) 
 def of_waiting(
     progress: RunProgress, joins: Mapping[int, int], head: Head, terms: Terms, slots: int
 ) -> Turns | None:
-    """Return the turns to say who takes part, by when each peer asked; None with too few of them.
+    """Return the turns in which peers may say who takes part; None if too few have asked.
 
-    They begin in the second after enough have asked, and not before others had time to ask.
+    `joins` says when each peer asked. The first turn begins in the second after enough have asked,
+    and not before others had time to ask.
     """
     for seconds in sorted({*joins.values()}):
         since = max(seconds + 1, head.seconds + math.ceil(terms.extra))

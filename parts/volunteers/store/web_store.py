@@ -140,7 +140,7 @@ class WebStore:
 
 
 def _of_header(text: str, where: str) -> int:
-    """Return the time of a header."""
+    """Return the seconds since 1970 that a Last-Modified header names."""
     try:
         return int(parsedate_to_datetime(text).timestamp())
     except (ValueError, TypeError, IndexError, OverflowError):

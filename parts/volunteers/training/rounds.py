@@ -41,7 +41,7 @@ FIRST_LOOK = 16  # the first look is after this part of what it waited in the ro
 
 
 class StoredSwarm(Swarm):
-    """A run's peers, of whom one lives here or none; the others are known by the store alone.
+    """A run's peers. One of them lives here, or none; the store shows what the others do.
 
     place: The run in its store.
     volunteer: Who trains here; None where nobody does.
@@ -316,8 +316,8 @@ class StoredRound:
     def _read(self, names: Collection[str] | None = None) -> None:
         """Look at the records and payloads that are new.
 
-        `names` are those of the round; without, it looks at one after the other, up to the first
-        whose message is not there.
+        `names` are the names of the round. If they are None, it looks at one peer after the other,
+        up to the first whose message is not there.
         """
         for peer in self.round.assignment:
             before = self.shown.get(peer)
