@@ -1,7 +1,8 @@
 """Whose windows are audited while a run goes on: everybody draws the same.
 
 When a window has closed, the hash of its last link draws. The first two windows of whoever newly
-has a slot are always drawn, and each later one with probability `[volunteers] replay_percent`.
+has a slot are always drawn, and each later one with probability `[volunteers] replay_percent`. The
+signer of that link could try signatures until the hash spares it: its own window is always drawn.
 """
 
 import hashlib
@@ -57,14 +58,15 @@ class AuditDraws:
         self._senders |= senders
 
     def close(
-        self, number: int, rounds: tuple[int, int], link: str, seconds: int
+        self, number: int, rounds: tuple[int, int], link: str, signer: int, seconds: int
     ) -> list[AuditDraw]:
-        """Draw whose windows are audited of those that a link closes."""
+        """Draw whose windows are audited of those that a link of `signer` closes."""
         found = []
         for peer, key in sorted(self._senders.items()):
             known, count = self._windows.get(peer, (key, 0))
             self._windows[peer] = key, (count if known == key else 0) + 1
-            if is_drawn(link, peer, self._windows[peer][1], self.percent):
+            windows = self._windows[peer][1]
+            if peer == signer or is_drawn(link, peer, windows, self.percent):
                 found.append(AuditDraw(peer, number, *rounds, seconds))
         self._senders.clear()
         self.drawn += found

@@ -145,7 +145,8 @@ class RunInStore(Observer):
             return
         windows = self.snapshots.windows
         number = next(n for n, window in enumerate(windows) if window.last == link.round)
-        drawn = self.draws.close(number, windows[number], self.head.sha256, self.head.seconds)
+        head = self.head
+        drawn = self.draws.close(number, windows[number], head.sha256, link.peer, head.seconds)
         self.say(f"window {number}: drawn for an audit: peers {[one.peer for one in drawn]}")
 
     def kept(self, entry: Entry, progress: RunProgress) -> None:

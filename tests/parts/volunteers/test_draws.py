@@ -30,10 +30,20 @@ def test_draws_follow_a_slots_key_and_a_checkpoint():
         restored = AuditDraws(0.0)
         restored.restore(json.loads(json.dumps(draws.to_json())))
         draws = restored
-        draws.close(number, (3 * number + 1, 3 * number + 3), LINKS[number], 100 + number)
+        rounds = (3 * number + 1, 3 * number + 3)
+        draws.close(number, rounds, LINKS[number], 1, 100 + number)
     found = [(one.peer, one.number) for one in draws.drawn]
     assert found == [(0, 0), (1, 0), (0, 1), (1, 2), (0, 3)]  # the last with a new key
     assert draws.drawn[-1] == AuditDraw(0, 3, 10, 12, 103)
+
+
+def test_who_signed_the_link_that_draws_is_drawn_whatever_its_hash_is():
+    draws = AuditDraws(0.0)
+    for number in range(4):
+        draws.took({0: "a", 1: "b", 2: "c"})
+        draws.close(number, (number + 1, number + 1), LINKS[number], number % 3, 0)
+    later = [(one.peer, one.number) for one in draws.drawn if one.number > 1]
+    assert later == [(2, 2), (0, 3)]
 
 
 def test_the_pages_odds_are_those_of_the_formula():
