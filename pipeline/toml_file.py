@@ -84,7 +84,7 @@ def chain(path: Path) -> list[Path]:
             )
         if base in files:
             raise LockstepError(
-                f"{files[-1]}: base is {name!r}, expected another file than one that needs it"
+                f"{files[-1]}: base is {name!r}, expected a file that is not based on this one"
             )
         files.append(base)
     return files

@@ -288,7 +288,7 @@ def _write_beginning(
     if bad:
         raise LockstepError(
             f"{paths.out('convert')}: {bad[0]} is not finite before the first round, "
-            "expected weights, and numbers in config.json, that give one in float32"
+            "expected weights, and numbers in config.json, with which it is finite in float32"
         )
     bitwise = repeats_bit_for_bit(setup)
     compared = bitwise or setup.programs.form.kept or setup.subject.varies_here

@@ -143,7 +143,7 @@ class Programs:
         """
         if self.product and (unruled := self.unruled_in_a_step(row)):
             raise LockstepError(
-                f'{where} "everywhere", expected "machine": no rule says the bits of '
+                f'{where} "everywhere", expected "machine": there is no rule for '
                 f"{', '.join(sorted(unruled))}"
             )
 

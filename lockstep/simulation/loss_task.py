@@ -146,7 +146,7 @@ class LossTask:
             alone = "the loss alone, without aux" if isinstance(loss, tuple) else "a loss"
             raise LockstepError(
                 f"simulate: loss_fn returns {_described(loss)}, expected {alone}: one "
-                "floating-point number that follows from params, float32[]"
+                "floating-point number that depends on params, float32[]"
             )
 
     def _apply(self, params: Tree, batch: Tree, rng: jax.Array | None) -> jax.Array:

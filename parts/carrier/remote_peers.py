@@ -206,8 +206,8 @@ class RemotePeers(RunningPeers):
         """Raise LockstepError if all peers are absent."""
         if not self.here:
             raise LockstepError(
-                "train: no peer's process is left, expected at least one to go on with; their "
-                "logs are beside the checkpoints, and the same command goes on"
+                "train: all processes of peers have ended, expected at least one; their logs are "
+                "beside the checkpoints; run the same command to continue"
             )
 
     # ---- A round ----

@@ -99,7 +99,9 @@ class PeerProcess:
         """Prepare this process for the run, once: JAX reads its settings when it is imported."""
         run = runfile.parse(create.run, "create")
         if self.operations is not None and gang != self._gang:
-            raise LockstepError("the first of the peer's processes is another one; start this anew")
+            raise LockstepError(
+                "rank 0 of this peer is another process than before; start this process again"
+            )
         if self.operations is not None and self.operations.run == run:
             return self.operations
         if self.rank.count != run.peers.processes:

@@ -80,7 +80,9 @@ def _with_steps_of(new: NewRun, answers: Mapping[str, Any], said: Any) -> NewRun
     inner = answers["inner"] or said.suggested.inner or said.inner[0]
     if inner not in said.inner:
         can = " or ".join(said.inner)
-        raise LockstepError(f"--inner {inner}: expected {can}, which {answers['workload']} can")
+        raise LockstepError(
+            f"--inner {inner}: expected {can}, which {answers['workload']} supports"
+        )
     card = new.card
     if inner == "worker":
         if "inner" not in card.settings:
@@ -98,7 +100,8 @@ def _sized(
     """Return the run with the whole rounds that fit into its passes, or into --tokens."""
     if not length or bool(rows) == bool(answers["tokens"]):
         raise LockstepError(
-            "--tokens: expected it for text, with --length, and for no data whose rows are known"
+            "--tokens, --length: expected both for data whose number of rows is not known, such as "
+            "text, and no --tokens for other data"
         )
     passes = answers["passes"] or ((suggested.passes or PASSES) if rows else 1)
     whole = passes * rows if rows else fresh.number(answers["tokens"]) // length

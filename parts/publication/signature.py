@@ -205,7 +205,7 @@ def _compare(statement: SignedStatement, digests: dict[str, str]) -> None:
     signed: dict[str, str] = {}
     for one in statement.predicate.resources:
         if one.name in signed:
-            raise LockstepError(f"{SIGNATURE}: {brief(one.name)} is twice, expected it once")
+            raise LockstepError(f"{SIGNATURE}: {brief(one.name)} appears twice, expected once")
         signed[one.name] = one.digest
     for name in sorted(signed.keys() | digests.keys()):
         here, there = digests.get(name), signed.get(name)
@@ -250,7 +250,7 @@ def _key(path: Path, side: Literal["private", "public"]) -> Any:
             found = serialization.load_pem_public_key(content)
     curve = getattr(found, "curve", None)  # of the keys, only those of a curve like these have it
     if curve is None or curve.name not in CURVES:
-        raise RequestError(f"{path}: is no such key, expected a {side} one {KEY_FORM}")
+        raise RequestError(f"{path}: not a {side} key {KEY_FORM}, expected one")
     return found
 
 

@@ -115,7 +115,9 @@ def _check(setup: Setup, document: RunDocument, address: str) -> None:
             continue
         if name == "run":
             tables = [table for table in expected if found.get(table) != expected[table]]
-            raise LockstepError(f"[{tables[0]}] is another than in {address}, expected the run's")
+            raise LockstepError(
+                f"[{tables[0]}] differs from that of the run in {address}, expected the same table"
+            )
         raise LockstepError(f"{name} is {found!r} here, expected {expected!r} as in {address}")
 
 

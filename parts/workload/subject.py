@@ -89,9 +89,10 @@ class WorkloadSubject:
         _check_rows(run, model.get("rows"), where)
         if (here := code_hash(run)) != told.code:
             raise LockstepError(
-                f"{where}: workload {told.factory}, code and settings of hash {told.code[:12]}, "
-                f"expected {here[:12]} as of workloads/ and [workload] here; nothing was audited: "
-                "with other code every honest peer would seem to lie"
+                f"{where}: workload {told.factory} was trained with code and settings of hash "
+                f"{told.code[:12]}, expected {here[:12]}, the hash of workloads/ and [workload] "
+                "here; nothing was audited, since with other code every honest peer would seem to "
+                "lie"
             )
 
     def check_rows(self, run: runfile.Run, listed: Shards) -> None:
@@ -157,8 +158,8 @@ class WorkloadSubject:
             if name not in ("code", "factory") and getattr(now, name) != getattr(then, name):
                 raise LockstepError(
                     f"{where}: {name} of workload {then.factory} differs from that of "
-                    f"{now.factory}, expected the same tensors, and the same values of those that "
-                    "stay as they are"
+                    f"{now.factory}, expected the same tensors, with the same values in those that "
+                    "are not trained"
                 )
         if now.code != then.code:
             log.warning(

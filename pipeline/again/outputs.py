@@ -124,7 +124,7 @@ def need(stage: str, name: str) -> Output:
     """Return the line that has a file of a stage."""
     if (found := find(stage, name)) is None:
         raise LockstepError(
-            f"{OUT[stage]}/{brief(name)}: no line of pipeline/again/outputs.py has it, expected "
-            f"one that says how others check this output of stage {stage}"
+            f"{OUT[stage]}/{brief(name)}: not in the table of pipeline/again/outputs.py, expected "
+            f"a line there that says how others check this output of stage {stage}"
         )
     return found

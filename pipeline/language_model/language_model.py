@@ -62,8 +62,8 @@ class LanguageModel:
     def __init__(self, run: runfile.Run, hf_config: dict, columns: tuple[Column, ...] = PLAIN):
         if "sequence_ids" in columns and run.peers.attention == "cudnn":
             raise LockstepError(
-                '[peers] attention = "cudnn", expected "matmul": several sequences are packed into '
-                "a row of this data, and the fused kernel is not used with a mask of them"
+                '[peers] attention = "cudnn", expected "matmul": this data packs several sequences '
+                "into a row, and the fused kernel is not used with the mask that this needs"
             )
         self.run, self.hf_config, self.columns = run, hf_config, columns
         self.model = models.get(hf_config["model_type"])

@@ -303,7 +303,8 @@ class Volunteers(Table):
     """Seconds after a round's time, by the store's clock, after which anybody may close it without
     the messages that it lacks."""
     stagger_seconds: Positive = 2.0
-    """Seconds between the volunteers that try to close a round, one after the other."""
+    """Seconds between the turns of volunteers that try to close a round, beside the 5 that a look
+    at the store may take."""
     replay_percent: Percent = 6.25
     """Percentage of windows that are drawn for an audit while the run goes on, 0 to 100, beside the
     first two of each newcomer."""

@@ -125,7 +125,7 @@ def _bring_own(setup: Setup, transcript: Transcript, store: Store, step: int, pe
     folder, path = slots.own_folder(step, peer), transcript.own_file(step, peer)
     expected = transcript.hashes(step).own[peer]
     if expected is None:
-        raise StateError(f"peer {peer} said nothing of its own state after round {step}")
+        raise StateError(f"peer {peer} published no hash of its own state after round {step}")
     like = setup.start.state.own[peer]
     most = sum(leaf.nbytes for leaf in jax.tree.leaves(like)) + MOST_HEADER
     try:

@@ -188,7 +188,7 @@ def check_link(  # noqa: PLR0913
     if said != expected or link.messages.keys() & link.rejected.keys():
         peers = {peer for part in (*said, *expected) for peer in part}
         wrong = [p for p in sorted(peers) if _of(p, said) != _of(p, expected)]
-        raise FalseLinkError(f"messages of {wrong} are not as they are")
+        raise FalseLinkError(f"messages of peers {wrong} differ from those in the store")
     seen = {*link.false_links} & {*refused}
     for what, found, expected in (
         ("asked", link.asked, sorted({*link.asked}.intersection(joins))),

@@ -68,7 +68,8 @@ def _race(store: Store, folder: str) -> None:
             seen = store.look(name, len(CONTENT))
             if seen is None or seen.content != b"by %d" % won[0]:
                 raise LockstepError(
-                    f"{store.address}: other bytes than those of the writer that won, expected them"
+                    f"{store.address}: has the bytes of a writer that lost, expected those of the "
+                    "one that won"
                 )
 
 
@@ -82,7 +83,7 @@ def _try_addresses(store: WebStore, endpoint: S3Endpoint, folder: str) -> None:
         if found != trial.expected:
             raise LockstepError(
                 f"{store.address}: answers {found} to {trial.what}, expected {trial.expected}: "
-                "a store that holds an address to what its owner signed"
+                "the store must accept an address only for what its owner signed"
             )
 
 

@@ -67,7 +67,9 @@ class States:
         path.unlink()
         hashes = tree_hash(found["params"]), tree_hash(found["shared"])
         if hashes != (link.params, link.shared):
-            raise LockstepError(f"{where}: another state than its link says, expected that one")
+            raise LockstepError(
+                f"{where}: the state does not match its link, expected the state with its hashes"
+            )
         return found["params"], found["shared"]
 
     def _path(self, step: int) -> Path:

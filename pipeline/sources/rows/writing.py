@@ -143,8 +143,8 @@ def _check_array(name: str, array: Sliced, where: str) -> tuple[int, dict[str, A
         )
     if count is None or 0 in shape:
         raise LockstepError(
-            f"{where}: array {name} has shape {list(array.shape)}, expected an axis of the "
-            "examples, and a value of each"
+            f"{where}: array {name} has shape {list(array.shape)}, expected a leading axis of "
+            "examples, with at least one value for each"
         )
     if not count:
         raise LockstepError(f"{where}: array {name} has no rows, expected some")
@@ -261,8 +261,8 @@ def counts_of(given: Mapping[Split, int], percent: float | None, where: str) -> 
     train, held_out = given.get(TRAIN, 0), given.get(HELD_OUT, 0)
     if percent is not None and held_out:
         raise LockstepError(
-            f"{where}: found {held_out} rows that are given as held out and held_out_percent = "
-            f"{percent}, expected one of the two"
+            f"{where}: found {held_out} held-out rows in the data and held_out_percent = "
+            f"{percent}, expected only one of the two"
         )
     if percent is not None:
         held_out = int(np.floor(np.float64(train) * percent / 100))

@@ -30,7 +30,7 @@ from tests.parts.carrier.tap import COMMAND, GREETING, HARMS, Tap, stranger
 
 ANSWER = 6.0  # seconds that a peer is waited for, at least
 PATIENCE = 20  # times as long for the next rounds after an event: starting over takes most of it
-GAVE_UP = "no peer's process is left"  # "the same command goes on"
+GAVE_UP = "all processes of peers have ended"  # "the same command goes on"
 EVENTS = ("kill", "crowd", "stop", "harm", "slow", "leave", "cut", "drop", "delay", "trainer")
 LIMITED = ("sh", "-c", 'ulimit -n 1024; exec "$@"', "sh")  # open files
 WAIT = 20.0  # seconds that a process by hand waits for a trainer

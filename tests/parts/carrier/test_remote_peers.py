@@ -188,7 +188,7 @@ def test_whatever_processes_do_nothing_is_lost_or_done_twice_and_the_audit_accep
 
 def test_a_run_whose_processes_are_all_gone_ends_in_one_line(tmp_path):
     run = simulated.run_of("signs")
-    with refused("train", "no peer's process is left"):
+    with refused("train", "all processes of peers have ended"):
         train(run, tmp_path, fails=lambda peer, operation: "before" * (operation == "optimize"))
 
 
