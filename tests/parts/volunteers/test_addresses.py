@@ -1,6 +1,9 @@
 """A volunteer without credentials does what the lab signed, and nothing else."""
 
 import logging
+import signal
+import subprocess
+import sys
 import time
 import zlib
 from contextlib import contextmanager
@@ -24,6 +27,7 @@ from parts.volunteers.store.schemes import open_store
 from parts.volunteers.store.verbs import AwaitedError, MissedError
 from parts.volunteers.store.web_store import Ask
 from pipeline.net import fsspec_files
+from tests import tiny
 from tests.parts.volunteers.stores import BUCKET, RUN, SOON
 from tests.servers import s3 as s3_server
 from tests.servers.s3 import running_s3
@@ -302,6 +306,30 @@ def test_a_process_goes_on_once_more_is_signed(lab, bucket, monkeypatch, caplog)
     assert [text for text in said if "rounds up to 79" in text or "rounds up to 89" in text]
     assert sum("waits until the lab" in text for text in said) == 1
     assert sum("no addresses after" in text for text in said) == 2  # each is less than two hours
+
+
+WAITS = """
+from parts.volunteers.chain.place import RunInStore
+from parts.volunteers.store.verbs import AwaitedError
+from pipeline.stage import signals
+
+class Never:
+    def create(self, name, content):
+        print("asked", flush=True)
+        raise AwaitedError("no address")
+
+with signals.stopping():
+    RunInStore(Never(), *[None] * 8).put("rounds/00000001/000.leave", b"")
+"""
+
+
+def test_a_process_that_waits_for_addresses_is_ended_by_a_request():
+    command, env = [sys.executable, "-c", WAITS], tiny.environment(tiny.PROJECT)
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, cwd=tiny.PROJECT, env=env, stdout=pipe, text=True) as process:
+        assert [process.stdout.readline() for _ in range(2)] == ["asked\n"] * 2
+        process.terminate()
+        assert process.wait(60) == 128 + signal.SIGTERM
 
 
 def test_who_has_no_addresses_yet_gets_them_once_they_are_signed(lab, bucket):
