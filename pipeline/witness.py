@@ -49,22 +49,24 @@ def _audit(setup: Setup, transcript: Transcript, paths: Paths) -> None:
     setup.subject.check_model(run, header.model, transcript.folder / "header.json")
     why = why_not_bitwise(setup, header, transcript.rounds)
     windows = run.snapshots(setup.start.step).windows
-    here = {w: whose_own_is_here(setup, transcript, w.opening) for w in windows}
-    present = [*here.items()]
+    since = _messages_since(setup, transcript)
+    merged_here = [window for window in windows if window.opening >= since]
+    here = {w: _whose_window_repeats(setup, transcript, w) for w in merged_here}
+    present = [(w, peers) for w, peers in here.items() if peers]
     replay = Replay(setup, transcript, why, present)
 
     # Everything cheap, of every round
-    findings = audit(setup, transcript)
+    findings = audit(setup, transcript, since)
 
     # A sample of windows, unless the transcript contradicts itself: nothing can be built on that
     replayed: list[tuple[Window, int]] = []
     if sound := not contradictions(findings):
         drawn = sample.draw(run, windows, sample.seed_of(run, transcript), replay.kept)
-        whole = {w for w in windows if len(here[w]) == run.peers.count}
+        whole = {w for w in here if len(here[w]) == run.peers.count}
         replayed = [
-            (w, peer) for w, peer in drawn if w in whole or (replay.kept and peer in here[w])
+            (w, p) for w, p in drawn if w in whole or (replay.kept and p in here.get(w, ()))
         ]
-        work = [(w, [peer for window, peer in replayed if window == w]) for w in windows]
+        work = [(w, [peer for window, peer in replayed if window == w]) for w in here]
         if why:
             replay = replace(replay, varied=_varied(setup, transcript, work, paths))
         if replay.how.tells:
@@ -96,6 +98,34 @@ def _audit(setup: Setup, transcript: Transcript, paths: Paths) -> None:
     shutil.rmtree(paths.scratch, ignore_errors=True)
     for line in text.splitlines():
         log.info(f"witness: {line}")
+
+
+def _messages_since(setup: Setup, transcript: Transcript) -> int:
+    """Return the round after which messages are here: the run's start, or that of the first state.
+
+    Only who asked to begin with a state from the store (`[runtime] from_state`) lacks earlier ones.
+    """
+    start = setup.start.step
+    if not setup.run.runtime.from_state:
+        return start
+    first = min((step for step in transcript.snapshots if step > start), default=start)
+    before = (e.evidence.messages for e in transcript.rounds if e.round.step <= first)
+    lacks = any(one.payload is None for messages in before for one in messages.values())
+    if not lacks:
+        return start
+    log.warning(f"witness: rounds up to {first} are the word of who signed the state after it")
+    return first
+
+
+def _whose_window_repeats(setup: Setup, transcript: Transcript, window: Window) -> list[int]:
+    """Return the peers whose window can be replayed.
+
+    What they owned before it is here, or they sent something in it and began anew.
+    """
+    owners = whose_own_is_here(setup, transcript, window.opening)
+    sent = {peer for entry in transcript.window(window) for peer in entry.evidence.messages}
+    anew = [peer for peer in sent.difference(owners) if transcript.begins_anew(window, peer)]
+    return sorted([*owners, *anew])
 
 
 def _varied(

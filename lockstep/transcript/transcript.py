@@ -277,6 +277,15 @@ class Transcript:
         """Return what a peer owns after `step`."""
         return load_tree(self.own_file(step, peer), like)
 
+    def own_before(self, window: Window, peer: int, like: Tree) -> Tree:
+        """Return what a peer owned before a window; `like` if that is not here and does not matter.
+
+        Who takes no part in the window ends it with what it owned before.
+        """
+        if not self.has_own(window.opening, peer) and self.begins_anew(window, peer):
+            return like
+        return self.own(window.opening, peer, like)
+
     def has_own(self, step: int, peer: int) -> bool:
         """Whether it is here: of few peers and snapshots in a bundle and in a publication."""
         return self.own_file(step, peer).is_file()

@@ -135,6 +135,10 @@ def _check_repeatable(run: runfile.Run, path: Path) -> None:
             f"{path}: workload.inner is 'command', expected another to publish: nobody runs a "
             "stranger's command"
         )
+    if run.runtime.from_state:
+        raise LockstepError(
+            f"{path}: runtime.from_state is true, expected false to publish: rounds are missing"
+        )
     if isinstance(run.llm.data_location, runfile.DataFiles):
         raise LockstepError(
             f"{path}: {runfile.variant_name(run.llm.data_location)}: rows are names of files, "

@@ -21,12 +21,19 @@ from pipeline.audit.verdict import Finding
 from pipeline.start.begin import Setup
 
 
-def audit(setup: Setup, transcript: Transcript) -> list[Finding]:
-    """Make all checks that need no training: of the header, every round and every snapshot."""
+def audit(setup: Setup, transcript: Transcript, since: int | None = None) -> list[Finding]:
+    """Make all checks that need no training: of the header, every round and every snapshot.
+
+    Messages and snapshots may be missing before round `since`, if somebody began with its state.
+    """
+    since, windows = since or setup.start.step, None
+    if since > setup.start.step:
+        every = setup.run.snapshots(setup.start.step).windows
+        windows = [window for window in every if window.opening >= since]
     return [
         *audit_header(setup, transcript),
-        *audit_rounds(setup, transcript),
-        *_audit_snapshots(setup, transcript),
+        *audit_rounds(setup, transcript, windows),
+        *_audit_snapshots(setup, transcript, since),
     ]
 
 
@@ -291,21 +298,22 @@ def read_sketch(setup: Setup, transcript: Transcript, entry: Entry, peer: int) -
 # ---- Snapshots ----
 
 
-def _audit_snapshots(setup: Setup, transcript: Transcript) -> list[Finding]:
+def _audit_snapshots(setup: Setup, transcript: Transcript, since: int) -> list[Finding]:
     """Check that every snapshot exists, has its hashes, and starts from what convert gives."""
     first, like = setup.start.step, setup.start.state
     due = setup.run.snapshots(first)
-    for found, expected in ((transcript.snapshots, due.steps), (transcript.kept, due.kept)):
+    steps, kept = ([s for s in d if s == first or s >= since] for d in (due.steps, due.kept))
+    for found, expected in ((transcript.snapshots, steps), (transcript.kept, kept)):
         if found != expected:
             text = f"snapshots after rounds {found}, expected after {expected}"
             return [_against_author(first, "snapshot", text)]
     findings = []
-    for step in sorted({*due.steps}.difference(due.kept)):  # a replay compares their hashes
+    for step in sorted({*steps}.difference(kept)):  # a replay compares their hashes
         try:
             transcript.hashes(step, len(like.own))
         except LockstepError as error:
             findings.append(_unreadable(transcript, step, error))
-    for step in due.kept:
+    for step in kept:
         owners = whose_own_is_here(setup, transcript, step)
         found = audit_snapshot(transcript, step, like, owners)
         if not found and step == first and transcript.hashes(step) != hashes(step, like):
@@ -348,10 +356,15 @@ def whose_own_is_here(setup: Setup, transcript: Transcript, step: int) -> list[i
 def audit_ends(
     setup: Setup, transcript: Transcript, window: Window, peers: Iterable[int]
 ) -> list[Finding]:
-    """Check the two snapshots between which some peers of a window are replayed."""
+    """Check the two snapshots between which some peers of a window are replayed.
+
+    What a peer owned before may not be here, where it began anew.
+    """
+    step, anew = window.opening, [peer for peer in peers if transcript.begins_anew(window, peer)]
+    first = [peer for peer in peers if peer not in anew or transcript.has_own(step, peer)]
     last = [peer for peer in peers if transcript.has_own(window.last, peer)]
     like = setup.start.state
-    ends = ((window.opening, peers), (window.last, last))
+    ends = ((window.opening, first), (window.last, last))
     return [f for step, owners in ends for f in audit_snapshot(transcript, step, like, owners)]
 
 

@@ -266,7 +266,7 @@ class HonestWindow(WindowPeers):
 
     def _distances_of_own(self, peer: int, told: BinaryIO) -> dict[str, float]:
         here, like = jax.device_get(self.own[peer]), self.setup.start.state
-        opening = self.transcript.own(self.window.opening, peer, like.own[peer])
+        opening = self.transcript.own_before(self.window, peer, like.own[peer])
         return distances_by_kind(_read_like(here, told), here, opening, like.params)
 
     def _agreed(self) -> tuple[Tree, Tree]:

@@ -116,19 +116,9 @@ class WindowPeers:
         self.setup, self.transcript, self.window = setup, transcript, window
         like = setup.start.state
         self.replica = Replica.put(setup.programs, group, *transcript.agreed(window.opening, like))
-        self.own = {peer: group.put(self._opening(peer)) for peer in peers}
+        before = {peer: transcript.own_before(window, peer, like.own[peer]) for peer in peers}
+        self.own = {peer: group.put(own) for peer, own in before.items()}
         self._travelling = TravellingMessages()  # none when a window begins
-
-    def _opening(self, peer: int) -> Tree:
-        """What a peer owned before the window; anything if that is not here, and it begins anew.
-
-        Who takes no part in the window ends it with what it owned before.
-        """
-        like, opening = self.setup.start.state.own[peer], self.window.opening
-        is_here = self.transcript.has_own(opening, peer)
-        if not is_here and self.transcript.begins_anew(self.window, peer):
-            return like
-        return self.transcript.own(opening, peer, like)
 
     def begin(self, entry: Entry) -> None:
         """Begin a round: some peers take over the params, those without work the last commit.

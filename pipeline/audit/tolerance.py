@@ -245,7 +245,7 @@ def _window_distance(
     if peer is None:
         return 0.0
     replica = Replica.put(programs, group, *transcript.agreed(window.opening, like))
-    own = transcript.own(window.opening, peer, like.own[peer])
+    own = transcript.own_before(window, peer, like.own[peer])
     span = round_.assignment[peer]
     work = setup.settings.work(programs, setup.data, span, round_.trainers)
     first = replica.step(group.put(own), work, round_.step).message

@@ -29,7 +29,7 @@ class StateError(RequestError):
 
 
 class AskedWindow(NamedTuple):
-    """A window to replay: of whom, and which, both counted from 0."""
+    """A peer and its window that is to be replayed, both counted from 0."""
 
     peer: int
     number: int
@@ -96,13 +96,12 @@ def replay(
       RequestError: The window is not over yet, or what the peer owned before it is nowhere.
     """
     peer, window = asked.peer, _window(setup, transcript, asked)
-    begins_anew = transcript.begins_anew(window, peer)
-    if not (begins_anew or transcript.has_own(window.opening, peer)):
+    if not (transcript.begins_anew(window, peer) or transcript.has_own(window.opening, peer)):
         _bring_own(setup, transcript, store, window.opening, peer)
     theirs = (_of_peer(entry, peer) for entry in transcript.window(window))
     why = why_not_bitwise(setup, transcript.header, theirs)  # its machine is its own word
     found = Replay(setup, transcript, why, [(window, (peer,))])
-    findings = audit_ends(setup, transcript, window, () if begins_anew else (peer,))
+    findings = audit_ends(setup, transcript, window, (peer,))
     if not findings:
         findings = found.window(window, (peer,), advance)
     messages = sum(peer in entry.evidence.messages for entry in transcript.window(window))
@@ -142,6 +141,6 @@ def _bring_own(setup: Setup, transcript: Transcript, store: Store, step: int, pe
 
 
 def _of_peer(entry: Entry, peer: int) -> Entry:
-    """Return a round with the messages of one peer alone."""
+    """Return a copy of a round that has one peer's message and no other."""
     messages = {p: one for p, one in entry.evidence.messages.items() if p == peer}
     return entry.model_copy(update={"evidence": dc_replace(entry.evidence, messages=messages)})
