@@ -8,6 +8,8 @@ from lockstep.files import read_json
 from tests import tiny
 from tests.servers import hub as hub_server
 
+pytestmark = pytest.mark.long
+
 DATASET = "ours/tokens"
 
 

@@ -70,6 +70,7 @@ def alone(tmp_path) -> Path:
     return tmp_path
 
 
+@pytest.mark.long
 def test_a_bare_copy_imports_every_module_and_simulates(alone):
     done = subprocess.run(
         [sys.executable, "-c", f"{GIVEN}{ALONE}"],

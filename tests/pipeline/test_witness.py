@@ -71,6 +71,7 @@ def test_a_liar_that_was_caught_in_its_round_is_named_and_refused_by_the_strict_
     assert len(verdict["replayed_windows"]) == verdict["windows"] == 6
 
 
+@pytest.mark.long
 def test_a_window_asked_for_by_name_is_replayed_and_no_other(trained):
     assert replayed(trained.verdict(replay_percent=0, replay=["1:0"])) == [(1, 0)]
     assert replayed(trained.verdict(replay_percent=0, replay=[])) == []

@@ -226,6 +226,7 @@ def test_a_run_killed_after_every_round_has_the_same_faults_bit_for_bit(name):
     assert fired.total() > 0
 
 
+@pytest.mark.long
 def test_a_run_that_waits_for_members_has_those_that_are_away_back_early():
     told, fired = entries("signs", KILLED["comes back early"], killed=False)
     assert len(told) == 8

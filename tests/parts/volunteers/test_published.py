@@ -2,10 +2,14 @@
 
 import shutil
 
+import pytest
+
 from parts.publication import commands, publish
 from parts.publication.layout import ReaderAsks
 from tests import tiny
 from tests.parts.publication.published_run import LIMITS
+
+pytestmark = pytest.mark.long
 
 
 def test_run_of_volunteers_is_published_and_verified(finished, tmp_path):

@@ -220,6 +220,7 @@ def test_users_code_that_exits_is_an_error_and_the_worker_goes_on(odd):
     assert odd.ask("hello")["protocol_version"] == 2
 
 
+@pytest.mark.long
 def test_a_worker_of_torch_imports_neither_us_nor_jax(odd):
     found = odd.ask("hello")["environment"]
     assert found["torch"] == torch.__version__

@@ -25,6 +25,8 @@ from pipeline import runfile
 from pipeline.stage.keys import PROJECT
 from tests import tiny
 
+pytestmark = pytest.mark.long
+
 CONFIG = {"vocab_size": tiny.VOCABULARY, "hidden_size": 8, "dropout": 0.1}
 FACTORY = "torch_language_model:GRU"
 
@@ -58,7 +60,6 @@ def finished(tmp_path_factory) -> tuple[Path, Path, str]:
     return run_file, root, tiny.make(run_file, root)
 
 
-@pytest.mark.long
 def test_a_torch_model_without_a_flax_file_learns_and_its_audit_replays_every_window(finished):
     _, root, _ = finished
     verdict = verdict_of(root)
@@ -112,7 +113,6 @@ def test_no_code_of_the_workload_leaves_with_transcript_verdict_or_export(finish
             assert file.is_dir() or telling not in file.read_bytes(), file
 
 
-@pytest.mark.long
 def test_peers_in_processes_give_the_bytes_of_peers_in_one(finished, tmp_path):
     _, root, _ = finished
     run_file, other = a_run(tmp_path, config__total_steps=9, runtime__carrier="processes")
@@ -126,7 +126,6 @@ def assert_same_rounds(root: Path, other: Path, last: int) -> None:
         assert ours.read_bytes() == theirs.read_bytes()
 
 
-@pytest.mark.long
 def test_peers_in_processes_without_data_measure_a_model_with_statistics(tmp_path):
     changes = {
         "workload__factory": "torch_classifier:Classifier",
@@ -329,7 +328,6 @@ def test_a_run_file_that_does_not_fit_a_workload_is_refused_by_its_key(changes, 
     assert key in str(error.value) and "\n" not in str(error.value)
 
 
-@pytest.mark.long
 def test_other_frozen_tensors_than_the_run_began_with_are_refused(finished):
     run_file, root, _ = finished
     told = json.loads((root / "data/init/workload.json").read_text())

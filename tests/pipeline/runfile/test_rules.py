@@ -347,6 +347,7 @@ def test_sequences_of_a_run_are_those_of_its_rounds_one_by_one(warmup, first, in
     assert config.last_index(16, first, index) == counted
 
 
+@pytest.mark.long
 def test_sequences_of_an_endless_run_are_counted_in_no_time():
     config = load(
         ("config.global_batch_size_end", 60_000),

@@ -10,6 +10,8 @@ from pipeline.again import outputs
 from tests.parts.publication.forged.changes import better, change_card
 from tests.parts.publication.published_run import change_json, change_tensors, forge, refusal
 
+pytestmark = pytest.mark.long
+
 
 def no_loss(folder: Path) -> None:
     names = ("held_out_loss", "perplexity", "bits_per_byte")
@@ -64,7 +66,6 @@ FORGED = {
 }  # fmt: skip
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("case", FORGED)
 def test_what_contradicts_itself_is_not_verified_though_all_hashes_agree(folder, case):
     change, said = FORGED[case]

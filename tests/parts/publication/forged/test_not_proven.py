@@ -34,6 +34,8 @@ from tests.parts.publication.published_run import (
 )
 from tests.pipeline import finished_run, trained_run
 
+pytestmark = pytest.mark.long
+
 
 def test_a_header_that_names_another_machine_changes_the_exit_status_and_the_line(folder, capsys):
     change_json(HEADER, another_machine)(folder)

@@ -56,6 +56,8 @@ from tests.parts.publication.published_run import (
     size_of,
 )
 
+pytestmark = pytest.mark.long
+
 
 def other_weights(folder: Path) -> None:
     """Of another run, as stage export would write them."""
