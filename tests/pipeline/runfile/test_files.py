@@ -164,7 +164,7 @@ def test_a_base_is_a_file_beside_it(file, base):
 @pytest.mark.parametrize("name", ["base", "file"])
 def test_no_file_is_its_own_base(file, name):
     file.with_name(f"{name}.toml").write_text('base = "file.toml"\n')
-    with pytest.raises(LockstepError, match="base is 'file.toml', expected another"):
+    with pytest.raises(LockstepError, match="base is 'file.toml', expected"):
         read_run_file(file)
 
 

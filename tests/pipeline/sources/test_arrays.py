@@ -152,7 +152,7 @@ def test_a_folder_held_out_is_the_held_out_split(tmp_path):
     fetched = fetch(tmp_path / "data", tmp_path / "out")
     assert same(read(tmp_path / "out"), train) and not fetched.warnings
     assert same(read(tmp_path / "out", "held_out"), held_out)
-    assert "expected one of the two" in refusal(fetch, tmp_path / "data", tmp_path / "b", 5.0)
+    assert "held_out_percent = 5.0" in refusal(fetch, tmp_path / "data", tmp_path / "b", 5.0)
 
 
 def test_a_file_named_as_one_to_train_on_but_for_its_split_is_held_out(tmp_path):
@@ -268,8 +268,8 @@ BAD_FILES = {
     "text": ("a.npy", npy(WORDS), "array a is of <U1, expected one of bool"),
     "complex": ("a.npy", npy(np.zeros(2, complex)), "array a is of complex128, expected one of"),
     "records": ("a.npy", npy(np.zeros(2, [("u", "i4")])), "array a is of "),
-    "no axis": ("a.npy", npy(np.array(1.0)), "array a has shape [], expected an axis of the"),
-    "no value": ("a.npy", npy(np.zeros((2, 0))), "array a has shape [2, 0], expected an axis of"),
+    "no axis": ("a.npy", npy(np.array(1.0)), "array a has shape [], expected"),
+    "no value": ("a.npy", npy(np.zeros((2, 0))), "array a has shape [2, 0], expected"),
     "no rows": ("a.npy", npy(np.zeros((0, 2))), "array a has no rows, expected some"),
     "nan": ("a.npy", npy(NAN), "array a: found nan in row 1, expected a finite number"),
     "infinite": ("a.npy", npy(-np.array([0, 1, np.inf])), "found -inf in row 2, expected a finite"),
