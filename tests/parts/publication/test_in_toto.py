@@ -127,7 +127,7 @@ def test_publish_signs_what_it_writes_and_writes_nothing_with_a_key_that_cannot_
     published, tmp_path
 ):
     (private, public), out = write_keys(tmp_path), tmp_path / "out"
-    with pytest.raises(LockstepError, match="expected a private one"):
+    with pytest.raises(LockstepError, match="not a private key"):
         publish.write(out, published.run_file, published.root, 1, None, public)
     assert not out.exists()
     publish.write(out, published.run_file, published.root, 1, None, private)
