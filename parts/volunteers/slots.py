@@ -90,7 +90,7 @@ def addresses(peer: int, number: int) -> str:
 
 
 def slot(name: str) -> RoundSlot | None:
-    """Return the slot that a name in a round's folder names; None if it is no such name.
+    """Return the round, peer and kind of an object from its name; None for other names.
 
     Readers ignore every other name.
     """

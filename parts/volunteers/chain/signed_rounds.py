@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, TypeVar
 
-from lockstep.errors import LockstepError
+from lockstep.errors import LockstepError, brief
 from lockstep.files import read_json, write_json
 from lockstep.protocol.attestation import Hash
 from lockstep.transcript.transcript import Transcript
@@ -30,6 +30,7 @@ from parts.volunteers.store.verbs import Seen
 
 FOLDER, ADMITTED = "signed", "admitted"
 KINDS = "asked", "closed", "record"
+LATEST = 2**33  # seconds, as a file's time can be
 Signed = TypeVar("Signed", AskedLink, RoundLink, MessageRecord)
 
 
@@ -151,7 +152,16 @@ class _Round:
 
 
 def _read(path: Path) -> dict[str, Seen]:
-    return {name: Seen(text.encode(), at) for name, (at, text) in read_json(path).items()}
+    found = {}
+    for name, one in read_json(path).items():
+        match one:
+            case [int(at), str(text)] if 0 <= at < LATEST:
+                found[name] = Seen(text.encode(errors="replace"), at)
+            case _:
+                raise LockstepError(
+                    f"{path}: {brief(name)}: found {brief(repr(one))}, expected seconds and a text"
+                )
+    return found
 
 
 def _sha256(seen: Seen) -> Hash:

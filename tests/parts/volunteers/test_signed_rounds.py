@@ -59,6 +59,14 @@ def test_what_was_changed_is_found(trained):
         signed_rounds.check(trained)
 
 
+@pytest.mark.parametrize("one", [None, [1], ["1", "text"], [-1, "text"], [2**70, "text"], [1, 2]])
+def test_a_file_of_another_form_is_refused_in_one_line(trained, one):
+    (trained / "signed" / "admitted.json").write_text(json.dumps({"run.json": one}))
+    with pytest.raises(LockstepError, match="admitted.json: run.json: found") as caught:
+        signed_rounds.check(trained)
+    assert "\n" not in str(caught.value)
+
+
 def test_a_link_of_another_round_or_transcript_is_found(trained):
     folder, rounds = trained / "signed", trained / "transcript" / "rounds.jsonl"
     third, fourth = (folder / f"{step:08}.json" for step in (3, 4))
