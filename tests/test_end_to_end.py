@@ -15,6 +15,8 @@ from pipeline.language_model.held_out import spread
 from pipeline.stage.keys import Keys
 from tests import tiny
 
+pytestmark = pytest.mark.long
+
 UP_TO_VERDICT = ("download", "convert", "train", "witness")
 
 
@@ -68,7 +70,6 @@ def test_an_honest_run_learns_is_accepted_and_loads_in_transformers(
     assert metrics["held_out_loss"] == pytest.approx(loss, abs=1e-4)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("optimizer", ["distro", "adamw"])
 def test_a_peer_that_flips_signs_is_named_and_its_run_refused(tmp_path, optimizer):
     changes = {"faults__schedule": [{"kind": "sign_flip", "peer": 1, "rounds": [5, 5]}]}
@@ -86,7 +87,6 @@ def test_a_peer_that_flips_signs_is_named_and_its_run_refused(tmp_path, optimize
     assert "peer 1" in (root / "data/report/report.html").read_text()
 
 
-@pytest.mark.long
 def test_dense_runs_audit_clean_and_keep_a_sketch_of_each_message(tmp_path):
     run_file, root = start(tmp_path, model__LLM__optimizer=tiny.MUON)
     tiny.make(run_file, root, *UP_TO_VERDICT)
@@ -99,7 +99,6 @@ def test_dense_runs_audit_clean_and_keep_a_sketch_of_each_message(tmp_path):
     assert metrics["bytes_up"] == pytest.approx(metrics["bytes_up_of_data_parallel"], rel=0.02)
 
 
-@pytest.mark.long
 def test_an_extended_run_is_bit_for_bit_the_longer_run(tmp_path):
     # what messages are under way belongs to the state too, and what AdaDistro keeps
     changes = {"peers__overlap": 2, "model__LLM__optimizer": tiny.ADA_DISTRO}
@@ -120,7 +119,6 @@ def test_an_extended_run_is_bit_for_bit_the_longer_run(tmp_path):
     assert read_json(root / "data/trained/final.json")["step"] == 6
 
 
-@pytest.mark.long
 def test_a_liar_is_named_where_values_travel_on_psyches_wire_during_the_next_round(tmp_path):
     run_file, root = start(
         tmp_path,
@@ -137,7 +135,6 @@ def test_a_liar_is_named_where_values_travel_on_psyches_wire_during_the_next_rou
     assert [(f["round"], f["peer"]) for f in findings] == [(2, 1)]
 
 
-@pytest.mark.long
 def test_an_uneven_ramped_batch_trains_and_audits_clean(tmp_path):
     run_file, root = start(
         tmp_path,
@@ -152,7 +149,6 @@ def test_an_uneven_ramped_batch_trains_and_audits_clean(tmp_path):
     assert read_json(root / "data/verdict/verdict.json")["accepted"]
 
 
-@pytest.mark.long
 def test_a_fused_layout_trains_alike_and_is_audited_within_a_tolerance(tmp_path):
     found = {}
     for name in ("each", "shard_map"):  # vmap: the next test
@@ -167,7 +163,6 @@ def test_a_fused_layout_trains_alike_and_is_audited_within_a_tolerance(tmp_path)
     assert found["shard_map"] == pytest.approx(found["each"], abs=2e-3)
 
 
-@pytest.mark.long
 def test_a_fused_layout_does_not_hide_a_liar(tmp_path):
     fault = {"kind": "sign_flip", "peer": 1, "rounds": [2, 2]}
     run_file, root = start(tmp_path, peers__layout="vmap", faults__schedule=[fault])

@@ -12,6 +12,8 @@ from pipeline.stage import devices
 from pipeline.stage.artifacts import Paths
 from tests import tiny
 
+pytestmark = pytest.mark.long
+
 CAUGHT = {"kind": "malformed", "peer": 1, "rounds": [2, 2]}
 
 
@@ -58,7 +60,6 @@ def replayed(verdict: dict) -> list[tuple[int, int]]:
     return [(row["window"], row["peer"]) for row in verdict["replayed_windows"]]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(("policy", "accepted"), [("applied", True), ("strict", False)])
 def test_a_liar_that_was_caught_in_its_round_is_named_and_refused_by_the_strict_policy_only(
     trained, policy, accepted
@@ -71,7 +72,6 @@ def test_a_liar_that_was_caught_in_its_round_is_named_and_refused_by_the_strict_
     assert len(verdict["replayed_windows"]) == verdict["windows"] == 6
 
 
-@pytest.mark.long
 def test_a_window_asked_for_by_name_is_replayed_and_no_other(trained):
     assert replayed(trained.verdict(replay_percent=0, replay=["1:0"])) == [(1, 0)]
     assert replayed(trained.verdict(replay_percent=0, replay=[])) == []

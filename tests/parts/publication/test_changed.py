@@ -23,6 +23,8 @@ from tests.parts.publication.published_run import (
 )
 from tests.pipeline.audit.test_strange_bundles import put
 
+pytestmark = pytest.mark.long
+
 
 def lists(*names: str) -> Callable[[Path], None]:
     """The list has other names too, of which there are no files."""

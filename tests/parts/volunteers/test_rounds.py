@@ -9,6 +9,8 @@ import pytest
 from tests import tiny
 from tests.parts.volunteers import volunteering
 
+pytestmark = pytest.mark.long
+
 PEERS = 3
 
 

@@ -22,7 +22,7 @@ from tests import tiny
 from tests.parts.workload.test_commands import verify
 from tests.parts.workload.test_training import verdict_of
 
-pytestmark = pytest.mark.usefixtures("source")
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("source")]
 ROWS = {"kind": "tokens", "columns": ["inputs"], "length": 16}
 ROW = np.arange(32, dtype=np.int32).reshape(2, 16)
 INNER = {"DiLoCo": {**tiny.DILOCO["DiLoCo"], "inner": "Workload"}}
@@ -86,7 +86,6 @@ def test_an_inner_loop_goes_on_from_the_state_that_it_left(tmp_path):
     one.close()
 
 
-@pytest.mark.long
 def test_a_run_by_inner_loops_is_trained_audited_and_exported(tmp_path):
     run_file, root = tmp_path / "run.toml", tmp_path / "root"
     given = {"workload__factory": "strange:Inner", "workload__inner": "worker"}
@@ -98,7 +97,6 @@ def test_a_run_by_inner_loops_is_trained_audited_and_exported(tmp_path):
     assert read_json(root / "metrics/evaluate.json")["workload"]["sum"]
 
 
-@pytest.mark.long
 def test_rows_that_are_files_reach_the_workload_as_paths_by_their_hash(tmp_path, monkeypatch):
     folder = tmp_path / "files"
     folder.mkdir()
@@ -284,7 +282,6 @@ def noisy(folder: Path, **changes) -> tuple[Path, Path]:
     return run_file, root
 
 
-@pytest.mark.long
 def test_honest_repeats_calibrate_the_tolerance_and_verdict_and_publication_say_so(tmp_path):
     run_file, root = noisy(tmp_path)
     tiny.make(run_file, root)
@@ -300,7 +297,6 @@ def test_honest_repeats_calibrate_the_tolerance_and_verdict_and_publication_say_
     assert f"distance of a message at most {tolerance:.3g}, within" in verified.text
 
 
-@pytest.mark.long
 def test_repeats_too_far_apart_are_refused_and_where_they_are_not_nobody_is_accused(
     tmp_path, monkeypatch
 ):
@@ -314,7 +310,6 @@ def test_repeats_too_far_apart_are_refused_and_where_they_are_not_nobody_is_accu
     assert verdict["method"] == "none" and verdict["findings"] == [] and verdict["repeats"] > 0.125
 
 
-@pytest.mark.long
 def test_a_liar_among_peers_whose_bits_scatter_is_named_all_the_same(tmp_path):
     lie = [{"kind": "sign_flip", "peer": 1, "rounds": [4, 5]}]
     run_file, root = noisy(tmp_path, faults__schedule=lie)

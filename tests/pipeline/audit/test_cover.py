@@ -25,6 +25,8 @@ from pipeline.audit.verdict import Finding, Varied
 from tests.lockstep.swarm.simulated import PEERS, lab, run_of
 from tests.pipeline.audit.edited.audited_run import edit_round, record
 
+pytestmark = pytest.mark.long
+
 LIAR, MIDDLE = 2, 4  # the step between the two windows
 
 
@@ -75,7 +77,6 @@ def larger(tree: Tree) -> Tree:
     return jax.tree.map(lambda x: x + np.ones_like(x), tree)
 
 
-@pytest.mark.long
 def test_a_false_ruling_of_an_honest_sender_does_not_end_the_replay(tmp_path, monkeypatch):
     """Peer 4 accuses another in vain, and one of those who rule agrees with neither."""
     drawn, found = consensus.checked, list[int]()
@@ -102,7 +103,6 @@ def late_lie(step: int) -> list[dict]:
     return [{"kind": "late", "size": 100, **fault}, {"kind": "sign_flip", **fault}]
 
 
-@pytest.mark.long
 def test_a_lie_that_travels_and_is_never_merged_does_not_end_the_replay(tmp_path):
     run = run_of("late", *late_lie(1), {"kind": "sign_flip", "peer": 5, "rounds": [3, 3]})
     lab("late").train(run, tmp_path)
@@ -114,7 +114,6 @@ def test_a_lie_that_travels_and_is_never_merged_does_not_end_the_replay(tmp_path
     ]  # fmt: skip
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("bitwise", [True, False])
 @pytest.mark.parametrize("form", ["signs", "local"])
 def test_a_late_lie_does_not_cover_a_planted_state(form, bitwise, tmp_path):
@@ -126,7 +125,6 @@ def test_a_late_lie_does_not_cover_a_planted_state(form, bitwise, tmp_path):
     assert blamed(first_window(form, run, tmp_path, bitwise=bitwise)) == [late, planted]
 
 
-@pytest.mark.long
 def test_a_planted_state_is_found_again_elsewhere_with_its_bundle_alone(tmp_path):
     run = run_of("signs")
     lab("signs").train(run, tmp_path / "run")

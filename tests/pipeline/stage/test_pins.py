@@ -13,6 +13,8 @@ from pipeline.stage.keys import PROJECT
 from tests import tiny
 from tests.errors import check_names, refused
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def place(tmp_path) -> tuple[Path, Path, Path]:
@@ -31,7 +33,6 @@ def pin(run_file: Path, root: Path) -> subprocess.CompletedProcess:
     return subprocess.run(command, cwd=PROJECT, capture_output=True, text=True)
 
 
-@pytest.mark.long
 def test_pinned_stages_run_again_and_refuse_what_has_changed(place):
     run_file, root, model = place
     assert tiny.make(run_file, root, "download", "convert").count("not pinned") == 2

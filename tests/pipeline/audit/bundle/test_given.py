@@ -16,6 +16,8 @@ from pipeline.audit import bundle, given_bundle
 from pipeline.stage.keys import PROJECT, RUN_FILE
 from tests.pipeline.audit.bundle.bundled_run import OPENING, change_json, replay
 
+pytestmark = pytest.mark.long
+
 
 def put(make: Callable[[Path], object], name: str) -> Callable[[Path], None]:
     def change(folder: Path) -> None:

@@ -15,8 +15,9 @@ from lockstep.wire.commitment import tree_hash
 from tests.lockstep.swarm.simulated import lab
 from tests.pipeline.audit.edited.audited_run import edit_arrays, record
 
+pytestmark = pytest.mark.long
 
-@pytest.mark.long
+
 def test_a_flipped_bit_of_a_payload_is_a_finding(audited, transcript):
     path = transcript / "payloads" / "00001.bin"
     data = bytearray(path.read_bytes())
@@ -104,7 +105,6 @@ def test_a_state_that_does_not_follow_names_the_peer_and_the_window_that_ends_in
     assert found[0] == (4, 1, "state")
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("bitwise", [True, False])
 def test_params_that_do_not_follow_are_a_finding_about_the_author(audited, transcript, bitwise):
     path = transcript / "snapshots" / "00008" / "params.safetensors"

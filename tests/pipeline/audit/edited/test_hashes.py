@@ -10,6 +10,8 @@ from lockstep.transcript.transcript import Transcript
 from tests.lockstep.swarm.simulated import lab, run_of
 from tests.pipeline.audit.edited.audited_run import Audited, record
 
+pytestmark = pytest.mark.long
+
 
 def sparse(folder: Path, *schedule: dict) -> Audited:
     """A run of 8 rounds with hashes after every second, kept whole after 0, 4 and 8."""

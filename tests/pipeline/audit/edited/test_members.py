@@ -3,6 +3,8 @@
 from dataclasses import replace
 from types import SimpleNamespace
 
+import pytest
+
 from lockstep.protocol import consensus, driver
 from lockstep.protocol.round import Message
 from lockstep.transcript.entry import Entry, EpochParams
@@ -11,6 +13,8 @@ from pipeline.audit.audit import audit_rounds
 from pipeline.start.round_settings import round_settings
 from tests.lockstep.protocol import records
 from tests.lockstep.swarm.simulated import lab, run_of
+
+pytestmark = pytest.mark.long
 
 
 def driven(run: runfile.Run, **events: int) -> list[Entry]:

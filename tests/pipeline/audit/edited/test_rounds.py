@@ -23,6 +23,8 @@ from tests.pipeline.audit.edited.audited_run import (
     with_silent,
 )
 
+pytestmark = pytest.mark.long
+
 
 def test_an_honest_transcript_has_no_findings(audited):
     assert audited.findings == []
@@ -144,7 +146,6 @@ EDITS = [
 ]  # fmt: skip
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("where", "edit", "kinds"), [row[1:] for row in EDITS], ids=[row[0] for row in EDITS]
 )
@@ -219,7 +220,6 @@ def test_broken_bytes_that_the_transcript_keeps_quiet_about_are_a_finding(tmp_pa
     assert (2, None, "messages") in [(f.round, f.peer, f.kind) for f in auditor.audit(tmp_path)]
 
 
-@pytest.mark.long
 def test_a_run_cut_off_where_it_waits_for_members_is_a_finding(tmp_path):
     crash = {"kind": "crash", "peer": [1, 2], "rounds": [3, 8]}
     run = run_of("signs", crash, min_clients=5, init_min_clients=6, witness_nodes=0)

@@ -29,6 +29,8 @@ from tests.servers import misbehaviour as m
 from tests.servers.files import Files
 from tests.servers.misbehaviour import Misbehaviour, Spoil
 
+pytestmark = pytest.mark.long
+
 # ---- Each row of the matrix with each kind of server: the exact bytes, or one clear error ----
 
 

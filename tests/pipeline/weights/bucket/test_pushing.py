@@ -34,6 +34,8 @@ from tests.servers.bucket import Bucket, Object
 from tests.servers.misbehaviour import Misbehaviour
 from tests.servers.web import Answer
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.parametrize(
     ("prefix", "shard_bytes"), [("", 5 * 2**30), ("runs/a", 3000), ("runs/a/", 5 * 2**30)]
