@@ -14,11 +14,11 @@ from tests.servers import misbehaviour as m
 from tests.servers.web import Answer, Served
 
 # Of a folder.
-PIPE, DEVICE, SPARSE = "a pipe", "a device without end", "a file of 100 GB"
-LINK, SURROGATE, DEEP = "a link out", "a name of no character", "2,000 folders deep"
+PIPE, DEVICE, SPARSE = "a pipe", "an endless device", "a 100 GB file"
+LINK, SURROGATE, DEEP = "a link outside", "a name not in Unicode", "2,000 nested folders"
 # Of a server.
-SILENT, DRIPPING, ENDLESS = "says nothing", "a byte now and then", "a body without end"
-PAGES, TOKEN, BREAK = "pages without end", "repeats a secret", "breaks off in the middle"
+SILENT, DRIPPING, ENDLESS = "sends nothing", "a byte now and then", "an endless body"
+PAGES, TOKEN, BREAK = "endless pages", "repeats a secret", "breaks off in the middle"
 # Of both: a few bytes that stand for many.
 BOMB = "a bomb"
 FOLDER = (PIPE, DEVICE, SPARSE, LINK, SURROGATE, DEEP, BOMB)

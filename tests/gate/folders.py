@@ -21,12 +21,12 @@ from tests.pipeline.exported import make_tokenizer
 from tests.pipeline.net.token_servers import HOW
 from tests.pipeline.sources.options import options
 
-NOT_READ = No("files of other names, and folders, are not read")
-COPIED = No("files may fill the disk; `[download] limit` cuts them")
-LARGE = No("tokens may fill the disk; `[download] limit` cuts them")
+NOT_READ = No("other files and folders are not read")
+COPIED = No("files may fill the disk, up to `[download] limit`")
+LARGE = No("tokens may fill the disk, up to `[download] limit`")
 HASHED = No("text may be large; it is hashed before it is read")
-PLAIN = No("nothing in it is packed")
-ALIKE = No("such files are found as those of the row above")
+PLAIN = No("it is not compressed")
+ALIKE = No("handled like the row above")
 SHARD = "model-00001-of-00001.safetensors"
 IRREGULAR, OUT = "not a regular file, expected one", "expected none that leads out of"
 NAMED, TOO_DEEP = "lists a file named", "folders in one another, expected fewer"
@@ -187,8 +187,8 @@ GROWS = "may write"
 UNPACKS = "expected at most 200 times as many"
 ONLY_BOMB = dict.fromkeys(FOLDER, ALIKE)
 MISSING = {PIPE: "found no", DEVICE: "found no"}
-OWN = No("a file of one's own may lie elsewhere")
-ALONE = {LINK: OWN, SURROGATE: No("one file is read"), DEEP: No("one file is read")}
+OWN = No("the user's own file may lie elsewhere")
+ALONE = {LINK: OWN, SURROGATE: No("only one file is read"), DEEP: No("only one file is read")}
 BESIDE = {SURROGATE: NOT_READ, DEEP: NOT_READ}
 IN_TREE = {SURROGATE: NAMED, DEEP: TOO_DEEP}
 NEITHER, MOST = "found neither model.safetensors nor", "expected at most "
@@ -203,11 +203,11 @@ ROWS = [
         "`download`, `Text`: plain text", _text, "a.txt", _download(_documents),
         {**WITHIN, SPARSE: HASHED, **IN_TREE, BOMB: PLAIN}),
     FolderRow(
-        "`download`, `Text`: lines packed by zstd", _lines("zst"), "a.jsonl.zst",
+        "`download`, `Text`: lines in zstd", _lines("zst"), "a.jsonl.zst",
         _download(_documents),
         {**WITHIN, SPARSE: HASHED, SURROGATE: NOT_READ, DEEP: TOO_DEEP, BOMB: UNPACKS}),
     FolderRow(
-        "`download`, `Text`: lines packed by gzip", _lines("gz"), "a.jsonl.gz",
+        "`download`, `Text`: lines in gzip", _lines("gz"), "a.jsonl.gz",
         _download(_documents), ONLY_BOMB | {SPARSE: HASHED, BOMB: UNPACKS}),
     FolderRow(
         "`download`, `Text`: parquet", _column, "a.parquet", _download(_documents),
@@ -216,8 +216,9 @@ ROWS = [
         "`download`, `Text`: a dataset's README.md", _readme, "README.md", _subsets,
         dict.fromkeys(FOLDER, No("it comes from the hub")) | {BOMB: VALUES}),
     FolderRow(
-        "`download`, `Text`: a given tokenizer", _tokens_and_tokenizer, "tokenizer/tokenizer.json",
-        _copy_tokenizer, {**MISSING, SPARSE: MOST, LINK: OUT, **BESIDE, BOMB: GROWS}),
+        "`download`, `Text`: the user's tokenizer", _tokens_and_tokenizer,
+        "tokenizer/tokenizer.json", _copy_tokenizer,
+        {**MISSING, SPARSE: MOST, LINK: OUT, **BESIDE, BOMB: GROWS}),
     FolderRow(
         "`download`, `Preprocessed`", _rows, "train.parquet", _download(_preprocessed),
         {**WITHIN, SPARSE: "expected a parquet file", **IN_TREE, BOMB: UNPACKS}),

@@ -7,25 +7,24 @@ from tests.gate.rows import FOLDERS, PEERS, SERVERS
 
 HEAD = """# What is refused
 
-What comes of a folder, an address or a peer that is not what it should be. `tests/test_gate.py`
-asks each command that reads one for the same thirteen cases. It ends within its limits, with what
-is right or with one line: no value is repeated whole, and no secret in any case of letters. In the
-tables, quoted text is part of that line.
+What each command does with a folder, an address or a peer that is not as it should be.
+`tests/test_gate.py` tries the same thirteen cases on each. The command ends within its limits,
+with correct content or with one line. That line repeats no value whole, and no secret in any case
+of letters. Quoted text in the tables is part of that line.
 
 - Names and files: `pipeline/stage/untrusted_files.py`. A name is printable, has at most 1,024
-  bytes and stays in its folder. A file is regular, and where it is read into memory its size is
-  looked at first. No link leads out of the folder, in which at most 64 folders are within each
-  other.
-- What unpacks, there too: lines and columns of text come to at most 4 MiB or 200 times their packed
-  size, a row group of numbers to 2^28 or 200 for each of its bytes, YAML to 100,000 values.
-  Parquet's text is read a row at a time. One page of a parquet file, of 2 GiB at most, is believed
-  to be as large as the file's end says.
+  bytes and stays in its folder. A file is regular, and its size is checked before it is read into
+  memory. No link leads out of the folder, and folders are nested at most 64 deep.
+- Compressed content: the same file. Lines and columns of text may unpack to 4 MiB or, if that is
+  more, 200 times their compressed size; a row group to 2^28 numbers or 200 per byte; YAML to
+  100,000 values. Parquet's text is read a row at a time. Only the size of one page of a parquet
+  file, at most 2 GiB, is taken from the file's footer.
 - Servers: `pipeline/net/limits.py`. A listing has at most 10,000 pages, 64 MiB and 10 minutes, and
   no page twice. An attempt ends when a server sends less than 1 KiB (a store of fsspec: 64 KiB) in
-  `stall_seconds`; `attempts` such failures in a row end the download. The test's limits are small.
+  `stall_seconds`; `attempts` such failures in a row end the download. The test uses smaller limits.
 - Errors: `lockstep/errors.py`. A line has at most 1,200 characters.
 
-[Network faults](network-faults.md) has what else a server can do, and what is right after it.
+[Network faults](network-faults.md) lists what else a server can do, and what is correct after it.
 """
 
 
@@ -36,7 +35,7 @@ def lines() -> Iterator[str]:
     yield from _table("A server's listing, or its first answer", SERVERS, "listing", SERVER)
     yield from _table("A server's file", SERVERS, "content", CONTENT)
     yield from _table("A peer", PEERS, "cells", CASES)
-    yield from ("", "A cell without text cannot arise:", "")
+    yield from ("", "An empty cell is a case that cannot arise, or that is allowed:", "")
     for why, cells in sorted(_reasons().items()):
         yield f"- {why}: {', '.join(sorted(cells))}"
 
@@ -57,7 +56,7 @@ def _says(cells: Cells, case: str) -> str:
     if isinstance(cell, No):
         return ""
     words = [cell] if isinstance(cell, str) else cell
-    return "; ".join("right" if word == RIGHT else f"`{word.strip()}`" for word in words)
+    return "; ".join("correct" if word == RIGHT else f"`{word.strip()}`" for word in words)
 
 
 def _reasons() -> dict[str, set[str]]:

@@ -226,7 +226,7 @@ FILE = {
 S3_LISTING = LISTING | {
     **{SILENT: "timed out, expected an answer", DRIPPING: "timed out, expected an answer"},
     **{TOKEN: "expected a readable folder", BREAK: "timed out, expected an answer"},
-    SURROGATE: No("XML has no such character"),
+    SURROGATE: No("XML cannot contain such a name"),
 }
 S3_FILE = FILE | {
     ENDLESS: "sends no length, expected ",
@@ -241,7 +241,7 @@ ROWS = [
     ServerRow("`download`, `Hub`", partial(_of_tokens, "hub"), _download, LISTING, FILE),
     ServerRow("`download`, `Url`: `s3://`", _s3, _download, S3_LISTING, S3_FILE),
     ServerRow("`download`, `WeightedHttp`", _mixed, _download, JSON),
-    ServerRow("`download`, `Preprocessed` of the hub", _rows_on_hub, _download, LISTING, FILE),
+    ServerRow("`download`, `Preprocessed` from the hub", _rows_on_hub, _download, LISTING, FILE),
     ServerRow("`stream`, `Http`", partial(_of_tokens, "plain"), _stream, HEAD, FILE),
     ServerRow("`stream`, `Http` with `Gcp`", partial(_of_tokens, "bucket"), _stream, {}, FILE),
     ServerRow("`stream`, `Hub`", partial(_of_tokens, "hub"), _stream, {}, FILE),

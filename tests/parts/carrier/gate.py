@@ -56,8 +56,8 @@ def answer(case: str) -> list[bytes]:
     return [json.dumps(header).encode(), bytes(8)]
 
 
-CLOCK = No("the socket has a time for each answer, `[runtime] answer_seconds`")
-ELSEWHERE = No("an answer has bytes, and neither files, pages nor a secret")
+CLOCK = No("each answer has a deadline, `[runtime] answer_seconds`")
+ELSEWHERE = No("an answer is bytes, without files, pages or secrets")
 PEERS = [
     PeerRow(
         "`train`, a peer's answer",

@@ -86,7 +86,7 @@ FOLDERS = [
         "`verify`, a folder: its signature", _signed_publication, layout.SIGNATURE, _verify,
         _IN_FOLDER),
     FolderRow(
-        "`verify`: a packed file", _packed, "rounds.jsonl.gz", _unpack,
+        "`verify`: a compressed file", _packed, "rounds.jsonl.gz", _unpack,
         ONLY_BOMB | {BOMB: "over 1000 bytes unpacked"}),
 ]  # fmt: skip
 SERVERS = [

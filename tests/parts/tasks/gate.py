@@ -7,7 +7,7 @@ from parts.tasks import definitions
 from tests.gate.cases import BOMB, DEVICE, PIPE, SPARSE, No
 from tests.gate.folders import ALONE, FolderRow
 
-DATA = No("the data of a task may be large")
+DATA = No("a task's data may be large")
 
 
 def _task(folder: Path) -> None:
