@@ -1,14 +1,11 @@
 """A trained and audited run of which only verdict and bundles are left, and edits of a bundle."""
 
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 from lockstep.files import read_json, write_json
 from pipeline.audit import bundle
-from pipeline.stage.keys import PROJECT
 from tests import tiny
 
 FLIP = {"kind": "sign_flip", "peer": 1, "rounds": [2, 3]}
@@ -41,17 +38,6 @@ def make_bundles(folder: Path, **changes: object) -> None:
     shutil.copytree(root / "data/verdict/bundles", kept)
     for gone in (root, folder / "tokens"):
         shutil.rmtree(gone)
-
-
-def replay(path: Path, **environment: str) -> subprocess.CompletedProcess:
-    """The command, as a third party gives it: where there is no data of the run."""
-    return subprocess.run(
-        [sys.executable, "-m", "pipeline", "replay", path],
-        cwd=path.parent,
-        env=tiny.environment(PROJECT) | environment,
-        capture_output=True,
-        text=True,
-    )
 
 
 def change_json(path: Path, change: Callable[[dict], object]) -> None:

@@ -14,7 +14,7 @@ from lockstep.files import write_json
 from pipeline import runfile
 from pipeline.audit import bundle, given_bundle
 from pipeline.stage.keys import PROJECT, RUN_FILE
-from tests.pipeline.audit.bundle.bundled_run import OPENING, change_json, replay
+from tests.pipeline.audit.bundle.bundled_run import OPENING, change_json
 
 pytestmark = pytest.mark.long
 
@@ -97,9 +97,3 @@ def test_files_that_are_missing_or_too_many_are_named(folder):
     (folder / "tokens.safetensors").unlink()
     with pytest.raises(LockstepError, match=r"tokens.safetensors': found no file, expected"):
         bundle.read(folder, 1)
-
-
-def test_no_bundle_is_one_line(tmp_path):
-    done = replay(tmp_path)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == f"error: {tmp_path}/run.json: No such file or directory, expected JSON\n"

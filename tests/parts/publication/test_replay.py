@@ -1,0 +1,72 @@
+"""The command `lockstep replay` repeats a finding with its bundle alone."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipeline.__main__ import app
+from pipeline.stage.keys import PROJECT
+from tests import tiny
+from tests.pipeline.audit.bundle.bundled_run import bundles_of, flipped_run, found, seal
+
+pytestmark = pytest.mark.long
+
+
+@pytest.fixture(scope="session")
+def flipped(tmp_path_factory) -> tuple[dict, dict[str, Path]]:
+    """One of two peers sends the negative of its message, and nobody verifies."""
+    return bundles_of(tiny.in_common(tmp_path_factory, "flipped", flipped_run))
+
+
+def replay(path: Path, **environment: str) -> subprocess.CompletedProcess:
+    """The command, as a third party gives it: where there is no data of the run."""
+    return subprocess.run(
+        [sys.executable, "-m", "pipeline", "replay", path],
+        cwd=path.parent,
+        env=tiny.environment(PROJECT) | environment,
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_a_finding_is_confirmed_with_the_bundle_alone(flipped):
+    verdict, found = flipped
+    names = {finding["bundle"] for finding in verdict["findings"]}
+    assert names == {f"bundles/{name}" for name in found} == {"bundles/00001-00003-peer-01"}
+    done = replay(found["00001-00003-peer-01"])
+    assert (done.returncode, done.stderr) == (0, "")
+    (finding,) = verdict["findings"]
+    assert done.stdout.splitlines() == [
+        f"peer 1, round 2, message: {finding['detail']}",
+        f"  found here: round 2, message: {finding['detail']}",
+        "  confirmed",
+        "1 of 1 findings confirmed, compared bit for bit",
+    ]
+
+
+def test_elsewhere_it_is_confirmed_within_a_tolerance_and_says_why(flipped):
+    flags = f"{tiny.environment(PROJECT)['XLA_FLAGS']} --xla_cpu_enable_fast_math=false"
+    done = replay(flipped[1]["00001-00003-peer-01"], XLA_FLAGS=flags)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\n  confirmed\n" in done.stdout
+    assert "compared within a tolerance of 0.05, because xla_flags is" in done.stdout
+
+
+def test_the_command_exits_with_one_where_a_finding_is_not_confirmed(flipped, tmp_path, capsys):
+    folder = shutil.copytree(flipped[1]["00001-00003-peer-01"], tmp_path / "bundle")
+    found(round=1)(folder)
+    seal(folder)
+    with tiny.like_a_process(), pytest.raises(SystemExit) as caught:
+        app(["replay", str(folder)])
+    printed = capsys.readouterr()
+    assert (caught.value.code, printed.err) == (1, "")
+    assert "  not confirmed" in printed.out.splitlines()
+
+
+def test_no_bundle_is_one_line(tmp_path):
+    done = replay(tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"error: {tmp_path}/run.json: No such file or directory, expected JSON\n"
