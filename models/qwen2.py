@@ -44,7 +44,7 @@ class WindowedConfig(DecoderConfig):
             if kind not in (SLIDING, FULL):
                 raise ModelError(f"layer_types has {kind!r}, expected {SLIDING} or {FULL}")
         if SLIDING in self.layer_types and self.sliding_window is None:
-            raise ModelError(f"layer_types has {SLIDING}, expected sliding_window to say how far")
+            raise ModelError(f"layer_types has {SLIDING}, expected sliding_window to be set")
 
     @classmethod
     def from_hf(cls, hf_config: dict[str, Any]) -> Self:

@@ -24,8 +24,8 @@ def check_settings(who: str) -> None:
     for name, found in other_settings().items():
         if name in NEEDED:
             raise LockstepError(
-                f"{who}: jax.config.{name} is {found}, expected {NEEDED[name]}: its programs are "
-                f"written for that; `jax.config.update({name!r}, {NEEDED[name]!r})` sets it"
+                f"{who}: jax.config.{name} is {found}, expected {NEEDED[name]}, for which its "
+                f"programs are written; `jax.config.update({name!r}, {NEEDED[name]!r})` sets it"
             )
 
 

@@ -156,8 +156,8 @@ def build(table: OptimizerVariant, setting: Setting, groups: Collection[str]) ->
         for key in part.by_group:
             if unknown := [group for group in getattr(part, key) if group not in groups]:
                 raise LockstepError(
-                    f"{name}.{key}: the model's params have no group {unknown[0]}, expected some "
-                    f"of {', '.join(sorted(groups))}"
+                    f"{name}.{key}: {unknown[0]} is no top-level group of the model's params, "
+                    f"expected some of {', '.join(sorted(groups))}"
                 )
     return table.build(setting)
 

@@ -137,7 +137,7 @@ class OptimizerDecoupledDiLoCo(Fragmented):
     @model_validator(mode="after")
     def _blend_has_mixing(self) -> "OptimizerDecoupledDiLoCo":
         if self.adopt == "blend" and self.mixing is None:
-            raise wrong("adopt", "mixing beside blend, the share that a peer keeps")
+            raise wrong("adopt", "mixing to be set with blend, the share that a peer keeps")
         if self.adopt != "blend" and self.mixing is not None:
             raise wrong("mixing", f"none with adopt = {self.adopt}, only with blend")
         return self

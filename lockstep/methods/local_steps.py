@@ -86,12 +86,12 @@ class Rounded(LocalSteps):
         kind, block, feedback = self.quantize, self.quantize_block, self.error_feedback
         in_blocks = kind not in (None, "bfloat16", "float16")
         if in_blocks and block is None:
-            raise wrong("quantize", "quantize_block beside it, the elements of a block")
+            raise wrong("quantize", "quantize_block to be set too, the elements of a block")
         if block is not None and not in_blocks:
             text = "no quantize_block: only int, qsgd, two_bit and sign have it"
             raise wrong("quantize_block", text)
         if kind in ("two_bit", "sign") and not feedback:
-            raise wrong("quantize", "error_feedback above 0 beside it, or the rest is lost")
+            raise wrong("quantize", "error_feedback above 0 too, or the rest is lost")
         if feedback and kind is None:
             text = "no error_feedback without quantize, since nothing is rounded"
             raise wrong("error_feedback", text)

@@ -59,7 +59,7 @@ def _topology(table: OptimizerVariant, run: Surroundings) -> Misfits:
         expected = f"broadcast {what}, since the sum of its messages is no message"
     elif run.topology == "ring" and run.aggregation != "mean":
         rule = run.aggregation
-        expected = f"broadcast or hub with aggregation = {rule}: on a ring are sums only"
+        expected = f"broadcast or hub with aggregation = {rule}: a ring only sums"
     return [("links.topology", expected)] if expected else []
 
 
@@ -98,8 +98,10 @@ def check_faults(
     joining = {peer for fault in schedule if fault.kind == "join" for peer in fault.peers}
     most = peers.count - config.init_min_clients
     if len(joining) > most:
-        beside = f"beside {called('config.init_min_clients')} from the start"
-        raise wrong(path, f"at most {most} peers that join, {beside}")
+        least = f"{called('config.init_min_clients')} ({config.init_min_clients})"
+        raise wrong(
+            path, f"at most {most} peers that join, so that {least} are there from the start"
+        )
 
 
 def _are_one(fault: Fault, other: Fault) -> bool:

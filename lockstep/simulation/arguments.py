@@ -112,17 +112,17 @@ class Arguments(Table):
         if (self.micro_batch or 0) > self.batch_size:
             raise wrong("micro_batch", f"at most batch_size ({self.batch_size})")
         if self.torch and self.dtype != "float32":
-            text = "whose precision is its own: use torch.autocast in loss_fn"
+            text = "which sets its own precision: use torch.autocast in loss_fn"
             raise wrong("dtype", f"float32 with a torch module, {text}")
         if self.torch and self.layout != "each":
             raise wrong("layout", "each with a torch module")
         if self.torch and self.bits != "machine":
-            raise wrong("bits", "machine with a torch module: rules are of JAX's operations")
+            raise wrong("bits", "machine with a torch module: only JAX's operations have rules")
         if self.bits == "machine" and self.product_bits != 20:
             raise wrong("product_bits", '20 without bits = "everywhere"')
         for number, fault in enumerate(self.faults):
             if self.torch and fault.kind == "wrong_precision":
-                text = "another kind with a torch module, whose precision is its own"
+                text = "another kind with a torch module, which sets its own precision"
                 raise wrong(("faults", number, "kind"), text)
         self.links.check(self.peers, "peers")
         config = replace(self.config(0), total_steps=self.steps)
@@ -165,8 +165,8 @@ class Arguments(Table):
         if self.stacked and not (inner.needs_layers or table.sends != "arrays"):
             raise wrong("stacked", f"none with {inner.tag()}, which takes every array as it is")
         if inner.needs_layers and not self.stacked:
-            text = "the names of params whose arrays are matrices of layers"
-            raise wrong("stacked", f"{text}, of {names}: only those have orthogonal steps")
+            text = "the names of params whose arrays stack the matrices of layers"
+            raise wrong("stacked", f"{text}, from {names}: only those get orthogonal steps")
         return self
 
     @property

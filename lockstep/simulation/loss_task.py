@@ -38,7 +38,9 @@ class Nesting:
                     "elements in it"
                 )
         if len(set(self._names)) < len(self._names):
-            raise LockstepError("simulate: params has two arrays of one name, expected different")
+            raise LockstepError(
+                "simulate: params has two arrays of one name, expected unique names"
+            )
 
     def nested(self, params: Tree) -> dict:
         """Return the arrays in nested dicts, in float32 on the host."""

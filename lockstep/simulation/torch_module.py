@@ -98,7 +98,7 @@ class TorchModule:
         """There is no other precision."""
         raise LockstepError(
             "simulate: faults: wrong_precision, expected none of that kind with a torch module, "
-            "whose precision is its own"
+            "which sets its own precision"
         )
 
     @property

@@ -231,7 +231,7 @@ def _duplicated(message: Tree, areas: Tree, rng: np.random.Generator) -> Tree:
     number = int(np.argmax(kept))
     if kept[number] < 2:
         raise LockstepError(
-            "faults.schedule: duplicated, expected a block of which two indices are sent"
+            "faults.schedule: duplicated, expected messages with at least two indices of a block"
         )
     index_NK = np.array(leaves[number].index_NK)
     block = rng.integers(len(index_NK))

@@ -336,7 +336,7 @@ class Swarm:
                 raise NotFiniteError(f"loss is {loss} at round {step}")
             if not any(isinstance(why, wire.NotFiniteValueError) for why in bad.values()):
                 peer, why = next(iter(bad.items()))
-                raise LockstepError(f"peer {peer}: {why}, expected one of some peer")
+                raise LockstepError(f"peer {peer}: {why}, expected a valid message of some peer")
             raise NotFiniteError(
                 f"no peer's message is finite at round {step}: gradients are infinite or NaN "
                 "though the loss is not"

@@ -160,7 +160,7 @@ class Fault(Table):
     @model_validator(mode="after")
     def _kind_can_be_done(self) -> "Fault":
         if self.size is not None and KINDS[self.kind].size is None:
-            raise wrong("size", f"no size, which {self.kind} does not have")
+            raise wrong("size", f"none, since {self.kind} has no size")
         if self.kind == "lazy" and self.strength >= 1:
             raise wrong("size", "less than 1, a fraction of the sequences")
         if self.kind == "collude" and len(self.peers) < 2:

@@ -70,7 +70,9 @@ def _check_no_password(value: str) -> str:
     user, at, _ = re.split("[/?#]", rest)[0].rpartition("@")
     if at and (scheme in ("http", "https") or ":" in user):  # sftp://user@host has no password
         raise wrong(
-            (), "no user or password in it: a run file is written down in many places, ~/.netrc not"
+            (),
+            "no user or password, since the run file is copied into many outputs; put them into "
+            "~/.netrc",
         )
     return value
 

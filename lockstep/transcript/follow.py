@@ -42,8 +42,8 @@ def follow(
             progress = finish_round(begin_round(progress, entry), entry, stores=stores)
         except ContradictionError as error:
             raise LockstepError(
-                f"{source.path}:{number}: round {error.step}: {error}, expected a round as it was "
-                f"taken; {source.remedy}"
+                f"{source.path}:{number}: round {error.step}: {error}, expected a round that "
+                f"follows from the rounds before it; {source.remedy}"
             ) from error
     return progress
 

@@ -76,7 +76,9 @@ def load_nested(path: Path) -> dict:
     for name, following in pairwise(names):
         if following[: len(name)] == name:
             within, outer = ("/".join(parts) for parts in (following, name))
-            raise LockstepError(f"{path}: tensor {within!r}, expected nothing within {outer!r}")
+            raise LockstepError(
+                f"{path}: has {within!r}, but {outer!r} is a tensor, expected one of them"
+            )
     return unflatten_dict(arrays, sep="/")
 
 
@@ -94,5 +96,5 @@ def _plain_file(path: Path) -> tensorfile.TensorFile:
     file = tensorfile.TensorFile(path)
     if file.metadata:
         found = brief(repr(file.metadata))
-        raise LockstepError(f"{path}: metadata {found}, expected none, which is not read")
+        raise LockstepError(f"{path}: metadata {found}, expected none")
     return file

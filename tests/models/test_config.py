@@ -211,7 +211,7 @@ def test_an_unknown_model_type_is_refused_with_those_that_are_known(model_type):
         (QWEN2, ON | {"layer_types": ["full_attention"]}, "layer_types has 1 entries, expect"),
         (QWEN2, ON | {"layer_types": ["chunked"] * 3}, "layer_types has 'chunked', expected slid"),
         (QWEN2, ON | {"layer_types": "full"}, "layer_types is 'full', expected a list"),
-        (QWEN2, {"layer_types": ["sliding_attention"] * 3}, "expected sliding_window to say"),
+        (QWEN2, {"layer_types": ["sliding_attention"] * 3}, "expected sliding_window to be set"),
         (QWEN2, ON | {"sliding_window": 0}, "sliding_window is 0, expected an integer above 0"),
         (QWEN2, ON | {"max_window_layers": None}, "max_window_layers is None, expected an"),
         (QWEN2, {"use_sliding_window": "no"}, "use_sliding_window is 'no', expected true or false"),

@@ -101,7 +101,10 @@ def check_parts(inner: Optimizer, outer: Optimizer) -> None:
     expect.kind(Optimizer, inner=inner, outer=outer)
     for name, optimizer in (("inner", inner), ("outer", outer)):
         if optimizer.looks_ahead:
-            raise ValueError(f"{name} looks ahead, expected no overlap and no local steps within")
+            raise ValueError(
+                f"{name} takes gradients elsewhere than at the params, expected an optimizer "
+                "without overlap and local steps"
+            )
 
 
 def step_alone(

@@ -111,7 +111,7 @@ def cgad(
     expect.number("cutoff", cutoff, lambda x: x > 0, "a number above 0")
     if counts_each_once(aggregate):
         raise ValueError(
-            "aggregate counts each sender once, expected one that weighs them, as mean"
+            "aggregate gives every sender the same weight, expected a weighted rule, such as mean"
         )
     by_adam = dense(learning_rate, adam(betas, eps), aggregate=aggregate)
 

@@ -37,8 +37,8 @@ def parts(loss: Any) -> tuple[torch.Tensor, float | None]:
     if not isinstance(value, torch.Tensor) or value.numel() != 1 or not value.is_floating_point():
         kind = f"{value.dtype} of shape {list(value.shape)}" if torch.is_tensor(value) else value
         raise bits.ContractError(
-            f"loss: found {kind!r}; expected a tensor with one value, the mean, or a sum and the "
-            "number of what counts in it"
+            f"loss: found {kind!r}; expected the mean loss as a tensor with one value, or the sum "
+            "and the number of its terms"
         )
     return value, None if count is None else float(count)
 

@@ -187,9 +187,8 @@ class Movement:
         if moved:
             more = f" and {len(moved) - 1} more" * (len(moved) > 1)
             raise bits.ContractError(
-                f"{moved[0]}{more} moved in a step; expected a model and a loss that write into "
-                "nothing but the statistics of batch norms, since nothing else that moves is kept "
-                "from step to step"
+                f"{moved[0]}{more} changed during a step; expected a model and a loss that write "
+                "only the statistics of batch norms, since no other change is kept between steps"
             )
 
     def _hashes(self) -> dict[str, bytes | None]:

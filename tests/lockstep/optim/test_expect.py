@@ -158,7 +158,7 @@ def test_a_setting_of_a_wrong_type_or_size_is_named(name, parameter):
         ("streaming_diloco", {"inner_steps": 5}, "inner_steps is 5, expected a multiple of 2"),
         ("streaming_diloco", {"delay": 2}, "delay is 2, expected an integer from 0, below 2"),
         ("decoupled_diloco", {"adopt": "keep"}, "adopt is 'keep', expected one of overwrite, ble"),
-        ("fedavg", {"inner": sparta(**PLACES)}, "inner looks ahead, expected no overlap and no lo"),
+        ("fedavg", {"inner": sparta(**PLACES)}, "inner takes gradients elsewhere than at the "),
         ("heloco", {"keep": 2.0}, "keep is 2.0, expected a number from 0 to 1"),
         ("Levels", {"bits": 3}, "bits is 3, expected 1 or 2"),
     ],

@@ -196,7 +196,7 @@ class Moving(Net):
 
 @pytest.mark.parametrize("name", ["teacher", "steps", "out.bias", "queue"])
 def test_what_moves_and_is_kept_by_nobody_is_one_line(name):
-    with refused("simulate", f"{name}", "moved in a step"):
+    with refused("simulate", f"{name} changed"):
         run(Moving(name))
 
 

@@ -342,5 +342,5 @@ def test_a_forged_message_knows_nothing_of_the_true_one_but_its_rms():
 def test_a_place_that_cannot_be_named_twice_is_one_line():
     message = one_block([3], [True], bool)
     form = wire.Form(message, {"w": 8}, "psyche", 8)
-    with pytest.raises(LockstepError, match="expected a block of which two indices are sent"):
+    with pytest.raises(LockstepError, match="faults.schedule: duplicated, expected .* two indices"):
         tamper("duplicated", b"", message, form, np.random.default_rng(0))
