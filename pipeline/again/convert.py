@@ -63,7 +63,7 @@ def make_start(published: PublishedRun) -> ChainStart:
         if checkpoint is not None:
             raise RequestError(
                 f"--checkpoint {checkpoint}: the run extends run {said.key}, whose state is "
-                "published; expected it without"
+                "published; expected no --checkpoint"
             )
         text = f"the author's state of run {said.key}, which it extends"
         return ChainStart(*transcript.agreed(first, setup.start.state), "stated", text)
@@ -71,15 +71,15 @@ def make_start(published: PublishedRun) -> ChainStart:
     found, began = tree_hash(params), transcript.hashes(first)
     if found != began.params:
         raise LockstepError(
-            f"{TRANSCRIPT}: params before the first round of hash {began.params[:12]}, expected "
-            f"{found[:12]} of {text}"
+            f"{TRANSCRIPT}: the params before the first round have hash {began.params[:12]}, "
+            f"expected {found[:12]}, the hash of {text}"
         )
     group = device_groups(jax.devices(), setup.programs.parts)[0]
     own, shared = jax.tree.map(np.asarray, setup.programs.init(group.put(params)))
     if {*began.own} != {tree_hash(own)}:
         raise LockstepError(
-            f"{TRANSCRIPT}: states of peers before the first round, expected new ones, of hash "
-            f"{tree_hash(own)[:12]}"
+            f"{TRANSCRIPT}: the peers' states before the first round differ from new ones, "
+            f"expected hash {tree_hash(own)[:12]}"
         )
     return ChainStart(params, shared, "proven", text)
 
@@ -90,7 +90,7 @@ def _params(setup: Setup, folder: Path | None) -> tuple[Tree, str]:
     said = run.llm.checkpoint
     if folder and isinstance(said, FRESH):
         raise RequestError(
-            f"--checkpoint {folder}: the run began with fresh weights, expected it without"
+            f"--checkpoint {folder}: the run began with fresh weights, expected no --checkpoint"
         )
     match said:
         case runfile.CheckpointInit():
@@ -105,8 +105,8 @@ def _params(setup: Setup, folder: Path | None) -> tuple[Tree, str]:
             return params, f"fresh weights of seed {run.workload.seed}"
     if folder is None:
         raise RequestError(
-            f"{SOURCE}: the run began with {runfile.variant_name(said)}, of which only the hash is "
-            "published; expected its folder, as config.json and safetensors, by --checkpoint FOLDER"
+            f"{SOURCE}: the run began with {runfile.variant_name(said)}, and only its hash is "
+            "published; expected --checkpoint FOLDER, with its config.json and safetensors"
         )
     stored = hf.HfFolder(folder)
     _check_model(model, hf.read_config(folder), stored.hf_config["dtype"], str(folder))
@@ -120,7 +120,7 @@ def _check_model(model: dict, hf_config: dict, dtype: str, where: str) -> None:
         if model.get(key) != expected.get(key):
             found, due = (brief(repr(some.get(key))) for some in (model, expected))
             raise LockstepError(
-                f"{HEADER}: {brief(key)} of the model is {found}, expected {due} as {where} has it"
+                f"{HEADER}: {brief(key)} of the model is {found}, expected {due} as in {where}"
             )
 
 

@@ -35,8 +35,8 @@ def again(published: PublishedRun) -> list[PublicClaim]:
         rows = given_rows.read(published.folder / name, columns, run, bound)
         if rows.indices_N[-1] >= len(data):
             raise LockstepError(
-                f"{name}: sequence {rows.indices_N[-1]}, expected one below {len(data)} as in "
-                f"{shards}"
+                f"{name}: has sequence {rows.indices_N[-1]}, expected numbers below {len(data)}, "
+                f"the count in {shards}"
             )
         _compare(name, rows.rows_NW, data.take(rows.indices_N), shards)
     own = held_out.read(run, shards)
@@ -51,7 +51,9 @@ def again(published: PublishedRun) -> list[PublicClaim]:
 
 def _compare(name: str, found_NW: np.ndarray, due_NW: np.ndarray, shards: Path) -> None:
     if not np.array_equal(found_NW, due_NW):
-        raise LockstepError(f"{name}: other sequences than those of {shards}, expected the same")
+        raise LockstepError(
+            f"{name}: the sequences differ from those of {shards}, expected the same sequences"
+        )
 
 
 def _tokenizer(published: PublishedRun, shards: Path) -> list[PublicClaim]:
@@ -61,6 +63,8 @@ def _tokenizer(published: PublishedRun, shards: Path) -> list[PublicClaim]:
         if name == GENERATION or not (own / name).is_file():
             continue
         if published.files[name] != sha256_file(own / name):
-            raise LockstepError(f"{name}: another than that of {shards}, expected the same")
+            raise LockstepError(
+                f"{name}: differs from that file of the tokenizer in {shards}, expected the same"
+            )
         claims.append(PublicClaim(name, "proven", f"{name} is that of the reader's data"))
     return claims

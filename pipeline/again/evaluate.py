@@ -100,7 +100,9 @@ def _compare_files(results: dict[str, Any], said: Evaluated) -> None:
                 scores = tasks.setdefault(task["name"], {})
                 scores |= {name: metric["value"], f"{name}_stderr": metric["stderr"]}
     if (numbers, tasks, results.get("workload")) != (said.held_out, said.scored, said.workload):
-        raise LockstepError(f"{RESULTS}: other numbers than {EVALUATED}, expected the same")
+        raise LockstepError(
+            f"{RESULTS}: the numbers differ from those in {EVALUATED}, expected the same numbers"
+        )
 
 
 # ---- Held-out text ----
@@ -170,12 +172,14 @@ def _held_out_rows(published: PublishedRun, split_size: int | None) -> HeldOutRo
     other = len(np.setdiff1d(rows.indices_N, due_N))
     if other or (missing and "labels" not in columns):
         raise LockstepError(
-            f"{HELD_OUT}: {missing} sequences missing and {other} others, expected the "
+            f"{HELD_OUT}: lacks {missing} sequences and has {other} that are not due, expected the "
             f"{len(due_N)} of {split_size} that the run's seed draws"
         )
     data = HeldOutRows(rows.rows_NW, columns, rows.indices_N, split_size)
     if bound is not None and not counted(data.rows_NW, columns).any(axis=1).all():
-        raise LockstepError(f"{HELD_OUT}: a sequence without a prediction, expected none")
+        raise LockstepError(
+            f"{HELD_OUT}: has a sequence in which nothing is predicted, expected none"
+        )
     return data
 
 
@@ -240,7 +244,8 @@ def compare_scores(
         if said.get(task, {}).keys() != found.get(task, {}).keys():
             here, there = (sorted(scores.get(task, {})) for scores in (found, said))
             raise LockstepError(
-                f"{EVALUATED}: scores {brief(str(there))} of {brief(task)}, expected {here}"
+                f"{EVALUATED}: has the scores {brief(str(there))} for {brief(task)}, expected "
+                f"{here}"
             )
         for metric, value in found[task].items():
             claimed, most = said[task][metric], SCORE_TOLERANCE

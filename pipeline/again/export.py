@@ -32,7 +32,7 @@ def again(published: PublishedRun) -> list[PublicClaim]:
     found, expected = tree_hash(params), transcript.hashes(last).params
     if found != expected:
         raise LockstepError(
-            f"the weights: params of hash {found[:12]}, expected {expected[:12]} of the params "
+            f"the weights have hash {found[:12]}, expected {expected[:12]}, the hash of the params "
             f"after round {last}"
         )
     run, model = published.run, published.setup.model
@@ -57,8 +57,8 @@ def _compare(published: PublishedRun, again: Path) -> None:
         )
         if found != expected:
             raise LockstepError(
-                f"{name}: {found}, expected {expected}, which stage export makes of the params "
-                "that were trained"
+                f"{name}: {found}, expected {expected}, which stage export writes from the "
+                "trained params"
             )
 
 

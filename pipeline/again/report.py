@@ -68,7 +68,7 @@ def _read_card(published: PublishedRun) -> str:
     path = published.folder / CARD
     if (bytes_ := path.stat().st_size) > MOST_CARD_BYTES:
         raise LockstepError(
-            f"{CARD}: {size(bytes_)}, expected at most {size(MOST_CARD_BYTES)} of a model card"
+            f"{CARD}: {size(bytes_)}, expected a model card of at most {size(MOST_CARD_BYTES)}"
         )
     with expecting(CARD, "a model card", OSError, UnicodeDecodeError):
         text = path.read_text(encoding="utf-8")
@@ -76,7 +76,7 @@ def _read_card(published: PublishedRun) -> str:
     for name, sha256 in named.items():
         if sha256 not in text:
             raise LockstepError(
-                f"{CARD}: another SHA-256 of {name}, expected {sha256[:12]} as it is here"
+                f"{CARD}: does not have the SHA-256 of {name}, expected {sha256[:12]}"
             )
     return text
 
@@ -97,7 +97,7 @@ def _compare(found: str, due: str) -> None:
     )
     here, expected = (brief(repr(text)) for text in pair)
     raise LockstepError(
-        f"{CARD}: line {number} is {here}, expected {expected} as the stages make it of {PROOF}/"
+        f"{CARD}: line {number} is {here}, expected {expected} as the stages write it from {PROOF}/"
     )
 
 
@@ -209,11 +209,12 @@ def check_results(text: str, said: Evaluated | None) -> None:
             )
         names = HELD_OUT_SPLIT, HELD_OUT.get(which[1])
         if which in due and (result.dataset_name, result.metric_name) != names:
-            raise LockstepError(f"{CARD}: {name} has another name in its {INDEX}, expected {names}")
+            found = brief(repr((result.dataset_name, result.metric_name)))
+            raise LockstepError(f"{CARD}: {name} is named {found} in its {INDEX}, expected {names}")
     if missing := sorted(due.keys() & known.keys()):
         dataset, metric = missing[0]
         raise LockstepError(
-            f"{CARD}: no {metric} of {dataset} in its {INDEX}, expected it as in {EVALUATED}"
+            f"{CARD}: its {INDEX} lacks {metric} of {dataset}, expected the value in {EVALUATED}"
         )
 
 
@@ -229,6 +230,7 @@ def _front(text: str) -> dict[str, Any]:
         found, same = None, False
     if beginning or not fence or not same or not isinstance(found, dict):
         raise LockstepError(
-            f"{CARD}: its front matter is not as the stages export and report write"
+            f"{CARD}: cannot read its front matter, expected it as stages export and report write "
+            "it"
         )
     return found

@@ -30,8 +30,8 @@ class GivenRows:
         """Return the rows at these indices."""
         rows_N = np.searchsorted(self.indices_N, indices_N)
         if not np.array_equal(self.indices_N.take(rows_N, mode="clip"), indices_N):
-            text = f"without some of sequences {indices_N[0]} to {indices_N[-1]}"
-            raise LockstepError(f"{self.name}: {text}, expected those that were assigned")
+            text = f"lacks some of the sequences {indices_N[0]} to {indices_N[-1]}"
+            raise LockstepError(f"{self.name}: {text}, expected all that were assigned")
         return self.rows_NW[rows_N]
 
 
@@ -44,7 +44,9 @@ def joined(several: Sequence[GivenRows]) -> GivenRows:
     found = GivenRows(name, indices_N, np.concatenate([one.rows_NW for one in several])[rows_N])
     for one in several:
         if not np.array_equal(found.take(one.indices_N), one.rows_NW):
-            raise LockstepError(f"{one.name}: a row that differs in {name}, expected the same")
+            raise LockstepError(
+                f"{one.name}: a sequence differs between the files {name}, expected the same in all"
+            )
     return found
 
 

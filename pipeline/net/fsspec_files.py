@@ -169,7 +169,7 @@ def read(
     name, (files, path) = hide(origin.url), find_file_system(origin.url)
     if origin.tag is None and (is_rest or stop - start > REQUEST_BYTES):
         raise UnnamedVersionError(
-            f"{name}: the file system does not say of which version a part of the file is, "
+            f"{name}: the file system does not say which version of the file a part belongs to, "
             f"expected one of {', '.join(TAGS)}"
         )
     while start < stop:
@@ -290,9 +290,9 @@ def _check_length(asked: str | bytes, headers: Mapping[str, str]) -> None:
     expected = int(last) - int(first) + 1
     length = re.fullmatch("[0-9]{1,18}", headers.get("content-length", ""))
     if length is None or "transfer-encoding" in headers:
-        raise NetError(f"sends no length, expected {expected} bytes of a range")
+        raise NetError(f"sends no length, expected a range of {expected} bytes")
     if int(length[0]) > expected:
-        raise NetError(f"sends {length[0]} bytes, expected {expected} of a range")
+        raise NetError(f"sends {length[0]} bytes, expected a range of {expected}")
 
 
 def _keep_secrets(headers: Any) -> None:

@@ -477,7 +477,7 @@ def _check_version(name: str, headers: Mapping[str, str], origin: Origin) -> boo
 def _unnamed(name: str, tag: str | None) -> limits.UnnamedVersionError:
     expected = "an ETag or a date" if tag is None else f"{brief(repr(tag))} as before"
     return limits.UnnamedVersionError(
-        f"{name}: the server does not say of which version a part of the file is, expected "
+        f"{name}: the server does not say which version of the file a part belongs to, expected "
         f"{expected}"
     )
 

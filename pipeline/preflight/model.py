@@ -38,15 +38,15 @@ class ModelFiles(NamedTuple):
     def config(self) -> dict[str, Any]:
         """Return the config.json."""
         if hf.CONFIG not in self.names:
-            raise LockstepError(f"{self.where}: found no {hf.CONFIG}, expected a model's")
+            raise LockstepError(f"{self.where}: found no {hf.CONFIG}, expected a model with one")
         return read_json(self.folder / hf.CONFIG)
 
     def check_tokenizer(self, key: str) -> None:
         """Check that there is a tokenizer, which `key` of the run file names."""
         if not self.has_tokenizer:
             raise LockstepError(
-                f"{key}: {self.repo_id} has no {TOKENIZER}, expected one, or vocab_size in its "
-                "place for a tokenizer that is trained on the text"
+                f"{key}: {self.repo_id} has no {TOKENIZER}, expected one, or vocab_size instead, "
+                "so that a tokenizer is trained on the text"
             )
 
     def check_weights(self) -> None:

@@ -146,7 +146,7 @@ class Preflight:
         if run.peers.attention != "cudnn" and found.state > limit:
             said = (
                 f"params and the optimizer's state of all peers are {size(found.state)}, expected "
-                f"less than the {size(limit)} of memory here; fewer peers have less"
+                f"less than the {size(limit)} of memory here; fewer peers need less"
             )
             yield CheckRow(Mark.WARNING, "memory", said)
         if found.late:

@@ -216,7 +216,7 @@ class DataCorpus(TokenizedText):
         if not isinstance(table, dict):
             return table
         if table.get("path") is not None:
-            raise wrong("path", "none: files are data_location.Text, with source and column")
+            raise wrong("path", "none; for files use data_location.Text, with source and column")
         # records of older releases have both keys, which meant nothing without a path
         return {key: value for key, value in table.items() if key not in ("path", "text_key")}
 

@@ -53,7 +53,7 @@ def check_batch(rows: int, flag: str) -> None:
     if rows > MOST_BATCH:
         raise LockstepError(
             f"{flag}: a round of {rows:,} sequences, expected at most {MOST_BATCH:,}; fewer peers "
-            "or another optimizer have less"
+            "or another optimizer mean fewer"
         )
 
 
@@ -62,7 +62,7 @@ def check_base(base: Run, source: Path) -> None:
     inner = getattr(base.llm.optimizer, "inner", None)
     if base.workload.factory or isinstance(inner, OptimizerWorkload):
         raise LockstepError(
-            f"--like {source}: it trains a workload, expected a run of a model of Lockstep's"
+            f"--like {source}: trains a workload, expected a run of one of Lockstep's own models"
         )
 
 

@@ -206,7 +206,7 @@ class Run(Table):
         check_faults(self.faults.schedule, self.peers, self.config, self.llm.optimizer)
         for index, fault in enumerate(self.faults.schedule):
             if fault.kind == "wrong_precision" and self.workload.factory:
-                text = "a kind without another precision with workload.factory, which has its own"
+                text = "another kind with workload.factory, since a workload sets its own precision"
                 raise wrong(("faults", "schedule", index, "kind"), text)
         return self
 
@@ -297,7 +297,7 @@ def _check_workload(workload: Workload, llm: LLM, peers: Peers) -> None:
     inner = getattr(llm.optimizer, "inner", None)
     optimizer = (*where, "optimizer")
     if isinstance(llm.optimizer, OptimizerWorkload):
-        raise wrong(optimizer, "Workload as the inner optimizer of one with local steps")
+        raise wrong(optimizer, "an optimizer with local steps, with Workload as its inner one")
     its_own = isinstance(inner, OptimizerWorkload)
     if its_own != (workload.inner != "gradient"):
         text = "Workload" if not its_own else "an optimizer of Lockstep"
@@ -309,7 +309,7 @@ def _check_workload(workload: Workload, llm: LLM, peers: Peers) -> None:
     if not workload.factory:
         return
     if llm.architecture != "HfAuto":
-        raise wrong((*where, "architecture"), "HfAuto with workload.factory, whose model it is")
+        raise wrong((*where, "architecture"), "HfAuto with workload.factory, which makes the model")
     if not isinstance(llm.checkpoint, CheckpointEphemeral | CheckpointRun):
         text = "Ephemeral with workload.factory, which makes the params, or Run"
         raise wrong((*where, "checkpoint"), text)

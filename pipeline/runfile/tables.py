@@ -94,7 +94,7 @@ class Peers(Table):
         if self.fsdp % self.processes:
             raise wrong("processes", f"a divisor of peers.fsdp ({self.fsdp})")
         if self.bits == "everywhere" and self.attention == "cudnn":
-            raise wrong("attention", 'matmul with peers.bits = "everywhere": no rule says its bits')
+            raise wrong("attention", 'matmul with peers.bits = "everywhere": cuDNN has no rule')
         if self.bits == "machine" and self.product_bits != 20:
             raise wrong("product_bits", '20 without peers.bits = "everywhere"')
         if self.fsdp > 1 and self.layout == "vmap":
@@ -144,7 +144,7 @@ class Witness(Table):
     @model_validator(mode="after")
     def _has_one_seed(self) -> "Witness":
         if self.beacon and self.seed is not None:
-            raise wrong("beacon", "no beacon beside witness.seed, which draws the sample alone")
+            raise wrong("beacon", "none with witness.seed, which draws the sample by itself")
         plain = re.sub(r"[\W_]", "", self.beacon).lower()
         named = "drand" in plain or "quicknet" in plain  # however it is spelt
         if named and not re.fullmatch(DRAND, self.beacon):
@@ -287,7 +287,7 @@ class Workload(Table):
         fields = type(self).model_fields.items()
         changed = [name for name, field in fields if getattr(self, name) != field.default]
         if changed and not self.factory:
-            raise wrong("factory", f"a factory, module:name, beside {changed[0]}")
+            raise wrong("factory", f"a factory as module:name, since {changed[0]} is set")
         return self
 
 

@@ -191,8 +191,8 @@ def _check_repeats(setup: Setup, losses: list[float], *, carried: bool) -> None:
 def _not_repeated(setup: Setup, what: str) -> LockstepError:
     return LockstepError(
         f"{setup.subject.title(setup.model)}: the same params, rows and seed gave {what}, expected "
-        "a step that repeats: nothing that is kept from step to step, and random numbers of the "
-        "seeded generators of Python, NumPy and torch alone; or [workload] repeats = false, with "
+        "a step that repeats: it keeps nothing between steps, and draws random numbers only from "
+        "the seeded generators of Python, NumPy and torch; or [workload] repeats = false, with "
         "which nobody can audit the run"
     )
 
@@ -230,8 +230,8 @@ def _check_kind(run: runfile.Run, shards: Path) -> None:
     if length not in (None, run.llm.max_seq_len):
         unit = "tokens" if listed.rows is None else "words"
         raise LockstepError(
-            f"model.LLM.max_seq_len is {run.llm.max_seq_len}, expected {length}, the {unit} of a "
-            f"row of {listed.source['read']}"
+            f"model.LLM.max_seq_len is {run.llm.max_seq_len}, expected {length}, the number of "
+            f"{unit} in a row of {listed.source['read']}"
         )
 
 
@@ -244,7 +244,7 @@ def _check_tokens(setup: Setup, shards: Path) -> None:
         raise LockstepError(
             f"{shards}: {data.count} {row}s of {run.llm.max_seq_len} {unit}, expected {needed} for "
             f"[config] total_steps = {run.config.total_steps}; [peers] passes is {data.passes}, "
-            f"and {-(-needed // data.count)} would go over them as often"
+            f"and passes = {-(-needed // data.count)} would be enough"
         )
     known, bound = listed.vocab_size, setup.subject.vocab_size(setup.model)
     if listed.rows is not None or bound is None:  # no ids, or no bound of them

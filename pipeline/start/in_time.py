@@ -52,7 +52,8 @@ def check(run: runfile.Run, programs: Programs) -> str | None:
     if earliest > limit:
         raise LockstepError(
             f"[config] max_round_train_time = {limit}: {message} reaches all peers {earliest:,.1f} "
-            f"seconds after the round began, expected one in time, or nothing is trained; {cure}"
+            "seconds after the round began, expected one in time, since otherwise nothing is "
+            f"trained; {cure}"
         )
     late = [peer for peer, at in latest.items() if at > limit]
     if not late or (settings.pace and settings.pace.max_age):  # which merges them later

@@ -153,8 +153,8 @@ def _check_converted(tokenizer: "TokenizersBackend", folder: Path, what: str) ->
         expected = SentencePieceProcessor(model_file=str(folder / PIECES)).encode(PROBE)
         if tokenizer.encode(PROBE, add_special_tokens=False) != expected:
             raise LockstepError(
-                f"{what}, and transformers makes a {kind} of other ids from it; expected one of "
-                f"the same, whose class the tokenizer_class of {SETTINGS} names"
+                f"{what}, and transformers makes a {kind} with other ids from it; expected the "
+                f"same ids, from the class that tokenizer_class in {SETTINGS} names"
             )
 
 

@@ -23,8 +23,8 @@ def fresh_params(model: Architecture, config: Any, seed: int) -> Tree:
         cpu = jax.local_devices(backend="cpu")[0]
     except RuntimeError as error:
         raise LockstepError(
-            f"JAX_PLATFORMS is {jax.config.jax_platforms!r}, expected cpu in it too: fresh "
-            "weights are drawn there"
+            f"JAX_PLATFORMS is {jax.config.jax_platforms!r}, expected it to name cpu too: "
+            "fresh weights are drawn there"
         ) from error
     with jax.default_device(cpu):
         return at_once(lambda _: model.init(config, seed), np.int32(0))

@@ -152,7 +152,7 @@ def _find(location: AnyArrays, options: FetchOptions) -> ArrayData:
     where = variant_name(location)
     if options.dataset is None:
         raise LockstepError(
-            f"{where}: found no workload, expected one in the table [workload] whose object has "
+            f"{where}: found no workload, expected [workload] factory to name one with a method "
             "dataset(split)"
         )
     arrays = options.dataset()
@@ -263,8 +263,8 @@ class _Streamed:
         if done < len(into) or more:
             found = "more" if more else "fewer"
             raise LockstepError(
-                f"{self._where}: found {found} bytes than its header says, expected an array "
-                f"{list(self.shape)} of {self.dtype}"
+                f"{self._where}: found {found} bytes than its header says, expected an array of "
+                f"shape {list(self.shape)} and type {self.dtype}"
             )
         self._next = stop
         return values

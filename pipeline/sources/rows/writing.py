@@ -285,8 +285,8 @@ def most_rows(limit: Limit | None, words: int, where: str) -> dict[Split, int | 
     """
     if limit and limit.max_seq_len not in (None, words):
         raise LockstepError(
-            f"download.limit.max_seq_len is {limit.max_seq_len}, expected {words}, the words of a "
-            f"row of {where}"
+            f"download.limit.max_seq_len is {limit.max_seq_len}, expected {words}, the number of "
+            f"words in a row of {where}"
         )
     most = {
         split: None if most is None else most // words for split, most in max_tokens(limit).items()

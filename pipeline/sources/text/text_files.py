@@ -68,8 +68,8 @@ def files_of(source: TextSource, where: str, options: FetchOptions) -> Listing:
         )
     if not listing.files:
         raise LockstepError(
-            f"{listing.read}: found no file that fits {', '.join(source.files)} and ends in "
-            f"{', '.join(ENDINGS)}; a pattern such as *.md reads text of another ending"
+            f"{listing.read}: found no file that matches {', '.join(source.files)} and ends in "
+            f"{', '.join(ENDINGS)}; a pattern such as *.md reads text with another ending"
         )
     return listing
 
@@ -186,8 +186,8 @@ def _of_subset(
     content = _read_readme(files, network)
     if content is None:
         raise LockstepError(
-            f"{where}: found none of at most {MOST_README} bytes, expected one with subset "
-            f"{source.subset!r}"
+            f"{where}: missing, or larger than {MOST_README} bytes, expected one that lists the "
+            f"subset {source.subset!r}"
         )
     found = subsets(content, where)
     if source.subset not in found:

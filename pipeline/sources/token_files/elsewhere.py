@@ -105,8 +105,8 @@ def listing(location: Elsewhere, network: Network) -> Listing:
             read, (scheme, separator, _) = hide(url), url.partition("://")
             if not separator or scheme in INSTEAD:
                 raise LockstepError(
-                    f"{where}: found {read}, expected {INSTEAD.get(scheme, 'Local')} for it; this "
-                    "one is for s3:// and the like"
+                    f"{where}: found {read}, expected data_location.{INSTEAD.get(scheme, 'Local')} "
+                    "for it; Url is for s3:// and the like"
                 )
             held = held_by(list_files(url, scheme, network))
     return Listing(

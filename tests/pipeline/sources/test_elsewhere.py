@@ -358,7 +358,7 @@ def test_a_file_that_changes_between_two_requests_is_refused(s3, tmp_path, monke
     s3.objects["a/0.ds"] = b"abcdefgh"
     with pytest.raises(LockstepError, match="as listed; run again"):
         next(pieces)
-    with pytest.raises(LockstepError, match="does not say of which version"):
+    with pytest.raises(LockstepError, match="does not say which version"):
         unnamed = origin.model_copy(update={"tag": None})
         next(fsspec_files.read(unnamed, 0, 8, network, is_rest=False))
 
@@ -374,9 +374,9 @@ def test_no_such_bucket_and_a_wrong_key_are_one_line(s3, tmp_path, monkeypatch):
 
 
 def test_addresses_of_other_locations_are_sent_there_and_an_unknown_kind_is_refused(tmp_path):
-    assert "expected Http for it" in url_refusal("https://example.org/a.ds", tmp_path)
-    assert "expected Hub for it" in url_refusal("hf://datasets/a/b", tmp_path)
-    assert "expected Local for it" in url_refusal("/a/folder", tmp_path)
+    assert "expected data_location.Http " in url_refusal("https://example.org/a.ds", tmp_path)
+    assert "expected data_location.Hub " in url_refusal("hf://datasets/a/b", tmp_path)
+    assert "expected data_location.Local " in url_refusal("/a/folder", tmp_path)
     message = url_refusal("nonsense://place", tmp_path)
     assert message.startswith("nonsense://place: ") and message.endswith(
         "expected an address of fsspec"

@@ -63,7 +63,9 @@ def test_another_width_than_the_runs_is_refused_with_both_and_the_file(
     monkeypatch.setattr(LanguageModelSubject, "check_rows", lambda *_: None)  # as a workload does
     with pytest.raises(LockstepError) as caught:
         begin.read_to_train(run, tmp_path, shards)
-    expected = f"model.LLM.max_seq_len is 16, expected 5, the words of a row of {tmp_path}/a.npz"
+    expected = (
+        f"model.LLM.max_seq_len is 16, expected 5, the number of words in a row of {tmp_path}/a.npz"
+    )
     assert str(caught.value) == expected
 
 

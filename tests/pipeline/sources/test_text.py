@@ -241,7 +241,7 @@ configs:
         ("# No front", {"subset": "sample"}, "found the subsets none"),
         ("---\na: [\n---\n", {"subset": "sample"}, "README.md: while parsing a flow node"),
         ("---\nconfigs: 3\n---\n", {"subset": "sample"}, "README.md: configs is 3"),
-        (None, {"subset": "sample"}, "README.md: found none of at most"),
+        (None, {"subset": "sample"}, "README.md: missing, or larger than"),
     ],
 )
 def test_a_subset_of_a_dataset_is_what_its_readme_says(
@@ -282,7 +282,7 @@ def test_patterns_choose_the_files_and_the_survey_lists_them(tmp_path):
     assert [file.name for file in found.files] == ["d/e.parquet", "d/f.parquet"]
     assert {file.tokens for file in found.files} == {None}
     said = refusal(fetch, root, tmp_path / "out", files=["*.xyz"])
-    assert "found no file that fits *.xyz and ends in .parquet, " in said
+    assert "found no file that matches *.xyz and ends in .parquet, " in said
 
 
 def test_the_survey_reads_of_parquet_how_much_text_there_is(tmp_path, monkeypatch):
@@ -466,7 +466,7 @@ def test_text_of_another_ending_is_read_where_it_is_named(tmp_path):
     found = sources.survey(location(root, files=["*.md", "*.MD"]), store)
     assert [file.name for file in found.files] == names[:2]
     assert [f.name for f in sources.survey(location(root / "d.py"), store).files] == ["d.py"]
-    assert "found no file that fits *" in refusal(sources.survey, location(root), store)
+    assert "found no file that matches *" in refusal(sources.survey, location(root), store)
 
 
 def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path, monkeypatch, lines):

@@ -93,7 +93,7 @@ def test_an_honest_peer_is_not_blamed(flipped, folder, capsys):
     # peers begin with equal states, so that of peer 1 will do: only the sequences are missing
     blame_the_other(folder)
     seal(folder)
-    with pytest.raises(LockstepError, match="tokens.safetensors: without some of sequences"):
+    with pytest.raises(LockstepError, match="tokens.safetensors: lacks some of the sequences"):
         bundle.show(folder, 1)
 
 
@@ -102,7 +102,7 @@ REFUSED = {
     "opening params": (change_params, "round 0, snapshot: its files do not have the hashes"),
     "payload": (change_payload, "transcript: round 3, peer"),
     "no payload": (lambda f: shutil.rmtree(f / "transcript/payloads"), "transcript: round 1, peer"),
-    "fewer tokens": (drop_tokens, "tokens.safetensors: without some of sequences"),
+    "fewer tokens": (drop_tokens, "tokens.safetensors: lacks some of the sequences"),
     "no token ids": (break_tokens, "tokens.safetensors: expected inputs from 0"),
     "another peer": (found(peer=0), "a finding of peer 0, round 2, expected of peer 1"),
     "eight bits": (

@@ -14,7 +14,7 @@ AGAIN = "expected 40004 more bytes within 3 attempts; run again to resume"
 INVALID = "expected a valid address"
 CHANGED = "changed while it was read"
 UNNAMED = {
-    "plain": "does not say of which version a part of the file is",
+    "plain": "does not say which version of the file a part belongs to",
     "hub": RIGHT,
     "bucket": RIGHT,
 }

@@ -65,7 +65,7 @@ def test_a_range_of_an_unnamed_version_is_refused_from_the_first_byte_on(served)
     served.faults.append(Misbehaviour(misbehaviour.untagged))
     for start in (0, 5_000):
         message = refused(Streams(Network()), (origin, start, start + 9))
-        assert message.endswith(f"a part of the file is, expected {origin.tag!r} as before")
+        assert message.endswith(f", expected {origin.tag!r} as before")
     unnamed = origin.model_copy(update={"tag": None})
     assert "expected an ETag or a date" in refused(Streams(Network()), (unnamed, 0, 9))
 
