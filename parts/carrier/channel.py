@@ -289,7 +289,7 @@ class Line:
             if event == KEY_REFUSED:
                 raise LockstepError(
                     f"{self.address}: the trainer does not know the key of peer "
-                    f"{self.secret.peer}, expected that of its run, from secrets/ in its folder"
+                    f"{self.secret.peer}, expected a key of its run, from secrets/ in its folder"
                 )
             if event == CONNECTED:
                 self.connected, self.since, self.failures, self.turned_away = True, now, 0, 0

@@ -92,7 +92,7 @@ class PeerProcess:
         if isinstance(asked.values, requests.Create):
             self.operations = self._create(asked.values, gang)
         if self.operations is None:
-            raise FrameError(f"{asked.operation} before create, expected it after")
+            raise FrameError(f"{asked.operation} before create, expected create first")
         return self.operations.handle(asked)
 
     def _create(self, create: requests.Create, gang: str) -> "Operations":
@@ -124,7 +124,10 @@ class PeerProcess:
     def _join(self, gang: str, seconds: float) -> None:
         """Join the peer's other processes, once, before JAX sees a device."""
         if self._gang:
-            raise LockstepError("the peer's processes are in another run; start them anew")
+            raise LockstepError(
+                "this process belongs to another start of its peer, expected a new process; start "
+                "all processes of the peer again"
+            )
         self._gang = gang
         os.environ["JAX_ENABLE_PREEMPTION_SERVICE"] = "0"  # it would take SIGTERM from us
         import jax

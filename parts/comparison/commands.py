@@ -137,7 +137,7 @@ def _train(file: Path, path: Path, name: str) -> None:
 
     given = plan_file.planned(path).get(name)
     if given is None:
-        raise LockstepError(f"{path}: found no training {name}, expected one of its names")
+        raise LockstepError(f"{path}: found no training {name}, expected the name of one in it")
     known, base = _loaded(file)
     result = train.trained(_document(known, base, given), Path())
     loss = "diverged" if result["loss"] is None else f"held-out loss {result['loss']:.3f}"

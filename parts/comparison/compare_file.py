@@ -139,7 +139,7 @@ class Compare(Table):
         if self.tuning.seed in self.seeds:
             raise wrong(("tuning", "seed"), "a seed that is not scored")
         if NO_FAILURE in self.failures:
-            raise wrong(("failures", NO_FAILURE), "another name: it is that of no failure")
+            raise wrong(("failures", NO_FAILURE), "another name: this one stands for no failure")
         return self
 
 

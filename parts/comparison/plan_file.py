@@ -46,7 +46,7 @@ def check_tables_are_of(compare_file: Path) -> None:
         name_of(compare_file),
     ):
         raise LockstepError(
-            f"{path}: of {found}, expected of {name_of(compare_file)}, whose table would "
+            f"{path}: belongs to {found}, expected {name_of(compare_file)}, whose table would "
             "replace it; rename one of the two files"
         )
 

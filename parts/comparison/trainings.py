@@ -173,7 +173,10 @@ def changed(base: runfile.Run, compare: Compare) -> runfile.Run:
     tables["peers"] |= {key: value for key, value in given.items() if value is not None}
     if compare.config:
         if "Init" not in tables["model"]["LLM"]["checkpoint"]:
-            raise LockstepError(f"{compare.base}: its weights are not fresh, expected no config")
+            raise LockstepError(
+                f"{compare.base}: does not begin with fresh weights, expected no config in the "
+                "comparison"
+            )
         tables["model"]["LLM"]["checkpoint"]["Init"]["config"] |= compare.config
     return runfile.parse(tables, compare.base)
 

@@ -166,7 +166,9 @@ def _asked(answers: Answers, needed: Iterable[str], check: Callable) -> Answers:
         needs = [name for name in missing if name not in BY_DEFAULT]
         if needs:
             flags = ", ".join("FILE" if name == "file" else f"--{name}" for name in needs)
-            raise LockstepError(f"lockstep new: {flags} missing, expected it, or a terminal to ask")
+            raise LockstepError(
+                f"lockstep new: missing {flags}, expected these, or a terminal in which to ask"
+            )
         return answers | {name: BY_DEFAULT[name] for name in missing}
     for name in needed:
         is_possible = partial(check, name, answers=answers)
@@ -178,7 +180,7 @@ def _asked(answers: Answers, needed: Iterable[str], check: Callable) -> Answers:
             answer = typer.prompt(question, default=default, value_proc=_refused_by(is_possible))
         except typer.Abort as error:
             raise LockstepError(
-                "lockstep new: stopped; expected an answer, wrote nothing"
+                "lockstep new: stopped before the last answer, wrote nothing"
             ) from error
         answers = answers | {name: answer}
     return answers

@@ -58,7 +58,7 @@ def data_named(name: str, model: StartingModel) -> NewData:
         if kind.fits(name):
             return kind.make(name, model)
     forms = ", ".join(kind.form for kind in KINDS)
-    raise LockstepError(f"--data {name}: expected what exists of these: {forms}")
+    raise LockstepError(f"--data {name}: not found, expected one of: {forms}")
 
 
 # ---- What fits ----
@@ -154,15 +154,16 @@ def _tokenizer(model: StartingModel) -> tuple[dict[str, Any], str]:
         said = f"in {vocabulary:,} tokens of a tokenizer that is trained on it"
         return {"vocab_size": vocabulary}, said
     raise LockstepError(
-        f"--data: text, and the model has {vocabulary:,} tokens and no tokenizer, expected one "
-        f"in its folder, or {LEAST_VOCABULARY} to {MOST_VOCABULARY} tokens, for one to train"
+        f"--data: text, but the model has a vocabulary of {vocabulary:,} tokens and no tokenizer, "
+        f"expected a tokenizer in its folder, or a vocabulary of {LEAST_VOCABULARY} to "
+        f"{MOST_VOCABULARY} tokens, so that a tokenizer can be trained"
     )
 
 
 def _rows(name: str, model: StartingModel) -> NewData:
     """Return the table for rows that are not tokens, of arrays:PATH or files:FOLDER."""
     if "workload" not in model.config:
-        raise LockstepError(f"--data {name}: rows for a model of your own, expected --workload")
+        raise LockstepError(f"--data {name}: has no tokens, expected --workload")
     kind, _, path = name.partition(":")
     table = {"path": path, "shuffle": SEEDED}
     if not (Path(path).expanduser() / "held_out").is_dir():

@@ -87,8 +87,8 @@ def _with_steps_of(new: NewRun, answers: Mapping[str, Any], said: Any) -> NewRun
     if inner == "worker":
         if "inner" not in card.settings:
             raise LockstepError(
-                f"--optimizer {answers['optimizer']}: expected one with local steps, as diloco, "
-                f"since {answers['workload']} takes them (inner = worker)"
+                f"--optimizer {answers['optimizer']}: expected one with local steps, such as "
+                f"diloco, since {answers['workload']} takes the local steps (inner = worker)"
             )
         card = card._replace(settings=card.settings | {"inner": "Workload"})
     return new._replace(card=card, wanted=new.wanted | {"inner": inner})

@@ -279,7 +279,7 @@ def _verify_stored(
             return Verified(*found)
     if follow or replays:
         raise RequestError(
-            f"{source}: no run of volunteers, expected one with --follow or --replay"
+            f"{source}: not a run of volunteers, expected one for --follow or --replay"
         )
     return None
 
@@ -336,7 +336,7 @@ def _verify(
         kind = type(error) if isinstance(error, LockstepError) else LockstepError
         raise kind(brief(text, LONGEST)) from error
     except RecursionError as error:  # a stranger's lists, hundreds deep
-        raise LockstepError(f"{source}: {error}, expected no lists as deep in it") from error
+        raise LockstepError(f"{source}: {error}, expected less deeply nested lists") from error
 
 
 @contextmanager

@@ -137,8 +137,8 @@ def check(publication: Publication, where: str) -> None:
         check_name(name, where)
         if not _is_known(name, EXPORTS[model]):
             raise LockstepError(
-                f"{where}: lists {brief(repr(name))}, expected files of an export and of {PROOF}/ "
-                "alone"
+                f"{where}: lists {brief(repr(name))}, expected only files of an export and of "
+                f"{PROOF}/"
             )
     for name in (*REQUIRED, *(EXPORTS[model] or (model,)), *map(made, ALWAYS)):
         if name not in publication.files:

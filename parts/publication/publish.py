@@ -124,7 +124,7 @@ def _check_public(run: runfile.Run, path: Path) -> None:
         if "://" in text and hide(text) != text:
             raise LockstepError(
                 f"{path}: {hide(text)} has a user, a password or a query, which the transcript "
-                "would show to everybody; expected an address without"
+                "would show to everybody; expected an address without them"
             )
 
 
@@ -132,12 +132,13 @@ def _check_repeatable(run: runfile.Run, path: Path) -> None:
     """Refuse a run of a workload that nobody else could repeat from what is published."""
     if run.workload.inner == "command":
         raise LockstepError(
-            f"{path}: workload.inner is 'command', expected another to publish: nobody runs a "
-            "stranger's command"
+            f"{path}: workload.inner is 'command', expected 'gradient' or 'worker' to publish: "
+            "nobody runs a stranger's command"
         )
     if run.runtime.from_state:
         raise LockstepError(
-            f"{path}: runtime.from_state is true, expected false to publish: rounds are missing"
+            f"{path}: runtime.from_state is true, expected false to publish, since the first "
+            "rounds are missing"
         )
     if isinstance(run.llm.data_location, runfile.DataFiles):
         raise LockstepError(

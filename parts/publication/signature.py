@@ -195,8 +195,8 @@ def _verify(public: "ec.EllipticCurvePublicKey", signature: bytes, payload: byte
         public.verify(signature, _signed_bytes(payload), ec.ECDSA(_hash_of(public.curve)))
     except InvalidSignature:
         raise LockstepError(
-            f"{SIGNATURE}: its signature is not of its content by the key "
-            f"sha256:{fingerprint(public)}, expected one that is"
+            f"{SIGNATURE}: the signature does not match the content and the key "
+            f"sha256:{fingerprint(public)}, expected one that does"
         ) from None
 
 

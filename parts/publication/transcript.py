@@ -87,11 +87,13 @@ def unpack(
             target.parent.mkdir(parents=True, exist_ok=True)
         is_packed = layout.packed_name(original) != original
         if is_packed and f"transcript/{original}" not in left:
-            raise LockstepError(f"{name}: expected a file that {layout.made('train')} has")
+            raise LockstepError(
+                f"{name}: not in {layout.made('train')}, expected only files that it lists"
+            )
         size = left[f"transcript/{original}"].bytes if is_packed else file.bytes
         if size > most:
             raise LockstepError(
-                f"{name}: {size} bytes, expected at most the {most} that other files leave"
+                f"{name}: {size} bytes, expected at most {most}, the room that other files leave"
             )
         most -= size
         if is_packed:

@@ -86,7 +86,7 @@ def _audited(
         )
     model_file = subject_of_model(header.model).model_file
     if model_file not in publication.files:
-        raise LockstepError(f"{MANIFEST}: lists no {model_file}, expected what {HEADER} says")
+        raise LockstepError(f"{MANIFEST}: lists no {model_file}, expected it as {HEADER} says")
     subject_of(run).check_model(run, header.model, HEADER)
     columns, bound = publication.columns, subject_of(run).vocab_size(header.model)
     given = [given_rows.read(folder / name, columns, run, bound) for name in rows]
@@ -96,7 +96,7 @@ def _audited(
     check_sketched(header, kept=kept)
     if found.snapshots != due.steps:
         raise LockstepError(
-            f"{TRANSCRIPT}/snapshots: after rounds {found.snapshots}, expected after {due.steps}"
+            f"{TRANSCRIPT}/snapshots: are after rounds {found.snapshots}, expected {due.steps}"
         )
     beacon = read_beacon(run.witness.beacon)
     drawn_with = layout.seed_of(found, publication.seed, beacon)
@@ -168,7 +168,8 @@ def check_made(
         for need in needs(stage):
             if file.needs.get(need) != sha256_file(folder / layout.made(need)):
                 raise LockstepError(
-                    f"{layout.made(stage)}: read another {layout.made(need)}, expected this one"
+                    f"{layout.made(stage)}: was made from a different {layout.made(need)}, "
+                    "expected the published one"
                 )
         _check_key(stage, made)
     if made["train"].key != transcript.header.key:
@@ -183,7 +184,7 @@ def check_made(
         stage, expected = left.get(name, (_maker(name), None))
         if expected != file:
             raise LockstepError(
-                f"{name}: sha256 {file.sha256[:12]}, expected what {layout.made(stage)} says"
+                f"{name}: sha256 {file.sha256[:12]}, expected the one in {layout.made(stage)}"
             )
     exported = {name for name, (stage, _) in left.items() if stage == "export"}
     if missing := sorted(exported - publication.exported.keys()):

@@ -57,12 +57,13 @@ def score_again(
     for name in run.evaluate.tasks:
         if not name.replace("-", "_").isidentifier():
             raise RequestError(
-                f"--tasks: {brief(repr(name))} is the author's file, expected names of tasks alone"
+                f"--tasks: {brief(repr(name))} is a file of the author's, expected only names of "
+                "tasks"
             )
     if next_line.NAME in names and shards is None:
         raise RequestError(
-            f"--tasks: {next_line.NAME} asks of the held-out text, which is not published; "
-            "expected it by --shards, from `lockstep download` with proof/run.json's data"
+            f"--tasks: {next_line.NAME} asks about the held-out text, which is not published; "
+            "expected --shards, made by `lockstep download` with proof/run.json's data"
         )
     settings = run.evaluate.model_copy(update={"trust_task_code": False})
     own = run.model_copy(update={"evaluate": settings})

@@ -66,7 +66,9 @@ def put(store: Store, folder: str, path: Path) -> None:
     parts = ((_name(folder, number), chunk) for number, chunk in enumerate(_chunks(path)))
     for name, content in (*parts, (f"{folder}{INDEX}", index)):
         if not store.create(name, content):
-            raise LockstepError(f"{store.address}/{name}: has other bytes, expected those put")
+            raise LockstepError(
+                f"{store.address}/{name}: has other bytes, expected those of {path.name}"
+            )
 
 
 def fetch(

@@ -29,7 +29,7 @@ def collect(store: Store, lab: PrivateKey) -> str:
     """
     document, run, _ = read_run(store)
     if public_text(lab) != document.lab:
-        raise LockstepError(f"{store.address}: the run of {document.lab}, expected your key's")
+        raise LockstepError(f"{store.address}: its lab is {document.lab}, expected your key")
     last = _old(store, document)
     if not last:
         return "nothing is old enough"

@@ -95,7 +95,7 @@ def _fetch_run(
     """Write the run file of a run in a store, as it runs here."""
     document, _, _ = opening.read_run(open_store(address))
     if document.release != (here := opening.release()):
-        raise RequestError(f"{address}: release {document.release}, expected {here}, as here")
+        raise RequestError(f"{address}: was opened by release {document.release}, expected {here}")
     runtime = {"store": address, "volunteer_key": key_file, "from_state": from_state}
     tables = document.run | {"runtime": runtime}
     run = runfile.parse(tables, f"{address}/run.json")

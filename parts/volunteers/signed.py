@@ -76,8 +76,8 @@ def opened(
         key.verify(signature, _signed_bytes(model.kind, body))
     except InvalidSignature:
         raise LockstepError(
-            f"{where}: its signature is not of its content by {public_text(key)}, expected one "
-            "that is"
+            f"{where}: the signature does not match the content and the key {public_text(key)}, "
+            "expected one that does"
         ) from None
     return found
 

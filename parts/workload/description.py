@@ -68,7 +68,7 @@ class Description(Table):
         for name, following in pairwise(names):
             if following[: len(name)] == name:
                 within, outer = ".".join(following), ".".join(name)
-                raise wrong("tensors", f"no tensor {within!r} in or beside tensor {outer!r}")
+                raise wrong("tensors", f"no tensor {within!r}, since {outer!r} is a tensor itself")
         return self
 
     @property
@@ -141,5 +141,5 @@ def of_model(model: dict[str, Any], where: object) -> Description:
       LockstepError: The model is that of no workload.
     """
     if "workload" not in model:
-        raise LockstepError(f"{where}: a model of models/, expected that of workload.factory")
+        raise LockstepError(f"{where}: has a model of models/, expected that of workload.factory")
     return validate(Description, model["workload"], f"{where}: workload")

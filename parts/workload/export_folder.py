@@ -56,7 +56,7 @@ def write(
         if path.name in (PARAMS, STATISTICS, FILE):
             raise LockstepError(
                 f"workload {described.factory}: save: found {path.name} among its files, expected "
-                "another name: that one is Lockstep's"
+                "another name: Lockstep writes that file"
             )
         path.rename(folder / path.name)
     shutil.rmtree(saved)

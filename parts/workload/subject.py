@@ -55,7 +55,7 @@ class WorkloadTask:
         """There is no other precision: the run file's check refuses that fault."""
         raise LockstepError(
             f"workload {self.described.factory}: found the fault wrong_precision, expected none: "
-            "its precision is its own"
+            "a workload sets its own precision"
         )
 
 
@@ -240,8 +240,8 @@ class WorkloadSubject:
         if (folder / hf.CONFIG).is_file():
             return None
         return (
-            f"{folder / FILE}: the export of a workload, expected a {hf.CONFIG}, which its method "
-            "save can write: what the params mean only its own code knows"
+            f"{folder / FILE}: the export of a workload without {hf.CONFIG}, expected one, which "
+            "its method save can write: only its own code knows what the params mean"
         )
 
     def counted_rows(
@@ -286,6 +286,6 @@ def _check_rows(run: runfile.Run, rows: Any, where: object) -> None:
     words = run.llm.max_seq_len * (len(found.columns) if isinstance(found, TokenRows) else 1)
     if found.words != words or (isinstance(found, FileRows) and found.folder != FILES):
         raise LockstepError(
-            f"{where}: rows of {found.words} words ({kind}), expected {words} as "
-            f"model.LLM.max_seq_len has them, and of files the folder {FILES}"
+            f"{where}: rows have {found.words} words ({kind}), expected {words} as in "
+            f"model.LLM.max_seq_len, and rows of kind files the folder {FILES}"
         )

@@ -136,7 +136,7 @@ class Worker:
                 return worker_models.initial(begun)
             begun.process.call("init", {})
             if not np.isfinite(begun.arrays.params).all():
-                raise self._error("init", "a param that is no finite number", "finite ones")
+                raise self._error("init", "a param is not finite", "finite params")
             return begun.description.tree(begun.arrays.params)
 
         return self.ask(ask)
@@ -186,7 +186,9 @@ class Worker:
         for first in range(0, len(rows_NW), size):
             self.ask(partial(ask, rows_BW=rows_NW[first : first + size]))
         if counts and not (len(counts) == len(losses) and min(counts) >= 0):
-            raise self._error("measure", f"counts = {_short(counts)}", "one of 0 or more a row")
+            raise self._error(
+                "measure", f"counts = {_short(counts)}", "a number of 0 or more for each row"
+            )
         return np.array(losses, np.float32), np.array(counts) if counts else None
 
     def evaluate(self, params: Tree, split: str) -> dict[str, float | int | str | bool]:
@@ -307,8 +309,8 @@ class Worker:
         if more := [file for file in here if file.is_relative_to(source) and file not in known]:
             raise self._error(
                 "hello",
-                f"it has imported {more[0].name} by other means than an import statement",
-                "`import NAME` in its file: else that code is not in the hash of the run",
+                f"the worker imported {more[0].name} without an import statement",
+                "`import NAME` in its file: otherwise the run's hash does not cover that code",
             )
 
     def _begin(self) -> Started:
@@ -403,7 +405,7 @@ class Worker:
             "frozen_sha256": None,
         }
         if not plan.get("parameter_count"):
-            raise self._error(method, "no numbers that travel", "some; see workload.include")
+            raise self._error(method, "no trained params", "some; see workload.include")
         return self._checked(answer, method)
 
     def _checked(self, answer: dict, method: str) -> Description:

@@ -136,9 +136,9 @@ def sign_ahead(
       LockstepError: no addresses of this store can be signed, or not for so long.
     """
     if not (isinstance(store, WebStore) and isinstance(store.endpoint, S3Endpoint)):
-        raise LockstepError(f"{store.address}: signs no addresses, expected s3://BUCKET/FOLDER")
+        raise LockstepError(f"{store.address}: cannot sign addresses, expected s3://BUCKET/FOLDER")
     if not 0 < seconds <= LONGEST:
-        raise LockstepError(f"{seconds} s: expected at most {LONGEST}, for which stores sign")
+        raise LockstepError(f"{seconds} s: expected 1 to {LONGEST}, the longest that stores allow")
     sign, until, names = partial(_signed, store.endpoint, seconds), int(time.time()) + seconds, []
     folders = {one.peer: slots.addresses_folder(one.peer) for one in readers}
     begun = {peer: len(store.names(folder, MOST_FILES)) for peer, folder in folders.items()}
@@ -152,7 +152,10 @@ def sign_ahead(
             name = slots.addresses(reader.peer, begun[reader.peer] + number)
             content = zlib.compress(signed.sign(body, lab))
             if not store.create(name, sealed.seal(content, reader.key, name)):
-                raise LockstepError(f"{store.address}/{name}: is there, expected no other signer")
+                raise LockstepError(
+                    f"{store.address}/{name}: exists already, expected nobody else to sign "
+                    "addresses"
+                )
             names.append(name)
     return names
 
@@ -272,8 +275,8 @@ class Addressed(GivenEndpoint):
         body = signed.opened(SignedAddresses, content, self._lab, name)
         if (body.run, body.peer) != (self._reader.run, self._reader.peer):
             raise LockstepError(
-                f"{name}: of run {body.run[:12]} and peer {body.peer}, expected "
-                f"{self._reader.run[:12]} and {self._reader.peer}"
+                f"{name}: is for run {body.run[:12]} and peer {body.peer}, expected run "
+                f"{self._reader.run[:12]} and peer {self._reader.peer}"
             )
         steps = range(body.first, body.first + SPAN)
         asks = {ask.name: ask for step in steps for ask in own_puts(self._reader, step)}

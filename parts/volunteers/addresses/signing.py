@@ -77,7 +77,7 @@ def sign_run(store: Store, lab: PrivateKey, hours: float, peers: Collection[int]
     """
     document, run, _ = read_run(store)
     if public_text(lab) != document.lab:
-        raise LockstepError(f"{store.address}: the run of {document.lab}, expected your key's")
+        raise LockstepError(f"{store.address}: its lab is {document.lab}, expected your key")
     admissions = Admissions(store, run, lab.public_key(), document.slots)
     admissions.read()
     found = ((peer, admissions.newest(peer)) for peer in range(document.slots))

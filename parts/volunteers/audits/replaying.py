@@ -114,7 +114,7 @@ def _window(setup: Setup, transcript: Transcript, asked: AskedWindow) -> Window:
     if asked.peer >= setup.run.peers.count or asked.number >= len(done):
         raise RequestError(
             f"--replay {asked}: expected a peer below {setup.run.peers.count} and a window below "
-            f"{len(done)}, which are over"
+            f"{len(done)}, the number of finished windows"
         )
     return done[asked.number]
 

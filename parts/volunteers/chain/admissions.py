@@ -51,8 +51,8 @@ class Admissions:
             if self.newest(peer) == public:
                 return peer
         raise LockstepError(
-            f"{public_text(public)}: has no slot in {self.store.address}, expected that the lab "
-            "admitted it"
+            f"{public_text(public)}: has no slot in {self.store.address}, expected a key "
+            "that the lab has admitted"
         )
 
     def newest(self, peer: int) -> PublicKey | None:

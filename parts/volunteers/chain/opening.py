@@ -81,7 +81,9 @@ def open_run(store: Store, setup: Setup, key: PrivateKey) -> RunDocument:
     tested = self_test(setup) if setup.run.peers.bits == "everywhere" else None
     document = document_of(setup, public_text(key), tested)
     if not store.create(slots.RUN, sign(document, key)):
-        raise LockstepError(f"{store.address}/{slots.RUN}: another run, expected an empty folder")
+        raise LockstepError(
+            f"{store.address}/{slots.RUN}: exists already, expected an empty folder"
+        )
     return document
 
 
@@ -107,7 +109,7 @@ def admit(
     if not 0 <= peer < document.slots:
         raise LockstepError(f"slot {peer}, expected 0 to {document.slots - 1}")
     if public_text(key) != document.lab:
-        raise LockstepError(f"{store.address}: the run of {document.lab}, expected your key's")
+        raise LockstepError(f"{store.address}: its lab is {document.lab}, expected your key")
     evidence = (because,) if because is not None and slots.is_evidence(because) else ()
     if public is not None:
         parse_public(public, "KEY")
@@ -120,4 +122,4 @@ def admit(
         )
         if store.create(name, sign(said, key)):
             return name
-    raise LockstepError(f"slot {peer} was given 1,000 times, expected fewer")
+    raise LockstepError(f"slot {peer} has been assigned 1,000 times, expected fewer")

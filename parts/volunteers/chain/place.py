@@ -192,8 +192,8 @@ class RunInStore(Observer):
         last = collected(self.store, self.run, self.admissions.lab)
         if step <= last:
             raise RequestError(
-                f"{self.store.address}: rounds {step} to {last} can no longer be proven: the lab "
-                "removed their payloads, expected a follower who was there before"
+                f"{self.store.address}: rounds {step} to {last} can no longer be proven, since the "
+                "lab removed their payloads; expected a follower that has read them already"
             )
 
     # ---- The verbs, for as long as it takes the store to answer ----

@@ -123,7 +123,7 @@ class _Round:
                 self.same(f"{name}: previous", link.previous, head.sha256)
                 head = Head(sha256, self.found[name].seconds)
         if not isinstance(link, RoundLink):
-            raise LockstepError(f"{self.path}: has no link that closed the round, expected one")
+            raise LockstepError(f"{self.path}: no link closes the round, expected one")
         return head, link
 
     def records(self, link: RoundLink) -> int:
@@ -143,7 +143,10 @@ class _Round:
         """Return what stands under a name, signed by who had the slot then, and its SHA-256."""
         key, where = self.admissions.key(peer, at), f"{self.path}: {name}"
         if key is None:
-            raise LockstepError(f"{where}: of slot {peer}, which nobody had, expected a peer's")
+            raise LockstepError(
+                f"{where}: nobody had slot {peer} then, expected an object of a peer that was "
+                "admitted"
+            )
         content = (self.found[name].content or b"").ljust(length, FILLING)
         body = opened(model, content, key, where, length)
         place = body.run, body.round, body.peer

@@ -62,8 +62,8 @@ def _race(store: Store, folder: str) -> None:
             won = [writer for writer, has in enumerate(pool.map(put, range(WRITERS))) if has]
             if len(won) != 1:
                 raise LockstepError(
-                    f"{store.address}: {len(won)} of {WRITERS} writers of one name won, expected "
-                    "1: a store that puts an object only under a free name"
+                    f"{store.address}: {len(won)} of {WRITERS} writers of one name succeeded, "
+                    "expected 1: the store must accept an object only under a free name"
                 )
             seen = store.look(name, len(CONTENT))
             if seen is None or seen.content != b"by %d" % won[0]:

@@ -117,7 +117,10 @@ class WebStore:
             if not more:
                 return found
             if last <= after:
-                raise LockstepError(f"{where}: a page of it ends where it began, expected names")
+                raise LockstepError(
+                    f"{where}: a page of the listing ends no later than the page before it, "
+                    "expected more names"
+                )
             after = last
 
     def remove(self, name: str) -> None:

@@ -49,8 +49,8 @@ def test_a_card_whose_aliases_stand_for_terabytes_is_refused_at_once():
 @pytest.mark.parametrize(
     "left, most, why",
     [
-        (10**6, 998, "header.json: 1000 bytes, expected at most the 998 that other files leave"),
-        (10**6, 10**6, "rounds.jsonl.gz: 1000000 bytes, expected at most the 999000 that other"),
+        (10**6, 998, "header.json: 1000 bytes, expected at most 998, "),
+        (10**6, 10**6, "rounds.jsonl.gz: 1000000 bytes, expected at most 999000, "),
         (10, 10**6, "rounds.jsonl.gz: over 10 bytes unpacked, expected 10"),
         (10**7, 10**8, "rounds.jsonl.gz: 1000000 bytes unpacked, expected 10000000"),
     ],
@@ -104,7 +104,7 @@ def test_lists_too_deep_in_one_another_are_one_line(tmp_path, monkeypatch):
         raise RecursionError("maximum recursion depth exceeded")
 
     monkeypatch.setattr(fetch, "find", found)
-    with pytest.raises(LockstepError, match="maximum recursion depth exceeded, expected no lists"):
+    with pytest.raises(LockstepError, match="maximum recursion depth exceeded, expected "):
         verify(tmp_path / "published")
 
 

@@ -199,10 +199,10 @@ def test_a_file_by_another_than_the_lab_or_of_another_run_is_refused(lab, bucket
     def again(body, author=LAB):
         return sealed.seal(zlib.compress(signed.sign(body, author)), KEY.public_key(), name)
 
-    with pytest.raises(LockstepError, match="its signature is not of its content"):
+    with pytest.raises(LockstepError, match="the signature .* ed25519:"):
         taken_from(bucket, name, again(body, OTHER))
     for change in ({"run": "cd" * 32}, {"peer": 8}):
-        with pytest.raises(LockstepError, match="of run .* expected abababababab and 7"):
+        with pytest.raises(LockstepError, match="run .* expected run abababababab and peer 7"):
             taken_from(bucket, name, again(body.model_copy(update=change)))
 
 
@@ -342,9 +342,9 @@ def test_who_has_no_addresses_yet_gets_them_once_they_are_signed(lab, bucket):
 
 
 def test_only_a_store_that_signs_is_signed_for(lab, tmp_path):
-    with pytest.raises(LockstepError, match="signs no addresses, expected s3://"):
+    with pytest.raises(LockstepError, match="^file://.* expected s3://"):
         sign_ahead(open_store(f"file://{tmp_path}"), [READER], range(1), HOUR, LAB)
-    with pytest.raises(LockstepError, match="604801 s: expected at most 604800"):
+    with pytest.raises(LockstepError, match="604801 s: expected 1 to 604800"):
         sign_ahead(lab, [READER], range(1), 604_801, LAB)
 
 

@@ -76,7 +76,7 @@ def test_who_may_not_list_reads_the_same(store, kind):
     expected = [None, *([FIRST] * 2), *([SECOND] * 2), None]
     assert [found.key(7, at) for at in times] == [key and key.public_key() for key in expected]
     assert found.newest(7) is None and found.slot_of(SECOND.public_key()) == 2
-    with pytest.raises(LockstepError, match="has no slot in .* expected that the lab admitted it"):
+    with pytest.raises(LockstepError, match="^ed25519:.*: has no slot in "):
         found.slot_of(FIRST.public_key())
     name = opening.admit(store, 5, keys.public_text(FIRST), LAB)
     found.read()
@@ -90,7 +90,7 @@ def test_a_store_that_does_not_answer_is_not_taken_for_one_that_lists_nothing(st
 
 @pytest.mark.parametrize(
     ("author", "changes", "why"),
-    [(SECOND, {}, "signature is not of its content"), (LAB, {"peer": 4}, "is of slot 4"),
+    [(SECOND, {}, "the signature .* ed25519:"), (LAB, {"peer": 4}, "is of slot 4"),
      (LAB, {"run": "cd" * 32}, "is of slot 3")],
 )  # fmt: skip
 def test_only_the_lab_admits_and_to_the_slot_that_the_name_says(store, author, changes, why):
@@ -142,7 +142,7 @@ def test_a_slot_is_given_with_a_days_addresses_and_sign_gives_more_to_all(bucket
 def test_only_the_lab_signs(bucket, tmp_path):
     store = open_store(f"s3://{BUCKET}/run")
     run_in(store)
-    with pytest.raises(LockstepError, match="the run of ed25519:.*, expected your key's"):
+    with pytest.raises(LockstepError, match="its lab is ed25519:.*, expected your key"):
         signing.sign_run(store, FIRST, 1)
 
 

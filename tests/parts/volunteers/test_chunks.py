@@ -91,5 +91,5 @@ def test_an_index_of_another_number_of_chunks_is_refused(there, tmp_path):
 def test_a_file_where_other_bytes_stand_is_not_put(there, tmp_path):
     store, folder, _ = there
     Path(tmp_path / "other").write_bytes(b"x")
-    with pytest.raises(LockstepError, match="/0000: has other bytes, expected those put"):
+    with pytest.raises(LockstepError, match="/0000: has other bytes, expected those of other"):
         chunks.put(store, folder, tmp_path / "other")

@@ -33,7 +33,7 @@ def test_nothing_goes_that_is_new_or_that_an_audit_waits_for(store, lab):
     before = names(store)
     assert "nothing" in collecting.collect(store, lab)
     assert names(store) == before
-    with pytest.raises(LockstepError, match="expected your key's"):
+    with pytest.raises(LockstepError, match="its lab is ed25519:"):
         collecting.collect(store, keys.PrivateKey.generate())
 
 

@@ -329,7 +329,7 @@ def test_a_strangers_command_is_not_run(published, tmp_path, monkeypatch):
                     "DiLoCo": tiny.DILOCO_IN_4_BITS["DiLoCo"] | {"inner": "Workload"}
                 },
             },
-            "workload.inner is 'command', expected another to publish",
+            "workload.inner is 'command', expected 'gradient' or 'worker'",
         ),
         (
             {"model__LLM__data_location": {"Files": {"path": "/data", "shuffle": "DontShuffle"}}},

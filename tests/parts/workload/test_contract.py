@@ -150,13 +150,13 @@ def test_what_moves_and_is_kept_by_nobody_is_refused_before_the_first_round(
     wrong, name, way, tmp_path, monkeypatch
 ):
     run_file, root = a_run(tmp_path, wrong, **WAYS[way])
-    with pytest.raises(LockstepError, match=f": {name} moved in a step") as error:
+    with pytest.raises(LockstepError, match=f": {name} changed") as error:
         tiny.make(run_file, root, "download", "convert", "train")
     assert "\n" not in str(error.value)
     assert not any(path.read_bytes() for path in root.glob("data/runs/*/transcript/rounds.jsonl"))
     if (wrong, way) == ("counter", "gradient"):  # `lockstep check` takes one gradient of these rows
         monkeypatch.chdir(root)
-        with pytest.raises(LockstepError, match=f": {name} moved in a step"):
+        with pytest.raises(LockstepError, match=f": {name} changed"):
             list(preflight.lines(runfile.load(run_file)))
 
 

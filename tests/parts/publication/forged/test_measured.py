@@ -42,7 +42,7 @@ FORGED = {
         no_loss, "proof/evaluate.json: held_out_loss is null, expected "),
     "fewer held-out sequences": (
         change_tensors(outputs.HELD_OUT, fewer_rows),
-        "proof/held_out.safetensors: 2 sequences missing"),
+        "proof/held_out.safetensors: lacks 2 sequences"),
     "other held-out sequences than the seed draws": (
         change_tensors(outputs.HELD_OUT, lambda t: t.update(indices=t["indices"] + 1)),
         "proof/held_out.safetensors: "),
@@ -53,7 +53,7 @@ FORGED = {
         "proof/evaluate.json: held_out_stderr is 0.0010, expected "),
     "scores in one file of the two": (
         change_json(outputs.EVALUATED, lambda e: e.update(tasks={"mmlu": {"acc": 0.99}})),
-        "proof/results.json: other numbers than proof/evaluate.json"),
+        "proof/results.json: the numbers differ from those in proof/evaluate.json"),
     "a base model that the run did not begin with": (
         change_json(outputs.SOURCE, lambda s: s.update(repo_id="meta/large", commit="ab" * 20)),
         "proof/source.json: repo_id is 'meta/large', expected None as in proof/run.json"),
@@ -111,4 +111,5 @@ def test_a_card_of_other_weights_is_not_verified(folder):
     weights = sha256_file(folder / "model.safetensors")
     (folder / "README.md").write_text(text.replace(weights, "0" * 64))
     forge(folder, card=False)
-    assert refusal(folder).startswith("README.md: another SHA-256 of model.safetensors, expected")
+    said = refusal(folder)
+    assert said.startswith("README.md: ") and f"model.safetensors, expected {weights[:12]}" in said

@@ -313,9 +313,9 @@ FORGED = {
     "a run file with another learning rate": (
         change_json(outputs.RUN, other_rate), "round 0, header: its run "),
     "another seed of fresh weights": (
-        change_run(other_seed), "proof/transcript: params before the first round"),
+        change_run(other_seed), "proof/transcript: the params before the first round"),
     "another seed of fresh weights, with its hash": (
-        other_seed_and_its_hash, "proof/transcript: params before the first round"),
+        other_seed_and_its_hash, "proof/transcript: the params before the first round"),
     "messages of nobody": (
         lambda folder: append(folder / TRANSCRIPT / "payloads/00004.bin", bytes(10**6)),
         "payloads/00004.bin: 100"),
