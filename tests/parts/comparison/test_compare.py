@@ -101,7 +101,9 @@ def test_every_training_of_a_ready_comparison_is_a_run_of_the_same_tokens(file):
             assert run.config.max_round_train_time == 5  # twice as long, in whole seconds
             if method.grace is not None:
                 assert run.llm.optimizer.grace_seconds == method.grace * 2.2
-        assert run.held_out.rows == ("even" if one.trial is None else "odd")
+        scored = one.trial is None
+        assert run.held_out.rows == ("even" if scored else "odd")
+        assert (run.held_out.every == run.config.total_steps) == (not scored)
         length = run.llm.max_seq_len
         a_round = run.config.last_index(length) * length / run.config.total_steps
         assert abs(run.config.last_index(length) * length - compare.tokens) <= a_round / 2, one
