@@ -55,7 +55,8 @@ class OuterDelayedNesterov(OuterVariant):
     momentum: Decay
     """Decay of the momentum from one of its changes to the next."""
     every: Count
-    """Merges from one change of the momentum to the next; each moves params 1 / every as far."""
+    """Number of merges from one change of the momentum to the next; each merge moves the params 1 /
+    every as far."""
 
     def build(self, setting: Setting) -> "Optimizer":
         from lockstep.optim.local.outer_steps import delayed_nesterov
@@ -71,9 +72,9 @@ class OuterCGAD(OuterVariant):
     eps: NotNegative
     """Term added to the root of the second moment, for stability."""
     alpha: NotNegative
-    """Decay of a message's weight per version by which its fragment has moved on."""
+    """Decay of a message's weight for each version by which its fragment has moved on since."""
     cutoff: Annotated[float, Field(gt=0)]
-    """Age, in versions of its fragment, from which on a message counts for nothing."""
+    """Age, in versions of its fragment, from which on a message has no weight."""
 
     def build(self, setting: Setting) -> "Optimizer":
         from lockstep.optim.local.outer_steps import cgad
@@ -87,16 +88,16 @@ class OuterHeLoCo(OuterVariant):
     momentum: Decay
     """Decay of the momentum from one outer step to the next."""
     keep: Fraction
-    """Cosine with the momentum from which on a pseudogradient is left as it is, 0 to 1."""
+    """Cosine with the momentum from which on a pseudogradient is not changed, 0 to 1."""
     shrink: NotNegative
-    """How much of what points against the momentum is removed, per -cosine."""
+    """How much of the part that points against the momentum is removed, per -cosine."""
     shrink_most: Fraction
-    """The largest share of it that is removed, 0 to 1."""
+    """Largest share of that part that is removed, 0 to 1."""
     turn: NotNegative
     """How far a pseudogradient with a cosine from 0 to `keep` is turned, per 1 - cosine."""
     trust: NotNegative
-    """Times the norm of the momentum at which a pseudogradient is corrected half as far; a shorter
-    one is corrected less."""
+    """Norm at which a pseudogradient is corrected half as far, as a multiple of the momentum's
+    norm; a shorter one is corrected less."""
 
     def build(self, setting: Setting) -> "Optimizer":
         from lockstep.optim.local.outer_steps import heloco
@@ -108,29 +109,29 @@ AnyOuter = one_of(OuterVariant)
 
 
 class OptimizerDecoupledDiLoCo(Fragmented):
-    """Decoupled DiLoCo: rounds close without those that are late, whose messages are merged later.
+    """Decoupled DiLoCo: rounds close without late peers, whose messages are merged later.
 
-    A peer that is slower by links.tokens_per_second takes fewer local steps in a round. What is
-    late travels on and is merged when it has arrived, while its peer trains on.
+    A peer with fewer links.tokens_per_second takes fewer local steps in a round. A late message
+    travels on and is merged when it has arrived; meanwhile its peer goes on training.
     """
 
     paced = True
 
     adopt: Literal["overwrite", "blend", "carry"]
     """How a peer adopts a fragment. overwrite: its own params are lost. blend: it keeps a share of
-    them, `mixing`. carry: it keeps those of its local steps that no message holds yet."""
+    them, `mixing`. carry: it keeps those of its local steps that are in no message yet."""
     mixing: Decay | None = None
     """Share of its own params that a peer keeps with adopt = "blend", which needs it."""
     quorum: Count
-    """Number of its own messages at which a round begins to close, at most peers.count."""
+    """Number of messages of the round at which it begins to close, at most peers.count."""
     grace_seconds: NotNegative
-    """Simulated seconds that a round waits for others then; config.max_round_train_time bounds
-    both. With 0 it waits only while peers train on beside the exchange (`delay`), which costs no
-    time. After a round that ends with a snapshot (witness.snapshot_every) nothing travels on: it
-    waits for all, as other optimizers' rounds do."""
+    """Simulated seconds that a round then waits for more messages; config.max_round_train_time
+    limits both waits. With 0 it waits only while peers go on training during the exchange
+    (`delay`), which costs no time. A round that ends with a snapshot (witness.snapshot_every) waits
+    for all peers, as other optimizers' rounds do, so that nothing travels on."""
     max_age: Annotated[int, Field(ge=0)]
-    """Exchanges of its fragment after its own in which a message may still be merged; 0 drops what
-    is late. The sequences of a dropped message are given out again."""
+    """Number of later exchanges of its fragment in which a late message may still be merged; 0
+    drops late messages. The sequences of a dropped message are assigned again."""
     outer: AnyOuter
     """Outer step, with its table."""
 

@@ -34,11 +34,11 @@ class Moments(Dense):
     betas: Annotated[tuple[Decay, ...], Field(min_length=2, max_length=2), AsTuple]
     """Decay rates of the first and second moment, [b1, b2]."""
     weight_decay: NotNegative
-    """Weight decay: its product with the learning rate is removed from each weight per step."""
+    """Weight decay: each step removes this times the learning rate, as a share of each weight."""
     eps: NotNegative
     """Term added to the root of the second moment, for stability."""
     clip_grad_norm: NotNegative | None = None
-    """Maximum global L2 norm of the gradient; 0 or absent is no clipping."""
+    """Maximum global L2 norm of the gradient; 0 or absent means no clipping."""
 
 
 def _is_empty(value: object) -> bool:
@@ -51,7 +51,7 @@ class OptimizerAdamW(Moments):
     by_group = ("step_scale",)
 
     step_scale: dict[str, NotNegative] = Field(default={}, exclude_if=_is_empty)
-    """Step-size factor by group, as of Muon; 1 for groups that are not named."""
+    """Step-size factor by group, as for Muon; 1 for groups that are not named."""
 
     def build(self, setting: Setting) -> "Optimizer":
         from lockstep.optim.dense import adamw
@@ -85,13 +85,13 @@ class OptimizerSGD(Dense):
     """SGD on the mean of all peers' gradients."""
 
     momentum: Decay
-    """Decay of the momentum; 0 is no momentum."""
+    """Decay of the momentum; 0 means no momentum."""
     nesterov: bool
     """Whether the momentum is Nesterov's."""
     weight_decay: NotNegative
-    """Weight decay: its product with the learning rate is removed from each weight per step."""
+    """Weight decay: each step removes this times the learning rate, as a share of each weight."""
     clip_grad_norm: NotNegative | None = None
-    """Maximum global L2 norm of the gradient; 0 or absent is no clipping."""
+    """Maximum global L2 norm of the gradient; 0 or absent means no clipping."""
 
     @model_validator(mode="after")
     def _nesterov_has_momentum(self) -> "OptimizerSGD":

@@ -34,14 +34,14 @@ class Fragmented(Rounded):
 
     inner_steps: Count
     """Local steps of a peer between two exchanges of a fragment, a multiple of `fragments`; a round
-    has inner_steps / fragments of them, and peers times that must divide the sequences of every
-    round. The learning rate follows its schedule within a round."""
+    has inner_steps / fragments of them, and that number times the peers must divide the sequences
+    of every round. The learning rate follows its schedule within a round."""
     fragments: Count
-    """Number of fragments of the params, one of which is exchanged in each round; bytes of a round
-    are proportional to 1 / fragments."""
+    """Number of fragments of the params, one of which is exchanged in each round; the bytes of a
+    round are proportional to 1 / fragments."""
     delay: Annotated[int, Field(ge=0)]
     """Local steps into the next round after which a peer adopts the exchanged fragment; fewer than
-    a round has."""
+    the local steps of a round."""
 
     @model_validator(mode="after")
     def _fragments_fit(self) -> "Fragmented":
@@ -58,10 +58,11 @@ class Fragmented(Rounded):
 
 
 class OptimizerStreamingDiLoCo(Fragmented, OuterSteps):
-    """Streaming DiLoCo: in each round DiLoCo of one fragment of the params, adopted later."""
+    """Streaming DiLoCo: in each round DiLoCo on one fragment of the params, adopted later."""
 
     mixing: Decay
-    """Share of its own params that a peer keeps then; 0.5 in the paper, 0 overwrites them."""
+    """Share of its own params that a peer keeps when it adopts a fragment; 0.5 in the paper, 0
+    overwrites them."""
 
     def build(self, setting: Setting) -> "Optimizer":
         from lockstep.optim.local.streaming import streaming_diloco

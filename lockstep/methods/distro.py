@@ -21,9 +21,9 @@ class Compressing(OptimizerVariant):
     sends = "coefficients"
 
     clip_grad_norm: NotNegative | None = None
-    """Maximum global L2 norm of a peer's gradient; 0 or absent is no clipping."""
+    """Maximum global L2 norm of a peer's gradient; 0 or absent means no clipping."""
     weight_decay: NotNegative | None = None
-    """Weight decay: its product with the learning rate is removed from each weight per step; by
+    """Weight decay: each step removes this times the learning rate, as a share of each weight; by
     default 0."""
     compression_decay: Fraction
     """Decay of the momentum `delta` per round, 0 to 1."""
@@ -34,9 +34,10 @@ class Compressing(OptimizerVariant):
     quantize_1bit: bool
     """Whether only the signs of the coefficients are sent."""
     skip_zero_blocks: bool | None = None
-    """Whether a block that is all zero counts as not sent, so that a param without any gradient, as
-    of an expert or a token that never occurs, stays as it is. By default it is sent: as in Psyche,
-    with quantize_1bit zeros have the sign +, and such a block steps in every round."""
+    """Whether a block that is all zero counts as not sent, so that a param without any gradient,
+    such as that of an expert or a token that never occurs, does not change. By default such a block
+    is sent: as in Psyche, with quantize_1bit zeros have the sign +, so that it changes in every
+    round."""
 
     @property
     def is_signs(self) -> bool:
@@ -84,8 +85,8 @@ class OptimizerAdaDistro(Compressing):
     """Decay of the factored second moment whose root divides a peer's gradient; by default,
     gradients are not divided."""
     update: Literal["sign", "orthogonal"] = "sign"
-    """Update made of the decoded mean. sign: its sign. orthogonal: for the matrices in layers, the
-    nearest orthogonal matrix."""
+    """Update that is made from the decoded mean. sign: its sign. orthogonal: for the matrices in
+    layers, the nearest orthogonal matrix."""
     step_scale: dict[str, NotNegative] = {}
     """Step-size factor by group; 1 for groups that are not named."""
 

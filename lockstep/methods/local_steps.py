@@ -14,13 +14,14 @@ if TYPE_CHECKING:
 
 
 class LocalSteps(OptimizerVariant):
-    """Each peer takes local steps, then sends its pseudogradient: params of all minus its own."""
+    """Each peer takes local steps, then sends its pseudogradient: shared params minus its own."""
 
     inner_steps: Count
-    """Local steps of a peer in a round, each on as many of its sequences; peers x inner_steps must
-    divide the sequences of every round. The learning rate follows its schedule within a round."""
+    """Local steps of a peer in a round, each on an equal share of its sequences; peers x
+    inner_steps must divide the sequences of every round. The learning rate follows its schedule
+    within a round."""
     inner: AnyDense
-    """Optimizer of the local steps, with its table; it takes the gradients of its peer alone."""
+    """Optimizer of the local steps, with its table; it sees only the gradients of its own peer."""
 
     @property
     def parts(self) -> dict[str, OptimizerVariant]:
@@ -41,7 +42,7 @@ class OuterSteps(LocalSteps):
     outer_learning_rate: Annotated[float, Field(gt=0)]
     """Learning rate of the outer step, the same in every round; 0.7 in DiLoCo."""
     outer_momentum: Decay
-    """Decay of the outer momentum from one outer step to the next; 0.9 in DiLoCo, 0 is none."""
+    """Decay of the outer momentum from one outer step to the next; 0.9 in DiLoCo, 0 means none."""
     nesterov: bool
     """Whether the outer momentum is Nesterov's, as in DiLoCo."""
 
@@ -73,13 +74,13 @@ class Rounded(LocalSteps):
     """Number format of the pseudogradients that peers send; float32 by default. Each block has a
     scale or magnitudes of its own. bfloat16: 16 bits, 8 of them for the exponent. float16: 16 bits,
     5 of them for the exponent. int8: integers times a scale. int4: the same in 4 bits. qsgd8:
-    integers rounded at random, right on average. qsgd4: the same in 4 bits. two_bit: signs, times
-    one of two magnitudes. sign: signs, times one magnitude."""
+    integers, rounded at random so that they are right on average. qsgd4: the same in 4 bits.
+    two_bit: signs, times one of two magnitudes. sign: signs, times one magnitude."""
     quantize_block: Count | None = None
-    """Elements of a block, whose scales take 4 bytes, with two_bit 8. 256 is usual."""
+    """Number of elements in a block, whose scale takes 4 bytes, or 8 with two_bit. 256 is usual."""
     error_feedback: Fraction | None = None
     """Share of what rounding left out that a peer adds to its next message, 0 to 1; by default 0.
-    two_bit and sign need it; qsgd must have none."""
+    two_bit and sign need it; qsgd8 and qsgd4 cannot have it."""
 
     @model_validator(mode="after")
     def _quantize_has_what_it_needs(self) -> "Rounded":

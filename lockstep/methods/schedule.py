@@ -26,7 +26,7 @@ class ScheduleVariant(Variant):
     warmup_init_lr: NotNegative
     """Learning rate at step 0, from which the warm-up starts; the first trained step is 1."""
     warmup_steps: U32
-    """Length of the warm-up in steps; 0 is no warm-up."""
+    """Length of the warm-up in steps; 0 means no warm-up."""
 
 
 class ScheduleConstant(ScheduleVariant):
@@ -37,7 +37,8 @@ class Decaying(ScheduleVariant):
     """A schedule that decays to a final learning rate."""
 
     total_steps: U32
-    """Step at which final_lr is reached; the rate is constant afterwards. Above warmup_steps."""
+    """Step at which final_lr is reached; the rate is constant afterwards. It must be above
+    warmup_steps."""
     final_lr: NotNegative
     """Learning rate at total_steps and afterwards."""
 
@@ -53,7 +54,7 @@ class ScheduleLinear(Decaying):
 
 
 class ScheduleCosine(Decaying):
-    """Half a cosine from base_lr to final_lr; unlike Psyche's, it does not rise again after."""
+    """Half a cosine from base_lr to final_lr; unlike Psyche's, it never rises again."""
 
 
 class ScheduleWarmupStableDecay(ScheduleVariant):

@@ -1,4 +1,4 @@
-"""SparseLoCo, by the values of its paper but for inner_steps, which are 15 to 30 there."""
+"""SparseLoCo with the values of its paper, except inner_steps, which is 15 to 30 there."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,7 +20,8 @@ class OptimizerSparseLoCo(LocalSteps):
     outer_learning_rate: Annotated[float, Field(gt=0)]
     """Learning rate of the outer step, the same in every round; 1 in SparseLoCo."""
     error_feedback: Annotated[float, Field(gt=0, le=1)]
-    """Decay per round of what a peer has not sent, above 0, at most 1; 0.95 in SparseLoCo."""
+    """Decay per round of the part that a peer has not sent yet, above 0, at most 1; 0.95 in
+    SparseLoCo."""
     compression_topk: Annotated[U16, Field(ge=1)]
     """Number of elements sent per block, at least 1; 128 in SparseLoCo."""
     compression_chunk: Annotated[U16, Field(ge=1)]

@@ -26,8 +26,8 @@ class Places(LocalSteps):
     """All peers take the mean of a few elements of their params, chosen at random."""
 
     share: Annotated[float, Field(gt=0, le=1)]
-    """Share of the params that are exchanged in a round; bytes are proportional. The params that
-    are measured and exported are those of the last exchange, on average 1 / share rounds ago."""
+    """Share of the params that is exchanged in a round; bytes are proportional to it. Params are
+    measured and exported as of their last exchange, on average 1 / share rounds ago."""
     seed: U32
     """Seed of the choice of elements."""
     selector: Literal["random", "shuffled", "partitioned"] = "random"
@@ -52,11 +52,11 @@ class OptimizerSPARTA(Places):
 
 
 class OptimizerSPARTADiLoCo(OuterSteps, Places):
-    """SPARTA and, in each round, an outer step of DiLoCo of one fragment of the params."""
+    """SPARTA and, in each round, an outer step of DiLoCo on one fragment of the params."""
 
     outer_every: Count
-    """Rounds from one outer step of a param to its next, which is the number of fragments. Bytes
-    are proportional to share + 1 / outer_every."""
+    """Rounds from one outer step of a param to its next, which is also the number of fragments.
+    Bytes are proportional to share + 1 / outer_every."""
 
     def build(self, setting: Setting) -> "Optimizer":
         from lockstep.optim.dense import sgd

@@ -29,7 +29,7 @@ KINDS: dict[str, FaultKind] = {
     "free_rider": FaultKind("message", None, "", "sends zeros, at the first indices"),
     "copycat": FaultKind("message", None, "", "sends the next peer's message as its own"),
     "stale": FaultKind(
-        "message", 4.0, "", "sends its own message of size rounds before, or of its first round"
+        "message", 4.0, "", "sends its own message from size rounds before, or from its first round"
     ),
     "sign_flip": FaultKind("message", None, "", "sends its message negated"),
     "scale_up": FaultKind("message", 10.0, "values", "multiplies its values by size"),

@@ -27,13 +27,13 @@ class Links(Table):
     """Who sends to whom, on the simulated clock. broadcast: each peer uploads its message once, and
     downloads all others'. hub: a hub merges the messages, and each peer downloads the result. ring:
     peers sum parts of their messages around a ring. Witnesses and the audit see every message in
-    any case: time and bytes alone follow this."""
+    any case; the topology changes only time and bytes."""
     clock: Literal["simulated", "wall", "store"] = "simulated"
-    """Which clock decides who is late. simulated: the one that the numbers above give, which an
-    audit computes again. wall: real time, with peers in processes of their own; it is recorded, and
-    an audit takes the author's word for it. A step is compiled before its round begins, so
-    config.max_round_train_time need not leave room for that. store: the clock of the object store
-    over which volunteers exchange messages, in whole seconds."""
+    """Which clock decides who is late. simulated: a clock that follows from the numbers above,
+    which an audit computes again. wall: real time, with peers in processes of their own; it is
+    recorded, and an audit takes the author's word for it. A step is compiled before its round
+    begins, so config.max_round_train_time need not leave room for that. store: the clock of the
+    object store over which volunteers exchange messages, in whole seconds."""
 
     def check(self, count: int, said: str = "peers.count") -> None:
         """Check that each list has a number for each of `count` peers, which errors call `said`.

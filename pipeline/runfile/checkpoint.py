@@ -30,7 +30,7 @@ class HubRepo(Table):
 
     repo_id: Annotated[str, AfterValidator(_repo_or_folder)]
     """Name on the hub as owner/name, at most 64 bytes; or a local folder, if it exists and there is
-    no revision. A path that begins with / or ./ or ../ or ~ may be longer, and is never asked for
+    no revision. A path that begins with / or ./ or ../ or ~ may be longer, and is never looked up
     on the hub."""
     revision: Name | None = None
     """Commit, branch or tag on the hub; by default the main branch."""
@@ -90,7 +90,7 @@ class CheckpointHub(CheckpointVariant, HubRepo):
 
 
 class CheckpointP2P(CheckpointVariant, HubRepo):
-    """The params of other peers; before the first round nobody has any, and they are the hub's."""
+    """The params of other peers; before the first round, when no peer has any, those on the hub."""
 
 
 class CheckpointGcs(CheckpointVariant, GcsRepo):
@@ -98,7 +98,7 @@ class CheckpointGcs(CheckpointVariant, GcsRepo):
 
 
 class CheckpointP2PGcs(CheckpointVariant, GcsRepo):
-    """The params of other peers; before the first round nobody has any, and they are a bucket's."""
+    """The params of other peers; before the first round, when no peer has any, a bucket's."""
 
 
 class CheckpointInit(CheckpointVariant):

@@ -71,15 +71,15 @@ class LocationSingleUrl(Location):
 
     newtype = "url"
     url: Annotated[Url, NoPassword]
-    """Address of the file, at most 192 bytes; ~/.netrc has its user and password, if any."""
+    """Address of the file, at most 192 bytes; a user and password, if any, come from ~/.netrc."""
 
 
 class LocationNumberedFiles(Location):
     """Files whose addresses differ only in a number."""
 
     url_template: Annotated[Name, NoPassword]
-    """Address of the files, with {} in place of the number; at most 64 bytes. ~/.netrc has their
-    user and password, if any."""
+    """Address of the files, with {} in place of the number; at most 64 bytes. A user and password,
+    if any, come from ~/.netrc."""
     start_index: U32
     """Number of the first file."""
     n_left_pad_zeros: U8
@@ -225,21 +225,23 @@ class TextSource(Table):
     """Documents wherever they lie: parquet, JSON lines or text."""
 
     source: Annotated[Url, NoPassword]
-    """A file or folder of this machine; an address of a file (https://) or of a folder in a bucket
+    """A file or folder on this machine; the address of a file (https://) or of a folder in a bucket
     (s3://, gs://); or owner/name of a dataset on the Hugging Face hub, if there is no such folder;
-    at most 192 bytes. A text file that is the only one is cut into many documents, at its lines."""
+    at most 192 bytes. If the only file is a text file, it is cut into many documents between
+    lines."""
     revision: Name | None = None
     """Commit, branch or tag of a dataset on the hub; by default the main branch."""
     subset: Name | None = None
     """Subset of a dataset on the hub, as its README.md lists them; by default all its files."""
     split: Name = "train"
-    """Split of the subset. What is held out is chosen of it by held_out_percent."""
+    """Split of the subset; held_out_percent chooses from it what is held out."""
     files: Annotated[tuple[Name, ...], Field(min_length=1), AsTuple] = ("*",)
-    """Shell patterns of the files' paths, where * also matches a slash. Of these, those are read
-    that end in .parquet, .jsonl, .jsonl.gz, .jsonl.zst, .json.gz, .json.zst or .txt; in .json,
-    where no other is there or a pattern is given; and in the ending of a pattern, such as *.md."""
+    """Shell patterns of the files' paths, where * also matches a slash. Of the files that match,
+    those are read that end in .parquet, .jsonl, .jsonl.gz, .jsonl.zst, .json.gz, .json.zst or .txt;
+    in .json, if there is no other file or a pattern is given; or in the ending of a pattern, such
+    as *.md."""
     column: Name = "text"
-    """Column of a parquet file, or key of a JSON line, that has the text."""
+    """Column of a parquet file, or key of a JSON line, that holds the text."""
 
     @model_validator(mode="after")
     def _split_is_of_a_subset(self) -> "TextSource":
@@ -252,7 +254,8 @@ class WeightedSource(TextSource):
     """One of several sources of text."""
 
     weight: Annotated[float, Field(gt=0)]
-    """Its share of the sequences that are trained on, relative to all weights."""
+    """Share of the trained sequences that this source contributes, relative to the sum of all
+    weights."""
 
 
 class HashedText(TokenizedText):
@@ -260,7 +263,8 @@ class HashedText(TokenizedText):
 
     held_out_percent: HeldOutPercent
     """Percentage of the documents that no peer trains on, for measurements, above 0 and below 100:
-    those whose SHA-256, as a fraction of all, is below it. More data never moves one."""
+    those whose SHA-256, as a fraction of the largest possible, is below it. Adding data never moves
+    a document from one side to the other."""
 
 
 class DataText(HashedText, TextSource):
@@ -271,7 +275,7 @@ class DataWeightedText(HashedText):
     """Documents of several sources, each as in Text, mixed by weight."""
 
     sources: Annotated[tuple[WeightedSource, ...], Field(min_length=1), AsTuple]
-    """The sources. A limit is divided among them by weight."""
+    """The sources. [download] limit is divided among them by weight."""
 
 
 class DataArrays(Data):
@@ -279,17 +283,18 @@ class DataArrays(Data):
 
     Arrays are in the order of their names, and each is padded with zeros to a multiple of 4 bytes.
     `model.LLM.max_seq_len` is the length of a row in words of 4 bytes, which `lockstep download
-    --dry-run` says.
+    --dry-run` prints.
     """
 
     holds_tokens = False
     path: Url
-    """Path of a .npy, .npz or .safetensors file, or of a folder, at most 192 bytes: a folder of
-    .npy files is an array of each, of .npz or .safetensors files their examples one file after the
-    other. The first axis of each array is that of the examples."""
+    """Path of a .npy, .npz or .safetensors file, or of a folder, at most 192 bytes. In a folder,
+    each .npy file is one array, whereas .npz or .safetensors files add their examples one file
+    after the other. The first axis of each array counts the examples."""
     held_out_percent: HeldOutPercent | None = None
     """Percentage of the examples that no peer trains on, above 0 and below 100, spread evenly. By
-    default those in the folder held_out/ of the path are held out; without it, none."""
+    default the examples in the folder held_out/ of the path are held out; without that folder,
+    none."""
     shuffle: AnyShuffle
     """Order of the train split's examples."""
 
@@ -298,29 +303,30 @@ class DataFiles(Data):
     """Files of any content, for a workload: a row is the SHA-256 of a file, in 8 words of 4 bytes.
 
     `model.LLM.max_seq_len` is 8. The files are copied to data/shards/files, each under its hash,
-    and the workload is given paths.
+    and the workload receives their paths.
     """
 
     holds_tokens = False
     path: Url
-    """Path of the folder, at most 192 bytes; the files in its folders are read too, hidden ones
-    are not."""
+    """Path of the folder, at most 192 bytes; files in its subfolders are read too, hidden files are
+    not."""
     pattern: Name = "*"
     """Shell pattern of the files' paths in the folder, where * also matches a slash."""
     held_out_percent: HeldOutPercent | None = None
     """Percentage of the files that no peer trains on, above 0 and below 100, spread evenly. By
-    default those in the folder held_out/ of the path are held out; without it, none."""
+    default the files in the folder held_out/ of the path are held out; without that folder,
+    none."""
     shuffle: AnyShuffle
     """Order of the train split's files."""
 
 
 class DataWorkload(Data):
-    """The arrays that the workload's own method dataset gives; rows are as those of Arrays."""
+    """The arrays that the workload's own method dataset returns; rows are made as for Arrays."""
 
     holds_tokens = False
     held_out_percent: HeldOutPercent | None = None
     """Percentage of its examples that no peer trains on, above 0 and below 100, spread evenly. By
-    default those of dataset("held_out") are held out, if it has them."""
+    default the examples of dataset("held_out") are held out, if there are any."""
     shuffle: AnyShuffle
     """Order of the train split's examples."""
 
@@ -329,7 +335,7 @@ AnyData = one_of(Data)
 
 
 class Limit(Table):
-    """The part of a data location to use: its first files or tokens, or as much as steps need."""
+    """The part of a data location to use: its first files or tokens, or what some rounds need."""
 
     files: Count | None = None
     """Number of files of the train split."""

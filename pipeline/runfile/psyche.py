@@ -109,7 +109,7 @@ class CurrentConfig(Coordinator):
     """Sequences per round, over all peers, after the batch ramp."""
     global_batch_size_warmup_tokens: U64
     """Length of the batch ramp in tokens, over which the batch grows linearly from start to end; 0
-    is no ramp, with `end` throughout."""
+    means no ramp, so that every batch has the size `end`."""
 
     # what the older spelling has: here epochs end by time
     rounds_per_epoch: ClassVar[None] = None
@@ -223,7 +223,8 @@ class LLM(Table):
     max_seq_len: Annotated[U32, Field(ge=1)]
     """Length of a sequence in tokens; replaces the model's max_position_embeddings."""
     cold_start_warmup_steps: U32 = 0
-    """Learning-rate warm-up after a pause, in steps from 0; must fit into an epoch."""
+    """Length of the learning-rate warm-up, from 0, after a pause, in steps; must fit into an
+    epoch."""
     checkpoint: AnyCheckpoint
     """Initial weights."""
     data_location: AnyData

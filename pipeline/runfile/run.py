@@ -81,7 +81,7 @@ class Run(Table):
     faults: Faults = Faults()
     """Faults that peers commit on purpose, to test the audit."""
     witness: Witness = Witness()
-    """How much of the run is audited, and what refuses its export."""
+    """How much of the run is audited, and which findings refuse the export."""
     held_out: HeldOut = HeldOut()
     """Loss on sequences that no peer trains on, measured during training."""
     pins: Pins = Pins()

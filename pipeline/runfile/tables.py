@@ -28,8 +28,9 @@ class Peers(Table):
     """Devices per peer, over which its params, state and micro-batches are sharded; for models too
     large for one device. Must divide micro_batch."""
     processes: Count = 1
-    """Processes per peer, on one host or several, which share its devices equally; they change the
-    last bits of results. Must divide fsdp; more than 1 need runtime.carrier = "processes"."""
+    """Processes per peer, on one host or several; they share its devices equally. Their number
+    changes the last bits of results and must divide fsdp; more than 1 needs runtime.carrier =
+    "processes"."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Precision of the model's arithmetic; params and optimizer state stay float32."""
     attention: Literal["matmul", "cudnn"] = "matmul"
@@ -37,11 +38,12 @@ class Peers(Table):
     NVIDIA GPU and precision bfloat16."""
     bits: Annotated[Bits, Field(exclude_if=lambda bits: bits == "machine")] = "machine"
     """Where a step has the same bits. machine: on machines like the one that trained. everywhere:
-    on every machine, since each operation goes by a rule; a step takes about twice the time."""
+    on every machine, since each operation follows a fixed rule; a step takes about twice as
+    long."""
     product_bits: Annotated[ProductBits, Field(exclude_if=lambda bits: bits == 20)] = 20
-    """Precision of the model's products of matrices with bits = "everywhere". 20: of each operand
-    for each vector that is summed over. 8: of each block of 256 of its terms; about a third less
-    time."""
+    """Precision, in bits, of the operands of the model's matrix products with bits = "everywhere".
+    20: with a scale for each vector that is summed over. 8: with a scale for each block of 256
+    terms of such a vector; about a third less time."""
     remat: Literal[
         "everything_saveable",
         "dots_saveable",
@@ -51,10 +53,11 @@ class Peers(Table):
     """What each layer saves for the backward pass, as one of JAX's checkpoint policies; everything
     else is recomputed, which trades time for memory. Applies with scan_layers."""
     seed: U32 = 0
-    """Seed of all randomness in training: the seeds of the rounds, and so who trains on what."""
+    """Seed of all randomness in training: the seed of each round follows from it, and so does which
+    peer trains on what."""
     passes: Annotated[int, Field(ge=1, lt=2**32, exclude_if=lambda passes: passes == 1)] = 1
-    """How often the run may go over its data, at most. Each pass over shuffled data has another
-    order, which follows from their seed; data that are not shuffled begin again."""
+    """Maximum number of passes over the data. Each pass over shuffled data has a new order, which
+    follows from the seed of the shuffle; data that is not shuffled repeats in the same order."""
     threads: Annotated[int, Field(ge=1, le=MAX_THREADS)] = 4
     """Threads of XLA's thread pool on a CPU. They change the last bits of results; cores do not."""
     overlap: Literal[0, 1, 2] = 0
@@ -65,20 +68,21 @@ class Peers(Table):
     """Encoding of messages: lockstep compresses indices to near their entropy; psyche writes each
     index in one, two or four bytes. The content is the same."""
     aggregation: Aggregation = "mean"
-    """How messages of several peers become one. mean: by their mean; of top-k messages that over
-    the peers that sent an element. peer_mean: of top-k messages, over all peers that are present,
-    where what is not sent counts as zero. median: of each element. trimmed_mean: the mean of each
-    element without its `liars` largest and smallest values. min_support: the mean of each element
-    that more than `liars` peers sent. norm_clip: the mean, with norms clipped to their median.
-    centered_clip: from the median, the mean of clipped differences from it. multi_krum: the mean
-    without the `liars` peers that are farthest from their neighbours. rda: the mean direction of
-    each parameter, times the mean norm. rda_median_norm: the same times the median norm."""
+    """How the messages of several peers are merged. mean: their mean; for top-k messages, the mean
+    of each element over the peers that sent it. peer_mean: for top-k messages, the mean over all
+    peers that are present, where an element that is not sent counts as zero. median: the median of
+    each element. trimmed_mean: the mean of each element without its `liars` largest and smallest
+    values. min_support: the mean of each element that more than `liars` peers sent. norm_clip: the
+    mean, after norms are clipped to their median. centered_clip: the median, moved three times by
+    the mean of the clipped differences from it. multi_krum: the mean without the `liars` peers that
+    are farthest from their neighbours. rda: the mean direction of each parameter, times the mean
+    norm. rda_median_norm: the same direction, times the median norm."""
     liars: Liars | None = None
-    """Number of peers that may lie, as trimmed_mean, min_support and multi_krum need it."""
+    """Number of peers that may lie; trimmed_mean, min_support and multi_krum need it."""
     balance_speed: NotNegative = 0.0
-    """Step size per round of the router's load-balancing bias in mixture-of-experts models: up for
-    experts that receive less than their share of tokens, down for the others (DeepSeek V3: 0.001).
-    0 leaves the bias unchanged."""
+    """Step size per round of the router's load-balancing bias in mixture-of-experts models; the
+    bias rises for experts that receive less than their share of tokens, and falls for the others
+    (DeepSeek V3: 0.001). 0 leaves the bias unchanged."""
     scan_layers: bool = False
     """Whether layers run as a loop (compiles in constant time) or unrolled (runs faster)."""
 
@@ -113,7 +117,7 @@ DRAND = r"drand quicknet (?P<round>[1-9][0-9]{0,17}) (?P<signature>[0-9a-f]{96})
 
 
 class Witness(Table):
-    """How much of the run is audited, and what refuses its export."""
+    """How much of the run is audited, and which findings refuse the export."""
 
     snapshot_every: Count = 50
     """Rounds between snapshots, at which peers commit to the hashes of their whole state."""
@@ -129,17 +133,17 @@ class Witness(Table):
     ] = ()
     """Windows to replay in addition to the sample, each as "window:peer"; both count from 0."""
     policy: Literal["applied", "strict"] = "applied"
-    """Findings that refuse the export. applied: only those of a lie that was applied to the params.
-    strict: any, including lies that were caught and discarded in their round."""
+    """Findings that refuse the export. applied: only findings of a lie that was applied to the
+    params. strict: any, including lies that were caught and discarded in their round."""
     seed: str | None = None
     """Seed of the sample; by default the hash of the transcript, which nobody knows before training
     ends."""
 
     beacon: Annotated[str, Field(max_length=1000)] = ""
-    """A value that nobody chose, known only after training, with which and the transcript's hash
-    samples are drawn: here, and of a publication. "drand quicknet ROUND SIGNATURE", which is
-    checked by its signature and without a network (`pip install -c constraints.txt -e
-    '.[beacon]'`), or any other text, given by hand; empty for none."""
+    """A random value that nobody chose and that is known only after training. With the transcript's
+    hash it seeds the sample here and that of a publication. Either "drand quicknet ROUND
+    SIGNATURE", whose signature is checked without a network (`pip install -c constraints.txt -e
+    '.[beacon]'`), or any other text; empty means none."""
 
     @model_validator(mode="after")
     def _has_one_seed(self) -> "Witness":
@@ -166,12 +170,12 @@ class HeldOut(Table):
     """Loss on sequences that no peer trains on, measured during training."""
 
     sequences: Annotated[int, Field(ge=0)] = 512
-    """Number of held-out sequences per measurement, which [peers] seed draws from the whole split;
-    all, if there are fewer. With 0 nothing is measured, and a file that is held out only because
-    no name says what to hold out is trained on."""
+    """Number of held-out sequences per measurement, drawn from the whole split by [peers] seed; all
+    of them if the split has fewer. With 0 nothing is measured, and a file that would be held out
+    only because no file's name says what to hold out is trained on."""
     rows: Literal["all", "even", "odd"] = Field(default="all", exclude_if=_is_all)
-    """Rows of the split that they are drawn from. A training that is tuned on the odd ones can be
-    scored on the even ones."""
+    """Rows of the split from which the sequences are drawn. A training whose settings were tuned on
+    the odd rows can be scored on the even ones."""
     every: Count = 10
     """Rounds between measurements."""
     stop_above: Annotated[float, Field(gt=1)] = 1.5
@@ -182,11 +186,11 @@ class Pins(Table):
     """Hashes of inputs from outside the repository; `lockstep pin` writes them."""
 
     data: Pin = ""
-    """SHA-256 of the data that model.LLM.data_location must have; empty means not pinned."""
+    """SHA-256 that the data of model.LLM.data_location must have; empty means not pinned."""
     checkpoint: Pin = ""
-    """SHA-256 of the files that model.LLM.checkpoint must have; empty means not pinned."""
+    """SHA-256 that the files of model.LLM.checkpoint must have; empty means not pinned."""
     tasks: Pin = ""
-    """SHA-256 of the definitions and documents that evaluate.tasks must have, of those tasks that
+    """SHA-256 that the definitions and documents of evaluate.tasks must have, for those tasks that
     lm_eval runs; empty means not pinned."""
 
 
@@ -196,8 +200,8 @@ class Export(Table):
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Data type of the exported weights."""
     every_epoch: bool = False
-    """Whether training pushes its params at the end of each epoch, unaudited, to where `[config]
-    checkpointers` say: to the branch, or the folder, `unaudited`."""
+    """Whether training pushes its params, which nobody has audited yet, at the end of each epoch to
+    the destinations in `[config] checkpointers`: to the branch or folder `unaudited`."""
 
 
 TaskNames = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Distinct, AsTuple]
@@ -208,35 +212,35 @@ class Evaluate(Table):
 
     tasks: TaskNames = ("next_line",)
     """Tasks to score the model on. next_line asks which of four lines follows some lines of the
-    held-out text. The others need `pip install -c constraints.txt -e '.[eval]'`: tasks and groups
-    of lm_eval by their names, Psyche's ten by Psyche's names, and YAML files of tasks in lm_eval's
-    form, which need trust_task_code (docs/reference/tasks.md)."""
+    held-out text. All others need `pip install -c constraints.txt -e '.[eval]'`: tasks and groups
+    of lm_eval by name, Psyche's ten by Psyche's names, and YAML files of tasks in lm_eval's form,
+    which also need trust_task_code (docs/reference/tasks.md)."""
     trust_task_code: bool = False
     """Whether tasks may run code that is not lm_eval's own: YAML files, and metrics that are
     fetched from the hub as code. Such code runs with all your rights."""
     questions: Count = 500
-    """Number of questions of next_line, at most."""
+    """Maximum number of questions of next_line."""
     few_shot: Annotated[int, Field(ge=0, le=100)] | None = None
-    """Number of solved examples before each document; by default, as each task defines it. As in
-    lm_eval, a task whose definition has none stays without."""
+    """Number of solved examples before each document; by default the number that each task defines.
+    As in lm_eval, a task that defines 0 keeps 0."""
     few_shot_seed: U32 = 1234
     """Seed of the choice of these examples; lm_eval's own is 1234."""
     limit: Count | None = None
-    """Number of documents of each task, its first ones; by default all."""
+    """Maximum number of documents per task, counted from its first; by default all."""
     batch_size: Count = 32
-    """Requests that are computed at once; changes the last bits of scores."""
+    """Number of requests that are computed at once; it changes the last bits of scores."""
     every: Annotated[int, Field(ge=0)] = 0
-    """Rounds between scores while training, which are written to metrics/tasks.tsv; 0 scores
+    """Rounds between scores during training, which are written to metrics/tasks.tsv; 0 scores
     nothing."""
     sample_tasks: TaskNames = ("next_line",)
-    """Tasks that are scored while training, as in `tasks`; each as it is defined."""
+    """Tasks that are scored during training, named as in `tasks`; they ignore few_shot and
+    few_shot_seed."""
     sample: Count = 100
-    """Number of questions or documents of each task that are asked while training, its first
-    ones."""
+    """Maximum number of questions or documents per task during training, counted from its first."""
     prompt: str = "def "
     """Text that the model continues."""
     max_new_tokens: Count = 64
-    """Number of tokens to generate, at most."""
+    """Maximum number of tokens to generate."""
     temperature: NotNegative = 0.8
     """Temperature of the sampler, a divisor of the logits; 0 always takes the most likely token."""
     seed: U32 = 0
@@ -254,28 +258,30 @@ class Workload(Table):
 
     factory: FactoryName = ""
     """Function or class that returns the workload, as module:name, with the module in workloads/;
-    empty for none, where the run trains a model that Lockstep has. With one, [model.LLM] has
-    architecture = "HfAuto", checkpoint = "Ephemeral", and max_seq_len numbers in a row."""
+    empty means that the run trains one of Lockstep's own models. With a factory, [model.LLM] has
+    architecture = "HfAuto", checkpoint = "Ephemeral", and as max_seq_len the count of numbers in a
+    row."""
     config: dict[str, JsonValue] = {}
-    """What the factory is called with: any table."""
+    """The table that the factory is called with; it may have any keys."""
     seed: U32 = 0
     """Seed of the workload's initial params."""
     include: Globs = ()
     """Shell patterns of the names of the params that are trained; empty means all."""
     exclude: Globs = ()
-    """Shell patterns of the names of params that stay as they are, of those included."""
+    """Shell patterns of the names of params that are not trained although `include` matches
+    them."""
     repeats: bool = Field(default=True, exclude_if=bool)
-    """Whether the same params, rows and seed give the same step. With false the run is trained all
-    the same, and its verdict is that it cannot be audited."""
+    """Whether the same params, rows and seed give the same step. With false the run trains anyway,
+    and its verdict says that it cannot be audited."""
     inner: Literal["gradient", "worker", "command"] = "gradient"
-    """What the workload computes. gradient: gradients, and the run's optimizer takes the local
-    steps. worker: all local steps of a round, by its own optimizer, in its method run_inner_loop.
-    command: the same, by a command."""
+    """What the workload computes. gradient: gradients; the run's optimizer takes the local steps.
+    worker: all local steps of a round, with its own optimizer, in its method run_inner_loop.
+    command: the same, done by a command."""
     command: Annotated[tuple[Word, ...], AsTuple] = ()
     """The command of inner = "command" and its arguments; {job_manifest} and {result_manifest}
     stand for the paths of job.json and result.json."""
     command_seconds: Positive = 3600.0
-    """Seconds after which the command is ended, and its peer is lost."""
+    """Time limit of the command in seconds; after it the command is ended and its peer is lost."""
 
     @model_validator(mode="after")
     def _has_what_it_needs(self) -> "Workload":
@@ -298,21 +304,22 @@ class Volunteers(Table):
     """Rounds over an object store, with links.clock = "store"."""
 
     most_bytes: Count = 2**28
-    """Most bytes of a message: each volunteer downloads those of all others in every round."""
+    """Maximum size of a message in bytes; each volunteer downloads the messages of all others in
+    every round."""
     settle_seconds: Count = 10
-    """Seconds after a round's time, by the store's clock, after which anybody may close it without
-    the messages that it lacks."""
+    """Seconds after a round's time limit, by the store's clock, after which anybody may close the
+    round without the messages that are missing."""
     stagger_seconds: Positive = 2.0
-    """Seconds between the turns of volunteers that try to close a round, beside the 5 that a look
-    at the store may take."""
+    """Seconds between the turns of volunteers that try to close a round, in addition to the 5 that
+    a look at the store may take."""
     replay_percent: Percent = 6.25
-    """Percentage of windows that are drawn for an audit while the run goes on, 0 to 100, beside the
-    first two of each newcomer."""
+    """Percentage of windows that are drawn for an audit while the run goes on, 0 to 100, in
+    addition to the first two windows of each newcomer."""
     audit_seconds: Count = 3600
-    """Seconds after a window, by the store's clock, in which a drawn volunteer puts what it owned
-    before and after it."""
+    """Seconds after the end of a window, by the store's clock, within which a drawn volunteer must
+    upload its own states from before and after the window."""
     keep_windows: Count = 4
-    """Newest windows whose payloads and states `lockstep volunteer gc` leaves."""
+    """Number of newest windows whose payloads and states `lockstep volunteer gc` keeps."""
 
 
 # ---- [runtime]: how and where stages run ----
@@ -326,8 +333,8 @@ class Network(Table):
     connections: Annotated[int, Field(ge=1, le=256)] = 8
     """Parallel downloads, of files or ranges of files, 1 to 256."""
     attempts: Count = 8
-    """Consecutive failures that bring next to nothing, less than 1 KiB and less than half of what
-    is left, after which a download gives up."""
+    """Number of consecutive failures after which a download gives up. Only failures that bring next
+    to nothing count: less than 1 KiB, and less than half of what is left."""
     stall_seconds: Positive = 30.0
     """Seconds without a response or a byte that count as a failure."""
     stream_cache_mb: Positive = 256.0
@@ -340,20 +347,20 @@ class Network(Table):
 
 
 class RayCluster(Table):
-    """The Ray cluster that runs the peers, and what each of them takes of it."""
+    """The Ray cluster that runs the peers, and what each peer reserves in it."""
 
     address: str = "auto"
     """The cluster's address, as for `ray.init`; empty starts a cluster on this host."""
     cpus: NotNegative = 1.0
     """Cores that a peer reserves."""
     gpus: NotNegative = 0.0
-    """GPUs that a peer reserves; one for each of peers.fsdp."""
+    """GPUs that a peer reserves: peers.fsdp of them, if it computes on GPUs."""
     memory_gb: NotNegative = 0.0
     """Memory that a peer reserves, in 10^9 bytes; 0 reserves none."""
     strategy: Literal["SPREAD", "DEFAULT", "STRICT_SPREAD", "STRICT_PACK"] = "SPREAD"
-    """How Ray places peers: SPREAD over the hosts, or DEFAULT, on as few as it takes. The strict
-    ones reserve everything at once, in a placement group: each peer on a host of its own, or all on
-    one host."""
+    """How Ray places peers; the strict ways reserve everything at once, in a placement group.
+    SPREAD: over the hosts. DEFAULT: on as few hosts as it takes. STRICT_SPREAD: each peer on a host
+    of its own. STRICT_PACK: all peers on one host."""
     working_dir: str = ""
     """Folder of the project that is copied to each host; empty where hosts have it at this path."""
 
@@ -366,7 +373,7 @@ class Runtime(Network):
     checkpoint_every: Count = 25
     """Rounds between training checkpoints: the most work that a kill can cost."""
     keep_steps: Count = 2
-    """Number of training checkpoints to keep, the newest ones."""
+    """Number of training checkpoints to keep, from the newest on."""
     carrier: Literal["in_process", "processes", "ray"] = "in_process"
     """Where peers run. in_process: all in the process that trains. processes: each in a process of
     its own, which the trainer starts on this host. ray: each an actor of a Ray cluster."""
@@ -377,44 +384,48 @@ class Runtime(Network):
     """Address, host:port, where the trainer waits for its peers' processes; port 0 is any free one.
     A process that connects must know a key of the run. Applies to carrier = "processes"."""
     answer_seconds: Positive = 600.0
-    """Seconds after which a peer's process that has not started, or not answered, is lost. The
-    first step takes long, since it compiles."""
+    """Seconds after which a peer's process that has not started, or has not answered, counts as
+    lost. The first step takes long, since it compiles."""
     store: str = ""
-    """Address of the run of volunteers that is followed, with links.clock = "store": file:///FOLDER,
-    s3://BUCKET/FOLDER or gs://BUCKET/FOLDER."""
+    """Address of the store of the run of volunteers to follow, with links.clock = "store":
+    file:///FOLDER, s3://BUCKET/FOLDER or gs://BUCKET/FOLDER."""
     volunteer_key: str = ""
-    """File of the key of the volunteer that trains here; empty follows only."""
+    """File with the key of the volunteer that trains here; if empty, the run is followed without
+    training."""
     from_state: bool = False
-    """Whether a run of volunteers is followed from the newest state in its store on, which is taken
-    on the word of those who signed its link; by default every round is merged."""
+    """Whether following a run of volunteers begins with the newest state in its store, which is
+    trusted on the word of those who signed its link; by default it begins with the first round, and
+    merges every round."""
     sinks: Annotated[tuple[SinkName, ...], Distinct, AsTuple] = ()
     """Experiment trackers that receive a training's curves: TensorBoard, Weights & Biases. They
     need the extra sinks."""
     sink_dir: str = ""
-    """Folder for the files of sinks; empty is data/tracked."""
+    """Folder for the files of sinks; empty means data/tracked."""
     sink_project: Annotated[str, Field(min_length=1)] = "lockstep"
     """Name of the project in W&B."""
     profile: str = ""
-    """First and last round to profile, as in "3:6": an XLA trace, and where a round's time goes, in
-    data/profiles. Empty profiles no round."""
+    """First and last round to profile, such as "3:6". An XLA trace and the breakdown of a round's
+    time are written to data/profiles. Empty profiles no round."""
     ray: RayCluster = RayCluster()
     """The Ray cluster, for carrier = "ray"."""
     worker_python: str = ""
-    """Python that runs a workload, with its packages; empty is the Python that runs Lockstep."""
+    """Python interpreter that runs a workload, with its packages; empty means the one that runs
+    Lockstep."""
     worker_module: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.]*$")] = (
         "lockstep_worker.worker"
     )
-    """Module that serves a workload: Lockstep's, or another of burn_p2p's worker protocol, such as
-    burn_p2p_python_runtime.worker."""
+    """Module that serves a workload: Lockstep's, or another that speaks burn_p2p's worker protocol,
+    such as burn_p2p_python_runtime.worker."""
     worker_path: Annotated[tuple[str, ...], AsTuple] = ()
-    """Folders where a worker finds modules besides workloads/, before those of its Python."""
+    """Folders in which a worker looks for modules besides workloads/, before those of its
+    Python."""
     worker_env: dict[str, str] = {}
-    """Variables of a worker's environment; it inherits no others but for PATH and the like."""
+    """Environment variables of a worker; it inherits no others, except PATH and the like."""
     worker_start_seconds: Positive = 120.0
-    """Seconds after which a worker that has not started is ended: it imports its packages then."""
+    """Time limit for a worker to start, in seconds; during it the worker imports its packages."""
     memory_gb: Positive | None = None
     """Memory that a model, and the first array of a micro-batch, must fit into, in 10^9 bytes; by
-    default that of the machine or its container. With swap it may be more."""
+    default that of the machine or its container. With swap space it may be higher."""
 
     @property
     def profiled(self) -> tuple[int, int] | None:
