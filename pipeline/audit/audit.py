@@ -250,8 +250,9 @@ def _check_sketches(setup: Setup, transcript: Transcript, entry: Entry, here: bo
     """
     evidence, form = entry.evidence, setup.programs.form
     rooted = transcript.header.sketched
-    if rooted and form.kept:
-        raise SketchError("the header has sketches, expected none: messages are kept")
+    if rooted == form.kept:
+        has = "has sketches, expected none" if rooted else "has no sketches, expected some"
+        raise SketchError(f"the header {has}: messages are {'' if form.kept else 'not '}kept")
     for messages in (evidence.messages, evidence.others):
         for peer, message in messages.items():
             if (message.root is not None) != rooted:

@@ -227,7 +227,7 @@ def _compared(
     transcript: Transcript, replayed: Sequence[tuple[Window, int]]
 ) -> ComparedMessages | None:
     """Return how many messages of the replayed windows can be compared with a replay."""
-    if not _keeps_no_messages(transcript):
+    if not transcript.header.sketched:
         return None
     rounds = {entry.round.step: entry.evidence.messages for entry in transcript.rounds}
     sent = [
@@ -243,11 +243,3 @@ def _compared(
         bytes=sum(message.bytes for message in shown),
         bytes_shown=sum(message.held for message in shown),
     )
-
-
-def _keeps_no_messages(transcript: Transcript) -> bool:
-    """Return whether messages are not kept: only sketches of them or, in release 0.2, nothing."""
-    if transcript.header.sketched:
-        return True
-    sent = [m for entry in transcript.rounds for m in entry.evidence.messages.values()]
-    return bool(sent) and all(message.payload is None for message in sent)

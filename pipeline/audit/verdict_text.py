@@ -135,7 +135,7 @@ def compared(
 def measured(verdict: dict) -> str:
     """Return from what the tolerance was learnt, as the end of a sentence; nothing if it was not.
 
-    A verdict of release 0.2 has no such entry, and one of bits neither.
+    A verdict that was compared bit for bit has no such entry.
     """
     if (varied := verdict.get("varied")) is None:
         return ""
@@ -171,13 +171,6 @@ def compared_messages(verdict: dict) -> str:
     """Return what was compared of messages that are not kept; nothing where they are."""
     if (found := verdict.get("compared")) is None:
         return ""
-    if not found["sketched"]:
-        if verdict["method"] == "bitwise":
-            return f"none of {found['messages']:,} are kept; what they commit to was compared"
-        return (
-            f"of {found['messages']:,} nothing is kept or was compared, not even pieces as newer "
-            "transcripts have them; a lie shows only in the params"
-        )
     share = found["bytes_shown"] / max(1, found["bytes"])
     pieces = f"pieces of {found['sketched']:,} of {found['messages']:,} are kept"
     if verdict["method"] == "bitwise":
