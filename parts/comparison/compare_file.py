@@ -44,7 +44,7 @@ class Method(Table):
     settings: dict[str, Any] = {}
     """Keys of its table in a run file, with other values than the card's."""
     aggregation: AggregationName = "mean"
-    """How messages of several peers become one, as in [peers]."""
+    """How the messages of several peers are merged, as in [peers]."""
     liars: Annotated[int, Field(ge=1)] | None = None
     """Number of peers that may lie, as in [peers], where the aggregation needs it."""
     label: Annotated[str, text(80)] | None = None

@@ -68,7 +68,8 @@ class Description(Table):
         for name, following in pairwise(names):
             if following[: len(name)] == name:
                 within, outer = ".".join(following), ".".join(name)
-                raise wrong("tensors", f"no tensor {within!r}, since {outer!r} is a tensor itself")
+                text = f"unique names, none within another, unlike {within!r} and {outer!r}"
+                raise wrong("tensors", text)
         return self
 
     @property
