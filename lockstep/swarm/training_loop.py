@@ -198,7 +198,9 @@ class TrainingLoop:
         self.swarm, self.record, self.last = swarm, record, last
         self.step, self.progress = begun.step, begun.progress
         limit = swarm.settings.coordinator.max_round_train_time
-        self.observers = [Watch(limit, name), *observers]
+        # over a store anybody can make rounds empty, and a run waits for who comes back
+        watch = [] if swarm.settings.stored else [Watch(limit, name)]
+        self.observers = [*watch, *observers]
         if begun.rest:
             swarm.faults.restore(begun.rest["faults"])
         if begun.travelling:

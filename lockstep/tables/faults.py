@@ -144,8 +144,8 @@ class Fault(Table):
         return KINDS[self.kind].size if self.size is None else self.size
 
     @property
-    def of_message(self) -> bool:
-        """Whether the one message that the peer sends is all that the fault changes."""
+    def changes_only_message(self) -> bool:
+        """Whether the fault changes the one message that the peer sends, and nothing else."""
         return KINDS[self.kind].wraps in ("message", "bytes") and self.kind != "equivocation"
 
     @model_validator(mode="after")

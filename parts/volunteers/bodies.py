@@ -14,6 +14,7 @@ KeyText = Annotated[str, Field(pattern=KEY.pattern + "$")]
 SlotNumber = Annotated[int, Field(ge=0, lt=MOST_SLOTS)]
 RoundNumber = Annotated[int, Field(ge=0, lt=10**8)]
 Int63 = Annotated[int, Field(ge=0, lt=2**63)]
+Loss = Annotated[float, Field(ge=-(2.0**128), le=2.0**128)]  # of 32 bits: any sum is finite
 Reason = Annotated[str, Field(min_length=1, max_length=200)]
 
 
@@ -83,7 +84,7 @@ class MessageRecord(Body):
     """How many of the payload are the message; zeros follow them."""
     sha256: Hash
     """SHA-256 of the payload."""
-    loss: float | None
+    loss: Loss | None
     """Mean loss before the round, nats per token, which is stated and not checked."""
     environment: Hash
     """SHA-256 of what can change bits on this machine, in canonical JSON, as the join has it."""

@@ -4,10 +4,12 @@ Links, records and admissions stay. Before anything goes, the lab signs up to wh
 who looks for it hears the truth.
 """
 
+from contextlib import suppress
+
 from lockstep.errors import LockstepError
 from lockstep.protocol.attestation import Hash
 from parts.volunteers import slots
-from parts.volunteers.addresses.signing import links_put, rounds_over
+from parts.volunteers.addresses.signing import rounds_over, times_put
 from parts.volunteers.bodies import CollectedNotice, RunDocument
 from parts.volunteers.chain.opening import read_run
 from parts.volunteers.keys import PrivateKey, PublicKey, public_text
@@ -35,17 +37,13 @@ def collect(store: Store, lab: PrivateKey) -> str:
         return "nothing is old enough"
     before = collected(store, run, lab.public_key())
     if last > before:
-        number = len(store.names(slots.COLLECTED, MOST_NOTICES))
-        notice = CollectedNotice(run=run, number=number, round=last)
-        store.create(slots.collected(number), sign(notice, lab))
-    gone = [
-        name
-        for step in range(1, last + 1)
-        for name in store.names(slots.round_folder(step), MOST)
-        if name.endswith(".payload")
-    ]
+        _give_notice(store, run, last, lab)
+    rounds = [slots.round_folder(step) for step in range(1, last + 1)]
+    names = [name for folder in rounds for name in store.names(folder, MOST)]
+    gone = [name for name in names if (slot := slots.slot(name)) and slot.what == "payload"]
     for folder in (slots.STATES, slots.OWN):
-        gone += [name for name in store.names(folder, MOST) if slots.step_of(name) < last]
+        steps = {name: slots.step_of(name) for name in store.names(folder, MOST)}
+        gone += [name for name, step in steps.items() if step is not None and step < last]
     for name in gone:
         store.remove(name)
     return f"removed {len(gone)} objects, of rounds up to {last}"
@@ -59,10 +57,19 @@ def collected(store: Store, run: Hash, lab: PublicKey) -> int:
         seen = store.look(name, MOST_BYTES)
         if seen is None:
             break
-        notice = opened(CollectedNotice, seen.content, lab, name)
-        if (notice.run, notice.number) == (run, number):
-            found = max(found, notice.round)
+        with suppress(LockstepError):  # somebody else's
+            notice = opened(CollectedNotice, seen.content, lab, name)
+            if (notice.run, notice.number) == (run, number):
+                found = max(found, notice.round)
     return found
+
+
+def _give_notice(store: Store, run: Hash, last: int, lab: PrivateKey) -> None:
+    for number in range(MOST_NOTICES):
+        notice = CollectedNotice(run=run, number=number, round=last)
+        if store.create(slots.collected(number), sign(notice, lab)):
+            return
+    raise LockstepError(f"{store.address}: over {MOST_NOTICES} notices, expected fewer")
 
 
 def _old(store: Store, document: RunDocument) -> int:
@@ -74,10 +81,10 @@ def _old(store: Store, document: RunDocument) -> int:
     run = runfile.parse(document.run, slots.RUN)
     newest, volunteers = rounds_over(store, run.config.min_clients), run.volunteers
     over = [window for window in run.snapshots(0).windows if window.last <= newest]
-    now = max(links_put(store, newest)) if newest else 0
+    now = max(times_put(store, newest)) if newest else 0
     old = [
         window
         for window in over[: -volunteers.keep_windows]
-        if max(links_put(store, window.last)) + volunteers.audit_seconds < now
+        if max(times_put(store, window.last)) + volunteers.audit_seconds < now
     ]
     return old[-1].last if old else 0

@@ -28,6 +28,7 @@ STATES, OWN = "states/", "own/"
 RECORD_BYTES, JOIN_BYTES, LEAVE_BYTES = 2048, 4096, 1024
 LINK_BYTES, LINK_BYTES_A_SLOT = 2048, 640
 KINDS = "payload", "record", "join", "leave", "closed", "asked"  # that a peer puts in a round
+OF_A_STATE = re.compile(r"(?:states|own)/([0-9]{8})/[0-9]{3}/(?:[0-9]{4,}|index)")
 OF_A_ROUND = re.compile(rf"rounds/([0-9]{{8}})/([0-9]{{3}})\.({'|'.join(KINDS)})")
 
 
@@ -69,9 +70,10 @@ def own_folder(step: int, peer: int) -> str:
     return f"{OWN}{step:08}/{peer:03}/"
 
 
-def step_of(name: str) -> int:
-    """Return the round after which a state was taken, from the name of a part of the state."""
-    return int(name.split("/")[1])
+def step_of(name: str) -> int | None:
+    """Return the round after which a state was taken, from a part's name; None for other names."""
+    found = OF_A_STATE.fullmatch(name)
+    return None if found is None else int(found[1])
 
 
 def collected(number: int) -> str:
@@ -117,7 +119,7 @@ def count(is_there: Callable[[int], bool]) -> int:
     return found
 
 
-def of_kind(names: Iterable[str], what: str) -> dict[int, str]:
+def names_by_peer(names: Iterable[str], what: str) -> dict[int, str]:
     """Pick the names of one kind, such as "record", from the names of a round.
 
     Returns:

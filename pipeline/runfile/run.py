@@ -250,13 +250,14 @@ class Run(Table):
                 raise wrong(("runtime", "store"), f"none with links.clock = {self.links.clock}")
             return self
         config, peers = self.config, self.peers
+        faults = [one for one in self.faults.schedule if not one.changes_only_message]
         for table, key, found, expected in (
             ("config", "verification_percent", config.verification_percent, 0),
             ("config", "witness_nodes", config.witness_nodes, 0),
             ("peers", "layout", peers.layout, "each"),
             ("peers", "processes", peers.processes, 1),
             ("runtime", "carrier", self.runtime.carrier, "in_process"),
-            ("faults", "schedule", [f for f in self.faults.schedule if not f.of_message], []),
+            ("faults", "schedule", faults, []),
         ):
             if found != expected:
                 besides = " besides lies in messages" if table == "faults" else ""

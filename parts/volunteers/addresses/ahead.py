@@ -271,7 +271,7 @@ class Addressed(GivenEndpoint):
             return False
         if seen.content is None:
             raise LockstepError(f"{name}: over {MOST_BYTES} bytes, expected at most that")
-        content = _inflated(sealed.unseal(seen.content, self._key, name))
+        content = _decompress(sealed.unseal(seen.content, self._key, name))
         body = signed.opened(SignedAddresses, content, self._lab, name)
         if (body.run, body.peer) != (self._reader.run, self._reader.peer):
             raise LockstepError(
@@ -315,7 +315,7 @@ class AddressedStore(WebStore):
             return super().create(name, content)
 
 
-def _inflated(data: bytes) -> bytes | None:
+def _decompress(data: bytes) -> bytes | None:
     """Decompress the bytes of a file of addresses.
 
     Returns:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Collection, Mapping
+from statistics import median
 from typing import Any
 
 from lockstep.errors import LockstepError
@@ -16,12 +17,13 @@ HOUR = 3600
 RECENT = 32  # rounds of which the pace is taken
 SPARE = 1.25  # times as many rounds, since rounds may become shorter
 FIRST = 1  # the number of the first round
+MOST_NAMES = 10**7  # of a round's folder, which somebody may have filled
 
 
-def links_put(store: Store, step: int) -> list[int]:
-    """Return when links of a round were put, by the store's clock."""
-    names = store.names(slots.round_folder(step))
-    return [names[name] for name in slots.of_kind(names, "closed").values()]
+def times_put(store: Store, step: int, what: str = "closed") -> list[int]:
+    """Return when peers put their links or their records of a round, ascending."""
+    names = store.names(slots.round_folder(step), MOST_NAMES)
+    return sorted(names[name] for name in slots.names_by_peer(names, what).values())
 
 
 def rounds_with_links(store: Store) -> int:
@@ -29,15 +31,18 @@ def rounds_with_links(store: Store) -> int:
 
     A peer can put a link into each round whose addresses it has.
     """
-    return slots.count(lambda number: bool(links_put(store, FIRST + number)))
+    return slots.count(lambda number: bool(times_put(store, FIRST + number)))
 
 
 def rounds_over(store: Store, senders: int) -> int:
-    """Return how many rounds are over for certain: in the next one so many peers sent messages."""
+    """Return how many rounds are over: so many peers sent messages in the next, and in each a link.
+
+    It is sure as long as fewer than these collude.
+    """
 
     def is_over(number: int) -> bool:
-        names = store.names(slots.round_folder(FIRST + number + 1))
-        return len(slots.of_kind(names, "record")) >= senders
+        sent = times_put(store, FIRST + number + 1, "record")
+        return len(sent) >= senders and bool(times_put(store, FIRST + number))
 
     return slots.count(is_over)
 
@@ -57,7 +62,8 @@ def rounds_ahead(store: Store, hours: float, config: Mapping[str, Any]) -> range
     newest = max(first, FIRST + rounds_with_links(store))
     begun, seconds = max(FIRST, first - 1 - RECENT), longest
     if begun < first - 1:
-        times = min(links_put(store, begun)), min(links_put(store, first - 1))
+        # of most peers, since one can put its own as early or late as it likes
+        times = [median(times_put(store, one + 1, "record")) for one in (begun, first - 1)]
         seconds = (times[1] - times[0]) / (first - 1 - begun)
     count = SPARE * hours * HOUR / max(1.0, min(seconds, longest))
     return range(first, min(newest + max(1, math.ceil(count)), config["total_steps"] + 1))

@@ -21,7 +21,7 @@ from parts.volunteers.chain.links import AskedLink, Head, RoundLink, Terms
 from parts.volunteers.chain.signed_rounds import SignedRounds
 from parts.volunteers.collecting import collected
 from parts.volunteers.keys import PrivateKey, PublicKey, public_text
-from parts.volunteers.signed import is_signed, opened
+from parts.volunteers.signed import opened
 from parts.volunteers.store.verbs import AwaitedError, MissedError, Seen, Store
 from pipeline.net.limits import UnreachableError
 from pipeline.stage import signals
@@ -90,12 +90,10 @@ class Volunteer(NamedTuple):
 class FoundLink:
     """What stands in a link's slot.
 
-    is_signed: Whether the slot's peer signed it.
-    link: What it says; None of what has another form, or is of another run or slot.
+    link: What it says; None unless the slot's peer signed it for this slot.
     """
 
     seen: Seen
-    is_signed: bool = False
     link: Any = None
 
     @property
@@ -217,10 +215,10 @@ class RunInStore(Observer):
             return False
 
     def names(self, step: int) -> dict[str, int]:
-        """List a round: name -> seconds at which the object was put.
+        """List the objects of a round, each with its time in seconds.
 
-        If the store refuses the listing or it is too long, this returns every name that peers may
-        put in the round, each with time 0, so that the caller looks at each.
+        If the store refuses, or has too many names, the list has all names that peers can put in
+        the round, with time 0: some of them may not exist.
         """
         try:
             return self._patiently(lambda: self.store.names(slots.round_folder(step)))
@@ -252,7 +250,7 @@ class RunInStore(Observer):
 
         `names` are the names of the round that may be there; `at` means the same as in `link`.
         """
-        (model, length), of_peers = NOTICES[what], slots.of_kind(names, what)
+        (model, length), of_peers = NOTICES[what], slots.names_by_peer(names, what)
         new = {p: self.look(name, length) for p, name in of_peers.items() if name not in self._read}
         for peer, seen in new.items():
             key, name = seen and self._key(peer, seen, at), of_peers[peer]
@@ -270,19 +268,19 @@ class RunInStore(Observer):
         """Return what stands in a peer's slot for a link; None where nothing does yet.
 
         The signer must have had the slot at the time `at` of the store's clock or, if `at` is None,
-        when the link was put.
+        when the link was put. A link of another slot shows nothing about its signer: anybody who
+        may write here can have copied it.
         """
         seen = self.look(name, self.link_bytes)
         if seen is None:
             return None
-        key = self._key(peer, seen, at)
-        if key is None:
-            return FoundLink(seen)
-        try:
-            body = opened(model, seen.content, key, name, self.link_bytes)
-        except LockstepError:
-            return FoundLink(seen, is_signed(model.kind, seen.content, key, name, self.link_bytes))
-        return FoundLink(seen, True, body if (body.run, body.peer) == (self.run, peer) else None)
+        key, slot = self._key(peer, seen, at), slots.slot(name)
+        if key is not None and slot is not None:
+            with suppress(LockstepError):
+                body = opened(model, seen.content, key, name, self.link_bytes)
+                if (body.run, body.round, body.peer) == (self.run, slot.step, slot.peer):
+                    return FoundLink(seen, body)
+        return FoundLink(seen)
 
     def _key(self, peer: int, seen: Seen, at: int | None) -> PublicKey | None:
         """Return who had a slot when an object was put, or `at` a time before the round."""

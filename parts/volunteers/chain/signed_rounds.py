@@ -116,7 +116,7 @@ class _Round:
         """Return the chain's head after the round, and the link that closed it."""
         link, long = None, slots.link_bytes(self.admissions.count)
         for model, what in ((AskedLink, "asked"), (RoundLink, "closed")):
-            for peer, name in slots.of_kind(self.found, what).items():
+            for peer, name in slots.names_by_peer(self.found, what).items():
                 self.began = head.seconds
                 at = self.found[name].seconds if what == "asked" else head.seconds
                 link, sha256 = self._opened(model, name, peer, long, at)
@@ -128,7 +128,7 @@ class _Round:
 
     def records(self, link: RoundLink) -> int:
         """Check the records of a link's messages; return how many are here."""
-        names = slots.of_kind(self.found, "record")
+        names = slots.names_by_peer(self.found, "record")
         here = [*names.keys() & link.messages.keys()]
         for peer in here:
             length, said = slots.RECORD_BYTES, link.messages[peer]

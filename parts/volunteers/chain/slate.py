@@ -34,6 +34,7 @@ class Slate(Generic[AnyLink]):
     refused: list[int] = field(default_factory=list)
     _found: dict[int, FoundLink] = field(default_factory=dict)
     _since: dict[int, float] = field(default_factory=dict)  # when it was first seen here
+    _listed: dict[str, float] = field(default_factory=dict)  # when a name was first listed here
 
     def read(self, peers: Iterable[int]) -> None:
         """Look into the slots of some peers, as far as nothing was found there before."""
@@ -47,9 +48,15 @@ class Slate(Generic[AnyLink]):
 
     def list(self) -> dict[str, int]:
         """Look into all slots; return the names of the round, and when each was put."""
-        names = self.place.names(self.step)
-        self.read(slots.of_kind(names, self.what))
+        names, now = self.place.names(self.step), time.monotonic()
+        self._listed = dict.fromkeys(names, now) | self._listed
+        self.read(slots.names_by_peer(names, self.what))
         return names
+
+    def earlier(self, names: Iterable[str]) -> Sequence[str]:
+        """Return those of listed names whose objects came before a link that is put now."""
+        now = time.monotonic()
+        return [name for name in names if now - self._listed[name] > EARLIER]
 
     def has(self, peer: int) -> bool:
         """Return whether a peer's slot is filled."""
@@ -66,7 +73,7 @@ class Slate(Generic[AnyLink]):
     def signed(self, ejected: Collection[int]) -> dict[int, FoundLink]:
         """Return the signed links that may count; peers that were ejected have none."""
         out = {*ejected, *self.refused}
-        return {p: one for p, one in self._found.items() if one.is_signed and p not in out}
+        return {p: one for p, one in self._found.items() if one.link and p not in out}
 
     def first(self, turns: Turns, ejected: Collection[int]) -> int | None:
         """Return whose link comes first of those that are known and not refused."""
@@ -79,14 +86,15 @@ class Slate(Generic[AnyLink]):
         self,
         turns: Turns,
         ejected: Collection[int],
-        follows: Callable[[AnyLink], Followed],
+        follows: Callable[[AnyLink, int], Followed],
         *,
         is_over: bool = False,
     ) -> tuple[FoundLink, Followed] | None:
         """Return the link that counts, and what `follows` returns of it; None as long as none does.
 
-        A link that comes first counts once none can come before it any more, and at once where it
-        `is_over` anyhow. If it raises a FalseLinkError, it is refused, and the next is looked at.
+        `follows` gets a link, and when it was put. A link that comes first counts once none can
+        come before it any more, and at once where it `is_over` anyhow. If it raises a
+        FalseLinkError, it is refused, and the next is looked at.
         """
         while (peer := self.first(turns, ejected)) is not None:
             found = self._found[peer]
@@ -97,9 +105,7 @@ class Slate(Generic[AnyLink]):
                 if not can_count:
                     return None
             try:
-                if found.link is None:
-                    raise FalseLinkError("has another form")
-                return found, follows(found.link)
+                return found, follows(found.link, found.seen.seconds)
             except FalseLinkError:
                 self.refused.append(peer)
         return None

@@ -47,7 +47,7 @@ def in_order(seed: int, *groups: Collection[int]) -> tuple[int, ...]:
     return tuple(found)
 
 
-def of_round(round_: Round, shown: Shown, head: Head, terms: Terms, slots: int) -> Turns:
+def turns_to_close(round_: Round, shown: Shown, head: Head, terms: Terms, slots: int) -> Turns:
     """Return the turns in which peers may close a round.
 
     `shown` are the round's records that the store shows. If all are there, the first turn begins
@@ -62,7 +62,7 @@ def of_round(round_: Round, shown: Shown, head: Head, terms: Terms, slots: int) 
     return Turns(order, head.seconds + since, terms.turn)
 
 
-def of_waiting(
+def turns_to_begin(
     progress: RunProgress, joins: Mapping[int, int], head: Head, terms: Terms, slots: int
 ) -> Turns | None:
     """Return the turns in which peers may say who takes part; None if too few have asked.
@@ -72,13 +72,13 @@ def of_waiting(
     """
     for seconds in sorted({*joins.values()}):
         since = max(seconds + 1, head.seconds + math.ceil(terms.extra))
-        asked = asked_before(since, joins)
+        asked = put_before(since, joins)
         if not driver.ask(progress, driver.may_ask(progress, asked)).waiting:
             seed = round_seed(progress.seed, progress.state.step)
             return Turns(in_order(seed, asked, range(slots)), since, terms.turn)
     return None
 
 
-def asked_before(seconds: int, joins: Mapping[int, int]) -> list[int]:
-    """Return who asked before a time, ascending."""
-    return sorted(peer for peer, at in joins.items() if at < seconds)
+def put_before(seconds: float, notices: Mapping[int, int]) -> list[int]:
+    """Return whose notice was put before a time, ascending."""
+    return sorted(peer for peer, at in notices.items() if at < seconds)

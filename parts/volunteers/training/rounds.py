@@ -2,6 +2,7 @@
 
 import hashlib
 import itertools
+import math
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -26,9 +27,9 @@ from parts.volunteers.bodies import LeaveNotice, MessageRecord
 from parts.volunteers.chain import links
 from parts.volunteers.chain.links import FalseLinkError, Head, RoundLink
 from parts.volunteers.chain.messages import Counted, Expected, Refused, judged
-from parts.volunteers.chain.place import FoundLink, RunInStore, Volunteer, Waits
-from parts.volunteers.chain.slate import Slate
-from parts.volunteers.chain.turns import Turns, in_order, of_round
+from parts.volunteers.chain.place import NOTICES, FoundLink, RunInStore, Volunteer, Waits
+from parts.volunteers.chain.slate import EARLIER, Slate
+from parts.volunteers.chain.turns import Turns, in_order, put_before, turns_to_close
 from parts.volunteers.signed import sign
 from parts.volunteers.store.verbs import Seen
 from parts.volunteers.training.states import States
@@ -115,6 +116,7 @@ class StoredRound:
     shown: dict[int, Counted | Refused] = field(default_factory=dict)
     began: float = field(default_factory=time.monotonic)  # later than by the store's clock
     closable: float | None = None  # since when it could be closed
+    composed: float | None = None  # since when the volunteer could put its link
     worked: bool = False  # whether the volunteer has taken its step
     sent: bytes | None = None  # the volunteer's payload, once its message is in the store
     left: bool = False  # whether it has said that it leaves
@@ -148,7 +150,7 @@ class StoredRound:
     def turns(self) -> Turns:
         """The turns to close the round, by what was read of it."""
         place = self.place
-        return of_round(self.round, self.shown, self.head, place.terms, place.document.slots)
+        return turns_to_close(self.round, self.shown, self.head, place.terms, place.document.slots)
 
     @property
     def likely(self) -> Turns:
@@ -168,10 +170,11 @@ class StoredRound:
             chosen = self._look(everywhere=number % SELDOM == 0 or self.place.looks_once)
             if chosen is not None:
                 break
-            if not (self.slate.signed(self.ejected) or self.slate.refused):
-                self.place.is_nothing_there()
-            elif number % SELDOM == 0 or self.place.looks_once:
+            seldom = number % SELDOM == 0 or self.place.looks_once
+            if seldom and (self.slate.signed(self.ejected) or self.slate.refused):
                 self.place.check_payloads(self.round.step)
+            if self.slate.first(self.turns, self.ejected) is None:
+                self.place.is_nothing_there()
             self.swarm.waited = True
             if not self._close():
                 self._leave_if_asked()
@@ -347,8 +350,8 @@ class StoredRound:
         if not links.is_whole(self.round, self.shown):
             self._read(self.slate.list())
 
-    def _follow(self, link: RoundLink) -> Settled:
-        """Return what the round came to by a link.
+    def _follow(self, link: RoundLink, seconds: int) -> Settled:
+        """Return what the round came to by a link that was put at that time.
 
         Raises:
           FalseLinkError: It does not follow, and the params are as before it.
@@ -358,8 +361,8 @@ class StoredRound:
             self.head,
             self.round,
             self.shown,
-            joins=self._notices("join", link.asked),
-            leaves=self._leaves(link.left),
+            joins=self._notices("join", link.asked, seconds),
+            leaves=self._leaves(link.left, seconds),
             refused=self.slate.refused,
         )
         outcome = self._settle([*link.messages], link.left, link.false_links)
@@ -371,16 +374,19 @@ class StoredRound:
             raise
         return outcome
 
-    def _notices(self, what: str, peers: Iterable[int]) -> list[int]:
-        """Return those of some peers that put a notice in the round, ascending."""
-        names = [slots.of_peer(self.round.step, peer, what) for peer in peers]
-        return sorted(self.place.notices(self.round.step, what, names, self.expected.began))
+    def _notices(self, what: str, peers: Iterable[int], before: float) -> list[int]:
+        """Return those of some peers that put a notice in the round before a time, ascending.
 
-    def _leaves(self, peers: Iterable[int]) -> list[int]:
+        A link that names a later one is false for ever, whoever reads it when.
+        """
+        names = [slots.of_peer(self.round.step, peer, what) for peer in peers]
+        put = self.place.notices(self.round.step, what, names, self.expected.began)
+        return put_before(before, put)
+
+    def _leaves(self, peers: Iterable[int], before: float) -> list[int]:
         state = self.progress.state
-        return self._notices(
-            "leave", state.healthy_members.union(state.pending).intersection(peers)
-        )
+        able = state.healthy_members.union(state.pending)
+        return self._notices("leave", able.intersection(peers), before)
 
     def _settle(
         self, senders: list[int], left: tuple[int, ...], false_links: tuple[int, ...]
@@ -449,15 +455,19 @@ class StoredRound:
             self._read(names)
         if self.slate.first(self.turns, self.ejected) is not None:
             return False  # another link may count
+        notices = [name for kind in NOTICES for name in slots.names_by_peer(names, kind).values()]
+        earlier, self.composed = self.slate.earlier(notices), self.composed or now
+        if len(earlier) < len(notices) and now - self.composed <= EARLIER:
+            return False  # once: the link names none that was put in its own second
         name = slots.of_peer(self.round.step, me.peer, "closed")
-        self.place.put(name, sign(self._compose(me, names), me.key, self.place.link_bytes))
+        self.place.put(name, sign(self._compose(me, earlier), me.key, self.place.link_bytes))
         self.slate.read([me.peer])
         return True
 
-    def _compose(self, me: Volunteer, names: Collection[str]) -> RoundLink:
+    def _compose(self, me: Volunteer, notices: Collection[str]) -> RoundLink:
         """Return the link that closes the round, as what was read of it has it."""
-        joined = [*slots.of_kind(names, "join")]
-        left = tuple(self._leaves(slots.of_kind(names, "leave")))
+        joined = self._notices("join", slots.names_by_peer(notices, "join"), math.inf)
+        left = tuple(self._leaves(slots.names_by_peer(notices, "leave"), math.inf))
         messages, rejected = links.linked(self.shown)
         false_links = tuple(sorted({*self.slate.refused_earlier(), *self.head.owed}))
         outcome = self._settle([*messages], left, false_links)
@@ -466,7 +476,7 @@ class StoredRound:
             round=self.round.step,
             peer=me.peer,
             previous=self.head.sha256,
-            asked=driver.may_ask(outcome.progress, self._notices("join", joined)),
+            asked=driver.may_ask(outcome.progress, joined),
             left=left,
             messages=messages,
             rejected=rejected,

@@ -30,13 +30,11 @@ class Waiting:
         slate = Slate(place, AskedLink, "asked", step)
         while progress.waiting:
             joins = place.notices(step, "join", slate.list())
-            if not slate.signed(progress.state.ejected):
-                place.is_nothing_there()
-            order = turns.of_waiting(progress, joins, place.head, place.terms, place.document.slots)
+            order = turns.turns_to_begin(
+                progress, joins, place.head, place.terms, place.document.slots
+            )
             if order is not None:
-                after = partial(
-                    self._after, progress, joins, turns.asked_before(order.since, joins)
-                )
+                after = partial(self._after, progress, joins, order.since)
                 chosen = slate.choose(order, progress.state.ejected, after)
                 if chosen is not None:
                     found, progress = chosen
@@ -45,14 +43,17 @@ class Waiting:
                     return progress, found.link.asked
                 if self._say_who_asked(progress, slate, order):
                     continue
+            if order is None or slate.first(order, progress.state.ejected) is None:
+                place.is_nothing_there()
             self.ask(progress)
             waits.sleep()
         return progress, ()
 
     def _after(
-        self, progress: RunProgress, joins: Mapping[int, int], must: list[int], link: AskedLink
+        self, progress: RunProgress, joins: Mapping[int, int], since: int, link: AskedLink, at: int
     ) -> RunProgress:
-        return links.check_asked(link, self.place.head, progress, joins, must)
+        before, must = (turns.put_before(seconds, joins) for seconds in (at, since))
+        return links.check_asked(link, self.place.head, progress, before, must)
 
     def ask(self, progress: RunProgress) -> None:
         """Ask to take part, if the volunteer may and has not."""
@@ -83,12 +84,13 @@ class Waiting:
         joins = place.notices(progress.state.step, "join", slate.list())
         if slate.first(order, ejected) is not None:
             return False
+        begins = order.since + int(order.delay(me.peer))  # so the link is put later
         link = AskedLink(
             run=place.run,
             round=progress.state.step,
             peer=me.peer,
             previous=place.head.sha256,
-            asked=driver.may_ask(progress, sorted(joins)),
+            asked=driver.may_ask(progress, turns.put_before(begins, joins)),
         )
         name = slots.of_peer(progress.state.step, me.peer, "asked")
         place.put(name, sign(link, me.key, place.link_bytes))

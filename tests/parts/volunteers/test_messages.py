@@ -1,6 +1,7 @@
 """What everybody makes of a record and its payload."""
 
 import hashlib
+import json
 
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +15,7 @@ from parts.volunteers import slots
 from parts.volunteers.bodies import LeaveNotice, MessageRecord
 from parts.volunteers.chain.messages import Counted, Expected, Refused, judged
 from parts.volunteers.keys import PrivateKey
-from parts.volunteers.signed import Body, sign
+from parts.volunteers.signed import Body, canonical, sign
 from parts.volunteers.store.verbs import Seen
 from tests.lockstep.protocol.driver.driven_run import LONG
 
@@ -58,6 +59,14 @@ class AnotherRecord(Body):
     peer: int = 2
 
 
+def unbounded(**changes: object) -> Seen:
+    """A signed record with values that its form does not have."""
+    body = json.loads(record().content)["body"] | changes
+    signature = KEY.sign(b"lockstep/record/1\0" + canonical(body)).hex()
+    content = canonical({"body": body, "signature": signature})
+    return Seen(content.ljust(slots.RECORD_BYTES, b"\n"), PUT)
+
+
 NAN = exchange.send({"w": np.full((4, 3), np.nan, np.float32)}, 2, ROUND, FORM)
 NAN_PAYLOAD = bytes(NAN.payload).ljust(LENGTH, b"\0")
 
@@ -70,6 +79,8 @@ NAN_PAYLOAD = bytes(NAN.payload).ljust(LENGTH, b"\0")
         (record(peer=3), PAYLOAD, "peer"),
         (record(span=(0, 99)), PAYLOAD, "span"),
         (record(base="ee" * 32), PAYLOAD, "base"),
+        (unbounded(loss=1.7e308), PAYLOAD, "form"),  # of two the mean is infinite
+        (unbounded(loss=10**400), PAYLOAD, "form"),
         (record(), None, "withheld"),
         (record(), Seen(PAYLOAD, PUT + 1), "withheld"),  # put after its record
         (record(), PAYLOAD[:-1], "length"),

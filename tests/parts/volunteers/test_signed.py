@@ -121,7 +121,7 @@ def test_a_body_of_another_form_is_refused_by_its_key(key, value):
 @pytest.mark.parametrize(
     ("body", "length"),
     [
-        (RECORD.model_copy(update={"loss": -1.7976931348623157e308, "own": HASH, "bytes": 2**28,
+        (RECORD.model_copy(update={"loss": -3.4028234663852886e+38, "own": HASH, "bytes": 2**28,
                                    "span": (2**62, 2**62), "round": 10**8 - 1, "peer": 255}),
          slots.RECORD_BYTES),
         (JoinRequest(run=HASH, round=10**8 - 1, peer=255, self_test=HASH,
@@ -185,7 +185,7 @@ def test_a_name_of_a_round_stands_for_one_slot():
     assert "rounds/00000123/007.record" in made
     names = [*made, "rounds/00000123/008.record", "rounds/00000123/x", "run.json"]
     records = {peer: slots.of_peer(123, peer, "record") for peer in (7, 8)}
-    assert slots.of_kind(names, "record") == records
+    assert slots.names_by_peer(names, "record") == records
 
 
 @pytest.mark.parametrize(

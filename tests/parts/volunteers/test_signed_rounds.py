@@ -55,7 +55,7 @@ def test_what_was_changed_is_found(trained):
         shutil.rmtree(trained)
         shutil.copytree(whole, trained)
     give_slot_of_another(trained)
-    with pytest.raises(LockstepError, match="slot 2"):
+    with pytest.raises(LockstepError, match="of slot 1, which nobody had"):
         signed_rounds.check(trained)
 
 

@@ -54,6 +54,30 @@ def test_a_peer_that_fills_its_slots_of_rounds_to_come_makes_none_of_them_over(s
     assert ahead(store, 1) == range(3, 20 + 75)
 
 
+def test_a_peer_that_puts_all_its_links_at_once_makes_no_rounds_seem_short(store):
+    close(store, *(1000 + 300 * n for n in range(40)))
+    for step in range(1, 60):
+        for what in ("closed", "record"):
+            put(store, step, 1, what, 1000)
+    assert len(ahead(store, 1)) < 60
+
+
+def test_records_of_rounds_to_come_stop_nobody_who_signs(store):
+    close(store, 1000, 1060)
+    for step in range(4, 9):  # of as many peers as must be there, before any link
+        for peer in (1, 2):
+            put(store, step, peer, "record", 1070)
+    assert ahead(store, 1).start == 3
+
+
+def test_names_that_somebody_filled_a_round_with_stop_nobody_who_signs(store, monkeypatch):
+    monkeypatch.setattr(FolderStore.names, "__defaults__", (3,))
+    close(store, 1000, 1060)
+    for number in range(9):
+        store.create(f"rounds/00000002/junk{number}", b"x")
+    assert ahead(store, 1).start == 3
+
+
 @pytest.mark.parametrize("there", [*range(20), 63, 64, 65, 1000])
 def test_what_is_there_is_counted_with_few_looks(there):
     looks = []

@@ -1,6 +1,7 @@
 """Whose link counts: each peer's from its turn on, and the first of those that follow."""
 
 import os
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -20,6 +21,7 @@ from parts.volunteers.chain.slate import Slate
 from parts.volunteers.chain.turns import Turns
 from parts.volunteers.signed import sign
 from parts.volunteers.store.folder import FolderStore
+from parts.volunteers.training.waiting import Waiting
 from tests.lockstep.protocol.driver.driven_run import LONG
 from tests.parts.volunteers.test_links import ALL, HEAD, MOST, ROUND, TERMS, counted
 
@@ -42,14 +44,14 @@ def test_a_link_counts_from_its_turn_on():
 def test_turns_begin_with_the_last_message_or_when_the_round_is_over():
     late = ALL | {1: counted(1, 17)}
     for shown, since in ((ALL, 5), (late, 17), (MOST, 40), ({}, 40)):
-        found = turns.of_round(ROUND, shown, HEAD, TERMS, 8)
+        found = turns.turns_to_close(ROUND, shown, HEAD, TERMS, 8)
         assert (found.since, sorted(found.order)) == (HEAD.seconds + since, [*range(8)])
     rejected = MOST | {3: Refused("base", 21, "33" * 32)}
-    assert turns.of_round(ROUND, rejected, HEAD, TERMS, 8).since == HEAD.seconds + 21
+    assert turns.turns_to_close(ROUND, rejected, HEAD, TERMS, 8).since == HEAD.seconds + 21
 
 
 def test_who_sent_a_message_comes_first_and_who_is_no_member_last():
-    orders = [turns.of_round(ROUND, shown, HEAD, TERMS, 8).order for shown in (ALL, MOST)]
+    orders = [turns.turns_to_close(ROUND, shown, HEAD, TERMS, 8).order for shown in (ALL, MOST)]
     assert {*orders[0][:5]} == {*range(5)} and {*orders[0][5:]} == {5, 6, 7}
     assert orders[1][4] == 3 and {*orders[1][:4]} == {0, 1, 2, 4}
     assert turns.in_order(1, range(5)) != turns.in_order(2, range(5))
@@ -58,11 +60,11 @@ def test_who_sent_a_message_comes_first_and_who_is_no_member_last():
 def test_a_run_waits_until_a_second_after_enough_have_asked():
     waiting, _ = driver.next_round(driver.start(LONG, 6, 1, 10, stored=True))
     joins = {0: 1_001, 3: 1_009, 1: 1_002, 2: 1_009, 4: 1_003, 5: 1_030}
-    found = turns.of_waiting(waiting, joins, HEAD, TERMS, 6)
+    found = turns.turns_to_begin(waiting, joins, HEAD, TERMS, 6)
     assert (found.since, found.order[-1]) == (1_010, 5)
-    assert turns.of_waiting(waiting, dict.fromkeys(range(5), 1), HEAD, TERMS, 6).since == 1_003
-    assert turns.of_waiting(waiting, dict.fromkeys(range(4), 1), HEAD, TERMS, 6) is None
-    assert turns.asked_before(1_009, joins) == [0, 1, 4]
+    assert turns.turns_to_begin(waiting, dict.fromkeys(range(5), 1), HEAD, TERMS, 6).since == 1_003
+    assert turns.turns_to_begin(waiting, dict.fromkeys(range(4), 1), HEAD, TERMS, 6) is None
+    assert turns.put_before(1_009, joins) == [0, 1, 4]
 
 
 # ---- Links in their slots ----
@@ -73,7 +75,7 @@ def place(tmp_path):
     store = FolderStore(tmp_path)
     for peer, key in enumerate(KEYS):
         said = Admission(run=RUN, peer=peer, number=0, key=keys.public_text(key))
-        put(store, slots.admission(peer, 0), sign(said, LAB), BEGAN)
+        put(store, slots.admission(peer, 0), sign(said, LAB), BEGAN - 1)
     admissions = Admissions(store, RUN, LAB.public_key(), len(KEYS))
     admissions.read()
     document = SimpleNamespace(slots=len(KEYS))
@@ -106,7 +108,7 @@ def put_link(place, peer, seconds, key=None, body=None, **changes):
     put(place.store, slots.of_peer(1, peer, "asked"), content, seconds)
 
 
-def follows(one):
+def follows(one, seconds):
     if one.asked:
         raise FalseLinkError("names somebody")
     return "well"
@@ -169,7 +171,7 @@ def test_later_objects_show_that_nothing_can_come_before_it(place, slate, clock,
 
 def test_refused_links_are_passed_over_in_their_order(place, slate, clock):
     put_link(place, 2, 1_001, asked=(1,))
-    put_link(place, 0, 1_008, round=70_000, run="ee" * 32)
+    put_link(place, 0, 1_008, asked=(2,))
     put_link(place, 1, 1_025)
     put_link(place, 3, 1_016, asked=(1,))
     assert chosen(slate) is None and slate.refused == [2, 0]
@@ -177,6 +179,33 @@ def test_refused_links_are_passed_over_in_their_order(place, slate, clock):
     clock.now = 12.0
     assert chosen(slate) == (1, "well")
     assert slate.refused == slate.refused_earlier() == [2, 0, 3]
+
+
+@pytest.mark.parametrize("other", [{"run": "ee" * 32}, {"round": 2}])
+def test_a_link_of_another_slot_is_no_word_of_its_signer(place, slate, clock, other):
+    """Whoever may write in a peer's slot could copy it there from another run or round."""
+    put_link(place, 2, 1_001, **other)
+    put_link(place, 0, 1_008)
+    clock.now = 12.0
+    chosen(slate)
+    clock.now = 24.0
+    assert chosen(slate) == (0, "well")
+    assert slate.refused == []
+
+
+# ---- A run that waits ----
+
+
+def test_a_link_names_nobody_who_asked_in_its_second_or_later(place):
+    """Or it would be false for who looked before the notice came, and true for who looked later."""
+    waiting = driver.ask(driver.start(LONG, 5, 1, 10, stored=True), range(4))
+    joins = {4: 1_005}
+    order = turns.turns_to_begin(waiting, joins, place.head, TERMS, 5)
+    link = AskedLink(run=RUN, round=1, peer=4, previous=place.head.sha256, asked=(4,))
+    after = partial(Waiting(place, None)._after, waiting, joins, order.since, link)
+    assert not after(1_006).waiting
+    with pytest.raises(FalseLinkError, match="asked"):
+        after(1_005)
 
 
 def test_links_of_ejected_peers_are_not_looked_at(place, slate, clock):

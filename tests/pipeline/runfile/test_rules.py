@@ -286,7 +286,7 @@ def test_every_kind_of_fault_loads_in_a_run_that_has_what_it_needs(kind):
 def test_over_a_store_peers_may_lie_in_their_messages_and_do_nothing_else():
     stored = ("links.clock", "store"), ("config.witness_nodes", 0)
     for kind in ("sign_flip", "malformed"):
-        assert load(scheduled(kind), *stored).faults.schedule[0].of_message
+        assert load(scheduled(kind), *stored).faults.schedule[0].changes_only_message
     for kind in ("equivocation", "late", "crash"):
         with refused("faults.schedule", kind, 'links.clock = "store"'):
             load(scheduled(kind), *stored)

@@ -1,0 +1,64 @@
+"""Stores of which somebody changed an object for a reader, or for everybody."""
+
+import os
+import shutil
+
+import pytest
+
+from parts.volunteers import joining, keys, slots
+from parts.volunteers.bodies import LeaveNotice
+from parts.volunteers.chain.links import RoundLink
+from parts.volunteers.chain.place import Onlooker
+from parts.volunteers.signed import sign, unsigned
+from tests import tiny
+from tests.parts.volunteers.volunteering import FINISHED
+
+pytestmark = pytest.mark.long
+
+STEP, PEERS = 3, len(FINISHED) - 1
+
+
+@pytest.fixture
+def store(finished, tmp_path):
+    """A copy of a finished run, times included, up to the round whose link is forged."""
+    store = shutil.copytree(finished / "store", tmp_path / "store")
+    for step in range(STEP + 1, 7):
+        shutil.rmtree(store / slots.round_folder(step))
+    return store
+
+
+def followed(store, root):
+    """How many rounds a reader follows."""
+    with tiny.like_a_process():
+        found = joining.follow(f"file://{store}", root, Onlooker(False, bool))
+    return len(found.transcript.rounds)
+
+
+@pytest.mark.parametrize(("later", "rounds"), [(-1, STEP), (0, STEP - 1), (5, STEP - 1)])
+def test_link_that_names_a_notice_before_it_is_there_is_false_for_ever(
+    finished, store, tmp_path, later, rounds
+):
+    (path,) = (store / slots.round_folder(STEP)).glob("*.closed")
+    link, at = unsigned(RoundLink, path.read_bytes(), ""), int(path.stat().st_mtime)
+    key = keys.read(finished / f"{link.peer:03}" / "key.pem")
+    forged = link.model_copy(update={"left": (link.peer,)})
+    path.write_bytes(sign(forged, key, slots.link_bytes(PEERS)))
+    os.utime(path, (at, at))
+    notice = store / slots.of_peer(STEP, link.peer, "leave")
+    said = LeaveNotice(run=link.run, round=STEP, peer=link.peer)
+    notice.write_bytes(sign(said, key, slots.LEAVE_BYTES))
+    os.utime(notice, (at + later, at + later))
+    assert followed(store, tmp_path) == rounds
+
+
+def test_reader_who_does_not_wait_ends_where_a_link_does_not_count(finished, store, tmp_path):
+    for path in (store / slots.round_folder(STEP)).glob("*.closed"):
+        peer = 1 - int(path.name[:3]) % 2  # another one's, which is before its turn
+        link, at = unsigned(RoundLink, path.read_bytes(), ""), path.stat().st_mtime
+        path.unlink()
+        key = keys.read(finished / f"{peer:03}" / "key.pem")
+        early = store / slots.of_peer(STEP, peer, "closed")
+        forged = link.model_copy(update={"peer": peer})
+        early.write_bytes(sign(forged, key, slots.link_bytes(PEERS)))
+        os.utime(early, (at - 100, at - 100))
+    assert followed(store, tmp_path) == STEP - 1
