@@ -87,13 +87,17 @@ def verify(
         for one, text in wrong
     ]
     bitwise = not any(one.why for one in replayed)
-    return bitwise, [*_claims(setup, transcript, replayed), _drawn_claim(audits)], why_not
+    claims = [*_claims(setup, transcript, place.document.lab, replayed), _drawn_claim(audits)]
+    return bitwise, claims, why_not
 
 
 def _drawn_claim(audits: Sequence[AuditState]) -> PublicClaim:
     states = Counter(one.state for one in audits)
     said = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
-    text = f"{len(audits)} windows are drawn for audits, and what their peers owned is: {said}"
+    text = (
+        f"{len(audits)} windows are drawn for audits, and what their peers owned is: {said}; "
+        "what is shown was put, and is looked at by --replay"
+    )
     values = {"drawn": [[one.drawn.peer, one.drawn.number, one.state] for one in audits]}
     return PublicClaim("audits", "proven", text if audits else "no window is drawn yet", values)
 
@@ -111,7 +115,7 @@ def _accusation(replayed: RepeatedWindow) -> list[str]:
 
 
 def _claims(
-    setup: Setup, transcript: Transcript, replayed: Sequence[RepeatedWindow]
+    setup: Setup, transcript: Transcript, lab: str, replayed: Sequence[RepeatedWindow]
 ) -> list[PublicClaim]:
     entries, run = transcript.rounds, setup.run
     count, total = len(entries), run.config.total_steps - setup.start.step
@@ -150,6 +154,9 @@ def _claims(
         claims.append(PublicClaim("other_windows", "stated", text, {"count": left}))
     stated = "losses and machines by those who signed them, times by the store"
     claims.append(PublicClaim("losses", "stated", stated))
-    text = "that the store shows all the same, and that keys are of different people"
-    claims.append(PublicClaim("keys", "stated", text))
+    text = (
+        f"that {lab} is the lab's key, that the store shows all the same, and that keys are of "
+        "different people"
+    )
+    claims.append(PublicClaim("keys", "stated", text, {"lab": lab}))
     return claims

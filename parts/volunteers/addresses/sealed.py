@@ -30,7 +30,12 @@ def seal(content: bytes, reader: PublicKey, name: str) -> bytes:
     """Return bytes that the holder of a key reads as `content`, under this name alone."""
     once = X25519PrivateKey.generate()
     own, other = once.public_key().public_bytes_raw(), _on_x25519(reader)
-    cipher = _cipher(once, other, own, other)
+    try:
+        cipher = _cipher(once, other, own, other)
+    except ValueError:  # anybody can make a signature that such a key accepts
+        raise LockstepError(
+            f"{public_text(reader)}: a point of small order, expected a key"
+        ) from None
     return MAGIC + own + cipher.encrypt(NONCE, content, name.encode())
 
 

@@ -11,10 +11,12 @@ from lockstep.transcript.trees import is_blob, saved_bytes
 from lockstep.wire.commitment import tree_hash
 from lockstep.wire.message import Form
 from parts.volunteers import slots
+from parts.volunteers.addresses.sealed import seal
 from parts.volunteers.bodies import Admission, RunDocument
-from parts.volunteers.keys import PrivateKey, parse_public, public_text
+from parts.volunteers.chain.admissions import Admissions
+from parts.volunteers.keys import PrivateKey, PublicKey, parse_public, public_text
 from parts.volunteers.signed import MOST_BYTES, opened, sign, unsigned
-from parts.volunteers.store.verbs import Seen, Store
+from parts.volunteers.store.verbs import Seen, Shown, Store
 from pipeline import runfile
 from pipeline.start.begin import Setup, self_test
 from pipeline.version import with_commit
@@ -87,7 +89,7 @@ def open_run(store: Store, setup: Setup, key: PrivateKey) -> RunDocument:
     return document
 
 
-def read_run(store: Store) -> tuple[RunDocument, Hash, Seen]:
+def read_run(store: Shown) -> tuple[RunDocument, Hash, Seen]:
     """Return run.json, its hash, and how it was seen. Its lab's key is its own word."""
     seen = store.look(slots.RUN, MOST_BYTES)
     name = f"{store.address}/{slots.RUN}"
@@ -96,6 +98,18 @@ def read_run(store: Store) -> tuple[RunDocument, Hash, Seen]:
     lab = parse_public(unsigned(RunDocument, seen.content, name).lab, name)
     document = opened(RunDocument, seen.content, lab, name)
     return document, hashlib.sha256(seen.content or b"").hexdigest(), seen
+
+
+def _check_key(  # noqa: PLR0913
+    store: Store, run: Hash, public: PublicKey, lab: PublicKey, count: int, peer: int
+) -> None:
+    """Check that addresses can be sealed for a key, and that it has no other slot."""
+    seal(b"", public, "")
+    admissions = Admissions(store, run, lab, count)
+    admissions.read()
+    for other in range(count):
+        if other != peer and admissions.newest(other) == public:
+            raise LockstepError(f"{public_text(public)}: has slot {other}, expected another's KEY")
 
 
 def admit(
@@ -112,7 +126,7 @@ def admit(
         raise LockstepError(f"{store.address}: its lab is {document.lab}, expected your key")
     evidence = (because,) if because is not None and slots.is_evidence(because) else ()
     if public is not None:
-        parse_public(public, "KEY")
+        _check_key(store, run, parse_public(public, "KEY"), key.public_key(), document.slots, peer)
     for number in range(1000):
         name = slots.admission(peer, number)
         if store.look(name, MOST_BYTES) is not None:

@@ -8,10 +8,8 @@ the newlines after it. Whoever knows the lab's key sees here who signed what.
 """
 
 import hashlib
-import os
 from collections.abc import Mapping
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, TypeVar
 
 from lockstep.errors import LockstepError, brief
@@ -25,8 +23,8 @@ from parts.volunteers.chain.links import AskedLink, Head, RoundLink
 from parts.volunteers.chain.opening import read_run
 from parts.volunteers.keys import parse_public
 from parts.volunteers.signed import FILLING, opened
-from parts.volunteers.store.folder import FolderStore
-from parts.volunteers.store.verbs import Seen
+from parts.volunteers.store.verbs import MOST_NAMES, Seen
+from pipeline.stage.untrusted_files import check_regular
 
 FOLDER, ADMITTED = "signed", "admitted"
 KINDS = "asked", "closed", "record"
@@ -77,27 +75,54 @@ def check(trained: Path) -> CheckedSignatures:
     Raises:
       LockstepError: one is not signed by the peer that had its slot, or the transcript differs.
     """
+    check_regular(trained)
     folder, transcript = trained / FOLDER, Transcript(trained / "transcript")
-    with TemporaryDirectory() as there:
-        store = FolderStore(Path(there))
-        for name, one in _read(folder / f"{ADMITTED}.json").items():
-            store.create(name, one.content or b"")
-            os.utime(Path(there) / name, (one.seconds, one.seconds))
-        document, run, seen = read_run(store)
-        admissions = Admissions(store, run, parse_public(document.lab, str(folder)), document.slots)
-        admissions.read()
+    store = _Kept(folder / f"{ADMITTED}.json")
+    document, run, seen = read_run(store)
+    admissions = Admissions(store, run, parse_public(document.lab, str(folder)), document.slots)
+    admissions.read()
     head, signed, messages = Head(run, seen.seconds), 0, 0
     for entry in transcript.rounds:
         here = _Round(folder / f"{entry.round.step:08}.json", admissions, entry.round.step)
+        evidence, decision = entry.evidence, entry.decision
         head, link = here.links(head)
-        sent = {p: (one.commitment, one.bytes) for p, one in entry.evidence.messages.items()}
-        here.same("messages", {p: (m.commitment, m.bytes) for p, m in link.messages.items()}, sent)
-        here.same("applied", link.applied, tuple(entry.decision.applied))
+        sent = {
+            p: (one.commitment, one.bytes, evidence.arrivals.get(p))
+            for p, one in evidence.messages.items()
+        }
+        linked = {p: (m.commitment, m.bytes, m.seconds) for p, m in link.messages.items()}
+        liars = {*link.false_links, *link.messages}.difference(link.applied)
+        here.same("messages", linked, sent)
+        here.same("asked", here.asked, entry.asked)
+        here.same("left", link.left, entry.left)
+        here.same("false_links", link.false_links, evidence.false_links)
+        here.same("applied", link.applied, tuple(decision.applied))
+        here.same("ejected", liars, {*decision.ejected})
         if here.step in transcript.snapshots:
             hashes = transcript.hashes(here.step)
             here.same("state", (link.params, link.shared), (hashes.params, hashes.shared))
         signed, messages = signed + here.records(link), messages + len(sent)
+    if transcript.rounds and transcript.rounds[-1].round.step not in transcript.snapshots:
+        raise LockstepError(f"{transcript.folder}: no state after the last round, expected one")
     return CheckedSignatures(document.lab, len(transcript.rounds), signed, messages)
+
+
+class _Kept:
+    """The objects of a store that a file has."""
+
+    def __init__(self, path: Path):
+        self.address, self.objects = str(path), _read(path)
+
+    def look(self, name: str, most: int) -> Seen | None:
+        """Return an object; its time is the file's word."""
+        seen = self.objects.get(name)
+        return (
+            seen if seen is None or len(seen.content or b"") <= most else Seen(None, seen.seconds)
+        )
+
+    def names(self, prefix: str, most: int = MOST_NAMES) -> dict[str, int]:
+        """Return all names below a folder, which is in memory already."""
+        return {n: one.seconds for n, one in self.objects.items() if n.startswith(prefix)}
 
 
 class _Round:
@@ -106,6 +131,7 @@ class _Round:
     def __init__(self, path: Path, admissions: Admissions, step: int):
         self.path, self.admissions, self.step = path, admissions, step
         self.found, self.began = _read(path), 0
+        self.asked: tuple[int, ...] = ()  # who asked in the round before, or for this one
 
     def same(self, what: str, found: Any, expected: Any) -> None:
         """Refuse what is not as expected."""
@@ -114,14 +140,19 @@ class _Round:
 
     def links(self, head: Head) -> tuple[Head, RoundLink]:
         """Return the chain's head after the round, and the link that closed it."""
-        link, long = None, slots.link_bytes(self.admissions.count)
+        link, long, self.asked = None, slots.link_bytes(self.admissions.count), head.asked
         for model, what in ((AskedLink, "asked"), (RoundLink, "closed")):
-            for peer, name in slots.names_by_peer(self.found, what).items():
+            names = slots.names_by_peer(self.found, what)
+            if len(names) > 1:
+                raise LockstepError(f"{self.path}: {len(names)} links {what}, expected one")
+            for peer, name in names.items():
                 self.began = head.seconds
                 at = self.found[name].seconds if what == "asked" else head.seconds
                 link, sha256 = self._opened(model, name, peer, long, at)
                 self.same(f"{name}: previous", link.previous, head.sha256)
-                head = Head(sha256, self.found[name].seconds)
+                if isinstance(link, AskedLink):
+                    self.asked = (*self.asked, *link.asked)
+                head = Head(sha256, self.found[name].seconds, link.asked)
         if not isinstance(link, RoundLink):
             raise LockstepError(f"{self.path}: no link closes the round, expected one")
         return head, link

@@ -28,21 +28,10 @@ class MissedError(LockstepError):
     """The lab signed addresses of later rounds, and none for this one: it is over."""
 
 
-class Store(Protocol):
-    """A run's folder in a store. Each verb is bounded in bytes and in time.
-
-    Every verb raises UnreachableError where the store does not answer, so that one may ask again
-    later, and LockstepError where it refuses.
-    """
+class Shown(Protocol):
+    """What a store shows of a run's folder."""
 
     address: str  #: Of the run's folder, without credentials.
-
-    def create(self, name: str, content: bytes) -> bool:
-        """Put an object under a free name, and return whether these bytes stand there now.
-
-        So it is true too of who put them in an earlier life, and after an answer that was lost:
-        what stands there decides.
-        """
 
     def look(self, name: str, most: int) -> Seen | None:
         """Return an object of up to `most` bytes, and when it was put; None if the name is free."""
@@ -52,6 +41,21 @@ class Store(Protocol):
 
         Raises:
           LockstepError: there are more than `most`.
+        """
+
+
+class Store(Shown, Protocol):
+    """A run's folder in a store. Each verb is bounded in bytes and in time.
+
+    Every verb raises UnreachableError where the store does not answer, so that one may ask again
+    later, and LockstepError where it refuses.
+    """
+
+    def create(self, name: str, content: bytes) -> bool:
+        """Put an object under a free name, and return whether these bytes stand there now.
+
+        So it is true too of who put them in an earlier life, and after an answer that was lost:
+        what stands there decides.
         """
 
     def remove(self, name: str) -> None:

@@ -154,10 +154,11 @@ def _of_header(text: str, where: str) -> int:
 
 def _read_page(content: bytes, where: str) -> tuple[list[tuple[str, int]], bool]:
     """Return the keys of a page of a listing, each with its time, and whether there are more."""
-    if b"<!DOCTYPE" in content:  # which could define names for much longer texts
-        raise LockstepError(f"{where}: a listing with a DOCTYPE, expected none")
     try:
-        root = ElementTree.fromstring(content)
+        text = content.decode()
+        if "<!DOCTYPE" in text:  # which could define names for much longer texts
+            raise LockstepError(f"{where}: a listing with a DOCTYPE, expected none")
+        root = ElementTree.fromstring(text)
         is_coded = root.findtext("{*}EncodingType") == "url"
         page = [(unquote(key) if is_coded else key, at) for key, at in _entries(root)]
     except (ElementTree.ParseError, ValueError, TypeError, OverflowError) as error:
@@ -169,6 +170,6 @@ def _entries(root: ElementTree.Element) -> Iterator[tuple[str, int]]:
     for entry in root.iterfind("{*}Contents"):
         at = datetime.fromisoformat(entry.findtext("{*}LastModified"))
         yield (
-            entry.findtext("{*}Key"),
+            entry.findtext("{*}Key", ""),
             int((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()),
         )

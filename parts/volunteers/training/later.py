@@ -4,8 +4,11 @@ Links are followed on their signers' word here: a decision is computed from what
 messages, which are not read. The rounds after the state are merged, as everybody does.
 """
 
+import itertools
 import logging
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 from lockstep.errors import LockstepError
@@ -32,6 +35,7 @@ class Passed(NamedTuple):
     link: RoundLink
     head: Head
     began: int  #: When it began, by the store's clock.
+    signers: set[int]  #: Of all links of the round.
 
 
 class Later:
@@ -39,6 +43,8 @@ class Later:
 
     def __init__(self, place: RunInStore, states: States, settings: RoundSettings):
         self.place, self.states, self.settings = place, states, settings
+        self.signers = set[int]()  # of links of the round that was read last
+        self.builders: defaultdict[str, int] | None = None
 
     def begin(self, begun: Begun, peers: SimulatedPeers, writer: Writer) -> Begun:
         """Return the beginning after the newest state that is there; `begun` without any."""
@@ -55,6 +61,9 @@ class Later:
                 writer.round(each.entry, {})
                 self.place.head = each.head
                 self.place.followed(each.link, each.began)
+            # links of its round that everybody refused, and only the next link names
+            owed = {*passed[last + 1].link.false_links}.intersection(one.signers)
+            self.place.head = replace(one.head, owed=tuple(sorted(owed)))
             entries = [each.entry for each in passed[: last + 1]]
             state = begun.state._replace(params=agreed[0], shared=agreed[1])
             writer.snapshot(one.link.round, state)
@@ -86,39 +95,52 @@ class Later:
                 return
             link: RoundLink = closed.link
             entry, progress = self._taken(progress, round_, link, asked, params)
-            began, owed = head.seconds, tuple(sorted({*head.owed} - {*link.false_links}))
-            head = Head(closed.sha256, closed.seen.seconds, link.asked, owed)
+            began, head = head.seconds, Head(closed.sha256, closed.seen.seconds, link.asked)
             params = link.params
-            yield Passed(entry, progress, link, head, began)
+            yield Passed(entry, progress, link, head, began, self.signers)
 
     def _following(
         self, model: type[AnyLink], what: str, step: int, head: Head
     ) -> FoundLink | None:
-        """Return the link of a round that names the one before it; of several, the first named."""
+        """Return the link of a round that names the one before it.
+
+        Of several it is the one on which most peers have built; None where that is not clear.
+        """
         slate = Slate(self.place, model, what, step, head.seconds if what == "closed" else None)
         slate.list()
-        found = [
-            one
-            for one in slate.signed(()).values()
-            if one.link is not None and one.link.previous == head.sha256
-        ]
-        found.sort(key=lambda one: one.seen.seconds)
+        signed = slate.signed(())
+        self.signers = {*signed}
+        found = [one for one in signed.values() if one.link.previous == head.sha256]
         if len(found) > 1:
-            found.sort(key=lambda one: -self._named(step, what, one.sha256))
-        return found[0] if found else None
+            builders = self._builders(step)
+            counts = {one.sha256: builders[one.sha256].bit_count() for one in found}
+            most = max(counts.values())
+            found = [one for one in found if counts[one.sha256] == most]
+        return found[0] if len(found) == 1 else None
 
-    def _named(self, step: int, what: str, sha256: str) -> int:
-        """Return how many links that can come next name a link."""
-        after = [(RoundLink, "closed", step)]
-        if what == "closed":
-            after = [(RoundLink, "closed", step + 1), (AskedLink, "asked", step + 1)]
-        count = 0
-        for model, kind, number in after:
-            slate = Slate(self.place, model, kind, number)
-            slate.list()
-            said = [one.link for one in slate.signed(()).values()]
-            count += sum(link is not None and link.previous == sha256 for link in said)
-        return count
+    def _builders(self, step: int) -> Mapping[str, int]:
+        """Return who signed a link of a round or later, or one that follows it, by its SHA-256.
+
+        Peers are bits of a number. Links are read once, from the first round on for which it is
+        asked.
+        """
+        if self.builders is None:
+            read = list[tuple[str, str, int]]()  # a link, the one before it, its signer
+            for number in itertools.count(step):
+                asked = Slate(self.place, AskedLink, "asked", number)
+                closed = Slate(self.place, RoundLink, "closed", number)
+                before = len(read)
+                for slate in (asked, closed):
+                    slate.list()
+                    signed = slate.signed(()).items()
+                    read += [(one.sha256, one.link.previous, 1 << peer) for peer, one in signed]
+                if len(read) == before:
+                    break
+            self.builders = defaultdict(int)
+            for sha256, previous, signer in reversed(read):
+                self.builders[sha256] |= signer
+                self.builders[previous] |= self.builders[sha256]
+        return self.builders
 
     def _taken(
         self,

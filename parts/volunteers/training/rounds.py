@@ -167,6 +167,7 @@ class StoredRound:
         self.swarm.waited, began = False, time.monotonic()
         waits = Waits(max(0.05, self.swarm.waits / FIRST_LOOK))
         for number in itertools.count(1):
+            self._leave_if_asked()  # first, so that it is there before the link
             chosen = self._look(everywhere=number % SELDOM == 0 or self.place.looks_once)
             if chosen is not None:
                 break
@@ -177,7 +178,6 @@ class StoredRound:
                 self.place.is_nothing_there()
             self.swarm.waited = True
             if not self._close():
-                self._leave_if_asked()
                 waits.sleep(at_once=self.sent is None)
         self.swarm.waits = time.monotonic() - began
         return self._end(*chosen)

@@ -62,7 +62,7 @@ class States:
           LockstepError: they are not all there, or are not what the link says.
         """
         path, where = self._path(link.round), slots.state_folder(link.round, link.peer)
-        chunks.fetch(self.store, where, link.state or "", path)
+        chunks.fetch(self.store, where, link.state or "", path, self.document.state_bytes)
         found = load_tree(path, {"params": params, "shared": shared})
         path.unlink()
         hashes = tree_hash(found["params"]), tree_hash(found["shared"])

@@ -109,6 +109,22 @@ def test_what_the_lab_did_not_say_of_a_slot_is_passed_over(store, author, change
     assert found.newest(3) == FIRST.public_key()
 
 
+@pytest.mark.parametrize("y", [0, 1, 2**255 - 20])
+def test_a_key_of_small_order_is_not_admitted(store, y):
+    """Anybody can sign for it, and nothing is sealed for it, which would stop `sign` for all."""
+    weak = keys.SCHEME + y.to_bytes(32, "little").hex()
+    with pytest.raises(LockstepError, match="expected a key"):
+        opening.admit(store, 4, weak, LAB)
+    assert store.look(slots.admission(4, 0), 1) is None
+
+
+def test_a_key_that_has_a_slot_gets_no_other(store):
+    """Its owner would take whichever comes first."""
+    with pytest.raises(LockstepError, match="has slot 2"):
+        opening.admit(store, 1, keys.public_text(SECOND), LAB)
+    opening.admit(store, 2, keys.public_text(SECOND), LAB)
+
+
 # ---- Commands ----
 
 

@@ -1,6 +1,8 @@
 """A state in chunks: nothing false is read, and nothing is read twice."""
 
+import hashlib
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,6 +11,8 @@ from lockstep.errors import LockstepError
 from lockstep.transcript.trees import load_arrays, save_tree
 from parts.volunteers import chunks, slots
 from parts.volunteers.store.folder import FolderStore
+from parts.volunteers.training.states import States
+from tests.parts.volunteers.test_links import link
 
 TREE = {"params": {"w": np.arange(1000, dtype=np.float32)}, "shared": {"n": np.int32(7)}}
 
@@ -86,6 +90,19 @@ def test_an_index_of_another_number_of_chunks_is_refused(there, tmp_path):
     store.create(f"{name}index", chunks.canonical(index.model_dump(mode="json")))
     with pytest.raises(LockstepError, match="1099511627776 bytes in 1 chunks, expected chunks of"):
         chunks.fetch(store, name, chunks.name_of(index), tmp_path / "state")
+
+
+def test_a_state_has_the_one_size_of_the_run(there, tmp_path):
+    """A link can name an index of any chunks, and so cost a reader its disk."""
+    store, _, _ = there
+    zeros = hashlib.sha256(bytes(512)).hexdigest()
+    index = chunks.ChunkIndex(bytes=512 * 9000, chunks=(zeros,) * 9000)
+    said = link({}, state=chunks.name_of(index))
+    folder = slots.state_folder(said.round, said.peer)
+    store.create(f"{folder}index", chunks.canonical(index.model_dump(mode="json")))
+    states = States(store, SimpleNamespace(state_bytes=4096), tmp_path)
+    with pytest.raises(LockstepError, match="4608000 bytes, expected at most 4096"):
+        states.fetch(said, {}, {})
 
 
 def test_a_file_where_other_bytes_stand_is_not_put(there, tmp_path):

@@ -7,10 +7,10 @@ import pytest
 from lockstep.errors import LockstepError, RequestError
 from parts.volunteers import collecting, keys, stored_verification
 from parts.volunteers.chain import opening
+from parts.volunteers.store.folder import FolderStore
 from parts.volunteers.store.schemes import open_store
 from tests import tiny
-
-pytestmark = pytest.mark.long
+from tests.parts.volunteers import test_admissions
 
 
 @pytest.fixture
@@ -29,6 +29,7 @@ def names(store):
     }
 
 
+@pytest.mark.long
 def test_nothing_goes_that_is_new_or_that_an_audit_waits_for(store, lab):
     before = names(store)
     assert "nothing" in collecting.collect(store, lab)
@@ -37,6 +38,7 @@ def test_nothing_goes_that_is_new_or_that_an_audit_waits_for(store, lab):
         collecting.collect(store, keys.PrivateKey.generate())
 
 
+@pytest.mark.long
 def test_old_payloads_and_states_go_and_a_follower_says_what_it_cannot_prove(
     store, lab, tmp_path, monkeypatch
 ):
@@ -53,3 +55,17 @@ def test_old_payloads_and_states_go_and_a_follower_says_what_it_cannot_prove(
     assert collecting.collected(store, run, lab.public_key()) == 3
     with tiny.like_a_process(), pytest.raises(RequestError, match="rounds 1 to 3"):
         stored_verification.verify(store.address, tmp_path, [], print, follows=False)
+
+
+def test_names_and_notices_of_others_neither_stop_the_lab_nor_go(tmp_path, monkeypatch):
+    store, lab = FolderStore(tmp_path), test_admissions.LAB
+    run = test_admissions.run_in(store)
+    monkeypatch.setattr(collecting, "_old", lambda *_: 3)
+    junk = {"collected/0000.json", "collected/0002.json", "states/x/y", "own/00000001/1/index"}
+    junk |= {"rounds/00000001/x.payload"}
+    for name in (*junk, "rounds/00000001/001.payload", "states/00000002/001/index"):
+        assert store.create(name, b"x")
+    assert "2 objects" in collecting.collect(store, lab)
+    assert collecting.collected(store, run, lab.public_key()) == 3  # as the lab signed it
+    left = {*store.names("rounds/"), *store.names("states/"), *store.names("own/")}
+    assert left == {name for name in junk if not name.startswith("collected")}

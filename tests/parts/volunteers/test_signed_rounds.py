@@ -1,6 +1,7 @@
 """Who signed what of a run is shown by data/trained alone."""
 
 import json
+import os
 import shutil
 
 import pytest
@@ -55,7 +56,7 @@ def test_what_was_changed_is_found(trained):
         shutil.rmtree(trained)
         shutil.copytree(whole, trained)
     give_slot_of_another(trained)
-    with pytest.raises(LockstepError, match="of slot 1, which nobody had"):
+    with pytest.raises(LockstepError, match="nobody had slot 1"):
         signed_rounds.check(trained)
 
 
@@ -81,6 +82,63 @@ def test_a_link_of_another_round_or_transcript_is_found(trained):
     rounds.write_text("\n".join([*lines[:3], json.dumps(said), *lines[4:]]) + "\n")
     with pytest.raises(LockstepError, match="applied"):
         signed_rounds.check(trained)
+
+
+def other_round(trained, step, change):
+    """Have the transcript say something else of a round than its link."""
+    path = trained / "transcript" / "rounds.jsonl"
+    lines = path.read_text().splitlines()
+    said = json.loads(lines[step - 1])
+    change(said)
+    path.write_text("\n".join([*lines[: step - 1], json.dumps(said), *lines[step:]]) + "\n")
+
+
+@pytest.mark.parametrize(
+    ("what", "change"),
+    [
+        ("asked", lambda said: said.update(asked=[0])),
+        ("left", lambda said: said.update(left=[1])),
+        ("false_links", lambda said: said["evidence"].update(false_links=[1])),
+        ("ejected", lambda said: said["decision"].update(ejected={"1": "false link"})),
+        ("messages", lambda said: said["evidence"]["arrivals"].update({"1": 0.5})),
+    ],
+)
+def test_decision_that_no_link_has_is_found(trained, what, change):
+    other_round(trained, 4, change)
+    with pytest.raises(LockstepError, match=f"00000004.json: {what}: "):
+        signed_rounds.check(trained)
+
+
+def test_states_that_were_taken_away_are_missed(trained):
+    for folder in (trained / "transcript" / "snapshots").iterdir():
+        shutil.rmtree(folder)
+    with pytest.raises(LockstepError, match="no state after the last round"):
+        signed_rounds.check(trained)
+
+
+def test_two_links_of_a_round_are_one_too_many(trained):
+    path = trained / "signed" / "00000004.json"
+    found = json.loads(path.read_text())
+    (name,) = [one for one in found if one.endswith(".closed")]
+    other = next(n for p in range(3) if (n := f"rounds/00000004/{p:03}.closed") != name)
+    path.write_text(json.dumps(found | {other: found[name]}))
+    with pytest.raises(LockstepError, match="2 links closed"):
+        signed_rounds.check(trained)
+
+
+def test_pipe_in_the_place_of_a_file_holds_nobody_up(trained):
+    path = trained / "transcript" / "rounds.jsonl"
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(LockstepError, match="not a regular file"):
+        signed_rounds.check(trained)
+
+
+def test_names_in_a_file_make_no_files(trained):
+    path = trained / "signed" / "admitted.json"
+    names = {f"../{n}": [1, "x"] for n in range(3)} | {"peers/000/000.json/x": [1, "x"]}
+    path.write_text(json.dumps(json.loads(path.read_text()) | names))
+    assert signed_rounds.check(trained).rounds == ROUNDS
 
 
 def test_command_says_how_many_are_signed_and_by_whose_word(finished, capsys):

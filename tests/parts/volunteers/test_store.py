@@ -198,6 +198,7 @@ def test_a_body_that_trickles_ends_in_time(bucket, monkeypatch):
     [
         (b"<a>", "expected a listing of S3"),
         (b"<!DOCTYPE a [<!ENTITY b 'c'>]><a>&b;</a>", "a listing with a DOCTYPE"),
+        ("<!DOCTYPE a [<!ENTITY b 'c'>]><a>&b;</a>".encode("utf-16"), "expected a listing of S3"),
         (b"<a><Contents><Key>a</Key></Contents></a>", "expected a listing of S3"),
         (b"<a><IsTruncated>true</IsTruncated></a>", "rounds/: a page of the listing"),
     ],

@@ -1,6 +1,8 @@
 """Whose link counts: each peer's from its turn on, and the first of those that follow."""
 
+import hashlib
 import os
+import shutil
 from functools import partial
 from types import SimpleNamespace
 
@@ -14,16 +16,18 @@ from parts.volunteers.bodies import Admission
 from parts.volunteers.chain import slate as slate_module
 from parts.volunteers.chain import turns
 from parts.volunteers.chain.admissions import Admissions
-from parts.volunteers.chain.links import AskedLink, FalseLinkError, Head, Terms
+from parts.volunteers.chain.links import AskedLink, FalseLinkError, Head, RoundLink, Terms
 from parts.volunteers.chain.messages import Refused
 from parts.volunteers.chain.place import RunInStore
 from parts.volunteers.chain.slate import Slate
 from parts.volunteers.chain.turns import Turns
 from parts.volunteers.signed import sign
 from parts.volunteers.store.folder import FolderStore
+from parts.volunteers.training.later import Later
 from parts.volunteers.training.waiting import Waiting
 from tests.lockstep.protocol.driver.driven_run import LONG
 from tests.parts.volunteers.test_links import ALL, HEAD, MOST, ROUND, TERMS, counted
+from tests.parts.volunteers.test_links import link as round_link
 
 RUN = "ab" * 32
 LAB, *KEYS = (keys.PrivateKey.generate() for _ in range(5))
@@ -191,6 +195,31 @@ def test_a_link_of_another_slot_is_no_word_of_its_signer(place, slate, clock, ot
     clock.now = 24.0
     assert chosen(slate) == (0, "well")
     assert slate.refused == []
+
+
+# ---- Who begins with a state ----
+
+
+def test_of_several_links_the_one_counts_on_which_most_peers_have_built(place):
+    """One peer has a slot in each round, and so can put a chain of its own."""
+    begun = place.head.sha256
+
+    def chain(rounds, seconds):
+        previous = begun
+        for step, peer in rounds:
+            said = round_link({}, peer=peer, round=step, previous=previous)
+            content = sign(said, KEYS[peer], place.link_bytes)
+            put(place.store, slots.of_peer(step, peer, "closed"), content, seconds + step)
+            previous = hashlib.sha256(content).hexdigest()
+
+    chain([(1, 3), (2, 3), (3, 3)], BEGAN)  # early, so that it costs it nothing
+    chain([(1, 0)], BEGAN + 100)
+    following = RoundLink, "closed", 1, place.head
+    assert Later(place, None, None)._following(*following) is None  # nobody can tell yet
+    shutil.rmtree(place.store.root / slots.round_folder(1))
+    chain([(1, 0), (2, 1), (3, 2)], BEGAN + 200)
+    chain([(1, 3)], BEGAN)
+    assert Later(place, None, None)._following(*following).link.peer == 0
 
 
 # ---- A run that waits ----
