@@ -8,7 +8,7 @@ from parts.volunteers import slots
 from parts.volunteers.bodies import Admission
 from parts.volunteers.keys import PublicKey, parse_public, public_text
 from parts.volunteers.signed import MOST_BYTES, opened
-from parts.volunteers.store.verbs import Seen, Shown
+from parts.volunteers.store.verbs import ReadableStore, Seen
 from pipeline.net.limits import UnreachableError
 
 
@@ -19,7 +19,7 @@ class Admissions:
     Whoever reads after it saw an object knows all that was admitted before that object.
     """
 
-    store: Shown
+    store: ReadableStore
     run: str  # SHA-256 of run.json, hex
     lab: PublicKey
     count: int  # slots of the run

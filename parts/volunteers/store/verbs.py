@@ -28,7 +28,7 @@ class MissedError(LockstepError):
     """The lab signed addresses of later rounds, and none for this one: it is over."""
 
 
-class Shown(Protocol):
+class ReadableStore(Protocol):
     """What a store shows of a run's folder."""
 
     address: str  #: Of the run's folder, without credentials.
@@ -44,7 +44,7 @@ class Shown(Protocol):
         """
 
 
-class Store(Shown, Protocol):
+class Store(ReadableStore, Protocol):
     """A run's folder in a store. Each verb is bounded in bytes and in time.
 
     Every verb raises UnreachableError where the store does not answer, so that one may ask again
