@@ -121,6 +121,8 @@ class StoredRound:
     sent: bytes | None = None  # the volunteer's payload, once its message is in the store
     left: bool = False  # whether it has said that it leaves
     link: str = ""  # SHA-256 of the link that closed it
+    ended: Turns = Turns((), 0, 0.0)  # the turns to close it, and below who sent a message
+    known: set[int] = field(default_factory=set)
     doubted: set[int] = field(default_factory=set)  # whose link named another before it
 
     def __post_init__(self) -> None:
@@ -184,14 +186,25 @@ class StoredRound:
 
     def again(self) -> tuple[RunProgress, Taken] | None:
         """Look once more which link closed the round; return what it came to if it is another."""
-        self.slate = self._slate()
-        self.slate.list()
+        refused, self.slate = self.slate.refused, self._slate()
+        names = self.slate.list()
+        first = self.slate.first(self.ended, {*self.ejected, *refused})
+        same = first is not None and self.slate.signed(())[first].sha256 == self.link
+        if same and self._sent(names) <= self.known:
+            return None  # nothing new, whatever somebody's link says
         self._read_all()
         chosen = self.slate.choose(self.turns, self.ejected, self._follow, is_over=True)
         if chosen is None or chosen[0].sha256 == self.link:
             return None
         self.place.draws.restore(self.draws)
         return self._end(*chosen)
+
+    def _sent(self, names: Mapping[str, int]) -> set[int]:
+        """Return who has a record among the names of the round that is in time."""
+        records = slots.names_by_peer(names, "record")
+        counts = self.place.terms.counts
+        there = {p for p, n in records.items() if counts(names[n] - self.expected.began)}
+        return there.intersection(self.round.assignment)
 
     def _slate(self) -> Slate[RoundLink]:
         return Slate(self.place, RoundLink, "closed", self.round.step, self.head.seconds)
@@ -206,7 +219,7 @@ class StoredRound:
         self._account(found.link)
         self.place.say(_line(found.link, outcome.taken.entry))
         self.place.followed(found.link, self.expected.began)
-        self.link = found.sha256
+        self.link, self.ended, self.known = found.sha256, self.turns, {*self.shown}
         self.shown.clear()  # with all messages
         return outcome.progress, outcome.taken
 

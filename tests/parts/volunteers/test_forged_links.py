@@ -10,6 +10,7 @@ from parts.volunteers.bodies import LeaveNotice
 from parts.volunteers.chain.links import RoundLink
 from parts.volunteers.chain.place import Onlooker
 from parts.volunteers.signed import sign, unsigned
+from parts.volunteers.store.folder import FolderStore
 from tests import tiny
 from tests.parts.volunteers.volunteering import FINISHED
 
@@ -62,3 +63,29 @@ def test_reader_who_does_not_wait_ends_where_a_link_does_not_count(finished, sto
         early.write_bytes(sign(forged, key, slots.link_bytes(PEERS)))
         os.utime(early, (at - 100, at - 100))
     assert followed(store, tmp_path) == STEP - 1
+
+
+def test_link_that_names_another_before_it_has_nobody_read_messages_again(
+    finished, store, tmp_path, monkeypatch
+):
+    """It costs its signer nothing: it may come before its turn."""
+    (path,) = (store / slots.round_folder(STEP)).glob("*.closed")
+    link = unsigned(RoundLink, path.read_bytes(), "")
+    peer = (link.peer + 1) % PEERS
+    said = link.model_copy(update={"peer": peer, "previous": "ee" * 32})
+    key = keys.read(finished / f"{peer:03}" / "key.pem")
+    other = store / slots.of_peer(STEP, peer, "closed")
+    other.write_bytes(sign(said, key, slots.link_bytes(PEERS)))
+    os.utime(other, (1000, 1000))
+    looks, look = [], FolderStore.look
+
+    def counted(self, name, most):
+        looks.append(name)
+        return look(self, name, most)
+
+    monkeypatch.setattr(FolderStore, "look", counted)
+    assert followed(store, tmp_path) == STEP
+    payloads = [
+        n for n in looks if n in {slots.of_peer(STEP - 1, p, "payload") for p in range(PEERS)}
+    ]
+    assert len(payloads) == PEERS

@@ -106,11 +106,13 @@ def test_lie_of_a_volunteer_is_found_and_its_record_is_the_evidence(lying, tmp_p
     assert (ended.key, ended.evidence) == (None, (record,))
 
 
-def test_run_in_progress_is_verified_up_to_its_newest_link(store, tmp_path):
+def test_run_in_progress_is_verified_up_to_its_newest_link(finished, store, tmp_path):
     for step in (5, 6):
         shutil.rmtree(store / "rounds" / f"{step:08}")
     _, claims, why_not, _ = verify(store, tmp_path)
     assert claims["links"].values["rounds"] == 4
+    lab = keys.public_text(keys.read(finished / "lab.pem"))  # its store could have put any
+    assert claims["keys"].values == {"lab": lab} and lab in claims["keys"].text
     assert why_not
 
 
