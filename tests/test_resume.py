@@ -28,20 +28,23 @@ ENGINES = {"dvc": ("dvc", "repro", "-q"), "snakemake": ("snakemake", "-q", "all"
 
 def kill_when(project: Path, engine: str, come: Callable[[], bool], only_the_engine: bool) -> bool:
     """Starts an engine and kills it, or all it started, at its moment; whether it still ran."""
-    process = subprocess.Popen(
-        ENGINES[engine],
-        cwd=project,
-        env=tiny.environment(project),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+    output = project.parent / "engine.txt"
+    with open(output, "wb") as file:
+        process = subprocess.Popen(
+            ENGINES[engine],
+            cwd=project,
+            env=tiny.environment(project),
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
     while not come() and process.poll() is None:
         time.sleep(0.01)
     running = process.poll() is None
     if running:
         (os.kill if only_the_engine else os.killpg)(process.pid, signal.SIGKILL)
-    process.wait()
+    status = process.wait()
+    assert running or status == 0, output.read_text()[-3000:]
     return running
 
 
