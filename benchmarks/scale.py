@@ -170,7 +170,7 @@ class Rounds:
             run=self.run,
             settings=round_settings(self.run),
             programs=SimpleNamespace(
-                form=SimpleNamespace(kept=False), optimizer=SimpleNamespace(overlapped=0.0)
+                form=SimpleNamespace(kept=True), optimizer=SimpleNamespace(overlapped=0.0)
             ),
             start=SimpleNamespace(
                 progress=lambda settings: self.begin, state=SimpleNamespace(own=[{}]), step=0
