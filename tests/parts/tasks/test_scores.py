@@ -84,9 +84,9 @@ def test_scores_are_repeated_or_refused_and_nothing_of_the_authors_is_run(tmp_pa
     better = metrics["tasks"]["next_line"] | {"acc": 0.99}
     with pytest.raises(LockstepError, match="acc of next_line is 0.99, expected 0"):
         check(metrics | {"tasks": {"next_line": better}})
-    with pytest.raises(LockstepError, match=r"scores \['acc'\] of mmlu, expected \[\]"):
+    with pytest.raises(LockstepError, match=r"\['acc'\] .*mmlu, expected \[\]"):
         check(metrics | {"tasks": metrics["tasks"] | {"mmlu": {"acc": 0.9}}})
-    with pytest.raises(LockstepError, match="'theirs.yaml' is the author's file"):
+    with pytest.raises(LockstepError, match=r"'theirs.yaml' .*author"):
         check(metrics, tasks=("next_line", "theirs.yaml"))
     shards = None
     with pytest.raises(LockstepError, match="--tasks: next_line .* expected --shards"):
