@@ -13,6 +13,8 @@ from tests.parts.volunteers.stores import BUCKET, RUN, SOON, opened, running_goo
 from tests.servers import s3 as s3_server
 from tests.servers.s3 import running_s3
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def bucket(monkeypatch):

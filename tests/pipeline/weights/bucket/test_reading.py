@@ -24,6 +24,8 @@ from tests.pipeline.weights.bucket.our_bucket import (
     source_of,
 )
 
+pytestmark = pytest.mark.long
+
 # ---- Generations, which stay readable when others write there ----
 
 
