@@ -87,9 +87,7 @@ def unpack(
             target.parent.mkdir(parents=True, exist_ok=True)
         is_packed = layout.packed_name(original) != original
         if is_packed and f"transcript/{original}" not in left:
-            raise LockstepError(
-                f"{name}: not in {layout.made('train')}, expected only files that it lists"
-            )
+            raise LockstepError(f"{name}: expected a file that {layout.made('train')} lists")
         size = left[f"transcript/{original}"].bytes if is_packed else file.bytes
         if size > most:
             raise LockstepError(

@@ -82,10 +82,11 @@ CARDS = {
         ("(type: perplexity\n +value:) [0-9.]+", r"\1 1.05"),
         "README.md: perplexity of held_out is 1.05"),
     "a better loss, twice said": (
-        ("(held_out_loss\n( +)value:)", r"\1 1.0\n\2value:"), "README.md: its front matter"),
+        ("(held_out_loss\n( +)value:)", r"\1 1.0\n\2value:"),
+        "README.md: cannot read its front matter"),
     "another name of the perplexity": (
         ("name: perplexity per token", "name: MMLU, accuracy"),
-        "README.md: perplexity of held_out has another name"),
+        "README.md: perplexity of held_out is named"),
     "a score that nobody measured": (
         ("type: held_out\n", "type: mmlu\n"), "README.md: held_out_loss of mmlu is "),
     "no results": (("(?s)model-index:.*?---\n", "---\n"), "README.md: "),
