@@ -81,14 +81,9 @@ def collected(number: int) -> str:
     return f"{COLLECTED}{number:04}.json"
 
 
-def addresses_folder(peer: int) -> str:
-    """Return the prefix of a peer's files of addresses."""
-    return f"addresses/{peer:03}/"
-
-
 def addresses(peer: int, number: int) -> str:
     """Return the name of a peer's file of addresses; the first is number 0."""
-    return f"{addresses_folder(peer)}{number:05}.sealed"
+    return f"addresses/{peer:03}/{number:05}.sealed"
 
 
 def slot(name: str) -> RoundSlot | None:

@@ -3,7 +3,7 @@
 For each peer, and each 16 rounds: one to put each of its own slots, and one to list each round; and
 one to list who was admitted; and of rounds with a state those of its chunks. An address holds for 7
 days at most. A file of them is signed by the lab, and sealed for the peer's key; its name says how
-many there were before it.
+many there were before it. A file that somebody else put there is passed over.
 """
 
 import logging
@@ -140,24 +140,36 @@ def sign_ahead(
     if not 0 < seconds <= LONGEST:
         raise LockstepError(f"{seconds} s: expected 1 to {LONGEST}, the longest that stores allow")
     sign, until, names = partial(_signed, store.endpoint, seconds), int(time.time()) + seconds, []
-    folders = {one.peer: slots.addresses_folder(one.peer) for one in readers}
-    begun = {peer: len(store.names(folder, MOST_FILES)) for peer, folder in folders.items()}
-    for number, first in enumerate(range(steps.start, steps.stop, SPAN)):
+    numbers = {one.peer: iter(range(_count(store, one.peer), MOST_FILES)) for one in readers}
+    for first in range(steps.start, steps.stop, SPAN):
         rounds = range(first, min(first + SPAN, steps.stop))
         common = sign([ask for step in rounds for ask in _lists(readers[0].slots, step)])
         common |= sign([Ask("LIST", slots.ADMISSIONS)])
         for reader in readers:
             own = sign([ask for step in rounds for ask in own_puts(reader, step)])
             body = _body(reader, first, until, store.endpoint.folder, common | own)
-            name = slots.addresses(reader.peer, begun[reader.peer] + number)
             content = zlib.compress(signed.sign(body, lab))
-            if not store.create(name, sealed.seal(content, reader.key, name)):
+            for number in numbers[reader.peer]:  # a name may have been taken by somebody else
+                name = slots.addresses(reader.peer, number)
+                if store.create(name, sealed.seal(content, reader.key, name)):
+                    names.append(name)
+                    break
+            else:
                 raise LockstepError(
-                    f"{store.address}/{name}: exists already, expected nobody else to sign "
-                    "addresses"
+                    f"{store.address}: peer {reader.peer} has {MOST_FILES} files of addresses, "
+                    "expected fewer"
                 )
-            names.append(name)
     return names
+
+
+def _count(store: Store, peer: int) -> int:
+    """Return how many files of addresses a peer has."""
+
+    def is_there(number: int) -> bool:
+        name = slots.addresses(peer, number)
+        return number < MOST_FILES and store.look(name, 0) is not None
+
+    return slots.count(is_there)
 
 
 def _signed(endpoint: S3Endpoint, seconds: int, asks: Sequence[Ask]) -> dict[Ask, str]:
@@ -204,7 +216,7 @@ class Addressed(GivenEndpoint):
         Raises:
           AwaitedError: the lab signed none for the round yet, or it has ended.
           MissedError: it signed addresses of later rounds alone.
-          LockstepError: the lab signed none, or a file is not signed by it for this peer.
+          LockstepError: the lab signed none.
         """
         if ask.verb == "GET":
             return super().find(ask)
@@ -251,7 +263,7 @@ class Addressed(GivenEndpoint):
     def _read_newer(self) -> None:
         """Read what the lab signed since; at first the newest file, which a search finds."""
         if not self._next:
-            self._oldest = self._next = max(0, slots.count(self._is_there) - 1)
+            self._oldest = self._next = max(0, _count(self._store, self._reader.peer) - 1)
         before = self._next
         while self._read(self._next, newer=True):
             self._next += 1
@@ -259,25 +271,36 @@ class Addressed(GivenEndpoint):
             until = f"until {_at(self.until)}, for rounds up to {self._newest()}"
             log.info(f"train: the lab signed addresses {until}")
 
-    def _is_there(self, number: int) -> bool:
-        name = slots.addresses(self._reader.peer, number)
-        return number < MOST_FILES and self._store.look(name, 0) is not None
-
     def _read(self, number: int, *, newer: bool) -> bool:
-        """Take the addresses of a file, if it is there."""
+        """Take the addresses of a file, if the lab signed them; return whether a file is there."""
         name = slots.addresses(self._reader.peer, number)
         seen = self._store.look(name, MOST_BYTES)
         if seen is None:
             return False
-        if seen.content is None:
+        try:
+            self._take(self._opened(name, seen.content), newer=newer)
+        except LockstepError as error:
+            log.warning(f"train: passes over addresses: {error}")
+        return True
+
+    def _opened(self, name: str, data: bytes | None) -> SignedAddresses:
+        """Return what the lab signed for this peer.
+
+        Raises:
+          LockstepError: it is none of the lab's files for this peer.
+        """
+        if data is None:
             raise LockstepError(f"{name}: over {MOST_BYTES} bytes, expected at most that")
-        content = _decompress(sealed.unseal(seen.content, self._key, name))
+        content = _decompress(sealed.unseal(data, self._key, name))
         body = signed.opened(SignedAddresses, content, self._lab, name)
         if (body.run, body.peer) != (self._reader.run, self._reader.peer):
             raise LockstepError(
                 f"{name}: is for run {body.run[:12]} and peer {body.peer}, expected run "
                 f"{self._reader.run[:12]} and peer {self._reader.peer}"
             )
+        return body
+
+    def _take(self, body: SignedAddresses, *, newer: bool) -> None:
         steps = range(body.first, body.first + SPAN)
         asks = {ask.name: ask for step in steps for ask in own_puts(self._reader, step)}
         given = {asks[name]: url for name, url in body.puts.items() if name in asks}
@@ -287,7 +310,6 @@ class Addressed(GivenEndpoint):
         self._ends |= dict.fromkeys(given, body.until)
         self._refused.difference_update(given)
         self.until = max(self.until, body.until)
-        return True
 
 
 def open_addressed(
