@@ -1,6 +1,7 @@
 """One process per stage: a lock that the kernel releases when its holder ends, in any way."""
 
 import fcntl
+import logging
 import os
 import time
 from collections.abc import Iterator
@@ -10,30 +11,41 @@ from pathlib import Path
 from lockstep.errors import LockstepError
 from lockstep.files import writes
 
+log = logging.getLogger(__name__)
+
+SILENT_SECONDS = 2.0  # of a wait, after which it says for whom it waits
+
 
 @contextmanager
-def hold(path: Path, patience_seconds: float = 10.0) -> Iterator[None]:
+def hold(path: Path, patience_seconds: float = 60.0) -> Iterator[None]:
     """Hold the lock at `path`, waiting a while for a holder that is about to end.
 
-    A trainer whose engine was killed needs a moment to notice and save (signals.py), so an
-    engine that starts right after waits for it instead of failing.
+    A trainer whose engine was killed needs a moment to notice and save (signals.py), on a busy
+    machine more than ten seconds, so an engine that starts right after waits for it instead of
+    failing.
     """
     with writes(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "a+", encoding="utf-8") as file:
-        deadline = time.monotonic() + patience_seconds
+        began, said = time.monotonic(), False
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                if time.monotonic() > deadline:
-                    file.seek(0)
-                    holder = file.read().strip() or "unknown"
+                waited = time.monotonic() - began
+                file.seek(0)
+                holder = file.read().strip() or "unknown"
+                if waited > patience_seconds:
                     raise LockstepError(
                         f"{path}: held by process {holder}, expected to be free: the same stage is "
                         "running already; wait for it or end it"
                     ) from None
+                if waited > SILENT_SECONDS and not said:
+                    said = True
+                    log.warning(
+                        f"{path}: held by process {holder}; waits up to {patience_seconds:g} s"
+                    )
                 time.sleep(0.1)
             except OSError as error:
                 raise LockstepError(

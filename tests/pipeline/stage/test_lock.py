@@ -44,6 +44,14 @@ def test_a_held_lock_names_its_holder(tmp_path, holder):
     assert lock.holder(tmp_path / "lock") == holder.pid
 
 
+def test_who_waits_for_a_lock_says_for_whom(tmp_path, holder, caplog, monkeypatch):
+    monkeypatch.setattr(lock, "SILENT_SECONDS", 0.1)
+    with refused(tmp_path / "lock"), lock.hold(tmp_path / "lock", 0.5):
+        pass
+    (said,) = caplog.messages
+    assert str(holder.pid) in said and "0.5 s" in said
+
+
 def test_a_killed_holder_frees_the_lock(tmp_path, holder):
     holder.send_signal(signal.SIGKILL)
     with lock.hold(tmp_path / "lock", 5):
