@@ -260,7 +260,7 @@ def test_records_of_a_run_without_a_pace_are_as_they_were_and_the_others_come_ba
     assert plain.state.on_their_way == ()
 
 
-@hypothesis_settings(max_examples=40, deadline=None)
+@hypothesis_settings(max_examples=40)
 @given(
     st.integers(1, 5), st.sampled_from([0.0, 0.5, 3.0]), st.integers(0, 3),
     st.integers(1, 3), st.sampled_from([0, 3]), st.integers(0, 99),

@@ -208,7 +208,7 @@ def test_rows_are_those_of_the_reference_wherever_the_files_are(
     assert held_out.take(np.arange(5)).ravel().tolist() == files[0][: 15 * columns].tolist()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.data())
 def test_a_position_does_not_depend_on_the_others_asked_with_it(tmp_path_factory, data):
     block = data.draw(st.sampled_from([2, 5, 64]))

@@ -14,7 +14,7 @@ from tests.lockstep.protocol.driver.driven_run import Settings, begun, commitmen
 FATES = ("fine", "fine", "fine", "fine", "late", "gone", "lost", "refused", "two", "witness")
 
 
-@hypothesis_settings(max_examples=60, deadline=None)
+@hypothesis_settings(max_examples=60)
 @given(
     count=st.integers(3, 9),
     batch=st.integers(1, 20),

@@ -34,7 +34,7 @@ from tests.pipeline.net.stream.far import (
 # ---- What is read: any ranges, in bounded memory, are the bytes of their files ----
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_any_ranges_are_the_files_bytes_in_any_memory(data):
     far, sizes = Far(), (1, 999, 6_000)
