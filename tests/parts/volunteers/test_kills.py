@@ -11,9 +11,10 @@ from parts.volunteers import slots
 from parts.volunteers.chain.links import RoundLink
 from parts.volunteers.signed import unsigned
 from tests.parts.volunteers import volunteering
+from tests.parts.volunteers.stores import opened
 
 pytestmark = pytest.mark.soak  # rounds of a few seconds: an idle machine takes them
-PEERS, KILLS = 3, 8
+NAMES = [f"{peer:03}" for peer in range(8)]
 SHORT = {
     "peers__bits": "everywhere",
     "config__total_steps": 8,
@@ -25,6 +26,29 @@ SHORT = {
 }
 
 STEADY = {"config__total_steps": 30, "config__max_round_train_time": 15}
+MANY = {"config__total_steps": 120, "config__max_round_train_time": 8}
+
+# Stage train of a volunteer, which is killed after it put the first object of a kind of all peers'.
+KILLED_AFTER_A_WRITE = """
+import os, sys
+from pathlib import Path
+from parts.volunteers.store.folder import FolderStore
+
+create, kinds = FolderStore.create, Path(sys.argv.pop(1))
+
+def killed(store, name, content):
+    done = create(store, name, content)
+    kind = name.rpartition(".")[2] if name.startswith("rounds/") else name.partition("/")[0]
+    try:
+        (kinds / kind).touch(exist_ok=False)
+    except FileExistsError:
+        return done
+    os.kill(os.getpid(), 9)
+
+FolderStore.create = killed
+from pipeline.__main__ import main
+main()
+"""
 
 
 def closed(folder, step):
@@ -32,31 +56,58 @@ def closed(folder, step):
     return [unsigned(RoundLink, file.read_bytes(), "") for file in files]
 
 
-def test_killed_volunteers_end_with_one_chain(tmp_path):
-    names = [f"{peer:03}" for peer in range(PEERS)]
-    volunteering.opened(tmp_path, PEERS, alone=True, **SHORT)
-    rng, kills = random.Random(0), 0
-    there = {name: volunteering.train(tmp_path, name) for name in names}
-    until, next_kill = time.monotonic() + 300, time.monotonic() + 20
+def goes_on(folder, names, seconds, *python, kills=0, between=(1, 6)):
+    """Train until all end, each started again whenever it is killed; return how often any was.
+
+    So many times one is killed from here, and so many seconds apart.
+    """
+    rng, done, killed = random.Random(0), 0, 0
+    there = {name: volunteering.train(folder, name, *python) for name in names}
+    until, next_kill = time.monotonic() + seconds, time.monotonic() + 20
     try:
         while there and time.monotonic() < until:
             time.sleep(0.2)
-            if kills < KILLS and time.monotonic() > next_kill:
+            if done < kills and time.monotonic() > next_kill:
                 os.killpg(there[rng.choice([*there])].pid, 9)
-                kills, next_kill = kills + 1, time.monotonic() + rng.uniform(1, 6)
+                done, next_kill = done + 1, time.monotonic() + rng.uniform(*between)
             for name, process in [*there.items()]:
                 status = process.poll()
                 if status == 0:
                     del there[name]
                 elif status is not None:
-                    assert status == -9, volunteering.output(tmp_path)
-                    there[name] = volunteering.train(tmp_path, name)
-        assert not there, volunteering.output(tmp_path)
+                    assert status == -9, volunteering.output(folder)
+                    there[name] = volunteering.train(folder, name, *python)
+                    killed += 1
+        assert not there, volunteering.output(folder)
     finally:
         volunteering.ended([*there.values()], 0.1) if there else None
-    of_all = [volunteering.transcript(tmp_path, name) for name in names]
-    assert kills
+    of_all = [volunteering.transcript(folder, name) for name in names]
     assert len({(one / "rounds.jsonl").read_bytes() for one in of_all}) == 1
+    return killed
+
+
+def test_killed_volunteers_end_with_one_chain(tmp_path):
+    volunteering.opened(tmp_path, 3, alone=True, **SHORT)
+    assert goes_on(tmp_path, NAMES[:3], 300, kills=8)
+
+
+@pytest.mark.parametrize("kind", ["moto", "ceph"])
+def test_eight_volunteers_killed_a_hundred_times_end_with_one_chain(
+    kind, tmp_path, monkeypatch, request
+):
+    address = request.getfixturevalue("ceph") if kind == "ceph" else ""
+    with opened(kind, tmp_path, monkeypatch, address) as store:
+        volunteering.opened(tmp_path, 8, alone=True, store=store.address, **SHORT | MANY)
+        assert goes_on(tmp_path, NAMES, 2400, kills=100, between=(4, 12)) == 100
+
+
+def test_volunteers_killed_after_each_kind_of_write_end_with_one_chain(tmp_path):
+    (kinds := tmp_path / "kinds").mkdir()
+    volunteering.opened(tmp_path, 3, alone=True, **SHORT | STEADY)
+    killed = goes_on(tmp_path, NAMES[:3], 600, "-c", KILLED_AFTER_A_WRITE, kinds)
+    found = {file.name for file in kinds.iterdir()}
+    assert found >= {"join", "asked", "payload", "record", "closed", "states", "own"}
+    assert killed == len(found)
 
 
 def test_volunteer_that_is_asked_to_stop_leaves_after_its_message(tmp_path):

@@ -84,10 +84,14 @@ def opened(
     return address
 
 
-def train(folder: Path, name: str) -> subprocess.Popen:
-    """Start stage train of a volunteer; its output goes to a file."""
+def train(folder: Path, name: str, *python: object) -> subprocess.Popen:
+    """Start stage train of a volunteer; its output goes to a file.
+
+    `python` are arguments of Python in place of those that run the pipeline's commands.
+    """
     root = folder / name
-    command = ["python", "-m", "pipeline", "train", "--run", root / "run.toml", "--root", root]
+    python = python or ("-m", "pipeline")
+    command = ["python", *python, "train", "--run", root / "run.toml", "--root", root]
     with open(folder / f"{name}.txt", "ab") as file:
         return subprocess.Popen(
             command,
