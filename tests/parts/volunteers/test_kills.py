@@ -28,7 +28,7 @@ SHORT = {
 STEADY = {"config__total_steps": 30, "config__max_round_train_time": 15}
 MANY = {"config__total_steps": 120, "config__max_round_train_time": 8}
 
-# Stage train of a volunteer, which is killed after it put the first object of a kind of all peers'.
+# Runs stage train of a volunteer. Who puts the first object of each kind is killed after it.
 KILLED_AFTER_A_WRITE = """
 import os, sys
 from pathlib import Path
@@ -40,10 +40,12 @@ def killed(store, name, content):
     done = create(store, name, content)
     kind = name.rpartition(".")[2] if name.startswith("rounds/") else name.partition("/")[0]
     try:
-        (kinds / kind).touch(exist_ok=False)
+        if done:
+            (kinds / kind).touch(exist_ok=False)
+            os.kill(os.getpid(), 9)
     except FileExistsError:
-        return done
-    os.kill(os.getpid(), 9)
+        pass
+    return done
 
 FolderStore.create = killed
 from pipeline.__main__ import main
@@ -57,9 +59,9 @@ def closed(folder, step):
 
 
 def goes_on(folder, names, seconds, *python, kills=0, between=(1, 6)):
-    """Train until all end, each started again whenever it is killed; return how often any was.
+    """Train until all end, and start each again when it was killed; return how often that was.
 
-    So many times one is killed from here, and so many seconds apart.
+    `kills` is how often this kills one of them, `between` how many seconds apart.
     """
     rng, done, killed = random.Random(0), 0, 0
     there = {name: volunteering.train(folder, name, *python) for name in names}

@@ -98,3 +98,9 @@ def test_the_policies_of_the_page_are_json_and_deny_what_would_change_an_object(
     denied = {one["Sid"]: one for one in shared["Statement"] if one["Effect"] == "Deny"}
     assert denied["OnlyWhatIsNew"]["Condition"] == {"Null": {"s3:if-none-match": "true"}}
     assert "s3:DeleteObject" in denied["OnlyTheLabRemoves"]["Action"]
+    for sid, header, only in (
+        ("OnlyWhatIsReadAtOnce", "s3:x-amz-storage-class", "STANDARD"),
+        ("OnlyWhatAllCanRead", "s3:x-amz-server-side-encryption", "AES256"),
+    ):  # without "Null" a put that lacks the header would be refused too
+        condition = {"Null": {header: "false"}, "StringNotEquals": {header: only}}
+        assert denied[sid]["Condition"] == condition
