@@ -60,7 +60,11 @@ def make_run(size: str, peers: int, chosen: argparse.Namespace, adamw: bool = Fa
     """The default run with another model, other peers, and as many tokens for each."""
     document = sizes.document(SIZES[size], peers)
     llm = document["model"]["LLM"]
-    document["peers"] |= {"precision": chosen.precision, "attention": chosen.attention}
+    document["peers"] |= {
+        "precision": chosen.precision,
+        "attention": chosen.attention,
+        "scan_layers": chosen.attention == "cudnn",  # which needs it
+    }
     llm["optimizer"]["Distro"]["compression_topk"] = chosen.topk
     if adamw:
         llm["optimizer"] = {"AdamW": {"betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1}}

@@ -1,4 +1,4 @@
-"""All that was promised for an accelerator, measured in 8 minutes: `python -m benchmarks.gpu`.
+"""All that was promised for an accelerator, measured: `python -m benchmarks.gpu --work gpu`.
 
 Prints JSON lines, each as soon as it is known, so that a command that was cut off still tells.
 Sections run one after the other, each in a process of its own: one that crashes, or runs out of
@@ -11,6 +11,9 @@ takes longer than its share is ended. `--sections` runs some of them:
     bits           a run taken twice: whether it has the same bits
     audit          that run audited in another process, bit for bit, and taken there again
     audit_on_cpu   the same on a CPU: how far messages are from what is computed there
+    by_rules       a run with `bits = "everywhere"`
+    by_rules_on_cpu  that run audited bit for bit on a CPU, and taken there again
+    steps_by_rules a step of such a run, beside one as compiled
     layouts        rounds of layout each, and of shard_map
     memory         the most memory of rounds, beside what `lockstep plan` says
     learning       100 rounds of AdamW, DisTrO and DiLoCo, with held-out losses
@@ -19,9 +22,12 @@ takes longer than its share is ended. `--sections` runs some of them:
     tasks          requests per second of a task
     autotuned      the first gradient with XLA's autotuning, which runs leave out for equal bits
 
-audit and audit_on_cpu need bits. A line with `goal` has `met`: null where a goal is not of this
-device, or its data sheet is not in benchmarks/measuring.py. A section's last line has `ended`. The
-exit status is 0 if all of them ended well, and no line has an `error`.
+audit and audit_on_cpu need bits, by_rules_on_cpu needs by_rules. A line with `goal` has `met`: null
+where a goal is not of this device, or its data sheet is not in benchmarks/measuring.py. A section's
+last line has `ended`. The exit status is 0 if all of them ended well, and no line has an `error`.
+
+Compiling takes most of the time: 15 to 70 seconds a program on an H200. A second run with the same
+`--work` finds the programs compiled, and measures more.
 
 It needs a checkout, Python 3.11 or later, and the packages in NEEDED, with a plugin of JAX for the
 accelerator; no network, no DVC, no torch. `--check` lists what is missing. `--size toy` runs all of
@@ -82,6 +88,9 @@ SECTIONS = {
     "bits": Section("proof", "bits", 40),
     "audit": Section("proof", "audit", 30),
     "audit_on_cpu": Section("proof", "audit_on_cpu", 50, {"JAX_PLATFORMS": "cpu"}),
+    "by_rules": Section("proof", "by_rules", 60),
+    "by_rules_on_cpu": Section("proof", "by_rules_on_cpu", 60, {"JAX_PLATFORMS": "cpu"}),
+    "steps_by_rules": Section("speed", "steps_by_rules", 60),
     "layouts": Section("speed", "layouts", 30),
     "memory": Section("speed", "memory", 30),
     "learning": Section("learning", "learning", 200),

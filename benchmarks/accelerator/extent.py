@@ -35,6 +35,9 @@ class Extent(NamedTuple):
     precisions: tuple[str, ...]  # of the runs that are audited
     rounds: int  # of such a run
     window: int  # rounds between two of its snapshots
+    by_rules: str  # size of the runs whose bits are the same everywhere
+    product_bits: tuple[int, ...]  # of these runs
+    steps: tuple[str, ...]  # sizes of which a step by rules is timed
     memory: tuple[str, ...]  # sizes whose memory is compared with what is planned
     learning: int  # rounds of each optimizer
     megabytes: float  # of the text to learn, at most
@@ -54,15 +57,14 @@ class Extent(NamedTuple):
 
 FULL = Extent(
     gradients=(
-        Gradient("124M", "cudnn", False, EVERYTHING),
-        Gradient("350M", "cudnn", False, EVERYTHING),
-        Gradient("124M", "matmul", False, EVERYTHING),
+        Gradient("124M", "cudnn", True, EVERYTHING),
+        Gradient("350M", "cudnn", True, EVERYTHING),
         Gradient("350M", "cudnn", True, DOTS),
         Gradient("350M", "cudnn", True, NOTHING),
-        Gradient("350M", "cudnn", True, EVERYTHING),
         Gradient("350M", "matmul", True, NOTHING),
         Gradient("124M", "cudnn", True, DOTS),
         Gradient("124M", "cudnn", True, NOTHING),
+        Gradient("124M", "matmul", False, EVERYTHING),
     ),
     repeats=5,
     peers=4,
@@ -74,6 +76,9 @@ FULL = Extent(
     precisions=("bfloat16", "float32"),
     rounds=4,
     window=2,
+    by_rules="2M",
+    product_bits=(8, 20),
+    steps=("35M", "124M"),
     memory=("35M", "124M"),
     learning=100,
     megabytes=40.0,
@@ -94,6 +99,9 @@ TOY = Extent(
     precisions=("bfloat16",),
     rounds=2,
     window=1,
+    by_rules="toy",
+    product_bits=(8,),
+    steps=("toy",),
     memory=("toy",),
     learning=2,
     megabytes=1.0,

@@ -86,7 +86,12 @@ def _run(extent: Extent, name: str) -> runfile.Run:
     document = sizes.document_of(extent.run, name, extent.learning)
     document["config"] |= {"epoch_time": 10**6}
     document["links"] |= FAST
-    document["peers"] |= {"precision": "bfloat16", "attention": extent.attention("bfloat16")}
+    attention = extent.attention("bfloat16")
+    document["peers"] |= {
+        "precision": "bfloat16",
+        "attention": attention,
+        "scan_layers": attention == "cudnn",  # which needs it
+    }
     return sizes.load(document)
 
 

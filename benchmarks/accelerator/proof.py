@@ -1,4 +1,7 @@
-"""Whether a run has the same bits again, and what audits find of it: here, and on a CPU."""
+"""Whether a run has the same bits again, and what audits find of it: here, and on a CPU.
+
+Runs as compiled have this device's bits; runs by rules have the same bits everywhere.
+"""
 
 import argparse
 from collections.abc import Iterator
@@ -20,6 +23,8 @@ from lockstep.transcript.state import State
 from lockstep.transcript.transcript import Transcript
 from lockstep.wire.commitment import tree_hash
 from pipeline.audit.tolerance import limit
+from pipeline.audit.verdict import Finding
+from pipeline.runfile import Run
 
 
 def bits(extent: Extent, work: Path) -> Iterator[dict]:
@@ -63,8 +68,7 @@ def _audit(extent: Extent, precision: str, work: Path) -> dict:
         "method": "bitwise",
         "device": jax.devices()[0].device_kind,
         "windows": len(lab.run.snapshots().windows) * extent.peers,
-        "findings": len(findings),
-        "first_finding": findings[0].text if findings else None,
+        **said_of(findings),
         "seconds": round(took, 2),
         "third_run_equal": _train(lab, folder / "third") == trained,
     }
@@ -92,9 +96,13 @@ def _audit_on_cpu(extent: Extent, precision: str, work: Path) -> dict:
         "median_distance": distances[len(distances) // 2],
         "largest_distance": distances[-1],
         "limit": limit(lab.run, None),
-        "findings": len(findings),
-        "first_finding": findings[0].text if findings else None,
+        **said_of(findings),
     }
+
+
+def said_of(findings: list[Finding]) -> dict:
+    """How many an audit found, and the first of them."""
+    return {"findings": len(findings), "first_finding": str(findings[0]) if findings else None}
 
 
 def start_of(lab: Lab, transcript: Transcript) -> Start:
@@ -123,15 +131,70 @@ def distances_of(lab: Lab, transcript: Transcript) -> Iterator[float]:
         replica = replica.receive(applied, round_.sequences, lab.run.peers.count, round_.step)
 
 
+def by_rules(extent: Extent, work: Path) -> Iterator[dict]:
+    """Runs whose every step goes by rules, which are left for a CPU to audit."""
+    for bits in extent.product_bits:
+        yield attempt({"product_bits": bits}, partial(_by_rules, extent, bits, work))
+
+
+def _by_rules(extent: Extent, bits: int, work: Path) -> dict:
+    folder, began = work / "by_rules" / str(bits), perf_counter()
+    trained = _train(lab_by_rules(extent, bits), folder / "first")
+    write_json(folder / "trained.json", trained)
+    return {
+        "size": extent.by_rules,
+        "peers": extent.peers,
+        "rounds": extent.rounds,
+        "params": trained["params"],
+        "seconds": round(perf_counter() - began, 2),
+    }
+
+
+def by_rules_on_cpu(extent: Extent, work: Path) -> Iterator[dict]:
+    """The same runs, audited bit for bit and taken again on a CPU."""
+    for bits in extent.product_bits:
+        yield attempt({"product_bits": bits}, partial(_by_rules_on_cpu, extent, bits, work))
+
+
+def _by_rules_on_cpu(extent: Extent, bits: int, work: Path) -> dict:
+    folder = work / "by_rules" / str(bits)
+    trained = _read(folder)
+    lab, transcript = lab_by_rules(extent, bits), Transcript(folder / "first")
+    lab.begin = start_of(lab, transcript)
+    findings = lab.audit(lab.run, transcript)
+    return {
+        "method": "bitwise",
+        "trained_on": transcript.header.environment["device_kind"],
+        "device": jax.devices()[0].device_kind,
+        "windows": len(lab.run.snapshots().windows) * extent.peers,
+        **said_of(findings),
+        "params_equal": _train(lab, folder / "again")["params"] == trained["params"],
+    }
+
+
+@cache
+def lab_by_rules(extent: Extent, bits: int) -> Lab:
+    """Programs of a run by rules, with products in so many bits."""
+    run = _short(extent, extent.by_rules, "float32", "matmul")
+    rules = {"bits": "everywhere", "product_bits": bits, "scan_layers": True}
+    run = run.model_copy(update={"peers": run.peers.model_copy(update=rules)})
+    return Lab(run, run.llm.checkpoint.config)
+
+
 @cache
 def lab_of(extent: Extent, precision: str, attention: str) -> Lab:
     """Programs of the run that is audited."""
+    run = _short(extent, extent.run, precision, attention)
+    return Lab(run, run.llm.checkpoint.config)
+
+
+def _short(extent: Extent, size: str, precision: str, attention: str) -> Run:
+    """A run of few rounds, with snapshots."""
     chosen = argparse.Namespace(topk=extent.topk[0], precision=precision, attention=attention)
-    run = distro.make_run(extent.run, extent.peers, chosen)
+    run = distro.make_run(size, extent.peers, chosen)
     config = run.config.model_copy(update={"total_steps": extent.rounds})
     witness = run.witness.model_copy(update={"snapshot_every": extent.window})
-    run = run.model_copy(update={"config": config, "witness": witness})
-    return Lab(run, run.llm.checkpoint.config)
+    return run.model_copy(update={"config": config, "witness": witness})
 
 
 def _train(lab: Lab, folder: Path) -> dict:

@@ -10,7 +10,7 @@ from pathlib import Path
 import jax
 
 import lockstep
-from benchmarks import distro, model
+from benchmarks import distro, everywhere, model
 from benchmarks.accelerator.extent import Extent, Gradient, attempt
 from benchmarks.measuring import matrix_flops, published_flops
 from benchmarks.sizes import SIZES
@@ -82,6 +82,13 @@ def _share(extent: Extent, topk: int) -> dict:
     run = distro.make_run(extent.share, extent.peers, chosen)
     line = distro.measure(extent.share, run, chosen)
     return line | {"goal": OVERHEAD, "met": _on_accelerator(line["overhead"] <= OVERHEAD)}
+
+
+def steps_by_rules(extent: Extent, work: Path) -> Iterator[dict]:
+    """A peer's step by rules, beside the same step as compiled, in float32."""
+    del work
+    for size in extent.steps:
+        yield attempt({"size": size}, partial(everywhere.measure, size, extent.repeats, scan=True))
 
 
 def layouts(extent: Extent, work: Path) -> Iterator[dict]:

@@ -84,16 +84,25 @@ class Arithmetic:
         if x.dtype != np.float32:
             return self.apart(lax.div(x, y))
         with jax.enable_x64(True):
-            wide = lax.div(*(lax.convert_element_type(z, np.float64) for z in (x, y)))
-            return lax.convert_element_type(wide, np.float32)
+            return self._to_float32(
+                lax.div(*(lax.convert_element_type(z, np.float64) for z in (x, y)))
+            )
 
     def root(self, x: jax.Array) -> jax.Array:
         """Return the square root of x, rounded once; of float32 in float64, as `over`."""
         if x.dtype != np.float32:
             return self.apart(lax.sqrt(x))
         with jax.enable_x64(True):
-            wide = lax.sqrt(lax.convert_element_type(x, np.float64))
-            return lax.convert_element_type(wide, np.float32)
+            return self._to_float32(lax.sqrt(lax.convert_element_type(x, np.float64)))
+
+    def _to_float32(self, wide: jax.Array) -> jax.Array:
+        """Return a float64 quotient or root of float32 numbers, rounded to float32.
+
+        A compiler may compute all three in float32, which gives the same number where float32 is
+        rounded right. On NVIDIA's GPUs it is not, so there the float64 number is held apart.
+        """
+        held = lax.platform_dependent(wide, cuda=self.apart, default=lambda x: x)
+        return lax.convert_element_type(held, np.float32)
 
     def integer_power(self, x: jax.Array, exponent: int) -> jax.Array:
         """Return x to a constant exponent, by products."""

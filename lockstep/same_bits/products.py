@@ -109,8 +109,20 @@ def _one_less(dimensions: DotDimensions) -> DotDimensions:
 
 
 def _dot(x: jax.Array, y: jax.Array, dimensions: DotDimensions) -> jax.Array:
-    # never in TF32 or bfloat16, which hold 8 bits, but may add in other ways
-    return lax.dot_general(x, y, dimensions, precision=lax.Precision.HIGHEST)
+    """Return the products of a block: of numbers that bfloat16 holds, too.
+
+    An NVIDIA GPU's tensor cores multiply bfloat16 exactly and add in float32, so they give the same
+    number, at several times the speed.
+    """
+
+    def in_float32(x: jax.Array, y: jax.Array) -> jax.Array:
+        return lax.dot_general(x, y, dimensions, precision=lax.Precision.HIGHEST)
+
+    def on_tensor_cores(x: jax.Array, y: jax.Array) -> jax.Array:
+        few = (lax.convert_element_type(z, jnp.bfloat16) for z in (x, y))
+        return lax.dot_general(*few, dimensions, preferred_element_type=np.float32)
+
+    return lax.platform_dependent(x, y, cuda=on_tensor_cores, default=in_float32)
 
 
 def _one_axis(

@@ -256,5 +256,5 @@ def _optimizer(flags: argparse.Namespace) -> dict[str, Any]:
 
 def _attention(implementation: str | None) -> dict[str, str]:
     if implementation == "flash-attention2":
-        return {"attention": "cudnn", "precision": "bfloat16"}
+        return {"attention": "cudnn", "precision": "bfloat16", "scan_layers": True}
     return {}

@@ -35,7 +35,7 @@ class Peers(Table):
     """Precision of the model's arithmetic; params and optimizer state stay float32."""
     attention: Literal["matmul", "cudnn"] = "matmul"
     """Implementation of attention: plain matrix products, or cuDNN's fused kernel, which needs an
-    NVIDIA GPU and precision bfloat16."""
+    NVIDIA GPU, precision bfloat16 and scan_layers."""
     bits: Annotated[Bits, Field(exclude_if=lambda bits: bits == "machine")] = "machine"
     """Where a step has the same bits. machine: on machines like the one that trained. everywhere:
     on every machine, since each operation follows a fixed rule; a step takes about twice as
@@ -99,6 +99,10 @@ class Peers(Table):
             raise wrong("processes", f"a divisor of peers.fsdp ({self.fsdp})")
         if self.bits == "everywhere" and self.attention == "cudnn":
             raise wrong("attention", 'matmul with peers.bits = "everywhere": cuDNN has no rule')
+        if self.attention == "cudnn" and not self.scan_layers:
+            # Unrolled, the first step ends with an IndexError: a deterministic program runs the
+            # kernel's backward pass only once (openxla/xla#46500, open; seen with JAX 0.11.2).
+            raise wrong("attention", "matmul, or peers.scan_layers = true: XLA runs cudnn only so")
         if self.bits == "machine" and self.product_bits != 20:
             raise wrong("product_bits", '20 without peers.bits = "everywhere"')
         if self.fsdp > 1 and self.layout == "vmap":

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 # Results stay in float32 or bfloat16 as written, so scanned and unrolled programs round alike.
 FLAGS = "--xla_allow_excess_precision=false"
 DUMPS = "--xla_dump_"  # how flags begin that leave results alone
-FLAGS_GPU = "--xla_gpu_deterministic_ops=true --xla_gpu_autotune_level=0"
+# Subnormal numbers are 0, as on CPUs.
+FLAGS_GPU = "--xla_gpu_deterministic_ops=true --xla_gpu_autotune_level=0 --xla_gpu_ftz=true"
 INEXACT = ("enable_fast_m", "allow_excess_precision")  # in XLA's flags that leave bits open
 READ_AT_IMPORT = ("JAX_", "JAX2TF_", "FLAX_", "CHECK_VMA", "EAGER_CONSTANT_", "NVIDIA_TF32_")
 STAY = (

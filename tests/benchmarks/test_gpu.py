@@ -8,6 +8,8 @@ import tomllib
 import pytest
 
 from benchmarks import gpu
+from benchmarks.accelerator.proof import said_of
+from pipeline.audit.verdict import Finding
 from pipeline.stage.keys import PROJECT
 from tests import tiny
 
@@ -58,6 +60,23 @@ def test_rounds_and_memory_are_measured(lines):
     assert [line["layout"] for line in lines["layouts"]] == ["each", "shard_map"]
     assert memory["measured_bytes"] > 0 and memory["planned_bytes"] > 0
     assert lines["tasks"][0]["questions"] == 4
+
+
+def test_the_first_finding_of_an_audit_is_said():
+    found = [Finding(3, 1, "message", "0.7", applied=True), Finding(4, 1, "message", "0.8", True)]
+    assert said_of(found) == {"findings": 2, "first_finding": "round 3, peer 1, message: 0.7"}
+    assert said_of([]) == {"findings": 0, "first_finding": None}
+
+
+@pytest.mark.soak
+def test_a_run_by_rules_is_audited_bit_for_bit_on_a_cpu(lines):
+    (ours,), (theirs,), (step,) = (
+        lines[name] for name in ("by_rules", "by_rules_on_cpu", "steps_by_rules")
+    )
+    assert ours["product_bits"] == theirs["product_bits"] == 8
+    assert (theirs["method"], theirs["windows"], theirs["findings"]) == ("bitwise", 4, 0)
+    assert theirs["params_equal"]
+    assert set(step["ratio"]) == {"as compiled", "20 bits", "8 bits"}
 
 
 def run(*options: str) -> tuple[int, list[dict]]:

@@ -133,7 +133,8 @@ def sign_ahead(
       lab: The lab's key.
 
     Raises:
-      LockstepError: no addresses of this store can be signed, or not for so long.
+      LockstepError: no addresses of this store can be signed, or not for so long; or a peer has too
+        many files of them.
     """
     if not (isinstance(store, WebStore) and isinstance(store.endpoint, S3Endpoint)):
         raise LockstepError(f"{store.address}: cannot sign addresses, expected s3://BUCKET/FOLDER")
@@ -287,7 +288,7 @@ class Addressed(GivenEndpoint):
         """Return what the lab signed for this peer.
 
         Raises:
-          LockstepError: it is none of the lab's files for this peer.
+          LockstepError: the lab did not sign it for this peer and run.
         """
         if data is None:
             raise LockstepError(f"{name}: over {MOST_BYTES} bytes, expected at most that")

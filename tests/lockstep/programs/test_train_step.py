@@ -284,7 +284,7 @@ def test_fused_layouts_train_alike_on_labels():
 
 
 def test_packed_rows_are_not_left_to_a_fused_kernel():
-    run = a_run(peers__attention="cudnn", peers__precision="bfloat16")
+    run = a_run(peers__attention="cudnn", peers__precision="bfloat16", peers__scan_layers=True)
     programs_of(run, tiny.MODEL, columns=LABELLED)
     with pytest.raises(LockstepError, match='attention = "cudnn", expected "matmul"'):
         programs_of(run, tiny.MODEL, columns=ALL)

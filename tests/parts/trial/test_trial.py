@@ -137,6 +137,7 @@ def test_each_flag_reaches_the_run_file(tmp_path):
     assert parsed(*BY_PATH).runtime.carrier == "in_process"
     fused = parsed("--attn-implementation", "flash-attention2").peers
     assert (fused.attention, fused.precision) == ("cudnn", "bfloat16")
+    assert fused.scan_layers
     http = ("--data-provider", "http", "--data-url")
     assert isinstance(parsed(*http, "https://a.org/b.ds").llm.data_location, runfile.DataHttp)
     assert isinstance(parsed(*http, "s3://bucket/folder").llm.data_location, runfile.DataUrl)

@@ -177,7 +177,12 @@ def test_too_little_disk_is_a_row_that_fails_and_what_is_begun_counts(free, tmp_
 
 
 def test_what_the_machine_lacks_is_said(tmp_path):
-    rows = looks(written(tmp_path, peers__attention="cudnn", peers__precision="bfloat16"), tmp_path)
+    fused = {
+        "peers__attention": "cudnn",
+        "peers__precision": "bfloat16",
+        "peers__scan_layers": True,
+    }
+    rows = looks(written(tmp_path, **fused), tmp_path)
     assert "NVIDIA GPU" in said(rows, Mark.FAILS)["GPU"]
     rows = looks(written(tmp_path, runtime__memory_gb=3e-5), tmp_path)
     assert "fewer peers" in said(rows, Mark.WARNING)["memory"]
