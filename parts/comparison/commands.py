@@ -34,7 +34,7 @@ def compare(
         str | None, typer.Option(help="Only this training, by its name in the plan.")
     ] = None,
     table: Annotated[
-        bool, typer.Option("--table", help="Only the table, of trainings that are done.")
+        bool, typer.Option("--table", help="Only the table, of methods whose trainings are done.")
     ] = False,
     run_files: Annotated[
         Path | None,
@@ -161,16 +161,24 @@ def _table(file: Path, path: Path) -> None:
     from parts.comparison.trainings import PlannedTraining, by_seed
 
     known, base = _loaded(file)
-    plan, found = plan_file.planned(path), {}
-    if missing := [name for name in plan if not plan_file.result_path(name).is_file()]:
+    plan, made_of = plan_file.planned(path), f"{by_seed(base)}; {_code()}"
+    missing = [name for name in plan if not plan_file.result_path(name).is_file()]
+    waiting = {plan[name]["method"] for name in missing}
+    if waiting == set(known.methods):
         raise LockstepError(
             f"{plan_file.result_path(missing[0])}: missing, and so are {len(missing) - 1} more of "
-            f"{len(plan)} results, expected all of them; `lockstep compare {file}` trains them"
+            f"{len(plan)} results, expected all of a method; `lockstep compare {file}` trains them"
         )
-    for name, given in plan.items():
-        found[PlannedTraining.in_plan(given)] = plan_file.result(name)
-    rows = table.rows(known, found)
-    files = written.write(file, known, rows, f"{by_seed(base)}; {_code()}")
+    if waiting:
+        made_of += f"; left out, since they wait for trainings: {', '.join(sorted(waiting))}"
+        done = {name: one for name, one in known.methods.items() if name not in waiting}
+        known = known.model_copy(update={"methods": done})
+    found = {
+        PlannedTraining.in_plan(given): plan_file.result(name)
+        for name, given in plan.items()
+        if given["method"] in known.methods
+    }
+    files = written.write(file, known, table.rows(known, found), made_of)
     print(files[0].read_text(encoding="utf-8"), end="")
     print(f"compare: {', '.join(map(str, files))}")
 

@@ -366,6 +366,20 @@ def test_what_is_done_is_not_done_again_also_in_another_comparison(compared_once
     assert {path: path.stat().st_mtime_ns for path in done.iterdir()} == before
 
 
+def test_a_table_leaves_out_methods_whose_trainings_are_not_done_and_names_them(compared_once):
+    folder, _ = compared_once
+    *_, missing = plan_file.planned(folder_plan(folder, "two.toml"))
+    path = folder / plan_file.result_path(missing)
+    before = path.read_bytes()
+    path.unlink()
+    said = compare(folder, "two.toml", "--table")
+    path.write_bytes(before)
+    assert "left out, since they wait for trainings: diloco" in said and "| distro* |" in said
+    whole = json.loads((folder / plan_file.FOLDER / "two.json").read_text())
+    assert [one["method"] for one in whole["rows"]] == ["distro"] and not whole["pairs"]
+    compare(folder, "two.toml", "--table")
+
+
 def test_another_comparison_runs_under_snakemake_what_is_missing_and_its_table(compared_once):
     """A training has one result whichever file asks for it: another file is no reason to repeat it,
     after which Snakemake forgot the rest and said that all was done."""
