@@ -1,4 +1,4 @@
-"""All that was promised for an accelerator, measured: `python -m benchmarks.gpu --work gpu`.
+"""All that was promised for an accelerator, measured: `python -m benchmarks.gpu --work data/gpu`.
 
 Prints JSON lines, each as soon as it is known, so that a command that was cut off still tells.
 Sections run one after the other, each in a process of its own: one that crashes, or runs out of
