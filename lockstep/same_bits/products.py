@@ -111,8 +111,8 @@ def _one_less(dimensions: DotDimensions) -> DotDimensions:
 def _dot(x: jax.Array, y: jax.Array, dimensions: DotDimensions) -> jax.Array:
     """Return the products of a block: of numbers that bfloat16 holds, too.
 
-    An NVIDIA GPU's tensor cores multiply bfloat16 exactly and add in float32, so they give the same
-    number, at several times the speed.
+    An NVIDIA GPU's tensor cores multiply bfloat16 exactly and add in float32, which holds the sums.
+    So they give the same number (tried on an H200), at several times the speed.
     """
 
     def in_float32(x: jax.Array, y: jax.Array) -> jax.Array:
