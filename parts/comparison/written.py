@@ -54,7 +54,9 @@ def write(file: Path, compare: Compare, table: Sequence[Row], code: str) -> list
     """
     records = [record(compare, row, table) for row in table]
     pairs = [{**one._asdict(), "told_apart": one.sure} for one in apart(table)]
-    seeds, curves = list(_by_seed(compare, table)), list(_curves(compare, table))
+    results = list(_results(compare, table))
+    seeds = [names | {name: seed.get(name) for name in OF_A_SEED} for names, seed in results]
+    curves = [names | measure for names, seed in results for measure in seed.get("curve", ())]
     png = draw(plain_rows(table))
     files = [table_path(file, ending) for ending in ENDINGS]
     write_text(files[0], "\n".join(markdown(compare, table, code)) + "\n")
@@ -67,26 +69,11 @@ def write(file: Path, compare: Compare, table: Sequence[Row], code: str) -> list
     return files
 
 
-def _by_seed(compare: Compare, table: Sequence[Row]) -> Iterator[dict[str, Any]]:
-    """Yield the result of each seed of each row."""
+def _results(compare: Compare, table: Sequence[Row]) -> Iterator[tuple[dict[str, Any], dict]]:
+    """Yield what each training is called, one for each row and seed, and its result."""
     for row in table:
         for number, seed in zip(compare.seeds, row.seeds, strict=True):
-            yield {
-                "method": row.method,
-                "failure": row.failure,
-                "seed": number,
-                **{name: seed.get(name) for name in OF_A_SEED},
-            }
-
-
-def _curves(compare: Compare, table: Sequence[Row]) -> Iterator[dict[str, Any]]:
-    """Yield the measures of each seed of each row: what the plots are drawn of."""
-    for row in table:
-        for number, seed in zip(compare.seeds, row.seeds, strict=True):
-            for measure in seed.get("curve", ()):
-                yield {
-                    "method": row.method, "failure": row.failure, "seed": number, **measure
-                }  # fmt: skip
+            yield {"method": row.method, "failure": row.failure, "seed": number}, seed
 
 
 def markdown(compare: Compare, table: Sequence[Row], code: str) -> Iterator[str]:
