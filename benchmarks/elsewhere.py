@@ -133,7 +133,7 @@ def audit(name: str, seeds: int, folder: Path) -> dict:
     """Audit what was trained, and see what of some lies would be found."""
     from benchmarks.simulated import Lab
     from lockstep.transcript.transcript import Transcript
-    from pipeline.audit import honest
+    from pipeline.audit import rounding
     from pipeline.audit.audit import audit as audit_all
     from pipeline.audit.replay import Replay
 
@@ -148,7 +148,7 @@ def audit(name: str, seeds: int, folder: Path) -> dict:
         setup = lab.setup(run)
         work = [(window, range(PEERS)) for window in run.snapshots().windows]
         if varied is None:
-            varied = honest.measure(setup, transcript, work)
+            varied = rounding.measure(setup, transcript, work)
         found += audit_all(setup, transcript)
         replay = Replay(setup, transcript, "other bits", work, varied)
         for some in work:
@@ -156,7 +156,7 @@ def audit(name: str, seeds: int, folder: Path) -> dict:
             if not form.kept:
                 for lie, distance in _params(setup, transcript, *some, seed).items():
                     params.setdefault(lie, []).append(distance)
-            honest_window = honest.HonestWindow(setup, transcript, *some)
+            honest_window = rounding.HonestWindow(setup, transcript, *some)
             for lie, distance in _lies(honest_window, seed):
                 distances.setdefault(lie, []).append(distance)
             for kind, distance in _states(honest_window):
@@ -286,12 +286,12 @@ def _params(setup: Any, transcript: Any, window: Any, peers: range, seed: int) -
     import jax
     import numpy as np
 
-    from pipeline.audit import honest
+    from pipeline.audit import rounding
     from pipeline.audit.tolerance import distance_of_update
 
     rng = np.random.default_rng([seed, window.first])
 
-    class Lying(honest.HonestWindow):
+    class Lying(rounding.HonestWindow):
         lie, liar, before = "none", 0, None
         step = window.last
 

@@ -20,7 +20,7 @@ from typer.exceptions import TyperException
 
 from lockstep.errors import PANIC, DivergedError, LockstepError, brief, shown
 from pipeline import joints
-from pipeline.command_line import (
+from pipeline.command_options import (
     DEFAULT_ROOT,
     DEFAULT_RUN,
     IN_PROGRESS,

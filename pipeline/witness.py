@@ -19,7 +19,7 @@ from lockstep.programs.placement import DeviceGroup, side_by_side
 from lockstep.transcript.transcript import Transcript
 from lockstep.transcript.windows import Window
 from pipeline import runfile
-from pipeline.audit import bundle, honest, sample, verdict_text
+from pipeline.audit import bundle, rounding, sample, verdict_text
 from pipeline.audit.audit import audit, whose_own_is_here
 from pipeline.audit.replay import Replay
 from pipeline.audit.tolerance import PeersOfWindows, why_not_bitwise
@@ -136,7 +136,7 @@ def _varied(
     if path.exists():
         found = read_json(path)["varied"]
         return found and Varied(**found)
-    found = honest.measure(setup, transcript, work, str(paths.store / "compiled"))
+    found = rounding.measure(setup, transcript, work, str(paths.store / "compiled"))
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, {"varied": found and asdict(found)})
     return found

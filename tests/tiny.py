@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import tomlkit
 
-from pipeline import command_line, runfile
+from pipeline import command_options, runfile
 from pipeline.stage import lock
 from pipeline.stage.devices import FLAGS
 from pipeline.stage.keys import PROJECT, RUN_FILE, STAGES
@@ -259,7 +259,7 @@ def make(run_file: Path, root: Path, *stages: str, devices: int = 1) -> str:
     output = io.StringIO()
     for stage in stages or STAGES:
         with like_a_process(devices), redirect_stdout(output):
-            command_line.run_stage(stage, run_file, root)
+            command_options.run_stage(stage, run_file, root)
     return output.getvalue()
 
 

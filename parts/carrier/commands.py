@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from lockstep.errors import LockstepError, shown
-from pipeline.command_line import IN_PROGRESS
+from pipeline.command_options import IN_PROGRESS
 
 app = typer.Typer()
 

@@ -10,7 +10,7 @@ import typer
 from lockstep.errors import LockstepError
 from lockstep.files import write_text
 from parts.comparison import plan_file
-from pipeline.command_line import RUN_FILES
+from pipeline.command_options import RUN_FILES
 from pipeline.stage.artifacts import write_sealed
 from pipeline.stage.keys import PROJECT
 
@@ -97,7 +97,8 @@ def _plan(file: Path, path: Path) -> None:
     left = sum(not plan_file.result_path(name).is_file() for name in written)
     print(f"compare: {len(written)} trainings of {known.tokens:,} tokens, {left} of them to do")
     if left:
-        print(f"compare: {_hours(changed(base, known), left * known.tokens)}")
+        first = next(iter(known.methods.values()))
+        print(f"compare: {_hours(changed(base, known, first), left * known.tokens)}")
 
 
 def _hours(base: "Run", tokens: int) -> str:

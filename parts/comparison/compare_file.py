@@ -8,7 +8,6 @@ from pydantic import Field, JsonValue, model_validator
 from lockstep.methods import CARDS
 from lockstep.tables.explain import validate
 from lockstep.tables.faults import KINDS, Fault
-from lockstep.tables.peers import PeerCount
 from lockstep.tables.table import (
     U8,
     AsTuple,
@@ -21,17 +20,16 @@ from lockstep.tables.table import (
     wrong,
 )
 from parts.comparison.search import RATE
-from pipeline.runfile.tables import Peers
 from pipeline.toml_file import read_toml
 
 Share = Annotated[float, Field(ge=0, le=1)]
 MethodName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,39}$")]
+ChangedPeers = dict[str, JsonValue]
 NO_FAILURE = "none"
 if TYPE_CHECKING:
-    RecipeName = KindName = AggregationName = str
+    RecipeName = KindName = str
     FaultyPeers = int | tuple[int, ...]
 else:
-    AggregationName = Peers.model_fields["aggregation"].annotation
     FaultyPeers = Fault.model_fields["peer"].annotation
     RecipeName, KindName = Literal[tuple(CARDS)], Literal[tuple(KINDS)]
 
@@ -43,10 +41,8 @@ class Method(Table):
     """Optimizer whose table the settings change, by the name of its card (lockstep/methods)."""
     settings: dict[str, Any] = {}
     """Keys of its table in a run file, with other values than the card's."""
-    aggregation: AggregationName = "mean"
-    """How the messages of several peers are merged, as in [peers]."""
-    liars: Annotated[int, Field(ge=1)] | None = None
-    """Number of peers that may lie, as in [peers], where the aggregation needs it."""
+    peers: ChangedPeers = {}
+    """Keys of [peers] with other values than those of the comparison, as `aggregation`, `bits`."""
     label: Annotated[str, text(80)] | None = None
     """What tables and plots call it; by default its name."""
     ours: bool = False
@@ -108,14 +104,10 @@ class Compare(Table):
 
     base: str
     """Run file whose model, data, peers, links and schedule every run has."""
-    peers: PeerCount | None = None
-    """Number of peers, where it is another than the run file's."""
+    peers: ChangedPeers = {}
+    """Keys of [peers] with other values than the run file's, but for `seed`."""
     tokens: Count
     """Tokens of each run, over all peers."""
-    passes: Count | None = None
-    """How often a run may go over its data, as in [peers], where that is another number."""
-    threads: Count | None = None
-    """Threads of each training, as in [peers], where that is another number."""
     seeds: Annotated[tuple[U8, ...], Field(min_length=1), Distinct, AsTuple]
     """Seeds that are scored, 0 to 255: of the initial weights, the order of the data and the
     assignment."""
@@ -140,6 +132,8 @@ class Compare(Table):
             raise wrong(("tuning", "seed"), "a seed that is not scored")
         if NO_FAILURE in self.failures:
             raise wrong(("failures", NO_FAILURE), "another name: this one stands for no failure")
+        if any("seed" in some.peers for some in (self, *self.methods.values())):
+            raise wrong(("peers", "seed"), "no such key: `seeds` has the seeds")
         return self
 
 

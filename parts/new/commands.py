@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from lockstep.errors import LockstepError
-from pipeline.command_line import DEFAULT_ROOT, RUN_FILES, Root
+from pipeline.command_options import DEFAULT_ROOT, RUN_FILES, Root
 
 if TYPE_CHECKING:
     from pipeline.preflight.model import StartingModel

@@ -9,7 +9,7 @@ import typer
 
 from lockstep.errors import LockstepError
 from lockstep.machine.progress import size
-from pipeline.command_line import RUN_FILES
+from pipeline.command_options import RUN_FILES
 
 if TYPE_CHECKING:
     from parts.projection.project import PlannedSwarm

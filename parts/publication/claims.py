@@ -10,7 +10,7 @@ from enum import Enum
 from typing import Any
 
 from lockstep.errors import shown
-from pipeline.again.claim import Kind, PublicClaim
+from pipeline.recheck.claim import Kind, PublicClaim
 
 PUBLISHED_WINDOWS = 4  # that `lockstep publish` draws where nobody asks for another number
 

@@ -18,7 +18,7 @@ import typer
 from lockstep import __version__
 from lockstep.errors import LockstepError, RequestError, brief
 from parts.publication.claims import PUBLISHED_WINDOWS, VerifyOutcome, table
-from pipeline.command_line import DEFAULT_ROOT, DEFAULT_RUN, RESULTS, Root, RunFile
+from pipeline.command_options import DEFAULT_ROOT, DEFAULT_RUN, RESULTS, Root, RunFile
 
 if TYPE_CHECKING:
     from parts.publication.claims import Verified
@@ -320,7 +320,7 @@ def _verify(
                         os.environ.setdefault("JAX_DEFAULT_MATMUL_PRECISION", precision)
                     devices.prepare(run)
                     from parts.publication import verify as verifying
-                    from pipeline.again.published import Own
+                    from pipeline.recheck.published import Own
 
                     own = Own(asks.checkpoint, asks.shards, asks.tasks, place, data / "store")
                     most = limits.max_gb

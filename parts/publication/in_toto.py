@@ -20,8 +20,8 @@ from parts.publication.claims import VerifyOutcome
 from parts.publication.fetch import Found
 from parts.publication.layout import ReaderAsks
 from pipeline import version
-from pipeline.again import outputs
-from pipeline.again.claim import PublicClaim
+from pipeline.recheck import outputs
+from pipeline.recheck.claim import PublicClaim
 
 STATEMENT = "https://in-toto.io/Statement/v1"
 PREDICATE = "https://slsa.dev/verification_summary/v1"

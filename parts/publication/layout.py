@@ -39,7 +39,8 @@ from lockstep.protocol.attestation import Hash
 from lockstep.tables.explain import validate
 from lockstep.tables.table import Count, Table
 from lockstep.transcript.windows import Window
-from pipeline.again.outputs import (
+from pipeline.net.host import check_name
+from pipeline.recheck.outputs import (
     CARD,
     COMPANIONS,
     EXPORTS,
@@ -54,7 +55,6 @@ from pipeline.again.outputs import (
     Made,
     PublishedFile,
 )
-from pipeline.net.host import check_name
 from pipeline.stage import artifacts
 from pipeline.stage.keys import STAGES
 

@@ -16,11 +16,11 @@ from parts.publication import transcript as published_transcript
 from parts.publication.claims import PUBLISHED_WINDOWS
 from parts.publication.layout import Publication
 from pipeline import runfile
-from pipeline.again import outputs
-from pipeline.again.outputs import CARD, EXPORTS, HELD_OUT, RUN
 from pipeline.audit import given_rows
 from pipeline.audit.sample import read_beacon
 from pipeline.language_model import held_out
+from pipeline.recheck import outputs
+from pipeline.recheck.outputs import CARD, EXPORTS, HELD_OUT, RUN
 from pipeline.runfile.as_text import toml
 from pipeline.runfile.psyche import DESTINATION_FORM, destination
 from pipeline.stage import lock

@@ -21,7 +21,7 @@ from lockstep.protocol.attestation import Hash
 from lockstep.tables.explain import validate_json
 from lockstep.tables.table import Table
 from parts.publication.layout import SIGNATURE
-from pipeline.again.claim import PublicClaim
+from pipeline.recheck.claim import PublicClaim
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric import ec

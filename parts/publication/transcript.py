@@ -22,10 +22,10 @@ from lockstep.transcript.transcript import Transcript
 from parts.publication import layout
 from parts.publication.layout import DrawnWindow, Publication
 from pipeline import runfile
-from pipeline.again.convert import is_given
-from pipeline.again.outputs import TRANSCRIPT, PublishedFile
-from pipeline.again.published import joined
 from pipeline.audit.bundle import files_of
+from pipeline.recheck.convert import is_given
+from pipeline.recheck.outputs import TRANSCRIPT, PublishedFile
+from pipeline.recheck.published import joined
 
 WIDTH = 4  # bytes of a float32
 PIECE = 2**20  # bytes that are unpacked at once

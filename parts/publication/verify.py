@@ -14,15 +14,15 @@ from parts.publication import transcript as published_transcript
 from parts.publication.claims import Verified, in_order
 from parts.publication.layout import MANIFEST, DrawnWindow, Publication, ReaderAsks
 from parts.publication.transcript import Unpacked
-from pipeline import again, runfile
-from pipeline.again import outputs
-from pipeline.again.claim import PublicClaim
-from pipeline.again.outputs import HEADER, TRANSCRIPT, Made, PublishedFile
-from pipeline.again.published import Draw, Own, PublishedRun, PublishedTranscript, refuse
+from pipeline import recheck, runfile
 from pipeline.audit import given_rows
 from pipeline.audit.audit import audit_header, audit_rounds
 from pipeline.audit.sample import Beacon, read_beacon
 from pipeline.audit.verdict import contradictions
+from pipeline.recheck import outputs
+from pipeline.recheck.claim import PublicClaim
+from pipeline.recheck.outputs import HEADER, TRANSCRIPT, Made, PublishedFile
+from pipeline.recheck.published import Draw, Own, PublishedRun, PublishedTranscript, refuse
 from pipeline.stage.keys import STAGES, digest, needs
 from pipeline.start import begin
 from pipeline.subject import subject_of, subject_of_model
@@ -50,7 +50,7 @@ def verify(
     claims = [PublicClaim("files", "proven", text, {"count": count})]
     with closing(published.setup.programs.steps):
         for stage in STAGES:
-            claims += import_module(f"{again.__name__}.{stage}").again(published)
+            claims += import_module(f"{recheck.__name__}.{stage}").recheck(published)
     why_not = ["bits could not be compared"] if published.why is not None else []
     why_not += published.draw.why_not_verified(len(published.chosen))
     if not published.same_release:

@@ -13,8 +13,8 @@ from jax.errors import JaxRuntimeError
 
 from lockstep.errors import LockstepError
 from lockstep.files import write_json, write_text
-from parts.tasks import definitions
-from parts.tasks.definitions import Loaded, main_first, reason
+from parts.tasks import lm_eval_tasks
+from parts.tasks.lm_eval_tasks import Loaded, main_first, reason
 from parts.tasks.task_model import TaskModel
 from pipeline import runfile
 from pipeline.scores import Metric, TaskResult
@@ -47,15 +47,15 @@ def run_tasks(
     folder gets SAMPLES, the requests and answers of each document, a line of JSON each; and HASHES,
     the hashes of the tasks.
     """
-    library = f"lm_eval {definitions.version()}"
+    library = f"lm_eval {lm_eval_tasks.version()}"
     trusted = settings.trust_task_code
-    with definitions.data_in(store / DATASETS, trusted=trusted), _repeatable():
+    with lm_eval_tasks.data_in(store / DATASETS, trusted=trusted), _repeatable():
         from lm_eval.evaluator import evaluate
 
         from parts.tasks.lm_eval import LmEvalModel
 
-        loaded = definitions.load(names, store / DATASETS, trusted=trusted)
-        hashes = {one.name: definitions.sha256_of(one, settings.few_shot) for one in loaded}
+        loaded = lm_eval_tasks.load(names, store / DATASETS, trusted=trusted)
+        hashes = {one.name: lm_eval_tasks.sha256_of(one, settings.few_shot) for one in loaded}
         pins.check("tasks", pin, listing_sha256(hashes.items()), ", ".join(names))
         for one in loaded:
             for task in one.tasks.values():
@@ -129,7 +129,7 @@ def _result(
     shots = {found["n-shot"][task] for task in tasks}
     path, part = (one.tasks[tasks[0]].get_config(k) for k in ("dataset_path", "dataset_name"))
     part = f" ({part})" if part and len(tasks) == 1 else ""
-    given = len(_told(one, found)) == 1 and not one.name.endswith(definitions.YAML)
+    given = len(_told(one, found)) == 1 and not one.name.endswith(lm_eval_tasks.YAML)
     return TaskResult(
         one.name if given else name,
         main_first(one.name, dict(_metrics(numbers))),

@@ -29,9 +29,9 @@ def _for_scores(run: Run) -> Iterator[str]:
 def _names(run: Run) -> Iterator[CheckRow]:
     others = _others(run.evaluate.tasks)
     if others and extras.is_installed("lm_eval"):  # without it, that is a row of its own
-        from parts.tasks import definitions
+        from parts.tasks import lm_eval_tasks
 
-        definitions.check_known(others, trusted=run.evaluate.trust_task_code)
+        lm_eval_tasks.check_known(others, trusted=run.evaluate.trust_task_code)
         said = f"{', '.join(others)}; their data are looked at in stage evaluate"
         yield CheckRow(Mark.FINE, "tasks", brief(said, WIDTH))
 

@@ -2,7 +2,7 @@
 
 import typer
 
-from pipeline.command_line import RUN_FILES
+from pipeline.command_options import RUN_FILES
 
 app = typer.Typer()
 

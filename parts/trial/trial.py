@@ -20,7 +20,7 @@ from lockstep.files import read_json, write_text
 from lockstep.machine.progress import size
 from parts.trial import flags
 from pipeline import runfile
-from pipeline.command_line import run_stage
+from pipeline.command_options import run_stage
 from pipeline.pages.stage_results import read_tsv
 from pipeline.runfile.as_text import run_file
 from pipeline.sources.token_files.listing import EXTENSIONS

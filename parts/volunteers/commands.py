@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from pipeline.command_line import DEFAULT_ROOT, DEFAULT_RUN, IN_PROGRESS, Root, RunFile
+from pipeline.command_options import DEFAULT_ROOT, DEFAULT_RUN, IN_PROGRESS, Root, RunFile
 
 app = typer.Typer()
 volunteer = typer.Typer(help="Peers of strangers, which share a store.", no_args_is_help=True)

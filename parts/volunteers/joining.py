@@ -16,7 +16,7 @@ from parts.volunteers.chain.place import CaughtUp, Onlooker, RunInStore
 from parts.volunteers.store.probe import probe
 from parts.volunteers.store.schemes import open_store
 from pipeline import runfile
-from pipeline.command_line import run_stage
+from pipeline.command_options import run_stage
 from pipeline.stage import devices
 from pipeline.stage.artifacts import Paths
 from pipeline.start import begin

@@ -19,7 +19,7 @@ from parts.volunteers.audits.replaying import (
 from parts.volunteers.chain.place import Onlooker
 from parts.volunteers.signed import MOST_BYTES
 from parts.volunteers.store.schemes import open_store
-from pipeline.again.claim import PublicClaim
+from pipeline.recheck.claim import PublicClaim
 from pipeline.start.begin import Setup
 
 DRAWN = "drawn"

@@ -32,7 +32,7 @@ from lockstep.transcript.entry import Entry
 from lockstep.transcript.transcript import Transcript
 from lockstep.transcript.windows import Window
 from pipeline import runfile
-from pipeline.audit import given_rows, honest, verdict_text
+from pipeline.audit import given_rows, rounding, verdict_text
 from pipeline.audit.audit import audit_ends, audit_header, audit_rounds
 from pipeline.audit.given_bundle import RUN, WorkerOfReader, read_run
 from pipeline.audit.replay import Replay
@@ -180,7 +180,7 @@ def show(folder: Path, max_gb: int, worker: WorkerOfReader | None = None) -> int
     bundle = read(folder, max_gb, worker)
     replay = bundle.replay
     if bundle.peers and not replay.bitwise:  # learn here how far honest bits are apart
-        varied = honest.measure(replay.setup, replay.transcript, replay.present)
+        varied = rounding.measure(replay.setup, replay.transcript, replay.present)
         replay = replace(replay, varied=varied)
         bundle = bundle._replace(replay=replay)
     found = rerun(bundle)

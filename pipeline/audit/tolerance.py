@@ -2,7 +2,7 @@
 
 What is accepted is learnt by the auditor, whom the trainer's word could mislead. What XLA computes
 here is replayed twice in honest windows, as here and with other threads and instructions
-(honest.py), which says how far last bits carry. Anything else may compute in any way, so the
+(rounding.py), which says how far last bits carry. Anything else may compute in any way, so the
 auditor repeats an honest step of its own and measures how far its own messages are from each other.
 Where nothing was measured, the bounds are fixed.
 """
@@ -222,7 +222,7 @@ def _far(one: Tree, other: Tree) -> float:
 def repeated(setup: Setup, transcript: Transcript, present: PeersOfWindows) -> float | None:
     """Return the largest distance among honest repeats of some steps of `present`.
 
-    None where other bits can be made here (honest.py), and where no window is present.
+    None where other bits can be made here (rounding.py), and where no window is present.
 
     A step of one peer is repeated after each of a few snapshots, since gradients scatter more, for
     their size, the longer a model has been trained. Repeats say how far bits scatter on this

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from lockstep.errors import LockstepError
-from pipeline.command_line import DEFAULT_ROOT, DEFAULT_RUN, RUN_FILES, Root, RunFile
+from pipeline.command_options import DEFAULT_ROOT, DEFAULT_RUN, RUN_FILES, Root, RunFile
 from pipeline.stage import devices, logs
 from pipeline.stage.keys import STAGES, Keys
 

@@ -12,7 +12,7 @@ from pyarrow import parquet
 
 from lockstep.transcript.tensorfile import TensorFile
 from pipeline import runfile, sources
-from pipeline.again import report
+from pipeline.recheck import report
 from pipeline.sources.text import text_files, tokenizing
 from pipeline.weights import hf
 from tests.gate.cases import BOMB, DEEP, DEVICE, FOLDER, LINK, PIPE, SPARSE, SURROGATE, Cells, No

@@ -14,7 +14,7 @@ import pytest
 from lockstep.errors import PANIC
 from pipeline import version
 from pipeline.__main__ import app, main
-from pipeline.command_line import IN_PROGRESS, RESULTS, RUN_FILES, STAGES_IN_ORDER
+from pipeline.command_options import IN_PROGRESS, RESULTS, RUN_FILES, STAGES_IN_ORDER
 from pipeline.stage.keys import PROJECT, STAGES
 from pipeline.stage.lock import hold
 from tests import tiny

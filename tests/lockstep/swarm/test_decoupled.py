@@ -29,7 +29,7 @@ from lockstep.swarm.faults import FaultSchedule
 from lockstep.swarm.peers import make_peers
 from lockstep.swarm.swarm import Swarm
 from pipeline import runfile
-from pipeline.again.train import follow_params
+from pipeline.recheck.train import follow_params
 from pipeline.runfile.run import Run
 from pipeline.start.round_settings import round_settings
 from tests import tiny

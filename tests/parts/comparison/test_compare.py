@@ -110,8 +110,9 @@ def test_every_training_of_a_ready_comparison_is_a_run_of_the_same_tokens(file):
         assert run.llm.lr_schedule.base_lr == method.search["rate"]
         assert (run.llm.checkpoint.seed, run.peers.seed) == (one.seed, one.seed)
         assert run.llm.data_location.shuffle.seed[0] == one.seed
-        assert run.peers.count == (compare.peers or BASE.peers.count)
-        assert run.peers.threads == (compare.threads or BASE.peers.threads)
+        peers = BASE.peers.model_dump() | compare.peers | method.peers | {"seed": one.seed}
+        assert run.peers.model_dump() == peers
+        assert run.config.init_min_clients == run.peers.count
 
 
 def test_each_training_comes_after_those_that_decide_it():

@@ -11,7 +11,7 @@ import pytest
 
 from lockstep.files import sha256_file
 from parts.publication import fetch, layout, transcript
-from pipeline.again import outputs
+from pipeline.recheck import outputs
 from pipeline.runfile import Network
 from tests.gate.cases import BOMB, DEEP, SPARSE
 from tests.gate.folders import IN_TREE, MOST, ONLY_BOMB, PLAIN, WITHIN, FolderRow

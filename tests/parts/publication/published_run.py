@@ -22,9 +22,9 @@ from parts.publication.layout import Publication, ReaderAsks
 from parts.publication.transcript import Unpacked
 from pipeline import runfile
 from pipeline.__main__ import app
-from pipeline.again import outputs, report
-from pipeline.again.outputs import Made, PublishedFile
-from pipeline.again.published import PublishedRun, PublishedTranscript
+from pipeline.recheck import outputs, report
+from pipeline.recheck.outputs import Made, PublishedFile
+from pipeline.recheck.published import PublishedRun, PublishedTranscript
 from pipeline.runfile import Network
 from pipeline.stage.artifacts import _digest
 from pipeline.stage.keys import digest, needs

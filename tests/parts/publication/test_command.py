@@ -12,10 +12,10 @@ from parts.publication import claims, commands, layout
 from parts.publication.claims import VerifyOutcome
 from parts.publication.layout import ReaderAsks
 from pipeline.__main__ import app
-from pipeline.again import outputs
-from pipeline.again.evaluate import held_out_claim
 from pipeline.net.limits import UnreachableError
 from pipeline.net.web import NotFoundError
+from pipeline.recheck import outputs
+from pipeline.recheck.evaluate import held_out_claim
 from pipeline.stage.keys import PROJECT
 from pipeline.weights import hf
 from tests import tiny

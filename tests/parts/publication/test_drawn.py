@@ -22,8 +22,8 @@ from parts.publication.layout import (
     not_needed,
     seed_of,
 )
-from pipeline.again import outputs
 from pipeline.audit.sample import Beacon
+from pipeline.recheck import outputs
 from pipeline.stage.keys import PROJECT
 from tests import tiny
 from tests.parts.publication.published_run import LIMITS, verify

@@ -12,7 +12,7 @@ from lockstep.errors import LockstepError
 from lockstep.files import read_json, sha256_file
 from parts.publication import fetch, in_toto, layout, publish, signature
 from pipeline import version
-from pipeline.again import outputs
+from pipeline.recheck import outputs
 from pipeline.stage.untrusted_files import walk
 from tests.parts.publication.published_run import LIMITS, flip, print_of
 from tests.parts.publication.test_signature import write_keys

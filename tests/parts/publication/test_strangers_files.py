@@ -11,9 +11,9 @@ from lockstep.files import write_json
 from lockstep.programs.columns import PLAIN
 from parts.publication import fetch, publish, transcript
 from parts.publication.layout import ROUNDS, Publication, made
-from pipeline.again import report
-from pipeline.again.evaluate import Evaluated
-from pipeline.again.outputs import TRANSCRIPT
+from pipeline.recheck import report
+from pipeline.recheck.evaluate import Evaluated
+from pipeline.recheck.outputs import TRANSCRIPT
 from pipeline.stage.artifacts import _digest
 from tests import tiny
 from tests.errors import refused

@@ -36,7 +36,7 @@ def test_a_new_output_is_not_published_before_a_line_says_how_it_is_checked(
     monkeypatch.setattr(evaluate, "_write", write_more)
     shutil.rmtree(root / "data/evaluate")
     tiny.make(published.run_file, root, "evaluate")
-    with refused("data/evaluate/new.json", "pipeline/again/outputs.py"):
+    with refused("data/evaluate/new.json", "pipeline/recheck/outputs.py"):
         publish.write(tmp_path / "new", published.run_file, root, 1, None)
     assert not (tmp_path / "new").exists()
 

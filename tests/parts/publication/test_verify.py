@@ -9,7 +9,7 @@ from lockstep.errors import LockstepError
 from lockstep.files import read_json, sha256_file
 from parts.publication import layout, publish
 from parts.publication.claims import VerifyOutcome
-from pipeline.again import outputs
+from pipeline.recheck import outputs
 from pipeline.stage.artifacts import Paths
 from tests import tiny
 from tests.parts.publication.published_run import STAGES, TRANSCRIPT, print_of, refusal, verify

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from parts.tasks import definitions
+from parts.tasks import lm_eval_tasks
 from tests.gate.cases import BOMB, DEVICE, PIPE, SPARSE, No
 from tests.gate.folders import ALONE, FolderRow
 
@@ -25,8 +25,8 @@ def _task(folder: Path) -> None:
 
 
 def _evaluate(folder: Path, out: Path) -> None:
-    with definitions.data_in(out, trusted=True):
-        definitions.load([str(folder / "theirs.yaml")], out, trusted=True)
+    with lm_eval_tasks.data_in(out, trusted=True):
+        lm_eval_tasks.load([str(folder / "theirs.yaml")], out, trusted=True)
 
 
 FOLDERS = [

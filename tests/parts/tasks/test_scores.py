@@ -10,8 +10,8 @@ import pytest
 
 from lockstep.errors import LockstepError
 from pipeline import runfile
-from pipeline.again import evaluate
-from pipeline.again.evaluate import Evaluated
+from pipeline.recheck import evaluate
+from pipeline.recheck.evaluate import Evaluated
 from pipeline.weights import exported as exported_folder
 from tests.pipeline.evaluated import END, LENGTH, make
 from tests.pipeline.exported import make_tokenizer

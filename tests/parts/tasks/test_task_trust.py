@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.errors import LockstepError
-from parts.tasks import definitions
+from parts.tasks import lm_eval_tasks
 from tests.parts.tasks import exported
 
 TASK = """task: theirs
@@ -37,21 +37,21 @@ def theirs(tmp_path, monkeypatch):
     return write
 
 
-def load(path: Path, *, trusted: bool) -> list[definitions.Loaded]:
+def load(path: Path, *, trusted: bool) -> list[lm_eval_tasks.Loaded]:
     store = path.parent / "store"
-    with definitions.data_in(store, trusted=trusted):
-        return definitions.load([str(path)], store, trusted=trusted)
+    with lm_eval_tasks.data_in(store, trusted=trusted):
+        return lm_eval_tasks.load([str(path)], store, trusted=trusted)
 
 
 def test_a_yaml_file_is_refused_unread_unless_the_run_file_trusts_it(theirs, tmp_path):
     path = theirs()
     for refused in (
         lambda: load(path, trusted=False),
-        lambda: definitions.check_known([str(path)], trusted=False),
+        lambda: lm_eval_tasks.check_known([str(path)], trusted=False),
     ):
         with pytest.raises(LockstepError) as caught:
             refused()
-        assert str(path) in str(caught.value) and definitions.TRUST in str(caught.value)
+        assert str(path) in str(caught.value) and lm_eval_tasks.TRUST in str(caught.value)
     assert not (tmp_path / "ran").exists()
     [loaded] = load(path, trusted=True)
     assert loaded.tasks["theirs"].doc_to_text({"q": "Which?"}) == "WHICH?"
@@ -62,15 +62,15 @@ def test_a_metric_that_is_fetched_as_code_is_refused(tmp_path):
     from lm_eval.api import task
 
     before = sys.modules.get("evaluate")
-    with definitions.data_in(tmp_path):
+    with lm_eval_tasks.data_in(tmp_path):
         for metric, from_hub in (("evil/evil", False), ("acc", True)):
             with pytest.raises(LockstepError) as caught:
                 task.get_metric(metric, from_hub)
-            assert metric in str(caught.value) and definitions.TRUST in str(caught.value)
+            assert metric in str(caught.value) and lm_eval_tasks.TRUST in str(caught.value)
         assert task.get_metric("acc")
         with pytest.raises(ModuleNotFoundError) as missing:
             import evaluate  # noqa: F401
-    assert definitions.TRUST in definitions.reason(missing.value)
+    assert lm_eval_tasks.TRUST in lm_eval_tasks.reason(missing.value)
     assert sys.modules.get("evaluate") is before
 
 

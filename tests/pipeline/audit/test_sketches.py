@@ -17,10 +17,10 @@ from lockstep.transcript.trees import save_tree
 from lockstep.wire import sketches
 from lockstep.wire.pieces import Pieces
 from pipeline import runfile
-from pipeline.audit import honest
+from pipeline.audit import rounding
 from pipeline.audit.audit import audit
-from pipeline.audit.honest import OtherBits
 from pipeline.audit.replay import Replay
+from pipeline.audit.rounding import OtherBits
 from pipeline.audit.tolerance import (
     LEAST,
     MARGIN,
@@ -277,7 +277,7 @@ def test_only_what_can_be_varied_here_is_measured(change, measured, trained, mon
             "xla_flags": f"{header.environment['xla_flags']} --xla_cpu_max_isa=AVX",
         }
     header = header.model_copy(update={"environment": header.environment | change})
-    assert honest.measurable(lab("dense").setup(run), header) == measured
+    assert rounding.measurable(lab("dense").setup(run), header) == measured
 
 
 @pytest.mark.long
@@ -286,7 +286,7 @@ def test_honest_bits_elsewhere_are_measured_in_a_process(tmp_path):
     lab("signs").train(run, tmp_path)
     setup, transcript = lab("signs").setup(run), Transcript(tmp_path)
     work = [(window, range(PEERS)) for window in run.snapshots().windows]
-    found = honest.measure(setup, transcript, work)
+    found = rounding.measure(setup, transcript, work)
     assert found.messages == 4  # of one peer
     assert found.there == "AVX instructions and 1 thread"
     assert 0 <= found.distance < 1e-4

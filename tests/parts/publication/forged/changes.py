@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from pipeline.again import outputs
+from pipeline.recheck import outputs
 from tests.parts.publication.published_run import TRANSCRIPT, change_json, rounds_sha256
 
 HEADER = f"{TRANSCRIPT}/header.json"

@@ -6,7 +6,7 @@ import pytest
 
 from lockstep.files import sha256_file
 from parts.publication import layout
-from pipeline.again import outputs
+from pipeline.recheck import outputs
 from tests.parts.publication.forged.changes import better, change_card
 from tests.parts.publication.published_run import change_json, change_tensors, forge, refusal
 

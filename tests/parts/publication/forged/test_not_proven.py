@@ -11,8 +11,8 @@ from lockstep.files import read_json
 from lockstep.transcript.trees import load_arrays
 from parts.publication import layout, publish
 from pipeline import runfile, scores
-from pipeline.again import outputs
 from pipeline.language_model import held_out
+from pipeline.recheck import outputs
 from pipeline.weights import exported
 from tests import tiny
 from tests.parts.publication.forged.changes import (

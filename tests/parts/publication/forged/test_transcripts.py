@@ -29,7 +29,7 @@ from parts.publication import commands, layout, transcript
 from parts.publication.fetch import Limits
 from parts.publication.layout import ReaderAsks
 from pipeline import runfile
-from pipeline.again import outputs
+from pipeline.recheck import outputs
 from pipeline.start import begin
 from pipeline.weights import hf
 from tests import tiny

@@ -5,7 +5,7 @@ One file, because its tests share that backend's results.
 
 import pytest
 
-from parts.tasks import definitions, next_line, next_line_task
+from parts.tasks import lm_eval_tasks, next_line, next_line_task
 from tests.parts.tasks import exported
 from tests.parts.tasks.harness.local_tasks import QUESTIONS, TEXTS, run
 
@@ -21,8 +21,8 @@ def of_transformers(folder, tasks, tmp_path_factory):
     torch.set_num_threads(1)  # several wait for each other longer than such a model computes
     model = HFLM(pretrained=str(folder), dtype="float32", device="cpu", batch_size=1)
     store = tmp_path_factory.mktemp("store") / "datasets"
-    with definitions.data_in(store, trusted=True):
-        loaded = definitions.load(list(tasks.values()), store, trusted=True)
+    with lm_eval_tasks.data_in(store, trusted=True):
+        loaded = lm_eval_tasks.load(list(tasks.values()), store, trusted=True)
         given = {name: task for one in loaded for name, task in one.tasks.items()}
         for task in given.values():
             task.set_config(key="num_fewshot", value=0)
@@ -108,8 +108,8 @@ def test_next_line_has_the_same_shares_with_transformers(folder, of_transformers
     result, scores = next_line_task.result(asked, model)
     next_line_task.write(tmp_path, str(tmp_path), asked, scores)
     names, store = [str(tmp_path / "next_line.yaml")], tmp_path / "datasets"
-    with definitions.data_in(store, trusted=True):
-        [loaded] = definitions.load(names, store, trusted=True)
+    with lm_eval_tasks.data_in(store, trusted=True):
+        [loaded] = lm_eval_tasks.load(names, store, trusted=True)
         found = evaluate(of_transformers[0], {"tasks": loaded.tasks}, bootstrap_iters=0)
     theirs = found["results"]["next_line"]
     assert result.documents == len(found["samples"]["next_line"]) == 12

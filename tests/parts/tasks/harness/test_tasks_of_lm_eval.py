@@ -12,7 +12,7 @@ import yaml
 
 from lockstep.errors import LockstepError
 from lockstep.files import read_json
-from parts.tasks import definitions
+from parts.tasks import lm_eval_tasks
 from pipeline import evaluate, runfile
 from pipeline.stage import pins
 from pipeline.stage.artifacts import Paths
@@ -64,7 +64,7 @@ def test_a_task_of_lm_eval_runs_on_what_the_store_holds_and_no_other(folder, tmp
     assert list(result.metrics) == ["acc_norm", "acc"]  # Psyche's first
     assert (result.documents, result.few_shot) == (3, 0)
     assert result.chance == pytest.approx((1 / 4 + 1 / 5 + 1 / 5) / 3)
-    assert result.source == f"lm_eval {definitions.version()}: allenai/ai2_arc (ARC-Easy)"
+    assert result.source == f"lm_eval {lm_eval_tasks.version()}: allenai/ai2_arc (ARC-Easy)"
     right = [sample["acc"] for sample in samples]
     share = sum(right) / 3
     assert result.metrics["acc"].value == pytest.approx(share)
@@ -114,7 +114,7 @@ def test_a_task_that_cannot_be_is_one_line(folder, tasks, tmp_path, monkeypatch)
     def absent(_):
         raise metadata.PackageNotFoundError
 
-    monkeypatch.setattr(definitions.metadata, "version", absent)
+    monkeypatch.setattr(lm_eval_tasks.metadata, "version", absent)
     with pytest.raises(LockstepError, match=r"lm_eval is not installed, .* '.\[eval\]'"):
         run(folder, ["arc_easy"], tmp_path)
 
@@ -162,10 +162,10 @@ def test_the_hash_is_of_documents_and_definition_and_not_of_their_places(tasks, 
         (place / "choices.jsonl").write_text(data)
         text = re.sub(r"test: /\S+jsonl", f"test: {place}/choices.jsonl", text)
         (place / "choices.yaml").write_text(text)
-        with definitions.data_in(tmp_path / "store", trusted=True):
+        with lm_eval_tasks.data_in(tmp_path / "store", trusted=True):
             names = [str(place / "choices.yaml")]
-            [loaded] = definitions.load(names, tmp_path / "store", trusted=True)
-            return definitions.sha256_of(loaded, None)
+            [loaded] = lm_eval_tasks.load(names, tmp_path / "store", trusted=True)
+            return lm_eval_tasks.sha256_of(loaded, None)
 
     plain = sha256(tmp_path / "a")
     assert sha256(tmp_path / "b") == plain

@@ -9,15 +9,15 @@ from lockstep.files import read_json, sha256_file
 from lockstep.transcript.trees import load_nested
 from lockstep.wire.commitment import tree_hash
 from pipeline import runfile
-from pipeline.again.claim import PublicClaim
-from pipeline.again.outputs import COMPANIONS
-from pipeline.again.published import PublishedRun, params_of
+from pipeline.recheck.claim import PublicClaim
+from pipeline.recheck.outputs import COMPANIONS
+from pipeline.recheck.published import PublishedRun, params_of
 from pipeline.tokens.tokenizer_files import GENERATION
 from pipeline.weights import model_folder
 from pipeline.weights.model_folder import generation_config
 
 
-def again(published: PublishedRun) -> list[PublicClaim]:
+def recheck(published: PublishedRun) -> list[PublicClaim]:
     """Check that stage export makes the published weights of the params that were trained.
 
     The params are those that follow from the run's start or, where messages are not kept, those

@@ -24,10 +24,10 @@ from lockstep.transcript.transcript import Transcript
 from lockstep.transcript.trees import save_tree
 from lockstep.wire import message as wire
 from lockstep.wire.commitment import tree_hash
-from pipeline.again.claim import PublicClaim
-from pipeline.again.outputs import TRANSCRIPT
-from pipeline.again.published import PublishedRun
 from pipeline.audit.verdict import Finding
+from pipeline.recheck.claim import PublicClaim
+from pipeline.recheck.outputs import TRANSCRIPT
+from pipeline.recheck.published import PublishedRun
 from pipeline.start.begin import Setup
 
 Arrived = Callable[[int, Tree, Tree], None]
@@ -37,7 +37,7 @@ NEVER_PROVEN = (
 )
 
 
-def again(published: PublishedRun) -> list[PublicClaim]:
+def recheck(published: PublishedRun) -> list[PublicClaim]:
     """Follow the params from the run's start, where messages are kept.
 
     Those at the snapshots of the repeated windows are put into the transcript, whose folder is the

@@ -3,7 +3,7 @@
 The auditor measures this on its own machine, from the transcript's snapshots and its own data. What
 peers sent does not matter: nobody's message is compared but the auditor's with the auditor's.
 
-    python -m pipeline.audit.honest FOLDER
+    python -m pipeline.audit.rounding FOLDER
 
 is that process. It reads FOLDER/asked.json and the sequences beside it, and writes its messages to
 FOLDER/messages.bin. It computes on the CPU with another number of threads and other vector

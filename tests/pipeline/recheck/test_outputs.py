@@ -4,18 +4,18 @@ from importlib import import_module
 
 import pytest
 
-from pipeline.again import outputs
+from pipeline.recheck import outputs
 from pipeline.stage.keys import STAGES
 from tests.errors import refused
 
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_each_stage_makes_its_outputs_again(stage):
-    assert callable(import_module(f"pipeline.again.{stage}").again)
+    assert callable(import_module(f"pipeline.recheck.{stage}").recheck)
     assert all(one.known for one in outputs.OUTPUTS[stage] if one.published)
 
 
 def test_an_output_that_no_line_has_is_named_with_its_stage():
     assert outputs.need("evaluate", "metrics/evaluate.json").known == "proven"
-    with refused("data/evaluate/new.json", "evaluate", "pipeline/again/outputs.py"):
+    with refused("data/evaluate/new.json", "evaluate", "pipeline/recheck/outputs.py"):
         outputs.need("evaluate", "new.json")

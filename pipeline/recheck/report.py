@@ -17,11 +17,14 @@ from lockstep.files import read_json
 from lockstep.machine.progress import size
 from lockstep.transcript import curves
 from pipeline import runfile
-from pipeline.again import evaluate
-from pipeline.again.claim import PublicClaim
-from pipeline.again.convert import check_source
-from pipeline.again.evaluate import Evaluated
-from pipeline.again.outputs import (
+from pipeline.audit.verdict_text import HELD_OUT, HELD_OUT_SPLIT
+from pipeline.pages import card, results_card
+from pipeline.pages.stage_results import Results
+from pipeline.recheck import evaluate
+from pipeline.recheck.claim import PublicClaim
+from pipeline.recheck.convert import check_source
+from pipeline.recheck.evaluate import Evaluated
+from pipeline.recheck.outputs import (
     CARD,
     EVALUATED,
     PROOF,
@@ -32,10 +35,7 @@ from pipeline.again.outputs import (
     VERDICT,
     Made,
 )
-from pipeline.again.published import PublishedRun
-from pipeline.audit.verdict_text import HELD_OUT, HELD_OUT_SPLIT
-from pipeline.pages import card, results_card
-from pipeline.pages.stage_results import Results
+from pipeline.recheck.published import PublishedRun
 from pipeline.stage.keys import STAGES, tracked, upstream
 from pipeline.stage.untrusted_files import check_yaml
 
@@ -44,7 +44,7 @@ MOST_CARD_BYTES = 2**20  # it is parsed
 FENCE, INDEX = "---\n", "model-index"
 
 
-def again(published: PublishedRun) -> list[PublicClaim]:
+def recheck(published: PublishedRun) -> list[PublicClaim]:
     """Check that the card is what stages export and report make of the published records.
 
     Of a card of another release, check only the hashes in it, and its results.

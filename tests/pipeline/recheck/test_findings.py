@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import pytest
 
 from lockstep.transcript.windows import Window
-from pipeline.again.witness import check_findings
 from pipeline.audit import bundle
 from pipeline.audit.verdict import Finding, Replayed
+from pipeline.recheck.witness import check_findings
 from tests.errors import refused
 
 FIRST, SECOND = WINDOWS = [Window(1, 3), Window(4, 6)]

@@ -10,18 +10,18 @@ import numpy as np
 
 from lockstep.errors import LockstepError
 from lockstep.files import sha256_file
-from pipeline.again.claim import PublicClaim
-from pipeline.again.outputs import COMPANIONS, HELD_OUT
-from pipeline.again.published import PublishedRun
 from pipeline.audit import given_rows
 from pipeline.language_model import held_out
+from pipeline.recheck.claim import PublicClaim
+from pipeline.recheck.outputs import COMPANIONS, HELD_OUT
+from pipeline.recheck.published import PublishedRun
 from pipeline.start import begin
 from pipeline.tokens.tokenizer_files import GENERATION
 
 STATED = PublicClaim("data", "stated", "where the sequences come from")
 
 
-def again(published: PublishedRun) -> list[PublicClaim]:
+def recheck(published: PublishedRun) -> list[PublicClaim]:
     """Compare published sequences and tokenizer with what stage download left to the reader."""
     if (shards := published.own.shards) is None:
         return [STATED]

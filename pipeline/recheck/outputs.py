@@ -12,7 +12,7 @@ from pydantic import Field
 from lockstep.errors import LockstepError, brief
 from lockstep.protocol.attestation import Hash
 from lockstep.tables.table import Table
-from pipeline.again.claim import Kind
+from pipeline.recheck.claim import Kind
 from pipeline.stage.keys import OUT
 from pipeline.tokens.tokenizer_files import GENERATION, TOKENIZER_FILES
 
@@ -124,7 +124,7 @@ def need(stage: str, name: str) -> Output:
     """Return the line that has a file of a stage."""
     if (found := find(stage, name)) is None:
         raise LockstepError(
-            f"{OUT[stage]}/{brief(name)}: not in the table of pipeline/again/outputs.py, expected "
-            f"a line there that says how others check this output of stage {stage}"
+            f"{OUT[stage]}/{brief(name)}: not in the table of pipeline/recheck/outputs.py, "
+            f"expected a line there that says how others check this output of stage {stage}"
         )
     return found

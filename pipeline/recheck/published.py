@@ -14,10 +14,10 @@ from lockstep.transcript.trees import fitted, load_tree
 from lockstep.transcript.windows import Window
 from lockstep.wire.commitment import flatten
 from pipeline import runfile
-from pipeline.again.claim import Kind
-from pipeline.again.outputs import TRANSCRIPT, Made
 from pipeline.audit.tolerance import PeersOfWindows
 from pipeline.audit.verdict import Finding
+from pipeline.recheck.claim import Kind
+from pipeline.recheck.outputs import TRANSCRIPT, Made
 from pipeline.start.begin import Setup
 from pipeline.subject import subject_of_model
 

@@ -19,16 +19,16 @@ from lockstep.tables.explain import validate_json
 from lockstep.transcript.entry import Header
 from lockstep.transcript.windows import Window
 from lockstep.wire.commitment import tree_hash
-from pipeline.again.claim import PublicClaim
-from pipeline.again.convert import can_make_start, make_start, start_claim
-from pipeline.again.outputs import HEADER, VERDICT
-from pipeline.again.published import PublishedRun, joined, refuse
-from pipeline.again.train import chain_claim
-from pipeline.audit import bundle, honest, sample
+from pipeline.audit import bundle, rounding, sample
 from pipeline.audit.audit import audit_ends
 from pipeline.audit.replay import Replay
 from pipeline.audit.tolerance import how, why_not_bitwise
 from pipeline.audit.verdict import Finding, Verdict, judge, merged
+from pipeline.recheck.claim import PublicClaim
+from pipeline.recheck.convert import can_make_start, make_start, start_claim
+from pipeline.recheck.outputs import HEADER, VERDICT
+from pipeline.recheck.published import PublishedRun, joined, refuse
+from pipeline.recheck.train import chain_claim
 from pipeline.stage import devices
 from pipeline.start.begin import Setup
 
@@ -38,7 +38,7 @@ MOST_NAMED = 5  # findings in a line
 LONGEST = 200  # characters of a reason that a stranger gave
 
 
-def again(published: PublishedRun) -> list[PublicClaim]:
+def recheck(published: PublishedRun) -> list[PublicClaim]:
     """Replay the chosen windows, and compare the verdict with what is found."""
     verdict = _read_verdict(published)
     why = published.why = why_not(published)
@@ -151,7 +151,7 @@ def _replay(published: PublishedRun) -> tuple[Replay, list[Finding]]:
     """Replay the chosen windows; return what they were replayed with, and what was found."""
     setup, transcript, why = published.setup, published.transcript, published.why
     windows = joined(published.chosen)
-    varied = why and honest.measure(setup, transcript, windows)
+    varied = why and rounding.measure(setup, transcript, windows)
     replay = Replay(setup, transcript, why, windows, varied)
     found: list[Finding] = []
     for window, peers in windows:

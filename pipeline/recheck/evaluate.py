@@ -13,14 +13,14 @@ from lockstep.programs.columns import counted
 from lockstep.programs.permutation import MOST_INDICES
 from lockstep.tables.explain import validate_json
 from lockstep.tables.table import Count, NotNegative, Table
-from pipeline.again.claim import PublicClaim
-from pipeline.again.outputs import EVALUATED, HEADER, HELD_OUT, RESULTS
-from pipeline.again.published import PublishedRun
 from pipeline.audit import given_rows
 from pipeline.audit.verdict_text import measured_on
 from pipeline.joints import offered
 from pipeline.language_model import held_out
 from pipeline.language_model.held_out import HeldOutRows, MeanLoss
+from pipeline.recheck.claim import PublicClaim
+from pipeline.recheck.outputs import EVALUATED, HEADER, HELD_OUT, RESULTS
+from pipeline.recheck.published import PublishedRun
 
 LOSS_TOLERANCE = 1e-3  # nats: rounding of another machine
 ROUNDING = 1e-6  # of numbers that follow from the loss, relative
@@ -68,7 +68,7 @@ def read(published: PublishedRun) -> Evaluated:
     return validate_json(Evaluated, content, EVALUATED)
 
 
-def again(published: PublishedRun) -> list[PublicClaim]:
+def recheck(published: PublishedRun) -> list[PublicClaim]:
     """Measure again what evaluate.json says; what nobody measures again is stated."""
     said = read(published)
     if published.same_release:

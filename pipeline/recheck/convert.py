@@ -15,9 +15,9 @@ from lockstep.optim.optimizer import Tree
 from lockstep.programs.placement import device_groups
 from lockstep.wire.commitment import tree_hash
 from pipeline import runfile
-from pipeline.again.claim import PublicClaim
-from pipeline.again.outputs import HEADER, RUN, SOURCE, TRANSCRIPT
-from pipeline.again.published import ChainStart, PublishedRun
+from pipeline.recheck.claim import PublicClaim
+from pipeline.recheck.outputs import HEADER, RUN, SOURCE, TRANSCRIPT
+from pipeline.recheck.published import ChainStart, PublishedRun
 from pipeline.start.begin import Setup
 from pipeline.weights import hf
 from pipeline.weights.fresh import fresh_params
@@ -26,7 +26,7 @@ FRESH = runfile.CheckpointInit | runfile.CheckpointEphemeral
 NAMES_OF_A_CHECKPOINT = ("seed", "repo_id", "revision", "bucket", "prefix", "key")
 
 
-def again(published: PublishedRun) -> list[PublicClaim]:
+def recheck(published: PublishedRun) -> list[PublicClaim]:
     """Make the run's start where messages are kept; else `witness` does, if replays lead to it."""
     if published.kept:
         published.start = make_start(published)
