@@ -97,8 +97,7 @@ def _plan(file: Path, path: Path) -> None:
     left = sum(not plan_file.result_path(name).is_file() for name in written)
     print(f"compare: {len(written)} trainings of {known.tokens:,} tokens, {left} of them to do")
     if left:
-        first = next(iter(known.methods.values()))
-        print(f"compare: {_hours(changed(base, known, first), left * known.tokens)}")
+        print(f"compare: {_hours(changed(base, known), left * known.tokens)}")
 
 
 def _hours(base: "Run", tokens: int) -> str:

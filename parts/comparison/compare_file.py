@@ -42,7 +42,8 @@ class Method(Table):
     settings: dict[str, Any] = {}
     """Keys of its table in a run file, with other values than the card's."""
     peers: ChangedPeers = {}
-    """Keys of [peers] with other values than those of the comparison, as `aggregation`, `bits`."""
+    """Keys of [peers] with other values than the comparison's, as `aggregation` or `bits`, but for
+    `seed` and `count`."""
     label: Annotated[str, text(80)] | None = None
     """What tables and plots call it; by default its name."""
     ours: bool = False
@@ -54,9 +55,11 @@ class Method(Table):
     of the settings, as `outer_momentum` or `inner.Muon.step_scale.layers`."""
 
     @model_validator(mode="after")
-    def _rate_is_searched(self) -> "Method":
+    def _can_be_compared(self) -> "Method":
         if not self.search.get(RATE):
             raise wrong("search", f"{RATE} above 0, the base learning rate")
+        if alike := self.peers.keys() & {"seed", "count"}:
+            raise wrong(("peers", min(alike)), "no such key: it is the same for all methods")
         return self
 
 
@@ -132,7 +135,7 @@ class Compare(Table):
             raise wrong(("tuning", "seed"), "a seed that is not scored")
         if NO_FAILURE in self.failures:
             raise wrong(("failures", NO_FAILURE), "another name: this one stands for no failure")
-        if any("seed" in some.peers for some in (self, *self.methods.values())):
+        if "seed" in self.peers:
             raise wrong(("peers", "seed"), "no such key: `seeds` has the seeds")
         return self
 

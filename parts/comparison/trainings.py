@@ -120,11 +120,12 @@ def document(
     `base` is the run of `compare.base`.
     """
     method = compare.methods[one.method]
-    base = changed(base, compare, method)
+    base = changed(base, compare)
     card = card_of_method(method, found.values)
     tables, _ = tables_like(with_tokens(base, compare.tokens), card, None)
     rounds = tables["config"]["total_steps"]
     at_rate(tables, found.values[search.RATE])
+    tables["peers"] |= method.peers
     _seed(tables, one.seed)
     _fail(tables, base, compare.failures.get(one.failure, Failure()), rounds)
     if found.round_seconds is not None:
@@ -163,11 +164,11 @@ def digest(*parts: object) -> str:
     return hashlib.sha256(content.encode()).hexdigest()[:12]
 
 
-def changed(base: runfile.Run, compare: Compare, method: Method) -> runfile.Run:
-    """Return the run with a method's peers, all of which it waits for, and another model."""
+def changed(base: runfile.Run, compare: Compare) -> runfile.Run:
+    """Return the run with other peers, all of which it waits for, and another model."""
     tables = base.model_dump(mode="json", exclude_none=True)
-    tables["peers"] |= compare.peers | method.peers
-    if "count" in compare.peers | method.peers:
+    tables["peers"] |= compare.peers
+    if "count" in compare.peers:
         tables["config"]["init_min_clients"] = tables["peers"]["count"]
     if compare.config:
         if "Init" not in tables["model"]["LLM"]["checkpoint"]:

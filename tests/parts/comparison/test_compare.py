@@ -188,6 +188,8 @@ def test_a_failure_is_of_the_same_share_of_the_rounds_whatever_their_number():
         ({"methods": {"a": PLAIN | {"recipe": "adam"}}}, "methods.a.recipe"),
         ({"methods": {"a": PLAIN | {"search": {}}}}, "methods.a.search"),
         ({"methods": {"a": PLAIN | {"search": {"outer_momentum": 0.5}}}}, "methods.a.search"),
+        ({"methods": {"a": PLAIN | {"peers": {"count": 8}}}}, "methods.a.peers.count"),
+        ({"peers": {"seed": 1}}, "peers.seed"),
         ({"tuning": {"seed": 4}}, "tuning.seed"),
         ({"failures": {"none": {}}}, "failures.none"),
         ({"failures": {"x": {"faults": [LIAR | {"kind": "sleep"}]}}}, "kind"),
@@ -212,6 +214,14 @@ def test_settings_that_make_no_run_are_one_line_that_names_the_method():
     compare = compared(methods={"wrong": method})
     with pytest.raises(LockstepError, match=r"^methods\.wrong: .*momentum"):
         document(compare, BASE, PlannedTraining("wrong", None, 3), Decided({"rate": 1e-3}))
+
+
+def test_a_method_has_keys_of_peers_of_its_own():
+    method = PLAIN | {"peers": {"bits": "everywhere", "product_bits": 8}}
+    compare = compared(methods={"a": method}, peers={"count": 6, "bits": "machine"})
+    tables = document(compare, BASE, PlannedTraining("a", None, 3), Decided({"rate": 1e-3}))
+    peers = runfile.parse(tables, "a").peers
+    assert (peers.count, peers.bits, peers.product_bits) == (6, "everywhere", 8)
 
 
 def test_the_loss_at_some_bytes_lies_on_the_line_between_two_measures():
