@@ -41,6 +41,7 @@ from parts.comparison.trainings import (
 )
 from pipeline import __main__ as command_line
 from pipeline import runfile
+from pipeline.runfile.tables import Peers
 from pipeline.stage.keys import PROJECT
 from tests import tiny
 from tests.errors import refused
@@ -111,7 +112,7 @@ def test_every_training_of_a_ready_comparison_is_a_run_of_the_same_tokens(file):
         assert (run.llm.checkpoint.seed, run.peers.seed) == (one.seed, one.seed)
         assert run.llm.data_location.shuffle.seed[0] == one.seed
         peers = BASE.peers.model_dump() | compare.peers | method.peers | {"seed": one.seed}
-        assert run.peers.model_dump() == peers
+        assert run.peers == Peers.model_validate(peers)
         assert run.config.init_min_clients == run.peers.count
 
 
