@@ -25,4 +25,5 @@ if [ ! -d "$folder/site" ]; then
 fi
 export JAX_PLATFORMS=cpu JAX_NUM_CPU_DEVICES=1 NPROC=1 PYTHONPATH="$folder/site:$project"
 export XLA_FLAGS="--xla_allow_excess_precision=false --xla_backend_optimization_level=0" # compiles faster
+export GLIBC_TUNABLES= # with them a stage would start Python anew, which the kernel cannot run here
 exec qemu-aarch64 -L "$folder/root" "$folder/root/usr/bin/python3.11" -m "$@"

@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -15,9 +16,12 @@ from tests.servers.s3 import running_s3
 
 pytestmark = pytest.mark.soak  # a busy machine takes longer rounds, and looks more often
 LAST = 12
+MEMORY = [x.split() for x in Path("/proc/meminfo").read_text().splitlines() if "Total:" in x]
+KILOBYTES = sum(int(size) for name, size, *_ in MEMORY if name in ("MemTotal:", "SwapTotal:"))
+TOO_SMALL = pytest.mark.skipif(KILOBYTES < 40e6, reason="64 processes take 40 GB, swap included")
 
 
-@pytest.mark.parametrize("peers", [4, 8])
+@pytest.mark.parametrize("peers", [4, 8, pytest.param(64, marks=TOO_SMALL)])
 def test_a_peer_asks_little_in_a_round(tmp_path, monkeypatch, peers):
     monkeypatch.setattr(s3_server, "PAGE", 1000)
     with running_s3(monkeypatch) as bucket:
@@ -31,7 +35,7 @@ def test_a_peer_asks_little_in_a_round(tmp_path, monkeypatch, peers):
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL"):
             monkeypatch.delenv(name)
         started = [volunteering.train(tmp_path, f"{peer:03}") for peer in range(peers)]
-        assert volunteering.ended(started) == [0] * peers, volunteering.output(tmp_path)
+        assert volunteering.ended(started, 3600) == [0] * peers, volunteering.output(tmp_path)
         asked = [(verb, path) for verb, path, _ in bucket.seen]
     puts = [n for n, (verb, path) in enumerate(asked) if verb == "PUT" and ".closed" in path]
     steps = [int(re.search(r"rounds/(\d{8})/", asked[n][1])[1]) for n in puts]
@@ -45,4 +49,4 @@ def test_a_peer_asks_little_in_a_round(tmp_path, monkeypatch, peers):
     assert counts["states"] == 2 * 3  # the index and one chunk, after rounds 3, 6 and 9
     assert of_each["PUT"] <= 2 + 1 / peers
     assert of_each["LIST"] <= 2
-    assert of_each["GET"] <= peers + 12
+    assert of_each["GET"] <= 2 * peers + 4  # of each peer a record and a payload
