@@ -156,7 +156,8 @@ def _replay(published: PublishedRun) -> tuple[Replay, list[Finding]]:
     found: list[Finding] = []
     for window, peers in windows:
         refuse(audit_ends(setup, transcript, window, peers))
-        found += replay.window(window, peers, lambda: None)
+        if replay.how.tells:
+            found += replay.window(window, peers, lambda: None)
     return replay, found
 
 
@@ -184,10 +185,10 @@ def _sampled(published: PublishedRun, replay: Replay) -> PublicClaim:
         "drawn_by": draw.seed_of,
         "bitwise": replay.bitwise,
         "why_not_bitwise": replay.why,
-        "tolerance": limits.limit,
-        "params_tolerance": limits.params_limit,
+        "tolerance": limits.limit if limits.tells else None,
+        "params_tolerance": limits.params_limit if limits.tells else None,
     }
-    return PublicClaim("windows", "sampled", text, values)
+    return PublicClaim("windows", "sampled" if limits.tells else "stated", text, values)
 
 
 def _compared(replay: Replay, several: bool) -> str:
@@ -195,6 +196,9 @@ def _compared(replay: Replay, several: bool) -> str:
     limits = replay.how
     if replay.why is None:
         return f"repeat{'' if several else 's'} bit for bit"
+    because = f"because the publisher says: {brief(replay.why, LONGEST)}"
+    if not limits.tells:
+        return f"not compared with any message, {because}"
     free = "what peers own is not compared"
     if limits.own_limits is not None:
         free = "what peers own is compared only where the next window is published too"
@@ -204,8 +208,7 @@ def _compared(replay: Replay, several: bool) -> str:
         free += "messages are compared"
     return (
         f"compared by tolerance (distance of a message at most {limits.limit:.3g}, within "
-        f"which it may be anything; {free}), because the publisher says: "
-        f"{brief(replay.why, LONGEST)}"
+        f"which it may be anything; {free}), {because}"
     )
 
 

@@ -29,10 +29,12 @@ from pipeline.audit.tolerance import (
     UNRELATED,
     distance_of_state,
     distance_of_update,
+    how,
     limit,
     to_blame,
 )
 from pipeline.audit.verdict import Finding, How, Varied
+from pipeline.stage.devices import difference
 from tests.lockstep.swarm.simulated import PEERS, lab, run_of
 from tests.pipeline.audit.edited.audited_run import edit_round
 
@@ -210,6 +212,17 @@ def test_a_tolerance_is_learnt_between_two_bounds():
     assert limit(run, None, 1e-9) == LEAST["float32"]
     assert limit(run, None, 9.0) == MOST
     assert limit(run, None) == TOLERANCE["float32"]
+
+
+def test_in_bfloat16_nothing_is_told_of_another_kind_of_device():
+    float32 = run_of("dense")
+    peers = float32.peers.model_copy(update={"precision": "bfloat16"})
+    bfloat16 = float32.model_copy(update={"peers": peers})
+    other = {"device_kind": "NVIDIA H200"}
+    why = "{} is {!r} here, was {!r} in training".format(*difference({"device_kind": "cpu"}, other))
+    assert not how(bfloat16, why, True, None, None).tells
+    assert how(bfloat16, "jax is '1' here", True, None, None).limit == TOLERANCE["bfloat16"]
+    assert how(float32, why, True, None, None).limit == TOLERANCE["float32"]
 
 
 def test_messages_params_and_states_have_each_what_was_learnt_of_them(trained):

@@ -1,6 +1,7 @@
 """What nobody can find, and is named as not proven."""
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from lockstep.files import read_json
 from lockstep.transcript.trees import load_arrays
 from parts.publication import layout, publish
 from pipeline import runfile, scores
+from pipeline.audit import tolerance
 from pipeline.language_model import held_out
 from pipeline.recheck import outputs
 from pipeline.weights import exported
@@ -50,6 +52,18 @@ def test_a_header_that_names_another_machine_changes_the_exit_status_and_the_lin
         "anything; what peers own is not compared), because the publisher says: device_kind is "
         "'cpu' here, was 'NVIDIA H100 80GB HBM3' in training"
     ) in line
+
+
+def test_windows_that_were_compared_with_nothing_are_stated(folder, monkeypatch):
+    """As those of a run in bfloat16 that another kind of device trained."""
+    monkeypatch.setattr(tolerance, "limit", lambda *asked: math.inf)
+    change_json(HEADER, another_machine)(folder)
+    forge(folder)
+    verified = verify(folder)
+    windows = verified.claim("windows")
+    assert not verified.bitwise
+    assert (windows.kind, windows.values["tolerance"]) == ("stated", None)
+    assert "not compared with any message, because the publisher says: device_kind" in windows.text
 
 
 def of_rounds(change: Callable[[dict], object]) -> Callable[[Path], None]:
