@@ -6,14 +6,16 @@ the model finds a continuation after a context:
   log_likelihood = sum over t of log p(continuation_t | context, continuation_<t)
 
 Requests with equal inputs, such as the one-token choices of a question, are one row. Rows are
-sorted by length and cut into lots; a lot is padded to one of few lengths, so few programs are
-compiled. The models are causal: what follows a token does not change its features. The head
-multiplies the features of predicted tokens only, some at a time, so logits need little memory.
+sorted by length and cut into lots; a lot is padded to one of few lengths, each of which is a
+program: as few as make compiling and computing together cheapest. The models are causal: what
+follows a token does not change its features. The head multiplies the features of predicted tokens
+only, some at a time, so logits need little memory.
 
 Shapes in names: B rows of T tokens, N = B * T, of which `count` are predictions; C of these at a
 time; D width, V vocabulary.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -33,7 +35,10 @@ from pipeline.weights.exported import Exported
 
 TOGETHER = 128  # predictions whose logits are computed at a time: a few MB, and large enough
 SHORTEST = 16  # tokens of a padded row, at least
-FINER = 64  # tokens, from which on more lengths are worth the time to compile for them
+FINER = 64  # tokens, from which on there are more lengths to choose from
+# What compiling a program costs, in floating-point operations of a forward pass: about 4 seconds.
+COMPILING = {"cpu": 2e11}
+COMPILING_ELSEWHERE = 5e13
 FEWEST = 8  # rows of a lot, which has no more than it needs where one lot takes all
 
 LikelihoodRequest = tuple[Sequence[int], Sequence[int]]  # context, continuation
@@ -122,10 +127,10 @@ def _rows(requests: Sequence[LikelihoodRequest], context: int) -> list[_Row]:
     return sorted((row for alike in rows.values() for row in alike), key=lambda r: -len(r.inputs))
 
 
-def _lots(rows: Sequence[_Row], size: int, context: int) -> Iterator[_Lot]:
+def _lots(rows: Sequence[_Row], size: int, lengths: Sequence[int]) -> Iterator[_Lot]:
     for start in range(0, len(rows), size):
         some = rows[start : start + size]
-        length = padded_length(len(some[0].inputs), context)
+        length = min(length for length in lengths if length >= len(some[0].inputs))
         tokens_BT = np.zeros((size, length), np.int32)
         room = -(-size * length // TOGETHER) * TOGETHER
         places_N, labels_N = np.zeros((2, room), np.int32)
@@ -152,6 +157,24 @@ def padded_length(length: int, most: int) -> int:
         power *= 2
     step = power // (4 if power >= FINER else 2)
     return min(max(power, -(-length // step) * step), most)
+
+
+def cheapest_lengths(rows_of: Mapping[int, int], compiling: float) -> tuple[int, ...]:
+    """Return the padded lengths that cost least, if each row has the next one of them.
+
+    The cost is the tokens of all rows, and `compiling` tokens for each length; `rows_of` are the
+    numbers of rows by padded length. The best lengths up to one are those up to a shorter one, and
+    that one.
+    """
+    lengths = sorted(rows_of)
+    best: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
+    for end, longest in enumerate(lengths, 1):
+        tries = []
+        for start, (cost, chosen) in enumerate(best):
+            rows = sum(rows_of[length] for length in lengths[start:end])
+            tries.append((cost + compiling + longest * rows, (*chosen, longest)))
+        best.append(min(tries))
+    return best[-1][1]
 
 
 class TaskModel(NamedTuple):
@@ -186,6 +209,8 @@ class TaskModel(NamedTuple):
         rows = _rows(requests, self.context)
         size = min(self.batch_size, -(-len(rows) // FEWEST) * FEWEST)
         size = -(-size // parts) * parts
+        padded = Counter(padded_length(len(row.inputs), self.context) for row in rows)
+        lengths = cheapest_lengths(padded, self._compiling)
         found: list[Likelihood | None] = [None] * len(requests)
 
         def work(lot: _Lot, group: DeviceGroup) -> None:
@@ -201,8 +226,15 @@ class TaskModel(NamedTuple):
                 first += tokens
             advance(len(lot.owners))
 
-        side_by_side(groups, list(_lots(rows, size, self.context)), work)
+        side_by_side(groups, list(_lots(rows, size, lengths)), work)
         return [score for score in found if score is not None]
+
+    @property
+    def _compiling(self) -> float:
+        """What compiling a program costs, in tokens of a forward pass."""
+        params = next(iter(self.params_on.values()))
+        count = sum(leaf.size for leaf in jax.tree.leaves(params))
+        return COMPILING.get(jax.default_backend(), COMPILING_ELSEWHERE) / (2 * count)
 
 
 def from_folder(

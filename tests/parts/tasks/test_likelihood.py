@@ -1,12 +1,14 @@
 """Scores of requests, by a small causal model that NumPy computes as well."""
 
+from itertools import combinations
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from lockstep.programs.placement import DeviceGroup
-from parts.tasks.task_model import TaskModel, padded_length, program
+from parts.tasks.task_model import TaskModel, cheapest_lengths, padded_length, program
 from tests.errors import refused
 
 VOCAB, CONTEXT = 11, 40
@@ -111,3 +113,17 @@ def test_rows_are_padded_to_few_lengths_and_never_beyond_the_context():
     assert sorted(lengths) == [16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 300]
     assert all(n <= padded_length(n, 300) for n in range(1, 301))
     assert padded_length(3, 5) == 5
+
+
+@pytest.mark.parametrize("compiling", [0, 40, 1000, 10**6])
+def test_no_other_lengths_cost_less_than_those_that_are_compiled_for(compiling):
+    rows_of = {16: 40, 24: 3, 32: 9, 48: 20, 64: 1, 80: 7}
+
+    def cost(lengths):
+        padded = (n * min(x for x in lengths if x >= length) for length, n in rows_of.items())
+        return sum(padded) + compiling * len(lengths)
+
+    some = [c for n in range(6) for c in combinations(sorted(rows_of)[:-1], n)]
+    found = cheapest_lengths(rows_of, compiling)
+    assert cost(found) == min(cost((*one, 80)) for one in some)
+    assert found == tuple(sorted(rows_of)) if compiling == 0 else len(found) < 6
