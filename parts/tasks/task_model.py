@@ -5,9 +5,10 @@ the model finds a continuation after a context:
 
   log_likelihood = sum over t of log p(continuation_t | context, continuation_<t)
 
-Requests with equal inputs, such as the one-token choices of a question, are one row. Rows are
-sorted by length and cut into lots; a lot is padded to one of few lengths, each of which is a
-program: as few as make compiling and computing together cheapest. The models are causal: what
+Requests with equal inputs, such as the one-token choices of a question, are one row. A row is
+padded to one of few lengths, each of which is a program: as few as make compiling and computing
+together cheapest. A padded row may have other last bits, so its length depends on the requests and
+the model's size alone, on no machine, and a lot has rows of one length. The models are causal: what
 follows a token does not change its features. The head multiplies the features of predicted tokens
 only, some at a time, so logits need little memory.
 
@@ -36,9 +37,7 @@ from pipeline.weights.exported import Exported
 TOGETHER = 128  # predictions whose logits are computed at a time: a few MB, and large enough
 SHORTEST = 16  # tokens of a padded row, at least
 FINER = 64  # tokens, from which on there are more lengths to choose from
-# What compiling a program costs, in floating-point operations of a forward pass: about 4 seconds.
-COMPILING = {"cpu": 2e11}
-COMPILING_ELSEWHERE = 5e13
+COMPILING = 2e11  # floating-point operations that take as long as to compile: 4 seconds of 2 cores
 FEWEST = 8  # rows of a lot, which has no more than it needs where one lot takes all
 
 LikelihoodRequest = tuple[Sequence[int], Sequence[int]]  # context, continuation
@@ -108,7 +107,7 @@ def program(features: Callable[..., jax.Array], head: Callable[[Tree], jax.Array
 
 
 def _rows(requests: Sequence[LikelihoodRequest], context: int) -> list[_Row]:
-    """The requests as rows of inputs, longest first: what needs the most memory fails at once."""
+    """The requests as rows of inputs."""
     rows: dict[tuple[int, ...], list[_Row]] = {}
     for number, (before, continuation) in enumerate(requests):
         if not len(before) or not 0 < len(continuation) <= context:
@@ -124,27 +123,33 @@ def _rows(requests: Sequence[LikelihoodRequest], context: int) -> list[_Row]:
         if together + len(continuation) > room:
             alike.append(_Row(inputs, []))
         alike[-1].requests.append((number, tuple(continuation)))
-    return sorted((row for alike in rows.values() for row in alike), key=lambda r: -len(r.inputs))
+    return [row for alike in rows.values() for row in alike]
 
 
 def _lots(rows: Sequence[_Row], size: int, lengths: Sequence[int]) -> Iterator[_Lot]:
-    for start in range(0, len(rows), size):
-        some = rows[start : start + size]
-        length = min(length for length in lengths if length >= len(some[0].inputs))
-        tokens_BT = np.zeros((size, length), np.int32)
-        room = -(-size * length // TOGETHER) * TOGETHER
-        places_N, labels_N = np.zeros((2, room), np.int32)
-        owners, count = [], 0
-        for index, row in enumerate(some):
-            tokens_BT[index, : len(row.inputs)] = row.inputs
-            end = index * length + len(row.inputs)
-            for request, continuation in row.requests:
-                own = slice(count, count + len(continuation))
-                places_N[own] = np.arange(end - len(continuation), end)
-                labels_N[own] = continuation
-                owners.append((request, len(continuation)))
-                count += len(continuation)
-        yield _Lot(tokens_BT, places_N, labels_N, count, owners)
+    """The rows in lots of one length, longest first: what needs the most memory fails at once."""
+    padded = [min(length for length in lengths if length >= len(row.inputs)) for row in rows]
+    for length in sorted(lengths, reverse=True):
+        alike = [row for row, own in zip(rows, padded, strict=True) if own == length]
+        for start in range(0, len(alike), size):
+            yield _lot(alike[start : start + size], size, length)
+
+
+def _lot(rows: Sequence[_Row], size: int, length: int) -> _Lot:
+    tokens_BT = np.zeros((size, length), np.int32)
+    room = -(-size * length // TOGETHER) * TOGETHER
+    places_N, labels_N = np.zeros((2, room), np.int32)
+    owners, count = [], 0
+    for index, row in enumerate(rows):
+        tokens_BT[index, : len(row.inputs)] = row.inputs
+        end = index * length + len(row.inputs)
+        for request, continuation in row.requests:
+            own = slice(count, count + len(continuation))
+            places_N[own] = np.arange(end - len(continuation), end)
+            labels_N[own] = continuation
+            owners.append((request, len(continuation)))
+            count += len(continuation)
+    return _Lot(tokens_BT, places_N, labels_N, count, owners)
 
 
 def padded_length(length: int, most: int) -> int:
@@ -234,7 +239,7 @@ class TaskModel(NamedTuple):
         """What compiling a program costs, in tokens of a forward pass."""
         params = next(iter(self.params_on.values()))
         count = sum(leaf.size for leaf in jax.tree.leaves(params))
-        return COMPILING.get(jax.default_backend(), COMPILING_ELSEWHERE) / (2 * count)
+        return COMPILING / (2 * count)
 
 
 def from_folder(

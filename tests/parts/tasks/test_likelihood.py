@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from lockstep.programs.placement import DeviceGroup
+from parts.tasks import task_model
 from parts.tasks.task_model import TaskModel, cheapest_lengths, padded_length, program
 from tests.errors import refused
 
@@ -78,18 +79,34 @@ def test_the_size_of_a_lot_and_its_devices_change_no_score(batch_size):
     check(score(requests, batch_size=batch_size, devices=2, per_group=2), requests)
 
 
-def test_the_choices_of_a_question_share_a_row():
-    lots = []
+def counting(lots):
+    """The program, which also appends the tokens of each lot to `lots`."""
 
-    def counting(params, tokens_BT, *given):
+    def counted(params, tokens_BT, *given):
         lots.append(np.asarray(tokens_BT))
         return SCORE(params, tokens_BT, *given)
 
+    return counted
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 8])
+def test_the_length_of_a_row_does_not_depend_on_its_lot(batch_size, monkeypatch):
+    """So by rules a score has the same bits on machines that compute other lots."""
+    monkeypatch.setattr(task_model, "COMPILING", 1.0)  # each length is worth a program
+    requests = [([1] * length, [2]) for length in (3, 8, 20, 23, 30, 40)]
+    group = DeviceGroup((jax.devices()[0],))
+    model(counting(lots := []), {group: TABLE_VV}, batch_size).log_likelihoods(requests)
+    found = {row.sum(): row.size for lot in lots for row in lot if row.any()}
+    assert found == {3: 16, 8: 16, 20: 24, 23: 24, 30: 32, 40: 40}
+
+
+def test_the_choices_of_a_question_share_a_row():
     questions = [[1, 2, 3], [4, 5, 6, 7]]
     requests = [[question, [choice]] for question in questions for choice in range(4)]
     group = DeviceGroup((jax.devices()[0],))
-    check(model(counting, {group: TABLE_VV}, 2).log_likelihoods(requests), requests)
-    assert [lot[:, :4].tolist() for lot in lots] == [[[4, 5, 6, 7], [1, 2, 3, 0]]]
+    lots = []
+    check(model(counting(lots), {group: TABLE_VV}, 2).log_likelihoods(requests), requests)
+    assert [lot[:, :4].tolist() for lot in lots] == [[[1, 2, 3, 0], [4, 5, 6, 7]]]
     requests = [[[3], [number % VOCAB]] for number in range(40)]  # more than there is room for
     check(score(requests), requests)
 
