@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from parts.publication.claims import Verified
     from parts.publication.fetch import Found, Limits
     from parts.publication.layout import ReaderAsks
-    from pipeline.audit.given_bundle import WorkerOfReader
+    from pipeline.audit.unchecked_bundle import WorkerOfReader
 
 app = typer.Typer()
 
@@ -155,7 +155,7 @@ def verify(  # noqa: PLR0913 - each is an option
     from lockstep.machine import allocator
     from parts.publication.fetch import Limits
     from parts.publication.layout import ReaderAsks
-    from pipeline.audit import given_bundle
+    from pipeline.audit import unchecked_bundle
     from pipeline.runfile import Network
 
     allocator.tune()
@@ -165,7 +165,7 @@ def verify(  # noqa: PLR0913 - each is an option
     asks = ReaderAsks(seed, windows, checkpoint, shards, tasks, key)
     seen: list[Found] = []
     try:
-        worker = given_bundle.WorkerOfReader(worker_python, worker_module, tuple(worker_path or ()))
+        worker = unchecked_bundle.WorkerOfReader(worker_python, worker_module, worker_path)
         published = partial(_verify, source, root, limits, asks, worker, seen)
         verified = _known(source, root, follow, replays or (), as_json, published)
         outcome, said, text = verified.outcome, verified.to_json(), verified.text
@@ -225,12 +225,12 @@ def replay(
 ) -> None:
     """Replay a finding from its bundle; exit with status 1 if the finding is not confirmed."""
     from lockstep.machine import allocator
-    from pipeline.audit import given_bundle
+    from pipeline.audit import unchecked_bundle
     from pipeline.stage import devices
 
     allocator.tune()
-    worker = given_bundle.WorkerOfReader(worker_python, worker_module, tuple(worker_path or ()))
-    devices.prepare(given_bundle.read_run(folder, max_gb, worker))
+    worker = unchecked_bundle.WorkerOfReader(worker_python, worker_module, worker_path)
+    devices.prepare(unchecked_bundle.read_run(folder, max_gb, worker))
     from pipeline.audit import bundle
 
     raise typer.Exit(bundle.show(folder, max_gb, worker))
@@ -297,7 +297,7 @@ def _verify(
     Once it was found, it is put into `seen`, whatever is found of it then.
     """
     from parts.publication import aside, fetch, in_toto, layout, signature
-    from pipeline.audit import given_bundle
+    from pipeline.audit import unchecked_bundle
     from pipeline.net.limits import told
     from pipeline.stage import devices, logs, untrusted_files
 
@@ -315,7 +315,7 @@ def _verify(
                 folder = found.bring(place, skip)
                 here = [folder / name for name in publication.files if name not in skip]
                 with untrusted_files.unchanged(here), _release_said(publication.release):
-                    run = given_bundle.read_run(folder / layout.PROOF, limits.max_gb, worker)
+                    run = unchecked_bundle.read_run(folder / layout.PROOF, limits.max_gb, worker)
                     if precision := layout.matmul_precision(folder):
                         os.environ.setdefault("JAX_DEFAULT_MATMUL_PRECISION", precision)
                     devices.prepare(run)

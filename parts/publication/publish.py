@@ -16,7 +16,7 @@ from parts.publication import transcript as published_transcript
 from parts.publication.claims import PUBLISHED_WINDOWS
 from parts.publication.layout import Publication
 from pipeline import runfile
-from pipeline.audit import given_rows
+from pipeline.audit import rows_file
 from pipeline.audit.sample import read_beacon
 from pipeline.language_model import held_out
 from pipeline.recheck import outputs
@@ -204,14 +204,14 @@ def _write_proof(
             published_transcript.pack(transcript.folder / name, target)
 
     for one in published:
-        indices = given_rows.assigned(transcript.window(one.window), one.peers)
-        given_rows.write(folder / layout.row_file(one, kept), data, indices)
+        indices = rows_file.assigned(transcript.window(one.window), one.peers)
+        rows_file.write(folder / layout.row_file(one, kept), data, indices)
     held = held_out.read(run, shards)
     if len(held.rows_NW):
-        rows = given_rows.GivenRows(HELD_OUT, held.indices_N, held.rows_NW)
-        given_rows.write(folder / HELD_OUT, rows, held.indices_N)
+        rows = rows_file.GivenRows(HELD_OUT, held.indices_N, held.rows_NW)
+        rows_file.write(folder / HELD_OUT, rows, held.indices_N)
     if (counted := subject_of(run).counted_rows(run, model, shards)) is not None:
-        given_rows.write(folder / COUNTED, given_rows.GivenRows(COUNTED, *counted), counted[0])
+        rows_file.write(folder / COUNTED, rows_file.GivenRows(COUNTED, *counted), counted[0])
     said = {"columns": columns, "rounds": transcript.hash}
     return said, len(layout.possible(transcript, every, kept))
 

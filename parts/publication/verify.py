@@ -15,7 +15,7 @@ from parts.publication.claims import Verified, in_order
 from parts.publication.layout import MANIFEST, DrawnWindow, Publication, ReaderAsks
 from parts.publication.transcript import Unpacked
 from pipeline import recheck, runfile
-from pipeline.audit import given_rows
+from pipeline.audit import rows_file
 from pipeline.audit.audit import audit_header, audit_rounds
 from pipeline.audit.sample import Beacon, read_beacon
 from pipeline.audit.verdict import contradictions
@@ -89,9 +89,9 @@ def _audited(
         raise LockstepError(f"{MANIFEST}: lists no {model_file}, expected it as {HEADER} says")
     subject_of(run).check_model(run, header.model, HEADER)
     columns, bound = publication.columns, subject_of(run).vocab_size(header.model)
-    given = [given_rows.read(folder / name, columns, run, bound) for name in rows]
+    given = [rows_file.read(folder / name, columns, run, bound) for name in rows]
     index = entries[0].round.data_index
-    setup = begin.blank(run, header.model, given_rows.joined(given), columns, start, index)
+    setup = begin.blank(run, header.model, rows_file.joined(given), columns, start, index)
     due, kept = run.snapshots(start), setup.programs.form.kept
     check_sketched(header, kept=kept)
     if found.snapshots != due.steps:

@@ -23,7 +23,7 @@ from parts.volunteers.chain.signed_rounds import FOLDER, SignedRounds
 from parts.volunteers.keys import parse_public
 from parts.volunteers.store.schemes import open_store
 from parts.volunteers.store.web_store import WebStore
-from parts.volunteers.training.later import Later
+from parts.volunteers.training.from_state import Later
 from parts.volunteers.training.rounds import StoredSwarm
 from parts.volunteers.training.states import States
 from pipeline.start.begin import Setup, self_test

@@ -32,11 +32,11 @@ from lockstep.transcript.entry import Entry
 from lockstep.transcript.transcript import Transcript
 from lockstep.transcript.windows import Window
 from pipeline import runfile
-from pipeline.audit import given_rows, rounding, verdict_text
+from pipeline.audit import rounding, rows_file, verdict_text
 from pipeline.audit.audit import audit_ends, audit_header, audit_rounds
-from pipeline.audit.given_bundle import RUN, WorkerOfReader, read_run
 from pipeline.audit.replay import Replay
 from pipeline.audit.tolerance import why_not_bitwise
+from pipeline.audit.unchecked_bundle import RUN, WorkerOfReader, read_run
 from pipeline.audit.verdict import Finding, contradictions
 from pipeline.start import begin
 from pipeline.start.begin import Setup
@@ -97,7 +97,7 @@ def write(
     count = window.last - transcript.snapshots[0]
     write_text(folder / TRANSCRIPT / "rounds.jsonl", "".join(lines[:count]))
     if peers:
-        given_rows.write(folder / TOKENS, replay.setup.data, given_rows.assigned(entries, peers))
+        rows_file.write(folder / TOKENS, replay.setup.data, rows_file.assigned(entries, peers))
     manifest = BundleManifest(
         format=2,
         window=tuple(window),
@@ -224,7 +224,7 @@ def read(folder: Path, max_gb: int, worker: WorkerOfReader | None = None) -> Bun
     rows = None
     if TOKENS in manifest.files:
         bound = subject.vocab_size(header.model)
-        rows = given_rows.read(folder / TOKENS, manifest.columns, run, bound)
+        rows = rows_file.read(folder / TOKENS, manifest.columns, run, bound)
     index = entries[0].round.data_index
     setup = begin.blank(run, header.model, rows, manifest.columns, start, index)
 

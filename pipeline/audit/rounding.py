@@ -36,7 +36,7 @@ from lockstep.transcript.windows import Window
 from lockstep.wire import message as wire
 from lockstep.wire.pieces import MOST_DRAWN
 from pipeline import runfile
-from pipeline.audit import given_rows
+from pipeline.audit import rows_file
 from pipeline.audit.replay import WindowPeers
 from pipeline.audit.tolerance import (
     PeersOfWindows,
@@ -156,7 +156,7 @@ def main(folder: Path) -> None:
         devices.keep_compiled(Path(asked["compiled"]))
     run, transcript = runfile.parse(asked["run"], ASKED), Transcript(Path(asked["transcript"]))
     columns: tuple[Column, ...] = tuple(asked["columns"])
-    rows = given_rows.read(folder / TOKENS, columns, run, None)
+    rows = rows_file.read(folder / TOKENS, columns, run, None)
     setup = begin.blank(run, asked["model"], rows, columns, asked["step"], asked["data_index"])
     with open(folder / TOLD, "wb") as file:
         for window, peers in asked["work"]:
@@ -168,8 +168,8 @@ def _ask(
     setup: Setup, transcript: Transcript, work: PeersOfWindows, folder: Path, compiled: str
 ) -> None:
     columns = setup.programs.task.columns
-    rows = [given_rows.assigned(transcript.window(window), peers) for window, peers in work]
-    given_rows.write(folder / TOKENS, setup.data, np.concatenate(rows))
+    rows = [rows_file.assigned(transcript.window(window), peers) for window, peers in work]
+    rows_file.write(folder / TOKENS, setup.data, np.concatenate(rows))
     asked = {
         "run": setup.run.model_dump(mode="json"),
         "model": setup.model,

@@ -10,7 +10,7 @@ import numpy as np
 
 from lockstep.errors import LockstepError
 from lockstep.files import sha256_file
-from pipeline.audit import given_rows
+from pipeline.audit import rows_file
 from pipeline.language_model import held_out
 from pipeline.recheck.claim import PublicClaim
 from pipeline.recheck.outputs import COMPANIONS, HELD_OUT
@@ -32,7 +32,7 @@ def recheck(published: PublishedRun) -> list[PublicClaim]:
     )
     data = begin.rows(run, model, shards)
     for name in published.rows:
-        rows = given_rows.read(published.folder / name, columns, run, bound)
+        rows = rows_file.read(published.folder / name, columns, run, bound)
         if rows.indices_N[-1] >= len(data):
             raise LockstepError(
                 f"{name}: has sequence {rows.indices_N[-1]}, expected numbers below {len(data)}, "
@@ -41,7 +41,7 @@ def recheck(published: PublishedRun) -> list[PublicClaim]:
         _compare(name, rows.rows_NW, data.take(rows.indices_N), shards)
     own = held_out.read(run, shards)
     if HELD_OUT in published.files or len(own.rows_NW):
-        rows = given_rows.read(published.folder / HELD_OUT, columns, run, bound)
+        rows = rows_file.read(published.folder / HELD_OUT, columns, run, bound)
         _compare(HELD_OUT, rows.indices_N, own.indices_N, shards)
         _compare(HELD_OUT, rows.rows_NW, own.rows_NW, shards)
     text = f"the sequences of {'these windows' if len(published.rows) > 1 else 'this window'} and "

@@ -13,7 +13,7 @@ from lockstep.programs.columns import counted
 from lockstep.programs.permutation import MOST_INDICES
 from lockstep.tables.explain import validate_json
 from lockstep.tables.table import Count, NotNegative, Table
-from pipeline.audit import given_rows
+from pipeline.audit import rows_file
 from pipeline.audit.verdict_text import measured_on
 from pipeline.joints import offered
 from pipeline.language_model import held_out
@@ -164,7 +164,7 @@ def _held_out_rows(published: PublishedRun, split_size: int | None) -> HeldOutRo
         raise LockstepError(f"{HELD_OUT}: no such file, expected the held-out sequences")
     run, columns = published.run, published.setup.programs.task.columns
     bound = published.setup.subject.vocab_size(published.setup.model)
-    rows = given_rows.read(published.folder / HELD_OUT, columns, run, bound)
+    rows = rows_file.read(published.folder / HELD_OUT, columns, run, bound)
     if split_size is None:
         raise LockstepError(f"{EVALUATED}: split_sequences is null, expected a number")
     due_N = held_out.drawn(split_size, run)

@@ -170,9 +170,9 @@ def _generate(folder: Path, out: Path) -> None:
 
 
 def _replay(folder: Path, out: Path) -> None:
-    from pipeline.audit import given_bundle
+    from pipeline.audit import unchecked_bundle
 
-    given_bundle.read_run(folder, max_gb=1)
+    unchecked_bundle.read_run(folder, max_gb=1)
 
 
 def _import(folder: Path, out: Path) -> None:

@@ -37,7 +37,6 @@ from pipeline.sources.provider import (
     Survey,
     SurveyedFile,
 )
-from pipeline.sources.token_files.elsewhere import REPO_ID, list_dataset
 from pipeline.sources.token_files.fetching import fetch_files, fetch_tokenizer
 from pipeline.sources.token_files.listing import (
     Listing,
@@ -50,6 +49,7 @@ from pipeline.sources.token_files.listing import (
     sides,
     tokenizer_files,
 )
+from pipeline.sources.token_files.remote_files import REPO_ID, list_dataset
 from pipeline.stage.artifacts import listing_sha256
 from pipeline.stage.untrusted_files import check_unpacked, expand, unchanged, walk
 from pipeline.tokens.shards import ShardFile, Split, write_shard

@@ -29,14 +29,14 @@ from pipeline.runfile import Network
 from pipeline.runfile.data import ShuffleDontShuffle, TextSource
 from pipeline.sources.provider import FetchOptions
 from pipeline.sources.text.documents import ENDINGS
-from pipeline.sources.token_files.elsewhere import (
+from pipeline.sources.token_files.listing import Listing, LocationFile, check_local, local_file
+from pipeline.sources.token_files.remote_files import (
     REPO_ID,
     files_at,
     list_bucket,
     list_dataset,
     list_files,
 )
-from pipeline.sources.token_files.listing import Listing, LocationFile, check_local, local_file
 from pipeline.stage.untrusted_files import check_yaml, expand, walk
 
 log = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ from parts.volunteers.chain.slate import Slate
 from parts.volunteers.chain.turns import Turns
 from parts.volunteers.signed import sign
 from parts.volunteers.store.folder import FolderStore
-from parts.volunteers.training.later import Later
+from parts.volunteers.training.from_state import Later
 from parts.volunteers.training.waiting import Waiting
 from tests.lockstep.protocol.driver.driven_run import LONG
 from tests.parts.volunteers.test_links import ALL, HEAD, MOST, ROUND, TERMS, counted

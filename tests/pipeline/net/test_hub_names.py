@@ -7,7 +7,7 @@ import pytest
 from lockstep.machine.progress import Progress
 from pipeline.net.transfers import hub_files
 from pipeline.runfile import Network
-from pipeline.sources.token_files.elsewhere import REPO_ID, list_dataset
+from pipeline.sources.token_files.remote_files import REPO_ID, list_dataset
 from tests.errors import refused
 
 NETWORK = Network(attempts=1, stall_seconds=0.1)

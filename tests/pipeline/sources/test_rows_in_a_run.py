@@ -10,7 +10,7 @@ from lockstep.errors import LockstepError
 from lockstep.files import read_json
 from lockstep.programs.columns import PLAIN
 from pipeline import download, runfile
-from pipeline.audit import given_rows
+from pipeline.audit import rows_file
 from pipeline.language_model import held_out
 from pipeline.language_model.subject import LanguageModelSubject
 from pipeline.pages.report_page import _data
@@ -82,15 +82,15 @@ def test_every_held_out_row_is_measured_also_one_of_a_single_word(stage):
 def test_a_bundles_rows_may_have_any_words(stage, tmp_path):
     run, _ = stage()
     edges = np.array([[0, -1, -(2**31), 2**31 - 1, -100]], np.int32)
-    rows = given_rows.GivenRows("a", np.array([7]), edges)
-    given_rows.write(tmp_path / "rows.safetensors", rows, np.array([7]))
-    found = given_rows.read(tmp_path / "rows.safetensors", PLAIN, run, None)
+    rows = rows_file.GivenRows("a", np.array([7]), edges)
+    rows_file.write(tmp_path / "rows.safetensors", rows, np.array([7]))
+    found = rows_file.read(tmp_path / "rows.safetensors", PLAIN, run, None)
     assert found.take(np.array([7])).tolist() == edges.tolist()
     with pytest.raises(LockstepError, match="expected inputs from 0 and below 9"):
-        given_rows.read(tmp_path / "rows.safetensors", PLAIN, run, 9)
+        rows_file.read(tmp_path / "rows.safetensors", PLAIN, run, 9)
     other = runfile.parse(tiny.run_document(tmp_path).unwrap(), "a test")
     with pytest.raises(LockstepError, match="a row of 16 numbers"):
-        given_rows.read(tmp_path / "rows.safetensors", PLAIN, other, None)
+        rows_file.read(tmp_path / "rows.safetensors", PLAIN, other, None)
 
 
 def test_the_report_counts_rows(stage):

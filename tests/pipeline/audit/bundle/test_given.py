@@ -12,7 +12,7 @@ import pytest
 from lockstep.errors import LockstepError
 from lockstep.files import write_json
 from pipeline import runfile
-from pipeline.audit import bundle, given_bundle
+from pipeline.audit import bundle, unchecked_bundle
 from pipeline.stage.keys import PROJECT, RUN_FILE
 from tests.pipeline.audit.bundle.bundled_run import OPENING, change_json
 
@@ -51,28 +51,28 @@ def test_what_could_harm_the_machine_is_refused_before_it_is_opened(tmp_path, ca
     change, said = STRANGE[case]
     write_json(tmp_path / "run.json", runfile.load(PROJECT / RUN_FILE).model_dump(mode="json"))
     (tmp_path / "transcript").mkdir()
-    assert given_bundle.read_run(tmp_path, 4).peers.threads == 4
+    assert unchecked_bundle.read_run(tmp_path, 4).peers.threads == 4
     change(tmp_path)
     with pytest.raises(LockstepError, match=re.escape(said)):
-        given_bundle.read_run(tmp_path, 4)
+        unchecked_bundle.read_run(tmp_path, 4)
 
 
 def test_the_sender_of_a_bundle_does_not_say_how_much_memory_there_is(tmp_path):
     run = runfile.load(PROJECT / RUN_FILE).model_dump(mode="json")
     run["runtime"]["memory_gb"] = 1e9
     write_json(tmp_path / "run.json", run)
-    assert given_bundle.read_run(tmp_path, 4).runtime.memory_gb is None
+    assert unchecked_bundle.read_run(tmp_path, 4).runtime.memory_gb is None
 
 
 def test_settings_of_the_senders_machine_may_be_of_another_release(tmp_path):
     run = runfile.load(PROJECT / RUN_FILE).model_dump(mode="json")
     run["runtime"]["of_another_release"] = 1
     write_json(tmp_path / "run.json", run)
-    assert given_bundle.read_run(tmp_path, 4).runtime == runfile.Runtime()
+    assert unchecked_bundle.read_run(tmp_path, 4).runtime == runfile.Runtime()
 
 
 def test_the_files_of_a_bundle_are_checked_before_jax_is_imported():
-    code = "import sys, pipeline.audit.given_bundle; print('jax' in sys.modules)"
+    code = "import sys, pipeline.audit.unchecked_bundle; print('jax' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "False"
 
 

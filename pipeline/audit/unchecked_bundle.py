@@ -1,5 +1,6 @@
 """A bundle before any of its files is hashed or computed with; imports no JAX."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,7 +18,7 @@ class WorkerOfReader(NamedTuple):
 
     worker_python: str = ""
     worker_module: str = ""
-    worker_path: tuple[str, ...] = ()
+    worker_path: Sequence[str] | None = None
 
 
 def read_run(folder: Path, max_gb: int, worker: WorkerOfReader | None = None) -> runfile.Run:

@@ -1,4 +1,4 @@
-"""Token files elsewhere: at web addresses, in buckets, on the hub, or at an address of fsspec.
+"""Remote token files: at web addresses, in buckets, on the hub, or at an address of fsspec.
 
 `Http` has files at web addresses, or in a bucket of Google Cloud Storage. A server that does not
 give a file's length is rejected, as Psyche does. `WeightedHttp` mixes several Http locations, as a

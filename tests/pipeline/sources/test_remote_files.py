@@ -1,4 +1,4 @@
-"""Token files elsewhere: at web addresses, in buckets, and at addresses of fsspec."""
+"""Remote token files: at web addresses, in buckets, and at addresses of fsspec."""
 
 import json
 import os
@@ -10,8 +10,8 @@ from lockstep.errors import LockstepError
 from pipeline import runfile, sources
 from pipeline.net import fsspec_files, google, remote
 from pipeline.runfile import Network
-from pipeline.sources.token_files import elsewhere, fetching
-from pipeline.sources.token_files.elsewhere import WeightedConfig, list_bucket
+from pipeline.sources.token_files import fetching, remote_files
+from pipeline.sources.token_files.remote_files import WeightedConfig, list_bucket
 from tests.errors import check_names
 from tests.pipeline.sources.options import options, refusal
 from tests.servers import misbehaviour, service_account
@@ -341,7 +341,7 @@ def test_files_of_this_machine_are_read_by_fsspec_too(tmp_path):
 def test_a_file_that_changed_since_it_was_listed_is_refused(s3, tmp_path):
     s3.objects |= {"a/0.ds": b"1234"}
     where = runfile.DataUrl(url="s3://ours/a")
-    listing = elsewhere.listing(where, options(tmp_path).network)
+    listing = remote_files.listing(where, options(tmp_path).network)
     s3.objects["a/0.ds"] = b"5678"
     with pytest.raises(LockstepError, match="expected .* as listed; run again"):
         fetching.fetch(listing, tmp_path, options(tmp_path / "store"))
@@ -351,7 +351,7 @@ def test_a_file_that_changes_between_two_requests_is_refused(s3, tmp_path, monke
     """A piece counts only if the version is still the listed one after it was read."""
     monkeypatch.setattr(fsspec_files, "REQUEST_BYTES", 4)
     s3.objects |= {"a/0.ds": b"12345678"}
-    listing = elsewhere.listing(runfile.DataUrl(url="s3://ours/a"), options(tmp_path).network)
+    listing = remote_files.listing(runfile.DataUrl(url="s3://ours/a"), options(tmp_path).network)
     origin, network = listing.files[0].origin, options(tmp_path).network
     pieces = fsspec_files.read(origin, 0, 8, network, is_rest=False)
     assert next(pieces) == b"1234"
