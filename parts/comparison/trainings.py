@@ -177,7 +177,7 @@ def changed(base: runfile.Run, compare: Compare) -> runfile.Run:
                 "comparison"
             )
         tables["model"]["LLM"]["checkpoint"]["Init"]["config"] |= compare.config
-    return runfile.parse(tables, compare.base)
+    return runfile.parse(tables, f"{compare.base}, with the comparison's peers and config")
 
 
 def _seed(tables: dict[str, Any], seed: int) -> None:

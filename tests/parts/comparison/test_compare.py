@@ -34,6 +34,7 @@ from parts.comparison.train import KEPT, TRAINED
 from parts.comparison.trainings import (
     Decided,
     PlannedTraining,
+    changed,
     decided,
     document,
     needed,
@@ -215,6 +216,11 @@ def test_settings_that_make_no_run_are_one_line_that_names_the_method():
     compare = compared(methods={"wrong": method})
     with pytest.raises(LockstepError, match=r"^methods\.wrong: .*momentum"):
         document(compare, BASE, PlannedTraining("wrong", None, 3), Decided({"rate": 1e-3}))
+
+
+def test_a_wrong_value_of_the_comparison_is_not_blamed_on_its_base():
+    with refused("comparison's", "peers.threads", "0"):
+        changed(BASE, compared(peers={"threads": 0}))
 
 
 def test_a_method_has_keys_of_peers_of_its_own():
