@@ -134,7 +134,7 @@ def run_document(data: Path, **changes: object) -> tomlkit.TOMLDocument:
         "global_batch_size_start": 4,
         "global_batch_size_end": 4,
     }
-    document["peers"] |= {"count": 2, "micro_batch": 2}
+    document["peers"] |= {"count": 2, "micro_batch": 2, "bits": "machine", "product_bits": 20}
     document["witness"] |= {"snapshot_every": 3, "replay_percent": 100}
     document["held_out"] |= {"sequences": 4, "every": 3}
     document["evaluate"] |= {"max_new_tokens": 4}

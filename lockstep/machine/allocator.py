@@ -1,7 +1,7 @@
 """Settings of glibc's allocator that keep freed memory: a quarter more rounds per second on a CPU.
 
 XLA allocates and frees the buffers of each step anew. By default glibc returns large ones to the
-kernel, and the next step pays for a page fault every 4 kB. Kept in one arena of huge pages, the
+kernel, and the next step pays for a page fault every 4 kB. Kept in arenas of huge pages, the
 same buffers are reused at once. This costs memory (benchmarks/RESULTS.md) and changes no bit of a
 result; `GLIBC_TUNABLES=` in front of a command leaves the allocator alone.
 
@@ -18,7 +18,9 @@ from contextlib import contextmanager
 
 TUNABLES = {
     "hugetlb": 1,  # huge pages, if the kernel grants them on request
-    "arena_max": 1,  # one pool for all threads
+    # With one arena for all threads they wait for each other: a process that has compiled its step,
+    # and so has long lists of free blocks, then takes 1.2 times as long for each step.
+    "arena_max": 4,
     "mmap_max": 0,  # large blocks come from the pool too
     "trim_threshold": 2**32,  # unused bytes above which memory returns to the kernel
     "mxfast": 0,  # small free blocks join their neighbours at once, so large ones fit there again

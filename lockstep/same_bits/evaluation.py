@@ -32,17 +32,12 @@ def same_bits(function: Callable[..., Any], product: Product = in_float64) -> Ca
     """
 
     def same_bits(*arguments: Any) -> Any:
-        return at_once(function, *arguments, product=product)
+        closed, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
+        evaluation = _Evaluation(Numbers(Arithmetic.in_program(arguments), product))
+        leaves = evaluation.run(closed, jax.tree.leaves(arguments))
+        return jax.tree.unflatten(jax.tree.structure(shapes), leaves)
 
     return jax.jit(same_bits)
-
-
-def at_once(function: Callable[..., Any], *arguments: Any, product: Product = in_float64) -> Any:
-    """Return what the function of `same_bits` does, each operation compiled by itself."""
-    closed, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
-    evaluation = _Evaluation(Numbers(Arithmetic.in_program(arguments), product))
-    leaves = evaluation.run(closed, jax.tree.leaves(arguments))
-    return jax.tree.unflatten(jax.tree.structure(shapes), leaves)
 
 
 def without_rule(function: Callable[..., Any], *arguments: Any) -> frozenset[str]:

@@ -120,13 +120,21 @@ class CheckedCache:
 
 
 def check_programs() -> bool:
-    """Have JAX keep its programs in a CheckedCache; return whether it can: it has no public way."""
+    """Have JAX keep its programs in a CheckedCache; return whether it can: it has no public way.
+
+    A program has the same name on each CPU device, so that it is compiled once. JAX does this for
+    GPUs alone; XLA loads the program for the device that is asked for.
+    """
     try:
-        from jax._src import compilation_cache
+        from jax._src import cache_key, compilation_cache
 
         if compilation_cache.get_file_cache is not _cache_of:
+            hash_options = cache_key._hash_serialized_compile_options
             compilation_cache.reset_cache()  # forgets where earlier programs were cached
             compilation_cache.get_file_cache = _cache_of
+            cache_key._hash_serialized_compile_options = lambda hashed, options, **_: hash_options(
+                hashed, options, strip_device_assignment=True
+            )
     except (ImportError, AttributeError):
         return False
     return True

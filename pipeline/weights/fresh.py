@@ -7,7 +7,7 @@ import numpy as np
 
 from lockstep.errors import LockstepError
 from lockstep.optim.optimizer import Tree
-from lockstep.same_bits.evaluation import at_once
+from lockstep.same_bits.evaluation import same_bits
 from models.architecture import Architecture
 
 
@@ -27,4 +27,4 @@ def fresh_params(model: Architecture, config: Any, seed: int) -> Tree:
             "fresh weights are drawn there"
         ) from error
     with jax.default_device(cpu):
-        return at_once(lambda _: model.init(config, seed), np.int32(0))
+        return same_bits(lambda _: model.init(config, seed))(np.int32(0))

@@ -15,14 +15,16 @@ import sys
 import jax
 from pipeline.stage import devices
 devices.keep_compiled(sys.argv[1])
-x = jax.device_put(8.0)
-print(jax.jit(lambda x: x + 1)(x), jax.jit(lambda x: x * 2)(x))
+more, double = jax.jit(lambda x: x + 1), jax.jit(lambda x: x * 2)
+for device in jax.devices():
+    x = jax.device_put(8.0, device)
+    print(more(x), double(x), *more(x).devices())
 """
 
 
 def keep(folder: Path) -> subprocess.CompletedProcess:
-    """Run two small programs as a stage does."""
-    environment = os.environ.copy()
+    """Run two small programs as a stage does, each on two devices."""
+    environment = os.environ | {"JAX_NUM_CPU_DEVICES": "2", "JAX_PLATFORMS": "cpu"}
     del environment["JAX_COMPILATION_CACHE_DIR"]
     command = [sys.executable, "-c", KEEP, str(folder)]
     return subprocess.run(
@@ -32,7 +34,7 @@ def keep(folder: Path) -> subprocess.CompletedProcess:
 
 def test_two_programs_that_changed_their_names_are_compiled_again(tmp_path):
     first = keep(tmp_path)
-    assert (first.stdout, first.stderr) == ("9.0 16.0\n", "")
+    assert (first.stdout, first.stderr) == ("9.0 16.0 cpu:0\n9.0 16.0 cpu:1\n", "")
     kept = {path: path.read_bytes() for path in tmp_path.iterdir()}
     (one, program), (other, another) = kept.items()  # and nothing else, of JAX's own say
     one.write_bytes(another)
