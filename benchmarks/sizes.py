@@ -72,8 +72,10 @@ def document(size: Size, peers: int = 4) -> dict:
 
 
 def default() -> dict:
-    """The default run file."""
-    return tomlkit.parse(Path("params/run.toml").read_text(encoding="utf-8")).unwrap()
+    """The default run file, as compiled."""
+    run = tomlkit.parse(Path("params/run.toml").read_text(encoding="utf-8")).unwrap()
+    run["peers"] |= {"bits": "machine", "product_bits": 20}
+    return run
 
 
 def load(run: dict) -> runfile.Run:

@@ -69,7 +69,8 @@ def run_of(chosen: argparse.Namespace, optimizer: str) -> runfile.Run:
         steps = {"inner_steps": chosen.local_steps, "inner": {"AdamW": ADAMW}}
         llm["optimizer"] = {"DiLoCo": {**steps, **OUTER}}
     document["workload"] = {"factory": FACTORY, "config": config_of(chosen)}
-    document["peers"] |= {"threads": chosen.threads, "micro_batch": chosen.micro_batch}
+    plain = {"bits": "machine", "product_bits": 20}  # torch has no rules
+    document["peers"] |= plain | {"threads": chosen.threads, "micro_batch": chosen.micro_batch}
     document["runtime"] |= {"worker_python": chosen.python}
     return runfile.parse(document, RUN_FILE)
 

@@ -225,7 +225,8 @@ def test_a_wrong_value_of_the_comparison_is_not_blamed_on_its_base():
 
 def test_a_method_has_keys_of_peers_of_its_own():
     method = PLAIN | {"peers": {"bits": "everywhere", "product_bits": 8}}
-    compare = compared(methods={"a": method}, peers={"count": 6, "bits": "machine"})
+    plain = {"count": 6, "bits": "machine", "product_bits": 20}
+    compare = compared(methods={"a": method}, peers=plain)
     tables = document(compare, BASE, PlannedTraining("a", None, 3), Decided({"rate": 1e-3}))
     peers = runfile.parse(tables, "a").peers
     assert (peers.count, peers.bits, peers.product_bits) == (6, "everywhere", 8)
