@@ -1,13 +1,14 @@
 """What carriers add to the table of `lockstep check`: Ray, and room for the peers in a cluster."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from pipeline import extras
 from pipeline.preflight.row import CheckRow, Look, Mark, Need
 from pipeline.runfile import Run
 
 
-def _cluster(run: Run) -> Iterator[CheckRow]:
+def _cluster(run: Run, shards: Path | None) -> Iterator[CheckRow]:
     cluster, count = run.runtime.ray, run.peers.count
     if run.runtime.carrier != "ray" or not extras.is_installed("ray"):
         return

@@ -1,6 +1,7 @@
 """What tasks add to the table of `lockstep check`: lm_eval where a task needs it, and the names."""
 
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 from lockstep.errors import brief
 from parts.tasks.next_line import NAME
@@ -26,7 +27,7 @@ def _for_scores(run: Run) -> Iterator[str]:
         yield "lm_eval"
 
 
-def _names(run: Run) -> Iterator[CheckRow]:
+def _names(run: Run, shards: Path | None) -> Iterator[CheckRow]:
     others = _others(run.evaluate.tasks)
     if others and extras.is_installed("lm_eval"):  # without it, that is a row of its own
         from parts.tasks import lm_eval_tasks

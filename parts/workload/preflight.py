@@ -6,14 +6,15 @@ from pathlib import Path
 
 from pipeline.preflight.row import CheckRow, Look, Mark
 from pipeline.runfile import Run
-from pipeline.stage.keys import OUT
-from pipeline.tokens.shards import SHARDS, read_shards
+from pipeline.tokens.shards import read_shards
 
 SHOWN = 8  # names of tensors of a kind
 
 
-def lines(run: Run) -> Iterator[str]:
+def lines(run: Run, shards: Path | None = None) -> Iterator[str]:
     """Start a run's worker once, and yield what it says of its model, for people to read.
+
+    With the folder of the run's shards, also the loss of a few rows.
 
     Raises:
       LockstepError: It does not start, or cannot do what the run asks of it.
@@ -21,10 +22,8 @@ def lines(run: Run) -> Iterator[str]:
     from parts.workload.subject import rows_of
     from parts.workload.worker import GRADIENT, Worker, drawn_rows
 
-    workload, shards = run.workload, Path(OUT["download"])
-    listed = read_shards(shards) if (shards / SHARDS).is_file() else None
-    if listed and listed.row_length not in (None, run.llm.max_seq_len):
-        listed = None  # of another run
+    workload = run.workload
+    listed = read_shards(shards) if shards else None
     with closing(Worker(run, rows_of(run, listed))) as worker:
         told, environment = worker.describe(), worker.environment
         able, loss = worker.capabilities, None
@@ -64,8 +63,8 @@ def _some(names: list[str] | tuple[str, ...]) -> str:
     return ", ".join(names[:SHOWN]) + (f" and {more:,} more" if more > 0 else "")
 
 
-def _described(run: Run) -> Iterator[CheckRow]:
-    for line in lines(run) if run.workload.factory else ():
+def _described(run: Run, shards: Path | None) -> Iterator[CheckRow]:
+    for line in lines(run, shards) if run.workload.factory else ():
         name, _, said = line.partition(" ")
         yield CheckRow(Mark.FINE, name, said.strip())
 

@@ -26,6 +26,7 @@ from pipeline.runfile import data
 from pipeline.sources import dry_run
 from pipeline.stage import artifacts, descriptors
 from pipeline.stage.artifacts import Paths
+from pipeline.stage.keys import OUT
 from pipeline.tokens.tokenizer_files import OLDER, PIECES, TOKENIZER
 from pipeline.weights import bucket, earlier_run, hf
 
@@ -49,19 +50,22 @@ class Preflight:
     def rows(self) -> Iterator[CheckRow]:
         """Run the checks of each stage without a result, and yield their rows."""
         yield CheckRow(Mark.FINE, "run file", f"{self.run_file} is valid, with every table")
-        looks = [
-            Look("model", "convert", self._model),
-            Look("tokenizer", "download", self._tokenizer),
-            Look("data", "download", self._data),
-            Look("open files", "train", self._open_files),
-            Look("room", "train", self._room),
-            Look("GPU", "train", self._gpu),
+        own = [
+            ("model", "convert", self._model),
+            ("tokenizer", "download", self._tokenizer),
+            ("data", "download", self._data),
+            ("open files", "train", self._open_files),
+            ("room", "train", self._room),
+            ("GPU", "train", self._gpu),
         ]
+        looks = [Look(name, stage, partial(take, self.run)) for name, stage, take in own]
+        shards = None if "download" in self.todo else self.root / OUT["download"]
         for part in joints.offered("preflight"):
-            looks += part.LOOKS
+            for name, stage, take in part.LOOKS:
+                looks.append(Look(name, stage, partial(take, self.run, shards)))
         for name, stage, take in looks:
             if stage is None or stage in self.todo:
-                yield from looked(name, partial(take, self.run))
+                yield from looked(name, take)
         yield from package_rows(self.run, self.todo)
         if not self.todo:
             yield CheckRow(Mark.FINE, "results", "every stage has its result")

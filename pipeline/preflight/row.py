@@ -35,7 +35,8 @@ class Look(NamedTuple):
 
     name: str  #: What is looked at, in a word.
     stage: str | None  #: The stage before which it is looked at; None looks at it always.
-    take: Callable[[Run], Iterable[CheckRow]]  #: Yields the rows.
+    #: Yields the rows. A part's takes the run and the folder of its shards, None until it has any.
+    take: Callable[..., Iterable[CheckRow]]
 
 
 class Need(NamedTuple):

@@ -22,6 +22,8 @@ from parts.workload.process.messages import WorkerError
 from parts.workload.subject import SUBJECT
 from parts.workload.worker import Worker
 from pipeline import runfile
+from pipeline.preflight.preflight import Preflight
+from pipeline.preflight.row import Mark
 from pipeline.stage.keys import PROJECT
 from tests import tiny
 
@@ -281,6 +283,17 @@ def test_check_tells_what_travels_and_on_what_it_computes(tmp_path):
     told = "\n".join(preflight.lines(runfile.load(run_file)))
     assert "embed.weight [64, 8]" in told and "head.weight, " not in told.split("excluded")[0]
     assert "head.bias, head.weight" in told and f"torch        {torch.__version__}" in told
+
+
+def test_check_takes_a_loss_of_the_runs_own_data_alone(finished, tmp_path, monkeypatch):
+    """The shards of a run with other data have tokens that this model does not know."""
+    run_file, root, _ = finished
+    other, _ = a_run(tmp_path, workload__config=CONFIG | {"vocab_size": 8})
+    monkeypatch.chdir(root)
+    for file, names in ((run_file, {"loss"}), (other, set())):
+        rows = [*Preflight(runfile.load(file), file, root).rows()]
+        assert {row.name for row in rows} & {"loss"} == names
+        assert not [row for row in rows if row.name == "model" and row.mark is Mark.FAILS]
 
 
 @pytest.mark.parametrize(
