@@ -11,7 +11,7 @@ from lockstep.simulation.arguments import read_arguments
 from lockstep.tables.explain import validate
 from parts.comparison.compare_file import Compare
 from parts.comparison.trainings import Decided, PlannedTraining, document
-from parts.new import fresh
+from parts.new import run_tables
 from parts.new.starting_model import model_named
 from pipeline import runfile
 from pipeline.stage.keys import PROJECT
@@ -24,8 +24,8 @@ def test_all_three_have_the_same_optimizer_and_its_rate_for_the_smallest_model(n
     given |= {"optimizer": name.replace("-", "_"), "peers": 4, "steps": 2, "batch_size": 1}
     groups = ("embed", "layers", "lm_head", "norm")
     answers = {"data": "corpus", "optimizer": name, "tokens": "1e6", "peers": 4, "gpus": 0}
-    run = fresh.new_run(answers, model_named("init:2m", PROJECT))
-    new = fresh.tables(run)["model"]["LLM"]
+    run = run_tables.new_run(answers, model_named("init:2m", PROJECT))
+    new = run_tables.tables(run)["model"]["LLM"]
     methods = {"a": {"recipe": name, "search": {"rate": 1e-3}}}
     content = {"base": "params/run.toml", "tokens": 819_200, "seeds": [3], "methods": methods}
     content["tuning"] = {"seed": 99}

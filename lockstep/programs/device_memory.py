@@ -11,7 +11,7 @@ import numpy as np
 
 from lockstep.machine import memory
 from lockstep.optim.optimizer import RoundPeers, Tree
-from lockstep.programs.local_steps import Work
+from lockstep.programs.local_training import Work
 from lockstep.programs.placement import DeviceGroup, PlannedGroup, device_groups
 from lockstep.programs.replica import Replica
 from lockstep.programs.train_step import Programs

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from lockstep.optim.optimizer import RoundPeers, Tree
-from lockstep.programs.local_steps import Work
+from lockstep.programs.local_training import Work
 from lockstep.programs.placement import DeviceGroup
 from lockstep.programs.train_step import PeerResult, Programs
 from lockstep.protocol.pace import age_of, slot

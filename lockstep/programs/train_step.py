@@ -16,7 +16,7 @@ import optax
 from lockstep.errors import LockstepError
 from lockstep.optim import optimizer as optim
 from lockstep.optim.optimizer import Optimizer, RoundPeers, Tree
-from lockstep.programs.local_steps import (
+from lockstep.programs.local_training import (
     Agreed,
     Lots,
     Stepper,

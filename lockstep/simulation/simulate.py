@@ -10,7 +10,7 @@ import numpy as np
 
 from lockstep.machine.jax_settings import check_settings, other_settings
 from lockstep.optim.optimizer import Optimizer
-from lockstep.programs.local_steps import HostSteps, Lots, one_by_one
+from lockstep.programs.local_training import HostSteps, Lots, one_by_one
 from lockstep.programs.train_step import Programs
 from lockstep.same_bits.products import product_of
 from lockstep.simulation import arguments, examples, torch_module

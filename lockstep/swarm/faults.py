@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 
 from lockstep.optim.optimizer import Tree
-from lockstep.programs.local_steps import Work
+from lockstep.programs.local_training import Work
 from lockstep.protocol import attestation, consensus
 from lockstep.protocol.attestation import Attestation, Check, Claim
 from lockstep.protocol.round import Evidence, Round, Span

@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as Spec
 
 from lockstep.errors import StepError
 from lockstep.optim.optimizer import Tree
-from lockstep.programs.local_steps import Work
+from lockstep.programs.local_training import Work
 from lockstep.programs.placement import AXIS, DeviceGroup, cut, cut_rows, device_groups, on_groups
 from lockstep.programs.replica import Replica
 from lockstep.programs.train_step import PeerResult, Programs

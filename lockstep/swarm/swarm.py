@@ -13,7 +13,7 @@ import numpy as np
 
 from lockstep.errors import LockstepError
 from lockstep.optim.optimizer import Tree
-from lockstep.programs.local_steps import Work
+from lockstep.programs.local_training import Work
 from lockstep.protocol import consensus, driver, links
 from lockstep.protocol.attestation import Check, Claim, Hash, Ruling
 from lockstep.protocol.coordinator import ClientState, CoordinatorError

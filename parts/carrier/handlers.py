@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from lockstep.optim.optimizer import Tree
-from lockstep.programs.local_steps import Work
+from lockstep.programs.local_training import Work
 from lockstep.programs.placement import device_groups, spread_over_processes
 from lockstep.programs.replica import Replica
 from lockstep.transcript.trees import is_blob

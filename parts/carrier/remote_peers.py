@@ -20,7 +20,7 @@ import numpy as np
 
 from lockstep.errors import LockstepError, brief
 from lockstep.optim.optimizer import Tree
-from lockstep.programs.local_steps import Work
+from lockstep.programs.local_training import Work
 from lockstep.swarm.peers import Done, M, RoundSteps, RunningPeers
 from lockstep.transcript.state import State
 from lockstep.wire.commitment import tree_hash

@@ -157,7 +157,7 @@ def _write_run_files(file: Path, path: Path, folder: Path) -> None:
 
 
 def _table(file: Path, path: Path) -> None:
-    from parts.comparison import table, written
+    from parts.comparison import results_table, written
     from parts.comparison.trainings import PlannedTraining, by_seed
 
     known, base = _loaded(file)
@@ -178,7 +178,7 @@ def _table(file: Path, path: Path) -> None:
         for name, given in plan.items()
         if given["method"] in known.methods
     }
-    files = written.write(file, known, table.rows(known, found), made_of)
+    files = written.write(file, known, results_table.rows(known, found), made_of)
     print(files[0].read_text(encoding="utf-8"), end="")
     print(f"compare: {', '.join(map(str, files))}")
 

@@ -19,7 +19,7 @@ from lockstep.errors import shown
 from lockstep.files import write_bytes, write_json, write_text
 from parts.comparison.compare_file import Compare
 from parts.comparison.plan_file import name_of, table_path
-from parts.comparison.table import (
+from parts.comparison.results_table import (
     Row,
     apart,
     conclusions,

@@ -126,7 +126,7 @@ def new(  # noqa: PLR0913 - each is an option
 
 def _make(answers: Answers, like: Path | None, root: Path, force: bool) -> None:
     """Ask for what is missing, and write the run file."""
-    from parts.new.fresh import checked
+    from parts.new.run_tables import checked
     from parts.new.starting_model import model_named
 
     model_of = cache(partial(model_named, root=root))
@@ -206,10 +206,10 @@ def _refuse(answers: Answers, names: Iterable[str], why: str) -> None:
 
 
 def _write_new(answers: Answers, model: "StartingModel", root: Path) -> None:
-    from parts.new import fitting, fresh
+    from parts.new import fitting, run_tables
 
-    new = fresh.new_run(answers, model)
-    document, reasons = fresh.tables(new), fresh.reasons(new)
+    new = run_tables.new_run(answers, model)
+    document, reasons = run_tables.tables(new), run_tables.reasons(new)
     reasons |= fitting.times_that_fit(document, model.config, one_epoch=True)
     head = [
         f"Made by `lockstep new` with --optimizer {answers['optimizer']} "
@@ -235,7 +235,7 @@ def _write_workload(answers: Answers, root: Path) -> None:
 
 def _write_like(answers: Answers, like: Path, root: Path) -> None:
     from parts.new.fitting import times_that_fit
-    from parts.new.fresh import card_named
+    from parts.new.run_tables import card_named
     from pipeline import runfile
     from pipeline.preflight.model import model_of_run
     from pipeline.runfile.like import check_base, tables_like

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.errors import LockstepError, expecting
-from parts.new import fresh
+from parts.new import run_tables
 from parts.new.data_tables import HELD_OUT_PERCENT, SEEDED, NewData, data_named
-from parts.new.fresh import FEWEST_ROUNDS, NewRun
+from parts.new.run_tables import FEWEST_ROUNDS, NewRun
 from pipeline import runfile
 from pipeline.joints import offered
 from pipeline.preflight.model import StartingModel
@@ -55,7 +55,7 @@ def new_run(answers: Mapping[str, Any], root: Path) -> tuple[NewRun, dict[str, A
 
 def _one_round(answers: Mapping[str, Any]) -> NewRun:
     """Return a run of one round, with which the class is asked."""
-    config, card = answers["config"], fresh.card_named(answers["optimizer"])
+    config, card = answers["config"], run_tables.card_named(answers["optimizer"])
     source = config.get("model")  # as workloads/hf_causal_lm.py has it, with its tokenizer
     known = {
         "model_type": "workload",
@@ -104,7 +104,7 @@ def _sized(
             "text, and no --tokens for other data"
         )
     passes = answers["passes"] or ((suggested.passes or PASSES) if rows else 1)
-    whole = passes * rows if rows else fresh.number(answers["tokens"]) // length
+    whole = passes * rows if rows else run_tables.number(answers["tokens"]) // length
     together, batch = new.peers * new.card.local_steps, answers["batch"]
     if not batch:
         of_peer = suggested.batch or BATCH
@@ -119,13 +119,13 @@ def _sized(
     inner = new.wanted["inner"]
     wanted = answers | {"length": length, "batch": batch, "passes": passes, "inner": inner}
     if suggested.learning_rate and not answers["learning_rate"]:
-        over_adamw = new.card.rates[0].rate / fresh.card_named("adamw").rates[0].rate
+        over_adamw = new.card.rates[0].rate / run_tables.card_named("adamw").rates[0].rate
         wanted["learning_rate"] = short(suggested.learning_rate * over_adamw)
     return new._replace(tokens=whole // batch * batch * length, wanted=wanted)
 
 
 def _document(new: NewRun) -> dict[str, Any]:
-    document, wanted, seed = fresh.tables(new), new.wanted, new.seed or 0
+    document, wanted, seed = run_tables.tables(new), new.wanted, new.seed or 0
     peers = {"count": new.peers, "seed": seed, "micro_batch": new.rows}
     document["peers"] = peers | {"passes": wanted["passes"] or 1}
     table = {"factory": wanted["workload"], "config": wanted["config"], "seed": seed}
@@ -140,7 +140,7 @@ def _document(new: NewRun) -> dict[str, Any]:
 
 def _reasons(new: NewRun, answers: Mapping[str, Any], rows: int | None, said: Any) -> Reasons:
     suits, passes = f"as {answers['workload']} suggests", new.wanted["passes"]
-    suggested, why = said.suggested, fresh.reasons(new)
+    suggested, why = said.suggested, run_tables.reasons(new)
     why["workload.inner"] = _why_inner(new, answers, said)
     why["model.LLM.max_seq_len"] = "words of 4 bytes of a row" if rows else "--length"
     why["peers.micro_batch"] = "a peer's local step at once"

@@ -24,7 +24,7 @@ from lockstep.errors import LockstepError
 from lockstep.files import read_json, sha256_file, write_json
 from lockstep.optim.optimizer import Optimizer, Tree, inside
 from lockstep.optim.schedules import LearningRate
-from lockstep.programs.local_steps import Agreed, HostSteps, Lots, Work
+from lockstep.programs.local_training import Agreed, HostSteps, Lots, Work
 from lockstep.tables.explain import validate
 from lockstep.tables.table import Table
 from parts.workload.process.child_group import ChildGroup

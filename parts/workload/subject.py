@@ -15,7 +15,7 @@ from lockstep.errors import LockstepError
 from lockstep.files import read_json, sha256_file, write_json
 from lockstep.optim.optimizer import Tree
 from lockstep.programs.columns import PLAIN, Column
-from lockstep.programs.local_steps import HostSteps, Lots, one_by_one
+from lockstep.programs.local_training import HostSteps, Lots, one_by_one
 from lockstep.programs.train_step import Programs
 from lockstep.tables.explain import validate_json
 from lockstep.transcript.tensorfile import TensorFile

@@ -13,7 +13,7 @@ from functools import cached_property
 import jax
 
 from lockstep.optim.optimizer import Tree
-from lockstep.programs.local_steps import Work
+from lockstep.programs.local_training import Work
 from lockstep.programs.placement import DeviceGroup, device_groups
 from lockstep.programs.replica import Replica
 from lockstep.protocol.attestation import Claim

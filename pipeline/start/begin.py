@@ -11,7 +11,7 @@ import numpy as np
 from lockstep.errors import LockstepError
 from lockstep.files import read_json
 from lockstep.programs.columns import Column
-from lockstep.programs.local_steps import Work
+from lockstep.programs.local_training import Work
 from lockstep.programs.placement import device_groups
 from lockstep.programs.replica import Replica
 from lockstep.programs.train_step import PeerResult, Programs

@@ -17,7 +17,7 @@ from lockstep.protocol.driver import RunProgress
 from lockstep.protocol.round import Round
 from lockstep.tables.table import AsTuple, Table
 from parts.volunteers.bodies import Reason, RoundNumber, SlotNumber
-from parts.volunteers.chain.messages import WITHHELD, Counted, Refused
+from parts.volunteers.chain.payloads import WITHHELD, Counted, Refused
 from parts.volunteers.signed import Body
 
 Slots = Annotated[tuple[SlotNumber, ...], AsTuple]

@@ -14,7 +14,7 @@ from lockstep.protocol.committee import deterministic_shuffle, round_seed
 from lockstep.protocol.driver import RunProgress
 from lockstep.protocol.round import Round
 from parts.volunteers.chain.links import Head, Shown, Terms, is_whole
-from parts.volunteers.chain.messages import Counted
+from parts.volunteers.chain.payloads import Counted
 
 
 class Turns(NamedTuple):

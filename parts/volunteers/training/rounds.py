@@ -26,7 +26,7 @@ from parts.volunteers import slots
 from parts.volunteers.bodies import LeaveNotice, MessageRecord
 from parts.volunteers.chain import links
 from parts.volunteers.chain.links import FalseLinkError, Head, RoundLink
-from parts.volunteers.chain.messages import Counted, Expected, Refused, judged
+from parts.volunteers.chain.payloads import Counted, Expected, Refused, judged
 from parts.volunteers.chain.place import NOTICES, FoundLink, RunInStore, Volunteer, Waits
 from parts.volunteers.chain.slate import EARLIER, Slate
 from parts.volunteers.chain.turns import Turns, in_order, put_before, turns_to_close

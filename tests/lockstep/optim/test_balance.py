@@ -9,7 +9,7 @@ from lockstep.optim.balance import balanced, leave
 from lockstep.optim.compressed.compressor import Compressor
 from lockstep.optim.compressed.distro import CompressedMomentum, distro
 from lockstep.optim.dense import adamw
-from lockstep.programs.local_steps import Work, micro_batches
+from lockstep.programs.local_training import Work, micro_batches
 from lockstep.swarm.peers import RoundSteps, SimulatedPeers
 from lockstep.transcript.state import State
 from lockstep.wire import message as wire

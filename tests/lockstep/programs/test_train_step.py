@@ -10,7 +10,7 @@ from lockstep.optim.dense import adamw
 from lockstep.optim.optimizer import RoundPeers
 from lockstep.optim.transform import alone, as_transform
 from lockstep.programs.columns import UNCOUNTED, split
-from lockstep.programs.local_steps import Work, micro_batches
+from lockstep.programs.local_training import Work, micro_batches
 from lockstep.programs.replica import Replica
 from lockstep.programs.train_step import Programs
 from lockstep.swarm.peers import RoundSteps, make_peers

@@ -9,7 +9,7 @@ from ml_dtypes import bfloat16
 
 from lockstep.errors import LockstepError
 from lockstep.optim.compressed.compressor import Coefficients
-from lockstep.programs.local_steps import Work
+from lockstep.programs.local_training import Work
 from lockstep.protocol import consensus
 from lockstep.protocol.attestation import Check, Claim
 from lockstep.protocol.round import Message, Round

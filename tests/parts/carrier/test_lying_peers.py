@@ -14,7 +14,7 @@ import jax
 import numpy as np
 import pytest
 
-from lockstep.programs.local_steps import Work
+from lockstep.programs.local_training import Work
 from lockstep.swarm.peers import RoundSteps
 from lockstep.transcript.state import State
 from lockstep.wire.commitment import tree_hash

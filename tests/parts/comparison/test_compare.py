@@ -18,8 +18,7 @@ from lockstep.tables.explain import validate
 from parts.comparison import compare_file, plan_file, train, written
 from parts.comparison.compare_file import Compare
 from parts.comparison.pairs import differences
-from parts.comparison.search import best_point, next_point, searched, values
-from parts.comparison.table import (
+from parts.comparison.results_table import (
     Row,
     apart,
     conclusions,
@@ -30,6 +29,7 @@ from parts.comparison.table import (
     tables,
     tokens_to,
 )
+from parts.comparison.search import best_point, next_point, searched, values
 from parts.comparison.train import KEPT, TRAINED
 from parts.comparison.trainings import (
     Decided,

@@ -16,7 +16,7 @@ from lockstep.files import write_json
 from lockstep.methods import CARDS
 from lockstep.tables.peers import MAX_CLIENTS
 from models.llama import llama
-from parts.new import fresh
+from parts.new import run_tables
 from parts.new.commands import MOST_PEERS, OPTIMIZERS
 from parts.new.data_tables import data_named
 from parts.new.starting_model import SIZES, model_named
@@ -149,14 +149,14 @@ def test_every_model_has_tables_of_every_optimizer_that_load():
     for size in SIZES:
         model = model_named(f"init:{size}", Path())
         for recipe in CARDS.values():
-            asked = fresh.NewRun(model, data_named("corpus", model), recipe, 10**9, 4, 8)
-            run = runfile.parse(fresh.tables(asked), "new")
+            asked = run_tables.NewRun(model, data_named("corpus", model), recipe, 10**9, 4, 8)
+            run = runfile.parse(run_tables.tables(asked), "new")
             assert (run.peers.fsdp, run.peers.attention, run.peers.precision) == (
                 2,
                 "cudnn",
                 "bfloat16",
             )
-            assert all(fresh.reasons(asked).values())
+            assert all(run_tables.reasons(asked).values())
 
 
 def test_the_named_sizes_have_the_parameters_that_their_names_say():

@@ -9,7 +9,7 @@ from lockstep.wire.exchange import Sent
 from parts.volunteers.bodies import MessageRecord
 from parts.volunteers.chain import links
 from parts.volunteers.chain.links import AskedLink, FalseLinkError, Head, RoundLink, Terms
-from parts.volunteers.chain.messages import WITHHELD, Counted, Refused
+from parts.volunteers.chain.payloads import WITHHELD, Counted, Refused
 from tests.lockstep.protocol.driver.driven_run import LONG
 
 RUN, HEAD = "ab" * 32, Head("cd" * 32, 1_000)

@@ -13,7 +13,7 @@ from lockstep.wire import exchange
 from lockstep.wire import message as wire
 from parts.volunteers import slots
 from parts.volunteers.bodies import LeaveNotice, MessageRecord
-from parts.volunteers.chain.messages import Counted, Expected, Refused, judged
+from parts.volunteers.chain.payloads import Counted, Expected, Refused, judged
 from parts.volunteers.keys import PrivateKey
 from parts.volunteers.signed import Body, canonical, sign
 from parts.volunteers.store.verbs import Seen

@@ -17,7 +17,7 @@ from parts.volunteers.chain import slate as slate_module
 from parts.volunteers.chain import turns
 from parts.volunteers.chain.admissions import Admissions
 from parts.volunteers.chain.links import AskedLink, FalseLinkError, Head, RoundLink, Terms
-from parts.volunteers.chain.messages import Refused
+from parts.volunteers.chain.payloads import Refused
 from parts.volunteers.chain.place import RunInStore
 from parts.volunteers.chain.slate import Slate
 from parts.volunteers.chain.turns import Turns

@@ -12,7 +12,7 @@ from lockstep.programs.columns import PLAIN
 from pipeline import download, runfile
 from pipeline.audit import rows_file
 from pipeline.language_model import held_out
-from pipeline.language_model.subject import LanguageModelSubject
+from pipeline.language_model.language_model_subject import LanguageModelSubject
 from pipeline.pages.report_page import _data
 from pipeline.sources import dry_run
 from pipeline.stage import pins
