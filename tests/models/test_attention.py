@@ -132,16 +132,3 @@ def test_a_packed_row_gives_what_its_sequences_give_alone(name):
         if "correction" not in str(path):  # counts of tokens, not a gradient
             scale = np.abs(other).max()
             np.testing.assert_allclose(grad, other, atol=1e-4 * scale, err_msg=str(path))
-
-
-def test_positions_that_are_given_are_those_that_tokens_are_turned_by():
-    model, config, params = made("llama")
-    how = {"scan": True, "dtype": jnp.float32}
-
-    @jax.jit
-    def logits(positions_BT):
-        return model.apply(config, params, TOKENS, **how, positions_BT=positions_BT)
-
-    plain = jax.jit(lambda: model.apply(config, params, TOKENS, **how))()
-    np.testing.assert_allclose(logits(rows(np.arange(ROW))), plain, atol=1e-5)
-    assert np.abs(logits(rows(POSITIONS)) - plain).max() > 0.01

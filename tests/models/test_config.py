@@ -20,28 +20,6 @@ V3 = BASE | LATENT | GROUPS | {"model_type": "deepseek_v3"}
 ON = {"use_sliding_window": True, "sliding_window": 4}
 BY_2 = {"rope_type": "linear", "factor": 2.0}
 LIMITED = GROUPS | {"topk_method": "group_limited_greedy"}
-WRITTEN = {
-    "llama": {"eos_token_id": [2, 3]},
-    "deepseek_v2": LATENT | LIMITED | SCALED,
-    "deepseek_v3": LATENT | GROUPS | SCALED,
-}
-
-
-@pytest.mark.parametrize("name", WRITTEN)
-def test_transformers_reads_the_config_that_we_write(name):
-    settings = BASE | WRITTEN[name]
-    config = models.get(name).Config.from_hf(settings)
-    written = json.loads(json.dumps(config.to_hf("bfloat16")))
-    assert written.pop("model_type") == name
-    read = AutoConfig.for_model(name, **written)
-    assert str(read.dtype).endswith("bfloat16")
-    read = read.to_dict()
-    assert models.get(name).Config.from_hf(read) == config
-    for key, value in settings.items():
-        if not key.startswith("rope_"):
-            assert read[key] == value
-
-
 SHORT = {
     "vocab_size": 96,
     "hidden_size": 256,
@@ -153,7 +131,6 @@ def test_an_unknown_model_type_is_refused_with_those_that_are_known(model_type):
     [
         (LLAMA, {"hidden_act": "gelu"}, "hidden_act is 'gelu', but only 'silu' is supported"),
         (LLAMA, {"attention_bias": "yes"}, "attention_bias is 'yes', expected true or false"),
-        (LLAMA, {"mlp_bias": 1}, "mlp_bias is 1, expected true or false"),
         (LLAMA, {"attention_dropout": 0.1}, "attention_dropout is 0.1, but only 0.0"),
         (LLAMA, {"quantization_config": {}}, "quantization_config is {}, but only None"),
         (LLAMA, {"rope_scaling": {"type": "longrope"}}, "rope_scaling.rope_type is 'longrope', e"),
@@ -165,7 +142,6 @@ def test_an_unknown_model_type_is_refused_with_those_that_are_known(model_type):
         (LLAMA, {"initializer_range": 1e308}, "initializer_range is 1e+308, expected one from "),
         (LLAMA, {"vocab_size": 2**31}, "vocab_size is 2147483648, expected an integer up to 214"),
         (QWEN2, {"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000, expected an integ"),
-        (LLAMA, {"rope_theta": 0}, "rope_theta is 0, expected a number above 0"),
         (LLAMA, {"rope_parameters": "yarn"}, "rope_parameters is 'yarn', expected a table"),
         (LLAMA, {"hidden_size": "32"}, "hidden_size is '32', expected an integer above 0"),
         (LLAMA, {"hidden_size": 30}, "hidden_size is 30, expected a multiple of num_att"),
@@ -173,11 +149,8 @@ def test_an_unknown_model_type_is_refused_with_those_that_are_known(model_type):
         (LLAMA, {"head_dim": 7}, "head_dim is 7, expected an even number"),
         (LLAMA, {"num_hidden_layers": 0}, "num_hidden_layers is 0, expected an integer above 0"),
         (LLAMA, {"rms_norm_eps": float("nan")}, "rms_norm_eps is nan, expected a number above 0"),
-        (LLAMA, {"tie_word_embeddings": "no"}, "tie_word_embeddings is 'no', expected true or"),
         (LLAMA, {"eos_token_id": [1, "</s>"]}, "eos_token_id is (1, '</s>'), expected a token id"),
         (V3, {"hidden_act": "gelu"}, "hidden_act is 'gelu', but only 'silu' is supported"),
-        (V3, {"attention_dropout": 0.1}, "attention_dropout is 0.1, but only 0.0"),
-        (V3, {"quantization_config": {"quant_method": "fp8"}}, "quantization_config is {'quant_"),
         (V3, {"scoring_func": "softmax"}, "scoring_func is 'softmax', but only 'sigmoid'"),
         (V3, {"topk_method": "greedy"}, "topk_method is 'greedy', but only 'noaux_tc'"),
         (V3, {"moe_layer_freq": 2}, "moe_layer_freq is 2, but only 1"),
@@ -187,32 +160,22 @@ def test_an_unknown_model_type_is_refused_with_those_that_are_known(model_type):
         (V2, {"topk_method": "noaux_tc"}, "topk_method is 'noaux_tc', expected greedy or group"),
         (V2, {"num_experts_per_tok": None}, "num_experts_per_tok is None, expected an integer"),
         (V2, LIMITED | {"n_group": None}, "n_group is None, expected an integer above 0"),
-        (V2, LIMITED | {"topk_group": None}, "topk_group is None, expected an integer above 0"),
         (V2, LIMITED | {"n_group": 3}, "n_routed_experts is 8, expected a multiple of n_group (3)"),
-        (V3, {"n_group": 3}, "n_routed_experts is 8, expected a multiple of n_group (3)"),
-        (V3, {"n_group": None}, "n_group is None, expected an integer above 0"),
         (V3, {"topk_group": None}, "topk_group is None, expected an integer above 0"),
         (V3, {"n_group": 8}, "n_group is 8, expected at most 4: 2 of the n_routed_experts (8)"),
         (V3, {"topk_group": 5}, "topk_group is 5, expected at most n_group (4)"),
         (V3, {"num_experts_per_tok": 5}, "num_experts_per_tok is 5, expected at most 4"),
         (V2, {"num_experts_per_tok": 9}, "num_experts_per_tok is 9, expected at most 8"),
-        (V3, {"norm_topk_prob": None}, "norm_topk_prob is None, expected true or false"),
-        (V3, {"rope_interleave": None}, "rope_interleave is None, expected true or false"),
         (V3, {"num_key_value_heads": 2}, "num_key_value_heads is 2, expected num_attention_heads"),
         (V3, {"qk_rope_head_dim": 7}, "qk_rope_head_dim is 7, expected an even number"),
         (V3, {"qk_rope_head_dim": None}, "qk_rope_head_dim is None, expected an integer above 0"),
-        (V3, {"v_head_dim": None}, "v_head_dim is None, expected an integer above 0"),
-        (V3, {"kv_lora_rank": 0}, "kv_lora_rank is 0, expected an integer above 0"),
         (V3, {"q_lora_rank": 0}, "q_lora_rank is 0, expected an integer above 0"),
         (V3, {"first_k_dense_replace": -1}, "first_k_dense_replace is -1, expected an integer"),
         (V3, {"first_k_dense_replace": True}, "first_k_dense_replace is True, expected an integer"),
-        (V3, {"n_shared_experts": 0}, "n_shared_experts is 0, expected an integer above 0"),
-        (V3, {"routed_scaling_factor": "2"}, "routed_scaling_factor is '2', expected a number"),
         (QWEN2, ON | {"layer_types": ["full_attention"]}, "layer_types has 1 entries, expect"),
         (QWEN2, ON | {"layer_types": ["chunked"] * 3}, "layer_types has 'chunked', expected slid"),
         (QWEN2, ON | {"layer_types": "full"}, "layer_types is 'full', expected a list"),
         (QWEN2, {"layer_types": ["sliding_attention"] * 3}, "expected sliding_window to be set"),
-        (QWEN2, ON | {"sliding_window": 0}, "sliding_window is 0, expected an integer above 0"),
         (QWEN2, ON | {"max_window_layers": None}, "max_window_layers is None, expected an"),
         (QWEN2, {"use_sliding_window": "no"}, "use_sliding_window is 'no', expected true or false"),
     ],

@@ -34,10 +34,13 @@ CASES = {
     "llama, one kv head per query head": ("llama", {"num_key_value_heads": 4}),
     "llama, grouped queries": ("llama", {}),
     "llama, one kv head, explicit head_dim": ("llama", {"num_key_value_heads": 1, "head_dim": 16}),
-    "llama, tied embeddings": ("llama", {"tie_word_embeddings": True}),
+    "llama, tied embeddings": ("llama", {"tie_word_embeddings": True, "eos_token_id": [2, 3]}),
     "llama, biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
     "llama, linear rope": ("llama", {"rope_scaling": {"rope_type": "linear", "factor": 4.0}}),
-    "llama, dynamic rope": ("llama", {"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}),
+    "llama, dynamic rope, stretched": (
+        "llama",
+        {"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}, "max_position_embeddings": 16},
+    ),
     "llama, llama3 rope": ("llama", {"rope_scaling": LLAMA3}),
     "llama, yarn rope": ("llama", {"rope_scaling": YARN}),
     "llama, yarn rope with every key": (

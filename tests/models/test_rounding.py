@@ -1,6 +1,4 @@
-"""Frequencies and norms round where PyTorch rounds; a dynamic rope stretches as PyTorch's does."""
-
-import dataclasses
+"""Frequencies and norms round where PyTorch rounds."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -11,8 +9,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEm
 
 from models.parts import RMSNorm
 from models.rope import Rope, scaled_frequencies
-from pipeline.weights import hf
-from tests.models.reference import BASE, TOKENS, drawn
+from tests.models.reference import BASE
 
 ROPES = {
     "default": {},
@@ -56,22 +53,3 @@ def test_a_norm_in_bfloat16_rounds_where_pytorch_rounds():
     norm.scale[...] = jnp.asarray(scale, jnp.float32)
     found = np.asarray(norm(jnp.asarray(x, jnp.bfloat16)), np.float32)
     assert (found == expected).mean() > 0.999  # scaling before rounding: 0.7
-
-
-def test_a_dynamic_rope_stretches_with_the_text(tmp_path):
-    """Beyond max_position_embeddings, where its frequencies begin to change."""
-    changes = {
-        "max_position_embeddings": 16,
-        "rope_scaling": {"rope_type": "dynamic", "factor": 4.0},
-    }
-    reference = drawn("llama", changes)
-    reference.save_pretrained(tmp_path)
-    with torch.no_grad():
-        expected = reference(torch.from_numpy(TOKENS).long()).logits.numpy()
-    hf_config, params = hf.read_folder(tmp_path)
-    model, config = hf.model_of(hf_config, "a test")
-    found = model.apply(config, params, TOKENS, scan=True, dtype=jnp.float32)
-    np.testing.assert_allclose(found, expected, atol=1e-4, rtol=0)
-    config = dataclasses.replace(config, rope=Rope(500.0))
-    plain = model.apply(config, params, TOKENS, scan=True, dtype=jnp.float32)
-    assert np.abs(plain - expected).max() > 1e-2
