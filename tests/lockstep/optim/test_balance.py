@@ -9,10 +9,7 @@ from lockstep.optim.balance import balanced, leave
 from lockstep.optim.compressed.compressor import Compressor
 from lockstep.optim.compressed.distro import CompressedMomentum, distro
 from lockstep.optim.dense import adamw
-from lockstep.programs.local_training import Work, micro_batches
-from lockstep.swarm.peers import RoundSteps, SimulatedPeers
-from lockstep.transcript.state import State
-from lockstep.wire import message as wire
+from lockstep.programs.local_training import micro_batches
 from pipeline import runfile
 from pipeline.language_model.language_model import programs_of
 from tests import tiny
@@ -139,38 +136,6 @@ def test_the_load_is_of_the_sequences_that_the_peer_was_assigned():
         _, one = gradient(params, micro_batches(tokens_T[None], 6, 2), np.int32(1))
         one_by_one += one["layers"]["mlp"]["router"]["correction"]
     np.testing.assert_array_equal(load, one_by_one)
-
-
-def loads(speed: float, steps: int = 16) -> np.ndarray:
-    """Each round's share of the busiest expert; one expert begins with a large correction."""
-    run = a_run(peers__balance_speed=speed)
-    model = tiny.DEEPSEEK | {"num_hidden_layers": 1, "first_k_dense_replace": 0}
-    programs = programs_of(run, model)
-    params = programs.task.model.init(programs.task.model.Config.from_hf(model), seed=0)
-    params = jax.tree.map(np.array, params)
-    params["layers"]["mlp"]["router"]["correction"][:] = [0.3, 0.3, 0.0, 0.0]
-    own, shared = jax.device_get(programs.init(params))
-    form = programs.form
-    peers = SimulatedPeers(programs, State(params, shared, (own,) * 2), jax.devices()[:1])
-    rng, found = np.random.default_rng(0), []
-    for step in range(1, steps + 1):
-        tokens = rng.integers(tiny.VOCABULARY, size=(2, 4, 16), dtype=np.int32)
-        work = {peer: Work(micro_batches(tokens[peer], 4, 2), 4) for peer in range(2)}
-        done = peers.step(RoundSteps(work, step))
-        load = done[0].message.load["layers"]["mlp"]["router"]["correction"][0]
-        found.append(load.max() / load.sum())
-        sent = {p: wire.encode(d.message, form) for p, d in done.items()}
-        received = {p: wire.decode(data, form) for p, data in sent.items()}
-        peers.receive(received, dict.fromkeys(received, 4), step)
-    return np.array(found)
-
-
-@pytest.mark.soak
-def test_experts_that_nobody_chose_are_chosen_in_time():
-    left, balanced_ = loads(1e-9), loads(3 * SPEED)
-    assert left[0] == balanced_[0] == 0.5  # two experts of four get all
-    assert left[-5:].mean() > 0.48
-    assert balanced_[-5:].mean() < 0.4
 
 
 def test_a_model_without_a_correction_is_refused():

@@ -63,14 +63,6 @@ def test_every_step_of_sgd_is_the_equations(momentum, nesterov):
         np.testing.assert_allclose(peers.params["w"], theta, rtol=0, atol=1e-6)
 
 
-def test_momentum_takes_a_steady_gradient_ten_times_as_far():
-    """In the end: the sum of all powers of 0.9 is 10."""
-    peers = Peers(sgd(0.1, momentum=0.9), {"w": np.zeros(2, np.float32)})
-    for step in range(1, 100):
-        updates = peers.receive([{"w": np.ones(2, np.float32)}], step)
-    np.testing.assert_allclose(updates["w"], -10 * 0.1, rtol=1e-3)
-
-
 def orthogonal(x: np.ndarray) -> np.ndarray:
     """Newton and Schulz's polynomial on the singular values, which is what its products come to."""
     left, values, right = np.linalg.svd(x, full_matrices=False)
@@ -119,13 +111,3 @@ def test_every_step_of_muon_is_the_equations():
         jax.tree.map(
             lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=2e-6), peers.params, expected
         )
-
-
-def test_layers_converge_to_what_pulls_them():
-    pull = jax.random.normal(jax.random.key(0), (2, 6, 4))
-    rate = optax.linear_schedule(0.03, 0.0, 400)
-    settings = SETTINGS | {"weight_decay": 0.0, "step_scale": {}, "stacked": ("layers",)}
-    peers = Peers(muon(rate, **settings), {"layers": jnp.zeros_like(pull)})
-    for step in range(1, 401):
-        peers.receive([{"layers": peers.params["layers"] - pull}], step)
-    np.testing.assert_allclose(peers.params["layers"], pull, atol=0.05)

@@ -1,4 +1,4 @@
-"""Schedules against Psyche's own test values and against its equations in float64."""
+"""Schedules against Psyche's own test values, and between them against its equations."""
 
 import math
 
@@ -30,47 +30,23 @@ def make(name: str, **changes) -> schedules.LearningRate:
     return getattr(schedules, name)(**SETTINGS[name] | changes)
 
 
-def reference(name: str, step: int) -> float:
-    """Psyche's equations, in Python's float64; `cosine` stays at its end."""
-    settings = SETTINGS[name]
-    base, warmup = settings["base_lr"], settings["warmup_steps"]
-    if step < warmup:
-        rise = base - settings["warmup_init_lr"]
-        return settings["warmup_init_lr"] + rise * (step / warmup)
-    if name == "constant":
-        return base
-    if name in ("linear", "cosine"):
-        final = settings["final_lr"]
-        progress = min((step - warmup) / (settings["total_steps"] - warmup), 1.0)
-        if name == "linear":
-            return base + (final - base) * progress
-        return final + (base - final) * 0.5 * (1 + math.cos(math.pi * progress))
-    flat = warmup + settings["stable_steps"]
-    curve = flat + settings["cosine_decay_steps"]
-    middle, last = settings["cosine_decay_final_lr"], settings["linear_decay_final_lr"]
-    if step < flat:
-        return base
-    if step < curve:
-        progress = (step - flat) / settings["cosine_decay_steps"]
-        return middle + (base - middle) * 0.5 * (1 + math.cos(math.pi * progress))
-    if step < curve + settings["linear_decay_steps"]:
-        return middle - (middle - last) * ((step - curve) / settings["linear_decay_steps"])
-    return last
-
-
 @pytest.mark.parametrize(
     ("name", "step", "learning_rate"),
     [
         ("cosine", 0, 0.001),
         ("cosine", 5, 0.0055),
         ("cosine", 10, 0.01),
+        ("cosine", 35, 0.005 * (1 + math.sqrt(0.5))),
         ("cosine", 60, 0.005),
         ("cosine", 110, 0.0),
-        ("linear", 60, 0.005),
+        ("linear", 35, 0.0075),
         ("linear", 110, 0.0),
+        ("constant", 9, 0.0091),
         ("constant", 10, 0.01),
         ("constant", 10**6, 0.01),
+        ("warmup_stable_decay", 5, 0.0055),
         ("warmup_stable_decay", 69, 0.01),
+        ("warmup_stable_decay", 92, 0.001 + 0.0045 * (1 + math.cos(0.2 * math.pi))),
         ("warmup_stable_decay", 125, 0.0055),
         ("warmup_stable_decay", 180, 0.001),
         ("warmup_stable_decay", 190, 0.0005),
@@ -85,23 +61,13 @@ def test_schedule_gives_psyches_values(name, step, learning_rate):
 
 
 @each_schedule
-def test_schedule_agrees_with_its_equation_at_every_step(name):
-    steps = range(0, 250)
-    got = jax.jit(make(name))(jnp.arange(len(steps), dtype=jnp.int32))
-    expected = [reference(name, step) for step in steps]
-    assert got.dtype == jnp.float32
-    assert got.tolist() == pytest.approx(expected, rel=2e-6, abs=2e-9)
-
-
-@each_schedule
 def test_schedule_without_warmup_starts_at_its_base(name):
     assert float(make(name, warmup_steps=0)(0)) == pytest.approx(0.01)
 
 
 def test_cosine_stays_at_its_end_where_psyches_rises_again():
+    """To 0.01 at step 210, where p is 2."""
     schedule = make("cosine", final_lr=0.002)
-    psyches = 0.002 + 0.008 * 0.5 * (1 + math.cos(math.pi * 2))
-    assert psyches == pytest.approx(0.01)  # step 210 is p = 2
     assert [float(schedule(step)) for step in (110, 160, 210)] == pytest.approx([0.002] * 3)
 
 

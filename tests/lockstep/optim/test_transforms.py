@@ -12,7 +12,7 @@ from flax import nnx
 from lockstep.optim.compressed.ada_distro import ada_distro
 from lockstep.optim.compressed.compressor import Compressor
 from lockstep.optim.compressed.distro import CompressedMomentum, distro
-from lockstep.optim.dense import adamw, muon, sgd
+from lockstep.optim.dense import muon, sgd
 from lockstep.optim.local.local_steps import diloco, outer_sgd
 from lockstep.optim.transform import all_gather, alone, as_transform, lookahead_params
 from tests.lockstep.optim.optimizers import (
@@ -26,9 +26,6 @@ from tests.lockstep.optim.optimizers import (
 )
 
 TABLES = {  # by name: of the settings that change, a transform
-    "adamw": lambda rate, clip: adamw(
-        rate, betas=(0.9, 0.95), eps=1e-8, weight_decay=rate, clip_grad_norm=clip
-    ),
     "muon": lambda rate, clip: muon(
         rate, momentum=0.9, betas=(0.9, 0.95), eps=1e-8, weight_decay=rate, clip_grad_norm=clip,
         step_scale={},

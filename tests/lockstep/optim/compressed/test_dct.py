@@ -46,21 +46,6 @@ def test_stacked_vectors_are_cut_layer_by_layer():
     np.testing.assert_allclose(encode(x, cut), expected.reshape(x.shape), atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "wrap", [lambda f: f, jax.jit, lambda f: jax.jit(lambda x: jax.vmap(f)(x[None]))]
-)
-def test_of_equal_magnitudes_the_lowest_place_is_kept(wrap):
-    x = jnp.array([1.0, -2.0, 2.0, 0.0, 2.0, -1.0])
-    index_NK, value_NK = wrap(lambda x: dct.top_k(x, dct.layout((6,), 6), 4))(x)
-    assert index_NK.ravel().tolist() == [0, 1, 2, 4]
-    assert value_NK.ravel().tolist() == [1.0, -2.0, 2.0, 2.0]
-
-
-def test_top_k_of_zeros_and_of_a_small_block_is_all_there_is():
-    index_NK, _ = top_k(jnp.zeros((2, 3)), dct.layout((2, 3), 3, stacked=True), 8)
-    assert index_NK.tolist() == [[0, 1, 2], [0, 1, 2]]
-
-
 @pytest.mark.parametrize("shape, chunk", [((128, 192), 64), ((3, 40, 29), 64), ((256,), 64)])
 @pytest.mark.parametrize("k", [1, 8, 40])
 @pytest.mark.parametrize("levels", [3, 10**6])

@@ -1,16 +1,11 @@
 """Optimizers with local steps against NumPy float64, written from the equations alone."""
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
 from lockstep.optim.dense import adamw
 from lockstep.optim.local.local_steps import diloco, fedavg, outer_sgd
-from lockstep.optim.transform import alone, as_transform, lookahead_params
-from lockstep.transcript.trees import load_tree, save_tree
-from tests.lockstep.optim.compiled import Peers
 from tests.lockstep.optim.quadratic import PEERS, START, TARGETS, begin, step
 
 STEPS, ROUNDS = 3, 4
@@ -75,49 +70,3 @@ def test_every_round_is_the_equations(name):
             assert (params["w"] != before["w"]).any() == (h == STEPS - 1)
         np.testing.assert_allclose(params["w"], theta, rtol=0, atol=3e-6)
     assert step._cache_size() <= compiled_before + 1  # nothing is compiled anew
-
-
-def test_what_was_saved_between_two_exchanges_goes_on_to_the_same_bits(tmp_path):
-    optimizer = OPTIMIZERS["diloco"]
-    params, state = begin(optimizer)
-    for count in range(2 * STEPS):
-        if count == STEPS + 1:
-            save_tree(tmp_path / "state", (params, state))
-        params, state = step(optimizer, params, state)
-    again = load_tree(tmp_path / "state", (params, state))
-    for _ in range(STEPS - 1):
-        again = step(optimizer, *again)
-    jax.tree.map(np.testing.assert_array_equal, again, (params, state))
-
-
-def test_a_message_is_how_far_its_peer_went_in_every_round():
-    """Also after the second exchange, where the params of all must not be those that moved."""
-    peers = Peers(OPTIMIZERS["diloco"], {"w": jnp.array(START)})
-    for t in range(1, ROUNDS + 1):
-        for h in range(STEPS):
-            at = t - 1 + (h + 1) / STEPS
-            peers.accumulate(0, {"w": peers.ahead(0, at)["w"] - TARGETS[0]}, at)
-        here, message = peers.ahead(0, t), peers.send(0, t)
-        assert float(optax.tree.norm(message)) > 0.1
-        np.testing.assert_allclose(message["w"], peers.params["w"] - here["w"], atol=1e-6)
-        assert not peers.own[0].drift["w"].any()
-        peers.receive([message], t)
-
-
-def test_a_lone_peer_that_averages_with_itself_trains_as_without_rounds():
-    plain = as_transform(
-        adamw(lambda s: RATE(s / STEPS), betas=BETAS, eps=EPS, weight_decay=DECAY), alone
-    )
-    inner = adamw(RATE, betas=BETAS, eps=EPS, weight_decay=DECAY)
-    optimizer = fedavg(inner, inner_steps=STEPS)
-    rounds = as_transform(optimizer, alone, lookahead=True)
-    found = theta = {"w": jnp.array(START)}
-    state, expected = rounds.init(found), plain.init(theta)
-    update, update_plain = jax.jit(rounds.update), jax.jit(plain.update)
-    for _ in range(2 * STEPS):
-        here = lookahead_params(optimizer, found, state)
-        updates, state = update(jax.tree.map(jnp.sin, here), state, found)
-        found = optax.apply_updates(found, updates)
-        updates, expected = update_plain(jax.tree.map(jnp.sin, theta), expected, theta)
-        theta = optax.apply_updates(theta, updates)
-    np.testing.assert_allclose(found["w"], theta["w"], rtol=0, atol=1e-6)

@@ -13,7 +13,7 @@ from lockstep.optim.optimizer import RoundPeers
 from tests.lockstep.optim.local import reference
 
 RATE, MOMENTUM, BETAS, EPS = 0.3, 0.8, (0.9, 0.95), 1e-3
-CORRECTION = {"keep": 0.4, "shrink": 1.5, "shrink_most": 0.7, "turn": 0.6, "trust": 0.5}
+CORRECTION = {"keep": 0.4, "shrink": 1.5, "shrink_most": 0.4, "turn": 0.6, "trust": 0.5}
 WEIGHT, AGES = np.int32([3, 0, 1, 2]), np.int32([[0, 0, 1, 4], [2, 0, 0, 3], [0, 0, 0, 6]])
 MERGES = 7
 EACH_ONCE = ("median", "peer_mean", "trimmed_mean", "min_support")
@@ -128,38 +128,3 @@ def test_cgad_refuses_a_rule_that_would_take_old_messages_for_new_ones(name):
 def test_delayed_nesterov_of_every_merge_is_nesterov():
     delayed = delayed_nesterov(RATE, momentum=MOMENTUM, every=1)
     np.testing.assert_allclose(taken(delayed), taken(make("nesterov")), rtol=1e-6, atol=1e-6)
-
-
-def turned_alone(d: np.ndarray, m: np.ndarray) -> np.ndarray:
-    """What heloco makes of a lone peer's pseudogradient beside a momentum: its step without rate
-    and momentum."""
-    optimizer = heloco(1.0, momentum=0.0, **CORRECTION)
-    peers = RoundPeers(*[jnp.int32([1])] * 3)
-    updates, _ = optimizer.receive(
-        {"w": jnp.array(d, jnp.float32)[None]}, peers, {"w": jnp.zeros_like(d)},
-        {"w": jnp.array(m, jnp.float32)}, 1,
-    )  # fmt: skip
-    return -np.array(updates["w"])
-
-
-def test_heloco_keeps_what_is_aligned_shrinks_what_is_opposed_and_turns_what_is_between():
-    m = np.array([1.0, 0.0, 0.0])
-    aligned = np.float32([1.0, 0.5, -0.2])
-    np.testing.assert_array_equal(turned_alone(aligned, m), aligned)
-    opposed = np.float32([-1.0, 0.5, 0.0])
-    found = turned_alone(opposed, m)
-    assert -1 < found[0] < 0 and found[1] == opposed[1]  # less of it, and no more than all of it
-    between = np.float32([0.1, 1.0, 0.0])
-    found = turned_alone(between, m)
-    assert found[0] > between[0]
-    np.testing.assert_allclose(np.linalg.norm(found), np.linalg.norm(between), rtol=1e-6)
-    for d in (aligned, opposed, between):  # before the first merge there is no direction
-        np.testing.assert_array_equal(turned_alone(d, 0 * m), d)
-
-
-@pytest.mark.parametrize("group", ["w", "embed"])
-def test_radial_directional_averaging_keeps_the_norm_of_orthogonal_messages(group):
-    x = 3.0 * np.eye(4, dtype=np.float32)
-    found = np.array(rda({group: jnp.array(x)}, jnp.ones(4, jnp.int32))[group])
-    long = np.linalg.norm(found)
-    np.testing.assert_allclose(long, 3.0 if group == "w" else 1.5, rtol=1e-6)
