@@ -55,15 +55,6 @@ def test_a_padding_token_of_minus_one_is_none():
     assert config.pad_token_id is None
 
 
-def test_both_spellings_of_rope_are_read():
-    base = {key: value for key, value in BASE.items() if key != "rope_theta"}
-    version_4 = base | {"rope_theta": 5e5, "rope_scaling": None}
-    version_5 = base | {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}
-    assert llama.Config.from_hf(version_4) == llama.Config.from_hf(version_5)
-    assert llama.Config.from_hf(version_4).rope == Rope(5e5)
-    assert llama.Config.from_hf(base).rope == Rope(1e4)
-
-
 def test_what_older_versions_of_transformers_compute_otherwise_is_said():
     scaled, plain = SCALED, {"rope_scaling": YARN}
     for settings, said in ((V2 | scaled, True), (V2 | plain, False), (V3 | scaled, False)):

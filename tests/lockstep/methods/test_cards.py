@@ -77,14 +77,7 @@ def test_what_cannot_be_built_is_refused_by_its_name(table, changes):
 
 @pytest.mark.parametrize("skip", [None, False, True])
 def test_blocks_of_zeros_are_skipped_only_where_a_run_asks_for_it(skip):
-    table = OptimizerDistro(
-        compression_decay=0.9,
-        compression_topk=4,
-        compression_chunk=8,
-        quantize_1bit=True,
-        skip_zero_blocks=skip,
-    )
-    areas = build(table, setting(stacked=()), ()).areas(
-        {"w": jax.ShapeDtypeStruct((8, 16), "float32")}
-    )
-    assert areas == {"w": SomeBlocks(0, 64) if skip else 64}
+    table = OptimizerDistro(**CARDS["distro"].settings, skip_zero_blocks=skip)
+    params = {"w": jax.ShapeDtypeStruct((8, 16), "float32")}
+    areas = build(table, setting(stacked=()), ()).areas(params)
+    assert areas == {"w": SomeBlocks(0, 128) if skip else 128}

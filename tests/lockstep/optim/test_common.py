@@ -11,11 +11,11 @@ import pytest
 from lockstep.optim.aggregation import median
 from lockstep.optim.compressed.compressor import Compressor
 from lockstep.optim.compressed.distro import CompressedMomentum, distro
-from lockstep.optim.dense import dense, sgd
+from lockstep.optim.dense import sgd
 from lockstep.optim.local.local_steps import diloco, outer_sgd
 from lockstep.optim.local.sparseloco import sparseloco
 from lockstep.optim.local.sparta import sparta, sparta_diloco
-from lockstep.optim.optimizer import RoundPeers, clip_scale
+from lockstep.optim.optimizer import RoundPeers
 from lockstep.optim.transform import all_gather, as_transform
 from tests.lockstep.optim.compiled import compiled
 from tests.lockstep.optim.optimizers import (
@@ -102,7 +102,6 @@ def test_peers_count_by_what_they_were_assigned_if_they_take_local_steps_and_els
 
 
 OF_MEDIAN = {
-    "dense": lambda: dense(0.1, optax.identity(), aggregate=median),
     "sgd": lambda: sgd(0.1, aggregate=median),
     "diloco": lambda: diloco(LOCAL_ADAMW, outer_sgd(0.7, aggregate=median), inner_steps=4),
     "sparseloco": lambda: sparseloco(
@@ -170,11 +169,3 @@ def test_inside_shard_map_gives_the_same_params_as_vmap(name, to, out):
     found = jax.jit(shard)(jnp.arange(PEERS))
     expected = train(name, steps)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a[0], b, atol=1e-6), found, expected)
-
-
-def test_clip_scale_bounds_the_global_norm_and_leaves_small_gradients_alone():
-    grads = {"a": jnp.full((3,), 3.0), "b": jnp.full((4,), 4.0)}
-    norm = optax.tree.norm(grads)
-    np.testing.assert_allclose(norm * clip_scale(grads, 1.0), 1.0, rtol=1e-5)
-    assert clip_scale(grads, float(norm) * 2) == 1
-    assert clip_scale(grads, None) == 1

@@ -24,7 +24,6 @@ CASES = {
     "vector of prime length": ((13,), {}),
     "three axes": ((3, 8, 16), {}),
     "three axes, the last two prime": ((2, 11, 13), {"one_bit": False}),
-    "prime sides": ((11, 13), {}),
     "topk larger than a block": ((6, 6), {"topk": 100}),
     "no decay": ((16, 8), {"decay": 1.0}),
     "no clipping, no weight decay": ((16, 8), {"clip": None, "wd": 0.0}),
