@@ -25,7 +25,7 @@ from models.architecture import Architecture
 from models.config import HfConfig, positive_integer
 from models.decoder import Context, Decoder, Layer
 from models.experts import Mixture, Routing
-from models.llama import llama, mlp
+from models.llama import MLP_NAMES, llama, mlp, within
 from models.parts import CachedAttention, Linear, NewTokens, RMSNorm, attend
 from models.rope import yarn_mscale
 
@@ -44,14 +44,6 @@ _ATTENTION = {
     "attention/out/bias": ("self_attn.o_proj.bias", False),
     "mlp_norm/scale": ("post_attention_layernorm.weight", False),
 }
-_MLP = {
-    "gate/kernel": ("gate_proj.weight", True),
-    "gate/bias": ("gate_proj.bias", False),
-    "up/kernel": ("up_proj.weight", True),
-    "up/bias": ("up_proj.bias", False),
-    "down/kernel": ("down_proj.weight", True),
-    "down/bias": ("down_proj.bias", False),
-}
 _EXPERTS = {
     "mlp/router/kernel": ("mlp.gate.weight", True),
     "mlp/router/correction": ("mlp.gate.e_score_correction_bias", False),
@@ -59,19 +51,13 @@ _EXPERTS = {
     "mlp/experts/up": ("mlp.experts.{expert}.up_proj.weight", True),
     "mlp/experts/down": ("mlp.experts.{expert}.down_proj.weight", True),
 }
-
-
-def _within(path: str, name: str, names: dict[str, tuple[str, bool]]) -> dict:
-    return {f"{path}/{ours}": (f"{name}.{theirs}", t) for ours, (theirs, t) in names.items()}
-
-
 # Flax path -> (Hugging Face name, transposed). Experts are stacked on an axis after the layers'.
-_DENSE_LAYER = _ATTENTION | _within("mlp", "mlp", _MLP)
-_LAYER = _ATTENTION | _EXPERTS | _within("mlp/shared", "mlp.shared_experts", _MLP)
+_DENSE_LAYER = _ATTENTION | within("mlp", "mlp", MLP_NAMES)
+_LAYER = _ATTENTION | _EXPERTS | within("mlp/shared", "mlp.shared_experts", MLP_NAMES)
 NAMES = {
     "embed/embedding": ("model.embed_tokens.weight", False),
-    **_within("dense_layers", "model.layers.{layer}", _DENSE_LAYER),
-    **_within("layers", "model.layers.{layer}", _LAYER),
+    **within("dense_layers", "model.layers.{layer}", _DENSE_LAYER),
+    **within("layers", "model.layers.{layer}", _LAYER),
     "norm/scale": ("model.norm.weight", False),
     "lm_head/kernel": ("lm_head.weight", True),
 }

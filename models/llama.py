@@ -19,6 +19,21 @@ from models.decoder import Context, Decoder, Layer
 from models.parts import MLP, CachedAttention, Linear, NewTokens, RMSNorm, attend
 
 # Flax path -> (Hugging Face name, transposed): PyTorch stores a Linear as [out, in], we [in, out].
+MLP_NAMES = {
+    "gate/kernel": ("gate_proj.weight", True),
+    "gate/bias": ("gate_proj.bias", False),
+    "up/kernel": ("up_proj.weight", True),
+    "up/bias": ("up_proj.bias", False),
+    "down/kernel": ("down_proj.weight", True),
+    "down/bias": ("down_proj.bias", False),
+}
+
+
+def within(path: str, name: str, names: dict[str, tuple[str, bool]]) -> dict:
+    """Return the names of a module that is a part of another: at a path of ours, by their name."""
+    return {f"{path}/{ours}": (f"{name}.{theirs}", t) for ours, (theirs, t) in names.items()}
+
+
 NAMES = {
     "embed/embedding": ("model.embed_tokens.weight", False),
     "layers/attention_norm/scale": ("model.layers.{layer}.input_layernorm.weight", False),
@@ -33,12 +48,7 @@ NAMES = {
     "layers/attention/query_norm/scale": ("model.layers.{layer}.self_attn.q_norm.weight", False),
     "layers/attention/key_norm/scale": ("model.layers.{layer}.self_attn.k_norm.weight", False),
     "layers/mlp_norm/scale": ("model.layers.{layer}.post_attention_layernorm.weight", False),
-    "layers/mlp/gate/kernel": ("model.layers.{layer}.mlp.gate_proj.weight", True),
-    "layers/mlp/gate/bias": ("model.layers.{layer}.mlp.gate_proj.bias", False),
-    "layers/mlp/up/kernel": ("model.layers.{layer}.mlp.up_proj.weight", True),
-    "layers/mlp/up/bias": ("model.layers.{layer}.mlp.up_proj.bias", False),
-    "layers/mlp/down/kernel": ("model.layers.{layer}.mlp.down_proj.weight", True),
-    "layers/mlp/down/bias": ("model.layers.{layer}.mlp.down_proj.bias", False),
+    **within("layers/mlp", "model.layers.{layer}.mlp", MLP_NAMES),
     "norm/scale": ("model.norm.weight", False),
     "lm_head/kernel": ("lm_head.weight", True),
 }

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from lockstep.methods.card import Card, Misfits, Setting, Surroundings
+from lockstep.methods.card import Card, Misfits, Setting, Surroundings, stated
+from lockstep.methods.dense import ADAMW_20M
 from lockstep.methods.diloco import FRAGMENTS, Fragmented
-from lockstep.methods.local_steps import LOCAL, rates_of_local_adamw
+from lockstep.methods.local_steps import LOCAL
 from lockstep.protocol.pace import Pace, steps_of
 from lockstep.tables.table import AsTuple, Count, Decay, Fraction, NotNegative, wrong
 from lockstep.tables.variant import Variant, one_of
@@ -202,6 +203,6 @@ CARDS = (
         OptimizerDecoupledDiLoCo,
         LOCAL | FRAGMENTS | _PACE | _OUTER,
         _FILE,
-        rates_of_local_adamw(_FILE, 3e-3),
+        stated(_FILE, 3e-3, ADAMW_20M),
     ),
 )

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field, model_validator
 
 from lockstep.methods.card import Card, Setting, StatedRate, stated
-from lockstep.methods.local_steps import LOCAL, OUTER, OuterSteps, Rounded, rates_of_local_adamw
+from lockstep.methods.dense import ADAMW_20M
+from lockstep.methods.local_steps import LOCAL, OUTER, OuterSteps, Rounded
 from lockstep.tables.table import Count, Decay, wrong
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ _DILOCO, _STREAMING = "params/diloco.toml", "params/streaming-diloco.toml"
 _PAPER = StatedRate(35_000_000, 1e-3, "params/paper/streaming-diloco-35m.toml")
 FRAGMENTS = {"fragments": 2, "delay": 1}
 CARDS = (
-    Card("diloco", OptimizerDiLoCo, LOCAL | OUTER, _DILOCO, rates_of_local_adamw(_DILOCO, 1.5e-3)),
+    Card("diloco", OptimizerDiLoCo, LOCAL | OUTER, _DILOCO, stated(_DILOCO, 1.5e-3, ADAMW_20M)),
     Card(
         "streaming-diloco",
         OptimizerStreamingDiLoCo,

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from lockstep.methods.card import MEASURED, Card, OptimizerVariant, Setting, StatedRate, stated
+from lockstep.methods.card import MEASURED, Card, OptimizerVariant, Setting, stated
 from lockstep.methods.dense import ADAMW, ADAMW_20M, AnyDense
 from lockstep.tables.table import Count, Decay, Fraction, wrong
 from lockstep.tables.variant import variant_name
@@ -140,10 +140,4 @@ class OptimizerFedAvg(LocalSteps):
 LOCAL: dict[str, Any] = {"inner_steps": 10, "inner": {"AdamW": ADAMW}}
 OUTER = {"outer_learning_rate": 0.7, "outer_momentum": 0.5, "nesterov": True}
 
-
-def rates_of_local_adamw(file: str, rate: float) -> tuple[StatedRate, ...]:
-    """Return the rates of a method with AdamW inside, whose own is stated for larger models."""
-    return stated(file, rate, ADAMW_20M)
-
-
-CARDS = (Card("fedavg", OptimizerFedAvg, LOCAL, MEASURED, rates_of_local_adamw(MEASURED, 3e-3)),)
+CARDS = (Card("fedavg", OptimizerFedAvg, LOCAL, MEASURED, stated(MEASURED, 3e-3, ADAMW_20M)),)

@@ -4,8 +4,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from lockstep.methods.card import Card, Setting
-from lockstep.methods.local_steps import LOCAL, LocalSteps, rates_of_local_adamw
+from lockstep.methods.card import Card, Setting, stated
+from lockstep.methods.dense import ADAMW_20M
+from lockstep.methods.local_steps import LOCAL, LocalSteps
 from lockstep.tables.table import U16
 
 if TYPE_CHECKING:
@@ -51,6 +52,6 @@ CARDS = (
         OptimizerSparseLoCo,
         LOCAL | {"outer_learning_rate": 1.0} | _CHOSEN,
         _FILE,
-        rates_of_local_adamw(_FILE, 3e-3),
+        stated(_FILE, 3e-3, ADAMW_20M),
     ),
 )

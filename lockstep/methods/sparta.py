@@ -8,14 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from lockstep.methods.card import Card, Setting
-from lockstep.methods.local_steps import (
-    LOCAL,
-    OUTER,
-    LocalSteps,
-    OuterSteps,
-    rates_of_local_adamw,
-)
+from lockstep.methods.card import Card, Setting, stated
+from lockstep.methods.dense import ADAMW_20M
+from lockstep.methods.local_steps import LOCAL, OUTER, LocalSteps, OuterSteps
 from lockstep.tables.table import U32, Count
 
 if TYPE_CHECKING:
@@ -76,13 +71,13 @@ CARDS = (
         OptimizerSPARTA,
         _EVERY_STEP | {"share": 0.1},
         _SPARTA,
-        rates_of_local_adamw(_SPARTA, 1.5e-3),
+        stated(_SPARTA, 1.5e-3, ADAMW_20M),
     ),
     Card(
         "sparta-diloco",
         OptimizerSPARTADiLoCo,
         _EVERY_STEP | OUTER | {"share": 0.05, "outer_every": 20},
         _SPARTA_DILOCO,
-        rates_of_local_adamw(_SPARTA_DILOCO, 1.5e-3),
+        stated(_SPARTA_DILOCO, 1.5e-3, ADAMW_20M),
     ),
 )

@@ -63,11 +63,7 @@ def few_of(x: jax.Array, axis: int | None = None) -> jax.Array:
 
 def equally(aggregate: AggregateFn) -> AggregateFn:
     """Return the same aggregate with equal weights for all present peers."""
-
-    def aggregate_equally(values: Tree, weight: jax.Array) -> Tree:
-        return aggregate(values, weight > 0)
-
-    return aggregate_equally
+    return lambda values, weight: aggregate(values, weight > 0)
 
 
 EQUAL_MEAN = equally(mean)
@@ -102,11 +98,7 @@ def mean_on_host(values: Sequence[np.ndarray], weight: np.ndarray) -> np.ndarray
     return found
 
 
-def _equal_mean_on_host(values: Sequence[np.ndarray], weight: np.ndarray) -> np.ndarray:
-    return mean_on_host(values, weight > 0)
-
-
-ON_HOST = {mean: mean_on_host, EQUAL_MEAN: _equal_mean_on_host}
+ON_HOST = {mean: mean_on_host, EQUAL_MEAN: lambda values, weight: mean_on_host(values, weight > 0)}
 """Each `AggregateFn` that also works on the host, slice by slice, with its host version."""
 
 
@@ -290,17 +282,12 @@ def rda(values: Tree, weight: jax.Array) -> Tree:
     References:
       Douillard et al., Decoupled DiLoCo, https://arxiv.org/abs/2604.21428
     """
-    return _radial(values, weight, _mean_norm)
+    return _radial(values, weight, mean)
 
 
 def rda_median_norm(values: Tree, weight: jax.Array) -> Tree:
     """Return `rda` with the median of the peers' norms in place of their mean."""
     return _radial(values, weight, lambda norm_P, weight_P: middle(norm_P, weight_P > 0))
-
-
-def _mean_norm(norm_P: jax.Array, weight_P: jax.Array) -> jax.Array:
-    found: jax.Array = mean(norm_P, weight_P)
-    return found
 
 
 def _radial(

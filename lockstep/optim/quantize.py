@@ -129,6 +129,11 @@ class _InBlocks(Quantizer):
         expect.integer("bits", self.bits, lambda x: x in self.choices, f"{fewer} or {more}")
         expect.counts(block=self.block)
 
+    @property
+    def _most(self) -> int:
+        """The largest number beside a sign."""
+        return int(2 ** (self.bits - 1)) - 1
+
 
 class Integers(_InBlocks):
     """Rounds to the nearest integer times the scale of its block.
@@ -151,19 +156,12 @@ class Integers(_InBlocks):
         q_NB = jnp.round(x_NB / jnp.where(scale_N1 > 0, scale_N1, 1.0))
         # A scale so small that it is itself rounded could give one more than the most.
         q_NB = jnp.clip(q_NB, -self._most, self._most)
-        return Code(scale_N1, pack(q_NB + self._zero, x.size, self.bits))
+        return Code(scale_N1, pack(q_NB + (self._most + 1), x.size, self.bits))
 
     def decode(self, code: Tree, shape: tuple[int, ...]) -> jax.Array:
         number_NB = unpack(code.packed, math.prod(shape), self.bits, self.block)
-        return from_blocks((number_NB.astype(jnp.float32) - self._zero) * code.scale, shape)
-
-    @property
-    def _zero(self) -> int:
-        return int(2 ** (self.bits - 1))
-
-    @property
-    def _most(self) -> int:
-        return self._zero - 1
+        q_NB = number_NB.astype(jnp.float32) - (self._most + 1)
+        return from_blocks(q_NB * code.scale, shape)
 
 
 class Levels(_InBlocks):
@@ -256,26 +254,22 @@ class QSGD(_InBlocks):
         x_NB = to_blocks(x, self.block)
         norm_N1 = _norm(x_NB)
         share_NB = jnp.abs(x_NB) / jnp.where(norm_N1 > 0, norm_N1, 1.0)
-        level_NB = jnp.floor(self._levels * share_NB + jax.random.uniform(_key(x), x_NB.shape))
-        level_NB = jnp.minimum(level_NB, self._levels).astype(jnp.uint8)
+        level_NB = jnp.floor(self._most * share_NB + jax.random.uniform(_key(x), x_NB.shape))
+        level_NB = jnp.minimum(level_NB, self._most).astype(jnp.uint8)
         sign_NB = jnp.signbit(x_NB).astype(jnp.uint8)
         return Code(norm_N1, pack(level_NB | sign_NB << (self.bits - 1), x.size, self.bits))
 
     def decode(self, code: Tree, shape: tuple[int, ...]) -> jax.Array:
         number_NB = unpack(code.packed, math.prod(shape), self.bits, self.block)
         sign_NB = number_NB >> (self.bits - 1)
-        level_NB = number_NB & jnp.uint8(self._levels)
-        q_NB = jnp.where(sign_NB, -1.0, 1.0) * level_NB * (code.scale / self._levels)
+        level_NB = number_NB & jnp.uint8(self._most)
+        q_NB = jnp.where(sign_NB, -1.0, 1.0) * level_NB * (code.scale / self._most)
         return from_blocks(q_NB, shape)
 
     def rounding(self, x: jax.Array) -> jax.Array:
         """See `Quantizer.rounding`; a level, since other bits of x would draw otherwise."""
         x_NB = to_blocks(x, self.block)
-        return from_blocks(jnp.broadcast_to(_norm(x_NB) / self._levels, x_NB.shape), x.shape)
-
-    @property
-    def _levels(self) -> int:
-        return int(2 ** (self.bits - 1)) - 1
+        return from_blocks(jnp.broadcast_to(_norm(x_NB) / self._most, x_NB.shape), x.shape)
 
 
 def _norm(x_NB: jax.Array) -> jax.Array:

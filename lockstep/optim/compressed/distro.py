@@ -156,7 +156,7 @@ def distro(momentum: CompressedMomentum, overlap: int = 0) -> Optimizer:
     does. No inverse transform is needed except Q's.
 
     `overlap` is how many rounds messages travel while the next ones are computed: 0, or for
-    `distro_overlapped` 1 or 2.
+    `_overlapped` 1 or 2.
 
     References:
       Peng, Quesnelle, Kingma, DeMo: Decoupled Momentum Optimization, https://arxiv.org/abs/2411.19870
@@ -165,7 +165,7 @@ def distro(momentum: CompressedMomentum, overlap: int = 0) -> Optimizer:
     expect.kind(CompressedMomentum, momentum=momentum)
     expect.integer("overlap", overlap, lambda x: x in (0, 1, 2), "0, 1 or 2")
     if overlap:
-        return distro_overlapped(momentum, overlap)
+        return _overlapped(momentum, overlap)
 
     def init(params: Tree) -> tuple[Tree, Tree]:
         return DistroState(momentum.zeros(params)), optax.EmptyState()
@@ -197,7 +197,7 @@ def distro(momentum: CompressedMomentum, overlap: int = 0) -> Optimizer:
 
 
 class OverlappedState(NamedTuple):
-    """A peer's own state in `distro_overlapped`.
+    """A peer's own state in `_overlapped`.
 
     Attributes:
       delta: The momentum's coefficients; shapes of the params, float32.
@@ -209,7 +209,7 @@ class OverlappedState(NamedTuple):
 
 
 class WaitingDirection(NamedTuple):
-    """The shared state of `distro_overlapped`.
+    """The shared state of `_overlapped`.
 
     Attributes:
       direction: The last round's direction, still to be applied; shapes of the params.
@@ -218,7 +218,7 @@ class WaitingDirection(NamedTuple):
     direction: Tree
 
 
-def distro_overlapped(momentum: CompressedMomentum, overlap: int) -> Optimizer:
+def _overlapped(momentum: CompressedMomentum, overlap: int) -> Optimizer:
     """Return DisTrO in Psyche's order: messages travel while the next round is computed.
 
     A peer takes its gradient at the params that its own delta predicts. It removes what it sent a
@@ -233,8 +233,6 @@ def distro_overlapped(momentum: CompressedMomentum, overlap: int) -> Optimizer:
     round t on params that include Q up to t - 2, and differ only in a step's learning rate.
     The last round's Q is lost, as in Psyche.
     """
-    expect.kind(CompressedMomentum, momentum=momentum)
-    expect.integer("overlap", overlap, lambda x: x in (1, 2), "1 or 2")
 
     def init(params: Tree) -> tuple[Tree, Tree]:
         delta = momentum.zeros(params)

@@ -5,13 +5,12 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from lockstep.optim import expect
 from lockstep.optim.aggregation import AggregateFn, mean
 from lockstep.optim.local.local_steps import fedavg
 from lockstep.optim.local.streaming import Fragments, put_row, row
-from lockstep.optim.optimizer import SMALLEST_NORMAL, Optimizer, RoundPeers, Tree, norm_ratio
+from lockstep.optim.optimizer import Optimizer, RoundPeers, Tree, norm_ratio
 
 SELECTORS = ("random", "shuffled", "partitioned")
 
@@ -218,10 +217,9 @@ def sparta_diloco(
     def compare(own: Tree, message: Tree, params: Tree, step: jax.Array) -> tuple[jax.Array, Tree]:
         number = cut.in_round(step)
         mine = pseudogradient_of(own, number)
-        off = optax.tree.norm(jax.tree.map(jnp.subtract, message.fragment, mine))
+        off = jax.tree.map(jnp.subtract, message.fragment, mine)
         distance, after = sparse.compare(own, message.places, params, step)
-        distance = jnp.maximum(distance, off / (optax.tree.norm(mine) + SMALLEST_NORMAL))
-        return distance, after_sending(after, number)
+        return jnp.maximum(distance, norm_ratio(off, mine)), after_sending(after, number)
 
     def areas(params: Tree) -> Tree:
         return TwoParts(*[sparse.areas(params)] * 2)

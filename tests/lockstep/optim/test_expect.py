@@ -61,7 +61,6 @@ GIVEN = {  # builder: what it takes
     "dense": {"learning_rate": 0.1, "direction": optax.identity()},
     "diloco": LOCAL | {"outer": SGD},
     "distro": {"momentum": MOMENTUM},
-    "distro_overlapped": {"momentum": MOMENTUM, "overlap": 1},
     "fedavg": LOCAL,
     "heloco": {
         "learning_rate": 0.1, "momentum": 0.9,
