@@ -25,31 +25,19 @@ SEEDED = {"Seeded": list(range(1, 33))}  # of params/run.toml
 
 
 class NewData(NamedTuple):
-    """The data of a new run.
+    """The data of a new run."""
 
-    Attributes:
-      table: Its table in a run file.
-      said: What it is, for people.
-      far: Whether it is fetched from elsewhere, so that no more is fetched than the run needs.
-    """
-
-    table: dict[str, Any]
-    said: str
-    far: bool = False
+    table: dict[str, Any]  # its table in a run file
+    said: str  # what it is, for people
+    far: bool = False  # it is fetched from elsewhere: no more of it than the run needs
 
 
 class LocationKind(NamedTuple):
-    """A kind of data location.
+    """A kind of data location."""
 
-    Attributes:
-      form: What a user writes.
-      fits: Whether what a user wrote is one.
-      make: The data, of what a user wrote and the model, whose tokenizer the text needs.
-    """
-
-    form: str
-    fits: Callable[[str], object]
-    make: Callable[[str, StartingModel], NewData]
+    form: str  # what a user writes
+    fits: Callable[[str], object]  # whether what a user wrote is one
+    make: Callable[[str, StartingModel], NewData]  # text needs the model's tokenizer
 
 
 def data_named(name: str, model: StartingModel) -> NewData:

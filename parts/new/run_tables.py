@@ -30,20 +30,16 @@ MOST_TOKENS, MOST_GPUS = 1e15, 2**16
 
 
 class NewRun(NamedTuple):
-    """A user's wishes for a new run.
-
-    Attributes:
-      tokens: Tokens to train on, over all peers.
-      wanted: What has a default here, by the names of the options of `lockstep new`: length, batch,
-        uplink, downlink, learning_rate, seed and dtype. None, or no entry, leaves the default.
-    """
+    """A user's wishes for a new run."""
 
     model: StartingModel
     data: NewData
     card: Card
-    tokens: int
+    tokens: int  # to train on, over all peers
     peers: int
     gpus: int
+    # what has a default here, by the names of the options of `lockstep new`: length, batch, uplink,
+    # downlink, learning_rate, seed and dtype; None, or no entry, leaves the default
     wanted: Mapping[str, Any] = MappingProxyType({})
 
     @property
@@ -156,14 +152,7 @@ def card_named(name: str) -> Card:
 def checked(
     name: str, answer: Any, answers: Mapping[str, Any], model_of: Callable[[str], StartingModel]
 ) -> Any:
-    """Return what an answer to one question means.
-
-    Args:
-      name: Name of the question.
-      answer: A word that a user typed, or the value of an option.
-      answers: The answers to the questions before it.
-      model_of: The model of a name.
-    """
+    """Return what an answer to one question means, given those to the questions before it."""
     answers = {**answers, name: answer}
     if name == "model":
         model_of(answer)

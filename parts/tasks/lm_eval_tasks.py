@@ -194,18 +194,14 @@ def _load(manager: "TaskManager", spec: str) -> "TaskDict":
     import datasets.config
     from huggingface_hub import constants
 
-    modules = constants, datasets.config
-    before = [module.HF_HUB_OFFLINE for module in modules]
+    places = {(module, "HF_HUB_OFFLINE"): True for module in (constants, datasets.config)}
+    offline = any(getattr(*place) for place in places)
     try:
-        for module in modules:
-            module.HF_HUB_OFFLINE = True
-        return manager.load(spec)
+        with replaced(places):
+            return manager.load(spec)
     except Exception:
-        if any(before):
+        if offline:
             raise
-    finally:
-        for module, offline in zip(modules, before, strict=True):
-            module.HF_HUB_OFFLINE = offline
     return manager.load(spec)
 
 

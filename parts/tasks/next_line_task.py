@@ -26,7 +26,7 @@ from lockstep.files import write_text
 from lockstep.programs.columns import PLAIN
 from parts.tasks import next_line
 from parts.tasks.next_line import NAME, Question
-from parts.tasks.task_model import Likelihood, LikelihoodRequest, TaskModel
+from parts.tasks.task_model import LikelihoodRequest, TaskModel
 from pipeline import runfile
 from pipeline.language_model import held_out
 from pipeline.scores import Metric, TaskResult
@@ -121,13 +121,6 @@ def ask(questions: Iterable[Question], model: TaskModel, count: int) -> AskedQue
     return asked
 
 
-def scores_of(asked: AskedQuestions, found: Sequence[Likelihood]) -> Scores:
-    """Return the scores of all choices, given those of the requests."""
-    logs = [one.log_likelihood for one in found]
-    both_N2C = np.reshape(logs, (len(asked.questions), 2, -1))
-    return Scores(both_N2C[:, 0], both_N2C[:, 1])
-
-
 def metrics(questions: Sequence[Question], scores: Scores) -> dict[str, Metric]:
     """Return the shares of right answers, and their standard errors over questions."""
     bytes_NC = np.array([[len(c.encode()) for c in q.choices] for q in questions])
@@ -155,9 +148,7 @@ def prepare(
     There are `count` at most; `notes` gains the reason if there are none. `shards` is the folder
     that the stage download left.
     """
-    texts = documents(run, shards, model.tokenizer)
-    found = next_line.questions(texts)
-    asked = ask(found, model, count)
+    asked = ask(next_line.questions(documents(run, shards, model.tokenizer)), model, count)
     if len(asked.questions) < FEWEST:
         notes.append(
             f"the held-out text gives {len(asked.questions)} questions for {NAME}, "
@@ -168,14 +159,16 @@ def prepare(
 
 
 def result(
-    asked: AskedQuestions, model: TaskModel, advance: Callable[[int], None] | None = None
+    asked: AskedQuestions, model: TaskModel, advance: Callable[[int], None] = lambda _: None
 ) -> tuple[TaskResult, Scores]:
     """Ask the questions, and return the result and each choice's scores.
 
     `advance` is called with the number of requests that have been scored since the last call.
     """
-    scores = scores_of(asked, model.log_likelihoods(asked.requests, advance or (lambda _: None)))
-    found = TaskResult(
+    found = model.log_likelihoods(asked.requests, advance)
+    logs_N2C = np.reshape([one.log_likelihood for one in found], (len(asked.questions), 2, -1))
+    scores = Scores(logs_N2C[:, 0], logs_N2C[:, 1])
+    told = TaskResult(
         name=NAME,
         metrics=metrics(asked.questions, scores),
         chance=1 / next_line.CHOICES,
@@ -184,7 +177,7 @@ def result(
         sha256=hashlib.sha256(to_jsonl(asked.questions).encode()).hexdigest(),
         source="held-out text of the run",
     )
-    return found, scores
+    return told, scores
 
 
 def to_jsonl(questions: Iterable[Question]) -> str:

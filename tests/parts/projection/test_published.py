@@ -25,18 +25,6 @@ def test_another_constant_is_not_within_them(factor):
     assert sum(cell.apart > 1 for cell in published.table6(other)) > 60
 
 
-def test_learners_fail_as_one_of_a_share_of_the_chips():
-    """Of the published cells themselves: M learners of n chips, and one of n / M."""
-    learners, chips = GIVEN["goodput"]["learners"], GIVEN["goodput"]["chips"]
-    compared = 0
-    for count, cells in learners.items():
-        for whole, percent in zip(chips, cells, strict=True):
-            if (share := whole / int(count)) in chips:
-                compared += 1
-                assert abs(percent - learners["1"][chips.index(share)]) <= 4
-    assert compared > 10
-
-
 @pytest.mark.parametrize(("rate", "lost"), [(0.01, 3.0), (1.0, 0.4), (4.0, 1.2)])
 def test_the_simulation_of_failures_agrees_with_the_closed_form(rate, lost):
     share = published.simulated(rate, lost, seed=1)

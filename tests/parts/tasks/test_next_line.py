@@ -96,10 +96,6 @@ def test_one_document_alone_has_choices_of_its_own():
         )
 
 
-def test_too_few_lines_give_no_questions():
-    assert questions([], 10) == questions(["a text without a break"], 10) == []
-
-
 def test_a_line_that_is_often_true_is_as_often_another_choice():
     """Otherwise a model that only knows which lines are common would be right too often."""
     common = "return the same"

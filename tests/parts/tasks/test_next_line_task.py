@@ -10,13 +10,11 @@ from lockstep.programs.columns import PLAIN
 from parts.tasks import next_line_task
 from parts.tasks.next_line import Question
 from parts.tasks.next_line_task import AskedQuestions, Scores
-from parts.tasks.task_model import Likelihood
 from pipeline import runfile
-from pipeline.tokens.shards import Shards, write_shards
 from tests import tiny
 from tests.errors import refused
 from tests.pipeline import trained_run
-from tests.pipeline.tokens.shards_folder import measure, rows_of
+from tests.pipeline.tokens.shards_folder import rows_of, shards_folder
 
 BEGINNING = 0
 QUESTIONS = [
@@ -90,13 +88,6 @@ def test_bytes_are_counted_not_characters():
     assert next_line_task.metrics(asked, scores)["acc_bytes"].value == 1
 
 
-def test_scores_are_of_the_choices_in_their_order():
-    given = [Likelihood(-float(number), False, 1) for number in range(16)]
-    found = next_line_task.scores_of(AskedQuestions(QUESTIONS, []), given)
-    assert found.after_NC.tolist() == [[0, -1, -2, -3], [-8, -9, -10, -11]]
-    assert found.alone_NC.tolist() == [[-4, -5, -6, -7], [-12, -13, -14, -15]]
-
-
 LENGTH, END = 16, 0
 TEXTS = ("def f():\n    return '\u00e9'\n", "x = 1\n", "class A:\n    pass\n" * 4)
 
@@ -109,21 +100,9 @@ def read(tmp_path):
         run_file, size = tmp_path / "run.toml", 2 if rows is None else 4
         changes = {"model__LLM__max_seq_len": LENGTH, "held_out__sequences": sequences}
         tiny.write_run(run_file, tiny.run_document(tmp_path, **changes))
-        for split, contents in (("train", [[END] * 64 * len(columns)]), ("held_out", files)):
-            (tmp_path / split).mkdir()
-            for number, tokens in enumerate(contents):
-                np.array(tokens, f"<u{size}").tofile(tmp_path / split / f"{number:05}.ds")
-        shards = Shards(
-            format=2,
-            token_size_in_bytes=size,
-            vocab_size=None,
-            shuffle="DontShuffle",
-            columns=columns,
-            files=measure(tmp_path, size),
-            rows=rows,
-            source={},
-        )
-        write_shards(tmp_path, shards)
+        train = [[END] * 64 * len(columns)]
+        more = {"columns": columns, "rows": rows}
+        shards_folder(tmp_path, train, files, size=size, vocab=None, **more)
         found = next_line_task.documents(
             runfile.load(run_file), tmp_path, trained_run.make_tokenizer()
         )
@@ -163,13 +142,11 @@ def test_only_so_many_tokens_are_read_spread_over_the_split(read, monkeypatch):
     assert [text[0] for text in found] != ["a", "b"]
 
 
-def test_nothing_is_read_where_nothing_is_held_out_or_rows_are_packed(read):
-    assert read(tokens(), sequences=0) == []
-
-
 ARRAYS = rows_of(x=np.zeros((1, LENGTH), np.uint32))
 
 
-@pytest.mark.parametrize("kind", [{"columns": ("inputs", "labels")}, {"rows": ARRAYS}])
-def test_rows_that_are_not_tokens_alone_are_no_documents(read, kind):
+@pytest.mark.parametrize(
+    "kind", [{"sequences": 0}, {"columns": ("inputs", "labels")}, {"rows": ARRAYS}]
+)
+def test_where_nothing_is_held_out_or_rows_are_not_tokens_alone_there_are_no_documents(read, kind):
     assert read([5] * 2 * LENGTH, **kind) == []

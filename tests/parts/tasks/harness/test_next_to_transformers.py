@@ -80,24 +80,6 @@ def test_every_request_scores_as_with_transformers(
             assert value == pytest.approx(theirs[f"{metric},none"], rel=1e-4)
 
 
-def test_what_the_model_would_write_is_greedy(folder, of_transformers):
-    from parts.tasks.lm_eval import LmEvalModel
-
-    model, _ = of_transformers
-    ours = LmEvalModel(exported.model(folder))
-    context = ours.tok_encode("def f(x)")
-    [written] = ours.model.writer(next(iter(ours.model.params_on))).write(
-        [context], max_new_tokens=5
-    )
-    other = [*written[:-1], written[-1] ^ 1]
-    requests = [(("", ""), context, continuation) for continuation in (written, other)]
-    expected = model._loglikelihood_tokens(requests, disable_tqdm=True)
-    assert [greedy for _, greedy in expected] == [True, False]
-    assert ours._loglikelihood_tokens(requests) == [
-        (pytest.approx(score, abs=1e-4), greedy) for score, greedy in expected
-    ]
-
-
 def test_next_line_has_the_same_shares_with_transformers(folder, of_transformers, tmp_path):
     """Its files are a task of lm_eval, for whoever has the exported folder."""
     from lm_eval.evaluator import evaluate

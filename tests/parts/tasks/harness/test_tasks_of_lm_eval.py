@@ -226,12 +226,6 @@ def test_stage_evaluate_runs_the_tasks_and_they_can_be_pinned(tasks, tmp_path, m
     before_pins = made.run.read_text()
     assert pins.write(made.run, tmp_path)["tasks"] == hashes["sha256"]
     # this pin alone: the folders of the other stages were made by hand
-    made.run.write_text(before_pins.replace('tasks = ""', f'tasks = "{hashes["sha256"]}"'))
-    questions = Path(tasks["choices"]).with_suffix(".jsonl")
-    before = questions.read_text()
-    questions.write_text(before.replace("Which", "What"))
-    try:
-        with pytest.raises(LockstepError, match=r"^\[pins\] tasks = "):
-            stage()
-    finally:
-        questions.write_text(before)
+    made.run.write_text(before_pins.replace('tasks = ""', f'tasks = "{"ab" * 32}"'))
+    with pytest.raises(LockstepError, match=r"^\[pins\] tasks = "):
+        stage()
