@@ -25,7 +25,8 @@ from pipeline.runfile import Network
 from pipeline.stage.untrusted_files import check_regular, expand, unchanged, walk
 
 HUB = re.compile(r"(\w[\w.-]*/[\w.-]+)(?:@([\w./-]+))?", re.ASCII)
-MOST_BYTES = {MANIFEST: layout.MOST_MANIFEST_BYTES, SIGNATURE: layout.MOST_SIGNATURE_BYTES}
+# Of what is read into memory; a signature is of as many files, in more words and in base64.
+MOST_BYTES = {MANIFEST: 2**20, SIGNATURE: 2**22}
 FORM = "a folder, http(s)://..., or owner/name on the hub (owner/name@revision)"
 
 

@@ -77,8 +77,6 @@ RECORDS = [  # the files of stages that are published under a name of their own
     if one.published and one.published.startswith(PROOF) and one.published.endswith(".json")
 ]
 REQUIRED = (*RECORDS, RUN, HEADER, ROUNDS, CARD)
-MOST_MANIFEST_BYTES = 2**20  # it is read into memory before anything is known of it
-MOST_SIGNATURE_BYTES = 2**22  # of as many files, in more words and in base64
 # What a publication may hold: no code, no pickle, and nothing that is never looked at.
 STATE_FILES = r"state\.json|(params|shared)\.safetensors|own-\d{3,}\.safetensors\.planes\.gz"
 PARTS = rf"header\.json|rounds\.jsonl\.gz|payloads/\d+\.bin|snapshots/\d+/({STATE_FILES})"

@@ -4,7 +4,7 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from lockstep import __version__
 from lockstep.errors import LockstepError, hide
@@ -32,13 +32,6 @@ from pipeline.tokens.shards import read_shards
 from pipeline.weights import hf, upload
 
 
-class Written(NamedTuple):
-    """A publication that was written, and how many windows of its run could have been drawn."""
-
-    publication: Publication
-    windows: int
-
-
 def show(
     folder: Path, run: Path, root: Path, windows: int, seed: str | None, key: Path | None
 ) -> None:
@@ -64,8 +57,11 @@ def show(
 
 def write(
     folder: Path, run: Path, root: Path, windows: int, seed: str | None, key: Path | None = None
-) -> Written:
-    """Write the publication of a run's export; arguments as for `show`."""
+) -> tuple[Publication, int]:
+    """Write the publication of a run's export; arguments as for `show`.
+
+    Return it, and how many windows of the run could have been drawn.
+    """
     if folder.is_dir() and any(folder.iterdir()):
         raise LockstepError(f"{folder}: has files, expected a new or an empty folder")
     if key is not None:
@@ -78,11 +74,11 @@ def write(
         _check_method(paths)
         only = EXPORTS.get(subject_of(settings).model_file)
         if only is not None:
-            exported = [file for file in exported if file.name in only]
+            exported = {name: file for name, file in exported.items() if name in only}
         folder.parent.mkdir(parents=True, exist_ok=True)
         unfinished = folder.with_name(f".{folder.name}.part")
         shutil.rmtree(unfinished, ignore_errors=True)
-        _copy((file, unfinished / file.name) for file in exported)
+        _copy((file, unfinished / name) for name, file in exported.items())
         said, total = _write_proof(unfinished, settings, paths, windows, seed, only)
     files = sorted(path for path in unfinished.rglob("*") if path.is_file())
     publication = Publication(
@@ -109,7 +105,7 @@ def write(
     if folder.is_dir():
         folder.rmdir()
     os.replace(unfinished, folder)
-    return Written(publication, total)
+    return publication, total
 
 
 def public(run: runfile.Run) -> dict[str, Any]:
@@ -235,24 +231,27 @@ def _check_method(paths: Paths) -> None:
 # ---- The export ----
 
 
-def accepted(paths: Paths) -> list[Path]:
-    """Return the files of a run's export, which the witness accepted, checked by their hashes."""
+def accepted(paths: Paths) -> dict[str, Path]:
+    """Return the files of a run's accepted export by name, checked by their hashes."""
     folder = paths.need("export")
     if why := hf.why_refused(folder):
         raise LockstepError(
             f"{folder / hf.REFUSED}: {why}; expected an export that the witness accepted"
         )
     made = paths.root / paths.keys.made("export")
-    return sorted(file for file in folder.rglob("*") if file.is_file() and file.name != made.name)
+    return {
+        file.relative_to(folder).as_posix(): file
+        for file in sorted(folder.rglob("*"))
+        if file.is_file() and file.name != made.name
+    }
 
 
-def with_results(files: list[Path], paths: Paths) -> list[Path]:
+def with_results(files: dict[str, Path], paths: Paths) -> dict[str, Path]:
     """Return the files of an export, with the report's card, which has results, if there is one."""
     if not paths.is_made("report"):
         return files
     verify(paths.made("report"), [CARD])
-    card, own = paths.out("report") / CARD, paths.out("export") / CARD
-    return [card if file == own else file for file in files]
+    return files | {CARD: paths.out("report") / CARD}
 
 
 # ---- Push ----
@@ -291,7 +290,7 @@ def push(
         if with_proof:
             write(published, run, root, PUBLISHED_WINDOWS, None, key)
         with lock.hold(root / "data" / ".export.lock"):  # the stage cannot replace it meanwhile
-            files = _by_name(with_results(accepted(paths), paths), paths)
+            files = with_results(accepted(paths), paths)
             if with_proof:
                 proof = sorted(path for path in published.rglob("*") if path.is_file())
                 files = {path.relative_to(published).as_posix(): path for path in proof}
@@ -306,12 +305,3 @@ def push(
                 if subject_of_model(model).code(model) is not None:
                     how = f"{subject_of_model(model).model_file} says what its params are"
                 print(f"push: {name} has step {last.step} of run {key}; {how}")
-
-
-def _by_name(files: Iterable[Path], paths: Paths) -> dict[str, Path]:
-    """Return files by their names in the export; the card may be the report's."""
-    export = paths.out("export")
-    return {
-        file.relative_to(export).as_posix() if file.is_relative_to(export) else file.name: file
-        for file in files
-    }

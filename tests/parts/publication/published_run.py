@@ -44,22 +44,8 @@ class Published:
 
     def __init__(self, folder: Path):
         self.run_file, self.root = folder / "run.toml", folder / "root"
-        self.data, self.folder, self.whole = (
-            folder / "tokens",
-            folder / "published",
-            folder / "whole",
-        )
-
-    def of_another_seed(self, folder: Path) -> Path:
-        """Return the whole publication of a run that began with other fresh weights."""
-        run_file = folder / "run.toml"
-        folder.mkdir()
-        document = tiny.run_document(self.data)
-        document["model"]["LLM"]["checkpoint"]["Init"]["seed"] = 1
-        tiny.write_run(run_file, document)
-        tiny.make(run_file, folder / "root", *STAGES, layout.REPORT)
-        publish.write(folder / "whole", run_file, folder / "root", 4, None)
-        return folder / "whole"
+        self.data = folder / "tokens"
+        self.folder, self.whole = folder / "published", folder / "whole"
 
 
 def make(folder: Path) -> None:
@@ -221,16 +207,6 @@ def change_json(name: str, change: Callable[[dict], object]) -> Callable[[Path],
     return changed
 
 
-def say_twice(name: str, key: str) -> Callable[[Path], None]:
-    """The same key once more, before the one that Python takes."""
-
-    def changed(folder: Path) -> None:
-        path = folder / name
-        path.write_text(path.read_text().replace("{", f'{{"{key}": 1, ', 1))
-
-    return changed
-
-
 def change_tensors(name: str, change: Callable[[dict], object]) -> Callable[[Path], None]:
     def changed(folder: Path) -> None:
         tensors = load_arrays(folder / name)
@@ -251,15 +227,12 @@ def flip(name: str) -> Callable[[Path], None]:
 
 def change_round(folder: Path, number: int, change: Callable[[dict], object]) -> None:
     """Another line of rounds.jsonl."""
-    packed_rounds, path = folder / layout.ROUNDS, folder / TRANSCRIPT / "rounds.jsonl"
-    transcript.unpack_file(packed_rounds, path, size_of(packed_rounds))
-    lines = path.read_text().splitlines()
+    path = folder / layout.ROUNDS
+    lines = gzip.decompress(path.read_bytes()).decode().splitlines()
     said = json.loads(lines[number - 1])
     change(said)
     lines[number - 1] = json.dumps(said, separators=(",", ":"))
-    path.write_text("\n".join(lines) + "\n")
-    transcript.pack(path, packed_rounds)
-    path.unlink()
+    path.write_bytes(gzip.compress(("\n".join(lines) + "\n").encode()))
 
 
 def rounds_sha256(folder: Path) -> str:

@@ -7,13 +7,10 @@ import time
 
 import pytest
 
-from lockstep.errors import LockstepError, RequestError
 from parts.publication import claims, commands, layout
 from parts.publication.claims import VerifyOutcome
 from parts.publication.layout import ReaderAsks
 from pipeline.__main__ import app
-from pipeline.net.limits import UnreachableError
-from pipeline.net.web import NotFoundError
 from pipeline.recheck import outputs
 from pipeline.recheck.evaluate import held_out_claim
 from pipeline.stage.keys import PROJECT
@@ -39,19 +36,6 @@ def test_each_outcome_has_a_status_of_its_own_and_the_page_says_which():
     for one in VerifyOutcome:
         assert f"\n| {one.status} | `{one.word}:` | " in page
         assert f"{one.status}  {one.word}: " in claims.table()
-
-
-@pytest.mark.parametrize(
-    "error, due",
-    [
-        (RequestError("x"), VerifyOutcome.NOT_ASKED),
-        (NotFoundError("x"), VerifyOutcome.NOT_FETCHED),
-        (UnreachableError("x"), VerifyOutcome.NOT_FETCHED),
-        (LockstepError("x"), VerifyOutcome.CONTRADICTED),
-    ],
-)
-def test_a_request_a_network_and_a_contradiction_are_told_apart(error, due):
-    assert commands._outcome(error) is due
 
 
 def test_the_line_counts_held_out_sequences_that_are_fewer_or_repeated(published):
@@ -112,8 +96,10 @@ def test_a_silent_server_is_named_at_once_and_given_up_after_the_attempts_that_w
     assert caught.value.code == VerifyOutcome.NOT_FETCHED.status and not list(tmp_path.iterdir())
 
 
-def test_a_list_of_over_a_mebibyte_is_not_read_to_its_end(tmp_path, capsys):
+def test_a_list_that_is_not_there_or_over_a_mebibyte_is_not_read_to_its_end(tmp_path, capsys):
     with Files().serving() as server:
+        code, said = print_of(capsys, "verify", server.address, "--root", str(tmp_path))
+        assert code == VerifyOutcome.NOT_FETCHED.status and said.startswith("not fetched: ")
         server.put(layout.MANIFEST, b" " * (2**20 + 1))
         _, said = print_of(capsys, "verify", server.address, "--root", str(tmp_path))
     assert said.endswith("a listing of over 1048576 bytes, expected less\n")

@@ -3,7 +3,6 @@
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +10,7 @@ import pytest
 from lockstep.errors import RequestError
 from lockstep.files import read_json, write_json
 from lockstep.transcript.windows import Snapshots
-from parts.publication import commands, layout, publish
+from parts.publication import commands, publish
 from parts.publication.claims import VerifyOutcome
 from parts.publication.layout import (
     Publication,
@@ -19,7 +18,6 @@ from parts.publication.layout import (
     choose,
     draw,
     matmul_precision,
-    not_needed,
     seed_of,
 )
 from pipeline.audit.sample import Beacon
@@ -84,52 +82,14 @@ def test_where_messages_are_not_kept_a_window_is_drawn_for_all_its_peers_and_the
 # ---- The reader's ----
 
 
-def listed(*names: str, seed: str | None = None) -> Publication:
-    files = {f"{outputs.ROWS}/{name}.safetensors": FILE for name in names} | {layout.ROUNDS: FILE}
-    return Publication(
-        format=2,
-        release="1",
-        rounds="ab" * 32,
-        windows=len(names),
-        seed=seed,
-        columns=("inputs",),
-        files=files,
-    )
-
-
-OF_ONE = ("00001-000", "00001-002", "00011-003", "00031-001")
-FILE = {"bytes": 1, "sha256": "ab" * 32}
-
-
-def chosen(publication: Publication, seed: str | None, count: int | None) -> tuple[str, ...]:
-    return tuple(Path(name).stem for name in choose(publication, ReaderAsks(seed, count)))
-
-
-def test_a_reader_repeats_all_that_is_published_or_draws_among_it():
-    assert chosen(listed(*OF_ONE), None, None) == OF_ONE
-    assert len({chosen(listed(*OF_ONE), seed, None) for seed in "abcdefghijkl"}) == 4
-    assert chosen(listed(*OF_ONE, seed="mine"), "mine", None) == OF_ONE
-    assert len(chosen(listed(*OF_ONE), "a", 3)) == 3
-    with pytest.raises(RequestError, match="--windows: .* has 4 windows, expected 5; ask the auth"):
-        choose(listed(*OF_ONE), ReaderAsks(windows=5))
-
-
 def test_where_messages_are_not_kept_the_last_window_is_always_repeated():
-    several = listed("00001", "00011", "00031")
+    names = [f"{outputs.ROWS}/{first}.safetensors" for first in ("00001", "00011", "00031")]
+    said = {"format": 2, "release": "1", "rounds": "ab" * 32, "windows": 3, "seed": None}
+    files = dict.fromkeys(names, {"bytes": 1, "sha256": "ab" * 32})
+    several = Publication(**said, columns=("inputs",), files=files)
     for seed in "abcd":
-        assert chosen(several, seed, None) == ("00031",)
-        assert chosen(several, seed, 2)[-1] == "00031"
-
-
-def test_what_windows_that_were_not_chosen_need_is_not_fetched():
-    rows = {name: f"{outputs.ROWS}/{name}.safetensors" for name in OF_ONE}
-    own = f"{outputs.TRANSCRIPT}/snapshots/{{}}.safetensors.planes.gz"
-    assert not_needed(listed(*OF_ONE), [rows["00001-002"], rows["00031-001"]]) == {
-        rows["00001-000"],
-        rows["00011-003"],
-        own.format("00000/own-000"),
-        own.format("00010/own-003"),
-    }
+        assert choose(several, ReaderAsks(seed)) == names[-1:]
+        assert choose(several, ReaderAsks(seed, 2))[-1] == names[-1]
 
 
 def test_a_reader_computes_with_the_precision_that_the_header_names_if_jax_knows_it(tmp_path):
@@ -183,11 +143,6 @@ def test_a_reader_draws_among_the_published_windows_and_fetches_no_others(publis
     assert "(4 of 4, all there are) repeat bit for bit" in verify(folder).text
     with pytest.raises(RequestError, match="has 4 windows, expected 5; ask the author"):
         verify(folder, windows=5)
-
-
-def test_a_seed_that_would_draw_nothing_is_refused(published):
-    with pytest.raises(RequestError, match="--seed: .* has 1 of 4 windows, expected more than 1"):
-        verify(published.folder, seed="mine")
 
 
 def test_a_beacon_draws_audit_and_publication_and_the_line_says_which(published, tmp_path):

@@ -31,12 +31,9 @@ def write_keys(folder, curve=None, name="key"):
     private, public = folder / f"{name}.pem", folder / f"{name}.pub"
     key = ec.generate_private_key(curve or ec.SECP256R1())
     private.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-    public.write_bytes(_pem(key))
+    pem = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    public.write_bytes(pem)
     return private, public
-
-
-def _pem(key):
-    return key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
 
 def refused(found, files, key):
@@ -115,13 +112,10 @@ def test_a_file_that_is_no_signature_is_one_line(tmp_path):
 
     for found, key, named in (
         (b"{", None, "expected JSON"),
-        (b"[]", None, "expected"),
-        (changed(lambda d: d.pop("dsseEnvelope")), None, "dsseEnvelope: missing"),
         (changed(lambda d: d.update(mediaType="x")), None, "mediaType"),
         (changed(lambda d: d["dsseEnvelope"].update(payload="?")), None, "expected base64"),
         (changed(lambda d: d["dsseEnvelope"].update(signatures=[])), public, "signatures"),
         (payload(lambda s: s.update(predicateType="x")), None, "predicateType"),
-        (payload(lambda s: s["predicate"]["resources"].append(7)), None, "resources"),
         (payload(lambda s: s["predicate"]["resources"].append(s["predicate"]["resources"][0])),)
         + (None, "a.txt appears twice"),
     ):

@@ -12,25 +12,10 @@ from lockstep.programs.columns import PLAIN
 from parts.publication import fetch, publish, transcript
 from parts.publication.layout import ROUNDS, Publication, made
 from pipeline.recheck import report
-from pipeline.recheck.evaluate import Evaluated
 from pipeline.recheck.outputs import TRANSCRIPT
 from pipeline.stage.artifacts import _digest
 from tests import tiny
-from tests.errors import refused
 from tests.parts.publication.published_run import STAGES, change_json, entry, forge, refusal, verify
-from tests.pipeline.net.test_hub_names import NETWORK, PATHS
-
-EVALUATED = Evaluated(
-    held_out_loss=1.0,
-    held_out_stderr=None,
-    perplexity=2.7,
-    bits_per_byte=None,
-    sequences=1,
-    split_sequences=1,
-    tokens=1,
-    bytes=None,
-    tasks={},
-)
 
 
 def test_a_card_whose_aliases_stand_for_terabytes_is_refused_at_once():
@@ -43,7 +28,7 @@ def test_a_card_whose_aliases_stand_for_terabytes_is_refused_at_once():
     front = yaml.safe_dump({report.INDEX: index}, sort_keys=False)
     assert len(front) < 4000
     with pytest.raises(LockstepError, match="front matter: more than 100000 values, "):
-        report.check_results(f"---\n{front}---\n", EVALUATED)
+        report.check_results(f"---\n{front}---\n", None)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +36,6 @@ def test_a_card_whose_aliases_stand_for_terabytes_is_refused_at_once():
     [
         (10**6, 998, "header.json: 1000 bytes, expected at most 998, "),
         (10**6, 10**6, "rounds.jsonl.gz: 1000000 bytes, expected at most 999000, "),
-        (10, 10**6, "rounds.jsonl.gz: over 10 bytes unpacked, expected 10"),
         (10**7, 10**8, "rounds.jsonl.gz: 1000000 bytes unpacked, expected 10000000"),
     ],
 )
@@ -106,11 +90,3 @@ def test_lists_too_deep_in_one_another_are_one_line(tmp_path, monkeypatch):
     monkeypatch.setattr(fetch, "find", found)
     with pytest.raises(LockstepError, match="maximum recursion depth exceeded, expected "):
         verify(tmp_path / "published")
-
-
-@pytest.mark.parametrize("name", PATHS)
-def test_a_source_that_can_only_be_a_path_is_asked_for_on_no_hub(name, tmp_path, monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # were a hub asked, the error would name this
-    monkeypatch.chdir(tmp_path)
-    with refused(name, "no such folder"):
-        fetch.find(name, tmp_path, fetch.Limits(1, NETWORK))

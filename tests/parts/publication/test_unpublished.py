@@ -11,17 +11,6 @@ from parts.publication import publish
 from pipeline import evaluate, runfile
 from tests import tiny
 from tests.errors import refused
-from tests.pipeline import trained_run
-
-
-def test_a_refused_export_is_not_published(tmp_path):
-    finding = {"round": 2, "peer": 1, "kind": "message", "detail": "d"}
-    trained_run.make(tmp_path / "run", verdict={"accepted": False, "findings": [finding]})
-    with pytest.raises(
-        LockstepError, match=r"refused.json: peer 1 in round 2 \(message\); expected"
-    ):
-        publish.write(tmp_path / "new", tmp_path / "run/run.toml", tmp_path / "run", 1, None)
-    assert not (tmp_path / "new").exists()
 
 
 def test_a_new_output_is_not_published_before_a_line_says_how_it_is_checked(
@@ -39,6 +28,13 @@ def test_a_new_output_is_not_published_before_a_line_says_how_it_is_checked(
     with refused("data/evaluate/new.json", "pipeline/recheck/outputs.py"):
         publish.write(tmp_path / "new", published.run_file, root, 1, None)
     assert not (tmp_path / "new").exists()
+
+
+def test_a_card_of_the_report_that_was_edited_is_not_published(published, tmp_path):
+    root = shutil.copytree(published.root, tmp_path / "root")
+    (root / "data/report/README.md").write_text("another")
+    with refused("README.md", 7):
+        publish.write(tmp_path / "new", published.run_file, root, 1, None)
 
 
 def test_files_of_others_are_not_replaced_and_no_secret_is_published(published, tmp_path):

@@ -29,15 +29,9 @@ FORGED = {
         better("held_out_loss", 1.0), "proof/evaluate.json: held_out_loss is 1.0000, expected "),
     "a better perplexity": (
         better("perplexity", 1.05), "proof/evaluate.json: perplexity is 1.0500, expected "),
-    "more tokens": (
-        better("tokens", 10**9), "proof/evaluate.json: tokens is 1000000000, expected 60"),
-    "more sequences": (
-        better("sequences", 10**6), "proof/evaluate.json: sequences is 1000000, expected 4"),
     "bits per byte without a tokenizer": (
         better("bits_per_byte", 1.0),
         "proof/evaluate.json: bits_per_byte is 1.0000, expected null"),
-    "a text for a perplexity": (
-        better("perplexity", "a" * 3000), "proof/evaluate.json: perplexity is "),
     "no loss though something was held out": (
         no_loss, "proof/evaluate.json: held_out_loss is null, expected "),
     "fewer held-out sequences": (
@@ -46,8 +40,6 @@ FORGED = {
     "other held-out sequences than the seed draws": (
         change_tensors(outputs.HELD_OUT, lambda t: t.update(indices=t["indices"] + 1)),
         "proof/held_out.safetensors: "),
-    "a smaller split than the transcript's header has": (
-        better("split_sequences", 4), "proof/held_out.safetensors: "),
     "a smaller standard error": (
         better("held_out_stderr", 0.001),
         "proof/evaluate.json: held_out_stderr is 0.0010, expected "),
@@ -78,9 +70,6 @@ CARDS = {
     "a better loss": (
         ("(held_out_loss\n +value:) [0-9.]+", r"\1 1.0"),
         "README.md: held_out_loss of held_out is 1.0"),
-    "a better perplexity": (
-        ("(type: perplexity\n +value:) [0-9.]+", r"\1 1.05"),
-        "README.md: perplexity of held_out is 1.05"),
     "a better loss, twice said": (
         ("(held_out_loss\n( +)value:)", r"\1 1.0\n\2value:"),
         "README.md: cannot read its front matter"),
@@ -94,7 +83,6 @@ CARDS = {
         ("\n## Data\n", "\nAudited by an independent lab; MMLU 91.2.\n\n## Data\n"),
         "README.md: line ",
     ),
-    "a heading": (("\n# llama, ", "\n# GPT-5, "), "expected '# llama, "),
     "a word at the end": (("\\Z", "trust me\n"), "README.md: line "),
 }  # fmt: skip
 
