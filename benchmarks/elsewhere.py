@@ -22,14 +22,11 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from benchmarks import small_runs
 from pipeline import runfile
 from pipeline.stage import devices
-
-if TYPE_CHECKING:
-    from benchmarks.simulated import Lab
 
 PEERS, ROUNDS, EVERY, BATCH = 4, 12, 6, 16
 THREADS, FLAG = "1", "--xla_cpu_max_isa=AVX"  # of the auditor
@@ -144,7 +141,7 @@ def audit(name: str, seeds: int, folder: Path) -> dict:
     owned: dict[str, list[float]] = {}
     for seed in range(seeds):
         run, transcript = make_run(name, seed), Transcript(_place(folder, name, seed))
-        _begin_as_recorded(lab, transcript)
+        lab.begin_as(transcript)
         setup = lab.setup(run)
         work = [(window, range(PEERS)) for window in run.snapshots().windows]
         if varied is None:
@@ -204,16 +201,6 @@ def _summary(distances: list[float], accepted: float) -> dict[str, float]:
 
 def _place(folder: Path, name: str, seed: int) -> Path:
     return folder / f"{NAMES.index(name):02}-{seed}"
-
-
-def _begin_as_recorded(lab: "Lab", transcript: Any) -> None:
-    """Have the lab begin as the run did: stage convert's output is a file, the same everywhere."""
-    from lockstep.swarm.training_loop import Start
-    from lockstep.transcript.state import State
-
-    like = lab.begin.state
-    own = tuple(transcript.own(0, peer, tree) for peer, tree in enumerate(like.own))
-    lab.begin = Start(State(*transcript.agreed(0, like), own), 0, 0)
 
 
 # ---- Lies ----

@@ -72,35 +72,33 @@ LEAST = 0.5  # seconds; with fewer no section begins
 
 
 class Section(NamedTuple):
-    """A function of benchmarks/accelerator, in which module, and its weight: about its seconds on a
-    GPU, by which sections share what is left. `environment` is what its process sees besides."""
+    """The module of benchmarks/accelerator with the function of its name, and its weight: about its
+    seconds on a GPU, by which sections share what is left. `environment` is what its process sees
+    besides."""
 
     module: str
-    function: str
     weight: float
     environment: dict[str, str] = {}
 
 
 SECTIONS = {
-    "machine": Section("speed", "machine", 15),
-    "gradient": Section("speed", "gradient", 120),
-    "share": Section("speed", "share", 70),
-    "bits": Section("proof", "bits", 40),
-    "audit": Section("proof", "audit", 30),
-    "audit_on_cpu": Section("proof", "audit_on_cpu", 50, {"JAX_PLATFORMS": "cpu"}),
-    "by_rules": Section("proof", "by_rules", 60),
-    "by_rules_on_cpu": Section("proof", "by_rules_on_cpu", 60, {"JAX_PLATFORMS": "cpu"}),
-    "steps_by_rules": Section("speed", "steps_by_rules", 60),
-    "layouts": Section("speed", "layouts", 30),
-    "memory": Section("speed", "memory", 30),
-    "learning": Section("learning", "learning", 200),
-    "simulated": Section("learning", "simulated", 30),
-    "writing": Section("learning", "writing", 20),
-    "tasks": Section("learning", "tasks", 20),
-    "autotuned": Section(
-        "speed", "autotuned", 25, {"XLA_FLAGS": "--xla_gpu_autotune_level=4"}
-    ),
-}  # fmt: skip
+    "machine": Section("speed", 15),
+    "gradient": Section("speed", 120),
+    "share": Section("speed", 70),
+    "bits": Section("proof", 40),
+    "audit": Section("proof", 30),
+    "audit_on_cpu": Section("proof", 50, {"JAX_PLATFORMS": "cpu"}),
+    "by_rules": Section("proof", 60),
+    "by_rules_on_cpu": Section("proof", 60, {"JAX_PLATFORMS": "cpu"}),
+    "steps_by_rules": Section("speed", 60),
+    "layouts": Section("speed", 30),
+    "memory": Section("speed", 30),
+    "learning": Section("learning", 200),
+    "simulated": Section("learning", 30),
+    "writing": Section("learning", 20),
+    "tasks": Section("learning", 20),
+    "autotuned": Section("speed", 25, {"XLA_FLAGS": "--xla_gpu_autotune_level=4"}),
+}
 
 
 def main() -> None:
@@ -257,7 +255,7 @@ def lines_of(name: str, size: str, work: Path, seconds: float) -> Iterator[dict]
     section, extent = SECTIONS[name], EXTENTS[size]._replace(seconds=seconds)
     try:
         module = import_module(f"benchmarks.accelerator.{section.module}")
-        for line in getattr(module, section.function)(extent, work):
+        for line in getattr(module, name)(extent, work):
             yield {"section": name} | line
     except Exception as error:
         yield {"section": name, "error": explained(error)}

@@ -88,6 +88,12 @@ class Lab:
         count = self.run.peers.count
         return Start(State(jax.tree.map(np.asarray, params), shared, (own,) * count), 0, 0)
 
+    def begin_as(self, transcript: Transcript) -> None:
+        """Begin as another run did: other devices draw other random params."""
+        like = self.begin.state
+        own = tuple(transcript.own(0, peer, tree) for peer, tree in enumerate(like.own))
+        self.begin = Start(State(*transcript.agreed(0, like), own), 0, 0)
+
     def setup(self, run: runfile.Run, programs: Programs | None = None) -> Setup:
         """Return what an auditor of `run` computes with, by default by the lab's programs."""
         return Setup(run, self.hf_config, programs or self.programs, self.data, self.begin)

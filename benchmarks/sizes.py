@@ -86,18 +86,12 @@ def load(run: dict) -> runfile.Run:
         return runfile.load(Path(file.name))
 
 
-def document_of(size: str, name: str, rounds: int, local_steps: int | None = None) -> dict:
-    """The tables of a run by another optimizer, of so many rounds, at the rate stated for it.
+def document_of(size: str, name: str, rounds: int) -> dict:
+    """The tables of a run by another optimizer of `CARDS`, at the rate stated for it.
 
-    Args:
-      size: of `SIZES`.
-      name: of `CARDS`.
-      rounds: Each has as many tokens for each local step as the size says.
-      local_steps: Other than the card's, of an optimizer that takes some.
+    Each round has as many tokens for each local step as the size says.
     """
     card = CARDS[name]
-    if local_steps and "inner_steps" in card.settings:
-        card = card._replace(settings=card.settings | {"inner_steps": local_steps})
     base = load(document(SIZES[size]))
     a_round = base.config.global_batch_size_end * base.llm.max_seq_len
     tables, _ = tables_like(with_tokens(base, rounds * card.local_steps * a_round), card, None)

@@ -18,8 +18,6 @@ from lockstep.errors import LockstepError
 from lockstep.files import read_json, write_json
 from lockstep.programs.placement import device_groups
 from lockstep.programs.replica import Replica
-from lockstep.swarm.training_loop import Start
-from lockstep.transcript.state import State
 from lockstep.transcript.transcript import Transcript
 from lockstep.wire.commitment import tree_hash
 from pipeline.audit.tolerance import limit
@@ -84,7 +82,7 @@ def _audit_on_cpu(extent: Extent, precision: str, work: Path) -> dict:
     folder = work / "proof" / precision
     trained = _read(folder)
     lab, transcript = lab_of(extent, precision, "matmul"), Transcript(folder / "first")
-    lab.begin = start_of(lab, transcript)
+    lab.begin_as(transcript)
     distances = sorted(distances_of(lab, transcript))
     findings = lab.audit(lab.run, transcript, elsewhere=lab.programs)
     return {
@@ -103,13 +101,6 @@ def _audit_on_cpu(extent: Extent, precision: str, work: Path) -> dict:
 def said_of(findings: list[Finding]) -> dict:
     """How many an audit found, and the first of them."""
     return {"findings": len(findings), "first_finding": str(findings[0]) if findings else None}
-
-
-def start_of(lab: Lab, transcript: Transcript) -> Start:
-    """The start that training wrote: other devices draw other random params."""
-    like, first = lab.begin.state, transcript.snapshots[0]
-    owned = tuple(transcript.own(first, peer, own) for peer, own in enumerate(like.own))
-    return Start(State(*transcript.agreed(first, like), owned), 0, 0)
 
 
 def distances_of(lab: Lab, transcript: Transcript) -> Iterator[float]:
@@ -160,7 +151,7 @@ def _by_rules_on_cpu(extent: Extent, bits: int, work: Path) -> dict:
     folder = work / "by_rules" / str(bits)
     trained = _read(folder)
     lab, transcript = lab_by_rules(extent, bits), Transcript(folder / "first")
-    lab.begin = start_of(lab, transcript)
+    lab.begin_as(transcript)
     findings = lab.audit(lab.run, transcript)
     return {
         "method": "bitwise",

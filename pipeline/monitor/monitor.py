@@ -103,7 +103,7 @@ class Monitor:
             peers=Members.after(progress, entry),
             **rates,
         )
-        self.tracker.took(entry, **rates)
+        self.tracker.took(entry, rates)
         if time.monotonic() - self._written > SECONDS:
             self._write()
 

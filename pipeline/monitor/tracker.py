@@ -5,7 +5,7 @@ import math
 import re
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
 from queue import SimpleQueue
@@ -66,15 +66,13 @@ class Tracker:
         for feed in self._feeds:
             feed.wait(max(0.0, until - time.monotonic()))
 
-    def took(
-        self, entry: Entry, tokens_per_second: float | None, rounds_per_second: float | None
-    ) -> None:
-        """Tell of a round that was taken, whose entry has its held-out loss if that is measured."""
+    def took(self, entry: Entry, rates: Mapping[str, float | None]) -> None:
+        """Tell of a round that was taken, whose entry has its held-out loss if that is measured.
+
+        `rates` are those of the training so far, None where one is unknown.
+        """
         if self._feeds:
-            speeds = {
-                "speed/tokens_per_second": tokens_per_second,
-                "speed/rounds_per_second": rounds_per_second,
-            }
+            speeds = {f"speed/{name}": rate for name, rate in rates.items()}
             self._tell(entry.round.step, self._scalars(entry) | _known(speeds))
             for step, scalars in self._new_scores():
                 self._tell(step, scalars)

@@ -43,8 +43,8 @@ def render(run: runfile.Run, facts: ReportFacts) -> tuple[str, list[plots.Pictur
     tables = run.model_dump(mode="json", exclude={"runtime"})  # which cannot change a result
     page = fill(
         TEMPLATE,
+        **facts._asdict(),
         run=run,
-        results=results,
         blame=verdict_text.why_refused(verdict),
         absences=verdict_text.absences(verdict),
         compared=verdict_text.compared_messages(verdict),
@@ -66,10 +66,6 @@ def render(run: runfile.Run, facts: ReportFacts) -> tuple[str, list[plots.Pictur
         ),
         prompt_and_rest=_split_text(results.evaluated),
         parameters={table: list(_flat(rows, "")) for table, rows in tables.items()},
-        environment=facts.environment,
-        files=facts.files,
-        rounds_sha256=facts.rounds_sha256,
-        keys=facts.keys,
     )
     return page, [*pictures, learning_rate, traffic]
 

@@ -41,7 +41,7 @@ with Tracker(runfile.load(Path(run)), Path(folder), 0, lambda: scores) as tracke
         step = entry.round.step
         if step % 10 == 0:
             scores.append((step, "next_line", "acc", step / 100, 0.0, 1.0))
-        tracker.took(entry, 1.0, 1.0)
+        tracker.took(entry, {"rounds_per_second": 1.0})
     while not all(feed._queue.empty() for feed in tracker._feeds):
         time.sleep(0.01)
     time.sleep(0.3)
@@ -112,7 +112,7 @@ def tracked(tmp_path_factory) -> Tracked:
             for entry in found.transcript.rounds[SAVED:]:
                 if entry.round.step % 10 == 0:
                     scores.append(scored(entry.round.step))
-                tracker.took(entry, 2.0, 2.0)
+                tracker.took(entry, {"rounds_per_second": 2.0})
     return found
 
 
