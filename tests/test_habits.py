@@ -7,6 +7,7 @@ import tomllib
 from collections import Counter, defaultdict
 from pathlib import Path
 
+import grimp
 import pytest
 
 from models import MODELS
@@ -21,11 +22,8 @@ PARTS_OF_A_MODEL = {"Attention", "Config", "Model"}  # each family of models/ ha
 # Most lines of these are their arguments, or options.
 WITH_LONG_SIGNATURE = {"lockstep/simulation/simulate.py:simulate", "parts/new/commands.py:new"}
 PYPROJECT = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
-SOURCE = sorted(
-    path
-    for room in ("lockstep", "parts", "pipeline", "models")
-    for path in (PROJECT / room).rglob("*.py")
-)
+ROOMS = ("lockstep", "parts", "pipeline", "models")
+SOURCE = sorted(path for room in ROOMS for path in (PROJECT / room).rglob("*.py"))
 # Where a distribution goes by another name than the module.
 DISTRIBUTION = {
     "google.auth": "google-auth",
@@ -139,34 +137,11 @@ def test_no_room_is_longer_than_a_reader_takes_in():
 
 def test_no_file_imports_itself_by_way_of_others():
     """Also inside rooms, where the layers of pyproject.toml do not look, and inside functions."""
-    name_of = {path: name_of_module(path) for path in SOURCE}
-    edges = {name_of[path]: imported_modules(path, {*name_of.values()}) for path in SOURCE}
+    graph = grimp.build_graph(*ROOMS, exclude_type_checking_imports=True, cache_dir=None)
+    edges = {name: graph.find_modules_directly_imported_by(name) for name in graph.modules}
     while leaves := {name for name, to in edges.items() if not to & edges.keys()}:
         edges = {name: to for name, to in edges.items() if name not in leaves}
     assert not edges, "these files import each other, or what does"
-
-
-def name_of_module(path: Path) -> str:
-    return ".".join(path.relative_to(PROJECT).with_suffix("").parts).removesuffix(".__init__")
-
-
-def imported_modules(path: Path, ours: set[str]) -> set[str]:
-    """The project's modules that a file imports at any time, but not for type checkers alone."""
-    module, found = ast.parse(path.read_text()), set()
-    for_types = {
-        id(node)
-        for branch in ast.walk(module)
-        if isinstance(branch, ast.If) and ast.unparse(branch.test).endswith("TYPE_CHECKING")
-        for node in ast.walk(branch)
-    }
-    for node in ast.walk(module):
-        if isinstance(node, ast.Import) and id(node) not in for_types:
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and id(node) not in for_types:
-            for alias in node.names:
-                whole = f"{node.module}.{alias.name}"
-                found.add(whole if whole in ours else node.module)
-    return found & ours - {name_of_module(path)}
 
 
 def test_a_docstring_says_what_it_is_about():

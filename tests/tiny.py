@@ -116,7 +116,7 @@ BY_TIME = {"epoch_time": 8, "warmup_time": 5, "max_round_train_time": 5, "cooldo
 SHORT_EPOCHS = {f"config__{key}": seconds for key, seconds in BY_TIME.items()}
 
 
-def run_document(data: Path, **changes: object) -> tomlkit.TOMLDocument:
+def run_document(data: Path | str, **changes: object) -> tomlkit.TOMLDocument:
     """The default run made tiny; `changes` by dotted name, as in config__total_steps=4."""
     document = pickle.loads(_default_run())
     llm = document["model"]["LLM"]
@@ -175,6 +175,18 @@ def _data() -> dict[str, bytes]:
 
 def write_run(file: Path, document: tomlkit.TOMLDocument) -> None:
     file.write_text(tomlkit.dumps(document))
+
+
+def start(folder: Path, **changes: object) -> tuple[Path, Path]:
+    """Write a tiny run file and its data; return the file, and the root of its results to be."""
+    run_file = folder / "run.toml"
+    write_run(run_file, run_document(write_data(folder / "tokens"), **changes))
+    return run_file, folder / "root"
+
+
+def parsed(**changes: object) -> runfile.Run:
+    """Return a tiny run whose data nobody reads."""
+    return runfile.parse(run_document("nowhere", **changes).unwrap(), "run.toml")
 
 
 def environment(project: Path, devices: int = 1) -> dict[str, str]:

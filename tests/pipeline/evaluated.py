@@ -2,18 +2,15 @@
 
 from pathlib import Path
 
-import numpy as np
-
 from lockstep.files import read_json, write_json
 from lockstep.programs.columns import PLAIN
 from pipeline import evaluate, runfile
 from pipeline.stage.artifacts import Paths
-from pipeline.tokens.shards import Shards, write_shards
 from pipeline.weights import hf
 from tests.pipeline.exported import END, make_params
 from tests.pipeline.exported import HF_CONFIG as EXPORTED
 from tests.pipeline.finished_run import write_run_file
-from tests.pipeline.tokens.shards_folder import measure
+from tests.pipeline.tokens.shards_folder import shards_folder
 
 LENGTH = 32
 HF_CONFIG = EXPORTED | {"max_position_embeddings": LENGTH}
@@ -27,21 +24,8 @@ def make(
     run_file = write_run_file(root, **edits)
     run = runfile.load(run_file)
     with Paths("download", run_file, root).building() as folder:
-        train = [END] * 2 * LENGTH * len(columns)
-        for split, content in (("train", train), ("held_out", held_out)):
-            if len(content):
-                (folder / split).mkdir()
-                np.asarray(content).astype("<u4").tofile(folder / split / "00000.ds")
-        shards = Shards(
-            format=2,
-            token_size_in_bytes=4,
-            vocab_size=None,
-            shuffle="DontShuffle",
-            columns=columns,
-            files=measure(folder, 4),
-            source={},
-        )
-        write_shards(folder, shards)
+        train, held = [[END] * 2 * LENGTH * len(columns)], [held_out] if len(held_out) else []
+        shards_folder(folder, train, held, size=4, vocab=None, columns=columns)
     for stage in ("convert", "train", "witness"):  # whose results nobody reads here
         with Paths(stage, run_file, root).building():
             pass

@@ -9,11 +9,13 @@ import math
 import re
 from pathlib import Path
 
+import numpy as np
+
 from lockstep.files import write_json, write_text
 from lockstep.protocol.round import Decision, Message, Round
 from lockstep.transcript import curves
 from lockstep.transcript.entry import TABLES, Entry, Header
-from lockstep.transcript.transcript import Writer
+from lockstep.transcript.transcript import Transcript, Writer
 from pipeline import runfile
 from pipeline import scores as task_scores
 from pipeline.audit.verdict import Verdict
@@ -115,19 +117,6 @@ def _loss(step: float) -> float:
 
 def _train(run: runfile.Run, paths: Paths, held_out: bool) -> None:
     entries = [_entry(step, held_out) for step in range(1, ROUNDS + 1)]
-    rows = [
-        {
-            "step": entry.round.step,
-            "loss": entry.loss,
-            "tokens": entry.round.step * 16 * run.llm.max_seq_len,
-            "bytes_up": entry.round.step * BYTES,
-            "bytes_down": entry.round.step * BYTES * (PEERS - 1),
-            "seconds": entry.decision.now,
-            "held_out_loss": entry.held_out_loss,
-            "held_out_stderr": entry.held_out_stderr,
-        }
-        for entry in entries
-    ]
     with paths.building() as folder:
         writer = Writer(folder / "transcript", run.snapshots())
         header = Header(
@@ -145,32 +134,17 @@ def _train(run: runfile.Run, paths: Paths, held_out: bool) -> None:
             writer.round(entry, {peer: b"x" for peer in range(PEERS)})
         for step in run.snapshots().steps:
             write_json(folder / "transcript" / "snapshots" / f"{step:05}" / "state.json", {})
+        rows = curves.rows(Transcript(folder / "transcript"))
         curves.write(rows, header, learning_rate_of_run(run), folder / METRICS)
         write_text(folder / METRICS / "tasks.tsv", SCORED if held_out else SCORED.split("\n")[0])
-        write_metrics(
-            folder,
-            rounds=ROUNDS,
-            tokens=rows[-1]["tokens"],
-            loss=rows[-1]["loss"],
-            held_out_loss_before=_loss(0) if held_out else None,
-            held_out_loss=rows[-1]["held_out_loss"],
-            held_out_stderr=ERROR if held_out else None,
-            held_out_rows=ROWS if held_out else None,
-            simulated_seconds=rows[-1]["seconds"],
-        )
+        write_metrics(folder)
 
 
-def write_metrics(folder: Path, **numbers: object) -> None:
-    """metrics/train.json of a run that sends `BYTES` a round."""
-    sent = {
-        "parameters": PARAMETERS,
-        "bytes_up": BYTES,
-        "bytes_down": BYTES * (PEERS - 1),
-        "bytes_up_of_data_parallel": 4 * PARAMETERS,
-        "bytes_to_verify": 0.0,
-        "bits_per_parameter_and_round": 8 * BYTES / PARAMETERS,
-    }
-    write_json(folder / METRICS / "train.json", sent | numbers)
+def write_metrics(folder: Path, **others: object) -> None:
+    """metrics/train.json of the transcript in a folder, as of a model of `PARAMETERS`."""
+    transcript, params = Transcript(folder / "transcript"), [np.broadcast_to(0.0, PARAMETERS)]
+    numbers = curves.metrics(curves.rows(transcript), transcript, params)
+    write_json(folder / METRICS / "train.json", numbers | others)
 
 
 def _entry(step: int, held_out: bool) -> Entry:

@@ -17,10 +17,9 @@ from lockstep.transcript.windows import Snapshots
 from models.llama import llama
 from pipeline import export, runfile
 from pipeline.stage.artifacts import Paths
-from pipeline.tokens.shards import Shards, write_shards
 from tests import tiny
 from tests.pipeline.finished_run import PEERS, _entry, verdict, write_metrics
-from tests.pipeline.tokens.shards_folder import measure
+from tests.pipeline.tokens.shards_folder import shards_folder
 
 ROUNDS, LENGTH = 6, 32
 SNAPSHOTS = Snapshots(0, ROUNDS, every=3)
@@ -104,7 +103,10 @@ def make(
     run = runfile.load(run_file)
     hf_config = llama.Config.from_hf(INIT | (model or {})).to_hf()
     with Paths("download", run_file, root).building() as folder:
-        _shards(folder, read, shards, held_out)
+        files = [np.full(100 + number, END) for number in range(shards)]
+        source_of_tokens = {"read": read, "sha256": "cd" * 32}
+        some = files[: int(held_out)]
+        shards_folder(folder, files, some, vocab=VOCABULARY, source=source_of_tokens)
         if tokenizer is not None:
             write_tokenizer(folder / "tokenizer", **tokenizer)
     with Paths("convert", run_file, root).building() as folder:
@@ -131,41 +133,14 @@ def make(
     return paths
 
 
-def _shards(folder: Path, read: str, count: int, held_out: bool) -> None:
-    for split, files in (("train", count), ("held_out", int(held_out))):
-        (folder / split).mkdir()
-        for number in range(files):
-            np.full(100 + number, END, "<u2").tofile(folder / split / f"{number:05}.ds")
-    source = {"read": read, "sha256": "cd" * 32}
-    shards = Shards(
-        format=2,
-        token_size_in_bytes=2,
-        vocab_size=VOCABULARY,
-        shuffle="DontShuffle",
-        files=measure(folder, 2),
-        source=source,
-    )
-    write_shards(folder, shards)
-
-
 def _train(folder: Path, header: Header, held_out: bool) -> None:
     writer = Writer(folder / "transcript", SNAPSHOTS)
     writer.header(header)
-    entries = [_entry(step, held_out) for step in range(1, ROUNDS + 1)]
-    for entry in entries:
-        writer.round(entry, {peer: b"x" for peer in range(PEERS)})
+    for step in range(1, ROUNDS + 1):
+        writer.round(_entry(step, held_out), {peer: b"x" for peer in range(PEERS)})
     params = llama.init(llama.Config.from_hf(header.model), 0)
     for step in SNAPSHOTS.kept:
         save_tree(folder / "transcript" / "snapshots" / f"{step:05}" / "params.safetensors", params)
     write_json(folder / "hf" / "config.json", header.model)
-    write_metrics(
-        folder,
-        rounds=ROUNDS,
-        tokens=ROUNDS * 4 * LENGTH,
-        loss=entries[-1].loss,
-        held_out_loss_before=header.held_out_loss,
-        held_out_loss=5.125 if held_out else None,
-        held_out_stderr=0.25 if held_out else None,
-        held_out_rows=header.held_out_rows,
-        simulated_seconds=9.5,
-    )
+    measured = {"held_out_loss": 5.125, "held_out_stderr": 0.25} if held_out else {}
+    write_metrics(folder, **measured)

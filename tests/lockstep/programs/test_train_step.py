@@ -36,7 +36,7 @@ def a_run(optimizer: str = "Distro", **changes: object) -> runfile.Run:
     if optimizer != "Distro":
         others = tiny.ADAMW | tiny.MUON | tiny.ADA_DISTRO | tiny.DILOCO
         changes["model__LLM__optimizer"] = {optimizer: others[optimizer]}
-    return runfile.parse(tiny.run_document("nowhere", **changes).unwrap(), "run.toml")
+    return tiny.parsed(**changes)
 
 
 def batch(peer: int, step: int) -> np.ndarray:
@@ -299,7 +299,7 @@ LINEAR = {
 
 def a_local_run() -> runfile.Run:
     changes = {"model__LLM__optimizer": tiny.DILOCO, "model__LLM__lr_schedule": {"Linear": LINEAR}}
-    return runfile.parse(tiny.run_document("nowhere", **changes).unwrap(), "run.toml")
+    return tiny.parsed(**changes)
 
 
 def four(peer: int, step: int) -> np.ndarray:

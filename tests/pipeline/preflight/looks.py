@@ -13,9 +13,7 @@ from tests import tiny
 
 def written(root: Path, **changes: object) -> Path:
     """Write a tiny run with changes, and return its file."""
-    document = tiny.run_document(tiny.write_data(root / "tokens"), **changes)
-    tiny.write_run(root / "run.toml", document)
-    return root / "run.toml"
+    return tiny.start(root, **changes)[0]
 
 
 def looks(run_file: Path, root: Path) -> list[CheckRow]:

@@ -13,14 +13,9 @@ from tests import tiny
 from tests.errors import refused
 
 
-def parsed(**changes: object) -> runfile.Run:
-    return runfile.parse(tiny.run_document("nowhere", **changes).unwrap(), "run.toml")
-
-
 @pytest.mark.long
 def test_a_run_takes_what_was_planned(tmp_path):
-    run_file, root = tmp_path / "run.toml", tmp_path / "root"
-    tiny.write_run(run_file, tiny.run_document(tiny.write_data(tmp_path / "tokens")))
+    run_file, root = tiny.start(tmp_path)
     tiny.make(run_file, root, "download", "convert", "train")
     planned, taken = plan(runfile.load(run_file), root), root / "data/trained/transcript"
 
@@ -40,7 +35,7 @@ def test_a_run_takes_what_was_planned(tmp_path):
 
 def test_large_messages_are_on_disk_until_their_round_is_over(monkeypatch):
     monkeypatch.setattr(wire, "LARGE_BYTES", 1)
-    dense = parsed(model__LLM__optimizer=tiny.ADAMW)
+    dense = tiny.parsed(model__LLM__optimizer=tiny.ADAMW)
     message = programs_of(dense, tiny.MODEL).form.bytes_about
     assert plan_of(dense, tiny.MODEL).spooled == dense.peers.count * message
 
@@ -91,7 +86,7 @@ def nbytes(tree: Tree) -> int:
     ],
 )
 def test_state_and_messages_are_those_of_the_optimizer(optimizer, copies, kept):
-    run = parsed(model__LLM__optimizer=optimizer)
+    run = tiny.parsed(model__LLM__optimizer=optimizer)
     planned = plan_of(run, tiny.MODEL)
     assert planned.state == pytest.approx(copies * planned.params, rel=0.01)  # and counts
     assert planned.kept == kept
@@ -102,9 +97,8 @@ def test_state_and_messages_are_those_of_the_optimizer(optimizer, copies, kept):
 @pytest.mark.parametrize("quantize_1bit", [True, False])
 def test_a_message_is_as_long_as_said(layout, quantize_1bit):
     """With plain positions exactly; coded ones are drawn unevenly here, and take less."""
-    document = tiny.run_document("nowhere", peers__wire=layout).unwrap()
-    document["model"]["LLM"]["optimizer"]["Distro"]["quantize_1bit"] = quantize_1bit
-    programs = programs_of(runfile.parse(document, "run.toml"), tiny.MODEL)
+    signs = {"model__LLM__optimizer__Distro__quantize_1bit": quantize_1bit}
+    programs = programs_of(tiny.parsed(peers__wire=layout, **signs), tiny.MODEL)
     shapes = programs.task.shapes
     params = jax.tree.map(
         lambda leaf: jax.random.normal(jax.random.key(leaf.size), leaf.shape), shapes
@@ -124,6 +118,6 @@ def test_a_message_is_as_long_as_said(layout, quantize_1bit):
 
 
 def test_without_a_model_it_says_what_makes_one(tmp_path):
-    run = parsed(model__LLM__checkpoint={"Hub": {"repo_id": "some/model"}})
+    run = tiny.parsed(model__LLM__checkpoint={"Hub": {"repo_id": "some/model"}})
     with refused("hf/config.json", "lockstep convert"):
         plan(run, tmp_path)

@@ -4,7 +4,6 @@ import json
 import shutil
 import socket
 import sys
-from collections import namedtuple
 from types import SimpleNamespace
 
 import pytest
@@ -17,6 +16,7 @@ from pipeline.preflight.row import CheckRow, Mark, lines
 from pipeline.stage.keys import PROJECT, STAGES
 from tests import tiny
 from tests.errors import check_names, refused
+from tests.pipeline.language_model.test_cudnn import FUSED
 from tests.pipeline.preflight.looks import check_lacking, looks, said, written
 from tests.servers import hub as hub_server
 from tests.servers.hub import REPO
@@ -155,20 +155,9 @@ def test_too_few_tokens_are_a_row_that_fails(tmp_path):
     )
 
 
-@pytest.fixture
-def free(monkeypatch):
-    """Sets how much of the disk is free."""
-    usage = namedtuple("usage", "free")
-
-    def leave(count: int) -> None:
-        monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(count))
-
-    return leave
-
-
-def test_too_little_disk_is_a_row_that_fails_and_what_is_begun_counts(free, tmp_path):
+def test_too_little_disk_is_a_row_that_fails_and_what_is_begun_counts(monkeypatch, tmp_path):
     run_file = written(tmp_path)
-    free(1000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
     assert "snapshot_every" in said(looks(run_file, tmp_path), Mark.FAILS)["disk"]
     begun = preflight.Paths("train", run_file, tmp_path).scratch / "checkpoints" / "state"
     begun.parent.mkdir(parents=True)
@@ -177,12 +166,7 @@ def test_too_little_disk_is_a_row_that_fails_and_what_is_begun_counts(free, tmp_
 
 
 def test_what_the_machine_lacks_is_said(tmp_path):
-    fused = {
-        "peers__attention": "cudnn",
-        "peers__precision": "bfloat16",
-        "peers__scan_layers": True,
-    }
-    rows = looks(written(tmp_path, **fused), tmp_path)
+    rows = looks(written(tmp_path, **FUSED), tmp_path)
     assert "NVIDIA GPU" in said(rows, Mark.FAILS)["GPU"]
     rows = looks(written(tmp_path, runtime__memory_gb=3e-5), tmp_path)
     assert "fewer peers" in said(rows, Mark.WARNING)["memory"]

@@ -22,17 +22,8 @@ from tests.errors import refused
 DEFAULT = PROJECT / "params" / "run.toml"
 
 
-def test_default_run_loads_and_has_every_table():
+def test_default_run_has_every_table():
     assert set(tomllib.loads(DEFAULT.read_text())) == set(runfile.Run.model_fields)
-    run = runfile.load(DEFAULT)
-    assert run.peers.count == 4
-    assert isinstance(run.llm.checkpoint, runfile.CheckpointInit)
-    assert isinstance(run.llm.data_location, runfile.DataCorpus)
-
-
-@pytest.mark.parametrize("file", tiny.READY_RUNS, ids=lambda f: f.name)
-def test_every_run_file_of_the_project_loads(file):
-    assert runfile.load(file).config.total_steps > 0
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ import os
 import jax
 import pytest
 
-from pipeline import runfile
 from pipeline.stage import devices
 from tests import tiny
 from tests.errors import refused
@@ -17,10 +16,6 @@ def environment(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(2), raising=False)
     return monkeypatch
-
-
-def a_run(**changes: object) -> runfile.Run:
-    return runfile.parse(tiny.run_document("nowhere", **changes).unwrap(), "run.toml")
 
 
 @pytest.mark.parametrize(
@@ -41,7 +36,7 @@ def test_devices_are_as_many_as_cores_peers_and_threads_allow(
 ):
     environment.setattr(os, "sched_getaffinity", lambda _: range(cores))
     changes = {"peers__threads": threads, "peers__count": max(count, 2), "peers__fsdp": fsdp}
-    run = a_run(**changes, peers__micro_batch=fsdp)
+    run = tiny.parsed(**changes, peers__micro_batch=fsdp)
     run = run.model_copy(update={"peers": run.peers.model_copy(update={"count": count})})
     devices.prepare(run)
     assert os.environ["JAX_NUM_CPU_DEVICES"] == expected
@@ -58,22 +53,22 @@ def test_devices_are_as_many_as_cores_peers_and_threads_allow(
 def test_devices_that_leave_no_thread_to_spare_are_refused(environment, count, fsdp, named):
     environment.setenv("JAX_NUM_CPU_DEVICES", count)
     with refused(*named):
-        devices.prepare(a_run(peers__threads=4, peers__fsdp=fsdp, peers__micro_batch=4))
+        devices.prepare(tiny.parsed(peers__threads=4, peers__fsdp=fsdp, peers__micro_batch=4))
 
 
 def test_what_the_user_set_stays_but_threads_are_the_run_files_whatever_the_machine(environment):
     environment.setenv("NPROC", "64")
     environment.setenv("JAX_NUM_CPU_DEVICES", "1")
     environment.setenv("XLA_FLAGS", "--xla_dump_to=here")
-    devices.prepare(a_run(peers__threads=3))
+    devices.prepare(tiny.parsed(peers__threads=3))
     assert (os.environ["NPROC"], os.environ["JAX_NUM_CPU_DEVICES"]) == ("3", "1")
     assert os.environ["XLA_FLAGS"].endswith("--xla_dump_to=here")
 
 
 def test_stages_of_one_process_record_the_flags_of_a_stage_alone(environment):
-    devices.prepare(a_run())
+    devices.prepare(tiny.parsed())
     alone = dict(os.environ)
-    devices.prepare(a_run())
+    devices.prepare(tiny.parsed())
     assert dict(os.environ) == alone
 
 

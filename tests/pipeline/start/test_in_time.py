@@ -109,23 +109,10 @@ def test_ready_runs_are_in_time():
             assert plan_of(run, config).late is None, path
 
 
-def test_the_command_check_refuses_it(tmp_path, capsys):
-    run_file, data = tmp_path / "run.toml", tiny.write_data(tmp_path / "tokens")
-    tiny.write_run(run_file, tiny.run_document(data))
-    commands.check(run_file, tmp_path)
-    late = {"links__upload_mbps": 0.001, "config__max_round_train_time": 1}
-    tiny.write_run(run_file, tiny.run_document(data, **late))
-    with pytest.raises(LockstepError, match=r"would fail .* 1 of these rows"):
-        commands.check(run_file, tmp_path)
-    assert "nothing is trained" in capsys.readouterr().out
-
-
 def test_the_command_check_does_not_judge_by_the_model_of_another_run(tmp_path):
     checkpoint = {"Hub": {"repo_id": "owner/name", "revision": "0" * 40}}
     changes = {"model__LLM__checkpoint": checkpoint, "links__upload_mbps": 0.001}
-    run_file = tmp_path / "run.toml"
-    data = tiny.write_data(tmp_path / "tokens")
-    tiny.write_run(run_file, tiny.run_document(data, config__max_round_train_time=1, **changes))
+    run_file, _ = tiny.start(tmp_path, config__max_round_train_time=1, **changes)
     config = tmp_path / "data" / "init" / "hf" / "config.json"
     config.parent.mkdir(parents=True)
     config.write_text(json.dumps(MODEL))

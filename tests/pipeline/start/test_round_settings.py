@@ -1,20 +1,18 @@
 """What a round reads of a run file."""
 
-from pipeline import runfile
 from pipeline.start.round_settings import round_settings
 from tests import tiny
 
 SEVEN = {"config__global_batch_size_start": 7, "config__global_batch_size_end": 7}
 
 
-def settings(tmp_path, **changes):
-    found = tiny.run_document(tmp_path / "tokens", peers__count=4, **SEVEN, **changes)
-    return round_settings(runfile.parse(found.unwrap(), "it"))
+def settings(**changes):
+    return round_settings(tiny.parsed(peers__count=4, **SEVEN, **changes))
 
 
-def test_a_step_over_a_store_has_one_shape_however_many_train(tmp_path):
-    stored = settings(tmp_path, links__clock="store", config__witness_nodes=0)
+def test_a_step_over_a_store_has_one_shape_however_many_train():
+    stored = settings(links__clock="store", config__witness_nodes=0)
     assert [stored.capacity(trainers) for trainers in (4, 3, 2)] == [4, 4, 4]  # min_clients is 2
     assert stored.capacity(1) == 7  # others have fallen silent
-    others = settings(tmp_path)
+    others = settings()
     assert [others.capacity(trainers) for trainers in (4, 3, 2, 1)] == [2, 3, 4, 7]
