@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from pipeline.stage.keys import (
-    MAKER,
     OUT,
     PROJECT,
     RUN_FILE,
@@ -179,7 +178,3 @@ def test_snakemake_says_in_one_line_what_a_run_file_misses(tmp_path):
     said = [line for line in done.stderr.splitlines() if "profile" not in line]
     assert (done.returncode, len(said)) == (1, 1), done.stderr
     assert said[0].startswith("error: params/run.toml: links is missing; `lockstep import ")
-
-
-def test_every_stage_that_is_needed_is_made_by_a_stage():
-    assert {need for stage in STAGES for need in needs(stage)} <= set(MAKER.values())

@@ -42,26 +42,6 @@ def test_a_run_has_the_same_bits_again_and_its_audits_find_nothing(lines):
     assert (near["messages"], near["largest_distance"]) == (4, 0.0)  # it was trained on a CPU too
 
 
-@pytest.mark.soak
-def test_optimizers_learn_the_same_tokens_in_each_step(lines):
-    by_name = {line["optimizer"]: line for line in lines["learning"] if "optimizer" in line}
-    for line in by_name.values():
-        assert line["held_out"][-1][2] < line["held_out"][0][2]
-        assert [row[0] for row in line["held_out"]] == [0, 1, 2]
-    tokens = {name: line["held_out"][-1][1] for name, line in by_name.items()}
-    assert tokens == {"distro": 512, "adamw": 512, "diloco": 5120}
-    assert by_name["distro"]["bytes_up_per_round"] < by_name["adamw"]["bytes_up_per_round"] / 10
-
-
-@pytest.mark.soak
-def test_rounds_and_memory_are_measured(lines):
-    (share,), (memory,) = lines["share"], lines["memory"]
-    assert set(share["share_of_round"]) == {"compress", "exchange", "apply"}
-    assert [line["layout"] for line in lines["layouts"]] == ["each", "shard_map"]
-    assert memory["measured_bytes"] > 0 and memory["planned_bytes"] > 0
-    assert lines["tasks"][0]["questions"] == 4
-
-
 def test_the_first_finding_of_an_audit_is_said():
     found = [Finding(3, 1, "message", "0.7", applied=True), Finding(4, 1, "message", "0.8", True)]
     assert said_of(found) == {"findings": 2, "first_finding": "round 3, peer 1, message: 0.7"}

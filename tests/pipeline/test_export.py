@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoModelForCausalLM, GenerationConfig
 
 from lockstep.errors import LockstepError
 from lockstep.files import read_json, write_json
@@ -63,13 +63,6 @@ def test_without_the_checkpoints_own_it_says_what_config_json_says(tmp_path, war
     assert (loaded.bos_token_id, loaded.eos_token_id, loaded.pad_token_id) == (END, END, None)
     assert generate(paths.out("export")).shape[1] <= 7
     assert warned == []
-
-
-def test_the_data_tokenizers_padding_is_the_models(tmp_path):
-    paths = make(tmp_path, tokenizer=SPECIAL)
-    assert generation_of(paths)["pad_token_id"] == PAD
-    tokenizer = AutoTokenizer.from_pretrained(paths.out("export"))
-    assert tokenizer.pad_token_id == PAD and tokenizer.eos_token_id == END
 
 
 @pytest.mark.parametrize("tokenizer", [None, SPECIAL])

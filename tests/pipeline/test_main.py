@@ -59,27 +59,13 @@ def test_the_tab_key_completes_commands_and_options(capsys, monkeypatch):
 
 
 def test_a_stage_waits_for_the_same_stage_that_is_running(tmp_path):
-    run_file, root = tmp_path / "run.toml", tmp_path / "root"
-    tiny.write_run(run_file, tiny.run_document(tiny.write_data(tmp_path / "tokens")))
+    run_file, root = tiny.start(tmp_path)
     with hold(root / "data" / ".download.lock"):
         process = tiny.lockstep("download", run_file, root)
         assert f"held by process {os.getpid()} " in process.stdout.readline()
         assert not (root / "data" / "shards").exists()
     process.communicate()
     assert process.returncode == 0 and (root / "data" / "shards").exists()
-
-
-def test_a_second_run_of_a_stage_does_nothing_but_make_again_what_is_damaged(tmp_path):
-    run_file, root = tmp_path / "run.toml", tmp_path / "root"
-    tiny.write_run(run_file, tiny.run_document(tiny.write_data(tmp_path / "tokens")))
-    tiny.by_hand(run_file, root, "download")
-    assert "exists already" in tiny.by_hand(run_file, root, "download")
-    shard = root / "data/shards/train/00000.ds"
-    whole = shard.read_bytes()
-    shard.write_bytes(b"\0\0")
-    said = tiny.by_hand(run_file, root, "download")
-    assert "00000.ds: found 2 bytes" in said and "it is made again" in said
-    assert shard.read_bytes() == whole
 
 
 def test_clean_removes_the_work_of_killed_runs_but_not_of_running_ones(tmp_path):
