@@ -46,11 +46,6 @@ def participant(peer: int) -> bytes:
     return hashlib.sha256(peer.to_bytes(4, "little")).digest()
 
 
-def positions(item: bytes, keys: tuple[int, ...], size: int) -> tuple[int, ...]:
-    """Return the bit that each key gives `item` in a filter of `size` bits."""
-    return tuple(fnv1a(item, key) % size for key in keys)
-
-
 @dataclass(frozen=True)
 class Bloom:
     """A set of byte strings with false positives."""
@@ -64,12 +59,8 @@ class Bloom:
         """Return the filter that holds `items`; the seed determines its keys."""
         return _of(tuple(items), keys(seed))
 
-    def __contains__(self, item: bytes) -> bool:
-        found = positions(item, self.keys, 8 * len(self.bits))
-        return all(self.bits[position // 8] >> position % 8 & 1 for position in found)
-
     def holds(self, items: Sequence[bytes]) -> list[bool]:
-        """Return for each item whether it is in the set; quicker than one `in` for each."""
+        """Return for each item whether it is in the set."""
         asked, size = tuple(items), 8 * len(self.bits)
         is_set = [byte >> bit & 1 for byte in self.bits for bit in range(8)]
         by_key = [[is_set[found % size] for found in _hashes(asked, key)] for key in self.keys]

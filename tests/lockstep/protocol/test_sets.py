@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.protocol import sets
-from lockstep.protocol.sets import BITS, KEYS, Bloom, fnv1a, positions
+from lockstep.protocol.sets import BITS, KEYS, Bloom, fnv1a
 
 BYTES = st.binary(max_size=40)
 
@@ -16,35 +16,12 @@ def items(start: int, count: int) -> list[bytes]:
     return [hashlib.sha256(i.to_bytes(4, "little")).digest() for i in range(start, start + count)]
 
 
-def false_rate(filters: list[Bloom], strangers: list[bytes]) -> float:
-    passed = [is_in for bloom in filters for is_in in bloom.holds(strangers)]
-    return sum(passed) / len(passed)
-
-
 def test_hash_and_bit_are_psyches():
     assert fnv1a(bytes([1, 2, 3]), 1) == 1912050721080479
-    assert positions(bytes([1, 2, 3]), (1,), 1024) == (159,)
-
-
-def test_hash_is_fnv1a():
-    # Its own published vectors, which begin at the offset basis.
-    basis = 0xCBF29CE484222325
-    assert fnv1a(b"", basis) == basis
-    assert fnv1a(b"foobar", basis) == 0x85944171F73967E8
-
-
-def test_golden_bit_in_a_filter_of_psyches_size():
     bits = bytearray(1024 // 8)
     bits[159 // 8] = 1 << 159 % 8
-    assert bytes([1, 2, 3]) in Bloom((1,), bytes(bits))
-    assert bytes([1, 2, 4]) not in Bloom((1,), bytes(bits))
-
-
-@given(held=st.lists(BYTES, max_size=300), seed=BYTES)
-def test_every_item_is_in_the_filter(held, seed):
-    bloom = Bloom.of(held, seed)
-    assert all(item in bloom for item in held)
-    assert len(bloom.keys) == KEYS and len(bloom.bits) == BITS // 8
+    asked = [bytes([1, 2, 3]), bytes([1, 2, 4])]
+    assert Bloom((1,), bytes(bits)).holds(asked) == [True, False]
 
 
 ALIKE = st.integers(0, 40).flatmap(lambda size: st.lists(st.binary(min_size=size, max_size=size)))
@@ -53,13 +30,10 @@ ALIKE = st.integers(0, 40).flatmap(lambda size: st.lists(st.binary(min_size=size
 @given(held=ALIKE | st.lists(BYTES), asked=ALIKE | st.lists(BYTES), seed=BYTES)
 def test_many_items_at_once_give_the_bits_that_each_gives_alone(held, asked, seed):
     bloom = Bloom.of(held, seed)
-    bits = {position for item in held for position in positions(item, bloom.keys, BITS)}
-    assert bits == {i for i in range(BITS) if bloom.bits[i // 8] >> i % 8 & 1}
-    assert bloom.holds(held + asked) == [item in bloom for item in held + asked]
-
-
-def test_nothing_is_in_the_filter_of_nothing():
-    assert not any(item in Bloom.of((), b"seed") for item in items(0, 100))
+    places = {item: {fnv1a(item, key) % BITS for key in bloom.keys} for item in held + asked}
+    bits = {i for i in range(BITS) if bloom.bits[i // 8] >> i % 8 & 1}
+    assert bits == set().union(*(places[item] for item in held))
+    assert bloom.holds(held + asked) == [places[item] <= bits for item in held + asked]
 
 
 def test_keys_are_pinned_and_differ_by_seed():
@@ -71,18 +45,8 @@ def test_keys_are_pinned_and_differ_by_seed():
 
 def test_fewer_than_one_stranger_in_100_passes_among_256():
     filters = [Bloom.of(items(1000 * i, 256), i.to_bytes(4, "little")) for i in range(40)]
-    assert 0.005 < false_rate(filters, items(10**6, 1000)) < 0.01  # expected: 0.0085
-
-
-def test_psyches_1024_bits_let_31_in_100_pass():
-    filters = []
-    for i in range(10):
-        keys, bits = Bloom.of((), bytes([i])).keys, bytearray(128)
-        for item in items(1000 * i, 256):
-            for place in positions(item, keys, 1024):
-                bits[place // 8] |= 1 << place % 8
-        filters.append(Bloom(keys, bytes(bits)))
-    assert false_rate(filters, items(10**6, 1000)) == pytest.approx(0.31, abs=0.03)
+    passed = [is_in for bloom in filters for is_in in bloom.holds(items(10**6, 1000))]
+    assert 0.005 < sum(passed) / len(passed) < 0.01  # expected: 0.0085
 
 
 # ---- Merkle roots, by hand ----
@@ -101,16 +65,6 @@ def test_root_of_three_items_pairs_the_last_with_itself():
 def test_root_of_one_item_is_its_leaf_and_of_none_is_zeros():
     assert sets.root([b"a"]) == sha(b"\x00a")
     assert sets.root([]) == bytes(32)
-
-
-def test_root_depends_on_every_item_and_on_their_order():
-    roots = [sets.root(items(0, 5)), sets.root(items(0, 5)[::-1]), sets.root(items(0, 4))]
-    assert len(set(roots)) == 3
-
-
-def test_node_cannot_pass_for_an_item():
-    a, b = sets.leaf_hash(b"a"), sets.leaf_hash(b"b")
-    assert sets.root([b"a", b"b"]) != sets.root([a + b])
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 8, 13])
