@@ -23,6 +23,7 @@ from lockstep.protocol import sets
 from lockstep.protocol.sets import Bloom, participant
 
 BLOOM = r"^[A-Za-z0-9+/]{427}=$"  # a filter's 320 bytes
+Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 @dataclass(frozen=True)
@@ -38,8 +39,7 @@ class Attestation:
     participants: Annotated[str, Field(pattern=BLOOM)]
     #: Bloom filter of the commitments of `received`, base64.
     broadcasts: Annotated[str, Field(pattern=BLOOM)]
-    #: Merkle root over those commitments in the order of `received`, hex.
-    root: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    root: Hash  #: Merkle root over those commitments in the order of `received`, hex.
 
     def heard(self, seed: int) -> Bloom:
         """Return the filter of the peers it heard from, in the round with this seed."""
@@ -108,9 +108,6 @@ def _seed(seed: int, witness: int, name: str) -> bytes:
 
 def _read(text: str, seed: bytes) -> Bloom:
     return Bloom(sets.keys(seed), base64.b64decode(text))
-
-
-Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 class Claim(NamedTuple):

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from operator import not_
 from typing import Annotated
 
 from pydantic import Field
@@ -9,10 +10,6 @@ from pydantic import Field
 from lockstep.protocol.attestation import Attestation, Check, Claim, Hash, Ruling
 from lockstep.protocol.committee import Span
 from lockstep.protocol.pace import sender
-
-
-def _is_empty(value: object) -> bool:
-    return not value
 
 
 @dataclass(frozen=True)
@@ -48,7 +45,7 @@ class Round:
     joined: tuple[int, ...]
     #: Messages of earlier rounds that are merged in this one if they arrive in time, by
     #: `pace.slot`: 10,000 times the age, in versions of the fragment, and the peer.
-    travelling: Annotated[dict[int, Travelling], Field(exclude_if=_is_empty)] = field(
+    travelling: Annotated[dict[int, Travelling], Field(exclude_if=not_)] = field(
         default_factory=dict
     )
 
@@ -78,7 +75,8 @@ class Round:
         return sender(slot), step
 
 
-def _is_none(value: object) -> bool:
+def is_none(value: object) -> bool:
+    """Return whether a field that an older release does not know is absent."""
     return value is None
 
 
@@ -96,12 +94,12 @@ class Message:
     offset: Annotated[int, Field(ge=0)] | None = None  #: Where they begin in the file, bytes.
     #: Merkle root over its pieces, hex, to which its sender committed; None if the message itself
     #: is kept.
-    root: Annotated[Hash | None, Field(exclude_if=_is_none)] = None
+    root: Annotated[Hash | None, Field(exclude_if=is_none)] = None
     #: Size of its sketch in the file: the drawn pieces with their paths. None if the message itself
     #: is kept, or broken.
-    sketch: Annotated[int | None, Field(ge=0, lt=2**63, exclude_if=_is_none)] = None
+    sketch: Annotated[int | None, Field(ge=0, lt=2**63, exclude_if=is_none)] = None
     #: Hash of what can change bits on its sender's machine, hex; None where the header says it.
-    environment: Annotated[Hash | None, Field(exclude_if=_is_none)] = None
+    environment: Annotated[Hash | None, Field(exclude_if=is_none)] = None
 
     @property
     def held(self) -> int:
@@ -133,9 +131,9 @@ class Evidence:
     rulings: tuple[Ruling, ...]  #: How their disputes were settled.
     settle_seconds: Annotated[float, Field(ge=0)]  #: Seconds that settling took.
     #: Peers that were to be checked, and did not show the state they had committed to.
-    withheld: Annotated[tuple[int, ...], Field(exclude_if=_is_empty)] = ()
+    withheld: Annotated[tuple[int, ...], Field(exclude_if=not_)] = ()
     #: Over a store, who signed a link that does not follow from what the store shows.
-    false_links: Annotated[tuple[int, ...], Field(exclude_if=_is_empty)] = ()
+    false_links: Annotated[tuple[int, ...], Field(exclude_if=not_)] = ()
 
     @property
     def commitments(self) -> dict[int, str]:
@@ -165,4 +163,4 @@ class Decision:
     train_seconds: float
     now: float  #: Simulated clock at the end of the round, seconds since the start of the run.
     #: Slots of messages that had not arrived, and may be merged in a later round.
-    travelling: Annotated[tuple[int, ...], Field(exclude_if=_is_empty)] = ()
+    travelling: Annotated[tuple[int, ...], Field(exclude_if=not_)] = ()

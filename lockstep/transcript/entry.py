@@ -3,24 +3,17 @@
 Strict, since a transcript may come from anyone.
 """
 
+from operator import not_
 from typing import Any
 
 from pydantic import Field
 
 from lockstep.protocol.attestation import Hash
-from lockstep.protocol.round import Decision, Evidence, Round
+from lockstep.protocol.round import Decision, Evidence, Round, is_none
 from lockstep.tables.table import Table
 
 FORMAT = 3
 TABLES = {"config", "model", "peers", "links"}  # the run file's tables that Header.run holds
-
-
-def _is_empty(value: object) -> bool:
-    return not value
-
-
-def _is_none(value: object) -> bool:
-    return value is None
 
 
 class Header(Table):
@@ -40,11 +33,11 @@ class Header(Table):
     """Whether a peer's step, taken twice before training, gave the same bits."""
     held_out_loss: float | None
     """Held-out loss before the first round, nats per token; null where nothing is held out."""
-    held_out_stderr: float | None = Field(default=None, exclude_if=_is_none)
+    held_out_stderr: float | None = Field(default=None, exclude_if=is_none)
     """Its standard error; absent of a single row."""
-    held_out_rows: tuple[int, int] | None = Field(default=None, exclude_if=_is_none)
+    held_out_rows: tuple[int, int] | None = Field(default=None, exclude_if=is_none)
     """How many rows are measured, of how many of the split."""
-    sketched: bool = Field(default=False, exclude_if=_is_empty)
+    sketched: bool = Field(default=False, exclude_if=not_)
     """Whether messages that are not kept are committed to by a Merkle root, and sketched."""
 
 
@@ -65,9 +58,9 @@ class Entry(Table):
 
     asked: tuple[int, ...]
     """Peers that asked to join before it."""
-    left: tuple[int, ...] = Field(default=(), exclude_if=_is_empty)
+    left: tuple[int, ...] = Field(default=(), exclude_if=not_)
     """Peers that left in it, after what they sent."""
-    paused: bool = Field(default=False, exclude_if=_is_empty)
+    paused: bool = Field(default=False, exclude_if=not_)
     """Whether the run's owner paused it in this round; the next is after it was resumed."""
     round: Round
     """The round before training."""
@@ -77,11 +70,11 @@ class Entry(Table):
     """What was sent and said in it."""
     decision: Decision
     """What it came to."""
-    checkpointed: EpochParams | None = Field(default=None, exclude_if=_is_empty)
+    checkpointed: EpochParams | None = Field(default=None, exclude_if=not_)
     """The params after it, where it ended an epoch and the run has checkpointers."""
     loss: float | None
     """Mean loss of the peers before the round, nats per token; null where no peer trained."""
     held_out_loss: float | None
     """Held-out loss after the round; null where it was not measured."""
-    held_out_stderr: float | None = Field(default=None, exclude_if=_is_none)
+    held_out_stderr: float | None = Field(default=None, exclude_if=is_none)
     """Its standard error."""
