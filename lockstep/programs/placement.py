@@ -42,10 +42,9 @@ class DeviceGroup:
 
     def put_owned(self, array: np.ndarray) -> jax.Array:
         """Put an array as `put` does, in memory that a program may reuse for its result."""
-        layout = self._on(cut(array.shape, len(self.devices)))
         if self._spans_processes:
-            return self._put(array, lambda x: cut(x.shape, len(self.devices)))
-        return jax.device_put(array, layout, may_alias=False)
+            return self.put(array)
+        return jax.device_put(array, self._on(cut(array.shape, len(self.devices))), may_alias=False)
 
     def put_whole(self, tree: Tree) -> Tree:
         """Put each array whole on every device."""
@@ -134,10 +133,9 @@ def side_by_side(
     items: Sequence[Item],
     work: Callable[[Item, DeviceGroup], Returned],
 ) -> list[Returned]:
-    """Do `work` for each item on the next free group, with a thread for each group.
+    """Do `work` for each item on the next free group, and return the results in their order.
 
-    Returns:
-      The results in the order of the items.
+    Each group has a thread.
     """
     free: SimpleQueue[DeviceGroup] = SimpleQueue()
     for group in groups:

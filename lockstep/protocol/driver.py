@@ -368,17 +368,12 @@ def _round(progress: RunProgress) -> Round:
         verifiers=state.verifiers,
         witnesses=() if state.stored else state.witnesses,
         joined=progress.joining,
-        travelling={state.slot_of(one): _due(one, state) for one in state.due},
-    )
-
-
-def _due(message: OnItsWay, state: CoordinatorState) -> Travelling:
-    """Return a message of an earlier round as the round in progress sees it."""
-    return Travelling(
-        step=message.step,
-        span=message.span,
-        commitment=message.commitment,
-        seconds=max(0.0, message.at - state.since),
+        travelling={
+            state.slot_of(one): Travelling(
+                one.step, one.span, one.commitment, seconds=max(0.0, one.at - state.since)
+            )
+            for one in state.due
+        },
     )
 
 

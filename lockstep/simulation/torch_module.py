@@ -65,12 +65,10 @@ class TorchModule:
         self.micro_batch, self._bits, self._loss_fn = micro_batch, bits, loss_fn
         self._parts = bound_model.parts
         self._bound = bound_model.BoundModel(_Given(module, loss_fn), 0, lambda name: True)
-        self._names = {
-            tuple(tensor["name"].split(".")): tuple(tensor["shape"])
-            for tensor in self._bound.tensors
-        }
-        made = [_named({n: np.zeros(s, np.float32) for n, s in self._names.items()}) for _ in "pg"]
-        self._params, self._grads = made
+        self._params, self._grads = (
+            {one["name"]: np.zeros(one["shape"], np.float32) for one in self._bound.tensors}
+            for _ in range(2)
+        )
         self._bound.open(self._params, self._grads)
         self._bound.init()
         self.first = self._tree(self._params)
@@ -129,20 +127,16 @@ class TorchModule:
         """Return the mean loss of some examples, and its gradient: NumPy arrays."""
         self._take(params)
         self._bits.seed_generators(seed)
-        count = len(rows_N.peer)
         self._bound.begin()
+        total, count = 0.0, len(rows_N.peer)
         try:
-            return self._mean_gradient(rows_N, count)
+            for first in range(0, count, self.micro_batch):
+                batch = jax.tree.map(lambda x, at=first: x[at : at + self.micro_batch], rows_N)
+                weight = len(batch.peer) / count
+                total += self._bound.accumulate(self._tensors(batch.examples), weight)
+            return total / self._bound.finish(), self._tree(self._grads)
         except self._bits.ContractError as error:
             raise LockstepError(f"simulate: {error}") from None
-
-    def _mean_gradient(self, rows_N: PeerRows, count: int) -> tuple[float, Tree]:
-        total = 0.0
-        for first in range(0, count, self.micro_batch):
-            batch = jax.tree.map(lambda x, at=first: x[at : at + self.micro_batch], rows_N)
-            weight = len(batch.peer) / count
-            total += self._bound.accumulate(self._tensors(batch.examples), weight)
-        return total / self._bound.finish(), self._tree(self._grads)
 
     def measure(self, params: Tree, batch: Tree) -> float | tuple[float, float]:
         """Return the mean loss of a batch, or sum and count, as the module is in evaluation."""
@@ -187,7 +181,3 @@ class TorchModule:
             return torch.from_numpy(np.ascontiguousarray(wide)).to(self._bound.device)
 
         return jax.tree.map(tensor, batch)
-
-
-def _named(arrays: dict[tuple[str, ...], np.ndarray]) -> dict[str, np.ndarray]:
-    return {".".join(name): array for name, array in arrays.items()}

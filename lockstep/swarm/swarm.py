@@ -1,6 +1,6 @@
 """One round of all peers: from their batches, by what they agree on, to their next params."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -107,10 +107,9 @@ class Agreement:
         return links.check_seconds(self.settings.links, other, peer, tokens=tokens, size=size)
 
     def _recompute(
-        self, pairs: Iterable[tuple[int, int]], round_: Round, checked: Checked
+        self, pairs: list[tuple[int, int]], round_: Round, checked: Checked
     ) -> list[Claim]:
         """Recompute the step of `peer` as `other`, for each pair (other, peer)."""
-        pairs = list(pairs)
         cases = [(other, checked.before[peer], checked.work[peer]) for other, peer in pairs]
         results = self.peers.recompute(cases, round_.step)
         form = self.peers.programs.form
