@@ -26,21 +26,15 @@ MOST_INDICES = 2**62  # an index is a pair of halves, of at most 31 bits each
 
 
 def permute(seed: bytes, index_N: np.ndarray, n: int) -> np.ndarray:
-    """Return the image of each index under the seeded permutation of 0..n-1.
+    """Return the image of each index under the seeded permutation of 0..n-1: int64, as many.
 
     For round r, with key k_r = SHA-256(seed | r)[:8] and the mask of half a pair's bits:
     (left, right) <- (right, left xor (mix(right + k_r) & mask)).
 
-    Args:
-      seed: 32 bytes.
-      index_N: integers in 0..n-1, of any shape.
-      n: size of the permutation, 1..2**62.
-
-    Returns:
-      int64, of the shape of `index_N`: integers in 0..n-1, all different where the indices are.
+    `index_N` may have any shape.
 
     Raises:
-      ValueError: the seed has another length, n is out of range, or an index is not in 0..n-1.
+      ValueError: the seed has not 32 bytes, n is not 1..2**62, or an index is not in 0..n-1.
     """
     if len(seed) != SEED_BYTES:
         raise ValueError(f"seed: {len(seed)} bytes, expected {SEED_BYTES}")

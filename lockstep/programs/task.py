@@ -28,9 +28,7 @@ class Task(Protocol):
     def weights(self, rows_MB: Tree, count: jax.Array) -> Callable[[jax.Array | int], Tree]:
         """Return micro -> weight, what `loss` weighs the rows of a micro-batch by.
 
-        Args:
-          rows_MB: Rows; those after the first `count` are padding.
-          count: int32 [].
+        Rows after the first `count`, int32 [], are padding.
         """
 
     def loss(self, params: Tree, rows_B: Tree, weight: Tree, rng: jax.Array | None) -> jax.Array:
@@ -42,10 +40,7 @@ class Task(Protocol):
     def key(self, rows_MB: Tree, step: jax.Array, local_step: jax.Array | int) -> jax.Array | None:
         """Return the key of a local step's randomness, or None without any.
 
-        Args:
-          rows_MB: Rows of the local step, which tell whose they are.
-          step: The round, int32, from 1.
-          local_step: Number of the local step, from 0 in each round.
+        Its rows tell whose they are. Rounds are counted from 1, and local steps from 0 in each.
         """
 
     def measure(self, params: Tree, rows_B: Tree) -> jax.Array:

@@ -44,8 +44,6 @@ class Programs:
     """The jitted programs of a task and an optimizer.
 
     Args:
-      task: What is trained.
-      optimizer: How peers train it.
       steps: Who takes local steps; by default they are traced, and a peer's step is one program.
       wire: Encoding of messages, "lockstep" or "psyche".
       parts: Devices over which a peer's arrays are cut.

@@ -33,10 +33,7 @@ LEAST = -63  # a unit is at least 2^this, since products of units must be normal
 def in_float64(x: jax.Array, y: jax.Array, dimensions: DotDimensions) -> jax.Array:
     """Return `lax.dot_general` of float32 arrays in 20 bits, as above.
 
-    Args:
-      x: A float32 array.
-      y: A float32 array.
-      dimensions: As of `lax.dot_general`: ((contracting of x, of y), (batch of x, of y)).
+    `dimensions` are as there: ((contracting of x, of y), (batch of x, of y)).
     """
     (over_x, over_y), _ = dimensions
     terms = math.prod(x.shape[axis] for axis in over_x)

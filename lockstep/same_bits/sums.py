@@ -59,13 +59,8 @@ def scatter_add(
     """Return float32 x with N updates added at places that may be named more than once.
 
     The updates become integers of 53 - log2 N bits on one power of two, whose sums are exact in any
-    order; each sum is rounded to float32 once, and added to x.
-
-    Args:
-      bind: The scatter of an array, places and updates, of any type.
-      x: A float32 array.
-      at: Places.
-      updates: A float32 array.
+    order; each sum is rounded to float32 once, and added to x. `bind` is the scatter of an array,
+    places and updates, of any type.
     """
     with jax.enable_x64(True):
         bits = EXACT - math.ceil(math.log2(max(2, updates.size)))
