@@ -25,30 +25,9 @@ def test_a_message_arrives_after_its_tokens_the_latency_and_its_bytes():
     assert links.arrivals(Table(), [3], {3: 4000}, {3: 2_000_000}, 0) == {3: 4.0 + 0.5 + 2.0}
 
 
-def test_each_peer_has_its_own_number_where_a_list_is_given():
-    table = Table(tokens_per_second=(1000.0, 500.0), upload_mbps=[8.0, 4.0], latency_seconds=0)
-    for peer, seconds in ((0, 2.0), (1, 4.0)):
-        assert links.arrivals(table, [peer], {peer: 1000}, {peer: 1_000_000}, 0) == {peer: seconds}
-
-
 def test_list_too_short_for_a_peer_is_refused_with_its_key():
     with pytest.raises(LockstepError, match=r"\[links\] upload_mbps: 2 numbers, expected one for"):
         links.arrivals(Table(upload_mbps=[8.0, 8.0]), [2], {2: 1}, {2: 1}, 0)
-
-
-def test_messages_arrive_when_the_slowest_receiver_has_downloaded_them():
-    table = Table(latency_seconds=0.0, download_mbps=(80.0, 80.0, 8.0))
-    sizes = {0: 1_000_000, 1: 1_000_000}
-    arrived = links.arrivals(table, range(3), {0: 1000, 1: 3000}, sizes, 0)
-    # Sent after 2 and 4 s; peer 2 needs one more second for each, and is free in between.
-    assert arrived == {0: 3.0, 1: 5.0}
-
-
-def test_messages_queue_behind_each_other_on_a_slow_downlink():
-    table = Table(latency_seconds=0.0, download_mbps=(80.0, 80.0, 4.0))
-    sizes = {0: 1_000_000, 1: 1_000_000}
-    # Both sent after 2 s; peer 2 downloads one after the other, two seconds each.
-    assert links.arrivals(table, range(3), {0: 1000, 1: 1000}, sizes, 0) == {0: 4.0, 1: 6.0}
 
 
 def test_an_overlapped_round_takes_the_longer_of_training_and_transfer():

@@ -111,18 +111,6 @@ def test_one_that_is_too_old_is_recorded_as_late_and_its_sequences_go_out_again(
     ]
 
 
-def test_without_ages_a_late_message_is_not_merged_later():
-    rounds, (decision, _), _ = take(begun(replace(PACE, max_age=0)), {3: 9.0}, {})
-    assert (decision.late, decision.travelling) == ((3,), ())
-    assert 3 in rounds[1].assignment
-
-
-def test_a_message_that_never_arrives_does_not_travel():
-    rounds, (decision, _), _ = take(begun(), {3: None}, {})
-    assert (decision.late, decision.travelling) == ((3,), ())
-    assert decision.train_seconds == 1.5 and 3 in rounds[1].assignment
-
-
 def test_a_peer_that_is_gone_after_it_sent_counts_still_and_once():
     progress, round_ = driver.next_round(begun())
     progress, _ = driver.finish_round(progress, round_, evidence(progress, round_, {3: 4.0}))

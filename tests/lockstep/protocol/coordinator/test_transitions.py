@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 
-from lockstep.protocol import committee, coordinator, sets
+from lockstep.protocol import committee, sets
 from lockstep.protocol.coordinator import (
     Checkpointed,
     ClientState,
@@ -168,8 +168,6 @@ TRANSITIONS = {
     "leave: before the epoch": row(waiting(), Leave((1,), 1), pending=(0, 2)),
     "leave: before the next epoch, a peer that had been dropped": row(
         train(peers=ONE_GONE, pending=(2, 7)), Leave((2,), 101), pending=(7,), peers=ONE_GONE),
-    "leave: while paused": row(
-        at(PAUSED, peers=(), pending=(4, 5)), Leave((4,), 101), pending=(5,)),
     "health check: a peer that one of two witnesses heard": row(
         witness(spoken=BOTH, participants=(ALL, heard(*BOTH))),
         HealthCheck(FIRST, (OTHER,), 101),
@@ -189,8 +187,6 @@ TRANSITIONS = {
     "health check: in a warm-up": row(
         warmup(settings=EVERYONE, spoken=(0, 1), participants=(heard(0, 1),) * 2),
         HealthCheck(0, (2,), 101), run_state=WARMUP, peers=ONE_GONE),
-    "health check: of nobody": row(
-        witness(spoken=BOTH, participants=(ALL, ALL)), HealthCheck(FIRST, (), 101)),
     "eject: train": row(
         train(ejected=(9,)), Eject((2,), 101), run_state=TRAIN,
         peers=(*records(0, 1), *records(2, state=EJECTED)), ejected=(9, 2), trainers=(0, 1, 2),
@@ -251,8 +247,6 @@ def test_transition(row):
 
 REFUSED = {
     "tick: uninitialized": (at(UNINITIALIZED), Tick(101, 7), "halted"),
-    "tick: finished": (at(FINISHED), Tick(101, 7), "halted"),
-    "tick: paused": (at(PAUSED), Tick(101, 7), "halted"),
     "tick: earlier than the state": (warmup(), Tick(99, 7), "began at 100"),
     "join: finished": (at(FINISHED), Join((7,)), "takes no members"),
     "join: uninitialized": (at(UNINITIALIZED), Join((7,)), "takes no members"),
@@ -262,24 +256,16 @@ REFUSED = {
     "warm-up witness: not elected": (
         warmup(), WarmupWitness(OTHER, 101, 7, ALL), "the witnesses are"),
     "witness: in warm-up": (warmup(), WitnessReport(FIRST, 101, ALL), "expected RoundTrain or"),
-    "witness: in cooldown": (cooldown(), WitnessReport(FIRST, 101, ALL), "expected RoundTrain or"),
-    "witness: while waiting": (waiting(), WitnessReport(0, 1, ALL), "expected RoundTrain or"),
     "witness: not elected": (train(), WitnessReport(OTHER, 101, ALL), "the witnesses are"),
-    "witness: no member": (train(), WitnessReport(99, 101, ALL), "the witnesses are"),
     "witness: twice": (train(spoken=(FIRST,)), WitnessReport(FIRST, 101, ALL), "spoken already"),
     "pause: finished": (at(FINISHED), Pause(101), "halted already"),
-    "pause: paused": (at(PAUSED), Pause(101), "halted already"),
     "resume: running": (train(), Resume(101), "not paused"),
-    "join: ejected in this round": (witness(peers=LIED, ejected=(2,)), Join((2,)), "was ejected"),
     "join: ejected long ago": (waiting(ejected=(5,)), Join((5,)), "was ejected"),
     "leave: a stranger": (train(), Leave((7,), 101), "not a member"),
     "leave: twice": (train(peers=ONE_GONE), Leave((2,), 101), "not a member"),
     "leave: earlier than the state": (train(), Leave((1,), 99), "began at 100"),
     "health check: in training": (
         train(**ONE_HEARD), HealthCheck(FIRST, (OTHER,), 101), "expected Warmup or RoundWitness"),
-    "health check: in cooldown": (
-        cooldown(**ONE_HEARD), HealthCheck(FIRST, (OTHER,), 101),
-        "expected Warmup or RoundWitness"),
     "health check: by a peer that is not a witness": (
         witness(**ONE_HEARD), HealthCheck(OTHER, (OTHER,), 101), "the witnesses are"),
     "health check: before a quorum spoke": (
@@ -300,13 +286,9 @@ REFUSED = {
         witness(settings=EVERYONE, spoken=(0, 1, 2), participants=(ALL, ALL, heard(0))),
         HealthCheck(0, (2,), 101), "peer 2 is healthy"),
     "eject: in warm-up": (warmup(), Eject((1,), 101), "expected RoundTrain or RoundWitness"),
-    "eject: in cooldown": (cooldown(), Eject((1,), 101), "expected RoundTrain or"),
     "eject: a stranger": (train(), Eject((7,), 101), "not a member"),
     "eject: twice": (witness(peers=LIED, ejected=(2,)), Eject((2,), 101), "not a member"),
     "untrained: while training": (train(), Untrained((SPANS[0],), 101), "expected RoundWitness"),
-    "untrained: in cooldown": (cooldown(), Untrained((), 101), "expected RoundWitness"),
-    "untrained: said already": (
-        witness(missed=(SPANS[0],)), Untrained((SPANS[1],), 101), "known already"),
     "untrained: said already that nothing is": (
         witness(missed=()), Untrained((SPANS[1],), 101), "known already"),
     "untrained: a part of a span": (
@@ -315,15 +297,11 @@ REFUSED = {
     "untrained: a span twice": (
         witness(), Untrained((SPANS[0], SPANS[0]), 101), "or is there twice"),
     "checkpointed: in a round": (witness(), Checkpointed(1, 101, "a" * 64), "expected Cooldown"),
-    "checkpointed: while waiting": (waiting(), Checkpointed(1, 101, "a" * 64), "expected Cooldown"),
-    "checkpointed: a stranger": (cooldown(), Checkpointed(7, 101, "a" * 64), "not a member"),
     "checkpointed: a peer that is gone": (
         cooldown(peers=ONE_GONE), Checkpointed(2, 101, "a" * 64), "not a member"),
     "checkpointed: other params than the first": (
         cooldown(checkpoint="a" * 64, checkpointer=1), Checkpointed(2, 101, "b" * 64),
         "peer 1 stored aaaa"),
-    "pause: uninitialized": (at(UNINITIALIZED), Pause(101), "halted already"),
-    "resume: finished": (at(FINISHED), Resume(101), "not paused"),
 }  # fmt: skip
 
 
@@ -338,23 +316,6 @@ def test_a_wrong_event_is_refused_with_the_state_and_the_event(row):
 
 def test_participant_is_pinned():
     assert sets.participant(258).hex().startswith("7255b3ce83a75f4d")
-
-
-def test_healthy_is_a_quorum_of_those_elected():
-    state = witness(spoken=BOTH, participants=(ALL, heard(0)))
-    assert coordinator.healthy(state, (0, 1)) == [True, False]
-    everyone = replace(state, settings=EVERYONE, participants=(ALL, heard(0), heard(0, 1)))
-    assert coordinator.healthy(everyone, (0, 1, 2)) == [True, True, False]
-
-
-def test_a_liar_is_out_for_good_and_an_honest_peer_comes_back():
-    state = tick(tick(train(), Eject((2,), 101)), Leave((1,), 101))
-    state = tick(state, Join((1,)))
-    for now in (130, 132, 137):  # nobody speaks: a round without witnesses, and the cooldown
-        state = tick(state, Tick(now, 7))
-    assert state.run_state == WAITING and state.pending == (1,)
-    with pytest.raises(CoordinatorError, match="was ejected"):
-        tick(state, Join((2,)))
 
 
 # ---- What a state says of itself ----

@@ -21,11 +21,12 @@ FATES = ("fine", "fine", "fine", "fine", "late", "gone", "lost", "refused", "two
     witness_nodes=st.integers(0, 3),
     verification_percent=st.sampled_from((0, 34)),
     by_time=st.booleans(),
+    stored=st.booleans(),
     seed=st.integers(0, 2**64),
     fates=st.lists(st.lists(st.sampled_from(FATES), min_size=9, max_size=9), max_size=12),
 )
 def test_no_sequence_is_lost_and_none_is_trained_twice_whatever_becomes_of_peers(
-    count, batch, witness_nodes, verification_percent, by_time, seed, fates
+    count, batch, witness_nodes, verification_percent, by_time, stored, seed, fates
 ):
     settings = Settings(
         init_min_clients=min(count, 4),
@@ -37,7 +38,7 @@ def test_no_sequence_is_lost_and_none_is_trained_twice_whatever_becomes_of_peers
         epoch_time=50 if by_time else None,
         rounds_per_epoch=None if by_time else 3,
     )
-    progress, steps, clock, trained = begun(settings, count, seed), 0, 0.0, []
+    progress, steps, clock, trained = begun(settings, count, seed, stored=stored), 0, 0.0, []
     out, away, given_out = set(), set(), 0  # peers, peers, sequences
     while True:
         try:
@@ -46,7 +47,7 @@ def test_no_sequence_is_lost_and_none_is_trained_twice_whatever_becomes_of_peers
             members = {*range(count)} - out - away
             assert len(members) < settings.init_min_clients
             break
-        if round is None:
+        if round is None:  # it has finished or, over a store, waits for more
             break
         steps += 1
         assert round.step == steps and not out & set(round.peers)
