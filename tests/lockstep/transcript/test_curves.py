@@ -64,7 +64,7 @@ def test_bytes_and_tokens_add_up_over_peers_and_rounds(tmp_path):
 def test_metrics_are_per_peer_and_round(tmp_path):
     transcript = written(tmp_path)
     params = {"a": np.zeros((4, 5)), "b": np.zeros(5)}
-    found = curves.metrics(curves.rows(transcript), transcript, params)
+    found = curves.metrics(curves.rows(transcript), transcript, params, local_steps=10)
     assert found == {
         "rounds": 2,
         "tokens": 160,
@@ -76,19 +76,11 @@ def test_metrics_are_per_peer_and_round(tmp_path):
         "held_out_rows": (64, 640),
         "bytes_up": 100.0,
         "bytes_down": 300.0,
-        "bytes_up_of_data_parallel": 100,
+        "bytes_up_of_data_parallel": 10 * 100,  # a gradient in each local step
         "bytes_to_verify": 0.0,
         "bits_per_parameter_and_round": 32.0,
         "simulated_seconds": 4.0,
     }
-
-
-def test_data_parallelism_sends_a_gradient_in_each_local_step_of_a_round(tmp_path):
-    transcript = written(tmp_path)
-    rows, params = curves.rows(transcript), {"a": np.zeros(25)}
-    found = curves.metrics(rows, transcript, params, local_steps=10)
-    assert found["bytes_up_of_data_parallel"] == 10 * 100
-    assert found["bytes_up"] == 100.0
 
 
 def test_messages_that_nobody_applied_count_as_bytes_and_not_as_tokens(tmp_path):

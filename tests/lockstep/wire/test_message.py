@@ -4,7 +4,6 @@ import json
 import random
 import struct
 import tracemalloc
-from dataclasses import replace
 from functools import cache
 
 import jax
@@ -28,8 +27,8 @@ PARAMS = {"embed": jnp.zeros((100, 64)), "layers": {"norm": jnp.zeros((2, 48))}}
 SMALL = {"embed": jnp.zeros((20, 32)), "layers": {"norm": jnp.zeros((2, 8))}}
 
 
-def optimizer(one_bit: bool, topk: int = 5, chunk: int = 32):
-    compressor = Compressor(topk, chunk, one_bit, stacked=("layers",))
+def optimizer(one_bit: bool):
+    compressor = Compressor(5, 32, one_bit, stacked=("layers",))
     return distro(CompressedMomentum(lambda step: 0.1, compressor, 0.9))
 
 
@@ -152,28 +151,6 @@ def test_it_comes_through_which_blocks_count_as_not_sent(layout):
     expect_equal(decoded, jax.device_get(message))
     assert decoded["embed"].zero.tolist() == [2**2 + 2**3 + 2**7]
     assert decoded["layers"]["norm"].zero.tolist() == [0]
-
-
-def test_eight_of_4096_take_at_most_eleven_and_a_half_bits_each():
-    params = {"a": jnp.zeros((1024, 1024)), "b": jnp.zeros((4, 2048, 512)), "c": jnp.zeros(256)}
-    chosen = optimizer(True, topk=8, chunk=64)
-    form = wire.form_of(chosen, params, "lockstep")
-    rng = np.random.default_rng(0)
-
-    def evenly_drawn(leaf, area):
-        blocks, kept = leaf.index_NK.shape
-        places = rng.random((blocks, area)).argpartition(kept, axis=1)[:, :kept]
-        signs = rng.random((blocks, kept)) < 0.5
-        return Coefficients(np.sort(places, axis=1).astype(leaf.index_NK.dtype), signs)
-
-    is_leaf = lambda x: isinstance(x, Coefficients)  # noqa: E731
-    message = jax.tree.map(evenly_drawn, form.like, form.areas, is_leaf=is_leaf)
-    count = sum(leaf.index_NK.size for leaf in form.leaves)
-    data = wire.encode(message, form)
-    expect_equal(wire.decode(data, form), message)
-    assert 8 * len(data) / count <= 11.5
-    plain = wire.encode(message, replace(form, layout="psyche"))
-    assert 8 * len(plain) / count == pytest.approx(17, abs=0.1)
 
 
 @pytest.mark.parametrize("crowd", ["first", "last", "all"])
@@ -314,9 +291,6 @@ def test_whole_arrays_stand_before_indices(layout, one_bit):
     name = ("plain " if layout == "psyche" else "") + ("signs" if one_bit else "values")
     assert data[5] == wire.form_of(*KINDS[name][:1], PARAMS, layout).kind
     assert data[16 : 16 + 24] == np.arange(6, dtype="<f4").tobytes()
-    for size in range(len(data)):
-        with pytest.raises(wire.WireError):
-            wire.decode(data[:size], form)
     with pytest.raises(wire.WireError, match="array 0: a value is not finite"):
         wire.decode(data[:16] + np.float32(np.nan).tobytes() + data[20:], form)
 
