@@ -33,16 +33,6 @@ def test_each_index_comes_exactly_once(n):
     np.testing.assert_array_equal(np.sort(permute(SEED, np.arange(n), n)), np.arange(n))
 
 
-@pytest.mark.parametrize("n", [10**11, 2**40, 2**40 + 1, MOST_INDICES])
-def test_large_permutations_keep_100_000_indices_apart(n):
-    step = n // 10**5
-    index_N = np.concatenate([np.arange(50_000), n - 1 - step * np.arange(50_000)])
-    image_N = permute(SEED, index_N, n)
-    assert len(np.unique(image_N)) == len(np.unique(index_N))
-    assert image_N.min() >= 0
-    assert image_N.max() < n
-
-
 @pytest.mark.parametrize("n", [1, 2, 3, 10, 1000, 10**11, MOST_INDICES])
 def test_arrays_give_what_integers_without_overflow_give(n):
     index_N = np.random.default_rng(0).integers(0, n, 50)
@@ -78,19 +68,6 @@ def test_an_index_alone_goes_where_it_goes_among_others():
     shaped = permute(SEED, np.arange(12).reshape(3, 4), n)
     np.testing.assert_array_equal(shaped, together[:12].reshape(3, 4))
     assert permute(SEED, np.array([], np.int64), n).shape == (0,)
-
-
-@pytest.mark.parametrize("n", [2, 3, 5, 16])
-def test_over_many_seeds_every_index_goes_everywhere_equally_often(n):
-    seeds = 3000
-    counts_NN = np.zeros((n, n))
-    for number in range(seeds):
-        seed = hashlib.sha256(number.to_bytes(4, "little")).digest()
-        counts_NN[np.arange(n), permute(seed, np.arange(n), n)] += 1
-    expected = seeds / n
-    chi_squared = np.sum((counts_NN - expected) ** 2 / expected)
-    freedom = (n - 1) ** 2
-    assert chi_squared < freedom + 5 * np.sqrt(2 * freedom)
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,12 @@ from functools import cache
 from itertools import pairwise
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as Spec
 
 from lockstep.errors import LockstepError
-from lockstep.optim.optimizer import RoundPeers
+from lockstep.programs.device_memory import device_memory
 from lockstep.programs.placement import DeviceGroup, cut, device_groups
 from lockstep.swarm.peers import SimulatedPeers
 from pipeline.runfile import Run
@@ -136,27 +135,11 @@ def test_memory_of_a_device_falls_as_devices_are_added(optimizer, counts):
             peers__remat="nothing_saveable",
             model__LLM__max_seq_len=64,
         )
-        programs, state = begin(run, model)
-        group = device_groups(jax.devices(), fsdp)[0]  # compiled for, and not run on
-        params, own, shared = group.put((state.params, state.own[0], state.shared))
-        tokens = group.put_rows(np.zeros((1, 4, 64), np.int32), axis=1)
-        count, step = group.put_whole((jnp.int32(4), jnp.int32(1)))
-        arguments = params, own, shared, tokens, count, step
-        message = jax.eval_shape(programs.peer_step, *arguments).message
-        messages = jax.tree.map(lambda x: np.zeros((2, *x.shape), x.dtype), message)
-        peers = group.put_whole(RoundPeers.synchronous(np.ones(2, np.int32)))
-        messages = group.put(messages)
-        lowered = (
-            programs.peer_step.lower(*arguments),
-            programs.receive.lower(messages, peers, params, shared, step),
-        )
-        plans = [program.compile().memory_analysis() for program in lowered]
-        memory.append(
-            max(
-                p.argument_size_in_bytes + p.output_size_in_bytes + p.temp_size_in_bytes
-                for p in plans
-            )
-        )
+        programs, _ = begin(run, model)
+        work = programs.work(np.zeros((4, 64), np.int32), 4, 4)
+        planned = device_memory(programs, 2, work)
+        plans = planned.step, planned.receive
+        memory.append(max(p.arguments + p.outputs + p.temporary for p in plans))
     for fewer, more in pairwise(memory):
         assert more < 0.8 * fewer
     assert memory[1] < 0.75 * memory[0]
