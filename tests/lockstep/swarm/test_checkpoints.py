@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from lockstep.errors import LockstepError
-from lockstep.swarm.checkpoints import Checkpoints
+from lockstep.swarm.checkpoints import Checkpoints, Saved
 from lockstep.transcript.state import State
 from tests import tiny
 from tests.lockstep.transcript.test_tensorfile import same
@@ -23,17 +23,23 @@ def state(value: float) -> State:
     return State({"w": np.full(4, value, np.float32)}, {"count": np.array(3, np.int32)}, own)
 
 
+def save(folder: Path, *steps: int) -> None:
+    with Checkpoints(folder, keep=2) as checkpoints:
+        for step in steps:
+            checkpoints.save(step, state(step), {"progress": {"step": step}})
+
+
+def newest(folder: Path) -> Saved | None:
+    with Checkpoints(folder, keep=2) as checkpoints:
+        return checkpoints.newest(state(0))
+
+
 def test_the_newest_checkpoint_comes_back_and_only_the_newest_are_kept(tmp_path):
-    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=2)
-    assert checkpoints.newest(state(0)) is None
-    for step in (1, 2, 3):
-        checkpoints.save(step, state(step), {"progress": {"step": step}})
-    checkpoints.close()
-    again = Checkpoints(tmp_path / "checkpoints", keep=2)
-    saved = again.newest(state(0))
+    assert newest(tmp_path / "checkpoints") is None
+    save(tmp_path / "checkpoints", 1, 2, 3)
+    saved = newest(tmp_path / "checkpoints")
     assert (saved.step, saved.rest) == (3, {"progress": {"step": 3}})
     same(saved.state, state(3))
-    again.close()
     kept = [path.name for path in (tmp_path / "checkpoints").iterdir() if path.name.isdecimal()]
     assert sorted(kept) == ["2", "3"]
 
@@ -67,17 +73,12 @@ def test_a_save_that_fails_is_told_once_at_the_next_call_and_in_one_line(tmp_pat
 
 
 def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(tmp_path, caplog):
-    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=2)
-    for step in (1, 2):
-        checkpoints.save(step, state(step), {})
-    checkpoints.close()
+    save(tmp_path / "checkpoints", 1, 2)
     # what a flipped bit would do: orbax loads other arrays than were saved, without a word
     first, second = (tmp_path / "checkpoints" / str(step) / "state" for step in (1, 2))
     shutil.rmtree(second)
     shutil.copytree(first, second)
-    again = Checkpoints(tmp_path / "checkpoints", keep=2)
-    saved = again.newest(state(0))
-    again.close()
+    saved = newest(tmp_path / "checkpoints")
     assert saved.step == 1
     same(saved.state, state(1))
     assert "checkpoint 2 is damaged" in caplog.text
@@ -96,20 +97,15 @@ def damaged(path: Path) -> Iterator[bytes]:
 @pytest.mark.long
 def test_whatever_file_of_a_checkpoint_is_damaged_a_whole_one_comes_back(tmp_path, caplog, recwarn):
     folder = tmp_path / "checkpoints"
-    checkpoints = Checkpoints(folder, keep=2)
-    for step in (1, 2):
-        checkpoints.save(step, state(step), {"step": step})
-    checkpoints.close()
+    save(folder, 1, 2)
     found = set()
     for name in tiny.contents(folder / "2"):
         for content in damaged(folder / "2" / name):
             again = shutil.copytree(folder, tmp_path / "again")
             (again / "2" / name).write_bytes(content)
-            checkpoints = Checkpoints(again, keep=2)
-            saved = checkpoints.newest(state(0))
-            checkpoints.close()
+            saved = newest(again)
             same(saved.state, state(saved.step))
-            assert saved.rest == {"step": saved.step}
+            assert saved.rest == {"progress": {"step": saved.step}}
             found.add(saved.step)
             shutil.rmtree(again)
     gc.collect()
@@ -120,12 +116,8 @@ def test_whatever_file_of_a_checkpoint_is_damaged_a_whole_one_comes_back(tmp_pat
 
 
 def test_a_run_does_not_begin_anew_where_all_its_checkpoints_are_damaged(tmp_path):
-    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=2)
-    checkpoints.save(1, state(1), {})
-    checkpoints.close()
+    save(tmp_path / "checkpoints", 1)
     shutil.rmtree(tmp_path / "checkpoints" / "1" / "state")
-    again = Checkpoints(tmp_path / "checkpoints", keep=2)
     with pytest.raises(LockstepError, match="expected a whole checkpoint; start over") as caught:
-        again.newest(state(0))
-    again.close()
+        newest(tmp_path / "checkpoints")
     assert "\n" not in str(caught.value)
