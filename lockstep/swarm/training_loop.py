@@ -107,6 +107,10 @@ class Record:
         if self.rounds:
             self.rounds.cut(step - 1)
 
+    def state_is_due(self, step: int) -> bool:
+        """Return whether a snapshot or a checkpoint is due after a step."""
+        return self._snapshot_is_due(step) or self._checkpoint_is_due(step)
+
     def keep(
         self,
         taken: Taken,
@@ -127,8 +131,8 @@ class Record:
         if self.rounds:
             with self.timed("transcript"):
                 self.rounds.round(taken.entry, taken.payloads, taken.others)
-        snapshot = self.rounds and self.rounds.takes(step)
-        checkpoint = self.checkpoints and (save or step % self.every == 0)
+        snapshot = self._snapshot_is_due(step)
+        checkpoint = self.checkpoints and (save or self._checkpoint_is_due(step))
         if not (snapshot or checkpoint):
             return
         with self.timed("fetch state"):
@@ -144,6 +148,12 @@ class Record:
                 besides = rest()
                 self.rounds.flush()  # a checkpoint that outlives a power cut finds its rounds
                 self.checkpoints.save(step, state_after, besides)
+
+    def _snapshot_is_due(self, step: int) -> bool:
+        return self.rounds is not None and self.rounds.takes(step)
+
+    def _checkpoint_is_due(self, step: int) -> bool:
+        return self.checkpoints is not None and step % self.every == 0
 
 
 class Watch(Observer):
