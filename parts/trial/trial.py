@@ -32,22 +32,14 @@ LAST = 10  # the mean over a tenth of the rounds is a run's loss: one batch's is
 NAMES = {"adamw": "AdamW", "distro": "DisTrO"}
 TRAINED = ("download", "convert", "train")
 SAVED = ("witness", "export")
-FLAG_OF = {  # each key of the run file that a flag alone decides
-    "total_steps": "total-steps",
+FLAG_OF = {  # keys of the run file that a flag of another name decides
     "global_batch_size_start": "total-batch",
     "max_seq_len": "sequence-length",
     "repo_id": "model",
     "base_lr": "learning-rate",
-    "warmup_steps": "warmup-steps",
     "clip_grad_norm": "max-grad-norm",
-    "weight_decay": "weight-decay",
     "betas[0]": "beta1",
     "betas[1]": "beta2",
-    "eps": "eps",
-    "compression_decay": "compression-decay",
-    "compression_chunk": "compression-chunk",
-    "compression_topk": "compression-topk",
-    "micro_batch": "micro-batch",
 }
 CAUSAL_LM = "hf_causal_lm:CausalLM"  # in workloads/: any AutoModelForCausalLM
 FAST = 1e6  # megabits per second: a lone peer waits for nobody
@@ -120,8 +112,9 @@ def run_of(flags: argparse.Namespace) -> runfile.Run:
 def _in_flags(line: str) -> str:
     """Return an error of a run file with the flag in place of the key that was made of it."""
     match = re.match(r"lockstep try: (?:\w+\.)*([\w\[\]]+) is (.+?), expected (.*)", line)
-    flag = match and FLAG_OF.get(match[1])
-    return f"--{flag} {match[2]}: expected {match[3]}" if match and flag else line
+    flag = match and FLAG_OF.get(match[1], match[1].replace("_", "-"))
+    is_one = any(flag == one.name for one in flags.FLAGS)
+    return f"--{flag} {match[2]}: expected {match[3]}" if match and is_one else line
 
 
 def _document(flags: argparse.Namespace) -> dict[str, Any]:

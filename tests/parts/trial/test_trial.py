@@ -3,15 +3,12 @@
 import os
 from pathlib import Path
 
-import numpy as np
 import pytest
-from flax.traverse_util import flatten_dict, unflatten_dict
 from typer.testing import CliRunner
 
 from lockstep.errors import LockstepError
 from lockstep.methods.distro import OptimizerDistro
 from lockstep.methods.schedule import ScheduleConstant
-from models.llama import llama
 from parts.trial import flags
 from parts.trial.trial import run_of
 from pipeline import __main__ as command_line
@@ -20,6 +17,7 @@ from pipeline.pages.stage_results import read_tsv
 from pipeline.stage.keys import PROJECT
 from pipeline.weights import hf
 from tests import tiny
+from tests.pipeline.conversion import write_model
 from tests.servers import hub as hub_server
 from tests.servers.hub import Repo
 
@@ -36,12 +34,9 @@ BRIEF = ["--sequence-length", "16", "--total-steps", "4", "--warmup-steps", "1"]
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> Path:
-    folder, rng = tmp_path_factory.mktemp("model"), np.random.default_rng(0)
-    config = llama.Config.from_hf(tiny.MODEL | {"num_hidden_layers": 1})
-    shapes = flatten_dict(llama.shapes(config))
-    drawn = {name: rng.normal(0, 0.1, leaf.shape) for name, leaf in shapes.items()}
-    params = unflatten_dict({name: array.astype(np.float32) for name, array in drawn.items()})
-    hf.write_folder(folder, config.to_hf(), params, "float32")
+    folder = write_model(tmp_path_factory.mktemp("model") / "hf", "float32")
+    for name in ("tokenizer.json", "generation_config.json"):
+        (folder / name).unlink()
     return folder
 
 
@@ -147,21 +142,13 @@ def test_each_flag_reaches_the_run_file(tmp_path):
     ("arguments", "line"),
     [
         ("--device cuda:1", "--device cuda:1: expected auto or cpu; .*CUDA_VISIBLE_DEVICES"),
-        ("--tensor-parallelism 2", "--tensor-parallelism 2: expected 1; --data-parallelism"),
-        ("--python-arch Torchtitan", "--python-arch Torchtitan: expected HfAuto or hf-auto; "),
         ("--optim-stats", "--optim-stats: has no use here: .*loss.tsv"),
-        ("--start-step 9", "--start-step 9: expected 1; .*Run"),
-        ("--token-size 3", "--token-size 3: expected 2 or 4; "),
-        ("--data-provider server", "--data-provider server: expected local or http; "),
         ("--data-provider http", "--data-provider http: expected --data-url owner/name too"),
         ("--data-url a/b", "--data-url a/b: expected --data-provider http too"),
         ("--seed -1", "--seed -1: expected a number from 0 to 4294967295"),
-        ("--total-batch many", "argument --total-batch: invalid int value: 'many'; .*--help"),
         ("--total-step 9", "unrecognized arguments: --total-step 9; .*--help"),
-        ("--sequence-length 0", "--sequence-length 0: expected "),
         ("--total-batch 0", "--total-batch 0: expected a number greater than or equal to 1"),
         ("--learning-rate nan", "--learning-rate NaN: expected a finite number"),
-        ("--distro --compression-topk 0", "--compression-topk 0: expected a number greater"),
         ("--beta2 2", "--beta2 2.0: expected a number less than 1"),
         ("--data-parallelism 0", "--data-parallelism 0: expected at least 1"),
         ("--save-path .", "--save-path .: exists, expected a new folder"),
