@@ -139,7 +139,7 @@ def _train(file: Path, path: Path, name: str) -> None:
     if given is None:
         raise LockstepError(f"{path}: found no training {name}, expected the name of one in it")
     known, base = _loaded(file)
-    result = train.trained(_document(known, base, given), Path())
+    result = train.trained(_document(known, base, given))
     loss = "diverged" if result["loss"] is None else f"held-out loss {result['loss']:.3f}"
     print(f"compare: {PlannedTraining.in_plan(given).label}: {loss}", flush=True)
     write_sealed(plan_file.result_path(name), result)

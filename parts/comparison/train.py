@@ -48,34 +48,34 @@ def _keys(content: str, *stages: str) -> list[str]:
         return [keys.key(stage) for stage in stages]
 
 
-def trained(tables: dict[str, Any], project: Path) -> dict[str, Any]:
+def trained(tables: dict[str, Any]) -> dict[str, Any]:
     """Return what came of a training; train it, unless that is kept."""
-    content, folder = text(tables), project / FOLDER
+    content = text(tables)
     key, *of_inputs = _keys(content, "train", *INPUTS)
-    done, root = folder / "done" / f"{key}.json", folder / "runs" / key
+    done, root = FOLDER / "done" / f"{key}.json", FOLDER / "runs" / key
     if not done.is_file():
         run_file = root / "run.toml"
         write_text(run_file, content)
-        inputs = folder / "inputs" / "-".join(of_inputs)
+        inputs = FOLDER / "inputs" / "-".join(of_inputs)
         with hold(inputs.with_name(f"{inputs.name}.lock"), PATIENCE):
             for stage in INPUTS:
-                _run(stage, run_file, inputs, project)
+                _run(stage, run_file, inputs)
         for stage in INPUTS:
             link = root / OUT[stage]
             link.parent.mkdir(parents=True, exist_ok=True)
             if not link.is_symlink():
                 link.symlink_to((inputs / OUT[stage]).absolute())
-        write_sealed(done, {"key": key, **_train(run_file, root, project)})
+        write_sealed(done, {"key": key, **_train(run_file, root)})
         shutil.rmtree(root)
     return read_sealed(done, done)
 
 
-def _train(run_file: Path, root: Path, project: Path) -> dict[str, Any]:
+def _train(run_file: Path, root: Path) -> dict[str, Any]:
     """Train, and return what came of it; losses are None where it diverged."""
     goes_on = (root / "data" / "runs").is_dir()
     began = time.perf_counter()
     try:
-        peak = _run("train", run_file, root, project)
+        peak = _run("train", run_file, root)
     except DivergedError as error:
         return {"status": "diverged", "loss": None, "why": str(error)}
     seconds = time.perf_counter() - began
@@ -105,15 +105,15 @@ def _train(run_file: Path, root: Path, project: Path) -> dict[str, Any]:
     }
 
 
-def _run(stage: str, run_file: Path, root: Path, project: Path) -> int:
+def _run(stage: str, run_file: Path, root: Path) -> int:
     """Run a stage, and return the most memory that it took.
 
     Raises:
       DivergedError: The training diverged, by the exit status.
       LockstepError: It failed otherwise; the message is its last line.
     """
-    compiled = (project / FOLDER / "compiled").absolute()
-    environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": str(compiled)}
+    compiled = str((FOLDER / "compiled").absolute())
+    environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": compiled}
     environment.pop("DVC_ROOT", None)  # work in progress is beside the training
     command = _command(stage, run_file, root)
     root.mkdir(parents=True, exist_ok=True)

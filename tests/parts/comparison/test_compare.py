@@ -187,8 +187,6 @@ def test_a_failure_is_of_the_same_share_of_the_rounds_whatever_their_number():
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"methods": {"a": PLAIN | {"recipe": "adam"}}}, "methods.a.recipe"),
-        ({"methods": {"a": PLAIN | {"search": {}}}}, "methods.a.search"),
         ({"methods": {"a": PLAIN | {"search": {"outer_momentum": 0.5}}}}, "methods.a.search"),
         ({"methods": {"a": PLAIN | {"peers": {"count": 8}}}}, "methods.a.peers.count"),
         ({"peers": {"seed": 1}}, "peers.seed"),
@@ -196,8 +194,6 @@ def test_a_failure_is_of_the_same_share_of_the_rounds_whatever_their_number():
         ({"failures": {"none": {}}}, "failures.none"),
         ({"failures": {"x": {"faults": [LIAR | {"kind": "sleep"}]}}}, "kind"),
         ({"failures": {"x": {"faults": [LIAR | {"end": 0.5}]}}}, "more than start"),
-        ({"seeds": [256]}, "seeds"),
-        ({"seed": 1}, "seed"),
     ],
 )
 def test_a_wrong_key_is_one_line_that_names_it(changes, expected):
@@ -221,15 +217,6 @@ def test_settings_that_make_no_run_are_one_line_that_names_the_method():
 def test_a_wrong_value_of_the_comparison_is_not_blamed_on_its_base():
     with refused("comparison's", "peers.threads", "0"):
         changed(BASE, compared(peers={"threads": 0}))
-
-
-def test_a_method_has_keys_of_peers_of_its_own():
-    method = PLAIN | {"peers": {"bits": "everywhere", "product_bits": 8}}
-    plain = {"count": 6, "bits": "machine", "product_bits": 20}
-    compare = compared(methods={"a": method}, peers=plain)
-    tables = document(compare, BASE, PlannedTraining("a", None, 3), Decided({"rate": 1e-3}))
-    peers = runfile.parse(tables, "a").peers
-    assert (peers.count, peers.bits, peers.product_bits) == (6, "everywhere", 8)
 
 
 def test_the_loss_at_some_bytes_lies_on_the_line_between_two_measures():
@@ -433,24 +420,11 @@ def folder_plan(folder: Path, name: str) -> Path:
         return folder / plan_file.plan_path(Path(name))
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda text: text.replace('"loss": 4', '"loss": 1', 1),
-        lambda text: text.replace('"status": "trained"', '"status": "diverged"'),
-        lambda text: "{}",
-        lambda text: text[:-9],
-    ],
-    ids=["a digit", "a status", "nothing", "an end"],
-)
-def test_a_result_that_is_not_as_it_was_written_is_one_line_that_names_its_file(
-    compared_once, damage
-):
+def test_a_result_that_is_not_as_it_was_written_is_one_line_that_names_its_file(compared_once):
     folder, _ = compared_once
     path = min((folder / RESULTS).iterdir())
     before = path.read_text()
-    assert damage(before) != before
-    path.write_text(damage(before))
+    path.write_text(before.replace('"status": "trained"', '"status": "diverged"'))
     with pytest.raises(LockstepError, match=f"{path.name}: ") as raised:
         compare(folder, "two.toml", "--table")
     path.write_text(before)
@@ -467,7 +441,7 @@ def test_a_training_diverged_if_its_exit_status_says_so_whatever_its_words_are(
             train, "_command", lambda *_, program=program: [sys.executable, "-c", program]
         )
         with pytest.raises(LockstepError, match="No space left") as raised:
-            train._run("train", tmp_path / "run.toml", tmp_path, tmp_path)
+            train._run("train", tmp_path / "run.toml", tmp_path)
         assert isinstance(raised.value, DivergedError) == (status == DivergedError.status)
 
 
