@@ -1,8 +1,9 @@
-"""A worker of version 2 that knows its 17 methods and nothing of ours, with NumPy alone.
+"""A worker of version 2 that knows nothing of ours, with NumPy alone.
+
+Of its 17 methods it has the ten that docs/reference/bridge.md says a host of ours calls.
 
 It says nothing of its environment, its plan names no shapes, and gradients are unknown to it. A new
-model's params are of its process alone, as those of a torch module that nobody seeds. What it was
-asked is in the file `asked` of its folder.
+model's params are of its process alone, as those of a torch module that nobody seeds.
 """
 
 import argparse
@@ -57,22 +58,8 @@ class Worker:
         facts = keys_of(self._new(params["device"]))
         return {"uses_custom_parameter_pack_hooks": False, **facts}
 
-    def train_window(self, params):
-        return {"metrics": self.workload.train_window(self._of(params), params["batches"])}
-
     def evaluate(self, params):
         return {"metrics": self.workload.evaluate(self._of(params), params["split"])}
-
-    def apply_patch(self, _):
-        return {"Rejected": "no patches"}
-
-    def load_model_artifact(self, params):
-        self._of(params)["w"] = np.fromfile(params["artifact_path"], "<f4")
-        return {"ok": True}
-
-    def materialize_model_artifact(self, params):
-        self._of(params)["w"].tofile(params["artifact_path"])
-        return {"ok": True}
 
     def export_parameter_pack(self, params):
         folder = Path(params["parameter_pack_path"])
@@ -99,15 +86,6 @@ class Worker:
         kept = ("inner_optimizer_state_path", "inner_optimizer_state_encoding")
         answer = {"steps_completed": steps, "metrics": said["metrics"]}
         return answer | {name: said.get(name) for name in kept}
-
-    def merge_candidate_models(self, _):
-        return {"model_id": None}
-
-    def apply_single_root_ema(self, params):
-        return {"model_id": params["merged_model_id"]}
-
-    def reconcile_canonical_model(self, params):
-        return {"model_id": params["canonical_model_id"]}
 
     def release_model(self, params):
         del self.models[params["model_id"]]
@@ -165,8 +143,6 @@ def serve(worker, connection):
         while head := stream.read(8):
             request = json.loads(stream.read(*struct.unpack(">Q", head)))
             method, answer = request["method"], {"id": request["id"], "ok": True}
-            with open("asked", "a") as asked:
-                asked.write(f"{method}\n")
             try:
                 if method not in METHODS:
                     raise ValueError(f"unknown method {method!r}")

@@ -5,8 +5,10 @@ Each is a module in a folder; what it does with a request is `answer(request)` o
 
 import sys
 import textwrap
+import time
+from pathlib import Path
 
-from parts.workload.process.worker_process import WorkerCommand
+from parts.workload.process.worker_process import WorkerCommand, WorkerProcess
 
 SPEAKS = '''
 import argparse, json, os, socket, struct, sys, time
@@ -51,29 +53,6 @@ def serve(answer):
             answer(sock, request)
 '''
 
-GOOD = """
-import numpy as np
-
-def answer(sock, request):
-    params = request["params"]
-    if request["method"] == "open_arrays":
-        global mapped, place
-        mapped, place = np.memmap(params["path"], np.uint8, "r+"), params
-        return reply(sock, request, {"ok": True})
-    def region(name):
-        offset, count = place[name]
-        return mapped[offset:offset + 4 * count].view("<f4")
-    offset = place["rows"][0]
-    rows, width = params["rows"], params["width"]
-    x = mapped[offset:offset + 4 * rows * width].view("<i4").reshape(rows, width)
-    w = region("params")
-    residual = x.astype("f4") @ w - 1
-    region("gradients")[:] = 2 * x.T.astype("f4") @ residual / rows
-    reply(sock, request, {"loss": float((residual ** 2).mean())})
-
-serve(answer)
-"""
-
 
 def command(folder, body, **changes):
     """Return the command of a worker with this body after `SPEAKS`, written into a folder."""
@@ -90,3 +69,21 @@ def command(folder, body, **changes):
         "answer_seconds": 20.0,
     }
     return WorkerCommand(**{**given, **changes})
+
+
+def start(folder, body, **changes):
+    """Start it: its module is in the folder's `code`, and its own folder is `worker`."""
+    return WorkerProcess.start(command(folder / "code", body, **changes), folder / "worker")
+
+
+def gone(pid):
+    """Whether a process has ended, within 10 seconds."""
+    until = time.monotonic() + 10
+    while time.monotonic() < until:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX":
+                return True
+        except OSError:
+            return True
+        time.sleep(0.01)
+    return False

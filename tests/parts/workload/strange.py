@@ -6,7 +6,6 @@ Its config says what it does wrong, by the method in which it does.
 import json
 import os
 import signal
-import sys
 import time
 from pathlib import Path
 
@@ -31,12 +30,6 @@ class Pull:
             time.sleep(1000)
         if what == "raise":
             raise RuntimeError(f"{method}: a secret\nand a second line")
-        if what == "flood":
-            while True:
-                sys.stdout.write("x" * 2**20)
-                sys.stdout.flush()
-        if what == "fork" and os.fork() == 0:
-            time.sleep(1000)
         if what and what.startswith("write "):
             Path(what.removeprefix("write ")).write_text("changed by the worker")
         return what

@@ -17,12 +17,11 @@ from parts.publication.layout import ReaderAsks
 from parts.workload import worker
 from parts.workload.description import code_hash
 from parts.workload.process.worker_process import WorkerError
-from parts.workload.subject import SUBJECT
-from pipeline import runfile, subject
+from pipeline import runfile
 from pipeline.__main__ import app
 from pipeline.monitor import tracker, training
 from pipeline.runfile import Network
-from pipeline.stage.keys import PROJECT, Keys
+from pipeline.stage.keys import Keys
 from pipeline.weights import upload
 from tests import tiny
 from tests.errors import check_names, refused
@@ -92,11 +91,6 @@ def test_convert_asks_the_workload_for_its_params(finished):
     told = read_json(init / "workload.json")
     assert (told["factory"], told["code"]) == (FACTORY, finished.code)
     assert read_json(init / "source.json")["factory"] == FACTORY
-
-
-def test_export_has_the_params_and_what_they_are(finished):
-    names = {path.name for path in (finished.root / "data/export").glob("[!.m]*")}
-    assert names == {"README.md", "params.safetensors", "workload.json"}
 
 
 def test_evaluate_has_a_loss_and_says_that_a_workload_has_no_tasks(finished):
@@ -250,11 +244,6 @@ def test_push_names_what_the_params_are_and_no_checkpoint(finished, monkeypatch,
     assert "checkpoint =" not in said
 
 
-def test_try_trains_models_of_models_alone(tmp_path):
-    said = lockstep("try", "--help")
-    assert "workload" not in said
-
-
 # ---- Publications ----
 
 
@@ -371,10 +360,3 @@ def test_try_python_trains_a_model_that_lockstep_does_not_have(tmp_path, monkeyp
     assert done.exit_code == 0, done.output
     trained = transformers.AutoModelForCausalLM.from_pretrained("saved")
     assert type(trained) is transformers.GPT2LMHeadModel
-
-
-def test_a_workload_is_what_its_part_trains_and_describes():
-    run = runfile.load(PROJECT / "params/run.toml")
-    workload = runfile.tables.Workload(factory="my_model:MyModel")
-    found = subject.subject_of(run.model_copy(update={"workload": workload}))
-    assert found is subject.subject_of_model({"workload": {}}) is SUBJECT

@@ -1,4 +1,4 @@
-"""A worker that behaves: hello, gradients in shared arrays, its environment, its end."""
+"""A worker that behaves: gradients in shared arrays, its environment, its end."""
 
 import errno
 import json
@@ -8,7 +8,6 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from parts.workload.process import shared_arrays
@@ -16,36 +15,13 @@ from parts.workload.process.shared_arrays import SharedArrays
 from parts.workload.process.worker_process import WorkerProcess
 from pipeline.runfile.tables import Workload
 from tests.parts.workload import fake_workers
+from tests.parts.workload.fake_workers import gone, start
 
 SAYS_ENVIRONMENT = """
 def answer(sock, request):
     reply(sock, request, {"env": dict(os.environ), "cwd": os.getcwd(), "argv": sys.argv})
 serve(answer)
 """
-
-
-def start(folder, body, **changes):
-    command = fake_workers.command(folder / "code", body, **changes)
-    return WorkerProcess.start(command, folder / "worker")
-
-
-def test_worker_computes_gradients_in_arrays_that_both_map(tmp_path):
-    w = np.array([0.5, -1, 2], np.float32)
-    x = np.arange(12, dtype=np.int32).reshape(4, 3)
-    with start(tmp_path, fake_workers.GOOD) as worker, SharedArrays(tmp_path, 3, 48) as arrays:
-        assert worker.hello.protocol_version == 2
-        assert worker.hello.capabilities == ("gradient",)
-        worker.call("open_arrays", arrays.request())
-        for _ in range(2):  # the second call reads new params, without a copy in between
-            arrays.params[:] = w
-            arrays.rows[:12] = x.reshape(-1)
-            loss = worker.call("gradient", {"rows": 4, "width": 3, "seed": 0})["loss"]
-            residual = x @ w - 1
-            np.testing.assert_allclose(loss, (residual**2).mean(), rtol=1e-6)
-            np.testing.assert_allclose(arrays.gradients, x.T @ residual / 2, rtol=1e-6)
-            w = w + 1
-    assert worker.group.ended() == "exited with status 0"  # it was asked, not killed
-    assert not list(tmp_path.glob("lockstep-*"))
 
 
 def test_arrays_are_in_the_folder_where_memory_has_no_room_for_them(tmp_path, monkeypatch):
@@ -94,6 +70,7 @@ def test_lockstep_worker_serves_a_class_of_the_user(tmp_path, factory):
             assert arrays.params.tolist() == [7, 7, 7]
             assert worker.call("gradient", {"rows": 1, "width": 2, "seed": 1})["loss"] == 1.5
             assert arrays.gradients.tolist() == [14, 14, 14]
+    assert worker.group.ended() == "exited with status 0"  # it was asked, not killed
 
 
 def test_worker_gets_its_folder_its_arguments_and_no_secret_of_ours(tmp_path, monkeypatch):
@@ -146,18 +123,8 @@ def test_worker_and_its_children_end_with_us_even_if_we_are_killed(tmp_path):
     process.kill()
     process.wait()
     assert len(pids) == 2
+    assert all(gone(pid) for pid in pids)
     until = time.monotonic() + 10
-    for pid in pids:
-        while _runs(pid) and time.monotonic() < until:
-            time.sleep(0.02)
-        assert not _runs(pid)
     while log.parent.exists() and time.monotonic() < until:
         time.sleep(0.02)
     assert not log.parent.exists() and tmp_path.exists()  # its folder, and no other
-
-
-def _runs(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False

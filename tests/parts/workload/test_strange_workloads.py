@@ -26,7 +26,6 @@ pytestmark = [pytest.mark.long, pytest.mark.usefixtures("source")]
 ROWS = {"kind": "tokens", "columns": ["inputs"], "length": 16}
 ROW = np.arange(32, dtype=np.int32).reshape(2, 16)
 INNER = {"DiLoCo": {**tiny.DILOCO["DiLoCo"], "inner": "Workload"}}
-KEPT = {**INNER["DiLoCo"], "quantize": "sign", "quantize_block": 256, "error_feedback": 0.9}
 
 
 def document(folder: Path, **changes):
@@ -84,17 +83,6 @@ def test_an_inner_loop_goes_on_from_the_state_that_it_left(tmp_path):
     assert not np.array_equal(second.params["w"], first.params["w"])
     assert one.evaluate(first.params, "train")["sum"] == pytest.approx(first.params["w"].sum())
     one.close()
-
-
-def test_a_run_by_inner_loops_is_trained_audited_and_exported(tmp_path):
-    run_file, root = tmp_path / "run.toml", tmp_path / "root"
-    given = {"workload__factory": "strange:Inner", "workload__inner": "worker"}
-    tiny.write_run(run_file, document(tmp_path, model__LLM__optimizer={"DiLoCo": KEPT}, **given))
-    tiny.make(run_file, root)
-    assert verdict_of(root)["accepted"] and verdict_of(root)["method"] == "bitwise"
-    snapshot = Transcript(root / "data/trained/transcript").folder / "snapshots/00006"
-    assert b"text/plain" in (snapshot / "own-000.safetensors").read_bytes()
-    assert read_json(root / "metrics/evaluate.json")["workload"]["sum"]
 
 
 def test_rows_that_are_files_reach_the_workload_as_paths_by_their_hash(tmp_path, monkeypatch):

@@ -4,7 +4,6 @@ import json
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -86,14 +85,6 @@ def test_the_export_is_the_params_by_the_names_of_the_module(finished):
     )
 
 
-def test_the_exported_params_are_measured_as_training_measured_them(finished):
-    _, root, _ = finished
-    measured = read_json(root / "metrics/evaluate.json")
-    trained = read_json(root / "metrics/train.json")
-    assert measured["held_out_loss"] == pytest.approx(trained["held_out_loss"], rel=1e-6)
-    assert measured["perplexity"] is measured["bits_per_byte"] is None
-
-
 def test_report_and_card_name_the_workload_and_the_hash_of_its_code(finished):
     run_file, root, printed = finished
     code = description.code_hash(runfile.load(run_file))
@@ -115,19 +106,6 @@ def test_no_code_of_the_workload_leaves_with_transcript_verdict_or_export(finish
             assert file.is_dir() or telling not in file.read_bytes(), file
 
 
-def test_peers_in_processes_give_the_bytes_of_peers_in_one(finished, tmp_path):
-    _, root, _ = finished
-    run_file, other = a_run(tmp_path, config__total_steps=9, runtime__carrier="processes")
-    tiny.make(run_file, other, "download", "convert", "train")
-    assert_same_rounds(root, other, 9)
-
-
-def assert_same_rounds(root: Path, other: Path, last: int) -> None:
-    for name in ("transcript/rounds.jsonl", f"transcript/snapshots/{last:05}/state.json"):
-        ours, theirs = (folder / "data/trained" / name for folder in (root, other))
-        assert ours.read_bytes() == theirs.read_bytes()
-
-
 def test_peers_in_processes_without_data_measure_a_model_with_statistics(tmp_path):
     changes = {
         "workload__factory": "torch_classifier:Classifier",
@@ -142,7 +120,10 @@ def test_peers_in_processes_without_data_measure_a_model_with_statistics(tmp_pat
         run_file, root = a_run(folder, **changes, runtime__carrier=carrier)
         tiny.make(run_file, root, "download", "convert", "train")
         roots.append(root)
-    assert_same_rounds(*roots, Transcript(root / "data/trained/transcript").snapshots[-1])
+    last = Transcript(root / "data/trained/transcript").snapshots[-1]
+    for name in ("rounds.jsonl", f"snapshots/{last:05}/state.json"):
+        one, other = ((each / "data/trained/transcript" / name).read_bytes() for each in roots)
+        assert one == other
     tiny.make(run_file, root, "witness", "export", "evaluate")
     assert verdict_of(root)["accepted"] and verdict_of(root)["method"] == "bitwise"
     measured, trained = (read_json(root / f"metrics/{name}.json") for name in ("evaluate", "train"))
@@ -186,25 +167,6 @@ def test_a_liar_among_peers_with_local_steps_is_named_and_its_bundle_confirms_it
     assert "1 of 1 findings confirmed, compared bit for bit" in done.stdout, (
         done.stdout + done.stderr
     )
-
-
-def test_a_killed_training_goes_on_and_ends_with_the_same_bytes(finished, tmp_path):
-    run_file, root, _ = finished
-    copy = tmp_path / "root"
-    tiny.make(run_file, copy, "download", "convert")
-    process = tiny.lockstep("train", run_file, copy)
-    rounds = copy / "data" / "runs"
-    while process.poll() is None and not any(
-        file.read_bytes().count(b"\n") > 4 for file in rounds.glob("*/transcript/rounds.jsonl")
-    ):
-        time.sleep(0.05)
-    process.kill()
-    process.communicate()
-    tiny.make(run_file, copy, "train")
-    for file in sorted((root / "data/trained").rglob("*")):
-        if file.is_file():
-            twin = copy / file.relative_to(root)
-            assert twin.read_bytes() == file.read_bytes(), file
 
 
 # ---- A worker that fails ----
@@ -305,11 +267,7 @@ def test_check_takes_a_loss_of_the_runs_own_data_alone(finished, tmp_path, monke
         ({"workload__config": {"vocab_size": 8}}, "KeyError"),
         ({"workload__factory": "nowhere:Model"}, "workloads/nowhere.py"),
         ({"workload__factory": "torch_language_model:Nothing"}, "Nothing"),
-        (
-            {"runtime__worker_python": "/nowhere/python"},
-            "/nowhere/python: No such file or directory",
-        ),
-        ({"runtime__worker_module": "no_such_worker"}, "No module named no_such_worker"),
+        ({"runtime__worker_python": "/nowhere/python"}, "/nowhere/python: No such file"),
     ],
 )
 def test_what_cannot_run_is_refused_by_check_in_one_line(changes, message, tmp_path):

@@ -9,9 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import save_file
 
-from lockstep.files import sha256_file
 from tests.parts.workload.worker_host import WORKLOADS, Host, array_rows
 
 pytestmark = pytest.mark.long
@@ -253,34 +251,3 @@ def test_a_linen_model_needs_no_base_class(tmp_path):
         first, last = descend(host, words, rate=0.1)
         assert last < first - 0.3
         assert "jax" in host.ask("hello")["environment"]
-
-
-def test_a_class_for_burn_p2p_runs_unchanged(tmp_path):
-    source = (WORKLOADS / "burn_class.py").read_text()
-    assert "lockstep" not in source
-    with Host("burn_class:Workload", {"learning_rate": 0.1}, tmp_path) as host:
-        assert "gradient" not in host.ask("hello")["capabilities"]
-        plan = host.ask("parameter_pack_plan", device="cpu", state_dict_filter={})
-        assert plan["included_keys"] == ["bias", "weight"]
-        given = job(tmp_path, [], {}, steps=3, name="one")
-        draw, path = np.random.default_rng(0), str(tmp_path / "shard")
-        x = draw.standard_normal((32, 12, 12)).astype(np.float32)
-        save_file({"x": x, "y": draw.integers(0, 10, 32)}, path)
-        given["batches"][0] |= {"shard_paths": [path], "microshard_ids": [sha256_file(path)]}
-        found, model_id = inner(host, given)
-        assert found["metrics"]["loss"] < 3
-        assert len(values(given)) == 1450
-        path = str(tmp_path / "artifact")
-        host.ask("materialize_model_artifact", model_id=model_id, artifact_path=path)
-        host.ask("load_model_artifact", model_id=model_id, artifact_path=path)
-        found = host.ask(
-            "import_parameter_pack",
-            device="cpu",
-            parameter_pack_path=given["output_parameter_pack_path"],
-            state_dict_filter={},
-        )
-        norms = [
-            host.ask("evaluate", model_id=one, split="held_out")["metrics"]
-            for one in (model_id, found["model_id"])
-        ]
-        assert norms[0] == norms[1]

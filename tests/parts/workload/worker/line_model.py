@@ -4,7 +4,7 @@ import numpy as np
 
 
 class Line:
-    """Squared errors; told so by its config, it gives wrong gradients, or measures with noise."""
+    """Squared errors; told so by its config, it measures with noise."""
 
     def __init__(self, config):
         self.config = config
@@ -25,10 +25,6 @@ class Line:
     def gradient(self, params, rows):
         error = self._errors(params, rows)
         grads = {"w": 2 * error @ rows["x"] / len(error), "b": 2 * error.mean()}
-        if self.config.get("wrong") == "shape":
-            grads["w"] = np.ones((1, 3))
-        if self.config.get("wrong") == "names":
-            grads["extra"] = grads.pop("b")
         return (error**2).mean(), grads
 
     def measure(self, params, rows):

@@ -1,13 +1,11 @@
-"""The contract without a framework: functions over arrays, and rows decoded for them."""
+"""The contract without a framework: functions over arrays."""
 
-import hashlib
-import importlib
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.parts.workload.worker_host import PYTHON, Host, WorkerError, array_rows
+from tests.parts.workload.worker_host import Host, WorkerError, array_rows
 
 
 @pytest.fixture(scope="module")
@@ -80,22 +78,6 @@ def test_arrays_begin_as_an_inner_loop_would_have_them(line):
 
 
 @pytest.mark.parametrize(
-    "wrong, expected",
-    [
-        ("shape", r"gradient 'w': shape \(1, 3\); \(3,\) expected"),
-        ("names", r"gradients: missing \['b'\], not expected \['extra'\]"),
-    ],
-)
-def test_wrong_gradients_are_refused(tmp_path, wrong, expected):
-    (words, spec), _ = line_rows(2)
-    paths = [Path(__file__).parent]
-    with Host("line_model:Line", {"wrong": wrong}, tmp_path, paths=paths) as host:
-        host.begin(spec, exclude=["kept"])
-        with pytest.raises(WorkerError, match=expected):
-            host.ask("gradient", **host.write(words), seed=0)
-
-
-@pytest.mark.parametrize(
     "method, params, expected",
     [
         ("gradient", {"rows": 0, "width": 4, "seed": 0}, "0 rows of 4 words"),
@@ -126,38 +108,3 @@ def test_a_step_before_its_time_is_refused(tmp_path, host):
         other.ask("gradient", rows=1, width=4, seed=0)
     with pytest.raises(WorkerError, match="Plain has no gradient"):
         host.ask("begin")
-
-
-def test_rows_of_tokens_and_files_are_decoded(rows_module):
-    words = np.arange(8, dtype=np.int32).reshape(2, 4)
-    one = {"kind": "tokens", "columns": ["inputs"], "length": 4}
-    np.testing.assert_array_equal(rows_module.decoded(words, one), words)
-    assert rows_module.decoded(words, one).dtype == np.int64
-    two = {"kind": "tokens", "columns": ["inputs", "labels"], "length": 2}
-    found = rows_module.decoded(words, two)
-    np.testing.assert_array_equal(found["labels"], [[2, 3], [6, 7]])
-    digest = hashlib.sha256(b"a file").digest()
-    files = {"kind": "files", "folder": "/there"}
-    found = rows_module.decoded(np.frombuffer(digest, "<i4").reshape(1, 8), files)
-    assert found == [f"/there/{digest.hex()}"]
-
-
-def test_arrays_of_any_width_come_out_of_their_words(rows_module):
-    draw = np.random.default_rng(0)
-    arrays = {
-        "bytes": draw.integers(0, 255, (3, 5), np.uint8),
-        "one": draw.integers(0, 9, 3),
-        "halves": draw.standard_normal((3, 3, 1)).astype(np.float16),
-    }
-    words, spec = array_rows(**arrays)
-    found = rows_module.decoded(words, spec)
-    for name, array in arrays.items():
-        np.testing.assert_array_equal(found[name], array)
-        assert found[name].dtype == array.dtype
-
-
-@pytest.fixture
-def rows_module(monkeypatch):
-    for place in PYTHON:
-        monkeypatch.syspath_prepend(str(place))
-    return importlib.import_module("lockstep_worker.rows")
