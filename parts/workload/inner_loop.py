@@ -95,18 +95,8 @@ def _take(worker: Worker, begun: Started, job: Job) -> StepsTaken:
     folder.mkdir()
     try:
         asked = _request(worker, begun, job, folder)
-        workload = worker.run.workload
-        if workload.inner == "command":
-            made_of = {"factory": workload.factory, "config": workload.config}
-            of_command = {"protocol_version": 1, "job_id": job.name, "model_seed": workload.seed}
-            said = run_command(
-                worker.name,
-                workload.command,
-                asked | made_of | of_command,
-                folder,
-                begun.process.command.environment(),
-                workload.command_seconds,
-            )
+        if worker.run.workload.inner == "command":
+            said = _by_command(worker, begun, asked | {"job_id": job.name}, folder)
         else:
             said = _by_worker(begun, asked)
         return _steps(worker, begun, said, folder, len(job.lots))
@@ -224,59 +214,48 @@ def _state(answer: InnerLoopAnswer, folder: Path) -> np.ndarray:
 # ---- A command in the worker's place ----
 
 
-def run_command(
-    name: str,
-    command: Sequence[str],
-    job: Mapping[str, object],
-    folder: Path,
-    environment: Mapping[str, str],
-    seconds: float,
-) -> dict:
-    """Run a command in a folder of its own, and return what result.json says.
+def _by_command(worker: Worker, begun: Started, asked: Mapping[str, Any], folder: Path) -> dict:
+    """Run the workload's command in a folder of its own, and return what result.json says.
 
     It reads job.json and leaves result.json; their paths are in its arguments, where it asks for
-    them, and in its environment. Behind it fits whatever starts processes of its own, such as
-    torchrun.
-
-    Args:
-      name: What errors call the workload.
-      command: The program and its arguments; {job_manifest} and {result_manifest} are paths.
-      job: Content of job.json.
-      folder: Where both are, and the command's working directory.
-      environment: All variables of its environment but those of the paths.
-      seconds: How long it may take.
+    them, and in its environment, which else is the worker's. Behind it fits whatever starts
+    processes of its own, such as torchrun.
 
     Raises:
       WorkerError: It cannot be started, takes too long, or fails.
       LockstepError: There is no result.json, or no JSON in it.
     """
-    paths = {JOB: folder / JOB, RESULT: folder / RESULT}
-    write_json(paths[JOB], {**job, "result_manifest_path": str(paths[RESULT])})
+    workload, paths = worker.run.workload, {JOB: folder / JOB, RESULT: folder / RESULT}
+    made_of = {"factory": workload.factory, "config": workload.config}
+    made_of |= {"protocol_version": 1, "model_seed": workload.seed}
+    write_json(paths[JOB], {**asked, **made_of, "result_manifest_path": str(paths[RESULT])})
     arguments = [
         word.replace("{job_manifest}", str(paths[JOB])).replace(
             "{result_manifest}", str(paths[RESULT])
         )
-        for word in command
+        for word in workload.command
     ]
-    variables = {variable: str(paths[file]) for file, variable in VARIABLES.items()}
+    environment = begun.process.command.environment()
+    environment |= {variable: str(paths[file]) for file, variable in VARIABLES.items()}
     try:
-        group = ChildGroup.start(arguments, folder, {**environment, **variables}, folder / LOG)
+        group = ChildGroup.start(arguments, folder, environment, folder / LOG)
     except LockstepError as error:
-        raise WorkerError(f"{name}: command: {error}") from None
+        raise WorkerError(f"{worker.name}: command: {error}") from None
     try:
         with suppress(subprocess.TimeoutExpired):
-            group.child.wait(seconds)
+            group.child.wait(workload.command_seconds)
         ended = group.ended()
     finally:
         group.kill()  # what it started, too
     if ended is None:
         raise WorkerError(
-            f"{name}: command: still running after {seconds:g} seconds, expected its end"
+            f"{worker.name}: command: still running after {workload.command_seconds:g} seconds, "
+            "expected its end"
         )
     if group.child.returncode:
         last = group.log.last_line()
         raise WorkerError(
-            f"{name}: command: {ended}, expected status 0" + (f": {last}" if last else "")
+            f"{worker.name}: command: {ended}, expected status 0" + (f": {last}" if last else "")
         )
     check_file(paths[RESULT], folder)
     return read_json(paths[RESULT])

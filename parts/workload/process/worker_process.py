@@ -82,15 +82,7 @@ class WorkerCommand:
 
 @dataclass
 class WorkerProcess:
-    """A worker that has answered `hello`.
-
-    Attributes:
-      command: How it was started.
-      folder: Its own.
-      group: Its processes.
-      connection: The socket to it.
-      hello: What it says of itself.
-    """
+    """A worker that has answered `hello`."""
 
     command: WorkerCommand
     folder: Path

@@ -7,6 +7,7 @@ have, gives what `ArrayModel` gives here, and so reads and writes the mapped arr
 
 import zlib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +133,7 @@ class Session:
             raise ValueError(f"micro_batch {self.micro_batch}; 1 or more expected")
         bits.use_threads(params.get("threads"))
         bits.seed_generators(seed)
-        make = getattr(self.workload, "bind", None) or self._arrays
+        make = getattr(self.workload, "bind", None) or partial(ArrayModel, self.workload)
         self.bound, self.opened = None, False  # one model at a time
         self.bound = make(seed, lambda name: packs.allows(globs, name))
         tensors, stays = self.bound.tensors, sorted(self.bound.stays, key=lambda part: part[1])
@@ -151,9 +152,6 @@ class Session:
             "layout_hash": packs.layout_hash(tensors),
             "frozen_sha256": packs.digest((name, value) for _, name, value in stays),
         }
-
-    def _arrays(self, seed: int, travels: Travels) -> ArrayModel:
-        return ArrayModel(self.workload, seed, travels)
 
     def open_arrays(self, params: Any) -> dict:
         """Map the host's file."""

@@ -27,17 +27,13 @@ def step_rows(job: dict, step: int) -> Any:
         ValueError: the job has no rows.
     """
     if files := files_of(job["batches"]):
-        return shard_rows(files[step % len(files)])
+        path = Path(files[step % len(files)])
+        spec = json.loads(path.with_name("rows.json").read_text(encoding="utf-8"))
+        return rows.decoded(np.load(path, allow_pickle=False), spec)
     steps = [paths for batch in job["batches"] if (paths := batch.get("shard_paths"))]
     if not steps:
         raise ValueError(f"job: no shard_paths in {len(job['batches'])} batches")
     return steps[step % len(steps)]
-
-
-def shard_rows(path: str | Path) -> Any:
-    """The decoded rows of one file."""
-    spec = json.loads(Path(path).with_name("rows.json").read_text(encoding="utf-8"))
-    return rows.decoded(np.load(path, allow_pickle=False), spec)
 
 
 def state_path(job: dict) -> Path:
@@ -66,10 +62,6 @@ class Rates:
     def factor(self, step: int) -> float:
         """Return what scales the rates of a step of the job, counted from 0."""
         return 1.0 if self.factors is None else self.factors[min(step, len(self.factors) - 1)]
-
-    def set(self, step: int) -> None:
-        """Set the rates of a step."""
-        self.scale(self.factor(step))
 
     def scale(self, factor: float) -> None:
         """Set each group's own rate times a factor."""

@@ -147,7 +147,7 @@ class TorchWorkload:
         device, losses = next(model.parameters()).device, []
         with module_state.training(model):
             for step in range(job["num_inner_steps"]):
-                rates.set(step)
+                rates.scale(rates.factor(step))
                 rows = bound_model.on_device(jobs.step_rows(job, step), device)
                 losses.append(self.inner_step(model, optimizer, rows))
         return losses
