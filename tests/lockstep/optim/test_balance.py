@@ -114,11 +114,8 @@ def test_distance_is_the_share_of_choices_that_are_elsewhere(inner):
 # ---- In a model ----
 
 
-def a_run(**changes: object) -> runfile.Run:
-    document = tiny.run_document("nowhere", **{"peers__balance_speed": SPEED} | changes)
-    document["model"]["LLM"]["lr_schedule"] = {
-        "Constant": {"base_lr": 1e-3, "warmup_init_lr": 0.0, "warmup_steps": 0}
-    }
+def a_run() -> runfile.Run:
+    document = tiny.run_document("nowhere", peers__balance_speed=SPEED)
     return runfile.parse(document.unwrap(), "run.toml")
 
 
