@@ -24,6 +24,11 @@ class ModelError(ValueError):
     """A config that no model here supports; its message is one line."""
 
 
+def wrong(key: str, value: object, expected: str) -> ModelError:
+    """Return the error of a key with a value of another kind than was expected."""
+    return ModelError(f"{key} is {value!r}, expected {expected}")
+
+
 def get(model_type: object) -> "Architecture":
     """Return the architecture for the `model_type` of a config.json.
 
@@ -31,5 +36,5 @@ def get(model_type: object) -> "Architecture":
       ModelError: No model here has that type.
     """
     if model_type not in MODELS:
-        raise ModelError(f"model_type is {model_type!r}, expected one of: {', '.join(MODELS)}")
+        raise wrong("model_type", model_type, f"one of: {', '.join(MODELS)}")
     return getattr(importlib.import_module(f"{__name__}.{model_type}"), model_type)

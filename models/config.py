@@ -3,7 +3,7 @@
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Self
 
-from models import ModelError
+from models import ModelError, wrong
 from models.rope import Rope, check_number, check_spellings
 
 
@@ -89,27 +89,23 @@ class HfConfig:
             if field.type in (float, float | None) and not optional:
                 check_number(field.name, value)
                 if type(value) is int and value > MOST_INT:  # an array takes it as an int32
-                    raise ModelError(f"{field.name} is {value!r}, expected at most {MOST_INT}")
+                    raise wrong(field.name, value, f"at most {MOST_INT}")
             if field.type is bool and type(value) is not bool:
-                raise ModelError(f"{field.name} is {value!r}, expected true or false")
+                raise wrong(field.name, value, "true or false")
         for key in TOKENS:
             value = getattr(self, key)
             for token in value if isinstance(value, tuple) else (value,):
                 if token is not None and (type(token) is not int or token < 0):
-                    raise ModelError(f"{key} is {value!r}, expected a token id")
+                    raise wrong(key, value, "a token id")
         heads = self.num_attention_heads
         if self.hidden_size % heads:  # transformers asks for it even where head_dim is given
-            raise ModelError(
-                f"hidden_size is {self.hidden_size}, expected a multiple of "
-                f"num_attention_heads ({heads})"
-            )
+            expected = f"a multiple of num_attention_heads ({heads})"
+            raise wrong("hidden_size", self.hidden_size, expected)
         if heads % self.num_key_value_heads:
-            raise ModelError(
-                f"num_key_value_heads is {self.num_key_value_heads}, expected a divisor of "
-                f"num_attention_heads ({heads})"
-            )
+            expected = f"a divisor of num_attention_heads ({heads})"
+            raise wrong("num_key_value_heads", self.num_key_value_heads, expected)
         if self.head_dim % 2:
-            raise ModelError(f"head_dim is {self.head_dim}, expected an even number")
+            raise wrong("head_dim", self.head_dim, "an even number")
 
     @classmethod
     def from_hf(cls, hf_config: dict[str, Any]) -> Self:
@@ -184,7 +180,7 @@ def positive_integer(key: str, value: Any) -> int:
     """
     most = MOST_LAYERS if key == "num_hidden_layers" else MOST_INT
     if type(value) is not int or value < 1:
-        raise ModelError(f"{key} is {value!r}, expected an integer above 0")
+        raise wrong(key, value, "an integer above 0")
     if value > most:
-        raise ModelError(f"{key} is {value!r}, expected an integer up to {most}")
+        raise wrong(key, value, f"an integer up to {most}")
     return value

@@ -5,7 +5,7 @@ The same function as transformers' `DeepseekV2ForCausalLM`, to float32 rounding.
 
 from dataclasses import dataclass, replace
 
-from models import ModelError
+from models import wrong
 from models.config import HfConfig
 from models.deepseek_v3 import DeepseekConfig, deepseek_v3
 from models.experts import Routing
@@ -47,9 +47,7 @@ class Config(DeepseekConfig):
 
     def __post_init__(self):
         if self.topk_method not in (GREEDY, GROUP_LIMITED):
-            raise ModelError(
-                f"topk_method is {self.topk_method!r}, expected {GREEDY} or {GROUP_LIMITED}"
-            )
+            raise wrong("topk_method", self.topk_method, f"{GREEDY} or {GROUP_LIMITED}")
         super().__post_init__()
 
     @property

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from models import ModelError
+from models import wrong
 from models.architecture import Architecture
 from models.config import HfConfig, positive_integer
 from models.decoder import Context, Decoder, Layer
@@ -114,18 +114,14 @@ class DeepseekConfig(HfConfig):
 
     def __post_init__(self):
         if positive_integer("qk_rope_head_dim", self.qk_rope_head_dim) % 2:
-            raise ModelError(
-                f"qk_rope_head_dim is {self.qk_rope_head_dim}, expected an even number"
-            )
+            raise wrong("qk_rope_head_dim", self.qk_rope_head_dim, "an even number")
         super().__post_init__()
         first = self.first_k_dense_replace
         if type(first) is not int or first < 0:
-            raise ModelError(f"first_k_dense_replace is {first!r}, expected an integer from 0")
+            raise wrong("first_k_dense_replace", first, "an integer from 0")
         if self.num_key_value_heads != self.num_attention_heads:
-            raise ModelError(
-                f"num_key_value_heads is {self.num_key_value_heads}, expected "
-                f"num_attention_heads ({self.num_attention_heads}): all share one latent"
-            )
+            expected = f"num_attention_heads ({self.num_attention_heads}): all share one latent"
+            raise wrong("num_key_value_heads", self.num_key_value_heads, expected)
         if self.dense < self.num_hidden_layers:
             self._check_experts()
 
@@ -135,21 +131,15 @@ class DeepseekConfig(HfConfig):
         groups = positive_integer("n_group", self.routing.groups)
         limit = positive_integer("topk_group", self.routing.limit)
         if experts % groups:
-            raise ModelError(
-                f"n_routed_experts is {experts}, expected a multiple of n_group ({groups})"
-            )
+            raise wrong("n_routed_experts", experts, f"a multiple of n_group ({groups})")
         if experts // groups < best:
-            raise ModelError(
-                f"n_group is {groups}, expected at most {experts // best}: {best} of the "
-                f"n_routed_experts ({experts}) make the score of a group"
-            )
+            of = f"{best} of the n_routed_experts ({experts}) make the score of a group"
+            raise wrong("n_group", groups, f"at most {experts // best}: {of}")
         if limit > groups:
-            raise ModelError(f"topk_group is {limit}, expected at most n_group ({groups})")
-        if each > experts // groups * limit:
-            raise ModelError(
-                f"num_experts_per_tok is {each}, expected at most {experts // groups * limit}, the "
-                "number of experts that a token can choose from"
-            )
+            raise wrong("topk_group", limit, f"at most n_group ({groups})")
+        if each > (most := experts // groups * limit):
+            expected = f"at most {most}, the number of experts that a token can choose from"
+            raise wrong("num_experts_per_tok", each, expected)
 
     @classmethod
     def from_hf(cls, hf_config: dict[str, Any]) -> Self:

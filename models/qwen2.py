@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from models import ModelError
+from models import ModelError, wrong
 from models.config import positive_integer
 from models.llama import DecoderConfig, llama
 
@@ -56,10 +56,10 @@ class WindowedConfig(DecoderConfig):
             count = positive_integer("num_hidden_layers", values.get("num_hidden_layers"))
             full = count if values["sliding_window"] is None else values["max_window_layers"]
             if type(full) is not int or full < 0:
-                raise ModelError(f"max_window_layers is {full!r}, expected an integer from 0")
+                raise wrong("max_window_layers", full, "an integer from 0")
             values["layer_types"] = [FULL if layer < full else SLIDING for layer in range(count)]
         elif not isinstance(values["layer_types"], list):
-            raise ModelError(f"layer_types is {values['layer_types']!r}, expected a list")
+            raise wrong("layer_types", values["layer_types"], "a list")
         return super().from_hf(values)
 
     def shortened(self, layers: int) -> Self:

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from models import ModelError
+from models import ModelError, wrong
 
 # The required and the optional keys of each type.
 TYPES = {
@@ -82,13 +82,12 @@ class Rope:
     def _from_table(cls, where: str, table: Any, values: dict[str, Any]) -> Self:
         """Read one table, with the keys that older versions have beside it."""
         if not isinstance(table, dict):
-            raise ModelError(f"{where} is {table!r}, expected a table")
+            raise wrong(where, table, "a table")
         rope = {k: v for k, v in table.items() if v is not None}
         kind = rope.setdefault("rope_type", rope.get("type", "default"))
         check_spellings("type", rope.pop("type", None), f"{where}.rope_type", kind)
         if not isinstance(kind, str) or kind not in TYPES:
-            known = ", ".join(TYPES)
-            raise ModelError(f"{where}.rope_type is {kind!r}, expected one of: {known}")
+            raise wrong(f"{where}.rope_type", kind, f"one of: {', '.join(TYPES)}")
         if rope.pop("partial_rotary_factor", 1.0) != 1.0:
             raise ModelError(f"{where}.partial_rotary_factor is set, but only 1.0 is supported")
         needed, optional = TYPES[kind]
@@ -137,7 +136,7 @@ def check_spellings(other: str, theirs: Any, key: str, value: Any) -> None:
 def _check_value(key: str, value: Any, where: str) -> None:
     if key == "truncate":
         if type(value) is not bool:
-            raise ModelError(f"{where}.truncate is {value!r}, expected true or false")
+            raise wrong(f"{where}.truncate", value, "true or false")
     elif key != "rope_type":
         check_number(key if key == "rope_theta" else f"{where}.{key}", value)
 
@@ -149,10 +148,10 @@ def check_number(key: str, value: Any) -> None:
       ModelError: It is not.
     """
     if type(value) not in (int, float) or not value > 0:
-        raise ModelError(f"{key} is {value!r}, expected a number above 0")
+        raise wrong(key, value, "a number above 0")
     least, most = float(SMALLEST), float(LARGEST)
     if not least <= value <= most:
-        raise ModelError(f"{key} is {value!r}, expected one from {least:.2g} to {most:.2g}")
+        raise wrong(key, value, f"one from {least:.2g} to {most:.2g}")
 
 
 class RotaryTable:

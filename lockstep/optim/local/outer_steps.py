@@ -169,16 +169,13 @@ def heloco(
     expect.share("shrink_most", shrink_most)
     expect.rates(shrink=shrink, turn=turn, trust=trust)
 
-    def init(params: Tree) -> Tree:
-        return jax.tree.map(jnp.zeros_like, params)
-
     def update(
         updates: Tree, state: optax.OptState, params: Tree | None = None
     ) -> tuple[Tree, Tree]:
         m = jax.tree.map(lambda m, g: momentum * m + (1.0 - momentum) * g, state, updates)
         return jax.tree.map(lambda g, m: g + momentum * m, updates, m), m
 
-    direction = optax.GradientTransformation(init, update)
+    direction = optax.GradientTransformation(optax.tree.zeros_like, update)
     by_sgd = dense(learning_rate, direction, aggregate=aggregate)
 
     def receive(
