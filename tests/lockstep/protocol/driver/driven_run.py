@@ -38,10 +38,6 @@ def commitment(round: Round, peer: int) -> str:
     return f"{round.step:02x}{peer:02x}" * 16
 
 
-def commitments(said: Evidence) -> dict[int, str]:
-    return {peer: message.commitment for peer, message in said.messages.items()}
-
-
 def evidence(
     round: Round,
     arrivals: Mapping[int, float | None] | float = 1.0,

@@ -14,7 +14,6 @@ from tests.lockstep.protocol.driver.driven_run import (
     VERIFIED,
     begun,
     commitment,
-    commitments,
     evidence,
     other,
     spans,
@@ -23,7 +22,7 @@ from tests.lockstep.protocol.driver.driven_run import (
 
 def attested(said: Evidence, round: Round, count: int = 1, without: int | None = None) -> Evidence:
     """The first witnesses attest to every message, or to all but one."""
-    held = {peer: c for peer, c in commitments(said).items() if peer != without}
+    held = {peer: c for peer, c in said.commitments.items() if peer != without}
     words = [attest(witness, round.seed, round.peers, held) for witness in round.witnesses[:count]]
     return replace(said, attestations=(*words, *said.attestations[count:]))
 

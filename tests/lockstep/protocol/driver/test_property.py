@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from lockstep.protocol import driver
 from lockstep.protocol.attestation import attest
 from lockstep.protocol.coordinator import CoordinatorError
-from tests.lockstep.protocol.driver.driven_run import Settings, begun, commitments, evidence, other
+from tests.lockstep.protocol.driver.driven_run import Settings, begun, evidence, other
 
 FATES = ("fine", "fine", "fine", "fine", "late", "gone", "lost", "refused", "two", "witness")
 
@@ -71,7 +71,7 @@ def test_no_sequence_is_lost_and_none_is_trained_twice_whatever_becomes_of_peers
         )
         lies = [w for w in said.attestations if fate[w.witness] == "witness"]
         words = [
-            attest(w.witness, round.seed, round.peers, commitments(said)) if w in lies else w
+            attest(w.witness, round.seed, round.peers, said.commitments) if w in lies else w
             for w in said.attestations
         ]
         progress, decision = driver.finish_round(
