@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+from lockstep.optim.compressed.compressor import Coefficients
 from lockstep.protocol.round import Round
 from lockstep.swarm.delivery import Outbox
 from lockstep.swarm.peers import Done, RoundSteps, SimulatedPeers
@@ -114,13 +115,12 @@ LIES = {  # about places, in each block
 }
 
 
+def each(change, message):
+    return jax.tree.map(change, message, is_leaf=lambda one: isinstance(one, Coefficients))
+
+
 def with_places(lie, message):
-    return {
-        name: one._replace(index_NK=lie(np.asarray(one.index_NK)))
-        if hasattr(one, "index_NK")
-        else with_places(lie, one)
-        for name, one in message.items()
-    }
+    return each(lambda one: one._replace(index_NK=lie(np.asarray(one.index_NK))), message)
 
 
 @pytest.mark.parametrize("name", ["signs", "plain signs", "values"])
@@ -134,12 +134,7 @@ def test_false_places_are_no_message(lie, name):
 
 
 def huge(message):
-    return {
-        name: one._replace(value_NK=one.value_NK * 0 + 1e30)
-        if hasattr(one, "value_NK")
-        else huge(one)
-        for name, one in message.items()
-    }
+    return each(lambda one: one._replace(value_NK=one.value_NK * 0 + 1e30), message)
 
 
 @pytest.mark.long
