@@ -21,6 +21,7 @@ from lockstep.wire import commitment
 from lockstep.wire import message as wire
 from pipeline.stage.keys import PROJECT
 from tests.lockstep.optim.compiled import compiled
+from tests.lockstep.transcript.test_tensorfile import same
 
 GOLDEN = PROJECT / "tests" / "golden" / "wire.json"
 PARAMS = {"embed": jnp.zeros((100, 64)), "layers": {"norm": jnp.zeros((2, 48))}}
@@ -59,18 +60,11 @@ def encoded(name: str, small: bool = False) -> tuple[bytes, wire.Form]:
     return wire.encode(message_of(name, small), form), form
 
 
-def expect_equal(found, expected):
-    assert jax.tree.structure(found) == jax.tree.structure(expected)
-    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        assert a.dtype == b.dtype
-        np.testing.assert_array_equal(a, b)
-
-
 @each_kind
 def test_decoding_gives_back_the_message_bit_for_bit(name):
     data, form = encoded(name)
     decoded, message = wire.decode(data, form), message_of(name)
-    expect_equal(decoded, message)
+    same(decoded, message)
     assert commitment.data_hash(1, 2, 3, wire.fields(decoded)) == commitment.data_hash(
         1, 2, 3, wire.fields(message)
     )
@@ -86,7 +80,7 @@ def test_arrays_sent_whole_travel_in_their_own_dtype():
     data = wire.encode(like, form)
     assert data[5] == wire.DENSE
     assert data[16:].hex(" ", 2) == "01ff 803f 00c0 003e"
-    expect_equal(wire.decode(data, form), like)
+    same(wire.decode(data, form), like)
     other = like | {"half": like["half"].astype(np.float16)}
     with pytest.raises(wire.WireError, match="form"):
         wire.decode(data, wire.Form(other, dict.fromkeys(like, 0), "lockstep", 5))
@@ -148,7 +142,7 @@ def test_it_comes_through_which_blocks_count_as_not_sent(layout):
     message, _ = skipping.send(skipping.accumulate(grads, own, PARAMS, 1), PARAMS, shared, 1)
     form = wire.form_of(skipping, PARAMS, layout)
     decoded = wire.decode(wire.encode(jax.device_get(message), form), form)
-    expect_equal(decoded, jax.device_get(message))
+    same(decoded, jax.device_get(message))
     assert decoded["embed"].zero.tolist() == [2**2 + 2**3 + 2**7]
     assert decoded["layers"]["norm"].zero.tolist() == [0]
 
@@ -160,7 +154,7 @@ def test_indices_that_cluster_are_coded_without_loss(crowd):
     signs = np.zeros((3, kept), bool)
     message = {"w": Coefficients(index_NK.astype(np.uint8), signs)}
     form = wire.Form(message, {"w": 256}, "lockstep", 768)
-    expect_equal(wire.decode(wire.encode(message, form), form), message)
+    same(wire.decode(wire.encode(message, form), form), message)
 
 
 def test_example_of_the_documentation_byte_by_byte():
@@ -187,7 +181,7 @@ def test_golden_messages(name):
         areas[path] = area
     form = wire.Form(like, areas, KINDS[name][1], 1000)
     assert wire.encode(like, form).hex() == golden["hex"]
-    expect_equal(wire.decode(bytes.fromhex(golden["hex"]), form), like)
+    same(wire.decode(bytes.fromhex(golden["hex"]), form), like)
 
 
 @each_kind
@@ -287,7 +281,7 @@ def test_whole_arrays_stand_before_indices(layout, one_bit):
     message = jax.device_get(chosen.send(own, params, shared, 1)[0])
     form = wire.form_of(chosen, params, layout)
     data = wire.encode(message, form)
-    expect_equal(wire.decode(data, form), message)
+    same(wire.decode(data, form), message)
     name = ("plain " if layout == "psyche" else "") + ("signs" if one_bit else "values")
     assert data[5] == wire.form_of(*KINDS[name][:1], PARAMS, layout).kind
     assert data[16 : 16 + 24] == np.arange(6, dtype="<f4").tobytes()
