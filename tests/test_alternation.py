@@ -1,6 +1,5 @@
 """Two engines, one truth: however they take turns, results are what the run file says."""
 
-import json
 import random
 import re
 import shutil
@@ -9,6 +8,7 @@ from pathlib import Path
 import pytest
 import tomlkit
 
+from lockstep.files import read_json
 from pipeline.stage.keys import OUT, RUN_FILE
 from tests import tiny
 
@@ -82,20 +82,18 @@ class Engines:
             for copy, data in tiny.contents(self.project / OUT[stage] / "metrics").items():
                 published = (self.project / "metrics" / copy).read_bytes()
                 assert published == data, f"metrics/{copy} is stale after: {story}"
-        header = self.read("data/trained/transcript/header.json")
+        header = read_json(self.project / "data/trained/transcript/header.json")
         optimizer = run["model"]["LLM"]["optimizer"]["Distro"]
         trained_with = header["run"]["model"]["LLM"]["optimizer"]["Distro"]
         assert trained_with["compression_topk"] == optimizer["compression_topk"]
-        verdict = self.read("data/verdict/verdict.json")
+        verdict = read_json(self.project / "data/verdict/verdict.json")
         share = 100 * len(verdict["replayed_windows"]) / verdict["windows"]
         assert share == run["witness"]["replay_percent"]
-        assert self.read("data/export/config.json")["dtype"] == run["export"]["dtype"]
+        exported = read_json(self.project / "data/export/config.json")
+        assert exported["dtype"] == run["export"]["dtype"]
         html = (self.project / "data/report/report.html").read_text()
         key = re.search(r"made-(\w+)\.json", keys["train"])[1]
         assert key in html
-
-    def read(self, name: str) -> dict:
-        return json.loads((self.project / name).read_text())
 
     def take(self, names: tuple[str, ...], act: str) -> None:
         self.edit(names)

@@ -5,7 +5,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tomllib
 from contextlib import redirect_stderr
 from pathlib import Path
 
@@ -114,11 +113,8 @@ def place(tmp_path) -> Place:
     ("stage", "changes", "named"),
     [
         ("train", {"peers__colour": "red"}, ["run.toml", "peers.colour"]),
-        ("train", {"config__total_steps": "ten"}, ["config.total_steps", '"ten"']),
         ("train", {}, ["stage convert", "lockstep convert"]),
-        ("download", {"model__LLM__data_location": {"Server": "host:1"}}, ["Server"]),
         ("convert", {"model__LLM__checkpoint": {"Run": "01234567"}}, ["Run", "01234567"]),
-        ("convert", {"model__LLM__checkpoint": {"Hub": {"repo_id": "/none"}}}, ["Hub", "/none"]),
     ],
 )
 def test_what_no_stage_can_do_is_refused_by_its_key(place, stage, changes, named):
@@ -142,11 +138,6 @@ def test_what_cannot_be_trained_on_these_data_is_refused_by_its_key(place, chang
     place.refused("train", *named)
 
 
-def test_no_run_file(place):
-    place.run_file.unlink()
-    place.refused("download", "run.toml")
-
-
 def test_a_tokenizer_that_does_not_fit_the_model_is_warned_of(place):
     vocabulary = {f"t{number}": number for number in range(tiny.VOCABULARY + 6)}
     (folder := place.data / "tokenizer").mkdir()
@@ -156,14 +147,7 @@ def test_a_tokenizer_that_does_not_fit_the_model_is_warned_of(place):
     assert f"has {tiny.VOCABULARY + 6} tokens, and the model {tiny.VOCABULARY}: " in said
 
 
-# ---- Run file and data ----
-
-OLDER = tomllib.loads((PROJECT / "tests/fixtures/psyche_older_spelling.toml").read_text())["config"]
-
-
-def test_a_checkpointer_that_is_no_destination(place):
-    place.set(config=OLDER | {"global_batch_size": 4, "checkpointers": ["abc"]})
-    place.refused("train", "config.checkpointers[0]", '"abc"')
+# ---- Data ----
 
 
 def test_a_token_beyond_the_vocabulary(place):

@@ -1,4 +1,4 @@
-"""Tokens of a hub, fetched or read while training, train to the bits of those of a folder."""
+"""Tokens of a hub, read while training, train to the bits of those of a folder."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ DATASET = "ours/tokens"
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """The same run three times: its root by where its tokens come from."""
+    """The same run twice: its root by where its tokens come from."""
     folder = tmp_path_factory.mktemp("elsewhere")
     data = tiny.write_data(folder / "tokens")
     with (
@@ -26,7 +26,6 @@ def trained(tmp_path_factory):
         repo.commit(tiny.contents(data))
         locations = {
             "folder": ({"Local": str(data)}, False),
-            "hub": ({"Hub": {"repo_id": DATASET}}, False),
             "stream": ({"Hub": {"repo_id": DATASET}}, True),
         }
         for name, (location, stream) in locations.items():
@@ -50,19 +49,12 @@ def results(root: Path) -> dict[str, bytes]:
     }
 
 
-@pytest.mark.parametrize("name", ["hub", "stream"])
-def test_a_run_over_the_hub_trains_to_the_bits_of_one_over_the_same_folder(trained, name):
+def test_a_run_over_the_hub_trains_to_the_bits_of_one_over_the_same_folder(trained):
     folder, _ = trained
-    expected, found = results(folder / "folder"), results(folder / name)
+    expected, found = results(folder / "folder"), results(folder / "stream")
     assert any(name.endswith("params.safetensors") for name in expected)
     assert [one for one in expected if expected[one] != found.get(one)] == []
     assert found.keys() == expected.keys()
-
-
-def test_what_is_read_while_training_is_a_part_of_what_there_is(trained):
-    folder, hub = trained
-    assert not list((folder / "stream" / "data").rglob("*.ds"))
-    assert len(list((folder / "hub" / "data" / "shards").rglob("*.ds"))) == 2
 
 
 def test_a_witness_reads_the_same_ranges_again_and_accepts(trained):

@@ -43,26 +43,6 @@ for example in sys.argv[1:]:
 assert not {"models", "parts", "pipeline"} & sys.modules.keys()
 print(lockstep.__file__)
 """
-TRAIN = """
-import jax.numpy as jnp, numpy as np
-from lockstep import models, simulate
-x = np.random.default_rng(0).normal(size=(64, 2)).astype("float32")
-data = {"x": x, "y": x @ np.float32([1, -2])}
-result = simulate(
-    lambda params, batch, rng: ((batch["x"] @ params["w"] - batch["y"]) ** 2).mean(),
-    {"w": jnp.zeros(2)},
-    data,
-    data,
-    optimizer={"DiLoCo": {"inner_steps": 5}},
-    learning_rate=0.1,
-    peers=2,
-    steps=8,
-    batch_size=8,
-    show_progress=False,
-)
-first, last = result.validation["loss"]
-print(last / first, models.get("llama").Config.__module__)
-"""
 
 
 def run(folder: Path, *command: str, **variables: str) -> str:
@@ -141,19 +121,14 @@ def test_type_checkers_see_the_installed_names_under_the_one_name(site):
     assert (site / "lockstep" / "py.typed").exists()
 
 
-def test_an_installed_copy_simulates(site, tmp_path):
-    left, module = run(tmp_path, "-c", TRAIN, PYTHONPATH=str(site)).split()
-    assert float(left) < 0.5
-    assert module == "lockstep.models.llama"
+def test_an_installed_copy_runs_the_example_of_the_readme(site, tmp_path):
+    readme = (PROJECT / "README.md").read_text()
+    (example,) = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    more = "from lockstep import models; print(models.get('llama').Config.__module__)"
+    printed = run(tmp_path, "-c", f"{example}\n{more}", PYTHONPATH=str(site))
+    assert printed.splitlines()[-1] == "lockstep.models.llama"
 
 
 def test_the_installed_command_checks_a_run_file(site, tmp_path):
     run_file = str(PROJECT / "params" / "run.toml")
     run(tmp_path, "-m", "lockstep", "check", "--run", run_file, PYTHONPATH=str(site))
-
-
-def test_the_checkout_has_the_same_names():
-    for name in lockstep.__all__:
-        getattr(lockstep, name)
-    with pytest.raises(AttributeError, match="no attribute 'adamw2'"):
-        lockstep.adamw2  # noqa: B018

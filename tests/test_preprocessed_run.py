@@ -12,10 +12,10 @@ from pyarrow import parquet
 from lockstep.errors import LockstepError
 from lockstep.files import read_json
 from lockstep.programs.columns import Columns
+from lockstep.transcript.transcript import Transcript
 from lockstep.transcript.trees import load_nested, save_tree
 from pipeline.audit import bundle
 from tests import tiny
-from tests.errors import refused
 
 pytestmark = pytest.mark.long
 
@@ -25,62 +25,40 @@ FLIP = {"kind": "sign_flip", "peer": 1, "rounds": [2, 3]}
 OTHERWISE = {"kind": "wrong_precision", "peer": 0, "rounds": [5, 5]}  # by programs of its own
 
 
-def make(folder: Path, data: Path, *stages: str, **changes: object) -> Path:
-    """Runs stages here; the folder of their results."""
+def make(folder: Path, **changes: object) -> Path:
+    """Run the stages up to the evaluation; return the folder of their results."""
     run_file, root = folder / "run.toml", folder / "root"
-    folder.mkdir(exist_ok=True)
-    tiny.write_run(run_file, tiny.run_document(data, **changes))
-    tiny.make(run_file, root, *stages)
+    tiny.write_run(run_file, tiny.run_document("nowhere", **changes))
+    tiny.make(run_file, root, *STAGES)
     return root / "data"
 
 
-def put(folder: Path, split: str, inputs: np.ndarray, **columns: list | np.ndarray) -> None:
-    folder.mkdir(exist_ok=True)
-    table = {"inputs": list(inputs)} | {name: list(lists) for name, lists in columns.items()}
-    parquet.write_table(pa.table(table), folder / f"{split}-00000-of-00001.parquet")
-
-
-def rows_of(path: Path) -> np.ndarray:
-    tokens = np.fromfile(path, "<u2").astype(np.int64)
-    return tokens[: len(tokens) // ROW * ROW].reshape(-1, ROW)
-
-
-def losses(data: Path) -> list[list[float]]:
-    """The loss of each round, and where it was measured that of the held-out rows."""
-    lines = (data / "trained/transcript/rounds.jsonl").read_text().splitlines()
-    entries = [json.loads(line) for line in lines]
-    return [[entry["loss"], entry["held_out_loss"] or 0.0] for entry in entries]
-
-
 @pytest.fixture(scope="module")
-def packed(tmp_path_factory) -> tuple[Path, dict]:
+def packed(tmp_path_factory) -> dict:
     """Rows of two sequences each and padding, of which the answers count; and what names them."""
     folder = tmp_path_factory.mktemp("packed")
     plain = tiny.write_data(folder / "tokens")
     for split, file in (("train", "a.ds"), ("val", "held_out/a.ds")):
-        inputs = rows_of(plain / file)[:40]
+        tokens = np.fromfile(plain / file, "<u2").astype(np.int64)[: 40 * ROW]
+        inputs = tokens[: len(tokens) // ROW * ROW].reshape(-1, ROW)
         inputs[:, 14:] = 0
         labels = inputs.copy()
         labels[:, [0, 1, 2, 9, 10, 14, 15]] = -100
-        put(
-            folder / "rows",
-            split,
-            inputs,
-            labels=labels,
-            position_ids=np.tile([*range(9), *range(5), 0, 1], (len(inputs), 1)),
-            sequence_lengths=[[9, 5]] * len(inputs),
-        )
-    return plain, {
-        "model__LLM__data_location": {"Preprocessed": str(folder / "rows")},
+        rows = {
+            "inputs": list(inputs),
+            "labels": list(labels),
+            "position_ids": [[*range(9), *range(5), 0, 1]] * len(inputs),
+            "sequence_lengths": [[9, 5]] * len(inputs),
+        }
+        parquet.write_table(pa.table(rows), folder / f"{split}-00000-of-00001.parquet")
+    return {
+        "model__LLM__data_location": {"Preprocessed": str(folder)},
         "model__LLM__data_type": "Finetuning",
     }
 
 
-def test_a_liar_among_packed_rows_is_found_again_with_the_bundle_alone(
-    packed, tmp_path, capsys, monkeypatch
-):
-    plain, named = packed
-    data = make(tmp_path, plain, *STAGES, faults__schedule=[FLIP, OTHERWISE], **named)
+def test_a_liar_among_packed_rows_is_found_again_with_the_bundle_alone(packed, tmp_path, capsys):
+    data = make(tmp_path, faults__schedule=[FLIP, OTHERWISE], **packed)
     verdict = read_json(data / "verdict/verdict.json")
     finding, other = verdict["findings"]
     assert (finding["peer"], finding["kind"], verdict["method"]) == (1, "message", "bitwise")
@@ -125,42 +103,10 @@ def test_a_liar_among_packed_rows_is_found_again_with_the_bundle_alone(
 
 
 def test_an_honest_run_on_packed_rows_is_accepted_and_measured(packed, tmp_path):
-    plain, named = packed
-    data = make(tmp_path, plain, *STAGES, **named)
+    data = make(tmp_path, **packed)
     assert read_json(data / "verdict/verdict.json")["accepted"]
-    found = losses(data)
-    assert found[0][0] > found[-1][0]
+    first, *_, last = Transcript(data / "trained/transcript").rounds
+    assert first.loss > last.loss
     numbers = read_json(data / "evaluate/evaluate.json")
     assert (numbers["sequences"], numbers["tokens"]) == (4, 4 * 9)
-    assert numbers["held_out_loss"] == pytest.approx(found[-1][1], abs=1e-4)
-
-
-def test_rows_of_another_length_than_the_runs_are_refused(packed, tmp_path):
-    plain, named = packed
-    make(tmp_path, plain, "download", "convert", model__LLM__max_seq_len=8, **named)
-    with refused("model.LLM.max_seq_len", 8, 16):
-        make(tmp_path, plain, "train", model__LLM__max_seq_len=8, **named)
-
-
-def test_labels_are_needed_to_fine_tune(tmp_path):
-    plain = tiny.write_data(tmp_path / "tokens")
-    put(tmp_path / "rows", "train", rows_of(plain / "a.ds")[:40])
-    changes = {
-        "model__LLM__data_location": {"Preprocessed": str(tmp_path / "rows")},
-        "model__LLM__data_type": "Finetuning",
-    }
-    make(tmp_path, plain, "download", "convert", **changes)
-    with refused("data_type", "Finetuning"):
-        make(tmp_path, plain, "train", **changes)
-
-
-def test_a_label_beyond_the_models_vocabulary_is_refused_before_training(tmp_path):
-    plain = tiny.write_data(tmp_path / "tokens")
-    inputs = rows_of(plain / "a.ds")[:40]
-    labels = inputs.copy()
-    labels[7, 3] = tiny.VOCABULARY
-    put(tmp_path / "rows", "train", inputs, labels=labels)
-    changes = {"model__LLM__data_location": {"Preprocessed": str(tmp_path / "rows")}}
-    make(tmp_path, plain, "download", "convert", **changes)
-    with refused("label 64"):
-        make(tmp_path, plain, "train", **changes)
+    assert numbers["held_out_loss"] == pytest.approx(last.held_out_loss, abs=1e-4)
