@@ -3,10 +3,7 @@
 The tables are tests/gate; docs/reference/what-is-refused.md shows them.
 """
 
-import signal
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -22,30 +19,11 @@ from tests.gate.cases import CASES, RIGHT, No
 from tests.gate.folders import FolderRow
 from tests.gate.rows import FOLDERS, PEERS, SERVERS
 from tests.gate.servers import ServerRow
+from tests.linear import in_time
 from tests.servers.misbehaviour import Misbehaviour
 
-IN_TIME = 30.0  # seconds: a net for what would never end
-
-
+IN_TIME = 30  # seconds: a net for what would never end
 Words = str | tuple[str, ...]
-
-
-class Late(BaseException):
-    """Not for those who catch every error."""
-
-
-@contextmanager
-def in_time() -> Iterator[None]:
-    def late(*_: object) -> None:
-        raise Late(f"not done after {IN_TIME} seconds")
-
-    before = signal.signal(signal.SIGALRM, late)
-    signal.setitimer(signal.ITIMER_REAL, IN_TIME)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 @pytest.fixture(autouse=True)
@@ -66,7 +44,7 @@ def deep():
 
 def outcome(read, *arguments: object, errors_of_reading: type[Exception] = LockstepError) -> str:
     """The one line with which reading ends, or RIGHT."""
-    with in_time():
+    with in_time(IN_TIME):
         try:
             read(*arguments)
         except errors_of_reading as error:
@@ -76,13 +54,13 @@ def outcome(read, *arguments: object, errors_of_reading: type[Exception] = Locks
     return RIGHT
 
 
-def cells(rows: list, phase: str) -> list:
+def cells(rows: list, phase: str, *more: str) -> list:
     """The cells that something may come of."""
     found = []
     for row in rows:
         for case, cell in getattr(row, phase).items():
             if not isinstance(cell, No):
-                found.append(pytest.param(row, case, cell, id=f"{row.what}: {case}"))
+                found.append(pytest.param(row, case, cell, *more, id=f"{row.what}: {case}"))
     return found
 
 
@@ -99,11 +77,17 @@ def test_what_a_folder_holds_is_read_right_or_refused_in_one_line(
     assert bool(line) == bool(says) and says in line
 
 
-def ask(row: ServerRow, case: str, phase: str, says: Words, folder: Path, patch) -> None:
-    """Asks a server that does in one phase what a case says, in each of its forms."""
+@pytest.mark.parametrize(
+    ("row", "case", "says", "phase"),
+    [*cells(SERVERS, "listing", "listing"), *cells(SERVERS, "content", "bytes")],
+)
+def test_what_a_server_lists_and_sends_is_right_or_refused_in_one_line(
+    row: ServerRow, case: str, says: Words, phase: str, tmp_path: Path, monkeypatch
+):
+    """It does in one phase what a case says, in each of its forms."""
     waits = says and case in (cases.SILENT, cases.DRIPPING, cases.BREAK)
     patience = (0.2, 1.0, 5.0) if waits else (10.0,)  # more, where the machine has no time for it
-    with row.serving(folder / "home", patch) as place:
+    with row.serving(tmp_path / "home", monkeypatch) as place:
         if case in cases.NAMES:
             place.put(cases.NAMES[case])
             spoils = [None]
@@ -113,7 +97,7 @@ def ask(row: ServerRow, case: str, phase: str, says: Words, folder: Path, patch)
         for number, spoil in enumerate(spoils):
             place.served.faults[:] = [Misbehaviour(spoil, where=where)] if spoil else []
             for seconds in patience:
-                out = Path(tempfile.mkdtemp(dir=folder))
+                out = Path(tempfile.mkdtemp(dir=tmp_path))
                 line = outcome(row.read, place, out, Network(attempts=2, stall_seconds=seconds))
                 if happened := all(fault.hits for fault in place.served.faults):
                     break
@@ -122,20 +106,6 @@ def ask(row: ServerRow, case: str, phase: str, says: Words, folder: Path, patch)
             assert bool(line) == bool(expected) and expected in line
             for secret in (*place.secrets, *cases.signatures(place.served)):
                 assert secret.lower() not in line.lower()
-
-
-@pytest.mark.parametrize(("row", "case", "says"), cells(SERVERS, "listing"))
-def test_what_a_server_says_there_is_is_right_or_refused_in_one_line(
-    row: ServerRow, case: str, says: Words, tmp_path: Path, monkeypatch
-):
-    ask(row, case, "listing", says, tmp_path, monkeypatch)
-
-
-@pytest.mark.parametrize(("row", "case", "says"), cells(SERVERS, "content"))
-def test_what_a_server_sends_of_a_file_is_right_or_refused_in_one_line(
-    row: ServerRow, case: str, says: Words, tmp_path: Path, monkeypatch
-):
-    ask(row, case, "bytes", says, tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize(("row", "case", "says"), cells(PEERS, "cells"))

@@ -166,10 +166,6 @@ class Witness(Table):
         return tuple((int(window), int(peer)) for window, peer in pairs)
 
 
-def _is_all(value: object) -> bool:
-    return value == "all"
-
-
 class HeldOut(Table):
     """Loss on sequences that no peer trains on, measured during training."""
 
@@ -177,7 +173,9 @@ class HeldOut(Table):
     """Number of held-out sequences per measurement, drawn from the whole split by [peers] seed; all
     of them if the split has fewer. With 0 nothing is measured, and a file that would be held out
     only because no file's name says what to hold out is trained on."""
-    rows: Literal["all", "even", "odd"] = Field(default="all", exclude_if=_is_all)
+    rows: Literal["all", "even", "odd"] = Field(
+        default="all", exclude_if=lambda rows: rows == "all"
+    )
     """Rows of the split from which the sequences are drawn. A training whose settings were tuned on
     the odd rows can be scored on the even ones."""
     every: Count = 10

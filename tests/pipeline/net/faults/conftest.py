@@ -1,15 +1,15 @@
 """A server of each kind and a project, in haste and in time."""
 
-import signal
 from pathlib import Path
 
 import pytest
 
 from pipeline.net import limits
+from tests.linear import in_time
 from tests.pipeline.net import token_servers as sources
 from tests.pipeline.net.token_servers import TRUTH
 
-IN_TIME = 8.0  # seconds: a server that says nothing is left after half a second, three times
+IN_TIME = 8  # seconds: a server that says nothing is left after half a second, three times
 
 
 @pytest.fixture(autouse=True)
@@ -19,28 +19,11 @@ def in_haste(monkeypatch):
     monkeypatch.setattr(limits, "pause", brief)
 
 
-class Late(BaseException):
-    """Not for those who catch every error."""
-
-
-def in_time(seconds: float) -> None:
-    """Give what follows in a test so many seconds."""
-
-    def late(*_: object) -> None:
-        raise Late(f"not done after {seconds} seconds")
-
-    signal.signal(signal.SIGALRM, late)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-
-
 @pytest.fixture(autouse=True)
 def ends_in_time():
     """No server keeps a client for ever."""
-    before = signal.getsignal(signal.SIGALRM)
-    in_time(IN_TIME)
-    yield
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    signal.signal(signal.SIGALRM, before)
+    with in_time(IN_TIME):
+        yield
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import logging
 import random
 import re
 import shutil
+import signal
 
 import pytest
 
@@ -13,7 +14,7 @@ from lockstep.errors import LockstepError
 from pipeline.net import limits
 from tests import tiny
 from tests.pipeline.net import token_servers as sources
-from tests.pipeline.net.faults.conftest import IN_TIME, in_time
+from tests.pipeline.net.faults.conftest import IN_TIME
 from tests.pipeline.net.faults.matrix import CHANGED, MATRIX, RIGHT, UNNAMED, YEAR
 from tests.pipeline.net.faults.outcome import each_kind, outcome, pin_of, spoil
 from tests.pipeline.net.token_servers import (
@@ -94,7 +95,7 @@ def test_any_faults_together_end_in_the_right_bytes_or_in_one_line(source, root,
         )
         for _ in range(rng.randint(1, 3))
     ]
-    in_time(IN_TIME * (1 + len(source.server.faults)))  # each fault takes its own silences
+    signal.alarm(IN_TIME * (1 + len(source.server.faults)))  # each fault takes its own silences
     outcome(source, root)
     sources.check_store(root, TRUTH)
     source.server.faults.clear()
