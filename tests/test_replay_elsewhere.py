@@ -68,10 +68,9 @@ def test_training_on_one_device_gives_the_same_folder(two_devices, tmp_path):
 
 @pytest.mark.long
 def test_peers_on_two_devices_each_replay_bit_for_bit_where_there_are_but_two(tmp_path):
-    run_file, root = tmp_path / "run.toml", tmp_path / "root"
     settings = {"peers__fsdp": 2, "peers__threads": 8}
     settings |= {"config__total_steps": 2, "witness__snapshot_every": 1}
-    tiny.write_run(run_file, tiny.run_document(tiny.write_data(tmp_path / "tokens"), **settings))
+    run_file, root = tiny.start(tmp_path, **settings)
     tiny.make(run_file, root, "download", "convert")
     said = tiny.by_hand(run_file, root, "train", devices=4)
     assert "peer 1 runs on cpu:2, cpu:3" in said
@@ -83,14 +82,8 @@ def test_peers_on_two_devices_each_replay_bit_for_bit_where_there_are_but_two(tm
 
 @pytest.mark.long
 def test_adamw_is_audited_piece_by_piece_with_other_instructions(tmp_path, monkeypatch):
-    run_file, root = tmp_path / "run.toml", tmp_path / "root"
-    document = tiny.run_document(
-        tiny.write_data(tmp_path / "tokens"),
-        config__total_steps=2,
-        model__LLM__optimizer=tiny.ADAMW,
-        witness__snapshot_every=2,
-    )
-    tiny.write_run(run_file, document)
+    changes = {"config__total_steps": 2, "witness__snapshot_every": 2}
+    run_file, root = tiny.start(tmp_path, model__LLM__optimizer=tiny.ADAMW, **changes)
     tiny.make(run_file, root, "download", "convert", "train")
     monkeypatch.setenv("XLA_FLAGS", f"{os.environ['XLA_FLAGS']} --xla_cpu_max_isa=AVX")
     said = tiny.by_hand(run_file, root, "witness")

@@ -99,7 +99,8 @@ def finish(
             write_json(folder / "shards.json", SHARDS)
     accepted = not any(finding["applied"] for finding in findings)
     _train(run, Paths("train", run_file, root), held_out)
-    _witness(Paths("witness", run_file, root), findings, method or {})
+    with Paths("witness", run_file, root).building() as folder:
+        write_json(folder / "verdict.json", verdict(findings, **method or {}))
     with Paths("export", run_file, root).building() as folder:
         if accepted:
             write_text(folder / "model.safetensors", "weights")
@@ -193,11 +194,6 @@ def verdict(findings: tuple[dict, ...] = (), **changes: object) -> dict:
         "findings": list(findings),
     }
     return Verdict.model_validate_json(json.dumps(said | changes)).model_dump(mode="json")
-
-
-def _witness(paths: Paths, findings: tuple[dict, ...], changes: dict) -> None:
-    with paths.building() as folder:
-        write_json(folder / "verdict.json", verdict(findings, **changes))
 
 
 def _evaluate(run: runfile.Run, paths: Paths, measured: bool, text: str | None) -> None:

@@ -101,11 +101,8 @@ def test_the_run_is_stated(accepted):
     for stage in ("download", "convert", "train", "witness", "export"):
         assert said[stage] == f"`{accepted.keys.key(stage)}`"
     assert f"Lockstep {__version__}" in text and "Put them back in" not in text
-    assert said["numpy"] == f"`{made_of(accepted, 'train')['environment']['numpy']}`"
-
-
-def made_of(paths, stage: str) -> dict:
-    return read_json(paths.root / paths.keys.made(stage))
+    made = read_json(accepted.root / accepted.keys.made("train"))
+    assert said["numpy"] == f"`{made['environment']['numpy']}`"
 
 
 def test_losses_and_hashes_are_those_of_the_files(accepted):
