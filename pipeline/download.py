@@ -52,20 +52,15 @@ def _run(run: runfile.Run, paths: Paths, options: FetchOptions) -> None:
 
 def summary(shards: Shards) -> str:
     """Return one line about the shards."""
-    if shards.rows is not None:
-        words = shards.rows.words
-        rows = [
-            f"{sum(file.tokens for file in shards.split(split)) // words:,} {split} rows "
-            f"in {len(shards.split(split))} files"
-            for split in ("train", "held_out")
-        ]
-        return f"{', '.join(rows)}; {words:,} words of 4 bytes a row: {described(shards.rows)}"
-    columns = len(shards.columns)
+    rows = shards.rows
+    each, what = (len(shards.columns), "tokens") if rows is None else (rows.words, "rows")
     counts = [
-        f"{sum(file.tokens for file in shards.split(split)) // columns:,} {split} tokens "
+        f"{sum(file.tokens for file in shards.split(split)) // each:,} {split} {what} "
         f"in {len(shards.split(split))} files"
         for split in ("train", "held_out")
     ]
+    if rows is not None:
+        return f"{', '.join(counts)}; {each:,} words of 4 bytes a row: {described(rows)}"
     vocab = "unknown" if shards.vocab_size is None else f"{shards.vocab_size:,}"
     if any(file.origin for file in shards.files):
         counts.append("read while training")

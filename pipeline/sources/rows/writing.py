@@ -31,12 +31,9 @@ DTYPES = get_args(Dtype)
 
 
 class RowShards:
-    """The shards, as they are made of a few rows after another.
+    """The shards, in an empty folder, as they are made of a few rows after another.
 
-    Args:
-      folder: an empty folder.
-      words: W.
-      most: rows of each split to keep, the first; None keeps all.
+    The first `most` rows of each split are kept; None keeps all.
     """
 
     def __init__(self, folder: Path, words: int, most: Mapping[Split, int | None]):
