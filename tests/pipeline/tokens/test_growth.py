@@ -76,6 +76,7 @@ def test_a_tokenizer_that_may_fill_the_memory_is_refused_before_it_is_loaded(kin
     assert len(said) < 400
 
 
+ALBERT = [Replace("``", '"'), Replace("''", '"'), NFKD(), StripAccents(), Lowercase()]
 PUBLISHED = {
     "Llama 2": {
         "normalizer": normalizers.Sequence([normalizers.Prepend(SPACE), Replace(" ", SPACE)]),
@@ -102,25 +103,22 @@ PUBLISHED = {
         "post_processor": processors.BertProcessing(("a", 0), ("a", 0)),
         "decoder": decoders.WordPiece(),
     },
+    "ALBERT, which has the most steps": {
+        "normalizer": sequence(
+            "normalizers",
+            *(json.loads(step.__getstate__()) for step in ALBERT),
+            table(TEXTS),
+            {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "},
+        ),
+        "pre_tokenizer": pre_tokenizers.Metaspace(),
+        "decoder": decoders.Metaspace(),
+    },
 }
 
 
 @pytest.mark.parametrize("kind", PUBLISHED)
 def test_tokenizers_as_they_are_published_pass(kind):
     growth.check(definition(**PUBLISHED[kind]))
-
-
-def test_the_tokenizer_of_albert_passes_which_has_the_most_steps():
-    steps = [Replace("``", '"'), Replace("''", '"'), NFKD(), StripAccents(), Lowercase()]
-    parts = [json.loads(step.__getstate__()) for step in steps]
-    spaces = {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}
-    growth.check(
-        definition(
-            normalizer=sequence("normalizers", *parts, table(TEXTS), spaces),
-            pre_tokenizer=pre_tokenizers.Metaspace(),
-            decoder=decoders.Metaspace(),
-        )
-    )
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.tokens import mixture
 from pipeline.tokens.mixture import FAST, MOST_INDICES, counts, place
 
 SHARES = st.lists(st.integers(0, 60), min_size=1, max_size=9).filter(any)
@@ -103,26 +102,7 @@ def test_places_are_exact_up_to_the_largest_mixture(data, total):
     part_N, drawn_N = place(np.array(counts_K), np.array(indices))
     found = list(zip(part_N.tolist(), drawn_N.tolist(), strict=True))
     assert found == [exact(counts_K, index) for index in indices]
-
-
-def test_pythons_own_integers_give_the_same_places(monkeypatch):
-    counts_K, index_N = np.array([5, 900, 0, 41, 54]), np.arange(1000)
-    fast = np.stack(place(counts_K, index_N))
-    monkeypatch.setattr(mixture, "FAST", 0)
-    exact = np.stack(place(counts_K, index_N))
-    np.testing.assert_array_equal(exact, fast)
-    assert exact.dtype == np.int64
-
-
-def test_an_index_alone_stands_where_it_stands_among_others():
-    counts_K, rng = np.array([5, 900, 0, 41, 54]), np.random.default_rng(0)
-    together = np.stack(place(counts_K, np.arange(1000)))
-    shuffled = rng.permutation(1000)
-    np.testing.assert_array_equal(np.stack(place(counts_K, shuffled)), together[:, shuffled])
-    for index in range(0, 1000, 97):
-        alone = np.stack(place(counts_K, np.array([index])))
-        np.testing.assert_array_equal(alone, together[:, [index]])
-    assert [len(found) for found in place(counts_K, np.array([], np.int64))] == [0, 0]
+    assert part_N.dtype == drawn_N.dtype == np.int64
 
 
 @pytest.mark.parametrize(

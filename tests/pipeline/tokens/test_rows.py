@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from pipeline.runfile.data import ShuffleDontShuffle
 from pipeline.stage.keys import PROJECT
 from pipeline.tokens.ids import check_ids
-from pipeline.tokens.rows import ArrayRows, FileRows, encode
+from pipeline.tokens.rows import ArrayRows, encode
 from pipeline.tokens.sequences import Sequences
 from pipeline.tokens.shards import Shards, read_shards, write_shard, write_shards
 from tests.pipeline.tokens.shards_folder import decoded, rows_of
@@ -52,10 +52,10 @@ def test_rows_that_cannot_be_are_refused(wrong):
 X = rows_of(x=np.zeros((1, 4), np.uint32))
 
 
-def folder_of(folder: Path, numbers: np.ndarray, rows: ArrayRows | FileRows | None = X, **more):
+def folder_of(folder: Path, numbers: np.ndarray, **more):
     how = {"format": 2, "token_size_in_bytes": 4, "vocab_size": None, "source": {"read": "a test"}}
     how |= {"shuffle": ShuffleDontShuffle(), "files": (write_shard(folder, "train", 0, numbers),)}
-    write_shards(folder, Shards(**how | more, rows=rows))
+    write_shards(folder, Shards(**how | more, rows=X))
     return folder
 
 
@@ -68,16 +68,6 @@ def test_words_of_any_value_are_read_as_they_are(tmp_path):
     assert rows_NW.dtype == np.int32 and rows_NW.tobytes() == numbers.tobytes()
     check_ids(folder, 7, 4)  # there are none
     assert decoded(X, rows_NW)["x"].ravel().tolist() == numbers.tolist()
-
-
-def test_shards_say_what_a_row_is(tmp_path):
-    listed = read_shards(folder_of(tmp_path / "a", np.zeros(8, "<u4")))
-    assert listed.rows == X and listed.row_length == 4
-    files = FileRows(folder="files")
-    assert read_shards(folder_of(tmp_path / "b", np.zeros(8, "<u4"), files)).rows == files
-    plain = read_shards(folder_of(tmp_path / "c", np.zeros(8, "<u4"), None))
-    assert plain.rows is None and plain.row_length is None
-    assert '"rows"' not in (tmp_path / "c" / "shards.json").read_text()
 
 
 @pytest.mark.parametrize(

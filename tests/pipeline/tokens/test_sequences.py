@@ -53,12 +53,6 @@ def test_sequences_are_the_whole_ones_of_each_file_in_turn(tmp_path, size):
     assert batch.tolist() == [[*range(first, first + 4)] for first in (0, 4, 100, 104, 300)]
 
 
-def test_a_file_that_divides_evenly_keeps_its_last_sequence(tmp_path):
-    """Psyche's fixture has 3 x 2048 tokens, of which it makes two samples."""
-    folder = shards_folder(tmp_path, [np.arange(6144) % 1000])
-    assert len(open_shards(folder, "train", 2048)) == 3
-
-
 def test_files_are_opened_only_when_touched(tmp_path):
     folder = shards_folder(tmp_path, [np.arange(8), np.arange(8)])
     sequences = open_shards(folder, "train", 4)

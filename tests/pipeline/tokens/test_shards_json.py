@@ -1,6 +1,5 @@
 """What `shards.json` lists of a folder's files, and which lists and folders are refused."""
 
-import json
 import os
 
 import numpy as np
@@ -17,19 +16,6 @@ from tests.pipeline.tokens.shards_folder import (
     shards_folder,
     write,
 )
-
-
-def test_shards_json_lists_files_by_name_with_length_and_hash(tmp_path):
-    shards_folder(tmp_path, [np.arange(8)] * 2, [np.arange(4)])
-    document = json.loads((tmp_path / "shards.json").read_text())
-    files = [(f["path"], f["split"], f["tokens"]) for f in document["files"]]
-    train = [(f"train/0000{number}.ds", "train", 8) for number in range(2)]
-    assert files == [*train, ("held_out/00000.ds", "held_out", 4)]
-    # SHA-256 of 00 00 01 00 02 00 03 00
-    sha256 = "245bbd9d484dcf27c714e2690cd6544973de5d54aa9cd82eab23d6046a65faa8"
-    assert document["files"][2]["sha256"] == sha256
-    assert document["shuffle"] == "DontShuffle"
-    assert read_shards(tmp_path).split("held_out")[0].tokens == 4
 
 
 def test_what_is_damaged_or_missing_of_the_folder_is_refused_with_its_name(tmp_path):
@@ -64,12 +50,10 @@ def part_document(weight: float | None) -> dict:
         ("format: missing", lambda document: document.pop("format")),
         (f"format is 1, {ANOTHER}", lambda document: document.update(format=1)),
         (f"format is 3, {ANOTHER}", lambda document: document.update(format=3, more={})),
-        ("token_size_in_bytes", lambda document: document.update(token_size_in_bytes=3)),
         ("files[0].tokens", lambda document: document["files"][0].update(tokens=0)),
         ("files[0].path", lambda document: document["files"][0].update(path="../outside.ds")),
         ("files[0].path", lambda document: document["files"][0].update(path="/train/00000.ds")),
         ("files[0].path", lambda document: document["files"][0].update(path="train/../../x.ds")),
-        ("files[0].extra", lambda document: document["files"][0].update(extra=1)),
         ("files is ", lambda document: document["files"][0].update(sha256=None)),
         ("files is ", lambda document: document["files"][0].update(part=1)),
         ("columns", lambda document: document.update(columns=["labels"])),
@@ -79,7 +63,6 @@ def part_document(weight: float | None) -> dict:
             lambda document: document.update(parts=[part_document(0.5), part_document(None)]),
         ),
         ("shuffle", lambda document: document.update(shuffle={"Seeded": [1, 2]})),
-        ("vocab_size", lambda document: document.pop("vocab_size")),
     ],
 )
 def test_malformed_shards_json_is_refused_naming_the_key(tmp_path, key, change):
