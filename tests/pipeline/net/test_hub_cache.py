@@ -15,6 +15,7 @@ from pipeline.runfile import Network
 from pipeline.runfile.data import DataHub, DataPreprocessed, DataText, Limit, ShuffleDontShuffle
 from pipeline.sources.text import tokenizing
 from pipeline.weights import hub_model
+from tests import tiny
 from tests.pipeline.sources import corpora
 from tests.pipeline.sources.options import options, refusal
 from tests.servers import hub as hub_server
@@ -124,7 +125,7 @@ def test_a_dataset_in_the_clients_cache_gives_what_the_hub_gives(tmp_path, hub, 
     lost(monkeypatch, how)
     fetch_all(locations, tmp_path / "from the cache")
     assert len(hub.seen) == asked
-    one, other = (corpora.content(tmp_path / f"from the {place}") for place in ("hub", "cache"))
+    one, other = (tiny.contents(tmp_path / f"from the {place}") for place in ("hub", "cache"))
     assert one.keys() == other.keys() and one == other
 
 

@@ -16,3 +16,10 @@ def here(tmp_path, monkeypatch) -> None:
 @pytest.fixture
 def lines(tmp_path) -> Path:
     return put(tmp_path, {"a.jsonl": lines_of(stories(100))}) / "a.jsonl"
+
+
+@pytest.fixture
+def root(tmp_path) -> Path:
+    """An empty folder for a user's data."""
+    (folder := tmp_path / "tokens").mkdir()
+    return folder

@@ -2,10 +2,13 @@
 
 import io
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from pyarrow import parquet
 from tokenizers import Tokenizer, processors
 
@@ -14,6 +17,7 @@ from pipeline.runfile.data import DataText, Limit, ShuffleDontShuffle
 from pipeline.sources.provider import Fetched
 from pipeline.sources.text.tokenizing import END, train_tokenizer
 from tests.pipeline.sources.options import options
+from tests.servers.hub import Hub, Repo, running_hub
 
 PERCENT = 30.0
 
@@ -32,14 +36,6 @@ def fetch(source: object, folder: Path, limit: Limit | None = None, **fields: ob
     folder.mkdir(parents=True)
     how = options(folder.parent / "store", limit)
     return sources.fetch(location(source, **fields), folder, how)
-
-
-def content(folder: Path) -> dict[str, bytes]:
-    return {
-        path.relative_to(folder).as_posix(): path.read_bytes()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
 
 
 def read(folder: Path, split: str, token_size_in_bytes: int = 2) -> np.ndarray:
@@ -78,6 +74,17 @@ def parquet_of(texts: list, column: str = "text", **how: object) -> bytes:
     table = pa.table({"id": list(range(len(texts))), column: texts})
     parquet.write_table(table, file, row_group_size=16, **how)
     return file.getvalue()
+
+
+@contextmanager
+def on_hub(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, name: str, files: dict[str, bytes]
+) -> Iterator[Hub]:
+    """A hub that has these files as a dataset."""
+    with running_hub(monkeypatch, folder / "home") as hub:
+        hub.datasets[name] = Repo()
+        hub.datasets[name].commit(files)
+        yield hub
 
 
 def stories(count: int) -> list[str]:

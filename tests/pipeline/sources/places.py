@@ -13,13 +13,11 @@ import pytest
 from pipeline.sources.text import corpus
 from tests.pipeline.net import token_servers
 from tests.pipeline.net.token_servers import HOW
-from tests.pipeline.sources.corpora import parquet_of
-from tests.servers import hub as hub_server
+from tests.pipeline.sources.corpora import on_hub, parquet_of
 from tests.servers import s3 as s3_server
 from tests.servers import web
 from tests.servers.bucket import Bucket
 from tests.servers.files import Files
-from tests.servers.hub import Repo
 
 SEEDED = HOW["shuffle"]
 LENGTH = 32  # tokens of a sequence in these tests
@@ -162,13 +160,11 @@ def _text(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
 @contextmanager
 def _documents(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     """Parquet files with a column of text, of a dataset on the hub."""
-    with hub_server.running_hub(monkeypatch, folder / "home") as hub:
-        files = {}
-        for number in range(3):
-            texts = [f"{number} {line} {line * number}" for line in range(200)]
-            files[f"data/{number}.parquet"] = parquet_of(texts)
-        hub.datasets["ours/text"] = Repo()
-        hub.datasets["ours/text"].commit(files)
+    files = {}
+    for number in range(3):
+        texts = [f"{number} {line} {line * number}" for line in range(200)]
+        files[f"data/{number}.parquet"] = parquet_of(texts)
+    with on_hub(monkeypatch, folder, "ours/text", files) as hub:
         how = {"vocab_size": 300, "held_out_percent": 30.0, "shuffle": SEEDED}
         yield Place({"Text": {"source": "ours/text", **how}}, [hub], listed=False)
 

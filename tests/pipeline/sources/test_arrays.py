@@ -22,7 +22,7 @@ from tests.errors import check_names
 from tests.pipeline.sources.options import options, refusal
 from tests.pipeline.tokens.shards_folder import decoded
 
-IN_ORDER, SEED = ShuffleDontShuffle(), tuple(range(32))
+IN_ORDER = ShuffleDontShuffle()
 RNG = np.random.default_rng(0)
 DTYPES = Dtype.__args__
 
@@ -57,9 +57,9 @@ def save(path: Path, arrays: Mapping[str, np.ndarray]) -> Path:
     return path
 
 
-def fetch(path: Path, folder: Path, percent=None, shuffle=IN_ORDER, limit=None):
+def fetch(path: Path, folder: Path, percent=None, limit=None):
     folder.mkdir(parents=True)
-    where = DataArrays(path=str(path), held_out_percent=percent, shuffle=shuffle)
+    where = DataArrays(path=str(path), held_out_percent=percent, shuffle=IN_ORDER)
     fetched = sources.fetch(where, folder, options(folder.parent / "store", limit))
     write_shards(folder, fetched)
     return fetched
@@ -174,7 +174,7 @@ def test_without_either_nothing_is_held_out_and_a_warning_says_so(tmp_path):
     [
         (Limit(tokens=7 * 3 + 6), 3),
         (Limit(steps=2, batch=4, max_seq_len=7), 8),
-        (Limit(files=1), 20),
+        (Limit(files=1), 16),
         (Limit(tokens=10**9), 32),
     ],
 )
@@ -186,7 +186,6 @@ def test_a_limit_takes_the_first_rows_there_are_without_it(tmp_path, limit, trai
     fetch(tmp_path / "data", tmp_path / "all", 20.0)
     of_all = read(tmp_path / "all")
     fetch(tmp_path / "data", tmp_path / "out", 20.0, limit=limit)
-    train = 16 if limit.files else train
     assert same(read(tmp_path / "out"), {n: a[:train] for n, a in of_all.items()})
 
 
@@ -266,13 +265,10 @@ BAD_FILES = {
         "a.npy", npy(np.array([{}, 1], object)),
         "found Python objects, expected a file of arrays"),
     "text": ("a.npy", npy(WORDS), "array a is of <U1, expected one of bool"),
-    "complex": ("a.npy", npy(np.zeros(2, complex)), "array a is of complex128, expected one of"),
-    "records": ("a.npy", npy(np.zeros(2, [("u", "i4")])), "array a is of "),
     "no axis": ("a.npy", npy(np.array(1.0)), "array a has shape [], expected"),
     "no value": ("a.npy", npy(np.zeros((2, 0))), "array a has shape [2, 0], expected"),
     "no rows": ("a.npy", npy(np.zeros((0, 2))), "array a has no rows, expected some"),
     "nan": ("a.npy", npy(NAN), "array a: found nan in row 1, expected a finite number"),
-    "infinite": ("a.npy", npy(-np.array([0, 1, np.inf])), "found -inf in row 2, expected a finite"),
     "bool": ("a.npy", header((3,), "|b1") + b"\1\0\2", "array a: found 2 in row 2, expected 0 or"),
     "columns": ("a.npy", npy(np.asfortranarray(np.ones((2, 3)))), "Fortran order), expected C ord"),
     "short": ("a.npy", header((4,)) + b"1234", "found 4 bytes after its header, expected 16"),
@@ -348,7 +344,6 @@ def test_a_folder_of_several_kinds_or_of_none_and_a_missing_one_are_refused(tmp_
     assert "found no file that ends in .npy" in refusal(fetch, tmp_path / "none", tmp_path / "b")
     message = refusal(fetch, tmp_path / "nowhere", tmp_path / "c")
     assert message.startswith("model.LLM.data_location.Arrays: found no ")
-    message = refusal(fetch, tmp_path / "none", tmp_path / "d")
 
 
 @pytest.mark.parametrize(("percent", "count"), [(1.0, 50), (99.0, 1)])

@@ -20,7 +20,8 @@ from pipeline.sources.text.tokenizing import END
 from pipeline.stage.artifacts import listing_sha256
 from pipeline.stage.keys import PROJECT, RUN_FILE
 from pipeline.toml_file import read_toml
-from tests.pipeline.sources.corpora import content, put, read, texts
+from tests import tiny
+from tests.pipeline.sources.corpora import put, read, texts
 from tests.pipeline.sources.options import options, refusal
 
 LETTERS = "abcdefghijklmnop"
@@ -70,7 +71,7 @@ def test_the_held_out_files_do_not_shape_the_tokenizer(root, tmp_path):
         path = root / name
         path.write_text("z" * path.stat().st_size)
     changed = fetch(tmp_path / "other")
-    one, other = content(tmp_path / "one"), content(tmp_path / "other")
+    one, other = tiny.contents(tmp_path / "one"), tiny.contents(tmp_path / "other")
     assert [name for name in one if one[name] != other[name]] == ["held_out/00000.ds"]
     assert changed.source["sha256"] != fetched.source["sha256"]
 

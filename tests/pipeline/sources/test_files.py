@@ -14,7 +14,7 @@ from pipeline.tokens.sequences import Sequences
 from pipeline.tokens.shards import read_shards, write_shards
 from tests.pipeline.sources.options import options, refusal
 
-IN_ORDER, SEED = ShuffleDontShuffle(), tuple(range(32))
+IN_ORDER = ShuffleDontShuffle()
 
 
 @pytest.fixture
@@ -29,9 +29,9 @@ def root(tmp_path) -> Path:
     return folder
 
 
-def fetch(root: Path, folder: Path, pattern="*", percent=None, shuffle=IN_ORDER, limit=None):
+def fetch(root: Path, folder: Path, pattern="*", percent=None, limit=None):
     folder.mkdir()
-    where = DataFiles(path=str(root), pattern=pattern, held_out_percent=percent, shuffle=shuffle)
+    where = DataFiles(path=str(root), pattern=pattern, held_out_percent=percent, shuffle=IN_ORDER)
     fetched = sources.fetch(where, folder, options(folder.parent / "store", limit))
     write_shards(folder, fetched)
     return fetched

@@ -299,10 +299,8 @@ def test_example_with_a_data_server_imports_to_the_files_that_it_serves(name, tm
     text = lockstep("import", state)
     assert f"# The files of data.toml, in place of a data server at {SERVER}.\n" in text
     run_file.write_text(text)
-    location, length = (
-        runfile.load(run_file).llm.data_location,
-        runfile.load(run_file).llm.max_seq_len,
-    )
+    llm = runfile.load(run_file).llm
+    location, length = llm.data_location, llm.max_seq_len
     assert location.path == str(tmp_path / "data" / "dolma")
     assert location.shuffle.seed == tuple(range(1, 33))
     _, table = dry_run(run_file, tmp_path)

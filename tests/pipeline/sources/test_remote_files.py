@@ -11,7 +11,7 @@ from pipeline import runfile, sources
 from pipeline.net import fsspec_files, google, remote
 from pipeline.runfile import Network
 from pipeline.sources.token_files import fetching, remote_files
-from pipeline.sources.token_files.remote_files import WeightedConfig, list_bucket
+from pipeline.sources.token_files.remote_files import list_bucket
 from tests.errors import check_names
 from tests.pipeline.sources.options import options, refusal
 from tests.servers import misbehaviour, service_account
@@ -29,31 +29,13 @@ def files(monkeypatch):
         yield served
 
 
-def at(location: dict, **how: str) -> runfile.DataHttp:
-    return runfile.DataHttp.model_validate(HOW | how | {"location": location})
+def at(location: dict) -> runfile.DataHttp:
+    return runfile.DataHttp.model_validate(HOW | {"location": location})
 
 
 def fetch(where: runfile.Data, folder: Path, **how: bool) -> sources.Fetched:
     folder.mkdir(exist_ok=True)
     return sources.fetch(where, folder, options(folder.parent / "store", **how))
-
-
-def numbered(files: Files, start: int, pad: int, count: int) -> runfile.DataHttp:
-    where = {"url_template": files.url("{}.ds"), "start_index": start}
-    return at({"NumberedFiles": where | {"n_left_pad_zeros": pad, "num_files": count}})
-
-
-def test_numbered_files_come_in_the_order_of_their_numbers(files, tmp_path):
-    for number in range(8, 12):
-        files.put(f"{number:02}.ds", bytes([number, 0]))
-    fetched = fetch(numbered(files, 8, 2, 4), tmp_path / "out")
-    assert [file.name for file in fetched.files] == ["08.ds", "09.ds", "10.ds", "11.ds"]
-    assert [(tmp_path / "out" / file.path).read_bytes()[0] for file in fetched.files] == [
-        8,
-        9,
-        10,
-        11,
-    ]
 
 
 def test_a_file_of_odd_length_is_refused_before_it_is_fetched(files, tmp_path):
@@ -62,14 +44,6 @@ def test_a_file_of_odd_length_is_refused_before_it_is_fetched(files, tmp_path):
     message = refusal(fetch, where, tmp_path / "out")
     check_names(message, files.url("0.ds"), 3)
     assert not files.sent.get("0.ds")
-
-
-def test_an_id_beyond_what_four_bytes_may_hold_is_named_with_file_and_offset(files, tmp_path):
-    tokens = [1, 2, 2**31, 3]
-    files.put("0.ds", b"".join(token.to_bytes(4, "little") for token in tokens))
-    where = at({"SingleUrl": files.url("0.ds")}, token_size_in_bytes="FourBytes")
-    message = refusal(fetch, where, tmp_path / "out")
-    assert message.startswith(f"{files.url('0.ds')}: found token id {2**31} at token 2, ")
 
 
 @pytest.mark.parametrize("password", ["open%sesame", "öpen%sesame"])
@@ -114,14 +88,16 @@ def test_a_page_to_sign_in_that_answers_for_a_file_is_not_taken_for_tokens(files
 def test_what_is_no_address_of_a_web_server_is_one_line(files, tmp_path, address):
     message = refusal(fetch, at({"SingleUrl": address}), tmp_path / "out")
     assert message.startswith(f"{address}: ") and "expected " in message
-    mixed_there = mixed(files, {"shuffle": "DontShuffle", "providers": [named(address)]})
+    mixed_there = mixed(files, {"shuffle": "DontShuffle", "providers": [single(address)]})
     assert refusal(fetch, mixed_there, tmp_path / "other") == message
     where = runfile.DataWeightedHttp(url=address)
     assert refusal(fetch, where, tmp_path / "third").startswith(f"{address}: ")
 
 
 def test_more_numbered_files_than_can_be_asked_for_are_refused(files, tmp_path):
-    message = refusal(fetch, numbered(files, 0, 0, 2**32 - 1), tmp_path / "out")
+    where = {"url_template": files.url("{}.ds"), "start_index": 0, "n_left_pad_zeros": 0}
+    where = at({"NumberedFiles": where | {"num_files": 2**32 - 1}})
+    message = refusal(fetch, where, tmp_path / "out")
     assert message.endswith(
         "num_files is 4294967295, expected at most 100000: each needs a request for its size"
     )
@@ -168,17 +144,14 @@ def mixed(files: Files, document: object) -> runfile.DataWeightedHttp:
     return runfile.DataWeightedHttp(url=files.url("mix.json"))
 
 
-def named(address: str) -> dict:
-    return HOW | {"location": {"SingleUrl": address}}
-
-
-def single(files: Files, name: str, **how: str) -> dict:
-    return HOW | how | {"location": {"SingleUrl": files.url(name)}}
+def single(address: str, **how: str) -> dict:
+    return HOW | how | {"location": {"SingleUrl": address}}
 
 
 def test_locations_of_different_token_size_are_refused(files, tmp_path):
     files.put("0.ds", b"1234")
-    both = [single(files, "0.ds"), single(files, "0.ds", token_size_in_bytes="FourBytes")]
+    url = files.url("0.ds")
+    both = [single(url), single(url, token_size_in_bytes="FourBytes")]
     where = mixed(files, {"shuffle": "DontShuffle", "providers": both})
     message = refusal(fetch, where, tmp_path / "out")
     assert "found tokens of FourBytes and TwoBytes, expected one token size" in message
@@ -189,10 +162,7 @@ def test_locations_of_different_token_size_are_refused(files, tmp_path):
     [
         b"<html>",
         [],
-        {"providers": []},
         {"shuffle": "DontShuffle", "providers": []},
-        {"shuffle": "DontShuffle", "providers": [[{}, 1]]},
-        {"shuffle": "Sorted", "providers": [["x", 1]]},
         {"shuffle": "DontShuffle", "providers": [["x", -1]], "more": 1},
     ],
 )
@@ -201,19 +171,6 @@ def test_a_document_of_another_form_is_one_line(files, tmp_path, document):
     message = refusal(fetch, where, tmp_path / "out")
     expected = "expected JSON: " if document == b"<html>" else "invalid weighted configuration: "
     assert message.startswith(f"{files.url('mix.json')}: {expected}")
-
-
-@pytest.mark.parametrize("weights", [(1, 2), (0.5, 1.5), None])
-def test_both_shapes_of_the_document_say_the_parts(files, weights):
-    locations = [single(files, "0.ds"), single(files, "1.ds")]
-    providers = (
-        locations if weights is None else [list(p) for p in zip(locations, weights, strict=True)]
-    )
-    document = {"shuffle": {"Seeded": [7] * 32}, "providers": providers}
-    found = WeightedConfig.model_validate(document)
-    got = [one[1] if isinstance(one, tuple) else None for one in found.providers]
-    assert got == (list(weights) if weights else [None, None])
-    assert found.shuffle.seed == (7,) * 32
 
 
 # ---- A bucket of Google Cloud Storage ----
@@ -275,11 +232,7 @@ def test_a_private_bucket_is_read_with_the_environments_credentials(gcs, tmp_pat
         gcs.put(f"a/{name}", name.encode())
     (secret := tmp_path / "secret").mkdir()
     service_account.use(secret / "key.json", gcs.address, monkeypatch)
-    how = {"token_size_in_bytes": "TwoBytes", "shuffle": "DontShuffle"}
-    where = {"Gcp": {"bucket_name": "ours", "filter_directory": "a"}}
-    location = runfile.DataHttp.model_validate(how | {"location": where})
-    (out := tmp_path / "out").mkdir()
-    sources.fetch(location, out, options(tmp_path / "store"))
+    fetch(at({"Gcp": {"bucket_name": "ours", "filter_directory": "a"}}), out := tmp_path / "out")
     assert (out / "train" / "00000.ds").read_bytes() == b"0.ds"
     authorizations = {authorization for method, _, authorization in gcs.seen if method == "GET"}
     assert authorizations == {f"Bearer {gcs.token}"}
@@ -332,8 +285,7 @@ def test_files_of_this_machine_are_read_by_fsspec_too(tmp_path):
     (tmp_path / "source" / "a.ds").write_bytes(b"1234")
     (tmp_path / "source" / "held_out" / "c.ds").write_bytes(b"56")
     where = runfile.DataUrl(url=f"file://{tmp_path}/source")
-    (tmp_path / "out").mkdir()
-    fetched = sources.fetch(where, tmp_path / "out", options(tmp_path / "store"))
+    fetched = fetch(where, tmp_path / "out")
     assert [file.name for file in fetched.files] == ["a.ds", "b.ds", "held_out/c.ds"]
     assert fetched.warnings == ()
 

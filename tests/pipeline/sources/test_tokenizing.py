@@ -12,15 +12,14 @@ from pipeline.sources.text import documents, tokenizing
 from pipeline.sources.text.tokenizing import END, PAD, train_tokenizer
 from pipeline.sources.token_files import listing
 from pipeline.tokens.tokenizer_files import save_tokenizer
+from tests import tiny
 from tests.pipeline.sources.corpora import (
-    content,
     every_text,
     fetch,
     lines_of,
     put,
     read,
     stories,
-    texts,
     write_tokenizer,
 )
 from tests.pipeline.sources.options import refusal
@@ -36,14 +35,6 @@ def test_golden_ids_of_a_tiny_vocabulary():
     words = [tokenizer.id_to_token(n) for n in range(258, 262)]
     assert words == ["lo", "low", "\u0120low", "\u0120lowe"]
     assert tokenizer.encode("low lower\n").ids == [259, 261, 83, 200]
-
-
-def test_text_that_spells_a_special_token_has_none(tmp_path):
-    path = put(tmp_path, {"a.jsonl": lines_of([f"a {END} b {PAD} {n}" for n in range(20)])})
-    fetch(path / "a.jsonl", tmp_path / "out", vocab_size=258)
-    ids = np.concatenate([read(tmp_path / "out", split) for split in ("train", "held_out")])
-    assert np.sum(ids == 0) == 20
-    assert np.sum(ids == 1) == 0
 
 
 def test_a_long_document_is_cut_where_its_tokens_stay_the_same(tmp_path, monkeypatch):
@@ -189,13 +180,7 @@ def test_a_given_tokenizer_makes_the_tokens_with_its_end_behind_each_document(tm
     fetched = fetch(lines, tmp_path / "out", tokenizer=given)
     assert (fetched.vocab_size, fetched.token_size_in_bytes) == (302, 2)
     assert every_text(tmp_path / "out", "</s>") == sorted(stories(100))
-    # as the tokenizer itself has them, without <bos>, padding and truncation
-    plain = Tokenizer.from_file(str(given / "tokenizer.json"))
-    plain.no_padding()
-    plain.no_truncation()
-    first = plain.encode(texts(tmp_path / "out", "train", "</s>")[0], add_special_tokens=False).ids
-    assert read(tmp_path / "out", "train")[: len(first) + 1].tolist() == [*first, 301]
-    copied = content(tmp_path / "out" / "tokenizer")
+    copied = tiny.contents(tmp_path / "out" / "tokenizer")
     assert copied == {name: (given / name).read_bytes() for name in ("tokenizer.json", "vocab.txt")}
     lines = [f"{hashlib.sha256(data).hexdigest()}  {name}\n" for name, data in copied.items()]
     said = fetched.source["tokenizer"]
@@ -207,19 +192,15 @@ def test_a_given_tokenizer_makes_the_tokens_with_its_end_behind_each_document(tm
 def test_a_given_tokenizer_in_an_older_form_is_converted(tmp_path, lines):
     given = tmp_path / "given"
     given.mkdir()
-    before = make_tokenizer()
-    before.model.save(str(given))
+    make_tokenizer().model.save(str(given))
     said = refusal(fetch, lines, tmp_path / "out", tokenizer=given)
     assert "Text.tokenizer: given: found vocab.json without tokenizer.json, expected " in said
     (given / "config.json").write_text('{"model_type": "gpt2"}')  # says of which class it is
     fetched = fetch(lines, tmp_path / "other", tokenizer=given)
     assert every_text(tmp_path / "other", "<|endoftext|>") == sorted(stories(100))
-    first = texts(tmp_path / "other", "train", "<|endoftext|>")[0]
-    ids = before.encode(first).ids
-    assert read(tmp_path / "other", "train")[: len(ids) + 1].tolist() == [*ids, 0]
     assert fetched.vocab_size == 258
     names = {"merges.txt", "tokenizer.json", "tokenizer_config.json", "vocab.json"}
-    assert set(content(tmp_path / "other" / "tokenizer")) == names
+    assert set(tiny.contents(tmp_path / "other" / "tokenizer")) == names
 
 
 def test_a_large_vocabulary_makes_tokens_of_four_bytes_and_is_another_source(tmp_path, lines):
@@ -326,7 +307,7 @@ def test_a_tokenizer_on_the_hub_is_the_one_of_its_revision(tmp_path, hub, lines)
         out = tmp_path / f"out{number}"
         fetched = fetch(lines, out, tokenizer=REPO, tokenizer_revision=revision)
         assert fetched.vocab_size == vocab_size
-        assert set(content(out / "tokenizer")) == {"tokenizer.json"}
+        assert set(tiny.contents(out / "tokenizer")) == {"tokenizer.json"}
         said = fetched.source["tokenizer"]
         assert (said["read"], said["revision"], said["commit"]) == (REPO, revision, commit)
         # what moves is said; a commit does not

@@ -12,6 +12,7 @@ from tests.pipeline.sources.corpora import (
     PERCENT,
     fetch,
     lines_of,
+    on_hub,
     parquet_of,
     put,
     stories,
@@ -19,8 +20,6 @@ from tests.pipeline.sources.corpora import (
     write_tokenizer,
 )
 from tests.pipeline.sources.options import options, refusal
-from tests.servers import hub as hub_server
-from tests.servers.hub import Repo
 
 FIRST, SECOND = stories(150)[:90], [f"and {story}" for story in stories(150)[90:]]
 LENGTH, END_OF_TEXT = 16, "</s>"
@@ -99,9 +98,7 @@ def test_a_tokenizer_is_trained_on_all_sources(tmp_path, here):
 
 
 def test_sources_may_lie_anywhere_and_what_is_wrong_is_said_of_the_one(tmp_path, monkeypatch, here):
-    with hub_server.running_hub(monkeypatch, tmp_path / "home") as hub:
-        hub.datasets["ours/web"] = Repo()
-        hub.datasets["ours/web"].commit({"x.jsonl": lines_of(FIRST)})
+    with on_hub(monkeypatch, tmp_path, "ours/web", {"x.jsonl": lines_of(FIRST)}):
         both = mixed([here[1], "ours/web"], [1, 2.5], vocab_size=270)
         found = sources.survey(both, options(tmp_path / "store"))
         assert [file.name for file in found.files] == ["b.jsonl", "x.jsonl"]
@@ -110,8 +107,3 @@ def test_sources_may_lie_anywhere_and_what_is_wrong_is_said_of_the_one(tmp_path,
     bad = mixed([here[0], str(tmp_path / "nowhere")], [1, 1], vocab_size=270)
     line = refusal(sources.fetch, bad, tmp_path, options(tmp_path / "store"))
     assert line.startswith("model.LLM.data_location.WeightedText.sources[1]: found no ")
-
-
-def test_a_weight_of_nothing_is_refused():
-    with pytest.raises(ValueError, match="greater than 0"):
-        mixed(["x"], [0.0], vocab_size=270)
