@@ -48,8 +48,7 @@ def test_pieces_are_all_of_a_message_and_none_spans_two_fields(message):
     assert [len(piece) for piece in cut] == [end - begin for _, begin, end in pieces.ranges]
     sizes = [field.bytes for field in pieces.fields]
     assert sizes == [len(memoryview(field)) for field in wire.fields(message)]
-    for (_, begin, end), piece in zip(pieces.ranges, cut, strict=True):
-        assert end - begin == len(piece) <= pieces.size
+    assert max(map(len, cut)) <= pieces.size
 
 
 @pytest.mark.parametrize("message", [DENSE, SPARSE], ids=["dense", "sparse"])

@@ -71,14 +71,6 @@ def test_sender_of_bytes_that_are_no_message_is_ejected_by_all():
     assert 3 not in decision.applied
 
 
-def test_late_message_is_not_applied_and_its_sequences_are_given_out_again():
-    progress, round = stored()
-    progress, decision = driver.finish_round(progress, round, evidence(round, {1: 30.5}))
-    assert decision.late == (1,)
-    _, after = driver.next_round(progress)
-    assert round.assignment[1] in spans(after)
-
-
 def test_what_the_store_shows_is_exact():
     progress, round = stored(replace(LONG, batch=256), 256)
     silent = tuple(range(128))
