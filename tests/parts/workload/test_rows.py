@@ -62,12 +62,6 @@ def test_what_is_encoded_is_decoded_bit_for_bit(wanted, data):
         assert array.tobytes() == np.ascontiguousarray(arrays[name]).tobytes()
 
 
-def test_no_rows_decode_to_empty_arrays():
-    rows = rows_of(x=np.zeros((1, 2, 3), np.float32), y=np.zeros(1, np.int64))
-    found = decode(rows, np.zeros((0, 8), np.int32))
-    assert [array.shape for array in found.values()] == [(0, 2, 3), (0,)]
-
-
 @pytest.mark.parametrize("shape", [(2, 7), (8,), (2, 8, 1)])
 def test_rows_of_another_width_are_refused(shape):
     with pytest.raises(ValueError, match="words; 8 expected by their kind"):

@@ -106,11 +106,13 @@ def test_a_pack_into_a_new_model_has_its_frozen_values_too(odd, model_id, tmp_pa
     """A new model begins like every other of its seed."""
     export(odd, model_id, tmp_path / "pack")
     files = []
-    for name, one in (("one", model_id), ("two", take(odd, tmp_path / "pack"))):
+    loaded = odd.ask("init_model", device="cpu", seed=1)["model_id"]
+    for name, one in (("one", model_id), ("two", take(odd, tmp_path / "pack")), ("three", loaded)):
+        if one == loaded:
+            odd.ask("load_model_artifact", model_id=one, artifact_path=str(files[0]))
         files.append(tmp_path / name)
         odd.ask("materialize_model_artifact", model_id=one, artifact_path=str(files[-1]))
-        odd.ask("load_model_artifact", model_id=one, artifact_path=str(files[-1]))
-    assert files[0].read_bytes() == files[1].read_bytes()
+    assert len({file.read_bytes() for file in files}) == 1
 
 
 def test_a_loop_with_dropout_is_the_same_again_and_frozen_values_stay(odd, tmp_path):
