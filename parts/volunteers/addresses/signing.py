@@ -5,12 +5,11 @@ from collections.abc import Collection, Mapping
 from statistics import median
 from typing import Any
 
-from lockstep.errors import LockstepError
 from parts.volunteers import slots
 from parts.volunteers.addresses.ahead import AddressReader, sign_ahead
 from parts.volunteers.chain.admissions import Admissions
-from parts.volunteers.chain.opening import read_run
-from parts.volunteers.keys import PrivateKey, public_text
+from parts.volunteers.chain.opening import read_own
+from parts.volunteers.keys import PrivateKey
 from parts.volunteers.store.verbs import Store
 
 HOUR = 3600
@@ -70,20 +69,14 @@ def rounds_ahead(store: Store, hours: float, config: Mapping[str, Any]) -> range
 
 
 def sign_run(store: Store, lab: PrivateKey, hours: float, peers: Collection[int] = ()) -> str:
-    """Sign addresses of the rounds of so many hours, and say of which.
+    """Sign addresses of the rounds of so many hours from now on, and say of which.
 
-    Args:
-      store: The run's.
-      lab: The lab's key.
-      hours: How long, from now on.
-      peers: Whose they are; without any, those of all who have a slot.
+    Without `peers` they are those of all who have a slot.
 
     Raises:
       LockstepError: the run is another's, or no addresses of this store can be signed.
     """
-    document, run, _ = read_run(store)
-    if public_text(lab) != document.lab:
-        raise LockstepError(f"{store.address}: its lab is {document.lab}, expected your key")
+    document, run = read_own(store, lab)
     admissions = Admissions(store, run, lab.public_key(), document.slots)
     admissions.read()
     found = ((peer, admissions.newest(peer)) for peer in range(document.slots))

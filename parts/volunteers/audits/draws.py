@@ -39,11 +39,6 @@ def is_drawn(link: str, peer: int, windows: int, percent: float) -> bool:
     return int.from_bytes(digest[:8], "big") < percent / 100 * 2**64
 
 
-def found_with(percent: float, windows: int) -> float:
-    """Return the probability that some of so many false windows is drawn, after the first two."""
-    return 1 - (1 - percent / 100) ** windows
-
-
 @dataclass
 class AuditDraws:
     """The draws of a run so far."""

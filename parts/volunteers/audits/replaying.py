@@ -1,6 +1,5 @@
 """A volunteer's window is replayed, from what it owned before it."""
 
-from collections.abc import Callable
 from dataclasses import replace as dc_replace
 from typing import Literal, NamedTuple
 
@@ -84,11 +83,7 @@ class RepeatedWindow(NamedTuple):
 
 
 def replay(
-    setup: Setup,
-    transcript: Transcript,
-    store: Store,
-    asked: AskedWindow,
-    advance: Callable[[], None] = lambda: None,
+    setup: Setup, transcript: Transcript, store: Store, asked: AskedWindow
 ) -> RepeatedWindow:
     """Replay a peer's window of a run that was followed this far.
 
@@ -103,7 +98,7 @@ def replay(
     found = Replay(setup, transcript, why, [(window, (peer,))])
     findings = audit_ends(setup, transcript, window, (peer,))
     if not findings:
-        findings = found.window(window, (peer,), advance)
+        findings = found.window(window, (peer,), lambda: None)
     messages = sum(peer in entry.evidence.messages for entry in transcript.window(window))
     return RepeatedWindow(asked, window, messages, why, findings)
 

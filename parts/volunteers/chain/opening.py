@@ -17,24 +17,23 @@ from parts.volunteers.chain.admissions import Admissions
 from parts.volunteers.keys import PrivateKey, PublicKey, parse_public, public_text
 from parts.volunteers.signed import MOST_BYTES, opened, sign, unsigned
 from parts.volunteers.store.verbs import ReadableStore, Seen, Store
-from pipeline import runfile
 from pipeline.start.begin import Setup, self_test
 from pipeline.version import with_commit
 
 
 def document_of(setup: Setup, lab: str, tested: Hash | None = None) -> RunDocument:
     """Return what a lab signs of a run; `lab` is its key, `tested` what the self-test gave."""
-    run = setup.run
+    run, state = setup.run, setup.start.state
     return RunDocument(
         release=release(),
-        run=tables_of(run),
+        run=run.model_dump(mode="json", exclude={"runtime"}),  # which is of this machine
         pins={"data": run.pins.data},
-        start=start_hash(setup.start.state),
+        start=tree_hash(jax.device_get((state.params, state.shared))),
         slots=run.peers.count,
         payload_bytes=payload_bytes(setup.programs.form, run.volunteers.most_bytes),
-        own_bytes=saved_bytes(setup.start.state.own[0]),
+        own_bytes=saved_bytes(state.own[0]),
         self_test=tested,
-        state_bytes=state_bytes(setup.start.state),
+        state_bytes=state_bytes(state),
         lab=lab,
     )
 
@@ -56,16 +55,6 @@ def payload_bytes(form: Form, most: int) -> int:
 def release() -> str:
     """Return the release that runs here, with its commit if it is between two releases."""
     return with_commit().removesuffix(".changed")
-
-
-def tables_of(run: runfile.Run) -> dict:
-    """Return the tables of a run file that all of a run have alike: all but how it runs here."""
-    return run.model_dump(mode="json", exclude={"runtime"})
-
-
-def start_hash(state: State) -> Hash:
-    """Return the hash of what all agree on before the first round."""
-    return tree_hash(jax.device_get((state.params, state.shared)))
 
 
 def state_bytes(state: State) -> int:
@@ -100,6 +89,18 @@ def read_run(store: ReadableStore) -> tuple[RunDocument, Hash, Seen]:
     return document, hashlib.sha256(seen.content or b"").hexdigest(), seen
 
 
+def read_own(store: Store, lab: PrivateKey) -> tuple[RunDocument, Hash]:
+    """Return run.json and its hash, see `read_run`.
+
+    Raises:
+      LockstepError: the run is another lab's.
+    """
+    document, run, _ = read_run(store)
+    if public_text(lab) != document.lab:
+        raise LockstepError(f"{store.address}: its lab is {document.lab}, expected your key")
+    return document, run
+
+
 def _check_key(  # noqa: PLR0913
     store: Store, run: Hash, public: PublicKey, lab: PublicKey, count: int, peer: int
 ) -> None:
@@ -119,11 +120,9 @@ def admit(
 
     Where `because` names what a peer put, or was to put, that is the evidence.
     """
-    document, run, _ = read_run(store)
+    document, run = read_own(store, key)
     if not 0 <= peer < document.slots:
         raise LockstepError(f"slot {peer}, expected 0 to {document.slots - 1}")
-    if public_text(key) != document.lab:
-        raise LockstepError(f"{store.address}: its lab is {document.lab}, expected your key")
     evidence = (because,) if because is not None and slots.is_evidence(because) else ()
     if public is not None:
         _check_key(store, run, parse_public(public, "KEY"), key.public_key(), document.slots, peer)

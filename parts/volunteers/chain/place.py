@@ -68,14 +68,14 @@ class Shows(Protocol):
 class Waits:
     """Waits between two looks at a store, each longer than the one before, in seconds."""
 
-    def __init__(self, first: float = 0.05, most: float = LONGEST):
-        self.next, self.most = first, most
+    def __init__(self, first: float = 0.05):
+        self.next = first
 
     def sleep(self, *, at_once: bool = True) -> None:
         """Wait; who asks this process to stop is obeyed at once, or not."""
         with signals.at_once() if at_once else nullcontext():
             time.sleep(self.next)
-        self.next = min(1.5 * self.next, self.most)
+        self.next = min(1.5 * self.next, LONGEST)
 
 
 class Volunteer(NamedTuple):

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from parts.volunteers.audits.draws import AuditDraw, AuditDraws, found_with, is_drawn
+from parts.volunteers.audits.draws import AuditDraw, AuditDraws, is_drawn
 from tests.tiny import PROJECT
 
 LINKS = [hashlib.sha256(b"%d" % n).hexdigest() for n in range(2000)]
@@ -55,6 +55,6 @@ def test_the_pages_odds_are_those_of_the_formula():
     for row in rows:
         count, *odds = [cell.strip() for cell in row.strip("|").split("|")]
         assert [float(one) for one in odds] == pytest.approx(
-            [found_with(percent, int(count)) for percent in percents], abs=0.0051
+            [1 - (1 - percent / 100) ** int(count) for percent in percents], abs=0.0051
         )
     assert len(rows) >= 4
