@@ -10,10 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import pytest
-
-from pipeline.net import fsspec_files
-
 START = Path(__file__).with_suffix(".sh")
 NEEDED = "ceph-mon", "ceph-osd", "ceph", "monmaptool", "radosgw", "radosgw-admin"
 ENDS = 30  # seconds that a process has to end
@@ -54,15 +50,3 @@ def _free_ports(count: int) -> list[int]:
     for one in sockets:
         one.close()
     return ports
-
-
-def use(address: str, patch: pytest.MonkeyPatch) -> None:
-    """Has clients take it for S3, here and in processes."""
-    fsspec_files.file_system.cache_clear()  # of another server's address
-    patch.setenv("AWS_ENDPOINT_URL", address)
-    patch.setenv("AWS_ACCESS_KEY_ID", "any")
-    patch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-    patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN"):
-        patch.delenv(name, raising=False)

@@ -60,18 +60,23 @@ class S3(web.Served):
             return True
 
 
+def use(address: str, key: str, secret: str, patch: pytest.MonkeyPatch) -> None:
+    """Has clients take an address for S3, here and in processes."""
+    fsspec_files.file_system.cache_clear()  # of another server's address
+    patch.setenv("AWS_ENDPOINT_URL", address)
+    patch.setenv("AWS_ACCESS_KEY_ID", key)
+    patch.setenv("AWS_SECRET_ACCESS_KEY", secret)
+    patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN"):
+        patch.delenv(name, raising=False)
+
+
 @contextmanager
 def running_s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3]:
     """An empty bucket that clients take for S3, here and in processes."""
-    fsspec_files.file_system.cache_clear()  # of another server's address
     with S3().serving() as bucket:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", bucket.address)
-        monkeypatch.setenv("AWS_ACCESS_KEY_ID", bucket.key)
-        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", bucket.secret)
-        monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-        monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-        for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN"):
-            monkeypatch.delenv(name, raising=False)
+        use(bucket.address, bucket.key, bucket.secret, monkeypatch)
         yield bucket
 
 

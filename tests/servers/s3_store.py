@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import pytest
 
 from pipeline.net import fsspec_files
+from tests.servers.s3 import use
 
 
 @contextmanager
@@ -13,23 +14,13 @@ def running_store(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A store that clients take for S3, here and in processes; its address."""
     from moto.server import ThreadedMotoServer  # only here: every worker imports every test
 
-    fsspec_files.file_system.cache_clear()  # of another server's address
     server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
-    environment = {
-        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
-        "AWS_ACCESS_KEY_ID": "any",
-        "AWS_SECRET_ACCESS_KEY": "s3-secret-sentinel",
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_EC2_METADATA_DISABLED": "true",
-    }
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN"):
-        monkeypatch.delenv(name, raising=False)
+    address = f"http://{host}:{port}"
+    use(address, "any", "s3-secret-sentinel", monkeypatch)
     try:
-        yield environment["AWS_ENDPOINT_URL"]
+        yield address
     finally:
         server.stop()
         fsspec_files.file_system.cache_clear()

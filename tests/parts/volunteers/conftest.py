@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests import tiny
-from tests.parts.volunteers import volunteering
+from tests.parts.volunteers import stores, volunteering
 from tests.servers import ceph as ceph_server
 
 
@@ -19,6 +19,12 @@ def ceph():
         ceph_server.serving(Path(folder)) as address,
     ):
         yield address
+
+
+@pytest.fixture
+def bucket(monkeypatch):
+    with stores.running_public(monkeypatch) as bucket:
+        yield bucket
 
 
 @pytest.fixture(scope="session")

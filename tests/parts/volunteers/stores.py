@@ -11,7 +11,7 @@ from parts.volunteers.store.schemes import open_store
 from parts.volunteers.store.verbs import Store
 from pipeline.net import fsspec_files, google
 from pipeline.net.limits import NetSettings
-from tests.servers import ceph
+from tests.servers import s3
 from tests.servers.s3 import S3, running_s3
 from tests.servers.s3_store import running_store
 
@@ -37,8 +37,17 @@ def opened(
 
 
 @contextmanager
+def running_public(patch: pytest.MonkeyPatch) -> Iterator[S3]:
+    """A bucket that anybody may read, with pages as long as the real one's."""
+    patch.setattr(s3, "PAGE", 1000)
+    with running_s3(patch) as bucket:
+        bucket.public = True
+        yield bucket
+
+
+@contextmanager
 def _ceph(patch: pytest.MonkeyPatch, address: str) -> Iterator[str]:
-    ceph.use(address, patch)
+    s3.use(address, "any", "secret", patch)
     with suppress(FileExistsError):
         fsspec_files.find_file_system(f"s3://{BUCKET}")[0].mkdir(BUCKET)
     yield address

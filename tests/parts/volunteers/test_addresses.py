@@ -30,24 +30,13 @@ from pipeline.net import fsspec_files
 from tests import tiny
 from tests.parts.volunteers.stores import BUCKET, RUN, SOON
 from tests.servers import s3 as s3_server
-from tests.servers.s3 import running_s3
 
 LAB, KEY, OTHER = (keys.PrivateKey.generate() for _ in range(3))
-OWN_BYTES = chunks.CHUNK_BYTES + 5
-SNAPSHOTS = Snapshots(0, 1000, 35)
-READER = AddressReader(7, KEY.public_key(), "ab" * 32, 16, 5000, OWN_BYTES, SNAPSHOTS)
+READER = AddressReader(7, KEY.public_key(), "ab" * 32, 16, 5000)
 HOUR = 3600
 STEP = 70  # of the rounds that are signed, 64 to 79
 STEPS = range(64, 80)
 PAYLOAD, RECORD = (slots.of_peer(STEP, 7, what) for what in ("payload", "record"))
-
-
-@pytest.fixture
-def bucket(monkeypatch):
-    monkeypatch.setattr(s3_server, "PAGE", 1000)
-    with running_s3(monkeypatch) as bucket:
-        bucket.public = True
-        yield bucket
 
 
 @pytest.fixture
@@ -69,22 +58,14 @@ def without_credentials(bucket, reader=READER, key=KEY):
     return open_addressed(address, reader, key, LAB.public_key(), SOON)
 
 
-def test_volunteer_shows_what_it_owned_after_a_snapshot_and_nothing_else(volunteer, tmp_path):
-    file = tmp_path / "own.safetensors"
-    file.write_bytes(b"x" * OWN_BYTES)
-    chunks.put(volunteer, slots.own_folder(STEP, 7), file)
-    chunks.fetch(volunteer, slots.own_folder(STEP, 7), None, tmp_path / "read", OWN_BYTES)
-    assert (tmp_path / "read").read_bytes() == file.read_bytes()
-    for folder in (slots.own_folder(STEP, 8), slots.own_folder(STEP + 1, 7)):
-        with pytest.raises(LockstepError):
-            chunks.put(volunteer, folder, file)
-    file.write_bytes(b"x")  # of another length
-    with pytest.raises(LockstepError):
-        chunks.put(volunteer, slots.own_folder(STEP, 7), file)
-
-
-def put_of(name, size):
-    return Ask("PUT", name, size)
+@contextmanager
+def an_hour_later():
+    """Has an hour pass for the store and for the volunteer."""
+    later = SimpleNamespace(time=lambda: time.time() + HOUR + 1)
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (s3_server, ahead):
+            patch.setattr(module, "time", later)
+        yield
 
 
 # ---- What an address does ----
@@ -131,8 +112,8 @@ def test_it_has_no_address_for_anything_else(volunteer, bucket, name, length):
 
 def test_the_store_refuses_another_use_of_an_address(volunteer, bucket):
     endpoint = volunteer.endpoint
-    url, _ = endpoint.find(right := put_of(RECORD, slots.RECORD_BYTES))
-    endpoint.give(endpoint.folder, {put_of(RECORD, 3): url})
+    url, _ = endpoint.find(right := Ask("PUT", RECORD, slots.RECORD_BYTES))
+    endpoint.give(endpoint.folder, {Ask("PUT", RECORD, 3): url})
     with pytest.raises(LockstepError, match="answered 403 .*signature") as caught:
         volunteer.create(RECORD, b"abc")
     assert "X-Amz-Signature=" not in str(caught.value) and bucket.key not in str(caught.value)
@@ -259,28 +240,16 @@ def test_the_newest_file_is_found_and_older_ones_are_read_where_they_are_needed(
     assert len(bucket.seen) == before + 1
 
 
-def test_newer_addresses_take_the_place_of_those_that_ended(lab, bucket, monkeypatch):
+def test_newer_addresses_take_the_place_of_those_that_ended(lab, bucket):
     sign_ahead(lab, [READER], STEPS, HOUR, LAB)
     store, endpoint = (one := without_credentials(bucket)), one.endpoint
     store.names(slots.round_folder(STEP))
     assert abs(endpoint.until - time.time() - HOUR) < 60
     assert sign_ahead(lab, [READER], STEPS, 3 * HOUR, LAB) == ["addresses/007/00001.sealed"]
-    assert "X-Amz-Expires=3600" in endpoint.find(put_of(PAYLOAD, 5000))[0]  # still holds
-    later = SimpleNamespace(time=lambda: time.time() + HOUR + 1)
-    monkeypatch.setattr(s3_server, "time", later)
-    monkeypatch.setattr("parts.volunteers.addresses.ahead.time", later)
-    assert store.create(PAYLOAD, b"p" * 5000)
+    assert "X-Amz-Expires=3600" in endpoint.find(Ask("PUT", PAYLOAD, 5000))[0]  # still holds
+    with an_hour_later():
+        assert store.create(PAYLOAD, b"p" * 5000)
     assert endpoint.until > time.time() + 2 * HOUR
-
-
-@contextmanager
-def an_hour_later():
-    """Has an hour pass for the store and for the volunteer."""
-    later = SimpleNamespace(time=lambda: time.time() + HOUR + 1)
-    with pytest.MonkeyPatch.context() as patch:
-        for module in (s3_server, ahead):
-            patch.setattr(module, "time", later)
-        yield
 
 
 def test_addresses_that_ended_are_waited_for_and_not_tried_again(lab, bucket, monkeypatch):
@@ -370,15 +339,21 @@ def test_a_file_is_small_enough_with_the_longest_credentials(lab, bucket, monkey
     assert len(store.look(name, 2**21).content) < 200_000
 
 
-def test_it_puts_the_state_after_some_rounds_in_its_chunks(lab, bucket, tmp_path, monkeypatch):
+def test_it_puts_what_it_owns_and_the_state_after_some_rounds_in_their_chunks_and_nothing_else(
+    lab, bucket, tmp_path, monkeypatch
+):
     monkeypatch.setattr(chunks, "CHUNK_BYTES", 512)
-    reader = READER._replace(own_bytes=1300, state_bytes=1300, snapshots=Snapshots(0, 90, 3))
+    reader = READER._replace(own_bytes=1200, state_bytes=1300, snapshots=Snapshots(0, 90, 3))
     sign_ahead(lab, [reader], STEPS, HOUR, LAB)
-    (path := tmp_path / "state").write_bytes(bytes(1300))
-    store = without_credentials(bucket, reader)
-    chunks.put(store, folder := slots.state_folder(69, 7), path)
-    chunks.fetch(store, folder, chunks.name_of(chunks.index_of(path)), tmp_path / "again")
-    assert (tmp_path / "again").read_bytes() == path.read_bytes()
-    for other in (slots.state_folder(70, 7), slots.state_folder(69, 8)):
+    store, path = without_credentials(bucket, reader), tmp_path / "state"
+    for of, size in ((slots.own_folder, 1200), (slots.state_folder, 1300)):
+        path.write_bytes(bytes(size))
+        chunks.put(store, folder := of(69, 7), path)
+        chunks.fetch(store, folder, chunks.name_of(chunks.index_of(path)), tmp_path / "again")
+        assert (tmp_path / "again").read_bytes() == path.read_bytes()
+        for other in (of(70, 7), of(69, 8)):
+            with pytest.raises(LockstepError, match="found no address"):
+                chunks.put(store, other, path)
+        path.write_bytes(b"x")  # of another length
         with pytest.raises(LockstepError, match="found no address"):
-            chunks.put(store, other, path)
+            chunks.put(store, folder, path)

@@ -17,8 +17,6 @@ from parts.volunteers.store.folder import FolderStore
 from parts.volunteers.store.schemes import open_store
 from pipeline.net import limits
 from tests.parts.volunteers.stores import BUCKET
-from tests.servers import s3 as s3_server
-from tests.servers.s3 import running_s3
 
 LAB, FIRST, SECOND = (keys.PrivateKey.generate() for _ in range(3))
 
@@ -44,14 +42,14 @@ OF_RUN = {
 IN_HOURS = {"max_round_train_time": 3600, "total_steps": 99, "min_clients": 1}
 
 
-def run_in(store, **tables):
+def run_in(store, lab=LAB, **tables):
     document = RunDocument(
         release="1", run=OF_RUN | tables,
         pins={}, start="ab" * 32, slots=16, payload_bytes=5000, own_bytes=7, state_bytes=0,
         self_test=None,
-        lab=keys.public_text(LAB),
+        lab=keys.public_text(lab),
     )  # fmt: skip
-    store.create(slots.RUN, sign(document, LAB))
+    store.create(slots.RUN, sign(document, lab))
     return opening.read_run(store)[1]
 
 
@@ -125,26 +123,9 @@ def test_a_key_that_has_a_slot_gets_no_other(store):
     opening.admit(store, 2, keys.public_text(SECOND), LAB)
 
 
-# ---- Commands ----
-
-
-@pytest.fixture
-def bucket(monkeypatch):
-    monkeypatch.setattr(s3_server, "PAGE", 1000)
-    with running_s3(monkeypatch) as bucket:
-        bucket.public = True
-        yield bucket
-
-
 def test_a_slot_is_given_with_a_days_addresses_and_sign_gives_more_to_all(bucket, tmp_path, capsys):
     lab, store = keys.create(tmp_path / "lab.pem"), open_store(f"s3://{BUCKET}/run")
-    document = RunDocument(
-        release="1", run=OF_RUN | {"config": IN_HOURS},
-        pins={}, start="ab" * 32, slots=16, payload_bytes=5000, own_bytes=7, state_bytes=0,
-        self_test=None,
-        lab=keys.public_text(lab),
-    )  # fmt: skip
-    store.create(slots.RUN, sign(document, lab))
+    run_in(store, lab, config=IN_HOURS)
     for peer in (5, 3):
         commands.key(tmp_path / f"{peer}.pem")
         public = capsys.readouterr().out.splitlines()[-1]

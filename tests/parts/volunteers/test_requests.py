@@ -10,9 +10,7 @@ from parts.volunteers import keys
 from parts.volunteers.addresses import signing
 from parts.volunteers.store.schemes import open_store
 from tests.parts.volunteers import volunteering
-from tests.parts.volunteers.stores import BUCKET
-from tests.servers import s3 as s3_server
-from tests.servers.s3 import running_s3
+from tests.parts.volunteers.stores import BUCKET, running_public
 
 pytestmark = pytest.mark.soak  # a busy machine takes longer rounds, and looks more often
 LAST = 12
@@ -23,9 +21,7 @@ TOO_SMALL = pytest.mark.skipif(KILOBYTES < 40e6, reason="64 processes take 40 GB
 
 @pytest.mark.parametrize("peers", [4, 8, pytest.param(64, marks=TOO_SMALL)])
 def test_a_peer_asks_little_in_a_round(tmp_path, monkeypatch, peers):
-    monkeypatch.setattr(s3_server, "PAGE", 1000)
-    with running_s3(monkeypatch) as bucket:
-        bucket.public = True
+    with running_public(monkeypatch) as bucket:
         by = f"{bucket.address}/{BUCKET}/run"
         volunteering.opened(
             tmp_path, peers, store=f"s3://{BUCKET}/run", by=by, config__total_steps=LAST

@@ -6,8 +6,6 @@ import pytest
 
 from tests.parts.volunteers import volunteering
 from tests.parts.volunteers.stores import BUCKET
-from tests.servers import s3 as s3_server
-from tests.servers.s3 import running_s3
 
 pytestmark = pytest.mark.long
 
@@ -27,15 +25,12 @@ def train_without_credentials(folder, monkeypatch):
     return lines
 
 
-def test_they_end_alike_by_addresses_that_the_lab_signed(tmp_path, monkeypatch):
-    monkeypatch.setattr(s3_server, "PAGE", 1000)
-    with running_s3(monkeypatch) as bucket:
-        bucket.public = True
-        by = f"{bucket.address}/{BUCKET}/run"
-        volunteering.opened(tmp_path, PEERS, store=f"s3://{BUCKET}/run", by=by)
-        before = len(bucket.seen)
-        lines = train_without_credentials(tmp_path, monkeypatch)
-        asked = bucket.seen[before:]
+def test_they_end_alike_by_addresses_that_the_lab_signed(tmp_path, monkeypatch, bucket):
+    by = f"{bucket.address}/{BUCKET}/run"
+    volunteering.opened(tmp_path, PEERS, store=f"s3://{BUCKET}/run", by=by)
+    before = len(bucket.seen)
+    lines = train_without_credentials(tmp_path, monkeypatch)
+    asked = bucket.seen[before:]
     assert all(said is None for _, _, said in asked)  # no Authorization
     puts = [path for verb, path, _ in asked if verb == "PUT"]
     assert all("X-Amz-Signature=" in path for path in puts)
