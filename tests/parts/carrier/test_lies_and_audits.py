@@ -1,21 +1,17 @@
 """A peer that lies in what it answers: the run goes on, and an audit names nobody else."""
 
 import logging
-import os
 from collections.abc import Callable, Mapping
 
 import jax
 import numpy as np
 import pytest
 
-from lockstep.files import read_json
 from lockstep.protocol import consensus
 from lockstep.protocol.round import Evidence, Round
 from lockstep.wire.commitment import tree_hash
-from parts.carrier import remote_peers
 from parts.carrier.carrier import Answered
 from parts.carrier.requests import Asked
-from tests import tiny
 from tests.lockstep.swarm import simulated
 from tests.parts.carrier.loopback import Loopback
 from tests.parts.carrier.test_remote_peers import LONG, never_twice, train
@@ -117,70 +113,3 @@ def test_a_peer_that_commits_to_a_false_state_and_goes_on_from_it_is_named_and_n
     assert check.found == transcript.rounds[step].evidence.messages[liar].claim
     assert (findings[0].round, findings[0].peer, findings[0].kind) == (step, liar, "state")
     assert {finding.peer for finding in findings} == {liar}
-
-
-LIES = '''
-"""Python imports this at the start of each process; that of peer 0 then lies."""
-import sys
-
-if "parts.carrier.commands" in sys.orig_argv and "--peer 0" in " ".join(sys.orig_argv):
-    import numpy as np
-    from parts.carrier.requests import Hashed
-    from parts.carrier.sidecar import PeerProcess
-
-    do, told = PeerProcess._do, []
-
-    def lie(self, asked, gang):
-        given = do(self, asked, gang)
-        about = getattr(asked.values, "what", asked.operation)
-        if about not in ("params", "own", "recompute", "train"):
-            return given
-        if about in ("params", "own") and asked.values.hash:
-            return given
-        told.append(about)
-        if about in ("params", "own"):
-            return given._replace(arrays=[np.asarray(x * 1.5 + 1, x.dtype) for x in given.arrays])
-        if told.count("train") == 2:
-            return given._replace(values=Hashed.model_construct(hash={"a": 10**400}))
-        if told.count("train") == 3:
-            return given._replace(arrays=[np.float32("nan"), *given.arrays[1:]])
-        return given
-
-    PeerProcess._do = lie
-'''
-
-
-@pytest.mark.soak
-def test_a_real_process_that_lies_costs_nobody_else_anything(tmp_path, monkeypatch):
-    document = tiny.run_document(
-        tiny.write_data(tmp_path / "tokens"),
-        config__total_steps=24,
-        config__init_min_clients=2,
-        config__witness_nodes=0,
-        config__verification_percent=34,
-        **tiny.SHORT_EPOCHS,
-        peers__count=3,
-        witness__snapshot_every=8,
-        witness__replay_percent=100,
-        runtime__carrier="processes",
-        runtime__checkpoint_every=8,
-    )
-    run_file, root = tmp_path / "run.toml", tmp_path / "root"
-    tiny.write_run(run_file, document)
-    liar = tmp_path / "liar"
-    liar.mkdir()
-    (liar / "sitecustomize.py").write_text(LIES)
-    path, processes = f"{liar}{os.pathsep}{tiny.PROJECT}", remote_peers.Processes
-
-    def with_a_liar(hub, scratch, spawned, environment_of, *rest):
-        changed = lambda place: environment_of(place) | {"PYTHONPATH": path}  # noqa: E731
-        return processes(hub, scratch, spawned, changed, *rest)
-
-    monkeypatch.setattr(remote_peers, "Processes", with_a_liar)
-    output = tiny.make(run_file, root, "download", "convert", "train")
-    lost = [line for line in output.splitlines() if " is lost: " in line]
-    assert lost and all("train: peer 0 is lost: " in line for line in lost), output
-    tiny.make(run_file, root, "witness")
-    verdict = read_json(root / "data/verdict/verdict.json")
-    assert verdict["accepted"] and not verdict["findings"], verdict["findings"]
-    assert verdict["method"] == "bitwise"
