@@ -70,16 +70,8 @@ def test_a_kubernetes_job_that_was_deleted_has_failed_and_one_not_heard_of_runs(
 def test_snakemake_runs_a_stage_as_a_kubernetes_job(tmp_path):
     pytest.importorskip("snakemake_executor_plugin_cluster_generic")
     project, cluster = tiny.make_project(tmp_path), tmp_path / "kubernetes"
-    done = subprocess.run(
-        [sys.executable, "-m", "snakemake", "--profile", "profiles/kubernetes", "convert"],
-        cwd=project,
-        env=tiny.environment(project) | kubernetes.install(cluster),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stdout
+    command = sys.executable, "-m", "snakemake", "--profile", "profiles/kubernetes", "convert"
+    tiny.run(project, *command, **kubernetes.install(cluster))
     assert (cluster / "lockstep-convert-0").read_text() == "Complete\n"
     assert (project / OUT["convert"] / "params.safetensors").exists()
 
@@ -97,16 +89,7 @@ def test_the_slurm_job_of_the_docs_trains_peers_as_its_tasks(tmp_path):
     run["runtime"] |= {"carrier": "processes", "listen": f"127.0.0.1:{port}", "by_hand": [0, 1]}
     tiny.write_run(project / RUN_FILE, run)
     tiny.make(project / RUN_FILE, project, "download", "convert")
-    done = subprocess.run(
-        ["sh", "-c", script],
-        cwd=project,
-        env=tiny.environment(project) | slurm.install(tmp_path / "slurm") | {"SLURM_NTASKS": "2"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stdout
+    tiny.run(project, "sh", "-c", script, **slurm.install(tmp_path / "slurm"), SLURM_NTASKS="2")
     made, expected = (tiny.contents(root / OUT["train"]) for root in (project, whole))
     assert made == expected
 

@@ -226,12 +226,15 @@ def commit(project: Path, message: str) -> None:
     subprocess.run(command, cwd=project, check=True)
 
 
-def run(project: Path, *command: str) -> str:
-    """Runs a command in the project; its whole output, or an assertion that shows it."""
+def run(project: Path, *command: str, **more: str) -> str:
+    """Runs a command in the project; its whole output, or an assertion that shows it.
+
+    `more` is added to its environment.
+    """
     done = subprocess.run(
         command,
         cwd=project,
-        env=environment(project),
+        env=environment(project) | more,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
