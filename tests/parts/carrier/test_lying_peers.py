@@ -1,7 +1,7 @@
 """What a peer answers is checked before anything is done with it: who lies is lost, with one line.
 
 The processes are a few arrays here, and the answers go through the bytes of the channel;
-test_lies_and_audits.py has real ones.
+test_lies_and_audits.py has ones that train.
 """
 
 import json

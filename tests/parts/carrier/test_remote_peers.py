@@ -1,6 +1,6 @@
 """Peers in processes of their own: the same bits and, whatever is lost, a run that an audit passes.
 
-The processes are objects here, so that they die at chosen moments; test_processes.py has real ones.
+The processes are objects here, so that they die at chosen moments; test_gang.py has real ones.
 """
 
 import os
