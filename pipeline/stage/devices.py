@@ -99,13 +99,6 @@ def prepare_alone() -> None:
     os.environ.setdefault("JAX_DEFAULT_MATMUL_PRECISION", "highest")  # never TF32
 
 
-def flags_of_the_user() -> str:
-    """Return the flags of XLA that are set beside ours, which may change bits."""
-    return (
-        os.environ.get("XLA_FLAGS", "").removeprefix(FLAGS).strip().removeprefix(FLAGS_GPU).strip()
-    )
-
-
 def leave_out_settings() -> None:
     """Take out of the environment what JAX reads at its import, but for what may `STAY`."""
     for name in [name for name in os.environ if name.startswith(READ_AT_IMPORT)]:

@@ -111,16 +111,6 @@ def test_a_sketch_that_is_not_the_messages_is_a_finding_against_the_author(name,
     assert text in finding.detail
 
 
-def test_a_piece_that_was_changed_is_a_finding_against_the_author(trained, tmp_path):
-    run, folder = trained()
-    copy = shutil.copytree(folder, tmp_path / "copy")
-    path = copy / "payloads" / "00001.bin"
-    data = bytearray(path.read_bytes())
-    data[5] ^= 1
-    path.write_bytes(data)
-    assert [(f.round, f.peer, f.kind) for f in audited(run, copy)] == [(1, None, "sketch")]
-
-
 def test_a_transcript_without_sketches_of_large_messages_is_a_finding(
     trained, tmp_path, monkeypatch
 ):
@@ -273,23 +263,18 @@ def test_other_settings_than_these_are_taken_back():
     assert back.words == "the CPU's widest vector instructions and 4 threads"
 
 
-ELSEWHERE = {"xla_flags": "--xla_cpu_max_isa=AVX", "threads": "1"}
-
-
 @pytest.mark.parametrize(
     ("change", "measured"),
-    [(ELSEWHERE, True), ({"jax": "0.1"}, False), ({"platform": "gpu"}, False),
+    [({"threads": "1"}, True), ({"jax": "0.1"}, False), ({"platform": "gpu"}, False),
      ({"xla_flags": "--xla_cpu_enable_fast_math=true"}, False)],
 )  # fmt: skip
 def test_only_what_can_be_varied_here_is_measured(change, measured, trained, monkeypatch):
     run, folder = trained()
     header = Transcript(folder).header
-    if "threads" in change:
-        change = {
-            "threads": "1",
-            "xla_flags": f"{header.environment['xla_flags']} --xla_cpu_max_isa=AVX",
-        }
-    header = header.model_copy(update={"environment": header.environment | change})
+    there = header.environment | change
+    if measured:
+        there["xla_flags"] += " --xla_cpu_max_isa=AVX"
+    header = header.model_copy(update={"environment": there})
     assert rounding.measurable(lab("dense").setup(run), header) == measured
 
 

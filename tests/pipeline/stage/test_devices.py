@@ -28,17 +28,14 @@ def environment(monkeypatch):
         (2, 8, 4, 4, "4"),
         (64, 64, 4, 4, "16"),
         (64, 11, 4, 2, "4"),
-        (64, 64, 1, 3, "3"),
     ],
 )
 def test_devices_are_as_many_as_cores_peers_and_threads_allow(
     environment, cores, threads, count, fsdp, expected
 ):
     environment.setattr(os, "sched_getaffinity", lambda _: range(cores))
-    changes = {"peers__threads": threads, "peers__count": max(count, 2), "peers__fsdp": fsdp}
-    run = tiny.parsed(**changes, peers__micro_batch=fsdp)
-    run = run.model_copy(update={"peers": run.peers.model_copy(update={"count": count})})
-    devices.prepare(run)
+    changes = {"peers__threads": threads, "peers__count": count, "peers__fsdp": fsdp}
+    devices.prepare(tiny.parsed(**changes, peers__micro_batch=fsdp))
     assert os.environ["JAX_NUM_CPU_DEVICES"] == expected
 
 

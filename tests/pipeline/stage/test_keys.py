@@ -45,17 +45,6 @@ def test_a_value_changes_the_keys_of_just_the_stages_that_depend_on_it(tmp_path,
     assert changed(tmp_path, old, new) == stages
 
 
-def test_a_room_changes_the_keys_of_just_the_stages_that_import_it(tmp_path, monkeypatch):
-    before = keys_of(tmp_path, RUN)
-    digest = keys.digest_of_source
-    monkeypatch.setattr(
-        keys, "digest_of_source", lambda path: "edited" if path.name == "start" else digest(path)
-    )
-    after = keys_of(tmp_path, RUN)
-    found = {stage for stage in STAGES if before[stage] != after[stage]}
-    assert found == DOWNSTREAM_OF_TRAIN
-
-
 def test_what_a_key_digests_is_recorded_as_it_was_though_source_is_edited_meanwhile(monkeypatch):
     found = keys.Keys(PROJECT / RUN_FILE)
     key = found.key("train")

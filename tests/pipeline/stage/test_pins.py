@@ -83,13 +83,6 @@ def test_what_was_changed_since_is_not_pinned(place):
     assert run_file.read_text() == before
 
 
-def test_the_refusal_names_the_pin_and_what_was_found():
-    assert pins.check("data", "", "b" * 64, "a folder") == "not pinned"
-    assert pins.check("data", "b" * 64, "b" * 64, "a folder") == "pinned"
-    with refused("[pins] data", "a" * 64, "b" * 64):
-        pins.check("data", "a" * 64, "b" * 64, "a folder")
-
-
 def test_pins_of_a_file_with_a_base_are_in_that_file(place):
     run_file, root, _ = place
     tiny.make(run_file, root, "download", "convert")

@@ -179,10 +179,3 @@ def test_a_stage_started_by_hand_outlives_its_shell(tmp_path):
     time.sleep(0.5)
     assert is_running(stage)
     os.kill(int(stage.name), signal.SIGKILL)
-
-
-def test_a_signal_to_stop_is_recorded_and_does_not_end_the_process():
-    with signals.stopping() as is_stopping:
-        assert not is_stopping()
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert wait_until(is_stopping)

@@ -17,12 +17,12 @@ from transformers import (
     LlamaForCausalLM,
 )
 
-from lockstep.errors import LockstepError
 from models.llama import llama
 from pipeline.weights import hf
 from tests import tiny
 from tests.errors import check_names
 from tests.models.reference import BASE, GROUPS, LATENT
+from tests.pipeline.sources.options import refusal
 
 MODEL = {
     "model_type": "llama",
@@ -70,13 +70,6 @@ def edit_json(file: Path, edit) -> None:
     content = json.loads(file.read_text())
     edit(content)
     file.write_text(json.dumps(content))
-
-
-def refusal(call, *arguments) -> str:
-    with pytest.raises(LockstepError) as caught:
-        call(*arguments)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def refused(folder: Path) -> str:
@@ -128,15 +121,6 @@ def test_transformers_loads_what_we_write_and_computes_the_same(tmp_path, tied, 
     expected = loaded(torch.from_numpy(tokens)).logits.detach().numpy()
     found = llama.apply(config, params, tokens, scan=True, dtype=jnp.float32)
     np.testing.assert_allclose(found, expected, atol=1e-5)
-
-
-def test_params_are_float32_with_layers_stacked_and_kernels_transposed(folder):
-    hf_config, params = hf.read_folder(save_model(folder, "bfloat16"))
-    assert params["layers"]["mlp"]["up"]["kernel"].shape == (2, 16, 24)
-    assert params["layers"]["mlp"]["up"]["kernel"].dtype == np.float32
-    stored = load_file(folder / hf.WEIGHTS)["model.layers.1.mlp.up_proj.weight"]
-    np.testing.assert_array_equal(params["layers"]["mlp"]["up"]["kernel"][1], stored.T)
-    assert hf_config["vocab_size"] == 40
 
 
 def test_equal_params_are_equal_files(tmp_path, folder):
@@ -223,19 +207,6 @@ def with_experts(tmp_path) -> Path:
     folder = tmp_path / "experts"
     DeepseekV3ForCausalLM(DeepseekV3Config(**BASE | LATENT | GROUPS)).save_pretrained(folder)
     return folder
-
-
-def test_experts_and_layers_after_dense_ones_lie_where_their_names_say(with_experts):
-    _, params = hf.read_folder(with_experts)
-    tensors = load_file(with_experts / hf.WEIGHTS)
-    up = params["layers"]["mlp"]["experts"]["up"]
-    assert up.shape == (2, 8, 32, 24)  # layers, experts, in, out
-    for layer in (1, 2):
-        for expert in range(8):
-            stored = tensors[f"model.layers.{layer}.mlp.experts.{expert}.up_proj.weight"]
-            np.testing.assert_array_equal(up[layer - 1, expert], stored.T)
-    dense = params["dense_layers"]["mlp"]["up"]["kernel"]
-    np.testing.assert_array_equal(dense[0], tensors["model.layers.0.mlp.up_proj.weight"].T)
 
 
 def test_an_expert_that_is_missing_extra_or_in_a_dense_layer_is_named(with_experts):

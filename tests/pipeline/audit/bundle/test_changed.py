@@ -149,9 +149,6 @@ REFUSED = {
     "another model": (
         lambda f: change_json(f / "transcript/header.json", lambda h: h.update(model={})),
         "header.json: model_type is None"),
-    "a table for a format": (
-        lambda f: change_json(f / "transcript/header.json", lambda h: h.update(format={"a": 1})),
-        "header.json: format {'a': 1}, expected 3; a later release reads it"),
     "a list for a header": (
         lambda f: (f / "transcript/header.json").write_text("[]"), "header.json: "),
     "a list for a run": (lambda f: (f / "run.json").write_text("[]"), "run.json: "),

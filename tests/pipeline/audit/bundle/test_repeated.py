@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from lockstep.transcript.trees import load_nested
-from lockstep.transcript.windows import Window
 from pipeline.audit import bundle
 from tests import tiny
 from tests.pipeline.audit.bundle.bundled_run import FLIP, OPENING, bundles
@@ -92,7 +91,3 @@ def test_another_payload_than_was_committed_to_is_repeated_without_training(veri
     assert not any("snapshots" in name for name in names) and "tokens.safetensors" not in names
     assert bundle.show(path, 1) == 0
     assert "1 of 1 findings confirmed, by decoding what was sent" in capsys.readouterr().out
-
-
-def test_a_name_tells_the_rounds_and_the_peer():
-    assert bundle.name(Window(51, 100), 2) == "bundles/00051-00100-peer-02"

@@ -94,17 +94,6 @@ def test_a_header_that_tells_of_another_run_is_a_finding(audited, transcript, pa
     assert [f.kind for f in audited.audit(transcript)] == ["header"]
 
 
-def test_a_state_that_does_not_follow_names_the_peer_and_the_window_that_ends_in_it(
-    audited, transcript
-):
-    edit_arrays(transcript, 4, "own-001")
-    own = Transcript(transcript).own(4, 1, lab("signs").begin.state.own[1])
-    record(transcript, 4, lambda recorded: recorded["own"].__setitem__(1, tree_hash(own)))
-    assert audited.audit(transcript) == []
-    found = [(f.round, f.peer, f.kind) for f in audited.replay(transcript)]
-    assert found[0] == (4, 1, "state")
-
-
 @pytest.mark.parametrize("bitwise", [True, False])
 def test_params_that_do_not_follow_are_a_finding_about_the_author(audited, transcript, bitwise):
     path = transcript / "snapshots" / "00008" / "params.safetensors"

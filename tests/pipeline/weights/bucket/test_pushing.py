@@ -103,14 +103,6 @@ def test_the_same_export_is_not_sent_twice(tmp_path, served, model):
 # ---- Uploads: whole on a bad network, or one line that says what is missing ----
 
 
-def test_a_large_file_goes_in_chunks(served, model, monkeypatch):
-    monkeypatch.setattr(google, "CHUNK_BYTES", 2**18)
-    (model / "added_tokens.json").write_bytes(large := bytes(range(256)) * 3000)
-    push(model)
-    assert served.live()[f"{FOLDER}/added_tokens.json"] == large
-    assert len([path for method, path, _ in served.seen if method == "PUT"]) > len(served.objects)
-
-
 def other_range(said: str | None) -> Callable[[Answer], Answer]:
     """Says of an upload that other bytes have arrived than have."""
 

@@ -156,18 +156,7 @@ def test_a_manifest_of_other_files_than_are_there_is_refused(
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        "../x.safetensors",
-        "/etc/x.safetensors",
-        "sub/x.safetensors",
-        "..",
-        ".hidden.safetensors",
-        "x.bin",
-        "model.safetensors.py",
-        "x.safetensors\n",
-        "",
-    ],
+    "name", ["../x.safetensors", "sub/x.safetensors", ".x.safetensors", "x.safetensors\n", "x.bin"]
 )
 def test_a_name_that_leaves_the_folder_or_is_no_safetensors_is_refused(
     tmp_path, served, model, name
@@ -182,10 +171,8 @@ def test_a_name_that_leaves_the_folder_or_is_no_safetensors_is_refused(
     ("content", "named"),
     [
         (b"{", ["JSON"]),
-        (b"[]", ["[]"]),
         (b"{}", ["metadata"]),
         (b'{"metadata": {"step": 1}, "files": []}', ["files", "[]"]),
-        (b'{"metadata": {"step": -1}, "files": [{}]}', ["metadata.step", -1]),
         (
             b'{"metadata": {"step": 1}, "files": [{"filename": "a.safetensors", "generation": 0, '
             b'"size_bytes": 1}]}',
