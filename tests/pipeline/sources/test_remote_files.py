@@ -94,23 +94,18 @@ def test_what_is_no_address_of_a_web_server_is_one_line(files, tmp_path, address
     assert refusal(fetch, where, tmp_path / "third").startswith(f"{address}: ")
 
 
-def test_more_numbered_files_than_can_be_asked_for_are_refused(files, tmp_path):
+def test_more_files_than_can_be_asked_for_are_refused_alone_and_mixed(files, tmp_path):
     where = {"url_template": files.url("{}.ds"), "start_index": 0, "n_left_pad_zeros": 0}
-    where = at({"NumberedFiles": where | {"num_files": 2**32 - 1}})
-    message = refusal(fetch, where, tmp_path / "out")
-    assert message.endswith(
-        "num_files is 4294967295, expected at most 100000: each needs a request for its size"
-    )
-
-
-def test_a_mixture_of_more_files_than_can_be_asked_for_is_refused(files, tmp_path):
-    where = {"url_template": files.url("{}.ds"), "start_index": 0, "n_left_pad_zeros": 0}
-    one = HOW | {"location": {"NumberedFiles": where | {"num_files": 60_000}}}
+    one = {"location": {"NumberedFiles": where | {"num_files": 60_000}}}
     message = refusal(
-        fetch, mixed(files, {"shuffle": "DontShuffle", "providers": [one] * 2}), tmp_path
+        fetch, mixed(files, {"shuffle": "DontShuffle", "providers": [HOW | one] * 2}), tmp_path
     )
     check_names(message, files.url("mix.json"), 120000, 100000)
     assert [method for method, *_ in files.seen] == ["GET"]  # of the document
+    message = refusal(fetch, at({"NumberedFiles": where | {"num_files": 2**32 - 1}}), tmp_path)
+    assert message.endswith(
+        "num_files is 4294967295, expected at most 100000: each needs a request for its size"
+    )
 
 
 def test_what_is_kept_of_a_listing_is_one_line_where_it_is_damaged(files, tmp_path, monkeypatch):
