@@ -221,7 +221,7 @@ FORGED = {
     "another seed of fresh weights": (
         change_run(other_seed), "proof/transcript: the params before the first round"),
     "another seed of fresh weights, with its hash": (
-        other_seed_and_its_hash, "proof/transcript: round "),
+        other_seed_and_its_hash, "round 3, params: "),
     "messages of nobody": (
         lambda folder: append(folder / TRANSCRIPT / "payloads/00004.bin", bytes(10**6)),
         "payloads/00004.bin: 100"),
