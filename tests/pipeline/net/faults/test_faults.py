@@ -5,7 +5,6 @@ import json
 import logging
 import random
 import re
-import shutil
 import signal
 
 import pytest
@@ -132,17 +131,6 @@ def test_a_part_of_a_file_that_came_damaged_is_fetched_again(source, root, tmp_p
     folder = sources.fetch(source.location, root, pin, limit)
     train = b"".join(path.read_bytes() for path in sorted((folder / "train").iterdir()))
     assert train == (TRUTH["0.ds"] + TRUTH["1.ds"])[:50_000]
-
-
-@each_kind
-def test_an_earlier_result_is_whole_after_a_failure(source, root):
-    before = tiny.contents(sources.fetch(source.location, root))
-    shutil.rmtree(root / "data" / "store")
-    spoil(source, m.dropped)
-    spoil(source, m.refused, times=None, after=1)
-    with pytest.raises(LockstepError, match="run again to resume"):
-        sources.fetch(source.location, root)
-    assert tiny.contents(root / "data" / "shards") == before
 
 
 @each_kind
