@@ -163,6 +163,13 @@ def test_a_run_that_extends_another_is_followed_from_its_authors_state(published
 
 
 @pytest.mark.soak
+def test_on_another_machine_it_verifies_within_a_tolerance_and_says_why(published, monkeypatch):
+    monkeypatch.setenv("JAX_DEFAULT_MATMUL_PRECISION", "float32")  # the same bits on a CPU
+    line = verify(published.folder).text
+    assert "because the publisher says: matmul_precision is 'float32' here" in line
+
+
+@pytest.mark.soak
 @pytest.mark.parametrize("optimizer", [tiny.ADAMW, tiny.DILOCO], ids=["AdamW", "DiLoCo"])
 def test_a_run_whose_messages_are_not_kept_is_verified_for_all_its_peers(optimizer, tmp_path):
     run_file, root = tmp_path / "run.toml", tmp_path / "root"

@@ -113,6 +113,17 @@ def test_a_round_of_sequences_in_a_row_is_one_request(far):
     assert requests_for(far, Streams(Network()), wanted) == [("a", 10 * 4 * KIB, 200 * 4 * KIB)]
 
 
+def test_shuffled_sequences_fetch_at_most_twice_their_bytes(far):
+    origin = far.put("a", 16 * MIB)
+    for share in (0.01, 0.1, 0.3, 0.6):
+        far.asked.clear()
+        count = 16 * MIB // (4 * KIB)
+        chosen = random.Random(0).sample(range(count), int(share * count))
+        Streams(Network()).read(sequences(origin, chosen))
+        assert far.fetched <= 2 * len(chosen) * 4 * KIB
+        assert len(far.asked) <= len(chosen)
+
+
 def test_a_gap_is_fetched_only_where_it_is_shorter_than_what_follows(far):
     origin = far.put("a", MIB)
     wanted = [(origin, 0, 100), (origin, 200, 300), (origin, 401, 501)]
