@@ -34,6 +34,7 @@ from pipeline.pages.templates import fill
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.transforms import Bbox
 
 ENDINGS = (".md", ".html", ".json", ".png", ".csv", ".seeds.csv", ".pairs.csv", ".curves.csv")
 OF_A_SEED = ("loss", "held_out_stderr", "tokens", TRAINED, "simulated_seconds", "key", "params")
@@ -146,6 +147,8 @@ def draw(table: Sequence[Row]) -> bytes:
             axes.grid(color="#e3e6ec")
             axes.spines[["top", "right"]].set_visible(False)
         curves[0].set_ylabel("held-out loss, nats per token")
+        figure.draw_without_rendering()  # names are moved apart in pixels
+        _name_points(last, known, colours)
         handles, labels = curves[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside upper center", ncols=6, edgecolor="none")
         buffer = io.BytesIO()
@@ -164,9 +167,7 @@ def _line(axes: "Axes", row: Row, column: str, divisor: float, colour: np.ndarra
 
 def _front(axes: "Axes", known: Sequence[Row], colours: np.ndarray) -> None:
     for row, colour in zip(known, colours, strict=True):
-        at = row.total("bytes_up"), row.mean
-        axes.plot(*at, "o", color=colour)
-        axes.annotate(row.label, at, (3, 3), textcoords="offset points", fontsize=6)
+        axes.plot(row.total("bytes_up"), row.mean, "o", color=colour)
     best = sorted(front(known), key=lambda row: row.total("bytes_up"))
     axes.step(
         [row.total("bytes_up") for row in best],
@@ -178,3 +179,24 @@ def _front(axes: "Axes", known: Sequence[Row], colours: np.ndarray) -> None:
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter(EngFormatter("B"))
     axes.set_xlabel("sent by each peer, at the end; the front")
+
+
+def _name_points(axes: "Axes", known: Sequence[Row], colours: np.ndarray) -> None:
+    """Write each method's name beside its point, or above the names that are there already."""
+    taken: list[Bbox] = []
+    for row, colour in zip(known, colours, strict=True):
+        at = row.total("bytes_up"), row.mean
+        is_right = axes.transLimits.transform(axes.transScale.transform(at))[0] > 0.5
+        side, x = ("right", -5) if is_right else ("left", 5)
+        name = axes.annotate(
+            row.label,
+            at,
+            (x, -2),
+            textcoords="offset points",
+            ha=side,
+            fontsize=6,
+            color=0.65 * colour[:3],
+        )
+        while any(name.get_window_extent().overlaps(other) for other in taken):
+            name.xyann = x, name.xyann[1] + 1
+        taken.append(name.get_window_extent())
