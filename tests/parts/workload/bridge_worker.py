@@ -1,6 +1,6 @@
 """A worker of version 2 that knows nothing of ours, with NumPy alone.
 
-Of its 17 methods it has the ten that docs/reference/bridge.md says a host of ours calls.
+It has ten of the protocol's 17 methods: those that our hosts call, by docs/reference/bridge.md.
 
 It says nothing of its environment, its plan names no shapes, and gradients are unknown to it. A new
 model's params are of its process alone, as those of a torch module that nobody seeds.
