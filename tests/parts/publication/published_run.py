@@ -59,12 +59,12 @@ def make(folder: Path) -> None:
 
 def verify(source: Path | str, **asked: object):
     """What the command claims, or the error that it prints."""
-    root = Path(source).parent / "reader"
-    try:
-        with tiny.like_a_process():
+    with tempfile.TemporaryDirectory() as aside, tiny.like_a_process():
+        root = Path(aside) / "reader"
+        try:
             return commands._verify(str(source), root, LIMITS, ReaderAsks(**asked))
-    finally:
-        assert not root.exists()  # nothing of a folder is copied, or left
+        finally:
+            assert not root.exists()  # nothing of a folder is copied, or left
 
 
 def print_of(capsys, *arguments: str) -> tuple[int, str]:
