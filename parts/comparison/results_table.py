@@ -1,6 +1,7 @@
 """The table of a comparison: what each method came to at equal tokens, bytes and hours."""
 
 import bisect
+import itertools
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
@@ -300,7 +301,7 @@ def conclusions(compare: Compare, table: Sequence[Row]) -> Iterator[str]:
     if len(compare.seeds) == 1:
         yield "One seed: which differences exceed those of seeds is not known."
     elif found := apart(table):
-        yield _told_apart(found, {row.method: row.label for row in plain})
+        yield from _told_apart(found, {row.method: row.label for row in plain})
     labels = ", ".join(row.label for row in front(plain))
     yield f"No other method has a lower loss with as few bytes: {labels}."
     for row in plain:
@@ -318,10 +319,10 @@ def _measured_on(plain: Sequence[Row]) -> str | None:
     return f"A loss is measured on {text} at most; a seed draws the same for every method."
 
 
-def _told_apart(found: Sequence[Difference], labels: Mapping[str, str]) -> str:
+def _told_apart(found: Sequence[Difference], labels: Mapping[str, str]) -> Iterator[str]:
+    unsure = [one for one in found if not one.sure]
     text = f"Differences are of equal seeds, with t intervals that hold for all {len(found)} pairs "
-    text += "together 95 times in 100 (Bonferroni)."
-    unsure = [
-        f"{labels[one.better]} and {labels[one.worse]} ({one})" for one in found if not one.sure
-    ]
-    return f"{text} Cannot be told apart: {'; '.join(unsure)}." if unsure else f"{text} All differ."
+    yield text + f"together 95 times in 100 (Bonferroni).{'' if unsure else ' All differ.'}"
+    for better, some in itertools.groupby(unsure, lambda one: one.better):
+        rest = "; ".join(f"{labels[one.worse]} ({one})" for one in some)
+        yield f"{labels[better]} cannot be told apart from: {rest}."

@@ -258,9 +258,10 @@ def test_paired_differences_are_students_and_hold_for_all_pairs():
 def test_only_intervals_without_0_decide_an_order():
     table = [row("a", 4.0, 4.2), row("b", 4.1, 4.4), row("c", 5.0, 5.2)]
     compare = compared(methods={r.method: PLAIN for r in table})
-    sample, told, *_ = conclusions(compare, table)
+    sample, _, first, second, _ = conclusions(compare, table)
     assert "64 of 640" in sample and "0.125" in sample
-    assert "Cannot be told apart: a and b (" in told and "a and c" not in told
+    assert first.startswith("a cannot be told apart from: b (") and "c (" not in first
+    assert second.startswith("b cannot be told apart from: c (")  # 0.8 and 0.9 higher
     _, alone, *_ = conclusions(compared(seeds=[3]), [row("a", 4.0)])
     assert "One seed" in alone
 
