@@ -146,9 +146,9 @@ def settle(check: Check, claimed: Claim, rulings: Iterable[Ruling], peers: int) 
     """
     for ruling in rulings:
         if (ruling.verifier, ruling.peer) == (check.verifier, check.peer):
-            found = list(ruling.found.values())
-            if 2 * (1 + found.count(check.found)) > peers:
+            results = list(ruling.found.values())
+            if 2 * (1 + results.count(check.found)) > peers:
                 return check.peer
-            if 2 * (1 + found.count(claimed)) > peers:
+            if 2 * (1 + results.count(claimed)) > peers:
                 return check.verifier
     return None

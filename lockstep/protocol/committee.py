@@ -176,18 +176,18 @@ def plan_shares(
     In shuffled order each takes the next piece of the untrained sequences, at most its share; when
     none are left, it takes its share of new ones, in contiguous ranges from `data_index` on.
     """
-    spans, rest, begin = {}, deque(untrained), data_index
+    spans, queue, begin = {}, deque(untrained), data_index
     for peer in deterministic_shuffle([*shares], random_seed):
         share = shares[peer]
-        if not rest:
+        if not queue:
             spans[peer] = begin, begin + share - 1
             begin += share
             continue
-        first, last = rest.popleft()
+        first, last = queue.popleft()
         spans[peer] = first, min(last, first + share - 1)
         if last >= first + share:
-            rest.appendleft((first + share, last))
-    return Assignment(dict(sorted(spans.items())), begin - data_index, tuple(rest))
+            queue.appendleft((first + share, last))
+    return Assignment(dict(sorted(spans.items())), begin - data_index, tuple(queue))
 
 
 def _pieces(
@@ -195,19 +195,19 @@ def _pieces(
 ) -> tuple[list[Span], tuple[Span, ...]]:
     """Return at most `count` pieces of `share`, at most `batch_size` in all; and what remains."""
     pieces: list[Span] = []
-    rest = deque(spans)
-    while rest and len(pieces) < count:
-        first, last = rest[0]
+    queue = deque(spans)
+    while queue and len(pieces) < count:
+        first, last = queue[0]
         end = min(last, first + share - 1)
         batch_size -= end - first + 1
         if batch_size < 0:
             break
         pieces.append((first, end))
         if end == last:
-            rest.popleft()
+            queue.popleft()
         else:
-            rest[0] = (end + 1, last)
-    return pieces, tuple(rest)
+            queue[0] = (end + 1, last)
+    return pieces, tuple(queue)
 
 
 def _split(first: int, size: int, parts: int) -> list[Span]:

@@ -29,11 +29,11 @@ def judge(
     a check needs. `limit` is max_round_train_time in seconds, or when the round closed; `quorum` is
     the number of witnesses needed.
     """
-    there = arrived(round_, evidence, limit)
+    slots = arrived(round_, evidence, limit)
     if round_.witnesses:
-        supported, lied = _witnessing(round_, evidence, there, quorum)
+        supported, liars = _witnessing(round_, evidence, slots, quorum)
     else:
-        supported, lied = _stored(evidence, there)
+        supported, liars = _stored(evidence, slots)
     disputed, rulings = set(evidence.withheld), defaultdict(list)
     for ruling in evidence.rulings:
         rulings[ruling.verifier, ruling.peer].append(ruling)
@@ -42,9 +42,9 @@ def judge(
         if loser is None:
             disputed.add(check.peer)
         else:
-            lied.setdefault(loser, "false message" if loser == check.peer else "false check")
-    applied = tuple(sorted(s for s in supported - disputed if sender(s) not in lied))
-    return applied, dict(sorted(lied.items()))
+            liars.setdefault(loser, "false message" if loser == check.peer else "false check")
+    applied = tuple(sorted(s for s in supported - disputed if sender(s) not in liars))
+    return applied, dict(sorted(liars.items()))
 
 
 def checked(round_: Round, evidence: Evidence) -> dict[int, int]:
@@ -67,7 +67,7 @@ def disputes(evidence: Evidence, checks: Iterable[Check]) -> list[tuple[Check, C
     """Return the checks that differ from what the peer claimed, each with its claim."""
     claims = {peer: message.claim for peer, message in evidence.messages.items()}
     pairs = [(check, claims[check.peer]) for check in checks if check.peer in claims]
-    return [(check, claimed) for check, claimed in pairs if claimed != check.found]
+    return [(check, claim) for check, claim in pairs if claim != check.found]
 
 
 def in_time(arrivals: Mapping[int, float], limit: float) -> tuple[int, ...]:
@@ -77,7 +77,7 @@ def in_time(arrivals: Mapping[int, float], limit: float) -> tuple[int, ...]:
 
 def arrived(round_: Round, evidence: Evidence, limit: float) -> tuple[int, ...]:
     """Return the slots of messages, of this or earlier rounds, that arrived within the limit."""
-    earlier = {peer: one.seconds for peer, one in round_.travelling.items()}
+    earlier = {peer: message.seconds for peer, message in round_.travelling.items()}
     return in_time(earlier | evidence.arrivals, limit)
 
 
@@ -95,12 +95,12 @@ def witnessed(round_: Round, evidence: Evidence, limit: float) -> tuple[Attestat
     An auditor compares them with those in the evidence, which are ignored here; `limit` is as in
     `judge`.
     """
-    there = dict.fromkeys(arrived(round_, evidence, limit))
-    refused = tuple(peer for peer in evidence.broken if peer in there)
+    slots = dict.fromkeys(arrived(round_, evidence, limit))
+    refused = tuple(peer for peer in evidence.broken if peer in slots)
     heard = evidence.present(round_.peers)
     sent = commitments_of(round_, evidence)
-    held = {peer: sent[peer] for peer in there.keys() - set(refused)}
-    to = {peer: set(message.to) for peer, message in evidence.others.items() if peer in there}
+    held = {peer: sent[peer] for peer in slots.keys() - set(refused)}
+    to = {peer: set(message.to) for peer, message in evidence.others.items() if peer in slots}
     attestations = []
     for witness in evidence.present(round_.witnesses):
         others = [peer for peer in to if witness in to[peer]]
@@ -111,30 +111,30 @@ def witnessed(round_: Round, evidence: Evidence, limit: float) -> tuple[Attestat
 
 def commitments_of(round_: Round, evidence: Evidence) -> dict[int, str]:
     """Return the commitment of each message that a peer may hold in the round, by its slot."""
-    earlier = {peer: one.commitment for peer, one in round_.travelling.items()}
+    earlier = {peer: late.commitment for peer, late in round_.travelling.items()}
     return earlier | {peer: message.commitment for peer, message in evidence.messages.items()}
 
 
-def _stored(evidence: Evidence, there: Sequence[int]) -> tuple[set[int], dict[int, str]]:
+def _stored(evidence: Evidence, slots: Sequence[int]) -> tuple[set[int], dict[int, str]]:
     """Return the peers whose message a store shows in time, and the liars that it proves."""
-    broken = set(evidence.broken).intersection(there)
-    lied = dict.fromkeys(broken, "no message") | dict.fromkeys(evidence.false_links, "false link")
-    return set(there) - broken, lied
+    broken = set(evidence.broken).intersection(slots)
+    liars = dict.fromkeys(broken, "no message") | dict.fromkeys(evidence.false_links, "false link")
+    return set(slots) - broken, liars
 
 
 def _witnessing(
-    round_: Round, evidence: Evidence, there: Sequence[int], quorum: int
+    round_: Round, evidence: Evidence, slots: Sequence[int], quorum: int
 ) -> tuple[set[int], dict[int, str]]:
     """Return the peers whose message a quorum holds, and the liars that attestations prove."""
-    lied: dict[int, str] = {}
+    liars: dict[int, str] = {}
     commitments = commitments_of(round_, evidence)
     others = {peer: message.commitment for peer, message in evidence.others.items()}
     votes: dict[int, list[str]] = {}
     refusals: Counter[int] = Counter()
-    could_arrive = set(there) - set(evidence.broken)
+    could_arrive = set(slots) - set(evidence.broken)
     for attestation in evidence.attestations:
         if not could_arrive.issuperset(attestation.received):
-            lied[attestation.witness] = "false witness"
+            liars[attestation.witness] = "false witness"
             continue  # a liar's other claims count for nothing
         for peer, commitment in proven(attestation, round_.seed, commitments, others).items():
             votes.setdefault(peer, []).append(commitment)
@@ -142,9 +142,9 @@ def _witnessing(
     supported = set()
     for peer, held in votes.items():
         if len(set(held)) > 1:
-            lied[peer] = "two messages"  # of this round: older ones have no other
+            liars[peer] = "two messages"  # of this round: older ones have no other
         elif len(held) >= quorum and held[0] == commitments[peer]:
             supported.add(peer)
     refused = {peer for peer, count in refusals.items() if count >= quorum}
-    lied |= dict.fromkeys(refused.intersection(evidence.broken), "no message")
-    return supported, lied
+    liars |= dict.fromkeys(refused.intersection(evidence.broken), "no message")
+    return supported, liars

@@ -258,8 +258,8 @@ def _on_witness(state: CoordinatorState, event: WitnessReport) -> CoordinatorSta
 def _on_stored(state: CoordinatorState, event: Stored) -> CoordinatorState:
     if not state.stored:
         raise CoordinatorError(state, event, "the run has witnesses")
-    shown = ExactSet(frozenset(map(participant, event.participants)))
-    return _on_witness(state, WitnessReport(STORE, event.now, shown))
+    participants = ExactSet(frozenset(map(participant, event.participants)))
+    return _on_witness(state, WitnessReport(STORE, event.now, participants))
 
 
 def _all_spoke(state: CoordinatorState) -> bool:
@@ -317,7 +317,7 @@ def _on_close(state: CoordinatorState, event: Close) -> CoordinatorState:
 
 def _on_travel_on(state: CoordinatorState, event: TravelOn) -> CoordinatorState:
     _expect(state, event, RunState.RoundWitness)
-    if bad := [one for one in event.messages if state.given.get(state.slot_of(one)) != one.span]:
+    if bad := [m for m in event.messages if state.given.get(state.slot_of(m)) != m.span]:
         raise CoordinatorError(state, event, f"peer {bad[0].peer} has no such message")
     return replace(state, travel_on=event.messages)
 
@@ -326,12 +326,12 @@ def _on_untrained(state: CoordinatorState, event: Untrained) -> CoordinatorState
     _expect(state, event, RunState.RoundWitness)
     if state.missed is not None:
         raise CoordinatorError(state, event, "the round's untrained spans are known already")
-    given = set(state.given.values())
+    spans = set(state.given.values())
     for span in event.spans:
-        if span not in given:
+        if span not in spans:
             reason = f"{span} is not one of the round's spans, or is there twice"
             raise CoordinatorError(state, event, reason)
-        given.remove(span)
+        spans.remove(span)
     return replace(state, missed=event.spans)
 
 
@@ -394,11 +394,11 @@ def _expect_member(state: CoordinatorState, event: Event, peer: int) -> None:
         raise CoordinatorError(state, event, f"peer {peer} is not a member")
 
 
-def _mark(state: CoordinatorState, peers: Iterable[int], became: ClientState) -> CoordinatorState:
+def _mark(state: CoordinatorState, peers: Iterable[int], status: ClientState) -> CoordinatorState:
     """Record what became of `peers`; their positions stay until the round is over."""
     marked = set(peers)
     records = (
-        PeerRecord(record.peer, became) if record.peer in marked else record
+        PeerRecord(record.peer, status) if record.peer in marked else record
         for record in state.peers
     )
     return replace(state, peers=tuple(records))
@@ -493,8 +493,8 @@ def _wait_or_finish(state: CoordinatorState, now: float) -> CoordinatorState:
 def _let_go(state: CoordinatorState) -> CoordinatorState:
     """Move the members that are not healthy out of the epoch."""
     gone = tuple(record for record in state.peers if record.state != ClientState.Healthy)
-    stay = tuple(record for record in state.peers if record.state == ClientState.Healthy)
-    return replace(state, peers=stay, exited=state.exited + gone) if gone else state
+    members = tuple(record for record in state.peers if record.state == ClientState.Healthy)
+    return replace(state, peers=members, exited=state.exited + gone) if gone else state
 
 
 def _withdraw_all(state: CoordinatorState) -> CoordinatorState:

@@ -124,8 +124,8 @@ def ask(progress: RunProgress, peers: Iterable[int]) -> RunProgress:
             )
     state = coordinator.tick(state, coordinator.Join(peers)) if peers else state
     fresh = (*progress.fresh, *peers) if progress.begun else progress.fresh
-    back = set(peers)
-    left = tuple(peer for peer in progress.left if peer not in back)
+    returning = set(peers)
+    left = tuple(peer for peer in progress.left if peer not in returning)
     return replace(progress, state=state, fresh=tuple(dict.fromkeys(fresh)), left=left)
 
 
@@ -135,8 +135,8 @@ def may_ask(progress: RunProgress, peers: Iterable[int]) -> tuple[int, ...]:
     They are not in the epoch, have not asked yet, and were not ejected.
     """
     state = progress.state
-    may_not = state.healthy_members.union(state.pending, state.ejected)
-    return tuple(peer for peer in dict.fromkeys(peers) if peer not in may_not)
+    excluded = state.healthy_members.union(state.pending, state.ejected)
+    return tuple(peer for peer in dict.fromkeys(peers) if peer not in excluded)
 
 
 def leave(progress: RunProgress, peers: Iterable[int]) -> RunProgress:
@@ -198,7 +198,7 @@ def checkpointed(progress: RunProgress, peer: int, params: str) -> RunProgress:
 def next_round(progress: RunProgress) -> tuple[RunProgress, Round | None]:
     """Return the run at its next round, and that round, or None when the run has finished.
 
-    Over a store None also tells that the run is `waiting`: who asks is seen there, at any time.
+    Over a store None also tells that the run is `waiting`: requests to join are seen there.
     Calling it again before the round is finished returns the same round, so a run can be resumed.
 
     Raises:
@@ -234,45 +234,45 @@ def finish_round(
     _check(progress, round_, evidence)
     limit = closes(state.pace, round_, evidence, state.settings)
     missing = round_.spans.keys() - set(arrived(round_, evidence, limit))
-    times = [*evidence.arrivals.values(), *(one.seconds for one in round_.travelling.values())]
-    last = max(times, default=math.inf)  # of none, where all that travels is of other fragments
+    times = [*evidence.arrivals.values(), *(m.seconds for m in round_.travelling.values())]
+    last = max(times, default=math.inf)  # none if all travelling messages are of other fragments
     waited = bool(missing or evidence.silent or last > limit)
     train_seconds = float(limit if waited else last)
 
-    spoke = state.since + train_seconds
+    now = state.since + train_seconds
     if waited:
-        over = coordinator.Close(spoke) if state.pace else coordinator.Tick(spoke, round_.seed)
-        state = coordinator.tick(state, over)
-    state = _report(state, round_, evidence, spoke)
+        event = coordinator.Close(now) if state.pace else coordinator.Tick(now, round_.seed)
+        state = coordinator.tick(state, event)
+    state = _report(state, round_, evidence, now)
 
     quorum = state.quorum
     # Health is judged after ejections, so that nobody is both a proven liar and merely silent.
     applied, ejected = judge(round_, evidence, limit, quorum)
-    again = progress.withheld.intersection(evidence.withheld)
-    ejected = dict(sorted((dict.fromkeys(again, "no state") | ejected).items()))
+    repeated = progress.withheld.intersection(evidence.withheld)
+    ejected = dict(sorted((dict.fromkeys(repeated, "no state") | ejected).items()))
     if ejected:
-        state = coordinator.tick(state, coordinator.Eject(tuple(ejected), spoke))
+        state = coordinator.tick(state, coordinator.Eject(tuple(ejected), now))
     dropped = _unheard(state, evidence.silent, quorum)
     if dropped:
-        state = coordinator.tick(state, coordinator.HealthCheck(state.spoken[0], dropped, spoke))
+        state = coordinator.tick(state, coordinator.HealthCheck(state.spoken[0], dropped, now))
     travelling: set[int] = set()
     if len(state.spoken) >= quorum:
-        able = [slot for slot in missing if sender(slot) not in ejected]
-        messages = _on_their_way(progress.state, round_, evidence, able)
+        slots = [slot for slot in missing if sender(slot) not in ejected]
+        messages = _on_their_way(progress.state, round_, evidence, slots)
         travelling = set(map(state.slot_of, messages))
         if messages:
-            state = coordinator.tick(state, coordinator.TravelOn(messages, spoke))
+            state = coordinator.tick(state, coordinator.TravelOn(messages, now))
     untrained = round_.spans.keys() - set(applied) - travelling
-    left = tuple(round_.spans[slot] for slot in sorted(untrained))
-    if left:
-        state = coordinator.tick(state, coordinator.Untrained(left, spoke))
+    spans = tuple(round_.spans[slot] for slot in sorted(untrained))
+    if spans:
+        state = coordinator.tick(state, coordinator.Untrained(spans, now))
 
     joined = set(round_.joined)
     fresh = tuple(peer for peer in progress.fresh if peer not in joined)
     withheld = progress.withheld.union(evidence.withheld)
     progress = replace(progress, state=state, fresh=fresh, withheld=withheld)
     checking = max((min(check.seconds, limit) for check in evidence.checks), default=0.0)
-    progress = _advance(progress, spoke + checking + evidence.settle_seconds)
+    progress = _advance(progress, now + checking + evidence.settle_seconds)
     late = tuple(sorted(missing - travelling))
     return progress, Decision(
         applied=applied,
@@ -291,8 +291,8 @@ def _report(
 ) -> CoordinatorState:
     """Return a state that knows whom each witness heard from, or whom the store shows."""
     if state.stored:
-        there = tuple(evidence.present(round_.peers))
-        return coordinator.tick(state, coordinator.Stored(there, now))
+        present = tuple(evidence.present(round_.peers))
+        return coordinator.tick(state, coordinator.Stored(present, now))
     for attestation in evidence.attestations:
         heard = attestation.heard(round_.seed)
         report = coordinator.WitnessReport(attestation.witness, now, heard)
@@ -323,9 +323,9 @@ def _on_their_way(
         if pace.max_age
     ]
     older = [
-        one
-        for one in state.due
-        if (slot := state.slot_of(one)) in missing and age_of(slot) < pace.max_age
+        message
+        for message in state.due
+        if (slot := state.slot_of(message)) in missing and age_of(slot) < pace.max_age
     ]
     return *older, *new
 
@@ -369,10 +369,10 @@ def _round(progress: RunProgress) -> Round:
         witnesses=() if state.stored else state.witnesses,
         joined=progress.joining,
         travelling={
-            state.slot_of(one): Travelling(
-                one.step, one.span, one.commitment, seconds=max(0.0, one.at - state.since)
+            state.slot_of(m): Travelling(
+                m.step, m.span, m.commitment, seconds=max(0.0, m.at - state.since)
             )
-            for one in state.due
+            for m in state.due
         },
     )
 
@@ -380,8 +380,8 @@ def _round(progress: RunProgress) -> Round:
 def _advance(progress: RunProgress, not_before: float = 0.0) -> RunProgress:
     """Move the run to its next transition, at the time it is due."""
     state = progress.state
-    begins = state.step + (state.run_state == RunState.RoundWitness)  # the round that may begin
-    seed = committee.round_seed(progress.seed, begins)
+    step = state.step + (state.run_state == RunState.RoundWitness)  # the round that may begin
+    seed = committee.round_seed(progress.seed, step)
     now = max(state.since if state.deadline is None else state.deadline, not_before)
     if state.run_state == RunState.Warmup and not progress.unready:
         # Members that stayed hold the params, so the warm-up ends with the last newcomer's fetch.

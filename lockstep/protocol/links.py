@@ -37,26 +37,26 @@ def arrivals(
     """
     trained = {peer: tokens[peer] / _speed(links, "tokens_per_second", peer) for peer in sizes}
     if links.topology == "ring":
-        begins = max(((1.0 - overlapped) * seconds for seconds in trained.values()), default=0.0)
-        ends = begins + _around(links, sizes)
-        return {peer: max(ends, trained[peer]) for peer in sorted(sizes)}
+        start = max(((1.0 - overlapped) * seconds for seconds in trained.values()), default=0.0)
+        end = start + _around(links, sizes)
+        return {peer: max(end, trained[peer]) for peer in sorted(sizes)}
     own = {peer: own_seconds(links, peer, tokens[peer], size) for peer, size in sizes.items()}
-    sent = {peer: (1.0 - overlapped) * trains + sends for peer, (trains, sends) in own.items()}
+    sent = {peer: (1.0 - overlapped) * train + send for peer, (train, send) in own.items()}
     if links.topology == "hub" and sizes:
         size = max(sizes.values()) if merged is None else merged
-        back = max(
+        download = max(
             _speed(links, "latency_seconds", peer)
             + _transfer(size, _speed(links, "download_mbps", peer))
             for peer in receivers
         )
-        return {peer: max(sent[peer] + back, trained[peer]) for peer in sorted(sizes)}
+        return {peer: max(sent[peer] + download, trained[peer]) for peer in sorted(sizes)}
     arrived = {peer: max(sent[peer], trained[peer]) for peer in sizes}
     queue = sorted(sent, key=lambda peer: (sent[peer], peer))
-    alike: dict[float, set[int]] = {}  # the receivers of each downlink speed
+    by_speed: dict[float, set[int]] = {}  # the receivers of each downlink speed
     for receiver in receivers:
-        alike.setdefault(_speed(links, "download_mbps", receiver), set()).add(receiver)
-    for mbps, some in sorted(alike.items()):  # the slowest first
-        if _downloaded(arrived, queue, sent, sizes, mbps, some):
+        by_speed.setdefault(_speed(links, "download_mbps", receiver), set()).add(receiver)
+    for mbps, group in sorted(by_speed.items()):  # the slowest first
+        if _downloaded(arrived, queue, sent, sizes, mbps, group):
             break
     return dict(sorted(arrived.items()))
 
@@ -104,7 +104,7 @@ def _downloaded(
     mbps: float,
     receivers: set[int],
 ) -> bool:
-    """Raise `arrived` to when all of `receivers`, whose downlinks are alike, have each message.
+    """Raise `arrived` to the time when all `receivers` of one downlink speed have each message.
 
     A receiver skips only its own message. Before that it is as far as one that downloads
     everything; afterwards it is ahead. So one pass over the messages serves all receivers of a
@@ -114,14 +114,14 @@ def _downloaded(
       Whether quicker receivers can be no later than these with any message.
     """
     with_all, latest_without = 0.0, None  # free after all messages so far; after all but its own
-    ahead = len(receivers)  # that are not at their own message yet
+    ahead = len(receivers)  # receivers that have not come to their own message yet
     all_bound = True
     for peer in queue:
-        took, before = _transfer(sizes[peer], mbps), with_all
-        with_all = max(with_all, sent[peer]) + took
+        transfer, before = _transfer(sizes[peer], mbps), with_all
+        with_all = max(with_all, sent[peer]) + transfer
         ahead -= peer in receivers
         if latest_without is not None:
-            latest_without = max(latest_without, sent[peer]) + took
+            latest_without = max(latest_without, sent[peer]) + transfer
         if ahead:
             arrived[peer] = max(arrived[peer], with_all)
         else:

@@ -62,7 +62,7 @@ class Round:
     @property
     def spans(self) -> dict[int, Span]:
         """The sequences of each message that may be merged in the round, by slot."""
-        return {slot: one.span for slot, one in self.travelling.items()} | self.assignment
+        return {slot: message.span for slot, message in self.travelling.items()} | self.assignment
 
     @property
     def sequences(self) -> dict[int, int]:

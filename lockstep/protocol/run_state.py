@@ -159,13 +159,13 @@ class CoordinatorState:
     @cached_property
     def due(self) -> tuple[OnItsWay, ...]:
         """Messages of earlier rounds that are merged in this one if they arrive in time."""
-        return tuple(one for one in self.on_their_way if one not in self.not_due)
+        return tuple(message for message in self.on_their_way if message not in self.not_due)
 
     @property
     def not_due(self) -> tuple[OnItsWay, ...]:
         """Messages of earlier rounds whose fragment this round does not exchange."""
         turns = 1 if self.pace is None else self.pace.fragments
-        return tuple(one for one in self.on_their_way if (self.step - one.step) % turns)
+        return tuple(message for message in self.on_their_way if (self.step - message.step) % turns)
 
     def slot_of(self, message: OnItsWay) -> int:
         """Return the slot in this round of a message that it may merge."""
@@ -175,7 +175,7 @@ class CoordinatorState:
     @cached_property
     def given(self) -> dict[int, Span]:
         """The sequences of each message that may be merged in this round, by slot."""
-        return {self.slot_of(one): one.span for one in self.due} | self.plan.spans
+        return {self.slot_of(message): message.span for message in self.due} | self.plan.spans
 
     @property
     def deadline(self) -> float | None:

@@ -61,9 +61,9 @@ class Bloom:
 
     def holds(self, items: Sequence[bytes]) -> list[bool]:
         """Return for each item whether it is in the set."""
-        asked, size = tuple(items), 8 * len(self.bits)
+        queries, size = tuple(items), 8 * len(self.bits)
         is_set = [byte >> bit & 1 for byte in self.bits for bit in range(8)]
-        by_key = [[is_set[found % size] for found in _hashes(asked, key)] for key in self.keys]
+        by_key = [[is_set[found % size] for found in _hashes(queries, key)] for key in self.keys]
         return [all(found) for found in zip(*by_key, strict=True)]
 
 
@@ -81,7 +81,7 @@ class ExactSet:
 @lru_cache(maxsize=128)  # two for each of 32 witnesses: written, then read, then audited
 def _of(items: tuple[bytes, ...], keys: tuple[int, ...]) -> Bloom:
     bits = bytearray(BITS // 8)
-    for position in {found % BITS for key in keys for found in _hashes(items, key)}:
+    for position in {h % BITS for key in keys for h in _hashes(items, key)}:
         bits[position // 8] |= 1 << position % 8
     return Bloom(keys, bytes(bits))
 
@@ -94,8 +94,8 @@ def _hashes(items: tuple[bytes, ...], key: int) -> Sequence[int]:
     """
     if len(set(map(len, items))) != 1:
         return [fnv1a(item, key) for item in items]
-    more = (key - key % 256) * pow(PRIME, len(items[0]), U64 + 1) & U64
-    return [found + more & U64 for found in _low_hashes(items, key % 256)]
+    offset = (key - key % 256) * pow(PRIME, len(items[0]), U64 + 1) & U64
+    return [low + offset & U64 for low in _low_hashes(items, key % 256)]
 
 
 @lru_cache(maxsize=512)  # by each lowest byte: of the peers, and of the round's commitments
