@@ -109,7 +109,7 @@ class Checkpoints:
     def _load(self, step: int, like: Tree) -> Saved:
         # one after the other: where one is damaged, orbax forgets to await what loads the other
         loaded: dict[str, Any] = {}
-        # orbax cuts an array to the length that it is told, which of a blob nobody knows
+        # orbax cuts an array to a given length, and nobody knows that of a blob
         blobs = any(map(is_blob, jax.tree.leaves(like)))
         for name, form in (("rest", None), ("state", None if blobs else like)):
             loaded |= self._checkpointer.load_checkpointables(step, {name: form})

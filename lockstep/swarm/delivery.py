@@ -40,8 +40,8 @@ class Outbox:
         """Take a peer's message to the host, and pack it.
 
         Waits for the message, and with a large one for the one before it to be on disk. The caller
-        lets go of it. The future raises a `WireError` if it is none: a process may send anything
-        of its shape, and a step may come to NaN.
+        lets go of it. The future raises a `WireError` if the message is invalid: a process may
+        send anything of its shape, and a step may come to NaN.
         """
         if not self.form.large:
             return self._thread.submit(self._pack, jax.device_get(message), peer, round_)
@@ -108,12 +108,14 @@ class SimulatedDelivery:
             sent, others, receivers = self.encoded(done, round_)
         with self.timed("decode"):
             arrived = {}
-            for peer, one in sent.items():
+            for peer, packet in sent.items():
                 with suppress(wire.WireError):
-                    honest = one is done[peer].message  # its peer has decoded it
-                    arrived[peer] = one if honest else exchange.receive(one, peer, round_, form)
-            beyond = bound.beyond({peer: one.largest for peer, one in arrived.items()})
-            received = {p: one.message for p, one in arrived.items() if p not in beyond}
+                    honest = packet is done[peer].message  # its peer has decoded it
+                    arrived[peer] = (
+                        packet if honest else exchange.receive(packet, peer, round_, form)
+                    )
+            beyond = bound.beyond({peer: packet.largest for peer, packet in arrived.items()})
+            received = {p: packet.message for p, packet in arrived.items() if p not in beyond}
         if self.settings.on_wall_clock:
             arrivals = {peer: done[peer].seconds for peer in sent}
         else:
@@ -123,8 +125,8 @@ class SimulatedDelivery:
     def encoded(
         self, done: Mapping[int, Done[Sent]], round_: Round
     ) -> tuple[dict[int, Sent], dict[int, Sent], dict[int, tuple[int, ...]]]:
-        """Return what peers send, honest or not; equivocators' other messages; and to whom."""
-        true = {peer: one.message.message for peer, one in done.items()}
+        """Return what peers send, honest or not; equivocators' other messages; their receivers."""
+        true = {peer: result.message.message for peer, result in done.items()}
         messages = self.faults.messages(true, round_.step)
         sent = {
             p: done[p].message if m is true[p] else exchange.send(m, p, round_, self.programs.form)
@@ -141,18 +143,18 @@ class SimulatedDelivery:
         sends one message after the other.
         """
         tokens = {peer: round_.sequences[peer] * self.settings.row_tokens for peer in sent}
-        sizes = {peer: len(one.payload) for peer, one in sent.items()}
+        sizes = {peer: len(packet.payload) for peer, packet in sent.items()}
         overlapped = self.programs.optimizer.overlapped
         arrivals = links.arrivals(self.settings.links, present, tokens, sizes, overlapped)
         if self.settings.pace is None:
             return arrivals
         for peer, size in sizes.items():
-            trains, sends = links.own_seconds(self.settings.links, peer, tokens[peer], size)
+            train, send = links.own_seconds(self.settings.links, peer, tokens[peer], size)
             behind, sending = (max(0.0, at - now) for at in self.free.get(peer, (now, now)))
-            due = (1.0 - overlapped) * trains
+            due = (1.0 - overlapped) * train
             leaves = max(behind + due, sending)
             arrivals[peer] += leaves - due
-            self.free[peer] = now + behind + trains, now + leaves + sends
+            self.free[peer] = now + behind + train, now + leaves + send
         return arrivals
 
 
@@ -170,13 +172,13 @@ class TravellingMessages:
     ) -> dict[int, Tree]:
         """Return the messages that a round merges, by slot, and keep those that travel on.
 
-        `received` are those of the round's own.
+        `received` are the round's own messages.
         """
         older = {slot: self._messages.pop(round_.origin(slot)) for slot in round_.travelling}
-        there = older | dict(received)
+        messages = older | dict(received)
         for slot in decision.travelling:
-            self._messages[round_.origin(slot)] = there[slot]
-        return {slot: there[slot] for slot in decision.applied}
+            self._messages[round_.origin(slot)] = messages[slot]
+        return {slot: messages[slot] for slot in decision.applied}
 
     def to_json(self, form: wire.Form) -> list:
         """Return the messages as JSON: (peer, round, bytes in base64)."""

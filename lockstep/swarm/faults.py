@@ -57,8 +57,8 @@ class FaultSchedule:
 
     def asks(self, step: int) -> tuple[int, ...]:
         """Return the peers that ask to join before a round, again or for the first time."""
-        back = [peer for _, f, peer in self._of("crash", "join") if f.rounds[1] + 1 == step]
-        return tuple(dict.fromkeys(back))
+        returning = [peer for _, f, peer in self._of("crash", "join") if f.rounds[1] + 1 == step]
+        return tuple(dict.fromkeys(returning))
 
     def away(self, step: int) -> frozenset[int]:
         """Return the peers that are away in a round."""
@@ -66,9 +66,9 @@ class FaultSchedule:
 
     def return_early(self, step: int) -> tuple[int, ...]:
         """Bring back the peers that are away, since the run waits for them, and return them."""
-        back = list(self._now(step, "crash", "join"))
-        self._returned |= {number for number, _, _ in back}
-        return tuple(dict.fromkeys(peer for _, _, peer in back))
+        returning = list(self._now(step, "crash", "join"))
+        self._returned |= {number for number, _, _ in returning}
+        return tuple(dict.fromkeys(peer for _, _, peer in returning))
 
     def silence(self, round_: Round) -> tuple[int, ...]:
         """Return the members of a round that are away."""
@@ -97,7 +97,7 @@ class FaultSchedule:
     def work(
         self, work: Mapping[int, Work], round_: Round, read: Callable[[int, Span], Work]
     ) -> dict[int, Work]:
-        """Return the work that peers really do, of whom these are assigned `work`.
+        """Return the work that peers really do; they are assigned `work`.
 
         `read` returns the work of a peer on other sequences.
         """
@@ -107,9 +107,9 @@ class FaultSchedule:
                 continue
             rows_MB, count = done[peer]
             if fault.kind == "lazy":
-                less = max(1, int(count * fault.strength))
-                done[peer] = Work(rows_MB, less)
-                self.fired[fault.kind] += less < count
+                fewer = max(1, int(count * fault.strength))
+                done[peer] = Work(rows_MB, fewer)
+                self.fired[fault.kind] += fewer < count
             else:  # the sequences before its own, or after them at the start of the data
                 first, last = round_.assignment[peer]
                 shift = -count if first >= count else count
@@ -133,9 +133,9 @@ class FaultSchedule:
             active = fault.rounds[0] <= step <= fault.rounds[1]
             if peer in true and fault.kind == "stale":
                 older = self._older.setdefault((number, peer), {})
-                enough = [before for before in older if before <= step - fault.strength]
-                for before in enough[:-1]:
-                    del older[before]
+                old_enough = [earlier for earlier in older if earlier <= step - fault.strength]
+                for earlier in old_enough[:-1]:
+                    del older[earlier]
                 if active and older:
                     oldest = next(iter(older.values()))
                     self._lie(sent, fault, peer, wire.decode(oldest, self.form))
@@ -184,30 +184,30 @@ class FaultSchedule:
         self, honest: Sequence[Attestation], round_: Round, evidence: Evidence
     ) -> tuple[Attestation, ...]:
         """Return the witnesses' attestations, honest or not."""
-        given = []
+        attestations = []
         heard = evidence.present(round_.peers)
-        for one in honest:
-            others = {peer: evidence.others[peer].commitment for peer in one.others}
+        for original in honest:
+            others = {peer: evidence.others[peer].commitment for peer in original.others}
             sent = consensus.commitments_of(round_, evidence) | others
-            holds = {peer: sent[peer] for peer in one.received}
+            holds = {peer: sent[peer] for peer in original.received}
             for _, fault, peer in self._now(round_.step, "false_witness", "denying_witness"):
-                if peer != one.witness:
+                if peer != original.witness:
                     continue
                 claims = dict(holds)
                 if fault.kind == "false_witness":
-                    never = evidence.messages.keys() - holds.keys()
-                    claims |= {p: evidence.messages[p].commitment for p in never}
+                    missing = evidence.messages.keys() - holds.keys()
+                    claims |= {p: evidence.messages[p].commitment for p in missing}
                 else:
                     denied = next((p for p in holds if p != peer), None)
                     claims.pop(denied, None)
                 self.fired[fault.kind] += claims != holds
                 holds = claims
-            others = [peer for peer in one.others if peer in holds]
-            refused = [peer for peer in one.refused if peer not in holds]
-            given.append(
-                attestation.attest(one.witness, round_.seed, heard, holds, others, refused)
+            others = [peer for peer in original.others if peer in holds]
+            refused = [peer for peer in original.refused if peer not in holds]
+            attestations.append(
+                attestation.attest(original.witness, round_.seed, heard, holds, others, refused)
             )
-        return tuple(given)
+        return tuple(attestations)
 
     def found(self, check: Check, claimed: Claim | None, step: int) -> Claim:
         """Return the result that a verifier reports."""
@@ -239,9 +239,9 @@ class FaultSchedule:
             if fault.rounds[0] <= step <= fault.rounds[1]:
                 yield number, fault, peer
 
-    def _together(self, one: int, other: int, step: int) -> bool:
+    def _together(self, peer: int, other: int, step: int) -> bool:
         return any(
-            one in fault.peers and other in fault.peers
+            peer in fault.peers and other in fault.peers
             for _, fault, _ in self._now(step, "collude")
         )
 

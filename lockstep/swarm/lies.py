@@ -51,13 +51,13 @@ def lie(
     """
     leaves, structure = jax.tree.flatten(message, is_leaf=_is_sparse)
     rows = zip(*(structure.flatten_up_to(other) for other in others or [message]), strict=True)
-    known = [
+    parameters = [
         Parameter(leaf, list(row), area, number, size, rng)
         for number, (leaf, row, area) in enumerate(
             zip(leaves, rows, jax.tree.leaves(areas), strict=True)
         )
     ]
-    return structure.unflatten(LIES[kind](known))
+    return structure.unflatten(LIES[kind](parameters))
 
 
 def tamper(
@@ -100,8 +100,8 @@ def _noise(p: Parameter) -> Leaf:
     Size 1 thus leaves nothing of signs, and half of the power of values.
     """
     if _is_signs(p.true):
-        turned = p.rng.random(p.true.value_NK.shape) < min(1.0, p.size) / 2
-        return p.true._replace(value_NK=np.asarray(p.true.value_NK) ^ turned)
+        flips = p.rng.random(p.true.value_NK.shape) < min(1.0, p.size) / 2
+        return p.true._replace(value_NK=np.asarray(p.true.value_NK) ^ flips)
     q = values_of(p.true)
     return with_values(p.true, q + p.size * _rms(q) * p.rng.standard_normal(q.shape))
 
@@ -145,17 +145,17 @@ def _lone_index(p: Parameter) -> Leaf:
     """
     if not _is_sparse(p.true):
         return p.true
-    blocks, kept = p.true.index_NK.shape
+    blocks, count = p.true.index_NK.shape
     rng = np.random.default_rng((DRIFT_SEED, p.number))
     order_NA, sign_NA = rng.random((blocks, p.area)), rng.integers(2, size=(blocks, p.area))
     for other in p.others:  # behind all that nobody sends
         at_NK = _indices(other)
         later_NK = 1 + np.take_along_axis(order_NA, at_NK, axis=1) % 1
         np.put_along_axis(order_NA, at_NK, later_NK, axis=1)
-    index_NK = np.sort(np.argpartition(order_NA, kept - 1, axis=1)[:, :kept], axis=1)
-    found = p.true._replace(index_NK=index_NK.astype(p.true.index_NK.dtype))
+    index_NK = np.sort(np.argpartition(order_NA, count - 1, axis=1)[:, :count], axis=1)
+    leaf = p.true._replace(index_NK=index_NK.astype(p.true.index_NK.dtype))
     size = 1.0 if _is_signs(p.true) else _rms(values_of(p.true))
-    return with_values(found, size * (2.0 * np.take_along_axis(sign_NA, index_NK, axis=1) - 1.0))
+    return with_values(leaf, size * (2.0 * np.take_along_axis(sign_NA, index_NK, axis=1) - 1.0))
 
 
 def _forged(p: Parameter) -> Leaf:
@@ -163,13 +163,13 @@ def _forged(p: Parameter) -> Leaf:
     if not _is_sparse(p.true):
         q = values_of(p.true)
         return with_values(p.true, _rms(q) * p.rng.standard_normal(q.shape))
-    blocks, kept = p.true.index_NK.shape
+    blocks, count = p.true.index_NK.shape
     drawn_NA = p.rng.random((blocks, p.area))
-    index_NK = np.sort(np.argpartition(drawn_NA, kept - 1, axis=1)[:, :kept], axis=1)
-    found = p.true._replace(index_NK=index_NK.astype(p.true.index_NK.dtype))
+    index_NK = np.sort(np.argpartition(drawn_NA, count - 1, axis=1)[:, :count], axis=1)
+    leaf = p.true._replace(index_NK=index_NK.astype(p.true.index_NK.dtype))
     if _is_signs(p.true):
-        return found._replace(value_NK=p.rng.random((blocks, kept)) < 0.5)
-    return with_values(found, _rms(values_of(p.true)) * p.rng.standard_normal((blocks, kept)))
+        return leaf._replace(value_NK=p.rng.random((blocks, count)) < 0.5)
+    return with_values(leaf, _rms(values_of(p.true)) * p.rng.standard_normal((blocks, count)))
 
 
 # ---- Lies about a message ----
@@ -184,13 +184,13 @@ def _drift(message: list[Parameter]) -> list[Leaf]:
     sizes = [p.true.value_NK.size if _is_signs(p.true) else 0 for p in message]
     if not any(sizes):
         return [_pushed(p) for p in message]
-    ends, found = np.cumsum(sizes), [p.true for p in message]
+    ends, leaves = np.cumsum(sizes), [p.true for p in message]
     at = int(message[0].rng.integers(ends[-1]))
     number = int(np.searchsorted(ends, at, side="right"))
-    value_NK = np.array(found[number].value_NK)
+    value_NK = np.array(leaves[number].value_NK)
     value_NK.flat[at - ends[number]] ^= True  # counted from the parameter's end
-    found[number] = found[number]._replace(value_NK=value_NK)
-    return found
+    leaves[number] = leaves[number]._replace(value_NK=value_NK)
+    return leaves
 
 
 LIES: dict[str, Callable[[list[Parameter]], list[Leaf]]] = {
@@ -227,9 +227,9 @@ def _not_finite(message: Tree, areas: Tree, rng: np.random.Generator) -> Tree:
 def _duplicated(message: Tree, areas: Tree, rng: np.random.Generator) -> Tree:
     """The first index twice in one block, of the parameter that sends the most of a block."""
     leaves, structure = jax.tree.flatten(message, is_leaf=_is_sparse)
-    kept = [leaf.index_NK.shape[1] if _is_sparse(leaf) else 0 for leaf in leaves]
-    number = int(np.argmax(kept))
-    if kept[number] < 2:
+    counts = [leaf.index_NK.shape[1] if _is_sparse(leaf) else 0 for leaf in leaves]
+    number = int(np.argmax(counts))
+    if counts[number] < 2:
         raise LockstepError(
             "faults.schedule: duplicated, expected messages with at least two indices of a block"
         )
@@ -287,8 +287,8 @@ def with_values(leaf: Leaf, values: np.ndarray) -> Leaf:
     if _is_bits(leaf):
         return np.packbits(values < 0).reshape(leaf.shape)
     dtype = (leaf.value_NK if _is_sparse(leaf) else leaf).dtype
-    most = float(jnp.finfo(dtype).max)
-    values = np.clip(values, -most, most).astype(dtype)
+    limit = float(jnp.finfo(dtype).max)
+    values = np.clip(values, -limit, limit).astype(dtype)
     return leaf._replace(value_NK=values) if _is_sparse(leaf) else values
 
 
@@ -314,8 +314,8 @@ def _selected(like: Leaf, whole: np.ndarray) -> Leaf:
     """Select as a peer would: the K largest magnitudes of each block, ties to the lowest index."""
     if not _is_sparse(like):
         return with_values(like, whole)
-    kept = like.index_NK.shape[1]
-    index_NK = np.argsort(-np.abs(whole), axis=1, kind="stable")[:, :kept]
+    count = like.index_NK.shape[1]
+    index_NK = np.argsort(-np.abs(whole), axis=1, kind="stable")[:, :count]
     index_NK = np.sort(index_NK, axis=1)
-    found = like._replace(index_NK=index_NK.astype(like.index_NK.dtype))
-    return with_values(found, np.take_along_axis(whole, index_NK, axis=1))
+    leaf = like._replace(index_NK=index_NK.astype(like.index_NK.dtype))
+    return with_values(leaf, np.take_along_axis(whole, index_NK, axis=1))

@@ -177,7 +177,7 @@ class RunningPeers(Protocol):
     def recompute(
         self, cases: Sequence[tuple[int, Tree, Work]], step: int
     ) -> list[tuple[Tree, str]]:
-        """Return message and state's hash of each recomputed step: (who, from what state, work)."""
+        """Return the message and the state hash of each step: (peer, state before it, its work)."""
 
     def distrust(self, peer: int, why: str) -> None:
         """Drop a misbehaving peer: it is absent until it joins again or is taken back."""
@@ -261,14 +261,14 @@ class SimulatedPeers(RunningPeers):
         done: dict[int, Done[M]] = {}
         failed: dict[int, StepError] = {}
         self._before = {peer: self.own(peer) for peer in asked.work} if asked.hashed else {}
-        for peer, given in asked.work.items():
+        for peer, work in asked.work.items():
             replica = self._replica_of(peer)
             if one_by_one and (before := latest.pop(replica.group, None)) is not None:
                 done[before] = _done(results.pop(before), before, asked)
             if peer in asked.imprecise:
                 replica = replace(replica, programs=self.programs.imprecise)
             try:
-                result = replica.step(self._own[peer], given, asked.number)
+                result = replica.step(self._own[peer], work, asked.number)
             except StepError as error:  # its process failed, not this one
                 failed[peer] = error
                 continue
@@ -279,11 +279,11 @@ class SimulatedPeers(RunningPeers):
         if not one_by_one:
             for x in jax.tree.leaves([message for message, _ in results.values()]):
                 x.copy_to_host_async()
-        # only now wait, for one after the other: the groups work side by side, and the others go on
+        # wait only now, for one peer after another: the groups work side by side
         done |= {peer: _done(results.pop(peer), peer, asked) for peer in list(results)}
         return {
-            peer: one._replace(state=tree_hash(self.own(peer))) if asked.hashed else one
-            for peer, one in ((peer, done[peer]) for peer in asked.work if peer in done)
+            peer: outcome._replace(state=tree_hash(self.own(peer))) if asked.hashed else outcome
+            for peer, outcome in ((peer, done[peer]) for peer in asked.work if peer in done)
         }
 
     def sit_out(self, idle: Set[int], step: int) -> None:
@@ -354,9 +354,9 @@ class SimulatedPeers(RunningPeers):
         own = tuple(self._own_by_peer())
         return jax.tree.map(np.array, State(self._first.params, self._first.shared, own))
 
-    def _lose(self, failed: Mapping[int, StepError], asked: RoundSteps) -> None:
+    def _lose(self, failed: Mapping[int, StepError], steps: RoundSteps) -> None:
         """Drop peers whose workload failed; if it failed for all, raise: no peer is to blame."""
-        if failed and failed.keys() == asked.work.keys():
+        if failed and failed.keys() == steps.work.keys():
             raise next(iter(failed.values()))
         for peer, error in failed.items():
             self.distrust(peer, str(error))
@@ -372,7 +372,7 @@ class SimulatedPeers(RunningPeers):
         """Put one copy of the agreed state on each group; copies of one array cannot differ."""
         return {group: Replica.put(self.programs, group, params, shared) for group in self.groups}
 
-    # What a fused layout has otherwise
+    # What a fused layout does differently
 
     def _choose(self, groups: list[DeviceGroup]) -> list[DeviceGroup]:
         return groups[: self.count]
@@ -386,10 +386,10 @@ class SimulatedPeers(RunningPeers):
         return self._own
 
 
-def _done(result: tuple[Tree, jax.Array], peer: int, asked: RoundSteps[M]) -> Done[M]:
+def _done(result: tuple[Tree, jax.Array], peer: int, steps: RoundSteps[M]) -> Done[M]:
     """Wait for a peer's step, and return its result."""
     message, loss = result
-    return Done(asked.pack(message, peer), float(loss))
+    return Done(steps.pack(message, peer), float(loss))
 
 
 class FusedPeers(SimulatedPeers):
@@ -440,12 +440,12 @@ class FusedPeers(SimulatedPeers):
 
     @property
     def _turns(self) -> int:
-        """Return the peers of one device group."""
+        """Return the number of peers of one device group."""
         return -(-self.count // len(self.groups))
 
     @property
     def _rows(self) -> int:
-        """Return peers, with idle ones that fill the last turn."""
+        """Return the number of peers, with idle ones that fill the last turn."""
         return self._turns * len(self.groups)
 
     def _choose(self, groups: list[DeviceGroup]) -> list[DeviceGroup]:

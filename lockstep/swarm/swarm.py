@@ -51,8 +51,8 @@ class Agreement:
     def reach(self, evidence: Evidence, round_: Round, work: Mapping[int, Work]) -> Evidence:
         """Return the evidence with what witnesses attest, verifiers find and others rule.
 
-        `work` is each peer's. Only now that all have committed to their messages is it drawn whose
-        step is checked, and only now that peer is asked for the state before its step.
+        `work` is each peer's. Only now, when all have committed to their messages, the steps to
+        check are drawn, and only now their peers are asked for the state before them.
         """
         with self.timed("witness"):
             limit = self.settings.closes(round_, evidence)
@@ -66,8 +66,8 @@ class Agreement:
             shown = {peer: self.peers.before(peer) for peer in drawn}
             withheld = tuple(peer for peer in drawn if shown[peer] is None)
             checked = Checked({p: own for p, own in shown.items() if own is not None}, work)
-            there = [pair for pair in pairs.items() if pair[1] not in withheld]
-            checks = self._checks(evidence, round_, there, checked)
+            cases = [pair for pair in pairs.items() if pair[1] not in withheld]
+            checks = self._checks(evidence, round_, cases, checked)
             evidence = replace(evidence, withheld=withheld, checks=checks)
             return self._settle(evidence, round_, checked)
 
@@ -78,26 +78,26 @@ class Agreement:
         for pair, result in zip(pairs, self._recompute(pairs, round_, checked), strict=True):
             size = checked.own_bytes(pair[1])
             check = Check(*pair, result, self._seconds(*pair, checked), size)
-            claimed = evidence.messages[check.peer].claim
-            checks.append(replace(check, found=self.faults.found(check, claimed, round_.step)))
+            claim = evidence.messages[check.peer].claim
+            checks.append(replace(check, found=self.faults.found(check, claim, round_.step)))
         return tuple(checks)
 
     def _settle(self, evidence: Evidence, round_: Round, checked: Checked) -> Evidence:
         """Settle the disputes between verifiers and trainers, by all other peers."""
-        rulings, took = [], [0.0]
+        rulings, seconds = [], [0.0]
         present = evidence.present(round_.peers)
         for check, claimed in consensus.disputes(evidence, evidence.checks):
             parties = check.verifier, check.peer
             judges = [peer for peer in present if peer not in parties]
             pairs = [(judge, check.peer) for judge in judges]
             honest = self._recompute(pairs, round_, checked)
-            found = {
+            claims = {
                 judge: self.faults.ruled(judge, check, claimed, claim, round_.step)
                 for judge, claim in zip(judges, honest, strict=True)
             }
-            rulings.append(Ruling(*parties, found))
-            took += [self._seconds(*pair, checked) for pair in pairs]
-        return replace(evidence, rulings=tuple(rulings), settle_seconds=max(took))
+            rulings.append(Ruling(*parties, claims))
+            seconds += [self._seconds(*pair, checked) for pair in pairs]
+        return replace(evidence, rulings=tuple(rulings), settle_seconds=max(seconds))
 
     def _seconds(self, other: int, peer: int, checked: Checked) -> float:
         if self.settings.on_wall_clock:  # checks are made while the round waits
@@ -197,12 +197,12 @@ class Swarm:
           LockstepError: Too few peers are left.
         """
         with self.timed("assign"):
-            progress, asked, round_ = self._begin(progress)
+            progress, applicants, round_ = self._begin(progress)
             if round_ is None:
                 return progress, None
-            begun = RoundBegun(round_, asked, self.join(round_))
+            round_start = RoundBegun(round_, applicants, self.join(round_))
         worked = self.work(round_, progress.unready)
-        return self.settle(progress, begun, self._exchange(worked, round_, progress.now))
+        return self.settle(progress, round_start, self._exchange(worked, round_, progress.now))
 
     def _exchange(self, worked: Worked, round_: Round, now: float) -> Exchanged:
         """Bring messages to all peers, and have these agree on what arrived."""
@@ -211,8 +211,8 @@ class Swarm:
         evidence = evidence_of(worked, delivered)
         evidence = self.agreement.reach(evidence, round_, worked.given)
         left = self.peers.part(set(present))
-        kept = self.kept(delivered, evidence, round_)
-        return Exchanged(evidence, delivered.received, worked.loss, left, *kept)
+        payloads = self.kept(delivered, evidence, round_)
+        return Exchanged(evidence, delivered.received, worked.loss, left, *payloads)
 
     def settle(
         self, progress: RunProgress, begun: RoundBegun, exchanged: Exchanged
@@ -241,8 +241,8 @@ class Swarm:
             held_out_loss=None,
             checkpointed=checkpointed,
         )
-        kept = dict(exchanged.payloads), dict(exchanged.others)
-        return progress, Taken(entry, *kept, exchanged.own)
+        payloads = dict(exchanged.payloads), dict(exchanged.others)
+        return progress, Taken(entry, *payloads, exchanged.own)
 
     # ---- Before a round: who takes part ----
 
@@ -252,37 +252,37 @@ class Swarm:
             progress = driver.resume(progress)
         step = progress.state.step
         if progress.begun:
-            back = (*self.faults.asks(step), *self._sent_off(progress), *self.peers.returned())
-            asked = driver.may_ask(progress, back)
+            returning = (*self.faults.asks(step), *self._sent_off(progress), *self.peers.returned())
+            applicants = driver.may_ask(progress, returning)
         else:
             away = self.faults.away(step) | self.peers.absent
-            asked = tuple(peer for peer in range(self.settings.peers) if peer not in away)
-        progress = driver.ask(progress, asked)
+            applicants = tuple(peer for peer in range(self.settings.peers) if peer not in away)
+        progress = driver.ask(progress, applicants)
         try:
             progress, round_ = driver.next_round(progress)
         except CoordinatorError:  # it waits: members that are away hear of it
             early = self.faults.return_early(step) or self.peers.await_return()
-            back = driver.may_ask(progress, early)
-            asked = (*asked, *back)
+            returning = driver.may_ask(progress, early)
+            applicants = (*applicants, *returning)
             try:
-                progress, round_ = driver.next_round(driver.ask(progress, back))
+                progress, round_ = driver.next_round(driver.ask(progress, returning))
             except CoordinatorError as error:
                 least = self.settings.coordinator.init_min_clients
                 raise LockstepError(
                     f"[config] init_min_clients = {least}: fewer peers are left at round {step}, "
                     f"and the run cannot go on: {error}"
                 ) from error
-        return progress, asked, round_
+        return progress, applicants, round_
 
     def _sent_off(self, progress: RunProgress) -> tuple[int, ...]:
-        """Present peers that left the epoch because no witness spoke; they ask again."""
+        """Return present peers that left the epoch because no witness spoke; they ask again."""
         away = self.faults.away(progress.state.step) | self.peers.absent | {*progress.left}
         exited = progress.state.exited
         gone = (record.peer for record in exited if record.state == ClientState.Withdrawn)
         return tuple(peer for peer in gone if peer not in away)
 
     def join(self, round_: Round) -> str | None:
-        """Give joining peers the others' params, whose hash is returned, and a new own state."""
+        """Give joining peers a new own state and the others' params; return the params' hash."""
         for peer in self.peers.living.intersection(round_.joined):
             self.peers.join(peer)
         joined_params = self.peers.params_hash() if round_.joined else None
@@ -293,44 +293,44 @@ class Swarm:
 
     def work(self, round_: Round, unready: tuple[int, ...]) -> Worked:
         """Take the steps of the peers that live here."""
-        here = self.peers.living
+        living = self.peers.living
         silent = {*self.faults.silence(round_), *unready}
         silent |= self.peers.absent.intersection(round_.peers)
-        spans = {p: s for p, s in round_.assignment.items() if p in here and p not in silent}
+        spans = {p: s for p, s in round_.assignment.items() if p in living and p not in silent}
         with self.timed("read"):
-            given = {peer: self._read(peer, span, round_) for peer, span in spans.items()}
+            assigned = {peer: self._read(peer, span, round_) for peer, span in spans.items()}
         with self.timed("train"):
-            done, loss = self._step(given, round_)
-            self.peers.sit_out(here & round_.idle.difference(silent), round_.step)
+            done, loss = self._step(assigned, round_)
+            self.peers.sit_out(living & round_.idle.difference(silent), round_.step)
 
-        # Who was lost meanwhile did not take part, as far as the others can tell
-        silent |= (given.keys() - done.keys()) | self.peers.absent.intersection(round_.peers)
-        for peer in sorted(here & silent):  # its state is lost, or nobody knows it
+        # A peer that was lost meanwhile did not take part, as far as the others can tell
+        silent |= (assigned.keys() - done.keys()) | self.peers.absent.intersection(round_.peers)
+        for peer in sorted(living & silent):  # its state is lost, or nobody knows it
             self.peers.restart(peer)
-        return Worked(given, done, loss, tuple(sorted(silent)))
+        return Worked(assigned, done, loss, tuple(sorted(silent)))
 
     def _read(self, peer: int, span: Span, round_: Round) -> Work:
         return self.settings.work(self.peers.programs, self.data_of(peer), span, round_.trainers)
 
     def _step(
-        self, given: Mapping[int, Work], round_: Round
+        self, assigned: Mapping[int, Work], round_: Round
     ) -> tuple[dict[int, Done[Sent]], float | None]:
         """Return the results of all peers with work, and their mean loss.
 
         A peer is lost if its loss is not finite or its message is invalid, unless all are.
         """
-        if not given:
+        if not assigned:
             return {}, None
-        work = self.faults.work(given, round_, partial(self._read, round_=round_))
-        imprecise = self.faults.imprecise(given, round_.step)
+        work = self.faults.work(assigned, round_, partial(self._read, round_=round_))
+        imprecise = self.faults.imprecise(assigned, round_.step)
         pack = partial(self.outbox.put, round_=round_)
         steps = RoundSteps(work, round_.step, imprecise, bool(round_.verifiers), pack)
-        taken = self.peers.step(steps)
-        if not taken:
+        results = self.peers.step(steps)
+        if not results:
             return {}, None
-        done, bad = _packed(taken, step := round_.step)
+        done, bad = _packed(results, step := round_.step)
         if not done:
-            loss = sum(d.loss for d in taken.values())
+            loss = sum(d.loss for d in results.values())
             if not np.isfinite(loss):
                 raise NotFiniteError(f"loss is {loss} at round {step}")
             if not any(isinstance(why, wire.NotFiniteValueError) for why in bad.values()):
@@ -378,8 +378,8 @@ def evidence_of(worked: Worked, delivered: Delivered) -> Evidence:
     """Return what was sent and when it arrived; no attestations yet."""
     sent, others, receivers = delivered.sent, delivered.others, delivered.receivers
     return Evidence(
-        messages={p: _message(one, state=worked.done[p].state) for p, one in sent.items()},
-        others={p: _message(one, to=receivers[p]) for p, one in others.items()},
+        messages={p: _message(packet, state=worked.done[p].state) for p, packet in sent.items()},
+        others={p: _message(packet, to=receivers[p]) for p, packet in others.items()},
         arrivals=delivered.arrivals,
         silent=worked.silent,
         broken=tuple(peer for peer in sent if peer not in delivered.received),
@@ -396,30 +396,28 @@ def _message(sent: Sent, *, state: str | None = None, to: tuple[int, ...] = ()) 
 
 
 def _payloads(sent: Mapping[int, Sent]) -> dict[int, bytes]:
-    return {peer: one.payload for peer, one in sent.items()}
+    return {peer: packet.payload for peer, packet in sent.items()}
 
 
 def _packed(
-    taken: Mapping[int, Done[Future[Sent]]], step: int
+    results: Mapping[int, Done[Future[Sent]]], step: int
 ) -> tuple[dict[int, Done[Sent]], dict[int, wire.WireError]]:
     """Return the results of peers with a message, packed; and why the others have none."""
     done: dict[int, Done[Sent]] = {}
     bad: dict[int, wire.WireError] = {}
-    for peer, one in taken.items():
+    for peer, d in results.items():
         try:
-            message = one.message.result()
-            if not np.isfinite(one.loss):
+            message = d.message.result()
+            if not np.isfinite(d.loss):
                 raise wire.NotFiniteValueError
-            done[peer] = Done(message, one.loss, one.state, one.seconds)
+            done[peer] = Done(message, d.loss, d.state, d.seconds)
         except wire.NotFiniteValueError:
-            what = (
-                "its message is not finite" if np.isfinite(one.loss) else f"its loss is {one.loss}"
-            )
+            what = "its message is not finite" if np.isfinite(d.loss) else f"its loss is {d.loss}"
             bad[peer] = wire.NotFiniteValueError(f"{what} at round {step}, others' are finite")
         except wire.WireError as error:
             bad[peer] = wire.WireError(f"its message is invalid at round {step}: {error}")
-    over = bound.beyond({peer: one.message.largest for peer, one in done.items()})
+    over = bound.beyond({peer: d.message.largest for peer, d in done.items()})
     bad |= {
         p: wire.WireError(f"its message is invalid at round {step}: {w}") for p, w in over.items()
     }
-    return {peer: one for peer, one in done.items() if peer not in over}, bad
+    return {peer: d for peer, d in done.items() if peer not in over}, bad

@@ -93,7 +93,7 @@ class Record:
     def begin(self, start: Start, settings: RoundSettings, saved: Saved | None = None) -> Begun:
         """Return where a training resumes: its newest checkpoint, or its beginning.
 
-        Rounds after the checkpoint are forgotten, and the others followed to where the run is.
+        Rounds after the checkpoint are forgotten; the others are followed to where the run is.
         """
         progress, entries = start.progress(settings), []
         step, state, rest = saved or (start.step, start.state, None)
@@ -145,9 +145,9 @@ class Record:
                 self.rounds.snapshot(step, state_after, taken.own)
         if checkpoint:
             with self.timed("checkpoint"):
-                besides = rest()
+                extras = rest()
                 self.rounds.flush()  # a checkpoint that outlives a power cut finds its rounds
-                self.checkpoints.save(step, state_after, besides)
+                self.checkpoints.save(step, state_after, extras)
 
     def _snapshot_is_due(self, step: int) -> bool:
         return self.rounds is not None and self.rounds.takes(step)
@@ -170,8 +170,8 @@ class Watch(Observer):
     def took(self, entry: Entry) -> Entry:
         """Count a round."""
         evidence = entry.evidence
-        there = set(in_time(evidence.arrivals, self.limit)).difference(evidence.broken)
-        self.empty = 0 if there or entry.decision.applied else self.empty + 1
+        valid = set(in_time(evidence.arrivals, self.limit)).difference(evidence.broken)
+        self.empty = 0 if valid or entry.decision.applied else self.empty + 1
         if self.empty < MOST_EMPTY:
             return entry
         arrived = evidence.arrivals.values()
@@ -198,7 +198,7 @@ class TrainingLoop:
         self.swarm, self.record, self.last = swarm, record, last
         self.step, self.progress = begun.step, begun.progress
         limit = swarm.settings.coordinator.max_round_train_time
-        # over a store anybody can make rounds empty, and a run waits for who comes back
+        # over a store anybody can make rounds empty, and a run waits for peers to come back
         watch = [] if swarm.settings.stored else [Watch(limit, name)]
         self.observers = [*watch, *observers]
         if begun.rest:
@@ -223,14 +223,14 @@ class TrainingLoop:
             observer.begins(self.step + 1, self.progress)
         self.progress, taken = self.swarm.take_round(self.progress)
         entry = taken.entry
-        if entry.round.step <= self.step:  # it came to something else after all
+        if entry.round.step <= self.step:  # the round had another outcome after all
             self.record.forget(entry.round.step)
         self.step = entry.round.step
         for observer in self.observers:
             entry = observer.took(entry)
-        asked_for = [observer.must_save(entry) for observer in self.observers]
+        requests = [observer.must_save(entry) for observer in self.observers]
         last, pausing = self.step == self.last, self.progress.pausing
-        save = last or pausing or bool(entry.checkpointed) or any(asked_for)
+        save = last or pausing or bool(entry.checkpointed) or any(requests)
         taken, peers = taken._replace(entry=entry), self.swarm.peers
         self.record.keep(taken, peers.state, self._rest, save=save)
         for observer in self.observers:
