@@ -60,14 +60,14 @@ class Carrier(ABC):
         until = self._sent + seconds
         self._open, self._answers = {}, {}
         together: dict[int, list[int]] = {}  # peers of each distinct request
-        for peer, one in asked.items():
+        for peer, request in asked.items():
             if self._is_there(peer):
-                together.setdefault(id(one), []).append(peer)
+                together.setdefault(id(request), []).append(peer)
             else:
                 self.lose(peer, "its process is not there")
         for peers in together.values():
             self._send(peers, asked[peers[0]])
-        for peer in self._lost:  # before this request, and nobody has called `lost` since
+        for peer in self._lost:  # lost earlier, and nobody has called `lost` since
             self._open.pop(peer, None)
         while self._open and (left := until - time.monotonic()) > 0:
             self._listen(min(left, LISTEN_SECONDS))
@@ -118,12 +118,12 @@ class Carrier(ABC):
         """Return whether a peer's process has said hello and is not lost."""
 
     @abstractmethod
-    def _send(self, peers: list[int], one: Asked) -> None:
-        """Send some peers a request, and note in `_open`, by peer, what its answer needs."""
+    def _send(self, peers: list[int], request: Asked) -> None:
+        """Send peers a request, and note in `_open`, by peer, what its answer needs."""
 
     @abstractmethod
     def _listen(self, seconds: float) -> None:
-        """Wait for what processes say, at most so many seconds, and take note of it."""
+        """Wait for messages of processes, at most so many seconds, and take note of them."""
 
     @abstractmethod
     def _forget(self, peer: int) -> None:
@@ -225,19 +225,19 @@ class Processes(Carrier):
     def _gang(self, peer: int) -> list[_Process]:
         return [self._of.setdefault(place, _Process()) for place in self._places(peer)]
 
-    # ---- What is asked and heard ----
+    # ---- Requests and messages ----
 
     def _is_there(self, peer: int) -> bool:
         return all(process.name for process in self._gang(peer))
 
-    def _send(self, peers: list[int], one: Asked) -> None:
+    def _send(self, peers: list[int], request: Asked) -> None:
         for peer in peers:
-            gang, opened = self._gang(peer), []
-            buffers = one.buffers(self._trainer, self._number, gang[0].gang)
+            gang, by_rank = self._gang(peer), []
+            buffers = request.buffers(self._trainer, self._number, gang[0].gang)
             for place, process in zip(self._places(peer), gang, strict=True):
                 process.fresh = False
-                opened.append(_Open(buffers, self.hub.send(place, buffers)))
-            self._open[peer] = opened
+                by_rank.append(_Open(buffers, self.hub.send(place, buffers)))
+            self._open[peer] = by_rank
 
     def _listen(self, seconds: float) -> None:
         self._hear(seconds)
@@ -252,45 +252,45 @@ class Processes(Carrier):
 
     def _hear(self, seconds: float) -> bool:
         """Take the next message, if one comes in time, and return whether one did."""
-        heard = self.hub.receive(seconds)
-        if heard is not None:
-            self._take(heard)
-        return heard is not None
+        message = self.hub.receive(seconds)
+        if message is not None:
+            self._take(message)
+        return message is not None
 
-    def _take(self, heard: Heard) -> None:
-        place, peer = heard.place, heard.place[0]
+    def _take(self, message: Heard) -> None:
+        place, peer = message.place, message.place[0]
         process = self._of.setdefault(place, _Process())
         try:
-            header, arrays = requests.decode(AnswerHeader, heard.buffers)
+            header, arrays = requests.decode(AnswerHeader, message.buffers)
             if header.says == "hello":
                 process.gang = requests.checked(requests.Hello, header.values, "a hello").gang
         except FrameError as error:
-            self.lose(peer, f"nonsense: {heard.flaw or error}")
+            self.lose(peer, f"nonsense: {message.flaw or error}")
             return
         if header.says == "hello":
-            self._greet(heard, process, header.process)
+            self._greet(message, process, header.process)
         elif header.process != process.name:
-            return  # of a process before
+            return  # of an earlier process
         elif header.says == "leave":
             process.leaving = True
         elif header.number == self._number and peer in self._open:
-            opened, rank = self._open[peer], place[1]
-            if opened[rank].answer is None:
-                opened[rank].answer = self._answered(peer, header, arrays)
-            if peer in self._open and all(one.answer for one in opened):
+            by_rank, rank = self._open[peer], place[1]
+            if by_rank[rank].answer is None:
+                by_rank[rank].answer = self._answered(peer, header, arrays)
+            if peer in self._open and all(request.answer for request in by_rank):
                 del self._open[peer]
-                self._answers[peer] = opened[0].answer
+                self._answers[peer] = by_rank[0].answer
 
-    def _greet(self, heard: Heard, process: _Process, name: str) -> None:
-        """Take a hello, which a process says over each new connection and while it is not asked.
+    def _greet(self, message: Heard, process: _Process, name: str) -> None:
+        """Take a hello, which a process sends over each new connection and while it is idle.
 
-        One that is asked, and says so over another connection than that of the request, has lost
-        the request or its answer with the one before, and is asked again.
+        If it has an open request that went over another connection, that connection took the
+        request or its answer with it, and the request is sent again.
         """
-        peer, rank = heard.place
-        one = self._open[peer][rank] if peer in self._open else None
-        if one and process.name == name and not one.answer and one.connection != heard.connection:
-            one.connection = self.hub.send(heard.place, one.buffers)
+        peer, rank = message.place
+        req = self._open[peer][rank] if peer in self._open else None
+        if req and process.name == name and not req.answer and req.connection != message.connection:
+            req.connection = self.hub.send(message.place, req.buffers)
         if process.name is None:
             process.name, process.fresh = name, True
         elif process.name != name:

@@ -104,14 +104,14 @@ class Secrets:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "trainer.json"
-        given = TrainerSecret.read(path) if path.exists() else None
-        self.private = given.private if given else _new_key()
+        trainer = TrainerSecret.read(path) if path.exists() else None
+        self.private = trainer.private if trainer else _new_key()
         self.public = public_of(self.private)
-        self.places: dict[str, Place] = {}  # public key -> whose it is
+        self.places: dict[str, Place] = {}  # by public key
         for peer in range(count):
             for rank, private in enumerate(self._peer(peer, ranks).private):
                 self.places[public_of(private)] = peer, rank
-        if given is None:  # the last one: who waits for it finds them all
+        if trainer is None:  # written last: once it exists, all do
             TrainerSecret(private=self.private).write(path)
 
     def path(self, peer: int) -> Path:
@@ -121,9 +121,9 @@ class Secrets:
     def _peer(self, peer: int, ranks: int) -> PeerSecret:
         path = self.path(peer)
         if path.exists():
-            there = PeerSecret.read(path)
-            if (there.peer, there.server, len(there.private)) == (peer, self.public, ranks):
-                return there
+            secret = PeerSecret.read(path)
+            if (secret.peer, secret.server, len(secret.private)) == (peer, self.public, ranks):
+                return secret
         new = PeerSecret(
             peer=peer, server=self.public, private=tuple(_new_key() for _ in range(ranks))
         )
@@ -325,7 +325,7 @@ def _parts(buffers: list[Buffer]) -> Iterator[Buffer]:
 
 
 def _joined(parts: list[zmq.Frame], most: int) -> list[Buffer]:
-    """Return the buffers of which these are the parts, and let go of each part that is copied."""
+    """Return the buffers that these parts make up, and let go of each part that is copied."""
     parts.reverse()
     first = parts.pop().buffer
     count = int.from_bytes(first, "little")
@@ -342,16 +342,16 @@ def _joined(parts: list[zmq.Frame], most: int) -> list[Buffer]:
 
 def _taken(size: int, parts: list[zmq.Frame]) -> Buffer:
     """Take a buffer's parts from the end of a list."""
-    whole = np.empty(size, np.uint8) if size > PART_BYTES else None
+    buffer = np.empty(size, np.uint8) if size > PART_BYTES else None
     part: Buffer = b""
     for at in range(0, size, PART_BYTES):
         expected = min(PART_BYTES, size - at)
         part = parts.pop().buffer if parts else b""
         if len(part) != expected:
             raise FrameError(f"a part of {len(part)} bytes, expected {expected}")
-        if whole is not None:
-            whole[at : at + expected] = np.frombuffer(part, np.uint8)
-    return part if whole is None else whole.data
+        if buffer is not None:
+            buffer[at : at + expected] = np.frombuffer(part, np.uint8)
+    return part if buffer is None else buffer.data
 
 
 def _prepared(socket: zmq.Socket) -> zmq.Socket:
@@ -400,12 +400,12 @@ class Door:
         self._events.close()
 
     def _watch(self) -> None:
-        while (said := recv_monitor_message(self._events))["event"] != zmq.EVENT_MONITOR_STOPPED:
-            descriptor = said["value"]
+        while (event := recv_monitor_message(self._events))["event"] != zmq.EVENT_MONITOR_STOPPED:
+            descriptor = event["value"]
             with self._lock:
                 self._open.pop(descriptor, None)
                 self._known = {p: d for p, d in self._known.items() if d != descriptor}
-                if said["event"] == zmq.EVENT_ACCEPTED:
+                if event["event"] == zmq.EVENT_ACCEPTED:
                     self._open[descriptor] = None
                     if len(self._open) > self.most:
                         self._cut_off_some()
@@ -421,9 +421,9 @@ class Door:
 def _cut_off(descriptor: int, port: int) -> None:
     """End a connection of ZeroMQ's, if the descriptor is still that of one to this port."""
     with suppress(OSError):
-        theirs = socket.socket(fileno=descriptor)
+        connection = socket.socket(fileno=descriptor)
         try:
-            if theirs.getsockname()[1] == port:
-                theirs.shutdown(socket.SHUT_RDWR)
+            if connection.getsockname()[1] == port:
+                connection.shutdown(socket.SHUT_RDWR)
         finally:
-            theirs.detach()  # ZeroMQ closes it
+            connection.detach()  # ZeroMQ closes it

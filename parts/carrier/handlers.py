@@ -56,10 +56,10 @@ def trees_of(arrays: Sequence[np.ndarray], like: Mapping[str, Tree]) -> dict[str
 def _tree(arrays: Sequence[np.ndarray], like: Tree, name: str) -> Tree:
     if like is ROWS and arrays:
         return arrays[0]
-    expected = jax.tree.leaves(like)
-    found, wanted = ([_form(x) for x in some] for some in (arrays, expected))
-    if found != wanted:
-        pairs = zip([*found, "nothing"], [*wanted, "nothing"], strict=False)
+    wanted_leaves = jax.tree.leaves(like)
+    actual, expected = ([_form(x) for x in xs] for xs in (arrays, wanted_leaves))
+    if actual != expected:
+        pairs = zip([*actual, "nothing"], [*expected, "nothing"], strict=False)
         first, other = next(pair for pair in pairs if pair[0] != pair[1])
         raise FrameError(f"{name}: {first}, expected {other}")
     return jax.tree.unflatten(jax.tree.structure(like), arrays)
@@ -98,18 +98,18 @@ class Operations:
         # of a peer's several processes, the first answers for all
         return outcome if jax.process_index() == 0 else Outcome(outcome.values)
 
-    def _like(self, asked: Asked) -> dict[str, Tree]:
+    def _like(self, request: Asked) -> dict[str, Tree]:
         """Return trees like those that a request brings, by the names that errors give them."""
-        if isinstance(asked.values, requests.Optimize):
-            names = [f"message of peer {peer}" for peer in asked.values.peers]
+        if isinstance(request.values, requests.Optimize):
+            names = [f"message of peer {peer}" for peer in request.values.peers]
             return dict.fromkeys(names, self.programs.form.like)
-        if isinstance(asked.values, requests.Restore):
-            return {"own state": self.like["own state"]} if asked.arrays else {}
-        if isinstance(asked.values, requests.Create):
+        if isinstance(request.values, requests.Restore):
+            return {"own state": self.like["own state"]} if request.arrays else {}
+        if isinstance(request.values, requests.Create):
             created = {name: self.like[name] for name in ("params", "shared state")}
-            more = len(asked.arrays) > len(jax.tree.leaves(created))
+            more = len(request.arrays) > len(jax.tree.leaves(created))
             return created | ({"rows to count": ROWS} if more else {})
-        names = [name.partition(" [")[0] for name in OPERATIONS[asked.operation].arrays]
+        names = [name.partition(" [")[0] for name in OPERATIONS[request.operation].arrays]
         return {name: self.like[name] for name in names}
 
     # ---- Operations ----
@@ -123,38 +123,38 @@ class Operations:
         environment = devices.describe(jax.process_count()) | self.programs.steps.environment
         return Outcome(requests.Created(environment=environment))
 
-    def _compile(self, asked: requests.Compile, rows_MBW: np.ndarray) -> Outcome:
-        replica = self._replica(imprecise=asked.imprecise)
+    def _compile(self, args: requests.Compile, rows_MBW: np.ndarray) -> Outcome:
+        replica = self._replica(imprecise=args.imprecise)
         replica.compile_step(self.own, Work(rows_MBW, 0))
         return Outcome()
 
-    def _align(self, asked: requests.Align) -> Outcome:
-        self.own = self.replica.align(self.own, asked.step)
-        return Outcome(self._hashed(self.own, asked.hash))
+    def _align(self, args: requests.Align) -> Outcome:
+        self.own = self.replica.align(self.own, args.step)
+        return Outcome(self._hashed(self.own, args.hash))
 
-    def _train(self, asked: requests.Train, rows_MBW: np.ndarray) -> Outcome:
-        replica = self._replica(imprecise=asked.imprecise)
-        self.before = self._copied(self.own) if asked.hash else []
-        result = replica.step(self.own, Work(rows_MBW, asked.count), asked.step)
+    def _train(self, args: requests.Train, rows_MBW: np.ndarray) -> Outcome:
+        replica = self._replica(imprecise=args.imprecise)
+        self.before = self._copied(self.own) if args.hash else []
+        result = replica.step(self.own, Work(rows_MBW, args.count), args.step)
         self.own = result.own
-        kept = self._copied(self.own) if asked.keep else []
-        state = self._hashed(self.own, asked.hash)
+        own = self._copied(self.own) if args.keep else []
+        state = self._hashed(self.own, args.hash)
         message, loss = self.group.fetch((result.message, result.loss))
-        return Outcome(state, [*leaves(loss), *leaves(message), *kept])
+        return Outcome(state, [*leaves(loss), *leaves(message), *own])
 
-    def _optimize(self, asked: requests.Optimize, *messages: Tree) -> Outcome:
-        peers = asked.peers
-        if len(asked.sequences) != len(peers):
-            raise FrameError(f"sequences: {len(asked.sequences)}, expected {len(peers)}")
+    def _optimize(self, args: requests.Optimize, *messages: Tree) -> Outcome:
+        peers = args.peers
+        if len(args.sequences) != len(peers):
+            raise FrameError(f"sequences: {len(args.sequences)}, expected {len(peers)}")
         by_peer, sequences = (
-            dict(zip(peers, values, strict=True)) for values in (messages, asked.sequences)
+            dict(zip(peers, values, strict=True)) for values in (messages, args.sequences)
         )
         count = self.run.peers.count
-        self.replica = self.replica.receive(by_peer, sequences, count, asked.step)
+        self.replica = self.replica.receive(by_peer, sequences, count, args.step)
         return Outcome(requests.Optimized(params=self._hash(self.replica.params)))
 
-    def _extract(self, asked: requests.Extract) -> Outcome:
-        if asked.what == "before":  # it is on the host, and its hash was given with the step before
+    def _extract(self, args: requests.Extract) -> Outcome:
+        if args.what == "before":  # it is on the host, and its hash was given with the step before
             return Outcome(self._hashed(None, False), self.before)
         trees: dict[str, Callable[[], Tree]] = {
             "params": lambda: self.replica.params,
@@ -162,15 +162,15 @@ class Operations:
             "own": lambda: self.own,
             "new": self.replica.new_own,
         }
-        tree = trees[asked.what]()
-        return Outcome(self._hashed(tree, asked.hash), [] if asked.hash else self._copied(tree))
+        tree = trees[args.what]()
+        return Outcome(self._hashed(tree, args.hash), [] if args.hash else self._copied(tree))
 
     def _restore(self, _: requests.Restore, *own: Tree) -> Outcome:
         self.own = self.group.put(own[0]) if own else self.replica.new_own()
         return Outcome()
 
-    def _recompute(self, asked: requests.Recompute, own: Tree, rows_MBW: np.ndarray) -> Outcome:
-        result = self.replica.step(self.group.put(own), Work(rows_MBW, asked.count), asked.step)
+    def _recompute(self, args: requests.Recompute, own: Tree, rows_MBW: np.ndarray) -> Outcome:
+        result = self.replica.step(self.group.put(own), Work(rows_MBW, args.count), args.step)
         message = leaves(self.group.fetch(result.message))
         return Outcome(self._hashed(result.own), message)
 

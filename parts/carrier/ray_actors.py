@@ -36,8 +36,8 @@ class PeerActor:
 
     def answer(self, buffers: list[np.ndarray]) -> list[np.ndarray]:
         """Return the answer to a request: raw buffers, which Ray does not pickle but point at."""
-        answered = self.process.answer([memoryview(one) for one in buffers])
-        return [] if answered is None else _arrays(answered)
+        answer = self.process.answer([memoryview(buffer) for buffer in buffers])
+        return [] if answer is None else _arrays(answer)
 
 
 @dataclass
@@ -89,9 +89,9 @@ class RayActors(Carrier):
     def _is_there(self, peer: int) -> bool:
         return self._of[peer].name is not None
 
-    def _send(self, peers: list[int], one: Asked) -> None:
+    def _send(self, peers: list[int], request: Asked) -> None:
         """Send a request; what several peers get travels to each host once."""
-        stored = ray.put(_arrays(one.buffers(self._trainer, self._number)))
+        stored = ray.put(_arrays(request.buffers(self._trainer, self._number)))
         for peer in peers:
             actor = self._of[peer]
             actor.fresh = False
@@ -107,7 +107,7 @@ class RayActors(Carrier):
 
     def _take(self, peer: int) -> None:
         try:
-            buffers = [memoryview(one) for one in ray.get(self._open[peer])]
+            buffers = [memoryview(buffer) for buffer in ray.get(self._open[peer])]
             header, arrays = decode(AnswerHeader, buffers)
         except (RayError, FrameError, TypeError) as error:
             self.lose(peer, _line(error))
@@ -121,7 +121,7 @@ class RayActors(Carrier):
             self._answers[peer] = answer
 
     def _greet(self, peer: int, actor: _Actor) -> None:
-        """Take an actor's name, or ask for it again where its process ended before it told."""
+        """Take an actor's name, or ask for it again if its process ended before it answered."""
         try:
             actor.name, actor.hello = ray.get(actor.hello), None
             actor.fresh = True
@@ -139,7 +139,7 @@ class RayActors(Carrier):
 
 
 def connect(cluster: RayCluster) -> None:
-    """Connect this process to a cluster, of which it is a driver from then on."""
+    """Connect this process to a cluster as its driver."""
     if os.environ.get("RAY_AUTH_MODE") != "token":
         raise LockstepError(
             f"RAY_AUTH_MODE: {os.environ.get('RAY_AUTH_MODE')!r}, expected 'token': without it, "
@@ -158,12 +158,12 @@ def connect(cluster: RayCluster) -> None:
 def shortage(count: int, cluster: RayCluster) -> str | None:
     """Return a line where the connected cluster has no room for `count` peers, else None.
 
-    Counted is all that its hosts have, whoever uses it now.
+    It counts all that its hosts have, whoever uses it now.
     """
     hosts = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    wanted = _bundle(cluster)
+    bundle = _bundle(cluster)
     rooms = [
-        min((int(host.get(name, 0) // amount) for name, amount in wanted.items()), default=count)
+        min((int(host.get(name, 0) // amount) for name, amount in bundle.items()), default=count)
         for host in hosts
     ]
     if cluster.strategy.startswith("STRICT_"):
@@ -175,7 +175,7 @@ def shortage(count: int, cluster: RayCluster) -> str | None:
         return None
     has = " and ".join(
         f"{sum(host.get(name, 0) for host in hosts):g} {name}, expected {count} x {amount:g}"
-        for name, amount in wanted.items()
+        for name, amount in bundle.items()
     )
     return (
         f"[runtime.ray]: room for {room} of {count} peers on {len(hosts)} hosts, placed by "

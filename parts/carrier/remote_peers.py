@@ -144,7 +144,7 @@ class RemotePeers(RunningPeers):
         """
         answers = self.carrier.ask(asked, self.seconds if seconds is None else seconds)
         self.take_losses()
-        given = {}
+        results = {}
         for peer, answer in answers.items():
             if peer in self.absent:
                 continue
@@ -153,10 +153,10 @@ class RemotePeers(RunningPeers):
                 values = checked(OPERATIONS[name].gives, answer.header.values, f"what {name} gives")
                 if isinstance(values, Hashed) and (values.hash is not None) != wanted:
                     raise FrameError(f"hash: {values.hash}, expected {'one' if wanted else 'none'}")
-                given[peer] = Given(values, trees_of(answer.arrays, like or {}), answer.seconds)
+                results[peer] = Given(values, trees_of(answer.arrays, like or {}), answer.seconds)
             except FrameError as error:
                 self.distrust(peer, f"nonsense: {error}")
-        return given
+        return results
 
     def ask_for_all(
         self, count: int, ask: Callable[[list[int]], Mapping[int, CaseResult]]
@@ -190,16 +190,16 @@ class RemotePeers(RunningPeers):
     def agreed(self, found: Mapping[int, str], name: str) -> str:
         """Return the hash that most peers give, in a tie the first one's, and lose the others."""
         (most, _), *_ = Counter(found[peer] for peer in sorted(found)).most_common(1)
-        for peer, one in found.items():
-            if one != most:
-                self.distrust(peer, f"its {name} are {one[:12]}, the others' {most[:12]}")
+        for peer, digest in found.items():
+            if digest != most:
+                self.distrust(peer, f"its {name} are {digest[:12]}, the others' {most[:12]}")
         return most
 
     def is_true(self, peer: int, tree: Tree, expected: str | None, name: str) -> bool:
         """Return whether a tree has the hash that is expected, if one is; lose the peer if not."""
-        if expected is None or (found := tree_hash(tree)) == expected:
+        if expected is None or (digest := tree_hash(tree)) == expected:
             return True
-        self.distrust(peer, f"it gave {name} {found[:12]}, expected {expected[:12]}")
+        self.distrust(peer, f"it gave {name} {digest[:12]}, expected {expected[:12]}")
         return False
 
     def expect_any(self) -> None:
@@ -216,23 +216,23 @@ class RemotePeers(RunningPeers):
         if self.on_wall_clock:
             self._compile(asked)
         keep = self.keeps(asked.number)
-        asked_of = {
+        by_peer = {
             peer: Asked(
                 requests.Train(
                     step=asked.number,
-                    count=given.count,
+                    count=work.count,
                     imprecise=peer in asked.imprecise,
                     keep=keep,
                     hash=asked.hashed or self._verifies,
                 ),
-                leaves(given.rows_MB),
+                leaves(work.rows_MB),
             )
-            for peer, given in asked.work.items()
+            for peer, work in asked.work.items()
         }
         like = {"loss": LOSS_LIKE, "message": self.programs.form.like}
         like |= {"own": self._like.own[0]} if keep else {}
         done, self._committed_before = {}, dict(self._committed)
-        for peer, answer in self.ask(asked_of, like, self.step_seconds).items():
+        for peer, answer in self.ask(by_peer, like, self.step_seconds).items():
             state, trees = answer.values.hash, answer.trees
             self._committed[peer] = state
             if keep and not self.is_true(peer, trees["own"], state, "its own state"):
@@ -251,20 +251,20 @@ class RemotePeers(RunningPeers):
 
     def sit_out(self, idle: Set[int], step: int) -> None:
         if self.programs.optimizer.aligns:
-            asked = Asked(requests.Align(step=step, hash=self._verifies))
-            answers = self.ask(dict.fromkeys(sorted(self.here & idle), asked))
+            request = Asked(requests.Align(step=step, hash=self._verifies))
+            answers = self.ask(dict.fromkeys(sorted(self.here & idle), request))
             self._committed |= {peer: answer.values.hash for peer, answer in answers.items()}
         if self.keeps(step):  # while they are there
             self._own |= {peer: self.own(peer) for peer in self.here.difference(self._own)}
 
-    def _compile(self, asked: RoundSteps) -> None:
-        """Have peers compile what a round's clock must not wait for: steps of a new shape.
+    def _compile(self, round_steps: RoundSteps) -> None:
+        """Have peers compile steps of a new shape, for which a round's clock must not wait.
 
-        That is a run's first one, and one in which another number of peers train. Verifiers too.
+        A run's first round has one, and each with another number of peers. Verifiers compile too.
         """
-        arrays, compiles = leaves(next(iter(asked.work.values())).rows_MB), {}
+        arrays, compiles = leaves(next(iter(round_steps.work.values())).rows_MB), {}
         for peer in sorted(self.here):
-            imprecise = peer in asked.imprecise
+            imprecise = peer in round_steps.imprecise
             step = (imprecise, *(array.shape for array in arrays))
             if step not in self._compiled.setdefault(peer, set()):
                 self._compiled[peer].add(step)
@@ -286,8 +286,8 @@ class RemotePeers(RunningPeers):
         arrays = [leaf for message in messages.values() for leaf in leaves(message)]
         answers = self.ask(dict.fromkeys(self.here, Asked(optimize, arrays)))
         self.expect_any()
-        found = {peer: answer.values.params for peer, answer in answers.items()}
-        self._alike = {"params": self.agreed(found, "params")}
+        hashes = {peer: answer.values.params for peer, answer in answers.items()}
+        self._alike = {"params": self.agreed(hashes, "params")}
 
     def recompute(
         self, cases: Sequence[tuple[int, Tree, Work]], step: int
@@ -299,14 +299,14 @@ class RemotePeers(RunningPeers):
             turns = cycle(sorted(self.here))
             turn: dict[int, int] = {}
             for n in missing:  # one case of each peer at a time
-                who = cases[n][0] if cases[n][0] in self.here else next(turns)
-                turn.setdefault(who, n)
-            asked = {}
-            for who, n in turn.items():
+                peer = cases[n][0] if cases[n][0] in self.here else next(turns)
+                turn.setdefault(peer, n)
+            by_peer = {}
+            for peer, n in turn.items():
                 _, own, work = cases[n]
                 recompute = requests.Recompute(step=step, count=work.count)
-                asked[who] = Asked(recompute, [*leaves(own), *leaves(work.rows_MB)])
-            answers = self.ask(asked, like, self.step_seconds)
+                by_peer[peer] = Asked(recompute, [*leaves(own), *leaves(work.rows_MB)])
+            answers = self.ask(by_peer, like, self.step_seconds)
             return {turn[p]: (a.trees["message"], a.values.hash) for p, a in answers.items()}
 
         return self.ask_for_all(len(cases), recomputed)
@@ -338,7 +338,7 @@ class RemotePeers(RunningPeers):
     # ---- State ----
 
     def own(self, peer: int) -> Tree:
-        """Return what a peer owns or, of an absent one, what it will begin with."""
+        """Return what a peer owns or, if it is absent, what it will begin with."""
         shown = self._shown(peer, "own", self._committed, "its own state")
         if shown is not None:
             return shown
@@ -357,11 +357,11 @@ class RemotePeers(RunningPeers):
         def measured(missing: list[int]) -> dict[int, np.ndarray]:
             turn: dict[int, int] = {}
             for n in missing:
-                able = self.here - {doubted.get(n)} or self.here
-                turn |= {peer: n for peer in sorted(able - turn.keys())[:1]}
-            asked = {peer: Asked(requests.Forward(), [lots[n]]) for peer, n in turn.items()}
+                candidates = self.here - {doubted.get(n)} or self.here
+                turn |= {peer: n for peer in sorted(candidates - turn.keys())[:1]}
+            by_peer = {peer: Asked(requests.Forward(), [lots[n]]) for peer, n in turn.items()}
             believed = {}
-            for peer, answer in self.ask(asked, like).items():
+            for peer, answer in self.ask(by_peer, like).items():
                 n, losses = turn[peer], answer.trees["losses"]
                 finite = np.isfinite(losses).all()
                 if finite and n in doubted:
@@ -405,17 +405,17 @@ class RemotePeers(RunningPeers):
         )
         to_count = self.programs.steps.rows_to_count  # their hosts may have no data
         more = [] if to_count is None else [to_count]
-        asked = Asked(create, [*leaves(params), *leaves(shared), *more])
+        request = Asked(create, [*leaves(params), *leaves(shared), *more])
         self.absent -= peers
-        created = self.ask(dict.fromkeys(sorted(peers), asked))
-        here = self.setup.environment(self.run.peers.processes)
+        created = self.ask(dict.fromkeys(sorted(peers), request))
+        ours = self.setup.environment(self.run.peers.processes)
         for peer, answer in created.items():
-            found = answer.values.environment
-            differs = [name for name in here if found.get(name) != here[name]]
+            theirs = answer.values.environment
+            differs = [name for name in ours if theirs.get(name) != ours[name]]
             if differs:
-                is_there = brief(repr(found.get(differs[0])), 200)
-                expected = f"expected {here[differs[0]]!r} as here: bits would differ"
-                self.lose(peer, f"{differs[0]} is {is_there} there, {expected}")
+                actual = brief(repr(theirs.get(differs[0])), 200)
+                expected = f"expected {ours[differs[0]]!r} as here: bits would differ"
+                self.lose(peer, f"{differs[0]} is {actual} there, {expected}")
         for peer in self.here & peers:
             self._own.pop(peer, None)
             self._compiled.pop(peer, None)
@@ -430,8 +430,8 @@ class RemotePeers(RunningPeers):
     def _shown(
         self, peer: int, what: Literal["own", "before"], committed: Mapping[int, str], name: str
     ) -> Tree | None:
-        asked = Asked(requests.Extract(what=what, hash=False))
-        answers = self.ask({peer: asked}, {name: self._like.own[0]}) if peer in self.here else {}
+        request = Asked(requests.Extract(what=what, hash=False))
+        answers = self.ask({peer: request}, {name: self._like.own[0]}) if peer in self.here else {}
         trees = [answer.trees[name] for answer in answers.values()]
         true = (x for x in trees if self.is_true(peer, x, committed.get(peer), name))
         return next(true, None)
@@ -439,11 +439,11 @@ class RemotePeers(RunningPeers):
     def _hash(self, what: str) -> str:
         """The hash of a tree that all peers have alike."""
         if what not in self._alike:
-            asked = Asked(requests.Extract(what=what, hash=True))
-            answers = self.ask(dict.fromkeys(sorted(self.here), asked))
+            request = Asked(requests.Extract(what=what, hash=True))
+            answers = self.ask(dict.fromkeys(sorted(self.here), request))
             self.expect_any()
-            found = {peer: answer.values.hash for peer, answer in answers.items()}
-            self._alike[what] = self.agreed(found, f"hashes of {what}")
+            hashes = {peer: answer.values.hash for peer, answer in answers.items()}
+            self._alike[what] = self.agreed(hashes, f"hashes of {what}")
         return self._alike[what]
 
     def _tree(self, what: str) -> Tree:
@@ -515,8 +515,8 @@ def gpus_of(number: int, count: int, parts: int) -> str:
 
     Processes of all peers are numbered, the host has `count` GPUs and a process has `parts`.
     """
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    gpus = named.split(",") if named else [str(gpu) for gpu in range(count)]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    gpus = visible.split(",") if visible else [str(gpu) for gpu in range(count)]
     first = number % max(1, len(gpus) // parts) * parts
     return ",".join(gpus[first : first + parts])
 

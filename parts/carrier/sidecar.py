@@ -70,30 +70,30 @@ class PeerProcess:
         """
         number = None
         try:
-            request, arrays = requests.decode(requests.RequestHeader, buffers)
-            number = request.number
-            asked = Asked.read(request, arrays)
-            if isinstance(asked.values, requests.Exit):
+            head, arrays = requests.decode(requests.RequestHeader, buffers)
+            number = head.number
+            request = Asked.read(head, arrays)
+            if isinstance(request.values, requests.Exit):
                 return None
-            if self._last and self._last[0] == (request.trainer, number):
+            if self._last and self._last[0] == (head.trainer, number):
                 return self._last[1]
-            outcome = self._do(asked, request.gang)
+            outcome = self._do(request, head.gang)
             values = outcome.values.model_dump(mode="json")
             header = AnswerHeader(number=number, process=self.name, values=values)
             answer = encode(header, outcome.arrays)
-            self._last = (request.trainer, number), answer
+            self._last = (head.trainer, number), answer
             return answer
         except Exception as error:  # whatever it is, the trainer hears of it
             traceback.print_exc()  # into the peer's log
             line = brief(f"{type(error).__name__}: {error}", 1000)
             return encode(AnswerHeader(number=number, process=self.name, error=line))
 
-    def _do(self, asked: Asked, gang: str) -> Outcome:
-        if isinstance(asked.values, requests.Create):
-            self.operations = self._create(asked.values, gang)
+    def _do(self, request: Asked, gang: str) -> Outcome:
+        if isinstance(request.values, requests.Create):
+            self.operations = self._create(request.values, gang)
         if self.operations is None:
-            raise FrameError(f"{asked.operation} before create, expected create first")
-        return self.operations.handle(asked)
+            raise FrameError(f"{request.operation} before create, expected create first")
+        return self.operations.handle(request)
 
     def _create(self, create: requests.Create, gang: str) -> "Operations":
         """Prepare this process for the run, once: JAX reads its settings when it is imported."""
@@ -150,8 +150,8 @@ def serve(sidecar: PeerProcess, line: Line, wait_seconds: float = WAIT_SECONDS) 
         asked_to_leave.append(time.monotonic())
 
     signal.signal(signal.SIGTERM, leave)
-    greeted = left = 0  # over which connection it said hello, and that it leaves
-    said, alone = 0.0, _Alone(line, wait_seconds)
+    greeted = left = 0  # the connection over which it said hello, and that it leaves
+    last_sent, alone = 0.0, _Alone(line, wait_seconds)
     while True:
         buffers = line.receive(LOOK_SECONDS)
         if buffers is not None:
@@ -159,19 +159,19 @@ def serve(sidecar: PeerProcess, line: Line, wait_seconds: float = WAIT_SECONDS) 
             if answer is None:
                 return
             line.send(answer)
-            said = time.monotonic()
+            last_sent = time.monotonic()
         alone.look()
         now = time.monotonic()
-        quiet = buffers is None and now > said + HELLO_SECONDS
+        quiet = buffers is None and now > last_sent + HELLO_SECONDS
         if asked_to_leave:
             if not line.connected or now > asked_to_leave[0] + LEAVE_SECONDS:
                 return
             if left == line.connections and quiet:
                 return
             if left != line.connections and line.send(sidecar.leave()):
-                left, said = line.connections, now
+                left, last_sent = line.connections, now
         elif (greeted != line.connections or quiet) and line.send(sidecar.hello()):
-            greeted, said = line.connections, now
+            greeted, last_sent = line.connections, now
 
 
 class _Alone:
@@ -194,8 +194,8 @@ class _Alone:
             )
         if why != self.said:
             waits = f"; trying again, for {self.wait_seconds:g} s"
-            said = f"{why}{waits}" if why else "connected"
-            print(f"{line.address}: {said}", flush=True)
+            status = f"{why}{waits}" if why else "connected"
+            print(f"{line.address}: {status}", flush=True)
         self.said = why
 
 
@@ -212,13 +212,13 @@ def end_with(parent: int) -> None:
 
 def end_by_signals() -> None:
     """End this process some time after a signal, even while it computes and cannot hear of it."""
-    heard, told = socket.socketpair()
-    told.setblocking(False)
-    signal.set_wakeup_fd(told.fileno(), warn_on_full_buffer=False)
+    reader, writer = socket.socketpair()
+    writer.setblocking(False)
+    signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
 
     def watch() -> None:
-        with told:  # keeps it open
-            while (number := heard.recv(1)[0]) not in (signal.SIGTERM, signal.SIGINT):
+        with writer:  # keeps it open
+            while (number := reader.recv(1)[0]) not in (signal.SIGTERM, signal.SIGINT):
                 pass
         time.sleep(LEAVE_SECONDS + 2 if number == signal.SIGTERM else 2)
         os._exit(128 + number)
@@ -239,36 +239,36 @@ def main(
 ) -> None:
     """Be the process of one peer, with the options of `lockstep sidecar`."""
     address = endpoint(connect)
-    theirs = PeerSecret.read(secret)
+    keys = PeerSecret.read(secret)
     if backend not in ("cpu", "cuda"):
         raise LockstepError(f"--backend {backend}, expected cpu or cuda")
     if rank >= world_size:
         raise LockstepError(f"--rank {rank}, expected less than --world-size {world_size}")
-    if peer not in (None, theirs.peer):
-        raise LockstepError(f"{secret}: of peer {theirs.peer}, expected --peer {peer}")
-    if world_size != len(theirs.private):
-        raise LockstepError(f"--world-size {world_size}, expected {len(theirs.private)}: {secret}")
+    if peer not in (None, keys.peer):
+        raise LockstepError(f"{secret}: of peer {keys.peer}, expected --peer {peer}")
+    if world_size != len(keys.private):
+        raise LockstepError(f"--world-size {world_size}, expected {len(keys.private)}: {secret}")
     if parent_pid:
         end_with(parent_pid)
     end_by_signals()
     os.environ["JAX_PLATFORMS"] = backend
-    here = _free_address(address) if world_size > 1 and rank == 0 else ""
-    line = Line(address, theirs, rank)
+    coordinator = _free_address(address) if world_size > 1 and rank == 0 else ""
+    line = Line(address, keys, rank)
     try:
-        serve(PeerProcess(theirs.peer, Rank(rank, world_size, here)), line, wait)
+        serve(PeerProcess(keys.peer, Rank(rank, world_size, coordinator)), line, wait)
     finally:
         line.close()
     if world_size > 1:
         sys.stdout.flush()
-        os._exit(0)  # jax.distributed would wait for the others, of which one may be gone
+        os._exit(0)  # jax.distributed would wait for the others, and one may be gone
 
 
 def _free_address(trainer: str) -> str:
     """Return host:port, free for now, of this machine as the trainer's network sees it."""
     host, _, port = trainer.removeprefix("tcp://").rpartition(":")
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as towards:
-        towards.connect((host, int(port)))  # sends nothing
-        here = towards.getsockname()[0]
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, int(port)))  # sends nothing
+        ip = probe.getsockname()[0]
     with socket.socket() as free:
-        free.bind((here, 0))
-        return f"{here}:{free.getsockname()[1]}"
+        free.bind((ip, 0))
+        return f"{ip}:{free.getsockname()[1]}"
