@@ -55,29 +55,29 @@ def run_tasks(
         from parts.tasks.lm_eval import LmEvalModel
 
         loaded = lm_eval_tasks.load(names, store / DATASETS, trusted=trusted)
-        hashes = {one.name: lm_eval_tasks.sha256_of(one, settings.few_shot) for one in loaded}
+        hashes = {item.name: lm_eval_tasks.sha256_of(item, settings.few_shot) for item in loaded}
         pins.check("tasks", pin, listing_sha256(hashes.items()), ", ".join(names))
-        for one in loaded:
-            for task in one.tasks.values():
-                _set_examples(one.name, task, settings)
+        for item in loaded:
+            for task in item.tasks.values():
+                _set_examples(item.name, task, settings)
         with _one_line(", ".join(names)):
-            found = evaluate(
+            output = evaluate(
                 LmEvalModel(model, settings.seed),
                 {
-                    "tasks": {key: task for one in loaded for key, task in one.tasks.items()},
-                    "groups": {key: group for one in loaded for key, group in one.groups.items()},
-                    "group_map": {key: of for one in loaded for key, of in one.members.items()},
+                    "tasks": {key: task for item in loaded for key, task in item.tasks.items()},
+                    "groups": {key: group for item in loaded for key, group in item.groups.items()},
+                    "group_map": {key: of for item in loaded for key, of in item.members.items()},
                 },
                 limit=settings.limit,
                 bootstrap_iters=RESAMPLED,
             )
         results = [
-            _result(one, name, found, hashes[one.name], library)
-            for one in loaded
-            for name in _told(one, found)
+            _result(item, name, output, hashes[item.name], library)
+            for item in loaded
+            for name in _told(item, output)
         ]
     if folder is not None:
-        write_text(folder / SAMPLES, "".join(_lines(found["samples"])))
+        write_text(folder / SAMPLES, "".join(_lines(output["samples"])))
         write_json(folder / HASHES, {"sha256": listing_sha256(hashes.items()), "tasks": hashes})
     return results
 
@@ -110,30 +110,30 @@ def _most_examples(task: "Task") -> int | None:
     if type(sampler) not in (ContextSampler, FirstNSampler):
         return None
     # a random draw has one more, for the document that is asked may be among them
-    asked = task.fewshot_cfg.split == task.get_config("test_split")
-    return len(sampler.df) - (asked and type(sampler) is ContextSampler)
+    same_split = task.fewshot_cfg.split == task.get_config("test_split")
+    return len(sampler.df) - (same_split and type(sampler) is ContextSampler)
 
 
-def _told(one: Loaded, found: dict[str, Any]) -> list[str]:
-    """The names of lm_eval whose numbers a name of the run file has."""
-    top = [name for name in one.groups if not any(name in m for m in one.members.values())]
-    return top if any(name in found.get("groups", {}) for name in top) else list(one.tasks)
+def _told(item: Loaded, output: dict[str, Any]) -> list[str]:
+    """The names of lm_eval that a name of the run file stands for in the results."""
+    top = [name for name in item.groups if not any(name in m for m in item.members.values())]
+    return top if any(name in output.get("groups", {}) for name in top) else list(item.tasks)
 
 
 def _result(
-    one: Loaded, name: str, found: dict[str, Any], task_sha256: str, library: str
+    item: Loaded, name: str, output: dict[str, Any], task_sha256: str, library: str
 ) -> TaskResult:
-    numbers = (found["groups"] if name in one.groups else found["results"])[name]
-    tasks = list(one.tasks) if name in one.groups else [name]
-    samples = [(task, sample) for task in tasks for sample in _once(found["samples"][task])]
-    shots = {found["n-shot"][task] for task in tasks}
-    path, part = (one.tasks[tasks[0]].get_config(k) for k in ("dataset_path", "dataset_name"))
+    numbers = (output["groups"] if name in item.groups else output["results"])[name]
+    tasks = list(item.tasks) if name in item.groups else [name]
+    samples = [(task, sample) for task in tasks for sample in _once(output["samples"][task])]
+    shots = {output["n-shot"][task] for task in tasks}
+    path, part = (item.tasks[tasks[0]].get_config(k) for k in ("dataset_path", "dataset_name"))
     part = f" ({part})" if part and len(tasks) == 1 else ""
-    given = len(_told(one, found)) == 1 and not one.name.endswith(lm_eval_tasks.YAML)
+    single = len(_told(item, output)) == 1 and not item.name.endswith(lm_eval_tasks.YAML)
     return TaskResult(
-        one.name if given else name,
-        main_first(one.name, dict(_metrics(numbers))),
-        chance=_chance([(one.tasks[task], sample["doc"]) for task, sample in samples]),
+        item.name if single else name,
+        main_first(item.name, dict(_metrics(numbers))),
+        chance=_chance([(item.tasks[task], sample["doc"]) for task, sample in samples]),
         documents=len(samples),
         few_shot=max(shots),
         sha256=task_sha256,
@@ -153,16 +153,16 @@ def _metrics(numbers: dict[str, Any]) -> Iterator[tuple[str, Metric]]:
         if not comma or metric.endswith("_stderr") or not isinstance(value, int | float):
             continue
         stderr = numbers.get(f"{metric}_stderr,{filtered}")
-        known = isinstance(stderr, int | float)
+        has_stderr = isinstance(stderr, int | float)
         name = metric if filtered == "none" else key
-        yield name, Metric(float(value), float(stderr) if known else None)
+        yield name, Metric(float(value), float(stderr) if has_stderr else None)
 
 
-def _chance(asked: list[tuple["Task", dict]]) -> float | None:
+def _chance(documents: list[tuple["Task", dict]]) -> float | None:
     """The accuracy of a guess, if all tasks are choices."""
-    if any(task.OUTPUT_TYPE != "multiple_choice" for task, _ in asked):
+    if any(task.OUTPUT_TYPE != "multiple_choice" for task, _ in documents):
         return None
-    return float(np.mean([1 / len(task.doc_to_choice(doc)) for task, doc in asked]))
+    return float(np.mean([1 / len(task.doc_to_choice(doc)) for task, doc in documents]))
 
 
 def _lines(samples: dict[str, list[dict]]) -> Iterator[str]:
@@ -178,8 +178,8 @@ def _one_line(names: str) -> Iterator[None]:
         yield
     except LockstepError as error:
         text = str(error)
-        named = text if text.startswith("[evaluate]") else f"[evaluate] tasks: {names}: {text}"
-        raise LockstepError(named) from error
+        message = text if text.startswith("[evaluate]") else f"[evaluate] tasks: {names}: {text}"
+        raise LockstepError(message) from error
     except (JaxRuntimeError, MemoryError, OSError):  # of this machine
         raise
     except Exception as error:

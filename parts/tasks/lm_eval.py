@@ -103,10 +103,10 @@ class LmEvalModel(TemplateLM):
         self, requests: list[tuple[Any, list[int], list[int]]], **_: Any
     ) -> list[tuple[float, bool]]:
         with Progress("evaluate", total=len(requests), unit="request") as bar:
-            found = self.model.log_likelihoods(
+            scores = self.model.log_likelihoods(
                 [(context, continuation) for _, context, continuation in requests], bar.advance
             )
-        return [(score.log_likelihood, score.greedy) for score in found]
+        return [(score.log_likelihood, score.greedy) for score in scores]
 
     def loglikelihood_rolling(
         self, requests: list[Instance], disable_tqdm: bool = True
@@ -128,8 +128,8 @@ class LmEvalModel(TemplateLM):
                 windows.append((None, *window))
                 owners.append(number)
         totals = [0.0] * len(requests)
-        found = self._loglikelihood_tokens(windows)
-        for number, (log_likelihood, _) in zip(owners, found, strict=True):
+        scores = self._loglikelihood_tokens(windows)
+        for number, (log_likelihood, _) in zip(owners, scores, strict=True):
             totals[number] += log_likelihood
         return totals
 
@@ -167,26 +167,26 @@ class LmEvalModel(TemplateLM):
             alike.setdefault(json.dumps(request.args[1], sort_keys=True), []).append(number)
         lots = []
         for numbers in alike.values():
-            wanted = normalize_gen_kwargs(requests[numbers[0]].args[1], NEW_TOKENS)
-            room = self.max_length - wanted["max_gen_toks"]
+            settings = normalize_gen_kwargs(requests[numbers[0]].args[1], NEW_TOKENS)
+            room = self.max_length - settings["max_gen_toks"]
             if room < 1:
                 raise LockstepError(
-                    f"[evaluate] tasks: a task asks for {wanted['max_gen_toks']} new tokens, "
+                    f"[evaluate] tasks: a task asks for {settings['max_gen_toks']} new tokens, "
                     f"expected fewer than {self.max_length}, the model's context"
                 )
             end = self.tok_decode([self.eot_token_id], skip_special_tokens=False)
-            stops = [stop for stop in handle_stop_sequences(wanted["until"], end) if stop]
+            stops = [stop for stop in handle_stop_sequences(settings["until"], end) if stop]
             sampling = Sampling(
-                wanted["temperature"] if wanted["do_sample"] else 0.0,
-                wanted.get("top_k"),
-                wanted.get("top_p", 1.0),
+                settings["temperature"] if settings["do_sample"] else 0.0,
+                settings.get("top_k"),
+                settings.get("top_p", 1.0),
             )
             prompts = {n: self.tok_encode(requests[n].args[0])[-room:] for n in numbers}
             ordered = sorted(numbers, key=lambda n: -len(prompts[n]))  # noqa: B023 - used at once
             for start in range(0, len(ordered), self.model.batch_size):
-                some = ordered[start : start + self.model.batch_size]
-                given = [prompts[n] or [self.prefix_token_id] for n in some]
-                lots.append(_Prompts(some, given, stops, wanted["max_gen_toks"], sampling))
+                batch = ordered[start : start + self.model.batch_size]
+                contexts = [prompts[n] or [self.prefix_token_id] for n in batch]
+                lots.append(_Prompts(batch, contexts, stops, settings["max_gen_toks"], sampling))
         return lots
 
 
@@ -229,9 +229,9 @@ class LockstepModel(LmEvalModel):
             raise LockstepError(f"batch_size is {batch_size}, expected a number or auto") from None
         check_settings("lm_eval --model lockstep")
         folder = Path(pretrained)
-        read = exported.read(folder)
+        export = exported.read(folder)
         groups = device_groups(jax.devices(), 1)
-        super().__init__(task_model.from_folder(read, folder, groups, size), seed)
+        super().__init__(task_model.from_folder(export, folder, groups, size), seed)
 
 
 def main() -> None:

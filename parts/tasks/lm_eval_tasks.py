@@ -122,7 +122,7 @@ def data_in(folder: Path, *, trusted: bool = False) -> Iterator[None]:
 def load(names: Sequence[str], folder: Path, *, trusted: bool = False) -> list[Loaded]:
     """Load a run file's tasks and their data, which `data_in(folder)` keeps.
 
-    What is there is not asked for. `trusted` is `[evaluate] trust_task_code`.
+    What is in it is not downloaded again. `trusted` is `[evaluate] trust_task_code`.
 
     Raises:
       LockstepError: A name is no task's, its data cannot be had, it is code that is not trusted, or
@@ -132,7 +132,7 @@ def load(names: Sequence[str], folder: Path, *, trusted: bool = False) -> list[L
     for name in names:
         try:
             manager, spec = _finder().find(name, trusted=trusted)
-            found = _load(manager, spec)
+            task_dict = _load(manager, spec)
         except LockstepError as error:
             where = "" if str(error).startswith(f"{name}:") else f"{name}: "
             raise LockstepError(f"[evaluate] tasks: {where}{error}") from error
@@ -141,9 +141,9 @@ def load(names: Sequence[str], folder: Path, *, trusted: bool = False) -> list[L
             raise LockstepError(
                 f"[evaluate] tasks: {name}: {reason(error)}; expected its data{offline}"
             ) from error
-        if not found["tasks"]:
+        if not task_dict["tasks"]:
             raise LockstepError(f"[evaluate] tasks: {name}: a group without tasks, expected some")
-        for task, definition in found["tasks"].items():
+        for task, definition in task_dict["tasks"].items():
             _check_kind(name, definition)
             if task in owner:
                 raise LockstepError(
@@ -151,8 +151,8 @@ def load(names: Sequence[str], folder: Path, *, trusted: bool = False) -> list[L
                     "task once"
                 )
             owner[task] = name
-        groups, members = found.get("groups", {}), found.get("group_map", {})
-        loaded.append(Loaded(name, found["tasks"], groups, members))
+        groups, members = task_dict.get("groups", {}), task_dict.get("group_map", {})
+        loaded.append(Loaded(name, task_dict["tasks"], groups, members))
     return loaded
 
 
@@ -171,8 +171,8 @@ def sha256_of(loaded: Loaded, few_shot: int | None) -> str:
     It is of the canonical JSON of the definition, without the places of files, and of all documents
     that are asked or shown as examples.
     """
-    found = [(name, _task_sha256(task, few_shot)) for name, task in loaded.tasks.items()]
-    return found[0][1] if len(found) == 1 else listing_sha256(found)
+    hashes = [(name, _task_sha256(task, few_shot)) for name, task in loaded.tasks.items()]
+    return hashes[0][1] if len(hashes) == 1 else listing_sha256(hashes)
 
 
 def _check_kind(name: str, task: "Task") -> None:
@@ -222,7 +222,7 @@ class _Finder:
         self._whole: TaskManager | None = None
 
     def find(self, name: str, *, trusted: bool) -> tuple["TaskManager", str]:
-        """Return a manager that loads a task, and what it knows the task by."""
+        """Return a manager that loads a task, and the name or path by which it does."""
         if name.endswith(YAML):
             if not trusted:
                 raise LockstepError(
@@ -247,29 +247,29 @@ class _Finder:
         """A user's file; the members of a group stand in it, or in its folder."""
         if not path.is_file():
             raise LockstepError("no such file, expected a task")
-        defined = _plain(path)
-        if not isinstance(defined, dict) or not {"task", "group"} & defined.keys():
+        definition = _plain(path)
+        if not isinstance(definition, dict) or not {"task", "group"} & definition.keys():
             raise LockstepError("expected a key task or group")
-        if "group" not in defined:
+        if "group" not in definition:
             return self._quick, str(path)
         from lm_eval.tasks import TaskManager
 
         manager = TaskManager(include_defaults=False, include_path=path.parent)
-        for member in defined.get("task") or []:
+        for member in definition.get("task") or []:
             if isinstance(member, str) and member not in manager.all_tasks:
                 raise LockstepError(
                     f"{brief(member)} is no task of a readable YAML file in {path.parent}, "
                     "expected one"
                 )
-        return manager, defined["group"]
+        return manager, definition["group"]
 
     def _file(self, name: str) -> Path | None:
         """The only file that is named for a task and defines it, as most are."""
         paths = list(self._folder.glob(f"**/{name}.yaml")) if name.isidentifier() else []
         if len(paths) != 1:
             return None
-        defined = _plain(paths[0])
-        return paths[0] if defined.get("task") == name and "group" not in defined else None
+        definition = _plain(paths[0])
+        return paths[0] if definition.get("task") == name and "group" not in definition else None
 
 
 def _plain(path: Path) -> Any:
@@ -296,8 +296,8 @@ def _task_sha256(task: "Task", few_shot: int | None) -> str:
 
 def _placeless(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _placeless(one) for key, one in value.items() if key not in PLACES}
-    return [_placeless(one) for one in value] if isinstance(value, list | tuple) else value
+        return {key: _placeless(part) for key, part in value.items() if key not in PLACES}
+    return [_placeless(part) for part in value] if isinstance(value, list | tuple) else value
 
 
 def _as_text(value: Any) -> str:

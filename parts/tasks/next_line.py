@@ -49,15 +49,15 @@ def questions(texts: Iterable[str], seed: int = 0) -> Iterator[Question]:
     blank. The other choices are such lines of other documents, distinct from it, from each other
     and from the lines before it.
     """
-    found = (line for number, text in enumerate(texts) for line in _lines(number, text))
-    lines = {_draw(seed, line.context, line.indentation, line.text): line for line in found}
-    # a line that the text has often is often asked for: so it is as often another choice
+    candidates = (line for number, text in enumerate(texts) for line in _lines(number, text))
+    lines = {_draw(seed, line.context, line.indentation, line.text): line for line in candidates}
+    # a frequent line is often the answer, so it is as often another choice
     pool = sorted((len(line.text.encode()), name) for name, line in lines.items())
     for name, line in sorted(lines.items()):
         place = bisect_left(pool, (len(line.text.encode()), name))
-        near = [one for _, one in pool[max(0, place - NEAR) : place + NEAR]]
-        others = sorted(near, key=lambda one: _draw(seed, name, one))  # noqa: B023 - used at once
-        if question := _question(line, [lines[one] for one in others], int(name, 16)):
+        near = [other for _, other in pool[max(0, place - NEAR) : place + NEAR]]
+        others = sorted(near, key=lambda other: _draw(seed, name, other))  # noqa: B023 - used at once
+        if question := _question(line, [lines[other] for other in others], int(name, 16)):
             yield question
 
 
@@ -76,25 +76,25 @@ def _context(lines: list[str]) -> str:
     """The last lines, as many as fit into `CONTEXT_BYTES`; none if the last ends in white space."""
     if not lines[-1] or lines[-1][-1].isspace():
         return ""
-    kept: list[str] = []
+    tail: list[str] = []
     size = -1
     for line in reversed(lines):
         size += 1 + len(line.encode())
         if size > CONTEXT_BYTES or CUT in line:
             break
-        kept.insert(0, line)
-    return "\n".join(kept).lstrip("\n")
+        tail.insert(0, line)
+    return "\n".join(tail).lstrip("\n")
 
 
 def _question(line: _Line, others: list[_Line], draw: int) -> Question | None:
     """A line's question with the first of the others that can be choices; None if they are few."""
     # lines of its own document come last: they serve only where other documents have too few
     others = sorted(others, key=lambda other: other.document == line.document)
-    taken = {line.text, *(before.strip() for before in line.context.split("\n"))}
+    used = {line.text, *(before.strip() for before in line.context.split("\n"))}
     choices: list[str] = []
     for other in others:
-        if other.text not in taken and len(choices) < CHOICES - 1:
-            taken.add(other.text)
+        if other.text not in used and len(choices) < CHOICES - 1:
+            used.add(other.text)
             choices.append(other.text)
     if len(choices) < CHOICES - 1:
         return None

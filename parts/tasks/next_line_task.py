@@ -50,18 +50,18 @@ TRIED = 8  # questions that are looked at for each that is asked
 def documents(run: runfile.Run, shards: Path, tokenizer: "Tokenizer") -> Iterator[str]:
     """Yield documents of the held-out split; one that continues in another file, in parts.
 
-    Of a split of more than `MOST_TOKENS`, stretches are read that the run's seed spreads over it.
+    Of a split of more than `MOST_TOKENS`, it reads stretches that the run's seed spreads over it.
     There are none where nothing is held out, where rows are not tokens, or where they have columns
     beside their tokens: such rows hold conversations or packed texts, whose lines do not follow one
     another. A special token of the tokenizer ends a document; `shards` is the folder that the stage
     download left.
     """
-    listed, length = read_shards(shards), run.llm.max_seq_len
-    if not run.held_out.sequences or listed.columns != PLAIN or listed.rows is not None:
+    listing, length = read_shards(shards), run.llm.max_seq_len
+    if not run.held_out.sequences or listing.columns != PLAIN or listing.rows is not None:
         return
-    data = Sequences(shards, listed, "held_out", length, run.runtime)
+    data = Sequences(shards, listing, "held_out", length, run.runtime)
     added = tokenizer.get_added_tokens_decoder()
-    special = [token for token, what in added.items() if what.special]
+    special = [token for token, info in added.items() if info.special]
     for indices_N in _stretches(data, length, run.peers.seed):
         tokens_N = data.take(indices_N).ravel()
         for document_N in np.split(tokens_N, np.flatnonzero(np.isin(tokens_N, special))):
@@ -105,20 +105,20 @@ def ask(questions: Iterable[Question], model: TaskModel, count: int) -> AskedQue
 
     At most `TRIED` times as many questions are looked at.
     """
-    asked, tokenizer = AskedQuestions([], []), model.tokenizer
+    selection, tokenizer = AskedQuestions([], []), model.tokenizer
     for question in islice(questions, TRIED * count):
-        wholes = [question.context, *(question.context + choice for choice in question.choices)]
+        texts = [question.context, *(question.context + choice for choice in question.choices)]
         with library_errors("next_line: expected a tokenizer that encodes any line"):
-            before, *whole = (encoding.ids for encoding in tokenizer.encode_batch(wholes))
+            before, *encoded = (encoding.ids for encoding in tokenizer.encode_batch(texts))
             parts = tokenizer.encode_batch(list(question.choices), add_special_tokens=False)
-        requests = [(before, ids[len(before) :]) for ids in whole]
+        requests = [(before, ids[len(before) :]) for ids in encoded]
         requests += [([model.beginning], part.ids) for part in parts]
         if all(0 < len(continuation) <= model.context for _, continuation in requests):
-            asked.questions.append(question)
-            asked.requests.extend(requests)
-        if len(asked.questions) == count:
+            selection.questions.append(question)
+            selection.requests.extend(requests)
+        if len(selection.questions) == count:
             break
-    return asked
+    return selection
 
 
 def metrics(questions: Sequence[Question], scores: Scores) -> dict[str, Metric]:
@@ -130,11 +130,11 @@ def metrics(questions: Sequence[Question], scores: Scores) -> dict[str, Metric]:
         "acc": scores.after_NC,
         "acc_bytes": scores.after_NC / bytes_NC,
     }
-    found = {}
+    shares = {}
     for name, x_NC in chosen.items():
         share = float(np.mean(x_NC.argmax(axis=1) == answers_N))
-        found[name] = Metric(share, (share * (1 - share) / (len(answers_N) - 1)) ** 0.5)
-    return found
+        shares[name] = Metric(share, (share * (1 - share) / (len(answers_N) - 1)) ** 0.5)
+    return shares
 
 
 # ---- The task of a run ----
@@ -148,14 +148,14 @@ def prepare(
     There are `count` at most; `notes` gains the reason if there are none. `shards` is the folder
     that the stage download left.
     """
-    asked = ask(next_line.questions(documents(run, shards, model.tokenizer)), model, count)
-    if len(asked.questions) < FEWEST:
+    selection = ask(next_line.questions(documents(run, shards, model.tokenizer)), model, count)
+    if len(selection.questions) < FEWEST:
         notes.append(
-            f"the held-out text gives {len(asked.questions)} questions for {NAME}, "
+            f"the held-out text gives {len(selection.questions)} questions for {NAME}, "
             f"expected at least {FEWEST} lines in one column that fit into the model"
         )
         return None
-    return asked
+    return selection
 
 
 def result(
@@ -165,10 +165,10 @@ def result(
 
     `advance` is called with the number of requests that have been scored since the last call.
     """
-    found = model.log_likelihoods(asked.requests, advance)
-    logs_N2C = np.reshape([one.log_likelihood for one in found], (len(asked.questions), 2, -1))
+    answers = model.log_likelihoods(asked.requests, advance)
+    logs_N2C = np.reshape([x.log_likelihood for x in answers], (len(asked.questions), 2, -1))
     scores = Scores(logs_N2C[:, 0], logs_N2C[:, 1])
-    told = TaskResult(
+    task_result = TaskResult(
         name=NAME,
         metrics=metrics(asked.questions, scores),
         chance=1 / next_line.CHOICES,
@@ -177,7 +177,7 @@ def result(
         sha256=hashlib.sha256(to_jsonl(asked.questions).encode()).hexdigest(),
         source="held-out text of the run",
     )
-    return told, scores
+    return task_result, scores
 
 
 def to_jsonl(questions: Iterable[Question]) -> str:

@@ -33,8 +33,8 @@ def _names(run: Run, shards: Path | None) -> Iterator[CheckRow]:
         from parts.tasks import lm_eval_tasks
 
         lm_eval_tasks.check_known(others, trusted=run.evaluate.trust_task_code)
-        said = f"{', '.join(others)}; their data are looked at in stage evaluate"
-        yield CheckRow(Mark.FINE, "tasks", brief(said, WIDTH))
+        text = f"{', '.join(others)}; their data are looked at in stage evaluate"
+        yield CheckRow(Mark.FINE, "tasks", brief(text, WIDTH))
 
 
 NEEDS = (

@@ -44,8 +44,8 @@ def score_again(
     """Return scores by task, as evaluate.json has them.
 
     Tasks of lm_eval are lm_eval's own alone, and their data are kept in `store`: a stranger's
-    definitions are not read, and no code of theirs is run. `names` are the tasks of which scores
-    are published; `shards` are the reader's own data, whose held-out text next_line asks of.
+    definitions are not read, and no code of theirs is run. `names` are the tasks whose scores are
+    published; `shards` are the reader's own data, with the held-out text that next_line asks about.
     """
     for name in run.evaluate.tasks:
         if not name.replace("-", "_").isidentifier():
@@ -61,8 +61,8 @@ def score_again(
     settings = run.evaluate.model_copy(update={"trust_task_code": False})
     own = run.model_copy(update={"evaluate": settings})
     groups = device_groups(jax.devices(), run.peers.fsdp)
-    read = exported.read(folder, run.peers)
-    model = task_model.from_folder(read, folder, groups, settings.batch_size)
+    export = exported.read(folder, run.peers)
+    model = task_model.from_folder(export, folder, groups, settings.batch_size)
     tasks = RunFileTasks(own, settings, model, shards or Path(), store, [])
     return {task.name: scores.flat(task) for task in tasks.score(model)}
 

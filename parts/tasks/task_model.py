@@ -89,7 +89,7 @@ def program(features: Callable[..., jax.Array], head: Callable[[Tree], jax.Array
         kernel_DV = head(params).astype(x_ND.dtype)
         C = min(TOGETHER, places_N.size)
 
-        def some(turn: jax.Array, found: tuple[jax.Array, jax.Array]) -> tuple:
+        def body(turn: jax.Array, carry: tuple[jax.Array, jax.Array]) -> tuple:
             first = turn * C
             places_C = jax.lax.dynamic_slice(places_N, (first,), (C,))
             labels_C = jax.lax.dynamic_slice(labels_N, (first,), (C,))
@@ -98,10 +98,10 @@ def program(features: Callable[..., jax.Array], head: Callable[[Tree], jax.Array
             logs_C = label_logits_C - jax.nn.logsumexp(logits_CV, axis=-1)
             likeliest_C = jnp.argmax(logits_CV, axis=-1) == labels_C
             put = jax.lax.dynamic_update_slice
-            return put(found[0], logs_C, (first,)), put(found[1], likeliest_C, (first,))
+            return put(carry[0], logs_C, (first,)), put(carry[1], likeliest_C, (first,))
 
         start = jnp.zeros(places_N.size), jnp.zeros(places_N.size, bool)
-        return jax.lax.fori_loop(0, -(-count // C), some, start)
+        return jax.lax.fori_loop(0, -(-count // C), body, start)
 
     return jax.jit(score)
 
@@ -216,7 +216,7 @@ class TaskModel(NamedTuple):
         size = -(-size // parts) * parts
         padded = Counter(padded_length(len(row.inputs), self.context) for row in rows)
         lengths = cheapest_lengths(padded, self._compiling)
-        found: list[Likelihood | None] = [None] * len(requests)
+        scores: list[Likelihood | None] = [None] * len(requests)
 
         def work(lot: _Lot, group: DeviceGroup) -> None:
             places = group.put_whole((lot.places_N, lot.labels_N, np.int32(lot.count)))
@@ -227,12 +227,12 @@ class TaskModel(NamedTuple):
             for request, tokens in lot.owners:
                 own = slice(first, first + tokens)
                 log = float(np.sum(logs_N[own], dtype=np.float64))
-                found[request] = Likelihood(log, bool(likeliest_N[own].all()), tokens)
+                scores[request] = Likelihood(log, bool(likeliest_N[own].all()), tokens)
                 first += tokens
             advance(len(lot.owners))
 
         side_by_side(groups, list(_lots(rows, size, lengths)), work)
-        return [score for score in found if score is not None]
+        return [score for score in scores if score is not None]
 
     @property
     def _compiling(self) -> float:
@@ -257,18 +257,18 @@ def from_folder(
 
     if exported.tokenizer is None:
         raise LockstepError(f"{folder}: no tokenizer.json, expected one: tasks are texts")
-    named = _named(folder / SETTINGS, exported.tokenizer)
-    beginning = next((token for token in named if token is not None), None)
+    ids = _named(folder / SETTINGS, exported.tokenizer)
+    beginning = next((token for token in ids if token is not None), None)
     if beginning is None:
         beginning = exported.beginning
     if beginning is None:
         raise LockstepError(
             f"{folder}: found no bos_token_id and no eos_token_id in config.json, expected one"
         )
-    if beginning >= (known := exported.config.vocab_size):
+    if beginning >= (vocab_size := exported.config.vocab_size):
         raise LockstepError(
             f"{folder / SETTINGS}: a text begins with token {beginning}, expected one below the "
-            f"model's vocab_size ({known})"
+            f"model's vocab_size ({vocab_size})"
         )
     return TaskModel(
         exported.by_rules(program(exported.features, exported.head)),
@@ -276,7 +276,7 @@ def from_folder(
         {group: group.put(exported.params) for group in groups},
         exported.tokenizer,
         exported.context,
-        known,
+        vocab_size,
         batch_size,
         beginning,
         exported.ends,

@@ -26,24 +26,24 @@ def training_scores(run: runfile.Run, hf_config: dict[str, Any], paths: Paths) -
     every`, `sample` and `sample_tasks` alone. They are computed on devices that no peer uses, if
     there are any. `hf_config` is the model's config.json, `paths` are those of the stage train.
     """
-    chosen = run.evaluate
+    evaluate = run.evaluate
     init, shards = paths.out("convert"), paths.out("download")
     groups = device_groups(jax.devices(), run.peers.fsdp)
     spare = groups[1 if run.peers.layout == "vmap" else run.peers.count :]
     aside = bool(spare) and run.runtime.carrier == "in_process"
     where = spare if aside else groups[:1]
     settings = runfile.Evaluate(
-        tasks=chosen.sample_tasks,
-        trust_task_code=chosen.trust_task_code,
-        questions=chosen.sample,
-        limit=chosen.sample,
+        tasks=evaluate.sample_tasks,
+        trust_task_code=evaluate.trust_task_code,
+        questions=evaluate.sample,
+        limit=evaluate.sample,
     )
-    own, given = init / "hf", shards / "tokenizer"
-    folder = given if given.is_dir() else own  # the tokenizer's, as of the export
-    read = load_tokenizer(folder / TOKENIZER) if (folder / TOKENIZER).exists() else None
-    whole = model_folder.with_context(hf_config, run.llm.max_seq_len)
-    untrained = exported.computing(whole, {}, read, own / hf.CONFIG, run.peers)  # without params
-    model = task_model.from_folder(untrained, folder, (), settings.batch_size)
+    hf_folder, download = init / "hf", shards / "tokenizer"
+    folder = download if download.is_dir() else hf_folder  # the tokenizer's, as of the export
+    tokenizer = load_tokenizer(folder / TOKENIZER) if (folder / TOKENIZER).exists() else None
+    config = model_folder.with_context(hf_config, run.llm.max_seq_len)
+    untrained = exported.computing(config, {}, tokenizer, hf_folder / hf.CONFIG, run.peers)
+    model = task_model.from_folder(untrained, folder, (), settings.batch_size)  # without params
     notes: list[str] = []
     tasks = RunFileTasks(run, settings, model, shards, paths.store, notes)
     for note in notes:
@@ -51,8 +51,8 @@ def training_scores(run: runfile.Run, hf_config: dict[str, Any], paths: Paths) -
 
     def score(params: Tree) -> list[TaskResult]:
         trained = untrained._replace(params=params)
-        now = task_model.from_folder(trained, folder, where, settings.batch_size)
+        current = task_model.from_folder(trained, folder, where, settings.batch_size)
         # the same program, which is compiled once
-        return tasks.score(now._replace(score=model.score), quiet=True)
+        return tasks.score(current._replace(score=model.score), quiet=True)
 
-    return TrainingScores(paths.scratch / FILE, score, chosen.every, aside=aside)
+    return TrainingScores(paths.scratch / FILE, score, evaluate.every, aside=aside)
