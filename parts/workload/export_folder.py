@@ -84,14 +84,14 @@ def read(folder: Path, described: Description) -> Tree:
     stored = TensorFile(folder / PARAMS)
     leaves = []
     for tensor in described.tensors:
-        found = stored.get(tensor.name)
-        if found is None or found.shape != tensor.shape:
-            is_there = "missing" if found is None else f"of shape {[*found.shape]}"
+        array = stored.get(tensor.name)
+        if array is None or array.shape != tensor.shape:
+            actual = "missing" if array is None else f"of shape {[*array.shape]}"
             raise LockstepError(
-                f"{folder / PARAMS}: tensor {tensor.name} is {is_there}, expected shape "
+                f"{folder / PARAMS}: tensor {tensor.name} is {actual}, expected shape "
                 f"{[*tensor.shape]} as {FILE} says"
             )
-        leaves.append(np.asarray(found, np.float32))
+        leaves.append(np.asarray(array, np.float32))
     return described.nested(leaves)
 
 

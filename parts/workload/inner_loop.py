@@ -86,20 +86,20 @@ def take(worker: Worker, job: Job) -> StepsTaken:
     Raises:
       WorkerError: It did not, or left something else than was expected.
     """
-    return worker.ask(lambda begun: _take(worker, begun, job))
+    return worker.ask(lambda session: _take(worker, session, job))
 
 
-def _take(worker: Worker, begun: Started, job: Job) -> StepsTaken:
-    folder = begun.process.folder / job.name
+def _take(worker: Worker, session: Started, job: Job) -> StepsTaken:
+    folder = session.process.folder / job.name
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     try:
-        asked = _request(worker, begun, job, folder)
+        request = _request(worker, session, job, folder)
         if worker.run.workload.inner == "command":
-            said = _by_command(worker, begun, asked | {"job_id": job.name}, folder)
+            result = _by_command(worker, session, request | {"job_id": job.name}, folder)
         else:
-            said = _by_worker(begun, asked)
-        return _steps(worker, begun, said, folder, len(job.lots))
+            result = _by_worker(session, request)
+        return _steps(worker, session, result, folder, len(job.lots))
     except WorkerError:
         raise
     except LockstepError as error:  # of a file that it left
@@ -111,17 +111,17 @@ def _take(worker: Worker, begun: Started, job: Job) -> StepsTaken:
 # ---- What goes out ----
 
 
-def _request(worker: Worker, begun: Started, job: Job, folder: Path) -> dict[str, Any]:
+def _request(worker: Worker, session: Started, job: Job, folder: Path) -> dict[str, Any]:
     """Write what the job needs into its folder, and return it as burn_p2p calls it."""
-    told = begun.description
+    description = session.description
     base = folder / "base"
-    write_params(base, told, job.params)
+    write_params(base, description, job.params)
     base_rate = worker.run.llm.lr_schedule.base_lr
     (folder / ROWS).write_text(json.dumps(worker.rows), encoding="utf-8")
-    asked = {
+    request = {
         "base_parameter_pack_path": str(base),
         "output_parameter_pack_path": str(folder / "local"),
-        "model_schema_hash": told.code,
+        "model_schema_hash": description.code,
         "batches": [*_batches(worker, job.lots, folder)],
         "num_inner_steps": len(job.lots),
         "require_exact_steps": True,
@@ -134,9 +134,9 @@ def _request(worker: Worker, begun: Started, job: Job, folder: Path) -> dict[str
     if encoding:
         path = folder / "state.in"
         path.write_bytes(state)
-        asked["inner_optimizer_state_path"] = str(path)
-        asked["inner_optimizer_state_encoding"] = encoding.decode("ascii")
-    return asked
+        request["inner_optimizer_state_path"] = str(path)
+        request["inner_optimizer_state_encoding"] = encoding.decode("ascii")
+    return request
 
 
 def _batches(worker: Worker, lots: Sequence[np.ndarray], folder: Path) -> Iterator[dict[str, Any]]:
@@ -169,28 +169,28 @@ def _group(paths: Sequence[Path], hashes: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _by_worker(begun: Started, asked: Mapping[str, Any]) -> dict:
-    with model_at(begun, Path(asked["base_parameter_pack_path"])) as model:
-        return begun.process.call("run_inner_loop", {**asked, "model_id": model})
+def _by_worker(session: Started, request: Mapping[str, Any]) -> dict:
+    with model_at(session, Path(request["base_parameter_pack_path"])) as model:
+        return session.process.call("run_inner_loop", {**request, "model_id": model})
 
 
 # ---- What comes back ----
 
 
 def _steps(
-    worker: Worker, begun: Started, said: Mapping[str, Any], folder: Path, steps: int
+    worker: Worker, session: Started, result: Mapping[str, Any], folder: Path, steps: int
 ) -> StepsTaken:
-    answer = validate(InnerLoopAnswer, dict(said), "its answer")
+    answer = validate(InnerLoopAnswer, dict(result), "its answer")
     if answer.steps_completed != steps:
         raise WorkerError(
             f"{worker.name}: run_inner_loop: steps_completed is {answer.steps_completed}, "
             f"expected {steps}"
         )
-    told = begun.description
+    description = session.description
     place = Path(answer.local_parameter_pack_path or folder / "local")
     if not place.resolve().is_relative_to(folder.resolve()):
         raise LockstepError(f"local_parameter_pack_path is {place}, expected a path in its folder")
-    params = read_params(place, told)
+    params = read_params(place, description)
     loss = next((answer.metrics[name] for name in LOSSES if name in answer.metrics), None)
     if loss in ("nan", "inf", "-inf"):  # as JSON has them
         loss = float(loss)
@@ -214,28 +214,28 @@ def _state(answer: InnerLoopAnswer, folder: Path) -> np.ndarray:
 # ---- A command in the worker's place ----
 
 
-def _by_command(worker: Worker, begun: Started, asked: Mapping[str, Any], folder: Path) -> dict:
+def _by_command(worker: Worker, session: Started, request: Mapping[str, Any], folder: Path) -> dict:
     """Run the workload's command in a folder of its own, and return what result.json says.
 
     It reads job.json and leaves result.json; their paths are in its arguments, where it asks for
-    them, and in its environment, which else is the worker's. Behind it fits whatever starts
-    processes of its own, such as torchrun.
+    them, and in its environment, otherwise the worker's. It may start processes of its own, as
+    torchrun does.
 
     Raises:
       WorkerError: It cannot be started, takes too long, or fails.
       LockstepError: There is no result.json, or no JSON in it.
     """
     workload, paths = worker.run.workload, {JOB: folder / JOB, RESULT: folder / RESULT}
-    made_of = {"factory": workload.factory, "config": workload.config}
-    made_of |= {"protocol_version": 1, "model_seed": workload.seed}
-    write_json(paths[JOB], {**asked, **made_of, "result_manifest_path": str(paths[RESULT])})
+    extra = {"factory": workload.factory, "config": workload.config}
+    extra |= {"protocol_version": 1, "model_seed": workload.seed}
+    write_json(paths[JOB], {**request, **extra, "result_manifest_path": str(paths[RESULT])})
     arguments = [
         word.replace("{job_manifest}", str(paths[JOB])).replace(
             "{result_manifest}", str(paths[RESULT])
         )
         for word in workload.command
     ]
-    environment = begun.process.command.environment()
+    environment = session.process.command.environment()
     environment |= {variable: str(paths[file]) for file, variable in VARIABLES.items()}
     try:
         group = ChildGroup.start(arguments, folder, environment, folder / LOG)
@@ -244,10 +244,10 @@ def _by_command(worker: Worker, begun: Started, asked: Mapping[str, Any], folder
     try:
         with suppress(subprocess.TimeoutExpired):
             group.child.wait(workload.command_seconds)
-        ended = group.ended()
+        ending = group.ended()
     finally:
         group.kill()  # what it started, too
-    if ended is None:
+    if ending is None:
         raise WorkerError(
             f"{worker.name}: command: still running after {workload.command_seconds:g} seconds, "
             "expected its end"
@@ -255,7 +255,7 @@ def _by_command(worker: Worker, begun: Started, asked: Mapping[str, Any], folder
     if group.child.returncode:
         last = group.log.last_line()
         raise WorkerError(
-            f"{worker.name}: command: {ended}, expected status 0" + (f": {last}" if last else "")
+            f"{worker.name}: command: {ending}, expected status 0" + (f": {last}" if last else "")
         )
     check_file(paths[RESULT], folder)
     return read_json(paths[RESULT])
@@ -327,7 +327,7 @@ class InnerSteps(HostSteps):
         ahead = self.optimizer.lookahead(agreed.params, inner, agreed.shared, done)
         seed = self.seed_of(round_, 0, rows_HNW)
         rates = [np.float32(round_ - 1 + (h + 1) / steps) for h in range(len(rows_HNW))]
-        taken = take(
+        result = take(
             self.worker,
             Job(
                 params=ahead,
@@ -338,6 +338,6 @@ class InnerSteps(HostSteps):
                 seed=seed,
             ),
         )
-        drift = jax.tree.map(lambda x, after: np.asarray(x) - after, ahead, taken.params)
+        drift = jax.tree.map(lambda x, after: np.asarray(x) - after, ahead, result.params)
         after = self.optimizer.accumulate(drift, inner, agreed.params, done)
-        return WorkloadOwn(after, taken.state), jnp.float32(taken.loss)
+        return WorkloadOwn(after, result.state), jnp.float32(result.loss)

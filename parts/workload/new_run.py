@@ -54,24 +54,24 @@ def ask(run: runfile.Run) -> WorkloadSaid:
       LockstepError: It does not start, its data are no rows, or it suggests what cannot be.
     """
     with closing(Worker(run, NO_ROWS, for_training=False)) as worker:
-        able = worker.capabilities
-        told = worker.describe()
-        probe = worker.ask(lambda begun: begun.process.call("capability_probe", {}))
+        capabilities = worker.capabilities
+        description = worker.describe()
+        probe = worker.ask(lambda session: session.process.call("capability_probe", {}))
         suggested = validate(Suggested, probe.get("suggests") or {}, f"{worker.name}: suggests")
-        own = worker.dataset() if "dataset" in able else {}
+        own = worker.dataset() if "dataset" in capabilities else {}
         counts, words = {}, 0
         for split, arrays in own.items():
             if arrays:
                 where = f'{worker.name}: dataset("{split}")'
-                found = examples_of(where, partial(nullcontext, arrays))
-                counts[split], words = found.count, found.rows.words
+                examples = examples_of(where, partial(nullcontext, arrays))
+                counts[split], words = examples.count, examples.rows.words
     return WorkloadSaid(
-        model={"workload": told.model_dump(mode="json"), "rows": NO_ROWS},
-        params=told.parameters,
-        groups=tuple(sorted({tensor.name.split(".")[0] for tensor in told.tensors})),
+        model={"workload": description.model_dump(mode="json"), "rows": NO_ROWS},
+        params=description.parameters,
+        groups=tuple(sorted({tensor.name.split(".")[0] for tensor in description.tensors})),
         suggested=suggested,
         words=words,
         rows=counts.get("train", 0),
         held_out=counts.get("held_out", 0),
-        inner=tuple(inner for inner, capability in NEEDED.items() if capability in able),
+        inner=tuple(inner for inner, capability in NEEDED.items() if capability in capabilities),
     )

@@ -23,28 +23,28 @@ def lines(run: Run, shards: Path | None = None) -> Iterator[str]:
     from parts.workload.worker import GRADIENT, Worker, drawn_rows
 
     workload = run.workload
-    listed = read_shards(shards) if shards else None
-    with closing(Worker(run, rows_of(run, listed))) as worker:
-        told, environment = worker.describe(), worker.environment
-        able, loss = worker.capabilities, None
-        if listed and GRADIENT in able:
+    listing = read_shards(shards) if shards else None
+    with closing(Worker(run, rows_of(run, listing))) as worker:
+        spec, environment = worker.describe(), worker.environment
+        capabilities, loss = worker.capabilities, None
+        if listing and GRADIENT in capabilities:
             rows_NW = drawn_rows(run, shards)[1][: run.peers.micro_batch]
             loss, _ = worker.gradient(worker.init(), rows_NW, seed=0)
     if loss is not None:
         yield f"loss         {loss:.6g} at first, of {len(rows_NW)} rows of {shards}"
-    yield f"workload     {workload.factory}, code and settings of hash {told.code[:12]}"
+    yield f"workload     {workload.factory}, code and settings of hash {spec.code[:12]}"
     yield f"steps        {_who(run)}"
-    yield f"capabilities {', '.join(sorted(able))}"
-    yield f"layout       {told.layout_hash}"
-    names = [f"{tensor.name} {[*tensor.shape]}" for tensor in told.tensors]
-    yield f"travels      {told.parameters:,} numbers in {len(names):,} tensors: {_some(names)}"
+    yield f"capabilities {', '.join(sorted(capabilities))}"
+    yield f"layout       {spec.layout_hash}"
+    names = [f"{tensor.name} {[*tensor.shape]}" for tensor in spec.tensors]
+    yield f"travels      {spec.parameters:,} numbers in {len(names):,} tensors: {_some(names)}"
     for why in ("frozen", "excluded", "buffer", "statistics"):
-        if kept := [tensor.name for tensor in told.frozen if tensor.why == why]:
+        if frozen := [tensor.name for tensor in spec.frozen if tensor.why == why]:
             does = "are computed anew to measure and export" if why == "statistics" else "stay"
-            yield f"{why:<13}{len(kept):,} tensors {does}: {_some(kept)}"
-    if told.integers:
-        yield f"integers     {len(told.integers):,} tensors stay: {_some(told.integers)}"
-    for name, other in told.tied.items():
+            yield f"{why:<13}{len(frozen):,} tensors {does}: {_some(frozen)}"
+    if spec.integers:
+        yield f"integers     {len(spec.integers):,} tensors stay: {_some(spec.integers)}"
+    for name, other in spec.tied.items():
         yield f"tied         {name} is {other}, and travels once"
     for name, value in environment.items():
         yield f"{name.removeprefix('worker_'):<13}{value}"
@@ -65,8 +65,8 @@ def _some(names: list[str] | tuple[str, ...]) -> str:
 
 def _described(run: Run, shards: Path | None) -> Iterator[CheckRow]:
     for line in lines(run, shards) if run.workload.factory else ():
-        name, _, said = line.partition(" ")
-        yield CheckRow(Mark.FINE, name, said.strip())
+        name, _, value = line.partition(" ")
+        yield CheckRow(Mark.FINE, name, value.strip())
 
 
 NEEDS = ()

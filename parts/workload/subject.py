@@ -85,12 +85,12 @@ class WorkloadSubject:
 
     def check_model(self, run: runfile.Run, model: dict[str, Any], where: object) -> None:
         """Check that its rows fit the run, and that its code here is the code that trained."""
-        told = of_model(model, where)
+        spec = of_model(model, where)
         _check_rows(run, model.get("rows"), where)
-        if (here := code_hash(run)) != told.code:
+        if (code := code_hash(run)) != spec.code:
             raise LockstepError(
-                f"{where}: workload {told.factory} was trained with code and settings of hash "
-                f"{told.code[:12]}, expected {here[:12]}, the hash of workloads/ and [workload] "
+                f"{where}: workload {spec.factory} was trained with code and settings of hash "
+                f"{spec.code[:12]}, expected {code[:12]}, the hash of workloads/ and [workload] "
                 "here; nothing was audited, since with other code every honest peer would seem to "
                 "lie"
             )
@@ -117,25 +117,25 @@ class WorkloadSubject:
         self, run: runfile.Run, model: dict[str, Any], environment: dict[str, str]
     ) -> str:
         """Return its name, and its device."""
-        on = environment.get("worker_device", "a device of its own")
-        return f"workload {self.title(model)} computes on {on}"
+        device = environment.get("worker_device", "a device of its own")
+        return f"workload {self.title(model)} computes on {device}"
 
     # ---- What stages do with it ----
 
     def first_params(self, run: runfile.Run, folder: Path) -> dict[str, Any]:
         """Write the params that it begins with, and what it says of itself."""
         with closing(Worker(run, NO_ROWS)) as worker:
-            described, params = worker.describe(), worker.init()
+            description, params = worker.describe(), worker.init()
         save_tree(folder / "params.safetensors", params)
-        write_json(folder / FILE, described.model_dump(mode="json"))
+        write_json(folder / FILE, description.model_dump(mode="json"))
         log.info(
-            f"convert: workload {described.factory}, {described.parameters:,} parameters that "
-            f"travel, code and settings of hash {described.code[:12]}"
+            f"convert: workload {description.factory}, {description.parameters:,} parameters that "
+            f"travel, code and settings of hash {description.code[:12]}"
         )
         hashes = {name: sha256_file(folder / name) for name in (FILE, "params.safetensors")}
         return {
-            "factory": described.factory,
-            "parameters": described.parameters,
+            "factory": description.factory,
+            "parameters": description.parameters,
             "seed": run.workload.seed,
             "files": hashes,
             "sha256": listing_sha256(hashes.items()),
@@ -151,22 +151,22 @@ class WorkloadSubject:
 
         Its code and settings may differ, which a line reports.
         """
-        then = of_model(earlier, where)
+        old = of_model(earlier, where)
         with closing(Worker(run, NO_ROWS)) as worker:
-            now = worker.describe()
+            new = worker.describe()
         for name in Description.model_fields:
-            if name not in ("code", "factory") and getattr(now, name) != getattr(then, name):
+            if name not in ("code", "factory") and getattr(new, name) != getattr(old, name):
                 raise LockstepError(
-                    f"{where}: {name} of workload {then.factory} differs from that of "
-                    f"{now.factory}, expected the same tensors, with the same values in those that "
+                    f"{where}: {name} of workload {old.factory} differs from that of "
+                    f"{new.factory}, expected the same tensors, with the same values in those that "
                     "are not trained"
                 )
-        if now.code != then.code:
+        if new.code != old.code:
             log.warning(
-                f"convert: warning: workload {now.factory} has code and settings of hash "
-                f"{now.code[:12]}, and {where}, which this one extends, had {then.code[:12]}"
+                f"convert: warning: workload {new.factory} has code and settings of hash "
+                f"{new.code[:12]}, and {where}, which this one extends, had {old.code[:12]}"
             )
-        write_json(folder / FILE, now.model_dump(mode="json"))
+        write_json(folder / FILE, new.model_dump(mode="json"))
 
     def programs(
         self,
@@ -176,12 +176,12 @@ class WorkloadSubject:
         columns: tuple[Column, ...] = PLAIN,
     ) -> Programs:
         """Return the programs of a run, see `Subject.programs`."""
-        told = of_model(model, FILE)
-        groups = {tensor.name.split(".")[0] for tensor in told.tensors}
+        description = of_model(model, FILE)
+        groups = {tensor.name.split(".")[0] for tensor in description.tensors}
         learning_rate = learning_rate_of_run(run, first_step)
         optimizer = one_by_one(optimizer_of_run(run, groups, first_step=first_step))
-        worker, seed = Worker(run, model["rows"], told), run.peers.seed
-        task, wire, lot = WorkloadTask(told, columns), run.peers.wire, run.rows_of_a_step
+        worker, seed = Worker(run, model["rows"], description), run.peers.seed
+        task, wire, lot = WorkloadTask(description, columns), run.peers.wire, run.rows_of_a_step
         if run.workload.inner == "gradient":
             steps = HostSteps(optimizer, Lots(optimizer.inner_steps, lot), worker, seed)
             return Programs(task, optimizer, steps, wire=wire, lot=lot)
@@ -210,16 +210,16 @@ class WorkloadSubject:
         del checkpoint
         with closing(self._worker(run, model)) as worker:
             worker.shards = tokenizer.parent  # of stage download, as the tokenizer
-            told = of_model(model, HEADER)
-            export_folder.write(folder, worker, told, params, run.export.dtype)
+            description = of_model(model, HEADER)
+            export_folder.write(folder, worker, description, params, run.export.dtype)
 
     def export_weights(
         self, run: runfile.Run, model: dict[str, Any], params: Tree, folder: Path
     ) -> None:
-        """Write the files that are not the workload's word."""
+        """Write the files that Lockstep writes itself."""
         values = {name.replace("/", "."): leaf for name, leaf in flatten(params).items()}
-        told = of_model(model, HEADER)
-        export_folder.write_params(folder, told, values.__getitem__, run.export.dtype)
+        description = of_model(model, HEADER)
+        export_folder.write_params(folder, description, values.__getitem__, run.export.dtype)
 
     def exported_params(self, model: dict[str, Any], folder: Path) -> Tree:
         """Return the params of an exported workload."""
@@ -231,8 +231,8 @@ class WorkloadSubject:
         """Return the params, and a worker that measures them."""
         worker = self._worker(run, model)
         worker.shards = shards or worker.shards
-        if (given := folder / COUNTED).is_file():
-            worker.rows_to_count = _given_rows(run, model, given)
+        if (path := folder / COUNTED).is_file():
+            worker.rows_to_count = _given_rows(run, model, path)
         return OpenedWorkload(worker, self.exported_params(model, folder))
 
     def why_no_texts(self, folder: Path) -> str | None:
@@ -278,14 +278,14 @@ def _given_rows(run: runfile.Run, model: dict[str, Any], path: Path) -> np.ndarr
 
 
 def _check_rows(run: runfile.Run, rows: Any, where: object) -> None:
-    """Check what a stranger says that a row is: a worker is told it, and could be led anywhere."""
+    """Check a stranger's description of a row: a worker gets it, and could be led anywhere."""
     kind = rows.get("kind") if isinstance(rows, dict) else None
     if kind not in KINDS:
         raise LockstepError(f"{where}: rows of kind {kind!r}, expected one of {[*KINDS]}")
-    found = validate_json(KINDS[kind], json.dumps(rows), f"{where}: rows")
-    words = run.llm.max_seq_len * (len(found.columns) if isinstance(found, TokenRows) else 1)
-    if found.words != words or (isinstance(found, FileRows) and found.folder != FILES):
+    spec = validate_json(KINDS[kind], json.dumps(rows), f"{where}: rows")
+    words = run.llm.max_seq_len * (len(spec.columns) if isinstance(spec, TokenRows) else 1)
+    if spec.words != words or (isinstance(spec, FileRows) and spec.folder != FILES):
         raise LockstepError(
-            f"{where}: rows have {found.words} words ({kind}), expected {words} as in "
+            f"{where}: rows have {spec.words} words ({kind}), expected {words} as in "
             f"model.LLM.max_seq_len, and rows of kind files the folder {FILES}"
         )

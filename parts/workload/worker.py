@@ -80,14 +80,14 @@ class Worker:
 
     def describe(self) -> Description:
         """Return what the workload says of itself."""
-        return self.ask(lambda begun: begun.description)
+        return self.ask(lambda session: session.description)
 
     @property
     def environment(self) -> dict[str, str]:
         """The settings of the worker's process that can change the bits of a result."""
-        found = self.ask(lambda begun: begun.process.hello.environment)
-        told = {f"worker_{name}": str(value) for name, value in found.items()}
-        return told | {"worker_threads": str(self.run.peers.threads)}  # it is told how many
+        environment = self.ask(lambda session: session.process.hello.environment)
+        settings = {f"worker_{name}": str(value) for name, value in environment.items()}
+        return settings | {"worker_threads": str(self.run.peers.threads)}  # which the run sets
 
     @property
     def evaluates(self) -> bool:
@@ -102,7 +102,7 @@ class Worker:
     @property
     def capabilities(self) -> tuple[str, ...]:
         """What the workload can do."""
-        return self.ask(lambda begun: begun.process.hello.capabilities)
+        return self.ask(lambda session: session.process.hello.capabilities)
 
     @property
     def patterns(self) -> dict[str, list[str]]:
@@ -116,8 +116,8 @@ class Worker:
 
         They are read from `shards`, unless they were given.
         """
-        has_some = self.expected is not None and self.expected.counts_rows
-        return self._read_rows_to_count() if has_some else None
+        counts_rows = self.expected is not None and self.expected.counts_rows
+        return self._read_rows_to_count() if counts_rows else None
 
     @rows_to_count.setter
     def rows_to_count(self, rows_NW: np.ndarray) -> None:
@@ -131,13 +131,13 @@ class Worker:
     def init(self) -> Tree:
         """Return the workload's initial params: nested dicts of float32 arrays."""
 
-        def ask(begun: Started) -> Tree:
-            if begun.arrays is None:
-                return worker_models.initial(begun)
-            begun.process.call("init", {})
-            if not np.isfinite(begun.arrays.params).all():
+        def ask(session: Started) -> Tree:
+            if session.arrays is None:
+                return worker_models.initial(session)
+            session.process.call("init", {})
+            if not np.isfinite(session.arrays.params).all():
                 raise self._error("init", "a param is not finite", "finite params")
-            return begun.description.tree(begun.arrays.params)
+            return session.description.tree(session.arrays.params)
 
         return self.ask(ask)
 
@@ -150,11 +150,11 @@ class Worker:
           seed: Of all randomness in it.
         """
 
-        def ask(begun: Started) -> tuple[float, Tree]:
-            where = _put(begun, params, rows_NW)
-            answer = begun.process.call("gradient", where | {"seed": seed})
+        def ask(session: Started) -> tuple[float, Tree]:
+            request = _put(session, params, rows_NW)
+            answer = session.process.call("gradient", request | {"seed": seed})
             loss = self._number(answer, "loss", "gradient")
-            return loss, begun.description.tree(begun.arrays.gradients)
+            return loss, session.description.tree(session.arrays.gradients)
 
         return self.ask(ask)
 
@@ -167,20 +167,20 @@ class Worker:
     ) -> tuple[np.ndarray, np.ndarray | None]:
         """Return the loss of each row, and what counts in each; None where all count alike.
 
-        It is asked for a micro-batch at a time.
+        The worker measures a micro-batch at a time.
         """
         losses, counts = [], []
 
-        def ask(begun: Started, rows_BW: np.ndarray) -> None:
-            self._count_statistics(begun, params)
-            answer = begun.process.call("measure", _put(begun, params, rows_BW))
-            for key, into in (("losses", losses), ("counts", counts)):
+        def ask(session: Started, rows_BW: np.ndarray) -> None:
+            self._count_statistics(session, params)
+            answer = session.process.call("measure", _put(session, params, rows_BW))
+            for key, target in (("losses", losses), ("counts", counts)):
                 if key == "counts" and key not in answer:
                     continue
                 values = answer.get(key)
                 if not isinstance(values, list) or len(values) != len(rows_BW):
                     raise self._error("measure", _short(values), f"{len(rows_BW)} {key}")
-                into += [self._number({key: value}, key, "measure") for value in values]
+                target += [self._number({key: value}, key, "measure") for value in values]
 
         size = self.run.peers.micro_batch
         for first in range(0, len(rows_NW), size):
@@ -194,13 +194,13 @@ class Worker:
     def evaluate(self, params: Tree, split: str) -> dict[str, float | int | str | bool]:
         """Return the workload's own metrics at these params, on a split of the data."""
 
-        def ask(begun: Started) -> dict[str, Any]:
-            if begun.arrays is None:
-                with worker_models.model_of(begun, params) as model:
-                    return begun.process.call("evaluate", {"model_id": model, "split": split})
-            self._count_statistics(begun, params)
-            _put_params(begun, params)
-            return begun.process.call("evaluate_params", {"split": split})
+        def ask(session: Started) -> dict[str, Any]:
+            if session.arrays is None:
+                with worker_models.model_of(session, params) as model:
+                    return session.process.call("evaluate", {"model_id": model, "split": split})
+            self._count_statistics(session, params)
+            _put_params(session, params)
+            return session.process.call("evaluate_params", {"split": split})
 
         metrics = self.ask(ask).get("metrics")
         if not isinstance(metrics, dict):
@@ -210,22 +210,22 @@ class Worker:
     def dataset(self) -> dict[str, dict[str, np.ndarray]]:
         """Return the workload's own data: arrays [N, ...] by split and name, from their files."""
 
-        def ask(begun: Started) -> dict[str, dict[str, np.ndarray]]:
-            return {split: self._arrays_of(begun, split) for split in ("train", "held_out")}
+        def ask(session: Started) -> dict[str, dict[str, np.ndarray]]:
+            return {split: self._arrays_of(session, split) for split in ("train", "held_out")}
 
         return self.ask(ask)
 
     def statistics(self, params: Tree) -> dict[str, np.ndarray]:
         """Return the statistics of batch norms at these params, by name; {} if there are none."""
-        return self.ask(lambda begun: self._count_statistics(begun, params, again=True))
+        return self.ask(lambda session: self._count_statistics(session, params, again=True))
 
     def save(self, params: Tree, folder: Path) -> None:
         """Have the workload write its model, at these params, into an empty folder."""
 
-        def ask(begun: Started) -> None:
-            self._count_statistics(begun, params)
-            _put_params(begun, params)
-            begun.process.call("save_params", {"path": str(folder.absolute())})
+        def ask(session: Started) -> None:
+            self._count_statistics(session, params)
+            _put_params(session, params)
+            session.process.call("save_params", {"path": str(folder.absolute())})
 
         self.ask(ask)
 
@@ -236,10 +236,10 @@ class Worker:
           LockstepError: It changed files that are not its own, or imported what is not in its hash.
         """
         with self._lock:
-            begun = self._begun
+            session = self._begun
             try:
-                if begun and sys.exc_info()[0] is None:
-                    self._check_imports(begun.process)
+                if session and sys.exc_info()[0] is None:
+                    self._check_imports(session.process)
             finally:
                 self._end()
         facts, self._facts = self._facts, None
@@ -278,19 +278,19 @@ class Worker:
         if self._folder is None or (log_file := f"{self._folder.name}/{LOG}") not in text:
             return text
         data, temporary = self.shards.parent, Path(tempfile.gettempdir()) / f"lockstep-{LOG}"
-        kept = data / "logs" / LOG if data.is_dir() else temporary
+        copy = data / "logs" / LOG if data.is_dir() else temporary
         with suppress(OSError):
-            kept.parent.mkdir(exist_ok=True)
-            shutil.copyfile(log_file, kept)
-        return text.replace(log_file, str(kept))
+            copy.parent.mkdir(exist_ok=True)
+            shutil.copyfile(log_file, copy)
+        return text.replace(log_file, str(copy))
 
     def _facts_of_files(self) -> dict[Path, tuple]:
         """Return size, time and inode of its code, and of what the run begins with."""
         # before a run begins, stage convert may be making its result beside another stage
         init = self.shards.parent / Path(OUT["convert"]).name
-        begun = walk(init) if self.expected and init.is_dir() else ()
+        initial = walk(init) if self.expected and init.is_dir() else ()
         facts = {}
-        for path in (*files_of(self.run).values(), *(path for _, path in begun)):
+        for path in (*files_of(self.run).values(), *(path for _, path in initial)):
             with suppress(FileNotFoundError):
                 status = path.stat(follow_symlinks=False)
                 facts[path] = status.st_size, status.st_mtime_ns, status.st_ino
@@ -301,15 +301,15 @@ class Worker:
         if not process.hello.files:  # burn_p2p's worker does not say
             return
         try:
-            here = [Path(file).resolve() for file in process.greet().files]
+            files = [Path(file).resolve() for file in process.greet().files]
         except WorkerError:  # it has ended: whoever still needs it will be told
             return
-        known = {file.resolve() for file in files_of(self.run).values()}
+        hashed = {file.resolve() for file in files_of(self.run).values()}
         source = SOURCE.resolve()
-        if more := [file for file in here if file.is_relative_to(source) and file not in known]:
+        if extra := [file for file in files if file.is_relative_to(source) and file not in hashed]:
             raise self._error(
                 "hello",
-                f"the worker imported {more[0].name} without an import statement",
+                f"the worker imported {extra[0].name} without an import statement",
                 "`import NAME` in its file: otherwise the run's hash does not cover that code",
             )
 
@@ -324,34 +324,34 @@ class Worker:
             self._check_able(process)
             probe = process.call("capability_probe", {})
             device = text_of(probe, "runtime_device", f"{self.name}: capability_probe")
-            asked = {"state_dict_filter": self.patterns, "seed": self.run.workload.seed}
+            settings = {"state_dict_filter": self.patterns, "seed": self.run.workload.seed}
             arrays, shares = None, GRADIENT in process.hello.capabilities
-            told = self._described(process) if shares else self._planned(process, device)
+            description = self._described(process) if shares else self._planned(process, device)
             self._check_imports(process)
             if shares:
-                arrays = SharedArrays(folder, told.parameters, 0)
+                arrays = SharedArrays(folder, description.parameters, 0)
                 _share(process, arrays)
         except BaseException:
             process.close()
             raise
-        return Started(process, told, device, arrays, asked)
+        return Started(process, description, device, arrays, settings)
 
     def _count_statistics(
-        self, begun: Started, params: Tree, *, again: bool = False
+        self, session: Started, params: Tree, *, again: bool = False
     ) -> dict[str, np.ndarray]:
         """Have statistics of batch norms computed at these params, unless they stand already.
 
         They are those of rows that the seed draws: whoever has the params and these rows gets the
         same.
         """
-        if not begun.description.counts_rows:
+        if not session.description.counts_rows:
             return {}
-        _put_params(begun, params)
-        digest = hashlib.sha256(begun.arrays.params).digest()
+        _put_params(session, params)
+        digest = hashlib.sha256(session.arrays.params).digest()
         if digest == self._counted and not again:
             return {}
-        asked = _put(begun, params, self._read_rows_to_count())
-        values = begun.process.call("statistics", asked).get("values")
+        request = _put(session, params, self._read_rows_to_count())
+        values = session.process.call("statistics", request).get("values")
         if not isinstance(values, dict):
             raise self._error("statistics", f"values = {_short(values)}", "a table")
         self._counted = digest
@@ -362,25 +362,25 @@ class Worker:
 
     def _check_able(self, process: WorkerProcess) -> None:
         """Check that the worker can do what the run asks of it."""
-        needs, found = NEEDED.get(self.run.workload.inner), process.hello.capabilities
-        if self.for_training and needs and needs not in found:
-            text = f"{needs} among them with workload.inner = {self.run.workload.inner}"
-            raise self._error("hello", f"capabilities {', '.join(sorted(found))}", text)
+        needed, capabilities = NEEDED.get(self.run.workload.inner), process.hello.capabilities
+        if self.for_training and needed and needed not in capabilities:
+            text = f"{needed} among them with workload.inner = {self.run.workload.inner}"
+            raise self._error("hello", f"capabilities {', '.join(sorted(capabilities))}", text)
 
     def _described(self, process: WorkerProcess) -> Description:
         """Return our own worker's description of its model."""
-        asked = {
+        request = {
             "rows": self.rows | self._place(),
             "micro_batch": self.run.peers.micro_batch,
             "threads": self.run.peers.threads,
             "state_dict_filter": self.patterns,
             "seed": self.run.workload.seed,
         }
-        answer = process.call("begin", asked)
+        answer = process.call("begin", request)
         answer.pop("parameter_count", None)  # of the tensors
-        found = self._checked(answer, "begin")
-        self._check_patterns(found)
-        return found
+        description = self._checked(answer, "begin")
+        self._check_patterns(description)
+        return description
 
     def _place(self) -> dict[str, str]:
         """Return where rows that are files lie; a transcript does not record it."""
@@ -392,12 +392,12 @@ class Worker:
         """Return any worker's description of its packs; one without shapes has a single tensor."""
         method = "parameter_pack_plan"
         seed = self.run.workload.seed
-        asked = {"device": device, "state_dict_filter": self.patterns, "seed": seed}
-        plan = process.call(method, asked)
-        whole = {"name": "values", "shape": [plan.get("parameter_count")], "dtype": "float32"}
+        request = {"device": device, "state_dict_filter": self.patterns, "seed": seed}
+        plan = process.call(method, request)
+        single = {"name": "values", "shape": [plan.get("parameter_count")], "dtype": "float32"}
         excluded = plan.get("excluded_float_keys", [])
         answer = {
-            "tensors": plan.get("tensors", [whole]),
+            "tensors": plan.get("tensors", [single]),
             "frozen": [{"name": name, "why": "excluded"} for name in excluded],
             "integers": plan.get("ignored_non_float_keys"),
             "tied": plan.get("tied", {}),
@@ -410,19 +410,19 @@ class Worker:
 
     def _checked(self, answer: dict, method: str) -> Description:
         """A description that fits what the run began with."""
-        known = {"factory": self.run.workload.factory, "code": code_hash(self.run)}
-        found = validate(Description, answer | known, f"{self.name}: {method}")
+        identity = {"factory": self.run.workload.factory, "code": code_hash(self.run)}
+        description = validate(Description, answer | identity, f"{self.name}: {method}")
         for name in Description.model_fields if self.expected else ():
-            here, there = getattr(found, name), getattr(self.expected, name)
-            if here != there:
-                text = f"{_short(there)} as the run began with"
-                raise self._error(method, f"{name} is {_short(here)}", text)
-        return found
+            actual, expected = getattr(description, name), getattr(self.expected, name)
+            if actual != expected:
+                text = f"{_short(expected)} as the run began with"
+                raise self._error(method, f"{name} is {_short(actual)}", text)
+        return description
 
-    def _check_patterns(self, found: Description) -> None:
+    def _check_patterns(self, description: Description) -> None:
         """Check that each pattern fits a tensor: a typo would train what was to stay as it is."""
-        kept = (tensor.name for tensor in (*found.tensors, *found.frozen))
-        names = sorted({*kept, *found.integers, *found.tied})
+        floats = (tensor.name for tensor in (*description.tensors, *description.frozen))
+        names = sorted({*floats, *description.integers, *description.tied})
         for key in ("include", "exclude"):
             for pattern in getattr(self.run.workload, key):
                 if not any(fnmatchcase(name, pattern) for name in names):
@@ -432,26 +432,26 @@ class Worker:
                     )
 
     def _end(self) -> None:
-        begun, self._begun = self._begun, None
-        if begun:
+        session, self._begun = self._begun, None
+        if session:
             with suppress(WorkerError):
-                begun.process.close()
+                session.process.close()
 
-    def _arrays_of(self, begun: Started, split: str) -> dict[str, np.ndarray]:
-        folder = begun.process.folder / f"dataset-{split}"
-        listed = begun.process.call("dataset", {"split": split, "path": str(folder)}).get("arrays")
-        if not isinstance(listed, list):
-            raise self._error("dataset", f"arrays = {_short(listed)}", "a list")
-        found = {}
-        for one in listed:
-            name = text_of(one if isinstance(one, dict) else {}, "name", f"{self.name}: dataset")
+    def _arrays_of(self, session: Started, split: str) -> dict[str, np.ndarray]:
+        folder = session.process.folder / f"dataset-{split}"
+        specs = session.process.call("dataset", {"split": split, "path": str(folder)}).get("arrays")
+        if not isinstance(specs, list):
+            raise self._error("dataset", f"arrays = {_short(specs)}", "a list")
+        arrays = {}
+        for spec in specs:
+            name = text_of(spec if isinstance(spec, dict) else {}, "name", f"{self.name}: dataset")
             file = folder / f"{name}.npy"
             check_file(file, folder)
             try:
-                found[name] = np.load(file, mmap_mode="r", allow_pickle=False)
+                arrays[name] = np.load(file, mmap_mode="r", allow_pickle=False)
             except (OSError, ValueError) as error:
                 raise self._error("dataset", f"{file.name}: {error}", "an array") from error
-        return found
+        return arrays
 
     def _number(self, answer: dict, key: str, method: str) -> float:
         """A float of an answer, which has null where it is not finite."""
@@ -462,8 +462,8 @@ class Worker:
             raise self._error(method, f"{key} is {_short(value)}", "a number or null")
         return float(value)
 
-    def _error(self, method: str, found: str, expected: str) -> LockstepError:
-        return WorkerError(f"{self.name}: {method}: {found}, expected {expected}")
+    def _error(self, method: str, actual: str, expected: str) -> LockstepError:
+        return WorkerError(f"{self.name}: {method}: {actual}, expected {expected}")
 
 
 def drawn_rows(run: runfile.Run, shards: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -475,8 +475,8 @@ def drawn_rows(run: runfile.Run, shards: Path) -> tuple[np.ndarray, np.ndarray]:
     data = Sequences(shards, read_shards(shards), "train", length, run.runtime)
     size = run.peers.micro_batch
     count = min(COUNTED_ROWS, len(data)) // size * size or len(data)
-    drawn = hashlib.sha256(f"rows to count of seed {run.workload.seed}".encode()).digest()
-    indices_N = np.sort(permute(drawn, np.arange(count), len(data)))
+    digest = hashlib.sha256(f"rows to count of seed {run.workload.seed}".encode()).digest()
+    indices_N = np.sort(permute(digest, np.arange(count), len(data)))
     return indices_N, data.take(indices_N)
 
 
@@ -495,27 +495,27 @@ def _command(run: runfile.Run) -> WorkerCommand:
 
 
 def _share(process: WorkerProcess, arrays: SharedArrays) -> None:
-    """Have the worker map the file, of which then nobody needs the name."""
+    """Have the worker map the file, whose name nobody needs from then on."""
     try:
         process.call("open_arrays", arrays.request())
     finally:
         arrays.forget()
 
 
-def _put(begun: Started, params: Tree, rows_NW: np.ndarray) -> dict[str, int]:
+def _put(session: Started, params: Tree, rows_NW: np.ndarray) -> dict[str, int]:
     """Copy params and rows to where the worker reads them, and return how many rows these are."""
     count, width = rows_NW.shape
-    if begun.arrays.rows.size < count * width:  # another file, so before anything is written
-        begun.arrays.grow_rows(4 * count * width)
-        _share(begun.process, begun.arrays)
-    begun.arrays.rows[: count * width] = rows_NW.reshape(-1)
-    _put_params(begun, params)
+    if session.arrays.rows.size < count * width:  # another file, so before anything is written
+        session.arrays.grow_rows(4 * count * width)
+        _share(session.process, session.arrays)
+    session.arrays.rows[: count * width] = rows_NW.reshape(-1)
+    _put_params(session, params)
     return {"rows": count, "width": width}
 
 
-def _put_params(begun: Started, params: Tree) -> None:
-    at, flat = 0, begun.arrays.params
-    for leaf in begun.description.leaves(params):
+def _put_params(session: Started, params: Tree) -> None:
+    at, flat = 0, session.arrays.params
+    for leaf in session.description.leaves(params):
         array = np.asarray(leaf)
         flat[at : at + array.size] = array.reshape(-1)
         at += array.size

@@ -71,7 +71,7 @@ def read_params(folder: Path, told: Description) -> Tree:
 
 def initial(begun: Started) -> Tree:
     """Return the params of a new model."""
-    call, told = begun.process.call, begun.description
+    call, description = begun.process.call, begun.description
     answer = call("init_model", {"device": begun.device, "seed": begun.asked["seed"]})
     model = text_of(answer, "model_id", f"{begun.process.command.name}: init_model")
     folder = begun.process.folder / "initial"
@@ -82,12 +82,12 @@ def initial(begun: Started) -> Tree:
             {
                 "model_id": model,
                 "parameter_pack_path": str(folder),
-                "model_schema_hash": told.code,
+                "model_schema_hash": description.code,
                 "state_dict_filter": begun.asked["state_dict_filter"],
             },
         )
         call("release_model", {"model_id": model})
-        return read_params(folder, told)
+        return read_params(folder, description)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -95,13 +95,13 @@ def initial(begun: Started) -> Tree:
 @contextmanager
 def model_at(begun: Started, folder: Path) -> Iterator[str]:
     """Yield the id of a new model, with the params of a pack; it is let go of."""
-    asked = {
+    request = {
         **begun.asked,
         "device": begun.device,
         "parameter_pack_path": str(folder),
         "model_schema_hash": begun.description.code,
     }
-    answer = begun.process.call("import_parameter_pack", asked)
+    answer = begun.process.call("import_parameter_pack", request)
     name = f"{begun.process.command.name}: import_parameter_pack"
     model = text_of(answer, "model_id", name)
     yield model

@@ -75,8 +75,8 @@ def environment_of(
         "PYTHONUNBUFFERED": "1",  # the last line is in the log when it is killed
         "PYTHONPATH": os.pathsep.join(os.path.abspath(entry) for entry in path),
     }
-    found = os.pathsep.join([*map(os.path.abspath, programs), ours.get("PATH", os.defpath)])
-    return {**ours, **python, "PATH": found, **added}
+    search_path = os.pathsep.join([*map(os.path.abspath, programs), ours.get("PATH", os.defpath)])
+    return {**ours, **python, "PATH": search_path, **added}
 
 
 @dataclass
@@ -112,7 +112,7 @@ class ChildGroup:
         mark = secrets.token_hex(16)
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            kept = ChildLog(log)
+            child_log = ChildLog(log)
             child = subprocess.Popen(
                 [program, *command[1:]],
                 stdin=subprocess.DEVNULL,
@@ -132,20 +132,20 @@ class ChildGroup:
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
-        kept.follow(child)
-        return cls(child, mark, kept, guard)
+        child_log.follow(child)
+        return cls(child, mark, child_log, guard)
 
     def owns(self, connection: socket.socket) -> bool:
         """Return whether the other end of a connection on loopback is one of these processes.
 
-        Looks for the other end's socket among their open files. Where the system does not tell,
-        which is so but on Linux, the first that connects to a random port of loopback is believed.
+        Looks for the other end's socket among their open files. Only Linux lists sockets: elsewhere
+        the first that connects to a random port of loopback is believed.
         """
-        here, there = connection.getsockname()[1], connection.getpeername()[1]
+        local, remote = connection.getsockname()[1], connection.getpeername()[1]
         sockets = dict(_sockets())
-        if sockets.get((here, there)) != os.fstat(connection.fileno()).st_ino:
-            return True  # not even ours is told
-        name = f"socket:[{sockets.get((there, here))}]"
+        if sockets.get((local, remote)) != os.fstat(connection.fileno()).st_ino:
+            return True  # the system lists not even ours
+        name = f"socket:[{sockets.get((remote, local))}]"
         return any(name in _open_files(process) for process in self.processes())
 
     def processes(self) -> Iterator[int]:
@@ -154,8 +154,8 @@ class ChildGroup:
         The newest are first: what forks and exits again and again is there for a moment only.
         """
         mark = f"{MARK}={self.mark}".encode()
-        listed = os.listdir("/proc") if os.path.isdir("/proc/self") else ()
-        for process in sorted(map(int, filter(str.isdigit, listed)), reverse=True):
+        entries = os.listdir("/proc") if os.path.isdir("/proc/self") else ()
+        for process in sorted(map(int, filter(str.isdigit, entries)), reverse=True):
             with suppress(OSError):  # it ended, or is another user's
                 state, session = _state_and_session(process)
                 if state not in "ZX" and (session == self.child.pid or _is_marked(process, mark)):
@@ -254,11 +254,11 @@ class ChildLog:
     def write(self, text: bytes) -> None:
         """Add to the log."""
         with self._lock:
-            kept = text[: max(0, LOG_BYTES - self.said)]
+            part = text[: max(0, LOG_BYTES - self.said)]
             self.said += len(text)
             self._tail = (self._tail + text)[-TAIL_BYTES:]
             with suppress(OSError, ValueError):  # a full disk costs the log alone
-                self._file.write(kept)
+                self._file.write(part)
 
     def last_line(self) -> str:
         """Return the last line that has words, harmless and bounded; "" if there is none."""

@@ -85,11 +85,11 @@ def result_of(body: bytes, number: int) -> dict:
       RefusedError: The worker says that it failed.
     """
     try:
-        found = loads(body.decode())
+        data = loads(body.decode())
     except (ValueError, RecursionError) as error:  # bytes that are no UTF-8 too
-        said = brief(repr(body[:80].decode(errors="replace")))
-        raise LockstepError(f"answered {said}, expected JSON: {brief(str(error))}") from None
-    answer = validate(WorkerAnswer, found, "its answer")
+        excerpt = brief(repr(body[:80].decode(errors="replace")))
+        raise LockstepError(f"answered {excerpt}, expected JSON: {brief(str(error))}") from None
+    answer = validate(WorkerAnswer, data, "its answer")
     if answer.id != number:
         raise LockstepError(f"answered with id {answer.id}, expected {number}")
     if not answer.ok:

@@ -76,8 +76,8 @@ class WorkerCommand:
         Raises:
           LockstepError: An addition of the user's has no possible name, or is PYTHONPATH.
         """
-        beside = os.path.dirname(self.python)  # torchrun, say, of the same packages
-        return environment_of((*PYTHON, *self.path), self.env, programs=[beside] if beside else [])
+        folder = os.path.dirname(self.python)  # torchrun, say, of the same packages
+        return environment_of((*PYTHON, *self.path), self.env, programs=[folder] if folder else [])
 
 
 @dataclass
@@ -142,9 +142,9 @@ class WorkerProcess:
         Raises:
           WorkerError: As in `call`, or it says nonsense.
         """
-        said = self.call("hello", {}, seconds)
+        answer = self.call("hello", {}, seconds)
         try:
-            return validate(WorkerHello, said, "its answer")
+            return validate(WorkerHello, answer, "its answer")
         except LockstepError as error:
             raise self._error("hello", str(error)) from None
 
@@ -153,7 +153,7 @@ class WorkerProcess:
 
         Raises:
           WorkerError: The worker answers with an error; or it is killed, since it did not answer in
-            time, ended, or answered something else than was asked. `running` says which.
+            time, ended, or gave another answer than expected. `running` says which.
         """
         with self._lock:
             return self._call(method, params, seconds)
@@ -190,7 +190,7 @@ class WorkerProcess:
     def _call(self, method: str, params: dict, seconds: float | None) -> dict:
         if self._lost:
             raise self._error(method, f"is not running since {self._lost}, expected a worker")
-        given = self.command.answer_seconds if seconds is None else seconds
+        timeout = self.command.answer_seconds if seconds is None else seconds
         self._number += 1
         try:
             message = frames.packed({"id": self._number, "method": method, "params": params})
@@ -198,11 +198,11 @@ class WorkerProcess:
             what = f"its params are no JSON ({error}), expected plain values"
             raise self._error(method, what) from None
         try:
-            return self._answer(message, time.monotonic() + given)
+            return self._answer(message, time.monotonic() + timeout)
         except RefusedError as error:
             raise self._refused(method, str(error)) from None
         except TimeoutError:
-            self._fail(method, f"no answer in {given:g} s, expected one")
+            self._fail(method, f"no answer in {timeout:g} s, expected one")
         except (LockstepError, ValueError) as error:  # the latter: of its length
             self._fail(method, str(error))
         except (OSError, EOFError):  # also of a worker that another thread closed
@@ -249,10 +249,10 @@ class WorkerProcess:
     def _error(self, method: str, what: str, kind: type[WorkerError] = WorkerError) -> WorkerError:
         return kind(f"{self.command.name}: {method}: {what}")
 
-    def _refused(self, method: str, said: str) -> WorkerError:
+    def _refused(self, method: str, message: str) -> WorkerError:
         """Return the error of a worker that answered with one; its whole message is in the log."""
-        self.group.log.write(f"{method}: {said}\n".encode(errors="replace"))
-        return self._error(method, f"{messages.first_line(said)}; more in {self.group.log.path}")
+        self.group.log.write(f"{method}: {message}\n".encode(errors="replace"))
+        return self._error(method, f"{messages.first_line(message)}; more in {self.group.log.path}")
 
     def _fail(self, method: str, what: str, kind: type[WorkerError] = WorkerError) -> NoReturn:
         self._lost = self._lost or f"{method}: {what}"
@@ -297,11 +297,11 @@ def _accepted(
 
 def _ending(group: ChildGroup) -> str:
     """Return how a worker that should run ended, and its last words."""
-    ended = _soon(group)
+    ending = _soon(group)
     group.kill()
     last = group.log.last_line()
     words = f"its last line is {last!r}" if last else "it said nothing"
-    return f"{ended} ({words}, {group.log.path})"
+    return f"{ending} ({words}, {group.log.path})"
 
 
 def _soon(group: ChildGroup) -> str:

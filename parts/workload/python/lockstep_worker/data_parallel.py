@@ -51,14 +51,14 @@ def main() -> None:
 def step(workload: Any, model: Any, optimizer: torch.optim.Optimizer, rows: Any) -> float:
     """Take a step on this process's share of the rows, and return the loss of all.
 
-    A process without a row of it computes with one that counts nothing.
+    A process whose share has no row computes with one that counts nothing.
     """
     rank, world = dist.get_rank(), dist.get_world_size()
     count = len(next(iter(rows.values())) if isinstance(rows, dict) else rows)
     first, end = count * rank // world, count * (rank + 1) // world
-    mine = cut(rows, first, end) if end > first else cut(rows, 0, 1)
+    own_rows = cut(rows, first, end) if end > first else cut(rows, 0, 1)
     optimizer.zero_grad()
-    loss, counted = bound_model.parts(workload.loss(model, mine))
+    loss, counted = bound_model.parts(workload.loss(model, own_rows))
     weight = (end - first if counted is None else counted) if end > first else 0
     total = torch.tensor(float(weight), device=loss.device)
     dist.all_reduce(total)
@@ -66,9 +66,9 @@ def step(workload: Any, model: Any, optimizer: torch.optim.Optimizer, rows: Any)
     loss = loss * share / torch.where(total == 0, 1, total)
     (loss * world).backward()  # data parallel takes the mean over processes
     optimizer.step()
-    whole = loss.detach().clone()
-    dist.all_reduce(whole)
-    return float(whole)
+    total_loss = loss.detach().clone()
+    dist.all_reduce(total_loss)
+    return float(total_loss)
 
 
 if __name__ == "__main__":

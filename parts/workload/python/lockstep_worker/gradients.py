@@ -80,21 +80,21 @@ class ArrayModel:
 
     def begin(self) -> None:
         """Called before the micro-batches of a gradient."""
-        for into in self.gradients.values():
-            into[...] = 0
+        for gradient in self.gradients.values():
+            gradient[...] = 0
 
     def accumulate(self, some: Any, weight: float) -> float:
         """Add the gradient of some rows, a share of all; return what they add to the loss."""
         loss, gradients = self.workload.gradient(self.current(), some)
         if gradients.keys() != self.gradients.keys():
-            found, due = gradients.keys(), self.gradients.keys()
-            missing, extra = sorted(due - found), sorted(found - due)
+            actual, expected = gradients.keys(), self.gradients.keys()
+            missing, extra = sorted(expected - actual), sorted(actual - expected)
             raise ValueError(f"gradients: missing {missing}, not expected {extra}")
-        for name, into in self.gradients.items():
+        for name, target in self.gradients.items():
             value = np.asarray(gradients[name], np.float32)
-            if value.shape != into.shape:
-                raise ValueError(f"gradient {name!r}: shape {value.shape}; {into.shape} expected")
-            into += value if weight == 1 else np.float32(weight) * value
+            if value.shape != target.shape:
+                raise ValueError(f"gradient {name!r}: shape {value.shape}; {target.shape} expected")
+            target += value if weight == 1 else np.float32(weight) * value
         return weight * float(loss)
 
     def finish(self) -> float:
@@ -159,10 +159,10 @@ class Session:
         mapped = np.memmap(params["path"], np.uint8, "r+")
         views = []
         for region in ("params", "gradients"):
-            offset, found = params[region]
-            if found != count or offset + 4 * count > len(mapped):
+            offset, length = params[region]
+            if length != count or offset + 4 * count > len(mapped):
                 raise ValueError(
-                    f"{params['path']}: {region} of {found} values at {offset} in {len(mapped)} "
+                    f"{params['path']}: {region} of {length} values at {offset} in {len(mapped)} "
                     f"bytes; {count} values expected"
                 )
             views.append(self._views(mapped[offset : offset + 4 * count].view("<f4")))
@@ -223,9 +223,9 @@ class Session:
         losses, counts = [], []
         for words in self._micro_batches(params):
             bits.seed_generators(zlib.crc32(words))
-            found = self.bound.losses(rows.decoded(words, self.spec))
-            both = found if isinstance(found, tuple) else (found,)
-            parts = [np.asarray(values, np.float64) for values in both]
+            result = self.bound.losses(rows.decoded(words, self.spec))
+            arrays = result if isinstance(result, tuple) else (result,)
+            parts = [np.asarray(values, np.float64) for values in arrays]
             if [part.shape for part in parts] != [(len(words),)] * len(parts):
                 shapes = " and ".join(str(part.shape) for part in parts)
                 raise ValueError(f"losses of shape {shapes}; ({len(words)},) expected")
@@ -248,7 +248,7 @@ class Session:
 
     def dataset(self, params: Any) -> dict:
         """Write the user's data, one file of NumPy an array, [N, ...] each."""
-        listed, folder = [], Path(params["path"])
+        entries, folder = [], Path(params["path"])
         folder.mkdir(parents=True, exist_ok=True)
         for name, value in self.workload.dataset(params["split"]).items():
             array, file = np.ascontiguousarray(value), f"{name}.npy"
@@ -256,8 +256,8 @@ class Session:
                 raise ValueError(f"array {name!r} of {array.dtype}; a file's name, no objects")
             np.save(folder / file, array)
             facts = {"dtype": array.dtype.name, "shape": list(array.shape)}
-            listed.append({"name": name, "file": file, **facts})
-        return {"arrays": listed}
+            entries.append({"name": name, "file": file, **facts})
+        return {"arrays": entries}
 
 
 def _size(tensor: dict) -> int:

@@ -26,16 +26,16 @@ def write(folder: Path, pieces: Iterable[np.ndarray], facts: dict) -> None:
 
     `facts` has `model_schema_hash` and `layout_hash`.
     """
-    hashed, count = hashlib.sha256(), 0
+    sha256, count = hashlib.sha256(), 0
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / VALUES).open("wb") as file, ThreadPoolExecutor(1) as beside:
+    with (folder / VALUES).open("wb") as file, ThreadPoolExecutor(1) as executor:
         for piece in pieces:
             values = np.ascontiguousarray(piece, "<f4").reshape(-1)
-            beside.submit(hashed.update, values)  # takes longer than the file
+            executor.submit(sha256.update, values)  # takes longer than the file
             file.write(values)
             count += values.size
     manifest = {"format": FORMAT, **facts, "parameter_count": count, "values_f32_le": VALUES}
-    manifest["values_sha256"] = hashed.hexdigest()
+    manifest["values_sha256"] = sha256.hexdigest()
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=2), encoding="utf-8")
 
 
@@ -51,28 +51,28 @@ def read(folder: Path, layout_hash: str, schema: str | None, count: int) -> np.n
     expected = {"format": FORMAT, "layout_hash": layout_hash, "parameter_count": count}
     expected |= {} if schema is None else {"model_schema_hash": schema}
     for name, value in expected.items():
-        found = manifest.get(name) if isinstance(manifest, dict) else None
-        if type(found) is not type(value) or found != value:
-            raise ValueError(f"{path}: {name} is {str(found)[:300]!r}, expected {value!r}")
+        actual = manifest.get(name) if isinstance(manifest, dict) else None
+        if type(actual) is not type(value) or actual != value:
+            raise ValueError(f"{path}: {name} is {str(actual)[:300]!r}, expected {value!r}")
     name = manifest.get("values_f32_le")
     if not isinstance(name, str) or not FILE_NAME.fullmatch(name):
         raise ValueError(f"{path}: values_f32_le is {str(name)[:100]!r}, expected a file's name")
     if (size := (folder / name).stat().st_size) != 4 * count:
         raise ValueError(f"{folder / name}: {size} bytes, expected {4 * count} of {count} values")
-    values, found = _read_hashed(folder / name, count)
-    if (due := manifest.get("values_sha256", found)) != found:
-        raise ValueError(f"{folder / name}: sha256 {found}, expected {str(due)[:64]} as in {path}")
+    values, actual = _read_hashed(folder / name, count)
+    if (due := manifest.get("values_sha256", actual)) != actual:
+        raise ValueError(f"{folder / name}: sha256 {actual}, expected {str(due)[:64]} as in {path}")
     return values
 
 
 def _read_hashed(path: Path, count: int) -> tuple[np.ndarray, str]:
     """Return the values in a file, and their SHA-256, which is computed while they are read."""
-    values, hashed = np.empty(count, "<f4"), hashlib.sha256()
+    values, sha256 = np.empty(count, "<f4"), hashlib.sha256()
     data = values.view(np.uint8)
-    with path.open("rb", buffering=0) as file, ThreadPoolExecutor(1) as beside:
+    with path.open("rb", buffering=0) as file, ThreadPoolExecutor(1) as executor:
         for start in range(0, len(data), CHUNK):
             piece = data[start : start + CHUNK]
             if file.readinto(piece) != len(piece):
                 raise ValueError(f"{path}: shorter than it was a moment ago")
-            beside.submit(hashed.update, piece)
-    return values, hashed.hexdigest()
+            executor.submit(sha256.update, piece)
+    return values, sha256.hexdigest()

@@ -77,8 +77,8 @@ def layout_hash(tensors: list[dict]) -> str:
 
 def plain_filter(state_filter: dict | None) -> dict[str, list[str]]:
     """A filter with both its lists."""
-    given = state_filter or {}
-    return {key: list(given.get(key) or []) for key in ("include_globs", "exclude_globs")}
+    globs = state_filter or {}
+    return {key: list(globs.get(key) or []) for key in ("include_globs", "exclude_globs")}
 
 
 def allows(state_filter: dict | None, name: str) -> bool:
@@ -126,11 +126,11 @@ def layout_of(state: Any, state_filter: dict | None, by_gradient: bool = False) 
 def _add_trained(layout: Layout, start: str, module: Any, state_filter: dict | None) -> None:
     from lockstep_torch import module_state
 
-    found = module_state.state_of(module, lambda key: allows(state_filter, start + key))
-    layout.tensors.extend({**tensor, "name": start + tensor["name"]} for tensor in found.tensors)
-    layout.places.extend((module, key, ones[0]) for key, ones in found.trained.items())
-    layout.tied.update({start + key: start + home for key, home in found.tied.items()})
-    for why, key, _ in found.stays:
+    state = module_state.state_of(module, lambda key: allows(state_filter, start + key))
+    layout.tensors.extend({**tensor, "name": start + tensor["name"]} for tensor in state.tensors)
+    layout.places.extend((module, key, tensors[0]) for key, tensors in state.trained.items())
+    layout.tied.update({start + key: start + home for key, home in state.tied.items()})
+    for why, key, _ in state.stays:
         (layout.integers if why == "integer" else layout.excluded).append(start + key)
 
 
@@ -192,12 +192,12 @@ def float32(tensor: Any) -> np.ndarray:
 
 def digest(tensors: Iterable[tuple[str, Any]]) -> str:
     """Return the SHA-256 over names, dtypes, shapes and bytes, in this order."""
-    hashed = hashlib.sha256()
+    sha256 = hashlib.sha256()
     for name, tensor in tensors:
         facts = [name, dtype_name(tensor), [int(size) for size in tensor.shape]]
-        hashed.update(json.dumps(facts).encode() + b"\n")
-        hashed.update(bits.raw(tensor))
-    return hashed.hexdigest()
+        sha256.update(json.dumps(facts).encode() + b"\n")
+        sha256.update(bits.raw(tensor))
+    return sha256.hexdigest()
 
 
 def write(path: str | Path, layout: Layout, schema: str, state_filter: dict | None) -> None:

@@ -59,9 +59,9 @@ def decoded(data: bytes) -> Any:
 
 
 def _dtype(name: str) -> torch.dtype:
-    if not isinstance(found := getattr(torch, name, None), torch.dtype):
+    if not isinstance(dtype := getattr(torch, name, None), torch.dtype):
         raise ValueError(f"state of an optimizer: dtype {name!r}; one of torch's expected")
-    return found
+    return dtype
 
 
 def _packed(value: Any, tensors: list) -> Any:

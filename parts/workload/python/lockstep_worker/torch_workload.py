@@ -58,9 +58,9 @@ class TorchWorkload:
         raise NotImplementedError(f"{type(self).__name__} has no loss")
 
     def row_losses(self, model: torch.nn.Module, rows: Any) -> Any:
-        """The loss of each row [N]: here that of each row alone, one after the other.
+        """The loss of each row [N]: here `loss` of one row after the other.
 
-        Or, as of `loss`, sums [N] and what counts in them [N].
+        Or, where `loss` gives a sum and a number, sums [N] and numbers [N].
         """
         count = len(next(iter(rows.values())) if isinstance(rows, dict) else rows)
         alone = (cut(rows, i, i + 1) for i in range(count))
@@ -72,8 +72,8 @@ class TorchWorkload:
 
     def runtime_device(self) -> str:
         """Return the device to compute on: `config["device"]`, or a GPU if there is one."""
-        found = "cuda" if torch.cuda.is_available() else "cpu"
-        return self.config.get("device", found)
+        default = "cuda" if torch.cuda.is_available() else "cpu"
+        return self.config.get("device", default)
 
     def capability_probe(self) -> dict:
         """Return what a host of burn_p2p asks of this machine; nothing is measured."""
@@ -110,7 +110,7 @@ class TorchWorkload:
         return float(loss.detach())
 
     def __getattr__(self, name: str) -> Any:
-        """An inner loop for who has an optimizer, an evaluation for who has data.
+        """An inner loop for a class with an optimizer, an evaluation for one with data.
 
         Hosts ask what an object has. So one without these does not seem to have what follows.
         """
@@ -129,10 +129,10 @@ class TorchWorkload:
         Each group's own learning rate is scaled by `job["learning_rate_factors"]`, the run's
         schedule.
         """
-        optimizer, given = self.inner_optimizer(state), jobs.given_state(job)
+        optimizer, blob = self.inner_optimizer(state), jobs.given_state(job)
         rates = jobs.Rates(optimizer, job)
-        if given is not None:
-            optimizer.load_state_dict(state_blob.decoded(given))
+        if blob is not None:
+            optimizer.load_state_dict(state_blob.decoded(blob))
         losses = self._steps(state, optimizer, job, rates)
         path = jobs.state_path(job)
         path.write_bytes(state_blob.encoded(optimizer.state_dict()))
@@ -165,9 +165,9 @@ class TorchWorkload:
         count, size, total, counted = len(next(iter(rows.values()))), 64, 0.0, 0.0
         with torch.no_grad(), module_state.training(model, mode=False):
             for start in range(0, count, size):
-                some = bound_model.on_device(cut(rows, start, start + size), device)
-                found = self.row_losses(model, some)
-                losses, counts = found if isinstance(found, tuple) else (found, None)
+                batch = bound_model.on_device(cut(rows, start, start + size), device)
+                result = self.row_losses(model, batch)
+                losses, counts = result if isinstance(result, tuple) else (result, None)
                 total += float(losses.double().sum())
                 counted += len(losses) if counts is None else float(counts.double().sum())
         return {"loss": total / (counted or 1)}

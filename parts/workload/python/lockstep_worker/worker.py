@@ -48,8 +48,8 @@ class Params(dict):
 
 def make_workload(factory: str, config: dict) -> Any:
     """Return what `module:name`, or `module:Class.name`, makes of its config."""
-    module, found, name = factory.partition(":")
-    if not found:
+    module, colon, name = factory.partition(":")
+    if not colon:
         raise ValueError(f"factory {factory!r}; module:attr expected")
     return attrgetter(name)(importlib.import_module(module))(config)
 
@@ -236,8 +236,8 @@ def _run_inner_loop(worker: Worker, params: Params) -> dict:
         module_state.settle(state)
         if worker.watched < WATCHED:
             globs = params.get("state_dict_filter")
-            known = module_state.state_of(state, lambda name: packs.allows(globs, name))
-            movement = module_state.Movement(state, known, of_gradient=False)
+            tensors = module_state.state_of(state, lambda name: packs.allows(globs, name))
+            movement = module_state.Movement(state, tensors, of_gradient=False)
     result = worker.call("run_inner_loop", state, job) or {}
     if movement is not None:
         movement.check()
@@ -307,13 +307,13 @@ class Connection:
             worker, problem = None, frames.described(error)
         self.busy = False
         while (request := frames.receive(self.sock)) is not None:
-            known = request if isinstance(request, dict) else {}
-            head: dict = {"id": known.get("id", 0)}
-            if known.get("method") == "shutdown":
+            table = request if isinstance(request, dict) else {}
+            head: dict = {"id": table.get("id", 0)}
+            if table.get("method") == "shutdown":
                 frames.send(self.sock, {**head, "ok": True, "result": {"ok": True}})
                 return
             self.busy = True
-            answer = {"ok": False, "error": problem} if worker is None else _answered(worker, known)
+            answer = {"ok": False, "error": problem} if worker is None else _answered(worker, table)
             self.busy = False  # before the host has the answer, and may go
             frames.send(self.sock, {**head, **answer})
 
@@ -332,13 +332,13 @@ def main() -> None:
     parser.add_argument("--config-json", required=True, help="a JSON object")
     parser.add_argument("--connect-host", required=True)
     parser.add_argument("--connect-port", required=True, type=int)
-    given = parser.parse_args()
+    args = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the host says when it is over
-    with socket.create_connection((given.connect_host, given.connect_port)) as sock:
+    with socket.create_connection((args.connect_host, args.connect_port)) as sock:
         connection = Connection(sock)
         threading.Thread(target=connection.watch, daemon=True).start()
         try:
-            connection.serve(lambda: Worker(given.factory, json.loads(given.config_json)))
+            connection.serve(lambda: Worker(args.factory, json.loads(args.config_json)))
         except ValueError as error:
             sys.exit(f"worker: {error}")
         except OSError:
