@@ -80,7 +80,7 @@ def fetch(
       store: Where it is.
       folder: The prefix of its chunks.
       sha256: Of its index; None where the caller checks the file.
-      path: Where to; what is read so far is `.NAME.part` beside it.
+      path: Destination; `.NAME.part` beside it has what is read so far.
       most: Bytes that it may have, where a stranger put it.
 
     Raises:
@@ -98,8 +98,8 @@ def fetch(
             def bring(number: int) -> None:
                 start = number * CHUNK_BYTES
                 size = min(CHUNK_BYTES, index.bytes - start)
-                there = os.pread(file.fileno(), size, start)
-                if hashlib.sha256(there).hexdigest() != index.chunks[number]:
+                existing = os.pread(file.fileno(), size, start)
+                if hashlib.sha256(existing).hexdigest() != index.chunks[number]:
                     chunk = _read(store, _name(folder, number), index.chunks[number], size)
                     os.pwrite(file.fileno(), chunk, start)
 

@@ -48,8 +48,8 @@ def collect(store: Store, lab: PrivateKey) -> str:
 
 
 def collected(store: Store, run: Hash, lab: PublicKey) -> int:
-    """Return the last round of which payloads were removed; 0 where all are there."""
-    found = 0
+    """Return the last round whose payloads were removed; 0 if all are there."""
+    last = 0
     for number in range(MOST_NOTICES):
         name = slots.collected(number)
         seen = store.look(name, MOST_BYTES)
@@ -58,8 +58,8 @@ def collected(store: Store, run: Hash, lab: PublicKey) -> int:
         with suppress(LockstepError):  # somebody else's
             notice = opened(CollectedNotice, seen.content, lab, name)
             if (notice.run, notice.number) == (run, number):
-                found = max(found, notice.round)
-    return found
+                last = max(last, notice.round)
+    return last
 
 
 def _give_notice(store: Store, run: Hash, last: int, lab: PrivateKey) -> None:

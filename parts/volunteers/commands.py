@@ -28,8 +28,8 @@ def key(file: KeyFile = DEFAULT_KEY) -> None:
     """Print your public key, which goes to who opened a run; the first time, make it."""
     from parts.volunteers import keys
 
-    found = keys.read(file) if file.exists() else keys.create(file)
-    print(keys.public_text(found))
+    private_key = keys.read(file) if file.exists() else keys.create(file)
+    print(keys.public_text(private_key))
 
 
 @volunteer.command("open")
@@ -60,12 +60,12 @@ def admit(
     from parts.volunteers.chain import opening
     from parts.volunteers.store.schemes import open_store
 
-    found, lab = open_store(store), keys.read(file)
-    print(f"admit: {opening.admit(found, peer, public, lab, because)}")
+    run_store, lab = open_store(store), keys.read(file)
+    print(f"admit: {opening.admit(run_store, peer, public, lab, because)}")
     if public is not None and store.startswith("s3://"):
         from parts.volunteers.addresses import signing
 
-        print(f"admit: signed {signing.sign_run(found, lab, FIRST_HOURS, [peer])}")
+        print(f"admit: signed {signing.sign_run(run_store, lab, FIRST_HOURS, [peer])}")
 
 
 @volunteer.command()
@@ -98,10 +98,10 @@ def signatures(root: Root = DEFAULT_ROOT) -> None:
     """Check offline who signed the links and messages of the run in data/trained."""
     from parts.volunteers.chain import signed_rounds
 
-    found = signed_rounds.check(root / "data" / "trained")
+    result = signed_rounds.check(root / "data" / "trained")
     print(
-        f"signatures: {found.rounds} links and {found.signed} of {found.messages} messages are "
-        f"signed by peers that {found.lab} admitted"
+        f"signatures: {result.rounds} links and {result.signed} of {result.messages} messages are "
+        f"signed by peers that {result.lab} admitted"
     )
 
 

@@ -85,8 +85,8 @@ def follow(address: str, root: Path, watch: Onlooker) -> FollowedRun:
     finally:
         stored_run.WATCH.reset(token)
     setup = begin.read(run, paths.out("convert"), paths.out("download"))
-    there = paths.scratch if paths.scratch.exists() else paths.out("train")
-    return FollowedRun(setup, Transcript(there / "transcript"), watch.place)
+    folder = paths.scratch if paths.scratch.exists() else paths.out("train")
+    return FollowedRun(setup, Transcript(folder / "transcript"), watch.place)
 
 
 def _fetch_run(
@@ -94,8 +94,8 @@ def _fetch_run(
 ) -> tuple[runfile.Run, Path]:
     """Write the run file of a run in a store, as it runs here."""
     document, _, _ = opening.read_run(open_store(address))
-    if document.release != (here := opening.release()):
-        raise RequestError(f"{address}: was opened by release {document.release}, expected {here}")
+    if document.release != (ours := opening.release()):
+        raise RequestError(f"{address}: was opened by release {document.release}, expected {ours}")
     runtime = {"store": address, "volunteer_key": key_file, "from_state": from_state}
     tables = document.run | {"runtime": runtime}
     run = runfile.parse(tables, f"{address}/run.json")
@@ -108,5 +108,5 @@ def _fetch_run(
 def _without_nulls(value: object) -> object:
     """Return a document of JSON as TOML can hold it: an absent key is null."""
     if isinstance(value, dict):
-        return {key: _without_nulls(one) for key, one in value.items() if one is not None}
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
     return [*map(_without_nulls, value)] if isinstance(value, list | tuple) else value

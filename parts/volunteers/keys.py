@@ -77,9 +77,9 @@ def public_text(key: PrivateKey | PublicKey) -> str:
 
 def parse_public(text: str, where: str) -> PublicKey:
     """Return the public key of a text, which `where` names in errors."""
-    found = KEY.fullmatch(text)
-    if found is None:
+    match = KEY.fullmatch(text)
+    if match is None:
         raise LockstepError(
             f"{where}: found {brief(repr(text), 90)}, expected {SCHEME} and 64 hexadecimal digits"
         )
-    return PublicKey.from_public_bytes(bytes.fromhex(found[1]))
+    return PublicKey.from_public_bytes(bytes.fromhex(match[1]))

@@ -42,11 +42,11 @@ def sign(body: Body, key: PrivateKey, length: int | None = None) -> bytes:
     """Return a signed body, filled up to `length` bytes."""
     content = canonical(body.model_dump(mode="json"))
     signature = key.sign(_signed_bytes(body.kind, content)).hex()
-    found = canonical({"body": json.loads(content), "signature": signature})
+    data = canonical({"body": json.loads(content), "signature": signature})
     most = MOST_BYTES if length is None else length
-    if len(found) > most:
-        raise LockstepError(f"{body.kind}: {len(found)} bytes, expected at most {most}")
-    return found if length is None else found.ljust(length, FILLING)
+    if len(data) > most:
+        raise LockstepError(f"{body.kind}: {len(data)} bytes, expected at most {most}")
+    return data if length is None else data.ljust(length, FILLING)
 
 
 def opened(
@@ -71,7 +71,7 @@ def opened(
         raise LockstepError(f"{where}: {len(data)} bytes, expected {length}")
     content = data if length is None else data.rstrip(FILLING)
     body, signature = _parts(content, where)
-    found = validate_json(model, body, where)
+    parsed = validate_json(model, body, where)
     try:
         key.verify(signature, _signed_bytes(model.kind, body))
     except InvalidSignature:
@@ -79,7 +79,7 @@ def opened(
             f"{where}: the signature does not match the content and the key {public_text(key)}, "
             "expected one that does"
         ) from None
-    return found
+    return parsed
 
 
 def unsigned(model: type[AnyBody], data: bytes | None, where: str) -> AnyBody:
@@ -94,7 +94,7 @@ def is_signed(
 ) -> bool:
     """Return whether somebody signed an object of this kind, whatever its form is.
 
-    Arguments are as of `opened`.
+    Arguments are those of `opened`.
     """
     model = type("AnyBody", (Body,), {"kind": kind, "model_config": {"extra": "allow"}})
     try:

@@ -72,8 +72,8 @@ def own_folder(step: int, peer: int) -> str:
 
 def step_of(name: str) -> int | None:
     """Return the round after which a state was taken, from a part's name; None for other names."""
-    found = OF_A_STATE.fullmatch(name)
-    return None if found is None else int(found[1])
+    match = OF_A_STATE.fullmatch(name)
+    return None if match is None else int(match[1])
 
 
 def collected(number: int) -> str:
@@ -91,10 +91,10 @@ def slot(name: str) -> RoundSlot | None:
 
     Readers ignore every other name.
     """
-    found = OF_A_ROUND.fullmatch(name)
-    if found is None:
+    match = OF_A_ROUND.fullmatch(name)
+    if match is None:
         return None
-    step, peer, what = found.groups()
+    step, peer, what = match.groups()
     return RoundSlot(int(step), what, int(peer))
 
 
@@ -106,12 +106,12 @@ def count(is_there: Callable[[int], bool]) -> int:
     step = 1
     while is_there(step - 1):
         step *= 2
-    found = step = step // 2
+    total = step = step // 2
     while step > 1:
         step //= 2
-        if is_there(found + step - 1):
-            found += step
-    return found
+        if is_there(total + step - 1):
+            total += step
+    return total
 
 
 def names_by_peer(names: Iterable[str], what: str) -> dict[int, str]:
@@ -120,8 +120,8 @@ def names_by_peer(names: Iterable[str], what: str) -> dict[int, str]:
     Returns:
       Peer -> name.
     """
-    found = {slot(name): name for name in sorted(names)}
-    return {one.peer: name for one, name in found.items() if one and one.what == what}
+    by_slot = {slot(name): name for name in sorted(names)}
+    return {key.peer: name for key, name in by_slot.items() if key and key.what == what}
 
 
 def is_evidence(name: str) -> bool:

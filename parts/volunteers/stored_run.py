@@ -55,13 +55,13 @@ class StoredRun:
         return Later(self.place, states, self.setup.settings).begin(begun, peers, writer)
 
     def swarm(self, *arguments: Any, spool: Path, **more: Any) -> Swarm:
-        """Return the peers of the run; arguments as of `Swarm`."""
+        """Return the peers of the run, from the arguments of `Swarm`."""
         if self.volunteer is not None:
             peer, start = self.volunteer.peer, self.start.step
             self.place.shows = Showing(self.place.store, peer, spool / "transcript", start)
         takes = self.setup.run.snapshots(self.start.step).takes
-        here = self.place, self.volunteer, takes, self._states(spool)
-        return StoredSwarm(*here, *arguments, spool=spool, **more)
+        leading = self.place, self.volunteer, takes, self._states(spool)
+        return StoredSwarm(*leading, *arguments, spool=spool, **more)
 
     def _states(self, folder: Path) -> States:
         return States(self.place.store, self.place.document, folder)
@@ -98,34 +98,34 @@ def stored_run(setup: Setup) -> StoredRun:
     )  # fmt: skip
     if place.watch is not None:
         place.watch.place = place
-    here = () if volunteer is None else (volunteer.peer,)
+    local = () if volunteer is None else (volunteer.peer,)
     state = setup.start.state
-    own = tuple(one if peer in here else None for peer, one in enumerate(state.own))
+    own = tuple(tree if peer in local else None for peer, tree in enumerate(state.own))
     start = setup.start._replace(state=state._replace(own=own))
     return StoredRun(start, place, volunteer, setup)
 
 
 def _check(setup: Setup, document: RunDocument, address: str) -> None:
     """Check that this machine would do what the run asks for."""
-    here = opening.document_of(setup, document.lab)
-    same = "release", "run", "pins", "start", "slots", "payload_bytes", "own_bytes", "state_bytes"
-    for name in same:
-        found, expected = getattr(here, name), getattr(document, name)
-        if found == expected:
+    local = opening.document_of(setup, document.lab)
+    fields = "release", "run", "pins", "start", "slots", "payload_bytes", "own_bytes", "state_bytes"
+    for name in fields:
+        actual, expected = getattr(local, name), getattr(document, name)
+        if actual == expected:
             continue
         if name == "run":
-            tables = [table for table in expected if found.get(table) != expected[table]]
+            tables = [table for table in expected if actual.get(table) != expected[table]]
             raise LockstepError(
                 f"[{tables[0]}] differs from that of the run in {address}, expected the same table"
             )
-        raise LockstepError(f"{name} is {found!r} here, expected {expected!r} as in {address}")
+        raise LockstepError(f"{name} is {actual!r} here, expected {expected!r} as in {address}")
 
 
 def _test(setup: Setup, document: RunDocument, address: str) -> None:
     """Check that this machine takes a step as the lab's did, where all are to do so."""
-    if document.self_test is not None and (found := self_test(setup)) != document.self_test:
+    if document.self_test is not None and (result := self_test(setup)) != document.self_test:
         raise LockstepError(
-            f"a first step here gives {found[:12]}, expected {document.self_test[:12]} as in "
+            f"a first step here gives {result[:12]}, expected {document.self_test[:12]} as in "
             f'{address}: with [peers] bits = "everywhere" all machines give the same bits'
         )
 

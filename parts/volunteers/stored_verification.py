@@ -26,7 +26,7 @@ DRAWN = "drawn"
 
 
 def is_run(source: str) -> bool:
-    """Return whether an address is of a run of volunteers, which a web server is asked."""
+    """Return whether an address is that of a run of volunteers; a web server is asked."""
     scheme, _, rest = source.partition("://")
     if not rest or scheme not in ("file", "gs", "http", "https", "s3"):
         return False
@@ -61,57 +61,57 @@ def verify(
     Raises:
       LockstepError: A peer's message is not the result of its work.
     """
-    asked = [AskedWindow.parse(text) for text in replays if text != DRAWN]
+    requested = [AskedWindow.parse(text) for text in replays if text != DRAWN]
     setup, transcript, place = joining.follow(source, root, Onlooker(follows, say))
     audits, replayed, wrong = shown(setup, transcript, place), [], []
     with closing(setup.programs.steps):
-        for one in dict.fromkeys(asked):
-            replayed.append(replay(setup, transcript, place.store, one))
+        for w in dict.fromkeys(requested):
+            replayed.append(replay(setup, transcript, place.store, w))
         for audit in audits if DRAWN in replays else ():
-            one = AskedWindow(audit.drawn.peer, audit.drawn.number)
-            if one in asked or audit.state not in ("known", "shown"):
+            w = AskedWindow(audit.drawn.peer, audit.drawn.number)
+            if w in requested or audit.state not in ("known", "shown"):
                 continue
             try:
-                replayed.append(replay(setup, transcript, place.store, one))
+                replayed.append(replay(setup, transcript, place.store, w))
             except StateError as error:
                 wrong.append((audit, str(error)))
-    for one in replayed:
-        if one.findings:
-            raise LockstepError("; ".join(_accusation(one)))
+    for w in replayed:
+        if w.findings:
+            raise LockstepError("; ".join(_accusation(w)))
     why_not = [] if replayed else ["no window was repeated: --replay PEER:WINDOW"]
-    why_not += [one.why for one in replayed if one.why]
-    wrong += [(one, "not shown in time") for one in audits if one.state == "missing"]
+    why_not += [w.why for w in replayed if w.why]
+    wrong += [(w, "not shown in time") for w in audits if w.state == "missing"]
     why_not += [
-        f"peer {one.drawn.peer}, window {one.drawn.number}: {text}: `lockstep volunteer admit "
-        f"{source} {one.drawn.peer} --because {one.name}` ends its slot"
-        for one, text in wrong
+        f"peer {w.drawn.peer}, window {w.drawn.number}: {text}: `lockstep volunteer admit "
+        f"{source} {w.drawn.peer} --because {w.name}` ends its slot"
+        for w, text in wrong
     ]
-    bitwise = not any(one.why for one in replayed)
+    bitwise = not any(w.why for w in replayed)
     claims = [*_claims(setup, transcript, place.document.lab, replayed), _drawn_claim(audits)]
     return bitwise, claims, why_not
 
 
 def _drawn_claim(audits: Sequence[AuditState]) -> PublicClaim:
-    states = Counter(one.state for one in audits)
-    said = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+    states = Counter(audit.state for audit in audits)
+    counts = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
     text = (
-        f"{len(audits)} windows are drawn for audits, and what their peers owned is: {said}; "
+        f"{len(audits)} windows are drawn for audits, and what their peers owned is: {counts}; "
         "what is shown was put, and is looked at by --replay"
     )
-    values = {"drawn": [[one.drawn.peer, one.drawn.number, one.state] for one in audits]}
+    values = {"drawn": [[audit.drawn.peer, audit.drawn.number, audit.state] for audit in audits]}
     return PublicClaim("audits", "proven", text if audits else "no window is drawn yet", values)
 
 
 def _accusation(replayed: RepeatedWindow) -> list[str]:
     """Say what a replay found, and what in the store shows it."""
-    found = []
+    texts = []
     for finding in replayed.findings:
         text = f"round {finding.round}, {finding.kind}: {finding.detail}"
         if finding.peer is not None:
             name = slots.of_peer(finding.round, finding.peer, "record")
             text = f"peer {finding.peer}, {text}; it signed {name}"
-        found.append(text)
-    return found
+        texts.append(text)
+    return texts
 
 
 def _claims(
@@ -141,12 +141,12 @@ def _claims(
     ]
     if replayed:
         texts = [
-            f"window {one.asked.number} of peer {one.asked.peer} (rounds {one.window.first}-"
-            f"{one.window.last}, {one.messages} messages) "
-            f"{'repeats bit for bit' if one.why is None else 'repeats within a tolerance'}"
-            for one in replayed
+            f"window {rerun.asked.number} of peer {rerun.asked.peer} (rounds {rerun.window.first}-"
+            f"{rerun.window.last}, {rerun.messages} messages) "
+            f"{'repeats bit for bit' if rerun.why is None else 'repeats within a tolerance'}"
+            for rerun in replayed
         ]
-        repeated = [[one.asked.peer, one.asked.number] for one in replayed]
+        repeated = [[rerun.asked.peer, rerun.asked.number] for rerun in replayed]
         values = {"repeated": repeated, "total": total_windows}
         claims.append(PublicClaim("windows", "sampled", "; ".join(texts), values))
     if left := total_windows - len(replayed):

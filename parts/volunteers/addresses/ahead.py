@@ -39,7 +39,7 @@ SPAN = 16  # rounds of a file, which so has less than 1 MiB with the longest cre
 MOST_BYTES = 2**21  # of a file
 MOST_FILES = 10**5  # of a peer
 AGAIN = 60  # seconds between two looks for newer addresses, where those at hand have ended
-SOON = 7200  # seconds before the last address ends in which a volunteer warns of that
+SOON = 7200  # a volunteer warns so many seconds before its last address ends
 UrlText = Annotated[str, Field(max_length=2**13)]
 ListingAddress = Annotated[tuple[str, str, UrlText], AsTuple]
 
@@ -110,9 +110,9 @@ def own_puts(reader: AddressReader, step: int) -> Iterator[Ask]:
 
 
 def _lists(slot_count: int, step: int) -> Iterator[Ask]:
-    """Yield what lists a round, a page by each address."""
-    each = PAGE // len(slots.KINDS)  # peers whose names fill a page
-    for peer in range(0, slot_count, each):
+    """Yield the requests that list a round, one for each page."""
+    per_page = PAGE // len(slots.KINDS)  # peers whose names fill a page
+    for peer in range(0, slot_count, per_page):
         after = slots.of_peer(step, peer, "") if peer else ""
         yield Ask("LIST", slots.round_folder(step), after=after)
 
@@ -141,7 +141,7 @@ def sign_ahead(
     if not 0 < seconds <= LONGEST:
         raise LockstepError(f"{seconds} s: expected 1 to {LONGEST}, the longest that stores allow")
     sign, until, names = partial(_signed, store.endpoint, seconds), int(time.time()) + seconds, []
-    numbers = {one.peer: iter(range(_count(store, one.peer), MOST_FILES)) for one in readers}
+    numbers = {r.peer: iter(range(_count(store, r.peer), MOST_FILES)) for r in readers}
     for first in range(steps.start, steps.stop, SPAN):
         rounds = range(first, min(first + SPAN, steps.stop))
         common = sign([ask for step in rounds for ask in _lists(readers[0].slots, step)])
@@ -178,7 +178,7 @@ def _signed(endpoint: S3Endpoint, seconds: int, asks: Sequence[Ask]) -> dict[Ask
 
 
 def _body(
-    reader: AddressReader, first: int, until: int, folder: str, given: Mapping[Ask, str]
+    reader: AddressReader, first: int, until: int, folder: str, urls: Mapping[Ask, str]
 ) -> SignedAddresses:
     return SignedAddresses(
         run=reader.run,
@@ -186,8 +186,8 @@ def _body(
         first=first,
         until=until,
         folder=folder,
-        puts={ask.name: url for ask, url in given.items() if ask.verb == "PUT"},
-        lists=tuple((ask.name, ask.after, url) for ask, url in given.items() if ask.verb == "LIST"),
+        puts={ask.name: url for ask, url in urls.items() if ask.verb == "PUT"},
+        lists=tuple((ask.name, ask.after, url) for ask, url in urls.items() if ask.verb == "LIST"),
     )
 
 
@@ -244,8 +244,8 @@ class Addressed(GivenEndpoint):
     def _newest(self) -> int:
         """Return the last round that has addresses which hold; 0 without any."""
         now = time.time()
-        hold = (slots.slot(ask.name) for ask, ends in self._ends.items() if ends > now)
-        return max((one.step for one in hold if one is not None), default=0)
+        valid = (slots.slot(ask.name) for ask, ends in self._ends.items() if ends > now)
+        return max((slot.step for slot in valid if slot is not None), default=0)
 
     def _warn(self) -> None:
         """Say once that the last address ends soon."""
@@ -304,12 +304,12 @@ class Addressed(GivenEndpoint):
     def _take(self, body: SignedAddresses, *, newer: bool) -> None:
         steps = range(body.first, body.first + SPAN)
         asks = {ask.name: ask for step in steps for ask in own_puts(self._reader, step)}
-        given = {asks[name]: url for name, url in body.puts.items() if name in asks}
-        given |= {Ask("LIST", prefix, after=after): url for prefix, after, url in body.lists}
-        given = {ask: url for ask, url in given.items() if newer or ask not in self._ends}
-        self.give(body.folder, given)
-        self._ends |= dict.fromkeys(given, body.until)
-        self._refused.difference_update(given)
+        urls = {asks[name]: url for name, url in body.puts.items() if name in asks}
+        urls |= {Ask("LIST", prefix, after=after): url for prefix, after, url in body.lists}
+        urls = {ask: url for ask, url in urls.items() if newer or ask not in self._ends}
+        self.give(body.folder, urls)
+        self._ends |= dict.fromkeys(urls, body.until)
+        self._refused.difference_update(urls)
         self.until = max(self.until, body.until)
 
 

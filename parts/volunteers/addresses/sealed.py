@@ -28,10 +28,10 @@ NONCE = bytes(12)
 
 def seal(content: bytes, reader: PublicKey, name: str) -> bytes:
     """Return bytes that the holder of a key reads as `content`, under this name alone."""
-    once = X25519PrivateKey.generate()
-    own, other = once.public_key().public_bytes_raw(), _on_x25519(reader)
+    ephemeral = X25519PrivateKey.generate()
+    own, other = ephemeral.public_key().public_bytes_raw(), _on_x25519(reader)
     try:
-        cipher = _cipher(once, other, own, other)
+        cipher = _cipher(ephemeral, other, own, other)
     except ValueError:  # anybody can make a signature that such a key accepts
         raise LockstepError(
             f"{public_text(reader)}: a point of small order, expected a key"
@@ -46,12 +46,12 @@ def unseal(data: bytes, reader: PrivateKey, name: str) -> bytes:
       LockstepError: it was sealed for another key or name, or is changed.
     """
     start = len(MAGIC) + KEY_BYTES
-    once, own = data[len(MAGIC) : start], _on_x25519(reader.public_key())
+    ephemeral, own = data[len(MAGIC) : start], _on_x25519(reader.public_key())
     seed = hashlib.sha512(reader.private_bytes_raw()).digest()[:KEY_BYTES]
     try:
-        if not data.startswith(MAGIC) or len(once) < KEY_BYTES:
+        if not data.startswith(MAGIC) or len(ephemeral) < KEY_BYTES:
             raise ValueError
-        cipher = _cipher(X25519PrivateKey.from_private_bytes(seed), once, once, own)
+        cipher = _cipher(X25519PrivateKey.from_private_bytes(seed), ephemeral, ephemeral, own)
         return cipher.decrypt(NONCE, data[start:], name.encode())
     except (InvalidTag, ValueError):
         raise LockstepError(
@@ -60,11 +60,11 @@ def unseal(data: bytes, reader: PrivateKey, name: str) -> bytes:
 
 
 def _cipher(
-    private: X25519PrivateKey, public: bytes, once: bytes, reader: bytes
+    private: X25519PrivateKey, public: bytes, eph: bytes, reader: bytes
 ) -> ChaCha20Poly1305:
     """Raise a ValueError where the public key is a point of small order."""
     shared = private.exchange(X25519PublicKey.from_public_bytes(public))
-    return ChaCha20Poly1305(HKDF(SHA256(), KEY_BYTES, None, DOMAIN + once + reader).derive(shared))
+    return ChaCha20Poly1305(HKDF(SHA256(), KEY_BYTES, None, DOMAIN + eph + reader).derive(shared))
 
 
 def _on_x25519(key: PublicKey) -> bytes:

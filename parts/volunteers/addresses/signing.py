@@ -13,7 +13,7 @@ from parts.volunteers.keys import PrivateKey
 from parts.volunteers.store.verbs import Store
 
 HOUR = 3600
-RECENT = 32  # rounds of which the pace is taken
+RECENT = 32  # rounds whose pace is taken
 SPARE = 1.25  # times as many rounds, since rounds may become shorter
 FIRST = 1  # the number of the first round
 MOST_NAMES = 10**7  # of a round's folder, which somebody may have filled
@@ -34,7 +34,7 @@ def rounds_with_links(store: Store) -> int:
 
 
 def rounds_over(store: Store, senders: int) -> int:
-    """Return how many rounds are over: so many peers sent messages in the next, and in each a link.
+    """Return how many rounds are over: each has a link, and `senders` peers sent messages next.
 
     It is sure as long as fewer than these collude.
     """
@@ -59,11 +59,11 @@ def rounds_ahead(store: Store, hours: float, config: Mapping[str, Any]) -> range
     longest = config["max_round_train_time"]
     first = FIRST + rounds_over(store, config["min_clients"])
     newest = max(first, FIRST + rounds_with_links(store))
-    begun, seconds = max(FIRST, first - 1 - RECENT), longest
-    if begun < first - 1:
-        # of most peers, since one can put its own as early or late as it likes
-        times = [median(times_put(store, one + 1, "record")) for one in (begun, first - 1)]
-        seconds = (times[1] - times[0]) / (first - 1 - begun)
+    start, seconds = max(FIRST, first - 1 - RECENT), longest
+    if start < first - 1:
+        # the median, since a peer can put its own as early or late as it likes
+        times = [median(times_put(store, step + 1, "record")) for step in (start, first - 1)]
+        seconds = (times[1] - times[0]) / (first - 1 - start)
     count = SPARE * hours * HOUR / max(1.0, min(seconds, longest))
     return range(first, min(newest + max(1, math.ceil(count)), config["total_steps"] + 1))
 
@@ -79,10 +79,10 @@ def sign_run(store: Store, lab: PrivateKey, hours: float, peers: Collection[int]
     document, run = read_own(store, lab)
     admissions = Admissions(store, run, lab.public_key(), document.slots)
     admissions.read()
-    found = ((peer, admissions.newest(peer)) for peer in range(document.slots))
+    holders = ((peer, admissions.newest(peer)) for peer in range(document.slots))
     readers = [
         AddressReader.of(peer, key, run, document)
-        for peer, key in found
+        for peer, key in holders
         if key is not None and peer in (peers or range(document.slots))
     ]
     steps = rounds_ahead(store, hours, document.run["config"])

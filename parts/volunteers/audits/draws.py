@@ -30,7 +30,7 @@ def is_drawn(link: str, peer: int, windows: int, percent: float) -> bool:
     Args:
       link: SHA-256 of the link, hex.
       peer: Whose window.
-      windows: In how many the slot's key has sent messages, this one among them.
+      windows: In how many windows the slot's key has sent messages, this one included.
       percent: `[volunteers] replay_percent`.
     """
     if windows <= FIRST:
@@ -55,17 +55,17 @@ class AuditDraws:
     def close(
         self, number: int, rounds: tuple[int, int], link: str, signer: int, seconds: int
     ) -> list[AuditDraw]:
-        """Draw whose windows are audited of those that a link of `signer` closes."""
-        found = []
+        """Draw which of the windows that a link of `signer` closes are audited."""
+        drawn = []
         for peer, key in sorted(self._senders.items()):
-            known, count = self._windows.get(peer, (key, 0))
-            self._windows[peer] = key, (count if known == key else 0) + 1
+            last_key, count = self._windows.get(peer, (key, 0))
+            self._windows[peer] = key, (count if last_key == key else 0) + 1
             windows = self._windows[peer][1]
             if peer == signer or is_drawn(link, peer, windows, self.percent):
-                found.append(AuditDraw(peer, number, *rounds, seconds))
+                drawn.append(AuditDraw(peer, number, *rounds, seconds))
         self._senders.clear()
-        self.drawn += found
-        return found
+        self.drawn += drawn
+        return drawn
 
     def to_json(self) -> list[Any]:
         """Return all of it, for a checkpoint."""
@@ -74,10 +74,10 @@ class AuditDraws:
     def restore(self, data: list[Any]) -> None:
         """Go on from a checkpoint."""
         drawn, senders, windows = data
-        self.drawn = [AuditDraw(*one) for one in drawn]
+        self.drawn = [AuditDraw(*draw) for draw in drawn]
         self._senders = dict(senders)
         self._windows = {peer: (key, count) for peer, (key, count) in windows}
 
 
-def _pairs(of: Mapping[int, Any]) -> list[Iterable[Any]]:
-    return [[*pair] for pair in of.items()]
+def _pairs(mapping: Mapping[int, Any]) -> list[Iterable[Any]]:
+    return [[*pair] for pair in mapping.items()]

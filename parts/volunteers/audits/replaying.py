@@ -58,18 +58,18 @@ class AuditState(NamedTuple):
 
 
 def shown(setup: Setup, transcript: Transcript, place: RunInStore) -> list[AuditState]:
-    """Return how it stands with all windows that were drawn so far."""
-    found = []
-    for one in place.draws.drawn:
-        window, until = Window(one.first, one.last), one.seconds + place.audit_seconds
-        there = AuditState(one, "known")
-        if window.opening != setup.start.step and not transcript.begins_anew(window, one.peer):
-            seen = place.look(there.name, 0)
+    """Return the state of each window that was drawn so far."""
+    audits = []
+    for draw in place.draws.drawn:
+        window, until = Window(draw.first, draw.last), draw.seconds + place.audit_seconds
+        audit = AuditState(draw, "known")
+        if window.opening != setup.start.step and not transcript.begins_anew(window, draw.peer):
+            seen = place.look(audit.name, 0)
             in_time = seen is not None and seen.seconds <= until
             late = "missing" if place.head.seconds > until else "awaited"
-            there = there._replace(state="shown" if in_time else late)
-        found.append(there)
-    return found
+            audit = audit._replace(state="shown" if in_time else late)
+        audits.append(audit)
+    return audits
 
 
 class RepeatedWindow(NamedTuple):
@@ -93,19 +93,19 @@ def replay(
     peer, window = asked.peer, _window(setup, transcript, asked)
     if not (transcript.begins_anew(window, peer) or transcript.has_own(window.opening, peer)):
         _bring_own(setup, transcript, store, window.opening, peer)
-    theirs = (_of_peer(entry, peer) for entry in transcript.window(window))
-    why = why_not_bitwise(setup, transcript.header, theirs)  # its machine is its own word
-    found = Replay(setup, transcript, why, [(window, (peer,))])
+    entries = (_of_peer(entry, peer) for entry in transcript.window(window))
+    why = why_not_bitwise(setup, transcript.header, entries)  # its machine is its own word
+    replayer = Replay(setup, transcript, why, [(window, (peer,))])
     findings = audit_ends(setup, transcript, window, (peer,))
     if not findings:
-        findings = found.window(window, (peer,), lambda: None)
+        findings = replayer.window(window, (peer,), lambda: None)
     messages = sum(peer in entry.evidence.messages for entry in transcript.window(window))
     return RepeatedWindow(asked, window, messages, why, findings)
 
 
 def _window(setup: Setup, transcript: Transcript, asked: AskedWindow) -> Window:
     windows = setup.run.snapshots(setup.start.step).windows
-    done = [one for one in windows if one.last <= setup.start.step + len(transcript.rounds)]
+    done = [w for w in windows if w.last <= setup.start.step + len(transcript.rounds)]
     if asked.peer >= setup.run.peers.count or asked.number >= len(done):
         raise RequestError(
             f"--replay {asked}: expected a peer below {setup.run.peers.count} and a window below "
@@ -120,11 +120,11 @@ def _bring_own(setup: Setup, transcript: Transcript, store: Store, step: int, pe
     expected = transcript.hashes(step).own[peer]
     if expected is None:
         raise StateError(f"peer {peer} published no hash of its own state after round {step}")
-    like = setup.start.state.own[peer]
-    most = sum(leaf.nbytes for leaf in jax.tree.leaves(like)) + MOST_HEADER
+    template = setup.start.state.own[peer]
+    most = sum(leaf.nbytes for leaf in jax.tree.leaves(template)) + MOST_HEADER
     try:
         chunks.fetch(store, folder, None, path, most)
-        found = tree_hash(transcript.own(step, peer, like))
+        found = tree_hash(transcript.own(step, peer, template))
         if found != expected:
             raise LockstepError(
                 f"{store.address}/{folder}: has hash {found[:12]}, expected {expected[:12]} as its "
@@ -137,5 +137,5 @@ def _bring_own(setup: Setup, transcript: Transcript, store: Store, step: int, pe
 
 def _of_peer(entry: Entry, peer: int) -> Entry:
     """Return a copy of a round that has one peer's message and no other."""
-    messages = {p: one for p, one in entry.evidence.messages.items() if p == peer}
+    messages = {p: message for p, message in entry.evidence.messages.items() if p == peer}
     return entry.model_copy(update={"evidence": dc_replace(entry.evidence, messages=messages)})

@@ -36,8 +36,8 @@ class Showing:
 
     def wait(self) -> None:
         """Wait until all is there."""
-        for one in self._begun.values():
-            one.result()
+        for future in self._begun.values():
+            future.result()
 
     def _put(self, step: int) -> None:
         if not self.transcript.has_own(step, self.peer):  # it began anew within the window

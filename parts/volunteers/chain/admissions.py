@@ -27,7 +27,7 @@ class Admissions:
     _found: dict[int, list[tuple[int, PublicKey | None]]] = field(default_factory=dict)
 
     def read(self) -> None:
-        """Read what is new; who may not list a store looks at each slot."""
+        """Read what is new; a reader that may not list the store looks at each slot."""
         try:
             names = self.store.names(slots.ADMISSIONS, 1000 * self.count)
         except UnreachableError:
@@ -35,12 +35,12 @@ class Admissions:
         except LockstepError:
             names = None
         for peer in range(self.count):
-            known = self._found.setdefault(peer, [])
-            while names is None or slots.admission(peer, len(known)) in names:
-                found = self._read(peer, len(known))
-                if found is None:
+            statements = self._found.setdefault(peer, [])
+            while names is None or slots.admission(peer, len(statements)) in names:
+                statement = self._read(peer, len(statements))
+                if statement is None:
                     break
-                known.append(found)
+                statements.append(statement)
 
     def slot_of(self, public: PublicKey) -> int:
         """Return the slot that somebody has, as far as the store was read.
@@ -58,19 +58,19 @@ class Admissions:
 
     def newest(self, peer: int) -> PublicKey | None:
         """Return who has a slot, as far as the store was read."""
-        known = self._found.get(peer)
-        return known[-1][1] if known else None
+        statements = self._found.get(peer)
+        return statements[-1][1] if statements else None
 
     def key(self, peer: int, seconds: int) -> PublicKey | None:
         """Return the key that had a slot at a time of the store's clock; None if nobody had it.
 
         A statement holds from the next second on: others may have looked before, in its own.
         """
-        found = None
+        holder = None
         for since, key in self._found.get(peer, []):
             if since < seconds:
-                found = key
-        return found
+                holder = key
+        return holder
 
     def _read(self, peer: int, number: int) -> tuple[int, PublicKey | None] | None:
         name = slots.admission(peer, number)
@@ -79,8 +79,8 @@ class Admissions:
             return None
         self.objects[name] = seen
         with suppress(LockstepError):
-            found = opened(Admission, seen.content, self.lab, name)
-            if (found.run, found.peer, found.number) == (self.run, peer, number):
-                return seen.seconds, None if found.key is None else parse_public(found.key, name)
-        known = self._found[peer]
-        return known[-1] if known else (seen.seconds, None)  # nothing that the lab said
+            body = opened(Admission, seen.content, self.lab, name)
+            if (body.run, body.peer, body.number) == (self.run, peer, number):
+                return seen.seconds, None if body.key is None else parse_public(body.key, name)
+        statements = self._found[peer]
+        return statements[-1] if statements else (seen.seconds, None)  # nothing that the lab said

@@ -131,15 +131,15 @@ class Head:
 def linked(shown: Shown) -> tuple[dict[int, LinkedMessage], dict[int, LinkedRejection]]:
     """Return what a link says of the records that the store shows."""
     messages, rejected = {}, {}
-    for peer, one in sorted(shown.items()):
-        if isinstance(one, Refused):
-            rejected[peer] = LinkedRejection(reason=one.reason, record=one.record)
+    for peer, verdict in sorted(shown.items()):
+        if isinstance(verdict, Refused):
+            rejected[peer] = LinkedRejection(reason=verdict.reason, record=verdict.record)
         else:
             messages[peer] = LinkedMessage(
-                commitment=one.body.commitment,
-                bytes=one.body.bytes,
-                seconds=one.seconds,
-                record=one.record,
+                commitment=verdict.body.commitment,
+                bytes=verdict.body.bytes,
+                seconds=verdict.seconds,
+                record=verdict.record,
             )
     return messages, rejected
 
@@ -168,7 +168,7 @@ def check_link(  # noqa: PLR0913
     leaves: Collection[int],
     refused: Collection[int],
 ) -> None:
-    """Check all of a link, which came in its turn, but what its merge comes to.
+    """Check all of a link that came in its turn, except the outcome of its merge.
 
     Args:
       link: Signed by its slot's peer.
@@ -184,19 +184,19 @@ def check_link(  # noqa: PLR0913
       FalseLinkError: It does not follow.
     """
     _check_place(link, head, round_.step)
-    said, expected = (link.messages, link.rejected), linked(shown)
-    if said != expected:
-        peers = {peer for part in (*said, *expected) for peer in part}
-        wrong = [p for p in sorted(peers) if _of(p, said) != _of(p, expected)]
+    claims, expected = (link.messages, link.rejected), linked(shown)
+    if claims != expected:
+        peers = {peer for part in (*claims, *expected) for peer in part}
+        wrong = [p for p in sorted(peers) if _of(p, claims) != _of(p, expected)]
         raise FalseLinkError(f"messages of peers {wrong} differ from those in the store")
     seen = {*link.false_links} & {*refused}
-    for what, found, expected in (
+    for what, actual, expected in (
         ("asked", link.asked, sorted({*link.asked}.intersection(joins))),
         ("left", link.left, sorted({*link.left}.intersection(leaves))),
         ("false_links", link.false_links, sorted(seen.union(head.owed))),
     ):
-        if [*found] != expected:
-            raise FalseLinkError(f"{what} is {[*found]}, expected {expected}")
+        if [*actual] != expected:
+            raise FalseLinkError(f"{what} is {[*actual]}, expected {expected}")
 
 
 def _of(peer: int, parts: tuple[Mapping, Mapping]) -> tuple:
@@ -210,7 +210,7 @@ def check_outcome(
     after: RunProgress,
 ) -> None:
     """Check what a link says that its merge came to, and that who asked may take part after it."""
-    for what, found, expected in (
+    for what, actual, expected in (
         ("applied", link.applied, tuple(applied)),
         *zip(
             ("params", "shared", "state"),
@@ -220,8 +220,8 @@ def check_outcome(
         ),
         ("asked", link.asked, driver.may_ask(after, link.asked)),
     ):
-        if found != expected:
-            raise FalseLinkError(f"{what} is {found}, expected {expected}")
+        if actual != expected:
+            raise FalseLinkError(f"{what} is {actual}, expected {expected}")
 
 
 def check_asked(

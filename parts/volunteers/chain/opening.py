@@ -130,9 +130,9 @@ def admit(
         name = slots.admission(peer, number)
         if store.look(name, MOST_BYTES) is not None:
             continue
-        said = Admission(
+        statement = Admission(
             run=run, peer=peer, number=number, key=public, because=because, evidence=evidence
         )
-        if store.create(name, sign(said, key)):
+        if store.create(name, sign(statement, key)):
             return name
     raise LockstepError(f"slot {peer} has been assigned 1,000 times, expected fewer")

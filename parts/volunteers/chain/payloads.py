@@ -62,7 +62,7 @@ class Expected:
 def judged(
     peer: int, record: Seen, payload: Seen | None, key: PublicKey | None, expected: Expected
 ) -> Counted | Refused | None:
-    """Return what a peer's record, which is in time, and its payload are.
+    """Judge a peer's record, which is in time, and its payload.
 
     None: nothing that this peer signed. It is as if the record was not there.
     """
@@ -74,16 +74,16 @@ def judged(
         body = opened(MessageRecord, record.content, key, where, slots.RECORD_BYTES)
     except LockstepError:
         kind, content = MessageRecord.kind, record.content
-        theirs = is_signed(kind, content, key, where, slots.RECORD_BYTES)
-        return Refused("form", seconds, sha256) if theirs else None
-    for reason, found, wanted in (
+        is_theirs = is_signed(kind, content, key, where, slots.RECORD_BYTES)
+        return Refused("form", seconds, sha256) if is_theirs else None
+    for reason, actual, wanted in (
         ("run", body.run, expected.run),
         ("round", body.round, expected.round.step),
         ("peer", body.peer, peer),
         ("span", body.span, expected.round.assignment.get(peer)),
         ("base", body.base, expected.base),
     ):
-        if found != wanted:
+        if actual != wanted:
             return Refused(reason, seconds, sha256)
     if payload is None or payload.seconds > record.seconds:
         return Refused(WITHHELD, seconds, sha256)

@@ -72,7 +72,7 @@ class Waits:
         self.next = first
 
     def sleep(self, *, at_once: bool = True) -> None:
-        """Wait; who asks this process to stop is obeyed at once, or not."""
+        """Wait; a request to stop this process is obeyed at once, or not."""
         with signals.at_once() if at_once else nullcontext():
             time.sleep(self.next)
         self.next = min(1.5 * self.next, LONGEST)
@@ -145,15 +145,15 @@ class RunInStore(Observer):
         number = next(n for n, window in enumerate(windows) if window.last == link.round)
         head = self.head
         drawn = self.draws.close(number, windows[number], head.sha256, link.peer, head.seconds)
-        self.say(f"window {number}: drawn for an audit: peers {[one.peer for one in drawn]}")
+        self.say(f"window {number}: drawn for an audit: peers {[draw.peer for draw in drawn]}")
 
     def kept(self, entry: Entry, progress: RunProgress) -> None:
         """Show what the volunteer here owned, where it was drawn lately."""
         if self.shows is None:
             return
-        for one in self.draws.drawn:
-            if self.head.seconds <= one.seconds + self.audit_seconds:
-                self.shows.begin(one)
+        for draw in self.draws.drawn:
+            if self.head.seconds <= draw.seconds + self.audit_seconds:
+                self.shows.begin(draw)
         if entry.round.step == self.snapshots.end:
             self.shows.wait()
 
@@ -163,7 +163,7 @@ class RunInStore(Observer):
         return slots.link_bytes(self.document.slots)
 
     def say(self, text: str) -> None:
-        """Say what came of a round, to who looks on."""
+        """Tell an onlooker what came of a round."""
         if self.watch is not None:
             self.watch.say(text)
 
@@ -223,18 +223,18 @@ class RunInStore(Observer):
         try:
             return self._patiently(lambda: self.store.names(slots.round_folder(step)))
         except LockstepError:
-            count = range(self.document.slots)
-            return {slots.of_peer(step, p, what): 0 for p in count for what in slots.KINDS}
+            peers = range(self.document.slots)
+            return {slots.of_peer(step, p, what): 0 for p in peers for what in slots.KINDS}
 
     def _patiently(self, ask: Callable[[], Got]) -> Got:
-        waits, told = Waits(), False
+        waits, warned = Waits(), False
         while True:
             try:
                 return ask()
             except UnreachableError as error:  # it may stop for a while
-                if isinstance(error, AwaitedError) and not told:
+                if isinstance(error, AwaitedError) and not warned:
                     log.warning(f"train: waits until the lab signs more: {error}")
-                    told = True
+                    warned = True
                 waits.sleep()
 
     # ---- What people signed ----

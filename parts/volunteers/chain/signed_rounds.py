@@ -47,13 +47,13 @@ class SignedRounds:
 
     def keep(self, link: RoundLink, sha256: Hash, admitted: Mapping[str, Seen]) -> None:
         """Write a round, whose link has this SHA-256, and all that was admitted so far."""
-        said = *link.messages.values(), *link.rejected.values()
-        counts = {sha256, link.previous, *(one.record for one in said)}
+        entries = *link.messages.values(), *link.rejected.values()
+        hashes = {sha256, link.previous, *(item.record for item in entries)}
         folder = slots.round_folder(link.round)
-        here = {name: one for name, one in self._seen.items() if name.startswith(folder)}
-        self._seen = {name: one for name, one in self._seen.items() if name not in here}
-        here = {n: one for n, one in here.items() if _sha256(one) in counts}
-        for file, objects in ((f"{link.round:08}", here), (ADMITTED, admitted)):
+        current = {name: item for name, item in self._seen.items() if name.startswith(folder)}
+        self._seen = {name: item for name, item in self._seen.items() if name not in current}
+        current = {n: item for n, item in current.items() if _sha256(item) in hashes}
+        for file, objects in ((f"{link.round:08}", current), (ADMITTED, admitted)):
             texts = {
                 n: [o.seconds, (o.content or b"").rstrip().decode()] for n, o in objects.items()
             }
@@ -83,25 +83,25 @@ def check(trained: Path) -> CheckedSignatures:
     admissions.read()
     head, signed, messages = Head(run, seen.seconds), 0, 0
     for entry in transcript.rounds:
-        here = _Round(folder / f"{entry.round.step:08}.json", admissions, entry.round.step)
+        round_ = _Round(folder / f"{entry.round.step:08}.json", admissions, entry.round.step)
         evidence, decision = entry.evidence, entry.decision
-        head, link = here.links(head)
+        head, link = round_.links(head)
         sent = {
-            p: (one.commitment, one.bytes, evidence.arrivals.get(p))
-            for p, one in evidence.messages.items()
+            p: (message.commitment, message.bytes, evidence.arrivals.get(p))
+            for p, message in evidence.messages.items()
         }
         linked = {p: (m.commitment, m.bytes, m.seconds) for p, m in link.messages.items()}
         liars = {*link.false_links, *link.messages}.difference(link.applied)
-        here.same("messages", linked, sent)
-        here.same("asked", here.asked, entry.asked)
-        here.same("left", link.left, entry.left)
-        here.same("false_links", link.false_links, evidence.false_links)
-        here.same("applied", link.applied, tuple(decision.applied))
-        here.same("ejected", liars, {*decision.ejected})
-        if here.step in transcript.snapshots:
-            hashes = transcript.hashes(here.step)
-            here.same("state", (link.params, link.shared), (hashes.params, hashes.shared))
-        signed, messages = signed + here.records(link), messages + len(sent)
+        round_.same("messages", linked, sent)
+        round_.same("asked", round_.asked, entry.asked)
+        round_.same("left", link.left, entry.left)
+        round_.same("false_links", link.false_links, evidence.false_links)
+        round_.same("applied", link.applied, tuple(decision.applied))
+        round_.same("ejected", liars, {*decision.ejected})
+        if round_.step in transcript.snapshots:
+            hashes = transcript.hashes(round_.step)
+            round_.same("state", (link.params, link.shared), (hashes.params, hashes.shared))
+        signed, messages = signed + round_.records(link), messages + len(sent)
     if transcript.rounds and transcript.rounds[-1].round.step not in transcript.snapshots:
         raise LockstepError(f"{transcript.folder}: no state after the last round, expected one")
     return CheckedSignatures(document.lab, len(transcript.rounds), signed, messages)
@@ -122,7 +122,7 @@ class _Kept:
 
     def names(self, prefix: str, most: int = MOST_NAMES) -> dict[str, int]:
         """Return all names below a folder, which is in memory already."""
-        return {n: one.seconds for n, one in self.objects.items() if n.startswith(prefix)}
+        return {n: seen.seconds for n, seen in self.objects.items() if n.startswith(prefix)}
 
 
 class _Round:
@@ -140,7 +140,7 @@ class _Round:
 
     def links(self, head: Head) -> tuple[Head, RoundLink]:
         """Return the chain's head after the round, and the link that closed it."""
-        link, long, self.asked = None, slots.link_bytes(self.admissions.count), head.asked
+        link, length, self.asked = None, slots.link_bytes(self.admissions.count), head.asked
         for model, what in ((AskedLink, "asked"), (RoundLink, "closed")):
             names = slots.names_by_peer(self.found, what)
             if len(names) > 1:
@@ -148,7 +148,7 @@ class _Round:
             for peer, name in names.items():
                 self.began = head.seconds
                 at = self.found[name].seconds if what == "asked" else head.seconds
-                link, sha256 = self._opened(model, name, peer, long, at)
+                link, sha256 = self._opened(model, name, peer, length, at)
                 self.same(f"{name}: previous", link.previous, head.sha256)
                 if isinstance(link, AskedLink):
                     self.asked = (*self.asked, *link.asked)
@@ -160,18 +160,18 @@ class _Round:
     def records(self, link: RoundLink) -> int:
         """Check the records of a link's messages; return how many are here."""
         names = slots.names_by_peer(self.found, "record")
-        here = [*names.keys() & link.messages.keys()]
-        for peer in here:
-            length, said = slots.RECORD_BYTES, link.messages[peer]
+        peers = [*names.keys() & link.messages.keys()]
+        for peer in peers:
+            length, message = slots.RECORD_BYTES, link.messages[peer]
             body, sha256 = self._opened(MessageRecord, names[peer], peer, length, self.began)
-            found, expected = (sha256, body.commitment), (said.record, said.commitment)
-            self.same(names[peer], found, expected)
-        return len(here)
+            actual, expected = (sha256, body.commitment), (message.record, message.commitment)
+            self.same(names[peer], actual, expected)
+        return len(peers)
 
     def _opened(
         self, model: type[Signed], name: str, peer: int, length: int, at: int
     ) -> tuple[Signed, Hash]:
-        """Return what stands under a name, signed by who had the slot then, and its SHA-256."""
+        """Return what stands under a name, signed by the slot's holder then, and its SHA-256."""
         key, where = self.admissions.key(peer, at), f"{self.path}: {name}"
         if key is None:
             raise LockstepError(
@@ -186,16 +186,16 @@ class _Round:
 
 
 def _read(path: Path) -> dict[str, Seen]:
-    found = {}
-    for name, one in read_json(path).items():
-        match one:
+    objects = {}
+    for name, item in read_json(path).items():
+        match item:
             case [int(at), str(text)] if 0 <= at < LATEST:
-                found[name] = Seen(text.encode(errors="replace"), at)
+                objects[name] = Seen(text.encode(errors="replace"), at)
             case _:
                 raise LockstepError(
-                    f"{path}: {brief(name)}: found {brief(repr(one))}, expected seconds and a text"
+                    f"{path}: {brief(name)}: found {brief(repr(item))}, expected seconds and a text"
                 )
-    return found
+    return objects
 
 
 def _sha256(seen: Seen) -> Hash:

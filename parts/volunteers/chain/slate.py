@@ -42,9 +42,9 @@ class Slate(Generic[AnyLink]):
             if self.has(peer):
                 continue
             name = slots.of_peer(self.step, peer, self.what)
-            found = self.place.link(self.model, name, peer, self.at)
-            if found is not None:
-                self._found[peer], self._since[peer] = found, time.monotonic()
+            entry = self.place.link(self.model, name, peer, self.at)
+            if entry is not None:
+                self._found[peer], self._since[peer] = entry, time.monotonic()
 
     def list(self) -> dict[str, int]:
         """Look into all slots; return the names of the round, and when each was put."""
@@ -65,7 +65,7 @@ class Slate(Generic[AnyLink]):
     def refused_earlier(self) -> Sequence[int]:
         """Return whose refused links come before one that is put now.
 
-        Of one second they come in the order of turns, so a link that was seen just now may not.
+        Links of one second come in the order of turns, so one that was seen just now may not.
         """
         now = time.monotonic()
         return [peer for peer in self.refused if now - self._since[peer] > EARLIER]
@@ -73,12 +73,12 @@ class Slate(Generic[AnyLink]):
     def signed(self, ejected: Collection[int]) -> dict[int, FoundLink]:
         """Return the signed links that may count; peers that were ejected have none."""
         out = {*ejected, *self.refused}
-        return {p: one for p, one in self._found.items() if one.link and p not in out}
+        return {p: entry for p, entry in self._found.items() if entry.link and p not in out}
 
     def first(self, turns: Turns, ejected: Collection[int]) -> int | None:
         """Return whose link comes first of those that are known and not refused."""
         signed = self.signed(ejected)
-        ranks = {p: turns.rank(p, one.seen.seconds) for p, one in signed.items()}
+        ranks = {p: turns.rank(p, entry.seen.seconds) for p, entry in signed.items()}
         in_turn = {peer: rank for peer, rank in ranks.items() if rank is not None}
         return min(in_turn, key=in_turn.__getitem__, default=None)
 
@@ -90,22 +90,22 @@ class Slate(Generic[AnyLink]):
         *,
         is_over: bool = False,
     ) -> tuple[FoundLink, Followed] | None:
-        """Return the link that counts, and what `follows` returns of it; None as long as none does.
+        """Return the link that counts, and what `follows` returns for it; None while none does.
 
         `follows` gets a link, and when it was put. A link that comes first counts once none can
         come before it any more, and at once where it `is_over` anyhow. If it raises a
         FalseLinkError, it is refused, and the next is looked at.
         """
         while (peer := self.first(turns, ejected)) is not None:
-            found = self._found[peer]
-            if not is_over and not turns.is_alone(peer, found.seen.seconds):
+            entry = self._found[peer]
+            if not is_over and not turns.is_alone(peer, entry.seen.seconds):
                 can_count = self._is_over(peer)
                 if self.first(turns, ejected) != peer:
                     continue
                 if not can_count:
                     return None
             try:
-                return found, follows(found.link, found.seen.seconds)
+                return entry, follows(entry.link, entry.seen.seconds)
             except FalseLinkError:
                 self.refused.append(peer)
         return None
@@ -117,7 +117,7 @@ class Slate(Generic[AnyLink]):
         put takes, for which a run leaves `settle_seconds`; this clock says only how long to wait.
         """
         settle, seconds = self.place.terms.settle, self._found[peer].seen.seconds
-        later = [p for p, one in self._found.items() if one.seen.seconds >= seconds]
+        later = [p for p, entry in self._found.items() if entry.seen.seconds >= seconds]
         waited = time.monotonic() - min(map(self._since.__getitem__, later)) > settle + 1
         if not waited:  # later objects show that it is long ago
             times = self.place.names(self.step + 1).values()

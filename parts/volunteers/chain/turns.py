@@ -41,10 +41,10 @@ class Turns(NamedTuple):
 
 def in_order(seed: int, *groups: Collection[int]) -> tuple[int, ...]:
     """Return each peer once: those of the first group, shuffled, then those of the next."""
-    found = dict[int, None]()
+    order = dict[int, None]()
     for group in groups:
-        found |= dict.fromkeys(deterministic_shuffle(sorted({*group} - found.keys()), seed))
-    return tuple(found)
+        order |= dict.fromkeys(deterministic_shuffle(sorted({*group} - order.keys()), seed))
+    return tuple(order)
 
 
 def turns_to_close(round_: Round, shown: Shown, head: Head, terms: Terms, slots: int) -> Turns:
@@ -56,8 +56,8 @@ def turns_to_close(round_: Round, shown: Shown, head: Head, terms: Terms, slots:
     """
     since = math.ceil(terms.limit + terms.settle)
     if is_whole(round_, shown):
-        since = max((one.seconds for one in shown.values()), default=0)
-    senders = [peer for peer, one in shown.items() if isinstance(one, Counted)]
+        since = max((verdict.seconds for verdict in shown.values()), default=0)
+    senders = [peer for peer, verdict in shown.items() if isinstance(verdict, Counted)]
     order = in_order(round_.seed, senders, round_.peers, range(slots))
     return Turns(order, head.seconds + since, terms.turn)
 
@@ -72,10 +72,10 @@ def turns_to_begin(
     """
     for seconds in sorted({*joins.values()}):
         since = max(seconds + 1, head.seconds + math.ceil(terms.extra))
-        asked = put_before(since, joins)
-        if not driver.ask(progress, driver.may_ask(progress, asked)).waiting:
+        peers = put_before(since, joins)
+        if not driver.ask(progress, driver.may_ask(progress, peers)).waiting:
             seed = round_seed(progress.seed, progress.state.step)
-            return Turns(in_order(seed, asked, range(slots)), since, terms.turn)
+            return Turns(in_order(seed, peers, range(slots)), since, terms.turn)
     return None
 
 

@@ -65,15 +65,15 @@ class FolderStore:
 
     def names(self, prefix: str, most: int = MOST_NAMES) -> dict[str, int]:
         """List the files below a folder."""
-        folder, found = self._path(prefix.rstrip("/")), dict[str, int]()
+        folder, times = self._path(prefix.rstrip("/")), dict[str, int]()
         if not folder.is_dir():
-            return found
+            return times
         for name, path in walk(folder):
             with suppress(FileNotFoundError):  # removed meanwhile
-                found[prefix + name] = int(path.lstat().st_mtime)
-            if len(found) > most:
+                times[prefix + name] = int(path.lstat().st_mtime)
+            if len(times) > most:
                 raise LockstepError(too_many(f"{self.address}/{prefix}", most))
-        return found
+        return times
 
     def remove(self, name: str) -> None:
         """Remove a file."""

@@ -1,4 +1,4 @@
-"""A store for who has no credentials of it: anybody reads, and its owner gave addresses ahead."""
+"""A store for people without its credentials: anybody reads, and its owner gave addresses ahead."""
 
 from collections.abc import Mapping
 from urllib.parse import quote
@@ -11,7 +11,7 @@ class GivenEndpoint:
     """Public addresses to read from, and those that were given to put and to list."""
 
     condition = {"If-None-Match": "*"}
-    hides = True  # AWS answers 403 to who asks for what is not there and may not list
+    hides = True  # AWS answers 403 for a missing object to a client that may not list
 
     def __init__(self, address: str):
         self.folder = ""  # of the names in given listings
@@ -50,5 +50,5 @@ class GivenEndpoint:
         if ask.verb != "LIST":
             return self._puts.get(ask)
         pages = self._lists.get(ask.name, {})
-        begun = [after for after in pages if after <= ask.after]
-        return pages[max(begun)] if begun else None
+        starts = [after for after in pages if after <= ask.after]
+        return pages[max(starts)] if starts else None

@@ -36,8 +36,8 @@ def probe(store: Store) -> None:
     """Check a store with the rights of its owner; what is put for it is removed again.
 
     Raises:
-      LockstepError: two writers won one name; or the store signs addresses, and does not hold who
-        has one to what it says.
+      LockstepError: two writers won one name; or the store signs addresses, and does not hold
+        their users to what they say.
     """
     folder = f"probe/{secrets.token_hex(8)}"
     try:
@@ -59,14 +59,14 @@ def _race(store: Store, folder: str) -> None:
                 start.wait()
                 return store.create(name, b"by %d" % writer)
 
-            won = [writer for writer, has in enumerate(pool.map(put, range(WRITERS))) if has]
-            if len(won) != 1:
+            winners = [writer for writer, won in enumerate(pool.map(put, range(WRITERS))) if won]
+            if len(winners) != 1:
                 raise LockstepError(
-                    f"{store.address}: {len(won)} of {WRITERS} writers of one name succeeded, "
+                    f"{store.address}: {len(winners)} of {WRITERS} writers of one name succeeded, "
                     "expected 1: the store must accept an object only under a free name"
                 )
             seen = store.look(name, len(CONTENT))
-            if seen is None or seen.content != b"by %d" % won[0]:
+            if seen is None or seen.content != b"by %d" % winners[0]:
                 raise LockstepError(
                     f"{store.address}: has the bytes of a writer that lost, expected those of the "
                     "one that won"
@@ -79,10 +79,10 @@ def _race(store: Store, folder: str) -> None:
 def _try_addresses(store: WebStore, endpoint: S3Endpoint, folder: str) -> None:
     """Use addresses for what they were not signed for."""
     for trial in _trials(endpoint, folder):
-        found = _status(store, trial)
-        if found != trial.expected:
+        status = _status(store, trial)
+        if status != trial.expected:
             raise LockstepError(
-                f"{store.address}: answers {found} to {trial.what}, expected {trial.expected}: "
+                f"{store.address}: answers {status} to {trial.what}, expected {trial.expected}: "
                 "the store must accept an address only for what its owner signed"
             )
 
@@ -91,15 +91,15 @@ def _trials(endpoint: S3Endpoint, folder: str) -> Iterator[Trial]:
     size = len(CONTENT)
     asks = [Ask("PUT", f"{folder}/signed", size), Ask("LIST", f"{folder}/")]
     put, listing = endpoint.sign(asks, SOON)
-    elsewhere, new = put.replace("/signed?", "/another?"), endpoint.condition
+    renamed, condition = put.replace("/signed?", "/another?"), endpoint.condition
     others = listing.replace(folder.replace("/", "%2F"), "probe%2Fother")
     address = "a signed address"
-    yield Trial(f"{address} with another name", "PUT", elsewhere, new, CONTENT, FORBIDDEN)
+    yield Trial(f"{address} with another name", "PUT", renamed, condition, CONTENT, FORBIDDEN)
     yield Trial(f"{address} without its condition", "PUT", put, {}, CONTENT, FORBIDDEN)
-    yield Trial(f"{address} with another length", "PUT", put, new, CONTENT * 2, FORBIDDEN)
-    yield Trial(f"{address} with another verb", "DELETE", put, new, None, FORBIDDEN)
-    yield Trial(address, "PUT", put, new, CONTENT, 200)
-    yield Trial(f"{address} a second time", "PUT", put, new, CONTENT, TAKEN)
+    yield Trial(f"{address} with another length", "PUT", put, condition, CONTENT * 2, FORBIDDEN)
+    yield Trial(f"{address} with another verb", "DELETE", put, condition, None, FORBIDDEN)
+    yield Trial(address, "PUT", put, condition, CONTENT, 200)
+    yield Trial(f"{address} a second time", "PUT", put, condition, CONTENT, TAKEN)
     yield Trial("a signed listing", "GET", listing, {}, None, 200)
     yield Trial("a signed listing of other names", "GET", others, {}, None, FORBIDDEN)
 

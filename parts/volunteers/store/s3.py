@@ -1,7 +1,7 @@
 """Addresses of a store that speaks S3, each signed for one request with the owner's credentials.
 
 s3fs finds credentials, endpoint and region as everywhere else here, and botocore signs (SigV4).
-What an address holds to: its verb, its name; of a put, that nothing stands there, and the length.
+What an address fixes: its verb and name; for a put, that nothing stands there, and the length.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from pipeline.net import fsspec_files
 from pipeline.net.host import hide, message
 
 LONGEST = 7 * 24 * 3600  # seconds: no store signs for more
-SOON = 900  # seconds that an address holds which is used at once
+SOON = 900  # seconds for which an address that is used at once is valid
 METHODS = {
     "PUT": "put_object",
     "GET": "get_object",
@@ -67,6 +67,6 @@ class S3Endpoint:
                 after = {"StartAfter": f"{self.folder}{ask.after}"} if ask.after else {}
                 return {"Bucket": self._bucket, "Prefix": key, **after}
             case "PUT":
-                once = {"IfNoneMatch": "*", "ContentLength": ask.size}
-                return {"Bucket": self._bucket, "Key": key, **once}
+                conditions = {"IfNoneMatch": "*", "ContentLength": ask.size}
+                return {"Bucket": self._bucket, "Key": key, **conditions}
         return {"Bucket": self._bucket, "Key": key}

@@ -54,12 +54,12 @@ class Store(ReadableStore, Protocol):
     def create(self, name: str, content: bytes) -> bool:
         """Put an object under a free name, and return whether these bytes stand there now.
 
-        So it is true too of who put them in an earlier life, and after an answer that was lost:
-        what stands there decides.
+        So it is also true if an earlier process put them, and after an answer that was lost: what
+        stands there decides.
         """
 
     def remove(self, name: str) -> None:
-        """Remove an object, if it is there: for who owns the store alone."""
+        """Remove an object, if it is there: only for the store's owner."""
 
 
 def too_many(where: str, most: int) -> str:

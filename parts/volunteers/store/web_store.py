@@ -71,13 +71,13 @@ class WebStore:
 
     def _put(self, name: str, content: bytes) -> TransientError | None:
         """Put an object once; return None if the server says that it did."""
-        request, taken = self._request(Ask("PUT", name, len(content))), DONE | {BUSY, TAKEN}
+        request, statuses = self._request(Ask("PUT", name, len(content))), DONE | {BUSY, TAKEN}
         headers = self.endpoint.condition
         try:
-            with web.opened("PUT", request, self.network, headers, taken, content) as answer:
+            with web.opened("PUT", request, self.network, headers, statuses, content) as answer:
                 if answer.status in (BUSY, TAKEN):
-                    said = f"{request.name}: answered {answer.status}, and nothing is there"
-                    return TransientError(said, answer.headers.get("Retry-After"))
+                    message = f"{request.name}: answered {answer.status}, and nothing is there"
+                    return TransientError(message, answer.headers.get("Retry-After"))
         except TransientError as error:
             return error
         return None
@@ -103,19 +103,19 @@ class WebStore:
         return Seen(None if len(content) > most else content, seconds)
 
     def names(self, prefix: str, most: int = MOST_NAMES) -> dict[str, int]:
-        """List page after page, each from the last name of the one before it on."""
-        pages, found, after = web.Pages(self.network), dict[str, int](), ""
+        """List page after page, each from the last name of the page before."""
+        pages, times, after = web.Pages(self.network), dict[str, int](), ""
         where, folder = f"{self.address}/{prefix}", self.endpoint.folder
         while True:
             request = self._request(Ask("LIST", prefix, after=after))
             page, more = _read_page(pages.content(request), where)
             inside = [(key.removeprefix(folder), at) for key, at in page if key.startswith(folder)]
-            found |= {name: at for name, at in inside if name.startswith(prefix)}
-            if len(found) > most:
+            times |= {name: at for name, at in inside if name.startswith(prefix)}
+            if len(times) > most:
                 raise LockstepError(too_many(where, most))
             last = max((name for name, _ in inside), default="")
             if not more:
-                return found
+                return times
             if last <= after:
                 raise LockstepError(
                     f"{where}: a page of the listing ends no later than the page before it, "

@@ -50,27 +50,27 @@ class Later:
         """Return the beginning after the newest state that is there; `begun` without any."""
         passed = [*self._passed(begun.progress, peers.params_hash())]
         # another link names all but the last
-        for last in reversed([n for n, one in enumerate(passed[:-1]) if one.link.state]):
-            one = passed[last]
+        for last in reversed([n for n, base in enumerate(passed[:-1]) if base.link.state]):
+            base = passed[last]
             try:
-                agreed = self.states.fetch(one.link, begun.state.params, begun.state.shared)
+                agreed = self.states.fetch(base.link, begun.state.params, begun.state.shared)
             except LockstepError as error:
-                log.warning(f"train: no state after round {one.link.round}: {error}")
+                log.warning(f"train: no state after round {base.link.round}: {error}")
                 continue
-            for each in passed[: last + 1]:
-                writer.round(each.entry, {})
-                self.place.head = each.head
-                self.place.followed(each.link, each.began)
+            for round_ in passed[: last + 1]:
+                writer.round(round_.entry, {})
+                self.place.head = round_.head
+                self.place.followed(round_.link, round_.began)
             # links of its round that everybody refused, and only the next link names
-            owed = {*passed[last + 1].link.false_links}.intersection(one.signers)
-            self.place.head = replace(one.head, owed=tuple(sorted(owed)))
-            entries = [each.entry for each in passed[: last + 1]]
+            owed = {*passed[last + 1].link.false_links}.intersection(base.signers)
+            self.place.head = replace(base.head, owed=tuple(sorted(owed)))
+            entries = [round_.entry for round_ in passed[: last + 1]]
             state = begun.state._replace(params=agreed[0], shared=agreed[1])
-            writer.snapshot(one.link.round, state)
+            writer.snapshot(base.link.round, state)
             peers.agree(*agreed)
-            log.info(f"train: begins after round {one.link.round}, with the state in the store")
+            log.info(f"train: begins after round {base.link.round}, with the state in the store")
             return begun._replace(
-                step=one.link.round, state=state, progress=one.progress, entries=entries
+                step=base.link.round, state=state, progress=base.progress, entries=entries
             )
         return begun
 
@@ -104,25 +104,25 @@ class Later:
     ) -> FoundLink | None:
         """Return the link of a round that names the one before it.
 
-        Of several it is the one on which most peers have built; None where that is not clear.
+        If several do, it is the one on which most peers have built; None if that is unclear.
         """
         slate = Slate(self.place, model, what, step, head.seconds if what == "closed" else None)
         slate.list()
         signed = slate.signed(())
         self.signers = {*signed}
-        found = [one for one in signed.values() if one.link.previous == head.sha256]
-        if len(found) > 1:
+        candidates = [c for c in signed.values() if c.link.previous == head.sha256]
+        if len(candidates) > 1:
             builders = self._builders(step)
-            counts = {one.sha256: builders[one.sha256].bit_count() for one in found}
+            counts = {c.sha256: builders[c.sha256].bit_count() for c in candidates}
             most = max(counts.values())
-            found = [one for one in found if counts[one.sha256] == most]
-        return found[0] if len(found) == 1 else None
+            candidates = [c for c in candidates if counts[c.sha256] == most]
+        return candidates[0] if len(candidates) == 1 else None
 
     def _builders(self, step: int) -> Mapping[str, int]:
         """Return who signed a link of a round or later, or one that follows it, by its SHA-256.
 
-        Peers are bits of a number. Links are read once, from the first round on for which it is
-        asked.
+        Peers are bits of a number. Links are read once, from the first such round on that
+        is asked for.
         """
         if self.builders is None:
             read = list[tuple[str, str, int]]()  # a link, the one before it, its signer
@@ -133,7 +133,7 @@ class Later:
                 for slate in (asked, closed):
                     slate.list()
                     signed = slate.signed(()).items()
-                    read += [(one.sha256, one.link.previous, 1 << peer) for peer, one in signed]
+                    read += [(item.sha256, item.link.previous, 1 << peer) for peer, item in signed]
                 if len(read) == before:
                     break
             self.builders = defaultdict(int)
@@ -155,7 +155,7 @@ class Later:
         evidence = Evidence(
             messages={p: Message(m.commitment, m.bytes) for p, m in link.messages.items()},
             others={},
-            arrivals={peer: float(one.seconds) for peer, one in link.messages.items()},
+            arrivals={peer: float(message.seconds) for peer, message in link.messages.items()},
             silent=tuple(sorted(round_.assignment.keys() - link.messages.keys())),
             broken=tuple(peer for peer in link.messages if peer not in named),
             attestations=(),

@@ -159,14 +159,14 @@ class StoredRound:
         """The turns if all messages come, as long as nobody knows whether they do."""
         if self.closable is not None:
             return self.turns
-        members, every = self.round.peers, range(self.place.document.slots)
-        order = in_order(self.round.seed, self.round.assignment, members, every)
+        members, all_slots = self.round.peers, range(self.place.document.slots)
+        order = in_order(self.round.seed, self.round.assignment, members, all_slots)
         return Turns(order, 0, self.place.terms.turn)
 
     def take(self) -> tuple[RunProgress, Taken]:
         """Take part in the round, if a volunteer lives here, and return what it came to."""
         self._work()
-        self.swarm.waited, began = False, time.monotonic()
+        self.swarm.waited, started = False, time.monotonic()
         waits = Waits(max(0.05, self.swarm.waits / FIRST_LOOK))
         for number in itertools.count(1):
             self._leave_if_asked()  # first, so that it is there before the link
@@ -181,7 +181,7 @@ class StoredRound:
             self.swarm.waited = True
             if not self._close():
                 waits.sleep(at_once=self.sent is None)
-        self.swarm.waits = time.monotonic() - began
+        self.swarm.waits = time.monotonic() - started
         return self._end(*chosen)
 
     def again(self) -> tuple[RunProgress, Taken] | None:
@@ -203,23 +203,23 @@ class StoredRound:
         """Return who has a record among the names of the round that is in time."""
         records = slots.names_by_peer(names, "record")
         counts = self.place.terms.counts
-        there = {p for p, n in records.items() if counts(names[n] - self.expected.began)}
-        return there.intersection(self.round.assignment)
+        senders = {p for p, n in records.items() if counts(names[n] - self.expected.began)}
+        return senders.intersection(self.round.assignment)
 
     def _slate(self) -> Slate[RoundLink]:
         return Slate(self.place, RoundLink, "closed", self.round.step, self.head.seconds)
 
-    def _end(self, found: FoundLink, outcome: Settled) -> tuple[RunProgress, Taken]:
+    def _end(self, closing: FoundLink, outcome: Settled) -> tuple[RunProgress, Taken]:
         """Go on from the link that closed the round."""
-        named = {*found.link.false_links, *outcome.progress.state.ejected}
+        named = {*closing.link.false_links, *outcome.progress.state.ejected}
         owed = tuple(sorted({*self.slate.refused} - named))
-        self.place.head = Head(found.sha256, found.seen.seconds, found.link.asked, owed)
+        self.place.head = Head(closing.sha256, closing.seen.seconds, closing.link.asked, owed)
         me = self.swarm.volunteer
-        self.swarm.states.closed(found.link, mine=me is not None and me.peer == found.link.peer)
-        self._account(found.link)
-        self.place.say(_line(found.link, outcome.taken.entry))
-        self.place.followed(found.link, self.expected.began)
-        self.link, self.ended, self.known = found.sha256, self.turns, {*self.shown}
+        self.swarm.states.closed(closing.link, mine=me is not None and me.peer == closing.link.peer)
+        self._account(closing.link)
+        self.place.say(_line(closing.link, outcome.taken.entry))
+        self.place.followed(closing.link, self.expected.began)
+        self.link, self.ended, self.known = closing.sha256, self.turns, {*self.shown}
         self.shown.clear()  # with all messages
         return outcome.progress, outcome.taken
 
@@ -234,12 +234,12 @@ class StoredRound:
         signed = self.slate.signed(self.ejected)
         if not signed:
             return None
-        self._doubt({p: one.link.previous for p, one in signed.items() if one.link is not None})
+        self._doubt({p: item.link.previous for p, item in signed.items() if item.link is not None})
         self._read_all()
         return self.slate.choose(self.turns, self.ejected, self._follow)
 
     def _doubt(self, named: Mapping[int, str]) -> None:
-        """Look once more at the link before, where another is `named` by links of some peers.
+        """Look at the previous link once more, if links of some peers have `named` another.
 
         Raises:
           AnotherWayError: It is another one.
@@ -345,9 +345,9 @@ class StoredRound:
                 record = self.place.look(name, slots.RECORD_BYTES)
             if record is not None and self.place.terms.counts(record.seconds - self.expected.began):
                 key = self.place.admissions.key(peer, self.expected.began)
-                one = judged(peer, record, self._payload(peer, record), key, self.expected)
-                if one is not None:
-                    self.shown[peer] = one
+                verdict = judged(peer, record, self._payload(peer, record), key, self.expected)
+                if verdict is not None:
+                    self.shown[peer] = verdict
             if names is None and peer not in self.shown:
                 return
 
@@ -393,8 +393,8 @@ class StoredRound:
         A link that names a later one is false for ever, whoever reads it when.
         """
         names = [slots.of_peer(self.round.step, peer, what) for peer in peers]
-        put = self.place.notices(self.round.step, what, names, self.expected.began)
-        return put_before(before, put)
+        notices = self.place.notices(self.round.step, what, names, self.expected.began)
+        return put_before(before, notices)
 
     def _leaves(self, peers: Iterable[int], before: float) -> list[int]:
         state = self.progress.state
@@ -407,23 +407,23 @@ class StoredRound:
         """Settle the round by the messages of some senders."""
         self._undo()
         counted: dict[int, Counted] = {p: self.shown[p] for p in sorted(senders)}
-        sent = {peer: one.sent for peer, one in counted.items()}
-        whole = {p: one.sent for p, one in counted.items() if not one.broken}
-        beyond = bound.beyond({peer: one.largest for peer, one in whole.items()})
-        received = {p: one.message for p, one in whole.items() if p not in beyond}
-        arrivals = {peer: float(one.seconds) for peer, one in counted.items()}
+        sent = {peer: item.sent for peer, item in counted.items()}
+        intact = {p: item.sent for p, item in counted.items() if not item.broken}
+        beyond = bound.beyond({peer: item.largest for peer, item in intact.items()})
+        received = {p: item.message for p, item in intact.items() if p not in beyond}
+        arrivals = {peer: float(item.seconds) for peer, item in counted.items()}
         delivered = Delivered(sent, {}, {}, received, arrivals)
         worked = self._said(counted)
         evidence = replace(evidence_of(worked, delivered), false_links=false_links)
-        kept = self.swarm.kept(delivered, evidence, self.round)
-        own = {p: one.body.own for p, one in counted.items() if one.body.own is not None}
+        payloads = self.swarm.kept(delivered, evidence, self.round)
+        own = {p: item.body.own for p, item in counted.items() if item.body.own is not None}
         if self.place.document.run["peers"].get("bits") != "everywhere":
             messages = {
-                p: replace(one, environment=counted[p].body.environment)
-                for p, one in evidence.messages.items()
+                p: replace(item, environment=counted[p].body.environment)
+                for p, item in evidence.messages.items()
             }
             evidence = replace(evidence, messages=messages)
-        exchanged = Exchanged(evidence, received, worked.loss, left, *kept, own)
+        exchanged = Exchanged(evidence, received, worked.loss, left, *payloads, own)
         progress, taken = self.swarm.settle(self.progress, self.begun, exchanged)
         params, shared = self.swarm.peers.params_and_shared()
         state = self.swarm.states.write(self.round.step, params, shared)
@@ -432,13 +432,13 @@ class StoredRound:
 
     def _said(self, counted: Mapping[int, Counted]) -> Worked:
         """Return what the senders say that they did."""
-        done = {p: Done(one.sent, one.body.loss) for p, one in counted.items()}
-        losses = [one.loss for one in done.values() if one.loss is not None]
+        done = {p: Done(item.sent, item.body.loss) for p, item in counted.items()}
+        losses = [item.loss for item in done.values() if item.loss is not None]
         silent = tuple(sorted(self.round.assignment.keys() - counted.keys()))
         return Worked({}, done, float(np.mean(losses)) if losses else None, silent)
 
     def _undo(self) -> None:
-        """Have all agree again on what they did before the round."""
+        """Return all peers to what they agreed on before the round."""
         params, shared = self.before
         if self.swarm.peers.programs.merges_in_parts:  # which takes the memory of what is shared
             shared = jax.tree.map(jnp.copy, shared)
@@ -454,7 +454,7 @@ class StoredRound:
         me, now = self.me, time.monotonic()
         if me is None or self.slate.has(me.peer) or now - self.began < self.likely.delay(me.peer):
             return False
-        # since the link before was put it is longer, and both times are rounded down
+        # the link before was put earlier than that, and both times are rounded down
         is_over = self.place.terms.is_over(int(now - self.began) - 1)
         if self.closable is None:
             self._read_all() if is_over else self._read()
@@ -478,7 +478,7 @@ class StoredRound:
         return True
 
     def _compose(self, me: Volunteer, notices: Collection[str]) -> RoundLink:
-        """Return the link that closes the round, as what was read of it has it."""
+        """Return the link that closes the round, by what was read of it."""
         joined = self._notices("join", slots.names_by_peer(notices, "join"), math.inf)
         left = tuple(self._leaves(slots.names_by_peer(notices, "leave"), math.inf))
         messages, rejected = links.linked(self.shown)
@@ -502,12 +502,12 @@ class StoredRound:
 
 
 def _line(link: RoundLink, entry: Entry) -> str:
-    """Say of a round what is proven, and what is stated."""
+    """Say what is proven of a round, and what is stated."""
     merged = f"{len(link.applied)} of {len(entry.round.assignment)} messages merged"
     rejected = f", {len(link.rejected)} rejected" if link.rejected else ""
     out = entry.decision.ejected
     ejected = f", ejected: {', '.join(f'peer {p} ({why})' for p, why in out.items())}"
-    seconds = max((one.seconds for one in link.messages.values()), default=0)
+    seconds = max((message.seconds for message in link.messages.values()), default=0)
     loss = "no loss" if entry.loss is None else f"loss {entry.loss:.4g}"
     return (
         f"round {link.round}: proven: {merged}{rejected}{ejected if out else ''}, params "

@@ -39,7 +39,7 @@ class States:
         return chunks.name_of(chunks.index_of(path))
 
     def closed(self, link: RoundLink, *, mine: bool) -> None:
-        """Put the state that was written, if who lives here closed its round."""
+        """Put the state that was written, if this volunteer closed its round."""
         if link.state is None:
             return
         if mine:
@@ -51,7 +51,7 @@ class States:
         path = self._path(link.round)
         try:
             chunks.put(self.store, slots.state_folder(link.round, link.peer), path)
-        except LockstepError as error:  # who begins later takes an older one
+        except LockstepError as error:  # later beginners take an older one
             log.warning(f"train: the state after round {link.round} was not put: {error}")
         path.unlink(missing_ok=True)
 
@@ -63,14 +63,14 @@ class States:
         """
         path, where = self._path(link.round), slots.state_folder(link.round, link.peer)
         chunks.fetch(self.store, where, link.state or "", path, self.document.state_bytes)
-        found = load_tree(path, {"params": params, "shared": shared})
+        state = load_tree(path, {"params": params, "shared": shared})
         path.unlink()
-        hashes = tree_hash(found["params"]), tree_hash(found["shared"])
+        hashes = tree_hash(state["params"]), tree_hash(state["shared"])
         if hashes != (link.params, link.shared):
             raise LockstepError(
                 f"{where}: the state does not match its link, expected the state with its hashes"
             )
-        return found["params"], found["shared"]
+        return state["params"], state["shared"]
 
     def _path(self, step: int) -> Path:
         return self.folder / f"state-{step:08}.safetensors"

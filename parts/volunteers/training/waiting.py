@@ -37,10 +37,10 @@ class Waiting:
                 after = partial(self._after, progress, joins, order.since)
                 chosen = slate.choose(order, progress.state.ejected, after)
                 if chosen is not None:
-                    found, progress = chosen
+                    entry, progress = chosen
                     owed = tuple(sorted({*place.head.owed, *slate.refused}))
-                    place.head = Head(found.sha256, found.seen.seconds, owed=owed)
-                    return progress, found.link.asked
+                    place.head = Head(entry.sha256, entry.seen.seconds, owed=owed)
+                    return progress, entry.link.asked
                 if self._say_who_asked(progress, slate, order):
                     continue
             if order is None or slate.first(order, progress.state.ejected) is None:
@@ -78,7 +78,7 @@ class Waiting:
         if me is None or me.peer in ejected or slate.has(me.peer):
             return False
         self._due = self._due or now
-        # it is longer since the second in which enough had asked, and since the link before
+        # more time has passed since enough had asked, and since the link before
         if now - self._due < max(1.0, place.terms.extra) + 1 + order.delay(me.peer):
             return False
         joins = place.notices(progress.state.step, "join", slate.list())
