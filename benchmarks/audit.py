@@ -49,9 +49,9 @@ def measure(run: runfile.Run, windows: int, repeats: int) -> dict:
     seconds: dict[str, list[float]] = {}
 
     def timed(name: str, work) -> object:
-        began = time.perf_counter()
+        started = time.perf_counter()
         result = work()
-        seconds.setdefault(name, []).append(time.perf_counter() - began)
+        seconds.setdefault(name, []).append(time.perf_counter() - started)
         return result
 
     for _ in range(repeats + 1):
@@ -60,8 +60,8 @@ def measure(run: runfile.Run, windows: int, repeats: int) -> dict:
             samples = [("no_replay", set())] * AUDITS + [("quarter", quarter), ("all", set(pairs))]
             for name, sample in samples:
                 fresh = Transcript(transcript.folder)  # nothing of it is decoded yet
-                found = timed(name, lambda: lab.audit(run, fresh, sample=sample))  # noqa: B023
-                assert not found, found
+                findings = timed(name, lambda: lab.audit(run, fresh, sample=sample))  # noqa: B023
+                assert not findings, findings
             sizes = {
                 name: sum(p.stat().st_size for p in (Path(folder) / name).rglob("*") if p.is_file())
                 for name in ("payloads", "snapshots")
@@ -70,7 +70,7 @@ def measure(run: runfile.Run, windows: int, repeats: int) -> dict:
     rounds = run.config.total_steps
     compiled = {name: len(times) // (repeats + 1) for name, times in seconds.items()}
     median = {name: float(np.median(t[compiled[name] :])) for name, t in seconds.items()}
-    train, without = median["train"], median["no_replay"]
+    train, no_replay = median["train"], median["no_replay"]
     return {
         "benchmark": "audit",
         "rounds": rounds,
@@ -78,9 +78,9 @@ def measure(run: runfile.Run, windows: int, repeats: int) -> dict:
         // run.peers.count
         * run.llm.max_seq_len,
         "train_seconds": round(train, 2),
-        "audit_without_replay": round(without / train, 4),
-        "replay_of_a_quarter": round((median["quarter"] - without) / train, 4),
-        "replay_of_all": round((median["all"] - without) / train, 4),
+        "audit_without_replay": round(no_replay / train, 4),
+        "replay_of_a_quarter": round((median["quarter"] - no_replay) / train, 4),
+        "replay_of_all": round((median["all"] - no_replay) / train, 4),
         "transcript_line_bytes_per_round": round(lines / rounds),
         "payload_bytes_per_round": round(sizes["payloads"] / rounds),
         "snapshot_bytes": sizes["snapshots"],

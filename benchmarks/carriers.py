@@ -55,8 +55,8 @@ def run(stage: str, file: Path, root: Path) -> None:
 
 def train(file: Path, root: Path) -> tuple[float, float]:
     """Train anew; tokens per second, and peak memory in MB."""
-    for made in (root / "data/trained").glob("made-*.json"):
-        made.unlink()
+    for path in (root / "data/trained").glob("made-*.json"):
+        path.unlink()
     command = [sys.executable, "-m", "pipeline", "train", "--run", str(file), "--root", str(root)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     sizes, done = [0.0], threading.Event()
@@ -67,12 +67,12 @@ def train(file: Path, root: Path) -> tuple[float, float]:
 
     thread = threading.Thread(target=watch)
     thread.start()
-    said, _ = process.communicate()
+    output, _ = process.communicate()
     done.set()
     thread.join()
     if process.returncode:
-        sys.exit(said)
-    return float(SPEED.findall(said)[-1].replace(",", "")), max(sizes)
+        sys.exit(output)
+    return float(SPEED.findall(output)[-1].replace(",", "")), max(sizes)
 
 
 def tree_of(pid: int) -> list[int]:

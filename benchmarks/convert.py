@@ -61,9 +61,9 @@ def measure(folder: Path, dtype: str, chosen: argparse.Namespace) -> dict:
     seconds, peaks = defaultdict(list), defaultdict(list)
     for _ in range(chosen.repeats):
         for step in STEPS:
-            found = alone("convert", {}, "--child", step, str(folder))
-            seconds[step].append(found["seconds"])
-            peaks[step].append(found["peak_bytes"])
+            values = alone("convert", {}, "--child", step, str(folder))
+            seconds[step].append(values["seconds"])
+            peaks[step].append(values["peak_bytes"])
     nbytes = {name: size(folder / name) for name in (SOURCE, PARAMS, EXPORT)}
     moved = {
         "convert": nbytes[SOURCE] + nbytes[PARAMS],
@@ -81,7 +81,7 @@ def measure(folder: Path, dtype: str, chosen: argparse.Namespace) -> dict:
         "seconds": {step: round(value, 2) for step, value in median.items()},
         "megabytes_per_second": {step: round(value) for step, value in rate.items()},
         "ratio_to_copy": {step: round(rate[step] / rate[copy], 2) for step, copy in COPIES.items()},
-        "peak_bytes": {step: max(found) for step, found in peaks.items()},
+        "peak_bytes": {step: max(values) for step, values in peaks.items()},
         "largest_tensor_bytes": largest,
         "bound_bytes": 2 * largest + ALLOWANCE,
     }
@@ -131,9 +131,9 @@ def _noise(shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
     """Random values, drawn once for the last axis and a little more: rows are shifts of another."""
     shifts = (3, 7)[3 - len(shape) :] if len(shape) > 1 else ()
     count = shape[-1] + sum(n * shift for n, shift in zip(shape, shifts, strict=False))
-    drawn = rng.standard_normal(count, np.float32)
+    noise = rng.standard_normal(count, np.float32)
     strides = tuple(4 * shift for shift in (*shifts, 1))
-    return np.lib.stride_tricks.as_strided(drawn, shape, strides, writeable=False)
+    return np.lib.stride_tricks.as_strided(noise, shape, strides, writeable=False)
 
 
 def size(folder: Path) -> int:
@@ -196,9 +196,9 @@ def _measured(call: Callable[[], object]) -> dict:
     seconds = []
 
     def timed() -> None:
-        began = time.perf_counter()
+        started = time.perf_counter()
         call()
-        seconds.append(time.perf_counter() - began)
+        seconds.append(time.perf_counter() - started)
 
     most = peak(timed)
     return {"seconds": seconds[0], "peak_bytes": most}

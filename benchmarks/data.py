@@ -97,7 +97,7 @@ def opened(folder: Path, files: list[ShardFile], shuffle: Shuffle, said: int = 0
 
 
 def write(folder: Path, files: list[ShardFile], shuffle: Shuffle, said: int) -> None:
-    listed = Shards(
+    manifest = Shards(
         format=2,
         token_size_in_bytes=TOKEN_BYTES,
         vocab_size=VOCABULARY,
@@ -105,7 +105,7 @@ def write(folder: Path, files: list[ShardFile], shuffle: Shuffle, said: int) -> 
         files=tuple(files),
         source={"read": said},
     )
-    write_shards(folder, listed)
+    write_shards(folder, manifest)
 
 
 def memory(sequences: Sequences) -> dict:
@@ -123,12 +123,12 @@ def memory(sequences: Sequences) -> dict:
 def reading(sequences: Sequences, shuffle: Shuffle, batch: int) -> dict:
     """Medians over batches, and over NumPy's in between; at most all positions once."""
     positions_N = np.arange(len(sequences))
-    found_N = positions_N
+    source_N = positions_N
     if isinstance(shuffle, ShuffleSeeded):
-        found_N = permute(SEED, positions_N, len(sequences))
+        source_N = permute(SEED, positions_N, len(sequences))
     counts_F = [file.tokens // LENGTH for file in sequences.files]
-    file_N = np.repeat(np.arange(len(counts_F)), counts_F)[found_N]
-    row_N = np.concatenate([np.arange(count) for count in counts_F])[found_N]
+    file_N = np.repeat(np.arange(len(counts_F)), counts_F)[source_N]
+    row_N = np.concatenate([np.arange(count) for count in counts_F])[source_N]
     maps = [
         np.memmap(sequences.folder / file.path, f"<u{TOKEN_BYTES}", "r").reshape(-1, LENGTH)
         for file in sequences.files
@@ -153,19 +153,19 @@ def reading(sequences: Sequences, shuffle: Shuffle, batch: int) -> dict:
         return rows_NL
 
     folder = sequences.folder
-    other = Sequences(folder, read_shards(folder), "train", LENGTH)  # asked for places in between
+    other = Sequences(folder, read_shards(folder), "train", LENGTH)  # reads in between
     ways = (ours, by_row, by_file)
     seconds: dict[Callable, list[float]] = {way: [] for way in ways}
     batches = len(sequences) // batch
     for number in range(batches):
-        # Each is a third of the data ahead of the one before: nobody finds in the processor's
+        # Each is a third of the data ahead of the one before, so that none finds in the processor's
         # caches what another has just read.
         for turn, way in enumerate(ways):
             start = (number + turn * batches // len(ways)) % batches * batch
             span = slice(start, start + batch)
-            began = time.perf_counter()
+            started = time.perf_counter()
             rows_NL = way(span)
-            seconds[way].append(time.perf_counter() - began)
+            seconds[way].append(time.perf_counter() - started)
         if number % 100 == 0:
             np.testing.assert_array_equal(rows_NL, other.take(np.arange(span.start, span.stop)))
     median = {way: float(np.median(times)) for way, times in seconds.items()}
@@ -285,20 +285,20 @@ def beside(ours: Callable[[], None], other: Callable[[], None], folder: Path) ->
     """Median seconds of both, taken in turn."""
     seconds: tuple[list[float], list[float]] = [], []
     for _ in range(REPEATS):
-        for work, taken in zip((ours, other), seconds, strict=True):
-            for name in ("store", "curl"):  # which is not timed
+        for work, times in zip((ours, other), seconds, strict=True):
+            for name in ("store", "curl"):  # not timed
                 shutil.rmtree(folder / name, ignore_errors=True)
-            taken += in_turns({"work": work}, 1, warm=0)["work"]
+            times += in_turns({"work": work}, 1, warm=0)["work"]
     return tuple(map(statistics.median, seconds))
 
 
 def curl(urls: list[str], folder: Path) -> None:
-    """Fetches with curl, in one process, over as many connections as we use."""
+    """Fetch with curl, in one process, over as many connections as we use."""
     folder.mkdir()
-    asked = "".join(f'url = "{url}"\noutput = "{folder / Path(url).name}"\n' for url in urls)
+    config = "".join(f'url = "{url}"\noutput = "{folder / Path(url).name}"\n' for url in urls)
     command = ["curl", "-s", "-Z", "--no-progress-meter"]
     command += ["--parallel-max", str(NETWORK.connections), "-K", "-"]
-    subprocess.run(command, input=asked.encode(), check=True)
+    subprocess.run(command, input=config.encode(), check=True)
 
 
 @contextmanager
@@ -319,7 +319,7 @@ def _serve(folder: Path, latency: float, pipe: multiprocessing.connection.Connec
     from tests.servers.files import Files
     from tests.servers.web import Answer
 
-    def late(asked: str, answer: Answer) -> Answer:
+    def late(request: str, answer: Answer) -> Answer:
         time.sleep(latency)
         return answer
 

@@ -158,7 +158,7 @@ def detect(kind: str, seeds: int) -> dict:
                 for entry in trained.transcript.rounds
                 for peer, why in entry.decision.ejected.items()
             }
-            if kind == "false_verifier":  # without verifiers there is none
+            if kind == "false_verifier":  # which needs verifiers
                 audited = _audit(kind, run, trained)
         count["fired_with_verifiers"] += trained.fired[kind] > 0
         for peer, (step, why) in ejected.items():
@@ -172,16 +172,16 @@ def detect(kind: str, seeds: int) -> dict:
             with tempfile.TemporaryDirectory() as folder:
                 trained = lab.train(run, Path(folder))
                 audited = _audit(kind, run, trained)
-        cheap, found, near, sampled = audited
+        cheap, accused, near, sampled = audited
         count["fired"] += trained.fired[kind] > 0
         count["times_fired"] += trained.fired[kind]
-        named = {peer for _, peer in found} | {f.peer for f in cheap}
+        named = {peer for _, peer in accused} | {f.peer for f in cheap}
         count["honest_accused"] += len(named - liars)
         count["cheap"] += any(f.peer in liars for f in cheap)
         count["bitwise"] += bool(named & liars)
         count["elsewhere"] += bool(({f.peer for f in cheap} | {f.peer for f in near}) & liars)
         count["honest_accused_elsewhere"] += len({f.peer for f in near} - liars)
-        cheated = {pair for pair in found if pair[1] in liars}
+        cheated = {pair for pair in accused if pair[1] in liars}
         windows_cheated.append(len(cheated))
         share, chance = sampled(cheated)
         drawn.append(share)
@@ -211,12 +211,12 @@ def detect(kind: str, seeds: int) -> dict:
 
 
 def _audit(kind: str, run: runfile.Run, trained: "Trained") -> tuple:
-    """The audit without replay, the windows in which a replay of all finds something, what one
-    by other programs finds, and what a sample of a tenth would have found.
+    """The audit without replay, the windows in which a full replay finds something, what a
+    replay by other programs finds, and what a sample of a tenth would have found.
 
-    A replay of a window does not depend on the others that were sampled, so what a sample finds is
-    which of its windows are among those of the full replay; one sample of each transcript is
-    replayed, to see that.
+    A replay of a window does not depend on the others that were sampled, so a sample finds
+    those of its windows in which the full replay finds something; one sample of each transcript
+    is replayed to check that.
     """
     lab, elsewhere = lab_for(KINDS[kind].needs), elsewhere_for(KINDS[kind].needs)
     transcript = trained.transcript
@@ -224,27 +224,27 @@ def _audit(kind: str, run: runfile.Run, trained: "Trained") -> tuple:
     full = lab.audit(run, transcript)
     near = lab.audit(run, transcript, elsewhere=elsewhere)
     by_replay = [f for f in full if f.kind in ("message", "state", "check")]
-    found = {((f.round - 1) // EVERY, f.peer) for f in by_replay}
+    accused = {((f.round - 1) // EVERY, f.peer) for f in by_replay}
     pairs = [(w, p) for w in range(ROUNDS // EVERY) for p in range(PEERS)]
     tenth = len(pairs) // 10
     rng = random.Random(transcript.hash)
 
-    one = set(rng.sample(pairs, tenth))
-    seen = lab.audit(run, transcript, sample=one)
+    sample = set(rng.sample(pairs, tenth))
+    seen = lab.audit(run, transcript, sample=sample)
     again = {((f.round - 1) // EVERY, f.peer) for f in seen if f.kind in ("message", "state")}
     messages = {((f.round - 1) // EVERY, f.peer) for f in full if f.kind in ("message", "state")}
-    if again != messages & one:
-        raise AssertionError(f"a sample found {again}, expected {messages & one}")
+    if again != messages & sample:
+        raise AssertionError(f"a sample found {again}, expected {messages & sample}")
 
     def sampled(cheated: set) -> tuple[float, float]:
         hits = sum(bool(cheated & set(rng.sample(pairs, tenth))) for _ in range(DRAWS))
         return hits / DRAWS, 1 - (1 - tenth / len(pairs)) ** len(cheated)
 
-    return cheap, found, near, sampled
+    return cheap, accused, near, sampled
 
 
 def lies_of(rounds: tuple[int, int], seeds: int) -> dict:
-    """How many lies of one peer are applied that tells them in all of these rounds."""
+    """How many lies are applied of one peer that lies in all of these rounds."""
     lab, count, until = lab_for(""), Counter(), []
     for seed in range(seeds):
         liar, (fault, *_) = scheduled("sign_flip", random.Random(f"sign_flip:{seed}"))
@@ -278,12 +278,12 @@ def honest(runs: int) -> dict:
 
 
 def damage(kinds: list[str], seeds: int) -> Iterator[dict]:
-    """The loss after a longer run: honest, with three liars of ten, and with verifiers who see."""
+    """The loss after a longer run: honest, with three liars of ten, and with verifiers."""
     import numpy as np
 
     for needs in ("", "values", "plain"):
-        those = [kind for kind in kinds if KINDS[kind].needs == needs]
-        if not those:
+        subset = [kind for kind in kinds if KINDS[kind].needs == needs]
+        if not subset:
             continue
         lab = lab_for(needs)
         held_out = lab.data.take(10**9 + np.arange(DAMAGE["held_out"]))
@@ -294,7 +294,7 @@ def damage(kinds: list[str], seeds: int) -> Iterator[dict]:
                 out = {p for entry in trained.transcript.rounds for p in entry.decision.ejected}
             return float(np.mean(lab.programs.steps.measure(trained.params, held_out))), len(out)
 
-        for kind in ("", *those):
+        for kind in ("", *subset):
             liars, rounds = DAMAGE["liars"], DAMAGE["rounds"]
             fault = {"kind": kind, "peer": liars, "rounds": [1, rounds]}
             schedule = [fault] if kind else []
@@ -307,7 +307,7 @@ def damage(kinds: list[str], seeds: int) -> Iterator[dict]:
                     if kind == "false_verifier" and not percent:
                         continue
                     run = make_run(
-                        kind or those[0], seed, percent=percent, rounds=rounds, schedule=schedule
+                        kind or subset[0], seed, percent=percent, rounds=rounds, schedule=schedule
                     )
                     value, out = loss(run)
                     rows[name].append(value)

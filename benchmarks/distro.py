@@ -131,17 +131,17 @@ def measure(size: str, run: runfile.Run, chosen: argparse.Namespace) -> dict:
 def memory(chosen: argparse.Namespace) -> None:
     """Peak memory by number of peers, and what a further peer adds, in bytes of the params."""
     for size in chosen.size:
-        found: list[dict] = []
+        lines: list[dict] = []
         for peers in MEMORY_PEERS:
             options = {"--size": size, "--peers": peers, "--topk": chosen.topk}
             options |= {"--rounds": chosen.rounds, "--precision": chosen.precision}
             options |= {"--attention": chosen.attention}
-            found.append(alone("distro", options, "--alone"))
-            if len(found) > 1:
-                before = found[-2]
-                added = (found[-1]["peak_bytes"] - before["peak_bytes"]) / (peers - before["peers"])
-                found[-1]["added_per_peer_in_params"] = round(added / found[-1]["param_bytes"], 2)
-            print(json.dumps(found[-1]), flush=True)
+            lines.append(alone("distro", options, "--alone"))
+            if len(lines) > 1:
+                before = lines[-2]
+                added = (lines[-1]["peak_bytes"] - before["peak_bytes"]) / (peers - before["peers"])
+                lines[-1]["added_per_peer_in_params"] = round(added / lines[-1]["param_bytes"], 2)
+            print(json.dumps(lines[-1]), flush=True)
 
 
 def peak_bytes(size: str, run: runfile.Run, chosen: argparse.Namespace) -> dict:

@@ -127,7 +127,7 @@ def train(name: str, seeds: int, folder: Path) -> None:
 
 
 def audit(name: str, seeds: int, folder: Path) -> dict:
-    """Audit what was trained, and see what of some lies would be found."""
+    """Audit what was trained, and see how many of some lies would be found."""
     from benchmarks.simulated import Lab
     from lockstep.transcript.transcript import Transcript
     from pipeline.audit import rounding
@@ -135,7 +135,7 @@ def audit(name: str, seeds: int, folder: Path) -> dict:
     from pipeline.audit.replay import Replay
 
     lab = Lab(make_run(name, 0), MODEL, devices=1)
-    form, found, varied, params = lab.programs.form, [], None, {"none": [0.0]}
+    form, findings, varied, params = lab.programs.form, [], None, {"none": [0.0]}
     totals = {"messages": 0, "message_bytes": 0, "kept_bytes": 0}
     distances: dict[str, list[float]] = {}
     owned: dict[str, list[float]] = {}
@@ -146,14 +146,14 @@ def audit(name: str, seeds: int, folder: Path) -> dict:
         work = [(window, range(PEERS)) for window in run.snapshots().windows]
         if varied is None:
             varied = rounding.measure(setup, transcript, work)
-        found += audit_all(setup, transcript)
+        findings += audit_all(setup, transcript)
         replay = Replay(setup, transcript, "other bits", work, varied)
-        for some in work:
-            found += replay.window(*some, lambda: None)
+        for pair in work:
+            findings += replay.window(*pair, lambda: None)
             if not form.kept:
-                for lie, distance in _params(setup, transcript, *some, seed).items():
+                for lie, distance in _params(setup, transcript, *pair, seed).items():
                     params.setdefault(lie, []).append(distance)
-            honest_window = rounding.HonestWindow(setup, transcript, *some)
+            honest_window = rounding.HonestWindow(setup, transcript, *pair)
             for lie, distance in _lies(honest_window, seed):
                 distances.setdefault(lie, []).append(distance)
             for kind, distance in _states(honest_window):
@@ -163,7 +163,7 @@ def audit(name: str, seeds: int, folder: Path) -> dict:
                 totals["messages"] += 1
                 totals["message_bytes"] += message.bytes
                 totals["kept_bytes"] += message.held
-    accepted, true = replay.how.limit, distances.pop("none")
+    limit, honest = replay.how.limit, distances.pop("none")
     honest_params = params.pop("none")
     return {
         "benchmark": "elsewhere",
@@ -173,27 +173,27 @@ def audit(name: str, seeds: int, folder: Path) -> dict:
         **totals,
         "pieces": None if form.kept else form.pieces.count,
         "drawn": None if form.kept else form.pieces.drawn,
-        "compared": len(true),
-        "honest_elsewhere": max(true),
+        "compared": len(honest),
+        "honest_elsewhere": max(honest),
         "honest_learnt": varied and varied.distance,
-        "limit": accepted,
+        "limit": limit,
         "params_elsewhere": max(honest_params),
         "params_learnt": varied and varied.params,
         "params_limit": replay.how.params_limit,
-        "own_elsewhere": {kind: max(those) for kind, those in owned.items()},
+        "own_elsewhere": {kind: max(values) for kind, values in owned.items()},
         "own_learnt": varied and varied.own,
         "own_limits": replay.how.own_limits,
-        "findings": [f"{f.round} {f.peer} {f.kind}: {f.detail}" for f in found],
-        "lies": {lie: _summary(those, accepted) for lie, those in distances.items()},
+        "findings": [f"{f.round} {f.peer} {f.kind}: {f.detail}" for f in findings],
+        "lies": {lie: _summary(values, limit) for lie, values in distances.items()},
         "lies_in_params": {
-            lie: _summary(those, replay.how.params_limit) for lie, those in params.items()
+            lie: _summary(values, replay.how.params_limit) for lie, values in params.items()
         },
     }
 
 
-def _summary(distances: list[float], accepted: float) -> dict[str, float]:
+def _summary(distances: list[float], limit: float) -> dict[str, float]:
     return {
-        "found": round(sum(not d <= accepted for d in distances) / len(distances), 3),
+        "found": round(sum(not d <= limit for d in distances) / len(distances), 3),
         "least": min(distances),
         "median": sorted(distances)[len(distances) // 2],
     }
@@ -207,9 +207,9 @@ def _place(folder: Path, name: str, seed: int) -> Path:
 
 
 def _lies(window: Any, seed: int) -> Iterator[tuple[str, float]]:
-    """Each lie about each message of a window with its distance; of the true one, "none".
+    """Each lie about each message of a window with its distance; "none" is the true message.
 
-    Of a message that is not kept, the pieces are drawn anew for each lie.
+    The pieces of a message that is not kept are drawn anew for each lie.
     """
     import numpy as np
 
@@ -254,20 +254,20 @@ def _states(window: Any) -> Iterator[tuple[str, float]]:
 
     from pipeline.audit.tolerance import distances_by_kind
 
-    like = window.setup.start.state
+    template = window.setup.start.state
     for peer, own in window.own.items():
         opening, closing = (
-            window.transcript.own(step, peer, like.own[peer])
+            window.transcript.own(step, peer, template.own[peer])
             for step in (window.window.opening, window.window.last)
         )
-        found = distances_by_kind(closing, jax.device_get(own), opening, like.params)
-        yield from found.items()
+        distances = distances_by_kind(closing, jax.device_get(own), opening, template.params)
+        yield from distances.items()
 
 
 def _params(setup: Any, transcript: Any, window: Any, peers: range, seed: int) -> dict[str, float]:
     """How far the params after a window are from those that the transcript has, by lie.
 
-    Of the window as it was, "none"; and with each lie in place of one message, whose peer and round
+    "none" is the window as it was; each lie takes the place of one message, whose peer and round
     are drawn, whatever its pieces show.
     """
     import jax

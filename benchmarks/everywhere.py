@@ -46,10 +46,10 @@ def measure(size: str | None, repeats: int, scan: bool = False) -> dict:
     steps, compiling = {}, {}
     for kind in KINDS:
         lowered, arguments = lower(run_of(size, kind, scan))
-        begun = time.process_time()
+        started = time.process_time()
         program = lowered.compile()
-        compiling[kind] = time.process_time() - begun
-        steps[kind] = lambda program=program, rest=arguments: jax.block_until_ready(program(*rest))
+        compiling[kind] = time.process_time() - started
+        steps[kind] = lambda program=program, args=arguments: jax.block_until_ready(program(*args))
     clock = time.process_time if jax.default_backend() == "cpu" else time.perf_counter
     seconds = in_turns(steps, repeats, warm=2, clock=clock)
     middle = {kind: 1e3 * median(times) for kind, times in seconds.items()}
@@ -73,8 +73,8 @@ def lower(run) -> tuple:
     trial = Trial(run)
     programs, work = trial.programs, trial.work[0]
     own, shared = programs.init(trial.params)
-    rest = trial.params, own, shared, work.rows_MB, np.int32(work.count), np.int32(1)
-    return jax.jit(programs.step_of_a_peer).lower(*rest), jax.device_put(rest)
+    arguments = trial.params, own, shared, work.rows_MB, np.int32(work.count), np.int32(1)
+    return jax.jit(programs.step_of_a_peer).lower(*arguments), jax.device_put(arguments)
 
 
 if __name__ == "__main__":

@@ -98,12 +98,12 @@ def theirs(folder: Path, prompts: list[list[int]], chosen: argparse.Namespace) -
     torch.set_num_threads(chosen.threads)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     model.generation_config.eos_token_id = None  # all texts are of one length
-    given = torch.tensor(prompts)
+    input_ids = torch.tensor(prompts)
     options = {"max_new_tokens": chosen.new_tokens, "do_sample": False, "use_cache": True}
-    options |= {"pad_token_id": 0, "attention_mask": torch.ones_like(given)}
+    options |= {"pad_token_id": 0, "attention_mask": torch.ones_like(input_ids)}
 
     def write() -> list[list[int]]:
-        return model.generate(given, **options)[:, given.shape[1] :].tolist()
+        return model.generate(input_ids, **options)[:, input_ids.shape[1] :].tolist()
 
     return write
 

@@ -128,13 +128,13 @@ def main() -> None:
 def _names(text: str) -> list[str]:
     names = text.split(",")
     if unknown := sorted(set(names) - set(SECTIONS)):
-        known = ", ".join(SECTIONS)
-        raise argparse.ArgumentTypeError(f"found {', '.join(unknown)}, expected of {known}")
+        choices = ", ".join(SECTIONS)
+        raise argparse.ArgumentTypeError(f"found {', '.join(unknown)}, expected of {choices}")
     return names
 
 
 def _print(line: dict) -> bool:
-    """Prints a line, and returns whether it tells of something that went wrong."""
+    """Prints a line, and returns whether it reports that something went wrong."""
     print(json.dumps(line), flush=True)
     return "error" in line or line.get("ended", "well") != "well"
 
@@ -159,9 +159,9 @@ def _version(name: str) -> str | None:
 
 
 def _plugin() -> str:
-    found = [f"{name} {version}" for name in PLUGINS if (version := _version(name))]
+    plugins = [f"{name} {version}" for name in PLUGINS if (version := _version(name))]
     return (
-        f"JAX {_version('jax')} with {', '.join(found) or 'no plugin of ' + ' or '.join(PLUGINS)}"
+        f"JAX {_version('jax')} with {', '.join(plugins) or 'no plugin of ' + ' or '.join(PLUGINS)}"
     )
 
 
@@ -183,7 +183,7 @@ def all_sections(names: list[str], size: str, work: Path, seconds: float) -> Ite
 
 def one_section(name: str, size: str, work: Path, limit: float) -> Iterator[dict]:
     """The lines of a section in a process of its own, which has `limit` seconds."""
-    began, late = time.monotonic(), []
+    started, late = time.monotonic(), []
     options = ["--alone", name, "--size", size, "--work", str(work), "--seconds", str(limit)]
     flags = SECTIONS[name].environment
     if "XLA_FLAGS" in flags:  # the user's own come last, and win
@@ -210,7 +210,7 @@ def one_section(name: str, size: str, work: Path, limit: float) -> Iterator[dict
     finally:
         timer.cancel()
         process.kill()
-    took = round(time.monotonic() - began, 1)
+    took = round(time.monotonic() - started, 1)
     last = {"section": name, "ended": "well", "seconds": took, "limit": round(limit, 1)}
     if late:
         last["ended"] = "after its time"
@@ -237,7 +237,7 @@ def alone(name: str, size: str, work: Path, seconds: float) -> int:
 
 
 def prepare(work: Path) -> None:
-    """Sets devices up as a run does that leaves no core idle; all sections keep their programs."""
+    """Sets devices up as for a run that leaves no core idle; all sections keep their programs."""
     from benchmarks import sizes
     from benchmarks.measuring import CORES
     from pipeline.stage import devices

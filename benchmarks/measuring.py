@@ -36,10 +36,10 @@ def in_turns(
     seconds: dict[str, list[float]] = {name: [] for name in parts}
     for turn in range(repeats + warm):
         for name, part in parts.items():
-            began = clock()
+            started = clock()
             part()
             if turn >= warm:
-                seconds[name].append(clock() - began)
+                seconds[name].append(clock() - started)
     return seconds
 
 
@@ -47,8 +47,8 @@ def alone(module: str, options: Mapping[str, object], *flags: str, **environment
     """The last line that a module of this folder prints, run in a process of its own."""
     words = [str(word) for pair in options.items() for word in pair]
     command = [sys.executable, "-m", f"benchmarks.{module}", *words, *flags]
-    said = subprocess.check_output(command, text=True, env=os.environ | environment)
-    return json.loads(said.splitlines()[-1])
+    output = subprocess.check_output(command, text=True, env=os.environ | environment)
+    return json.loads(output.splitlines()[-1])
 
 
 # ---- FLOP per second ----
@@ -59,8 +59,8 @@ def published_flops() -> float | None:
     import jax
 
     devices = jax.devices()
-    of_one = PUBLISHED.get(devices[0].device_kind)
-    return of_one and of_one * len(devices)
+    per_device = PUBLISHED.get(devices[0].device_kind)
+    return per_device and per_device * len(devices)
 
 
 def matrix_flops(precision: str) -> float:
@@ -76,9 +76,9 @@ def matrix_flops(precision: str) -> float:
     ]
     times = 8
     jax.block_until_ready([product(*pair) for pair in operands])
-    began = time.perf_counter()
+    started = time.perf_counter()
     jax.block_until_ready([product(*pair) for _ in range(times) for pair in operands])
-    return 2 * n**3 * times * len(operands) / (time.perf_counter() - began)
+    return 2 * n**3 * times * len(operands) / (time.perf_counter() - started)
 
 
 # ---- Memory ----

@@ -87,7 +87,7 @@ class Group:
     seed: int
 
     def take(self, round_: Round, outcome: Outcome) -> tuple[Evidence, frozenset[int]]:
-        """Return what is sent and said in a round, and who sent a false message."""
+        """Return what peers send and say in a round, and who sent a false message."""
         lies = self.plan in ("lie", "last") or (
             self.plan == "safe" and self.peers.issuperset(round_.verifiers)
         )
@@ -126,10 +126,10 @@ class Group:
         refused = evidence.messages.keys() - theirs.keys() if self.plan == "eject" else set[int]()
         held = theirs if self.plan == "eject" else {}
         attestations = tuple(
-            attest(one.witness, round_.seed, round_.peers, held, refused=refused)
-            if one.witness in self.peers
-            else one
-            for one in honest
+            attest(attestation.witness, round_.seed, round_.peers, held, refused=refused)
+            if attestation.witness in self.peers
+            else attestation
+            for attestation in honest
         )
         return replace(evidence, attestations=attestations)
 
@@ -137,25 +137,25 @@ class Group:
         """What verifiers find, and all others rule."""
         checks, rulings = [], []
         for verifier, peer in consensus.checked(round_, evidence).items():
-            claimed, found = evidence.messages[peer].claim, truth[peer]
+            claimed, result = evidence.messages[peer].claim, truth[peer]
             if verifier in self.peers:
-                found = claimed
+                result = claimed
                 false = Check(verifier, peer, FALSE, 1.0, 1)
                 ruling = self._ruling(false, claimed, truth[peer], round_)
                 loser = settle(false, claimed, [ruling], len(round_.peers))
                 if self.plan == "eject" and peer not in self.peers and loser == peer:
-                    found = FALSE
-            check = Check(verifier, peer, found, 1.0, 1)
+                    result = FALSE
+            check = Check(verifier, peer, result, 1.0, 1)
             checks.append(check)
-            if found != claimed:
+            if result != claimed:
                 rulings.append(self._ruling(check, claimed, truth[peer], round_))
         return replace(evidence, checks=tuple(checks), rulings=tuple(rulings))
 
     def _ruling(self, check: Check, claimed: Claim, truth: Claim, round_: Round) -> Ruling:
         side = check.found if check.verifier in self.peers else claimed
         judges = [peer for peer in round_.peers if peer not in (check.verifier, check.peer)]
-        found = {judge: side if judge in self.peers else truth for judge in judges}
-        return Ruling(check.verifier, check.peer, found)
+        claims = {judge: side if judge in self.peers else truth for judge in judges}
+        return Ruling(check.verifier, check.peer, claims)
 
 
 def follow(
@@ -220,7 +220,7 @@ def _share(runs: list[Outcome], what: str) -> float:
 
 
 def _median(runs: list[Outcome], what: str) -> float | None:
-    rounds = [found for run in runs if (found := getattr(run, what)) is not None]
+    rounds = [value for run in runs if (value := getattr(run, what)) is not None]
     return median(rounds) if rounds else None
 
 

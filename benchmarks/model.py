@@ -69,8 +69,8 @@ def measure(size: str, chosen: argparse.Namespace) -> dict:
     run = make_run(size, len(jax.devices()), chosen)
     trial = Trial(run)
     parts = {"forward": trial.forward, "gradient": trial.gradient}
-    beside = jax.default_backend() == "cpu" and chosen.precision == "float32" and not chosen.alone
-    if beside and importlib.util.find_spec("torch") and importlib.util.find_spec("transformers"):
+    compares = jax.default_backend() == "cpu" and chosen.precision == "float32" and not chosen.alone
+    if compares and importlib.util.find_spec("torch") and importlib.util.find_spec("transformers"):
         for attention in ATTENTIONS:
             parts |= pytorch(run, trial.tokens, attention)
     flops: list[float] = []

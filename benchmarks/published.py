@@ -47,13 +47,13 @@ def in_turn(model: ModelOnLink, steps: int, gigabits: float) -> float:
 
     CU = H T / max(H T, when the last layer has arrived). Data parallelism is one step.
     """
-    whole = steps * model.step_seconds
+    total = steps * model.step_seconds
     backward = 2 * model.step_seconds / 3
-    freed, link = whole - backward, 0.0
+    freed, link = total - backward, 0.0
     for _ in range(model.layers):
         freed += backward / model.layers
         link = max(link, freed) + model.layer_gigabits / gigabits
-    return whole / max(link, whole)
+    return total / max(link, total)
 
 
 def streaming(model: ModelOnLink, steps: int, gigabits: float, *, hidden: float) -> float:
@@ -67,10 +67,10 @@ def streaming(model: ModelOnLink, steps: int, gigabits: float, *, hidden: float)
       gigabits: The bandwidth.
       hidden: Steps of training that hide a message: 1 / 3 without overlap, 1.5 with it.
     """
-    whole = steps * model.step_seconds
+    total = steps * model.step_seconds
     message = FRAGMENT_LAYERS * model.layer_gigabits / gigabits
     waits = max(0.0, message - hidden * model.step_seconds)
-    return whole / (whole + model.layers / FRAGMENT_LAYERS * waits)
+    return total / (total + model.layers / FRAGMENT_LAYERS * waits)
 
 
 def needed(share: Callable[[float], float], target: float) -> int:
@@ -188,7 +188,7 @@ def cells() -> list[Cell]:
 
 
 def as_given(cell: Cell) -> str:
-    """Return a published number as it is known: of which some are from summaries, or bounds."""
+    """Return a published number as it is known; some are from summaries, and some are bounds."""
     if "goodput" in cell.table:
         return f"{cell.published:g} (summary)"
     return f"{cell.published:g}" + (" and more" if cell.published == GRID[-1] else "")
@@ -199,30 +199,30 @@ def markdown(found: list[Cell]) -> Iterator[str]:
     yield "# Published tables, and ours"
     yield ""
     for table in dict.fromkeys(cell.table for cell in found):
-        some = [cell for cell in found if cell.table == table]
-        columns = list(dict.fromkeys(cell.column for cell in some))
-        exact = sum(cell.apart < 0.5 for cell in some)
+        group = [cell for cell in found if cell.table == table]
+        columns = list(dict.fromkeys(cell.column for cell in group))
+        exact = sum(cell.apart < 0.5 for cell in group)
         yield from ("", f"## arXiv {table}", "")
         unit = "points of percent" if "goodput" in table else "steps of the bandwidth grid"
         yield (
-            f"Published, then ours. Of {len(some)} cells {exact} are equal as printed, and the "
-            f"farthest is {max(cell.apart for cell in some):.2g} {unit} apart. The papers' "
+            f"Published, then ours. Of {len(group)} cells {exact} are equal as printed, and the "
+            f"farthest is {max(cell.apart for cell in group):.2g} {unit} apart. The papers' "
             "figures are simulations too; ours have constants that were fitted to them."
         )
         yield from ("", f"| | {' | '.join(columns)} |", f"|---|{'---|' * len(columns)}")
-        for row in dict.fromkeys(cell.row for cell in some):
-            values = [f"{as_given(c)} / {c.ours:.3g}" for c in some if c.row == row]
+        for row in dict.fromkeys(cell.row for cell in group):
+            values = [f"{as_given(c)} / {c.ours:.3g}" for c in group if c.row == row]
             yield f"| {row} | {' | '.join(values)} |"
 
 
 def main() -> None:
     """Write the page and the cells."""
-    found = cells()
-    write_text(FOLDER / "published.md", "\n".join(markdown(found)) + "\n")
+    all_cells = cells()
+    write_text(FOLDER / "published.md", "\n".join(markdown(all_cells)) + "\n")
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow((*Cell._fields, "as_given"))
-    writer.writerows((*cell, as_given(cell)) for cell in found)
+    writer.writerows((*cell, as_given(cell)) for cell in all_cells)
     write_text(FOLDER / "published.csv", text.getvalue())
     print(f"published: {FOLDER}: published.md, published.csv")
 

@@ -65,11 +65,11 @@ def measure(peers: int, case: str, rounds: int) -> dict:
 
     coordinator.MAX_PEERS = driver.MAX_PEERS = max(peers, coordinator.MAX_PEERS)
     swarm = Rounds(peers, case)
-    took = peak(lambda: [swarm.take_round() for _ in range(rounds)])
+    rounds_peak = peak(lambda: [swarm.take_round() for _ in range(rounds)])
     for cache in gc.get_objects():  # an auditor has none of the trainer's
         if isinstance(cache, functools._lru_cache_wrapper):
             cache.cache_clear()
-    audited = peak(swarm.audit)
+    audit_peak = peak(swarm.audit)
     milliseconds = {part: round(1000 * median(s), 3) for part, s in swarm.seconds.items()}
     return {
         "benchmark": "scale",
@@ -79,7 +79,7 @@ def measure(peers: int, case: str, rounds: int) -> dict:
         "milliseconds": milliseconds,
         "bytes_per_round": round(median(swarm.sizes)),
         "attestation_bytes": round(median(swarm.attested)),
-        "memory_mb": {"rounds": round(took / 1e6, 1), "audit": round(audited / 1e6, 1)},
+        "memory_mb": {"rounds": round(rounds_peak / 1e6, 1), "audit": round(audit_peak / 1e6, 1)},
         "gone_but_healthy": f"{swarm.unnoticed} of {swarm.silent}",
     }
 
@@ -123,10 +123,10 @@ class Rounds:
         from lockstep.protocol.round import Evidence
         from lockstep.transcript.entry import Entry
 
-        began = time.process_time()
-        asked = () if self.entries else tuple(range(self.run.peers.count))
-        progress, round_ = driver.next_round(driver.ask(self.progress, asked))
-        coordinator = time.process_time() - began
+        started = time.process_time()
+        askers = () if self.entries else tuple(range(self.run.peers.count))
+        progress, round_ = driver.next_round(driver.ask(self.progress, askers))
+        coordinator = time.process_time() - started
         self._elect(progress.state)
 
         limit = self.run.config.max_round_train_time
@@ -146,11 +146,11 @@ class Rounds:
             attestations = consensus.witnessed(round_, evidence, limit)
         evidence = replace(evidence, attestations=attestations)
 
-        began = time.process_time()
+        started = time.process_time()
         self.progress, decision = driver.finish_round(progress, round_, evidence)
-        self.seconds["coordinator"].append(coordinator + time.process_time() - began)
+        self.seconds["coordinator"].append(coordinator + time.process_time() - started)
         quiet = {"joined_params": None, "loss": None, "held_out_loss": None}
-        record = {"asked": asked, "round": round_, "evidence": evidence, "decision": decision}
+        record = {"asked": askers, "round": round_, "evidence": evidence, "decision": decision}
         entry = Entry(**record, **quiet)
         with self._timed("write"):
             line = entry.model_dump_json()
@@ -176,11 +176,11 @@ class Rounds:
                 progress=lambda settings: self.begin, state=SimpleNamespace(own=[{}]), step=0
             ),
         )
-        began = time.process_time()
+        started = time.process_time()
         header = SimpleNamespace(sketched=False)
         transcript = SimpleNamespace(header=header, rounds=self.entries)
         findings = audit.audit_rounds(setup, transcript, windows=())  # no payloads are here
-        took = (time.process_time() - began) / len(self.entries)
+        took = (time.process_time() - started) / len(self.entries)
         self.seconds["audit"].append(took)
         unexpected = {finding.kind for finding in findings} - {"rounds", "ejected", "equivocation"}
         assert not unexpected, findings[:3]
@@ -223,20 +223,20 @@ class Rounds:
             checks.append(Check(verifier, peer, claim, seconds(verifier, peer), 0))
             if verifier in false:
                 judges = [judge for judge in present if judge not in (verifier, peer)]
-                found = dict.fromkeys(judges, claimed)
-                rulings.append(Ruling(verifier, peer, found))
+                claims = dict.fromkeys(judges, claimed)
+                rulings.append(Ruling(verifier, peer, claims))
                 settling += [seconds(judge, peer) for judge in judges]
         return tuple(checks), tuple(rulings), max(settling)
 
-    def _some(self, of: object, share: float) -> set[int]:
-        chosen = sorted(of) if self.case == "rough" else []
-        return set(self.rng.sample(chosen, math.ceil(share * len(chosen))))
+    def _some(self, peers: object, share: float) -> set[int]:
+        pool = sorted(peers) if self.case == "rough" else []
+        return set(self.rng.sample(pool, math.ceil(share * len(pool))))
 
     @contextmanager
     def _timed(self, part: str) -> Iterator[None]:
-        began = time.process_time()
+        started = time.process_time()
         yield
-        self.seconds[part].append(time.process_time() - began)
+        self.seconds[part].append(time.process_time() - started)
 
 
 def _growth(before: dict | None, line: dict) -> dict[str, float] | None:

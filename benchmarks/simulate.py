@@ -97,12 +97,12 @@ def measure(size: str, optimizer: str, peers: int, repeats: int) -> dict:
         nonlocal peak
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         seconds["round"].append(row["seconds"] - sum(seconds["round"]))
-        began = time.perf_counter()
+        started = time.perf_counter()
         timed = min(peers * steps, TIMED)
         for done in range(0, timed, len(places)):  # as many at once as there are devices
-            at_once = places[: timed - done]
-            jax.block_until_ready([gradient(*place, None) for place in at_once])
-        per_micro_batch = (time.perf_counter() - began) / timed
+            batch = places[: timed - done]
+            jax.block_until_ready([gradient(*place, None) for place in batch])
+        per_micro_batch = (time.perf_counter() - started) / timed
         seconds["gradient"].append(per_micro_batch * peers * steps)
 
     simulate(

@@ -90,9 +90,9 @@ class Lab:
 
     def begin_as(self, transcript: Transcript) -> None:
         """Begin as another run did: other devices draw other random params."""
-        like = self.begin.state
-        own = tuple(transcript.own(0, peer, tree) for peer, tree in enumerate(like.own))
-        self.begin = Start(State(*transcript.agreed(0, like), own), 0, 0)
+        template = self.begin.state
+        own = tuple(transcript.own(0, peer, tree) for peer, tree in enumerate(template.own))
+        self.begin = Start(State(*transcript.agreed(0, template), own), 0, 0)
 
     def setup(self, run: runfile.Run, programs: Programs | None = None) -> Setup:
         """Return what an auditor of `run` computes with, by default by the lab's programs."""
@@ -158,9 +158,9 @@ class Lab:
         other_bits = elsewhere is not None and run.peers.bits == "machine"
         replay = Replay(setup, transcript, "other bits" if other_bits else None, work)
 
-        def one(item: tuple[Window, list[int]], group: DeviceGroup) -> list[Finding]:
+        def replay_item(item: tuple[Window, list[int]], group: DeviceGroup) -> list[Finding]:
             return replay.window(*item, lambda: None, group)
 
-        for found in side_by_side(replay.groups[: len(self.devices)], work, one):
-            findings += found
+        for batch in side_by_side(replay.groups[: len(self.devices)], work, replay_item):
+            findings += batch
         return merged(findings)

@@ -93,8 +93,8 @@ def document_of(size: str, name: str, rounds: int) -> dict:
     """
     card = CARDS[name]
     base = load(document(SIZES[size]))
-    a_round = base.config.global_batch_size_end * base.llm.max_seq_len
-    tables, _ = tables_like(with_tokens(base, rounds * card.local_steps * a_round), card, None)
+    tokens = base.config.global_batch_size_end * base.llm.max_seq_len
+    tables, _ = tables_like(with_tokens(base, rounds * card.local_steps * tokens), card, None)
     tables["held_out"]["every"] = max(1, rounds // 10)
     tables["witness"]["snapshot_every"] = rounds  # nobody audits: fewer snapshots, less disk
     return tables

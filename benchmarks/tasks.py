@@ -36,7 +36,7 @@ from pipeline.stage import devices
 
 THEIR_BATCHES = (1, 8, 32)
 CONTEXT_LINES = 6
-MODULES = (argparse, inspect, logging, tempfile)  # whose source is what is asked about
+MODULES = (argparse, inspect, logging, tempfile)  # questions are about their source
 
 
 def main() -> None:
@@ -52,7 +52,7 @@ def main() -> None:
     document = sizes.document(SIZES["30M"], chosen.threads)
     document["peers"]["threads"] = chosen.threads
     devices.prepare(sizes.load(document))
-    logging.disable(logging.WARNING)  # lm_eval tells of each text that it cuts
+    logging.disable(logging.WARNING)  # lm_eval warns of each text that it cuts
     with tempfile.TemporaryDirectory() as folder:
         for name, export in (
             ("default export", chosen.export),
@@ -77,9 +77,9 @@ def measure(export: Path, chosen: argparse.Namespace) -> dict:
     read = exported.read(export)
     groups = device_groups(jax.devices(), 1)
     ours = LmEvalModel(task_model.from_folder(read, export, groups, chosen.batch_size))
-    named = {"pretrained": str(export), "dtype": "float32", "device": "cpu"}
+    options = {"pretrained": str(export), "dtype": "float32", "device": "cpu"}
     backends = {"ours": ours} | {
-        f"hf, batch {size}": HFLM(**named, batch_size=size) for size in THEIR_BATCHES
+        f"hf, batch {size}": HFLM(**options, batch_size=size) for size in THEIR_BATCHES
     }
     line = {
         "parameters": sum(leaf.size for leaf in jax.tree.leaves(read.params)),
@@ -93,19 +93,19 @@ def measure(export: Path, chosen: argparse.Namespace) -> dict:
 
 
 def compare(backends: dict, method: str, requests: list, repeats: int) -> dict:
-    seconds, cpu_seconds, found = defaultdict(list), defaultdict(list), {}
+    seconds, cpu_seconds, results = defaultdict(list), defaultdict(list), {}
     for repeat in range(repeats + 1):  # the first one compiles and warms up
         for name, backend in backends.items():
-            found[name], *took = timed(lambda lm=backend: getattr(lm, method)(requests))
+            results[name], *times = timed(lambda lm=backend: getattr(lm, method)(requests))
             if repeat:
-                seconds[name].append(took[0])
-                cpu_seconds[name].append(took[1])
+                seconds[name].append(times[0])
+                cpu_seconds[name].append(times[1])
     return {
         "requests": len(requests),
         "wall": speed(len(requests), seconds),
         "cpu": speed(len(requests), cpu_seconds),
-        "difference": round(max(map(difference, found["ours"], found["hf, batch 1"])), 4),
-        "other_greedy_flags": sum(map(other_flag, found["ours"], found["hf, batch 1"])),
+        "difference": round(max(map(difference, results["ours"], results["hf, batch 1"])), 4),
+        "other_greedy_flags": sum(map(other_flag, results["ours"], results["hf, batch 1"])),
     }
 
 
@@ -120,10 +120,10 @@ def speed(requests: int, seconds: dict[str, list[float]]) -> dict:
 def timed(work: Callable[[], list]) -> tuple[list, float, float]:
     """What `work` returns, and its seconds of wall and of CPU time; its bars are not shown."""
     bars = io.StringIO()
-    began, cpu_began = time.perf_counter(), time.process_time()
+    started, cpu_started = time.perf_counter(), time.process_time()
     with redirect_stdout(bars), redirect_stderr(bars):
-        found = work()
-    return found, time.perf_counter() - began, time.process_time() - cpu_began
+        result = work()
+    return result, time.perf_counter() - started, time.process_time() - cpu_started
 
 
 def difference(one: object, other: object) -> float:

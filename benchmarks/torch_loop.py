@@ -15,22 +15,22 @@ import torch
 
 
 def main() -> None:
-    given = json.loads(sys.argv[1])
-    torch.set_num_threads(given["threads"])
-    torch.manual_seed(given["seed"])
-    module, _, name = given["factory"].partition(":")
-    workload = getattr(importlib.import_module(module), name)(given["config"])
+    settings = json.loads(sys.argv[1])
+    torch.set_num_threads(settings["threads"])
+    torch.manual_seed(settings["seed"])
+    module, _, name = settings["factory"].partition(":")
+    workload = getattr(importlib.import_module(module), name)(settings["config"])
     model = workload.model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, betas=(0.9, 0.95), weight_decay=0.1)
-    rows = torch.from_numpy(np.load(given["rows"]).astype(np.int64))
+    rows = torch.from_numpy(np.load(settings["rows"]).astype(np.int64))
 
     def step(adamw: bool) -> None:
         optimizer.zero_grad()
-        for some in rows.split(given["micro_batch"]):
-            loss = workload.loss(model, some)
+        for batch in rows.split(settings["micro_batch"]):
+            loss = workload.loss(model, batch)
             if isinstance(loss, tuple):
-                loss = loss[0] / loss[1]  # rows here have one length, so they count alike
-            loss = loss * (len(some) / len(rows))
+                loss = loss[0] / loss[1]  # all rows have one length, so they count alike
+            loss = loss * (len(batch) / len(rows))
             loss.backward()
             float(loss.detach())
         if adamw:
@@ -38,9 +38,9 @@ def main() -> None:
             optimizer.step()
 
     for line in sys.stdin:
-        began = time.perf_counter()
+        started = time.perf_counter()
         step(line.strip() == "adamw")
-        print(time.perf_counter() - began, flush=True)
+        print(time.perf_counter() - started, flush=True)
 
 
 if __name__ == "__main__":

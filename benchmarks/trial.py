@@ -35,13 +35,13 @@ class Trial:
         count = run.peers.count
         state = State(self.params, shared, (own,) * count)
         self.peers = make_peers(self.programs, layout, state, jax.devices())
-        each = round_settings(run).capacity(count)
+        per_peer = round_settings(run).capacity(count)
         vocabulary = hf_config["vocab_size"]
-        shape = each, run.llm.max_seq_len
+        shape = per_peer, run.llm.max_seq_len
         tokens_NT = np.random.default_rng(0).integers(vocabulary, size=shape, dtype=np.int32)
-        work = self.programs.work(tokens_NT, each, run.peers.micro_batch)
+        work = self.programs.work(tokens_NT, per_peer, run.peers.micro_batch)
         self.work = dict.fromkeys(range(count), work)
-        self.tokens = count * each * run.llm.max_seq_len
+        self.tokens = count * per_peer * run.llm.max_seq_len
         self.rounds = 0
 
     def forward(self) -> None:

@@ -29,10 +29,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--run", type=Path, default=Path("params/diloco.toml"))
     parser.add_argument("--rounds", type=int, default=6)
-    asked = parser.parse_args()
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="volunteers-") as folder:
-        found = measured(asked.run, asked.rounds, Path(folder))
-    print(json.dumps({"benchmark": "volunteers", "run": asked.run.name} | found))
+        figures = measured(args.run, args.rounds, Path(folder))
+    print(json.dumps({"benchmark": "volunteers", "run": args.run.name} | figures))
 
 
 def measured(run_file: Path, rounds: int, folder: Path) -> dict[str, float]:
@@ -48,8 +48,8 @@ def measured(run_file: Path, rounds: int, folder: Path) -> dict[str, float]:
     for stage in "download", "convert":
         said(stage, "--run", lab / "run.toml", "--root", lab)
     said("volunteer", "key", "--key", lab / "key.pem")
-    there = ["--run", lab / "run.toml", "--root", lab, "--key", lab / "key.pem"]
-    said("volunteer", "open", store, *there)
+    options = ["--run", lab / "run.toml", "--root", lab, "--key", lab / "key.pem"]
+    said("volunteer", "open", store, *options)
     for peer in range(peers):
         public = said("volunteer", "key", "--key", folder / f"{peer}.pem").split()[-1]
         said("volunteer", "admit", store, peer, public, "--key", lab / "key.pem")
@@ -71,10 +71,10 @@ def measured(run_file: Path, rounds: int, folder: Path) -> dict[str, float]:
 def watched(
     running: dict[str, Running], folder: Path, rounds: int, began: float
 ) -> dict[str, float]:
-    """Compare the processes' CPU seconds when the follower has merged the first and the last round
-    but one: before them programs are compiled, after them the run's end is written.
+    """Compare the processes' CPU seconds when the follower has merged the first round and the last
+    but one: programs are compiled before, and the run's end is written after.
     """
-    at, first_link = [], 0.0
+    samples, first_link = [], 0.0
     for step in (1, rounds - 1):
         while not (folder / f"{FOLLOWER}.txt").read_text().count(f"\nround {step}:"):
             for name, process in running.items():
@@ -83,10 +83,10 @@ def watched(
             if not first_link and list((folder / "store/rounds/00000001").glob("*.closed")):
                 first_link = time.monotonic() - began
             time.sleep(0.1)
-        at.append({name: cpu_seconds(process.pid) for name, process in running.items()})
-    of_each = {name: (at[1][name] - at[0][name]) / (rounds - 2) for name in running}
-    follower = of_each.pop(FOLLOWER)
-    peer = statistics.median(of_each.values())
+        samples.append({name: cpu_seconds(process.pid) for name, process in running.items()})
+    per_process = {name: (samples[1][name] - samples[0][name]) / (rounds - 2) for name in running}
+    follower = per_process.pop(FOLLOWER)
+    peer = statistics.median(per_process.values())
     return {
         "rounds": rounds,
         "first_link_seconds": round(first_link, 1),

@@ -95,9 +95,9 @@ def measure(chosen: argparse.Namespace) -> dict:
     rows_NT = rng.integers(vocabulary, size=shape, dtype=np.int32)
     worker = Worker(runs["Distro"], spec)
     with closing(worker), torch_alone(chosen, rows_NT) as alone:
-        told = worker.describe()
+        description = worker.describe()
         params = jax.device_put(worker.init())
-        model = {"workload": told.model_dump(mode="json"), "rows": spec}
+        model = {"workload": description.model_dump(mode="json"), "rows": spec}
 
         def round_of(name: str) -> Callable[[], float]:
             programs = programs_of(runs[name], model)
@@ -110,18 +110,18 @@ def measure(chosen: argparse.Namespace) -> dict:
             def take() -> float:
                 nonlocal own, taken
                 taken += 1
-                began = time.perf_counter()
+                started = time.perf_counter()
                 step = np.float32(taken)
                 result = programs.peer_step(params, own, shared, *work, step)
                 own = jax.block_until_ready(result).own
-                return (time.perf_counter() - began) / steps
+                return (time.perf_counter() - started) / steps
 
             return take
 
         def gradient() -> float:
-            began = time.perf_counter()
+            started = time.perf_counter()
             worker.gradient(params, rows_NT, seed=0)
-            return time.perf_counter() - began
+            return time.perf_counter() - started
 
         kinds = {
             "torch_gradient": lambda: alone("gradient"),
@@ -143,7 +143,7 @@ def measure(chosen: argparse.Namespace) -> dict:
     return {
         "benchmark": "workload",
         "size": chosen.size,
-        "parameters": told.parameters,
+        "parameters": description.parameters,
         "tokens": chosen.rows * chosen.length,
         "micro_batch": chosen.micro_batch,
         "local_steps": chosen.local_steps,
@@ -167,13 +167,13 @@ def torch_alone(chosen: argparse.Namespace, rows_NT):
 
     with tempfile.TemporaryDirectory() as folder:
         np.save(Path(folder) / "rows.npy", rows_NT)
-        given = {"factory": FACTORY, "config": config_of(chosen), "threads": chosen.threads}
-        given |= {"rows": f"{folder}/rows.npy", "micro_batch": chosen.micro_batch, "seed": 0}
+        settings = {"factory": FACTORY, "config": config_of(chosen), "threads": chosen.threads}
+        settings |= {"rows": f"{folder}/rows.npy", "micro_batch": chosen.micro_batch, "seed": 0}
         place = {"PYTHONPATH": os.pathsep.join(map(str, (*PYTHON, SOURCE)))}
-        kept = {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"}
+        variables = {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"}
         process = subprocess.Popen(
-            [chosen.python, PROJECT / "benchmarks" / "torch_loop.py", json.dumps(given)],
-            env=kept | place | dict.fromkeys(THREADS, str(chosen.threads)),
+            [chosen.python, PROJECT / "benchmarks" / "torch_loop.py", json.dumps(settings)],
+            env=variables | place | dict.fromkeys(THREADS, str(chosen.threads)),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -25,20 +25,20 @@ class Extent(NamedTuple):
     """What sections measure; the sizes are those of benchmarks/sizes.py."""
 
     gradients: tuple[Gradient, ...]  # the most telling first, should time run out
-    repeats: int  # of what medians are taken of
+    repeats: int  # measurements of which medians are taken
     peers: int  # of every run
     fused: bool  # whether attention is cuDNN's where there is a GPU and bfloat16
     share: str  # size whose rounds of DisTrO are taken apart
     topk: tuple[int, ...]  # for each of these
-    beside: tuple[str, ...]  # what rounds else are timed, as in benchmarks/distro.py
+    beside: tuple[str, ...]  # what other rounds are timed, as in benchmarks/distro.py
     run: str  # size of the runs that are trained, audited, and tried in two layouts
     precisions: tuple[str, ...]  # of the runs that are audited
     rounds: int  # of such a run
     window: int  # rounds between two of its snapshots
     by_rules: str  # size of the runs whose bits are the same everywhere
     product_bits: tuple[int, ...]  # of these runs
-    steps: tuple[str, ...]  # sizes of which a step by rules is timed
-    memory: tuple[str, ...]  # sizes whose memory is compared with what is planned
+    steps: tuple[str, ...]  # sizes whose step by rules is timed
+    memory: tuple[str, ...]  # sizes whose memory is compared with the plan
     learning: int  # rounds of each optimizer
     megabytes: float  # of the text to learn, at most
     simulated: tuple[str, tuple[int, ...], tuple[str, ...]]  # size, peers, optimizers
@@ -125,10 +125,10 @@ def attempt(names: dict, case: Callable[[], dict]) -> dict:
 
 
 def explained(error: Exception) -> str:
-    """One line: what went wrong, and where in this project if that is not what the error says."""
+    """One line: what went wrong, and where in this project unless the error says so."""
     if isinstance(error, LockstepError):
         return str(error)
     first = (str(error).splitlines() or [""])[0][:300]
-    ours = [frame for frame in extract_tb(error.__traceback__) if str(PROJECT) in frame.filename]
-    places = [f"{Path(one.filename).relative_to(PROJECT)}:{one.lineno}" for one in ours[-1:]]
+    frames = [frame for frame in extract_tb(error.__traceback__) if str(PROJECT) in frame.filename]
+    places = [f"{Path(last.filename).relative_to(PROJECT)}:{last.lineno}" for last in frames[-1:]]
     return f"{type(error).__name__}: {first} ({''.join(places)})"

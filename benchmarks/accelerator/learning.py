@@ -47,9 +47,9 @@ def learning(extent: Extent, work: Path) -> Iterator[dict]:
     """Some rounds of each optimizer on the same text, with held-out losses."""
     end = perf_counter() + extent.seconds
     shards = text(extent, work)
-    listed = json.loads((shards / "shards.json").read_text())
+    manifest = json.loads((shards / "shards.json").read_text())
     nbytes = (work / TEXT).stat().st_size
-    yield {"text_sha256": listed["source"]["sha256"], "text_bytes": nbytes}
+    yield {"text_sha256": manifest["source"]["sha256"], "text_bytes": nbytes}
     for place, name in enumerate(OPTIMIZERS):
         share = SPENT * (end - perf_counter()) / (len(OPTIMIZERS) - place)
         case = partial(_learn, extent, name, shards, work, perf_counter() + share)
@@ -121,7 +121,7 @@ class HeldOutLosses(Observer):
         self._began = perf_counter()
 
     def took(self, entry: Entry) -> Entry:
-        """Note the loss after a round where that is due, and the time that takes."""
+        """Note the loss after a round if it is due, and the time that it takes."""
         step, last = entry.round.step, self.run.config.total_steps
         self.bytes.append(entry.evidence.messages[0].bytes)
         jax.block_until_ready(list(self.peers.params_on.values()))
@@ -223,16 +223,16 @@ def _ask(extent: Extent, work: Path) -> dict:
     groups = device_groups(jax.devices(), 1)
     model = task_model.from_folder(read, folder, groups, run.evaluate.batch_size)
     texts = next_line_task.documents(run, shards, read.tokenizer)
-    drawn = next_line.questions(texts, 0)
-    asked = next_line_task.ask(drawn, model, extent.questions)
-    seconds = _timed(partial(model.log_likelihoods, asked.requests), extent.repeats)
-    tokens = sum(len(before) + len(after) for before, after in asked.requests)
+    questions = next_line.questions(texts, 0)
+    selection = next_line_task.ask(questions, model, extent.questions)
+    seconds = _timed(partial(model.log_likelihoods, selection.requests), extent.repeats)
+    tokens = sum(len(before) + len(after) for before, after in selection.requests)
     return {
         "size": extent.run,
-        "questions": len(asked.questions),
-        "requests": len(asked.requests),
+        "questions": len(selection.questions),
+        "requests": len(selection.requests),
         "batch_size": run.evaluate.batch_size,
-        "requests_per_second": round(len(asked.requests) / seconds, 1),
+        "requests_per_second": round(len(selection.requests) / seconds, 1),
         "tokens_per_second": round(tokens / seconds),
     }
 

@@ -36,15 +36,15 @@ def bits(extent: Extent, work: Path) -> Iterator[dict]:
 def _twice(extent: Extent, precision: str, attention: str, work: Path) -> dict:
     lab = lab_of(extent, precision, attention)
     folder = work / "proof" / precision
-    began = perf_counter()
-    found = [_train(lab, folder / name) for name in ("first", "second")]
-    took = perf_counter() - began
-    write_json(folder / "trained.json", found[0] | {"attention": attention})
+    started = perf_counter()
+    runs = [_train(lab, folder / name) for name in ("first", "second")]
+    took = perf_counter() - started
+    write_json(folder / "trained.json", runs[0] | {"attention": attention})
     return {
         "size": extent.run,
         "peers": extent.peers,
         "rounds": extent.rounds,
-        "equal": found[0] == found[1],
+        "equal": runs[0] == runs[1],
         "seconds": round(took, 2),
     }
 
@@ -59,9 +59,9 @@ def _audit(extent: Extent, precision: str, work: Path) -> dict:
     folder = work / "proof" / precision
     trained = _read(folder)
     lab = lab_of(extent, precision, trained.pop("attention"))
-    began = perf_counter()
+    started = perf_counter()
     findings = lab.audit(lab.run, Transcript(folder / "first"))
-    took = perf_counter() - began
+    took = perf_counter() - started
     return {
         "method": "bitwise",
         "device": jax.devices()[0].device_kind,
@@ -99,20 +99,20 @@ def _audit_on_cpu(extent: Extent, precision: str, work: Path) -> dict:
 
 
 def said_of(findings: list[Finding]) -> dict:
-    """How many an audit found, and the first of them."""
+    """How many findings an audit has, and the first of them."""
     return {"findings": len(findings), "first_finding": str(findings[0]) if findings else None}
 
 
 def distances_of(lab: Lab, transcript: Transcript) -> Iterator[float]:
     """How far each message of a run is from what its step gives here: `Optimizer.compare`."""
-    setup, programs, like = lab.setup(lab.run), lab.programs, lab.begin.state
+    setup, programs, template = lab.setup(lab.run), lab.programs, lab.begin.state
     group = device_groups(jax.devices(), programs.parts)[0]
     first = transcript.snapshots[0]
-    replica = Replica.put(programs, group, *transcript.agreed(first, like))
-    own = [group.put(transcript.own(first, peer, x)) for peer, x in enumerate(like.own)]
+    replica = Replica.put(programs, group, *transcript.agreed(first, template))
+    own = [group.put(transcript.own(first, peer, x)) for peer, x in enumerate(template.own)]
     for entry in transcript.rounds:
         round_, sent = entry.round, entry.evidence.messages
-        messages = {peer: transcript.message(one, programs.form) for peer, one in sent.items()}
+        messages = {peer: transcript.message(item, programs.form) for peer, item in sent.items()}
         for peer, message in messages.items():
             span = round_.assignment[peer]
             work = setup.settings.work(programs, setup.data, span, round_.trainers)
@@ -123,13 +123,13 @@ def distances_of(lab: Lab, transcript: Transcript) -> Iterator[float]:
 
 
 def by_rules(extent: Extent, work: Path) -> Iterator[dict]:
-    """Runs whose every step goes by rules, which are left for a CPU to audit."""
+    """Runs in which every step goes by rules; they are left for a CPU to audit."""
     for bits in extent.product_bits:
         yield attempt({"product_bits": bits}, partial(_by_rules, extent, bits, work))
 
 
 def _by_rules(extent: Extent, bits: int, work: Path) -> dict:
-    folder, began = work / "by_rules" / str(bits), perf_counter()
+    folder, started = work / "by_rules" / str(bits), perf_counter()
     trained = _train(lab_by_rules(extent, bits), folder / "first")
     write_json(folder / "trained.json", trained)
     return {
@@ -137,7 +137,7 @@ def _by_rules(extent: Extent, bits: int, work: Path) -> dict:
         "peers": extent.peers,
         "rounds": extent.rounds,
         "params": trained["params"],
-        "seconds": round(perf_counter() - began, 2),
+        "seconds": round(perf_counter() - started, 2),
     }
 
 

@@ -22,7 +22,7 @@ MFU, OVERHEAD, PLANNED = 0.45, 0.05, 0.15  # goals; the last is how far memory m
 
 
 def machine(extent: Extent, work: Path) -> Iterator[dict]:
-    """What is measured on, and how fast its matrix products are."""
+    """The devices, and how fast their matrix products are."""
     del work
     first = jax.devices()[0]
     published = published_flops()
@@ -35,12 +35,12 @@ def machine(extent: Extent, work: Path) -> Iterator[dict]:
         "published_tflops": published and published / 1e12,
     }
     for precision in ("bfloat16", "float32"):
-        found = [matrix_flops(precision) for _ in range(extent.repeats)]
-        yield {"precision": precision, "matrix_tflops": round(max(found) / 1e12, 3)}
+        flops = [matrix_flops(precision) for _ in range(extent.repeats)]
+        yield {"precision": precision, "matrix_tflops": round(max(flops) / 1e12, 3)}
 
 
 def gradient(extent: Extent, work: Path) -> Iterator[dict]:
-    """A gradient's FLOP per second, as a share of what is published of the devices."""
+    """A gradient's FLOP per second, as a share of the devices' published figure."""
     del work
     for case in extent.gradients:
         yield attempt(case._asdict(), partial(_gradient, case, extent))
@@ -55,8 +55,8 @@ def autotuned(extent: Extent, work: Path) -> Iterator[dict]:
 
 
 def _gradient(case: Gradient, extent: Extent) -> dict:
-    asked = {"precision": "bfloat16", "repeats": extent.repeats, "alone": True}
-    chosen = argparse.Namespace(**case._asdict(), **asked)
+    options = {"precision": "bfloat16", "repeats": extent.repeats, "alone": True}
+    chosen = argparse.Namespace(**case._asdict(), **options)
     line = model.measure(case.size, chosen)
     flops = line["gradient"]["tokens_per_second"] * SIZES[case.size].flop_per_token
     published = published_flops()
@@ -113,12 +113,12 @@ def memory(extent: Extent, work: Path) -> Iterator[dict]:
 def _memory(extent: Extent, size: str) -> dict:
     run = distro.make_run(size, extent.peers, _chosen(extent, extent.topk[0]))
     trial = Trial(run)
-    found = run_memory(run, trial.programs)
+    plan = run_memory(run, trial.programs)
     for _ in range(extent.repeats):
         trial.take_round()
         trial.forward()
     measured = distro.peak_memory()
-    planned = found and (found.whole_process if found.in_one else found.on_each_device)
+    planned = plan and (plan.whole_process if plan.in_one else plan.on_each_device)
     ratio = planned and round(measured / planned, 3)
     near = ratio and abs(ratio - 1) <= PLANNED
     return {
