@@ -59,13 +59,13 @@ class Carrier(ABC):
         self._number, self._sent = self._number + 1, time.monotonic()
         until = self._sent + seconds
         self._open, self._answers = {}, {}
-        together: dict[int, list[int]] = {}  # peers of each distinct request
+        peers_of: dict[int, list[int]] = {}  # peers of each distinct request
         for peer, request in asked.items():
             if self._is_there(peer):
-                together.setdefault(id(request), []).append(peer)
+                peers_of.setdefault(id(request), []).append(peer)
             else:
                 self.lose(peer, "its process is not there")
-        for peers in together.values():
+        for peers in peers_of.values():
             self._send(peers, asked[peers[0]])
         for peer in self._lost:  # lost earlier, and nobody has called `lost` since
             self._open.pop(peer, None)

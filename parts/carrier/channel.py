@@ -175,8 +175,8 @@ class Hub:
         self.authenticator = ThreadAuthenticator(self.context)
         self.authenticator.start()
         keys = frozenset(key.encode() for key in self.places)
-        admits = SimpleNamespace(callback=lambda domain, key: key in keys)
-        self.authenticator.configure_curve_callback(credentials_provider=admits)
+        provider = SimpleNamespace(callback=lambda domain, key: key in keys)
+        self.authenticator.configure_curve_callback(credentials_provider=provider)
         self.socket = _prepared(self.context.socket(zmq.ROUTER))
         self.socket.curve_server = True
         self.socket.curve_secretkey = secrets.private.encode()
@@ -321,7 +321,7 @@ def _parts(buffers: list[Buffer]) -> Iterator[Buffer]:
     yield struct.pack("<Q", len(views))
     sizes = struct.pack(f"<{len(views)}Q", *(view.nbytes for view in views))
     for view in (memoryview(sizes), *views):
-        yield from (view[at : at + PART_BYTES] for at in range(0, view.nbytes, PART_BYTES))
+        yield from (view[start : start + PART_BYTES] for start in range(0, view.nbytes, PART_BYTES))
 
 
 def _joined(parts: list[zmq.Frame], most: int) -> list[Buffer]:
@@ -344,13 +344,13 @@ def _taken(size: int, parts: list[zmq.Frame]) -> Buffer:
     """Take a buffer's parts from the end of a list."""
     buffer = np.empty(size, np.uint8) if size > PART_BYTES else None
     part: Buffer = b""
-    for at in range(0, size, PART_BYTES):
-        expected = min(PART_BYTES, size - at)
+    for start in range(0, size, PART_BYTES):
+        expected = min(PART_BYTES, size - start)
         part = parts.pop().buffer if parts else b""
         if len(part) != expected:
             raise FrameError(f"a part of {len(part)} bytes, expected {expected}")
         if buffer is not None:
-            buffer[at : at + expected] = np.frombuffer(part, np.uint8)
+            buffer[start : start + expected] = np.frombuffer(part, np.uint8)
     return part if buffer is None else buffer.data
 
 

@@ -43,13 +43,13 @@ def leaves(tree: Tree) -> list[np.ndarray]:
 
 def trees_of(arrays: Sequence[np.ndarray], like: Mapping[str, Tree]) -> dict[str, Tree]:
     """Return arrays as several trees, which follow each other."""
-    trees, at = {}, 0
+    trees, offset = {}, 0
     for name, tree in like.items():
         size = len(jax.tree.leaves(tree))
-        trees[name] = _tree(arrays[at : at + size], tree, name)
-        at += size
-    if len(arrays) > at:
-        raise FrameError(f"{len(arrays)} arrays, expected {at}")
+        trees[name] = _tree(arrays[offset : offset + size], tree, name)
+        offset += size
+    if len(arrays) > offset:
+        raise FrameError(f"{len(arrays)} arrays, expected {offset}")
     return trees
 
 

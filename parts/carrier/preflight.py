@@ -17,8 +17,8 @@ def _cluster(run: Run, shards: Path | None) -> Iterator[CheckRow]:
         return
     from parts.carrier import ray_actors
 
-    if short := ray_actors.shortage_of(count, cluster):
-        yield CheckRow(Mark.FAILS, "Ray", f"{short}; add hosts, or let a peer reserve less")
+    if shortage := ray_actors.shortage_of(count, cluster):
+        yield CheckRow(Mark.FAILS, "Ray", f"{shortage}; add hosts, or let a peer reserve less")
     else:
         yield CheckRow(Mark.FINE, "Ray", f"room for {count} peers")
 

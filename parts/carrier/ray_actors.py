@@ -91,11 +91,11 @@ class RayActors(Carrier):
 
     def _send(self, peers: list[int], request: Asked) -> None:
         """Send a request; what several peers get travels to each host once."""
-        stored = ray.put(_arrays(request.buffers(self._trainer, self._number)))
+        ref = ray.put(_arrays(request.buffers(self._trainer, self._number)))
         for peer in peers:
             actor = self._of[peer]
             actor.fresh = False
-            self._open[peer] = actor.handle.answer.remote(stored)
+            self._open[peer] = actor.handle.answer.remote(ref)
 
     def _listen(self, seconds: float) -> None:
         peer_of = {answer: peer for peer, answer in self._open.items()}
@@ -173,13 +173,13 @@ def shortage(count: int, cluster: RayCluster) -> str | None:
         room = sum(rooms)
     if room >= count:
         return None
-    has = " and ".join(
+    totals = " and ".join(
         f"{sum(host.get(name, 0) for host in hosts):g} {name}, expected {count} x {amount:g}"
         for name, amount in bundle.items()
     )
     return (
         f"[runtime.ray]: room for {room} of {count} peers on {len(hosts)} hosts, placed by "
-        f"{cluster.strategy}: {has}"
+        f"{cluster.strategy}: {totals}"
     )
 
 
@@ -212,8 +212,8 @@ def start(
     }
     # Where there is no room for the bundles yet, the actors wait for it.
     bundles = [_bundle(cluster)] * count
-    reserved = placement_group(bundles, strategy=cluster.strategy) if strict else None
-    carrier = RayActors(options, backend, reserved)
+    group = placement_group(bundles, strategy=cluster.strategy) if strict else None
+    carrier = RayActors(options, backend, group)
     for peer in range(count):
         carrier.start(peer)
     return carrier

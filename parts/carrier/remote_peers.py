@@ -129,7 +129,7 @@ class RemotePeers(RunningPeers):
             self.carrier.dismiss(peer)
         return left
 
-    # ---- What they are asked, and answer ----
+    # ---- Requests and answers ----
 
     def ask(
         self,
@@ -137,7 +137,7 @@ class RemotePeers(RunningPeers):
         like: Mapping[str, Tree] | None = None,
         seconds: float | None = None,
     ) -> dict[int, Given]:
-        """Send each peer its request at once, and return the answers that are what was asked for.
+        """Send each peer its request at once, and return the answers that fit their requests.
 
         The requests are of one operation. The arrays of each answer are the leaves of the trees in
         `like`, one tree after the other. By default, answers may take `self.seconds`.
@@ -339,9 +339,9 @@ class RemotePeers(RunningPeers):
 
     def own(self, peer: int) -> Tree:
         """Return what a peer owns or, if it is absent, what it will begin with."""
-        shown = self._shown(peer, "own", self._committed, "its own state")
-        if shown is not None:
-            return shown
+        tree = self._shown(peer, "own", self._committed, "its own state")
+        if tree is not None:
+            return tree
         if peer not in self._own:
             self._own[peer] = self._tree("new")
         return self._own[peer]
@@ -360,7 +360,7 @@ class RemotePeers(RunningPeers):
                 candidates = self.here - {doubted.get(n)} or self.here
                 turn |= {peer: n for peer in sorted(candidates - turn.keys())[:1]}
             by_peer = {peer: Asked(requests.Forward(), [lots[n]]) for peer, n in turn.items()}
-            believed = {}
+            results = {}
             for peer, answer in self.ask(by_peer, like).items():
                 n, losses = turn[peer], answer.trees["losses"]
                 finite = np.isfinite(losses).all()
@@ -369,10 +369,10 @@ class RemotePeers(RunningPeers):
                         f"train: peer {doubted[n]}'s held-out losses are not finite, others' are"
                     )
                 if finite or n in doubted or len(self.here) == 1:
-                    believed[n] = losses
+                    results[n] = losses
                 else:
                     doubted[n] = peer
-            return believed
+            return results
 
         return self.ask_for_all(len(lots), measured)
 
@@ -433,8 +433,8 @@ class RemotePeers(RunningPeers):
         request = Asked(requests.Extract(what=what, hash=False))
         answers = self.ask({peer: request}, {name: self._like.own[0]}) if peer in self.here else {}
         trees = [answer.trees[name] for answer in answers.values()]
-        true = (x for x in trees if self.is_true(peer, x, committed.get(peer), name))
-        return next(true, None)
+        valid = (x for x in trees if self.is_true(peer, x, committed.get(peer), name))
+        return next(valid, None)
 
     def _hash(self, what: str) -> str:
         """The hash of a tree that all peers have alike."""
@@ -530,6 +530,6 @@ def _ray(run: runfile.Run, environment: dict[str, str], backend: str) -> Carrier
     environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
     cluster, count = run.runtime.ray, run.peers.count
     carrier = ray_actors.start(count, cluster, environment=environment, backend=backend)
-    if short := ray_actors.shortage(count, cluster):
-        log.warning(f"train: {short}; waits {run.runtime.answer_seconds:g} s for more")
+    if shortage := ray_actors.shortage(count, cluster):
+        log.warning(f"train: {shortage}; waits {run.runtime.answer_seconds:g} s for more")
     return carrier

@@ -104,8 +104,8 @@ AnyHeader = TypeVar("AnyHeader", RequestHeader, AnswerHeader)
 
 def encode(header: RequestHeader | AnswerHeader, arrays: Sequence[np.ndarray] = ()) -> list[Buffer]:
     """Return a header and arrays as buffers; arrays are not copied."""
-    described = tuple(Described(dtype=x.dtype.name, shape=x.shape) for x in arrays)
-    text = header.model_copy(update={"arrays": described}).model_dump_json()
+    specs = tuple(Described(dtype=x.dtype.name, shape=x.shape) for x in arrays)
+    text = header.model_copy(update={"arrays": specs}).model_dump_json()
     return [text.encode(), *(_raw(x) for x in arrays)]
 
 
@@ -146,14 +146,12 @@ def _raw(x: np.ndarray) -> Buffer:
     return memoryview(x.reshape(-1).view(np.uint8)) if x.size else b""
 
 
-def _array(described: Described, buffer: Buffer) -> np.ndarray:
-    dtype = np.dtype(described.dtype)
-    expected = dtype.itemsize * int(np.prod(described.shape, dtype=object))
+def _array(spec: Described, buffer: Buffer) -> np.ndarray:
+    dtype = np.dtype(spec.dtype)
+    expected = dtype.itemsize * int(np.prod(spec.shape, dtype=object))
     if len(buffer) != expected:
-        raise FrameError(
-            f"{len(buffer)} bytes, expected {expected} of {described.dtype}{[*described.shape]}"
-        )
-    return np.frombuffer(buffer, dtype).reshape(described.shape)
+        raise FrameError(f"{len(buffer)} bytes, expected {expected} of {spec.dtype}{[*spec.shape]}")
+    return np.frombuffer(buffer, dtype).reshape(spec.shape)
 
 
 # ---- Operations ----

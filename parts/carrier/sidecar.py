@@ -31,7 +31,7 @@ LOOK_SECONDS = 0.5  # between two looks at whether it is to leave
 HELLO_SECONDS = 2.0  # between two hellos of a process that nobody asks anything
 LEAVE_SECONDS = 30.0  # after which a process that asked to leave ends by itself
 WAIT_SECONDS = 3600.0
-TURNED_AWAY = 3  # attempts to connect that somebody ended, before that is said
+TURNED_AWAY = 3  # attempts to connect that somebody ended, before a line reports it
 HEARTBEAT_SECONDS = 30  # a gang's process that says nothing for so long ends the others
 
 
@@ -193,8 +193,8 @@ class _Alone:
                 "run has ended, or its host cannot be reached"
             )
         if why != self.said:
-            waits = f"; trying again, for {self.wait_seconds:g} s"
-            status = f"{why}{waits}" if why else "connected"
+            retry = f"; trying again, for {self.wait_seconds:g} s"
+            status = f"{why}{retry}" if why else "connected"
             print(f"{line.address}: {status}", flush=True)
         self.said = why
 

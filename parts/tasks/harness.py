@@ -93,11 +93,11 @@ def _set_examples(name: str, task: "Task", settings: runfile.Evaluate) -> None:
     elif by_definition is None:
         task.set_config(key="num_fewshot", value=0)
     task.set_fewshot_seed(seed=settings.few_shot_seed)
-    shown, most = task.get_config("num_fewshot"), _most_examples(task)
-    if most is not None and shown > most:
-        key = "its num_fewshot" if shown == by_definition else "[evaluate] few_shot"
+    shots, most = task.get_config("num_fewshot"), _most_examples(task)
+    if most is not None and shots > most:
+        key = "its num_fewshot" if shots == by_definition else "[evaluate] few_shot"
         raise LockstepError(
-            f"[evaluate] tasks: {name}: {key} is {shown}, expected at most {most}, the documents "
+            f"[evaluate] tasks: {name}: {key} is {shots}, expected at most {most}, the documents "
             "that can be shown"
         )
 
@@ -109,7 +109,7 @@ def _most_examples(task: "Task") -> int | None:
     sampler = getattr(task, "sampler", None)
     if type(sampler) not in (ContextSampler, FirstNSampler):
         return None
-    # a random draw has one more, for the document that is asked may be among them
+    # a random draw takes one more, since the document in question may be among them
     same_split = task.fewshot_cfg.split == task.get_config("test_split")
     return len(sampler.df) - (same_split and type(sampler) is ContextSampler)
 

@@ -162,11 +162,11 @@ class LmEvalModel(TemplateLM):
 
     def _prompts(self, requests: list[Instance]) -> list["_Prompts"]:
         """The requests in lots of equal settings, the longest prompts first."""
-        alike: dict[str, list[int]] = {}
+        by_settings: dict[str, list[int]] = {}
         for number, request in enumerate(requests):
-            alike.setdefault(json.dumps(request.args[1], sort_keys=True), []).append(number)
+            by_settings.setdefault(json.dumps(request.args[1], sort_keys=True), []).append(number)
         lots = []
-        for numbers in alike.values():
+        for numbers in by_settings.values():
             settings = normalize_gen_kwargs(requests[numbers[0]].args[1], NEW_TOKENS)
             room = self.max_length - settings["max_gen_toks"]
             if room < 1:

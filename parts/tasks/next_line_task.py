@@ -41,7 +41,7 @@ FEWEST = 20  # questions; the interval of fewer says nothing
 QUESTIONS, DEFINITION, SCORES = f"{NAME}.jsonl", f"{NAME}.yaml", f"{NAME}.scores.jsonl"
 MOST_TOKENS = 2**19  # that are read
 STRETCH = 16  # sequences that are read together, so that lines have lines before them
-TRIED = 8  # questions that are looked at for each that is asked
+TRIED = 8  # questions that are tried for each that is asked
 
 
 # ---- The held-out text ----
@@ -76,8 +76,8 @@ def _stretches(data: Sequences, length: int, seed: int) -> Iterator[np.ndarray]:
     index_N = index_N[index_N < count]
     ends_F = np.cumsum([file.tokens // length for file in data.files])
     file_N = np.searchsorted(ends_F, index_N, side="right")
-    apart_N = (np.diff(index_N) > 1) | (np.diff(file_N) > 0)
-    yield from np.split(index_N, np.flatnonzero(apart_N) + 1)
+    breaks_N = (np.diff(index_N) > 1) | (np.diff(file_N) > 0)
+    yield from np.split(index_N, np.flatnonzero(breaks_N) + 1)
 
 
 # ---- Questions and scores ----

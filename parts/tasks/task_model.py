@@ -116,23 +116,23 @@ def _rows(requests: Sequence[LikelihoodRequest], context: int) -> list[_Row]:
                 f"{len(continuation)}, expected at least 1, and 1 to {context}, the model's context"
             )
         inputs = (*before, *continuation)[-context - 1 : -1]
-        alike = rows.setdefault(inputs, [])
+        same = rows.setdefault(inputs, [])
         # a lot of B x T tokens has room for as many predictions
         room = padded_length(len(inputs), context)
-        together = sum(len(other) for _, other in alike[-1].requests) if alike else room
-        if together + len(continuation) > room:
-            alike.append(_Row(inputs, []))
-        alike[-1].requests.append((number, tuple(continuation)))
-    return [row for alike in rows.values() for row in alike]
+        total = sum(len(other) for _, other in same[-1].requests) if same else room
+        if total + len(continuation) > room:
+            same.append(_Row(inputs, []))
+        same[-1].requests.append((number, tuple(continuation)))
+    return [row for same in rows.values() for row in same]
 
 
 def _lots(rows: Sequence[_Row], size: int, lengths: Sequence[int]) -> Iterator[_Lot]:
     """The rows in lots of one length, longest first: what needs the most memory fails at once."""
     padded = [min(length for length in lengths if length >= len(row.inputs)) for row in rows]
     for length in sorted(lengths, reverse=True):
-        alike = [row for row, own in zip(rows, padded, strict=True) if own == length]
-        for start in range(0, len(alike), size):
-            yield _lot(alike[start : start + size], size, length)
+        batch = [row for row, own in zip(rows, padded, strict=True) if own == length]
+        for start in range(0, len(batch), size):
+            yield _lot(batch[start : start + size], size, length)
 
 
 def _lot(rows: Sequence[_Row], size: int, length: int) -> _Lot:

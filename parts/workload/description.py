@@ -96,11 +96,11 @@ class Description(Table):
 
     def tree(self, values: np.ndarray) -> Tree:
         """Return copies of the tensors' values, float32 one after the other, as nested dicts."""
-        leaves, at = [], 0
+        leaves, offset = [], 0
         for tensor in self.tensors:
             size = int(np.prod(tensor.shape))
-            leaves.append(values[at : at + size].reshape(tensor.shape).copy())
-            at += size
+            leaves.append(values[offset : offset + size].reshape(tensor.shape).copy())
+            offset += size
         return self.nested(leaves)
 
     def leaves(self, tree: Tree) -> list:

@@ -81,10 +81,10 @@ def read(folder: Path, described: Description) -> Tree:
     Raises:
       LockstepError: They are not those that the workload has.
     """
-    stored = TensorFile(folder / PARAMS)
+    params = TensorFile(folder / PARAMS)
     leaves = []
     for tensor in described.tensors:
-        array = stored.get(tensor.name)
+        array = params.get(tensor.name)
         if array is None or array.shape != tensor.shape:
             actual = "missing" if array is None else f"of shape {[*array.shape]}"
             raise LockstepError(

@@ -40,8 +40,8 @@ def lines(run: Run, shards: Path | None = None) -> Iterator[str]:
     yield f"travels      {spec.parameters:,} numbers in {len(names):,} tensors: {_some(names)}"
     for why in ("frozen", "excluded", "buffer", "statistics"):
         if frozen := [tensor.name for tensor in spec.frozen if tensor.why == why]:
-            does = "are computed anew to measure and export" if why == "statistics" else "stay"
-            yield f"{why:<13}{len(frozen):,} tensors {does}: {_some(frozen)}"
+            verb = "are computed anew to measure and export" if why == "statistics" else "stay"
+            yield f"{why:<13}{len(frozen):,} tensors {verb}: {_some(frozen)}"
     if spec.integers:
         yield f"integers     {len(spec.integers):,} tensors stay: {_some(spec.integers)}"
     for name, other in spec.tied.items():

@@ -80,7 +80,7 @@ class WorkloadSubject:
     # ---- What it says of itself ----
 
     def read_model(self, run: runfile.Run, path: Path, listed: Shards | None) -> dict[str, Any]:
-        """Return what the workload said of itself in stage convert, and what a row is."""
+        """Return the workload's description of itself from stage convert, and that of a row."""
         return {"workload": read_json(path), "rows": rows_of(run, listed)}
 
     def check_model(self, run: runfile.Run, model: dict[str, Any], where: object) -> None:

@@ -514,11 +514,11 @@ def _put(session: Started, params: Tree, rows_NW: np.ndarray) -> dict[str, int]:
 
 
 def _put_params(session: Started, params: Tree) -> None:
-    at, flat = 0, session.arrays.params
+    offset, flat = 0, session.arrays.params
     for leaf in session.description.leaves(params):
         array = np.asarray(leaf)
-        flat[at : at + array.size] = array.reshape(-1)
-        at += array.size
+        flat[offset : offset + array.size] = array.reshape(-1)
+        offset += array.size
 
 
 def _short(value: object) -> str:

@@ -267,7 +267,7 @@ class ChildLog:
         return brief(next((line.strip() for line in reversed(lines) if line.strip()), ""), 300)
 
     def finish(self, seconds: float = 2.0) -> None:
-        """Wait for what was said before the end, and close."""
+        """Wait for the last output, and close."""
         if self._reader:
             self._reader.join(seconds)
         with self._lock:

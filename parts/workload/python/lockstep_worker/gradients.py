@@ -156,26 +156,26 @@ class Session:
     def open_arrays(self, params: Any) -> dict:
         """Map the host's file."""
         count = sum(_size(tensor) for tensor in self.bound.tensors)
-        mapped = np.memmap(params["path"], np.uint8, "r+")
+        buffer = np.memmap(params["path"], np.uint8, "r+")
         views = []
         for region in ("params", "gradients"):
             offset, length = params[region]
-            if length != count or offset + 4 * count > len(mapped):
+            if length != count or offset + 4 * count > len(buffer):
                 raise ValueError(
-                    f"{params['path']}: {region} of {length} values at {offset} in {len(mapped)} "
+                    f"{params['path']}: {region} of {length} values at {offset} in {len(buffer)} "
                     f"bytes; {count} values expected"
                 )
-            views.append(self._views(mapped[offset : offset + 4 * count].view("<f4")))
+            views.append(self._views(buffer[offset : offset + 4 * count].view("<f4")))
         offset, size = params["rows"]
-        self.words = mapped[offset : offset + size].view("<i4")
+        self.words = buffer[offset : offset + size].view("<i4")
         self.bound.open(*views)
         self.opened = True
         return {"ok": True}
 
     def _views(self, values: np.ndarray) -> dict[str, np.ndarray]:
-        views, at, values = {}, 0, np.asarray(values)
+        views, offset, values = {}, 0, np.asarray(values)
         for tensor in self.bound.tensors:
-            piece = values[at : (at := at + _size(tensor))]
+            piece = values[offset : (offset := offset + _size(tensor))]
             views[tensor["name"]] = piece.reshape(tensor["shape"])
         return views
 
@@ -211,8 +211,8 @@ class Session:
         bits.seed_generators(0)
         lots = (rows.decoded(words, self.spec) for words in self._micro_batches(params))
         self.bound.count_statistics(lots)
-        counted = self.bound.state.counted.items()
-        return {"values": {name: value.tolist() for name, value in counted}}
+        statistics = self.bound.state.counted.items()
+        return {"values": {name: value.tolist() for name, value in statistics}}
 
     def measure(self, params: Any) -> dict:
         """The mean loss of each row, without a gradient, and what counts in it if that differs.

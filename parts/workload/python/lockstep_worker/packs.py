@@ -90,7 +90,7 @@ def allows(state_filter: dict | None, name: str) -> bool:
 
 
 def layout_of(state: Any, state_filter: dict | None, by_gradient: bool = False) -> Layout:
-    """What of a state travels.
+    """The part of a state that travels.
 
     Args:
         state: a state.
@@ -216,10 +216,10 @@ def load(path: str | Path, layout: Layout, schema: str | None = None) -> None:
     """
     expected = layout_hash(layout.tensors)
     values = pack_files.read(Path(path), expected, schema, layout.count)
-    new, at = {}, 0
+    new, offset = {}, 0
     for module, key, tensor in layout.places:
         shape = tensor.shape if isinstance(tensor, np.ndarray) else bits.real(tensor).shape
-        piece = values[at : (at := at + math.prod(shape))].reshape(shape)
+        piece = values[offset : (offset := offset + math.prod(shape))].reshape(shape)
         new.setdefault(id(module), (module, {}))[1][key] = _like(piece, tensor)
     for module, pieces in new.values():
         module.load_state_dict({**module.state_dict(), **pieces})

@@ -30,12 +30,12 @@ def decoded(rows: np.ndarray, spec: dict) -> Any:
         return parts["inputs"] if columns == ["inputs"] else parts
     if spec["kind"] == "files":
         return [os.path.join(spec["folder"], row.astype("<i4").tobytes().hex()) for row in words]
-    data, at, arrays = words.view(np.uint8), 0, {}
+    data, offset, arrays = words.view(np.uint8), 0, {}
     for array in spec["arrays"]:
         size = _bytes_of(array)
-        piece = np.ascontiguousarray(data[:, at : at + size]).view(array["dtype"])
+        piece = np.ascontiguousarray(data[:, offset : offset + size]).view(array["dtype"])
         arrays[array["name"]] = piece.reshape(len(words), *array["shape"])
-        at += -(-size // 4) * 4
+        offset += -(-size // 4) * 4
     return arrays
 
 

@@ -42,19 +42,19 @@ def decoded(data: bytes) -> Any:
             f"state of an optimizer: {data[:18]!r}...; {MAGIC!r} and all of it expected"
         )
     header = json.loads(data[start : start + length])
-    tensors, at = [], start + length
+    tensors, offset = [], start + length
     for name, shape in header["tensors"]:
         dtype = _dtype(name)
-        end = at + math.prod(shape) * dtype.itemsize
-        if not at <= end <= len(data):
+        end = offset + math.prod(shape) * dtype.itemsize
+        if not offset <= end <= len(data):
             raise ValueError(f"state of an optimizer: {len(data)} bytes; {end} or more expected")
         tensor = torch.empty(shape, dtype=dtype)
-        if end > at:
-            tensor = torch.frombuffer(bytearray(data[at:end]), dtype=dtype).reshape(shape)
+        if end > offset:
+            tensor = torch.frombuffer(bytearray(data[offset:end]), dtype=dtype).reshape(shape)
         tensors.append(tensor)
-        at = end
-    if at != len(data):
-        raise ValueError(f"state of an optimizer: {len(data)} bytes; {at} expected")
+        offset = end
+    if offset != len(data):
+        raise ValueError(f"state of an optimizer: {len(data)} bytes; {offset} expected")
     return _unpacked(header["tree"], tensors)
 
 
