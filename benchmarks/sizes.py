@@ -37,7 +37,7 @@ class Size(NamedTuple):
 
     @property
     def flop_per_token(self) -> int:
-        """Of a forward and backward pass: 6 for each param of a matrix that multiplies, and
+        """FLOP of a forward and backward pass: 6 for each param of a matrix that multiplies, and
         6 * layers * length * width for causal attention; embedding lookups are free."""
         block = 4 * self.width * self.width + 3 * self.width * self.inner
         matrices = self.layers * block + self.width * self.vocabulary

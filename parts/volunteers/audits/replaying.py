@@ -103,15 +103,15 @@ def replay(
     return RepeatedWindow(asked, window, messages, why, findings)
 
 
-def _window(setup: Setup, transcript: Transcript, asked: AskedWindow) -> Window:
+def _window(setup: Setup, transcript: Transcript, request: AskedWindow) -> Window:
     windows = setup.run.snapshots(setup.start.step).windows
     done = [w for w in windows if w.last <= setup.start.step + len(transcript.rounds)]
-    if asked.peer >= setup.run.peers.count or asked.number >= len(done):
+    if request.peer >= setup.run.peers.count or request.number >= len(done):
         raise RequestError(
-            f"--replay {asked}: expected a peer below {setup.run.peers.count} and a window below "
+            f"--replay {request}: expected a peer below {setup.run.peers.count} and a window below "
             f"{len(done)}, the number of finished windows"
         )
-    return done[asked.number]
+    return done[request.number]
 
 
 def _bring_own(setup: Setup, transcript: Transcript, store: Store, step: int, peer: int) -> None:

@@ -79,8 +79,8 @@ class Later:
         head = self.place.head
         self.place.read_admissions()
         while True:
-            asked = head.asked
-            progress, _ = driver.next_round(driver.ask(progress, asked))
+            askers = head.asked
+            progress, _ = driver.next_round(driver.ask(progress, askers))
             step = progress.state.step
             if progress.waiting:
                 began = self._following(AskedLink, "asked", step, head)
@@ -88,13 +88,13 @@ class Later:
                     return
                 head = Head(began.sha256, began.seen.seconds)
                 progress = driver.ask(progress, began.link.asked)
-                asked = (*asked, *began.link.asked)
+                askers = (*askers, *began.link.asked)
             progress, round_ = driver.next_round(progress)
             closed = round_ and self._following(RoundLink, "closed", step, head)
             if round_ is None or closed is None:
                 return
             link: RoundLink = closed.link
-            entry, progress = self._taken(progress, round_, link, asked, params)
+            entry, progress = self._taken(progress, round_, link, askers, params)
             began, head = head.seconds, Head(closed.sha256, closed.seen.seconds, link.asked)
             params = link.params
             yield Passed(entry, progress, link, head, began, self.signers)
@@ -147,7 +147,7 @@ class Later:
         progress: RunProgress,
         round_: Round,
         link: RoundLink,
-        asked: tuple[int, ...],
+        askers: tuple[int, ...],
         params: str,
     ) -> tuple[Entry, RunProgress]:
         """Return the record of a round, and the run after it."""
@@ -176,7 +176,7 @@ class Later:
             stored = EpochParams(peer=peer, params=link.params)
             progress = driver.checkpointed(progress, peer, link.params)
         entry = Entry(
-            asked=asked,
+            asked=askers,
             left=link.left,
             round=round_,
             joined_params=params if round_.joined else None,

@@ -37,7 +37,7 @@ from parts.volunteers.training.waiting import Waiting
 from pipeline.stage import signals
 from pipeline.stage.devices import environment_hash
 
-SELDOM = 4  # looks, of which one goes to all slots for links
+SELDOM = 4  # one of so many looks goes to all slots for links
 FIRST_LOOK = 16  # the first look is after this part of what it waited in the round before
 
 
@@ -74,13 +74,13 @@ class StoredSwarm(Swarm):
 
         Where another link closed the round before after all, that round is returned once more.
         """
-        asked = self.place.head.asked
-        progress, waited = self.waiting.until_enough(driver.ask(progress, asked))
+        askers = self.place.head.asked
+        progress, waited = self.waiting.until_enough(driver.ask(progress, askers))
         progress, round_ = driver.next_round(progress)
         if round_ is None:
             return progress, None
         self.place.read_admissions()
-        begun = RoundBegun(round_, (*asked, *waited), self.join(round_))
+        begun = RoundBegun(round_, (*askers, *waited), self.join(round_))
         taken = StoredRound(self, progress, begun)
         try:
             outcome = taken.take()
@@ -144,7 +144,7 @@ class StoredRound:
 
     @property
     def me(self) -> Volunteer | None:
-        """Who trains here, unless it was ejected."""
+        """The volunteer that trains here, unless it was ejected."""
         me = self.swarm.volunteer
         return None if me is None or me.peer in self.ejected else me
 
@@ -390,7 +390,7 @@ class StoredRound:
     def _notices(self, what: str, peers: Iterable[int], before: float) -> list[int]:
         """Return those of some peers that put a notice in the round before a time, ascending.
 
-        A link that names a later one is false for ever, whoever reads it when.
+        A link that names a later one is false for ever, no matter who reads it when.
         """
         names = [slots.of_peer(self.round.step, peer, what) for peer in peers]
         notices = self.place.notices(self.round.step, what, names, self.expected.began)
