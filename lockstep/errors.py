@@ -79,8 +79,8 @@ def keep_secret(*secrets: str | None) -> None:
     for secret in secrets:
         if secret and len(secret) >= LEAST:
             bare = secret.rstrip("=")  # base64, as some write it
-            spelled = (bare, quote(secret, safe=""), json.dumps(secret)[1:-1], repr(secret)[1:-1])
-            _secrets.update(text for text in (secret, *spelled) if len(text) >= LEAST)
+            spellings = (bare, quote(secret, safe=""), json.dumps(secret)[1:-1], repr(secret)[1:-1])
+            _secrets.update(text for text in (secret, *spellings) if len(text) >= LEAST)
 
 
 def reveals(text: str) -> bool:

@@ -34,19 +34,19 @@ def written(path: Path) -> Iterator[BinaryIO]:
     """Open a temporary file that is flushed to disk and renamed to `path` at the end of the block.
 
     So `path` is complete or absent after a kill, and absent after an error. What a kill leaves is
-    `.NAME.part`, which whoever writes `path` next takes over; who writes it meanwhile waits.
+    `.NAME.part`, which the next writer of `path` takes over; a concurrent writer waits.
     """
-    aside = path.with_name(f".{path.name}.part")
+    part = path.with_name(f".{path.name}.part")
     with writes(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _open_alone(aside) as file:
+        with _open_alone(part) as file:
             try:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
-                os.replace(aside, path)
+                os.replace(part, path)
             except BaseException:
-                aside.unlink(missing_ok=True)
+                part.unlink(missing_ok=True)
                 raise
 
 
@@ -112,7 +112,7 @@ def read_bytes(path: Path, most: int) -> bytes:
     """Return the content of a regular file of at most so many bytes.
 
     Raises:
-      LockstepError: it is none, or a larger one.
+      LockstepError: it is not a regular file, or larger.
       OSError: it does not exist, or may not be read.
     """
     # does not wait for a pipe's other end
@@ -155,8 +155,8 @@ def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     table = dict(pairs)
     if len(table) < len(pairs):
         names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the key {brief(repr(twice))} appears twice in a table")
+        duplicate = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the key {brief(repr(duplicate))} appears twice in a table")
     return table
 
 

@@ -21,10 +21,10 @@ USUAL = NEEDED | {
 
 def check_settings(who: str) -> None:
     """Check how JAX was set up by a program that imported it before us."""
-    for name, found in other_settings().items():
+    for name, value in other_settings().items():
         if name in NEEDED:
             raise LockstepError(
-                f"{who}: jax.config.{name} is {found}, expected {NEEDED[name]}, for which its "
+                f"{who}: jax.config.{name} is {value}, expected {NEEDED[name]}, for which its "
                 f"programs are written; `jax.config.update({name!r}, {NEEDED[name]!r})` sets it"
             )
 
@@ -33,6 +33,6 @@ def other_settings() -> dict[str, str]:
     """Return which settings of JAX that change results are not as usual, and what they are."""
     import jax
 
-    found = {name: value for name, value in jax.config.values.items() if name in USUAL}
-    plain = {name: getattr(value, "value", value) for name, value in found.items()}  # of an enum
+    settings = {name: value for name, value in jax.config.values.items() if name in USUAL}
+    plain = {name: getattr(value, "value", value) for name, value in settings.items()}  # of an enum
     return {name: str(value) for name, value in plain.items() if value != USUAL[name]}

@@ -93,7 +93,7 @@ class Progress:
         )
 
     def _ends(self) -> bool:
-        """Whether the last line is due; bytes have one only after an earlier one."""
+        """Return whether the last line is due; bytes have one only after an earlier one."""
         shown = self.unit != "byte" or self._last_line != self._began
         return shown and self.done == self.total
 

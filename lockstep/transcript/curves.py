@@ -60,9 +60,8 @@ class Totals:
 
 def totals_of(run: dict[str, Any]) -> Totals:
     """Return the totals of a run before its first round, from the tables of its header."""
-    topology = run.get("links", {}).get(
-        "topology", "broadcast"
-    )  # older transcripts have no such key
+    # older transcripts have no such key
+    topology = run.get("links", {}).get("topology", "broadcast")
     return Totals(run["model"]["LLM"]["max_seq_len"], run["peers"]["count"], topology)
 
 

@@ -75,7 +75,7 @@ def begin_round(progress: RunProgress, entry: Entry) -> RunProgress:
 
 
 def finish_round(progress: RunProgress, entry: Entry, *, stores: bool = False) -> RunProgress:
-    """Return the run after the round it is in; `stores` as of `follow`.
+    """Return the run after the round it is in; `stores` as in `follow`.
 
     Raises:
       ContradictionError: The decision, or who stored the params, is not as recorded.

@@ -55,7 +55,7 @@ def hashes(step: int, state: State, told: Mapping[int, Hash] | None = None) -> S
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         params, shared, *own = pool.map(_hash, (state.params, state.shared, *state.own))
     told = told or {}
-    own = [told.get(peer) if one is None else one for peer, one in enumerate(own)]
+    own = [told.get(peer) if digest is None else digest for peer, digest in enumerate(own)]
     return StateHashes(step=step, params=params, shared=shared, own=tuple(own))
 
 

@@ -71,12 +71,12 @@ class RoundsFile:
                 f"{self.path}: {len(lines)} rounds, expected the {step} before the checkpoint; "
                 f"{self.remedy}"
             )
-        kept = lines[:step]
+        head = lines[:step]
         entries = [
             validate_json(Entry, line, f"{self.path}:{number}")
-            for number, line in enumerate(kept, start=1)
+            for number, line in enumerate(head, start=1)
         ]
-        write_text(self.path, "".join(kept))
+        write_text(self.path, "".join(head))
         return entries
 
     def _lines(self) -> list[str]:
@@ -118,9 +118,9 @@ class Writer(RoundsFile):
         Raises:
           LockstepError: Rounds or payloads before it are missing or damaged.
         """
-        kept = super().cut(step - self.snapshots.start)
+        entries = super().cut(step - self.snapshots.start)
         ends: dict[str, int] = {}
-        for entry in kept:
+        for entry in entries:
             for message in (*entry.evidence.messages.values(), *entry.evidence.others.values()):
                 if message.payload:
                     ends[message.payload] = message.offset + message.held
@@ -134,7 +134,7 @@ class Writer(RoundsFile):
                 )
         for name in sizes:
             os.truncate(payloads / name, ends.get(name, 0))
-        return kept
+        return entries
 
     def takes(self, step: int) -> bool:
         """Return whether a snapshot is taken after a step."""
@@ -143,9 +143,9 @@ class Writer(RoundsFile):
     def round(
         self, entry: Entry, payloads: dict[int, bytes], others: dict[int, bytes] | None = None
     ) -> None:
-        """Append a round, and what is kept of its messages, which gain the position of that.
+        """Append a round and what is kept of its messages, which gain the position of it.
 
-        That is their payloads or, of messages with a root, their sketches.
+        Their payloads are kept or, of messages with a root, their sketches.
         """
         others = others or {}
         if payloads or others:
@@ -155,16 +155,16 @@ class Writer(RoundsFile):
             with writes(path), open(path, "ab") as file:
 
                 def keep(messages: dict[int, Message], sent: dict[int, bytes]) -> dict:
-                    kept = dict(messages)
+                    updated = dict(messages)
                     for peer, message in messages.items():
                         if (data := sent.get(peer)) is None:
                             continue
                         sketch = None if message.root is None else len(data)
-                        kept[peer] = replace(
+                        updated[peer] = replace(
                             message, payload=name, offset=file.tell(), sketch=sketch
                         )
                         file.write(data)
-                    return kept
+                    return updated
 
                 evidence = replace(
                     entry.evidence,
@@ -189,21 +189,21 @@ class Writer(RoundsFile):
         `told` are the hashes of what peers own that live elsewhere.
         """
         folder = self.folder / "snapshots" / f"{step:05}"
-        found = hashes(step, state, told)
+        state_hashes = hashes(step, state, told)
         if self.snapshots.keeps(step):
             save_tree(folder / "params.safetensors", state.params)
             save_tree(folder / "shared.safetensors", state.shared)
             for peer, own in enumerate(state.own):
                 if own is None:
                     continue
-                first = found.own.index(found.own[peer])
+                first = state_hashes.own.index(state_hashes.own[peer])
                 path = folder / f"own-{peer:03}.safetensors"
                 if first == peer:
                     save_tree(path, own)
                 else:
-                    path.unlink(missing_ok=True)  # of a run that was killed
+                    path.unlink(missing_ok=True)  # left by a run that was killed
                     link(folder / f"own-{first:03}.safetensors", path)
-        write_json(folder / "state.json", found.model_dump(mode="json"))
+        write_json(folder / "state.json", state_hashes.model_dump(mode="json"))
 
 
 @dataclass(frozen=True)
@@ -216,9 +216,9 @@ class Transcript:
     def header(self) -> Header:
         """The header."""
         path = self.folder / "header.json"
-        found = read_json(path).get("format")
-        if found != FORMAT:
-            text = brief(str(found))  # whatever a stranger's file may hold
+        version = read_json(path).get("format")
+        if version != FORMAT:
+            text = brief(str(version))  # whatever a stranger's file may hold
             reader = READ_BY.get(text, "a later release")
             raise LockstepError(f"{path}: format {text}, expected {FORMAT}; {reader} reads it")
         return validate_json(Header, path.read_text(encoding="utf-8"), str(path))
@@ -255,11 +255,11 @@ class Transcript:
         """
         path = self._snapshot(step) / "state.json"
         with expecting(path, "hashes of a state"):
-            found = validate_json(StateHashes, path.read_bytes(), str(path))
-        if peers is not None and (found.step, len(found.own)) != (step, peers):
-            text = f"is of step {found.step} and {len(found.own)} peers"
+            recorded = validate_json(StateHashes, path.read_bytes(), str(path))
+        if peers is not None and (recorded.step, len(recorded.own)) != (step, peers):
+            text = f"is of step {recorded.step} and {len(recorded.own)} peers"
             raise LockstepError(f"{path.name} {text}, expected {step} and {peers}")
-        return found
+        return recorded
 
     def window(self, window: Window) -> Iterator[Entry]:
         """Return the rounds of a window."""
@@ -280,14 +280,14 @@ class Transcript:
     def own_before(self, window: Window, peer: int, like: Tree) -> Tree:
         """Return what a peer owned before a window; `like` if that is not here and does not matter.
 
-        Who takes no part in the window ends it with what it owned before.
+        A peer that takes no part in the window ends it with what it owned before.
         """
         if not self.has_own(window.opening, peer) and self.begins_anew(window, peer):
             return like
         return self.own(window.opening, peer, like)
 
     def has_own(self, step: int, peer: int) -> bool:
-        """Whether it is here: of few peers and snapshots in a bundle and in a publication."""
+        """Return whether it is here; a bundle and a publication have few peers' and snapshots'."""
         return self.own_file(step, peer).is_file()
 
     def own_file(self, step: int, peer: int) -> Path:
@@ -295,7 +295,7 @@ class Transcript:
         return self._snapshot(step) / f"own-{peer:03}.safetensors"
 
     def begins_anew(self, window: Window, peer: int) -> bool:
-        """Whether a peer's work in a window depends on nothing that it owned before."""
+        """Return whether a peer's work in a window depends on nothing that it owned before."""
         for entry in self.window(window):
             if peer in entry.round.joined or peer in entry.evidence.silent:
                 return True

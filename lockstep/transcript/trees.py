@@ -33,7 +33,7 @@ def _specs(arrays: Mapping[str, np.ndarray]) -> dict[str, tensorfile.TensorSpec]
 
 
 def load_tree(path: Path, like: Tree) -> Tree:
-    """Read what `save_tree` wrote, in the structure of `like`; errors as of `fitted`."""
+    """Read what `save_tree` wrote, in the structure of `like`; errors as in `fitted`."""
     return jax.tree.map(np.array, fitted(_plain_file(path), like, path))
 
 
@@ -75,9 +75,9 @@ def load_nested(path: Path) -> dict:
     names = sorted(tuple(name.split("/")) for name in arrays)
     for name, following in pairwise(names):
         if following[: len(name)] == name:
-            within, outer = ("/".join(parts) for parts in (following, name))
+            inner, outer = ("/".join(parts) for parts in (following, name))
             raise LockstepError(
-                f"{path}: has {within!r}, but {outer!r} is a tensor, expected one of them"
+                f"{path}: has {inner!r}, but {outer!r} is a tensor, expected one of them"
             )
     return unflatten_dict(arrays, sep="/")
 
@@ -92,9 +92,9 @@ def load_arrays(path: Path) -> dict[str, np.ndarray]:
 
 
 def _plain_file(path: Path) -> tensorfile.TensorFile:
-    """A file of `save_tree`: arrays and nothing else, whose hash is that of the arrays alone."""
+    """Return a file of `save_tree`, which has arrays alone: its hash is that of the arrays."""
     file = tensorfile.TensorFile(path)
     if file.metadata:
-        found = brief(repr(file.metadata))
-        raise LockstepError(f"{path}: metadata {found}, expected none")
+        metadata = brief(repr(file.metadata))
+        raise LockstepError(f"{path}: metadata {metadata}, expected none")
     return file
