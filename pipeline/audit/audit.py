@@ -24,12 +24,12 @@ from pipeline.start.begin import Setup
 def audit(setup: Setup, transcript: Transcript, since: int | None = None) -> list[Finding]:
     """Make all checks that need no training: of the header, every round and every snapshot.
 
-    Messages and snapshots may be missing before round `since`, if somebody began with its state.
+    Messages and snapshots may be missing before round `since`, if somebody started from its state.
     """
     since, windows = since or setup.start.step, None
     if since > setup.start.step:
-        every = setup.run.snapshots(setup.start.step).windows
-        windows = [window for window in every if window.opening >= since]
+        run_windows = setup.run.snapshots(setup.start.step).windows
+        windows = [window for window in run_windows if window.opening >= since]
     return [
         *audit_header(setup, transcript),
         *audit_rounds(setup, transcript, windows),
@@ -67,27 +67,27 @@ def audit_rounds(
     progress = start.progress(settings)
     own_size = sum(leaf.nbytes for leaf in jax.tree.leaves(start.state.own[0]))
     for entry in transcript.rounds:
-        here = windows is None or any(entry.round.step in window.rounds for window in windows)
-        known: list[Finding] = []
+        present = windows is None or any(entry.round.step in window.rounds for window in windows)
+        round_findings: list[Finding] = []
         try:
             progress = begin_round(progress, entry)
-            if here and form.kept:
-                known, refused = _audit_messages(entry, transcript, form)
+            if present and form.kept:
+                round_findings, refused = _audit_messages(entry, transcript, form)
                 if refused != (broken := list(entry.evidence.broken)):
                     text = f"broken is {broken}, but the messages of peers {refused} are"
                     raise ContradictionError(entry.round.step, "messages", text)
             progress = finish_round(progress, entry, stores=settings.stores_epochs)
         except ContradictionError as error:  # nothing after it can be attributed
-            return [*findings, *known, _against_author(error.step, error.kind, str(error))]
+            return [*findings, *round_findings, _against_author(error.step, error.kind, str(error))]
         try:
-            _check_sketches(setup, transcript, entry, here)
+            _check_sketches(setup, transcript, entry, present)
         except SketchError as error:
             findings.append(_against_author(entry.round.step, "sketch", str(error)))
         findings += _audit_arrivals(entry, settings, setup.programs.optimizer.overlapped)
         findings += _audit_checks(entry, settings, own_size)
-        known += _audit_second_messages(entry)
-        findings += [*known, *_audit_attestations(entry, settings)]
-        findings += _audit_ejected(entry, known)
+        round_findings += _audit_second_messages(entry)
+        findings += [*round_findings, *_audit_attestations(entry, settings)]
+        findings += _audit_ejected(entry, round_findings)
     done, total = start.step + len(transcript.rounds), run.config.total_steps
     if done < (total if last is None else last):
         text = f"the transcript ends before this round, expected {total} rounds"
@@ -100,21 +100,21 @@ def _audit_messages(
 ) -> tuple[list[Finding], list[int]]:
     """Check every payload against its commitment, and its size against the others' (`bound`).
 
-    Also return the senders whose bytes all refuse.
+    Also return the senders whose bytes everybody refuses.
     """
     reasons = []
     for messages in (entry.evidence.messages, entry.evidence.others):
-        found = {
+        refusals = {
             peer: reason
             for peer, message in messages.items()
             if (reason := why_refused(message, peer, entry.round, transcript, form))
         }
         if messages is entry.evidence.messages:
-            rest = {peer: one for peer, one in messages.items() if peer not in found}
-            sizes = {p: bound.largest(transcript.message(one, form)) for p, one in rest.items()}
-            found |= {peer: ("payload", why) for peer, why in bound.beyond(sizes).items()}
-            refused = [peer for peer in messages if peer in found]
-        reasons += found.items()
+            accepted = {peer: m for peer, m in messages.items() if peer not in refusals}
+            sizes = {p: bound.largest(transcript.message(m, form)) for p, m in accepted.items()}
+            refusals |= {peer: ("payload", why) for peer, why in bound.beyond(sizes).items()}
+            refused = [peer for peer in messages if peer in refusals]
+        reasons += refusals.items()
     step, applied = entry.round.step, entry.decision.applied
     return [Finding(step, peer, *why, peer in applied) for peer, why in reasons], refused
 
@@ -158,7 +158,7 @@ def _audit_arrivals(entry: Entry, settings: RoundSettings, overlapped: float) ->
 
 
 def _audit_checks(entry: Entry, settings: RoundSettings, own_size: int) -> list[Finding]:
-    """Check that those made checks and rulings who had to, and `[links]` allows their times."""
+    """Check that the right peers made checks and rulings, in times that `[links]` allows."""
 
     def differ(text: str) -> Finding:
         return _against_author(entry.round.step, "checks", text)
@@ -201,7 +201,7 @@ def _tokens(plan: Round, settings: RoundSettings) -> dict[int, int]:
 
 
 def _audit_attestations(entry: Entry, settings: RoundSettings) -> list[Finding]:
-    """Check that each witness attests what an honest one does to whom the same arrived."""
+    """Check that each witness attests what an honest one attests that received the same."""
     limit = settings.closes(entry.round, entry.evidence)
     honest = consensus.witnessed(entry.round, entry.evidence, limit)
     step, text = entry.round.step, "attested what did not arrive: {}"
@@ -222,9 +222,9 @@ def _audit_second_messages(entry: Entry) -> list[Finding]:
     return findings
 
 
-def _audit_ejected(entry: Entry, known: list[Finding]) -> list[Finding]:
+def _audit_ejected(entry: Entry, findings: list[Finding]) -> list[Finding]:
     """Name peers that were caught in the round itself, unless a finding already does."""
-    named = {finding.peer for finding in known}
+    named = {finding.peer for finding in findings}
     return [
         Finding(entry.round.step, peer, "ejected", f"caught in its round: {why}", False)
         for peer, why in entry.decision.ejected.items()
@@ -242,11 +242,11 @@ class SketchError(Exception):
     """A transcript does not show of a message what it has to."""
 
 
-def _check_sketches(setup: Setup, transcript: Transcript, entry: Entry, here: bool) -> None:
-    """Check the roots of a round's messages and, if its payloads are `here`, the sketches.
+def _check_sketches(setup: Setup, transcript: Transcript, entry: Entry, present: bool) -> None:
+    """Check the roots of a round's messages and, if its payloads are `present`, the sketches.
 
     Raises:
-      SketchError: Whoever wrote the transcript held the messages, and cut them otherwise.
+      SketchError: The transcript's author, who held the messages, cut them otherwise.
     """
     evidence, form = entry.evidence, setup.programs.form
     rooted = transcript.header.sketched
@@ -262,9 +262,9 @@ def _check_sketches(setup: Setup, transcript: Transcript, entry: Entry, here: bo
                 raise SketchError(f"the message of peer {peer} has a sketch, expected none")
             if message.root is None:
                 continue
-            root, said = bytes.fromhex(message.root), message.commitment
-            if (found := exchange.commit_to_root(root, peer, entry.round).hex()) != said:
-                text = f"peer {peer} commits to {said[:12]}, its root gives {found[:12]}"
+            root, commitment = bytes.fromhex(message.root), message.commitment
+            if (found := exchange.commit_to_root(root, peer, entry.round).hex()) != commitment:
+                text = f"peer {peer} commits to {commitment[:12]}, its root gives {found[:12]}"
                 raise SketchError(text)
     for peer, message in evidence.messages.items() if rooted else ():
         if peer in evidence.broken:
@@ -272,7 +272,7 @@ def _check_sketches(setup: Setup, transcript: Transcript, entry: Entry, here: bo
         if form.kind == wire.DENSE and message.bytes != form.bytes_about:
             text = f"has {message.bytes} bytes, expected {form.bytes_about}"
             raise SketchError(f"the message of peer {peer} {text}")
-        if here:
+        if present:
             read_sketch(setup, transcript, entry, peer)
 
 
@@ -285,8 +285,8 @@ def read_sketch(setup: Setup, transcript: Transcript, entry: Entry, peer: int) -
     message, pieces = entry.evidence.messages[peer], setup.programs.form.pieces
     if message.root is None or message.sketch is None or message.payload is None:
         raise SketchError(f"the message of peer {peer} has no sketch, expected some of its pieces")
-    seed, known = setup.settings.seed, entry.evidence.commitments
-    drawn = sketches.drawn(seed, entry.round.step, known, peer, pieces.count, pieces.drawn)
+    seed, commitments = setup.settings.seed, entry.evidence.commitments
+    drawn = sketches.drawn(seed, entry.round.step, commitments, peer, pieces.count, pieces.drawn)
     if message.sketch != (size := sketches.size_of(pieces, drawn)):
         raise SketchError(f"peer {peer}: a sketch of {message.sketch} bytes, expected {size}")
     try:
@@ -332,8 +332,8 @@ def audit_snapshot(
         expected = transcript.hashes(step, len(like.own))
         params, shared = transcript.agreed(step, like)
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            read = {p: pool.submit(transcript.own, step, p, like.own[p]) for p in peers}
-        own = {peer: found.result() for peer, found in read.items()}
+            futures = {p: pool.submit(transcript.own, step, p, like.own[p]) for p in peers}
+        own = {peer: found.result() for peer, found in futures.items()}
     except LockstepError as error:
         return [_unreadable(transcript, step, error)]
     found = hashes(step, State(params, shared, tuple(own.values())))
@@ -346,8 +346,8 @@ def audit_snapshot(
 def whose_own_is_here(setup: Setup, transcript: Transcript, step: int) -> list[int]:
     """Return the peers whose own state a snapshot that is kept whole must have.
 
-    These are all, but for a run over a store: there it has those of whoever followed the run, since
-    peers keep what they own.
+    These are all peers; for a run over a store, those that the transcript has, since peers keep
+    what they own.
     """
     peers = range(setup.run.peers.count)
     stored = setup.settings.stored
@@ -359,7 +359,7 @@ def audit_ends(
 ) -> list[Finding]:
     """Check the two snapshots between which some peers of a window are replayed.
 
-    What a peer owned before may not be here, where it began anew.
+    What a peer owned before may be missing, where it began anew.
     """
     step, anew = window.opening, [peer for peer in peers if transcript.begins_anew(window, peer)]
     first = [peer for peer in peers if peer not in anew or transcript.has_own(step, peer)]
@@ -375,5 +375,5 @@ def _unreadable(transcript: Transcript, step: int, error: LockstepError) -> Find
 
 
 def _against_author(step: int, kind: str, detail: str) -> Finding:
-    """A finding against the author of the transcript: nothing that it says can be built on."""
+    """Return a finding against a transcript's author: nothing can be built on the transcript."""
     return Finding(step, None, kind, detail, True)

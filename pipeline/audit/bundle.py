@@ -183,7 +183,7 @@ def show(folder: Path, max_gb: int, worker: WorkerOfReader | None = None) -> int
         varied = rounding.measure(replay.setup, replay.transcript, replay.present)
         replay = replace(replay, varied=varied)
         bundle = bundle._replace(replay=replay)
-    found = rerun(bundle)
+    findings = rerun(bundle)
     how = f"compared {verdict_text.compared(replay.why, replay.how.limit, replay.repeats)}"
     if replay.varied:
         how += verdict_text.measured({"varied": asdict(replay.varied)})
@@ -191,12 +191,12 @@ def show(folder: Path, max_gb: int, worker: WorkerOfReader | None = None) -> int
         how = "by decoding what was sent"
     claims, confirmed = bundle.manifest.findings, 0
     for claim in claims:
-        agrees = _confirms(bundle, found, claim)
+        agrees = _confirms(bundle, findings, claim)
         confirmed += agrees
         print(shown(f"peer {claim.peer}, round {claim.round}, {claim.kind}: {claim.detail}"))
-        print(shown(f"  found here: {_nearest(found, claim)}"))
+        print(shown(f"  found here: {_nearest(findings, claim)}"))
         print(f"  {'confirmed' if agrees else 'not confirmed'}")
-    for finding in found:
+    for finding in findings:
         if finding.peer is None:
             text = f"The bundle contradicts itself in round {finding.round}: {finding.detail}"
             print(shown(text))
@@ -244,31 +244,31 @@ def read(folder: Path, max_gb: int, worker: WorkerOfReader | None = None) -> Bun
 
 def rerun(bundle: Bundle) -> list[Finding]:
     """Return what audit and replay find about the bundle's peer, and what contradicts itself."""
-    replay, found = bundle.replay, [*bundle.audited]
-    # one after another, so that what is found of one hides nothing of the others
+    replay, findings = bundle.replay, [*bundle.audited]
+    # one peer after another, so that findings about one hide none about the others
     groups = [(peer,) for peer in bundle.peers] if replay.kept else [bundle.peers]
     for peers in groups:
-        found += replay.window(bundle.window, peers, lambda: None)
-    return [finding for finding in found if finding.peer in (bundle.manifest.peer, None)]
+        findings += replay.window(bundle.window, peers, lambda: None)
+    return [finding for finding in findings if finding.peer in (bundle.manifest.peer, None)]
 
 
 # ---- What was claimed, and what is found here ----
 
 
-def _confirms(bundle: Bundle, found: Iterable[Finding], claim: Finding) -> bool:
+def _confirms(bundle: Bundle, findings: Iterable[Finding], claim: Finding) -> bool:
     """Return whether this replay confirms a finding; to the letter, if both compared bits."""
-    if any(finding.peer is None for finding in found):
+    if any(finding.peer is None for finding in findings):
         return False  # with such rounds anybody could be blamed
     exact = claim.kind in DECODED or (bundle.manifest.bitwise and bundle.replay.bitwise)
     return any(
         finding == claim if exact else (finding.round, finding.kind) == (claim.round, claim.kind)
-        for finding in found
+        for finding in findings
     )
 
 
-def _nearest(found: Iterable[Finding], claim: Finding) -> str:
-    """The finding here that is most like the claimed one."""
-    own = [finding for finding in found if finding.peer == claim.peer]
+def _nearest(findings: Iterable[Finding], claim: Finding) -> str:
+    """Return the finding here that is most like the claimed one."""
+    own = [finding for finding in findings if finding.peer == claim.peer]
     if not own:
         return "nothing against it"
     best = min(own, key=lambda f: (f.kind != claim.kind, abs(f.round - claim.round)))
@@ -282,11 +282,11 @@ def _read_manifest(folder: Path) -> BundleManifest:
     path = folder / MANIFEST
     with expecting(path, "a bundle"):
         manifest = validate_json(BundleManifest, path.read_bytes(), str(path))
-    found = listing(folder)
-    for name in sorted(found.keys() | manifest.files.keys()):
-        if found.get(name) != manifest.files.get(name):
-            here, listed = (files.get(name, "no file")[:12] for files in (found, manifest.files))
-            _refuse(folder, f"{name!r}: found {here}, expected {listed} as {MANIFEST} says")
+    hashes = listing(folder)
+    for name in sorted(hashes.keys() | manifest.files.keys()):
+        if hashes.get(name) != manifest.files.get(name):
+            actual, listed = (files.get(name, "no file")[:12] for files in (hashes, manifest.files))
+            _refuse(folder, f"{name!r}: found {actual}, expected {listed} as {MANIFEST} says")
     return manifest
 
 
@@ -296,14 +296,14 @@ def _check_claims(path: Path, manifest: BundleManifest, run: runfile.Run, window
         _refuse(path, f"peer {manifest.peer}, expected a peer below {run.peers.count}")
     for finding in manifest.findings:
         if finding.peer != manifest.peer or finding.round not in window.rounds:
-            found = f"a finding of peer {finding.peer}, round {finding.round}"
+            actual = f"a finding of peer {finding.peer}, round {finding.round}"
             expected = f"peer {manifest.peer} in rounds {window.first} to {window.last}"
-            _refuse(path, f"{found}, expected of {expected}")
+            _refuse(path, f"{actual}, expected of {expected}")
 
 
 def _refuse_contradictions(transcript: Transcript, findings: Iterable[Finding]) -> None:
-    if found := contradictions(findings):
-        _refuse(transcript.folder, str(found[0]))
+    if bad := contradictions(findings):
+        _refuse(transcript.folder, str(bad[0]))
 
 
 def _refuse(path: Path, text: str) -> NoReturn:

@@ -123,7 +123,7 @@ class WindowPeers:
     def begin(self, entry: Entry) -> None:
         """Begin a round: some peers take over the params, those without work the last commit.
 
-        Whoever joins or was silent has a new state.
+        A peer that joins or was silent has a new state.
         """
         plan, silent = entry.round, entry.evidence.silent
         for peer in (*plan.joined, *silent):
@@ -151,8 +151,8 @@ class WindowPeers:
     def compare(self, entry: Entry, peer: int) -> jax.Array | None:
         """Take a peer's step, and return how far what it sent is from its message.
 
-        What it owns then follows from what it sent or, where its bytes do not decode, from its
-        message; None then.
+        What it owns then follows from what it sent or, where its bytes do not decode, from the
+        recomputed message; the result is None then.
         """
         sent = self.sent(entry, peer)
         if sent is None:
@@ -171,7 +171,7 @@ class WindowPeers:
             return None
 
     def receive(self, entry: Entry, recomputed: Mapping[int, Tree]) -> None:
-        """Apply what the round decided on, of messages that are kept or, else, were recomputed."""
+        """Apply the messages that the round decided on: as kept or, if not kept, as recomputed."""
         decision, plan = entry.decision, entry.round
         needed = entry.evidence.messages.keys() & {*decision.applied, *decision.travelling}
         kept = self.setup.programs.form.kept
@@ -266,7 +266,7 @@ class WindowReplay:
     def _judge_checks(self, entry: Entry, peer: int, replayed: Claim) -> None:
         """Blame verifiers that recomputed a peer's step with another result.
 
-        From a state that the peer committed to falsely, an honest verifier gets another one too.
+        From a state that the peer committed to falsely, an honest verifier's result differs too.
         """
         evidence = entry.evidence
         claims = [(check.verifier, check.found) for check in evidence.checks if check.peer == peer]
@@ -300,14 +300,14 @@ class WindowReplay:
     ) -> tuple[set[int], list[int]]:
         """Blame peers whose pieces are far from the replay's; nobody, if most peers' are.
 
-        Return whose messages are false, and who of those that stray may not be to blame.
+        Return the peers with false messages, and stray peers that may not be to blame.
         """
         replay = self.replay
         if not replay.transcript.header.sketched:
             return set(), []
         distances = sketch_distances(replay.setup, replay.transcript, entry, recomputed)
         named, astray = to_blame(distances, replay.how.limit)
-        false = {peer for peer, far in named.items() if self._is_far(entry, peer, far)}
+        false = {peer for peer, distance in named.items() if self._is_far(entry, peer, distance)}
         if astray:
             text = f"{verdict_text.peers(astray)} sent pieces that stray no more than others' from "
             text += f"a replay, by {max(distances[peer] for peer in astray):.3g}, expected at most "
@@ -332,12 +332,12 @@ class WindowReplay:
 
     def _blame(self, step: int, peer: int, kind: str, text: str, applied: bool) -> None:
         """Keep a peer's first finding of a window, and the first that got into the params."""
-        known = [finding for finding in self.found if finding.peer == peer]
-        if not known or (applied and not any(finding.applied for finding in known)):
+        findings = [finding for finding in self.found if finding.peer == peer]
+        if not findings or (applied and not any(finding.applied for finding in findings)):
             self.found.append(Finding(step, peer, kind, text, applied))
 
     def _blame_state(self, step: int, peer: int, text: str) -> None:
-        """Blame a peer for its state after a round; the state of an ejected peer is never used."""
+        """Blame a peer for its state after a round; an ejected peer's state is never used."""
         entries = self.replay.transcript.window(self.window)
         ejected = {p for e in entries if e.round.step <= step for p in e.decision.ejected}
         self._blame(step, peer, "state", text, peer not in ejected)
@@ -348,7 +348,7 @@ class WindowReplay:
     # ---- Params and states ----
 
     def _compare_params(self, step: int, what: str, recorded: str) -> None:
-        """Compare the params with a hash that the transcript has of them."""
+        """Compare the params with their hash in the transcript."""
         if self.replay.merges_exactly:
             params = tree_hash(jax.device_get(self.peers.replica.params))
             if params != recorded:
@@ -382,7 +382,7 @@ class WindowReplay:
         The next window is replayed from it, so whatever is planted there would go on unseen. Where
         the params are not the auditor's to the bit, nobody is blamed for what most peers have.
         """
-        replay, last, found = self.replay, self.window.last, dict[int, OwnDistance]()
+        replay, last, distances = self.replay, self.window.last, dict[int, OwnDistance]()
         if replay.how.own_limits is None or any(finding.peer is None for finding in self.found):
             return  # the latter: peers went on from other params than the auditor
         for peer, own in self.peers.own.items():
@@ -392,33 +392,33 @@ class WindowReplay:
                     replay.transcript.own(step, peer, like) for step in (self.window.opening, last)
                 )
                 kinds = distances_by_kind(closing, jax.device_get(own), opening, params)
-                found[peer] = furthest(kinds, replay.how.own_limits)
-        named, astray = to_blame({peer: far.ratio for peer, far in found.items()}, 1.0)
+                distances[peer] = furthest(kinds, replay.how.own_limits)
+        named, astray = to_blame({peer: d.ratio for peer, d in distances.items()}, 1.0)
         for peer in {*named, *astray} if replay.kept else named:
-            text = f"committed to another state than its replay's: {found[peer]}"
+            text = f"committed to another state than its replay's: {distances[peer]}"
             self._blame_state(last, peer, text)
         if astray and not replay.kept:
             text = f"what {verdict_text.peers(astray)} own strays no more than what others own: "
-            text += f"{found[astray[0]]}: a lie that no drawn piece shows came before"
+            text += f"{distances[astray[0]]}: a lie that no drawn piece shows came before"
             self._blame_author(last, text)
 
     def _compare_closing(self, params: Tree, shared: Tree) -> None:
-        """Compare what a window ends with within a tolerance, where messages are not kept.
+        """Compare the end of a window within a tolerance, where messages are not kept.
 
         The next window is replayed from it, so whatever is planted there would go on unseen.
         """
         transcript, like = self.replay.transcript, self.replay.setup.start.state
-        most, last = self.replay.how.params_limit, self.window.last
+        limit, last = self.replay.how.params_limit, self.window.last
         opening, closing = (transcript.agreed(step, like) for step in (self.window.opening, last))
-        if not (far := distance_of_update(closing[0], params, opening[0])) <= most:
-            text = f"the params are at distance {far:.3g} of the window's update from those that "
+        if not (gap := distance_of_update(closing[0], params, opening[0])) <= limit:
+            text = f"the params are at distance {gap:.3g} of the window's update from those that "
             text += "follow"
-        elif not (far := distance_of_state(closing[1], shared, opening[1], params)) <= most:
-            text = f"what peers share is at distance {far:.3g} of the window's change from what "
+        elif not (gap := distance_of_state(closing[1], shared, opening[1], params)) <= limit:
+            text = f"what peers share is at distance {gap:.3g} of the window's change from what "
             text += "follows"
         else:
             return
-        self._blame_author(last, f"{text} from its messages, expected at most {most:.3g}")
+        self._blame_author(last, f"{text} from its messages, expected at most {limit:.3g}")
 
 
 def sketch_distances(

@@ -112,7 +112,7 @@ def _others(environment: Mapping[str, str]) -> str:
 def measure(
     setup: Setup, transcript: Transcript, work: PeersOfWindows, compiled: str = ""
 ) -> Varied | None:
-    """Return how far honest messages are from such of other bits; None where that is not measured.
+    """Return how far honest messages are from those of other bits; None where not measured.
 
     The first of the windows and the last are replayed, of one peer or, where messages are not kept,
     of all: early steps change more, and late gradients scatter more for their size.
@@ -125,41 +125,41 @@ def measure(
     ends = chosen[:1] + chosen[1:][-1:]
     work = [(window, peers[:1] if kept else peers) for window, peers in ends]
     with tempfile.TemporaryDirectory() as name:
-        folder, there = Path(name), OtherBits.than(os.environ)
+        folder, other = Path(name), OtherBits.than(os.environ)
         _ask(setup, transcript, work, folder, compiled)
         rounds = ", ".join(f"{window.first}-{window.last}" for window, _ in work)
-        log.info(f"witness: rounds {rounds} again, with {there.words}")
-        done = subprocess.run(
+        log.info(f"witness: rounds {rounds} again, with {other.words}")
+        process = subprocess.run(
             [sys.executable, "-m", __name__, name],
-            env=os.environ | there.variables, capture_output=True, text=True, check=False,
+            env=os.environ | other.variables, capture_output=True, text=True, check=False,
         )  # fmt: skip
-        if done.returncode:
-            last = (done.stderr.strip().splitlines() or ["no word"])[-1]
-            log.warning(f"witness: it ended with status {done.returncode}: {last}")
+        if process.returncode:
+            last = (process.stderr.strip().splitlines() or ["no word"])[-1]
+            log.warning(f"witness: it ended with status {process.returncode}: {last}")
             return None
-        with open(folder / TOLD, "rb") as told:
-            windows = [HonestWindow(setup, transcript, *some).distances(told) for some in work]
-    found = [distance for window in windows for distance in window.messages]
+        with open(folder / TOLD, "rb") as file:
+            windows = [HonestWindow(setup, transcript, *pair).distances(file) for pair in work]
+    distances = [distance for window in windows for distance in window.messages]
     return Varied(
-        max(found, default=0.0),
-        there.words,
-        len(found),
+        max(distances, default=0.0),
+        other.words,
+        len(distances),
         max((window.params for window in windows if window.params is not None), default=None),
         _largest(own for window in windows for own in window.own),
     )
 
 
 def main(folder: Path) -> None:
-    """Replay the windows that are asked for in a folder, and write the honest messages there."""
-    asked = read_json(folder / ASKED)
-    if asked["compiled"]:
-        devices.keep_compiled(Path(asked["compiled"]))
-    run, transcript = runfile.parse(asked["run"], ASKED), Transcript(Path(asked["transcript"]))
-    columns: tuple[Column, ...] = tuple(asked["columns"])
+    """Replay the windows that a folder asks for, and write the honest messages there."""
+    job = read_json(folder / ASKED)
+    if job["compiled"]:
+        devices.keep_compiled(Path(job["compiled"]))
+    run, transcript = runfile.parse(job["run"], ASKED), Transcript(Path(job["transcript"]))
+    columns: tuple[Column, ...] = tuple(job["columns"])
     rows = rows_file.read(folder / TOKENS, columns, run, None)
-    setup = begin.blank(run, asked["model"], rows, columns, asked["step"], asked["data_index"])
+    setup = begin.blank(run, job["model"], rows, columns, job["step"], job["data_index"])
     with open(folder / TOLD, "wb") as file:
-        for window, peers in asked["work"]:
+        for window, peers in job["work"]:
             for data in HonestWindow(setup, transcript, Window(*window), peers).told():
                 file.write(LENGTH.pack(len(data)) + data)
 
@@ -170,7 +170,7 @@ def _ask(
     columns = setup.programs.task.columns
     rows = [rows_file.assigned(transcript.window(window), peers) for window, peers in work]
     rows_file.write(folder / TOKENS, setup.data, np.concatenate(rows))
-    asked = {
+    job = {
         "run": setup.run.model_dump(mode="json"),
         "model": setup.model,
         "columns": columns,
@@ -180,7 +180,7 @@ def _ask(
         "work": [(window, [*peers]) for window, peers in work],
         "compiled": compiled,
     }
-    write_json(folder / ASKED, json.loads(json.dumps(asked)))
+    write_json(folder / ASKED, json.loads(json.dumps(job)))
 
 
 class Distances(NamedTuple):
@@ -194,21 +194,21 @@ class Distances(NamedTuple):
     own: list[dict[str, float]]
 
 
-def _largest(some: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """The largest number of each name."""
-    found: dict[str, float] = {}
-    for one in some:
-        found |= {name: max(number, found.get(name, 0.0)) for name, number in one.items()}
-    return found
+def _largest(distances: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Return the largest number of each name."""
+    largest: dict[str, float] = {}
+    for d in distances:
+        largest |= {name: max(number, largest.get(name, 0.0)) for name, number in d.items()}
+    return largest
 
 
-def _read(told: BinaryIO) -> bytes:
-    (size,) = LENGTH.unpack(told.read(LENGTH.size))
-    return told.read(size)
+def _read(file: BinaryIO) -> bytes:
+    (size,) = LENGTH.unpack(file.read(LENGTH.size))
+    return file.read(size)
 
 
-def _read_like(tree: Tree, told: BinaryIO) -> Tree:
-    return jax.tree.map(lambda x: np.frombuffer(_read(told), x.dtype).reshape(x.shape), tree)
+def _read_like(tree: Tree, file: BinaryIO) -> Tree:
+    return jax.tree.map(lambda x: np.frombuffer(_read(file), x.dtype).reshape(x.shape), tree)
 
 
 class HonestWindow(WindowPeers):
@@ -222,8 +222,8 @@ class HonestWindow(WindowPeers):
     def told(self) -> Iterator[bytes]:
         """Yield each honest message as bytes or, if messages are not kept, many of its pieces.
 
-        If messages are not kept, each array of the params after the window follows, and of what
-        peers share; in any case, each of what a peer owns then.
+        If messages are not kept, the arrays of the params and of the shared state after the window
+        follow; in any case, those of what each peer owns then.
         """
         form = self.setup.programs.form
         for entry, _, message in self.messages():
@@ -238,49 +238,49 @@ class HonestWindow(WindowPeers):
 
     def distances(self, told: BinaryIO) -> Distances:
         """Return how far another process's results are from those computed here."""
-        form, found, params = self.setup.programs.form, list[float](), None
+        form, distances, params = self.setup.programs.form, list[float](), None
         for entry, peer, message in self.messages():
             theirs = _read(told)
             if self.kept:
                 work, sent = self.work(entry, peer), wire.decode(theirs, form)
                 distance, _ = self.replica.compare(self.own[peer], work, entry.round.step, sent)
-                found.append(float(distance))
+                distances.append(float(distance))
             else:
                 pieces = form.pieces.split(theirs, self._some(entry))
-                found.append(form.pieces.distance(wire.fields(message), pieces))
+                distances.append(form.pieces.distance(wire.fields(message), pieces))
         if not self.kept:
             params = self._distance_of_agreed(told)
         own = [self._distances_of_own(peer, told) for peer in self.own]
-        if not np.isfinite([*found, params or 0.0, *_largest(own).values()]).all():
+        if not np.isfinite([*distances, params or 0.0, *_largest(own).values()]).all():
             raise LockstepError("honest messages are not finite, expected finite ones")
-        return Distances(found, params, own)
+        return Distances(distances, params, own)
 
-    def _distance_of_agreed(self, told: BinaryIO) -> float:
-        here = self._agreed()
-        there = _read_like(here, told)
+    def _distance_of_agreed(self, file: BinaryIO) -> float:
+        mine = self._agreed()
+        theirs = _read_like(mine, file)
         opening = self.transcript.agreed(self.window.opening, self.setup.start.state)
         return max(
-            distance_of_update(there[0], here[0], opening[0]),
-            distance_of_state(there[1], here[1], opening[1], here[0]),
+            distance_of_update(theirs[0], mine[0], opening[0]),
+            distance_of_state(theirs[1], mine[1], opening[1], mine[0]),
         )
 
-    def _distances_of_own(self, peer: int, told: BinaryIO) -> dict[str, float]:
-        here, like = jax.device_get(self.own[peer]), self.setup.start.state
+    def _distances_of_own(self, peer: int, file: BinaryIO) -> dict[str, float]:
+        mine, like = jax.device_get(self.own[peer]), self.setup.start.state
         opening = self.transcript.own_before(self.window, peer, like.own[peer])
-        return distances_by_kind(_read_like(here, told), here, opening, like.params)
+        return distances_by_kind(_read_like(mine, file), mine, opening, like.params)
 
     def _agreed(self) -> tuple[Tree, Tree]:
-        """The params now, and what peers share."""
+        """Return the params now, and what peers share."""
         return jax.device_get((self.replica.params, self.replica.shared))
 
     def _some(self, entry: Entry) -> range:
-        """Return evenly spaced pieces, others in each round: more than a sketch has."""
+        """Return evenly spaced pieces, others in each round, and more than a sketch has."""
         count = self.setup.programs.form.pieces.count
         stride = -(-count // MOST_DRAWN)
         return range(entry.round.step % stride, count, stride)
 
     def messages(self) -> Iterator[tuple[Entry, int, Tree]]:
-        """Yield the honest messages of the window, while peers are as before kept ones."""
+        """Yield the window's honest messages; peers are as before them, if they are kept."""
         for entry in self.transcript.window(self.window):
             self.begin(entry)
             honest: dict[int, Tree] = {}

@@ -41,13 +41,13 @@ def joined(several: Sequence[GivenRows]) -> GivenRows:
     indices_N, rows_N = np.unique(
         np.concatenate([one.indices_N for one in several]), return_index=True
     )
-    found = GivenRows(name, indices_N, np.concatenate([one.rows_NW for one in several])[rows_N])
+    merged = GivenRows(name, indices_N, np.concatenate([one.rows_NW for one in several])[rows_N])
     for one in several:
-        if not np.array_equal(found.take(one.indices_N), one.rows_NW):
+        if not np.array_equal(merged.take(one.indices_N), one.rows_NW):
             raise LockstepError(
                 f"{one.name}: a sequence differs between the files {name}, expected the same in all"
             )
-    return found
+    return merged
 
 
 def assigned(entries: Iterable[Entry], peers: Sequence[int]) -> np.ndarray:
@@ -72,7 +72,7 @@ def read(
 ) -> GivenRows:
     """Read what a stranger may have written, with token ids below `vocab_size`.
 
-    With None rows are not tokens, and their words any.
+    With None, rows are not tokens, and may hold any numbers.
     """
     arrays, length = load_arrays(path), run.llm.max_seq_len
     width = length * len(columns)
@@ -92,7 +92,7 @@ def read(
     # what a number can be; there are as many packed sequences as tokens at most, and padding
     limits = Columns(vocab_size, vocab_size, length, length + 1)._asdict()
     for name, ids_NL in zip(columns, np.split(rows_NW, width // length, 1), strict=True):
-        known = ids_NL[ids_NL != UNCOUNTED] if name == "labels" else ids_NL
-        if known.size and not 0 <= known.min() <= known.max() < limits[name]:
+        ids = ids_NL[ids_NL != UNCOUNTED] if name == "labels" else ids_NL
+        if ids.size and not 0 <= ids.min() <= ids.max() < limits[name]:
             raise LockstepError(f"{path}: expected {name} from 0 and below {limits[name]}")
     return GivenRows(path.name, indices_N, rows_NW)

@@ -43,14 +43,14 @@ DOMAIN = b"BLS_SIG_BLS12381G1_XMD:SHA-256_SSWU_RO_NUL_"
 def seed_of(run: runfile.Run, transcript: Transcript) -> str:
     """Return the auditor's own seed, or the hash of the rounds, with the beacon if there is one.
 
-    The default needs no secret, and cannot stop whoever writes a whole transcript from trying until
+    The default needs no secret, and cannot stop the author of a whole transcript from trying until
     the sample suits: an auditor who does not trust that author supplies a seed, or a beacon that
-    was not known when the transcript was public.
+    was not known when the transcript was published.
     """
     if run.witness.seed is not None:
         return run.witness.seed
-    found = read_beacon(run.witness.beacon)
-    return transcript.hash if found is None else f"{found.value} {transcript.hash}"
+    beacon = read_beacon(run.witness.beacon)
+    return transcript.hash if beacon is None else f"{beacon.value} {transcript.hash}"
 
 
 def whose_seed(run: runfile.Run) -> Literal["auditor", "beacon", "transcript"]:
@@ -97,14 +97,14 @@ def read_beacon(said: str) -> Beacon | None:
     """
     if not said:
         return None
-    found = re.fullmatch(DRAND, said)
-    if found is None:
+    match = re.fullmatch(DRAND, said)
+    if match is None:
         return Beacon(said, f"{brief(repr(said))}, given by hand")
-    number, signature = int(found["round"]), bytes.fromhex(found["signature"])
+    number, signature = int(match["round"]), bytes.fromhex(match["signature"])
     if not _is_signed(number, signature):
         raise LockstepError(
             f"[witness] beacon: round {number} of drand's quicknet has another signature than "
-            f"{found['signature'][:12]}"
+            f"{match['signature'][:12]}"
         )
     at = datetime.fromtimestamp(GENESIS + PERIOD * (number - 1), UTC)
     text = f"round {number} of drand's quicknet, of {at:%Y-%m-%d %H:%M:%S} UTC"

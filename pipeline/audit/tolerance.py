@@ -56,8 +56,8 @@ def why_not_bitwise(setup: Setup, header: Header, rounds: Iterable[Entry]) -> st
         return f"[peers] layout = {run.peers.named_layout} is another program than a lone peer's"
     if not header.bitwise:
         return "the training machine did not repeat a step bit for bit"
-    if found := devices.difference(setup.environment(), header.environment):
-        name, here, trained = found
+    if difference := devices.difference(setup.environment(), header.environment):
+        name, here, trained = difference
         return f"{name} is {here!r} here, was {trained!r} in training"
     here = devices.environment_hash(setup.environment())
     for entry in rounds:
@@ -99,7 +99,7 @@ def how(
     """
     if why is None:
         return How()
-    # A verdict may claim both; whichever the subject does not learn by would loosen a fixed bound.
+    # A verdict may claim both; the one that the subject does not use would loosen a fixed bound.
     repeats, varied = (None, varied) if subject_of(run).varies_here else (repeats, None)
     return How(
         why,
@@ -118,10 +118,10 @@ def distance_of_update(found: Tree, expected: Tree, opening: Tree) -> float:
     auditor's, or an author's larger update would seem nearer than it is. What is not finite is
     infinitely far: a NaN would be lost in a maximum.
     """
-    off, moved = _far(found, expected), _far(expected, opening)
-    if not off:
+    error, change = _far(found, expected), _far(expected, opening)
+    if not error:
         return 0.0
-    return off / moved if moved and np.isfinite([off, moved]).all() else np.inf
+    return error / change if change and np.isfinite([error, change]).all() else np.inf
 
 
 def distance_of_state(found: Tree, expected: Tree, opening: Tree, params: Tree) -> float:
@@ -187,12 +187,12 @@ class OwnDistance(NamedTuple):
 
 def furthest(distances: Mapping[str, float], limits: Mapping[str, float]) -> OwnDistance:
     """Return the kind that is furthest for its limit."""
-    kinds = [OwnDistance(kind, far, limits[kind]) for kind, far in distances.items()]
-    return max(kinds, key=lambda one: one.ratio, default=OwnDistance("", 0.0, 1.0))
+    kinds = [OwnDistance(kind, distance, limits[kind]) for kind, distance in distances.items()]
+    return max(kinds, key=lambda d: d.ratio, default=OwnDistance("", 0.0, 1.0))
 
 
 def to_blame(distances: Mapping[int, float], limit: float) -> tuple[dict[int, float], list[int]]:
-    """Return the peers beyond the limit: those who are to blame, and those who may not be.
+    """Return the peers beyond the limit: those that are to blame, and those that may not be.
 
     A replay computes with the params that follow from its own messages. Where a lie is in pieces
     that were not drawn, all later messages of the window differ from it, of honest peers too. So a
@@ -212,7 +212,7 @@ def to_blame(distances: Mapping[int, float], limit: float) -> tuple[dict[int, fl
 
 
 def _kind(path: str, params: Collection[str]) -> str:
-    """Return a path without the param's that is in it, the longest, if one is."""
+    """Return a path without the longest param's path in it, if there is one."""
     parts = path.split("/")
     spans = itertools.combinations(range(len(parts) + 1), 2)
     within = [(first, last) for first, last in spans if "/".join(parts[first:last]) in params]
@@ -220,8 +220,8 @@ def _kind(path: str, params: Collection[str]) -> str:
     return "/".join(parts[:first] + parts[last:])
 
 
-def _far(one: Tree, other: Tree) -> float:
-    pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
+def _far(tree: Tree, other: Tree) -> float:
+    pairs = zip(jax.tree.leaves(tree), jax.tree.leaves(other), strict=True)
     return float(np.sqrt(sum(np.sum(np.square(a.astype(np.float64) - b)) for a, b in pairs)))
 
 
@@ -238,13 +238,13 @@ def repeated(setup: Setup, transcript: Transcript, present: PeersOfWindows) -> f
         return None
     group = device_groups(jax.devices(), setup.programs.parts)[0]
     chosen = present[:: -(-len(present) // SNAPSHOTS)]
-    return max(_window_distance(setup, transcript, *some, group) for some in chosen)
+    return max(_window_distance(setup, transcript, *pair, group) for pair in chosen)
 
 
 def _window_distance(
     setup: Setup, transcript: Transcript, window: Window, peers: Sequence[int], group: DeviceGroup
 ) -> float:
-    """The same of a window's first round, and the first of the peers that trains in it."""
+    """Return the same for a window's first round, and the first peer that trains in it."""
     programs, like = setup.programs, setup.start.state
     round_ = next(transcript.window(window)).round
     peer = next((peer for peer in peers if peer in round_.assignment), None)
@@ -255,5 +255,5 @@ def _window_distance(
     span = round_.assignment[peer]
     work = setup.settings.work(programs, setup.data, span, round_.trainers)
     first = replica.step(group.put(own), work, round_.step).message
-    again = (replica.compare(group.put(own), work, round_.step, first) for _ in range(REPEATS))
-    return float(np.max([jax.device_get(distance) for distance, _ in again]))
+    repeats = (replica.compare(group.put(own), work, round_.step, first) for _ in range(REPEATS))
+    return float(np.max([jax.device_get(distance) for distance, _ in repeats]))

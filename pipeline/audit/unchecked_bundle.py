@@ -32,10 +32,10 @@ def read_run(folder: Path, max_gb: int, worker: WorkerOfReader | None = None) ->
         whose steps a command takes.
     """
     check_regular(folder)
-    whole = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    if whole > max_gb * 1e9:
+    total = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    if total > max_gb * 1e9:
         raise LockstepError(
-            f"{folder}: {size(whole)}, expected at most {max_gb} GB; where a bundle may be "
+            f"{folder}: {size(total)}, expected at most {max_gb} GB; where a bundle may be "
             "that large, say so with --max-gb"
         )
     document = read_json(folder / RUN)
@@ -48,5 +48,5 @@ def read_run(folder: Path, max_gb: int, worker: WorkerOfReader | None = None) ->
             f"{folder / RUN}: workload.command is {list(run.workload.command)}, expected none: a "
             "stranger's command is not run"
         )
-    given = {name: value for name, value in (worker or WorkerOfReader())._asdict().items() if value}
-    return run.model_copy(update={"runtime": runfile.Runtime(**given)})
+    table = {name: value for name, value in (worker or WorkerOfReader())._asdict().items() if value}
+    return run.model_copy(update={"runtime": runfile.Runtime(**table)})

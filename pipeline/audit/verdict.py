@@ -145,8 +145,8 @@ def contradictions(findings: Iterable[Finding]) -> list[Finding]:
 def merged(findings: Sequence[Finding]) -> list[Finding]:
     """Return the findings by round, without those on ejected peers that another one explains."""
     explained = {(f.round, f.peer) for f in findings if f.kind != "ejected"}
-    kept = [f for f in findings if f.kind != "ejected" or (f.round, f.peer) not in explained]
-    return sorted(kept, key=lambda f: f.round)
+    remaining = [f for f in findings if f.kind != "ejected" or (f.round, f.peer) not in explained]
+    return sorted(remaining, key=lambda f: f.round)
 
 
 # ---- From findings to a verdict ----
@@ -162,9 +162,8 @@ class How(NamedTuple):
     why: str | None = None  # bits could not be compared; None if they were: then all else is None
     limit: float | None = None  # of a message
     params_limit: float | None = None  # of the params after a window; None: they follow to the bit
-    own_limits: dict[str, float] | None = (
-        None  # of what a peer owns then, by kind; None: not compared
-    )
+    # of what a peer owns then, by kind; None: not compared
+    own_limits: dict[str, float] | None = None
     repeats: float | None = None  # the largest distance among an auditor's honest repeats
     varied: Varied | None = None  # what the auditor measured of other bits
 

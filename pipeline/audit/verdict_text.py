@@ -42,9 +42,9 @@ def render(verdict: dict) -> str:
         *absences(verdict),
     ]
     lines = [f"{_outcome(verdict)}: {reason(verdict)}"]
-    for name, text in rows:  # none of an empty text, which has no lines
-        first, rest = f"  {name:<12}", " " * 14
-        lines += textwrap.wrap(text, WIDTH, initial_indent=first, subsequent_indent=rest)
+    for name, text in rows:  # an empty text has no lines
+        first, indent = f"  {name:<12}", " " * 14
+        lines += textwrap.wrap(text, WIDTH, initial_indent=first, subsequent_indent=indent)
     for finding in verdict["findings"]:
         effect = "got into the params" if finding["applied"] else "did not get into the params"
         lines += [
@@ -95,7 +95,7 @@ def trained_nothing(verdict: dict) -> bool:
 
 
 def caught(verdict: dict) -> str:
-    """Return how many lied to no effect, as in "3 liars caught, 2 of them ejected"."""
+    """Return how many peers lied to no effect, as in "3 liars caught, 2 of them ejected"."""
     liars = {finding["peer"] for finding in verdict["findings"]}
     ejected = liars & {int(peer) for peer in verdict["ejected"]}
     text = f"{_count(len(liars), 'liar')} caught"
@@ -133,7 +133,7 @@ def compared(
 
 
 def measured(verdict: dict) -> str:
-    """Return from what the tolerance was learnt, as the end of a sentence; nothing if it was not.
+    """Return how the tolerance was learnt, as the end of a sentence; nothing if it was not.
 
     A verdict that was compared bit for bit has no such entry.
     """
@@ -150,29 +150,29 @@ def measured(verdict: dict) -> str:
 
 def compared_params(verdict: dict) -> str:
     """Return how the params after a window were compared; nothing where it was bit for bit."""
-    if (most := verdict.get("params_tolerance")) is None:
+    if (limit := verdict.get("params_tolerance")) is None:
         return ""
     of = "of the window's update, and so what peers share"
-    return f"after each replayed window, off by at most {most:.3g} {of}"
+    return f"after each replayed window, off by at most {limit:.3g} {of}"
 
 
 def compared_states(verdict: dict) -> str:
     """Return how what peers own was compared; nothing where it was bit for bit, or is nothing."""
-    if verdict["method"] == "bitwise" or (most := verdict.get("own_tolerance")) == {}:
+    if verdict["method"] == "bitwise" or (limits := verdict.get("own_tolerance")) == {}:
         return ""
-    if most is None:
+    if limits is None:
         return "what peers own was not compared, since nothing was learnt of it"
-    least = min(most.values())
+    least = min(limits.values())
     text = f"of each replayed peer, after its window, off by at most {least:.3g} of its change"
-    return text + "".join(f", {kind} by {far:.3g}" for kind, far in most.items() if far > least)
+    return text + "".join(f", {kind} by {cap:.3g}" for kind, cap in limits.items() if cap > least)
 
 
 def compared_messages(verdict: dict) -> str:
     """Return what was compared of messages that are not kept; nothing where they are."""
-    if (found := verdict.get("compared")) is None:
+    if (counts := verdict.get("compared")) is None:
         return ""
-    share = found["bytes_shown"] / max(1, found["bytes"])
-    pieces = f"pieces of {found['sketched']:,} of {found['messages']:,} are kept"
+    share = counts["bytes_shown"] / max(1, counts["bytes"])
+    pieces = f"pieces of {counts['sketched']:,} of {counts['messages']:,} are kept"
     if verdict["method"] == "bitwise":
         return f"{pieces}, {share:.2%} of their bytes; the roots over all pieces were compared"
     seen = "passes" if verdict.get("params_tolerance") is None else "shows only in the params"
@@ -180,7 +180,7 @@ def compared_messages(verdict: dict) -> str:
 
 
 def stated(verdict: dict) -> str:
-    """Return what of a transcript nobody computes again: its author's word."""
+    """Return which parts of a transcript nobody recomputes: they are its author's word."""
     text = STATED
     if verdict.get("compared") is not None:
         text += ", whose bytes were no message"
@@ -236,11 +236,11 @@ def _outcome(verdict: dict) -> str:
 
 
 def _rounds(replayed: Iterable[dict]) -> str:
-    """Replayed windows by their rounds: rounds 1-50 of peers 0 and 3; 51-100 of peer 1."""
+    """Return replayed windows by rounds: rounds 1-50 of peers 0 and 3; 51-100 of peer 1."""
     by_rounds: dict[tuple[int, int], list[int]] = {}
     for window in replayed:
         by_rounds.setdefault((window["first"], window["last"]), []).append(window["peer"])
-    texts = [f"{first}-{last} of {peers(of)}" for (first, last), of in sorted(by_rounds.items())]
+    texts = [f"{first}-{last} of {peers(ids)}" for (first, last), ids in sorted(by_rounds.items())]
     return f"rounds {'; '.join(texts)}"
 
 
