@@ -134,10 +134,10 @@ class OptimizerVariant(Variant):
 
     def build(self, setting: Setting) -> "Optimizer":
         """Return the optimizer; `build` below checks first that it fits."""
-        ours = [kind.tag() for kind in variants_of(OptimizerVariant) if "build" in vars(kind)]
+        tags = [kind.tag() for kind in variants_of(OptimizerVariant) if "build" in vars(kind)]
         raise LockstepError(
             f"{variant_name(self)}: this release cannot train with it, expected "
-            f"{self.where}.{', '.join(ours[:-1])} or {ours[-1]}"
+            f"{self.where}.{', '.join(tags[:-1])} or {tags[-1]}"
         )
 
 
@@ -211,7 +211,7 @@ class Card(NamedTuple):
         """Return it without step sizes of groups that the model lacks, as a head of its own."""
         if "step_scale" not in self.settings:
             return self
-        scale = {name: by for name, by in self.settings["step_scale"].items() if name in groups}
+        scale = {name: x for name, x in self.settings["step_scale"].items() if name in groups}
         return self._replace(settings=self.settings | {"step_scale": scale})
 
 

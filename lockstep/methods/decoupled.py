@@ -145,24 +145,24 @@ class OptimizerDecoupledDiLoCo(Fragmented):
         return self
 
     def needs(self, run: Surroundings) -> Misfits:
-        name, found = self.tag(), []
+        name, misfits = self.tag(), []
         if self.quorum > run.peers:
             key = f"model.LLM.optimizer.{name}.quorum"
-            found += [(key, f"at most the number of peers ({run.peers})")]
+            misfits += [(key, f"at most the number of peers ({run.peers})")]
         if run.clock != "simulated":
-            found += [("links.clock", f"simulated with {name}, whose rounds close by it")]
+            misfits += [("links.clock", f"simulated with {name}, whose rounds close by it")]
         if run.aggregation in COUNTS_EACH_ONCE:
             text = f"another rule with {name}: {run.aggregation} takes old and short messages for "
-            found += [("peers.aggregation", f"{text}others, as mean and rda do not")]
+            misfits += [("peers.aggregation", f"{text}others, as mean and rda do not")]
         if run.layout != "each":
-            found += [("peers.layout", f"each with {name}: not all peers train in every round")]
+            misfits += [("peers.layout", f"each with {name}: not all peers train in every round")]
         if run.verification_percent:
             text = f"0 with {name}: a round does not wait until a step was taken again"
-            found += [("config.verification_percent", text)]
+            misfits += [("config.verification_percent", text)]
         if run.topology == "ring":
             text = f"broadcast or hub with {name}: around a ring all messages arrive together"
-            found += [("links.topology", text)]
-        return found
+            misfits += [("links.topology", text)]
+        return misfits
 
     def pace(
         self, speeds: Sequence[float], rows: int | None, *, batch: int, settle_every: int, last: int

@@ -77,8 +77,8 @@ class OptimizerMuon(Moments):
     def build(self, setting: Setting) -> "Optimizer":
         from lockstep.optim.dense import muon
 
-        rest = {"stacked": setting.stacked, "aggregate": setting.equal_aggregate}
-        return muon(setting.learning_rate, **dict(self), **rest)
+        options = {"stacked": setting.stacked, "aggregate": setting.equal_aggregate}
+        return muon(setting.learning_rate, **dict(self), **options)
 
 
 class OptimizerSGD(Dense):

@@ -114,7 +114,7 @@ class Rounded(LocalSteps):
         from lockstep.optim.quantize import QSGD, Half, Integers, Levels, quantized
 
         block: Any = self.quantize_block
-        made = {
+        quantizers = {
             "bfloat16": lambda: Half(jnp.bfloat16),
             "float16": lambda: Half(jnp.float16),
             "int8": lambda: Integers(8, block),
@@ -124,7 +124,7 @@ class Rounded(LocalSteps):
             "two_bit": lambda: Levels(2, block),
             "sign": lambda: Levels(1, block),
         }
-        return quantized(outer, made[self.quantize](), self.error_feedback or 0.0)
+        return quantized(outer, quantizers[self.quantize](), self.error_feedback or 0.0)
 
 
 class OptimizerFedAvg(LocalSteps):

@@ -26,7 +26,7 @@ def check_needs(
 
 
 def _aggregation(table: OptimizerVariant, run: Surroundings) -> Misfits:
-    """Where a rule of `[peers] aggregation` would do nothing, or cannot be."""
+    """Return where a rule of `[peers] aggregation` would do nothing, or cannot be."""
     rule, liars, name = run.aggregation, run.liars or 0, table.tag()
     if run.liars is None and rule in OF_LIARS:
         return [("peers.liars", f"a number of peers that may lie with {rule}")]
@@ -50,7 +50,7 @@ def _aggregation(table: OptimizerVariant, run: Surroundings) -> Misfits:
 
 
 def _topology(table: OptimizerVariant, run: Surroundings) -> Misfits:
-    """Where messages would be summed on their way, and have no sum."""
+    """Return where messages would be summed on their way, and have no sum."""
     if run.topology == "broadcast":
         return []
     expected = None
@@ -105,7 +105,7 @@ def check_faults(
 
 
 def _are_one(fault: Fault, other: Fault) -> bool:
-    """Whether two faults of a schedule are the same for some peer in some round."""
+    """Return whether two faults of a schedule are the same for some peer in some round."""
     apart = fault.rounds[0] > other.rounds[1] or other.rounds[0] > fault.rounds[1]
     return fault.kind == other.kind and bool(set(fault.peers) & set(other.peers)) and not apart
 
@@ -117,7 +117,7 @@ def _misfit(
     optimizer: OptimizerVariant | None,
     called: Callable[[str], str],
 ) -> tuple[str, str] | None:
-    """The key of a fault that the rest of the run rules out, and what was expected; or None."""
+    """Return the key of a fault that the rest of the run rules out, and the expected; or None."""
     count, steps, needs = peers.count, config.total_steps, KINDS[fault.kind].needs
     sends = "arrays" if optimizer is None else optimizer.sends
     if max(fault.peers) >= count:

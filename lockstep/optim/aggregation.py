@@ -51,8 +51,8 @@ def mean(values: Tree, weight: jax.Array) -> Tree:
 
 def quotient(x: jax.Array, count: jax.Array) -> jax.Array:
     """Return the sum over the leading axis divided by a count, finite even if the sum is not."""
-    few = few_of(x, axis=0)
-    return jnp.sum(x * few, axis=0) / count / few
+    scale = few_of(x, axis=0)
+    return jnp.sum(x * scale, axis=0) / count / scale
 
 
 def few_of(x: jax.Array, axis: int | None = None) -> jax.Array:
@@ -83,19 +83,19 @@ def mean_on_host(values: Sequence[np.ndarray], weight: np.ndarray) -> np.ndarray
     share = weight.astype(np.float32) / np.float32(max(weight.max(), 1))
     count = max(share.sum(), np.float32(1))
 
-    def total(few: np.float32) -> np.ndarray:
-        found = np.zeros_like(values[0])
-        for x, of_peer in zip(values, share * few, strict=True):
-            if of_peer:
-                found += x if of_peer == 1 else of_peer * x
-        found /= count
-        return found
+    def scaled_mean(scale: np.float32) -> np.ndarray:
+        average = np.zeros_like(values[0])
+        for x, factor in zip(values, share * scale, strict=True):
+            if factor:
+                average += x if factor == 1 else factor * x
+        average /= count
+        return average
 
     with np.errstate(over="ignore"):
-        found = total(np.float32(1))
-    if (beyond := ~np.isfinite(found)).any():
-        found[beyond] = total(np.float32(FEW))[beyond] / np.float32(FEW)
-    return found
+        average = scaled_mean(np.float32(1))
+    if (overflowed := ~np.isfinite(average)).any():
+        average[overflowed] = scaled_mean(np.float32(FEW))[overflowed] / np.float32(FEW)
+    return average
 
 
 ON_HOST = {mean: mean_on_host, EQUAL_MEAN: lambda values, weight: mean_on_host(values, weight > 0)}
@@ -141,8 +141,8 @@ def min_support(liars: int) -> AggregateFn:
 
     def drop_unsupported(x: jax.Array, sent_P: jax.Array) -> jax.Array:
         count = jnp.sum(sent_P, axis=0)
-        found = quotient(jnp.where(sent_P, x, 0.0), jnp.maximum(count, 1))
-        return jnp.where(count > liars, found, 0.0)
+        average = quotient(jnp.where(sent_P, x, 0.0), jnp.maximum(count, 1))
+        return jnp.where(count > liars, average, 0.0)
 
     return partial(_by_element, drop_unsupported)
 
@@ -168,7 +168,7 @@ def _by_element(
 
 
 def counts_each_once(aggregate: AggregateFn) -> bool:
-    """Return whether a rule knows of weights only which are 0."""
+    """Return whether a rule sees only which weights are 0."""
     rule = aggregate.func if isinstance(aggregate, partial) else aggregate
     return rule in (median, peer_mean, _by_element)
 
@@ -224,17 +224,17 @@ def centered_clip(values: Tree, weight: jax.Array) -> Tree:
         https://arxiv.org/abs/2012.10333
     """
 
-    def off(x: jax.Array, v: jax.Array) -> jax.Array:
+    def clipped_difference(x: jax.Array, v: jax.Array) -> jax.Array:
         return _clipped(x - v, is_sent(x, weight))
 
     values = jax.tree.map(lambda x: jnp.where(is_sent(x, weight), x, 0.0), values)
-    few = jax.tree.map(few_of, values)
-    values = jax.tree.map(jnp.multiply, values, few)
+    scales = jax.tree.map(few_of, values)
+    values = jax.tree.map(jnp.multiply, values, scales)
     centre = median(values, weight)
     for _ in range(CLIPS):
-        moves = mean(jax.tree.map(off, values, centre), weight)
+        moves = mean(jax.tree.map(clipped_difference, values, centre), weight)
         centre = jax.tree.map(jnp.add, centre, moves)
-    return jax.tree.map(jnp.divide, centre, few)
+    return jax.tree.map(jnp.divide, centre, scales)
 
 
 def multi_krum(liars: int) -> AggregateFn:
@@ -251,22 +251,22 @@ def multi_krum(liars: int) -> AggregateFn:
     """
 
     def mean_of_nearest(values: Tree, weight: jax.Array) -> Tree:
-        there_P = _is_there(weight)
-        count, peers = jnp.sum(there_P), jnp.arange(len(weight))
+        present_P = _is_there(weight)
+        count, peers = jnp.sum(present_P), jnp.arange(len(weight))
         leaves = [jnp.where(is_sent(x, weight), x, 0.0) for x in jax.tree.leaves(values)]
         largest_P = reduce(jnp.maximum, (_by_peer(jnp.max, jnp.abs(x)) for x in leaves))
-        near = near_one(middle(largest_P, there_P))
-        apart_PP = sum(_apart(jnp.clip(x * near, -MOST, MOST)) for x in leaves)
-        others_PP = there_P[:, None] & there_P[None, :] & (peers[:, None] != peers[None, :])
-        near_PP = jnp.sort(jnp.where(others_PP, apart_PP, jnp.inf), axis=1)
+        scale = near_one(middle(largest_P, present_P))
+        distance_PP = sum(_apart(jnp.clip(x * scale, -MOST, MOST)) for x in leaves)
+        others_PP = present_P[:, None] & present_P[None, :] & (peers[:, None] != peers[None, :])
+        nearest_PP = jnp.sort(jnp.where(others_PP, distance_PP, jnp.inf), axis=1)
         counted_PP = peers < jnp.maximum(count - liars - 2, 1)
-        score_P = jnp.sum(jnp.where(counted_PP, near_PP, 0.0), axis=1)
-        score_P = jnp.where(there_P, jnp.minimum(score_P, MOST), jnp.inf)  # absent ones come last
+        score_P = jnp.sum(jnp.where(counted_PP, nearest_PP, 0.0), axis=1)
+        score_P = jnp.where(present_P, jnp.minimum(score_P, MOST), jnp.inf)  # absent ones come last
         best_P = jnp.argsort(score_P, stable=True)
         rank_P = jnp.zeros_like(best_P).at[best_P].set(peers)
         kept_P = rank_P < jnp.maximum(count - liars, 1)
-        kept = kept_P.reshape(-1, *[1] * (weight.ndim - 1))
-        return mean(values, jnp.where(kept, weight, jnp.zeros_like(weight)))
+        mask = kept_P.reshape(-1, *[1] * (weight.ndim - 1))
+        return mean(values, jnp.where(mask, weight, jnp.zeros_like(weight)))
 
     return mean_of_nearest
 
@@ -299,11 +299,11 @@ def _radial(
             return averaged
         sized = Sized(jnp.where(is_sent(x, weight), x, 0.0), tuple(range(1, x.ndim)))
         direction = mean(sized.direction, weight)
-        long = jnp.sqrt(jnp.sum(jnp.square(direction)))
+        norm = jnp.sqrt(jnp.sum(jnp.square(direction)))
         length_P = sized.length.reshape(-1)
-        of_all = length(length_P, weight if weight.ndim == 1 else _is_there(weight))
-        unit: jax.Array = direction / (jnp.maximum(long, NO_DIRECTION) / UNIT)
-        return of_all * jnp.where(long > NO_DIRECTION, unit, 0.0)
+        common_length = length(length_P, weight if weight.ndim == 1 else _is_there(weight))
+        unit: jax.Array = direction / (jnp.maximum(norm, NO_DIRECTION) / UNIT)
+        return common_length * jnp.where(norm > NO_DIRECTION, unit, 0.0)
 
     return jax.tree.map_with_path(average_leaf, values)
 
@@ -335,15 +335,15 @@ def _apart(x: jax.Array) -> jax.Array:
     """
     x = x.reshape(len(x), -1)
 
-    def from_all(x: jax.Array, one: jax.Array) -> jax.Array:
-        return jnp.sum(jnp.square(x - one), axis=1)
+    def from_all(x: jax.Array, peer: jax.Array) -> jax.Array:
+        return jnp.sum(jnp.square(x - peer), axis=1)
 
-    apart_PP: jax.Array = jax.lax.map(partial(from_all, x), x)
-    return apart_PP
+    distance_PP: jax.Array = jax.lax.map(partial(from_all, x), x)
+    return distance_PP
 
 
 def _whatever(aggregate: AggregateFn) -> Callable[[int], AggregateFn]:
-    """Return what makes an aggregate that needs no number of liars."""
+    """Return a factory of an aggregate that needs no number of liars."""
     return lambda liars: aggregate
 
 

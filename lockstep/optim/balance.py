@@ -120,8 +120,8 @@ def balanced(optimizer: Optimizer, paths: Collection[str], speed: float) -> Opti
         return Balanced(load, optimizer.accumulate(grads, own.optimizer, params, step))
 
     def send(own: Tree, params: Tree, shared: Tree, step: jax.Array) -> tuple[Tree, Tree]:
-        message, after = optimizer.send(own.optimizer, params, shared, step)
-        return Balanced(own.load, message), Balanced(zeros(own.load), after)
+        message, state = optimizer.send(own.optimizer, params, shared, step)
+        return Balanced(own.load, message), Balanced(zeros(own.load), state)
 
     def receive(
         messages: Tree, peers: RoundPeers, params: Tree, shared: Tree, step: jax.Array
@@ -131,12 +131,12 @@ def balanced(optimizer: Optimizer, paths: Collection[str], speed: float) -> Opti
         return unflatten_dict(flatten_dict(updates) | flatten_dict(moves)), shared
 
     def compare(own: Tree, message: Tree, params: Tree, step: jax.Array) -> tuple[jax.Array, Tree]:
-        """Also the share of choices that fell on another expert: half of what shares differ by."""
-        distance, after = optimizer.compare(own.optimizer, message.optimizer, params, step)
+        """Include the share of choices that fell on other experts: half of the difference."""
+        distance, state = optimizer.compare(own.optimizer, message.optimizer, params, step)
         for mine, sent in zip(*map(jax.tree.leaves, (own.load, message.load)), strict=True):
-            off = jnp.sum(jnp.abs(_share(mine) - _share(sent)), axis=-1) / 2
-            distance = jnp.maximum(distance, jnp.max(off))
-        return distance, Balanced(zeros(own.load), after)
+            error = jnp.sum(jnp.abs(_share(mine) - _share(sent)), axis=-1) / 2
+            distance = jnp.maximum(distance, jnp.max(error))
+        return distance, Balanced(zeros(own.load), state)
 
     def areas(params: Tree) -> Tree:
         return Balanced(jax.tree.map(lambda _: 0, corrections(params)), optimizer.areas(params))

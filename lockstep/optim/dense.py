@@ -83,8 +83,8 @@ def dense(
         return updates, shared
 
     def compare(own: Tree, message: Tree, params: Tree, step: jax.Array) -> tuple[jax.Array, Tree]:
-        off = jax.tree.map(jnp.subtract, message, own)
-        return norm_ratio(off, own), optax.EmptyState()
+        error = jax.tree.map(jnp.subtract, message, own)
+        return norm_ratio(error, own), optax.EmptyState()
 
     def areas(params: Tree) -> Tree:
         return jax.tree.map(lambda _: 0, params)
@@ -140,8 +140,8 @@ def adam(betas: tuple[float, float], eps: float) -> optax.GradientTransformation
         grads: Tree, state: optax.OptState, params: Tree | None = None
     ) -> tuple[Tree, optax.OptState]:
         bounded = jax.tree.map(lambda g: jnp.clip(g, -LARGEST, LARGEST), grads)
-        found: tuple[Tree, optax.OptState] = moments.update(bounded, state, params)
-        return found
+        result: tuple[Tree, optax.OptState] = moments.update(bounded, state, params)
+        return result
 
     return optax.GradientTransformation(moments.init, update)
 
@@ -170,11 +170,11 @@ def sgd(
     """
     expect.decay("momentum", momentum)
     expect.flags(nesterov=nesterov)
-    moves = isinstance(momentum, jax.core.Tracer) or bool(momentum)
-    expect.setting("nesterov", nesterov, lambda x: moves or not x, "false without momentum")
+    has_momentum = isinstance(momentum, jax.core.Tracer) or bool(momentum)
+    expect.setting("nesterov", nesterov, lambda x: has_momentum or not x, "false without momentum")
     return dense(
         learning_rate,
-        optax.trace(momentum, nesterov) if moves else optax.identity(),
+        optax.trace(momentum, nesterov) if has_momentum else optax.identity(),
         weight_decay=weight_decay,
         clip_grad_norm=clip_grad_norm,
         aggregate=aggregate,
@@ -245,11 +245,11 @@ def muon(  # noqa: PLR0913 - Adam's settings are among them
     ) -> tuple[Tree, MuonState]:
         matrices, rest = split(grads)
         trace = jax.tree.map(lambda m, g: momentum * m + g, state.momentum, matrices)
-        ahead = jax.tree.map(lambda m, g: orthogonal(g + momentum * m), trace, matrices)
+        orthogonals = jax.tree.map(lambda m, g: orthogonal(g + momentum * m), trace, matrices)
         others, adam = moments.update(rest, state.adam)
-        directions = ahead | others
-        found = jax.tree.map_with_path(lambda path, _: directions[_dotted(path)], grads)
-        return _scaled(step_scale, found), MuonState(adam, trace)
+        directions = orthogonals | others
+        nested = jax.tree.map_with_path(lambda path, _: directions[_dotted(path)], grads)
+        return _scaled(step_scale, nested), MuonState(adam, trace)
 
     return dense(
         learning_rate,

@@ -37,10 +37,10 @@ class Sized:
     """
 
     def __init__(self, x: jax.Array, axis: tuple[int, ...]):
-        near = near_one(x, axis)
-        self._near = x * near
+        scale = near_one(x, axis)
+        self._near = x * scale
         self._norm = jnp.sqrt(jnp.sum(jnp.square(self._near), axis=axis, keepdims=True))
-        self.length = self._norm * (np.float32(1 / UNIT) / near)
+        self.length = self._norm * (np.float32(1 / UNIT) / scale)
 
     @property
     def direction(self) -> jax.Array:

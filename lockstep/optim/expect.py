@@ -78,7 +78,7 @@ def flags(**settings: Any) -> None:
 
 
 def one_of(name: str, value: Any, names: Collection[str]) -> None:
-    """Check that a name is one of some."""
+    """Check that a name is one of `names`."""
     wanted = f"one of {', '.join(names)}"
     setting(name, value, lambda x: isinstance(x, str) and x in names, wanted)
 
@@ -87,18 +87,18 @@ def groups(**settings: Any) -> None:
     """Check names of groups of params; one string would be as many names as it has letters."""
 
     def within(value: Any) -> bool:
-        several = isinstance(value, Sequence | Set) and not isinstance(value, str)
-        return several and all(isinstance(name, str) for name in value)
+        is_collection = isinstance(value, Sequence | Set) and not isinstance(value, str)
+        return is_collection and all(isinstance(name, str) for name in value)
 
     for name, value in settings.items():
         setting(name, value, within, "a tuple of names")
 
 
 def by_group(check: Callable[..., None], **settings: Any) -> None:
-    """Check what groups of params have of their own: a mapping whose values `check` takes."""
+    """Check settings by group of params: a mapping whose values `check` takes."""
     for name, value in settings.items():
         setting(name, value, lambda x: isinstance(x, Mapping), "a dictionary by group")
-        check(**{f"{name}[{group!r}]": one for group, one in value.items()})
+        check(**{f"{name}[{group!r}]": item for group, item in value.items()})
 
 
 def kind(kind: type, **settings: Any) -> None:
@@ -106,8 +106,8 @@ def kind(kind: type, **settings: Any) -> None:
     article = "an" if kind.__name__[0] in "AEIOU" else "a"
     for name, value in settings.items():
         if not isinstance(value, kind) or isinstance(value, type):  # a class has its functions too
-            found = value.__name__ if isinstance(value, type) else type(value).__name__
-            raise ValueError(f"{name} is {found}, expected {article} {kind.__name__}")
+            actual = value.__name__ if isinstance(value, type) else type(value).__name__
+            raise ValueError(f"{name} is {actual}, expected {article} {kind.__name__}")
 
 
 def function(name: str, value: Any, signature: str) -> None:
@@ -121,7 +121,7 @@ def aggregate(value: Any) -> None:
 
 
 def dtype(name: str, value: Any, *dtypes: Any) -> None:
-    """Check that a dtype is one of some."""
+    """Check that a dtype is one of `dtypes`."""
 
     def within(value: Any) -> bool:
         try:

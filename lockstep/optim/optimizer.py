@@ -153,12 +153,12 @@ def inside(optimizer: Optimizer) -> Optimizer:
         return own._replace(optimizer=optimizer.accumulate(grads, own.optimizer, params, step))
 
     def send(own: Tree, params: Tree, shared: Tree, step: jax.Array) -> tuple[Tree, Tree]:
-        message, after = optimizer.send(own.optimizer, params, shared, step)
-        return message, own._replace(optimizer=after)
+        message, state = optimizer.send(own.optimizer, params, shared, step)
+        return message, own._replace(optimizer=state)
 
     def compare(own: Tree, message: Tree, params: Tree, step: jax.Array) -> tuple[jax.Array, Tree]:
-        distance, after = optimizer.compare(own.optimizer, message, params, step)
-        return distance, own._replace(optimizer=after)
+        distance, state = optimizer.compare(own.optimizer, message, params, step)
+        return distance, own._replace(optimizer=state)
 
     def align(own: Tree, params: Tree, fragment: jax.Array) -> Tree:
         return own._replace(optimizer=optimizer.align(own.optimizer, params, fragment))

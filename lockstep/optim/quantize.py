@@ -79,10 +79,10 @@ def counts(size: int, block: int) -> np.ndarray:
 
 def pack(number_NB: jax.Array, size: int, bits: int) -> jax.Array:
     """Return the first `size` numbers, of 1, 2, 4 or 8 bits each, in bytes: uint8."""
-    each = 8 // bits
+    per_byte = 8 // bits
     number_M = number_NB.ravel()[:size].astype(jnp.uint8)
-    number_M = jnp.pad(number_M, (0, -size % each))
-    shifted = number_M.reshape(-1, each) << (bits * np.arange(each, dtype=np.uint8))
+    number_M = jnp.pad(number_M, (0, -size % per_byte))
+    shifted = number_M.reshape(-1, per_byte) << (bits * np.arange(per_byte, dtype=np.uint8))
     return jnp.sum(shifted, axis=1, dtype=jnp.uint8)
 
 
@@ -321,8 +321,8 @@ def quantized(optimizer: Optimizer, quantizer: Quantizer, error_feedback: float 
     def decode(message: Tree, params: Tree) -> Tree:
         return jax.tree.map(lambda x, code: quantizer.decode(code, x.shape), params, message)
 
-    def with_error(after: Tree, error: Callable[[], Tree]) -> QuantizedState:
-        return QuantizedState(after, error() if error_feedback else optax.EmptyState())
+    def with_error(state: Tree, error: Callable[[], Tree]) -> QuantizedState:
+        return QuantizedState(state, error() if error_feedback else optax.EmptyState())
 
     def init(params: Tree) -> tuple[Tree, Tree]:
         own, shared = optimizer.init(params)
@@ -334,16 +334,16 @@ def quantized(optimizer: Optimizer, quantizer: Quantizer, error_feedback: float 
 
     def exact(own: QuantizedState, params: Tree, step: jax.Array) -> tuple[Tree, Tree]:
         """Return x, and the optimizer's state after sending."""
-        x, after = optimizer.send(own.own, params, optax.EmptyState(), step)
+        x, state = optimizer.send(own.own, params, optax.EmptyState(), step)
         if error_feedback:
             x = jax.tree.map(lambda x, e: x + error_feedback * e, x, own.error)
-        return x, after
+        return x, state
 
     def send(own: Tree, params: Tree, shared: Tree, step: jax.Array) -> tuple[Tree, Tree]:
-        x, after = exact(own, params, step)
+        x, state = exact(own, params, step)
         message = jax.tree.map(quantizer.encode, x)
         left_out = partial(jax.tree.map, jnp.subtract, x, decode(message, params))
-        return message, with_error(after, left_out)
+        return message, with_error(state, left_out)
 
     def receive(
         messages: Tree, peers: RoundPeers, params: Tree, shared: Tree, step: jax.Array
@@ -352,15 +352,15 @@ def quantized(optimizer: Optimizer, quantizer: Quantizer, error_feedback: float 
         return optimizer.receive(decoded, peers, params, shared, step)
 
     def compare(own: Tree, message: Tree, params: Tree, step: jax.Array) -> tuple[jax.Array, Tree]:
-        x, after = exact(own, params, step)
+        x, state = exact(own, params, step)
         decoded = decode(message, params)
         # Honest machines may round a value near a half either way, so only an error beyond that of
         # rounding counts.
-        beyond = jax.tree.map(
+        excess = jax.tree.map(
             lambda x, d: jnp.maximum(jnp.abs(d - x) - quantizer.rounding(x), 0.0), x, decoded
         )
-        distance = norm_ratio(beyond, x)
-        return distance, with_error(after, partial(jax.tree.map, jnp.subtract, x, decoded))
+        distance = norm_ratio(excess, x)
+        return distance, with_error(state, partial(jax.tree.map, jnp.subtract, x, decoded))
 
     def areas(params: Tree) -> Tree:
         codes = jax.eval_shape(lambda params: jax.tree.map(quantizer.encode, params), params)

@@ -93,8 +93,8 @@ def as_transform(
     expect.kind(Optimizer, optimizer=optimizer)
     expect.function("exchange", exchange, "exchange(message, step) -> sent, received")
     expect.flags(lookahead=lookahead)
-    taken_there = "True, and gradients at lookahead_params(optimizer, params, state)"
-    expect.setting("lookahead", lookahead, lambda x: x or not optimizer.looks_ahead, taken_there)
+    wanted = "True, and gradients at lookahead_params(optimizer, params, state)"
+    expect.setting("lookahead", lookahead, lambda x: x or not optimizer.looks_ahead, wanted)
 
     def init(params: Tree) -> OptimizerState:
         own, shared = optimizer.init(_nested(nnx.as_pure(params)))
@@ -109,11 +109,11 @@ def as_transform(
         grads, params = _nested(updates), _nested(params)
         own = _align_at(optimizer, own, params, count)
         finite = jnp.array([jnp.isfinite(g).all() for g in jax.tree.leaves(grads)]).all()
-        taken = optimizer.accumulate(grads, own, params, next_step(optimizer, count))
+        accumulated = optimizer.accumulate(grads, own, params, next_step(optimizer, count))
 
         def end_round() -> tuple[Tree, Tree, Tree]:
             step = count // optimizer.inner_steps + 1
-            message, after = optimizer.send(taken, params, shared, step)
+            message, after = optimizer.send(accumulated, params, shared, step)
             # A gradient that is not finite must not stay in the momentum, or it would spoil every
             # later message of this peer.
             after = jax.tree.map(partial(jnp.where, finite), after, own)
@@ -122,15 +122,15 @@ def as_transform(
             steps, agreed = optimizer.receive(received, peers, params, shared, step)
             return steps, after, agreed
 
-        def go_on() -> tuple[Tree, Tree, Tree]:
-            still = jax.tree.map(jnp.zeros_like, jax.eval_shape(end_round)[0])
-            return still, jax.tree.map(partial(jnp.where, finite), taken, own), shared
+        def continue_round() -> tuple[Tree, Tree, Tree]:
+            zeros = jax.tree.map(jnp.zeros_like, jax.eval_shape(end_round)[0])
+            return zeros, jax.tree.map(partial(jnp.where, finite), accumulated, own), shared
 
         if optimizer.inner_steps == 1:
             steps, own, shared = end_round()
         else:
             last = (count + 1) % optimizer.inner_steps == 0
-            steps, own, shared = jax.lax.cond(last, end_round, go_on)
+            steps, own, shared = jax.lax.cond(last, end_round, continue_round)
         steps = flatten_dict(steps)
         updates = jax.tree.map_with_path(lambda path, _: steps[_names(path)], updates)
         return updates, OptimizerState(count + 1, own, shared)

@@ -40,9 +40,9 @@ def validate(model: type[AnyModel], document: Any, name: str) -> AnyModel:
 def validate_json(model: type[AnyModel], text: str | bytes, name: str) -> AnyModel:
     """Validate JSON text; arguments and errors are those of `validate`."""
     try:
-        found = model.model_validate_json(text)
+        instance = model.model_validate_json(text)
         json.loads(text, object_pairs_hook=once)  # of two equal keys pydantic takes the last
-        return found
+        return instance
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         if first["type"] == "json_invalid":
@@ -72,43 +72,43 @@ def show(value: Any) -> str:
 
 
 def _shown_other(value: Any) -> str:
-    """Return a value that JSON has not as text: a date of TOML as written, another as in Python."""
+    """Return a value that JSON lacks as text: a date of TOML as written, others as in Python."""
     return str(value) if isinstance(value, datetime | date | time) else repr(value)
 
 
 def _first_error(error: ValidationError, document: Any, root: type[BaseModel]) -> str:
-    """One error as text, and how many more there are: a misspelt key if there is one.
+    """Return one error as text, a misspelt key if any, and how many more there are.
 
     A key that is misspelt is missing too, under its right name: another error, and of less use.
     """
-    errors = [one for one in error.errors(include_url=False) if not _is_short_by_errors(one, error)]
-    first = next((one for one in errors if _is_misspelt(one, document, root)), errors[0])
+    errors = [err for err in error.errors(include_url=False) if not _is_short_by_errors(err, error)]
+    first = next((err for err in errors if _is_misspelt(err, document, root)), errors[0])
     context = {"key": (), "tag": ""} | (first.get("ctx") or {})  # the key comes from `wrong`
     path = first["loc"] + context["key"]
-    path, found = _locate(path, document, missing=first["type"] == "missing")
+    path, value = _locate(path, document, missing=first["type"] == "missing")
     key = dotted(path)
-    is_found = f"{key} is {show(found)}" if path else f"found {show(found)}"
+    actual = f"{key} is {show(value)}" if path else f"found {show(value)}"
     match first["type"]:
         case "missing":
             field = _fields(_models(path[:-1], document, root)).get(path[-1])
             meaning = " ".join((field and field.description or "").split()).rstrip(".")
             text = f"{key}: missing, expected it" + (f" ({meaning})" if meaning else "")
         case "extra_forbidden":
-            known = _list(_known(path, document, root), path[-1])
-            text = f"{key}: unknown key, expected one of {known}"
+            choices = _list(_known(path, document, root), path[-1])
+            text = f"{key}: unknown key, expected one of {choices}"
         case "union_tag_invalid" | "union_tag_not_found":
             tags = [model.tag() for model in _models(path, document, root)]
-            text = f"{is_found}, expected exactly one of {_list(tags, context['tag'])}"
+            text = f"{actual}, expected exactly one of {_list(tags, context['tag'])}"
         case _:
-            text = f"{is_found}, expected {_expected(first)}"
+            text = f"{actual}, expected {_expected(first)}"
     return text + (f" (and {len(errors) - 1} more)" if len(errors) > 1 else "")
 
 
-def _is_short_by_errors(one: Any, error: ValidationError) -> bool:
+def _is_short_by_errors(err: Any, error: ValidationError) -> bool:
     """Whether a list has too few items only because some are wrong, which is reported too."""
-    size = len(one["loc"])
-    return one["type"] == "too_short" and any(
-        other["loc"][:size] == one["loc"] and len(other["loc"]) > size for other in error.errors()
+    size = len(err["loc"])
+    return err["type"] == "too_short" and any(
+        other["loc"][:size] == err["loc"] and len(other["loc"]) > size for other in error.errors()
     )
 
 
@@ -122,7 +122,7 @@ def _is_misspelt(error: Any, document: Any, root: type[BaseModel]) -> bool:
 
 
 def _known(path: tuple, document: Any, root: type[BaseModel]) -> list[str]:
-    """The keys that the table of a key may have."""
+    """Return the keys that the table of a key may have."""
     return list(_fields(_models(path[:-1], document, root)))
 
 
@@ -148,17 +148,17 @@ def _expected(error: dict) -> str:
     return f"a number {text}" if text.startswith(("greater", "less")) else text
 
 
-def _list(known: list[str], word: str) -> str:
-    matches = _near(word, known)
-    return ", ".join(known) + (f"; did you mean {matches[0]}?" if matches else "")
+def _list(names: list[str], word: str) -> str:
+    matches = _near(word, names)
+    return ", ".join(names) + (f"; did you mean {matches[0]}?" if matches else "")
 
 
-def _near(word: object, known: list[str]) -> list[str]:
-    return get_close_matches(str(word), known, n=1)
+def _near(word: object, names: list[str]) -> list[str]:
+    return get_close_matches(str(word), names, n=1)
 
 
 def _locate(path: tuple, document: Any, *, missing: bool) -> tuple[tuple, Any]:
-    """The part of pydantic's path that is in the document, and the value at its end.
+    """Return the part of pydantic's path that is in the document, and the value at its end.
 
     The rest are names of the models' own: of a union's branch, or of the field that a bare value
     stands for, such as `path` in `Local = "folder"`.
@@ -173,7 +173,7 @@ def _locate(path: tuple, document: Any, *, missing: bool) -> tuple[tuple, Any]:
 
 
 def _models(path: tuple, document: Any, root: type[BaseModel]) -> list[type[BaseModel]]:
-    """The model of the table at `path`, or none; for an enum, the models of all its variants."""
+    """Return the model of the table at `path`, or none; for an enum, those of all variants."""
     models, value, is_enum = _models_in(root), document, False
     for part in path:
         value = value[part]

@@ -88,10 +88,10 @@ def _list_to_tuple(value: Any) -> Any:
 AsTuple = BeforeValidator(_list_to_tuple)  # a frozen list; strict tuples refuse lists
 
 
-def _distinct(things: tuple) -> tuple:
-    if len(set(things)) < len(things):
+def _distinct(items: tuple) -> tuple:
+    if len(set(items)) < len(items):
         raise wrong((), "each of them once")
-    return things
+    return items
 
 
 Distinct = AfterValidator(_distinct)

@@ -137,8 +137,8 @@ def normalized(
         weight = decay * own.weight + (1 - decay)
         second = moment.add(own.second, grads)
         grads = moment.divide(grads, second, weight)
-        after = optimizer.accumulate(grads, own.optimizer, params, step)
-        return NormalizedState(after, second, weight)
+        state = optimizer.accumulate(grads, own.optimizer, params, step)
+        return NormalizedState(state, second, weight)
 
     return inside(optimizer)._replace(init=init, accumulate=accumulate)
 

@@ -94,9 +94,9 @@ class Compressor:
 
     def select(self, path: KeyPath, coefficients: jax.Array) -> Selection:
         """Return what is sent: the largest coefficients of each block."""
-        blocks = self.layout(path, coefficients)
-        index_NK, value_NK = dct.top_k(coefficients, blocks, self.topk)
-        index_NK = index_NK.astype(dct.index_dtype(blocks.area))
+        layout = self.layout(path, coefficients)
+        index_NK, value_NK = dct.top_k(coefficients, layout, self.topk)
+        index_NK = index_NK.astype(dct.index_dtype(layout.area))
         if self.quantize_1bit:  # Psyche's sign bit: -0.0 is negative, 0.0 is not
             sent = Coefficients(index_NK, jnp.signbit(value_NK))
         else:
@@ -113,7 +113,7 @@ class Compressor:
         present: jax.Array,
         aggregate: AggregateFn,
     ) -> jax.Array:
-        """Return each coefficient's aggregate over the present peers that sent it, as `like` is."""
+        """Return each coefficient's aggregate over its present senders, in the shape of `like`."""
         index_PNK, value_PNK = coefficients_of(messages)
         if isinstance(messages, SomeBlocks):
             blocks = index_PNK.shape[1]
@@ -129,10 +129,10 @@ class Compressor:
 
     def first_positions(self, path: KeyPath, leaf: jax.Array) -> jax.Array:
         """Return the first positions of each block, index_NK: of the shape of what is sent."""
-        blocks = self.layout(path, leaf)
-        kept = min(self.topk, blocks.area)
-        positions_K = jnp.arange(kept, dtype=dct.index_dtype(blocks.area))
-        return jnp.broadcast_to(positions_K, (blocks.blocks, kept))
+        layout = self.layout(path, leaf)
+        count = min(self.topk, layout.area)
+        positions_K = jnp.arange(count, dtype=dct.index_dtype(layout.area))
+        return jnp.broadcast_to(positions_K, (layout.blocks, count))
 
     def distance(self, path: KeyPath, coefficients: jax.Array, message: Selection) -> jax.Array:
         """Return the distance of a message from what would be selected of these coefficients.
@@ -142,25 +142,25 @@ class Compressor:
         largest magnitude of a block that was left out as zero. As a share of the value itself: the
         error of a value, which bfloat16 rounds by up to 1/256 whatever the k-th is.
         """
-        cut = self.layout(path, coefficients)
+        layout = self.layout(path, coefficients)
         index_NK, value_NK = coefficients_of(message)
-        best_NK = jnp.abs(dct.top_k(coefficients, cut, index_NK.shape[1])[1])
+        best_NK = jnp.abs(dct.top_k(coefficients, layout, index_NK.shape[1])[1])
         kth_N1 = jnp.min(best_NK, axis=-1, keepdims=True)
-        mine_NK = dct.take(coefficients, cut, index_NK)
+        mine_NK = dct.take(coefficients, layout, index_NK)
         below_NK = kth_N1 - jnp.abs(mine_NK)
         # In a block of almost zeros the order is rounding only, so its positions mean nothing.
         floor = 1e-6 * jnp.max(jnp.abs(coefficients)) + SMALLEST_NORMAL
         size_N1 = jnp.maximum(kth_N1, floor)
         if value_NK.dtype == bool:
             flipped_NK = jnp.where(value_NK == jnp.signbit(mine_NK), 0.0, jnp.abs(mine_NK))
-            off_NK = flipped_NK / size_N1
+            error_NK = flipped_NK / size_N1
         else:
-            off_NK = jnp.abs(value_NK - mine_NK) / jnp.maximum(size_N1, jnp.abs(mine_NK))
-        far_NK = jnp.maximum(below_NK / size_N1, off_NK)
+            error_NK = jnp.abs(value_NK - mine_NK) / jnp.maximum(size_N1, jnp.abs(mine_NK))
+        distance_NK = jnp.maximum(below_NK / size_N1, error_NK)
         if isinstance(message, SomeBlocks):
-            zero_N1 = _unpacked(message.zero, cut.blocks)[:, None]
-            far_NK = jnp.where(zero_N1, best_NK / size_N1, far_NK)
-        return jnp.max(far_NK)
+            zero_N1 = _unpacked(message.zero, layout.blocks)[:, None]
+            distance_NK = jnp.where(zero_N1, best_NK / size_N1, distance_NK)
+        return jnp.max(distance_NK)
 
     def areas(self, params: Tree) -> Tree:
         """Return how many positions a block of each parameter has, in a message's structure."""

@@ -130,10 +130,10 @@ def top_k(coefficients: jax.Array, cut: Layout, k: int) -> tuple[jax.Array, jax.
     Of equal magnitudes the lowest position wins, always: a replay must choose the same ones. The
     order by position is the canonical one that the wire and the commitments use.
 
-    In steps: of a block's rows, if k is few of them, the k whose largest is largest; of these rows'
-    groups of neighbours, the same; of these groups, the k largest. Nothing is missed: a row or
-    group that is passed over has k before it whose largest comes before each of its own, ties
-    included, since they stand in the order of positions.
+    It narrows a block down in steps: to the k rows with the largest maxima, if k is few of them; in
+    these, to the k groups of neighbours with the largest maxima; in these, to the k largest. None
+    is missed: a row or group that is passed over has k before it whose maxima come before each of
+    its own elements, ties included, since they stand in the order of positions.
 
     Returns:
       index_NK int32 and value_NK; K = min(k, A).
@@ -162,8 +162,8 @@ def top_k(coefficients: jax.Array, cut: Layout, k: int) -> tuple[jax.Array, jax.
 def _largest(bits_NA: jax.Array, k: int) -> jax.Array:
     """Return where in each row the k largest floats of these bits stand, ascending."""
     floats_NA = jax.lax.bitcast_convert_type(bits_NA, jnp.float32)  # what XLA's top-k is made for
-    _, at_NK = jax.lax.top_k(floats_NA, min(k, bits_NA.shape[-1]))
-    return jnp.sort(at_NK, axis=-1)
+    _, index_NK = jax.lax.top_k(floats_NA, min(k, bits_NA.shape[-1]))
+    return jnp.sort(index_NK, axis=-1)
 
 
 def _members(group_NC: jax.Array, size: int) -> jax.Array:
@@ -178,15 +178,15 @@ def take(coefficients: jax.Array, cut: Layout, index_NK: jax.Array) -> jax.Array
 
 def remove(coefficients: jax.Array, cut: Layout, index_NK: jax.Array) -> jax.Array:
     """Return what is left after sending: zeros at the named positions."""
-    at = coefficients.reshape(-1).at[_address(cut, index_NK)]
-    return at.set(0.0, unique_indices=True, mode="promise_in_bounds").reshape(cut.shape)
+    target = coefficients.reshape(-1).at[_address(cut, index_NK)]
+    return target.set(0.0, unique_indices=True, mode="promise_in_bounds").reshape(cut.shape)
 
 
 def put(index_NK: jax.Array, value_NK: jax.Array, cut: Layout) -> jax.Array:
     """Return the array with these values at the named positions of each block, else zeros."""
-    at = jnp.zeros(math.prod(cut.shape), value_NK.dtype).at[_address(cut, index_NK)]
-    whole = at.set(value_NK, unique_indices=True, mode="promise_in_bounds")
-    return whole.reshape(cut.shape)
+    target = jnp.zeros(math.prod(cut.shape), value_NK.dtype).at[_address(cut, index_NK)]
+    flat = target.set(value_NK, unique_indices=True, mode="promise_in_bounds")
+    return flat.reshape(cut.shape)
 
 
 def aggregate_sent(
@@ -204,8 +204,8 @@ def aggregate_sent(
     if aggregate is mean:
         return _mean_of_senders(index_PNK, value_PNK, present, cut)
     sent_PNK = jnp.broadcast_to(_as_values(present), index_PNK.shape)
-    whole = jax.vmap(partial(put, cut=cut))
-    agreed: jax.Array = aggregate(whole(index_PNK, value_PNK), whole(index_PNK, sent_PNK))
+    put_all = jax.vmap(partial(put, cut=cut))
+    agreed: jax.Array = aggregate(put_all(index_PNK, value_PNK), put_all(index_PNK, sent_PNK))
     return agreed
 
 
@@ -225,14 +225,14 @@ def _mean_of_senders(
 
     def add(total: jax.Array, peer: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
         address_NK, value_NK = peer
-        at = total.at[address_NK]
-        return at.add(value_NK, unique_indices=True, mode="promise_in_bounds"), None
+        target = total.at[address_NK]
+        return target.add(value_NK, unique_indices=True, mode="promise_in_bounds"), None
 
     size = math.prod(cut.shape)
     zeros = jnp.zeros_like(value_PNK, shape=size)  # which vary among shard_map's devices as it does
     total, _ = jax.lax.scan(add, zeros, (address_PNK, value_PNK))
-    at = jnp.zeros(size, jnp.uint16).at[address_PNK]
-    senders = at.add(present.astype(jnp.uint16), mode="promise_in_bounds")
+    target = jnp.zeros(size, jnp.uint16).at[address_PNK]
+    senders = target.add(present.astype(jnp.uint16), mode="promise_in_bounds")
     # divided only where something was sent; senders of one coefficient write the same mean
     mean_PNK = total[address_PNK] / jnp.maximum(senders[address_PNK], 1) / FEW
     return total.at[address_PNK].set(mean_PNK, mode="promise_in_bounds").reshape(cut.shape)

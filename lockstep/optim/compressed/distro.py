@@ -239,8 +239,8 @@ def _overlapped(momentum: CompressedMomentum, overlap: int) -> Optimizer:
         # delta is zero, so whatever positions the first round removes, nothing is lost
         sent = jax.tree.map_with_path(momentum.compressor.first_positions, params)
         dtype = momentum.direction.dtype
-        still = jax.tree.map(lambda theta: jnp.zeros(theta.shape, dtype), params)
-        return OverlappedState(delta, sent), WaitingDirection(still)
+        zeros = jax.tree.map(lambda theta: jnp.zeros(theta.shape, dtype), params)
+        return OverlappedState(delta, sent), WaitingDirection(zeros)
 
     def lookahead(params: Tree, own: Tree, shared: Tree, step: jax.Array) -> Tree:
         return momentum.lookahead(params, own.delta, step)
@@ -259,8 +259,8 @@ def _overlapped(momentum: CompressedMomentum, overlap: int) -> Optimizer:
         decay = momentum.decay(step)
         directions = momentum.directions(params, messages, peers.weight > 0)
         waiting = jax.tree.map(lambda d: d.astype(momentum.direction.dtype), directions)
-        when = step + (overlap == 2)
-        return momentum.updates(params, shared.direction, decay, when), WaitingDirection(waiting)
+        lr_step = step + (overlap == 2)
+        return momentum.updates(params, shared.direction, decay, lr_step), WaitingDirection(waiting)
 
     def compare(own: Tree, message: Tree, params: Tree, step: jax.Array) -> tuple[jax.Array, Tree]:
         return momentum.distance(own.delta, message), own._replace(sent=_positions(message))

@@ -63,9 +63,9 @@ def local_steps(inner: Optimizer, outer: Optimizer, inner_steps: int) -> Optimiz
         return local(params, own)
 
     def accumulate(grads: Tree, own: Tree, params: Tree, step: jax.Array) -> Tree:
-        here = local(params, own)
+        local_params = local(params, own)
         states = own.inner_own, own.inner_shared
-        updates, inner_own, inner_shared = step_alone(inner, grads, *states, here, step)
+        updates, inner_own, inner_shared = step_alone(inner, grads, *states, local_params, step)
         drift = jax.tree.map(jnp.add, own.drift, updates)
         return LocalState(drift, inner_own, inner_shared, own.outer)
 
@@ -74,17 +74,17 @@ def local_steps(inner: Optimizer, outer: Optimizer, inner_steps: int) -> Optimiz
         pseudogradient = jax.tree.map(jnp.negative, own.drift)
         return outer.accumulate(pseudogradient, own.outer, params, step)
 
-    def back(own: LocalState, after: Tree) -> LocalState:
+    def back(own: LocalState, state: Tree) -> LocalState:
         """Return the state at the params of all again."""
-        return own._replace(drift=jax.tree.map(jnp.zeros_like, own.drift), outer=after)
+        return own._replace(drift=jax.tree.map(jnp.zeros_like, own.drift), outer=state)
 
     def send(own: Tree, params: Tree, shared: Tree, step: jax.Array) -> tuple[Tree, Tree]:
-        message, after = outer.send(arrive(own, params, step), params, shared, step)
-        return message, back(own, after)
+        message, state = outer.send(arrive(own, params, step), params, shared, step)
+        return message, back(own, state)
 
     def compare(own: Tree, message: Tree, params: Tree, step: jax.Array) -> tuple[jax.Array, Tree]:
-        distance, after = outer.compare(arrive(own, params, step), message, params, step)
-        return distance, back(own, after)
+        distance, state = outer.compare(arrive(own, params, step), message, params, step)
+        return distance, back(own, state)
 
     return Optimizer(
         init, accumulate, send, outer.receive, compare, outer.areas, lookahead,

@@ -113,7 +113,7 @@ def cgad(
         raise ValueError(
             "aggregate gives every sender the same weight, expected a weighted rule, such as mean"
         )
-    by_adam = dense(learning_rate, adam(betas, eps), aggregate=aggregate)
+    base = dense(learning_rate, adam(betas, eps), aggregate=aggregate)
 
     def receive(
         messages: Tree, peers: RoundPeers, params: Tree, shared: Tree, step: jax.Array
@@ -121,12 +121,12 @@ def cgad(
         gate_P = 0.5 * (1.0 + jnp.cos(jnp.pi * peers.age / cutoff))
         factor_P = jnp.where(peers.age < cutoff, gate_P * jnp.exp(-alpha * peers.age), 0.0)
         weight_P = peers.weight * factor_P
-        most = jnp.max(weight_P)  # rules take weights of 1 and more for whole peers
-        weight_P = weight_P / jnp.where(most > 0, most, 1.0)
+        largest = jnp.max(weight_P)  # rules take weights of 1 and more for whole peers
+        weight_P = weight_P / jnp.where(largest > 0, largest, 1.0)
         aged = peers._replace(weight=weight_P)
-        return by_adam.receive(messages, aged, params, shared, step)
+        return base.receive(messages, aged, params, shared, step)
 
-    return by_adam._replace(receive=receive, merge=None)
+    return base._replace(receive=receive, merge=None)
 
 
 def heloco(
@@ -176,19 +176,19 @@ def heloco(
         return jax.tree.map(lambda g, m: g + momentum * m, updates, m), m
 
     direction = optax.GradientTransformation(optax.tree.zeros_like, update)
-    by_sgd = dense(learning_rate, direction, aggregate=aggregate)
+    base = dense(learning_rate, direction, aggregate=aggregate)
 
     def receive(
         messages: Tree, peers: RoundPeers, params: Tree, shared: Tree, step: jax.Array
     ) -> tuple[Tree, Tree]:
         def turn_leaf(x: jax.Array, m: jax.Array) -> jax.Array:
-            by = {"keep": keep, "shrink": shrink, "shrink_most": shrink_most}
-            return jax.vmap(lambda one: _turned(one, m, **by, turn=turn, trust=trust))(x)
+            settings = {"keep": keep, "shrink": shrink, "shrink_most": shrink_most}
+            return jax.vmap(lambda row: _turned(row, m, **settings, turn=turn, trust=trust))(x)
 
         turned = jax.tree.map(turn_leaf, messages, shared)
-        return by_sgd.receive(turned, peers, params, shared, step)
+        return base.receive(turned, peers, params, shared, step)
 
-    return by_sgd._replace(receive=receive, merge=None)
+    return base._replace(receive=receive, merge=None)
 
 
 def _turned(
@@ -197,14 +197,14 @@ def _turned(
 ) -> jax.Array:  # fmt: skip
     """Return a pseudogradient of one parameter, turned towards the momentum."""
     sized, momentum = Sized(x, (*range(x.ndim),)), Sized(m, (*range(m.ndim),))
-    long, reach = sized.length, momentum.length  # in units of `UNIT`
+    length, m_length = sized.length, momentum.length  # in units of `UNIT`
     u, v = sized.direction, momentum.direction
     c = jnp.sum(u * v)
-    conf = long * inverse(long + trust * reach)
+    conf = length * inverse(length + trust * m_length)
     b = jnp.minimum(shrink * -c * conf, shrink_most)
-    shrunk = x - b * c * long * (UNIT * v)
+    shrunk = x - b * c * length * (UNIT * v)
     share = jnp.minimum(turn * (1.0 - c) * conf, 1.0)
-    between = (1.0 - share) * u + share * v
-    turned = long * (UNIT * between) * inverse(jnp.linalg.norm(between.ravel()))
-    kept = (c >= keep) | (reach == 0) | (long == 0)
-    return jnp.where(kept, x, jnp.where(c < 0, shrunk, turned))
+    mixed = (1.0 - share) * u + share * v
+    turned = length * (UNIT * mixed) * inverse(jnp.linalg.norm(mixed.ravel()))
+    unchanged = (c >= keep) | (m_length == 0) | (length == 0)
+    return jnp.where(unchanged, x, jnp.where(c < 0, shrunk, turned))

@@ -93,10 +93,10 @@ def _error_feedback(
         return jax.tree.map_with_path(lambda path, e: _encode(compressor, path, e), own)
 
     def decode(message: Tree, params: Tree) -> Tree:
-        def one(path: KeyPath, theta: jax.Array, sent: Largest) -> jax.Array:
+        def decode_leaf(path: KeyPath, theta: jax.Array, sent: Largest) -> jax.Array:
             return _decode(compressor.layout(path, theta), sent)
 
-        return jax.tree.map_with_path(one, params, message)
+        return jax.tree.map_with_path(decode_leaf, params, message)
 
     def send(own: Tree, params: Tree, shared: Tree, step: jax.Array) -> tuple[Tree, Tree]:
         message = encode(own)
@@ -113,11 +113,11 @@ def _error_feedback(
         mine, sent = decode(encode(own), params), decode(message, params)
         # Not the distance of the two messages: where magnitudes are nearly equal, honest machines
         # choose other elements. A message is as good as mine if it is as close to e as mine.
-        beyond = jax.tree.map(
+        excess = jax.tree.map(
             lambda e, sent, mine: jnp.maximum(jnp.abs(sent - e) - jnp.abs(mine - e), 0.0),
             own, sent, mine,
         )  # fmt: skip
-        return norm_ratio(beyond, mine), jax.tree.map(jnp.subtract, own, sent)
+        return norm_ratio(excess, mine), jax.tree.map(jnp.subtract, own, sent)
 
     def areas(params: Tree) -> Tree:
         return jax.tree.map(lambda area: Largest(0, 0, area), compressor.areas(params))

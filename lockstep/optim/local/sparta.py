@@ -55,16 +55,16 @@ def sparta(
     expect.one_of("selector", selector, SELECTORS)
     expect.aggregate(aggregate)
     places = _choice(share, seed, selector)
-    whole = fedavg(inner, inner_steps=inner_steps)
+    base = fedavg(inner, inner_steps=inner_steps)
 
     def message_of(own: Tree, at: Tree) -> Tree:
         return jax.tree.map(lambda d, at_K: -d.ravel()[at_K], own.drift, at)
 
     def after_sending(own: Tree, at: Tree) -> Tree:
-        left = jax.tree.map(
+        drift = jax.tree.map(
             lambda d, at_K: d.ravel().at[at_K].set(0.0).reshape(d.shape), own.drift, at
         )
-        return own._replace(drift=left)
+        return own._replace(drift=drift)
 
     def send(own: Tree, params: Tree, shared: Tree, step: jax.Array) -> tuple[Tree, Tree]:
         at = places(params, step)
@@ -82,10 +82,10 @@ def sparta(
     def compare(own: Tree, message: Tree, params: Tree, step: jax.Array) -> tuple[jax.Array, Tree]:
         at = places(params, step)
         mine = message_of(own, at)
-        off = jax.tree.map(jnp.subtract, message, mine)
-        return norm_ratio(off, mine), after_sending(own, at)
+        error = jax.tree.map(jnp.subtract, message, mine)
+        return norm_ratio(error, mine), after_sending(own, at)
 
-    return whole._replace(send=send, receive=receive, compare=compare, merge=None)
+    return base._replace(send=send, receive=receive, compare=compare, merge=None)
 
 
 def _choice(share: float, seed: int, selector: str) -> Callable[[Tree, jax.Array], Tree]:
@@ -188,8 +188,8 @@ def sparta_diloco(
         return jax.tree.map(jnp.negative, cut.take(own.drift, number))
 
     def after_sending(own: Tree, number: jax.Array) -> Tree:
-        still = jax.tree.map(jnp.zeros_like, cut.take(own.drift, number))
-        return own._replace(drift=cut.put(own.drift, still, number))
+        zeros = jax.tree.map(jnp.zeros_like, cut.take(own.drift, number))
+        return own._replace(drift=cut.put(own.drift, zeros, number))
 
     def send(own: Tree, params: Tree, shared: Tree, step: jax.Array) -> tuple[Tree, Tree]:
         number = cut.in_round(step)
@@ -200,16 +200,16 @@ def sparta_diloco(
         messages: Tree, peers: RoundPeers, params: Tree, shared: Tree, step: jax.Array
     ) -> tuple[Tree, Tree]:
         number = cut.in_round(step)
-        here, anchor = cut.take(params, number), cut.take(shared.anchor, number)
+        part, anchor = cut.take(params, number), cut.take(shared.anchor, number)
         agreed = aggregate(messages.fragment, peers.weight)
-        pseudogradient = jax.tree.map(lambda a, x, d: (a - x + d)[None], anchor, here, agreed)
-        one = RoundPeers.synchronous(jnp.ones(1, jnp.int32))
+        pseudogradient = jax.tree.map(lambda a, x, d: (a - x + d)[None], anchor, part, agreed)
+        lone = RoundPeers.synchronous(jnp.ones(1, jnp.int32))
         state = row(shared.outer, number)
-        moves, state = outer.receive(pseudogradient, one, anchor, state, step)
+        moves, state = outer.receive(pseudogradient, lone, anchor, state, step)
         anchor = jax.tree.map(jnp.add, anchor, moves)
 
         updates, _ = sparse.receive(messages.places, peers, params, shared, step)
-        moved = jax.tree.map(jnp.subtract, anchor, here)
+        moved = jax.tree.map(jnp.subtract, anchor, part)
         updates = cut.put(updates, moved, number)
         anchors = cut.put(shared.anchor, anchor, number)
         return updates, OuterState(anchors, put_row(shared.outer, state, number))
@@ -217,9 +217,9 @@ def sparta_diloco(
     def compare(own: Tree, message: Tree, params: Tree, step: jax.Array) -> tuple[jax.Array, Tree]:
         number = cut.in_round(step)
         mine = pseudogradient_of(own, number)
-        off = jax.tree.map(jnp.subtract, message.fragment, mine)
+        error = jax.tree.map(jnp.subtract, message.fragment, mine)
         distance, after = sparse.compare(own, message.places, params, step)
-        return jnp.maximum(distance, norm_ratio(off, mine)), after_sending(after, number)
+        return jnp.maximum(distance, norm_ratio(error, mine)), after_sending(after, number)
 
     def areas(params: Tree) -> Tree:
         return TwoParts(*[sparse.areas(params)] * 2)

@@ -171,15 +171,15 @@ class _Streaming:
 
     def send(self, own: Tree, params: Tree, shared: Tree, step: jax.Array) -> tuple[Tree, Tree]:
         number = self.fragments.in_round(step)
-        here, agreed = self.fragments.take(params, number), row(shared, number)
-        message, state = self.outer.send(self._arrive(own, params, step), here, agreed, step)
+        part, agreed = self.fragments.take(params, number), row(shared, number)
+        message, state = self.outer.send(self._arrive(own, params, step), part, agreed, step)
         return message, self._after_sending(own, state, step)
 
     def receive(
         self, messages: Tree, peers: RoundPeers, params: Tree, shared: Tree, step: jax.Array
     ) -> tuple[Tree, Tree]:
-        def take(here: Tree, agreed: Tree) -> tuple[Tree, Tree]:
-            return self.outer.receive(messages, peers, here, agreed, step)
+        def take(part: Tree, agreed: Tree) -> tuple[Tree, Tree]:
+            return self.outer.receive(messages, peers, part, agreed, step)
 
         return self._step_fragment(take, params, shared, step)
 
@@ -190,8 +190,8 @@ class _Streaming:
         aggregate, take_outer = self.outer.merge
 
         def take(merged: Tree, params: Tree, shared: Tree, step: jax.Array) -> tuple[Tree, Tree]:
-            def take_fragment(here: Tree, agreed: Tree) -> tuple[Tree, Tree]:
-                return take_outer(merged, here, agreed, step)
+            def take_fragment(part: Tree, agreed: Tree) -> tuple[Tree, Tree]:
+                return take_outer(merged, part, agreed, step)
 
             return self._step_fragment(take_fragment, params, shared, step)
 
@@ -200,8 +200,8 @@ class _Streaming:
     def compare(
         self, own: Tree, message: Tree, params: Tree, step: jax.Array
     ) -> tuple[jax.Array, Tree]:
-        here = self.fragments.take(params, self.fragments.in_round(step))
-        distance, state = self.outer.compare(self._arrive(own, params, step), message, here, step)
+        part = self.fragments.take(params, self.fragments.in_round(step))
+        distance, state = self.outer.compare(self._arrive(own, params, step), message, part, step)
         return distance, self._after_sending(own, state, step)
 
     def areas(self, params: Tree) -> Tree:
@@ -216,15 +216,15 @@ class _Streaming:
         """Return the updates and states of all, of which `take` changes those of a fragment."""
         number = self.fragments.in_round(step)
         updates, agreed = take(self.fragments.take(params, number), row(shared, number))
-        still = jax.tree.map(jnp.zeros_like, params)
-        return self.fragments.put(still, updates, number), put_row(shared, agreed, number)
+        zeros = jax.tree.map(jnp.zeros_like, params)
+        return self.fragments.put(zeros, updates, number), put_row(shared, agreed, number)
 
     def _arrive(self, own: StreamingState, params: Tree, step: jax.Array) -> Tree:
         """Return the outer optimizer's state of the fragment after it took the pseudogradient."""
         number = self.fragments.in_round(step)
-        here = self.fragments.take(params, number)
-        pseudogradient = jax.tree.map(jnp.subtract, here, self.fragments.take(own.local, number))
-        return self.outer.accumulate(pseudogradient, row(own.outer, number), here, step)
+        part = self.fragments.take(params, number)
+        pseudogradient = jax.tree.map(jnp.subtract, part, self.fragments.take(own.local, number))
+        return self.outer.accumulate(pseudogradient, row(own.outer, number), part, step)
 
     def _after_sending(self, own: StreamingState, state: Tree, step: jax.Array) -> StreamingState:
         number = self.fragments.in_round(step)
@@ -303,26 +303,26 @@ def _carrying(streaming: Optimizer, cut: Fragments) -> Optimizer:
         return CarriedState(own, jax.tree.map(jnp.copy, own.local)), shared
 
     def align(own: Tree, params: Tree, fragment: jax.Array) -> Tree:
-        here = cut.take(params, fragment)
+        part = cut.take(params, fragment)
         local, taken = own.optimizer.local, cut.take(own.taken, fragment)
         # Steps taken since the fragment was sent are in no message yet, so they are added to the
         # agreed params; overwriting would lose them.
         carried = jax.tree.map(
-            lambda theta, x, t: theta + (x - t), here, cut.take(local, fragment), taken
+            lambda theta, x, t: theta + (x - t), part, cut.take(local, fragment), taken
         )
         local = cut.put(local, carried, fragment)
-        return CarriedState(own.optimizer._replace(local=local), cut.put(own.taken, here, fragment))
+        return CarriedState(own.optimizer._replace(local=local), cut.put(own.taken, part, fragment))
 
-    def after_sending(own: CarriedState, after: Tree, step: jax.Array) -> CarriedState:
+    def after_sending(own: CarriedState, state: Tree, step: jax.Array) -> CarriedState:
         number = cut.in_round(step)
-        return CarriedState(after, cut.put(own.taken, cut.take(after.local, number), number))
+        return CarriedState(state, cut.put(own.taken, cut.take(state.local, number), number))
 
     def send(own: Tree, params: Tree, shared: Tree, step: jax.Array) -> tuple[Tree, Tree]:
-        message, after = streaming.send(own.optimizer, params, shared, step)
-        return message, after_sending(own, after, step)
+        message, state = streaming.send(own.optimizer, params, shared, step)
+        return message, after_sending(own, state, step)
 
     def compare(own: Tree, message: Tree, params: Tree, step: jax.Array) -> tuple[jax.Array, Tree]:
-        distance, after = streaming.compare(own.optimizer, message, params, step)
-        return distance, after_sending(own, after, step)
+        distance, state = streaming.compare(own.optimizer, message, params, step)
+        return distance, after_sending(own, state, step)
 
     return inside(streaming)._replace(init=init, align=align, send=send, compare=compare)
