@@ -35,12 +35,12 @@ class ProgramMemory(NamedTuple):
     @classmethod
     def of(cls, program: jax.stages.Wrapped, *arguments: Tree) -> "ProgramMemory | None":
         """Return XLA's memory plan of a program for these arguments; None without one."""
-        found = program.lower(*arguments).compile().memory_analysis()
-        return found and cls(
-            found.argument_size_in_bytes,
-            found.output_size_in_bytes,
-            found.alias_size_in_bytes,
-            found.temp_size_in_bytes,
+        plan = program.lower(*arguments).compile().memory_analysis()
+        return plan and cls(
+            plan.argument_size_in_bytes,
+            plan.output_size_in_bytes,
+            plan.alias_size_in_bytes,
+            plan.temp_size_in_bytes,
         )
 
     @property
@@ -116,10 +116,10 @@ class DeviceMemory(NamedTuple):
         return self.process + self.on_all_devices + self.parts * (start + state + messages + pool)
 
     def _worst(self, groups: int, peers: int) -> int:
-        held = 0 if self.large else peers - groups  # large ones leave before the next step begins
+        messages = 0 if self.large else peers - groups  # large ones leave before the next step
         if self.in_one:  # all of them leave, but what was before it is becoming bytes meanwhile
-            held = min(peers - groups, groups)
-        stepping = groups * self.step.beyond + held * self.message
+            messages = min(peers - groups, groups)
+        stepping = groups * self.step.beyond + messages * self.message
         # what it makes is copied to every group before the old copies are gone
         receiving = self.receive.arguments + self.receive.beyond + (groups - 2) * self.agreed
         measuring = groups * self.measure.beyond
@@ -136,9 +136,9 @@ def device_memory(
 ) -> DeviceMemory | None:
     """Return the memory that peers take on the devices; None if the backend does not report it.
 
-    It is that of layout "each", the only one that runs a peer's step as a program of its own. Of a
-    peer's work of a round, and of the held-out rows [B, ...] that are measured at once, only the
-    shapes count. `load_all` loads the programs for every device, and measures this process then.
+    It is that of layout "each", the only one that runs a peer's step as a program of its own. Only
+    the shapes count of a peer's work in a round, and of the held-out rows [B, ...] of one
+    measurement. `load_all` loads the programs for every device, and then measures this process.
     """
     groups = device_groups(jax.devices(), programs.parts)[:peers]
     replica, own = _planned(programs, groups[0])

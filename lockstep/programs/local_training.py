@@ -51,7 +51,7 @@ class Lots(NamedTuple):
     size: int | None = None
 
     def rows_of(self, count: Any, local: Any) -> Any:
-        """Return how many of a peer's `count` rows of a round its local step `local` is on.
+        """Return how many of a peer's `count` rows of a round go to its local step `local`.
 
         The steps are counted from 0. Integers or int32 arrays, as the arguments are.
         """
@@ -133,8 +133,8 @@ class TracedSteps(Stepper):
             return self._step(own, agreed, work, step, self.task.key(work.rows_MB, step, 0))
         rows_HMB = jax.tree.map(lambda x: x.reshape(steps, -1, *x.shape[1:]), work.rows_MB)
 
-        def take(h: jax.Array, before: tuple[Tree, jax.Array]) -> tuple[Tree, jax.Array]:
-            own, total = before
+        def take(h: jax.Array, carry: tuple[Tree, jax.Array]) -> tuple[Tree, jax.Array]:
+            own, total = carry
             own = optim.align_before(self.optimizer, own, agreed.params, step, h)
             lot = self.lots.rows_of(count, h)
             done = step - 1 + (h + 1) / steps  # rounds

@@ -62,8 +62,8 @@ def weighted_cross_entropy(
 def _total(
     x_ND: jax.Array, kernel_DV: jax.Array, tokens_BT: jax.Array, weight: jax.Array
 ) -> jax.Array:
-    each = cross_entropy if weight.ndim == 1 else _predicted
-    return jnp.sum(weight * each(x_ND, kernel_DV, tokens_BT))
+    loss = cross_entropy if weight.ndim == 1 else _predicted
+    return jnp.sum(weight * loss(x_ND, kernel_DV, tokens_BT))
 
 
 def _predicted(x_ND: jax.Array, kernel_DV: jax.Array, tokens_BT: jax.Array) -> jax.Array:
@@ -75,7 +75,7 @@ def _predicted(x_ND: jax.Array, kernel_DV: jax.Array, tokens_BT: jax.Array) -> j
         label_logits_BS = jnp.take_along_axis(logits_BSV, labels_BS[..., None], axis=-1)[..., 0]
         return jax.nn.logsumexp(logits_BSV, axis=-1) - label_logits_BS
     losses_N = jax.lax.map(
-        lambda some: _losses(*some, kernel_DV)[0], _some(x_ND, kernel_DV, tokens_BT)
+        lambda part: _losses(*part, kernel_DV)[0], _some(x_ND, kernel_DV, tokens_BT)
     )
     return losses_N.reshape(-1)[: B * T].reshape(B, T)[:, :-1]
 
@@ -101,12 +101,12 @@ def _forward(
     else:
         weight_BT = jnp.pad(weight, ((0, 0), (0, 1)))
     x_MCD, labels_MC = _some(x_ND, kernel_DV, tokens_BT)
-    missing = x_MCD.shape[0] * x_MCD.shape[1] - B * T
-    weight_MC = jnp.pad(weight_BT.reshape(-1), (0, missing)).reshape(labels_MC.shape)
+    padding = x_MCD.shape[0] * x_MCD.shape[1] - B * T
+    weight_MC = jnp.pad(weight_BT.reshape(-1), (0, padding)).reshape(labels_MC.shape)
 
-    def add(sums: tuple[jax.Array, jax.Array], some: tuple) -> tuple[tuple, jax.Array]:
+    def add(sums: tuple[jax.Array, jax.Array], part: tuple) -> tuple[tuple, jax.Array]:
         total, grad_DV = sums
-        x_CD, labels_C, weight_C = some
+        x_CD, labels_C, weight_C = part
         losses_C, logits_CV, sum_C = _losses(x_CD, labels_C, kernel_DV)
         share_CV = jnp.exp(logits_CV - sum_C[:, None])
         hit_CV = labels_C[:, None] == jnp.arange(kernel_DV.shape[1])
@@ -152,7 +152,7 @@ def _some(
     N, D = x_ND.shape
     parts = -(-N * kernel_DV.shape[1] // LARGEST)
     C = -(-N // parts)
-    missing = parts * C - N
+    padding = parts * C - N
     labels_N = jnp.roll(tokens_BT, -1, axis=1).reshape(N)
-    x_MCD = jnp.pad(x_ND, ((0, missing), (0, 0))).reshape(parts, C, D)
-    return x_MCD, jnp.pad(labels_N, (0, missing)).reshape(parts, C)
+    x_MCD = jnp.pad(x_ND, ((0, padding), (0, 0))).reshape(parts, C, D)
+    return x_MCD, jnp.pad(labels_N, (0, padding)).reshape(parts, C)

@@ -62,8 +62,8 @@ class DeviceGroup:
         if not self._spans_processes:
             return jax.device_get(tree)
         leaves, structure = jax.tree.flatten(tree)
-        whole = [np.asarray(x) for some in _lots(leaves) for x in self._gather(some)]
-        return jax.tree.unflatten(structure, whole)
+        arrays = [np.asarray(x) for lot in _lots(leaves) for x in self._gather(lot)]
+        return jax.tree.unflatten(structure, arrays)
 
     def _put(self, tree: Tree, spec: Callable[[jax.Array], Spec]) -> Tree:
         layout = jax.tree.map(lambda x: self._on(spec(x)), tree)
@@ -141,7 +141,7 @@ def side_by_side(
     for group in groups:
         free.put(group)
 
-    def one(item: Item) -> Returned:
+    def run(item: Item) -> Returned:
         group = free.get()
         try:
             return work(item, group)
@@ -149,7 +149,7 @@ def side_by_side(
             free.put(group)
 
     with ThreadPoolExecutor(len(groups)) as pool:
-        return list(pool.map(one, items))
+        return list(pool.map(run, items))
 
 
 def _lots(leaves: Sequence[jax.Array]) -> list[list[jax.Array]]:

@@ -105,7 +105,7 @@ PART = 2**22  # elements that are merged at once
 def merge_parts(
     programs: Programs, group: DeviceGroup, messages: Sequence[Tree], weight: np.ndarray
 ) -> Tree:
-    """Return what the messages of all peers become together, on a device group.
+    """Return the merged messages of all peers, on a device group.
 
     They are merged on the host, one slice of an array at a time. So a device needs one more copy of
     the params, and not one for each peer; the host needs an array of it, and the messages' own

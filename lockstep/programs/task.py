@@ -26,7 +26,7 @@ class Task(Protocol):
         """The same task in `OTHER_PRECISION`, for a peer with that fault."""
 
     def weights(self, rows_MB: Tree, count: jax.Array) -> Callable[[jax.Array | int], Tree]:
-        """Return micro -> weight, what `loss` weighs the rows of a micro-batch by.
+        """Return micro -> weight, by which `loss` weighs the rows of a micro-batch.
 
         Rows after the first `count`, int32 [], are padding.
         """

@@ -73,7 +73,7 @@ class Programs:
 
     @cached_property
     def steps(self) -> Stepper:
-        """Who takes the local steps of peers."""
+        """The stepper that takes the local steps of peers."""
         large = is_large(self.form.size)
         cut, product = self.keep_cut, self.product
         return TracedSteps(self.task, self.optimizer, self.lots, large, cut, product)
@@ -128,9 +128,9 @@ class Programs:
         """Operations of `receive` whose bits another machine may not repeat; of ours none."""
         like = self.form.like
         messages = jax.tree.map(lambda x: jax.ShapeDtypeStruct((2, *x.shape), x.dtype), like)
-        each, step = jax.ShapeDtypeStruct((2,), np.int32), jax.ShapeDtypeStruct((), np.int32)
+        per_peer, step = jax.ShapeDtypeStruct((2,), np.int32), jax.ShapeDtypeStruct((), np.int32)
         shared = jax.eval_shape(self.optimizer.init, self.task.shapes)[1]
-        peers = RoundPeers(each, each, each)
+        peers = RoundPeers(per_peer, per_peer, per_peer)
         arguments = (messages, peers, self.task.shapes, shared, step)
         return without_rule(self.update_of_all, *arguments)
 
@@ -151,9 +151,9 @@ class Programs:
         def rows(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct((self.lots.steps, 1, *x.shape), x.dtype)
 
-        whole = jax.ShapeDtypeStruct((), np.int32)
+        scalar = jax.ShapeDtypeStruct((), np.int32)
         own, shared = jax.eval_shape(self.optimizer.init, self.task.shapes)
-        arguments = (self.task.shapes, own, shared, jax.tree.map(rows, row), whole, whole)
+        arguments = (self.task.shapes, own, shared, jax.tree.map(rows, row), scalar, scalar)
         return without_rule(self._step_of_a_peer, *arguments)
 
     @property
@@ -163,7 +163,7 @@ class Programs:
 
     @cached_property
     def take(self) -> Callable[[Tree, Tree, Tree, jax.Array], tuple[Tree, Tree]]:
-        """`receive` of messages that are one: (merged, params, shared, step) -> params, shared.
+        """`receive` of merged messages: (merged, params, shared, step) -> params, shared.
 
         It donates `merged`, in whose memory the new params are, and `shared`.
         """

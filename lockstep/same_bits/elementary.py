@@ -51,10 +51,10 @@ class Arithmetic:
         floats = [x for x in leaves if jnp.issubdtype(x.dtype, jnp.floating)]
         if not floats:
             return cls(jnp.ravel(leaves[0])[0].astype(np.int32) >> 31)
-        some = jnp.ravel(floats[0])[0].astype(np.float32)
-        nothing = lax.sub(some, some)  # NaN, for all that a compiler knows
-        bits = lax.bitcast_convert_type(nothing, np.int32)
-        return cls(lax.select(lax.eq(nothing, nothing), bits, lax.full_like(bits, 0)))
+        first = jnp.ravel(floats[0])[0].astype(np.float32)
+        difference = lax.sub(first, first)  # NaN, for all that a compiler knows
+        bits = lax.bitcast_convert_type(difference, np.int32)
+        return cls(lax.select(lax.eq(difference, difference), bits, lax.full_like(bits, 0)))
 
     def apart(self, x: jax.Array) -> jax.Array:
         """Return x in a form that no compiler fuses with the operation that uses it.
@@ -65,8 +65,8 @@ class Arithmetic:
             integer = f"int{8 * x.dtype.itemsize}"
             bits = lax.bitcast_convert_type(x, integer)
             zero = lax.convert_element_type(self.zero, integer)
-            same = lax.bitwise_or(bits, lax.broadcast(zero, bits.shape))
-            return lax.bitcast_convert_type(same, x.dtype)
+            guarded = lax.bitwise_or(bits, lax.broadcast(zero, bits.shape))
+            return lax.bitcast_convert_type(guarded, x.dtype)
 
     def times(self, x: jax.Array, y: jax.Array) -> jax.Array:
         """Return x * y, rounded."""
@@ -75,7 +75,7 @@ class Arithmetic:
     def over(self, x: jax.Array, y: jax.Array) -> jax.Array:
         """Return x / y, rounded once.
 
-        Of float32 numbers in float64, since float32 alone is not rounded right: XLA multiplies by
+        float32 goes through float64, since float32 alone is not rounded right: XLA multiplies by
         the reciprocal of a divisor that is one number, in some programs and not in others, and on
         NVIDIA's GPUs it may miss by two last bits. In float64 either way is right to 2^-52, and no
         quotient of two float32 numbers is that close to halfway between two others.
@@ -89,7 +89,7 @@ class Arithmetic:
             )
 
     def root(self, x: jax.Array) -> jax.Array:
-        """Return the square root of x, rounded once; of float32 in float64, as `over`."""
+        """Return the square root of x, rounded once; float32 through float64, as in `over`."""
         if x.dtype != np.float32:
             return self.apart(lax.sqrt(x))
         with jax.enable_x64(True):
@@ -101,8 +101,8 @@ class Arithmetic:
         A compiler may compute all three in float32, which gives the same number where float32 is
         rounded right. On NVIDIA's GPUs it is not, so there the float64 number is held apart.
         """
-        held = lax.platform_dependent(wide, cuda=self.apart, default=lambda x: x)
-        return lax.convert_element_type(held, np.float32)
+        guarded = lax.platform_dependent(wide, cuda=self.apart, default=lambda x: x)
+        return lax.convert_element_type(guarded, np.float32)
 
     def integer_power(self, x: jax.Array, exponent: int) -> jax.Array:
         """Return x to a constant exponent, by products."""
@@ -119,13 +119,13 @@ class Arithmetic:
     def power(self, x: jax.Array, exponent: jax.Array) -> jax.Array:
         """Return x to integer exponents that int32 holds, by products."""
         x, exponent = alike(x, lax.convert_element_type(exponent, np.int32))
-        left = lax.abs(exponent)
+        bits = lax.abs(exponent)
 
-        def step(bit: int, so_far: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-            power, square = so_far
-            taken = self.times(power, square)
-            is_set = lax.bitwise_and(lax.shift_right_logical(left, jnp.full_like(left, bit)), 1) > 0
-            return jnp.where(is_set, taken, power), self.times(square, square)
+        def step(bit: int, state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            power, square = state
+            product = self.times(power, square)
+            is_set = lax.bitwise_and(lax.shift_right_logical(bits, jnp.full_like(bits, bit)), 1) > 0
+            return jnp.where(is_set, product, power), self.times(square, square)
 
         power, _ = lax.fori_loop(0, 32, step, (lax.full_like(x, 1), x))
         return jnp.where(exponent < 0, self.over(lax.full_like(x, 1), power), power)
@@ -135,19 +135,19 @@ class Arithmetic:
 
         e^x = 2^n e^r for the integer n nearest to x / log(2), and r = x - n log(2).
         """
-        inside = lax.clamp(np.float32(LEAST_EXPONENT), x, np.float32(89))  # e^89 is infinite
-        turns = lax.round(self.times(inside, _full(x, 1 / math.log(2))), NEAREST)
-        rest = inside
+        clamped = lax.clamp(np.float32(LEAST_EXPONENT), x, np.float32(89))  # e^89 is infinite
+        turns = lax.round(self.times(clamped, _full(x, 1 / math.log(2))), NEAREST)
+        remainder = clamped
         for part in LOG_2:
-            rest = lax.sub(rest, self.times(turns, _full(x, part)))
-        series = self._polynomial(EXPONENTIAL, rest)
-        series = self.times(series, self.times(rest, rest))
-        found = lax.add(lax.add(series, rest), _full(x, 1))
+            remainder = lax.sub(remainder, self.times(turns, _full(x, part)))
+        series = self._polynomial(EXPONENTIAL, remainder)
+        series = self.times(series, self.times(remainder, remainder))
+        result = lax.add(lax.add(series, remainder), _full(x, 1))
         exponent = lax.convert_element_type(turns, np.int32)
         half = exponent >> np.int32(1)  # float32 has no 2^128, so the scale is two factors
-        found = self.times(found, _power_of_two(half))
-        found = self.times(found, _power_of_two(lax.sub(exponent, half)))
-        return lax.select(lax.lt(x, _full(x, LEAST_EXPONENT)), _full(x, 0), found)
+        result = self.times(result, _power_of_two(half))
+        result = self.times(result, _power_of_two(lax.sub(exponent, half)))
+        return lax.select(lax.lt(x, _full(x, LEAST_EXPONENT)), _full(x, 0), result)
 
     def logistic(self, x: jax.Array) -> jax.Array:
         """Return 1 / (1 + e^-x) of float32 numbers."""
@@ -168,24 +168,24 @@ class Arithmetic:
         """Return the natural logarithm of float32 numbers; of 0 and subnormal ones -inf."""
         with jax.enable_x64(True):
             wide = lax.convert_element_type(x, np.float64)
-            found = self._logarithm(wide, lax.sub(wide, _full(wide, 1)))
-        least, none = np.float32(2.0**-126), _full(x, math.nan)
-        found = lax.select(lax.lt(x, _full(x, least)), _full(x, -math.inf), found)
-        found = lax.select(lax.eq(x, _full(x, math.inf)), x, found)
-        return lax.select(lax.bitwise_or(lax.le(x, _full(x, -least)), lax.ne(x, x)), none, found)
+            result = self._logarithm(wide, lax.sub(wide, _full(wide, 1)))
+        least, nan = np.float32(2.0**-126), _full(x, math.nan)
+        result = lax.select(lax.lt(x, _full(x, least)), _full(x, -math.inf), result)
+        result = lax.select(lax.eq(x, _full(x, math.inf)), x, result)
+        return lax.select(lax.bitwise_or(lax.le(x, _full(x, -least)), lax.ne(x, x)), nan, result)
 
     def logarithm_of_one_more(self, x: jax.Array) -> jax.Array:
         """Return log(1 + x) of float32 numbers."""
         with jax.enable_x64(True):
             less_one = lax.convert_element_type(x, np.float64)
-            found = self._logarithm(lax.add(less_one, _full(less_one, 1)), less_one)
-        found = lax.select(lax.eq(x, _full(x, -1)), _full(x, -math.inf), found)
-        found = lax.select(lax.eq(x, _full(x, math.inf)), x, found)
-        none = lax.bitwise_or(lax.lt(x, _full(x, -1)), lax.ne(x, x))
-        return lax.select(none, _full(x, math.nan), found)
+            result = self._logarithm(lax.add(less_one, _full(less_one, 1)), less_one)
+        result = lax.select(lax.eq(x, _full(x, -1)), _full(x, -math.inf), result)
+        result = lax.select(lax.eq(x, _full(x, math.inf)), x, result)
+        undefined = lax.bitwise_or(lax.lt(x, _full(x, -1)), lax.ne(x, x))
+        return lax.select(undefined, _full(x, math.nan), result)
 
     def _logarithm(self, x: jax.Array, less_one: jax.Array) -> jax.Array:
-        """Return the logarithm, float32, of float64 numbers x above 0, where x - 1 is given too.
+        """Return the logarithm, float32, of float64 numbers x above 0, given x - 1 too.
 
         x = 2^n m with m from sqrt(1/2) to sqrt(2), and
 
@@ -196,14 +196,14 @@ class Arithmetic:
         exponent = (bits - offset) >> np.int64(52)
         mantissa = lax.bitcast_convert_type(bits - (exponent << np.int64(52)), np.float64)
         one = _full(mantissa, 1)
-        # a sum that was rounded on the way to x is lost in x - 1, but not in what is given
+        # a sum that was rounded on the way to x is lost in x - 1, but not in `less_one`
         over_one = lax.select(lax.eq(exponent, np.int64(0)), less_one, lax.sub(mantissa, one))
         s = self.over(over_one, lax.add(mantissa, one))
         factors = [2 / (2 * n + 1) for n in reversed(range(LOGARITHM_TERMS))]
         series = self.times(self._polynomial(factors, self.times(s, s)), s)
         doublings = lax.convert_element_type(exponent, np.float64)
-        sum_of = lax.add(self.times(doublings, _full(s, math.log(2))), series)
-        return lax.convert_element_type(sum_of, np.float32)
+        result = lax.add(self.times(doublings, _full(s, math.log(2))), series)
+        return lax.convert_element_type(result, np.float32)
 
     def inverse_error_function(self, x: jax.Array) -> jax.Array:
         """Return the y with erf(y) = x, of float32 numbers, to a relative 1e-6 (Giles, 2010)."""
@@ -212,8 +212,8 @@ class Arithmetic:
         size = lax.neg(size)
         near = self._polynomial(INVERSE_ERROR_NEAR, lax.sub(size, _full(x, 2.5)))
         far = self._polynomial(INVERSE_ERROR_FAR, lax.sub(self.root(size), _full(x, 3)))
-        found = self.times(lax.select(lax.lt(size, _full(x, 5)), near, far), x)
-        return lax.select(lax.eq(lax.abs(x), one), self.times(x, _full(x, math.inf)), found)
+        result = self.times(lax.select(lax.lt(size, _full(x, 5)), near, far), x)
+        return lax.select(lax.eq(lax.abs(x), one), self.times(x, _full(x, math.inf)), result)
 
     def cosine(self, x: jax.Array) -> jax.Array:
         """Return the cosine of float32 numbers of moderate size, such as those of a schedule."""
@@ -233,20 +233,20 @@ class Arithmetic:
         with jax.enable_x64(True):
             wide = lax.convert_element_type(x, np.float64)
             turns = lax.round(self.times(wide, _full(wide, 1 / math.pi)), NEAREST)
-            rest = lax.sub(wide, self.times(turns, _full(wide, math.pi)))
-            found = self._polynomial(factors[::-1], self.times(rest, rest))
+            remainder = lax.sub(wide, self.times(turns, _full(wide, math.pi)))
+            result = self._polynomial(factors[::-1], self.times(remainder, remainder))
             if odd:
-                found = self.times(found, rest)
+                result = self.times(result, remainder)
             even = self.times(lax.floor(self.times(turns, _full(wide, 0.5))), _full(wide, 2.0))
-            signed = lax.select(lax.ne(even, turns), lax.neg(found), found)
+            signed = lax.select(lax.ne(even, turns), lax.neg(result), result)
             return lax.convert_element_type(signed, x.dtype)
 
     def _polynomial(self, factors: "list[float] | tuple[float, ...]", x: jax.Array) -> jax.Array:
         """Return factors[0] * x^(n - 1) + ... + factors[n - 1]."""
-        found = _full(x, factors[0])
+        result = _full(x, factors[0])
         for factor in factors[1:]:
-            found = lax.add(self.times(found, x), _full(x, factor))
-        return found
+            result = lax.add(self.times(result, x), _full(x, factor))
+        return result
 
 
 def alike(x: jax.Array, y: jax.Array) -> list[jax.Array]:

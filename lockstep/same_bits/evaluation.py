@@ -55,9 +55,9 @@ def _equations(jaxpr: Jaxpr) -> Iterator[Any]:
     """Yield the equations of a jaxpr and of those within it."""
     for equation in jaxpr.eqns:
         yield equation
-        for inside in jax.tree.leaves(list(equation.params.values()), is_leaf=_is_jaxpr):
-            if _is_jaxpr(inside):
-                yield from _equations(_closed(inside).jaxpr)
+        for inner in jax.tree.leaves(list(equation.params.values()), is_leaf=_is_jaxpr):
+            if _is_jaxpr(inner):
+                yield from _equations(_closed(inner).jaxpr)
 
 
 def _is_jaxpr(value: Any) -> bool:
@@ -93,8 +93,8 @@ class _Evaluation:
         if name in CALLS and settings.get("name") != BY_RULES:
             if settings.get("differentiated") and settings["prevent_cse"]:
                 inputs = lax.optimization_barrier(inputs)  # or it is computed once, and kept
-            inside = next(settings[key] for key in ("jaxpr", "call_jaxpr") if key in settings)
-            return self.run(_closed(inside), inputs)
+            inner = next(settings[key] for key in ("jaxpr", "call_jaxpr") if key in settings)
+            return self.run(_closed(inner), inputs)
         if name == "scan":
             return self._scan(equation, inputs)
         if name == "while":
@@ -104,8 +104,8 @@ class _Evaluation:
             branches = [
                 lambda *x, branch=branch: self.run(branch, x) for branch in settings["branches"]
             ]
-            found: list[Any] = lax.switch(index, branches, *operands)
-            return found
+            results: list[Any] = lax.switch(index, branches, *operands)
+            return results
         if is_exact(equation) or settings.get("name") == BY_RULES:
             return _bound(equation, *inputs)
         if has_rule(equation):
@@ -119,7 +119,7 @@ class _Evaluation:
 
     def _scan(self, equation: Any, inputs: list[Any]) -> list[Any]:
         settings, body = equation.params, equation.params["jaxpr"]
-        # settings count them otherwise in each version of JAX: rows have an axis more than inside
+        # versions of JAX count them differently: rows have one more axis than inside
         rows = sum(_ranks_differ(equation.invars, body.jaxpr.invars))
         carried = len(equation.outvars) - sum(_ranks_differ(equation.outvars, body.jaxpr.outvars))
         last = len(inputs) - rows
@@ -129,26 +129,26 @@ class _Evaluation:
             results = self.run(body, [*inputs[:first], *carry, *row])
             return results[:carried], results[carried:]
 
-        carry, found = lax.scan(
+        carry, stacked = lax.scan(
             step, inputs[first:last], inputs[last:],
             settings["length"], settings["reverse"], settings["unroll"],
         )  # fmt: skip
-        return [*carry, *found]
+        return [*carry, *stacked]
 
     def _while(self, settings: dict[str, Any], inputs: list[Any]) -> list[Any]:
         first = settings["cond_nconsts"]
         last = first + settings["body_nconsts"]
-        of_test, of_body, carry = inputs[:first], inputs[first:last], inputs[last:]
-        found: list[Any] = lax.while_loop(
-            lambda carry: self.run(settings["cond_jaxpr"], [*of_test, *carry])[0],
-            lambda carry: self.run(settings["body_jaxpr"], [*of_body, *carry]),
+        test_consts, body_consts, carry = inputs[:first], inputs[first:last], inputs[last:]
+        results: list[Any] = lax.while_loop(
+            lambda carry: self.run(settings["cond_jaxpr"], [*test_consts, *carry])[0],
+            lambda carry: self.run(settings["body_jaxpr"], [*body_consts, *carry]),
             carry,
         )
-        return found
+        return results
 
 
 def _line_of(equation: Any) -> str:
-    """Return " at FOLDER/FILE:LINE" of who asked for an operation; "" where that is unknown."""
+    """Return " at FOLDER/FILE:LINE" of the caller of an operation; "" where unknown."""
     traceback = equation.source_info.traceback
     for frame in traceback.frames if traceback else ():
         path = Path(frame.file_name)

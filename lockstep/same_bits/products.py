@@ -58,16 +58,16 @@ def in_blocks(x: jax.Array, y: jax.Array, dimensions: DotDimensions) -> jax.Arra
         return _dot(*operands, (((axis_x,), (axis_y,)), (batch_x, batch_y)))
     x, y = _blocks_first(x, axis_x, count), _blocks_first(y, axis_y, count)
     batch_x, batch_y = (tuple(axis + 1 for axis in batch) for batch in (batch_x, batch_y))
-    inside = ((axis_x + 1,), (axis_y + 1,)), (batch_x, batch_y)
+    inner = ((axis_x + 1,), (axis_y + 1,)), (batch_x, batch_y)
     if count > AT_ONCE:
-        first = _dot(x[0], y[0], _one_less(inside))
+        first = _dot(x[0], y[0], _one_less(inner))
         return lax.scan(
-            lambda so_far, some: (lax.add(so_far, _dot(*some, _one_less(inside))), None),
+            lambda total, pair: (lax.add(total, _dot(*pair, _one_less(inner))), None),
             first, (x[1:], y[1:]),
         )[0]  # fmt: skip
-    (over, (batch_x, batch_y)) = inside
-    found = _dot(x, y, (over, ((0, *batch_x), (0, *batch_y))))
-    return in_order([found[block] for block in range(count)])
+    (over, (batch_x, batch_y)) = inner
+    products = _dot(x, y, (over, ((0, *batch_x), (0, *batch_y))))
+    return in_order([products[block] for block in range(count)])
 
 
 def convolution(x: jax.Array, kernel: jax.Array, settings: dict[str, Any]) -> jax.Array:
@@ -101,7 +101,7 @@ def _bits_kept(terms: int) -> int:
 
 def _one_less(dimensions: DotDimensions) -> DotDimensions:
     """Return dimensions of arrays without their first axis."""
-    (over, batch) = (tuple(tuple(a - 1 for a in axes) for axes in each) for each in dimensions)
+    (over, batch) = (tuple(tuple(a - 1 for a in axes) for axes in pair) for pair in dimensions)
     return over, batch
 
 
@@ -116,8 +116,8 @@ def _dot(x: jax.Array, y: jax.Array, dimensions: DotDimensions) -> jax.Array:
         return lax.dot_general(x, y, dimensions, precision=lax.Precision.HIGHEST)
 
     def on_tensor_cores(x: jax.Array, y: jax.Array) -> jax.Array:
-        few = (lax.convert_element_type(z, jnp.bfloat16) for z in (x, y))
-        return lax.dot_general(*few, dimensions, preferred_element_type=np.float32)
+        operands = (lax.convert_element_type(z, jnp.bfloat16) for z in (x, y))
+        return lax.dot_general(*operands, dimensions, preferred_element_type=np.float32)
 
     return lax.platform_dependent(x, y, cuda=on_tensor_cores, default=in_float32)
 
@@ -129,9 +129,9 @@ def _one_axis(
     if len(over) == 1:
         return x, (over[0],), batch
     own = [axis for axis in range(x.ndim) if axis not in (*over, *batch)]
-    turned = lax.transpose(x, (*batch, *own, *over))
-    lead = turned.shape[: len(batch) + len(own)]
-    joined = turned.reshape(*lead, math.prod(x.shape[axis] for axis in over))
+    transposed = lax.transpose(x, (*batch, *own, *over))
+    lead = transposed.shape[: len(batch) + len(own)]
+    joined = transposed.reshape(*lead, math.prod(x.shape[axis] for axis in over))
     return joined, (len(lead),), tuple(range(len(batch)))
 
 

@@ -118,8 +118,8 @@ def apply_rule(numbers: Numbers, equation: Any, inputs: list[Any]) -> jax.Array:
     wide = [
         lax.convert_element_type(x, np.float32) if x.dtype == jnp.bfloat16 else x for x in inputs
     ]
-    found = RULES[equation.primitive.name](numbers, wide, equation.params)
-    return lax.convert_element_type(found, equation.outvars[0].aval.dtype)
+    result = RULES[equation.primitive.name](numbers, wide, equation.params)
+    return lax.convert_element_type(result, equation.outvars[0].aval.dtype)
 
 
 def _is_float(variable: Any) -> bool:

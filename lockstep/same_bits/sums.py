@@ -42,15 +42,15 @@ def padded(x: jax.Array, axis: int, count: int) -> jax.Array:
     """Return an array with so many zeros after an axis."""
     if not count:
         return x
-    return jnp.pad(x, [(0, count if each == axis else 0) for each in range(x.ndim)])
+    return jnp.pad(x, [(0, count if i == axis else 0) for i in range(x.ndim)])
 
 
 def in_order(terms: list[jax.Array]) -> jax.Array:
     """Return the sum of arrays, added one after the other."""
-    found = terms[0]
+    result = terms[0]
     for term in terms[1:]:
-        found = lax.add(found, term)
-    return found
+        result = lax.add(result, term)
+    return result
 
 
 def scatter_add(
@@ -66,8 +66,8 @@ def scatter_add(
         bits = EXACT - math.ceil(math.log2(max(2, updates.size)))
         axes = tuple(range(updates.ndim))
         unit = unit_of(updates, axes, bits)
-        whole = lax.round(lax.div(_wide(updates), jnp.broadcast_to(unit, updates.shape)), NEAREST)
-        sums = bind(jnp.zeros(x.shape, np.int64), at, lax.convert_element_type(whole, np.int64))
+        counts = lax.round(lax.div(_wide(updates), jnp.broadcast_to(unit, updates.shape)), NEAREST)
+        sums = bind(jnp.zeros(x.shape, np.int64), at, lax.convert_element_type(counts, np.int64))
         scaled = lax.mul(_wide(sums), jnp.broadcast_to(unit.reshape(()), x.shape))
         return lax.add(x, lax.convert_element_type(scaled, np.float32))
 

@@ -25,13 +25,13 @@ TIMES = 2.0**20
 
 def largest(message: Tree) -> float:
     """Return the largest magnitude of a message's values; 0 if it has only signs or codes."""
-    found = [0.0]
+    sizes = [0.0]
     for leaf in jax.tree.leaves(message, is_leaf=_is_selection):
         values = _values(leaf)
         if values.size and values.dtype not in (bool, np.uint8):
-            found.append(float(max(values.max(), -values.min())))
+            sizes.append(float(max(values.max(), -values.min())))
             drop_pages([values])
-    return max(found)
+    return max(sizes)
 
 
 def beyond(sizes: Mapping[int, float]) -> dict[int, str]:
@@ -39,16 +39,16 @@ def beyond(sizes: Mapping[int, float]) -> dict[int, str]:
 
     `sizes` is `largest` of each message of a round, by peer.
     """
-    left, found = dict(sizes), dict[int, str]()
-    while left:
-        bound = TIMES * max(1.0, median_low(left.values()))
-        over = {peer: size for peer, size in left.items() if size > bound}
+    remaining, reasons = dict(sizes), dict[int, str]()
+    while remaining:
+        bound = TIMES * max(1.0, median_low(remaining.values()))
+        over = {peer: size for peer, size in remaining.items() if size > bound}
         if not over:
             break
         for peer, size in over.items():
-            found[peer] = f"a value of {size:.3g}, expected at most {bound:.3g} by the others'"
-            del left[peer]
-    return found
+            reasons[peer] = f"a value of {size:.3g}, expected at most {bound:.3g} by the others'"
+            del remaining[peer]
+    return reasons
 
 
 def _is_selection(node: object) -> bool:

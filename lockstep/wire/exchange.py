@@ -101,11 +101,11 @@ def receive(sent: Sent, peer: int, round_: Round, form: wire.Form) -> Sent:
 def check(
     message: Tree, commitment: bytes, peer: int, round_: Round, form: wire.Form
 ) -> sets.MerkleTree | None:
-    """Check a decoded message against the commitment to it, and return the tree as of `Sent`."""
-    found, tree = _commit(wire.fields(message), peer, round_, form)
-    if found != commitment:
+    """Check a decoded message against the commitment to it, and return its tree, see `Sent`."""
+    hash_, tree = _commit(wire.fields(message), peer, round_, form)
+    if hash_ != commitment:
         raise CommitmentError(
-            f"payload hashes to {found.hex()[:12]}, expected its commitment {commitment.hex()[:12]}"
+            f"payload hashes to {hash_.hex()[:12]}, expected its commitment {commitment.hex()[:12]}"
         )
     return tree
 

@@ -100,24 +100,24 @@ class Form:
         It goes by the size in memory, which the bytes on the wire do not exceed: that is known
         before the first message.
         """
-        held: int = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self.like))
-        return held <= KEPT_BYTES * self.size
+        size: int = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self.like))
+        return size <= KEPT_BYTES * self.size
 
     @cached_property
     def pieces(self) -> Pieces:
         """How messages are cut into pieces, by the fields that `fields` yields."""
-        found = []
+        parts = []
         for leaf in self.leaves:
             if _is_sparse(leaf):
                 index, value = leaf.index_NK, leaf.value_NK
-                found.append(Field(np.dtype(index.dtype), index.size * index.dtype.itemsize, True))
+                parts.append(Field(np.dtype(index.dtype), index.size * index.dtype.itemsize, True))
                 signs = value.dtype == bool
                 size = -(-value.size // 8) if signs else value.size * value.dtype.itemsize
-                found.append(Field(np.dtype(np.uint8 if signs else value.dtype), size, True))
+                parts.append(Field(np.dtype(np.uint8 if signs else value.dtype), size, True))
             else:
                 size = leaf.size * leaf.dtype.itemsize
-                found.append(Field(np.dtype(leaf.dtype), size, False))
-        return Pieces(tuple(found))
+                parts.append(Field(np.dtype(leaf.dtype), size, False))
+        return Pieces(tuple(parts))
 
     @property
     def large(self) -> bool:
@@ -129,33 +129,33 @@ class Form:
 
     @cached_property
     def bytes_about(self) -> int:
-        """How long a message is; with Rice-coded positions about: evenly drawn, they take it."""
+        """Length of a message; with Rice-coded positions, that for evenly drawn ones."""
         total = float(HEADER.size)
         for leaf, area in zip(self.leaves, jax.tree.leaves(self.areas), strict=True):
             if not _is_sparse(leaf):
                 total += leaf.size * leaf.dtype.itemsize
                 continue
-            blocks, kept = leaf.index_NK.shape
+            blocks, k = leaf.index_NK.shape
             signs = leaf.value_NK.dtype == bool
-            total += -(-blocks * kept // 8) if signs else 2 * blocks * kept
+            total += -(-blocks * k // 8) if signs else 2 * blocks * k
             if self.layout == PLAIN:
-                total += blocks * kept * leaf.index_NK.dtype.itemsize
+                total += blocks * k * leaf.index_NK.dtype.itemsize
             else:
-                total += blocks * (math.log2(math.comb(area, kept)) / 8) + 1
+                total += blocks * (math.log2(math.comb(area, k)) / 8) + 1
         return round(total)
 
     @cached_property
     def bytes_most(self) -> int:
-        """How long a message can be: only Rice-coded positions make a difference."""
+        """Maximum length of a message: only Rice-coded positions make it vary."""
         if self.kind not in (CODED_SIGNS, CODED_VALUES):
             return self.bytes_about
-        whole = [leaf for leaf in self.leaves if not _is_sparse(leaf)]
-        held: int = sum(leaf.size * leaf.dtype.itemsize for leaf in whole)
+        arrays = [leaf for leaf in self.leaves if not _is_sparse(leaf)]
+        size: int = sum(leaf.size * leaf.dtype.itemsize for leaf in arrays)
         rows = [(leaf.index_NK.shape, area) for leaf, area in self.sparse]
-        shapes = [(blocks, kept, area) for (blocks, kept), area in rows]
-        count = sum(blocks * kept for blocks, kept, _ in shapes)
+        shapes = [(blocks, k, area) for (blocks, k), area in rows]
+        count = sum(blocks * k for blocks, k, _ in shapes)
         values = -(-count // 8) if self.kind == CODED_SIGNS else 2 * count
-        return HEADER.size + held + len(shapes) + values + rice.bytes_most(shapes)
+        return HEADER.size + size + len(shapes) + values + rice.bytes_most(shapes)
 
     @cached_property
     def header(self) -> bytes:
@@ -204,9 +204,9 @@ def encode(message: Tree, form: Form) -> Buffer:
     """Return a message of this form as bytes."""
     leaves = jax.tree.leaves(message, is_leaf=_is_sparse)
     sparse = [leaf for leaf in leaves if _is_sparse(leaf)]
-    whole = [_little(leaf) for leaf in leaves if not _is_sparse(leaf)]
+    arrays = [_little(leaf) for leaf in leaves if not _is_sparse(leaf)]
     coded = form.kind in (CODED_SIGNS, CODED_VALUES)
-    return b"".join([form.header, *whole, *(_code(sparse) if coded else fields(sparse))])
+    return b"".join([form.header, *arrays, *(_code(sparse) if coded else fields(sparse))])
 
 
 def _code(leaves: list[Coefficients]) -> list[Buffer]:
@@ -233,16 +233,16 @@ def decode(data: Buffer, form: Form) -> Tree:
     reader = _Reader(data)
     header = bytes(reader.take(HEADER.size, "header"))
     if header != form.header:
-        found, expected = HEADER.unpack(header), HEADER.unpack(form.header)
+        actual, expected = HEADER.unpack(header), HEADER.unpack(form.header)
         text = "header (magic, version, kind, tensors, form): found "
-        raise WireError(f"{text}{found}, expected {expected}")
+        raise WireError(f"{text}{actual}, expected {expected}")
     # What is read, and how much of it, follows from the form, never from the bytes themselves.
-    whole = iter(_whole(reader, form))
+    arrays = iter(_whole(reader, form))
     read = _coded if form.kind in (CODED_SIGNS, CODED_VALUES) else _plain
     sparse = iter(read(reader, form) if form.sparse else ())
     if reader.rest:
         raise WireError(f"{reader.rest} bytes after the last parameter, expected the end")
-    leaves: list[Any] = [next(sparse if _is_sparse(leaf) else whole) for leaf in form.leaves]
+    leaves: list[Any] = [next(sparse if _is_sparse(leaf) else arrays) for leaf in form.leaves]
     return jax.tree.unflatten(jax.tree.structure(form.areas), leaves)
 
 
@@ -250,19 +250,19 @@ def decode(data: Buffer, form: Form) -> Tree:
 
 
 def _whole(reader: "_Reader", form: Form) -> list[np.ndarray]:
-    found = []
+    arrays = []
     for number, leaf in enumerate(leaf for leaf in form.leaves if not _is_sparse(leaf)):
         name = f"array {number}"
         values = reader.array(leaf.dtype, int(np.prod(leaf.shape)), name)
         if leaf.dtype != np.uint8:
             _finite(values, name)
         drop_pages([values])
-        found.append(values.reshape(leaf.shape))
-    return found
+        arrays.append(values.reshape(leaf.shape))
+    return arrays
 
 
 def _plain(reader: "_Reader", form: Form) -> list[Coefficients]:
-    found = []
+    coefficients = []
     for number, (leaf, area) in enumerate(form.sparse):
         name, shape = f"parameter {number}", leaf.index_NK.shape
         index_NK: Any = reader.array(leaf.index_NK.dtype, shape[0] * shape[1], name).reshape(shape)
@@ -270,8 +270,8 @@ def _plain(reader: "_Reader", form: Form) -> list[Coefficients]:
             raise WireError(f"{name}: indices of a block are not strictly ascending")
         _check_last(index_NK, area, name)
         value_NK: Any = _values(reader, form, shape[0] * shape[1], name).reshape(shape)
-        found.append(Coefficients(index_NK, value_NK))
-    return found
+        coefficients.append(Coefficients(index_NK, value_NK))
+    return coefficients
 
 
 def _coded(reader: "_Reader", form: Form) -> list[Coefficients]:
@@ -288,22 +288,22 @@ def _coded(reader: "_Reader", form: Form) -> list[Coefficients]:
         planes = reader.array(np.uint8, rice.low_bytes(count, r), name)
         low_M[coded_M] = _checked(rice.unpack_low, name, planes, count, r)
     values: Any = _values(reader, form, sum(counts), "values")
-    rest = reader.array(np.uint8, reader.rest, "high parts")
-    gap_M = _checked(rice.unpack_high, "high parts", rest, sum(counts)) << r_M | low_M
+    high = reader.array(np.uint8, reader.rest, "high parts")
+    gap_M = _checked(rice.unpack_high, "high parts", high, sum(counts)) << r_M | low_M
     # Only the parameters that an encoder chooses: a message has exactly one encoding, so that two
     # different byte strings never carry the same commitment.
     if np.any(chosen != rice.parameters(gap_M, counts)):
         expected = rice.parameters(gap_M, counts).tolist()
         raise WireError(f"Rice parameters {chosen.tolist()}, expected {expected}")
 
-    found, ends = [], np.cumsum(counts)[:-1]
+    coefficients, ends = [], np.cumsum(counts)[:-1]
     columns: tuple[Any, ...] = leaves, areas, np.split(gap_M, ends), np.split(values, ends)
     for number, (leaf, area, gap, value) in enumerate(zip(*columns, strict=True)):
         index_NK: Any = rice.indices(gap, leaf.index_NK.shape[1])
         _check_last(index_NK, area, f"parameter {number}")
         index_NK = index_NK.astype(leaf.index_NK.dtype)
-        found.append(Coefficients(index_NK, value.reshape(index_NK.shape)))
-    return found
+        coefficients.append(Coefficients(index_NK, value.reshape(index_NK.shape)))
+    return coefficients
 
 
 # ---- Parts ----
@@ -374,5 +374,5 @@ class _Reader:
     def array(self, dtype: np.dtype | type, count: int, name: str) -> np.ndarray:
         """Take `count` little-endian numbers, in this machine's byte order."""
         dtype = np.dtype(dtype)
-        found = np.frombuffer(self.take(count * dtype.itemsize, name), dtype.newbyteorder("<"))
-        return found.astype(dtype, copy=False)
+        values = np.frombuffer(self.take(count * dtype.itemsize, name), dtype.newbyteorder("<"))
+        return values.astype(dtype, copy=False)

@@ -88,11 +88,11 @@ class Pieces:
 
     def split(self, data: bytes, drawn: Sequence[int]) -> dict[int, bytes]:
         """Return the pieces that `chosen` has joined, by their number."""
-        found, at = {}, 0
+        by_number, at = {}, 0
         for n in drawn:
             _, begin, end = self.ranges[n]
-            found[n], at = data[at : at + end - begin], at + end - begin
-        return found
+            by_number[n], at = data[at : at + end - begin], at + end - begin
+        return by_number
 
     def distance(self, fields: Iterable[Buffer], sent: Mapping[int, bytes]) -> float:
         """Return the largest distance of `sent` pieces, by number, from a message computed here.
@@ -106,38 +106,38 @@ class Pieces:
         8 bits counts as its value less 128. Of counted fields it is the share of elements that
         differ.
         """
-        wanted: dict[int, list[int]] = {}
+        by_field: dict[int, list[int]] = {}
         for n in sent:
-            wanted.setdefault(self.ranges[n][0], []).append(n)
+            by_field.setdefault(self.ranges[n][0], []).append(n)
         worst = 0.0
         for number, (field, data) in enumerate(zip(self.fields, fields, strict=True)):
-            if number not in wanted:
+            if number not in by_field:
                 continue
-            here, scale = _elements(data, field), 0.0
+            computed, scale = _elements(data, field), 0.0
             if not field.counted:
-                scale = float(np.sqrt(np.mean(np.square(here))))
-            for n in wanted[number]:
+                scale = float(np.sqrt(np.mean(np.square(computed))))
+            for n in by_field[number]:
                 _, begin, end = self.ranges[n]
                 width = field.dtype.itemsize
-                x, y = here[begin // width : end // width], _elements(sent[n], field)
-                found = _share(x, y) if field.counted else _relative(x, y, scale)
-                worst = max(worst, found if np.isfinite(found) else np.inf)
+                x, y = computed[begin // width : end // width], _elements(sent[n], field)
+                distance = _share(x, y) if field.counted else _relative(x, y, scale)
+                worst = max(worst, distance if np.isfinite(distance) else np.inf)
         return worst
 
 
 def _elements(data: Buffer, field: Field) -> Any:
-    found = np.frombuffer(data, field.dtype.newbyteorder("<"))
+    elements = np.frombuffer(data, field.dtype.newbyteorder("<"))
     if field.counted:
-        return found
-    return found.astype(np.float64) - (128 if field.dtype == np.uint8 else 0)
+        return elements
+    return elements.astype(np.float64) - (128 if field.dtype == np.uint8 else 0)
 
 
 def _relative(x: Any, y: Any, scale: float) -> float:
-    off, size = float(np.linalg.norm(y - x)), float(np.linalg.norm(x))
-    if not off:
+    error, size = float(np.linalg.norm(y - x)), float(np.linalg.norm(x))
+    if not error:
         return 0.0
     size = max(size, scale * float(np.sqrt(x.size)))
-    return off / size if size else np.inf
+    return error / size if size else np.inf
 
 
 def _share(x: Any, y: Any) -> float:

@@ -18,11 +18,11 @@ import numpy as np
 
 def gaps(index_NK: np.ndarray) -> np.ndarray:
     """Return the gaps before indices that ascend strictly within a block: uint32 [N * K]."""
-    kept, flat = index_NK.shape[1], index_NK.ravel().astype(np.uint32)
-    found = flat.copy()
-    found[1:] -= flat[:-1] + np.uint32(1)  # across blocks it wraps, and is replaced
-    found[::kept] = flat[::kept]
-    return found
+    k, flat = index_NK.shape[1], index_NK.ravel().astype(np.uint32)
+    gap_M = flat.copy()
+    gap_M[1:] -= flat[:-1] + np.uint32(1)  # across blocks it wraps, and is replaced
+    gap_M[::k] = flat[::k]
+    return gap_M
 
 
 def indices(gap: np.ndarray, kept: int) -> np.ndarray:
@@ -40,12 +40,12 @@ def parameters(gap_M: np.ndarray, counts: list[int]) -> np.ndarray:
     chosen = np.zeros(len(counts), np.int64)
     total, gap_M = np.add.reduceat(gap_M, starts, dtype=np.int64), gap_M >> np.uint8(1)
     while True:
-        after = np.add.reduceat(gap_M, starts, dtype=np.int64)
-        gains = total - after > n
+        next_total = np.add.reduceat(gap_M, starts, dtype=np.int64)
+        gains = total - next_total > n
         if not gains.any():
             return chosen
         chosen += gains  # convex: a run that gains no more never gains again
-        total, gap_M = after, gap_M >> np.uint8(1)
+        total, gap_M = next_total, gap_M >> np.uint8(1)
 
 
 def bytes_most(shapes: Sequence[tuple[int, int, int]]) -> int:
@@ -56,8 +56,8 @@ def bytes_most(shapes: Sequence[tuple[int, int, int]]) -> int:
     the chosen one. Planes are padded to bytes: one of each bit, for each r.
     """
     bits = 0
-    for blocks, kept, area in shapes:
-        count, most = blocks * kept, blocks * (area - kept)
+    for blocks, k, area in shapes:
+        count, most = blocks * k, blocks * (area - k)
         bits += min(count * (r + 1) + (most >> r) for r in range(area.bit_length() + 1))
     widest = max(area for _, _, area in shapes).bit_length()
     return -(-bits // 8) + sum(range(widest + 1)) + 1

@@ -30,21 +30,21 @@ def drawn(
     `seed` is the run's; `commitments` are the round's, by sender, hex.
     """
     words = f"lockstep/sketch:{committee.round_seed(seed, step + 1)}:"
-    draw, found, number = committee.drawn_after(commitments, words), set[int](), 0
-    while len(found) < count:
+    draw, chosen, number = committee.drawn_after(commitments, words), set[int](), 0
+    while len(chosen) < count:
         numbers = peer.to_bytes(4, "little") + number.to_bytes(4, "little")
         digest = hashlib.sha256(draw + numbers).digest()
-        found.add(int.from_bytes(digest[:8], "little") % pieces)
+        chosen.add(int.from_bytes(digest[:8], "little") % pieces)
         number += 1
-    return sorted(found)
+    return sorted(chosen)
 
 
 def sketch_of(
     pieces: Pieces, fields: Iterable[Buffer], tree: MerkleTree, drawn: Sequence[int]
 ) -> bytes:
     """Return a message's sketch: each drawn piece, ascending, and then its path to the root."""
-    found = pieces.split(pieces.chosen(fields, drawn), drawn)
-    return b"".join(b"".join([found[n], *tree.path(n)]) for n in drawn)
+    by_number = pieces.split(pieces.chosen(fields, drawn), drawn)
+    return b"".join(b"".join([by_number[n], *tree.path(n)]) for n in drawn)
 
 
 def size_of(pieces: Pieces, drawn: Sequence[int]) -> int:
@@ -60,12 +60,12 @@ def read(pieces: Pieces, sketch: bytes, drawn: Sequence[int], root: bytes) -> di
     """
     if len(sketch) != (size := size_of(pieces, drawn)):
         raise ValueError(f"a sketch of {len(sketch)} bytes, expected {size}")
-    found, at = {}, 0
+    by_number, at = {}, 0
     for n in drawn:
         _, begin, end = pieces.ranges[n]
-        found[n], at = sketch[at : at + end - begin], at + end - begin
+        by_number[n], at = sketch[at : at + end - begin], at + end - begin
         path = [sketch[i : i + HASH] for i in range(at, at + pieces.path, HASH)]
         at += pieces.path
-        if root_above(found[n], n, path) != root:
+        if root_above(by_number[n], n, path) != root:
             raise ValueError(f"piece {n} does not lead to the root {root.hex()[:12]}")
-    return found
+    return by_number
