@@ -66,8 +66,8 @@ class Architecture:
         `params` are nested dicts of float32 arrays, cast to a dtype where they are used; `options`
         are those of `Decoder.features` in models/decoder.py.
         """
-        merged = nnx.merge(_abstract(self.Model, config)[0], params)
-        return merged.features(tokens_BT, **options)
+        module = nnx.merge(_abstract(self.Model, config)[0], params)
+        return module.features(tokens_BT, **options)
 
     def head(self, config: Any, params: Params) -> jax.Array:
         """Return the kernel [D, V], float32, whose product with features is the logits."""
@@ -98,8 +98,8 @@ class Architecture:
         """
         first_B = jnp.asarray(first_B, jnp.int32)
         heads, *sizes = config.kept_sizes
-        kept = tuple(jnp.zeros((len(first_B), heads, length, size), dtype) for size in sizes)
-        return Cache((kept,) * config.num_hidden_layers, jnp.int32(0), first_B)
+        layer = tuple(jnp.zeros((len(first_B), heads, length, size), dtype) for size in sizes)
+        return Cache((layer,) * config.num_hidden_layers, jnp.int32(0), first_B)
 
     def step(
         self, config: Any, params: Params, tokens_BT: jax.Array, cache: Cache
@@ -119,8 +119,8 @@ class Architecture:
         """
         graph, shapes = _abstract(self.Model, config)
         groups = {group: params[group] for group in self.stacked if group in params}
-        hollow = nnx.merge(graph, params | {group: shapes[group] for group in groups})
-        return hollow.step(tokens_BT, cache, groups)
+        module = nnx.merge(graph, params | {group: shapes[group] for group in groups})
+        return module.step(tokens_BT, cache, groups)
 
     def next_logits(
         self, config: Any, params: Params, tokens_BT: jax.Array, cache: Cache

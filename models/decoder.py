@@ -153,8 +153,8 @@ class Decoder(nnx.Module):
         x_ND = self.embed(tokens_BT.reshape(B * T), dtype)
         start = 0
         for group, count in self.groups:
-            each = None if windows_L is None else windows_L[start : start + count]
-            x_ND = _through(getattr(self, group), x_ND, call, each, scan=scan, remat=remat)
+            windows = None if windows_L is None else windows_L[start : start + count]
+            x_ND = _through(getattr(self, group), x_ND, call, windows, scan=scan, remat=remat)
             start += count
         return self.norm(x_ND)
 
@@ -174,14 +174,14 @@ class Decoder(nnx.Module):
         common, windows_L = _windows(config.windows, S)
         tokens = NewTokens(rope, B, common, cache.used, cache.first_B)
         x_ND = self.embed(tokens_BT.reshape(B * T), cache.layers[0][0].dtype)
-        kept: list[KeysAndValues] = []
+        caches: list[KeysAndValues] = []
         for group, count in self.groups:
             graph, _ = nnx.split(getattr(self, group))
-            each = None if windows_L is None else windows_L[len(kept) : len(kept) + count]
-            of_group = cache.layers[len(kept) : len(kept) + count]
-            x_ND, of_group = _grow(graph, layers[group], x_ND, tokens, each, of_group)
-            kept += of_group
-        return self.norm(x_ND), Cache(tuple(kept), cache.used + T, cache.first_B)
+            windows = None if windows_L is None else windows_L[len(caches) : len(caches) + count]
+            group_caches = cache.layers[len(caches) : len(caches) + count]
+            x_ND, group_caches = _grow(graph, layers[group], x_ND, tokens, windows, group_caches)
+            caches += group_caches
+        return self.norm(x_ND), Cache(tuple(caches), cache.used + T, cache.first_B)
 
 
 def _grow(
@@ -190,22 +190,22 @@ def _grow(
     x_ND: jax.Array,
     tokens: NewTokens,
     windows_L: np.ndarray | None,
-    kept: Sequence[KeysAndValues],
+    cache: Sequence[KeysAndValues],
 ) -> tuple[jax.Array, Sequence[KeysAndValues]]:
     """Pass new tokens through a group of layers; arguments as in `Decoder.step`."""
 
     def layer(x_ND: jax.Array, of_layer: Any) -> tuple[jax.Array, KeysAndValues]:
-        params, window, kept = of_layer
+        params, window, cache = of_layer
         own = tokens if window is None else tokens._replace(window=window)
-        return nnx.merge(graph, params).step(x_ND, own, kept)
+        return nnx.merge(graph, params).step(x_ND, own, cache)
 
     if isinstance(params, Mapping):
-        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *kept)
+        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *cache)
         x_ND, stacked = lax.scan(layer, x_ND, (params, windows_L, stacked))
-        return x_ND, [jax.tree.map(lambda leaf, n=n: leaf[n], stacked) for n in range(len(kept))]
+        return x_ND, [jax.tree.map(lambda leaf, n=n: leaf[n], stacked) for n in range(len(cache))]
     grown = []
-    windows = [None] * len(kept) if windows_L is None else windows_L
-    for of_layer in zip(params, windows, kept, strict=True):
+    windows = [None] * len(cache) if windows_L is None else windows_L
+    for of_layer in zip(params, windows, cache, strict=True):
         x_ND, own = layer(x_ND, of_layer)
         grown.append(own)
     return x_ND, grown
@@ -229,31 +229,31 @@ def _through(
     layers: nnx.Module,
     x_ND: jax.Array,
     call: Callable[[Any, jax.Array, Any], jax.Array],
-    each: Any,
+    extras: Any,
     *,
     scan: bool,
     remat: str,
 ) -> jax.Array:
     """Pass x through layers that `_stack` stacked: call(layer, x_ND, of_layer) -> x_ND for each.
 
-    `each` is what differs from layer to layer, a tree of arrays with a leading axis, or None;
+    `extras` is what differs from layer to layer, a tree of arrays with a leading axis, or None;
     `scan` and `remat` are as in `Decoder.features`.
     """
     graph, stacked = nnx.split(layers)
 
     def layer(x_ND: jax.Array, of_layer: Any) -> tuple[jax.Array, None]:
-        params, rest = of_layer
-        return call(nnx.merge(graph, params), x_ND, rest), None
+        params, extra = of_layer
+        return call(nnx.merge(graph, params), x_ND, extra), None
 
     if remat != "everything_saveable":
         policy = getattr(jax.checkpoint_policies, remat)
         # XLA may not undo it by finding the same subexpressions twice; in a scan it cannot anyway
         layer = jax.checkpoint(layer, policy=policy, prevent_cse=not scan)
     if scan:
-        return lax.scan(layer, x_ND, (stacked, each))[0]
+        return lax.scan(layer, x_ND, (stacked, extras))[0]
     count = jax.tree.leaves(stacked)[0].shape[0]
     for number, params in enumerate(_unstack(stacked, count)):
-        x_ND, _ = layer(x_ND, (params, jax.tree.map(lambda leaf, n=number: leaf[n], each)))
+        x_ND, _ = layer(x_ND, (params, jax.tree.map(lambda leaf, n=number: leaf[n], extras)))
     return x_ND
 
 

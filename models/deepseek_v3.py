@@ -133,8 +133,8 @@ class DeepseekConfig(HfConfig):
         if experts % groups:
             raise wrong("n_routed_experts", experts, f"a multiple of n_group ({groups})")
         if experts // groups < best:
-            of = f"{best} of the n_routed_experts ({experts}) make the score of a group"
-            raise wrong("n_group", groups, f"at most {experts // best}: {of}")
+            reason = f"{best} of the n_routed_experts ({experts}) make the score of a group"
+            raise wrong("n_group", groups, f"at most {experts // best}: {reason}")
         if limit > groups:
             raise wrong("topk_group", limit, f"at most n_group ({groups})")
         if each > (most := experts // groups * limit):
@@ -297,10 +297,10 @@ class Model(Decoder):
     """A decoder whose first layers are dense, and whose others have experts; it may lack either."""
 
     def __init__(self, config: DeepseekConfig, *, rngs: nnx.Rngs):
-        rest = config.num_hidden_layers - config.dense
+        mixtures = config.num_hidden_layers - config.dense
         groups = {
             "dense_layers": (config.dense, partial(Layer, config, Attention, mlp)),
-            "layers": (rest, partial(Layer, config, Attention, Mixture)),
+            "layers": (mixtures, partial(Layer, config, Attention, Mixture)),
         }
         super().__init__(config, groups, rngs=rngs)
 

@@ -195,8 +195,8 @@ class Arguments(Table):
 
     def round_settings(self, optimizer: Any) -> RoundSettings:
         """Return what a round reads; `optimizer` is the argument of `simulate`."""
-        own = isinstance(optimizer, Optimizer)
-        inner_steps = optimizer.inner_steps if own else self.optimizer.steps_of_a_round
+        is_own = isinstance(optimizer, Optimizer)
+        inner_steps = optimizer.inner_steps if is_own else self.optimizer.steps_of_a_round
         rows = self.trainers * inner_steps * self.batch_size
         if rows > MOST_EXAMPLES:
             raise LockstepError(
@@ -264,21 +264,21 @@ def tagged(
             f"simulate: optimizer is {optimizer!r}, expected a name, a table with one name, or an "
             "Optimizer"
         )
-    ((name, given),) = table.items()
+    ((name, overrides),) = table.items()
     card = card_of(str(name))
-    if card is None or not isinstance(given, Mapping):
+    if card is None or not isinstance(overrides, Mapping):
         names = [name.replace("-", "_") for name in CARDS]  # as the library's functions are called
-        near = get_close_matches(str(name).lower(), names, n=1) if card is None else ()
+        matches = get_close_matches(str(name).lower(), names, n=1) if card is None else ()
         raise LockstepError(
             f"simulate: optimizer is {optimizer!r}, expected one of {', '.join(names)}, a table "
             'such as {"DiLoCo": {"inner_steps": 10}}, or an Optimizer'
-            + (f"; did you mean {near[0]}?" if near else "")
+            + (f"; did you mean {matches[0]}?" if matches else "")
         )
     settings = dict(card.settings)
     if scale := settings.get("step_scale"):
         layers = dict.fromkeys(stacked, scale["layers"])  # whatever a model calls its layers
-        settings["step_scale"] = layers | {by: x for by, x in scale.items() if by in groups}
-    settings |= given
+        settings["step_scale"] = layers | {key: x for key, x in scale.items() if key in groups}
+    settings |= overrides
     if "inner" in settings:
         inner, table, _ = tagged(settings["inner"], groups, stacked)
         settings["inner"] = {inner: table}
@@ -347,17 +347,17 @@ def folder(name: str, path: Any) -> Path | None:
     """Return a writable folder, made if it does not exist; None for None."""
     if path is None:
         return None
-    named = isinstance(path, str | os.PathLike) and str(path)
-    if not named:
+    is_path = isinstance(path, str | os.PathLike) and str(path)
+    if not is_path:
         raise LockstepError(f"simulate: {name} is {path!r}, expected a path or None")
-    made = Path(path)
+    directory = Path(path)
     try:
-        made.mkdir(parents=True, exist_ok=True)
-        if not os.access(made, os.W_OK | os.X_OK):
+        directory.mkdir(parents=True, exist_ok=True)
+        if not os.access(directory, os.W_OK | os.X_OK):
             raise PermissionError(0, "no permission to write there")
     except (OSError, ValueError) as error:  # ValueError: a NUL in it
-        why = getattr(error, "strerror", None) or error
+        reason = getattr(error, "strerror", None) or error
         raise LockstepError(
-            f"simulate: {name} is {str(made)!r}, expected a folder to write to: {why}"
+            f"simulate: {name} is {str(directory)!r}, expected a folder to write to: {reason}"
         ) from error
-    return made
+    return directory

@@ -47,9 +47,9 @@ class ExampleSet:
         ):
             self._dataset, self.count = data, len(data)
         elif len(lengths) > 1:
-            found = ", ".join(str(np.shape(leaf)) for leaf in leaves)
+            shapes = ", ".join(str(np.shape(leaf)) for leaf in leaves)
             raise LockstepError(
-                f"simulate: {name} has arrays of shapes {found}, expected one length of their "
+                f"simulate: {name} has arrays of shapes {shapes}, expected one length of their "
                 "leading axes"
             )
         else:
@@ -108,7 +108,7 @@ def data_of_peers(train_data: Any, peers: int, seed: int, *, shuffle: bool) -> l
         ]
     else:
         sets = [ExampleSet(train_data, "train_data", seed)] * peers
-    return [PeerData(each, peer, seed, shuffle=shuffle) for peer, each in enumerate(sets)]
+    return [PeerData(data, peer, seed, shuffle=shuffle) for peer, data in enumerate(sets)]
 
 
 def held_out(train_data: Any, eval_data: Any, peers: int, seed: int) -> ExampleSet | None:

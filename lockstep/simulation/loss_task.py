@@ -138,16 +138,16 @@ class LossTask:
             self.loss_fn, "loss_fn", "loss_fn(params, batch, rng) -> scalar", tree, batch, key
         )
         returned: list[Any] = []
-        jax.eval_shape(lambda *given: returned.append(self.loss_fn(*given)), tree, batch, key)
+        jax.eval_shape(lambda *args: returned.append(self.loss_fn(*args)), tree, batch, key)
         loss = returned[0]
         if not (
             isinstance(loss, jax.Array)
             and loss.shape == ()
             and jnp.issubdtype(loss.dtype, jnp.floating)
         ):
-            alone = "the loss alone, without aux" if isinstance(loss, tuple) else "a loss"
+            wanted = "the loss alone, without aux" if isinstance(loss, tuple) else "a loss"
             raise LockstepError(
-                f"simulate: loss_fn returns {_described(loss)}, expected {alone}: one "
+                f"simulate: loss_fn returns {_described(loss)}, expected {wanted}: one "
                 "floating-point number that depends on params, float32[]"
             )
 

@@ -63,22 +63,22 @@ class Measurements(Observer):
         """Add a round to the curves, and what is measured after it."""
         seconds, curves = time.monotonic() - self._began, self.log.curves
         self.step = entry.round.step
-        for peer, why in entry.decision.ejected.items():
-            self.ejected[peer] = self.step, why
-        before = curves.train[-1] if curves.train else {}
+        for peer, reason in entry.decision.ejected.items():
+            self.ejected[peer] = self.step, reason
+        previous = curves.train[-1] if curves.train else {}
         sizes = [message.bytes for message in entry.evidence.messages.values()]
         peers, sequences = self.asked.peers, entry.round.sequences
         sent, received = links.traffic(self.asked.links.topology, sizes, peers)
-        more = {
+        increments = {
             "examples": sum(sequences[peer] for peer in entry.decision.applied),
             "bytes_up": sent / peers,
             "bytes_down": received / peers,
             "link_seconds": entry.decision.train_seconds,
             "seconds": seconds,
         }
-        so_far = {name: before.get(name, 0) + value for name, value in more.items()}
+        totals = {name: previous.get(name, 0) + value for name, value in increments.items()}
         applied = len(entry.decision.applied)
-        self.log.add("train", {"step": self.step, "loss": entry.loss, "applied": applied, **so_far})
+        self.log.add("train", {"step": self.step, "loss": entry.loss, "applied": applied, **totals})
 
         every = self.asked.correlation_every
         if every and self.step % every == 0:
@@ -129,10 +129,10 @@ class Measurements(Observer):
         total, counted, size = 0.0, 0.0, self.held_out.count
         for first in range(0, size, MEASURED_AT_ONCE):
             index_N = np.arange(first, min(first + MEASURED_AT_ONCE, size))
-            found = self.peers.programs.steps.measure(params, self.held_out.take(index_N))
+            measured = self.peers.programs.steps.measure(params, self.held_out.take(index_N))
             # a torch loss may be a sum and the number of what counts in it
             n = len(index_N)
-            loss, count = found if isinstance(found, tuple) else (float(found) * n, n)
+            loss, count = measured if isinstance(measured, tuple) else (float(measured) * n, n)
             total, counted = total + loss, counted + count
         return total / (counted or 1)
 
@@ -219,10 +219,10 @@ class Kept:
         steps, file = self.settings["steps"], self.folder / ASKED_FOR
         if not any(path.name.isdigit() for path in self.folder.iterdir()):  # named by round
             write_json(file, self.settings)
-        elif other := _difference(self.settings, read_json(file) | {"steps": steps}):
-            name, here, there = other
+        elif difference := _difference(self.settings, read_json(file) | {"steps": steps}):
+            name, value, expected = difference
             raise LockstepError(
-                f"simulate: {name} is {here!r}, expected {there!r} as in the checkpoints in "
+                f"simulate: {name} is {value!r}, expected {expected!r} as in the checkpoints in "
                 f"{self.folder}; go on with the same arguments, or take another checkpoint_dir"
             )
         saved = self.record.checkpoints.newest(like)
@@ -266,31 +266,31 @@ class _Told(Observer):
 
 def take_rounds(problem: Problem, kept: Kept, log: Log) -> Result:
     """Take the remaining rounds, and return the result."""
-    asked, settings, programs, data_of_peers, held_out, params = problem
+    args, settings, programs, data_of_peers, held_out, params = problem
     own, shared = jax.device_get(programs.init(params))
-    start = Start(State(params, shared, (own,) * asked.peers), 0, 0)
+    fresh = Start(State(params, shared, (own,) * args.peers), 0, 0)
     with ExitStack() as stack:
         stack.enter_context(allocator.trimming())
-        saved = kept.newest(start.state)
+        saved = kept.newest(fresh.state)
         settings = _with_micro_batch(problem, saved)
-        begun = kept.record.begin(start, settings, saved)
-        peers = make_peers(programs, asked.layout, begun.state, jax.devices(), begun.absent)
-        rest = begun.rest or {"curves": {}, "ejected": {}}
-        log.begin(Curves(**rest["curves"]))
-        measurements = Measurements(asked, peers, held_out, log, begun.step)
-        measurements.ejected = {int(peer): tuple(why) for peer, why in rest["ejected"].items()}
+        start = kept.record.begin(fresh, settings, saved)
+        peers = make_peers(programs, args.layout, start.state, jax.devices(), start.absent)
+        observed = start.rest or {"curves": {}, "ejected": {}}
+        log.begin(Curves(**observed["curves"]))
+        measurements = Measurements(args, peers, held_out, log, start.step)
+        measurements.ejected = {int(peer): tuple(why) for peer, why in observed["ejected"].items()}
         if kept.record.checkpoints:
             stack.enter_context(kept.record.checkpoints)
         bar = None
-        if asked.show_progress:
-            bar = Progress("simulate", total=asked.steps, unit="round", start=begun.step)
+        if args.show_progress:
+            bar = Progress("simulate", total=args.steps, unit="round", start=start.step)
             stack.enter_context(bar)
-        if not begun.step:
+        if not start.step:
             measurements.measure()
-        faults = FaultSchedule(asked.faults, asked.seed, programs.form)
+        faults = FaultSchedule(args.faults, args.seed, programs.form)
         swarm = Swarm(settings, peers, data_of_peers.__getitem__, faults)
-        observers = [measurements, _Told(measurements, settings.micro_batch, bar, asked.on_round)]
-        training = TrainingLoop(swarm, begun, kept.record, asked.steps, observers, name="simulate")
+        observers = [measurements, _Told(measurements, settings.micro_batch, bar, args.on_round)]
+        training = TrainingLoop(swarm, start, kept.record, args.steps, observers, name="simulate")
         try:
             training.take_rounds()
         except NotFiniteError as error:
@@ -309,24 +309,24 @@ def take_rounds(problem: Problem, kept: Kept, log: Log) -> Result:
 
 
 def _with_micro_batch(problem: Problem, saved: Saved | None) -> RoundSettings:
-    """The settings with the given micro-batch, else the earlier one, else one that fits."""
-    asked, settings, programs, data_of_peers, *_ = problem
-    if asked.micro_batch is not None:
+    """Return the settings with the given micro-batch, else the earlier one, else one that fits."""
+    args, settings, programs, data_of_peers, *_ = problem
+    if args.micro_batch is not None:
         return settings
     if saved:
         return replace(settings, micro_batch=saved.rest["micro_batch"])
-    rows_N = data_of_peers[0].take(np.arange(asked.batch_size))
-    fits = partial(fits_into_memory, programs, asked.peers, rows_N)
-    return replace(settings, micro_batch=largest(fits, asked.batch_size))
+    rows_N = data_of_peers[0].take(np.arange(args.batch_size))
+    fits = partial(fits_into_memory, programs, args.peers, rows_N)
+    return replace(settings, micro_batch=largest(fits, args.batch_size))
 
 
-def _difference(here: dict, there: dict, path: str = "") -> tuple[str, object, object] | None:
+def _difference(new: dict, old: dict, path: str = "") -> tuple[str, object, object] | None:
     """Return the first setting that differs: its name, and both values."""
-    for name in sorted(here.keys() | there.keys()):
-        one, other = here.get(name), there.get(name)
-        if isinstance(one, dict) and isinstance(other, dict):
-            if found := _difference(one, other, f"{path}{name}."):
-                return found
-        elif one != other:
-            return f"{path}{name}", one, other
+    for name in sorted(new.keys() | old.keys()):
+        value, expected = new.get(name), old.get(name)
+        if isinstance(value, dict) and isinstance(expected, dict):
+            if difference := _difference(value, expected, f"{path}{name}."):
+                return difference
+        elif value != expected:
+            return f"{path}{name}", value, expected
     return None

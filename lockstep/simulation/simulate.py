@@ -133,47 +133,47 @@ def simulate(  # noqa: PLR0913 - whoever calls it names them
       LockstepError: An argument or a setting of JAX is not what was expected, as 64 bits, or the
         loss is not finite.
     """
-    given = dict(locals())
+    inputs = dict(locals())
     check_settings("simulate")
     is_module = torch_module.is_module(params)
     if is_module:
         module = TorchModule(params, loss_fn, micro_batch or batch_size)
-        first = module.first
+        initial = module.first
     else:
         nesting = Nesting(params)
-        first = nesting.nested(params)
-    asked = arguments.read_arguments(given, sorted(first), torch=is_module)
-    round_settings = asked.round_settings(optimizer)
+        initial = nesting.nested(params)
+    args = arguments.read_arguments(inputs, sorted(initial), torch=is_module)
+    round_settings = args.round_settings(optimizer)
     data_of_peers = examples.data_of_peers(train_data, peers, seed, shuffle=shuffle)
     held_out = examples.held_out(train_data, eval_data, peers, seed)
-    built = arguments.the_optimizer(asked, optimizer, learning_rate)
+    opt = arguments.the_optimizer(args, optimizer, learning_rate)
     if is_module:
         module.count_over(data_of_peers)
-        built, lot = one_by_one(built), asked.rows_of_a_step
-        steps_of_torch = HostSteps(built, Lots(built.inner_steps, lot), module, seed)
-        programs = Programs(module, built, steps_of_torch, lot=lot)
+        opt, lot = one_by_one(opt), args.rows_of_a_step
+        stepper = HostSteps(opt, Lots(opt.inner_steps, lot), module, seed)
+        programs = Programs(module, opt, stepper, lot=lot)
     else:
-        shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), first)
+        shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), initial)
         task = LossTask(loss_fn, nesting, shapes, jnp.dtype(dtype), seed)
         task.check(data_of_peers[0].take(np.arange(batch_size)).examples)
-        product = product_of(asked.bits, asked.product_bits)
-        programs = Programs(task, built, lot=asked.rows_of_a_step, product=product)
+        product = product_of(args.bits, args.product_bits)
+        programs = Programs(task, opt, lot=args.rows_of_a_step, product=product)
         row = jax.tree.map(lambda x: x[0], data_of_peers[0].take(np.arange(1)))
         programs.check_rules(row, "simulate: bits is")
-    arguments.check_signs(asked.faults, programs.form)
-    of_machine = {"device": jax.devices()[0].device_kind} | programs.steps.environment
-    if asked.bits == "everywhere":
-        of_machine = {}
-    logs_in = arguments.folder("log_dir", log_dir)
-    checkpoints_in = arguments.folder("checkpoint_dir", checkpoint_dir)
-    described = asked.model_dump(mode="json") | {
-        "params": tree_hash(first),
+    arguments.check_signs(args.faults, programs.form)
+    machine = {"device": jax.devices()[0].device_kind} | programs.steps.environment
+    if args.bits == "everywhere":
+        machine = {}
+    log_folder = arguments.folder("log_dir", log_dir)
+    checkpoint_folder = arguments.folder("checkpoint_dir", checkpoint_dir)
+    settings = args.model_dump(mode="json") | {
+        "params": tree_hash(initial),
         "examples": [data.examples.count for data in data_of_peers],
         "messages": programs.form.header.hex(),
-        "environment": {"jax": jax.__version__} | other_settings() | of_machine,
+        "environment": {"jax": jax.__version__} | other_settings() | machine,
     }
     if callable(learning_rate):
-        described["learning_rate"] = "function"
-    kept = Kept(checkpoints_in, checkpoint_every, described)
-    problem = Problem(asked, round_settings, programs, data_of_peers, held_out, first)
-    return take_rounds(problem, kept, Log(logs_in, kept.settings))
+        settings["learning_rate"] = "function"
+    checkpoints = Kept(checkpoint_folder, checkpoint_every, settings)
+    problem = Problem(args, round_settings, programs, data_of_peers, held_out, initial)
+    return take_rounds(problem, checkpoints, Log(log_folder, checkpoints.settings))

@@ -66,7 +66,7 @@ class TorchModule:
         self._parts = bound_model.parts
         self._bound = bound_model.BoundModel(_Given(module, loss_fn), 0, lambda name: True)
         self._params, self._grads = (
-            {one["name"]: np.zeros(one["shape"], np.float32) for one in self._bound.tensors}
+            {spec["name"]: np.zeros(spec["shape"], np.float32) for spec in self._bound.tensors}
             for _ in range(2)
         )
         self._bound.open(self._params, self._grads)
@@ -80,9 +80,9 @@ class TorchModule:
         if self._bound.state.counted:
             size = self.micro_batch
             lots = -(-COUNTED // (size * len(data)))
-            for each in data:
-                starts = range(0, min(lots * size, each.examples.count), size)
-                self._to_count += [each.take(np.arange(at, at + size)).examples for at in starts]
+            for peer in data:
+                starts = range(0, min(lots * size, peer.examples.count), size)
+                self._to_count += [peer.take(np.arange(at, at + size)).examples for at in starts]
 
     # ---- The task ----
 
@@ -120,8 +120,8 @@ class TorchModule:
     @property
     def environment(self) -> dict[str, str]:
         """What of torch can change the bits of a result."""
-        found = self._bits.environment(str(self._bound.device))
-        return {f"torch_{name}": str(value) for name, value in found.items()}
+        facts = self._bits.environment(str(self._bound.device))
+        return {f"torch_{name}": str(value) for name, value in facts.items()}
 
     def gradient(self, params: Tree, rows_N: PeerRows, seed: int) -> tuple[float, Tree]:
         """Return the mean loss of some examples, and its gradient: NumPy arrays."""
@@ -168,12 +168,12 @@ class TorchModule:
             self._params[name][...] = leaf
 
     def _tree(self, arrays: dict[str, np.ndarray]) -> Tree:
-        """Copies, nested."""
+        """Return copies, nested."""
         copies = {tuple(name.split(".")): array.copy() for name, array in arrays.items()}
         return unflatten_dict(copies)
 
     def _tensors(self, batch: Tree) -> Any:
-        """A batch as torch has it: integers in 64 bits, which its losses expect."""
+        """Return a batch as tensors, integers in 64 bits, which torch's losses expect."""
         torch = sys.modules["torch"]
 
         def tensor(x: np.ndarray) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-# Told where they are imported.
+# Reported where they are imported.
 PACKAGES = (
     "accelerate",
     "flax",
@@ -43,7 +43,7 @@ def environment(device: str) -> dict:
 
 
 def use_threads(count: int | None) -> None:
-    """Compute with so many threads, if a library can be told so."""
+    """Compute with so many threads, if a library takes their number."""
     torch = sys.modules.get("torch")
     if torch is not None and count is not None:
         torch.set_num_threads(count)
@@ -58,7 +58,7 @@ def seed_generators(seed: int) -> None:
 
 
 def seed_of(batches: list) -> int:
-    """A seed for an inner loop whose host sends none: of what it trains on."""
+    """Return a seed, of what it trains on, for an inner loop whose host sends none."""
     ids = [batch.get("microshard_ids") for batch in batches]
     return int.from_bytes(hashlib.sha256(json.dumps(ids).encode()).digest()[:4], "big")
 
@@ -69,7 +69,7 @@ def plain(model: Any) -> Any:
 
 
 def address(tensor: Any) -> Any:
-    """The same for two names of one tensor."""
+    """Return a key that is the same for two names of one tensor."""
     if isinstance(tensor, np.ndarray):
         return id(tensor)
     if not tensor.numel() or tensor.is_meta:
@@ -78,7 +78,7 @@ def address(tensor: Any) -> Any:
 
 
 def raw(tensor: Any) -> np.ndarray:
-    """The bytes of a tensor of any dtype."""
+    """Return the bytes of a tensor of any dtype."""
     if not isinstance(tensor, np.ndarray):
         tensor = tensor.detach().cpu().contiguous().reshape(-1)
         tensor = tensor.view(sys.modules["torch"].uint8).numpy()
@@ -93,5 +93,5 @@ def real(tensor: Any) -> Any:
 def like(values: np.ndarray, tensor: Any) -> Any:
     """Return values that travelled as a torch tensor: a complex one, over them, if `tensor` is."""
     torch = sys.modules["torch"]
-    found = torch.from_numpy(values)
-    return torch.view_as_complex(found) if tensor.is_complex() else found
+    result = torch.from_numpy(values)
+    return torch.view_as_complex(result) if tensor.is_complex() else result

@@ -21,7 +21,7 @@ WATCHED = 2  # points at which it is seen whether a step moves what stays: a cop
 
 
 def on_device(rows: Any, device: torch.device) -> Any:
-    """Decoded rows as tensors; paths stay paths."""
+    """Return decoded rows as tensors; paths stay paths."""
     if isinstance(rows, dict):
         return {name: on_device(part, device) for name, part in rows.items()}
     return torch.from_numpy(rows).to(device) if isinstance(rows, np.ndarray) else rows
@@ -74,7 +74,7 @@ class BoundModel:
 
     def open(self, params: dict[str, np.ndarray], gradients: dict[str, np.ndarray]) -> None:
         """Read parameters here and write gradients there, float32 by name."""
-        self.initial = {name: ones[0].data for name, ones in self.parameters.items()}
+        self.initial = {name: tied[0].data for name, tied in self.parameters.items()}
         self.params, self.gradients = (
             {n: bits.like(view, self.parameters[n][0]) for n, view in views.items()}
             for views in (params, gradients)
@@ -84,20 +84,20 @@ class BoundModel:
         """Write the parameters as they begin."""
         if self.initial is None:  # they have been let go of
             bits.seed_generators(self.seed)
-            made = module_state.state_of(self.workload.model(), self.travels).trained
-            self.initial = {name: ones[0].data for name, ones in made.items()}
+            fresh = module_state.state_of(self.workload.model(), self.travels).trained
+            self.initial = {name: tied[0].data for name, tied in fresh.items()}
         for name, value in self.initial.items():
             self.params[name].copy_(value)
 
     def current(self) -> torch.nn.Module:
-        """The model with the parameters as they are now."""
+        """Return the model with the parameters as they are now."""
         self._take_params()
         return bits.plain(self.model)
 
     def _take_params(self) -> None:
         self.initial = None
-        for name, ones in self.parameters.items():
-            for parameter in ones:
+        for name, tied in self.parameters.items():
+            for parameter in tied:
                 if _mappable(parameter):
                     parameter.data = self.params[name]
                 else:
@@ -113,9 +113,9 @@ class BoundModel:
             self._watched_at.add(float(sum(sums)))
             self._movement = module_state.Movement(self.model, self.state, of_gradient=True)
         self._count = 0.0
-        for name, ones in self.parameters.items():
+        for name, tied in self.parameters.items():
             self.gradients[name].zero_()
-            for parameter in ones:
+            for parameter in tied:
                 parameter.grad = self.gradients[name] if _mappable(parameter) else None
 
     def accumulate(self, rows: Any, weight: float) -> float:
@@ -134,14 +134,14 @@ class BoundModel:
         That is what all micro-batches count, if `loss` gives sums: so the size of a micro-batch
         changes nothing beyond rounding.
         """
-        for name, ones in self.parameters.items():
-            into = self.gradients[name]
-            for parameter in ones:
+        for name, tied in self.parameters.items():
+            target = self.gradients[name]
+            for parameter in tied:
                 grad = parameter.grad
-                if grad is not None and grad.data_ptr() != into.data_ptr():
-                    into += grad.to_dense().to(into.device, into.dtype)
+                if grad is not None and grad.data_ptr() != target.data_ptr():
+                    target += grad.to_dense().to(target.device, target.dtype)
             if self._count:
-                into /= self._count
+                target /= self._count
         if self._movement is not None:
             self._movement.check()
             self._movement = None
@@ -154,8 +154,8 @@ class BoundModel:
         They stand until they are computed again: a gradient puts back what it moves of them.
         """
         self._take_params()
-        on = (on_device(rows, self.device) for rows in lots)
-        module_state.count_statistics(self.model, on, self.workload.loss)
+        batches = (on_device(rows, self.device) for rows in lots)
+        module_state.count_statistics(self.model, batches, self.workload.loss)
         counted = {id(buffer) for buffer in self.state.counted.values()}
         for _, _, buffer, before in self.buffers:
             if id(buffer) in counted:
@@ -164,16 +164,16 @@ class BoundModel:
         module_state.settle(self.model)
 
     def losses(self, rows: Any) -> Any:
-        """The loss of each row, or sums and counts, in evaluation's mode."""
+        """Return the loss of each row, or sums and counts, in evaluation mode."""
         self._take_params()
         try:
             with torch.no_grad(), module_state.training(self.model, mode=False):
-                found = self.workload.row_losses(self.model, on_device(rows, self.device))
+                result = self.workload.row_losses(self.model, on_device(rows, self.device))
         finally:
             self._restore()
-        tensors = found if isinstance(found, tuple) else (found,)
+        tensors = result if isinstance(result, tuple) else (result,)
         arrays = tuple(tensor.detach().double().cpu().numpy() for tensor in tensors)
-        return arrays if isinstance(found, tuple) else arrays[0]
+        return arrays if isinstance(result, tuple) else arrays[0]
 
     def _restore(self) -> None:
         with torch.no_grad():

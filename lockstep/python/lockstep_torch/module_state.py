@@ -47,8 +47,8 @@ class ModuleState(NamedTuple):
     def tensors(self) -> list[dict]:
         """Name, shape and dtype of what travels, in order."""
         return [
-            {"name": name, "shape": list(bits.real(ones[0]).shape), "dtype": str(ones[0].dtype)}
-            for name, ones in self.trained.items()
+            {"name": name, "shape": list(bits.real(tied[0]).shape), "dtype": str(tied[0].dtype)}
+            for name, tied in self.trained.items()
         ]
 
     @property
@@ -67,23 +67,23 @@ def state_of(model: torch.nn.Module, travels: Callable[[str], bool]) -> ModuleSt
     first: dict[Any, str] = {}
     model = bits.plain(model)
     named = sorted(model.named_parameters(remove_duplicate=False))
-    places = {name: bits.address(parameter) for name, parameter in named}
+    addresses = {name: bits.address(parameter) for name, parameter in named}
     for name, parameter in named:
-        if parameter.requires_grad and travels(name) and places[name] not in first:
-            first[places[name]] = name
+        if parameter.requires_grad and travels(name) and addresses[name] not in first:
+            first[addresses[name]] = name
             trained[name] = []
     tied, fixed = {}, []
     for name, parameter in named:
-        home = first.get(places[name])
+        home = first.get(addresses[name])
         if home is None:
             fixed.append(("excluded" if parameter.requires_grad else "frozen", name, parameter))
             continue
         if name != home:
             tied[name] = home
-        if not any(parameter is known for known in trained[home]):
+        if not any(parameter is other for other in trained[home]):
             trained[home].append(parameter)
-    found = (*_norms(model), *_spectral_norms(model))
-    statistics = {id(buffer) for norm in found for buffer in norm.buffers()}
+    norms = (*_norms(model), *_spectral_norms(model))
+    statistics = {id(buffer) for norm in norms for buffer in norm.buffers()}
     counted = {}
     for name, buffer in sorted(model.named_buffers()):
         if id(buffer) in statistics:
@@ -97,12 +97,12 @@ def state_of(model: torch.nn.Module, travels: Callable[[str], bool]) -> ModuleSt
 @contextmanager
 def training(model: torch.nn.Module, mode: bool = True) -> Iterator[None]:
     """Put a model into a mode, and each of its modules back into the one it had."""
-    was = [(module, module.training) for module in model.modules()]
+    modes = [(module, module.training) for module in model.modules()]
     model.train(mode)
     try:
         yield
     finally:
-        for module, before in was:
+        for module, before in modes:
             module.training = before
 
 
@@ -136,9 +136,9 @@ def count_statistics(model: torch.nn.Module, lots: Iterable[Any], forward: Calla
 
 
 def _spectral_norms(model: torch.nn.Module) -> list[Any]:
-    """Return the lists of what computes a weight, where a spectral norm is among it."""
-    lists = [module for module in model.modules() if isinstance(module, ParametrizationList)]
-    return [one for one in lists if any(isinstance(part, SpectralNorm) for part in one)]
+    """Return the chains of parametrizations of a weight that have a spectral norm."""
+    chains = [module for module in model.modules() if isinstance(module, ParametrizationList)]
+    return [chain for chain in chains if any(isinstance(part, SpectralNorm) for part in chain)]
 
 
 def settle(model: torch.nn.Module) -> None:
@@ -171,9 +171,9 @@ class Movement:
 
     def __init__(self, model: torch.nn.Module, state: ModuleState, *, of_gradient: bool):
         self._model = bits.plain(model)
-        kept = self._model.state_dict().keys()
+        keys = self._model.state_dict().keys()
         names = [name for _, name, _ in state.fixed] + [*state.trained] * of_gradient
-        self._names = [name for name in names if name in kept]
+        self._names = [name for name in names if name in keys]
         self._before = self._hashes()
 
     def check(self) -> None:
@@ -182,8 +182,8 @@ class Movement:
         Raises:
             ContractError: something has; it is named.
         """
-        now = self._hashes()
-        moved = [name for name in self._names if now[name] != self._before[name]]
+        hashes = self._hashes()
+        moved = [name for name in self._names if hashes[name] != self._before[name]]
         if moved:
             more = f" and {len(moved) - 1} more" * (len(moved) > 1)
             raise bits.ContractError(
@@ -192,8 +192,8 @@ class Movement:
             )
 
     def _hashes(self) -> dict[str, bytes | None]:
-        now = self._model.state_dict()
-        return {name: _hash(now.get(name)) for name in self._names}
+        state = self._model.state_dict()
+        return {name: _hash(state.get(name)) for name in self._names}
 
 
 def _hash(tensor: torch.Tensor | None) -> bytes | None:
