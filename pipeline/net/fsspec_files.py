@@ -63,15 +63,15 @@ def file_system(url: str) -> "AbstractFileSystem":
 
 
 def _settings(url: str) -> dict[str, Any]:
-    """Return what a file system is made with, beside the environment's and the user's settings."""
+    """Return the arguments of a file system, beside the environment's and the user's settings."""
     if url.partition("://")[0] not in MODULES:
         return {}
     import fsspec
     import s3fs  # noqa: F401  its error says what to install, where that of what it uses would not
 
-    own = fsspec.config.conf.get("s3", {}).get("config_kwargs", {})
-    signs = {"signature_version": "s3v4"}  # of addresses too, for which botocore has an older one
-    return {"config_kwargs": signs | own | {"http_session_cls": _limited_session()}}
+    user_config = fsspec.config.conf.get("s3", {}).get("config_kwargs", {})
+    signing = {"signature_version": "s3v4"}  # of addresses too, for which botocore has an older one
+    return {"config_kwargs": signing | user_config | {"http_session_cls": _limited_session()}}
 
 
 def list_files(url: str, network: NetSettings) -> dict[str, dict[str, Any]]:
@@ -80,14 +80,14 @@ def list_files(url: str, network: NetSettings) -> dict[str, dict[str, Any]]:
     check_online(name)
     limit = limits.ListingLimit(name)
     list_below = _list_bucket if hasattr(files, "call_s3") else _list_folders
-    found: dict[str, dict[str, Any]] = {}
+    infos: dict[str, dict[str, Any]] = {}
     try:
         files.invalidate_cache()
         for info in list_below(files, path, limit, network):
             limit.received(len(info["name"]))
-            found[info["name"]] = info
-        if not found and (info := _ask(files, network, "info", path))["type"] == "file":
-            found[info["name"]] = info
+            infos[info["name"]] = info
+        if not infos and (info := _ask(files, network, "info", path))["type"] == "file":
+            infos[info["name"]] = info
     except TimeoutError:
         raise UnreachableError(
             f"{name}: timed out, expected an answer within {_patience(network):.4g} s; run again"
@@ -96,9 +96,9 @@ def list_files(url: str, network: NetSettings) -> dict[str, dict[str, Any]]:
         raise NetError(f"{name}: {str(error).removeprefix(f'{name}: ')}") from None
     except Exception as error:
         raise NetError(f"{name}: {_said(error)}, expected a readable folder or file") from None
-    for info in found.values():
+    for info in infos.values():
         _check(info, name)
-    return found
+    return infos
 
 
 def _list_bucket(
@@ -106,12 +106,12 @@ def _list_bucket(
 ) -> Iterator[dict[str, Any]]:
     """Yield the files below a folder of S3, which s3fs would list without end."""
     bucket, key, _ = files.split_path(path)
-    asked = {"Bucket": bucket, "Prefix": f"{key}/" if key else ""}
+    request = {"Bucket": bucket, "Prefix": f"{key}/" if key else ""}
     token = ""
     while True:
         limit.next_page(token)
-        more = {"ContinuationToken": token} if token else {}
-        page = _ask(files, network, "call_s3", "list_objects_v2", **asked, **more)
+        continuation = {"ContinuationToken": token} if token else {}
+        page = _ask(files, network, "call_s3", "list_objects_v2", **request, **continuation)
         for entry in page.get("Contents", []):
             if not entry["Key"].endswith("/"):  # a folder, as some tools leave them
                 name = f"{bucket}/{entry['Key']}"
@@ -283,10 +283,10 @@ async def _content(raw: Any) -> bytes:
     return bytes(content)
 
 
-def _check_length(asked: str | bytes, headers: Mapping[str, str]) -> None:
+def _check_length(range_header: str | bytes, headers: Mapping[str, str]) -> None:
     """Check that an answer is no longer than the requested range."""
-    asked = asked.decode() if isinstance(asked, bytes) else asked
-    first, last = re.fullmatch(r"bytes=([0-9]+)-([0-9]+)", asked).groups()
+    range_header = range_header.decode() if isinstance(range_header, bytes) else range_header
+    first, last = re.fullmatch(r"bytes=([0-9]+)-([0-9]+)", range_header).groups()
     expected = int(last) - int(first) + 1
     length = re.fullmatch("[0-9]{1,18}", headers.get("content-length", ""))
     if length is None or "transfer-encoding" in headers:

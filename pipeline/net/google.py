@@ -67,21 +67,21 @@ def authorization(name: str, *, pushes: bool = False) -> dict[str, str]:
         from google.auth.transport.requests import Request
     except ImportError:
         if pushes or os.environ.get(KEY):
-            because = f": {KEY} is set" if os.environ.get(KEY) else ""
-            raise lacking(f"{name}{because}", "google.auth") from None
+            reason = f": {KEY} is set" if os.environ.get(KEY) else ""
+            raise lacking(f"{name}{reason}", "google.auth") from None
         return {}
-    current = _credentials(name, os.environ.get(KEY), os.environ.get(EMULATOR))
-    if current is None:
+    credentials = _credentials(name, os.environ.get(KEY), os.environ.get(EMULATOR))
+    if credentials is None:
         return {}
     try:
-        if not current.valid:
-            current.refresh(Request())
+        if not credentials.valid:
+            credentials.refresh(Request())
     except google.auth.exceptions.GoogleAuthError as error:
-        keep_secret(current.token)
+        keep_secret(credentials.token)
         raise NetError(f"{name}: {message(error)}, expected usable credentials") from None
-    project = getattr(current, "quota_project_id", None) if pushes else None
+    project = getattr(credentials, "quota_project_id", None) if pushes else None
     quota = {"x-goog-user-project": project} if project else {}
-    return {"Authorization": f"Bearer {current.token}"} | quota
+    return {"Authorization": f"Bearer {credentials.token}"} | quota
 
 
 # ---- Files ----
@@ -168,8 +168,8 @@ class BucketFolder:
         token: str | None = ""
         while token is not None:
             request = self._request("", query | ({"pageToken": token} if token else {}))
-            said, where = pages.get(request)[0], f"{self.name}: invalid listing"
-            page = validate(BucketPage, said, where)
+            document, where = pages.get(request)[0], f"{self.name}: invalid listing"
+            page = validate(BucketPage, document, where)
             files |= {
                 check_name(file.name.removeprefix(self._prefix), self.name): file
                 for file in page.items
@@ -183,10 +183,10 @@ class BucketFolder:
         query = {"fields": FIELDS} | ({} if generation is None else {"generation": generation})
         request = self._request(f"/{quote(self._prefix + name, safe='')}", query)
         try:
-            said, _ = web.Pages(self._network, FILE_BYTES).get(request)
+            document, _ = web.Pages(self._network, FILE_BYTES).get(request)
         except NotFoundError:
             return None
-        file = validate(BucketFile, said, f"{self.name}/{name}: invalid answer")
+        file = validate(BucketFile, document, f"{self.name}/{name}: invalid answer")
         if generation not in (None, int(file.generation)):
             raise NetError(
                 f"{self.name}/{name}: found generation {file.generation}, expected {generation}"
@@ -199,10 +199,10 @@ class BucketFolder:
             raise NetError(
                 f"{self.name}/{name}: stored as {brief(file.encoding)}, expected plain bytes"
             )
-        said = f"crc32c:{file.crc32c}" if file.crc32c else None
-        said = f"md5:{file.md5}" if file.md5 else said
+        checksum = f"crc32c:{file.crc32c}" if file.crc32c else None
+        checksum = f"md5:{file.md5}" if file.md5 else checksum
         url = f"gs://{self._bucket}/{quote(self._prefix + name)}#{file.generation}"
-        return Origin(url=url, size=int(file.size), tag=file.generation, checksum=said)
+        return Origin(url=url, size=int(file.size), tag=file.generation, checksum=checksum)
 
     def put(
         self,
@@ -226,34 +226,34 @@ class BucketFolder:
             reached.
         """
         size, crc32c = _measure(content)
-        about = {"name": self._prefix + name, "contentType": kind}
-        about["crc32c"] = b64encode(bytes.fromhex(crc32c)).decode()
+        metadata = {"name": self._prefix + name, "contentType": kind}
+        metadata["crc32c"] = b64encode(bytes.fromhex(crc32c)).decode()
         query = {"uploadType": "resumable", "ifGenerationMatch": generation, "fields": FIELDS}
-        url = limits.call(lambda: self._begin(query, about), self._network)
+        url = limits.call(lambda: self._begin(query, metadata), self._network)
         upload = _Upload(url, f"{self.name}/{name}", size, crc32c)
         attempts, arrived, is_lost = Attempts(self._network), 0, False
         while True:
             content.seek(arrived)
             piece = b"" if is_lost else content.read(CHUNK_BYTES)
             try:
-                found = self._send(upload, piece, arrived)
-                if isinstance(found, BucketFile):
+                result = self._send(upload, piece, arrived)
+                if isinstance(result, BucketFile):
                     advance(size - arrived)
-                    return int(found.generation)
-                if found - arrived >= min(limits.LEAST_BYTES, size - arrived):
+                    return int(result.generation)
+                if result - arrived >= min(limits.LEAST_BYTES, size - arrived):
                     attempts.progressed()
                 elif not is_lost:
                     raise TransientError(f"{upload.name}: the server takes no more bytes")
-                advance(found - arrived)
-                arrived, is_lost = found, False
+                advance(result - arrived)
+                arrived, is_lost = result, False
             except TransientError as error:
                 is_lost = True  # so asks next how many bytes have arrived
                 expected = f"{size - arrived} more bytes to arrive"
                 attempts.failed(error, f"{expected} within {self._network.attempts} attempts")
 
-    def _begin(self, query: dict[str, Any], about: dict[str, str]) -> str:
+    def _begin(self, query: dict[str, Any], metadata: dict[str, str]) -> str:
         """Return the address of a new upload."""
-        request, content = self._request("", query, "/upload"), json.dumps(about).encode()
+        request, content = self._request("", query, "/upload"), json.dumps(metadata).encode()
         headers = {"Content-Type": "application/json"}
         with opened("POST", request, self._network, headers, {412}, content) as answer:
             self._check_unchanged(answer.status)
@@ -270,19 +270,19 @@ class BucketFolder:
         url, is_ours = upload.url, upload.url.startswith(f"{endpoint()}/")
         headers = authorization(self.name, pushes=True) if is_ours else {}
         request = Request(url, headers, upload.name, self._expected, pushes=True)
-        said = {"Content-Range": f"bytes {span}/{upload.size}"}
-        with opened("PUT", request, self._network, said, {308, 412}, piece) as answer:
+        range_ = {"Content-Range": f"bytes {span}/{upload.size}"}
+        with opened("PUT", request, self._network, range_, {308, 412}, piece) as answer:
             self._check_unchanged(answer.status)
             if answer.status == 308:  # which is not a redirect here
-                said = answer.headers.get("Range")
-                range_ = re.fullmatch("bytes=0-([0-9]{1,18})", said or "bytes=0-0")
-                arrived = int(range_[1]) + bool(said) if range_ else -1
+                range_ = answer.headers.get("Range")
+                match = re.fullmatch("bytes=0-([0-9]{1,18})", range_ or "bytes=0-0")
+                arrived = int(match[1]) + bool(range_) if match else -1
                 if (
                     not start <= arrived <= (end if piece else upload.size)
                     or arrived == upload.size
                 ):
                     raise NetError(
-                        f"{upload.name}: has {brief(repr(said))} of an upload of {upload.size} "
+                        f"{upload.name}: has {brief(repr(range_))} of an upload of {upload.size} "
                         f"bytes, expected some from offset {start} on"
                     )
                 return arrived

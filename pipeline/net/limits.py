@@ -91,8 +91,8 @@ class ListingLimit:
         if time.monotonic() > self._until:
             raise self._endless(f"a listing of over {self.seconds:.4g} s", "less")
 
-    def _endless(self, found: str, expected: str) -> NetError:
-        return NetError(f"{brief(self._name, 200)}: {found}, expected {expected}")
+    def _endless(self, problem: str, expected: str) -> NetError:
+        return NetError(f"{brief(self._name, 200)}: {problem}, expected {expected}")
 
 
 # ---- Attempts ----
@@ -100,7 +100,7 @@ class ListingLimit:
 
 @contextmanager
 def told() -> Iterator[None]:
-    """Log each attempt that fails in the block, for who waits in front of a terminal."""
+    """Log each attempt that fails in the block, for a user who waits at a terminal."""
     before = log.level
     log.setLevel(logging.DEBUG)
     try:
@@ -193,10 +193,10 @@ def pause(seconds: float, cancelled: Event) -> None:
 
 
 def call(request: Callable[[], Answer], network: NetSettings) -> Answer:
-    """Return what `request` returns, repeated while it is TransientError.
+    """Return what `request` returns; repeat it while it raises TransientError.
 
     Raises:
-      UnreachableError: no attempt is left; or an error as of `request`.
+      UnreachableError: no attempt is left; or an error of `request`.
     """
     attempts = Attempts(network)
     while True:

@@ -94,8 +94,8 @@ def validate(model: type[AnyRecord], document: Any, name: str) -> AnyRecord:
         first = error.errors(include_url=False)[0]
         parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"])
         key = "".join(parts).removeprefix(".") or "it"
-        found = brief(json.dumps(first["input"]))
-        raise NetError(f"{name}: {key} is {found}, expected {brief(first['msg'], 200)}") from None
+        value = brief(json.dumps(first["input"]))
+        raise NetError(f"{name}: {key} is {value}, expected {brief(first['msg'], 200)}") from None
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

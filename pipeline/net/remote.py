@@ -53,7 +53,7 @@ def read(
     attempts.check()
     while start < stop:
         try:
-            is_rest, begun = (start > 0 or not whole) and not checked, start
+            is_rest, first = (start > 0 or not whole) and not checked, start
             for piece in read_once(origin, start, stop, network, is_rest):
                 start += len(piece)
                 if start > stop:
@@ -66,7 +66,7 @@ def read(
             if start < stop:
                 raise TransientError(f"{hide(origin.url)}: the answer ended early")
         except TransientError as error:
-            if start - begun >= min(limits.LEAST_BYTES, (stop - begun) / 2):  # no drip
+            if start - first >= min(limits.LEAST_BYTES, (stop - first) / 2):  # no drip
                 attempts.progressed()
             attempts.failed(
                 error,
@@ -103,11 +103,11 @@ def _read_local(origin: Origin, start: int, stop: int) -> Iterator[bytes]:
         with open(path, "rb") as file:
             file.seek(start)
             while start < stop and (piece := file.read(min(web.PIECE_BYTES, stop - start))):
-                found = os.fstat(file.fileno())  # after the read, to hold for it
-                if (found.st_size, str(found.st_mtime_ns)) != (origin.size, origin.tag):
+                stat = os.fstat(file.fileno())  # after the read, to hold for it
+                if (stat.st_size, str(stat.st_mtime_ns)) != (origin.size, origin.tag):
                     raise NetError(
-                        f"{path}: changed since it was listed: {found.st_size} bytes of time "
-                        f"{found.st_mtime_ns}, expected {origin.size} of {origin.tag}; run again "
+                        f"{path}: changed since it was listed: {stat.st_size} bytes of time "
+                        f"{stat.st_mtime_ns}, expected {origin.size} of {origin.tag}; run again "
                         "to read it anew"
                     )
                 start += len(piece)
@@ -143,12 +143,12 @@ def resolve_web(url: str) -> Request:
     """Return the request for a file on a web server."""
     try:
         parts = urlsplit(url)
-        found = parts.scheme if parts.hostname else "no server"
+        scheme = parts.scheme if parts.hostname else "no server"
     except ValueError as error:
-        found = str(error)
-    if found not in ("http", "https"):
+        scheme = str(error)
+    if scheme not in ("http", "https"):
         raise NetError(
-            f"{hide(url)}: found {found or 'no scheme'}, expected http:// or https:// and a server"
+            f"{hide(url)}: found {scheme or 'no scheme'}, expected http:// or https:// and a server"
         )
     path = os.environ.get("NETRC") or os.path.expanduser("~/.netrc")
     user = _user_of(parts.hostname, path)
@@ -161,7 +161,7 @@ def resolve_web(url: str) -> Request:
 
 @lru_cache(maxsize=64)
 def _user_of(host: str, path: str) -> str | None:
-    """Return user:password of a server, as a file in the form of ~/.netrc has them."""
+    """Return user:password for a server, from a file in the form of ~/.netrc."""
     try:
         entry = netrc(path).hosts.get(host)
     except FileNotFoundError:
@@ -197,10 +197,10 @@ def in_hub_cache(url: str, size: int) -> Path | None:
     from huggingface_hub import try_to_load_from_cache
 
     kind, repo_id, commit, name = _parts_of_hub(url)
-    found = try_to_load_from_cache(repo_id, name, revision=commit, repo_type=kind)
-    if not isinstance(found, str):  # absent, or known not to be
+    cached = try_to_load_from_cache(repo_id, name, revision=commit, repo_type=kind)
+    if not isinstance(cached, str):  # absent, or known not to exist
         return None
-    path = Path(found)
+    path = Path(cached)
     return path if path.is_file() and path.stat().st_size == size else None
 
 

@@ -91,8 +91,8 @@ def opened(
     if not request.pushes:
         check_online(request.name)
     name, answer = request.name, None
-    said = request.headers.get("Authorization", request.headers.get("authorization", ""))
-    keep_secret(said.partition(" ")[2])
+    authorization = request.headers.get("Authorization", request.headers.get("authorization", ""))
+    keep_secret(authorization.partition(" ")[2])
     try:
         try:
             answer = _follow(method, request, network, headers, content)
@@ -124,14 +124,14 @@ def _follow(
     content: bytes | None,
 ) -> urllib3.BaseHTTPResponse:
     """Return the answer behind all redirects."""
-    url, said = request.url, {"Accept-Encoding": "identity"} | request.headers | headers
+    url, fields = request.url, {"Accept-Encoding": "identity"} | request.headers | headers
     if content is not None:
-        said["Content-Length"] = str(len(content))
+        fields["Content-Length"] = str(len(content))
     for _ in range(limits.REDIRECTS + 1):
         answer = _pool(network.connections, _proxy(url)).request(
             method,
             url,
-            headers=said,
+            headers=fields,
             # sent in small pieces, each with a timeout; bytes would have one for the whole
             body=None if content is None else BytesIO(content),
             timeout=urllib3.Timeout(connect=limits.CONNECT_SECONDS, read=network.stall_seconds),
@@ -146,7 +146,7 @@ def _follow(
         _finish(answer, network.stall_seconds)
         target = urljoin(url, location)
         if urlsplit(target)[:2] != urlsplit(url)[:2]:  # another server
-            said = {key: value for key, value in said.items() if key.lower() not in CREDENTIALS}
+            fields = {key: value for key, value in fields.items() if key.lower() not in CREDENTIALS}
         url = target
     raise NotFetchedError(f"{request.name}: too many redirects, expected a file")
 
@@ -280,13 +280,13 @@ def _check_status(request: Request, answer: urllib3.BaseHTTPResponse, network: N
 
 def _store_reason(content: bytes) -> str | None:
     """Return what a store says in the body of an error: Google's in JSON, S3 in XML."""
-    if said := re.search(rb"<Message>([^<]*)</Message>", content):
-        return said[1].decode(errors="replace")
+    if reason := re.search(rb"<Message>([^<]*)</Message>", content):
+        return reason[1].decode(errors="replace")
     try:
-        said = json.loads(content)["error"]["message"]
+        reason = json.loads(content)["error"]["message"]
     except (ValueError, TypeError, LookupError, RecursionError):
         return None
-    return said if isinstance(said, str) else None
+    return reason if isinstance(reason, str) else None
 
 
 # ---- Files ----
@@ -316,8 +316,8 @@ def read(
         raise _unnamed(request.name, None)
     headers = {} if (start, stop) == (0, origin.size) else {"Range": f"bytes={start}-{stop - 1}"}
     with opened("GET", request, network, headers) as answer:
-        named = _check_version(request.name, answer.headers, origin)
-        if is_rest and not named:
+        is_named = _check_version(request.name, answer.headers, origin)
+        if is_rest and not is_named:
             raise _unnamed(request.name, origin.tag)
         skip = _check_range(request.name, answer, start, stop, origin.size)
         left = skip + stop - start
@@ -345,7 +345,7 @@ class Pages:
 
     def __init__(self, network: NetSettings, most_bytes: int = limits.LISTING_BYTES):
         self._network, self._most_bytes = network, most_bytes
-        self._limit: limits.ListingLimit | None = None  # of which the first page knows the name
+        self._limit: limits.ListingLimit | None = None  # the first page knows its name
 
     def get(self, request: Request) -> tuple[Any, Request | None]:
         """Return a JSON document, and the request for the page after it, if any.
@@ -444,14 +444,14 @@ def _length(headers: Mapping[str, str]) -> int | None:
 
 def _checksum(name: str, headers: Mapping[str, str]) -> str | None:
     """Return the checksum that Google's storage sends with a file."""
-    said = headers.get("x-goog-hash", "")
-    hashes = dict(pair.strip().partition("=")[::2] for pair in said.split(","))
+    header = headers.get("x-goog-hash", "")
+    hashes = dict(pair.strip().partition("=")[::2] for pair in header.split(","))
     for kind, size in SIZES.items():
         with suppress(ValueError):  # invalid base64
             if digest := b64decode(hashes.get(kind, "")):
                 if len(digest) != size:
-                    found = brief(repr(said))
-                    raise NetError(f"{name}: x-goog-hash {found}, expected {size} bytes")
+                    value = brief(repr(header))
+                    raise NetError(f"{name}: x-goog-hash {value}, expected {size} bytes")
                 return f"{kind}:{digest.hex()}"
     return None
 
@@ -493,24 +493,24 @@ def _check_range(
             raise NetError(f"{name}: sends {length} bytes, expected {size} as before")
         return start
     text = headers.get("Content-Range", "")
-    sent = re.fullmatch(rf"bytes ({NUMBER})-({NUMBER})/({NUMBER}|\*)", text)
-    if sent is None or (int(sent[1]), int(sent[2])) != (start, stop - 1):
+    match = re.fullmatch(rf"bytes ({NUMBER})-({NUMBER})/({NUMBER}|\*)", text)
+    if match is None or (int(match[1]), int(match[2])) != (start, stop - 1):
         raise NetError(
             f"{name}: sends range {brief(repr(text))}, expected bytes {start}-{stop - 1}"
         )
-    if sent[3] not in ("*", str(size)):
-        raise NetError(f"{name}: has {sent[3]} bytes, expected {size} as before")
+    if match[3] not in ("*", str(size)):
+        raise NetError(f"{name}: has {match[3]} bytes, expected {size} as before")
     return 0
 
 
 def _check_content(name: str, headers: Mapping[str, str]) -> None:
     """Check that the body is the file itself: not an error or sign-in page, not compressed."""
-    said = headers.get("Content-Type", "").partition(";")[0].strip()
-    kind = said.lower()  # not shown: in lower case a secret would not be hidden
+    mime = headers.get("Content-Type", "").partition(";")[0].strip()
+    kind = mime.lower()  # not shown: in lower case a secret would not be hidden
     is_itself = name.endswith(".json") and kind.endswith("json")
     if kind.endswith(PAGE_TYPES) and not is_itself:
         raise NetError(
-            f"{name}: sends a web page ({brief(said)}), expected the file itself; does the server "
+            f"{name}: sends a web page ({brief(mime)}), expected the file itself; does the server "
             "want a sign-in?"
         )
     encoding = headers.get("Content-Encoding", "identity").strip()

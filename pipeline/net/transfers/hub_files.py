@@ -86,9 +86,9 @@ def list_repo(
     headers, recursive = remote.hub_headers(), str(is_dataset or folders).lower()
     files: dict[str, Origin] = {}
     try:
-        named = f"{base}/revision/{quote(revision or 'main', safe='')}"
-        revised, _ = web.Pages(network).get(Request(named, headers, where, expected))
-        commit = validate(HubRevision, revised, f"{where}: invalid listing").sha
+        address = f"{base}/revision/{quote(revision or 'main', safe='')}"
+        answer, _ = web.Pages(network).get(Request(address, headers, where, expected))
+        commit = validate(HubRevision, answer, f"{where}: invalid listing").sha
         tree = f"{base}/tree/{commit}?recursive={recursive}&expand=false"
         page: Request | None = Request(tree, headers, where, expected)
         pages = web.Pages(network)
@@ -98,15 +98,15 @@ def list_repo(
                 if entry.type == "file":
                     name = check_name(entry.path, where)  # before it is part of an address
                     # a large file's own hash; git's hash of any other
-                    own = f"sha256:{entry.lfs.oid}" if entry.lfs else f"git-sha1:{entry.oid}"
+                    checksum = f"sha256:{entry.lfs.oid}" if entry.lfs else f"git-sha1:{entry.oid}"
                     url = f"hf://{repo}@{commit}/{quote(name)}"
-                    files[name] = Origin(url=url, size=entry.size, checksum=own)
+                    files[name] = Origin(url=url, size=entry.size, checksum=checksum)
     except UnreachableError:
         is_commit = re.fullmatch("[0-9a-f]{40}", revision or "")
-        found = _in_cache(repo, revision, where) if offline() or is_commit else None
-        if found is None:
+        cached = _in_cache(repo, revision, where) if offline() or is_commit else None
+        if cached is None:
             raise
-        return found
+        return cached
     return Repository(commit=commit, files=files)
 
 
@@ -114,7 +114,7 @@ def _in_cache(repo: str, revision: str | None, where: str) -> Repository | None:
     """Return the files of a repository as the cache of the hub's client has them, if it has any.
 
     The client keeps a commit's listing where it has fetched all that a pattern names; without one,
-    whether the commit has more files the hub alone knows.
+    only the hub knows whether the commit has more files.
     """
     from huggingface_hub import get_cached_repo_tree, snapshot_download
     from huggingface_hub.errors import (
@@ -123,33 +123,33 @@ def _in_cache(repo: str, revision: str | None, where: str) -> Repository | None:
         LocalEntryNotFoundError,
     )
 
-    which: dict[str, Any] = {"repo_id": repo.removeprefix(DATASETS), "revision": revision}
-    which["repo_type"] = "dataset" if repo.startswith(DATASETS) else "model"
+    arguments: dict[str, Any] = {"repo_id": repo.removeprefix(DATASETS), "revision": revision}
+    arguments["repo_type"] = "dataset" if repo.startswith(DATASETS) else "model"
     try:
-        folder = Path(snapshot_download(**which, local_files_only=True))
+        folder = Path(snapshot_download(**arguments, local_files_only=True))
     except IncompleteSnapshotError as error:
         folder = Path(error.snapshot_path)
     except LocalEntryNotFoundError:
         return None
     repository = os.path.realpath(folder.parents[1])  # whose blobs the snapshot's links lead to
-    here = {
+    paths = {
         path.relative_to(folder).as_posix(): path
         for path in sorted(folder.rglob("*"))
         if path.is_file() and Path(os.path.realpath(path)).is_relative_to(repository)
     }
-    sizes = {check_name(name, where): path.stat().st_size for name, path in here.items()}
-    listed = "whether the commit has more files the hub alone knows"
+    sizes = {check_name(name, where): path.stat().st_size for name, path in paths.items()}
+    note = "whether the commit has more files the hub alone knows"
     try:
-        tree = get_cached_repo_tree(**which | {"revision": folder.name})
-        sizes, listed = {check_name(file.path, where): file.size for file in tree}, "all are listed"
+        tree = get_cached_repo_tree(**arguments | {"revision": folder.name})
+        sizes, note = {check_name(file.path, where): file.size for file in tree}, "all are listed"
     except CachedRepoTreeNotFoundError:
         pass
-    log.warning(f"{where}: the hub is not asked, its files are those of {folder}; {listed}")
+    log.warning(f"{where}: the hub is not asked, its files are those of {folder}; {note}")
     files = {
         name: Origin(
             url=f"hf://{repo}@{folder.name}/{quote(name)}",
             size=size,
-            checksum=_checksum(here[name]) if name in here else None,
+            checksum=_checksum(paths[name]) if name in paths else None,
         )
         for name, size in sizes.items()
     }
@@ -197,7 +197,7 @@ def download(
       the whole repository.
     """
     _check_name(repo_id, name, expected)
-    found = store.remembered(
+    repository = store.remembered(
         cache,
         Repository,
         f"{repo_id}@{revision}",
@@ -206,7 +206,7 @@ def download(
     )
     files = {
         file: origin
-        for file, origin in sorted(found.files.items())
+        for file, origin in sorted(repository.files.items())
         if "/" not in file and any(fnmatch(file, pattern) for pattern in patterns)
     }
     transfers = [
@@ -214,10 +214,10 @@ def download(
     ]
     with progress(total=sum(origin.size for origin in files.values()), unit="byte") as bar:
         fetched = store.fetch(transfers, cache, network, bar)
-    folder = cache / "hub" / repo_id.replace("/", "--") / found.commit
+    folder = cache / "hub" / repo_id.replace("/", "--") / repository.commit
     if files:
         store.link_files(dict(zip(files, fetched, strict=True)), folder)
-    return folder, found
+    return folder, repository
 
 
 def package_url(repo_id: str, commit: str) -> str:
@@ -225,8 +225,8 @@ def package_url(repo_id: str, commit: str) -> str:
     from huggingface_hub import constants
 
     hub = constants.ENDPOINT.rstrip("/")
-    elsewhere = "" if hub == USUAL else f"?repository_url={quote(hub, safe='')}"
-    return f"pkg:huggingface/{repo_id}@{commit}{elsewhere}"
+    qualifier = "" if hub == USUAL else f"?repository_url={quote(hub, safe='')}"
+    return f"pkg:huggingface/{repo_id}@{commit}{qualifier}"
 
 
 def pin_advice(name: str, commit: str, key: str) -> str:

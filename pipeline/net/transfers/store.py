@@ -112,9 +112,9 @@ def link_files(files: Mapping[str, StoredFile], folder: Path) -> None:
         for name, stored in files.items():
             path = folder / name
             if path.is_symlink() or not (path.exists() and path.samefile(stored.path)):
-                (aside := folder / f".{name}.{os.getpid()}.part").unlink(missing_ok=True)
-                _link(stored.path, aside)
-                aside.replace(path)  # replaces one that others may be reading
+                (temp := folder / f".{name}.{os.getpid()}.part").unlink(missing_ok=True)
+                _link(stored.path, temp)
+                temp.replace(path)  # replaces one that others may be reading
 
 
 def forget(store: Path, hashes: Iterable[str]) -> None:
@@ -122,8 +122,8 @@ def forget(store: Path, hashes: Iterable[str]) -> None:
     hashes = set(hashes)
     for path in (store / "files").glob("*/*.*"):
         # a file that is used in part is stored in part
-        found = hash_file(path) if path.suffix == ".part" else path.suffix[1:]
-        if found in hashes:
+        sha256 = hash_file(path) if path.suffix == ".part" else path.suffix[1:]
+        if sha256 in hashes:
             path.unlink()
 
 
@@ -204,15 +204,15 @@ class _Fetch:
         # the checksum is of the whole file
         expected = origin.checksum if size == origin.size else None
         kind = expected.partition(":")[0] if expected else "sha256"
-        damaged, begun = 0, 1
+        damaged, attempts = 0, 1
         while damaged < DAMAGED:
             digests = {name: hasher(name, size) for name in {"sha256", kind}}
             try:
                 self._complete(part, digests, checked=bool(expected) and kind == "sha256")
             except UnnamedVersionError:
-                if begun >= self.network.attempts:
+                if attempts >= self.network.attempts:
                     raise
-                begun += 1
+                attempts += 1
                 part.truncate(0)  # what came before may be of another version than the rest
                 continue
             received = f"{kind}:{digests[kind].digest().hex()}"
@@ -226,7 +226,7 @@ class _Fetch:
         )
 
     def _complete(self, part: BinaryIO, digests: dict[str, Any], *, checked: bool) -> None:
-        """Fetch the missing bytes of a partial file, and hash all of it; `checked` as of `read`."""
+        """Fetch the missing bytes of a partial file, and hash all of it; `checked` as in `read`."""
         size, done = self.transfer.size, 0
         part.seek(0)
         for piece in _pieces(part, size):
@@ -234,8 +234,8 @@ class _Fetch:
                 digest.update(piece)
             done += len(piece)
         self._count(done)
-        rest = (self.transfer.origin, done, size, self.network, self.stop)
-        for piece in remote.read(*rest, whole=True, checked=checked):
+        arguments = (self.transfer.origin, done, size, self.network, self.stop)
+        for piece in remote.read(*arguments, whole=True, checked=checked):
             part.write(piece)
             for digest in digests.values():
                 digest.update(piece)
@@ -281,9 +281,9 @@ def _write(path: Path, text: str) -> None:
     """Write a file that is complete or absent after a kill."""
     with _writes(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        aside = path.with_name(f".{path.name}.{os.getpid()}.part")
-        aside.write_text(text, encoding="utf-8")
-        os.replace(aside, path)
+        temp = path.with_name(f".{path.name}.{os.getpid()}.part")
+        temp.write_text(text, encoding="utf-8")
+        os.replace(temp, path)
 
 
 def _link(source: Path, target: Path) -> None:

@@ -114,7 +114,7 @@ class Streams:
             self._closed.set()
             self._changed.notify_all()
 
-    # ---- Pieces; callers hold the lock, except of the first ----
+    # ---- Pieces; callers hold the lock, except those of `_cut` ----
 
     def _cut(self, origin: Origin, start: int, stop: int) -> list[_Piece]:
         if not 0 <= start <= stop <= origin.size:
