@@ -55,11 +55,11 @@ class TokenFiles:
         if self._all_here:
             self._read_here(file_N, start_N, rows_NW, in_order)
             return
-        here = np.flatnonzero(self._is_here_F[file_N])
-        if len(here):
-            rows_nW = np.empty_like(rows_NW, shape=(len(here), rows_NW.shape[1]))
-            self._read_here(file_N[here], start_N[here], rows_nW, in_order)
-            rows_NW[here] = rows_nW
+        local = np.flatnonzero(self._is_here_F[file_N])
+        if len(local):
+            rows_nW = np.empty_like(rows_NW, shape=(len(local), rows_NW.shape[1]))
+            self._read_here(file_N[local], start_N[local], rows_nW, in_order)
+            rows_NW[local] = rows_nW
         rows_NW[self._is_zeros_F[file_N]] = 0
         streamed = np.flatnonzero(self._is_far_F[file_N])
         if len(streamed):

@@ -53,15 +53,15 @@ Step = Callable[[dict[str, Any]], Growth]
 
 
 def _of(step: Any, what: str, parts: str, kinds: dict[str, Step]) -> Growth:
-    """The growth of a step, or of a Sequence of them; none is no growth."""
+    """Return the growth of a step or of a Sequence of steps; without one there is none."""
     if step is None:
         return Growth()
     kind = step.get("type") if isinstance(step, dict) else None
     if kind == "Sequence":
-        whole = Growth()
+        total = Growth()
         for part in _list(step, parts):
-            whole = whole.then(_of(part, what, parts, kinds))
-        return whole
+            total = total.then(_of(part, what, parts, kinds))
+        return total
     if kind not in kinds:
         raise GrowthError(f"{what} is {kind!r}, expected one of {', '.join(sorted(kinds))}")
     return kinds[kind](step)
@@ -79,10 +79,10 @@ def _bytes(text: Any) -> int:
 
 
 def _replace(step: dict[str, Any]) -> Growth:
-    """A text in the place of each match; a regular expression may match between any two bytes."""
+    """Return the growth of a replacement; a regular expression may match between any two bytes."""
     pattern, content = step.get("pattern"), _bytes(step.get("content"))
-    found = _bytes(pattern.get("String")) if isinstance(pattern, dict) else 0
-    return Growth(max(1, content / found)) if found else Growth(1 + content, content)
+    length = _bytes(pattern.get("String")) if isinstance(pattern, dict) else 0
+    return Growth(max(1, content / length)) if length else Growth(1 + content, content)
 
 
 def _prepend(step: dict[str, Any]) -> Growth:
@@ -90,7 +90,7 @@ def _prepend(step: dict[str, Any]) -> Growth:
 
 
 def _precompiled(step: dict[str, Any]) -> Growth:
-    """A table of SentencePiece: a length, an index of so many bytes, and texts that end with 0."""
+    """Parse a table of SentencePiece: a length, an index of that size, texts that end with 0."""
     try:
         table = base64.b64decode(step.get("precompiled_charsmap") or "")
     except (TypeError, ValueError, binascii.Error) as error:

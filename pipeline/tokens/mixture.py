@@ -43,11 +43,11 @@ def counts(weights: Sequence[float | None], sizes: Sequence[int]) -> np.ndarray:
     # Weights are fractions as they stand: no rounding, so no platform counts otherwise.
     exact, total = [Fraction(weight) for weight in weights], sum(sizes)
     shares = [weight * total / sum(exact) for weight in exact]
-    whole = [int(share) for share in shares]
-    by_remainder = sorted(range(len(shares)), key=lambda part: whole[part] - shares[part])
-    for part in by_remainder[: total - sum(whole)]:
-        whole[part] += 1
-    return np.array(whole, np.int64)
+    floors = [int(share) for share in shares]
+    by_remainder = sorted(range(len(shares)), key=lambda part: floors[part] - shares[part])
+    for part in by_remainder[: total - sum(floors)]:
+        floors[part] += 1
+    return np.array(floors, np.int64)
 
 
 def place(counts_K: np.ndarray, index_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -141,4 +141,4 @@ def described(rows: ArrayRows | FileRows) -> str:
     """Return a few words on rows: their arrays, or that they are files."""
     if isinstance(rows, FileRows):
         return "the SHA-256 of a file"
-    return ", ".join(f"{one.name} {one.dtype} {list(one.shape)}" for one in rows.arrays)
+    return ", ".join(f"{array.name} {array.dtype} {list(array.shape)}" for array in rows.arrays)

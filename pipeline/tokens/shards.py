@@ -146,12 +146,12 @@ def read_shards(folder: Path) -> Shards:
             continue
         expected = file.tokens * shards.token_size_in_bytes
         try:
-            found = os.stat(f"{folder}/{file.path}").st_size  # 10,000 paths take their time
+            size = os.stat(f"{folder}/{file.path}").st_size  # 10,000 paths take their time
         except FileNotFoundError as error:
             raise LockstepError(f"{folder / file.path}: not there, listed in {path}") from error
-        if found != expected:
+        if size != expected:
             raise LockstepError(
-                f"{folder / file.path}: found {found} bytes, expected {expected} as {path} says"
+                f"{folder / file.path}: found {size} bytes, expected {expected} as {path} says"
             )
     return shards
 
@@ -187,17 +187,17 @@ def write_shard(
 def duplicates(shards: Shards) -> list[tuple[str, str]]:
     """Return the names of files with equal hashes: each with the first that has it."""
     first: dict[str, str] = {}
-    found = []
+    pairs = []
     for file in shards.files:
         hashes = [f"sha256:{file.sha256}"] if file.is_here else []
         if file.origin is not None and file.origin.checksum is not None:
             hashes.append(file.origin.checksum)
-        known = next((first[each] for each in hashes if each in first), None)
-        if known is not None:
-            found.append((known, file.name))
-        for each in hashes:
-            first.setdefault(each, file.name)
-    return found
+        earlier = next((first[digest] for digest in hashes if digest in first), None)
+        if earlier is not None:
+            pairs.append((earlier, file.name))
+        for digest in hashes:
+            first.setdefault(digest, file.name)
+    return pairs
 
 
 def count_tokens(size: int, token_size_in_bytes: int, name: str) -> int:

@@ -75,7 +75,7 @@ MARKS = {
 
 def _format_of(head: bytes) -> str | None:
     """Return what a file says it is by its first bytes; None of text and of numbers alone."""
-    return next((what for what, says in FORMATS.items() if says(head)), None)
+    return next((kind for kind, matches in FORMATS.items() if matches(head)), None)
 
 
 def _encoding_of(head: bytes) -> str | None:
@@ -85,10 +85,10 @@ def _encoding_of(head: bytes) -> str | None:
 
 def check_tokens(head: bytes, name: str) -> None:
     """Check that a file of tokens does not say that it is something else, and is no text."""
-    if what := _format_of(head):
-        cut = f"; tail -c +{HEADER_BYTES + 1} cuts it off" if "256 int32" in what else ""
+    if kind := _format_of(head):
+        cut = f"; tail -c +{HEADER_BYTES + 1} cuts it off" if "256 int32" in kind else ""
         raise LockstepError(
-            f"{name}: found {what}, expected tokens alone, as `tofile` writes them{cut}"
+            f"{name}: found {kind}, expected tokens alone, as `tofile` writes them{cut}"
         )
     if text := _text(head):
         raise LockstepError(
@@ -108,14 +108,14 @@ def _text(head: bytes) -> str | None:
 
 
 def check_text(head: bytes, name: str) -> None:
-    """Check that a file of text does not say that it is something else than UTF-8."""
+    """Check that a file of text does not say that it is anything other than UTF-8."""
     if encoding := _encoding_of(head):
         raise LockstepError(
             f"{name}: begins with the mark of {encoding.upper()}, expected UTF-8: "
             f"iconv -f {encoding} -t utf-8 FILE makes it so"
         )
-    if what := _format_of(head):
-        raise LockstepError(f"{name}: found {what}, expected text in UTF-8")
+    if kind := _format_of(head):
+        raise LockstepError(f"{name}: found {kind}, expected text in UTF-8")
 
 
 def check_lines(lines: Sequence[bytes], name: str) -> None:
@@ -123,9 +123,9 @@ def check_lines(lines: Sequence[bytes], name: str) -> None:
     first, second = ([line.strip() for line in lines] + [b"", b""])[:2]
     is_array = first[:1] == b"[" and (first[1:].lstrip() or second)[:1] == b"{"
     if is_array or (first == b"{" and second[:1] == b'"'):
-        found, items = ("a JSON array", ".[]") if is_array else ("JSON over several lines", ".")
+        kind, items = ("a JSON array", ".[]") if is_array else ("JSON over several lines", ".")
         raise LockstepError(
-            f"{name}: found {found}, expected JSON lines, an object in each: "
+            f"{name}: found {kind}, expected JSON lines, an object in each: "
             f"jq -c '{items}' FILE > FILE.jsonl makes them"
         )
 
@@ -154,7 +154,7 @@ def _bytes_by_megatron(content: bytes, size: int) -> int | None:
 
 
 def _bytes_by_metadata(content: bytes, size: int) -> int | None:
-    """The first line that datatrove writes has `tokenizer|bytes of a token`."""
+    """Return a token's bytes by datatrove's first line: `tokenizer|bytes of a token`."""
     number = content.partition(b"\n")[0].rpartition(b"|")[2].strip()
     return int(number) if number in (b"1", b"2", b"4", b"8") else None
 
@@ -162,8 +162,8 @@ def _bytes_by_metadata(content: bytes, size: int) -> int | None:
 def _bytes_by_index(content: bytes, size: int) -> int | None:
     """Return a token's bytes by datatrove's index: each document's end, in 8 bytes."""
     tokens = int.from_bytes(content[-8:], "little")
-    found, rest = divmod(size, tokens) if tokens else (0, 1)
-    return found if not rest and found in (1, 2, 4, 8) else None
+    width, rest = divmod(size, tokens) if tokens else (0, 1)
+    return width if not rest and width in (1, 2, 4, 8) else None
 
 
 # What follows a token file's name, without its ending for Megatron's -> the bytes of a token that
@@ -186,8 +186,8 @@ def beside(name: str) -> tuple[str, ...]:
 
 
 def token_bytes(name: str, content: bytes, size: int) -> int | None:
-    """Return the bytes of a token that a file beside one of `size` bytes says; None if none."""
-    return next(says(content, size) for end, says in BESIDE.items() if name.endswith(end))
+    """Return the bytes of a token by a file beside one of `size` bytes; None if it has none."""
+    return next(reader(content, size) for end, reader in BESIDE.items() if name.endswith(end))
 
 
 # ---- Names ----
@@ -210,9 +210,9 @@ def split_of(name: str) -> str | None:
 
 
 def held_out_beside(names: Iterable[str]) -> set[str]:
-    """Return the names of held-out files that have their like to train on, as test.txt train.txt.
+    """Return the names of held-out files that have a like train file, as test.txt has train.txt.
 
-    Of text that may be anything, a word in a name says less: then it is no split.
+    A text file may be about anything, so without one a word in its name is no split.
     """
 
     def like(name: str, split: str | None) -> str:

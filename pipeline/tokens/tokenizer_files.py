@@ -21,7 +21,7 @@ GENERATION = "generation_config.json"  # tokens that begin, end and pad a text
 PIECES = "tokenizer.model"  # of SentencePiece
 OLDER = ("vocab.json", "vocab.txt", PIECES)  # what `transformers` makes a tokenizer.json from
 KINDS = (TOKENIZER, *OLDER)  # one of them is in every tokenizer's folder
-PROBE = "The 12 cats, naïve:\n\tsat  on日. "  # ids of which are compared after a conversion
+PROBE = "The 12 cats, naïve:\n\tsat  on日. "  # its ids are compared after a conversion
 MOST_BYTES = 2**28  # the largest tokenizer.json; those of large vocabularies have 2**25
 # Nothing else is fetched or copied: no code, no pickle.
 TOKENIZER_FILES = (
@@ -133,9 +133,9 @@ def convert_older(folder: Path, name: str) -> None:
     write_text(folder / TOKENIZER, fast.to_str(pretty=True))
     settings = read_json(folder / SETTINGS) if (folder / SETTINGS).is_file() else {}
     # every version of transformers takes this class as it is in tokenizer.json
-    made = {"tokenizer_class": "PreTrainedTokenizerFast"}
-    made |= {key: text for key, text in tokenizer.special_tokens_map.items() if type(text) is str}
-    write_json(folder / SETTINGS, made | settings)
+    config = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    config |= {key: text for key, text in tokenizer.special_tokens_map.items() if type(text) is str}
+    write_json(folder / SETTINGS, config | settings)
 
 
 def _check_converted(tokenizer: "TokenizersBackend", folder: Path, what: str) -> None:
