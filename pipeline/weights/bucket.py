@@ -144,11 +144,11 @@ def download(
 def find(
     repo: runfile.CheckpointGcs | runfile.CheckpointP2PGcs, cache: Path, network: Network
 ) -> BucketModel:
-    """Return what a bucket has of a model, of which its manifest alone is fetched."""
+    """Return what a bucket has of a model; only its manifest is fetched."""
     remote = _folder(repo, network)
-    asked = f"{remote.name}#{repo.generation or ''}"
+    key = f"{remote.name}#{repo.generation or ''}"
     look = partial(_look, remote, repo.generation, cache, network)
-    return store.remembered(cache, BucketModel, asked, remote.name, look)
+    return store.remembered(cache, BucketModel, key, remote.name, look)
 
 
 def _folder(
@@ -162,14 +162,14 @@ def _look(
     remote: BucketFolder, generation: int | None, cache: Path, network: Network
 ) -> BucketModel:
     """Return the files that a generation of the manifest names; without one, the folder's."""
-    found, step = remote.find(MANIFEST, generation), None
-    if found is None and generation is not None:
+    manifest, step = remote.find(MANIFEST, generation), None
+    if manifest is None and generation is not None:
         raise _missing(remote, MANIFEST, generation)
-    if found is None:
+    if manifest is None:
         files = _by_listing(remote)
     else:
-        files, step = _by_manifest(remote, found, cache, network)
-        generation = int(found.generation)
+        files, step = _by_manifest(remote, manifest, cache, network)
+        generation = int(manifest.generation)
     if hf.CONFIG not in files:
         raise LockstepError(f"{remote.name}: found no {hf.CONFIG}, expected one beside the weights")
     if not any(name.endswith(".safetensors") for name in files):
@@ -179,10 +179,10 @@ def _look(
 
 
 def _by_manifest(
-    remote: BucketFolder, found: BucketFile, cache: Path, network: Network
+    remote: BucketFolder, manifest: BucketFile, cache: Path, network: Network
 ) -> tuple[dict[str, BucketFile], int]:
     """Return the files that a manifest names, each at its generation, and the manifest's step."""
-    where, origin = f"{remote.name}/{MANIFEST}", remote.origin(MANIFEST, found)
+    where, origin = f"{remote.name}/{MANIFEST}", remote.origin(MANIFEST, manifest)
     if origin.size > MANIFEST_BYTES:
         raise LockstepError(f"{where}: {origin.size} bytes, expected at most {MANIFEST_BYTES}")
     (stored,) = _fetch(remote, {MANIFEST: origin}, cache, network).values()
@@ -197,15 +197,15 @@ def _by_manifest(
 
 
 def _version(remote: BucketFolder, file: FileVersion) -> BucketFile:
-    found = remote.find(file.filename, file.generation)
-    if found is None:
+    blob = remote.find(file.filename, file.generation)
+    if blob is None:
         raise _missing(remote, file.filename, file.generation)
-    if int(found.size) != file.size_bytes:
+    if int(blob.size) != file.size_bytes:
         raise LockstepError(
-            f"{remote.name}/{file.filename}: generation {file.generation} has {found.size} bytes, "
+            f"{remote.name}/{file.filename}: generation {file.generation} has {blob.size} bytes, "
             f"expected {file.size_bytes} as {MANIFEST} says"
         )
-    return found
+    return blob
 
 
 def _missing(remote: BucketFolder, name: str, generation: int) -> LockstepError:
@@ -236,10 +236,10 @@ def _fetch(
 
 
 def _keep_only(folder: Path, names: Iterable[str]) -> None:
-    """Remove the files that an earlier look at a folder without a manifest found there."""
+    """Remove files that an earlier download of a folder without a manifest left there."""
     with writes(folder):
         for path in folder.iterdir():
-            # a folder is of another prefix, and what is hidden its locks
+            # a folder belongs to another prefix; hidden files are locks
             if path.name not in names and path.name[0] != "." and not path.is_dir():
                 path.unlink()
 

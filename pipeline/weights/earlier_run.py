@@ -52,17 +52,17 @@ def copy(key: str, paths: Paths, folder: Path) -> EarlierRun:
 
 def _stored(key: str, paths: Paths) -> Path:
     """Copy the earlier run to data/store, since its data/trained is about to be replaced."""
-    copied, found = _copied(key, paths), find(key, paths)
-    if found == copied:
-        return copied
-    aside = copied.with_name(f".{key}")
-    shutil.rmtree(aside, ignore_errors=True)
-    if isinstance(found, Path):
-        shutil.copytree(found, aside)
+    target, source = _copied(key, paths), find(key, paths)
+    if source == target:
+        return target
+    temp = target.with_name(f".{key}")
+    shutil.rmtree(temp, ignore_errors=True)
+    if isinstance(source, Path):
+        shutil.copytree(source, temp)
     else:
-        artifacts.copy_cached(found, aside)
-    aside.rename(copied)
-    return copied
+        artifacts.copy_cached(source, temp)
+    temp.rename(target)
+    return target
 
 
 def find(key: str, paths: Paths) -> Path | dict[str, Path]:

@@ -94,7 +94,7 @@ class Exported(NamedTuple):
 def read(folder: Path, peers: Peers | None = None) -> Exported:
     """Read an exported folder.
 
-    It computes as `[peers]` of a run say, by rules or not; by default as compiled and unrolled.
+    It computes as a run's `[peers]` say, by rules or not; by default compiled and unrolled.
     """
     hf_config, params = hf.read_folder(folder)
     path = folder / "tokenizer.json"

@@ -71,9 +71,9 @@ def write_config(folder: Path, hf_config: dict[str, Any], dtype: str) -> None:
 def whole_config(hf_config: dict[str, Any], dtype: str, where: object) -> dict[str, Any]:
     """Return the content of such a config.json; errors call the given one `where`."""
     _, config = model_of(hf_config, where)
-    whole = hf_config | config.to_hf(dtype)
-    whole.pop("auto_map", None)  # names remote code, which we neither run nor copy
-    return dict(sorted(whole.items()))
+    content = hf_config | config.to_hf(dtype)
+    content.pop("auto_map", None)  # names remote code, which we neither run nor copy
+    return dict(sorted(content.items()))
 
 
 def model_of(hf_config: dict[str, Any], where: object) -> tuple[Architecture, Any]:

@@ -60,8 +60,8 @@ def push(
         api.create_repo(repo_id, private=private or None, exist_ok=True)
         if branch != "main":
             api.create_branch(repo_id, branch=branch, exist_ok=True)
-        before = api.model_info(repo_id, revision=branch)
-        old = [sibling.rfilename for sibling in before.siblings or ()]
+        info = api.model_info(repo_id, revision=branch)
+        old = [sibling.rfilename for sibling in info.siblings or ()]
         deleted = [name for name in old if name not in files and _is_pushed(name)]
         adds = [
             CommitOperationAdd(path_in_repo=name, path_or_fileobj=path)
@@ -73,7 +73,7 @@ def push(
             [*adds, *deletes],
             commit_message=message,
             revision=branch,
-            parent_commit=before.sha,
+            parent_commit=info.sha,
         )
     except Exception as error:  # dozens of kinds; not chained, since it may hold the token
         reason = host.message(error)

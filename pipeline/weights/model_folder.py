@@ -42,8 +42,8 @@ def write(
 ) -> None:
     """Write a model that was trained on sequences of `max_seq_len` tokens.
 
-    `tokenizer` is the folder of the one that made the tokens, where there is one. The second choice
-    is that of `checkpoint`, the folder of the model that training began with. `model` is the
+    `tokenizer` is the folder of the tokenizer that made the tokens; if there is none, the tokenizer
+    is taken from `checkpoint`, the folder of the model that training began with. `model` is the
     content of config.json; other arguments are as in `hf.write_folder`.
     """
     model = with_context(model, max_seq_len)

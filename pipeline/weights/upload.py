@@ -70,7 +70,7 @@ def push(
 def push_epoch(
     run: runfile.Run, key: str, params: Tree, last: Round, *, init: Path, shards: Path, aside: Path
 ) -> None:
-    """Push the params to where `[config] checkpointers` say; what goes wrong is a warning.
+    """Push the params to the `[config] checkpointers`; a failure is only a warning.
 
     `key` is that of the run's stage train, and `last` the epoch's last round. `init` and `shards`
     are what the stages convert and download left; `aside`, where the files are written, is removed.
@@ -87,14 +87,14 @@ def push_epoch(
         tokenizer=shards / "tokenizer",
         checkpoint=init / "hf",
     )
-    about = {"step": last.step, "epoch": last.epoch}
-    card = CARD.format(unaudited=UNAUDITED, key=key, **about)
+    position = {"step": last.step, "epoch": last.epoch}
+    card = CARD.format(unaudited=UNAUDITED, key=key, **position)
     write_text(aside / "README.md", card)
     files = {file.name: file for file in sorted(aside.iterdir())}
     for name in run.config.checkpointers:
         checkpoint = destination(name)
         try:
-            push(checkpoint, files, run=key, private=True, audited=False, **about)
+            push(checkpoint, files, run=key, private=True, audited=False, **position)
         except LockstepError as error:
             log.warning(f"train: warning: epoch {last.epoch} is not pushed: {error}")
         else:
