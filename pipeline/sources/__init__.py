@@ -42,7 +42,7 @@ def fetch(location: data.Data, folder: Path, options: FetchOptions) -> Fetched:
 
 
 def source_sha256(location: data.Data, options: FetchOptions) -> str | None:
-    """Return the `sha256` that `fetch` will give as its source's; None where only that tells."""
+    """Return the `sha256` that `fetch` will give its source; None where only fetching tells."""
     return provider_of(location, options).source_sha256(location, options)
 
 

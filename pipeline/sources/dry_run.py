@@ -79,15 +79,15 @@ def look(run: Run, paths: Paths) -> DataSeen:
     location = run.llm.data_location
     with opened_options(run, paths) as options:
         survey = sources.survey(location, options)
-        known = sources.source_sha256(location, options) if run.pins.data else None
-    if known:
-        pins.check("data", run.pins.data, known, survey.read)
+        sha256 = sources.source_sha256(location, options) if run.pins.data else None
+    if sha256:
+        pins.check("data", run.pins.data, sha256, survey.read)
     if not run.held_out.sequences:  # nothing is measured
         survey = survey.all_to_train()
     pin = ""
     if run.pins.data:
-        compared = "it is these data" if known else "compared once they are read"
-        pin = f"[pins] data = {brief(run.pins.data, 12)}: {compared}"
+        status = "it is these data" if sha256 else "compared once they are read"
+        pin = f"[pins] data = {brief(run.pins.data, 12)}: {status}"
     return DataSeen(survey, _amount(run, survey), pin)
 
 
@@ -101,8 +101,8 @@ def lines(run: Run, paths: Paths, seen: DataSeen | None = None) -> Iterator[str]
     yield f"download: {survey.read}"
     yield from _table(run, survey, seen.amount)
     if survey.first is not None and not run.download.stream:
-        whole, options = sum(file.size for file in survey.files), fetch_options(run, paths)
-        yield _time(whole, survey.first, options)
+        total, options = sum(file.size for file in survey.files), fetch_options(run, paths)
+        yield _time(total, survey.first, options)
     if seen.pin:
         yield f"  pin        {seen.pin}"
     for warning in survey.warnings:
@@ -117,31 +117,31 @@ def _amount(run: Run, survey: Survey) -> Sufficiency:
     if of_rows:
         if survey.row_words is None:
             return amount
-        known = sum(tokens // survey.row_words for tokens in train)
+        count = sum(tokens // survey.row_words for tokens in train)
     elif None not in train:
-        known = sum(tokens // length for tokens in train)
+        count = sum(tokens // length for tokens in train)
     elif survey.text_bytes is not None:
         low, high = (survey.text_bytes // size // length for size in BYTES_OF_A_TOKEN)
         return amount._replace(least=low, most=high)
     else:
         return amount
-    return amount._replace(least=known, most=known)
+    return amount._replace(least=count, most=count)
 
 
-def _time(whole: int, first: Origin, options: FetchOptions) -> str:
-    """A line on how long the fetch takes, from the speed at which a first piece comes."""
+def _time(total: int, first: Origin, options: FetchOptions) -> str:
+    """Return a line on how long the fetch takes, by the speed of a first piece."""
     began = time.perf_counter()
     try:
         pieces = remote.read(first, 0, min(-(-first.size // 10), TIMED_BYTES), options.network)
-        came = sum(map(len, pieces))
+        received = sum(map(len, pieces))
     except LockstepError as error:
         return f"  time       not known: {error}"
-    speed = came / max(time.perf_counter() - began, 1e-3)
-    took = whole / speed
-    about = f"{took / 60:,.0f} minutes" if took >= 90 else f"{math.ceil(took)} seconds"
+    speed = received / max(time.perf_counter() - began, 1e-3)
+    seconds = total / speed
+    wait = f"{seconds / 60:,.0f} minutes" if seconds >= 90 else f"{math.ceil(seconds)} seconds"
     return (
-        f"  time       about {about} over one connection at {size(speed)} a second, the speed of "
-        f"{size(came)} fetched now; what data/store has is not fetched again"
+        f"  time       about {wait} over one connection at {size(speed)} a second, the speed of "
+        f"{size(received)} fetched now; what data/store has is not fetched again"
     )
 
 
@@ -149,21 +149,21 @@ def _table(run: Run, survey: Survey, amount: Sufficiency) -> Iterator[str]:
     train = [file for file in survey.files if file.split == TRAIN]
     held_out = [file for file in survey.files if file.split == HELD_OUT]
     length, need = run.llm.max_seq_len, amount.need
-    made = any(file.tokens is None for file in train)  # of text, or by a workload
-    how = "read while training" if run.download.stream else "to read" if made else "to fetch"
+    is_made = any(file.tokens is None for file in train)  # of text, or by a workload
+    how = "read while training" if run.download.stream else "to read" if is_made else "to fetch"
     of_all = f" of {survey.train_files:,}" if survey.train_files > len(train) else ""
-    whole, aside = (size(sum(file.size for file in files)) for files in (survey.files, held_out))
+    total, aside = (size(sum(file.size for file in files)) for files in (survey.files, held_out))
     if isinstance(run.llm.data_location, HashedText):
         percent = f"{run.llm.data_location.held_out_percent:g} %"
         yield f"  files      {len(train):,}{of_all}; {percent} of their documents are held out"
-        yield f"  bytes      {whole} {how}" + " at most" * bool(run.download.limit)
+        yield f"  bytes      {total} {how}" + " at most" * bool(run.download.limit)
     else:
         yield f"  files      {len(train):,}{of_all} to train on, {len(held_out):,} held out"
-        yield f"  bytes      {whole} {how}, {aside} of them held out"
+        yield f"  bytes      {total} {how}, {aside} of them held out"
     if not run.llm.data_location.holds_tokens:
         yield from _rows(run, survey, amount)
         return
-    if made:
+    if is_made:
         if survey.text_bytes is not None:
             yield from _estimate(survey.text_bytes, amount, length)
         else:
@@ -181,14 +181,14 @@ def _table(run: Run, survey: Survey, amount: Sufficiency) -> Iterator[str]:
 def _rows(run: Run, survey: Survey, amount: Sufficiency) -> Iterator[str]:
     """Yield lines on rows that are not tokens."""
     length, words = run.llm.max_seq_len, survey.row_words
-    asked = f"  the run    {amount.need:,} rows in {run.config.total_steps:,} steps"
+    run_line = f"  the run    {amount.need:,} rows in {run.config.total_steps:,} steps"
     if words is None:  # only reading tells
         yield "  rows       known when the workload has given them"
-        yield asked
+        yield run_line
         return
     held_out = sum(file.tokens // words for file in survey.files if file.split == HELD_OUT)
     yield f"  rows       {amount.most:,} to train on, {held_out:,} held out: {words:,} words each"
-    yield f"{asked}: {epochs(amount)}"
+    yield f"{run_line}: {epochs(amount)}"
     if length != words:
         yield f"  warning    model.LLM.max_seq_len is {length}, expected {words}, as a row has"
 

@@ -66,7 +66,7 @@ def fetch_options(run: Run, paths: Paths) -> FetchOptions:
 
 @contextmanager
 def opened_options(run: Run, paths: Paths) -> Iterator[FetchOptions]:
-    """Yield how the run wants its data, with what asks the workload for its own."""
+    """Yield how the run wants its data, and how to ask the workload for its own."""
     options = fetch_options(run, paths)
     with ExitStack() as stack:
         for part in offered("dataset") if isinstance(run.llm.data_location, DataWorkload) else ():

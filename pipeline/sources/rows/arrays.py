@@ -91,17 +91,17 @@ class ArrayData(NamedTuple):
 
 def survey(location: AnyArrays, options: FetchOptions) -> Survey:
     """Describe what a run would read; headers are read, and no values."""
-    found = _find(location, options)
-    words = same_rows(found.given, found.where).words
-    given = {split: sum(one.count for one in some) for split, some in found.given.items()}
-    counts = counts_of(given, location.held_out_percent, found.where)
+    data = _find(location, options)
+    words = same_rows(data.given, data.where).words
+    totals = {split: sum(group.count for group in groups) for split, groups in data.given.items()}
+    counts = counts_of(totals, location.held_out_percent, data.where)
     files = []
-    for split, most in most_rows(options.limit, words, found.where).items():
+    for split, most in most_rows(options.limit, words, data.where).items():
         count = counts[split] if most is None else min(most, counts[split])
         if count:
-            files.append(SurveyedFile(found.read, split, count * words * WORD, count * words))
-    warnings = warnings_of(counts, found.where, options)
-    return Survey(found.read, tuple(files), 1, warnings, row_words=words)
+            files.append(SurveyedFile(data.read, split, count * words * WORD, count * words))
+    warnings = warnings_of(counts, data.where, options)
+    return Survey(data.read, tuple(files), 1, warnings, row_words=words)
 
 
 def source_sha256(location: AnyArrays, options: FetchOptions) -> str | None:
@@ -118,11 +118,11 @@ def fetch(location: AnyArrays, folder: Path, options: FetchOptions) -> Fetched:
       LockstepError: no array is there, they do not fit together, a value is not a finite number, a
         file changes meanwhile, or a split has no row.
     """
-    found = _find(location, options)
-    with unchanged(found.files.values()):
-        written = write_arrays(folder, found.given, found.where, location.held_out_percent, options)
-        contents = _contents(found)
-    if not found.files:
+    data = _find(location, options)
+    with unchanged(data.files.values()):
+        written = write_arrays(folder, data.given, data.where, location.held_out_percent, options)
+        contents = _contents(data)
+    if not data.files:
         row = hashlib.sha256(written.rows.model_dump_json().encode()).hexdigest()
         contents = [("rows", row), *((file.path, file.sha256) for file in written.files)]
     return Fetched(
@@ -132,17 +132,17 @@ def fetch(location: AnyArrays, folder: Path, options: FetchOptions) -> Fetched:
         shuffle=location.shuffle,
         rows=written.rows,
         source={
-            "read": found.read,
-            **({"files": list(found.files)} if found.files else {}),
+            "read": data.read,
+            **({"files": list(data.files)} if data.files else {}),
             "rows": written.counts,
             "sha256": listing_sha256(contents),
         },
-        warnings=warnings_of(written.counts, found.where, options),
+        warnings=warnings_of(written.counts, data.where, options),
     )
 
 
-def _contents(found: ArrayData) -> list[tuple[str, str]]:
-    return [(name, sha256_file(path)) for name, path in found.files.items()]
+def _contents(data: ArrayData) -> list[tuple[str, str]]:
+    return [(name, sha256_file(path)) for name, path in data.files.items()]
 
 
 def _find(location: AnyArrays, options: FetchOptions) -> ArrayData:
@@ -156,12 +156,12 @@ def _find(location: AnyArrays, options: FetchOptions) -> ArrayData:
             "dataset(split)"
         )
     arrays = options.dataset()
-    given = {
+    examples = {
         split: [examples_of(f'{where}: dataset("{split}")', partial(nullcontext, arrays[split]))]
         for split in (TRAIN, HELD_OUT)
         if arrays.get(split)
     }
-    return ArrayData("dataset of the workload", where, {}, given)
+    return ArrayData("dataset of the workload", where, {}, examples)
 
 
 def _find_files(
@@ -176,23 +176,23 @@ def _find_files(
                 f"{', '.join(KINDS)}"
             )
         return {root.name: root}, {TRAIN: [_read_file(root)]}
-    paths, examples = _read_folder(root)
+    paths, groups = _read_folder(root)
     if not paths:
         raise LockstepError(f"{root}: found no file that ends in {', '.join(KINDS)}, expected some")
-    aside: list[Path] = []
-    given = {TRAIN: examples, HELD_OUT: []}
-    if len(examples) == len(paths):  # each file has examples, and not one array of all of them
+    held_out: list[Path] = []
+    splits = {TRAIN: groups, HELD_OUT: []}
+    if len(groups) == len(paths):  # each file has examples, and not one array of all of them
         named = signs.held_out_beside(path.name for path in paths)
-        given[TRAIN] = []
-        for path, one in zip(paths, examples, strict=True):
-            given[HELD_OUT if path.name in named else TRAIN].append(one)
-        aside = [path for path in paths if path.name in named]
+        splits[TRAIN] = []
+        for path, group in zip(paths, groups, strict=True):
+            splits[HELD_OUT if path.name in named else TRAIN].append(group)
+        held_out = [path for path in paths if path.name in named]
         paths = [path for path in paths if path.name not in named][:most]
-    given[TRAIN] = given[TRAIN][:most]
+    splits[TRAIN] = splits[TRAIN][:most]
     if (root / HELD_OUT).is_dir():
         more = _read_folder(root / HELD_OUT)
-        aside, given[HELD_OUT] = aside + more[0], given[HELD_OUT] + more[1]
-    return {p.relative_to(root).as_posix(): p for p in [*paths, *aside]}, given
+        held_out, splits[HELD_OUT] = held_out + more[0], splits[HELD_OUT] + more[1]
+    return {p.relative_to(root).as_posix(): p for p in [*paths, *held_out]}, splits
 
 
 # ---- Files of arrays ----
@@ -261,9 +261,9 @@ class _Streamed:
             last = stop == self.shape[0]
             more = self._stream.read(1) if last else b""  # a zip file's checksum is at its end
         if done < len(into) or more:
-            found = "more" if more else "fewer"
+            amount = "more" if more else "fewer"
             raise LockstepError(
-                f"{self._where}: found {found} bytes than its header says, expected an array of "
+                f"{self._where}: found {amount} bytes than its header says, expected an array of "
                 f"shape {list(self.shape)} and type {self.dtype}"
             )
         self._next = stop

@@ -61,16 +61,16 @@ class OpaqueFile(NamedTuple):
 
 def survey(location: DataFiles, options: FetchOptions) -> Survey:
     """Describe the files that a run would copy."""
-    splits, whole = _choose(location, options)
+    splits, train_files = _choose(location, options)
     words = FileRows(folder=FILES).words
     files = tuple(
         SurveyedFile(file.name, split, file.stamp.size, words)
-        for split, some in splits.items()
-        for file in some
+        for split, chosen in splits.items()
+        for file in chosen
     )
-    counts = {split: len(some) for split, some in splits.items()}
+    counts = {split: len(chosen) for split, chosen in splits.items()}
     warnings = warnings_of(counts, f"{PATH}: {location.path}", options)
-    return Survey(location.path, files, whole, warnings, row_words=words)
+    return Survey(location.path, files, train_files, warnings, row_words=words)
 
 
 def source_sha256(location: DataFiles, options: FetchOptions) -> str | None:
@@ -92,12 +92,12 @@ def fetch(location: DataFiles, folder: Path, options: FetchOptions) -> Fetched:
     rows = FileRows(folder=FILES)
     shards = RowShards(folder, rows.words, {TRAIN: None, HELD_OUT: None})
     contents: list[tuple[str, str]] = []
-    size = sum(file.stamp.size for some in splits.values() for file in some)
+    size = sum(file.stamp.size for chosen in splits.values() for file in chosen)
     (folder / FILES).mkdir()
     with options.progress(total=size, unit="byte") as bar:
-        for split, some in splits.items():
-            hashes = [_copy(file, folder / FILES, bar) for file in some]
-            contents += [(file.name, one) for file, one in zip(some, hashes, strict=True)]
+        for split, chosen in splits.items():
+            hashes = [_copy(file, folder / FILES, bar) for file in chosen]
+            contents += [(file.name, sha256) for file, sha256 in zip(chosen, hashes, strict=True)]
             digests = np.frombuffer(bytes.fromhex("".join(hashes)), "<u4")
             shards.add(split, digests.reshape(-1, rows.words))
     counts = dict(shards.rows)
@@ -120,21 +120,21 @@ def fetch(location: DataFiles, folder: Path, options: FetchOptions) -> Fetched:
 def _choose(
     location: DataFiles, options: FetchOptions
 ) -> tuple[dict[Split, list[OpaqueFile]], int]:
-    """Return the files of each split that a run reads, and the number of train files of all."""
+    """Return the files that a run reads, by split, and the number of all train files."""
     files, where, percent = _find(location), f"{PATH}: {location.path}", location.held_out_percent
     named = signs.held_out_beside(file.name for file in files)
     named |= {file.name for file in files if file.name.startswith(f"{HELD_OUT}/")}
-    aside = [file for file in files if file.name in named]
+    held_out = [file for file in files if file.name in named]
     train = [file for file in files if file.name not in named]
-    counts_of({TRAIN: len(train), HELD_OUT: len(aside)}, percent, where)
+    counts_of({TRAIN: len(train), HELD_OUT: len(held_out)}, percent, where)
     if percent is not None:
         held_out_N = held_out_rows(0, len(train), percent).tolist()
-        aside = [file for file, held in zip(train, held_out_N, strict=True) if held]
+        held_out = [file for file, held in zip(train, held_out_N, strict=True) if held]
         train = [file for file, held in zip(train, held_out_N, strict=True) if not held]
     most = most_rows(options.limit, FileRows(folder=FILES).words, where)
     if options.limit and options.limit.files:
         most[TRAIN] = options.limit.files
-    return {TRAIN: train[: most[TRAIN]], HELD_OUT: aside[: most[HELD_OUT]]}, len(train)
+    return {TRAIN: train[: most[TRAIN]], HELD_OUT: held_out[: most[HELD_OUT]]}, len(train)
 
 
 def _find(location: DataFiles) -> Sequence[OpaqueFile]:
@@ -156,17 +156,17 @@ def _find(location: DataFiles) -> Sequence[OpaqueFile]:
 
 def _copy(file: OpaqueFile, folder: Path, bar: Progress) -> str:
     """Copy a file under its hash, which is returned."""
-    aside, digest = folder / ".part", hashlib.sha256()
+    temp, digest = folder / ".part", hashlib.sha256()
     with expecting(file.path, "a readable file"):
         source = open(file.path, "rb")  # noqa: SIM115 - closed below
-    with source, writes(aside), open(aside, "wb") as target:
+    with source, writes(temp), open(temp, "wb") as target:
         while piece := source.read(PIECE):
             digest.update(piece)
             target.write(piece)
             bar.advance(len(piece))
     check_unchanged(file.path, file.stamp)
     with writes(folder / digest.hexdigest()):
-        os.replace(aside, folder / digest.hexdigest())
+        os.replace(temp, folder / digest.hexdigest())
     return digest.hexdigest()
 
 
@@ -174,8 +174,8 @@ def _same(contents: list[tuple[str, str]]) -> list[str]:
     first: dict[str, str] = {}
     for name, sha256 in contents:
         if first.setdefault(sha256, name) != name:
-            more = len(contents) - len({one for _, one in contents})
-            return [f"{more} files have the content of another, as {name} that of {first[sha256]}"]
+            count = len(contents) - len({digest for _, digest in contents})
+            return [f"{count} files have the content of another, as {name} that of {first[sha256]}"]
     return []
 
 

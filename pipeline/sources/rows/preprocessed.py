@@ -70,7 +70,7 @@ COLUMNS = {
 
 
 def survey(location: DataPreprocessed, options: FetchOptions) -> Survey:
-    """Describe what a run would read; of files of this machine, how many tokens that are."""
+    """Describe what a run would read; of files of this machine, the number of tokens too."""
     listing, chosen, train_files, warnings = _choose(location, options)
     files = []
     for split, of_split in chosen.items():
@@ -119,8 +119,8 @@ def fetch(location: DataPreprocessed, folder: Path, options: FetchOptions) -> Fe
             of_all = f"{count:,} of {shards.rows[split]:,} {split} rows"
             warnings.append(f"{listing.read}: {of_all} have no label that a loss counts")
     if not shards.rows[TRAIN]:
-        found = "; ".join(["found no rows to train on, expected some", *warnings])
-        raise LockstepError(f"{listing.read}: {found}")
+        message = "; ".join(["found no rows to train on, expected some", *warnings])
+        raise LockstepError(f"{listing.read}: {message}")
     return Fetched(
         files=(*shards.files[TRAIN], *shards.files[HELD_OUT]),
         token_size_in_bytes=4,
@@ -145,8 +145,8 @@ def _fetch(
 ) -> Iterator[tuple[LocationFile, StoredFile]]:
     """Yield files with their place in the store, fetched `batch` at a time as they are needed."""
     for start in range(0, len(files), batch):
-        some = files[start : start + batch]
-        yield from zip(some, fetch_files(some, options), strict=True)
+        chunk = files[start : start + batch]
+        yield from zip(chunk, fetch_files(chunk, options), strict=True)
 
 
 class _RowShards:
@@ -167,9 +167,9 @@ class _RowShards:
         """Make shards of a file's first `most` tokens, or of all; return how many tokens."""
         first = self.first = self.first or file
         if file.columns != first.columns:
-            found, expected = ", ".join(file.columns), ", ".join(first.columns)
+            actual, expected = ", ".join(file.columns), ", ".join(first.columns)
             raise LockstepError(
-                f"{file.name}: found columns {found}, expected {expected} as in {first.name}"
+                f"{file.name}: found columns {actual}, expected {expected} as in {first.name}"
             )
         rows, done = None if most is None else most // first.length, 0
         size = max(1, SHARD_NUMBERS // (len(first.columns) * first.length))
@@ -191,7 +191,7 @@ class _RowShards:
 def _choose(
     location: DataPreprocessed, options: FetchOptions
 ) -> tuple[Listing, dict[Split, list[LocationFile]], int, list[str]]:
-    """Return the listing, the files of each split to read, those to train on, and warnings."""
+    """Return the listing, the files to read by split, the number of train files, and warnings."""
     listing = _list(location, options)
     if not listing.files:
         raise LockstepError(f"{listing.read}: found no file that ends in .parquet")
@@ -294,8 +294,8 @@ class Parquet:
                     batch = batch.slice(0, most - done)
                 if not batch.num_rows:
                     break
-                lists = [_Lists(self.name, c, batch.column(c), done) for c in self.columns]
-                yield np.concatenate([_read(one, length, vocab_size) for one in lists], axis=1)
+                cols = [_Lists(self.name, c, batch.column(c), done) for c in self.columns]
+                yield np.concatenate([_read(col, length, vocab_size) for col in cols], axis=1)
                 done += batch.num_rows
 
     def _find_columns(self) -> tuple[str, ...]:
@@ -305,8 +305,8 @@ class Parquet:
         schema = self._file.schema_arrow
         columns = tuple(column for column in COLUMNS if column in schema.names)
         if "inputs" not in columns:
-            found = brief(", ".join(schema.names)) or "none"
-            raise LockstepError(f"{self.name}: found columns {found}, expected inputs among them")
+            actual = brief(", ".join(schema.names)) or "none"
+            raise LockstepError(f"{self.name}: found columns {actual}, expected inputs among them")
         for column in columns:
             if schema.names.count(column) > 1:
                 raise LockstepError(f"{self.name}: column {column} is there twice, expected once")
@@ -314,9 +314,9 @@ class Parquet:
             lists = types.is_list(kind) or types.is_large_list(kind)
             lists = lists or types.is_fixed_size_list(kind)
             if not (lists and types.is_integer(kind.value_type)):
-                found = brief(str(kind))
+                actual = brief(str(kind))
                 raise LockstepError(
-                    f"{self.name}: column {column} is of {found}, expected lists of integers"
+                    f"{self.name}: column {column} is of {actual}, expected lists of integers"
                 )
         return columns
 
@@ -377,8 +377,8 @@ def _sequence_ids(lists: "_Lists", length: int) -> np.ndarray:
     wrong_N = stops_N - starts_N > length
     if wrong_N.any():
         row = int(np.argmax(wrong_N))
-        found = f"lengths that sum to {stops_N[row] - starts_N[row]}"
-        lists.refuse(row, found, f"at most {length}, that of the row")
+        actual = f"lengths that sum to {stops_N[row] - starts_N[row]}"
+        lists.refuse(row, actual, f"at most {length}, that of the row")
     row_S = np.repeat(np.arange(len(lists.lengths)), lists.lengths)
     real_S = np.asarray(lists.values) > 0
     steps = np.zeros((len(lists.lengths), length + 1), np.int64)
@@ -412,8 +412,8 @@ class _Lists:
         wrong = self.lengths != length
         if wrong.any():
             row = int(np.argmax(wrong))
-            found = f"{self.lengths[row]} numbers"
-            self.refuse(row, found, f"{length} as the first row of inputs has")
+            actual = f"{self.lengths[row]} numbers"
+            self.refuse(row, actual, f"{length} as the first row of inputs has")
 
     def check_values(self, limit: int, expected: str, also: int | None = None) -> None:
         """Check that each value is from 0 and below a limit, or is `also`."""

@@ -149,21 +149,21 @@ def _check_array(name: str, array: Sliced, where: str) -> tuple[int, dict[str, A
 
 
 def same_rows(given: Mapping[Split, Sequence[Examples]], where: str) -> ArrayRows:
-    """Return what a row of all these examples is."""
+    """Return the form of a row, which all these examples share."""
     if not given.get(TRAIN):
         raise LockstepError(f"{where}: found no arrays to train on, expected some")
     first = given[TRAIN][0]
-    for examples in (one for some in given.values() for one in some):
-        if examples.rows != first.rows:
+    for group in (g for groups in given.values() for g in groups):
+        if group.rows != first.rows:
             expected = {array.name: array for array in first.rows.arrays}
-            found = {array.name: array for array in examples.rows.arrays}
-            name = min(n for n in found | expected if found.get(n) != expected.get(n))
-            said = [
+            actual = {array.name: array for array in group.rows.arrays}
+            name = min(n for n in actual | expected if actual.get(n) != expected.get(n))
+            specs = [
                 f"{array.dtype} {list(array.shape)}" if array else "missing"
-                for array in (found.get(name), expected.get(name))
+                for array in (actual.get(name), expected.get(name))
             ]
             raise LockstepError(
-                f"{examples.name}: array {name} is {said[0]}, expected {said[1]} as in {first.name}"
+                f"{group.name}: array {name} is {specs[0]}, expected {specs[1]} as in {first.name}"
             )
     return first.rows
 
@@ -184,14 +184,14 @@ def write_arrays(
       LockstepError: a split has no row, rows differ, or a value is no finite number.
     """
     rows = same_rows(given, where)
-    counts = {split: sum(one.count for one in some) for split, some in given.items()}
+    counts = {split: sum(group.count for group in groups) for split, groups in given.items()}
     counts_of(counts, held_out_percent, where)
     shards = RowShards(folder, rows.words, most_rows(options.limit, rows.words, where))
     total = sum(counts.values()) * WORD * rows.words
     with options.progress(total=total, unit="byte") as bar:
-        for split, some in given.items():
+        for split, groups in given.items():
             number, wanted = 0, (split,) if held_out_percent is None else (TRAIN, HELD_OUT)
-            for rows_NW in _read(some):
+            for rows_NW in _read(groups):
                 if held_out_percent is None:
                     shards.add(split, rows_NW)
                 else:
@@ -206,19 +206,19 @@ def write_arrays(
     return WrittenArrays(shards.done(), rows, dict(shards.rows))
 
 
-def _read(some: Sequence[Examples]) -> Iterator[np.ndarray]:
-    """Yield the rows of some examples, a few at a time: uint32 [n, W]."""
-    for examples in some:
-        with examples.opened() as arrays:
-            size = max(1, CHUNK_WORDS // examples.rows.words)
-            for start in range(0, examples.count, size):
-                stop = min(start + size, examples.count)
-                taken = {}
-                for array in examples.rows.arrays:
+def _read(groups: Sequence[Examples]) -> Iterator[np.ndarray]:
+    """Yield the rows of groups of examples, a few at a time: uint32 [n, W]."""
+    for group in groups:
+        with group.opened() as arrays:
+            size = max(1, CHUNK_WORDS // group.rows.words)
+            for start in range(0, group.count, size):
+                stop = min(start + size, group.count)
+                slices = {}
+                for array in group.rows.arrays:
                     values = np.asarray(arrays[array.name][start:stop])
-                    _check_values(values, f"{examples.name}: array {array.name}", start)
-                    taken[array.name] = values
-                yield encode(examples.rows, taken)
+                    _check_values(values, f"{group.name}: array {array.name}", start)
+                    slices[array.name] = values
+                yield encode(group.rows, slices)
 
 
 def _check_values(values: np.ndarray, where: str, first: int) -> None:
@@ -229,7 +229,7 @@ def _check_values(values: np.ndarray, where: str, first: int) -> None:
         plain = values.view(np.uint8)
         valid, expected = plain < 2, "0 or 1"
     else:
-        with np.errstate(invalid="ignore"):  # of bfloat16 one NaN raises it
+        with np.errstate(invalid="ignore"):  # a NaN of bfloat16 raises it
             plain, valid, expected = values, np.isfinite(values), "a finite number"
     if not valid.all():
         place = tuple(np.argwhere(~valid)[0])
