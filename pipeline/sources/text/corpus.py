@@ -58,8 +58,8 @@ def survey(location: DataCorpus, options: FetchOptions) -> Survey:
     splits, train_files = _choose(location, options)
     files = tuple(
         SurveyedFile(file.name, split, file.size, None)
-        for split, some in splits.items()
-        for file in some
+        for split, chosen in splits.items()
+        for file in chosen
     )
     text_bytes = sum(file.size for file in splits[TRAIN])
     return Survey(_describe(), files, train_files, text_bytes=text_bytes)
@@ -81,7 +81,7 @@ def fetch(location: DataCorpus, folder: Path, options: FetchOptions) -> Fetched:
     """
     splits, _ = _choose(location, options)
     text = _PackageText(splits, location, options)
-    with unchanged(file.path for some in splits.values() for file in some):
+    with unchanged(file.path for files in splits.values() for file in files):
         return tokenize(location, [text], folder, options)
 
 
@@ -100,10 +100,10 @@ class _PackageText(DocumentReader):
         self._splits, self._options = splits, options
 
     def documents(self) -> Iterator[tuple[Split, str]]:
-        size = sum(file.size for some in self._splits.values() for file in some)
+        size = sum(file.size for files in self._splits.values() for file in files)
         with self._options.progress(total=size, unit="byte") as bar:
-            for split, some in self._splits.items():
-                for file in some:
+            for split, files in self._splits.items():
+                for file in files:
                     if not (self.enough and split == TRAIN):
                         content = file.path.read_bytes()
                         self.opened[file] = hashlib.sha256(content).hexdigest()
@@ -132,7 +132,7 @@ def find() -> list[SourceFile]:
 def _choose(
     location: DataCorpus, options: FetchOptions
 ) -> tuple[dict[Split, list[SourceFile]], int]:
-    """Return the files of each split that a run reads, and the number of train files of all."""
+    """Return the files that a run reads, by split, and the number of all train files."""
     files, percent = find(), location.held_out_percent
     train, held_out = map(set, split_by_file({file.name: file.size for file in files}, percent))
     if not held_out:

@@ -97,12 +97,12 @@ def documents(
     lower = name.lower()
     packing = next((kind for ending, kind in JSON_LINES.items() if lower.endswith(ending)), None)
     if lower.endswith(PARQUET):
-        found = _of_parquet(path, groups, name, column, left_out)
+        contents = _of_parquet(path, groups, name, column, left_out)
     elif packing is not None:
-        found = _of_lines(path, name, packing, column, left_out)
+        contents = _of_lines(path, name, packing, column, left_out)
     else:
-        found = _of_text(path, name, left_out, alone)
-    for data in found:
+        contents = _of_text(path, name, left_out, alone)
+    for data in contents:
         if not data:
             left_out[EMPTY] += 1
             continue
@@ -158,12 +158,12 @@ def _check_column(schema: "Schema", name: str, column: str) -> None:
     from pyarrow import types
 
     # a shard may have nothing but nulls
-    of_text = (types.is_string, types.is_large_string, types.is_string_view, types.is_null)
-    of_text += (types.is_binary, types.is_large_binary, types.is_binary_view)
-    found = schema.field(column).type if schema.names.count(column) == 1 else None
-    if found is not None and types.is_dictionary(found):  # such as categories of pandas
-        found = found.value_type
-    if found is None or not any(says(found) for says in of_text):
+    checks = (types.is_string, types.is_large_string, types.is_string_view, types.is_null)
+    checks += (types.is_binary, types.is_large_binary, types.is_binary_view)
+    kind = schema.field(column).type if schema.names.count(column) == 1 else None
+    if kind is not None and types.is_dictionary(kind):  # such as categories of pandas
+        kind = kind.value_type
+    if kind is None or not any(check(kind) for check in checks):
         columns = brief(", ".join(f"{field.name} ({field.type})" for field in schema), 200)
         raise LockstepError(
             f"{name}: found the columns {columns}, expected {column!r} with text among them"
@@ -351,16 +351,16 @@ def fetched_parts(file: LocationFile, options: FetchOptions) -> Iterator[Fetched
     while done < len(ends):
         fetched = min(file.origin.size, max(ends[done], 2 * fetched, FIRST))
         (stored,) = fetch_files([file], options, [fetched])
-        here = sum(1 for stop in ends if stop <= fetched)
-        groups = RowGroups(metadata, range(done, here))
+        complete = sum(1 for stop in ends if stop <= fetched)
+        groups = RowGroups(metadata, range(done, complete))
         yield FetchedPart(stored.path, groups, fetched, stored.sha256)
-        done = here
+        done = complete
 
 
 def parquet_text_bytes(file: LocationFile, column: str, options: FetchOptions) -> int:
     """Return the bytes of a column's text in a file, here or elsewhere, as its metadata has them.
 
-    They are those of its pages before compression, about; of a dictionary's texts each counts once.
+    They are about those of its pages before compression; each text of a dictionary counts once.
     """
     metadata = _metadata(file, options)
     _check_column(metadata.schema.to_arrow_schema(), file.label, column)

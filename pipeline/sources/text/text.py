@@ -64,9 +64,9 @@ HASHES = 2**64  # of documents, by the first 8 bytes of a SHA-256
 
 
 def survey(location: AnyText, options: FetchOptions) -> Survey:
-    """Describe the files that would be read; which documents are held out only reading tells."""
+    """Describe the files that would be read; only reading tells which documents are held out."""
     sources = _sources(location)
-    listings = [files_of(one.source, one.where, options) for one in sources]
+    listings = [files_of(source.source, source.where, options) for source in sources]
     most = None if options.limit is None else options.limit.files
     files = tuple(
         SurveyedFile(file.name, HELD_OUT if file.name in named else TRAIN, file.origin.size, None)
@@ -88,11 +88,11 @@ def _train_bytes(
 ) -> int | None:
     """Return about how many bytes of text there are to train on; None if only reading tells.
 
-    Only that tells it of files that are compressed whole. The first parquet file of a source says
-    how much text is in a byte of all of them.
+    Only reading tells it of files that are compressed as a whole. The first parquet file of a
+    source says how much text is in a byte of its parquet files.
     """
     most, text = None if options.limit is None else options.limit.files, 0
-    for one, listing in zip(sources, listings, strict=True):
+    for source, listing in zip(sources, listings, strict=True):
         files = listing.files[:most]
         parquet = [file for file in files if file.name.lower().endswith(PARQUET)]
         plain = [file for file in files if not file.name.lower().endswith(PACKED)]
@@ -100,7 +100,7 @@ def _train_bytes(
             return None
         text += sum(file.origin.size for file in plain)
         if parquet:
-            first = parquet_text_bytes(parquet[0], one.source.column, options)
+            first = parquet_text_bytes(parquet[0], source.source.column, options)
             share = first / max(1, parquet[0].origin.size)
             text += round(share * sum(file.origin.size for file in parquet))
     return round(text * (1 - location.held_out_percent / 100))
@@ -113,11 +113,11 @@ def fetch(location: AnyText, folder: Path, options: FetchOptions) -> Fetched:
       LockstepError: a source cannot be read or has no such files; a file is damaged or has no such
         column; a split has no documents; or there is no such tokenizer.
     """
-    texts = [_FileReader(location, one, options) for one in _sources(location)]
-    weights = [text.given.weight for text in texts if text.given.weight is not None]
+    readers = [_FileReader(location, source, options) for source in _sources(location)]
+    weights = [reader.given.weight for reader in readers if reader.given.weight is not None]
     parts = tuple(Part(shuffle=ShuffleDontShuffle(), weight=weight) for weight in weights)
-    fetched = tokenize(location, texts, folder, options, parts)
-    unproven = tuple(dict.fromkeys(sha256 for text in texts for sha256 in text.unproven))
+    fetched = tokenize(location, readers, folder, options, parts)
+    unproven = tuple(dict.fromkeys(sha256 for reader in readers for sha256 in reader.unproven))
     return fetched.model_copy(update={"unproven": unproven})
 
 
@@ -171,11 +171,11 @@ class _FileReader(DocumentReader):
         self.given, self.part, self.share = given, given.part, given.share
         self.percent = location.held_out_percent
         self.options = replace(options, limit=given.limit(options.limit))
-        aside = max_tokens(options.limit)[HELD_OUT]
+        most = max_tokens(options.limit)[HELD_OUT]
         super().__init__(
             {
                 TRAIN: most_tokens(self.options.limit, TRAIN),
-                HELD_OUT: None if aside is None else math.ceil(aside * given.share),
+                HELD_OUT: None if most is None else math.ceil(most * given.share),
             }
         )
         self._listing = files_of(given.source, given.where, options)
@@ -198,12 +198,12 @@ class _FileReader(DocumentReader):
         for first in range(0, len(files), at_once):
             if self.enough:
                 return
-            some = files[first : first + at_once]
-            is_parquet = some[0].name.lower().endswith(PARQUET)
-            if as_needed and is_parquet and not some[0].origin.is_local:
-                yield from self._of_parts(some[0])
+            batch = files[first : first + at_once]
+            is_parquet = batch[0].name.lower().endswith(PARQUET)
+            if as_needed and is_parquet and not batch[0].origin.is_local:
+                yield from self._of_parts(batch[0])
                 continue
-            for file, stored in zip(some, fetch_files(some, self.options), strict=True):
+            for file, stored in zip(batch, fetch_files(batch, self.options), strict=True):
                 with unchanged([stored.path]):
                     self._note(file, file.origin.size, stored.sha256 or sha256_file(stored.path))
                     yield from self._of_file(file, stored.path)
@@ -218,7 +218,7 @@ class _FileReader(DocumentReader):
             yield HELD_OUT if held_out else TRAIN, text
 
     def _of_parts(self, file: LocationFile) -> Iterator[tuple[Split, str]]:
-        """Yield the documents of a parquet file elsewhere; no more of it is fetched than needed."""
+        """Yield the documents of a remote parquet file, and fetch no more of it than needed."""
         for part in fetched_parts(file, self.options):
             self._note(file, part.size, part.sha256)
             yield from self._of_file(file, part.path, part.groups)
@@ -242,15 +242,15 @@ class _FileReader(DocumentReader):
         }
 
     def warnings(self) -> list[str]:
-        found = [f"{count:,} {why}" for why, count in sorted(self.left_out.items()) if count]
-        return [f"{self.read}: left out {', '.join(found)}"] if found else []
+        reasons = [f"{count:,} {why}" for why, count in sorted(self.left_out.items()) if count]
+        return [f"{self.read}: left out {', '.join(reasons)}"] if reasons else []
 
     def _note(self, file: LocationFile, size: int, sha256: str) -> None:
-        """Note what was read of a file: the most, if a tokenizer was trained on more of it."""
+        """Note what was read of a file; the longest part, if the tokenizer was trained on more."""
         if size >= self._sizes.get(file.name, 0):
             self.opened[file.name], self._sizes[file.name] = sha256, size
-        whole = size == file.origin.size and file.origin.checksum is not None
-        if not file.origin.is_local and not whole:
+        is_proven = size == file.origin.size and file.origin.checksum is not None
+        if not file.origin.is_local and not is_proven:
             self.unproven[sha256] = None
 
 

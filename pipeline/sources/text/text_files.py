@@ -50,7 +50,7 @@ EVERYTHING = TextSource.model_fields["files"].default
 
 
 def files_of(source: TextSource, where: str, options: FetchOptions) -> Listing:
-    """Return a source's files of text, by name; offline, those of the last time.
+    """Return a source's text files by name; offline, those that were listed last.
 
     Errors name `where`, its place in the run file.
     """
@@ -118,28 +118,28 @@ def _listing(
     source: TextSource,
     files: Iterable[LocationFile],
     says: dict[str, str] | None = None,
-    on: str = "",
+    place: str = "",
     *,
     is_file: bool = False,
 ) -> Listing:
-    """Return those of the files that are wanted; `is_file` says that the source names the file."""
+    """Return the files that a source wants; `is_file` says that the source names the file."""
     # a pattern that ends in an ending names it too, and plain text may have any
-    named = {PurePosixPath(pattern).suffix.lower() for pattern in source.files}
-    endings = (*ENDINGS, *(suffix for suffix in named if suffix.strip(".").isalnum()))
+    suffixes = {PurePosixPath(pattern).suffix.lower() for pattern in source.files}
+    endings = (*ENDINGS, *(suffix for suffix in suffixes if suffix.strip(".").isalnum()))
 
     def fits(name: str) -> bool:
         hidden = any(part.startswith(".") for part in name.split("/"))
         wanted = any(fnmatch(name, pattern) for pattern in source.files)
         return wanted and not hidden and (is_file or name.lower().endswith(endings))
 
-    found = [file for file in sorted(files, key=lambda file: file.name) if fits(file.name)]
+    chosen = [file for file in sorted(files, key=lambda file: file.name) if fits(file.name)]
     if source.files == EVERYTHING:  # beside files of text, a .json says something else
-        found = [file for file in found if not file.name.lower().endswith(".json")] or found
+        chosen = [file for file in chosen if not file.name.lower().endswith(".json")] or chosen
     return Listing(
-        read=hide(source.source.strip()) + on,
+        read=hide(source.source.strip()) + place,
         token_size_in_bytes="FourBytes",
         shuffle=ShuffleDontShuffle(),
-        files=tuple(found),
+        files=tuple(chosen),
         says=says or {},
     )
 
@@ -189,22 +189,22 @@ def _of_subset(
             f"{where}: missing, or larger than {MOST_README} bytes, expected one that lists the "
             f"subset {source.subset!r}"
         )
-    found = subsets(content, where)
-    if source.subset not in found:
-        known = brief(", ".join(found), 200) or "none"
+    by_name = subsets(content, where)
+    if source.subset not in by_name:
+        names = brief(", ".join(by_name), 200) or "none"
         raise LockstepError(
-            f"{where}: found the subsets {known}, expected {source.subset!r} among them"
+            f"{where}: found the subsets {names}, expected {source.subset!r} among them"
         )
     by_split: dict[str, list[str]] = {}
-    given = found[source.subset].data_files
-    for some in (given,) if isinstance(given, str) else given:
-        part = SplitFiles(path=some) if isinstance(some, str) else some
+    data_files = by_name[source.subset].data_files
+    for entry in (data_files,) if isinstance(data_files, str) else data_files:
+        part = SplitFiles(path=entry) if isinstance(entry, str) else entry
         paths = (part.path,) if isinstance(part.path, str) else part.path
         by_split.setdefault(part.split, []).extend(paths)
     if not by_split.get(source.split):
-        known = brief(", ".join(by_split), 200) or "none"
+        names = brief(", ".join(by_split), 200) or "none"
         raise LockstepError(
-            f"{where}: found the splits {known} in subset {source.subset!r}, expected "
+            f"{where}: found the splits {names} in subset {source.subset!r}, expected "
             f"{source.split!r} among them"
         )
     wanted = by_split[source.split]
@@ -242,6 +242,6 @@ def subsets(readme: bytes, where: str) -> dict[str, HubSubset]:
         return {}
     with expecting(where, "YAML in front of it", yaml.YAMLError, RecursionError, ValueError):
         check_yaml(front, where)
-        found = yaml.safe_load(front)
-    matter = validate(FrontMatter, found if isinstance(found, dict) else {}, where)
+        document = yaml.safe_load(front)
+    matter = validate(FrontMatter, document if isinstance(document, dict) else {}, where)
     return {config.config_name: config for config in matter.configs}

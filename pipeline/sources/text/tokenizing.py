@@ -113,9 +113,9 @@ class DocumentReader(ABC):
                 yield from (piece.text for piece in cut(document))
 
     def pieces(self) -> Iterator[tuple["SplitWriter", "Piece"]]:
-        """Yield the pieces of the documents that there is room for, with what writes their tokens.
+        """Yield the pieces of the documents that there is room for, each with its writer.
 
-        Tokens are written later than pieces are read, so some come that find no room.
+        Tokens are written later than pieces are read, so some pieces find no room.
         """
         for split, document in self.documents():
             if self.writers[TRAIN].is_full:
@@ -229,16 +229,16 @@ def write_tokens(
             split: SplitWriter(folder, split, token_size_in_bytes, most, files[split], reader.part)
             for split, most in reader.most.items()
         }
-    coming: deque[SplitWriter] = deque()  # of the pieces that are being encoded
+    writers: deque[SplitWriter] = deque()  # of the pieces that are being encoded
 
     def pieces() -> Iterator[Piece]:
         for reader in readers:
             for writer, piece in reader.pieces():
-                coming.append(writer)
+                writers.append(writer)
                 yield piece
 
     for tokens_T in encode(tokenizer, end, pieces()):
-        coming.popleft().add(tokens_T)
+        writers.popleft().add(tokens_T)
     for reader in readers:
         for writer in reader.writers.values():
             writer.close()
@@ -291,13 +291,13 @@ def encode(tokenizer: Tokenizer, end: int, pieces: Iterable[Piece]) -> Iterator[
         with expecting("the tokenizer cannot encode this text", "one for any text", Exception):
             return tokenizer.encode_batch_fast(texts, add_special_tokens=False)
 
-    with ThreadPoolExecutor(1) as ahead:  # which encodes a batch while the last one is written
-        begun: deque[tuple[list[Piece], Future]] = deque()
+    with ThreadPoolExecutor(1) as executor:  # encodes a batch while the last one is written
+        pending: deque[tuple[list[Piece], Future]] = deque()
         for batch in itertools.chain(_batches(pieces), [None]):
             if batch is not None:
-                begun.append((batch, ahead.submit(encoded, batch)))
-            if begun and (batch is None or len(begun) > 1):
-                done, future = begun.popleft()
+                pending.append((batch, executor.submit(encoded, batch)))
+            if pending and (batch is None or len(pending) > 1):
+                done, future = pending.popleft()
                 for piece, encoding in zip(done, future.result(), strict=True):
                     tokens = array("I", encoding.ids)  # a third of the time of NumPy's own
                     if piece.ends:

@@ -74,17 +74,17 @@ def fetch(listing: Listing, folder: Path, options: FetchOptions) -> Fetched:
     vocab = fetch_tokenizer(listing, folder, options)
     if options.stream:
         _check_versions(listing)
-        for one in {one.split: one for one in reversed(chosen)}.values():  # the first of each
-            stop = min(SIZED, one.tokens) * listing.size
-            beginning = b"".join(remote.read(one.file.origin, 0, stop, options.network))
-            _check_signs(beginning, listing.size, one.file.label)
-        files = [_shard(one, path, None) for one, path in _shard_paths(chosen)]
+        for pick in {pick.split: pick for pick in reversed(chosen)}.values():  # the first of each
+            stop = min(SIZED, pick.tokens) * listing.size
+            beginning = b"".join(remote.read(pick.file.origin, 0, stop, options.network))
+            _check_signs(beginning, listing.size, pick.file.label)
+        files = [_shard(pick, path, None) for pick, path in _shard_paths(chosen)]
         versions = [(file.name, _version(file.origin)) for file in files]
     else:
         files = _fetch_files(listing, chosen, vocab, folder, options)
         versions = [(file.name, file.sha256) for file in files]
     names = {
-        split: [one.file.name for one in chosen if one.split == split]
+        split: [pick.file.name for pick in chosen if pick.split == split]
         for split in (TRAIN, HELD_OUT)
     }
     return Fetched(
@@ -102,7 +102,7 @@ def fetch(listing: Listing, folder: Path, options: FetchOptions) -> Fetched:
         held_out_by_default=is_by_default(listing, options.limit),
         unproven=tuple(
             file.sha256
-            for file, origin in zip(files, (one.file.origin for one in chosen), strict=True)
+            for file, origin in zip(files, (pick.file.origin for pick in chosen), strict=True)
             # no checksum covers the bytes: the server gave none, or a part was read
             if file.is_here
             and (origin.checksum is None or file.tokens * listing.size < origin.size)
@@ -157,20 +157,20 @@ def _check_versions(listing: Listing) -> None:
 def _shard_paths(chosen: list[ChosenFile]) -> Iterator[tuple[ChosenFile, str]]:
     """Yield each file with its path in the shards folder: its number in its split."""
     counts = dict.fromkeys((TRAIN, HELD_OUT), 0)
-    for one in chosen:
-        yield one, shard_path(one.split, counts[one.split])
-        counts[one.split] += 1
+    for pick in chosen:
+        yield pick, shard_path(pick.split, counts[pick.split])
+        counts[pick.split] += 1
 
 
-def _shard(one: ChosenFile, path: str, sha256: str | None) -> ShardFile:
+def _shard(pick: ChosenFile, path: str, sha256: str | None) -> ShardFile:
     return ShardFile(
         path=path,
-        split=one.split,
-        tokens=one.tokens,
+        split=pick.split,
+        tokens=pick.tokens,
         sha256=sha256,
-        name=one.file.name,
-        part=one.file.part,
-        origin=one.file.origin if sha256 is None else None,
+        name=pick.file.name,
+        part=pick.file.part,
+        origin=pick.file.origin if sha256 is None else None,
     )
 
 
@@ -188,16 +188,16 @@ def _fetch_files(
 ) -> list[ShardFile]:
     for split in (TRAIN, HELD_OUT):
         (folder / split).mkdir()
-    sizes = [one.tokens * listing.size for one in chosen]
-    fetched = fetch_files([one.file for one in chosen], options, sizes)
+    sizes = [pick.tokens * listing.size for pick in chosen]
+    fetched = fetch_files([pick.file for pick in chosen], options, sizes)
     files = []
     with options.progress(total=len(chosen), unit="file") as bar:
-        for (one, path), size, stored in zip(_shard_paths(chosen), sizes, fetched, strict=True):
-            sha256 = _place(stored, folder / path, one.file.origin, size)
+        for (pick, path), size, stored in zip(_shard_paths(chosen), sizes, fetched, strict=True):
+            sha256 = _place(stored, folder / path, pick.file.origin, size)
             with open(folder / path, "rb") as file:
-                _check_signs(file.read(SIZED * listing.size), listing.size, one.file.label)
-            check_file_ids(folder / path, listing.size, vocab, one.file.label)
-            files.append(_shard(one, path, sha256))
+                _check_signs(file.read(SIZED * listing.size), listing.size, pick.file.label)
+            check_file_ids(folder / path, listing.size, vocab, pick.file.label)
+            files.append(_shard(pick, path, sha256))
             bar.advance()
     return files
 
@@ -233,29 +233,29 @@ def _check_signs(content: bytes, size: int, name: str) -> None:
 def _check_beside(
     listing: Listing, chosen: Sequence[ChosenFile], options: FetchOptions
 ) -> tuple[str, ...]:
-    """Check what files beside the first token file, and beside its like, say; return warnings."""
-    known = {(file.part, file.name): file for file in listing.beside}
-    found: dict[str, tuple[LocationFile, LocationFile]] = {}  # by ending, the first that has one
-    for one in chosen:
-        for name in signs.beside(one.file.name):
-            if (file := known.get((one.file.part, name))) is not None:
-                found.setdefault(PurePosixPath(name).suffix, (one.file, file))
+    """Check what the files beside token files say, the first of each kind; return warnings."""
+    by_name = {(file.part, file.name): file for file in listing.beside}
+    by_ending: dict[str, tuple[LocationFile, LocationFile]] = {}  # the first that has one
+    for pick in chosen:
+        for name in signs.beside(pick.file.name):
+            if (file := by_name.get((pick.file.part, name))) is not None:
+                by_ending.setdefault(PurePosixPath(name).suffix, (pick.file, file))
     warnings = []
-    if signs.MASK in found:
-        _, mask = found.pop(signs.MASK)
+    if signs.MASK in by_ending:
+        _, mask = by_ending.pop(signs.MASK)
         warnings.append(
             f"{mask.label} says which tokens a loss counts, and is not read: all of them count"
         )
-    for tokens, file in found.values():
+    for tokens, file in by_ending.values():
         if file.origin.size > signs.MOST_BESIDE:
             continue
         (stored,) = fetch_files([file], options)
-        said = signs.token_bytes(file.name, stored.path.read_bytes(), tokens.origin.size)
-        if said not in (None, listing.size):
+        size = signs.token_bytes(file.name, stored.path.read_bytes(), tokens.origin.size)
+        if size not in (None, listing.size):
             sizes = {2: "TwoBytes", 4: "FourBytes"}
             raise LockstepError(
-                f"{tokens.label}: {file.label} beside it says {said} bytes a token, and "
+                f"{tokens.label}: {file.label} beside it says {size} bytes a token, and "
                 f"token_size_in_bytes is {listing.token_size_in_bytes}, expected "
-                f"{sizes.get(said, 'tokens of 2 or 4 bytes')}"
+                f"{sizes.get(size, 'tokens of 2 or 4 bytes')}"
             )
     return tuple(warnings)

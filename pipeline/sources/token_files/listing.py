@@ -96,7 +96,7 @@ def remembered(location: Data, options: FetchOptions, ask: Callable[[], Listing]
 
 
 def held_by(files: Iterable[LocationFile]) -> dict[str, tuple[LocationFile, ...]]:
-    """Return what a listing has of these files of a location, by the listing's field."""
+    """Return the fields of a listing that these files of a location fill."""
     files = tuple(files)
     tokens = token_files(files)
     wanted = {beside for file in tokens for beside in signs.beside(file.name)}
@@ -161,18 +161,18 @@ def survey_files(listing: Listing, options: FetchOptions) -> Survey:
     """Describe what a run would read of a listing."""
     chosen, warnings = choose(listing, options)
     files = tuple(
-        SurveyedFile(one.file.name, one.split, one.tokens * listing.size, one.tokens)
-        for one in chosen
+        SurveyedFile(pick.file.name, pick.split, pick.tokens * listing.size, pick.tokens)
+        for pick in chosen
     )
-    whole, _ = choose(listing, replace(options, limit=None))
-    train_files = sum(one.split == TRAIN for one in whole)
+    unlimited, _ = choose(listing, replace(options, limit=None))
+    train_files = sum(pick.split == TRAIN for pick in unlimited)
     by_default = is_by_default(listing, options.limit)
-    first = first_far(one.file for one in chosen)
+    first = first_far(pick.file for pick in chosen)
     return Survey(listing.read, files, train_files, warnings, by_default, first=first)
 
 
 def first_far(files: Iterable[LocationFile]) -> Origin | None:
-    """Return where the first file is that is not on this machine; None if all are."""
+    """Return the origin of the first file that is not on this machine; None if all are."""
     return next((file.origin for file in files if not file.origin.is_local), None)
 
 
@@ -186,13 +186,13 @@ def choose(listing: Listing, options: FetchOptions) -> tuple[list[ChosenFile], t
         raise LockstepError(f"{listing.read}: found no file that ends in {', '.join(EXTENSIONS)}")
     limit = options.limit
     train, held_out, warnings = sides(listing, options)
-    whole = [
+    candidates = [
         ChosenFile(file, TRAIN, count_tokens(file.origin.size, listing.size, file.label))
         for file in train
     ]
     chosen: list[ChosenFile] = []
-    for part, share in enumerate(_shares(listing, whole)):
-        chosen += _first([one for one in whole if one.file.part == part], limit, share)
+    for part, share in enumerate(_shares(listing, candidates)):
+        chosen += _first([pick for pick in candidates if pick.file.part == part], limit, share)
     room = max_tokens(limit)[HELD_OUT]
     for file in held_out:
         tokens = count_tokens(file.origin.size, listing.size, file.label)
@@ -211,12 +211,12 @@ def sides(
 
     `unnamed` says whether files that name no split are trained on beside some named `train`.
     """
-    said = _splits(listing.files, unnamed=unnamed)
+    labels = _splits(listing.files, unnamed=unnamed)
     splits: dict[str | None, list[LocationFile]] = {}
-    for file, split in zip(listing.files, said, strict=True):
+    for file, split in zip(listing.files, labels, strict=True):
         splits.setdefault(split, []).append(file)
     wanted = {TRAIN, None} if unnamed or TRAIN not in splits else {TRAIN}
-    train = [file for file, split in zip(listing.files, said, strict=True) if split in wanted]
+    train = [file for file, split in zip(listing.files, labels, strict=True) if split in wanted]
     trained = {file.part for file in train}
     other = next((file for file in listing.files if file.part not in trained), None)
     if other is not None:
@@ -227,10 +227,10 @@ def sides(
     used = [split for split in HELD_OUT_SPLITS if split in splits][:1]
     held_out = [file for split in used for file in splits[split]]
     warnings = []
-    for name, some in splits.items():
+    for name, files in splits.items():
         if name not in {*wanted, *used}:
             kind = f"of split {name}" if name else "without a split in their names"
-            warnings.append(f"{listing.read}: {len(some)} files {kind} are not used")
+            warnings.append(f"{listing.read}: {len(files)} files {kind} are not used")
     if not held_out and not listing.says_held_out:
         train, held_out, warning = _hold_out_last(train, listing.read)
         if options.measured or options.limit:  # otherwise all of it is trained on
@@ -248,7 +248,7 @@ def is_by_default(listing: Listing, limit: Limit | None) -> bool:
 
 
 def _splits(files: Sequence[LocationFile], *, unnamed: bool) -> list[str | None]:
-    """Return what split each file's name says; of a location's only file, who named it knows."""
+    """Return the split that each name says; None for a location's only file if `unnamed`."""
     counts = Counter(file.part for file in files)
     return [None if unnamed and counts[f.part] == 1 else split_of(f.name) for f in files]
 
@@ -266,8 +266,8 @@ def _hold_out_last(
     if not held_out:
         return train, held_out, f"{where} and one file, so nothing is held out"
     names = ", ".join(PurePosixPath(file.name).name for file in held_out)
-    said = f"{where}, so the last file, {names}, is held out"
-    return train, held_out, f"{said}; with [held_out] sequences = 0 it would be trained on"
+    warning = f"{where}, so the last file, {names}, is held out"
+    return train, held_out, f"{warning}; with [held_out] sequences = 0 it would be trained on"
 
 
 def max_tokens(limit: Limit | None) -> dict[Split, int | None]:
@@ -278,30 +278,30 @@ def max_tokens(limit: Limit | None) -> dict[Split, int | None]:
     return {TRAIN: train, HELD_OUT: HELD_OUT_TOKENS}
 
 
-def _shares(listing: Listing, whole: list[ChosenFile]) -> list[float]:
+def _shares(listing: Listing, candidates: list[ChosenFile]) -> list[float]:
     """Return each part's share of a limit."""
     if not listing.parts:
         return [1.0]
     weights = [part.weight or 0.0 for part in listing.parts]
     if not any(weights):  # by length
-        for one in whole:
-            weights[one.file.part] += one.tokens
+        for pick in candidates:
+            weights[pick.file.part] += pick.tokens
     return [weight / sum(weights) for weight in weights]
 
 
-def _first(whole: list[ChosenFile], limit: Limit | None, share: float) -> list[ChosenFile]:
+def _first(candidates: list[ChosenFile], limit: Limit | None, share: float) -> list[ChosenFile]:
     """Return the first of these files; a limit on tokens or sequences cuts the last."""
     if limit is None or limit.files:
-        return whole[: None if limit is None else limit.files]
+        return candidates[: None if limit is None else limit.files]
     # what counts of each file: its tokens, or its whole sequences
     unit, most = limit.max_seq_len or 1, limit.sequences or limit.tokens
     left = most if share == 1 else math.ceil(most * share) + 1  # rounded up: no less in all
     chosen = []
-    for one in whole:
-        units = min(one.tokens // unit, left)
+    for pick in candidates:
+        units = min(pick.tokens // unit, left)
         left -= units
-        if units == one.tokens // unit and units:
-            chosen.append(one)
+        if units == pick.tokens // unit and units:
+            chosen.append(pick)
         elif units:
-            chosen.append(one._replace(tokens=units * unit))
+            chosen.append(pick._replace(tokens=units * unit))
     return chosen

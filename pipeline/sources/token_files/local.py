@@ -51,23 +51,23 @@ def listing(location: DataLocal, network: Network) -> Listing:
         for path in sorted(folder.iterdir())
         if path.is_file() or (path.name.endswith(EXTENSIONS) and not path.is_dir())
     ]
-    found = Listing(
+    result = Listing(
         read=location.path,
         token_size_in_bytes=location.token_size_in_bytes,
         shuffle=location.shuffle,
         **held_by(files),
         says_held_out=(root / HELD_OUT).is_dir(),
     )
-    if not found.files and (below := _below(root)):
+    if not result.files and (below := _below(root)):
         raise LockstepError(
             f"{PATH}: {root.absolute()} has no {', '.join(EXTENSIONS)} files but {below}, expected "
             f"them in the folder itself or in {TRAIN}/ and {HELD_OUT}/"
         )
-    return check_local(found, root)
+    return check_local(result, root)
 
 
 def _below(root: Path) -> str | None:
-    """Return the first token file that is in a folder further below, by its name."""
+    """Return the name of the first token file in a folder further below."""
     files = (local_file(path, root) for _, path in walk(root, hidden=False) if path.is_file())
     return next((file.name for file in token_files(files)), None)
 

@@ -81,7 +81,7 @@ def listing(location: Elsewhere, network: Network) -> Listing:
         case DataWeightedHttp():
             return _mixture(location, network)
         case DataHttp(location=LocationSingleUrl(url=url)):
-            read, held = hide(url), {"files": files_at([url], network)}
+            read, fields = hide(url), {"files": files_at([url], network)}
         case DataHttp(location=LocationNumberedFiles() as numbered):
             read = hide(numbered.url_template)
             _check_count(numbered.num_files, f"{read}: num_files is")
@@ -89,18 +89,18 @@ def listing(location: Elsewhere, network: Network) -> Listing:
                 numbered.url_template.replace("{}", str(number).zfill(numbered.n_left_pad_zeros))
                 for number in range(numbered.start_index, numbered.start_index + numbered.num_files)
             ]
-            held = {"files": files_at(urls, network)}
+            fields = {"files": files_at(urls, network)}
         case DataHttp(location=LocationGcp(bucket_name=bucket, filter_directory=folder)):
             read = f"gs://{bucket}/{folder}".rstrip("/")
-            held = held_by(list_bucket(bucket, folder, network))
+            fields = held_by(list_bucket(bucket, folder, network))
         case DataHub(repo_id=name, revision=revision, patterns=patterns):
             commit, files = list_dataset(name, revision, f"{where}: {name}", network)
             if revision != commit:
                 advice = hub_files.pin_advice(f"{where}: {name}", commit, "revision")
                 log.warning(f"download: warning: {advice}")
-            named = [file for file in files if any(fnmatch(file.name, p) for p in patterns)]
-            read, held = f"{name} on the hub", held_by(files) | {"files": tuple(named)}
-            held["says"] = {"repo_id": name, "commit": commit}
+            matching = [file for file in files if any(fnmatch(file.name, p) for p in patterns)]
+            read, fields = f"{name} on the hub", held_by(files) | {"files": tuple(matching)}
+            fields["says"] = {"repo_id": name, "commit": commit}
         case DataUrl(url=url):
             read, (scheme, separator, _) = hide(url), url.partition("://")
             if not separator or scheme in INSTEAD:
@@ -108,12 +108,12 @@ def listing(location: Elsewhere, network: Network) -> Listing:
                     f"{where}: found {read}, expected data_location.{INSTEAD.get(scheme, 'Local')} "
                     "for it; Url is for s3:// and the like"
                 )
-            held = held_by(list_files(url, scheme, network))
+            fields = held_by(list_files(url, scheme, network))
     return Listing(
         read=read,
         token_size_in_bytes=location.token_size_in_bytes,
         shuffle=location.shuffle,
-        **held,
+        **fields,
     )
 
 
@@ -133,14 +133,14 @@ def files_at(urls: list[str], network: Network) -> tuple[LocationFile, ...]:
 
 def list_bucket(bucket: str, folder: str, network: Network) -> tuple[LocationFile, ...]:
     """Return the files in a folder of a bucket, by name, each at its generation."""
-    found = BucketFolder(bucket, folder, network)
-    files = found.files(below=True)
+    bucket_folder = BucketFolder(bucket, folder, network)
+    files = bucket_folder.files(below=True)
     if not files:
         raise LockstepError(
-            f"{found.name}: found no files, expected some in this folder of the bucket"
+            f"{bucket_folder.name}: found no files, expected some in this folder of the bucket"
         )
     return tuple(
-        LocationFile(name=name, origin=found.origin(name, file))
+        LocationFile(name=name, origin=bucket_folder.origin(name, file))
         for name, file in sorted(files.items())
     )
 
@@ -165,10 +165,10 @@ def list_files(url: str, scheme: str, network: Network) -> Iterator[LocationFile
         yield LocationFile(name=check_name(name, hide(url)), origin=origin)
 
 
-def _check_count(count: int, found: str) -> None:
+def _check_count(count: int, subject: str) -> None:
     if count > FILES:
         raise LockstepError(
-            f"{found} {count}, expected at most {FILES}: each needs a request for its size"
+            f"{subject} {count}, expected at most {FILES}: each needs a request for its size"
         )
 
 
@@ -201,14 +201,14 @@ def _mixture(location: DataWeightedHttp, network: Network) -> Listing:
     document, _ = web.Pages(network).get(remote.resolve_web(location.url))
     config = validate(WeightedConfig, document, f"{name}: invalid weighted configuration")
     weighted = [pair if isinstance(pair, tuple) else (pair, None) for pair in config.providers]
-    sizes = {one.token_size_in_bytes for one, _ in weighted}
+    sizes = {source.token_size_in_bytes for source, _ in weighted}
     if len(sizes) > 1:
         raise LockstepError(
             f"{name}: found tokens of {' and '.join(sorted(sizes))}, expected one token size"
         )
-    count = sum(getattr(one.location, "num_files", 1) for one, _ in weighted)
+    count = sum(getattr(source.location, "num_files", 1) for source, _ in weighted)
     _check_count(count, f"{name}: number of files is")
-    listings = [listing(one, network) for one, _ in weighted]
+    listings = [listing(source, network) for source, _ in weighted]
     for part in listings:
         if not part.files:
             raise LockstepError(f"{part.read}: found no token files, expected some")
@@ -227,7 +227,7 @@ def _mixture(location: DataWeightedHttp, network: Network) -> Listing:
         files=numbered("files"),
         tokenizer=next((part.tokenizer for part in listings if part.tokenizer), ()),
         beside=numbered("beside"),
-        parts=tuple(Part(shuffle=one.shuffle, weight=weight) for one, weight in weighted),
+        parts=tuple(Part(shuffle=source.shuffle, weight=weight) for source, weight in weighted),
     )
 
 
