@@ -35,9 +35,9 @@ def recheck(published: PublishedRun) -> list[PublicClaim]:
 
 
 def start_claim(start: ChainStart) -> PublicClaim:
-    """Return the claim of what the run began with."""
-    begins = f"the run begins with {start.text}"
-    return PublicClaim("start", start.kind, begins if start.kind == "proven" else f"that {begins}")
+    """Return the claim about what the run began with."""
+    text = f"the run begins with {start.text}"
+    return PublicClaim("start", start.kind, text if start.kind == "proven" else f"that {text}")
 
 
 def is_given(run: runfile.Run) -> bool:
@@ -46,7 +46,7 @@ def is_given(run: runfile.Run) -> bool:
 
 
 def can_make_start(published: PublishedRun) -> bool:
-    """Whether what the run began with can be made here."""
+    """Return whether what the run began with can be made here."""
     checkpoint = published.own.checkpoint
     return checkpoint is not None or isinstance(published.run.llm.checkpoint, FRESH)
 
@@ -55,28 +55,28 @@ def make_start(published: PublishedRun) -> ChainStart:
     """Return the state that a run began with.
 
     Raises:
-      LockstepError: It is another than the transcript says, or the checkpoint is not here.
+      LockstepError: It is not the one that the transcript names, or the checkpoint is not here.
     """
-    setup, transcript, checkpoint = published.setup, published.transcript, published.own.checkpoint
-    first, said = transcript.snapshots[0], setup.run.llm.checkpoint
+    setup, transcript, folder = published.setup, published.transcript, published.own.checkpoint
+    first, checkpoint = transcript.snapshots[0], setup.run.llm.checkpoint
     if is_given(setup.run):
-        if checkpoint is not None:
+        if folder is not None:
             raise RequestError(
-                f"--checkpoint {checkpoint}: the run extends run {said.key}, whose state is "
+                f"--checkpoint {folder}: the run extends run {checkpoint.key}, whose state is "
                 "published; expected no --checkpoint"
             )
-        text = f"the author's state of run {said.key}, which it extends"
+        text = f"the author's state of run {checkpoint.key}, which it extends"
         return ChainStart(*transcript.agreed(first, setup.start.state), "stated", text)
-    params, text = _params(setup, checkpoint)
-    found, began = tree_hash(params), transcript.hashes(first)
-    if found != began.params:
+    params, text = _params(setup, folder)
+    params_hash, recorded = tree_hash(params), transcript.hashes(first)
+    if params_hash != recorded.params:
         raise LockstepError(
-            f"{TRANSCRIPT}: the params before the first round have hash {began.params[:12]}, "
-            f"expected {found[:12]}, the hash of {text}"
+            f"{TRANSCRIPT}: the params before the first round have hash {recorded.params[:12]}, "
+            f"expected {params_hash[:12]}, the hash of {text}"
         )
     group = device_groups(jax.devices(), setup.programs.parts)[0]
     own, shared = jax.tree.map(np.asarray, setup.programs.init(group.put(params)))
-    if {*began.own} != {tree_hash(own)}:
+    if {*recorded.own} != {tree_hash(own)}:
         raise LockstepError(
             f"{TRANSCRIPT}: the peers' states before the first round differ from new ones, "
             f"expected hash {tree_hash(own)[:12]}"
@@ -85,27 +85,27 @@ def make_start(published: PublishedRun) -> ChainStart:
 
 
 def _params(setup: Setup, folder: Path | None) -> tuple[Tree, str]:
-    """The params that the run file names, and what they are."""
+    """Return the params that the run file names, and what they are."""
     run, model = setup.run, setup.model
-    said = run.llm.checkpoint
-    if folder and isinstance(said, FRESH):
+    variant = run.llm.checkpoint
+    if folder and isinstance(variant, FRESH):
         raise RequestError(
             f"--checkpoint {folder}: the run began with fresh weights, expected no --checkpoint"
         )
-    match said:
+    match variant:
         case runfile.CheckpointInit():
             kinds = hf.ARCHITECTURES.get(run.llm.architecture) or [None]
-            named = {"model_type": kinds[0]} | said.config
+            named = {"model_type": kinds[0]} | variant.config
             _check_model(model, named, "float32", "model.LLM.checkpoint.Init.config")
             architecture, config = hf.model_of(model, HEADER)
-            params = jax.device_get(fresh_params(architecture, config, said.seed))
-            return params, f"fresh weights of seed {said.seed}"
+            params = jax.device_get(fresh_params(architecture, config, variant.seed))
+            return params, f"fresh weights of seed {variant.seed}"
         case runfile.CheckpointEphemeral():
             params = setup.subject.params_again(run, model)
             return params, f"fresh weights of seed {run.workload.seed}"
     if folder is None:
         raise RequestError(
-            f"{SOURCE}: the run began with {runfile.variant_name(said)}, and only its hash is "
+            f"{SOURCE}: the run began with {runfile.variant_name(variant)}, and only its hash is "
             "published; expected --checkpoint FOLDER, with its config.json and safetensors"
         )
     stored = hf.HfFolder(folder)
@@ -118,7 +118,7 @@ def _check_model(model: dict, hf_config: dict, dtype: str, where: str) -> None:
     expected = hf.whole_config(hf_config, dtype, where)
     for key in sorted(model.keys() | expected.keys()):
         if model.get(key) != expected.get(key):
-            found, due = (brief(repr(some.get(key))) for some in (model, expected))
+            found, due = (brief(repr(config.get(key))) for config in (model, expected))
             raise LockstepError(
                 f"{HEADER}: {brief(key)} of the model is {found}, expected {due} as in {where}"
             )
@@ -129,11 +129,11 @@ def check_source(source: dict[str, Any], run: runfile.Run) -> None:
 
     Its commit is stated.
     """
-    said = run.llm.checkpoint
-    due = {name: getattr(said, name, None) for name in NAMES_OF_A_CHECKPOINT}
-    if isinstance(said, runfile.CheckpointEphemeral):
+    checkpoint = run.llm.checkpoint
+    due = {name: getattr(checkpoint, name, None) for name in NAMES_OF_A_CHECKPOINT}
+    if isinstance(checkpoint, runfile.CheckpointEphemeral):
         due["seed"] = run.workload.seed
-    due |= {"checkpoint": said.tag()}
+    due |= {"checkpoint": checkpoint.tag()}
     if due["repo_id"] is None:
         due |= {"commit": None}
     for name, value in due.items():

@@ -70,36 +70,36 @@ def read(published: PublishedRun) -> Evaluated:
 
 def recheck(published: PublishedRun) -> list[PublicClaim]:
     """Measure again what evaluate.json says; what nobody measures again is stated."""
-    said = read(published)
+    record = read(published)
     if published.same_release:
-        _compare_files(read_json(published.folder / RESULTS), said)
-    return [*_measured(published, said), *_scores(published, said), *_stated(said)]
+        _compare_files(read_json(published.folder / RESULTS), record)
+    return [*_measured(published, record), *_scores(published, record), *_stated(record)]
 
 
-def _stated(said: Evaluated) -> list[PublicClaim]:
+def _stated(record: Evaluated) -> list[PublicClaim]:
     claims = []
-    if scored := [*said.scored]:
+    if scored := [*record.scored]:
         text = f"the scores of {' and '.join(map(brief, scored))}"
         claims.append(PublicClaim("tasks", "stated", text, {"names": scored}))
-    if names := sorted(said.workload or ()):
+    if names := sorted(record.workload or ()):
         text = f"{', '.join(map(brief, names))} of the workload"
         claims.append(PublicClaim("workload", "stated", text, {"names": names}))
-    if (size := said.split_sequences) is not None:
+    if (size := record.split_sequences) is not None:
         text = f"that the held-out split has {size:,} sequences"
         claims.append(PublicClaim("held_out_split", "stated", text, {"sequences": size}))
     return claims
 
 
-def _compare_files(results: dict[str, Any], said: Evaluated) -> None:
+def _compare_files(other: dict[str, Any], record: Evaluated) -> None:
     """Check that stage evaluate's two files have the same numbers."""
-    numbers = {name: results.get(name) for name in said.held_out}
+    numbers = {name: other.get(name) for name in record.held_out}
     tasks: dict[str, dict[str, Any]] = {}
     with expecting(RESULTS, "scores of tasks", AttributeError, KeyError, TypeError):
-        for task in results["tasks"]:
+        for task in other["tasks"]:
             for name, metric in task["metrics"].items():
                 scores = tasks.setdefault(task["name"], {})
                 scores |= {name: metric["value"], f"{name}_stderr": metric["stderr"]}
-    if (numbers, tasks, results.get("workload")) != (said.held_out, said.scored, said.workload):
+    if (numbers, tasks, other.get("workload")) != (record.held_out, record.scored, record.workload):
         raise LockstepError(
             f"{RESULTS}: the numbers differ from those in {EVALUATED}, expected the same numbers"
         )
@@ -108,18 +108,18 @@ def _compare_files(results: dict[str, Any], said: Evaluated) -> None:
 # ---- Held-out text ----
 
 
-def _measured(published: PublishedRun, said: Evaluated) -> list[PublicClaim]:
+def _measured(published: PublishedRun, record: Evaluated) -> list[PublicClaim]:
     """Measure held-out text again; claim nothing where nothing was held out."""
     run, model, header = published.run, published.setup.model, published.transcript.header
     if header.held_out_loss is None:
-        for name, value in said.held_out.items():
+        for name, value in record.held_out.items():
             if value is not None:
                 raise LockstepError(
                     f"{EVALUATED}: {name} is {value}, expected null, since nothing was held out in "
                     "training"
                 )
         return []
-    data = _held_out_rows(published, said.split_sequences)
+    data = _held_out_rows(published, record.split_sequences)
     count, split = len(data.rows_NW), data.split_size
     if header.held_out_rows != (count, split):
         raise LockstepError(
@@ -132,8 +132,8 @@ def _measured(published: PublishedRun, said: Evaluated) -> list[PublicClaim]:
             raise LockstepError(
                 f"{HEADER}: held_out_loss is a number, expected null: no loss can be measured here"
             )
-        stated = _compare_loss(said, loss)
-        _compare_numbers(said, dict.fromkeys(held_out.NUMBERS) | opened.numbers(stated, data, []))
+        stated = _compare_loss(record, loss)
+        _compare_numbers(record, dict.fromkeys(held_out.NUMBERS) | opened.numbers(stated, data, []))
     different = len(np.unique(data.rows_NW, axis=0))
     return [held_out_claim(*loss, count, different, run.held_out.sequences, split)]
 
@@ -183,57 +183,57 @@ def _held_out_rows(published: PublishedRun, split_size: int | None) -> HeldOutRo
     return data
 
 
-def _compare_loss(said: Evaluated, loss: MeanLoss) -> MeanLoss:
+def _compare_loss(record: Evaluated, loss: MeanLoss) -> MeanLoss:
     """Return the published loss, which is within rounding of what was measured here."""
-    stated = MeanLoss(said.held_out_loss, said.held_out_stderr)
+    stated = MeanLoss(record.held_out_loss, record.held_out_stderr)
     names = ("held_out_loss", "held_out_stderr")
-    for name, author, here in zip(names, stated, loss, strict=True):
-        if not _is_near(author, here, abs_tol=LOSS_TOLERANCE):
-            raise _differs(name, author, here)
+    for name, author, measured in zip(names, stated, loss, strict=True):
+        if not _is_near(author, measured, abs_tol=LOSS_TOLERANCE):
+            raise _differs(name, author, measured)
     return stated
 
 
-def _is_near(one: float | None, other: float | None, **within: float) -> bool:
+def _is_near(a: float | None, b: float | None, **tolerances: float) -> bool:
     """Return whether two numbers are within a tolerance (`math.isclose`), or both None."""
-    if one is None or other is None:
-        return one is other
-    return math.isclose(one, other, **({"rel_tol": 0.0} | within))
+    if a is None or b is None:
+        return a is b
+    return math.isclose(a, b, **({"rel_tol": 0.0} | tolerances))
 
 
-def _compare_numbers(said: Evaluated, due: dict[str, float | int | None]) -> None:
+def _compare_numbers(record: Evaluated, due: dict[str, float | int | None]) -> None:
     for name, expected in due.items():
-        if not _is_near(value := getattr(said, name), expected, rel_tol=ROUNDING):
+        if not _is_near(value := getattr(record, name), expected, rel_tol=ROUNDING):
             raise _differs(name, value, expected)
 
 
-def _differs(name: str, said: object, found: object) -> LockstepError:
-    said, found = (
+def _differs(name: str, author: object, measured: object) -> LockstepError:
+    author, measured = (
         "null" if value is None else f"{value:.4f}" if isinstance(value, float) else str(value)
-        for value in (said, found)
+        for value in (author, measured)
     )
-    return LockstepError(f"{EVALUATED}: {name} is {said}, expected {found} as measured here")
+    return LockstepError(f"{EVALUATED}: {name} is {author}, expected {measured} as measured here")
 
 
 # ---- Tasks ----
 
 
-def _scores(published: PublishedRun, said: Evaluated) -> list[PublicClaim]:
+def _scores(published: PublishedRun, record: Evaluated) -> list[PublicClaim]:
     """Score the tasks again where the reader asks for it; claim nothing where there are none.
 
     A part that scores tasks offers the joint "run_file_tasks": `score_again(run, folder, names,
     shards, store)` returns the scores of a published run's tasks by name, as evaluate.json has
     them. A stranger's definitions are not read, and no code of theirs is run.
     """
-    if not published.own.tasks or not said.scored:
+    if not published.own.tasks or not record.scored:
         return []
-    own, found = published.own, {}
+    own, scores = published.own, {}
     for part in offered("run_file_tasks"):
-        found |= part.score_again(
-            published.run, published.folder, [*said.scored], own.shards, own.store
+        scores |= part.score_again(
+            published.run, published.folder, [*record.scored], own.shards, own.store
         )
-    compare_scores(said.scored, found)
-    names = " and ".join(map(brief, sorted(said.scored)))
-    return [PublicClaim("tasks", "proven", f"the scores of {names} repeated", {"scores": found})]
+    compare_scores(record.scored, scores)
+    names = " and ".join(map(brief, sorted(record.scored)))
+    return [PublicClaim("tasks", "proven", f"the scores of {names} repeated", {"scores": scores})]
 
 
 def compare_scores(
@@ -248,8 +248,8 @@ def compare_scores(
                 f"{here}"
             )
         for metric, value in found[task].items():
-            claimed, most = said[task][metric], SCORE_TOLERANCE
-            if not _is_near(value, claimed, rel_tol=most, abs_tol=most):
+            claimed, tolerance = said[task][metric], SCORE_TOLERANCE
+            if not _is_near(value, claimed, rel_tol=tolerance, abs_tol=tolerance):
                 raise LockstepError(
                     f"{EVALUATED}: {brief(metric)} of {brief(task)} is {claimed}, expected "
                     f"{value} as scored here"

@@ -20,9 +20,9 @@ from pipeline.weights.model_folder import generation_config
 def recheck(published: PublishedRun) -> list[PublicClaim]:
     """Check that stage export makes the published weights of the params that were trained.
 
-    The params are those that follow from the run's start or, where messages are not kept, those
-    that the transcript's last snapshot has the hash of. A tokenizer was trained on, or came with,
-    data that only the author has.
+    The params follow from the run's start or, where messages are not kept, have the hash in the
+    transcript's last snapshot. A tokenizer was trained on, or came with, data that only the author
+    has.
     """
     transcript, last = published.transcript, published.transcript.snapshots[-1]
     if transcript.weights is not None and not transcript.followed:
@@ -46,14 +46,14 @@ def recheck(published: PublishedRun) -> list[PublicClaim]:
     return claims
 
 
-def _compare(published: PublishedRun, again: Path) -> None:
-    """Compare what a model is read from with what was made again."""
-    names = {file.name for file in again.iterdir()}
+def _compare(published: PublishedRun, remade: Path) -> None:
+    """Compare the files that a model is read from with those made again."""
+    names = {file.name for file in remade.iterdir()}
     names |= {name for name in published.exported if ".safetensors" in name}
     for name in sorted(names):
         found, expected = (
             sha256_file(place / name)[:12] if (place / name).is_file() else "no file"
-            for place in (published.folder, again)
+            for place in (published.folder, remade)
         )
         if found != expected:
             raise LockstepError(
@@ -63,7 +63,7 @@ def _compare(published: PublishedRun, again: Path) -> None:
 
 
 def _companions(published: PublishedRun) -> list[PublicClaim]:
-    """The claims about each file beside the weights.
+    """Return the claims about the files beside the weights.
 
     generation_config.json of a run that began with fresh weights follows from the tokenizer and the
     model.
@@ -84,10 +84,10 @@ def _check_generation(published: PublishedRun, named: list[str]) -> None:
         for file in named:
             if file != GENERATION:
                 shutil.copyfile(folder / file, Path(name) / file)
-        whole = model_folder.with_context(published.setup.model, published.run.llm.max_seq_len)
-        due = generation_config(Path(name) / "none", whole, Path(name))
-    said = read_json(folder / GENERATION)
-    if said != due:
+        model = model_folder.with_context(published.setup.model, published.run.llm.max_seq_len)
+        due = generation_config(Path(name) / "none", model, Path(name))
+    data = read_json(folder / GENERATION)
+    if data != due:
         raise LockstepError(
-            f"{GENERATION}: {brief(str(said))}, expected {brief(str(due))} as stage export makes it"
+            f"{GENERATION}: {brief(str(data))}, expected {brief(str(due))} as stage export makes it"
         )

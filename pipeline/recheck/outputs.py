@@ -116,15 +116,15 @@ class Made(Table, extra="ignore"):
 
 def find(stage: str, name: str) -> Output | None:
     """Return the line that has a file of a stage, or None."""
-    every = OUTPUTS.get(stage, ())
-    return next((one for one in every if re.fullmatch(one.names, name, re.ASCII)), None)
+    outputs = OUTPUTS.get(stage, ())
+    return next((output for output in outputs if re.fullmatch(output.names, name, re.ASCII)), None)
 
 
 def need(stage: str, name: str) -> Output:
     """Return the line that has a file of a stage."""
-    if (found := find(stage, name)) is None:
+    if (output := find(stage, name)) is None:
         raise LockstepError(
             f"{OUT[stage]}/{brief(name)}: not in the table of pipeline/recheck/outputs.py, "
             f"expected a line there that says how others check this output of stage {stage}"
         )
-    return found
+    return output

@@ -50,8 +50,8 @@ def recheck(published: PublishedRun) -> list[PublicClaim]:
     Of a card of another release, check only the hashes in it, and its results.
     """
     text = _read_card(published)
-    said = evaluate.read(published) if "report" in published.made else None
-    check_results(text, said)
+    record = evaluate.read(published) if "report" in published.made else None
+    check_results(text, record)
     if not published.same_release:
         release = brief(published.release)
         words = f"the text of the card, which release {release} wrote"
@@ -95,9 +95,9 @@ def _compare(found: str, due: str) -> None:
         ((n, pair) for n, pair in enumerate(lines, start=1) if pair[0] != pair[1]),
         (min(len(text.split("\n")) for text in (found, due)) + 1, ("other lines", "the end")),
     )
-    here, expected = (brief(repr(text)) for text in pair)
+    line, expected = (brief(repr(text)) for text in pair)
     raise LockstepError(
-        f"{CARD}: line {number} is {here}, expected {expected} as the stages write it from {PROOF}/"
+        f"{CARD}: line {number} is {line}, expected {expected} as the stages write it from {PROOF}/"
     )
 
 
@@ -144,21 +144,21 @@ def make_card(published: PublishedRun) -> str:
 
 def _check_names(made: dict[str, Made]) -> None:
     for stage in upstream("export"):
-        if (found := made[stage].tables).keys() != {*tracked(stage)}:
+        if (tables := made[stage].tables).keys() != {*tracked(stage)}:
             raise LockstepError(
-                f"{PROOF}/made/{stage}.json: tables {brief(str(sorted(found)))}, expected those "
+                f"{PROOF}/made/{stage}.json: tables {brief(str(sorted(tables)))}, expected those "
                 f"that stage {stage} depends on"
             )
 
 
 def _check_tables(document: dict[str, Any], published: PublishedRun) -> None:
-    """Check that tables as they were written mean what the published run file says."""
+    """Check that the tables as written mean the same as the published run file."""
     copy = json.loads(json.dumps(document))
-    said = runfile.parse(copy, "tables of proof/made").model_dump(mode="json")
-    whole = published.run.model_dump(mode="json")
+    written = runfile.parse(copy, "tables of proof/made").model_dump(mode="json")
+    run_file = published.run.model_dump(mode="json")
     for stage in upstream("export"):
         for name in tracked(stage):
-            found, due = (_value(tables, name) for tables in (said, whole))
+            found, due = (_value(tables, name) for tables in (written, run_file))
             if found != due:
                 raise LockstepError(
                     f"{PROOF}/made/{stage}.json: [{name}] is {brief(str(found))}, expected "
@@ -191,7 +191,7 @@ def check_results(text: str, said: Evaluated | None) -> None:
     with expecting(f"{CARD}: {INDEX}", "one model with results", *NOT_AS_WRITTEN):
         [_] = index
         _, results = model_index_to_eval_results(index)
-    known = due | {
+    remaining = due | {
         (task, metric): value
         for task, metrics in (said.scored if said else {}).items()
         for metric, value in metrics.items()
@@ -199,7 +199,7 @@ def check_results(text: str, said: Evaluated | None) -> None:
     }
     for result in results:
         which = (result.dataset_type, result.metric_type)
-        value = known.pop(which, None) if all(isinstance(part, str) for part in which) else None
+        value = remaining.pop(which, None) if all(isinstance(part, str) for part in which) else None
         name = brief(f"{which[1]} of {which[0]}")
         if value is None or result.metric_value != round(value, 6):
             expected = "none" if value is None else f"{value:.6f}"
@@ -211,7 +211,7 @@ def check_results(text: str, said: Evaluated | None) -> None:
         if which in due and (result.dataset_name, result.metric_name) != names:
             found = brief(repr((result.dataset_name, result.metric_name)))
             raise LockstepError(f"{CARD}: {name} is named {found} in its {INDEX}, expected {names}")
-    if missing := sorted(due.keys() & known.keys()):
+    if missing := sorted(due.keys() & remaining.keys()):
         dataset, metric = missing[0]
         raise LockstepError(
             f"{CARD}: its {INDEX} lacks {metric} of {dataset}, expected the value in {EVALUATED}"
@@ -224,13 +224,13 @@ def _front(text: str) -> dict[str, Any]:
     front, fence, _ = rest.partition(f"\n{FENCE}")
     try:
         check_yaml(front, f"{CARD}: its front matter")
-        found = yaml.safe_load(front)
-        same = yaml.safe_dump(found, sort_keys=False) == f"{front}\n"
+        document = yaml.safe_load(front)
+        same = yaml.safe_dump(document, sort_keys=False) == f"{front}\n"
     except (yaml.YAMLError, RecursionError, ValueError):
-        found, same = None, False
-    if beginning or not fence or not same or not isinstance(found, dict):
+        document, same = None, False
+    if beginning or not fence or not same or not isinstance(document, dict):
         raise LockstepError(
             f"{CARD}: cannot read its front matter, expected it as stages export and report write "
             "it"
         )
-    return found
+    return document

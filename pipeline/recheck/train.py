@@ -40,7 +40,7 @@ NEVER_PROVEN = (
 def recheck(published: PublishedRun) -> list[PublicClaim]:
     """Follow the params from the run's start, where messages are kept.
 
-    Those at the snapshots of the repeated windows are put into the transcript, whose folder is the
+    The params at the snapshots of repeated windows are put into the transcript, whose folder is the
     reader's own.
     """
     left_out = _left_out(published.transcript)
@@ -61,9 +61,9 @@ def recheck(published: PublishedRun) -> list[PublicClaim]:
         follow_params(published.setup, transcript, start.params, start.shared, keep)
     except BrokenChainError as error:
         names = ", ".join(sorted(published.setup.programs.unruled))
-        perhaps = f"; {names} may have other bits on another machine" if names else ""
+        hint = f"; {names} may have other bits on another machine" if names else ""
         raise LockstepError(
-            f"{TRANSCRIPT}: round {error.finding.round}, params: {error}{perhaps}"
+            f"{TRANSCRIPT}: round {error.finding.round}, params: {error}{hint}"
         ) from error
     published.transcript = replace(transcript, followed=True)
     what = f"all messages that were applied in {len(transcript.rounds)} rounds, "
@@ -118,7 +118,7 @@ def follow_params(
 
 
 def _received(transcript: Transcript, entry: Entry, form: wire.Form) -> dict[int, Tree]:
-    """The messages of a round that everybody merges, in it or in a later one."""
+    """Return the messages of a round that everybody merges, in it or in a later one."""
     sent, decision = entry.evidence.messages, entry.decision
     try:
         return {
@@ -133,15 +133,15 @@ def _compare_snapshot(
     transcript: Transcript, step: int, replica: Replica, arrived: Arrived
 ) -> None:
     params, shared = jax.device_get((replica.params, replica.shared))
-    recorded, because = transcript.hashes(step), " of all messages from the run's start"
-    _compare(step, "params at the snapshot", params, recorded.params, because)
-    _compare(step, "shared state at the snapshot", shared, recorded.shared, because)
+    recorded, reason = transcript.hashes(step), " of all messages from the run's start"
+    _compare(step, "params at the snapshot", params, recorded.params, reason)
+    _compare(step, "shared state at the snapshot", shared, recorded.shared, reason)
     arrived(step, params, shared)
 
 
-def _compare(step: int, what: str, tree: Tree, recorded: str, because: str = "") -> None:
-    if (found := tree_hash(jax.device_get(tree))) != recorded:
-        text = f"the {what} are {recorded[:12]}, expected {found[:12]}{because}"
+def _compare(step: int, what: str, tree: Tree, recorded: str, reason: str = "") -> None:
+    if (actual := tree_hash(jax.device_get(tree))) != recorded:
+        text = f"the {what} are {recorded[:12]}, expected {actual[:12]}{reason}"
         raise BrokenChainError(step, text)
 
 
@@ -151,7 +151,7 @@ def _compare(step: int, what: str, tree: Tree, recorded: str, because: str = "")
 def _left_out(transcript: Transcript) -> PublicClaim:
     """Return the claim on peers recorded as late or silent; everything else is recomputed."""
     rounds = transcript.rounds
-    counted: dict[str, Any] = {
+    counts: dict[str, Any] = {
         "sent": sum(len(entry.evidence.messages) for entry in rounds),
         "applied": sum(len(entry.decision.applied) for entry in rounds),
         "late": sum(len(entry.decision.late) for entry in rounds),
@@ -162,6 +162,6 @@ def _left_out(transcript: Transcript) -> PublicClaim:
     }
     text = "who was late or silent: {sent} messages sent, {applied} applied, {late} late or lost, "
     text += "peers silent {silent} times, states withheld {withheld} times, "
-    text = text.format(**counted) + f"{len(counted['ejected'])} peers ejected, "
-    text += f"nothing applied in {counted['empty_rounds']} of {len(rounds)} rounds"
-    return PublicClaim("left_out", "stated", text, counted)
+    text = text.format(**counts) + f"{len(counts['ejected'])} peers ejected, "
+    text += f"nothing applied in {counts['empty_rounds']} of {len(rounds)} rounds"
+    return PublicClaim("left_out", "stated", text, counts)

@@ -42,8 +42,8 @@ def recheck(published: PublishedRun) -> list[PublicClaim]:
     """Replay the chosen windows, and compare the verdict with what is found."""
     verdict = _read_verdict(published)
     why = published.why = why_not(published)
-    replay, found = _replay(published)
-    accusations = check_findings(published, verdict, found)
+    replay, findings = _replay(published)
+    accusations = check_findings(published, verdict, findings)
     claims = [_sampled(published, replay), *_accused(accusations)]
     if left := published.draw.total - len(published.chosen):
         which = "windows" if published.kept else "windows of all peers"
@@ -71,7 +71,7 @@ def recheck(published: PublishedRun) -> list[PublicClaim]:
 
 
 def _first_connected(published: PublishedRun) -> Window:
-    """The first of the repeated windows that follow each other to the run's last."""
+    """Return the first of the repeated windows that lead without a gap to the last of them."""
     first, *earlier = sorted((window for window, _ in published.chosen), reverse=True)
     for window in earlier:
         if window.last == first.opening:
@@ -85,8 +85,8 @@ def _first_connected(published: PublishedRun) -> Window:
 def why_not(published: PublishedRun) -> str | None:
     """Return why bits cannot be compared here, or None.
 
-    The header says on what machine it was trained, and whether that repeated a step bit for bit. A
-    machine like it, which is the reader's, shows whether that can be so.
+    The header says which machine trained the run, and whether it repeated a step bit for bit. If
+    the reader's machine is alike, it shows whether that can be so.
     """
     setup, header = published.setup, published.transcript.header
     _check_environment(setup, header)
@@ -101,18 +101,18 @@ def why_not(published: PublishedRun) -> str | None:
 
 
 def _check_environment(setup: Setup, header: Header) -> None:
-    """Check that stage train could have written this of a machine, with this run file.
+    """Check that stage train could have recorded this environment with this run file.
 
-    Whoever names another machine is compared with by tolerance; what the run file says no machine
-    changes.
+    An author who names another machine is compared by tolerance; no machine changes what the run
+    file says.
     """
     if setup.run.peers.bits == "everywhere":
         return
-    said, threads = header.environment, str(setup.run.peers.threads)
-    flags = said.get("xla_flags", "")
-    if said.get("threads") != threads:
+    environment, threads = header.environment, str(setup.run.peers.threads)
+    flags = environment.get("xla_flags", "")
+    if environment.get("threads") != threads:
         raise LockstepError(
-            f"{HEADER}: environment.threads is {brief(repr(said.get('threads')))}, expected "
+            f"{HEADER}: environment.threads is {brief(repr(environment.get('threads')))}, expected "
             f"{threads!r}, which stage train takes from [peers] threads"
         )
     if not flags.startswith(devices.FLAGS):
@@ -153,16 +153,16 @@ def _replay(published: PublishedRun) -> tuple[Replay, list[Finding]]:
     windows = joined(published.chosen)
     varied = why and rounding.measure(setup, transcript, windows)
     replay = Replay(setup, transcript, why, windows, varied)
-    found: list[Finding] = []
+    findings: list[Finding] = []
     for window, peers in windows:
         refuse(audit_ends(setup, transcript, window, peers))
         if replay.how.tells:
-            found += replay.window(window, peers, lambda: None)
-    return replay, found
+            findings += replay.window(window, peers, lambda: None)
+    return replay, findings
 
 
 def _sampled(published: PublishedRun, replay: Replay) -> PublicClaim:
-    """What is claimed of the sample."""
+    """Return the claim about the sample."""
     draw, limits, count = published.draw, replay.how, len(published.chosen)
     repeated = [(*window, peer) for window, peers in published.chosen for peer in peers]
     messages = [
@@ -192,23 +192,23 @@ def _sampled(published: PublishedRun, replay: Replay) -> PublicClaim:
 
 
 def _compared(replay: Replay, several: bool) -> str:
-    """How the sample was compared with what was sent."""
+    """Return how the sample was compared with what was sent."""
     limits = replay.how
     if replay.why is None:
         return f"repeat{'' if several else 's'} bit for bit"
-    because = f"because the publisher says: {brief(replay.why, LONGEST)}"
+    reason = f"because the publisher says: {brief(replay.why, LONGEST)}"
     if not limits.tells:
-        return f"not compared with any message, {because}"
-    free = "what peers own is not compared"
+        return f"not compared with any message, {reason}"
+    caveat = "what peers own is not compared"
     if limits.own_limits is not None:
-        free = "what peers own is compared only where the next window is published too"
+        caveat = "what peers own is compared only where the next window is published too"
     if limits.params_limit is not None:
-        free += "; the params after a window, and what peers share then, may be off by "
-        free += f"{limits.params_limit:.3g} of what it changed, and only drawn pieces of "
-        free += "messages are compared"
+        caveat += "; the params after a window, and what peers share then, may be off by "
+        caveat += f"{limits.params_limit:.3g} of what it changed, and only drawn pieces of "
+        caveat += "messages are compared"
     return (
         f"compared by tolerance (distance of a message at most {limits.limit:.3g}, within "
-        f"which it may be anything; {free}), {because}"
+        f"which it may be anything; {caveat}), {reason}"
     )
 
 
@@ -230,9 +230,9 @@ def _read_verdict(published: PublishedRun) -> Verdict:
     compared = how(run, why, exact, verdict.repeats, verdict.varied)
     windows = published.windows
     replayed = sample.draw(run, windows, sample.seed_of(run, transcript), kept)
-    if run.links.clock == "store":  # the author had not what all peers owned before later windows
-        said = {(one.first, one.peer) for one in verdict.replayed_windows}
-        replayed = [(w, p) for w, p in replayed if w == windows[0] or (w.first, p) in said]
+    if run.links.clock == "store":  # the author lacked what some peers owned before later windows
+        claimed = {(window.first, window.peer) for window in verdict.replayed_windows}
+        replayed = [(w, p) for w, p in replayed if w == windows[0] or (w.first, p) in claimed]
     expected = judge(run, transcript, verdict.findings, compared, windows, replayed)
     for name in Verdict.model_fields:
         found, due = getattr(verdict, name), getattr(expected, name)
@@ -289,7 +289,7 @@ def _named(findings: list[Finding]) -> str:
 
 
 def _text(finding: Finding) -> str:
-    """Whom a finding accuses, of what."""
+    """Return whom a finding accuses, and of what."""
     return f"peer {finding.peer} in round {finding.round} ({brief(finding.kind)})"
 
 
@@ -300,61 +300,61 @@ def _differs(verb: str, finding: Finding, expected: str) -> LockstepError:
 
 
 def _compare_rounds(
-    published: PublishedRun, said: list[Finding], of_replays: list[Finding]
+    published: PublishedRun, findings: list[Finding], of_replays: list[Finding]
 ) -> None:
     """Compare the findings that need no replay with those of the reader's own audit."""
-    every = merged([*published.findings, *of_replays])
-    due = [_with_bundle(published, f) for f in every if f.kind not in OF_REPLAYS]
-    if invented := [*(Counter(said) - Counter(due)).elements()]:
+    all_findings = merged([*published.findings, *of_replays])
+    due = [_with_bundle(published, f) for f in all_findings if f.kind not in OF_REPLAYS]
+    if invented := [*(Counter(findings) - Counter(due)).elements()]:
         raise _differs("has", invented[0], "no such finding, since the rounds do not show it")
-    if missing := [*(Counter(due) - Counter(said)).elements()]:
+    if missing := [*(Counter(due) - Counter(findings)).elements()]:
         raise _differs("lacks", missing[0], "it, since the rounds show it")
 
 
 def _is_shown(
-    published: PublishedRun, verdict: Verdict, said: Finding, found: Sequence[Finding]
+    published: PublishedRun, verdict: Verdict, claim: Finding, findings: Sequence[Finding]
 ) -> bool:
     """Return whether a replay's finding was found again; False if it could not be."""
-    window, peer = _window(published, said.round), _replayed_peer(said)
-    replayed = {(one.first, one.peer) for one in verdict.replayed_windows}
+    window, peer = _window(published, claim.round), _replayed_peer(claim)
+    replayed = {(w.first, w.peer) for w in verdict.replayed_windows}
     if window is None or (window.first, peer) not in replayed:
-        raise _differs("has", said, "no such one, since no window was replayed that could show it")
+        raise _differs("has", claim, "no such one, since no window was replayed that could show it")
     repeated = {(window.first, peer) for window, peers in published.chosen for peer in peers}
     if published.why is not None or (window.first, peer) not in repeated:
         return False
-    alike = [_with_bundle(published, f) for f in found if f.kind in OF_REPLAYS]
+    candidates = [_with_bundle(published, f) for f in findings if f.kind in OF_REPLAYS]
     if verdict.method == "bitwise":
-        known = said in alike
+        confirmed = claim in candidates
     else:  # another distance, or another round, where it is first beyond a limit
-        known = any(f.peer == said.peer and f.round in window.rounds for f in alike)
-    if not known:
+        confirmed = any(f.peer == claim.peer and f.round in window.rounds for f in candidates)
+    if not confirmed:
         span = f"window {window.first}-{window.last} of peer {peer}"
-        raise _differs("has", said, f"no such one, since {span} does not show it")
+        raise _differs("has", claim, f"no such one, since {span} does not show it")
     return True
 
 
-def _refuse_unknown(published: PublishedRun, verdict: Verdict, found: Iterable[Finding]) -> None:
-    """Refuse a lie that got into the params, or that the verdict should have and has not.
+def _refuse_unknown(published: PublishedRun, verdict: Verdict, findings: Iterable[Finding]) -> None:
+    """Refuse a lie that got into the params, or that the verdict lacks and should have.
 
-    Of a peer a replay has the first finding in a window. Which that is depends on whose steps are
-    repeated besides: a peer's own false message, or its false check of another's step.
+    A replay has a peer's first finding in a window. Which one that is depends on whose steps are
+    repeated too: a peer's own false message, or its false check of another's step.
     """
 
     def is_known(finding: Finding) -> bool:
         window = _window(published, finding.round)
         return any(
-            said.peer == finding.peer
-            and (said.round == finding.round or said.kind in OF_REPLAYS)
+            other.peer == finding.peer
+            and (other.round == finding.round or other.kind in OF_REPLAYS)
             and window is not None
-            and said.round in window.rounds
-            for said in verdict.findings
+            and other.round in window.rounds
+            for other in verdict.findings
         )
 
-    refuse(f for f in found if f.applied or not is_known(f))
+    refuse(f for f in findings if f.applied or not is_known(f))
 
 
 def _with_bundle(published: PublishedRun, finding: Finding) -> Finding:
-    """The finding as a verdict has it: with the bundle that repeats it, if one can."""
+    """Return the finding as a verdict has it: with the bundle that repeats it, if one can."""
     window = _window(published, finding.round)
     if window is None or finding.peer is None or finding.kind not in bundle.KINDS:
         return replace(finding, bundle=None)
@@ -362,7 +362,7 @@ def _with_bundle(published: PublishedRun, finding: Finding) -> Finding:
 
 
 def _replayed_peer(finding: Finding) -> int | None:
-    """The peer whose replay shows a finding: the accused or, of a false check, whom it checked."""
+    """Return the peer whose replay shows a finding: the accused, or whom it checked falsely."""
     if finding.kind != "check":
         return finding.peer
     checked = CHECKED.match(finding.detail)
