@@ -91,21 +91,21 @@ class TokenFiles:
             runs = [rows_NW[a:b] for a, b in pairwise([*firsts, len(rows_NW)])]
             file_N, start_N = file_N[firsts], start_N[firsts]
         files, starts = file_N.tolist(), start_N.tolist()
-        opened = list(map(self._open, files))  # references keep them open meanwhile
+        fds = list(map(self._open, files))  # references keep them open meanwhile
         # One system call for each run, in the fastest loop that Python has.
-        if sum(map(os.preadv, opened, zip(runs), starts)) != rows_NW.nbytes:
+        if sum(map(os.preadv, fds, zip(runs), starts)) != rows_NW.nbytes:
             for number, run, start in zip(files, runs, starts, strict=True):
                 self._read_whole(number, memoryview(run).cast("B"), start)
 
-    def _read_whole(self, number: int, into: memoryview, start: int) -> None:
-        """Read a run that came short: the file is, or a call reads at most 2 GB."""
-        opened, done = self._open(number), 0
-        while done < len(into):
-            count = os.preadv(opened, (into[done:],), start + done)
+    def _read_whole(self, number: int, buffer: memoryview, start: int) -> None:
+        """Read a run that came short: the file is short, or a call reads at most 2 GB."""
+        fd, done = self._open(number), 0
+        while done < len(buffer):
+            count = os.preadv(fd, (buffer[done:],), start + done)
             if not count:
-                size = os.fstat(opened).st_size
+                size = os.fstat(fd).st_size
                 raise LockstepError(
-                    f"{opened.path}: {size} bytes, expected at least {start + len(into)}: it was "
+                    f"{fd.path}: {size} bytes, expected at least {start + len(buffer)}: it was "
                     "cut short while open"
                 )
             done += count

@@ -104,10 +104,10 @@ class ArrayRows(Table):
 
     def places(self) -> Iterator[tuple[RowArray, int]]:
         """Yield each array, and where its bytes begin in a row."""
-        at = 0
+        offset = 0
         for array in self.arrays:
-            yield array, at
-            at += WORD * array.words
+            yield array, offset
+            offset += WORD * array.words
 
 
 class FileRows(Table):
@@ -130,10 +130,10 @@ def encode(rows: ArrayRows, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
     """Return arrays [N, ...], each of its dtype and shape, as rows: uint32 [N, W]."""
     count = len(arrays[rows.arrays[0].name])
     bytes_NB = np.zeros((count, WORD * rows.words), np.uint8)
-    for array, at in rows.places():
+    for array, offset in rows.places():
         values = np.ascontiguousarray(arrays[array.name], array.dtype)  # little-endian on hosts
         flat = values.reshape(count, array.size).view(np.uint8)
-        bytes_NB[:, at : at + array.nbytes] = flat
+        bytes_NB[:, offset : offset + array.nbytes] = flat
     return bytes_NB.view("<u4")
 
 

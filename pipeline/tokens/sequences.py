@@ -137,10 +137,10 @@ class Sequences:
             low, high = int(indices_N.min()), int(indices_N.max())
             if low < 0 or high >= len(self):
                 index = low if low < 0 else high
-                often = f" in {self.passes} passes" if self.passes > 1 else ""
+                passes = f" in {self.passes} passes" if self.passes > 1 else ""
                 raise LockstepError(
                     f"{self.folder}: sequence {index}, expected one of the {len(self)} "
-                    f"{self.split} sequences of {self.max_seq_len} tokens{often}, from 0"
+                    f"{self.split} sequences of {self.max_seq_len} tokens{passes}, from 0"
                 )
             first = low // BLOCK * BLOCK
             if high >= first + BLOCK:
@@ -168,8 +168,8 @@ class Sequences:
         return indices_N
 
     def _mix(self, parts: tuple[Part, ...]) -> "_Mixed":
-        of_F = [file.part for file in self.files]
-        starts_P = self._starts_F[np.searchsorted(of_F, np.arange(len(parts)))]
+        part_F = [file.part for file in self.files]
+        starts_P = self._starts_F[np.searchsorted(part_F, np.arange(len(parts)))]
         sizes_P = np.diff(starts_P, append=self.count)
         for number, part in enumerate(parts):
             if part.weight is not None and not sizes_P[number]:

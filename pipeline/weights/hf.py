@@ -272,15 +272,15 @@ class HfFolder:
 
 def read_folder(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Read `HfFolder.hf_config` and all params, nested dicts of float32 arrays, into memory."""
-    opened = HfFolder(folder)
+    source = HfFolder(folder)
     params = {}
-    for path, spec in opened.specs.items():
+    for path, spec in source.specs.items():
         params[path] = np.empty(spec.shape, np.float32)
         flat, end = params[path].reshape(-1), 0
-        for piece in opened.pieces(path):
+        for piece in source.pieces(path):
             start, end = end, end + piece.size
             flat[start:end] = piece.reshape(-1)
-    return opened.hf_config, unflatten_dict(params, sep="/")
+    return source.hf_config, unflatten_dict(params, sep="/")
 
 
 def _weight_map(folder: Path) -> dict[str, str]:

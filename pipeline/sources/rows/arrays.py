@@ -251,16 +251,16 @@ class _Streamed:
         shape = (stop - start, *self.shape[1:])
         with expecting(self._where, *A_FILE_OF_ARRAYS):
             values = np.empty(shape, self.dtype)
-            into = memoryview(values.reshape(-1).view(np.uint8))
+            buffer = memoryview(values.reshape(-1).view(np.uint8))
             done = 0
-            while done < len(into):
-                piece = self._stream.readinto(into[done:])
+            while done < len(buffer):
+                piece = self._stream.readinto(buffer[done:])
                 if not piece:
                     break
                 done += piece
             last = stop == self.shape[0]
             more = self._stream.read(1) if last else b""  # a zip file's checksum is at its end
-        if done < len(into) or more:
+        if done < len(buffer) or more:
             amount = "more" if more else "fewer"
             raise LockstepError(
                 f"{self._where}: found {amount} bytes than its header says, expected an array of "

@@ -403,8 +403,8 @@ class _Lists:
         self.ends = np.cumsum(self.lengths)
         values = array.flatten()
         if values.null_count:
-            at = int(np.argmax(values.is_null().to_numpy(zero_copy_only=False)))
-            self.refuse(self._row_of(at), "null", "integers")
+            index = int(np.argmax(values.is_null().to_numpy(zero_copy_only=False)))
+            self.refuse(self._row_of(index), "null", "integers")
         self.values = values.to_numpy()
 
     def check_lengths(self, length: int) -> None:
@@ -421,8 +421,8 @@ class _Lists:
         if also is not None:
             wrong &= self.values != also
         if wrong.any():
-            at = int(np.argmax(wrong))
-            self.refuse(self._row_of(at), str(self.values[at]), expected)
+            index = int(np.argmax(wrong))
+            self.refuse(self._row_of(index), str(self.values[index]), expected)
 
     def refuse(self, row: int, found: str, expected: str) -> NoReturn:
         """Raise the error for a row."""
@@ -431,8 +431,8 @@ class _Lists:
             f"{expected}"
         )
 
-    def _row_of(self, at: int) -> int:
-        return int(np.searchsorted(self.ends, at, side="right"))
+    def _row_of(self, index: int) -> int:
+        return int(np.searchsorted(self.ends, index, side="right"))
 
 
 PROVIDER = Provider(survey, fetch)

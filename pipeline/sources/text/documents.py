@@ -239,15 +239,15 @@ def _lines(path: Path, name: str, packing: str) -> Iterator[bytes | None]:
 def _numbered(
     raw: BinaryIO, file: BinaryIO, name: str, *, is_packed: bool
 ) -> Iterator[tuple[int, bytes | None]]:
-    number = unpacked = at = 0
+    number = unpacked = position = 0
     is_cut, allowed = False, LEAST_UNPACKED if is_packed else float("inf")
     while line := file.readline(DOCUMENT_BYTES + 1):
         number += 1
         unpacked += len(line)
         if unpacked > allowed or number % LINES_AT_ONCE == 0:
-            at = raw.tell()
+            position = raw.tell()
         if unpacked > allowed:
-            allowed = check_unpacked(at, unpacked, name)
+            allowed = check_unpacked(position, unpacked, name)
         if number == 1:
             signs.check_text(line[: signs.HEAD_BYTES], name)
             line = line.removeprefix(codecs.BOM_UTF8)
@@ -313,14 +313,14 @@ def _of_text(path: Path, name: str, left_out: Counter[str], alone: bool) -> Iter
 
 def _parts(data: bytes, file: BinaryIO) -> Iterator[bytes]:
     """Cut a text after the last line in each PART_BYTES, else a word, else a character."""
-    while more := file.read(PART_BYTES):
+    while chunk := file.read(PART_BYTES):
         # so that no character is cut: its first byte is the last that is not 0b10xxxxxx
         last = range(max(0, len(data) - 4), len(data))
         character = max((i for i in last if data[i] & 192 != 128), default=len(data))
-        at = data.rfind(b"\n") + 1 or data.rfind(b" ") + 1 or character
-        if at:
-            yield data[:at]
-        data = data[at:] + more
+        cut = data.rfind(b"\n") + 1 or data.rfind(b" ") + 1 or character
+        if cut:
+            yield data[:cut]
+        data = data[cut:] + chunk
     yield data
 
 

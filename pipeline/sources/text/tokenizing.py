@@ -272,8 +272,8 @@ def most_tokens(limit: Limit | None, split: Split) -> int | None:
     per_shard = SHARD_TOKENS // limit.max_seq_len
     if not per_shard:  # no limit gives a sequence that a shard cannot hold
         return None
-    shards, more = divmod(limit.sequences, per_shard)
-    return shards * SHARD_TOKENS + more * limit.max_seq_len
+    shards, remainder = divmod(limit.sequences, per_shard)
+    return shards * SHARD_TOKENS + remainder * limit.max_seq_len
 
 
 def encode(tokenizer: Tokenizer, end: int, pieces: Iterable[Piece]) -> Iterator[np.ndarray]:
