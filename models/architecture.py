@@ -114,7 +114,7 @@ class Architecture:
           config: Config of the model.
           params: Params as `features` takes them, with scanned layers; or as `by_layer` returns
             them, with unrolled layers: faster, since no layer's params are cut out for each token.
-          tokens_BT: Token ids, int32, for the next slots; the cache must have so many left.
+          tokens_BT: Token ids, int32, for the next slots; the cache must have T left.
           cache: Cache that `cache` or an earlier step returned.
         """
         graph, shapes = _abstract(self.Model, config)

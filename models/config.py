@@ -115,7 +115,7 @@ class HfConfig:
           ModelError: A key is missing or invalid, or asks for something that is not supported.
         """
         values = cls.DEFAULTS | hf_config
-        if values["pad_token_id"] == -1:  # as of early Llamas: none
+        if values["pad_token_id"] == -1:  # as in early Llamas: none
             values["pad_token_id"] = None
         values["rope"] = Rope.from_hf(values)
         for key, supported in cls.SUPPORTED.items():

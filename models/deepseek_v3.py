@@ -126,7 +126,7 @@ class DeepseekConfig(HfConfig):
             self._check_experts()
 
     def _check_experts(self) -> None:
-        each = positive_integer("num_experts_per_tok", self.num_experts_per_tok)
+        per_token = positive_integer("num_experts_per_tok", self.num_experts_per_tok)
         experts, best = self.n_routed_experts, self.routing.best
         groups = positive_integer("n_group", self.routing.groups)
         limit = positive_integer("topk_group", self.routing.limit)
@@ -137,9 +137,9 @@ class DeepseekConfig(HfConfig):
             raise wrong("n_group", groups, f"at most {experts // best}: {reason}")
         if limit > groups:
             raise wrong("topk_group", limit, f"at most n_group ({groups})")
-        if each > (most := experts // groups * limit):
+        if per_token > (most := experts // groups * limit):
             expected = f"at most {most}, the number of experts that a token can choose from"
-            raise wrong("num_experts_per_tok", each, expected)
+            raise wrong("num_experts_per_tok", per_token, expected)
 
     @classmethod
     def from_hf(cls, hf_config: dict[str, Any]) -> Self:

@@ -128,8 +128,8 @@ def attend(
         if window is not None:
             sees &= positions_Q[:, None] - positions_S < window
         if sequences_BT is not None:
-            of_queries_BQ = jnp.tile(sequences_BT[:, start:end], G)
-            sees &= _same(of_queries_BQ, sequences_BT[:, first:end])
+            query_sequences_BQ = jnp.tile(sequences_BT[:, start:end], G)
+            sees &= _same(query_sequences_BQ, sequences_BT[:, first:end])
         y_BKQw = softmax_average(q_BKQh, k_BKTh[:, :, first:end], v_BKTw[:, :, first:end], sees)
         blocks.append(y_BKQw.reshape(B, K, G, end - start, w))
     y_BKGTw = jnp.concatenate(blocks, axis=3)

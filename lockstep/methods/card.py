@@ -208,7 +208,7 @@ class Card(NamedTuple):
         return min(self.rates, key=lambda rate: abs(math.log(rate.params / params)))
 
     def for_groups(self, groups: Collection[str]) -> "Card":
-        """Return it without step sizes of groups that the model lacks, as a head of its own."""
+        """Return the card without step sizes of groups that the model lacks, such as a head."""
         if "step_scale" not in self.settings:
             return self
         scale = {name: x for name, x in self.settings["step_scale"].items() if name in groups}

@@ -55,8 +55,8 @@ def _topology(table: OptimizerVariant, run: Surroundings) -> Misfits:
         return []
     expected = None
     if table.is_rounded or table.sends != "arrays":
-        what = "with quantize" if table.is_rounded else f"with {table.tag()}"
-        expected = f"broadcast {what}, since the sum of its messages is no message"
+        cause = "with quantize" if table.is_rounded else f"with {table.tag()}"
+        expected = f"broadcast {cause}, since the sum of its messages is no message"
     elif run.topology == "ring" and run.aggregation != "mean":
         rule = run.aggregation
         expected = f"broadcast or hub with aggregation = {rule}: a ring only sums"
@@ -106,8 +106,8 @@ def check_faults(
 
 def _are_one(fault: Fault, other: Fault) -> bool:
     """Return whether two faults of a schedule are the same for some peer in some round."""
-    apart = fault.rounds[0] > other.rounds[1] or other.rounds[0] > fault.rounds[1]
-    return fault.kind == other.kind and bool(set(fault.peers) & set(other.peers)) and not apart
+    disjoint = fault.rounds[0] > other.rounds[1] or other.rounds[0] > fault.rounds[1]
+    return fault.kind == other.kind and bool(set(fault.peers) & set(other.peers)) and not disjoint
 
 
 def _misfit(

@@ -142,7 +142,7 @@ class Optimizer(NamedTuple):
 def inside(optimizer: Optimizer) -> Optimizer:
     """Return the optimizer for a state of peers that has `own` as its attribute `optimizer`.
 
-    What makes such states, `init`, is left to whoever has more in them.
+    Its `init` is left to the caller, whose states have more in them.
     """
     expect.kind(Optimizer, optimizer=optimizer)
 

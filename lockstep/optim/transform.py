@@ -21,7 +21,7 @@ axis [peer]."""
 def all_gather(axis_name: str = "peer", *, to: str = "varying") -> Exchange:
     """Return the exchange of peers that are rows of a mesh or vmap axis.
 
-    `to` is the type of the result, as of `jax.lax.all_gather`. With "invarying", the checks that
+    `to` is the type of the result, as in `jax.lax.all_gather`. With "invarying", the checks that
     `shard_map` makes by default know that updates are the same for all: params can leave it as one
     copy.
     """

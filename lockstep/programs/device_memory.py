@@ -117,10 +117,10 @@ class DeviceMemory(NamedTuple):
 
     def _worst(self, groups: int, peers: int) -> int:
         messages = 0 if self.large else peers - groups  # large ones leave before the next step
-        if self.in_one:  # all of them leave, but what was before it is becoming bytes meanwhile
+        if self.in_one:  # all of them leave, but earlier ones are still becoming bytes
             messages = min(peers - groups, groups)
         stepping = groups * self.step.beyond + messages * self.message
-        # what it makes is copied to every group before the old copies are gone
+        # its result is copied to every group before the old copies are gone
         receiving = self.receive.arguments + self.receive.beyond + (groups - 2) * self.agreed
         measuring = groups * self.measure.beyond
         return groups * self.agreed + peers * self.own + max(stepping, receiving, measuring)

@@ -60,7 +60,7 @@ class Lots(NamedTuple):
         return (count - local * self.size).clip(0, self.size)
 
     def taken(self, count: Any) -> Any:
-        """Return how many local steps a peer takes on so many rows: int32 arrays of any shape."""
+        """Return how many local steps a peer takes on this many rows: int32 arrays of any shape."""
         if self.size is None:
             return count.clip(0, self.steps)
         return -(-count // self.size)
@@ -170,8 +170,8 @@ class TracedSteps(Stepper):
     ) -> tuple[jax.Array, Tree]:
         """Return mean loss and gradient over the first `count` rows, weighted as the task has it.
 
-        The number of micro-batches is dynamic, so a batch ramp or an uneven assignment compiles
-        nothing anew; if no peer is ever assigned more than one, there is no loop.
+        The number of micro-batches is dynamic, so a batch ramp or an uneven assignment recompiles
+        nothing; if no peer is ever assigned more than one, there is no loop.
         """
         micro_batches, size = jax.tree.leaves(rows_MB)[0].shape[:2]
         weigh = self.task.weights(rows_MB, count)
@@ -196,7 +196,7 @@ class TracedSteps(Stepper):
 
 
 def is_large(parameters: int) -> bool:
-    """Return whether params of so many numbers count as large."""
+    """Return whether so many parameters count as large."""
     return 4 * parameters >= wire.LARGE_BYTES
 
 
@@ -248,7 +248,7 @@ class Gradient(Protocol):
 
     @property
     def environment(self) -> dict[str, str]:
-        """What of it can change the bits of a result."""
+        """Everything in it that can change the bits of a result."""
 
     def close(self) -> None:
         """Let go of its process, if it has one."""
@@ -333,7 +333,7 @@ class HostSteps(Stepper):
         return step if steps == 1 else np.float32(int(step) - 1 + (local + 1) / steps)
 
     def seed_of(self, step: int, local: int, rows_N: Tree) -> int:
-        """Return the seed of a gradient's randomness, of whoever computes it: 32 bits."""
+        """Return the 32-bit seed of a gradient's randomness, whoever computes it."""
         digest = hashlib.sha256(f"lockstep/gradient:{self.seed}:{step}:{local}:".encode())
         for leaf in jax.tree.leaves(rows_N):
             digest.update(np.ascontiguousarray(leaf))

@@ -199,7 +199,7 @@ def keep_cut(tree: Tree, parts: int) -> Tree:
 def on_groups(
     measure: Callable[[Tree, jax.Array], jax.Array], params_on: Mapping[DeviceGroup, Tree]
 ) -> Callable[[Sequence[np.ndarray]], Sequence[np.ndarray]]:
-    """Return what measures lots of rows on device groups side by side, for `mean_loss`.
+    """Return a function that measures lots of rows on device groups, for `mean_loss`.
 
     `measure` is `Programs.measure`; each device group that may help has a copy of the params.
     """

@@ -111,7 +111,7 @@ def merge_parts(
     the params, and not one for each peer; the host needs an array of it, and the messages' own
     bytes, which are on disk.
 
-    The optimizer has a `merge`. `messages` has anything for a peer that is absent, of weight 0.
+    The optimizer has a `merge`. `messages` may hold anything for an absent peer, of weight 0.
     """
     assert programs.optimizer.merge is not None
     aggregate = programs.optimizer.merge.aggregate

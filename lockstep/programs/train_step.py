@@ -125,7 +125,7 @@ class Programs:
 
     @cached_property
     def unruled(self) -> frozenset[str]:
-        """Operations of `receive` whose bits another machine may not repeat; of ours none."""
+        """Operations of `receive` whose bits another machine may not repeat; none of ours."""
         like = self.form.like
         messages = jax.tree.map(lambda x: jax.ShapeDtypeStruct((2, *x.shape), x.dtype), like)
         per_peer, step = jax.ShapeDtypeStruct((2,), np.int32), jax.ShapeDtypeStruct((), np.int32)
@@ -135,7 +135,7 @@ class Programs:
         return without_rule(self.update_of_all, *arguments)
 
     def check_rules(self, row: Tree, where: str) -> None:
-        """Check that each operation of a step by rules has one; errors begin with `where`.
+        """Check that each operation of a step by rules has a rule; errors begin with `where`.
 
         `row` is a row, or its shape and type.
         """

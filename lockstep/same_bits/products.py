@@ -95,7 +95,7 @@ def product_of(bits: str, product_bits: int) -> Product | None:
 
 
 def _bits_kept(terms: int) -> int:
-    """Return how many bits an operand keeps where float64 holds the sum of so many products."""
+    """Return how many bits an operand keeps where float64 holds the sum of this many products."""
     return min(24, (EXACT - math.ceil(math.log2(max(1, terms)))) // 2)
 
 
@@ -136,7 +136,7 @@ def _one_axis(
 
 
 def _blocks_first(x: jax.Array, axis: int, count: int) -> jax.Array:
-    """Return an array in few bits, cut along an axis into so many blocks, which come first."""
+    """Return an array in few bits, cut along an axis into `count` blocks, which come first."""
     size = -(-x.shape[axis] // count)
     x = padded(x, axis, count * size - x.shape[axis])
     x = x.reshape(*x.shape[:axis], count, size, *x.shape[axis + 1 :])

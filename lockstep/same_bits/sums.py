@@ -18,7 +18,7 @@ def total(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
     """Return the sum over some axes, one after the other from the first.
 
     An axis of at most `ADDED` is added in its order. A longer one is cut into that many slices,
-    padded with zeros; these are added in their order, and what they become is added likewise. So
+    padded with zeros; these are added in their order, and their sum is treated likewise. So
     neighbours are added side by side, which the vectors of a processor do at once.
     """
     shape = [size for axis, size in enumerate(x.shape) if axis not in axes]
@@ -39,7 +39,7 @@ def pieces(x: jax.Array, axis: int, width: int) -> list[jax.Array]:
 
 
 def padded(x: jax.Array, axis: int, count: int) -> jax.Array:
-    """Return an array with so many zeros after an axis."""
+    """Return an array with `count` zeros after an axis."""
     if not count:
         return x
     return jnp.pad(x, [(0, count if i == axis else 0) for i in range(x.ndim)])
@@ -73,9 +73,9 @@ def scatter_add(
 
 
 def unit_of(x: jax.Array, axes: tuple[int, ...], bits: int) -> jax.Array:
-    """Return the power of two, float64, of which the numbers over these axes are at most 2^bits.
+    """Return the power of two, float64, such that numbers over these axes are at most 2^bits of it.
 
-    That of the largest magnitude; the axes are 1 long in it. NaN if a number is not finite.
+    It is that of the largest magnitude; the axes are 1 long in it. NaN if a number is not finite.
     """
     largest = jnp.max(lax.abs(x), axes, keepdims=True, initial=0)
     exponent = lax.bitcast_convert_type(largest, np.int32) >> np.int32(23)  # |x| < 2**(it - 126)

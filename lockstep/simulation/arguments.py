@@ -61,7 +61,7 @@ class SimulatedConfig:
     cooldown_time: int = 1
 
     def batch_size(self, tokens: int) -> int:
-        """Return the examples of a round, which are always as many."""
+        """Return the examples of a round, always the same number."""
         return self.rows
 
 
@@ -181,7 +181,7 @@ class Arguments(Table):
         return self.batch_size if paced else None
 
     def config(self, rows: int) -> SimulatedConfig:
-        """Return what the coordinator reads, for rounds of so many examples."""
+        """Return the config of the coordinator, for rounds of `rows` examples."""
         many = self.peers > WITNESSES
         least = WITNESSES if many else 1
         return SimulatedConfig(
@@ -194,7 +194,7 @@ class Arguments(Table):
         )
 
     def round_settings(self, optimizer: Any) -> RoundSettings:
-        """Return what a round reads; `optimizer` is the argument of `simulate`."""
+        """Return the settings of a round; `optimizer` is the argument of `simulate`."""
         is_own = isinstance(optimizer, Optimizer)
         inner_steps = optimizer.inner_steps if is_own else self.optimizer.steps_of_a_round
         rows = self.trainers * inner_steps * self.batch_size

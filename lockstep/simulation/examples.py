@@ -90,9 +90,9 @@ class PeerData:
         pass_N, index_N = np.divmod(place_N, self.examples.count)
         if self.shuffle:
             for number in np.unique(pass_N):
-                of_pass = pass_N == number
+                mask = pass_N == number
                 seed = hashlib.sha256(f"lockstep/simulate:{self.seed}:{number}".encode()).digest()
-                index_N[of_pass] = permute(seed, index_N[of_pass], self.examples.count)
+                index_N[mask] = permute(seed, index_N[mask], self.examples.count)
         peer_N = np.full(len(index_N), self.peer, np.int32)
         return PeerRows(self.examples.take(index_N, place_N), peer_N)
 

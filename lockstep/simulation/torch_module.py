@@ -27,7 +27,7 @@ COUNTED = 1024  # examples over which the statistics of batch norms are computed
 
 
 def is_module(params: Any) -> bool:
-    """Return whether that is a torch module; torch is imported, if it is."""
+    """Return whether `params` is a torch module; if so, torch is imported already."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(params, torch.nn.Module)
 
@@ -119,7 +119,7 @@ class TorchModule:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What of torch can change the bits of a result."""
+        """What can change the bits of a result in torch."""
         facts = self._bits.environment(str(self._bound.device))
         return {f"torch_{name}": str(value) for name, value in facts.items()}
 

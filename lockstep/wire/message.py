@@ -45,8 +45,8 @@ MAGIC, VERSION = b"LSWP", 2
 HEADER = struct.Struct("<4sBBH8s")
 DENSE, CODED_SIGNS, CODED_VALUES, PLAIN_SIGNS, PLAIN_VALUES = range(5)
 DTYPES = [np.dtype(kind) for kind in (np.float32, bfloat16, np.float16, np.uint8)]  # sent whole
-KEPT_BYTES = 0.5  # a transcript keeps messages of at most so many bytes per param
-LARGE_BYTES = 2**28  # a dense message of so many bytes waits on disk for the round's decision
+KEPT_BYTES = 0.5  # a transcript keeps messages of at most this many bytes per param
+LARGE_BYTES = 2**28  # a dense message of this many bytes waits on disk for the round's decision
 PLAIN = "psyche"  # the layout of kinds 3 and 4; "lockstep" is Rice-coded
 
 

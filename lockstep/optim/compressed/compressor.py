@@ -40,7 +40,7 @@ class SomeBlocks(NamedTuple):
 
 
 Selection: TypeAlias = Coefficients | SomeBlocks  # what a peer sends of one parameter
-BITS = 24  # float32 holds integers of so many bits exactly
+BITS = 24  # float32 holds integers of this many bits exactly
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import numpy as np
 
 from lockstep.optim.aggregation import FEW, AggregateFn, mean
 
-GROUP = 8  # top_k first compares the largest of so many neighbours; 16 to 64 were no faster
+GROUP = 8  # top_k first compares the largest of this many neighbours; 16 to 64 were no faster
 
 
 class Layout(NamedTuple):
@@ -106,7 +106,7 @@ def decode(coefficients: jax.Array, cut: Layout) -> jax.Array:
         x[i] = even[i] + odd[i],  x[n - 1 - i] = even[i] - odd[i]        for i < n / 2
 
     That halves a product, which an exact merge (`programs.same_bits`) takes in float64. Along the
-    height it would not pay: what reads the result would compute its halves anew.
+    height it would not pay: what reads the result would compute its halves again.
     """
     x = coefficients
     if cut.width > 1:

@@ -75,7 +75,7 @@ def local_steps(inner: Optimizer, outer: Optimizer, inner_steps: int) -> Optimiz
         return outer.accumulate(pseudogradient, own.outer, params, step)
 
     def back(own: LocalState, state: Tree) -> LocalState:
-        """Return the state at the params of all again."""
+        """Return the state, back at the params of all."""
         return own._replace(drift=jax.tree.map(jnp.zeros_like, own.drift), outer=state)
 
     def send(own: Tree, params: Tree, shared: Tree, step: jax.Array) -> tuple[Tree, Tree]:

@@ -180,7 +180,7 @@ def sparta_diloco(
 
     def init(params: Tree) -> tuple[Tree, Tree]:
         own, _ = sparse.init(params)
-        # a copy: whoever steps may donate the state and keep the params
+        # a copy: a training step may donate the state and keep the params
         anchor = jax.tree.map(lambda theta: jnp.array(theta, jnp.float32, copy=True), params)
         return own, OuterState(anchor, cut.init_of_each(outer, params)[1])
 

@@ -213,7 +213,7 @@ class _Streaming:
         self, take: Callable[[Tree, Tree], tuple[Tree, Tree]], params: Tree, shared: Tree,
         step: jax.Array,
     ) -> tuple[Tree, Tree]:  # fmt: skip
-        """Return the updates and states of all, of which `take` changes those of a fragment."""
+        """Return the updates and states of all fragments, after `take` changed those of one."""
         number = self.fragments.in_round(step)
         updates, agreed = take(self.fragments.take(params, number), row(shared, number))
         zeros = jax.tree.map(jnp.zeros_like, params)

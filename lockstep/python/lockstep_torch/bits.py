@@ -43,7 +43,7 @@ def environment(device: str) -> dict:
 
 
 def use_threads(count: int | None) -> None:
-    """Compute with so many threads, if a library takes their number."""
+    """Compute with this many threads, if a library takes their number."""
     torch = sys.modules.get("torch")
     if torch is not None and count is not None:
         torch.set_num_threads(count)

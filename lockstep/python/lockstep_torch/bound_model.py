@@ -149,7 +149,7 @@ class BoundModel:
         return self._count or 1.0
 
     def count_statistics(self, lots: Any) -> None:
-        """Compute the statistics of batch norms anew, at the current parameters, over lots of rows.
+        """Recompute the statistics of batch norms, at the current parameters, over lots of rows.
 
         They stand until they are computed again: a gradient puts back what it moves of them.
         """

@@ -117,9 +117,9 @@ def _norms(model: torch.nn.Module) -> list[Any]:
 
 
 def count_statistics(model: torch.nn.Module, lots: Iterable[Any], forward: Callable) -> None:
-    """Compute the statistics of batch norms anew: their mean over some lots of rows.
+    """Recompute the statistics of batch norms: their mean over some lots of rows.
 
-    So does `torch.optim.swa_utils.update_bn`. `forward(model, rows)` is any pass over a lot.
+    As `torch.optim.swa_utils.update_bn` does. `forward(model, rows)` is any pass over a lot.
     """
     norms = _norms(model)
     momenta = [norm.momentum for norm in norms]
@@ -197,5 +197,5 @@ class Movement:
 
 
 def _hash(tensor: torch.Tensor | None) -> bytes | None:
-    gone = tensor is None or tensor.is_meta
-    return None if gone else hashlib.sha256(bits.raw(tensor)).digest()
+    absent = tensor is None or tensor.is_meta
+    return None if absent else hashlib.sha256(bits.raw(tensor)).digest()
