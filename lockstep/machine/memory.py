@@ -23,10 +23,10 @@ def check(tree: Any, what: str, memory_gb: float | None) -> None:
     needed = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
     limit = total() if memory_gb is None else memory_gb * 1e9
     if needed > limit:
-        whose = "memory here" if memory_gb is None else "[runtime] memory_gb"
+        source = "memory here" if memory_gb is None else "[runtime] memory_gb"
         raise LockstepError(
             f"{what}: {elements:,} numbers take {needed / 1e9:,.1f} GB, expected at most the "
-            f"{limit / 1e9:,.1f} GB of {whose}"
+            f"{limit / 1e9:,.1f} GB of {source}"
         )
 
 

@@ -159,12 +159,12 @@ def plan(
     nothing is untrained, this is Psyche's assignment, bit for bit.
     """
     share = -(-batch_size // len(trainers))
-    again, waiting = _pieces(untrained, share, len(trainers), batch_size)
-    left = len(trainers) - len(again)
-    fresh = min(batch_size - sum(last - first + 1 for first, last in again), left * share)
-    new = _split(data_index, fresh, left) if fresh else []
-    order = deterministic_shuffle(trainers, random_seed)
-    spans = dict(sorted(zip(order, again + new, strict=False)))
+    pieces, waiting = _pieces(untrained, share, len(trainers), batch_size)
+    remaining = len(trainers) - len(pieces)
+    fresh = min(batch_size - sum(last - first + 1 for first, last in pieces), remaining * share)
+    new = _split(data_index, fresh, remaining) if fresh else []
+    shuffled = deterministic_shuffle(trainers, random_seed)
+    spans = dict(sorted(zip(shuffled, pieces + new, strict=False)))
     return Assignment(spans=spans, fresh=fresh, waiting=waiting)
 
 

@@ -57,10 +57,10 @@ def checked(round_: Round, evidence: Evidence) -> dict[int, int]:
     whose first 8 bytes, little-endian, seed `committee.verified`. Seeds alone would not do: they
     follow from the run file, so a liar would know in which rounds nobody checks it.
     """
-    able = evidence.present(round_.verifiers)
+    present = evidence.present(round_.verifiers)
     draw = committee.drawn_after(evidence.commitments, f"lockstep/verify:{round_.seed}:")
     seed = int.from_bytes(draw[:8], "little")
-    return committee.verified(seed, able, sorted(evidence.messages))
+    return committee.verified(seed, present, sorted(evidence.messages))
 
 
 def disputes(evidence: Evidence, checks: Iterable[Check]) -> list[tuple[Check, Claim]]:
@@ -100,10 +100,10 @@ def witnessed(round_: Round, evidence: Evidence, limit: float) -> tuple[Attestat
     heard = evidence.present(round_.peers)
     sent = commitments_of(round_, evidence)
     held = {peer: sent[peer] for peer in slots.keys() - set(refused)}
-    to = {peer: set(message.to) for peer, message in evidence.others.items() if peer in slots}
+    targets = {peer: set(message.to) for peer, message in evidence.others.items() if peer in slots}
     attestations = []
     for witness in evidence.present(round_.witnesses):
-        others = [peer for peer in to if witness in to[peer]]
+        others = [peer for peer in targets if witness in targets[peer]]
         holds = held | {p: evidence.others[p].commitment for p in others if p in held}
         attestations.append(attest(witness, round_.seed, heard, holds, others, refused))
     return tuple(attestations)

@@ -59,8 +59,8 @@ class RunProgress:
     def waiting(self) -> bool:
         """Whether the run waits for members: more have to ask before its next round."""
         state = self.state
-        least = state.settings.init_min_clients
-        return state.run_state == RunState.WaitingForMembers and len(state.pending) < least
+        minimum = state.settings.init_min_clients
+        return state.run_state == RunState.WaitingForMembers and len(state.pending) < minimum
 
     @property
     def pausing(self) -> bool:

@@ -89,9 +89,9 @@ def _around(links: Links, sizes: Mapping[int, int]) -> float:
         _speed(links, "latency_seconds", peer)
         + _transfer(
             max(sizes.values()) / len(ring),
-            min(_speed(links, "upload_mbps", peer), _speed(links, "download_mbps", after)),
+            min(_speed(links, "upload_mbps", peer), _speed(links, "download_mbps", next_peer)),
         )
-        for peer, after in zip(ring, [*ring[1:], *ring[:1]], strict=True)
+        for peer, next_peer in zip(ring, [*ring[1:], *ring[:1]], strict=True)
     ]
     return 2 * (len(ring) - 1) * max(hops, default=0.0)
 

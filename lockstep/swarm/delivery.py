@@ -150,11 +150,11 @@ class SimulatedDelivery:
             return arrivals
         for peer, size in sizes.items():
             train, send = links.own_seconds(self.settings.links, peer, tokens[peer], size)
-            behind, sending = (max(0.0, at - now) for at in self.free.get(peer, (now, now)))
+            lag, sending = (max(0.0, at - now) for at in self.free.get(peer, (now, now)))
             due = (1.0 - overlapped) * train
-            leaves = max(behind + due, sending)
-            arrivals[peer] += leaves - due
-            self.free[peer] = now + behind + train, now + leaves + send
+            departure = max(lag + due, sending)
+            arrivals[peer] += departure - due
+            self.free[peer] = now + lag + train, now + departure + send
         return arrivals
 
 

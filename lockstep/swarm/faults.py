@@ -163,7 +163,7 @@ class FaultSchedule:
         self, sent: Mapping[int, Sent], messages: Mapping[int, Tree], round_: Round
     ) -> tuple[dict[int, Sent], dict[int, Sent], dict[int, tuple[int, ...]]]:
         """Return the bytes sent to everyone; an equivocator's other bytes; and their receivers."""
-        sent, others, to = dict(sent), {}, {}
+        sent, others, receivers = dict(sent), {}, {}
         for _, fault, peer in self._now(round_.step, *_kinds("bytes")):
             if peer not in sent:
                 continue
@@ -171,12 +171,12 @@ class FaultSchedule:
             if fault.kind == "equivocation":
                 false = lie("forged", None, messages[peer], (), self.form.areas, rng)
                 others[peer] = exchange.send(false, peer, round_, self.form)
-                to[peer] = round_.peers[1::2]
+                receivers[peer] = round_.peers[1::2]
             else:
                 payload = tamper(fault.kind, sent[peer].payload, messages[peer], self.form, rng)
                 sent[peer] = sent[peer]._replace(payload=payload)
             self.fired[fault.kind] += 1
-        return sent, others, to
+        return sent, others, receivers
 
     # ---- Around attestations and checks ----
 

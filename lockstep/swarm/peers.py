@@ -93,8 +93,8 @@ class RoundSettings:
         """
         if self.pace:
             return self.pace.rows * max(self.pace.steps)
-        least = min(trainers, self.coordinator.min_clients) if self.stored else trainers
-        return -(-self.most_rows // least)
+        fewest = min(trainers, self.coordinator.min_clients) if self.stored else trainers
+        return -(-self.most_rows // fewest)
 
 
 def to_host(message: Tree, peer: int) -> Tree:
@@ -263,8 +263,8 @@ class SimulatedPeers(RunningPeers):
         self._before = {peer: self.own(peer) for peer in asked.work} if asked.hashed else {}
         for peer, work in asked.work.items():
             replica = self._replica_of(peer)
-            if one_by_one and (before := latest.pop(replica.group, None)) is not None:
-                done[before] = _done(results.pop(before), before, asked)
+            if one_by_one and (previous := latest.pop(replica.group, None)) is not None:
+                done[previous] = _done(results.pop(previous), previous, asked)
             if peer in asked.imprecise:
                 replica = replace(replica, programs=self.programs.imprecise)
             try:

@@ -62,10 +62,10 @@ class Agreement:
         if not pairs:
             return evidence
         with self.timed("verify"):
-            drawn = sorted(set(pairs.values()))
-            shown = {peer: self.peers.before(peer) for peer in drawn}
-            withheld = tuple(peer for peer in drawn if shown[peer] is None)
-            checked = Checked({p: own for p, own in shown.items() if own is not None}, work)
+            trainers = sorted(set(pairs.values()))
+            states = {peer: self.peers.before(peer) for peer in trainers}
+            withheld = tuple(peer for peer in trainers if states[peer] is None)
+            checked = Checked({p: own for p, own in states.items() if own is not None}, work)
             cases = [pair for pair in pairs.items() if pair[1] not in withheld]
             checks = self._checks(evidence, round_, cases, checked)
             evidence = replace(evidence, withheld=withheld, checks=checks)

@@ -40,9 +40,9 @@ def audit(setup: Setup, transcript: Transcript, since: int | None = None) -> lis
 def audit_header(setup: Setup, transcript: Transcript) -> list[Finding]:
     """Check that the header's run and model are the auditor's own."""
     own = {"run": setup.run.model_dump(mode="json", include=TABLES), "model": setup.model}
-    differ = [name for name in own if getattr(transcript.header, name) != own[name]]
+    names = [name for name in own if getattr(transcript.header, name) != own[name]]
     text = "its {} differs from the auditor's own"
-    return [_against_author(setup.start.step, "header", text.format(name)) for name in differ]
+    return [_against_author(setup.start.step, "header", text.format(name)) for name in names]
 
 
 # ---- Rounds ----
@@ -263,8 +263,8 @@ def _check_sketches(setup: Setup, transcript: Transcript, entry: Entry, present:
             if message.root is None:
                 continue
             root, commitment = bytes.fromhex(message.root), message.commitment
-            if (found := exchange.commit_to_root(root, peer, entry.round).hex()) != commitment:
-                text = f"peer {peer} commits to {commitment[:12]}, its root gives {found[:12]}"
+            if (derived := exchange.commit_to_root(root, peer, entry.round).hex()) != commitment:
+                text = f"peer {peer} commits to {commitment[:12]}, its root gives {derived[:12]}"
                 raise SketchError(text)
     for peer, message in evidence.messages.items() if rooted else ():
         if peer in evidence.broken:
@@ -302,8 +302,8 @@ def read_sketch(setup: Setup, transcript: Transcript, entry: Entry, peer: int) -
 def _audit_snapshots(setup: Setup, transcript: Transcript, since: int) -> list[Finding]:
     """Check that every snapshot exists, has its hashes, and starts from what convert gives."""
     first, like = setup.start.step, setup.start.state
-    due = setup.run.snapshots(first)
-    steps, kept = ([s for s in d if s == first or s >= since] for d in (due.steps, due.kept))
+    plan = setup.run.snapshots(first)
+    steps, kept = ([s for s in d if s == first or s >= since] for d in (plan.steps, plan.kept))
     for found, expected in ((transcript.snapshots, steps), (transcript.kept, kept)):
         if found != expected:
             text = f"snapshots after rounds {found}, expected after {expected}"

@@ -145,8 +145,8 @@ def files_of(
     Without `peers`, whose steps are recomputed, messages are decoded and no more.
     """
     evidences = [entry.evidence for entry in entries]
-    sent = [m for e in evidences for m in (*e.messages.values(), *e.others.values())]
-    files = {"header.json"} | {f"payloads/{m.payload}" for m in sent if m.payload is not None}
+    messages = [m for e in evidences for m in (*e.messages.values(), *e.others.values())]
+    files = {"header.json"} | {f"payloads/{m.payload}" for m in messages if m.payload is not None}
     if not peers:
         return files
     opening, closing = (f"snapshots/{step:05}" for step in (window.opening, window.last))

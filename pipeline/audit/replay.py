@@ -286,13 +286,13 @@ class WindowReplay:
         truth, as an honest one would.
         """
         peers, distances = self.peers, dict[int, jax.Array]()
-        before = {} if self.replay.how.own_limits is None else dict(peers.own)
+        own_before = {} if self.replay.how.own_limits is None else dict(peers.own)
         for peer in peers.senders(entry):
             if (distance := peers.compare(entry, peer)) is not None:
                 distances[peer] = distance
         for peer, distance in jax.device_get(distances).items():
-            if self._is_far(entry, peer, distance) and peer in before:
-                peers.own[peer] = before[peer]
+            if self._is_far(entry, peer, distance) and peer in own_before:
+                peers.own[peer] = own_before[peer]
                 peers.step(entry, peer)
 
     def _compare_sketches(

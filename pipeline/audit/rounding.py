@@ -93,13 +93,13 @@ def measurable(setup: Setup, header: Header) -> bool:
     """
     peers, environments = setup.run.peers, (setup.environment(), header.environment)
     here, there = (e | {"xla_flags": _others(e)} for e in environments)
-    differ = {name for name in here.keys() | there.keys() if here.get(name) != there.get(name)}
+    different = {name for name in here.keys() | there.keys() if here.get(name) != there.get(name)}
     return (
         header.bitwise
         and setup.subject.varies_here
         and (peers.layout, peers.fsdp, peers.processes) == ("each", 1, 1)
         and here.get("platform") == "cpu"
-        and differ <= VARIED
+        and different <= VARIED
     )
 
 

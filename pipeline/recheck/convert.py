@@ -130,13 +130,13 @@ def check_source(source: dict[str, Any], run: runfile.Run) -> None:
     Its commit is stated.
     """
     checkpoint = run.llm.checkpoint
-    due = {name: getattr(checkpoint, name, None) for name in NAMES_OF_A_CHECKPOINT}
+    expected = {name: getattr(checkpoint, name, None) for name in NAMES_OF_A_CHECKPOINT}
     if isinstance(checkpoint, runfile.CheckpointEphemeral):
-        due["seed"] = run.workload.seed
-    due |= {"checkpoint": checkpoint.tag()}
-    if due["repo_id"] is None:
-        due |= {"commit": None}
-    for name, value in due.items():
+        expected["seed"] = run.workload.seed
+    expected |= {"checkpoint": checkpoint.tag()}
+    if expected["repo_id"] is None:
+        expected |= {"commit": None}
+    for name, value in expected.items():
         if source.get(name) != value:
             raise LockstepError(
                 f"{SOURCE}: {name} is {brief(repr(source.get(name)))}, expected "

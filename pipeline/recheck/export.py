@@ -68,20 +68,20 @@ def _companions(published: PublishedRun) -> list[PublicClaim]:
     generation_config.json of a run that began with fresh weights follows from the tokenizer and the
     model.
     """
-    named = sorted(published.exported.keys() & set(COMPANIONS))
-    claims = [PublicClaim(name, "stated", name) for name in named]
+    names = sorted(published.exported.keys() & set(COMPANIONS))
+    claims = [PublicClaim(name, "stated", name) for name in names]
     fresh = isinstance(published.run.llm.checkpoint, runfile.CheckpointInit)
-    if GENERATION in named and fresh:
-        _check_generation(published, named)
+    if GENERATION in names and fresh:
+        _check_generation(published, names)
         text = f"{GENERATION} made again"
         claims.append(PublicClaim(GENERATION, "proven", text))
     return claims
 
 
-def _check_generation(published: PublishedRun, named: list[str]) -> None:
+def _check_generation(published: PublishedRun, names: list[str]) -> None:
     folder = published.folder
     with tempfile.TemporaryDirectory() as name:  # a checkpoint without settings of its own
-        for file in named:
+        for file in names:
             if file != GENERATION:
                 shutil.copyfile(folder / file, Path(name) / file)
         model = model_folder.with_context(published.setup.model, published.run.llm.max_seq_len)

@@ -58,8 +58,8 @@ def recheck(published: PublishedRun) -> list[PublicClaim]:
         return [PublicClaim("card", "stated", words)]
     records = f"{SHARDS}, {SOURCE} and {RESULTS}"
     with expecting(records, "records that make a card", TemplateError, *NOT_AS_WRITTEN):
-        due = make_card(published)
-    _compare(text, due)
+        expected = make_card(published)
+    _compare(text, expected)
     return [PublicClaim("card", "proven", "the card says what the records say")]
 
 
@@ -72,8 +72,8 @@ def _read_card(published: PublishedRun) -> str:
         )
     with expecting(CARD, "a model card", OSError, UnicodeDecodeError):
         text = path.read_text(encoding="utf-8")
-    named = _weights(published) | {"the transcript's rounds": published.transcript.hash}
-    for name, sha256 in named.items():
+    digests = _weights(published) | {"the transcript's rounds": published.transcript.hash}
+    for name, sha256 in digests.items():
         if sha256 not in text:
             raise LockstepError(
                 f"{CARD}: does not have the SHA-256 of {name}, expected {sha256[:12]}"
@@ -117,14 +117,14 @@ def make_card(published: PublishedRun) -> str:
     tables = card.run_file(lambda stage, name: made[stage].tables[name])
     _check_tables(tables, published)
     params, local_steps = published.setup.start.state.params, published.run.llm.inner_steps
-    trained = curves.metrics(curves.rows(transcript), transcript, params, local_steps)
+    metrics = curves.metrics(curves.rows(transcript), transcript, params, local_steps)
     header = read_json(transcript.folder / "header.json")
     subject = published.setup.subject
     text = card.render(
         card.Facts(
             keys={stage: made[stage].key for stage in STAGES if stage in upstream("export")},
             run_file=tables,
-            results=Results(header, trained, read_json(folder / VERDICT)),
+            results=Results(header, metrics, read_json(folder / VERDICT)),
             first_loss=transcript.rounds[0].loss,
             shards=read_json(folder / SHARDS),
             start=source,

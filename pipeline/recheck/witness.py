@@ -284,8 +284,8 @@ def _accused(accusations: Accusations) -> Iterator[PublicClaim]:
 
 def _named(findings: list[Finding]) -> str:
     few = ", ".join(map(_text, findings[:MOST_NAMED]))
-    left = len(findings) - MOST_NAMED
-    return f"{few} and {left} more" if left > 0 else few
+    more = len(findings) - MOST_NAMED
+    return f"{few} and {more} more" if more > 0 else few
 
 
 def _text(finding: Finding) -> str:
