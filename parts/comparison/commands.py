@@ -66,8 +66,8 @@ def _loaded(file: Path) -> "tuple[Compare, Run]":
     from parts.comparison import compare_file
     from pipeline import runfile
 
-    known = compare_file.load(file)
-    return known, runfile.load(Path(known.base))
+    comparison = compare_file.load(file)
+    return comparison, runfile.load(Path(comparison.base))
 
 
 def _plan(file: Path, path: Path) -> None:
@@ -76,28 +76,28 @@ def _plan(file: Path, path: Path) -> None:
     from parts.comparison.train import key_of
     from parts.comparison.trainings import Decided, changed, digest, document, needed, trainings
 
-    known, base = _loaded(file)
+    comparison, base = _loaded(file)
     names: dict[PlannedTraining, str] = {}
-    written: dict[str, dict[str, Any]] = {}
+    plan: dict[str, dict[str, Any]] = {}
     keys: dict[tuple[str, int, bool, str], str] = {}
-    for one in trainings(known):
-        alike = one.method, one.seed, one.trial is None, one.failure
-        if alike not in keys:  # trainings of a search begin as one
-            start = Decided(known.methods[one.method].search)
-            keys[alike] = key_of(document(known, base, one, start))
-        needs = [names[other] for other in needed(known, one)]
-        rest = known.timeout, known.methods[one.method].grace
-        search = list(known.methods[one.method].search.items())  # whose order is that of its steps
+    for job in trainings(comparison):
+        shared = job.method, job.seed, job.trial is None, job.failure
+        if shared not in keys:  # trainings of a search begin as one
+            start = Decided(comparison.methods[job.method].search)
+            keys[shared] = key_of(document(comparison, base, job, start))
+        needs = [names[other] for other in needed(comparison, job)]
+        limits = comparison.timeout, comparison.methods[job.method].grace
+        search = list(comparison.methods[job.method].search.items())  # ordered as its steps
         made = digest(
-            keys[alike], needs, one.trial, search, *(rest if one.failure != NO_FAILURE else ())
+            keys[shared], needs, job.trial, search, *(limits if job.failure != NO_FAILURE else ())
         )
-        names[one] = name = f"{one.method}-{one.seed}-{made}"
-        written[name] = {**one._asdict(), "needs": needs}
-    write_sealed(path, {"trainings": written})
-    left = sum(not plan_file.result_path(name).is_file() for name in written)
-    print(f"compare: {len(written)} trainings of {known.tokens:,} tokens, {left} of them to do")
+        names[job] = name = f"{job.method}-{job.seed}-{made}"
+        plan[name] = {**job._asdict(), "needs": needs}
+    write_sealed(path, {"trainings": plan})
+    left = sum(not plan_file.result_path(name).is_file() for name in plan)
+    print(f"compare: {len(plan)} trainings of {comparison.tokens:,} tokens, {left} of them to do")
     if left:
-        print(f"compare: {_hours(changed(base, known), left * known.tokens)}")
+        print(f"compare: {_hours(changed(base, comparison), left * comparison.tokens)}")
 
 
 def _hours(base: "Run", tokens: int) -> str:
@@ -122,37 +122,37 @@ def _hours(base: "Run", tokens: int) -> str:
     )
 
 
-def _document(known: "Compare", base: "Run", given: dict[str, Any]) -> dict[str, Any]:
+def _document(comparison: "Compare", base: "Run", entry: dict[str, Any]) -> dict[str, Any]:
     """Return the run file of a training of a plan, which the results that it needs decide."""
     from parts.comparison.trainings import PlannedTraining, decided, document
 
-    one = PlannedTraining.in_plan(given)
-    found = decided(known, one, [plan_file.result(need) for need in given["needs"]])
-    return document(known, base, one, found)
+    training = PlannedTraining.in_plan(entry)
+    decision = decided(comparison, training, [plan_file.result(need) for need in entry["needs"]])
+    return document(comparison, base, training, decision)
 
 
 def _train(file: Path, path: Path, name: str) -> None:
     from parts.comparison import train
     from parts.comparison.trainings import PlannedTraining
 
-    given = plan_file.planned(path).get(name)
-    if given is None:
+    entry = plan_file.planned(path).get(name)
+    if entry is None:
         raise LockstepError(f"{path}: found no training {name}, expected the name of one in it")
-    known, base = _loaded(file)
-    result = train.trained(_document(known, base, given))
+    comparison, base = _loaded(file)
+    result = train.trained(_document(comparison, base, entry))
     loss = "diverged" if result["loss"] is None else f"held-out loss {result['loss']:.3f}"
-    print(f"compare: {PlannedTraining.in_plan(given).label}: {loss}", flush=True)
+    print(f"compare: {PlannedTraining.in_plan(entry).label}: {loss}", flush=True)
     write_sealed(plan_file.result_path(name), result)
 
 
 def _write_run_files(file: Path, path: Path, folder: Path) -> None:
     from parts.comparison.trainings import text
 
-    known, base = _loaded(file)
+    comparison, base = _loaded(file)
     plan = plan_file.planned(path)
-    for name, given in plan.items():
-        if all(plan_file.result_path(need).is_file() for need in given["needs"]):
-            write_text(folder / f"{name}.toml", text(_document(known, base, given)))
+    for name, entry in plan.items():
+        if all(plan_file.result_path(need).is_file() for need in entry["needs"]):
+            write_text(folder / f"{name}.toml", text(_document(comparison, base, entry)))
     print(f"compare: {folder}: {len(list(folder.glob('*.toml')))} run files of {len(plan)}")
 
 
@@ -160,25 +160,25 @@ def _table(file: Path, path: Path) -> None:
     from parts.comparison import results_table, written
     from parts.comparison.trainings import PlannedTraining, by_seed
 
-    known, base = _loaded(file)
+    comparison, base = _loaded(file)
     plan, made_of = plan_file.planned(path), f"{by_seed(base)}; {_code()}"
     missing = [name for name in plan if not plan_file.result_path(name).is_file()]
     waiting = {plan[name]["method"] for name in missing}
-    if waiting == set(known.methods):
+    if waiting == set(comparison.methods):
         raise LockstepError(
             f"{plan_file.result_path(missing[0])}: missing, and so are {len(missing) - 1} more of "
             f"{len(plan)} results, expected all of a method; `lockstep compare {file}` trains them"
         )
     if waiting:
         made_of += f"; left out, since they wait for trainings: {', '.join(sorted(waiting))}"
-        done = {name: one for name, one in known.methods.items() if name not in waiting}
-        known = known.model_copy(update={"methods": done})
-    found = {
-        PlannedTraining.in_plan(given): plan_file.result(name)
-        for name, given in plan.items()
-        if given["method"] in known.methods
+        done = {name: method for name, method in comparison.methods.items() if name not in waiting}
+        comparison = comparison.model_copy(update={"methods": done})
+    results = {
+        PlannedTraining.in_plan(entry): plan_file.result(name)
+        for name, entry in plan.items()
+        if entry["method"] in comparison.methods
     }
-    files = written.write(file, known, results_table.rows(known, found), made_of)
+    files = written.write(file, comparison, results_table.rows(comparison, results), made_of)
     print(files[0].read_text(encoding="utf-8"), end="")
     print(f"compare: {', '.join(map(str, files))}")
 

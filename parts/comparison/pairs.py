@@ -38,12 +38,12 @@ def differences(losses: Mapping[str, Sequence[float]]) -> list[Difference]:
     from scipy import stats
 
     pairs = list(itertools.combinations(losses, 2))
-    found = []
+    result = []
     for better, worse in pairs:
-        apart = [b - a for a, b in zip(losses[better], losses[worse], strict=True)]
+        gaps = [b - a for a, b in zip(losses[better], losses[worse], strict=True)]
         reach = math.inf
-        if len(apart) > 1:
-            quantile = stats.t.ppf(1 - (1 - LEVEL) / (2 * len(pairs)), len(apart) - 1)
-            reach = float(quantile) * statistics.stdev(apart) / math.sqrt(len(apart))
-        found.append(Difference(better, worse, statistics.fmean(apart), reach))
-    return found
+        if len(gaps) > 1:
+            quantile = stats.t.ppf(1 - (1 - LEVEL) / (2 * len(pairs)), len(gaps) - 1)
+            reach = float(quantile) * statistics.stdev(gaps) / math.sqrt(len(gaps))
+        result.append(Difference(better, worse, statistics.fmean(gaps), reach))
+    return result

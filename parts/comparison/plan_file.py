@@ -41,12 +41,12 @@ def name_of(compare_file: Path) -> str:
 def check_tables_are_of(compare_file: Path) -> None:
     """Check that the table here, if there is one, is not another file's of the same name."""
     path = table_path(compare_file, ".json")
-    if path.is_file() and (found := read_json(path).get("file")) not in (
+    if path.is_file() and (owner := read_json(path).get("file")) not in (
         None,
         name_of(compare_file),
     ):
         raise LockstepError(
-            f"{path}: belongs to {found}, expected {name_of(compare_file)}, whose table would "
+            f"{path}: belongs to {owner}, expected {name_of(compare_file)}, whose table would "
             "replace it; rename one of the two files"
         )
 

@@ -33,8 +33,8 @@ class Row(NamedTuple):
     @property
     def mean(self) -> float:
         """The mean of the losses; infinite if a seed diverged."""
-        whole = len(self.losses) == len(self.seeds)
-        return statistics.fmean(self.losses) if whole else math.inf
+        complete = len(self.losses) == len(self.seeds)
+        return statistics.fmean(self.losses) if complete else math.inf
 
     @property
     def spread(self) -> float | None:
@@ -65,9 +65,9 @@ class Row(NamedTuple):
         """Return what the first seed that did not diverge has under a name."""
         return next((seed[name] for seed in self.seeds if seed["loss"] is not None), None)
 
-    def _mean(self, found: Sequence[float | None]) -> float | None:
-        known = [value for value in found if value is not None]
-        return statistics.fmean(known) if len(known) == len(self.seeds) else None
+    def _mean(self, values: Sequence[float | None]) -> float | None:
+        numbers = [value for value in values if value is not None]
+        return statistics.fmean(numbers) if len(numbers) == len(self.seeds) else None
 
 
 def tokens_to(curve: Sequence[Ended], loss: float) -> float | None:
@@ -100,15 +100,15 @@ def rows(compare: Compare, found: Mapping[PlannedTraining, Ended]) -> list[Row]:
     """Return the rows of the table, the best first, those with failures after those without."""
     table = []
     for failure in (NO_FAILURE, *compare.failures):
-        some = []
+        group = []
         for name, method in compare.methods.items():
             seeds = [PlannedTraining(name, None, seed, failure) for seed in compare.seeds]
-            before = [found[one] for one in needed(compare, seeds[0]._replace(failure=NO_FAILURE))]
+            before = [found[t] for t in needed(compare, seeds[0]._replace(failure=NO_FAILURE))]
             values = decided(compare, seeds[0]._replace(failure=NO_FAILURE), before).values
-            results = tuple(found[one] for one in seeds)
+            results = tuple(found[t] for t in seeds)
             steps = card_of_method(method, values).local_steps
-            some.append(Row(name, method.label or name, failure, steps, values, results))
-        table += sorted(some, key=lambda row: row.mean)
+            group.append(Row(name, method.label or name, failure, steps, values, results))
+        table += sorted(group, key=lambda row: row.mean)
     return table
 
 
@@ -124,21 +124,21 @@ def apart(table: Sequence[Row]) -> list[Difference]:
 
 def front(table: Sequence[Row]) -> list[Row]:
     """Return the rows that no other beats in loss with as few bytes, by their means."""
-    known = [row for row in table if not math.isinf(row.mean)]
+    finite = [row for row in table if not math.isinf(row.mean)]
     return [
         row
-        for row in known
+        for row in finite
         if not any(
             other.mean < row.mean and other.total("bytes_up") <= row.total("bytes_up")
-            for other in known
+            for other in finite
         )
     ]
 
 
 def goal(compare: Compare, table: Sequence[Row]) -> float:
     """Return the loss to which tokens are counted: the file's, or that of the worst training."""
-    known = [loss for row in plain_rows(table) for loss in row.losses]
-    return compare.reach or max(known, default=math.inf)
+    losses = [loss for row in plain_rows(table) for loss in row.losses]
+    return compare.reach or max(losses, default=math.inf)
 
 
 def record(compare: Compare, row: Row, table: Sequence[Row]) -> dict[str, Any]:
@@ -220,8 +220,8 @@ def tables(compare: Compare, table: Sequence[Row]) -> Iterator[TextTable]:
     plain, known = plain_rows(table), {(row.method, row.failure): row for row in table}
     records = {key: record(compare, row, table) for key, row in known.items()}
     star = {row.method: "*" if compare.methods[row.method].ours else "" for row in plain}
-    found = {other.worse: other for other in apart(table) if other.better == plain[0].method}
-    cells = [_cells(row, records[row.method, NO_FAILURE], found.get(row.method)) for row in plain]
+    behind = {other.worse: other for other in apart(table) if other.better == plain[0].method}
+    cells = [_cells(row, records[row.method, NO_FAILURE], behind.get(row.method)) for row in plain]
     goal_head = f"tokens to {goal(compare, table):.3f}"
     heads = ("method", *(goal_head if head == GOAL else head for head in cells[0]))
     yield TextTable(
@@ -251,25 +251,25 @@ def tables(compare: Compare, table: Sequence[Row]) -> Iterator[TextTable]:
 GOAL = "tokens to a loss"
 
 
-def _cells(row: Row, known: Mapping[str, Any], behind: Difference | None) -> dict[str, str]:
+def _cells(row: Row, numbers: Mapping[str, Any], behind: Difference | None) -> dict[str, str]:
     """Return a row's cells by the heads above them."""
     return {
         "tuned": ", ".join(f"{key} {value:g}" for key, value in row.values.items()),
         "held-out loss": _loss(row),
         "behind the first": "–" if behind is None else str(behind),
-        GOAL: _or_dash(known["tokens_to_goal"], "{:,.0f}"),
-        "at equal bytes": _or_dash(known["loss_at_equal_bytes"], "{:.3f}"),
-        "at equal hours": _or_dash(known["loss_at_equal_seconds"], "{:.3f}"),
-        "outer steps": _or_dash(known["outer_steps"], "{:,}"),
-        "sent a round": _size(known["bytes_up_a_round"]),
-        "received": _size(known["bytes_down_a_round"]),
-        "bits per parameter and step, sent": _or_dash(known["bits_per_parameter_and_step_up"]),
-        "bits received": _or_dash(known["bits_per_parameter_and_step_down"]),
-        "simulated hours": _hours(known["train_seconds"]),
-        "coordinator's": _hours(known["coordinator_seconds"]),
-        "hours for the same tokens": _hours(known["seconds_for_all_tokens"]),
-        "tokens per second": _or_dash(known["tokens_per_second"], "{:,.0f}"),
-        "memory": _size(known["peak_bytes"]),
+        GOAL: _or_dash(numbers["tokens_to_goal"], "{:,.0f}"),
+        "at equal bytes": _or_dash(numbers["loss_at_equal_bytes"], "{:.3f}"),
+        "at equal hours": _or_dash(numbers["loss_at_equal_seconds"], "{:.3f}"),
+        "outer steps": _or_dash(numbers["outer_steps"], "{:,}"),
+        "sent a round": _size(numbers["bytes_up_a_round"]),
+        "received": _size(numbers["bytes_down_a_round"]),
+        "bits per parameter and step, sent": _or_dash(numbers["bits_per_parameter_and_step_up"]),
+        "bits received": _or_dash(numbers["bits_per_parameter_and_step_down"]),
+        "simulated hours": _hours(numbers["train_seconds"]),
+        "coordinator's": _hours(numbers["coordinator_seconds"]),
+        "hours for the same tokens": _hours(numbers["seconds_for_all_tokens"]),
+        "tokens per second": _or_dash(numbers["tokens_per_second"], "{:,.0f}"),
+        "memory": _size(numbers["peak_bytes"]),
     }
 
 
@@ -300,8 +300,8 @@ def conclusions(compare: Compare, table: Sequence[Row]) -> Iterator[str]:
         yield text
     if len(compare.seeds) == 1:
         yield "One seed: which differences exceed those of seeds is not known."
-    elif found := apart(table):
-        yield from _told_apart(found, {row.method: row.label for row in plain})
+    elif pairs := apart(table):
+        yield from _told_apart(pairs, {row.method: row.label for row in plain})
     labels = ", ".join(row.label for row in front(plain))
     yield f"No other method has a lower loss with as few bytes: {labels}."
     for row in plain:
@@ -319,10 +319,10 @@ def _measured_on(plain: Sequence[Row]) -> str | None:
     return f"A loss is measured on {text} at most; a seed draws the same for every method."
 
 
-def _told_apart(found: Sequence[Difference], labels: Mapping[str, str]) -> Iterator[str]:
-    unsure = [one for one in found if not one.sure]
-    text = f"Differences are of equal seeds, with t intervals that hold for all {len(found)} pairs "
+def _told_apart(pairs: Sequence[Difference], labels: Mapping[str, str]) -> Iterator[str]:
+    unsure = [pair for pair in pairs if not pair.sure]
+    text = f"Differences are of equal seeds, with t intervals that hold for all {len(pairs)} pairs "
     yield text + f"together 95 times in 100 (Bonferroni).{'' if unsure else ' All differ.'}"
-    for better, some in itertools.groupby(unsure, lambda one: one.better):
-        rest = "; ".join(f"{labels[one.worse]} ({one})" for one in some)
-        yield f"{labels[better]} cannot be told apart from: {rest}."
+    for better, group in itertools.groupby(unsure, lambda pair: pair.better):
+        others = "; ".join(f"{labels[pair.worse]} ({pair})" for pair in group)
+        yield f"{labels[better]} cannot be told apart from: {others}."

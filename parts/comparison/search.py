@@ -17,8 +17,8 @@ FINEST = 20  # halvings of a step
 def value(key: str, start: float, doublings: float) -> float:
     """Return a key's value so many doublings from its start."""
     factor = 2.0**doublings
-    found = 1.0 - (1.0 - start) / factor if key.endswith("momentum") else start * factor
-    return float(f"{found:.6g}")
+    result = 1.0 - (1.0 - start) / factor if key.endswith("momentum") else start * factor
+    return float(f"{result:.6g}")
 
 
 def values(start: Mapping[str, float], point: Point) -> dict[str, float]:

@@ -126,9 +126,9 @@ def _run(stage: str, run_file: Path, root: Path) -> int:
             raise
     process.returncode = code = os.waitstatus_to_exitcode(status)
     if code:
-        said = (root / f"{stage}.log").read_text(encoding="utf-8", errors="replace").strip()
+        output = (root / f"{stage}.log").read_text(encoding="utf-8", errors="replace").strip()
         failed = DivergedError if code == DivergedError.status else LockstepError
-        raise failed(said.rpartition("\n")[2] or f"{stage}: ended with {code}")
+        raise failed(output.rpartition("\n")[2] or f"{stage}: ended with {code}")
     return used.ru_maxrss * 1024
 
 

@@ -93,8 +93,8 @@ def decided(compare: Compare, one: PlannedTraining, results: Sequence[Ended]) ->
         point = search.next_point(start, tried)
     else:
         point = search.best_point(tried)
-    whole = results[-1] if one.failure != NO_FAILURE else None
-    seconds = whole["train_seconds"] / whole["rounds"] if whole and whole["loss"] else None
+    plain = results[-1] if one.failure != NO_FAILURE else None
+    seconds = plain["train_seconds"] / plain["rounds"] if plain and plain["loss"] else None
     return Decided(search.values(start, point), seconds)
 
 

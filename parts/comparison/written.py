@@ -54,7 +54,7 @@ def write(file: Path, compare: Compare, table: Sequence[Row], code: str) -> list
     They are named for the comparison's `file`; `code` stands for the code that trained, for people.
     """
     records = [record(compare, row, table) for row in table]
-    pairs = [{**one._asdict(), "told_apart": one.sure} for one in apart(table)]
+    pairs = [{**pair._asdict(), "told_apart": pair.sure} for pair in apart(table)]
     results = list(_results(compare, table))
     seeds = [names | {name: seed.get(name) for name in OF_A_SEED} for names, seed in results]
     curves = [names | measure for names, seed in results for measure in seed.get("curve", ())]
@@ -65,8 +65,8 @@ def write(file: Path, compare: Compare, table: Sequence[Row], code: str) -> list
     written = {"file": name_of(file), "code": code, "rows": records, "seeds": seeds, "pairs": pairs}
     write_json(files[2], written)
     write_bytes(files[3], png)
-    for path, some in zip(files[4:], (records, seeds, pairs, curves), strict=True):
-        write_text(path, _csv(some))
+    for path, content in zip(files[4:], (records, seeds, pairs, curves), strict=True):
+        write_text(path, _csv(content))
     return files
 
 
@@ -125,15 +125,15 @@ def draw(table: Sequence[Row]) -> bytes:
     The fourth has each method's loss by its bytes, and the front that no other is below. Each
     method has a colour of its own, and its name at its point.
     """
-    known = [row for row in table if not math.isinf(row.mean)]
-    colours = matplotlib.colormaps["turbo"](np.linspace(0.03, 0.97, len(known)))
+    rows = [row for row in table if not math.isinf(row.mean)]
+    colours = matplotlib.colormaps["turbo"](np.linspace(0.03, 0.97, len(rows)))
     with matplotlib.style.context(STYLE), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing")  # of a label: a box stands for it
         figure = Figure(figsize=(17, 5), dpi=130, layout="constrained")
         FigureCanvasAgg(figure)
         *curves, last = figure.subplots(1, len(PANELS) + 1)
         for axes, (column, title, formatter, divisor) in zip(curves, PANELS, strict=True):
-            for row, colour in zip(known, colours, strict=True):
+            for row, colour in zip(rows, colours, strict=True):
                 _line(axes, row, column, divisor, colour)
             axes.set_xlabel(title)
             if column != "tokens":
@@ -142,13 +142,13 @@ def draw(table: Sequence[Row]) -> bytes:
             if column == TRAINED:  # of which there is seldom more than a decade or two
                 axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
             axes.xaxis.set_major_formatter(formatter)
-        _front(last, known, colours)
+        _front(last, rows, colours)
         for axes in (*curves, last):
             axes.grid(color="#e3e6ec")
             axes.spines[["top", "right"]].set_visible(False)
         curves[0].set_ylabel("held-out loss, nats per token")
         figure.draw_without_rendering()  # names are moved apart in pixels
-        _name_points(last, known, colours)
+        _name_points(last, rows, colours)
         handles, labels = curves[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside upper center", ncols=6, edgecolor="none")
         buffer = io.BytesIO()
@@ -158,17 +158,17 @@ def draw(table: Sequence[Row]) -> bytes:
 
 def _line(axes: "Axes", row: Row, column: str, divisor: float, colour: np.ndarray) -> None:
     curves = [seed["curve"][1:] for seed in row.seeds]  # without the one before the first round
-    x_M = np.array([[one[column] for one in curve] for curve in curves], np.float64).mean(axis=0)
-    loss_SM = np.array([[one["loss"] for one in curve] for curve in curves], np.float64)
+    x_M = np.array([[p[column] for p in curve] for curve in curves], np.float64).mean(axis=0)
+    loss_SM = np.array([[p["loss"] for p in curve] for curve in curves], np.float64)
     x_M /= divisor
     axes.plot(x_M, loss_SM.mean(axis=0), "-", color=colour, label=row.label, lw=1.7)
     axes.fill_between(x_M, loss_SM.min(axis=0), loss_SM.max(axis=0), color=colour, alpha=0.2, lw=0)
 
 
-def _front(axes: "Axes", known: Sequence[Row], colours: np.ndarray) -> None:
-    for row, colour in zip(known, colours, strict=True):
+def _front(axes: "Axes", rows: Sequence[Row], colours: np.ndarray) -> None:
+    for row, colour in zip(rows, colours, strict=True):
         axes.plot(row.total("bytes_up"), row.mean, "o", color=colour)
-    best = sorted(front(known), key=lambda row: row.total("bytes_up"))
+    best = sorted(front(rows), key=lambda row: row.total("bytes_up"))
     axes.step(
         [row.total("bytes_up") for row in best],
         [row.mean for row in best],
@@ -181,10 +181,10 @@ def _front(axes: "Axes", known: Sequence[Row], colours: np.ndarray) -> None:
     axes.set_xlabel("sent by each peer, at the end; the front")
 
 
-def _name_points(axes: "Axes", known: Sequence[Row], colours: np.ndarray) -> None:
+def _name_points(axes: "Axes", rows: Sequence[Row], colours: np.ndarray) -> None:
     """Write each method's name beside its point, or above the names that are there already."""
     taken: list[Bbox] = []
-    for row, colour in zip(known, colours, strict=True):
+    for row, colour in zip(rows, colours, strict=True):
         at = row.total("bytes_up"), row.mean
         is_right = axes.transLimits.transform(axes.transScale.transform(at))[0] > 0.5
         side, x = ("right", -5) if is_right else ("left", 5)

@@ -101,12 +101,12 @@ def lines(swarm: "PlannedSwarm") -> Iterator[str]:
 
     yield f"| {' | '.join((*HEADS, 'hours'))} |"
     yield f"|{'---|' * (len(HEADS) + 1)}"
-    for found in project(swarm):
-        method = found.method
-        cells = [method.label, f"{method.bits:.3g}", str(method.local_steps), size(found.sent)]
-        cells += [size(found.received), f"{found.seconds:,.3g}"]
-        cells += [f"{100 * share:.3g} %" for share in (found.utilisation, found.goodput)]
-        cells.append("never" if found.hours > NEVER else f"{found.hours:,.3g}")
+    for row in project(swarm):
+        method = row.method
+        cells = [method.label, f"{method.bits:.3g}", str(method.local_steps), size(row.sent)]
+        cells += [size(row.received), f"{row.seconds:,.3g}"]
+        cells += [f"{100 * share:.3g} %" for share in (row.utilisation, row.goodput)]
+        cells.append("never" if row.hours > NEVER else f"{row.hours:,.3g}")
         yield f"| {' | '.join(cells)} |"
     yield ""
     if left := ", ".join(method.label for method in not_summed(swarm)):
@@ -154,9 +154,9 @@ def amount(flag: str, value: float, most: float) -> float:
 
 
 def _quantity(flag: str, text: str, units: dict[str, float], expected: str) -> float:
-    found = re.fullmatch(r"([0-9.]+(?:e[0-9]+)?)\s*([a-z]+)", text.strip().lower())
+    match = re.fullmatch(r"([0-9.]+(?:e[0-9]+)?)\s*([a-z]+)", text.strip().lower())
     try:
-        value = float(found[1]) * units[found[2]] if found else math.nan
+        value = float(match[1]) * units[match[2]] if match else math.nan
     except (KeyError, ValueError):
         value = math.nan
     if not 0 < value <= MOST:

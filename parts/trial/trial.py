@@ -48,23 +48,23 @@ FOREVER = 10**9  # seconds of an epoch: the run is one
 
 def take(arguments: Sequence[str]) -> None:
     """Train what the arguments say, and print the results."""
-    given = flags.parse(arguments)
-    if given.cpu or given.device == "cpu":
+    options = flags.parse(arguments)
+    if options.cpu or options.device == "cpu":
         os.environ["JAX_PLATFORMS"] = "cpu"
-    if given.save_path is not None and Path(given.save_path).exists():
-        raise LockstepError(f"--save-path {given.save_path}: exists, expected a new folder")
-    out = Path(given.out)
-    root = out / ("distro" if given.distro else "adamw")
+    if options.save_path is not None and Path(options.save_path).exists():
+        raise LockstepError(f"--save-path {options.save_path}: exists, expected a new folder")
+    out = Path(options.out)
+    root = out / ("distro" if options.distro else "adamw")
     file = root / TRIAL_FILE
-    write_text(file, run_file(run_of(given), f"Made by `lockstep try` for {root.name}."))
+    write_text(file, run_file(run_of(options), f"Made by `lockstep try` for {root.name}."))
     _share_downloads(out, root)
-    for name in TRAINED if given.save_path is None else (*TRAINED, *SAVED):
+    for name in TRAINED if options.save_path is None else (*TRAINED, *SAVED):
         run_stage(name, file, root)
-    if given.save_path is not None:
-        _save(Paths("export", file, root), Path(given.save_path))
+    if options.save_path is not None:
+        _save(Paths("export", file, root), Path(options.save_path))
     trained = sum(_print_result(out / folder, name) for folder, name in NAMES.items())
     if trained == 1:
-        other = "without --distro" if given.distro else "with --distro"
+        other = "without --distro" if options.distro else "with --distro"
         print(f"try: the same command {other} trains with the other optimizer")
 
 
@@ -113,8 +113,8 @@ def _in_flags(line: str) -> str:
     """Return an error of a run file with the flag in place of the key that was made of it."""
     match = re.match(r"lockstep try: (?:\w+\.)*([\w\[\]]+) is (.+?), expected (.*)", line)
     flag = match and FLAG_OF.get(match[1], match[1].replace("_", "-"))
-    is_one = any(flag == one.name for one in flags.FLAGS)
-    return f"--{flag} {match[2]}: expected {match[3]}" if match and is_one else line
+    is_flag = any(flag == f.name for f in flags.FLAGS)
+    return f"--{flag} {match[2]}: expected {match[3]}" if match and is_flag else line
 
 
 def _document(flags: argparse.Namespace) -> dict[str, Any]:
