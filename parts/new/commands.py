@@ -279,16 +279,16 @@ def _write(
 
     run = runfile.parse(document, CALLED)
     tables = run.model_dump(mode="json", exclude_none=True)
-    said = []
+    chosen = []
     for key, why in reasons.items():
-        found = value_at(tables, key)
-        named = key if isinstance(found, dict) else f"{key} = {toml(found)}"
-        said.append(f"{named}: {why}.")
+        value = value_at(tables, key)
+        setting = key if isinstance(value, dict) else f"{key} = {toml(value)}"
+        chosen.append(f"{setting}: {why}.")
     planned = plan_of(run, config).lines() if config else []
     file.parent.mkdir(parents=True, exist_ok=True)
     notes = {key: f"Chosen: {why}." for key, why in reasons.items()}
-    write_text(file, run_file(run, *head, "Chosen, and why:", *said, notes=notes))
-    for line in (*head, *said, *planned):
+    write_text(file, run_file(run, *head, "Chosen, and why:", *chosen, notes=notes))
+    for line in (*head, *chosen, *planned):
         logs.say(line)
     failing = preflight.show(file, root)
     logs.say(f"new: {file}{f'; it would fail here by {failing} of these rows' if failing else ''}")

@@ -101,8 +101,8 @@ def _preprocessed(name: str, model: StartingModel) -> NewData:
 def _packages(name: str, model: StartingModel) -> NewData:
     tokens, in_tokens = _tokenizer(model)
     table = tokens | {"held_out_percent": HELD_OUT_PERCENT, "shuffle": SEEDED}
-    said = "the source of packages that constraints.txt pins"
-    return NewData({"Corpus": table}, f"{said}, {in_tokens}")
+    source = "the source of packages that constraints.txt pins"
+    return NewData({"Corpus": table}, f"{source}, {in_tokens}")
 
 
 def _text(name: str, model: StartingModel) -> NewData:
@@ -139,8 +139,8 @@ def _tokenizer(model: StartingModel) -> tuple[dict[str, Any], str]:
         pinned = {"tokenizer_revision": model.revision} if model.revision else {}
         return {"tokenizer": model.tokenizer} | pinned, f"in the tokens of {model.tokenizer}"
     if LEAST_VOCABULARY <= vocabulary <= MOST_VOCABULARY:
-        said = f"in {vocabulary:,} tokens of a tokenizer that is trained on it"
-        return {"vocab_size": vocabulary}, said
+        reason = f"in {vocabulary:,} tokens of a tokenizer that is trained on it"
+        return {"vocab_size": vocabulary}, reason
     raise LockstepError(
         f"--data: text, but the model has a vocabulary of {vocabulary:,} tokens and no tokenizer, "
         f"expected a tokenizer in its folder, or a vocabulary of {LEAST_VOCABULARY} to "

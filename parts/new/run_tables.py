@@ -348,9 +348,9 @@ def _local_steps(card: Card) -> Reasons:
         "inner_steps": f"local steps, of {card.file}, not tuned",
         "outer_momentum": f"of {card.file}, for few rounds; the papers have 0.9, for many",
     }
-    known = card.settings if "inner_steps" in card.settings else ()
+    settings = card.settings if "inner_steps" in card.settings else ()
     return {
-        f"model.LLM.optimizer.{card.tag}.{key}": of_card[key] for key in of_card if key in known
+        f"model.LLM.optimizer.{card.tag}.{key}": of_card[key] for key in of_card if key in settings
     }
 
 

@@ -55,16 +55,16 @@ def model_named(name: str, root: Path) -> StartingModel:
     where = as_path(name) if commit is None else name
     tokenizer = where if files.has_tokenizer else None
     if not any(file.endswith(".safetensors") for file in files.names):
-        said = f"fresh weights of the shape of {name}'s {hf.CONFIG}, beside which there are none"
-        found = _fresh(config, said, tokenizer)
+        label = f"fresh weights of the shape of {name}'s {hf.CONFIG}, beside which there are none"
+        model = _fresh(config, label, tokenizer)
     elif commit is None:
         checkpoint = {"Hub": {"repo_id": where}}
-        found = described(checkpoint, config, tokenizer, f"the folder {name}", where)
+        model = described(checkpoint, config, tokenizer, f"the folder {name}", where)
     else:
         checkpoint = {"Hub": {"repo_id": name, "revision": commit}}
-        said = f"{name} on the hub at its commit of today"
-        found = described(checkpoint, config, tokenizer, said, name)
-    return found._replace(revision=commit)
+        label = f"{name} on the hub at its commit of today"
+        model = described(checkpoint, config, tokenizer, label, name)
+    return model._replace(revision=commit)
 
 
 def as_path(name: str) -> str:
@@ -72,8 +72,8 @@ def as_path(name: str) -> str:
     return name if is_path(name) else f"./{name}"
 
 
-def _fresh(config: dict[str, Any], said: str, tokenizer: str | None) -> StartingModel:
-    known = hf.model_of(config, "--model")[1].to_hf()
-    own = {key: value for key, value in config.items() if key in known and known[key] == value}
+def _fresh(config: dict[str, Any], label: str, tokenizer: str | None) -> StartingModel:
+    full = hf.model_of(config, "--model")[1].to_hf()
+    own = {key: value for key, value in config.items() if key in full and full[key] == value}
     checkpoint = {"Init": {"seed": 0, "config": own}}
-    return described(checkpoint, own, tokenizer, said, "--model")
+    return described(checkpoint, own, tokenizer, label, "--model")

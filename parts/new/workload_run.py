@@ -33,12 +33,12 @@ def new_run(answers: Mapping[str, Any], root: Path) -> tuple[NewRun, dict[str, A
     run = runfile.parse(_document(new), CALLED)
     if not (parts := offered("new_run")):
         raise LockstepError("--workload: expected none, since parts/workload is not here")
-    said = parts[0].ask(run)
-    known = new.model.config | said.model
-    model = new.model._replace(params=said.params, groups=said.groups, config=known)
-    new = new._replace(model=model, card=new.card.for_groups(said.groups))
-    new = _with_steps_of(new, answers, said)
-    words, rows = said.words, said.rows
+    facts = parts[0].ask(run)
+    config = new.model.config | facts.model
+    model = new.model._replace(params=facts.params, groups=facts.groups, config=config)
+    new = new._replace(model=model, card=new.card.for_groups(facts.groups))
+    new = _with_steps_of(new, answers, facts)
+    words, rows = facts.words, facts.rows
     if "Workload" not in new.data.table:
         seen = dry_run.look(run, Paths("download", Path(CALLED), root))
         words, rows = seen.survey.row_words, seen.amount.most
@@ -46,18 +46,18 @@ def new_run(answers: Mapping[str, Any], root: Path) -> tuple[NewRun, dict[str, A
             rows = None
     elif not words:
         raise LockstepError(f"--data: expected some, since {answers['workload']} has no dataset")
-    elif not said.held_out:
+    elif not facts.held_out:
         new.data.table["Workload"]["held_out_percent"] = HELD_OUT_PERCENT
         rows -= int(rows * HELD_OUT_PERCENT / 100)
-    new = _sized(new, answers, words or answers["length"], rows, said.suggested)
-    return new, _document(new), _reasons(new, answers, rows, said)
+    new = _sized(new, answers, words or answers["length"], rows, facts.suggested)
+    return new, _document(new), _reasons(new, answers, rows, facts)
 
 
 def _one_round(answers: Mapping[str, Any]) -> NewRun:
     """Return a run of one round, with which the class is asked."""
     config, card = answers["config"], run_tables.card_named(answers["optimizer"])
     source = config.get("model")  # as workloads/hf_causal_lm.py has it, with its tokenizer
-    known = {
+    model_config = {
         "model_type": "workload",
         "num_hidden_layers": 0,
         "max_position_embeddings": MOST_WORDS,
@@ -65,8 +65,8 @@ def _one_round(answers: Mapping[str, Any]) -> NewRun:
         "workload": {},
     }
     tokenizer = source if isinstance(source, str) else None
-    said = f"workload {answers['workload']}"
-    model = StartingModel("Ephemeral", known, tokenizer, 1, ("model",), said)
+    label = f"workload {answers['workload']}"
+    model = StartingModel("Ephemeral", model_config, tokenizer, 1, ("model",), label)
     data = NewData({"Workload": {"shuffle": SEEDED}}, f"those that {answers['workload']} gives")
     if answers["data"]:
         data = data_named(answers["data"], model)
@@ -75,11 +75,11 @@ def _one_round(answers: Mapping[str, Any]) -> NewRun:
     return NewRun(model, data, card, batch * wanted["length"], answers["peers"], 0, wanted)
 
 
-def _with_steps_of(new: NewRun, answers: Mapping[str, Any], said: Any) -> NewRun:
+def _with_steps_of(new: NewRun, answers: Mapping[str, Any], facts: Any) -> NewRun:
     """Return the run with local steps by the optimizer that --inner, or the class, names."""
-    inner = answers["inner"] or said.suggested.inner or said.inner[0]
-    if inner not in said.inner:
-        can = " or ".join(said.inner)
+    inner = answers["inner"] or facts.suggested.inner or facts.inner[0]
+    if inner not in facts.inner:
+        can = " or ".join(facts.inner)
         raise LockstepError(
             f"--inner {inner}: expected {can}, which {answers['workload']} supports"
         )
@@ -104,16 +104,16 @@ def _sized(
             "text, and no --tokens for other data"
         )
     passes = answers["passes"] or ((suggested.passes or PASSES) if rows else 1)
-    whole = passes * rows if rows else run_tables.number(answers["tokens"]) // length
+    total = passes * rows if rows else run_tables.number(answers["tokens"]) // length
     together, batch = new.peers * new.card.local_steps, answers["batch"]
     if not batch:
         of_peer = suggested.batch or BATCH
-        while of_peer > 1 and whole < FEWEST_ROUNDS * of_peer * together:
+        while of_peer > 1 and total < FEWEST_ROUNDS * of_peer * together:
             of_peer //= 2
         batch = of_peer * together
-    if whole < batch:
+    if total < batch:
         raise LockstepError(
-            f"--passes {passes}: {whole:,} rows, expected at least {batch:,}, one round of "
+            f"--passes {passes}: {total:,} rows, expected at least {batch:,}, one round of "
             f"{new.peers} peers with {new.card.local_steps} local steps"
         )
     inner = new.wanted["inner"]
@@ -121,7 +121,7 @@ def _sized(
     if suggested.learning_rate and not answers["learning_rate"]:
         over_adamw = new.card.rates[0].rate / run_tables.card_named("adamw").rates[0].rate
         wanted["learning_rate"] = short(suggested.learning_rate * over_adamw)
-    return new._replace(tokens=whole // batch * batch * length, wanted=wanted)
+    return new._replace(tokens=total // batch * batch * length, wanted=wanted)
 
 
 def _document(new: NewRun) -> dict[str, Any]:
@@ -138,10 +138,10 @@ def _document(new: NewRun) -> dict[str, Any]:
     return document
 
 
-def _reasons(new: NewRun, answers: Mapping[str, Any], rows: int | None, said: Any) -> Reasons:
+def _reasons(new: NewRun, answers: Mapping[str, Any], rows: int | None, facts: Any) -> Reasons:
     suits, passes = f"as {answers['workload']} suggests", new.wanted["passes"]
-    suggested, why = said.suggested, run_tables.reasons(new)
-    why["workload.inner"] = _why_inner(new, answers, said)
+    suggested, why = facts.suggested, run_tables.reasons(new)
+    why["workload.inner"] = _why_inner(new, answers, facts)
     why["model.LLM.max_seq_len"] = "words of 4 bytes of a row" if rows else "--length"
     why["peers.micro_batch"] = "a peer's local step at once"
     why["held_out.sequences"] = "rows of a measurement, or all that are held out"
@@ -165,13 +165,13 @@ def _reasons(new: NewRun, answers: Mapping[str, Any], rows: int | None, said: An
     return why
 
 
-def _why_inner(new: NewRun, answers: Mapping[str, Any], said: Any) -> str:
+def _why_inner(new: NewRun, answers: Mapping[str, Any], facts: Any) -> str:
     if answers["inner"]:
         return "--inner"
-    if said.suggested.inner:
+    if facts.suggested.inner:
         return f"as {answers['workload']} suggests"
-    if said.inner == ("worker",):
+    if facts.inner == ("worker",):
         return f"{answers['workload']} takes steps of its own, and gives no gradients"
-    if said.inner == ("gradient",):
+    if facts.inner == ("gradient",):
         return f"{answers['workload']} gives gradients, and takes no steps of its own"
     return f"{new.card.tag} takes the steps; with --inner worker {answers['workload']} does"
