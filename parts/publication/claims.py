@@ -35,8 +35,8 @@ class VerifyOutcome(Enum):
 
 def table() -> str:
     """Return the exit statuses, a line each, for `--help`."""
-    found = sorted(VerifyOutcome, key=lambda outcome: outcome.status)
-    return "\n\n".join(f"{one.status}  {one.word}: {one.meaning}" for one in found)
+    outcomes = sorted(VerifyOutcome, key=lambda outcome: outcome.status)
+    return "\n\n".join(f"{o.status}  {o.word}: {o.meaning}" for o in outcomes)
 
 
 HEADINGS: dict[Kind, str] = {
@@ -80,11 +80,11 @@ class Verified:
     @property
     def text(self) -> str:
         """The outcome, and a list of claims for each way in which they are known."""
-        said = [f"{self.outcome.word}: {'; '.join(self.why_not) or 'nothing contradicts it'}"]
+        lines = [f"{self.outcome.word}: {'; '.join(self.why_not) or 'nothing contradicts it'}"]
         for kind, heading in HEADINGS.items():
             claims = [claim.text for claim in self.claims if claim.kind == kind]
-            said += [heading, *(f"  - {text}" for text in claims)] if claims else []
-        return "\n".join(map(shown, said))
+            lines += [heading, *(f"  - {text}" for text in claims)] if claims else []
+        return "\n".join(map(shown, lines))
 
 
 def in_order(claims: Iterable[PublicClaim]) -> list[PublicClaim]:

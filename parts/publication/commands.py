@@ -168,17 +168,17 @@ def verify(  # noqa: PLR0913 - each is an option
         worker = unchecked_bundle.WorkerOfReader(worker_python, worker_module, worker_path)
         published = partial(_verify, source, root, limits, asks, worker, seen)
         verified = _known(source, root, follow, replays or (), as_json, published)
-        outcome, said, text = verified.outcome, verified.to_json(), verified.text
+        outcome, result, text = verified.outcome, verified.to_json(), verified.text
     except LockstepError as error:
-        outcome, said = _outcome(error), {"reason": str(error), "bitwise": False, "claims": {}}
+        outcome, result = _outcome(error), {"reason": str(error), "bitwise": False, "claims": {}}
         text = f"{outcome.word}: {error}"
     if as_json:
         is_verified = outcome is VerifyOutcome.VERIFIED
-        print(json.dumps({"verified": is_verified, "outcome": outcome.word} | said))
+        print(json.dumps({"verified": is_verified, "outcome": outcome.word} | result))
     else:
         print(text)
     if attest is not None:
-        _attest(attest, seen, asks, outcome, said)
+        _attest(attest, seen, asks, outcome, result)
     raise typer.Exit(outcome.status)
 
 
@@ -187,7 +187,7 @@ def _attest(
     seen: "list[Found]",
     asks: "ReaderAsks",
     outcome: VerifyOutcome,
-    said: dict[str, Any],
+    result: dict[str, Any],
 ) -> None:
     """Write the outcome, unless nothing was decided."""
     if outcome in (VerifyOutcome.NOT_ASKED, VerifyOutcome.NOT_FETCHED) or not seen:
@@ -195,7 +195,7 @@ def _attest(
         return
     from parts.publication import in_toto
 
-    in_toto.write(path, seen[0], asks, outcome, said)
+    in_toto.write(path, seen[0], asks, outcome, result)
 
 
 def _outcome(error: LockstepError) -> VerifyOutcome:
@@ -258,8 +258,8 @@ def _known(
     except UnreachableError:
         raise
     except NotFetchedError:
-        if found := stored():
-            return found
+        if verified := stored():
+            return verified
         raise
 
 
@@ -275,8 +275,8 @@ def _verify_stored(
             out = sys.stdout
             with redirect_stdout(sys.stderr):
                 say = partial(print, file=sys.stderr if as_json else out, flush=True)
-                found = part.verify(source, root, replays, say if follow else bool, follows=follow)
-            return Verified(*found)
+                result = part.verify(source, root, replays, say if follow else bool, follows=follow)
+            return Verified(*result)
     if follow or replays:
         raise RequestError(
             f"{source}: not a run of volunteers, expected one for --follow or --replay"
@@ -305,16 +305,16 @@ def _verify(
     data, folder, place = root / "data", None, None
     try:
         with redirect_stdout(sys.stderr), told():
-            found = fetch.find(source, data / "store", limits, signed=asks.key is not None)
+            listing = fetch.find(source, data / "store", limits, signed=asks.key is not None)
             if seen is not None:
-                seen.append(found)
-            signed = signature.check(found.signature, found.digests, asks.key)
-            publication = found.publication
+                seen.append(listing)
+            signed = signature.check(listing.signature, listing.digests, asks.key)
+            publication = listing.publication
             skip = layout.not_needed(publication, layout.choose(publication, asks))
             with aside.folder(data / "runs", "verify", AGAIN) as place:
-                folder = found.bring(place, skip)
-                here = [folder / name for name in publication.files if name not in skip]
-                with untrusted_files.unchanged(here), _release_said(publication.release):
+                folder = listing.bring(place, skip)
+                files = [folder / name for name in publication.files if name not in skip]
+                with untrusted_files.unchanged(files), _release_said(publication.release):
                     run = unchecked_bundle.read_run(folder / layout.PROOF, limits.max_gb, worker)
                     if precision := layout.matmul_precision(folder):
                         os.environ.setdefault("JAX_DEFAULT_MATMUL_PRECISION", precision)
@@ -326,7 +326,7 @@ def _verify(
                     most = limits.max_gb
                     verified = verifying.verify(folder, publication, run, asks, own, most)
                     return dataclasses.replace(
-                        verified, claims=[*in_toto.claims(found), signed, *verified.claims]
+                        verified, claims=[*in_toto.claims(listing), signed, *verified.claims]
                     )
     except (LockstepError, OSError) as error:
         text = str(error)

@@ -137,8 +137,8 @@ def _below(address: str, name: str) -> str:
 def _on_hub(source: str, cache: Path, limits: Limits) -> Found:
     repo, revision = HUB.fullmatch(source).groups()
     _say_what_is_asked(f"the hub for {source}", limits.network)
-    found = hub_files.list_repo(repo, revision, source, limits.network, FORM, folders=True)
-    listed = found.files
+    listing = hub_files.list_repo(repo, revision, source, limits.network, FORM, folders=True)
+    listed = listing.files
     if MANIFEST not in listed:
         raise RequestError(f"{source}: has no {MANIFEST}, expected a publication")
     names = [name for name in (MANIFEST, SIGNATURE) if name in listed]
@@ -147,7 +147,7 @@ def _on_hub(source: str, cache: Path, limits: Limits) -> Found:
     transfers = [Transfer(name, listed[name], listed[name].size, "the hub") for name in names]
     with Progress("verify", total=sum(t.size for t in transfers), unit="byte") as bar:
         stored = store.fetch(transfers, cache, limits.network, bar)
-    content, *signature = (one.path.read_bytes() for one in stored)
+    content, *signature = (item.path.read_bytes() for item in stored)
     publication = validate_json(Publication, content, f"{source}: {MANIFEST}")
     _check(publication, source, set(listed), limits)
 
@@ -156,8 +156,8 @@ def _on_hub(source: str, cache: Path, limits: Limits) -> Found:
         return listed[name]
 
     bring = _download(publication, origin, cache, limits, "the hub")
-    uri = hub_files.package_url(repo, found.commit)
-    return Found(publication, uri, stored[0].sha256, *(signature or [None]), bring, found.commit)
+    uri = hub_files.package_url(repo, listing.commit)
+    return Found(publication, uri, stored[0].sha256, *(signature or [None]), bring, listing.commit)
 
 
 def _say_what_is_asked(name: str, network: Network) -> None:
@@ -186,11 +186,11 @@ def _check(publication: Publication, where: str, names: set[str] | None, limits:
         raise LockstepError(f"{name}: a file that {MANIFEST} does not list, expected none")
 
 
-def _compare(name: str, found: int | str, expected: int | str, unit: str) -> None:
+def _compare(name: str, actual: int | str, expected: int | str, unit: str) -> None:
     """Compare the size of a file, or its hash, with what the list says."""
-    if found != expected:
-        here, listed = (v[:12] if isinstance(v, str) else v for v in (found, expected))
-        raise LockstepError(f"{name}: found {here} {unit}, expected {listed} as {MANIFEST} says")
+    if actual != expected:
+        got, listed = (v[:12] if isinstance(v, str) else v for v in (actual, expected))
+        raise LockstepError(f"{name}: found {got} {unit}, expected {listed} as {MANIFEST} says")
 
 
 def _download(
@@ -208,8 +208,8 @@ def _download(
 
     def bring(folder: Path, skip: set[str]) -> Path:
         transfers = [transfer for transfer in every if transfer.name not in skip]
-        whole = sum(publication.files[transfer.name].bytes for transfer in transfers)
-        with Progress("verify", total=whole, unit="byte") as bar:
+        total = sum(publication.files[transfer.name].bytes for transfer in transfers)
+        with Progress("verify", total=total, unit="byte") as bar:
             fetched = store.fetch(transfers, cache, limits.network, bar)
         for transfer, stored in zip(transfers, fetched, strict=True):
             _compare(

@@ -44,11 +44,11 @@ def claims(found: Found) -> list[PublicClaim]:
     """Return what was looked at: of a branch of the hub, tomorrow it may be something else."""
     named = digests(found)
     text = "SHA-256 " + ", ".join(f"{sha256} of {name}" for name, sha256 in named.items())
-    known = [PublicClaim("digests", "proven", text, {"uri": found.uri, "sha256": named})]
+    result = [PublicClaim("digests", "proven", text, {"uri": found.uri, "sha256": named})]
     if found.commit is not None:
         text = f"that the hub has these files in commit {found.commit}"
-        known.append(PublicClaim("commit", "stated", text, {"commit": found.commit}))
-    return known
+        result.append(PublicClaim("commit", "stated", text, {"commit": found.commit}))
+    return result
 
 
 def write(
@@ -90,7 +90,7 @@ def _policy(asks: ReaderAsks) -> dict[str, Any]:
 
     It records that the reader used own files, but not where they are.
     """
-    asked = {
+    options = {
         "seed": asks.seed,
         "windows": asks.windows,
         "checkpoint": asks.checkpoint is not None,
@@ -98,14 +98,14 @@ def _policy(asks: ReaderAsks) -> dict[str, Any]:
         "tasks": asks.tasks,
         "key": asks.key is not None,
     }
-    content = json.dumps(asked, sort_keys=True, separators=(",", ":"))
+    content = json.dumps(options, sort_keys=True, separators=(",", ":"))
     sha256 = hashlib.sha256(content.encode()).hexdigest()
-    return {"uri": f"{OURS}verify/asked", "digest": {"sha256": sha256}, "annotations": asked}
+    return {"uri": f"{OURS}verify/asked", "digest": {"sha256": sha256}, "annotations": options}
 
 
-def _signatures(found: Found, claims: dict[str, Any]) -> list[dict[str, Any]]:
+def _signatures(listing: Found, claims: dict[str, Any]) -> list[dict[str, Any]]:
     """The author's signature, where it was checked with the reader's key."""
     if claims.get("signature", {}).get("is") != "proven":
         return []
-    sha256 = hashlib.sha256(found.signature or b"").hexdigest()
+    sha256 = hashlib.sha256(listing.signature or b"").hexdigest()
     return [{"name": layout.SIGNATURE, "digest": {"sha256": sha256}}]

@@ -185,12 +185,12 @@ def possible(transcript: "Transcript", windows: list[Window], kept: bool) -> lis
 
     A peer that sent nothing in a window has none there: its replay would show nothing.
     """
-    found = []
+    drawable = []
     for window in windows:
         peers = sorted({peer for e in transcript.window(window) for peer in e.evidence.messages})
-        several = [(peer,) for peer in peers] if kept else [tuple(peers)]
-        found += [DrawnWindow(window, some) for some in several if some]
-    return found
+        groups = [(peer,) for peer in peers] if kept else [tuple(peers)]
+        drawable += [DrawnWindow(window, group) for group in groups if group]
+    return drawable
 
 
 def seed_of(transcript: "Transcript", seed: str | None, beacon: "Beacon | None") -> str:
@@ -214,10 +214,10 @@ def draw(
     Where messages are kept, each window of a peer is as likely. Where they are not, the last one is
     always drawn: only its replay connects anything with the weights.
     """
-    every = possible(transcript, windows[:1] if stored else windows, kept)
+    candidates = possible(transcript, windows[:1] if stored else windows, kept)
     generator = random.Random(f"publication {seed}")
-    chosen = [] if kept else every[-1:]
-    rest = [one for one in every if one not in chosen]
+    chosen = [] if kept else candidates[-1:]
+    rest = [window for window in candidates if window not in chosen]
     return sorted(chosen + generator.sample(rest, min(count - len(chosen), len(rest))))
 
 
@@ -252,16 +252,16 @@ def choose(publication: Publication, asks: ReaderAsks) -> list[str]:
     author has drawn with draws no second time.
     """
     names, seed, count = publication.row_files, asks.seed, asks.windows
-    asked = seed is not None and seed == publication.seed
+    same_seed = seed is not None and seed == publication.seed
     if count is None:
-        count = len(names) if seed is None or asked else 1
+        count = len(names) if seed is None or same_seed else 1
     if count > len(names):
         raise RequestError(
             f"--windows: {MANIFEST} has {len(names)} windows, expected {count}; ask the author for "
             f"`publish --windows {count}`"
         )
     generator = random.Random(
-        f"reader {publication.rounds} {'' if asked or seed is None else seed}"
+        f"reader {publication.rounds} {'' if same_seed or seed is None else seed}"
     )
     of_all_peers = re.fullmatch(ROW_FILE, names[-1])[2] is None
     always = names[-1:] if of_all_peers else []  # nothing else is connected with the weights
@@ -275,12 +275,12 @@ def not_needed(publication: Publication, chosen: list[str]) -> set[str]:
     Of windows of all peers, whose snapshots are each other's, only rows are told apart.
     """
     left = set(publication.row_files) - set(chosen)
-    owned = (re.fullmatch(ROW_FILE, name) for name in left)
+    matches = (re.fullmatch(ROW_FILE, name) for name in left)
     snapshots = f"{TRANSCRIPT}/snapshots"
     return left | {
-        f"{snapshots}/{int(found[1]) - 1:05}/own-{found[2]}.safetensors{PLANES}"
-        for found in owned
-        if found[2]
+        f"{snapshots}/{int(match[1]) - 1:05}/own-{match[2]}.safetensors{PLANES}"
+        for match in matches
+        if match[2]
     }
 
 
@@ -291,5 +291,5 @@ def matmul_precision(folder: Path) -> str | None:
     names another would be reason enough to compare by tolerance.
     """
     environment = read_json(folder / HEADER).get("environment")
-    said = environment.get("matmul_precision") if isinstance(environment, dict) else None
-    return said if said in PRECISIONS else None
+    precision = environment.get("matmul_precision") if isinstance(environment, dict) else None
+    return precision if precision in PRECISIONS else None

@@ -79,14 +79,14 @@ def write(
         unfinished = folder.with_name(f".{folder.name}.part")
         shutil.rmtree(unfinished, ignore_errors=True)
         _copy((file, unfinished / name) for name, file in exported.items())
-        said, total = _write_proof(unfinished, settings, paths, windows, seed, only)
+        fields, total = _write_proof(unfinished, settings, paths, windows, seed, only)
     files = sorted(path for path in unfinished.rglob("*") if path.is_file())
     publication = Publication(
         format=2,
         release=__version__,
         windows=windows,
         seed=seed,
-        **said,
+        **fields,
         files={
             path.relative_to(unfinished).as_posix(): {
                 "bytes": path.stat().st_size,
@@ -173,9 +173,9 @@ def _write_proof(
         if stage == layout.REPORT and not paths.is_made(stage):
             continue
         made = paths.made(stage)
-        said = verify(made, [CARD] if stage == layout.REPORT else None)
+        record = verify(made, [CARD] if stage == layout.REPORT else None)
         _copy([(made, folder / layout.made(stage))])
-        for name in said["files"]:
+        for name in record["files"]:
             if stage == "export" and only is not None and name not in only:
                 continue
             published = outputs.need(stage, name).name(name)
@@ -199,17 +199,17 @@ def _write_proof(
         else:
             published_transcript.pack(transcript.folder / name, target)
 
-    for one in published:
-        indices = rows_file.assigned(transcript.window(one.window), one.peers)
-        rows_file.write(folder / layout.row_file(one, kept), data, indices)
+    for drawn in published:
+        indices = rows_file.assigned(transcript.window(drawn.window), drawn.peers)
+        rows_file.write(folder / layout.row_file(drawn, kept), data, indices)
     held = held_out.read(run, shards)
     if len(held.rows_NW):
         rows = rows_file.GivenRows(HELD_OUT, held.indices_N, held.rows_NW)
         rows_file.write(folder / HELD_OUT, rows, held.indices_N)
     if (counted := subject_of(run).counted_rows(run, model, shards)) is not None:
         rows_file.write(folder / COUNTED, rows_file.GivenRows(COUNTED, *counted), counted[0])
-    said = {"columns": columns, "rounds": transcript.hash}
-    return said, len(layout.possible(transcript, every, kept))
+    record = {"columns": columns, "rounds": transcript.hash}
+    return record, len(layout.possible(transcript, every, kept))
 
 
 def _copy(pairs: Iterable[tuple[Path, Path]]) -> None:

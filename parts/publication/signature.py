@@ -115,7 +115,7 @@ def sign(digests: dict[str, str], name: str, key: Path) -> bytes:
         {"name": file, "algorithm": "sha256", "digest": digests[file]} for file in sorted(digests)
     ]
     # the SHA-256 over all digests, in their order
-    root = hashlib.sha256(bytes.fromhex("".join(one["digest"] for one in resources))).hexdigest()
+    root = hashlib.sha256(bytes.fromhex("".join(r["digest"] for r in resources))).hexdigest()
     serialization = {"method": "files", "hash_type": "sha256", "allow_symlinks": False}
     statement = {
         "_type": STATEMENT,
@@ -203,16 +203,16 @@ def _verify(public: "ec.EllipticCurvePublicKey", signature: bytes, payload: byte
 def _compare(statement: SignedStatement, digests: dict[str, str]) -> None:
     """Check that the files that were signed are the published ones."""
     signed: dict[str, str] = {}
-    for one in statement.predicate.resources:
-        if one.name in signed:
-            raise LockstepError(f"{SIGNATURE}: {brief(one.name)} appears twice, expected once")
-        signed[one.name] = one.digest
+    for file in statement.predicate.resources:
+        if file.name in signed:
+            raise LockstepError(f"{SIGNATURE}: {brief(file.name)} appears twice, expected once")
+        signed[file.name] = file.digest
     for name in sorted(signed.keys() | digests.keys()):
-        here, there = digests.get(name), signed.get(name)
-        if here != there:
+        sha256, claimed = digests.get(name), signed.get(name)
+        if sha256 != claimed:
             raise LockstepError(
-                f"{SIGNATURE}: {brief(name)} is {_digest(there)} in what was signed, expected "
-                f"{_digest(here)} as it is published"
+                f"{SIGNATURE}: {brief(name)} is {_digest(claimed)} in what was signed, expected "
+                f"{_digest(sha256)} as it is published"
             )
 
 
@@ -242,16 +242,16 @@ def _key(path: Path, side: Literal["private", "public"]) -> Any:
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives import serialization
 
-    content, found = path.read_bytes(), None
+    content, key = path.read_bytes(), None
     with suppress(TypeError, UnsupportedAlgorithm, ValueError):  # one with a password; no key
         if side == "private":
-            found = serialization.load_pem_private_key(content, None)
+            key = serialization.load_pem_private_key(content, None)
         else:
-            found = serialization.load_pem_public_key(content)
-    curve = getattr(found, "curve", None)  # of the keys, only those of a curve like these have it
+            key = serialization.load_pem_public_key(content)
+    curve = getattr(key, "curve", None)  # of the keys, only those of a curve like these have it
     if curve is None or curve.name not in CURVES:
         raise RequestError(f"{path}: not a {side} key {KEY_FORM}, expected one")
-    return found
+    return key
 
 
 def _hash_of(curve: "ec.EllipticCurve") -> Any:

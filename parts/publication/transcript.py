@@ -76,8 +76,8 @@ def unpack(
     Its files may have at most so many bytes together, unpacked. How many a packed one has is known
     before, of what stage train left.
     """
-    place, found = aside / "unpacked" / TRANSCRIPT, {}
-    left = layout.read_made(folder, "train").files
+    place, unpacked = aside / "unpacked" / TRANSCRIPT, {}
+    originals = layout.read_made(folder, "train").files
     for name, file in publication.files.items():
         if not name.startswith(f"{TRANSCRIPT}/") or name in skip:
             continue
@@ -86,9 +86,9 @@ def unpack(
         with writes(target):
             target.parent.mkdir(parents=True, exist_ok=True)
         is_packed = layout.packed_name(original) != original
-        if is_packed and f"transcript/{original}" not in left:
+        if is_packed and f"transcript/{original}" not in originals:
             raise LockstepError(f"{name}: expected a file that {layout.made('train')} lists")
-        size = left[f"transcript/{original}"].bytes if is_packed else file.bytes
+        size = originals[f"transcript/{original}"].bytes if is_packed else file.bytes
         if size > most:
             raise LockstepError(
                 f"{name}: {size} bytes, expected at most {most}, the room that other files leave"
@@ -99,8 +99,8 @@ def unpack(
             file = PublishedFile(bytes=size, sha256=sha256_file(target))
         else:
             target.symlink_to((folder / name).resolve())  # a hard link would change the file
-        found[original] = file
-    return Unpacked(place, found)
+        unpacked[original] = file
+    return Unpacked(place, unpacked)
 
 
 # ---- One file ----
@@ -110,9 +110,9 @@ def pack(source: Path, target: Path) -> None:
     """Write a file as it is published; the name of `target` says how."""
     data = source.read_bytes()
     if target.name.endswith(layout.PLANES):
-        whole = len(data) // WIDTH * WIDTH
-        planes = np.frombuffer(data[:whole], np.uint8).reshape(-1, WIDTH).T
-        data = planes.tobytes() + data[whole:]
+        aligned = len(data) // WIDTH * WIDTH
+        planes = np.frombuffer(data[:aligned], np.uint8).reshape(-1, WIDTH).T
+        data = planes.tobytes() + data[aligned:]
     write_bytes(target, gzip.compress(data, mtime=0))
 
 
@@ -149,10 +149,10 @@ def _interleaved(file: BinaryIO, size: int) -> Iterator[bytes]:
     rows = size // WIDTH
     for start in range(0, rows, PIECE):
         count = min(PIECE, rows - start)
-        whole = np.empty((count, WIDTH), np.uint8)
+        block = np.empty((count, WIDTH), np.uint8)
         for plane in range(WIDTH):
             file.seek(plane * rows + start)
-            whole[:, plane] = np.frombuffer(file.read(count), np.uint8)
-        yield whole.tobytes()
+            block[:, plane] = np.frombuffer(file.read(count), np.uint8)
+        yield block.tobytes()
     file.seek(rows * WIDTH)
     yield file.read(size - rows * WIDTH)  # fewer bytes than a float32

@@ -45,8 +45,8 @@ def verify(
     skip = layout.not_needed(publication, rows)
     unpacked = published_transcript.unpack(folder, own.aside, publication, skip, int(max_gb * 1e9))
     published = _audited(folder, unpacked, publication, run, rows, own, asks.seed)
-    count, whole = len(publication.files) - len(skip), len(publication.files)
-    text = f"{count}{'' if count == whole else f' of {whole}'} files as published"
+    count, total = len(publication.files) - len(skip), len(publication.files)
+    text = f"{count}{'' if count == total else f' of {total}'} files as published"
     claims = [PublicClaim("files", "proven", text, {"count": count})]
     with closing(published.setup.programs.steps):
         for stage in STAGES:
@@ -72,11 +72,11 @@ def _audited(
     `rows` names the rows of the windows to repeat; `seed` is the reader's, or None.
     """
     weights = folder if run.export.dtype == "float32" else None
-    found = PublishedTranscript(unpacked.folder, weights)
-    header, entries, total = found.header, found.rounds, run.config.total_steps
-    if publication.rounds != found.hash:
+    transcript = PublishedTranscript(unpacked.folder, weights)
+    header, entries, total = transcript.header, transcript.rounds, run.config.total_steps
+    if publication.rounds != transcript.hash:
         raise LockstepError(
-            f"{MANIFEST}: rounds is {publication.rounds[:12]}, expected {found.hash[:12]} of "
+            f"{MANIFEST}: rounds is {publication.rounds[:12]}, expected {transcript.hash[:12]} of "
             f"{TRANSCRIPT}/rounds.jsonl"
         )
     start = entries[0].round.step - 1 if entries else -1
@@ -89,36 +89,36 @@ def _audited(
         raise LockstepError(f"{MANIFEST}: lists no {model_file}, expected it as {HEADER} says")
     subject_of(run).check_model(run, header.model, HEADER)
     columns, bound = publication.columns, subject_of(run).vocab_size(header.model)
-    given = [rows_file.read(folder / name, columns, run, bound) for name in rows]
+    pieces = [rows_file.read(folder / name, columns, run, bound) for name in rows]
     index = entries[0].round.data_index
-    setup = begin.blank(run, header.model, rows_file.joined(given), columns, start, index)
+    setup = begin.blank(run, header.model, rows_file.joined(pieces), columns, start, index)
     due, kept = run.snapshots(start), setup.programs.form.kept
     check_sketched(header, kept=kept)
-    if found.snapshots != due.steps:
+    if transcript.snapshots != due.steps:
         raise LockstepError(
-            f"{TRANSCRIPT}/snapshots: are after rounds {found.snapshots}, expected {due.steps}"
+            f"{TRANSCRIPT}/snapshots: are after rounds {transcript.snapshots}, expected {due.steps}"
         )
     beacon = read_beacon(run.witness.beacon)
-    drawn_with = layout.seed_of(found, publication.seed, beacon)
+    drawn_with = layout.seed_of(transcript, publication.seed, beacon)
     drawn = layout.draw(
-        found,
+        transcript,
         due.windows,
         drawn_with,
         publication.windows,
         kept=kept,
         stored=run.links.clock == "store",
     )
-    check_transcript(publication, found, drawn, run, kept=kept)
-    audited = None if kept else [one.window for one in drawn]
-    findings = audit_header(setup, found) + audit_rounds(setup, found, audited)
+    check_transcript(publication, transcript, drawn, run, kept=kept)
+    audited = None if kept else [w.window for w in drawn]
+    findings = audit_header(setup, transcript) + audit_rounds(setup, transcript, audited)
     refuse(contradictions(findings))
-    made = check_made(folder, publication, found, unpacked)
-    possible = len(layout.possible(found, due.windows, kept))
+    made = check_made(folder, publication, transcript, unpacked)
+    possible = len(layout.possible(transcript, due.windows, kept))
     draw = _draw(publication, seed, len(drawn), possible, len(rows), beacon)
     files = {name: file.sha256 for name, file in publication.files.items()}
-    chosen = [one for one in drawn if layout.row_file(one, kept) in rows]
+    chosen = [w for w in drawn if layout.row_file(w, kept) in rows]
     return PublishedRun(
-        folder, files, own, setup, found, due.windows, chosen, rows, findings, draw, made,
+        folder, files, own, setup, transcript, due.windows, chosen, rows, findings, draw, made,
         publication.release,
     )  # fmt: skip
 
@@ -178,9 +178,9 @@ def check_made(
             f"{layout.made('train')} says"
         )
     left = _left(made)
-    here = {f"{TRANSCRIPT}/{name}": file for name, file in unpacked.files.items()}
-    here |= {name: publication.files[name] for name in layout.RECORDS} | publication.exported
-    for name, file in here.items():
+    files = {f"{TRANSCRIPT}/{name}": file for name, file in unpacked.files.items()}
+    files |= {name: publication.files[name] for name in layout.RECORDS} | publication.exported
+    for name, file in files.items():
         stage, expected = left.get(name, (_maker(name), None))
         if expected != file:
             raise LockstepError(
@@ -199,36 +199,36 @@ def _left(made: dict[str, Made]) -> dict[str, tuple[str, PublishedFile]]:
 
     Where a user's own code wrote files into the export too, those are not published.
     """
-    files, found = made["export"].files, {}
+    files, result = made["export"].files, {}
     only = next((names for model, names in outputs.EXPORTS.items() if model in files), None)
     for stage, file in made.items():
-        for name, one in file.files.items():
+        for name, entry in file.files.items():
             output = outputs.find(stage, name)
             if output is None or (stage == "export" and only is not None and name not in only):
                 continue
             if (published := output.name(name)) is not None:
-                found[published] = stage, one
-    return found
+                result[published] = stage, entry
+    return result
 
 
 def _maker(name: str) -> str:
     """The stage that leaves a published file."""
     for stage, every in outputs.OUTPUTS.items():
-        if any(one.published == name for one in every):
+        if any(output.published == name for output in every):
             return stage
     return "train" if name.startswith(TRANSCRIPT) else "export"
 
 
 def _check_key(stage: str, made: dict[str, Made]) -> None:
     """Check that what a stage says that its key digests has its tables, and the keys it needs."""
-    said = made[stage]
-    due = {f"[{table}]": digest(value) for table, value in said.tables.items()}
+    file = made[stage]
+    due = {f"[{table}]": digest(value) for table, value in file.tables.items()}
     due |= {f"stage {need}": made[need].key for need in needs(stage)}
     for name, value in due.items():
-        if said.content.get(name, value) != value:
+        if file.content.get(name, value) != value:
             raise LockstepError(
                 f"{layout.made(stage)}: content of {brief(name)} is "
-                f"{brief(said.content[name])[:12]}, expected {value[:12]}"
+                f"{brief(file.content[name])[:12]}, expected {value[:12]}"
             )
 
 
@@ -247,7 +247,7 @@ def check_transcript(
         for name in published_transcript.files(transcript, published, run, kept=kept)
     }
     listed |= set(publication.row_files)
-    due |= {layout.row_file(one, kept) for one in published}
+    due |= {layout.row_file(drawn, kept) for drawn in published}
     if missing := sorted(due - listed):
         raise LockstepError(
             f"{missing[0]}: no such file, expected it, since a drawn window needs it"
