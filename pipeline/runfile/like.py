@@ -139,11 +139,11 @@ def _rounds(document: dict[str, Any], base: Run, card: Card) -> Reasons:
         check_batch(config[key], f"--optimizer: {steps} local steps")
         local = f" x {steps} local steps" if steps > 1 else ""
         reasons[f"config.{key}"] = f"{counted(config[key] // steps, 'sequence')}{local}"
-    asked = base.config.last_index(base.llm.max_seq_len)
-    rounds, tokens = _nearest(base, {key: config[key] for key in _batches(config)}, asked)
+    wanted = base.config.last_index(base.llm.max_seq_len)
+    rounds, tokens = _nearest(base, {key: config[key] for key in _batches(config)}, wanted)
     config["total_steps"] = rounds
-    asked *= base.llm.max_seq_len
-    reasons["config.total_steps"] = f"{tokens:,} tokens, where {before:,} rounds had {asked:,}"
+    wanted *= base.llm.max_seq_len
+    reasons["config.total_steps"] = f"{tokens:,} tokens, where {before:,} rounds had {wanted:,}"
     _in_rounds(document, rounds / before)
     return reasons | {"witness.snapshot_every": "as often by tokens, as all that counts rounds"}
 
@@ -156,7 +156,7 @@ def _in_rounds(document: dict[str, Any], share: float) -> None:
             document[table][name] = max(1, round(document[table][name] * share))
 
 
-def _nearest(base: Run, batches: dict[str, int], asked: int) -> tuple[int, int]:
+def _nearest(base: Run, batches: dict[str, int], wanted: int) -> tuple[int, int]:
     """Return how many rounds have sequences nearest to the wanted ones, and their tokens."""
     length = base.llm.max_seq_len
 
@@ -164,13 +164,13 @@ def _nearest(base: Run, batches: dict[str, int], asked: int) -> tuple[int, int]:
         changed = {**batches, "total_steps": rounds}
         return base.config.model_copy(update=changed).last_index(length)
 
-    if asked < sequences(1):
+    if wanted < sequences(1):
         raise LockstepError(
-            f"--optimizer: a round is {sequences(1):,} sequences, expected at most the {asked:,} "
+            f"--optimizer: a round is {sequences(1):,} sequences, expected at most the {wanted:,} "
             "of the whole run"
         )
-    after = bisect_left(range(asked + 2), asked, lo=1, key=sequences)
-    rounds = min((max(1, after - 1), after), key=lambda n: abs(sequences(n) - asked))
+    after = bisect_left(range(wanted + 2), wanted, lo=1, key=sequences)
+    rounds = min((max(1, after - 1), after), key=lambda n: abs(sequences(n) - wanted))
     return rounds, sequences(rounds) * length
 
 
@@ -193,8 +193,8 @@ def _optimizer(document: dict[str, Any], base: Run, card: Card, params: int | No
         return reasons
     stated, whose = _stated(card, params), f"by {card.file}"
     rate = stated.rate
-    if known := next((one for one in CARDS.values() if one.tag == before), None):
-        rate = short(schedule["base_lr"] * rate / _stated(known, params).rate)
+    if base_card := next((c for c in CARDS.values() if c.tag == before), None):
+        rate = short(schedule["base_lr"] * rate / _stated(base_card, params).rate)
         whose = f"by {stated.file} over that of {before}, times the base's"
     at_rate(document, rate)
     reasons[f"{key}.base_lr"] = (

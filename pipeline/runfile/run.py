@@ -141,8 +141,8 @@ class Run(Table):
         for size, _ in self.config.sizes(self.llm.max_seq_len):
             if size % (trainers * steps):
                 key = ("model", "LLM", "optimizer", self.llm.optimizer.tag(), "inner_steps")
-                whole = steps == self.llm.optimizer.inner_steps
-                part = "inner_steps" if whole else f"its {steps} steps of a round"
+                same = steps == self.llm.optimizer.inner_steps
+                part = "inner_steps" if same else f"its {steps} steps of a round"
                 whom = f"{trainers} training peers"
                 raise wrong(key, f"{part} x {whom} to divide the {size} sequences of a round")
         return self
@@ -250,8 +250,8 @@ class Run(Table):
                 raise wrong(("runtime", "store"), f"none with links.clock = {self.links.clock}")
             return self
         config, peers = self.config, self.peers
-        faults = [one for one in self.faults.schedule if not one.changes_only_message]
-        for table, key, found, expected in (
+        faults = [fault for fault in self.faults.schedule if not fault.changes_only_message]
+        for table, key, value, expected in (
             ("config", "verification_percent", config.verification_percent, 0),
             ("config", "witness_nodes", config.witness_nodes, 0),
             ("peers", "layout", peers.layout, "each"),
@@ -259,7 +259,7 @@ class Run(Table):
             ("runtime", "carrier", self.runtime.carrier, "in_process"),
             ("faults", "schedule", faults, []),
         ):
-            if found != expected:
+            if value != expected:
                 besides = " besides lies in messages" if table == "faults" else ""
                 raise wrong((table, key), f'{expected}{besides} with links.clock = "store"')
         return self

@@ -22,8 +22,8 @@ class _WithoutTitles(GenerateJsonSchema):
 
 def json_schema() -> str:
     """Return the JSON Schema of a run file, draft 2020-12, as text."""
-    whole = {"$schema": _WithoutTitles.schema_dialect} | _with_base(plain_schema())
-    return json.dumps(whole, indent=2, ensure_ascii=False) + "\n"
+    schema = {"$schema": _WithoutTitles.schema_dialect} | _with_base(plain_schema())
+    return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
 
 
 def plain_schema() -> dict:
@@ -47,8 +47,8 @@ def _with_base(schema: dict) -> dict:
         return keys | ({"properties": within} if within else {})
 
     schema["properties"]["base"] = {"type": "string", "description": DESCRIPTION_OF_BASE}
-    whole = required(schema)
-    return schema | {"if": {"not": {"required": ["base"]}}, "then": whole}
+    rules = required(schema)
+    return schema | {"if": {"not": {"required": ["base"]}}, "then": rules}
 
 
 def _tidy(node: Any) -> Any:

@@ -437,7 +437,7 @@ class Runtime(Network):
 
     @model_validator(mode="after")
     def _profile_is_a_range(self) -> "Runtime":
-        known = not self.profile or re.fullmatch(r"[1-9][0-9]{0,8}:[1-9][0-9]{0,8}", self.profile)
-        if not known or (self.profiled and self.profiled[0] > self.profiled[1]):
+        valid = not self.profile or re.fullmatch(r"[1-9][0-9]{0,8}:[1-9][0-9]{0,8}", self.profile)
+        if not valid or (self.profiled and self.profiled[0] > self.profiled[1]):
             raise wrong("profile", "first:last, two rounds with first <= last")
         return self

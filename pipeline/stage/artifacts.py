@@ -215,10 +215,10 @@ def read_sealed(path: Path, made: Path) -> dict:
       LockstepError: It is not as it was written; without `made` it is made again.
     """
     content = read_json(path)
-    said = content.pop("sha256", None)
-    if said != _digest(content):
+    seal = content.pop("sha256", None)
+    if seal != _digest(content):
         raise LockstepError(
-            f"{path}: found content of sha256 {_digest(content)[:12]}, expected {said} as it says "
+            f"{path}: found content of sha256 {_digest(content)[:12]}, expected {seal} as it says "
             f"itself; delete {made} to remake it"
         )
     return content
@@ -236,11 +236,11 @@ def verify(made: Path, only: Collection[str] | None = None) -> dict:
 
 
 def _damage(made: Path, only: Collection[str] | None = None) -> str | None:
-    found, listed = _listing(made.parent, only, skip=made.name), read_made(made)["files"]
-    for name in sorted(only or found.keys() | listed.keys()):
-        if found.get(name) != listed.get(name):
+    actual, listed = _listing(made.parent, only, skip=made.name), read_made(made)["files"]
+    for name in sorted(only or actual.keys() | listed.keys()):
+        if actual.get(name) != listed.get(name):
             return (
-                f"{made.parent / name}: found {_described(found.get(name))}, expected "
+                f"{made.parent / name}: found {_described(actual.get(name))}, expected "
                 f"{_described(listed.get(name))} as {made.name} says"
             )
     return None

@@ -75,11 +75,11 @@ class CheckedCache:
     def _read(self, key: str) -> bytes | None:
         path = self._of(key)
         try:
-            kept = path.read_bytes()
+            stored = path.read_bytes()
         except FileNotFoundError:
             return None
-        if kept[:DIGEST] == _digest(key, kept[DIGEST:]):
-            return kept[DIGEST:]
+        if stored[:DIGEST] == _digest(key, stored[DIGEST:]):
+            return stored[DIGEST:]
         if not self._said:  # once for all of a folder
             log.warning(
                 f"{path}: the program differs from the one stored there; it is compiled again"

@@ -166,15 +166,15 @@ def difference(
     That is its name, what it is here and what it was there.
     """
     names = sorted(here.keys() | trained.keys())
-    found = ((name, here.get(name), trained.get(name)) for name in names)
-    return next((each for each in found if _deciding(each[1]) != _deciding(each[2])), None)
+    entries = ((name, here.get(name), trained.get(name)) for name in names)
+    return next((entry for entry in entries if _deciding(entry[1]) != _deciding(entry[2])), None)
 
 
-def _deciding(said: str | None) -> str | None:
+def _deciding(setting: str | None) -> str | None:
     """Return the part of a setting that can change bits; XLA's logging flags cannot."""
-    if said is None or DUMPS not in said:
-        return said
-    return " ".join(flag for flag in said.split() if not flag.startswith(DUMPS))
+    if setting is None or DUMPS not in setting:
+        return setting
+    return " ".join(flag for flag in setting.split() if not flag.startswith(DUMPS))
 
 
 def _has_gpu_plugin() -> bool:
@@ -188,5 +188,5 @@ def _instruction_set() -> str:
             flags = next((line for line in file if line.startswith(("flags", "Features"))), "")
     except OSError:
         return os.uname().machine
-    known = ("amx_tile", "avx512f", "avx2", "avx", "sve", "asimd")
-    return next((name for name in known if name in flags.split()), os.uname().machine)
+    names = ("amx_tile", "avx512f", "avx2", "avx", "sve", "asimd")
+    return next((name for name in names if name in flags.split()), os.uname().machine)

@@ -98,13 +98,13 @@ class Keys:
         return self._contents[name]
 
     def _content(self, name: str) -> dict[str, str]:
-        asked = self._runs_workload(name)
+        runs_workload = self._runs_workload(name)
         tables = {
             f"[{table}]": digest(value)
             for table, value in self.tables(name).items()
-            if table != "workload" or asked or name != MADE_BY_WORKLOAD
+            if table != "workload" or runs_workload or name != MADE_BY_WORKLOAD
         }
-        used = [path for path in code(name) if path != WORKLOADS or asked]
+        used = [path for path in code(name) if path != WORKLOADS or runs_workload]
         rooms = {path: digest_of_source(PROJECT / path) for path in used if path != WORKLOADS}
         if WORKLOADS in used:
             factory = self.table("workload")["factory"]
@@ -155,12 +155,12 @@ def files_of_factory(factory: str, folder: Path) -> dict[str, Path]:
     These are the file of its module, those of the folder that it imports by import statements, and
     so on. A package counts with all that is in it.
     """
-    found: dict[str, Path] = {}
-    todo, known = [factory.partition(":")[0].partition(".")[0]], set[str]()
+    result: dict[str, Path] = {}
+    todo, seen = [factory.partition(":")[0].partition(".")[0]], set[str]()
     while todo:
-        if (name := todo.pop()) in known:
+        if (name := todo.pop()) in seen:
             continue
-        known.add(name)
+        seen.add(name)
         package, file = folder / name, folder / f"{name}.py"
         if file.is_file() and not (package / "__init__.py").is_file():
             files = [file]
@@ -168,9 +168,9 @@ def files_of_factory(factory: str, folder: Path) -> dict[str, Path]:
             files = [path for path in package.rglob("*") if path.is_file()]
         for path in files:
             if "__pycache__" not in path.parts:
-                found[path.relative_to(folder).as_posix()] = path
+                result[path.relative_to(folder).as_posix()] = path
                 todo += _imported(path) if path.suffix == ".py" else ()
-    return dict(sorted(found.items()))
+    return dict(sorted(result.items()))
 
 
 def _imported(path: Path) -> set[str]:

@@ -27,7 +27,7 @@ def hold(path: Path, patience_seconds: float = 60.0) -> Iterator[None]:
     with writes(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "a+", encoding="utf-8") as file:
-        began, said = time.monotonic(), False
+        began, warned = time.monotonic(), False
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -41,8 +41,8 @@ def hold(path: Path, patience_seconds: float = 60.0) -> Iterator[None]:
                         f"{path}: held by process {holder}, expected to be free: the same stage is "
                         "running already; wait for it or end it"
                     ) from None
-                if waited > SILENT_SECONDS and not said:
-                    said = True
+                if waited > SILENT_SECONDS and not warned:
+                    warned = True
                     log.warning(
                         f"{path}: held by process {holder}; waits up to {patience_seconds:g} s"
                     )

@@ -39,10 +39,10 @@ def write(run: Path, root: Path) -> dict[str, str]:
     for key, (stage, file, *within) in _read(run, root).items():
         paths = Paths(stage, run, root)
         verify(paths.made(stage), [file])
-        found = read_json(paths.out(stage) / file)
+        record = read_json(paths.out(stage) / file)
         for name in within:
-            found = found[name]
-        pins[key] = found["sha256"]
+            record = record[name]
+        pins[key] = record["sha256"]
     document = tomlkit.parse(run.read_text(encoding="utf-8"))
     table = document.setdefault("pins", tomlkit.table())  # a file with a base may have none
     for key, pin in pins.items():

@@ -122,7 +122,7 @@ def check_unpacked(packed: int, unpacked: int, name: str, least: int = 0) -> int
 def check_yaml(content: bytes | str, name: str) -> None:
     """Check a stranger's YAML before it is parsed: parsers are recursive, and aliases multiply."""
     opened: list[tuple[str | None, int]] = []  # the anchors, and nodes so far, of what is not done
-    known: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     loader = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
     try:
         for event in yaml.parse(content, loader):
@@ -137,13 +137,13 @@ def check_yaml(content: bytes | str, name: str) -> None:
                 case yaml.CollectionEndEvent():
                     anchor, nodes = opened.pop()
                 case yaml.AliasEvent():
-                    anchor, nodes = None, known.get(event.anchor, YAML_NODES)  # or in itself
+                    anchor, nodes = None, sizes.get(event.anchor, YAML_NODES)  # or in itself
                 case yaml.ScalarEvent():
                     anchor, nodes = event.anchor, 1
                 case _:
                     continue
             if anchor is not None:
-                known[anchor] = nodes
+                sizes[anchor] = nodes
             if opened:
                 outer, count = opened.pop()
                 opened.append((outer, count + nodes))
@@ -164,8 +164,8 @@ def walk(folder: Path, *, hidden: bool = True) -> Iterator[tuple[str, Path]]:
     below = [("", folder, 1)]
     while below:
         prefix, path, depth = below.pop()
-        with expecting(path, "a readable folder"), os.scandir(path) as found:
-            entries = sorted(found, key=lambda entry: entry.name)
+        with expecting(path, "a readable folder"), os.scandir(path) as scan:
+            entries = sorted(scan, key=lambda entry: entry.name)
         for entry in entries:
             if entry.name.startswith(".") and not hidden:
                 continue

@@ -246,12 +246,12 @@ def _check_tokens(setup: Setup, shards: Path) -> None:
             f"[config] total_steps = {run.config.total_steps}; [peers] passes is {data.passes}, "
             f"and passes = {-(-needed // data.count)} would be enough"
         )
-    known, bound = listed.vocab_size, setup.subject.vocab_size(setup.model)
+    vocab_size, bound = listed.vocab_size, setup.subject.vocab_size(setup.model)
     if listed.rows is not None or bound is None:  # no ids, or no bound of them
         return
-    if known is not None and known > bound:
+    if vocab_size is not None and vocab_size > bound:
         log.warning(
-            f"train: warning: the tokenizer in {shards} has {known} tokens, and the model "
+            f"train: warning: the tokenizer in {shards} has {vocab_size} tokens, and the model "
             f"{bound}: token ids beyond the model's vocabulary are rejected when read"
         )
     check_ids(shards, bound, run.llm.max_seq_len)

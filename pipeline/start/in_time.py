@@ -23,10 +23,10 @@ def arrivals(settings: RoundSettings, programs: Programs, rows: float) -> dict[i
       By peer, seconds from the round's start on the simulated clock.
     """
     peers = range(settings.peers)
-    given = dict.fromkeys(peers, rows / settings.trainers)
+    shares = dict.fromkeys(peers, rows / settings.trainers)
     if settings.pace:
-        given = {peer: settings.pace.share(peer, int(rows)) for peer in peers}
-    tokens = {peer: count * settings.row_tokens for peer, count in given.items()}
+        shares = {peer: settings.pace.share(peer, int(rows)) for peer in peers}
+    tokens = {peer: count * settings.row_tokens for peer, count in shares.items()}
     sizes = dict.fromkeys(peers, programs.form.bytes_about)
     return links.arrivals(settings.links, peers, tokens, sizes, programs.optimizer.overlapped)
 
