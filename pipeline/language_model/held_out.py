@@ -158,8 +158,8 @@ def exported_loss(model: Exported, data: HeldOutRows, peers: runfile.Peers) -> M
 
     def measure(params: Tree, rows_BW: jax.Array) -> jax.Array:
         rows = split(rows_BW, columns)
-        given = {"positions_BT": rows.position_ids, "sequences_BT": rows.sequence_ids}
-        return measured(model.features(params, rows.inputs, **given), model.head(params), rows)
+        kwargs = {"positions_BT": rows.position_ids, "sequences_BT": rows.sequence_ids}
+        return measured(model.features(params, rows.inputs, **kwargs), model.head(params), rows)
 
     groups = device_groups(jax.devices(), peers.fsdp)
     params_on = {group: group.put(model.params) for group in groups}

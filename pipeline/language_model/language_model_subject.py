@@ -134,8 +134,8 @@ class LanguageModelSubject:
         self, run: runfile.Run, model: dict[str, Any], params: Tree, folder: Path
     ) -> None:
         """Write config.json and safetensors."""
-        whole = model_folder.with_context(model, run.llm.max_seq_len)
-        hf.write_folder(folder, whole, params, run.export.dtype)
+        config = model_folder.with_context(model, run.llm.max_seq_len)
+        hf.write_folder(folder, config, params, run.export.dtype)
 
     def exported_params(self, model: dict[str, Any], folder: Path) -> Tree:
         """Return the params of a Hugging Face folder."""

@@ -239,7 +239,7 @@ def _continue(
         _, ended_B, count, _ = state
         return (count < limit) & ~ended_B.all()
 
-    def one(state: tuple) -> tuple:
+    def step(state: tuple) -> tuple:
         (cache, last_B, position_B), ended_B, count, new_BC = state
         logits_BV, cache = model.next_logits(params, last_B[:, None], cache)
         next_B = draws.draw(logits_BV, position_B + 1)
@@ -248,5 +248,5 @@ def _continue(
         return _Growing(cache, next_B, position_B + 1), ended_B, count + 1, new_BC
 
     new_BC = jnp.zeros((len(ended_B), room), jnp.int32)
-    rows, _, count, new_BC = lax.while_loop(goes_on, one, (rows, ended_B, jnp.int32(0), new_BC))
+    rows, _, count, new_BC = lax.while_loop(goes_on, step, (rows, ended_B, jnp.int32(0), new_BC))
     return rows, count, new_BC

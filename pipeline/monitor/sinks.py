@@ -53,8 +53,8 @@ class TensorBoardSink:
         self._write(last + 1, wall_time=now, session_log=SessionLog(status=SessionLog.START))
         if not earlier:  # four spaces make Markdown leave a line as it is
             lines = json.dumps(run.settings, indent=2).splitlines()
-            said = "".join(f"    {line}\n" for line in lines)
-            self._write(0, wall_time=now, summary=text("run_file", said))
+            markdown = "".join(f"    {line}\n" for line in lines)
+            self._write(0, wall_time=now, summary=text("run_file", markdown))
         self._events.flush()
         return last
 

@@ -84,11 +84,11 @@ class Tracker:
     def _new_scores(self) -> list[tuple[int, dict[str, float]]]:
         rows = self.scores()[self._scored :]
         self._scored += len(rows)
-        told = []
+        scores = []
         for step, task, metric, value, *_ in rows:
             name = re.sub(r"[^\w./ -]", "_", f"tasks/{task}/{metric}")
-            told.append((step, {name: float(value)}))
-        return told
+            scores.append((step, {name: float(value)}))
+        return scores
 
     def _begin(self, transcript: Transcript) -> None:
         header, entries, runtime = transcript.header, transcript.rounds, self.run.runtime
@@ -180,9 +180,9 @@ class _Feed:
             for step, scalars in self._behind:
                 if step > last:
                     sink.log(step, now, scalars)
-            while (told := self._queue.get()) is not None:
-                if told[0] > last:
-                    sink.log(*told)
+            while (item := self._queue.get()) is not None:
+                if item[0] > last:
+                    sink.log(*item)
             sink.close(finished=self._finished)
         except Exception as error:  # whatever a package of others may raise
             what = brief(f"{type(error).__name__}: {error}", 200)

@@ -215,7 +215,7 @@ def newest(root: Path) -> Training:
             f"{runs}: no training in progress, expected one that runs or was killed; "
             "`lockstep summary` shows a finished one"
         )
-    return max(trainings, key=lambda one: (one.process is not None, one.status.updated))
+    return max(trainings, key=lambda t: (t.process is not None, t.status.updated))
 
 
 def ranges(peers: Sequence[int]) -> str:

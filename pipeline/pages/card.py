@@ -84,7 +84,7 @@ def render(facts: Facts) -> str:
     """Return the card: front matter in YAML as the hub reads it, and Markdown."""
     public = without_secrets(facts.run_file)
     llm = facts.results.header["run"]["model"]["LLM"]
-    files, known = facts.shards["files"], "model_type" in facts.model
+    files, is_hf_model = facts.shards["files"], "model_type" in facts.model
     return (
         _environment(facts.subject.card)
         .get_template((facts.subject.card or TEMPLATE).name)
@@ -95,7 +95,7 @@ def render(facts: Facts) -> str:
             front=yaml.safe_dump(_front(facts), sort_keys=False),
             shape=[(key, facts.model[key]) for key in SHAPE if key in facts.model],
             # what transformers does differently with such a model
-            caveat=hf.model_of(facts.model, hf.CONFIG)[1].caveat if known else None,
+            caveat=hf.model_of(facts.model, hf.CONFIG)[1].caveat if is_hf_model else None,
             run=facts.results.header["run"],
             splits={
                 split: [file for file in files if file["split"] == split]
@@ -139,11 +139,11 @@ def _variant(value: str | dict[str, dict]) -> tuple[str, dict[str, Any]]:
 
 
 def _environment(card: Path | None) -> Environment:
-    found = environment(
+    env = environment(
         *([card.parent] if card else []), escape=False
     )  # Markdown: `code` is what keeps text from being markup
-    found.globals["measured_on"] = verdict_text.measured_on
-    found.filters |= {
+    env.globals["measured_on"] = verdict_text.measured_on
+    env.filters |= {
         "code": code,
         "json": lambda value: json.dumps(value, ensure_ascii=False),
         "number": "{:,}".format,
@@ -152,7 +152,7 @@ def _environment(card: Path | None) -> Environment:
         "reason": verdict_text.reason,
         "without_folders": without_folders,
     }
-    return found
+    return env
 
 
 def _toml(document: dict[str, Any]) -> str:

@@ -137,13 +137,13 @@ def _loss(
     held_out_style = {"color": HELD_OUT, "lw": 2, "label": "held out"} | marked
 
     def draw(axes: Axes) -> None:
-        for found, column, style in (
+        for points, column, style in (
             (rows, "loss", training_style),
             (measured, "held_out_loss", held_out_style),
         ):
-            if found:
-                x = [row[axis.column] * axis.scale for row in found]
-                axes.plot(x, [row[column] for row in found], **style)
+            if points:
+                x = [row[axis.column] * axis.scale for row in points]
+                axes.plot(x, [row[column] for row in points], **style)
         if mark:
             axes.axvline(mark[0], color=ALARM, lw=1.2, ls=(0, (4, 3)), label=mark[1])
         axes.set_xlabel(axis.label)

@@ -123,15 +123,15 @@ def _data(run: runfile.Run, shards: dict, rounds: list[dict]) -> Iterator[tuple[
     yield "Source", without_secrets(str(source["read"]))
     yield "SHA-256 of the source", str(source["sha256"])
     share = f"{100 * used / tokens['train']:.3g} %"
-    said = {split: f"{count:,} tokens" for split, count in tokens.items()}
+    amounts = {split: f"{count:,} tokens" for split, count in tokens.items()}
     taken = f"{used:,} tokens, {share}: {sequences:,} sequences of {length:,}, none twice"
     if "rows" in shards:  # that are not tokens
-        said = {split: f"{count // length:,} rows" for split, count in tokens.items()}
+        amounts = {split: f"{count // length:,} rows" for split, count in tokens.items()}
         taken = f"{sequences:,} rows of {length:,} words of 4 bytes, {share}, none twice"
-    yield "To train on", said["train"]
+    yield "To train on", amounts["train"]
     yield "Used", taken
     if tokens["held_out"]:
-        yield "Held out", f"{said['held_out']}, never trained on"
+        yield "Held out", f"{amounts['held_out']}, never trained on"
     if shards["vocab_size"] is not None:
         yield "Vocabulary", f"{shards['vocab_size']:,} tokens"
 
@@ -144,7 +144,7 @@ def _grid(
 ) -> list[tuple[str, list[tuple[Window, str]]]]:
     """Each peer's windows and their states; findings about no peer come last."""
     replayed = {(window["first"], window["peer"]) for window in verdict["replayed_windows"]}
-    found = {
+    flagged = {
         (window.first, finding["peer"])
         for finding in verdict["findings"]
         # a finding about the first snapshot counts for the window that it opens
@@ -152,12 +152,12 @@ def _grid(
     }
 
     def state(window: Window, peer: int | None) -> str:
-        if (window.first, peer) in found:
+        if (window.first, peer) in flagged:
             return FOUND
         return REPLAYED if (window.first, peer) in replayed else NOT_REPLAYED
 
     whom: list[int | None] = [*range(peers)]
-    if any(peer is None for _, peer in found):
+    if any(peer is None for _, peer in flagged):
         whom.append(None)
     return [(verdict_text.who(p), [(window, state(window, p)) for window in windows]) for p in whom]
 

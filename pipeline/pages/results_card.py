@@ -29,17 +29,17 @@ def with_results(card: str, evaluated: dict[str, Any], name: str, data: str) -> 
     """
     from huggingface_hub.repocard_data import eval_results_to_model_index
 
-    found, by_workload = scores(evaluated["tasks"]), WORKLOAD in evaluated
-    results = [*_held_out_results(evaluated, data), *map(_task_result, found)]
+    metrics, by_workload = scores(evaluated["tasks"]), WORKLOAD in evaluated
+    results = [*_held_out_results(evaluated, data), *map(_task_result, metrics)]
     if not results:
         return card
     _, front, text = card.split("---\n", 2)
     # the hub's index knows no loss that only a workload's code can explain
     index = {} if by_workload else {"model-index": eval_results_to_model_index(name, results)}
-    whole = yaml.safe_dump(yaml.safe_load(front) | index, sort_keys=False)
+    front_matter = yaml.safe_dump(yaml.safe_load(front) | index, sort_keys=False)
     before, heading, after = text.partition(BEFORE)
-    table = "\n".join(_workload_section(evaluated) if by_workload else _table(evaluated, found))
-    return f"---\n{whole}---\n{before}{table}\n\n{heading}{after}"
+    table = "\n".join(_workload_section(evaluated) if by_workload else _table(evaluated, metrics))
+    return f"---\n{front_matter}---\n{before}{table}\n\n{heading}{after}"
 
 
 def _held_out_results(evaluated: dict[str, Any], data: str) -> Iterator["EvalResult"]:
@@ -93,7 +93,7 @@ def _sample(evaluated: dict[str, Any]) -> str:
     return f"- of the loss: {measured_on(*(evaluated[name] for name in SAMPLE))}"
 
 
-def _table(evaluated: dict[str, Any], found: list[Score]) -> Iterator[str]:
+def _table(evaluated: dict[str, Any], metrics: list[Score]) -> Iterator[str]:
     yield "## Evaluation\n"
     yield "Of the exported weights, read back from this folder. Intervals are of 95 %.\n"
     for metric, name in HELD_OUT.items():
@@ -101,16 +101,16 @@ def _table(evaluated: dict[str, Any], found: list[Score]) -> Iterator[str]:
             yield f"- {name}: {evaluated[metric]:.4f}"
     if evaluated["held_out_loss"] is not None:
         yield _sample(evaluated)
-    if not found:
+    if not metrics:
         return
     yield "\n| task | documents | examples | metric | score | interval | chance |"
     yield "|---|---|---|---|---|---|---|"
-    for score in found:
+    for score in metrics:
         chance = "" if score.chance is None else f"{score.chance:.3g}"
         yield (
             f"| {score.task} | {score.documents:,} | {score.few_shot} | {score.metric} "
             f"| {score.value:.4f} | {score.around} | {chance} |"
         )
     yield "\n| task | SHA-256 of its documents | from |\n|---|---|---|"
-    for task in dict.fromkeys((score.task, score.sha256, score.source) for score in found):
+    for task in dict.fromkeys((score.task, score.sha256, score.source) for score in metrics):
         yield f"| {task[0]} | `{task[1]}` | {task[2]} |"

@@ -44,7 +44,7 @@ def _rows(results: Results, paths: Paths) -> list[tuple[str, str]]:
         ("held-out loss", loss),
         *([("measured on", results.measured_on)] if results.measured_on else []),
         ("bits per byte", "not measured" if bits is None else f"{bits:.3f}"),
-        *([("tasks", "; ".join(f"{one.task} {one.text}" for one in main))] if main else []),
+        *([("tasks", "; ".join(f"{score.task} {score.text}" for score in main))] if main else []),
         ("tokens", f"{trained['tokens']:,} in {trained['rounds']:,} rounds"),
         (
             "sent",

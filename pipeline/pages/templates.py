@@ -27,7 +27,7 @@ def environment(*folders: Path, escape: bool) -> Environment:
 
     HTML needs values that are escaped.
     """
-    found = Environment(
+    env = Environment(
         loader=FileSystemLoader([*folders, Path(__file__).parent]),
         autoescape=escape,
         undefined=StrictUndefined,
@@ -35,8 +35,8 @@ def environment(*folders: Path, escape: bool) -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=not escape,
     )
-    found.filters |= FILTERS
-    return found
+    env.filters |= FILTERS
+    return env
 
 
 def fill(template: str, **values: object) -> str:

@@ -71,5 +71,5 @@ def plan(
         for line in planned.memory_lines(settings, root, converted=converted):
             logs.say(line)
     for stage, reason in artifacts.rerun_reasons(run, root).items():
-        said = "has its result" if reason is None else f"will run: {reason}"
-        logs.say(f"{f'stage {stage}':<15}{said}")
+        state = "has its result" if reason is None else f"will run: {reason}"
+        logs.say(f"{f'stage {stage}':<15}{state}")

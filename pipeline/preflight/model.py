@@ -75,10 +75,10 @@ def look(repo_id: str, revision: str | None, root: Path, where: str, expected: s
     name, cache = f"{where} {repo_id}", root / "data" / "store"
     network = runfile.Network(attempts=ATTEMPTS)
     small, progress = (hf.CONFIG, hf.INDEX), partial(Progress, "hub")
-    folder, found = hub_files.download(
+    folder, listing = hub_files.download(
         name, repo_id, revision, cache, small, expected, network, progress
     )
-    return ModelFiles(repo_id, name, folder, frozenset(found.files), found.commit)
+    return ModelFiles(repo_id, name, folder, frozenset(listing.files), listing.commit)
 
 
 class StartingModel(NamedTuple):
@@ -132,5 +132,5 @@ def described(
     model, parsed = hf.model_of(config, where)
     shapes = model.shapes(parsed)
     params = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
-    whole = config | {"max_position_embeddings": parsed.max_position_embeddings}
-    return StartingModel(checkpoint, whole, tokenizer, params, tuple(shapes), said)
+    full_config = config | {"max_position_embeddings": parsed.max_position_embeddings}
+    return StartingModel(checkpoint, full_config, tokenizer, params, tuple(shapes), said)

@@ -156,11 +156,11 @@ def memory_lines(run: runfile.Run, root: Path, *, converted: bool) -> Iterator[s
         return
     import orbax.checkpoint  # noqa: F401 - counts too: training loads it
 
-    found = run_memory(run, programs_of(run, model, first_step))
-    if found is None:
+    memory = run_memory(run, programs_of(run, model, first_step))
+    if memory is None:
         yield "memory         this backend does not say"
         return
-    yield from _lines_of(found)
+    yield from _lines_of(memory)
     if run.runtime.carrier == "processes":
         yield "  all of it in one process; as processes, each peer takes Python and programs again"
     if run.peers.layout != "each":
@@ -175,21 +175,21 @@ def run_memory(run: runfile.Run, programs: Programs) -> DeviceMemory | None:
     return device_memory(programs, run.peers.count, work, rows, load_all=True)
 
 
-def _lines_of(found: DeviceMemory) -> Iterator[str]:
-    devices = found.groups * found.parts
+def _lines_of(memory: DeviceMemory) -> Iterator[str]:
+    devices = memory.groups * memory.parts
     on = "1 device" if devices == 1 else f"{devices} devices"
-    limit = size(found.limit)
-    if found.in_one:
-        yield f"memory         {size(found.on_all_devices)} of arrays on {on}, of the {limit} here"
+    limit = size(memory.limit)
+    if memory.in_one:
+        yield f"memory         {size(memory.on_all_devices)} of arrays on {on}, of the {limit} here"
     else:
-        yield f"memory         {size(found.on_each_device)} of the {limit} of each of {on}"
-    yield f"  each device  {size(found.agreed)} that peers agree on, one copy"
-    yield f"  each peer    {size(found.own)} of its own, and {size(found.message)} of message"
+        yield f"memory         {size(memory.on_each_device)} of the {limit} of each of {on}"
+    yield f"  each device  {size(memory.agreed)} that peers agree on, one copy"
+    yield f"  each peer    {size(memory.own)} of its own, and {size(memory.message)} of message"
     for name in ("step", "receive", "measure"):
-        yield f"  {name:<13}{size(getattr(found, name).beyond)} while it runs"
-    if found.whole_process is not None:
+        yield f"  {name:<13}{size(getattr(memory, name).beyond)} while it runs"
+    if memory.whole_process is not None:
         yield (
-            f"  the process  {size(found.whole_process)} at its peak, with Python, programs, a "
+            f"  the process  {size(memory.whole_process)} at its peak, with Python, programs, a "
             "checkpoint that is being saved and the allocator's pool"
         )
 

@@ -76,40 +76,40 @@ class Preflight:
         convert.check_readable(run)
         match checkpoint := run.llm.checkpoint:
             case runfile.CheckpointInit():
-                said = f"fresh weights of seed {checkpoint.seed}"
+                summary = f"fresh weights of seed {checkpoint.seed}"
                 self._config = dict(checkpoint.config)
             case runfile.CheckpointHub() | runfile.CheckpointP2P():
                 self._files = files_of_run(checkpoint, self.root)
-                self._config, said = self._files.config(), f"weights of {checkpoint.repo_id}"
+                self._config, summary = self._files.config(), f"weights of {checkpoint.repo_id}"
                 hf.check_architecture(run.llm.architecture, self._config, self._files.where)
                 self._files.check_weights()
                 yield from _older_tokenizer(self._files)
             case runfile.CheckpointGcs() | runfile.CheckpointP2PGcs():
-                found = bucket.find(checkpoint, self._paths("convert").store, run.runtime)
-                said = f"{len(found.files)} files in gs://{checkpoint.bucket}"
+                listing = bucket.find(checkpoint, self._paths("convert").store, run.runtime)
+                summary = f"{len(listing.files)} files in gs://{checkpoint.bucket}"
             case runfile.CheckpointRun(key=key):
                 earlier_run.find(key, self._paths("convert"))
-                said = f"the final state of run {key}"
+                summary = f"the final state of run {key}"
             case _:  # whoever makes it has rows of its own
                 return
         if self._config:
-            model = described({}, self._config, None, said, "model.LLM.checkpoint")
-            said += f", {model.params:,} params"
-        yield CheckRow(Mark.FINE, "model", said)
+            model = described({}, self._config, None, summary, "model.LLM.checkpoint")
+            summary += f", {model.params:,} params"
+        yield CheckRow(Mark.FINE, "model", summary)
 
     def _tokenizer(self, run: runfile.Run) -> Iterator[CheckRow]:
         location = run.llm.data_location
-        given = getattr(location, "tokenizer", None)
-        if given is None:
+        tokenizer = getattr(location, "tokenizer", None)
+        if tokenizer is None:
             return
         key, revision = f"{runfile.variant_name(location)}.tokenizer", location.tokenizer_revision
         expected = "a folder with a tokenizer.json, or owner/name on the hub"
         files = self._files
-        if files is None or (files.repo_id, files.commit) != (given, revision):
-            files = look(given, revision, self.root, key, expected)
+        if files is None or (files.repo_id, files.commit) != (tokenizer, revision):
+            files = look(tokenizer, revision, self.root, key, expected)
         files.check_tokenizer(key)
         yield from _older_tokenizer(files)
-        yield CheckRow(Mark.FINE, "tokenizer", given)
+        yield CheckRow(Mark.FINE, "tokenizer", tokenizer)
 
     def _data(self, run: runfile.Run) -> Iterator[CheckRow]:
         seen = dry_run.look(run, self._paths("download"))
@@ -123,10 +123,10 @@ class Preflight:
         mark = Mark.WARNING if amount.may_be_too_little else Mark.FINE
         mark = Mark.FAILS if amount.is_too_little else mark
         what = "sequence" if run.llm.data_location.holds_tokens else "row"
-        said = f"{amount.need:,} {what}s to train on: {dry_run.epochs(amount)}"
+        summary = f"{amount.need:,} {what}s to train on: {dry_run.epochs(amount)}"
         if mark is not Mark.FINE:
-            said += f"; {amount.remedy}"
-        yield CheckRow(mark, "data", f"{brief(survey.read, WIDTH)}: {said}")
+            summary += f"; {amount.remedy}"
+        yield CheckRow(mark, "data", f"{brief(survey.read, WIDTH)}: {summary}")
 
     # ---- Room ----
 
@@ -137,40 +137,40 @@ class Preflight:
     def _room(self, run: runfile.Run) -> Iterator[CheckRow]:
         """Yield rows on disk and memory, and on whether messages are in time by [links]."""
         if self._config is not None:
-            found = plan.plan_of(run, self._config)
+            usage = plan.plan_of(run, self._config)
         elif "convert" not in self.todo:
-            found = plan.plan(run, self.root)
+            usage = plan.plan(run, self.root)
         else:
             yield CheckRow(Mark.UNKNOWN, "disk", "known once `lockstep convert` has made the model")
             return
-        yield self._disk(found)
+        yield self._disk(usage)
         limit, memory_gb = memory.total(), run.runtime.memory_gb
         if memory_gb is not None:
             limit = memory_gb * 1e9
-        if run.peers.attention != "cudnn" and found.state > limit:
-            said = (
-                f"params and the optimizer's state of all peers are {size(found.state)}, expected "
+        if run.peers.attention != "cudnn" and usage.state > limit:
+            text = (
+                f"params and the optimizer's state of all peers are {size(usage.state)}, expected "
                 f"less than the {size(limit)} of memory here; fewer peers need less"
             )
-            yield CheckRow(Mark.WARNING, "memory", said)
-        if found.late:
-            yield CheckRow(Mark.WARNING, "messages", found.late)
+            yield CheckRow(Mark.WARNING, "memory", text)
+        if usage.late:
+            yield CheckRow(Mark.WARNING, "messages", usage.late)
 
-    def _disk(self, found: plan.Footprint) -> CheckRow:
-        begun = sum(path.stat().st_blocks for path in self._paths("train").scratch.rglob("*"))
-        training = found.checkpoints + found.spooled
-        wanted = max(0, found.trained + training + self._fetched - 512 * begun)
-        here = next(path for path in (self.root, *self.root.absolute().parents) if path.is_dir())
-        free = shutil.disk_usage(here).free
-        said = (
-            f"{size(wanted)} while it trains, of {size(free)} that are free; {found.kept_states} "
-            f"whole snapshots of at most {size(found.state)} each, and {size(training)} that go "
+    def _disk(self, usage: plan.Footprint) -> CheckRow:
+        blocks = sum(path.stat().st_blocks for path in self._paths("train").scratch.rglob("*"))
+        training = usage.checkpoints + usage.spooled
+        wanted = max(0, usage.trained + training + self._fetched - 512 * blocks)
+        folder = next(path for path in (self.root, *self.root.absolute().parents) if path.is_dir())
+        free = shutil.disk_usage(folder).free
+        text = (
+            f"{size(wanted)} while it trains, of {size(free)} that are free; {usage.kept_states} "
+            f"whole snapshots of at most {size(usage.state)} each, and {size(training)} that go "
             "when it ends"
         )
         if wanted > free:
             less = "a larger [witness] snapshot_every or keep_every takes less"
-            return CheckRow(Mark.FAILS, "disk", f"{said}; {less}")
-        return CheckRow(Mark.FINE, "disk", said)
+            return CheckRow(Mark.FAILS, "disk", f"{text}; {less}")
+        return CheckRow(Mark.FINE, "disk", text)
 
     def _gpu(self, run: runfile.Run) -> Iterator[CheckRow]:
         if run.peers.attention == "cudnn":
@@ -232,6 +232,6 @@ def package_rows(run: runfile.Run, todo: Collection[str]) -> Iterator[CheckRow]:
     for module, need in needed.items():
         if not extras.is_installed(module):
             yield CheckRow(Mark.FAILS, "packages", str(extras.lacking(need.key, module)))
-    here = [module for module in needed if extras.is_installed(module)]
-    if here:
-        yield CheckRow(Mark.FINE, "packages", ", ".join(here))
+    installed = [module for module in needed if extras.is_installed(module)]
+    if installed:
+        yield CheckRow(Mark.FINE, "packages", ", ".join(installed))

@@ -64,5 +64,5 @@ def lines(rows: Iterable[CheckRow]) -> Iterator[str]:
     """Yield the lines of the table, as this process's output can show them."""
     plain = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
     width = max(len(mark.value[plain]) for mark in Mark)
-    for mark, name, said in rows:
-        yield f"{mark.value[plain]:<{width}} {name:<13}{said}"
+    for mark, name, text in rows:
+        yield f"{mark.value[plain]:<{width}} {name:<13}{text}"
