@@ -112,11 +112,11 @@ def status(
     """Say how far a training is, whether it runs or was killed."""
     from pipeline.monitor import training
 
-    found = training.newest(root)
+    newest = training.newest(root)
     if as_json:
-        print(json.dumps(found.to_json()))
+        print(json.dumps(newest.to_json()))
         return
-    for name, text in found.rows():
+    for name, text in newest.rows():
         print(shown(f"{name:<10} {text}"))
 
 
@@ -202,14 +202,14 @@ def schema() -> None:
     typer.echo(json_schema(), nl=False)
 
 
-def _print_unraisable(found: "UnraisableHookArgs") -> None:
+def _print_unraisable(unraisable: "UnraisableHookArgs") -> None:
     """Print what could not be raised, unless a thread of tensorstore lost its event loop.
 
     That happens after a failed save of a checkpoint, which says so itself.
     """
-    lost = found.object is None and isinstance(found.exc_value, RuntimeError)
+    lost = unraisable.object is None and isinstance(unraisable.exc_value, RuntimeError)
     if not lost or current_thread() is main_thread():
-        sys.__unraisablehook__(found)
+        sys.__unraisablehook__(unraisable)
 
 
 def main() -> None:

@@ -104,8 +104,8 @@ def _init(run: runfile.Run, checkpoint: runfile.CheckpointInit, folder: Path) ->
     written = model_config.to_hf()
     for key, value in hf_config.items():  # unlike a config of the hub, ours has no unused keys
         if key not in written:
-            known = ", ".join(sorted(written))
-            raise LockstepError(f"{where}.{key}: unknown key, expected one of {known}")
+            keys = ", ".join(sorted(written))
+            raise LockstepError(f"{where}.{key}: unknown key, expected one of {keys}")
         if value != written[key]:
             raise LockstepError(f"{where}.{key} is {value!r}, expected {written[key]!r}")
     memory.check(model.shapes(model_config), where, run.runtime.memory_gb)

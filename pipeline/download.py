@@ -31,9 +31,9 @@ def run(run: runfile.Run, paths: Paths) -> None:
 def _run(run: runfile.Run, paths: Paths, options: FetchOptions) -> None:
     location = run.llm.data_location
     sources.provider_of(location, options)  # raises before any work
-    if run.pins.data and (known := sources.source_sha256(location, options)):
+    if run.pins.data and (source_sha256 := sources.source_sha256(location, options)):
         # before what other data than the pinned ones could make of the run's other settings
-        pins.check("data", run.pins.data, known, variant_name(location))
+        pins.check("data", run.pins.data, source_sha256, variant_name(location))
     with paths.building() as folder:
         fetched = sources.fetch(location, folder, options)
         write_shards(folder, fetched)

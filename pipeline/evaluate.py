@@ -56,18 +56,18 @@ def run(run: runfile.Run, paths: Paths) -> None:
     notes: list[str] = []
     with paths.building() as folder:
         if (export / hf.REFUSED).exists():
-            found = Findings()
+            findings = Findings()
             notes.append("the export was refused, so there is nothing to measure")
         else:
-            found = _evaluate(run, paths, folder, notes)
-        _write(run, found, notes, folder)
+            findings = _evaluate(run, paths, folder, notes)
+        _write(run, findings, notes, folder)
     unit = subject_of(run).loss_unit
-    for name, said in (HELD_OUT | {"held_out_loss": f"held-out loss, {unit}"}).items():
-        if found.numbers[name] is not None:
-            print(f"evaluate: {said} {found.numbers[name]:.4f}")
-    if found.numbers["held_out_loss"] is not None:
-        print(f"evaluate: on {measured_on(*(found.numbers[name] for name in SAMPLE))}")
-    for task in found.tasks:
+    for name, label in (HELD_OUT | {"held_out_loss": f"held-out loss, {unit}"}).items():
+        if findings.numbers[name] is not None:
+            print(f"evaluate: {label} {findings.numbers[name]:.4f}")
+    if findings.numbers["held_out_loss"] is not None:
+        print(f"evaluate: on {measured_on(*(findings.numbers[name] for name in SAMPLE))}")
+    for task in findings.tasks:
         print(f"evaluate: {one_line(task)}")
     for note in notes:
         logs.say(f"evaluate: {note}")
@@ -87,15 +87,15 @@ def _evaluate(run: runfile.Run, paths: Paths, folder: Path, notes: list[str]) ->
         return Findings(numbers, tasks, text, opened.own_metrics())
 
 
-def _write(run: runfile.Run, found: Findings, notes: list[str], folder: Path) -> None:
-    told = {"tasks": [report(task) for task in found.tasks], "prompt": run.evaluate.prompt}
-    told |= {"text": found.text, "notes": notes}
-    own = {} if found.own is None else {"workload": found.own}
-    write_json(folder / "evaluate.json", found.numbers | told | own)
-    write_text(folder / "sample.txt", found.text or "")
+def _write(run: runfile.Run, findings: Findings, notes: list[str], folder: Path) -> None:
+    details = {"tasks": [report(task) for task in findings.tasks], "prompt": run.evaluate.prompt}
+    details |= {"text": findings.text, "notes": notes}
+    own = {} if findings.own is None else {"workload": findings.own}
+    write_json(folder / "evaluate.json", findings.numbers | details | own)
+    write_text(folder / "sample.txt", findings.text or "")
     scores = {name: None for name in run.evaluate.tasks if name in BY_DEFAULT}
-    scores |= {task.name: flat(task) for task in found.tasks}
-    measured = found.numbers | {"tasks": scores} | own
+    scores |= {task.name: flat(task) for task in findings.tasks}
+    measured = findings.numbers | {"tasks": scores} | own
     write_json(folder / METRICS / "evaluate.json", measured)
 
 
@@ -107,9 +107,9 @@ def _measure(run: runfile.Run, opened: OpenedExport, data: HeldOutRows, notes: l
     if not len(data.rows_NW):
         notes.append("nothing is held out, so there is no loss to measure")
         return NOTHING
-    if len(data.rows_NW) < (asked := run.held_out.sequences):
+    if len(data.rows_NW) < (sequences := run.held_out.sequences):
         notes.append(
-            f"[held_out] sequences = {asked}, and there are {len(data.rows_NW)} to measure"
+            f"[held_out] sequences = {sequences}, and there are {len(data.rows_NW)} to measure"
         )
     if (loss := opened.held_out_loss(data)) is None:
         notes.append("what was trained measures no rows, so there is no loss")
@@ -125,8 +125,8 @@ def _score(
 ) -> list[TaskResult]:
     """The results of `[evaluate] tasks`; requests and answers go to `folder`."""
     for part in offered("run_file_tasks"):
-        named = f"{OUT['evaluate']}/{TASKS}"  # the path of `folder`, as its files name it
-        return part.score_export(run, exported, paths, folder, named, notes)
+        path = f"{OUT['evaluate']}/{TASKS}"  # the path of `folder`, as its files name it
+        return part.score_export(run, exported, paths, folder, path, notes)
     if others := [name for name in run.evaluate.tasks if name not in BY_DEFAULT]:
         raise LockstepError(f"[evaluate] tasks = {others}, expected []: parts/tasks is not here")
     notes.append("parts/tasks is not here, so no task is asked")
@@ -151,13 +151,13 @@ def _sample(run: runfile.Run, exported: Exported, notes: list[str]) -> str | Non
         context=min(exported.context, run.llm.max_seq_len),
         ends=exported.ends,
     )
-    [continued] = writer.write(
+    [continuation] = writer.write(
         [prompt],
         max_new_tokens=settings.max_new_tokens,
         sampling=Sampling(settings.temperature),
         seeds=[settings.seed],
     )
-    return exported.tokenizer.decode(prompt + continued, skip_special_tokens=True)
+    return exported.tokenizer.decode(prompt + continuation, skip_special_tokens=True)
 
 
 def _beginning(exported: Exported) -> int:

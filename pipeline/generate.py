@@ -84,7 +84,7 @@ class Continuations:
 
     def stream(self, prompt: str) -> Iterator[str]:
         """Yield what continues a prompt as it is written; a character only once it is whole."""
-        before, new, said = self._ids(prompt), [], ""
+        before, new, yielded = self._ids(prompt), [], ""
         for [piece] in self._writer.pieces(
             [before],
             max_new_tokens=self._wish.max_new_tokens,
@@ -94,9 +94,9 @@ class Continuations:
         ):
             new += piece
             text = self._text(before, new).rstrip(CUT)
-            yield text[len(said) :]
-            said = text
-        yield self._text(before, new)[len(said) :]
+            yield text[len(yielded) :]
+            yielded = text
+        yield self._text(before, new)[len(yielded) :]
 
     def _ids(self, prompt: str) -> list[int]:
         """The tokens of a prompt; those of an empty one are what begins a text."""
@@ -108,11 +108,11 @@ class Continuations:
                 f"the prompt is empty, expected text: {self._folder}/config.json has no "
                 "bos_token_id to begin with"
             )
-        known = self._model.config.vocab_size
-        if ids and max(ids) >= known:
+        vocab_size = self._model.config.vocab_size
+        if ids and max(ids) >= vocab_size:
             raise LockstepError(
                 f"{self._folder}/tokenizer.json has token {max(ids)} in the prompt, expected ids "
-                f"below the model's vocab_size ({known})"
+                f"below the model's vocab_size ({vocab_size})"
             )
         return ids or [self._model.beginning]
 
@@ -195,9 +195,9 @@ def _unicode(text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        found = text[error.start].encode("unicode_escape").decode()
+        character = text[error.start].encode("unicode_escape").decode()
         raise LockstepError(
-            f"the prompt has {found} at character {error.start}, expected UTF-8"
+            f"the prompt has {character} at character {error.start}, expected UTF-8"
         ) from None
     return text
 
@@ -221,14 +221,14 @@ def _read(marker: str) -> str | None:
 def _stream(model: Continuations, prompt: str) -> None:
     from pipeline.stage import signals
 
-    with signals.stopping() as asked:
+    with signals.stopping() as exit_status:
         for text in model.stream(prompt):
-            if asked():
+            if exit_status():
                 break
             _say(text)
     _say("\n")
-    if asked() not in (0, 128 + signal.SIGINT):
-        sys.exit(asked())
+    if exit_status() not in (0, 128 + signal.SIGINT):
+        sys.exit(exit_status())
 
 
 def _say(text: str) -> None:

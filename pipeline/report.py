@@ -25,10 +25,10 @@ def run(run: runfile.Run, paths: Paths) -> None:
             write_bytes(folder / f"{picture.name}.png", picture.png)
         write_text(folder / PAGE, page)
         if results.verdict["accepted"]:
-            own = (paths.out("export") / CARD).read_text(encoding="utf-8")
+            exported = (paths.out("export") / CARD).read_text(encoding="utf-8")
             name, data = f"lockstep-{paths.keys.key('train')}", paths.keys.key("download")
-            whole = results_card.with_results(own, results.evaluated, name, data)
-            write_text(folder / CARD, whole)
+            card = results_card.with_results(exported, results.evaluated, name, data)
+            write_text(folder / CARD, card)
     print(f"report: {paths.out('report') / PAGE}")
     logs.say(f"report: {verdict_text.summarize(results.verdict)}")
 

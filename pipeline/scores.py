@@ -72,9 +72,9 @@ def flat(result: TaskResult) -> dict[str, float | None]:
 def one_line(result: TaskResult) -> str:
     """Return a result as a line of text."""
     parts = []
-    for one in scores([report(result)]):
-        around = f" ({one.around})" if one.interval else ""
-        parts.append(f"{one.metric} {one.value:.3f}{around}")
+    for score in scores([report(result)]):
+        around = f" ({score.around})" if score.interval else ""
+        parts.append(f"{score.metric} {score.value:.3f}{around}")
     chance = "" if result.chance is None else f"; chance {result.chance:.3f}"
     return f"{shown(result.name)}, {result.documents} documents: {', '.join(parts)}{chance}"
 

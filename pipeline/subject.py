@@ -179,8 +179,8 @@ class Subject(Protocol):
 
 def subject_of(run: Run) -> Subject:
     """Return what a run trains."""
-    if found := _first(lambda subject: subject.trains(run)):
-        return found
+    if subject := _first(lambda s: s.trains(run)):
+        return subject
     if run.workload.factory:
         raise LockstepError(
             f"workload.factory is {run.workload.factory!r}, expected parts/workload, which runs it"

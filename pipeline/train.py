@@ -100,34 +100,34 @@ def _train(setup: Setup, paths: Paths, held: HeldOutRows, stack: ExitStack) -> P
     checkpoints = Checkpoints(scratch / "checkpoints", run.runtime.keep_steps)
     profile = stack.enter_context(Profile(run, scratch))
     record = Record(writer, checkpoints, run.runtime.checkpoint_every, profile.timed)
-    begun = record.begin(start, setup.settings, checkpoints.newest(start.state))
-    peers = _make_peers(setup, begun, scratch, record.state_is_due)
+    beginning = record.begin(start, setup.settings, checkpoints.newest(start.state))
+    peers = _make_peers(setup, beginning, scratch, record.state_is_due)
     stack.callback(peers.close)
     scores = _scores_of_tasks(setup, paths)
     stack.callback(scores.close)
     measure = _measurement(setup, peers, held.rows_NW)
-    if begun.rest is None:
+    if beginning.rest is None:
         _write_beginning(setup, paths, writer, measure(), held)
         scores.begin()
-        scores.take(begun.step, peers.params)
+        scores.take(beginning.step, peers.params)
     else:
         _check_environment(setup, scratch)
-        log.info(f"train: resumes after round {begun.step}")
-        scores.resume(begun.step)
+        log.info(f"train: resumes after round {beginning.step}")
+        scores.resume(beginning.step)
     if over:
-        begun = over.begin(begun, peers, writer)
+        beginning = over.begin(beginning, peers, writer)
     header = Transcript(writer.folder).header
     _say_where(run, peers, header)
 
-    losses = (entry.held_out_loss for entry in reversed(begun.entries))
+    losses = (entry.held_out_loss for entry in reversed(beginning.entries))
     latest = next((loss for loss in losses if loss is not None), header.held_out_loss)
-    monitor = Monitor(run, paths.run, scratch, begun.step, latest, lambda: scores.rows)
+    monitor = Monitor(run, paths.run, scratch, beginning.step, latest, lambda: scores.rows)
     faults = FaultSchedule(run.faults.schedule, run.peers.seed, programs.form)
     swarm = (over.swarm if over else Swarm)(
         setup.settings, peers, lambda _: setup.data, faults,
         must_pause=monitor.must_pause, timed=profile.timed, spool=scratch,
     )  # fmt: skip
-    bar = Progress("train", total=run.config.total_steps, unit="round", start=begun.step)
+    bar = Progress("train", total=run.config.total_steps, unit="round", start=beginning.step)
     with signals.stopping() as asked_to_stop, checkpoints, bar, monitor:
         stops = Stops(asked_to_stop, checkpoints, run.config.total_steps)
         observers = [
@@ -140,7 +140,7 @@ def _train(setup: Setup, paths: Paths, held: HeldOutRows, stack: ExitStack) -> P
             stops,
             *([over.place] if over else []),
         ]
-        training = TrainingLoop(swarm, begun, record, run.config.total_steps, observers)
+        training = TrainingLoop(swarm, beginning, record, run.config.total_steps, observers)
         try:
             training.take_rounds()
         except NotFiniteError as error:
@@ -170,14 +170,14 @@ def _over_a_store(setup: Setup) -> Any:
 
 
 def _make_peers(
-    setup: Setup, begun: Begun, scratch: Path, state_is_due: Callable[[int], bool]
+    setup: Setup, beginning: Begun, scratch: Path, state_is_due: Callable[[int], bool]
 ) -> RunningPeers:
     run = setup.run
     if run.runtime.carrier == "in_process":
         layout, programs = run.peers.layout, setup.programs
-        return make_peers(programs, layout, begun.state, jax.devices(), begun.absent)
+        return make_peers(programs, layout, beginning.state, jax.devices(), beginning.absent)
     for part in offered("remote_peers"):
-        return part.start_peers(setup, begun.state, scratch, state_is_due, begun.absent)
+        return part.start_peers(setup, beginning.state, scratch, state_is_due, beginning.absent)
     raise LockstepError(
         f"[runtime] carrier = {run.runtime.carrier!r}, expected in_process, since parts/carrier is "
         "not here"
@@ -317,10 +317,10 @@ def _write_beginning(
 def _check_environment(setup: Setup, scratch: Path) -> None:
     """A run resumed elsewhere would not end with the bytes of a run that was never killed."""
     began = Transcript(scratch / "transcript").header.environment
-    if found := devices.difference(setup.environment(setup.run.peers.processes), began):
-        name, here, expected = found
+    if difference := devices.difference(setup.environment(setup.run.peers.processes), began):
+        name, value, expected = difference
         raise LockstepError(
-            f"{scratch}: {name} is {here!r} here, expected {expected!r} as where "
+            f"{scratch}: {name} is {value!r} here, expected {expected!r} as where "
             "this run began; resume it there, or start over after `lockstep clean`"
         )
 

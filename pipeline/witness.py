@@ -51,8 +51,8 @@ def _audit(setup: Setup, transcript: Transcript, paths: Paths) -> None:
     windows = run.snapshots(setup.start.step).windows
     since = _messages_since(setup, transcript)
     merged_here = [window for window in windows if window.opening >= since]
-    here = {w: _whose_window_repeats(setup, transcript, w) for w in merged_here}
-    present = [(w, peers) for w, peers in here.items() if peers]
+    peers_of = {w: _whose_window_repeats(setup, transcript, w) for w in merged_here}
+    present = [(w, peers) for w, peers in peers_of.items() if peers]
     replay = Replay(setup, transcript, why, present)
 
     # Everything cheap, of every round
@@ -62,11 +62,11 @@ def _audit(setup: Setup, transcript: Transcript, paths: Paths) -> None:
     replayed: list[tuple[Window, int]] = []
     if sound := not contradictions(findings):
         drawn = sample.draw(run, windows, sample.seed_of(run, transcript), replay.kept)
-        whole = {w for w in here if len(here[w]) == run.peers.count}
+        complete = {w for w in peers_of if len(peers_of[w]) == run.peers.count}
         replayed = [
-            (w, p) for w, p in drawn if w in whole or (replay.kept and p in here.get(w, ()))
+            (w, p) for w, p in drawn if w in complete or (replay.kept and p in peers_of.get(w, ()))
         ]
-        work = [(w, [peer for window, peer in replayed if window == w]) for w in here]
+        work = [(w, [peer for window, peer in replayed if window == w]) for w in peers_of]
         if why:
             replay = replace(replay, varied=_varied(setup, transcript, work, paths))
         if replay.how.tells:
@@ -110,7 +110,7 @@ def _messages_since(setup: Setup, transcript: Transcript) -> int:
         return start
     first = min((step for step in transcript.snapshots if step > start), default=start)
     before = (e.evidence.messages for e in transcript.rounds if e.round.step <= first)
-    lacks = any(one.payload is None for messages in before for one in messages.values())
+    lacks = any(message.payload is None for messages in before for message in messages.values())
     if not lacks:
         return start
     log.warning(f"witness: rounds up to {first} are the word of who signed the state after it")
@@ -134,12 +134,12 @@ def _varied(
     """Return how far honest bits are apart, measured now or by an earlier try of the audit."""
     path = paths.scratch / "varied.json"
     if path.exists():
-        found = read_json(path)["varied"]
-        return found and Varied(**found)
-    found = rounding.measure(setup, transcript, work, str(paths.store / "compiled"))
+        varied = read_json(path)["varied"]
+        return varied and Varied(**varied)
+    varied = rounding.measure(setup, transcript, work, str(paths.store / "compiled"))
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, {"varied": found and asdict(found)})
-    return found
+    write_json(path, {"varied": varied and asdict(varied)})
+    return varied
 
 
 def _replay(replay: Replay, work: list[tuple[Window, list[int]]], scratch: Path) -> list[Finding]:
@@ -147,16 +147,16 @@ def _replay(replay: Replay, work: list[tuple[Window, list[int]]], scratch: Path)
     total = sum(len(window.rounds) for window, _ in work)
     with Progress("witness", total=total, unit="round") as bar:
 
-        def one(item: tuple[Window, list[int]], group: DeviceGroup) -> list[Finding]:
+        def replay_one(item: tuple[Window, list[int]], group: DeviceGroup) -> list[Finding]:
             window, peers = item
             path = scratch / "windows" / f"{window.first:05}.json"
             if path.exists():
                 bar.advance(len(window.rounds))
                 return [Finding(**finding) for finding in read_json(path)["findings"]]
-            found = replay.window(window, peers, bar.advance, group)
+            findings = replay.window(window, peers, bar.advance, group)
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_json(path, {"findings": [asdict(finding) for finding in found]})
-            return found
+            write_json(path, {"findings": [asdict(finding) for finding in findings]})
+            return findings
 
-        done = side_by_side(replay.groups, work, one)
-    return [finding for found in done for finding in found]
+        done = side_by_side(replay.groups, work, replay_one)
+    return [finding for findings in done for finding in findings]
