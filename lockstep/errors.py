@@ -148,13 +148,13 @@ def _beginning(text: str) -> str:
     for secret in _known().finditer(text, 0, stop + longest):
         if secret.start() < stop < secret.end():
             stop = secret.start()
-    return re.sub(r"(\w://)[^/\s?#]*\Z", r"\1", text[:stop])  # maybe a password, before its @
+    return re.sub(r"(\w://)[^/\s?#]*\Z", r"\1", text[:stop])  # maybe a password before its @
 
 
 def _end(text: str) -> str:
     """Return the end of a long text, from a word on that is no part of a secret."""
     start, longest = len(text) - BOUND, max(map(len, _secrets), default=0)
-    word = re.compile(r"\s|\Z").search(text, start)  # what is before it may be of a query
+    word = re.compile(r"\s|\Z").search(text, start)  # the text before it may be a query's
     start = word.start() if word else len(text)
     for secret in _known().finditer(text, max(0, start - longest)):
         if secret.start() < start < secret.end():

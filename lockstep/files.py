@@ -109,7 +109,7 @@ def check_regular_file(path: Path, *, most: int | None = None) -> None:
 
 
 def read_bytes(path: Path, most: int) -> bytes:
-    """Return the content of a regular file of at most so many bytes.
+    """Return the content of a regular file of at most `most` bytes.
 
     Raises:
       LockstepError: it is not a regular file, or larger.

@@ -2,8 +2,8 @@
 
 from lockstep.errors import LockstepError
 
-# Settings that JAX may have got where its variables were not ours to leave out, and what stands
-# in no record because it is usual. With others of `NEEDED` our programs fail, or round otherwise.
+# Settings that JAX may have got where we could not leave out its variables, and those that are
+# not recorded because they are usual. Other values of `NEEDED` break our programs or rounding.
 NEEDED = {
     "jax_enable_x64": False,
     "jax_numpy_dtype_promotion": "standard",

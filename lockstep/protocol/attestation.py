@@ -81,7 +81,7 @@ def attest(
 def proven(
     attestation: Attestation, seed: int, commitments: Mapping[int, str], others: Mapping[int, str]
 ) -> dict[int, str]:
-    """Return, by peer, the commitment of each message that the witness proves to hold.
+    """Return the commitment of each message that the witness proves to hold, by peer.
 
     `seed` is the round's. `commitments` are those of the senders, hex, and `others` the other ones
     of equivocators.

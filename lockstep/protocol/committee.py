@@ -171,7 +171,7 @@ def plan(
 def plan_shares(
     shares: Mapping[int, int], random_seed: int, data_index: int, untrained: Sequence[Span] = ()
 ) -> Assignment:
-    """Return the assignment in which each trainer has a share of its own, as in `plan` otherwise.
+    """Return the assignment in which each trainer has a share of its own; the rest is as in `plan`.
 
     In shuffled order each takes the next piece of the untrained sequences, at most its share; when
     none are left, it takes its share of new ones, in contiguous ranges from `data_index` on.

@@ -440,7 +440,7 @@ def _start_round(state: CoordinatorState, now: float, seed: int) -> CoordinatorS
 def _finish_round(state: CoordinatorState, now: float, seed: int) -> CoordinatorState:
     # Read before members leave: seats, and so the plan, depend on the number of members.
     spoken, quorum, plan = len(state.spoken), state.quorum, state.plan
-    # Without a quorum nobody applied any message, even if nobody is left to report it.
+    # Without a quorum no message was applied, even if nobody is left to report it.
     missed = (state.missed or ()) if spoken >= quorum else tuple(sorted(state.given.values()))
     state = replace(
         _let_go(state),

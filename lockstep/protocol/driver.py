@@ -289,7 +289,7 @@ def finish_round(
 def _report(
     state: CoordinatorState, round_: Round, evidence: Evidence, now: float
 ) -> CoordinatorState:
-    """Return a state that knows whom each witness heard from, or whom the store shows."""
+    """Return the state after the witnesses reported whom they heard, or the store whom it shows."""
     if state.stored:
         present = tuple(evidence.present(round_.peers))
         return coordinator.tick(state, coordinator.Stored(present, now))

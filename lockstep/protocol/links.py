@@ -62,7 +62,7 @@ def arrivals(
 
 
 def traffic(topology: Topology, sizes: Collection[int], peers: int) -> tuple[float, float]:
-    """Return the bytes of a round that all of `peers` send together, and that they receive.
+    """Return the bytes that all `peers` together send in a round, and those that they receive.
 
     `sizes` are those of the senders' messages; see `arrivals` for the topology.
     """
@@ -76,7 +76,7 @@ def traffic(topology: Topology, sizes: Collection[int], peers: int) -> tuple[flo
 
 
 def own_seconds(links: Links, peer: int, tokens: int, size: int) -> tuple[float, float]:
-    """Return the seconds that a peer trains on so many tokens, and sends a message of a size."""
+    """Return a peer's seconds to train on `tokens` tokens and to send `size` bytes."""
     upload = _speed(links, "latency_seconds", peer)
     upload += _transfer(size, _speed(links, "upload_mbps", peer))
     return tokens / _speed(links, "tokens_per_second", peer), upload
@@ -134,14 +134,14 @@ def _downloaded(
 
 
 def speeds(links: Links, peers: int) -> tuple[float, ...]:
-    """Return the tokens per second of each of so many peers."""
+    """Return the tokens per second of each of `peers` peers."""
     return tuple(_speed(links, "tokens_per_second", peer) for peer in range(peers))
 
 
 def check_seconds(links: Links, verifier: int, peer: int, *, tokens: int, size: int) -> float:
     """Return the seconds until a verifier has fetched a peer's state and recomputed its step.
 
-    The step has so many tokens, and the state `size` bytes.
+    The step has `tokens` tokens, and the state `size` bytes.
     """
     mbps = min(_speed(links, "upload_mbps", peer), _speed(links, "download_mbps", verifier))
     fetch = _speed(links, "latency_seconds", peer) + _transfer(size, mbps)

@@ -51,7 +51,7 @@ class Checkpoints:
             logging.getLogger(name).setLevel(logging.CRITICAL)
         self.folder = folder
         context = ocp.Context()
-        # otherwise, where a folder cannot be made, threads wait 5 minutes for it
+        # else, where a folder cannot be made, threads wait 5 minutes for it
         context.asynchronous.create_directories_asynchronously = False
         # floats shrink by 8 %, for a third of the time and as much memory as all of the state
         context.array_options.saving.use_compression = False
@@ -74,7 +74,7 @@ class Checkpoints:
         self._saving = self._thread.submit(
             self._checkpointer.save_checkpointables,
             step,
-            # orbax would copy all of it, in case that somebody changes it meanwhile
+            # orbax would copy all of it, in case somebody changes it meanwhile
             {
                 "state": jax.tree.map(lambda x: x.view(_Unchanged), state),
                 "rest": {"json": json.dumps(rest)},
@@ -84,9 +84,9 @@ class Checkpoints:
         )
 
     def newest(self, like: Tree) -> Saved | None:
-        """Return the newest undamaged checkpoint, in the structure of `like`; None for none.
+        """Return the newest undamaged checkpoint, in the structure of `like`; None without any.
 
-        Where all are damaged, it raises: a training must not begin anew without a word.
+        If all are damaged, it raises an error: a training must not silently start over.
         """
         with self._as_lockstep_error():
             self._wait()
@@ -107,7 +107,7 @@ class Checkpoints:
         return None
 
     def _load(self, step: int, like: Tree) -> Saved:
-        # one after the other: where one is damaged, orbax forgets to await what loads the other
+        # one after the other: where one is damaged, orbax does not await the load of the other
         loaded: dict[str, Any] = {}
         # orbax cuts an array to a given length, and nobody knows that of a blob
         blobs = any(map(is_blob, jax.tree.leaves(like)))
@@ -144,6 +144,6 @@ class Checkpoints:
             saving.result()
 
     def _as_lockstep_error(self) -> AbstractContextManager[None]:
-        """A save fails in its thread and raises at the next call, mostly for a full disk."""
+        """Name the folder in a save's error, mostly a full disk, which the next call raises."""
         # raised by orbax, tensorstore or the system
         return expecting(self.folder, "to write a checkpoint there", Exception)

@@ -71,7 +71,7 @@ class Delivered(NamedTuple):
 
     sent: dict[int, Sent]  # what went to everyone
     others: dict[int, Sent]  # what an equivocator sent to others
-    receivers: dict[int, tuple[int, ...]]  # who these are
+    receivers: dict[int, tuple[int, ...]]  # the peers that get it
     received: dict[int, Tree]  # the messages that receivers accept
     # seconds from the round's start until a message is at every present peer; of lost ones, none
     arrivals: dict[int, float]

@@ -148,7 +148,7 @@ def _lone_index(p: Parameter) -> Leaf:
     blocks, count = p.true.index_NK.shape
     rng = np.random.default_rng((DRIFT_SEED, p.number))
     order_NA, sign_NA = rng.random((blocks, p.area)), rng.integers(2, size=(blocks, p.area))
-    for other in p.others:  # behind all that nobody sends
+    for other in p.others:  # behind all positions that nobody sends
         at_NK = _indices(other)
         later_NK = 1 + np.take_along_axis(order_NA, at_NK, axis=1) % 1
         np.put_along_axis(order_NA, at_NK, later_NK, axis=1)

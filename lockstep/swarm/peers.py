@@ -52,7 +52,7 @@ class RoundSettings:
     seed: int  # `[peers] seed`
     row_tokens: int  # tokens of a row, by which `[links]` and the batch ramp count
     # rows of the largest batch, over all peers: shapes follow from it, not from a round's own
-    # batch, so that a batch ramp compiles nothing anew.
+    # batch, so that a batch ramp recompiles nothing.
     most_rows: int
     micro_batch: int  # rows of a gradient computation
     stores_epochs: bool = False  # whether a peer stores the params that end an epoch
@@ -88,7 +88,7 @@ class RoundSettings:
     def capacity(self, trainers: int) -> int:
         """Return the most rows that one of `trainers` peers is assigned in any round.
 
-        Over a store it is of the fewest peers with which the run goes on. There peers come and go
+        Over a store it is for the fewest peers with which the run goes on: there peers come and go
         in any round, and no time is left to compile a step of another shape; padding takes none.
         """
         if self.pace:
@@ -112,8 +112,8 @@ class RoundSteps(NamedTuple, Generic[M]):
     # whether peers commit to what they own after the step, and hold what they owned before it,
     # since some of them are to show it (`RunningPeers.before`)
     hashed: bool = False
-    # called with each message as soon as it is there, on a device or the host, and its peer, while
-    # others may be at their steps: pack(message, peer). Nobody else holds on to it.
+    # called with each message as soon as it is ready, on a device or the host, and its peer, while
+    # others may be at their steps: pack(message, peer). Nothing else refers to it.
     pack: Callable[[Tree, int], M] = to_host
 
 
@@ -499,7 +499,7 @@ class FusedPeers(SimulatedPeers):
                 mesh=self._mesh,
                 in_specs=(Spec(), Spec(), Spec(), Spec("peer")),
                 out_specs=Spec("peer"),
-                axis_names={"peer"},  # XLA finds out what lies along the other
+                axis_names={"peer"},  # XLA infers what lies along the other
                 check_vma=False,
             )
         )

@@ -125,7 +125,7 @@ class Taken(NamedTuple):
     entry: Entry
     payloads: dict[int, bytes]  # the messages or, of ones too large to keep, their sketches
     others: dict[int, bytes]  # an equivocator's other message, if messages are kept
-    own: Mapping[int, Hash] = {}  # of what peers own that live elsewhere, as they told
+    own: Mapping[int, Hash] = {}  # hashes of what peers elsewhere own, as they report
 
 
 class Worked(NamedTuple):
@@ -142,7 +142,7 @@ class RoundBegun(NamedTuple):
 
     round: Round
     asked: tuple[int, ...]  # peers that asked to join before it
-    joined_params: str | None  # hash of what those that join in it receive
+    joined_params: str | None  # hash of the params that joining peers receive
 
 
 class Exchanged(NamedTuple):
@@ -152,7 +152,7 @@ class Exchanged(NamedTuple):
     received: Mapping[int, Tree]  # the messages that receivers accept, by sender
     loss: float | None  # mean of the peers' losses; None where nobody trained
     left: tuple[int, ...] = ()  # peers that left, after what they sent
-    payloads: Mapping[int, bytes] = {}  # what is kept, as of `Taken`
+    payloads: Mapping[int, bytes] = {}  # what is kept, as in `Taken`
     others: Mapping[int, bytes] = {}
     own: Mapping[int, Hash] = {}
 
@@ -260,7 +260,7 @@ class Swarm:
         progress = driver.ask(progress, applicants)
         try:
             progress, round_ = driver.next_round(progress)
-        except CoordinatorError:  # it waits: members that are away hear of it
+        except CoordinatorError:  # the run waits: call back members that are away
             early = self.faults.return_early(step) or self.peers.await_return()
             returning = driver.may_ask(progress, early)
             applicants = (*applicants, *returning)

@@ -121,8 +121,8 @@ class Record:
     ) -> None:
         """Append a round, and take the snapshot and the checkpoint that are due after it.
 
-        `state` returns a copy of the whole state after it, `rest` what a checkpoint holds besides;
-        with `save` a checkpoint is saved though it is not due.
+        `state` returns a copy of the whole state after it, `rest` what else a checkpoint holds;
+        with `save` a checkpoint is saved even if it is not due.
 
         Raises:
           NotFiniteError: The state is due, and not finite.
@@ -237,7 +237,7 @@ class TrainingLoop:
             observer.kept(entry, self.progress)
 
     def _rest(self) -> dict:
-        """Return what a checkpoint holds besides the state.
+        """Return what a checkpoint holds in addition to the state.
 
         The transcript has the coordinator's state; these are facts about the peers.
         """

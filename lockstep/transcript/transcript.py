@@ -278,7 +278,7 @@ class Transcript:
         return load_tree(self.own_file(step, peer), like)
 
     def own_before(self, window: Window, peer: int, like: Tree) -> Tree:
-        """Return what a peer owned before a window; `like` if that is not here and does not matter.
+        """Return what a peer owned before a window; `like` if it is missing and does not matter.
 
         A peer that takes no part in the window ends it with what it owned before.
         """

@@ -176,7 +176,7 @@ class Bundle(NamedTuple):
 
 
 def show(folder: Path, max_gb: int, worker: WorkerOfReader | None = None) -> int:
-    """Repeat a bundle's replay and print what it confirms; return 0 if that is all, else 1."""
+    """Repeat a bundle's replay and print what it confirms; return 0 if it confirms all, else 1."""
     bundle = read(folder, max_gb, worker)
     replay = bundle.replay
     if bundle.peers and not replay.bitwise:  # learn here how far honest bits are apart

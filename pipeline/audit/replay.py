@@ -48,10 +48,10 @@ class Replay:
     setup: Setup
     transcript: Transcript  # it has passed the audit
     why: str | None  # bits cannot be compared, so that distances must be small; None if they can
-    # Whose snapshots and rows are here: of all windows of a whole run, of some in a bundle or a
+    # Windows and peers whose snapshots and rows are here: all of a whole run, some in a bundle or a
     # publication.
     present: PeersOfWindows
-    varied: Varied | None = None  # how far honest messages are from such of other bits, if measured
+    varied: Varied | None = None  # how far honest messages of other bits are apart, if measured
 
     @property
     def bitwise(self) -> bool:
@@ -204,7 +204,7 @@ class WindowReplay:
             if entry.joined_params is not None:
                 self._compare_params(step, "were given to peers", entry.joined_params)
             recomputed, goes_on = self._step(entry)
-            if not goes_on:  # what was applied in place of a replayed message is not kept
+            if not goes_on:  # the message applied instead of a replayed one is not kept
                 return self.found
             self.peers.receive(entry, recomputed)
             if entry.checkpointed is not None:

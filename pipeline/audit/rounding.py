@@ -116,7 +116,7 @@ def measure(
 
     The first of the windows and the last are replayed, of one peer or, where messages are not kept,
     of all: early steps change more, and late gradients scatter more for their size.
-    `work` are the windows that are to be replayed; `compiled` is the folder of compiled programs.
+    `work` lists the windows to replay; `compiled` is the folder of compiled programs.
     """
     header, kept = transcript.header, setup.programs.form.kept
     chosen = [(window, peers) for window, peers in work if peers]

@@ -89,7 +89,7 @@ def read(
         )
     if vocab_size is None:
         return GivenRows(path.name, indices_N, rows_NW)
-    # what a number can be; there are as many packed sequences as tokens at most, and padding
+    # bounds of each number; there are at most as many packed sequences as tokens, and padding
     limits = Columns(vocab_size, vocab_size, length, length + 1)._asdict()
     for name, ids_NL in zip(columns, np.split(rows_NW, width // length, 1), strict=True):
         ids = ids_NL[ids_NL != UNCOUNTED] if name == "labels" else ids_NL

@@ -63,7 +63,7 @@ def whose_seed(run: runfile.Run) -> Literal["auditor", "beacon", "transcript"]:
 def draw(
     run: runfile.Run, windows: list[Window], seed: str, kept: bool
 ) -> list[tuple[Window, int]]:
-    """Draw the windows to replay, and of which peers.
+    """Draw the windows to replay, and their peers.
 
     These are `[witness] replay_percent` of all, rounded up, and those that `[witness] replay`
     names. If messages are not `kept`, a window is replayed for all its peers or none.

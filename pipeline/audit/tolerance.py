@@ -40,7 +40,7 @@ ANOTHER_DEVICE = "device_kind is "  # how `why_not_bitwise` begins on another ki
 # codes, signs and positions differ wholly or not at all. A message scaled by 1.01 is at 0.01.
 LEAST = {"float32": 0.005, "bfloat16": 0.05}
 SNAPSHOTS, REPEATS = 4, 4  # after which a step is repeated, at most, and how often
-MARGIN = 4  # times the largest distance among them; of what is not seen in so few
+MARGIN = 4  # times the largest distance among them; room for what so few do not show
 MOST = 0.5  # beyond it, a lie could hide
 UNRELATED = 2.0  # arrays of one size that have nothing in common are about 1 apart
 STRAYS = 8  # times the median of the others: beyond it, a distance is its sender's own doing
@@ -130,10 +130,10 @@ def distance_of_state(found: Tree, expected: Tree, opening: Tree, params: Tree) 
 
 
 def distances_by_kind(found: Tree, expected: Tree, opening: Tree, params: Tree) -> dict[str, float]:
-    """Return how far each kind of arrays of a state is from the expected, by a window's change.
+    """Return how far each kind of array of a state is from the expected, by a window's change.
 
-    |found - expected| / |expected - opening|, over all arrays of a kind. Arrays of a kind have one
-    name but for the params that they are of, as all second moments of Adam, which are much smaller
+    |found - expected| / |expected - opening|, over all arrays of a kind. These have the same
+    name except for their params', like all second moments of Adam, which are much smaller
     than the first. Integers are equal, or infinitely far.
     """
     names = {n for path in flatten(params) for n in (path, path.replace("/", "."))}

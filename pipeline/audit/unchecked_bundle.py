@@ -22,13 +22,13 @@ class WorkerOfReader(NamedTuple):
 
 
 def read_run(folder: Path, max_gb: int, worker: WorkerOfReader | None = None) -> runfile.Run:
-    """Return the run that a bundle is of.
+    """Return a bundle's run.
 
-    Its files have at most `max_gb` 10^9 bytes together: each is hashed, most will be in memory. The
-    reader's `worker` runs the workload, if the run is of one.
+    Its files may have `max_gb` 10^9 bytes together: each is hashed, most will be in memory. The
+    reader's `worker` runs the workload, if the run has one.
 
     Raises:
-      LockstepError: The bundle is too large, has something else than files, no valid run, or one
+      LockstepError: The bundle is too large, has anything but files, or no valid run, or a run
         whose steps a command takes.
     """
     check_regular(folder)
@@ -40,7 +40,7 @@ def read_run(folder: Path, max_gb: int, worker: WorkerOfReader | None = None) ->
         )
     document = read_json(folder / RUN)
     if isinstance(document, dict) and isinstance(runtime := document.get("runtime"), dict):
-        # the rest of it is of the sender's machine, and other releases have other keys
+        # the other keys are about the sender's machine, and differ between releases
         document["runtime"] = {key: runtime[key] for key in runtime if key == "carrier"}
     run = runfile.parse(document, str(folder / RUN))
     if run.workload.inner == "command":

@@ -66,7 +66,7 @@ class ComparedMessages:
     """How many messages that are not kept can be compared."""
 
     messages: int  # of the replayed windows
-    sketched: int  # of so many of them the transcript has pieces
+    sketched: int  # how many of them the transcript has pieces of
     bytes: int  # of these messages
     bytes_shown: int  # of their sketches
 

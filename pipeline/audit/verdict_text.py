@@ -75,7 +75,7 @@ def summarize(verdict: dict) -> str:
 
 
 def reason(verdict: dict) -> str:
-    """Return what decided: the policy, and what it makes of the findings."""
+    """Return the reason for the outcome: the policy, and what it makes of the findings."""
     if trained_nothing(verdict):
         return (
             "no message was applied in any round, so the params are those that the run began with"
@@ -189,7 +189,7 @@ def stated(verdict: dict) -> str:
 
 
 def seed_origin(verdict: dict) -> str:
-    """Return who chose the seed of the sample, and what that choice does not protect from."""
+    """Return who chose the sample's seed, and what that choice does not protect against."""
     if verdict["sample_seed_of"] == "auditor":
         return "the auditor's own"
     if verdict["sample_seed_of"] == "beacon":
@@ -220,7 +220,7 @@ def peers(numbers: int | Sequence[int]) -> str:
 
 
 def who(peer: int | None) -> str:
-    """Return whom a finding is about."""
+    """Return whom a finding is about, in words."""
     return "the transcript" if peer is None else f"peer {peer}"
 
 

@@ -24,7 +24,7 @@ from pipeline.recheck.published import PublishedRun
 
 LOSS_TOLERANCE = 1e-3  # nats: rounding of another machine
 ROUNDING = 1e-6  # of numbers that follow from the loss, relative
-SCORE_TOLERANCE = 0.01  # of another machine: a document in a hundred may be answered otherwise
+SCORE_TOLERANCE = 0.01  # of another machine: a document in a hundred may get another answer
 
 
 class Evaluated(Table):
@@ -141,9 +141,9 @@ def _measured(published: PublishedRun, record: Evaluated) -> list[PublicClaim]:
 def held_out_claim(
     loss: float, stderr: float | None, sequences: int, different: int, asked: int, split: int
 ) -> PublicClaim:
-    """Return what is claimed of a loss: on how many sequences it was measured, and of how many.
+    """Return the claim about a loss: on how many sequences it was measured, and of how many.
 
-    So many `different` ones are published; the run file asks for `asked` of the whole `split`.
+    `different` of them differ; the run file asks for `asked` of the whole `split`.
     """
     text = f"held-out loss {loss:.4f} measured again on {measured_on(stderr, sequences, split)}"
     if sequences < min(asked, split):

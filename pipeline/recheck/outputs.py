@@ -35,7 +35,7 @@ class Output(NamedTuple):
     names: str  # in the stage's folder, as a regular expression
     published: str | None  # in a publication, as `re.sub` makes it; None where they are not in one
     known: Kind | None  # how others know that they are so; None where they are not published
-    how: str  # what shows it or, else, what is published instead
+    how: str  # what shows it, or what is published instead
 
     def name(self, left: str) -> str | None:
         """Return the published name of a file that a stage left; None where it is not published."""

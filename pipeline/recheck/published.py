@@ -44,7 +44,7 @@ class Own(NamedTuple):
     checkpoint: Path | None  # the folder that the run began with
     shards: Path | None  # the run's data, as stage download leaves them
     tasks: bool  # whether scores of tasks are to be repeated
-    aside: Path  # an existing folder for what is made again to be compared
+    aside: Path  # an existing folder for files that are made again to be compared
     store: Path  # downloads
 
 
@@ -62,7 +62,7 @@ class Draw(NamedTuple):
     beacon: str | None = None  # what the beacon is
 
     def text(self, count: int) -> str:
-        """Return how so many windows were drawn."""
+        """Return how `count` windows were drawn."""
         if count == self.total:
             return "all there are"
         return {
@@ -75,9 +75,9 @@ class Draw(NamedTuple):
         }[self.seed_of]
 
     def why_not_verified(self, count: int) -> Iterator[str]:
-        """Yield why a sample of so many windows is too weak for the word *verified*.
+        """Yield why a sample of `count` windows is too weak for the word *verified*.
 
-        An author who may vary what the draw follows varies it until the drawn windows are honest.
+        An author who can vary the draw's input varies it until the drawn windows are honest.
         So either all are repeated, or the reader draws, after the publication and among all.
         """
         if count == self.total:

@@ -178,7 +178,7 @@ def _value(document: Any, name: str) -> Any:
 def check_results(text: str, said: Evaluated | None) -> None:
     """Check that the results in a card's front matter are those of evaluate.json.
 
-    The hub shows them beside the model. All held-out numbers are there, and of tasks some or all.
+    The hub shows them beside the model: all held-out numbers, and those of some or all tasks.
     A card without results has no evaluate.json: `said` is None.
     """
     from huggingface_hub.repocard_data import model_index_to_eval_results

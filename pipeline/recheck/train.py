@@ -54,7 +54,7 @@ def recheck(published: PublishedRun) -> list[PublicClaim]:
     def keep(step: int, params: Tree, shared: Tree) -> None:
         for name, tree in (("params", params), ("shared", shared)):
             path = transcript.folder / "snapshots" / f"{step:05}" / f"{name}.safetensors"
-            if step in steps and not path.exists():  # a given start is there
+            if step in steps and not path.exists():  # a published start is there already
                 save_tree(path, tree)
 
     try:
@@ -145,7 +145,7 @@ def _compare(step: int, what: str, tree: Tree, recorded: str, reason: str = "") 
         raise BrokenChainError(step, text)
 
 
-# ---- Who was late or silent ----
+# ---- Late and silent peers ----
 
 
 def _left_out(transcript: Transcript) -> PublicClaim:

@@ -219,7 +219,7 @@ def _read_verdict(published: PublishedRun) -> Verdict:
     """Return the published verdict, which follows from its own findings and the transcript.
 
     Raises:
-      LockstepError: It is no verdict, refuses the run, or says something else.
+      LockstepError: It is no verdict, refuses the run, or does not follow from them.
     """
     verdict = validate_json(Verdict, (published.folder / VERDICT).read_bytes(), VERDICT)
     if not verdict.accepted:
