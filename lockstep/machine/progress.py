@@ -82,13 +82,13 @@ class Progress:
                 yield from super().get_renderables()
                 yield from (Text(task.fields["text"]) for task in self.tasks if task.fields["text"])
 
-        counted = (MofNCompleteColumn(), TextColumn(self.unit))
+        count_columns = (MofNCompleteColumn(), TextColumn(self.unit))
         if self.unit == "byte":
-            counted = (DownloadColumn(), TransferSpeedColumn())
+            count_columns = (DownloadColumn(), TransferSpeedColumn())
         return BarOverText(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
-            *counted,
+            *count_columns,
             TimeRemainingColumn(),
         )
 

@@ -386,13 +386,13 @@ def _advance(progress: RunProgress, not_before: float = 0.0) -> RunProgress:
     if state.run_state == RunState.Warmup and not progress.unready:
         # Members that stayed hold the params, so the warm-up ends with the last newcomer's fetch.
         loaded = max([0.0, *(progress.load_seconds[peer] for peer in progress.joining)])
-        after, heard = state, [participant(record.peer) for record in state.peers]
+        next_state, heard = state, [participant(record.peer) for record in state.peers]
         for witness in state.witnesses:
             bloom = Bloom.of(heard, f"lockstep/bloom:{state.seed}:{witness}:warmup".encode())
             event = coordinator.WarmupWitness(witness, state.since + loaded, seed, bloom)
-            after = coordinator.tick(after, event)
+            next_state = coordinator.tick(next_state, event)
     else:
-        after = coordinator.tick(state, coordinator.Tick(now, seed))
-    if after == state:
+        next_state = coordinator.tick(state, coordinator.Tick(now, seed))
+    if next_state == state:
         raise CoordinatorError(state, "the clock", "waits for members that never come")
-    return replace(progress, state=after)
+    return replace(progress, state=next_state)

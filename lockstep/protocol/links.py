@@ -35,11 +35,11 @@ def arrivals(
     The senders, with `tokens` to train on and a message of `sizes` bytes, are receivers too. A hub
     sends `merged` bytes, by default as many as the largest message has.
     """
-    trained = {peer: tokens[peer] / _speed(links, "tokens_per_second", peer) for peer in sizes}
+    training = {peer: tokens[peer] / _speed(links, "tokens_per_second", peer) for peer in sizes}
     if links.topology == "ring":
-        start = max(((1.0 - overlapped) * seconds for seconds in trained.values()), default=0.0)
+        start = max(((1.0 - overlapped) * seconds for seconds in training.values()), default=0.0)
         end = start + _around(links, sizes)
-        return {peer: max(end, trained[peer]) for peer in sorted(sizes)}
+        return {peer: max(end, training[peer]) for peer in sorted(sizes)}
     own = {peer: own_seconds(links, peer, tokens[peer], size) for peer, size in sizes.items()}
     sent = {peer: (1.0 - overlapped) * train + send for peer, (train, send) in own.items()}
     if links.topology == "hub" and sizes:
@@ -49,8 +49,8 @@ def arrivals(
             + _transfer(size, _speed(links, "download_mbps", peer))
             for peer in receivers
         )
-        return {peer: max(sent[peer] + download, trained[peer]) for peer in sorted(sizes)}
-    arrived = {peer: max(sent[peer], trained[peer]) for peer in sizes}
+        return {peer: max(sent[peer] + download, training[peer]) for peer in sorted(sizes)}
+    arrived = {peer: max(sent[peer], training[peer]) for peer in sizes}
     queue = sorted(sent, key=lambda peer: (sent[peer], peer))
     by_speed: dict[float, set[int]] = {}  # the receivers of each downlink speed
     for receiver in receivers:

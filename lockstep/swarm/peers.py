@@ -415,12 +415,12 @@ class FusedPeers(SimulatedPeers):
         # such a run has neither verifiers nor peers of another precision: see `misfits.py`
         work = asked.work
         idle = jax.tree.map(np.zeros_like, next(iter(work.values())).rows_MB)
-        filled = [work.get(peer, Work(idle, 0)) for peer in range(self._rows)]
+        works = [work.get(peer, Work(idle, 0)) for peer in range(self._rows)]
         agreed = (self._first.params, self._first.shared, jnp.int32(asked.number))
         params, shared, step = self._put(agreed, lambda x: cut(x.shape, self.parts))
-        rows = jax.tree.map(lambda *peers: np.stack(peers), *(w.rows_MB for w in filled))
+        rows = jax.tree.map(lambda *peers: np.stack(peers), *(w.rows_MB for w in works))
         rows = self._put(rows, lambda _: Spec("peer", *cut_rows(1)))
-        counts = np.array([w.count for w in filled], np.int32)
+        counts = np.array([w.count for w in works], np.int32)
         counts = self._put(counts, lambda _: Spec("peer"))
         result = self._step_all(params, shared, step, (self._own, rows, counts))
         self._own = result.own

@@ -361,8 +361,8 @@ def audit_ends(
 
     What a peer owned before may be missing, where it began anew.
     """
-    step, anew = window.opening, [peer for peer in peers if transcript.begins_anew(window, peer)]
-    first = [peer for peer in peers if peer not in anew or transcript.has_own(step, peer)]
+    step, fresh = window.opening, [peer for peer in peers if transcript.begins_anew(window, peer)]
+    first = [peer for peer in peers if peer not in fresh or transcript.has_own(step, peer)]
     last = [peer for peer in peers if transcript.has_own(window.last, peer)]
     like = setup.start.state
     ends = ((window.opening, first), (window.last, last))

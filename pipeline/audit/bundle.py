@@ -126,8 +126,8 @@ def replayed(
             peers |= {ruling.peer for ruling in evidence.rulings if finding.peer in ruling.found}
         elif finding.kind not in DECODED:
             peers.add(finding.peer)
-    together = peers and not setup.programs.form.kept
-    return tuple(range(setup.run.peers.count) if together else sorted(peers))
+    all_peers = peers and not setup.programs.form.kept
+    return tuple(range(setup.run.peers.count) if all_peers else sorted(peers))
 
 
 def listing(folder: Path) -> dict[str, str]:

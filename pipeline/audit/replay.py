@@ -203,8 +203,8 @@ class WindowReplay:
             self.strayed.difference_update(entry.round.joined, entry.evidence.silent)
             if entry.joined_params is not None:
                 self._compare_params(step, "were given to peers", entry.joined_params)
-            recomputed, goes_on = self._step(entry)
-            if not goes_on:  # the message applied instead of a replayed one is not kept
+            recomputed, can_go_on = self._step(entry)
+            if not can_go_on:  # the message applied instead of a replayed one is not kept
                 return self.found
             self.peers.receive(entry, recomputed)
             if entry.checkpointed is not None:

@@ -152,8 +152,8 @@ def compared_params(verdict: dict) -> str:
     """Return how the params after a window were compared; nothing where it was bit for bit."""
     if (limit := verdict.get("params_tolerance")) is None:
         return ""
-    of = "of the window's update, and so what peers share"
-    return f"after each replayed window, off by at most {limit:.3g} {of}"
+    scope = "of the window's update, and so what peers share"
+    return f"after each replayed window, off by at most {limit:.3g} {scope}"
 
 
 def compared_states(verdict: dict) -> str:
