@@ -71,7 +71,7 @@ def _loaded(file: Path) -> "tuple[Compare, Run]":
 
 
 def _plan(file: Path, path: Path) -> None:
-    """Write the list of trainings, and say how many there are and about how long they take."""
+    """Write the list of trainings, and print their number and about how long they take."""
     from parts.comparison.compare_file import NO_FAILURE
     from parts.comparison.train import key_of
     from parts.comparison.trainings import Decided, changed, digest, document, needed, trainings
@@ -101,7 +101,7 @@ def _plan(file: Path, path: Path) -> None:
 
 
 def _hours(base: "Run", tokens: int) -> str:
-    """A line on how long so many tokens take, all peers' together."""
+    """Return a line on how long so many tokens take, over all peers."""
     import numpy as np
 
     from pipeline.preflight.model import model_of_run
@@ -123,7 +123,7 @@ def _hours(base: "Run", tokens: int) -> str:
 
 
 def _document(comparison: "Compare", base: "Run", entry: dict[str, Any]) -> dict[str, Any]:
-    """Return the run file of a training of a plan, which the results that it needs decide."""
+    """Return the run file of a planned training, decided by the results that it needs."""
     from parts.comparison.trainings import PlannedTraining, decided, document
 
     training = PlannedTraining.in_plan(entry)

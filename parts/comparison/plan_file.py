@@ -34,12 +34,12 @@ def table_path(compare_file: Path, ending: str) -> Path:
 
 
 def name_of(compare_file: Path) -> str:
-    """Return what a table says that it is of: the file's path from here."""
+    """Return a comparison's name in its table: the file's path relative to here."""
     return os.path.relpath(compare_file)
 
 
 def check_tables_are_of(compare_file: Path) -> None:
-    """Check that the table here, if there is one, is not another file's of the same name."""
+    """Check that no table here belongs to another file of the same name."""
     path = table_path(compare_file, ".json")
     if path.is_file() and (owner := read_json(path).get("file")) not in (
         None,

@@ -188,7 +188,7 @@ def record(compare: Compare, row: Row, table: Sequence[Row]) -> dict[str, Any]:
 
 
 def made_of(compare: Compare, table: Sequence[Row], code: str) -> str:
-    """Return what the trainings were of; `code` begins with what a seed draws."""
+    """Return how the trainings were done; `code` begins with what a seed draws."""
     params = next((row.first("parameters") for row in table if row.losses), None)
     ratio = "" if params is None else f", {compare.tokens / params:.2g} for each parameter"
     count = compare.tuning.trainings
@@ -216,7 +216,7 @@ class TextTable(NamedTuple):
 
 
 def tables(compare: Compare, table: Sequence[Row]) -> Iterator[TextTable]:
-    """Yield the table where nothing fails, and those of losses, hours and tokens by what fails."""
+    """Yield the table without failures, and tables of losses, hours and tokens by failure."""
     plain, known = plain_rows(table), {(row.method, row.failure): row for row in table}
     records = {key: record(compare, row, table) for key, row in known.items()}
     star = {row.method: "*" if compare.methods[row.method].ours else "" for row in plain}
@@ -294,7 +294,7 @@ def _size(nbytes: float | None) -> str:
 
 
 def conclusions(compare: Compare, table: Sequence[Row]) -> Iterator[str]:
-    """Yield what losses rest on, which methods can be told apart, and the front."""
+    """Yield what losses are measured on, which methods can be told apart, and the front."""
     plain = plain_rows(table)
     if text := _measured_on(plain):
         yield text

@@ -15,7 +15,7 @@ FINEST = 20  # halvings of a step
 
 
 def value(key: str, start: float, doublings: float) -> float:
-    """Return a key's value so many doublings from its start."""
+    """Return a key's value, `doublings` doublings from its start."""
     factor = 2.0**doublings
     result = 1.0 - (1.0 - start) / factor if key.endswith("momentum") else start * factor
     return float(f"{result:.6g}")
@@ -27,7 +27,7 @@ def values(start: Mapping[str, float], point: Point) -> dict[str, float]:
 
 
 def next_point(start: Mapping[str, float], tried: Mapping[Point, float | None]) -> Point:
-    """Return the point after some, with their losses; None is of a training that diverged."""
+    """Return the point after those tried, with their losses; None: the training diverged."""
     if not tried:
         return (0.0,) * len(start)
     best = best_point(tried)
@@ -47,7 +47,7 @@ def best_point(tried: Mapping[Point, float | None]) -> Point:
 def searched(
     start: Mapping[str, float], losses: Sequence[float | None]
 ) -> dict[Point, float | None]:
-    """Return the points of a search, of which some have been trained, and their losses in turn."""
+    """Return the points of a search that have been trained, in order, and their losses."""
     tried: dict[Point, float | None] = {}
     for loss in losses:
         tried[next_point(start, tried)] = loss

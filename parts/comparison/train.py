@@ -40,7 +40,7 @@ def key_of(tables: dict[str, Any]) -> str:
 
 
 def _keys(content: str, *stages: str) -> list[str]:
-    """Return the keys of stages of a run file that is nowhere yet."""
+    """Return the keys of stages for a run file that is not written yet."""
     with tempfile.TemporaryDirectory() as folder:
         run_file = Path(folder, "run.toml")
         run_file.write_text(content, encoding="utf-8")
@@ -49,7 +49,7 @@ def _keys(content: str, *stages: str) -> list[str]:
 
 
 def trained(tables: dict[str, Any]) -> dict[str, Any]:
-    """Return what came of a training; train it, unless that is kept."""
+    """Return the result of a training; run it unless the result is stored."""
     content = text(tables)
     key, *of_inputs = _keys(content, "train", *INPUTS)
     done, root = FOLDER / "done" / f"{key}.json", FOLDER / "runs" / key
@@ -71,7 +71,7 @@ def trained(tables: dict[str, Any]) -> dict[str, Any]:
 
 
 def _train(run_file: Path, root: Path) -> dict[str, Any]:
-    """Train, and return what came of it; losses are None where it diverged."""
+    """Train, and return the result; the loss is None if it diverged."""
     goes_on = (root / "data" / "runs").is_dir()
     began = time.perf_counter()
     try:
@@ -106,7 +106,7 @@ def _train(run_file: Path, root: Path) -> dict[str, Any]:
 
 
 def _run(stage: str, run_file: Path, root: Path) -> int:
-    """Run a stage, and return the most memory that it took.
+    """Run a stage, and return its peak memory.
 
     Raises:
       DivergedError: The training diverged, by the exit status.

@@ -85,7 +85,7 @@ class Decided(NamedTuple):
 
 
 def decided(compare: Compare, one: PlannedTraining, results: Sequence[Ended]) -> Decided:
-    """Return what the results of the trainings that one needs decide, in their order."""
+    """Return what the results of the trainings that a training needs, in order, decide."""
     start = compare.methods[one.method].search
     count = min(len(trials(compare, one.method)), len(results))
     tried = search.searched(start, [result["loss"] for result in results[:count]])
@@ -115,7 +115,7 @@ def card_of_method(method: Method, values: Mapping[str, float] = {}) -> Card:
 def document(
     compare: Compare, base: runfile.Run, one: PlannedTraining, found: Decided
 ) -> dict[str, Any]:
-    """Return the tables of the run file of a training, of which the rest is decided.
+    """Return the tables of a training's run file, with the values that were decided.
 
     `base` is the run of `compare.base`.
     """
@@ -165,7 +165,7 @@ def digest(*parts: object) -> str:
 
 
 def changed(base: runfile.Run, compare: Compare) -> runfile.Run:
-    """Return the run with other peers, all of which it waits for, and another model."""
+    """Return the run with the comparison's peers, all of which it awaits, and its model."""
     tables = base.model_dump(mode="json", exclude_none=True)
     tables["peers"] |= compare.peers
     if "count" in compare.peers:
@@ -181,7 +181,7 @@ def changed(base: runfile.Run, compare: Compare) -> runfile.Run:
 
 
 def _seed(tables: dict[str, Any], seed: int) -> None:
-    """Draw other weights, another order of the data and another assignment."""
+    """Set the seed of the weights, of the data's order and of the assignment."""
     llm = tables["model"]["LLM"]
     tables["peers"]["seed"] = seed
     if "Init" in llm["checkpoint"]:
@@ -193,7 +193,7 @@ def _seed(tables: dict[str, Any], seed: int) -> None:
 
 
 def _rounds_of(fault: ComparedFault, rounds: int) -> list[int]:
-    """The first and the last round of a fault."""
+    """Return the first and the last round of a fault."""
     first = min(1 + round(fault.start * rounds), rounds)
     return [first, max(first, round(fault.end * rounds))]
 

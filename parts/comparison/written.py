@@ -71,14 +71,14 @@ def write(file: Path, compare: Compare, table: Sequence[Row], code: str) -> list
 
 
 def _results(compare: Compare, table: Sequence[Row]) -> Iterator[tuple[dict[str, Any], dict]]:
-    """Yield what each training is called, one for each row and seed, and its result."""
+    """Yield the name and the result of each training, one for each row and seed."""
     for row in table:
         for number, seed in zip(compare.seeds, row.seeds, strict=True):
             yield {"method": row.method, "failure": row.failure, "seed": number}, seed
 
 
 def markdown(compare: Compare, table: Sequence[Row], code: str) -> Iterator[str]:
-    """Yield the lines of the tables for people, and what may be concluded from them."""
+    """Yield the lines of the tables for people, and the conclusions from them."""
     yield shown(made_of(compare, table, code))
     for heads, rows in tables(compare, table):
         yield ""
@@ -92,7 +92,7 @@ def markdown(compare: Compare, table: Sequence[Row], code: str) -> Iterator[str]
 
 
 def _cell(text: str) -> str:
-    """Return the text of a cell, which begins no other and steers no terminal."""
+    """Return a cell's text, which starts no other cell and steers no terminal."""
     return shown(text).replace("|", r"\|")
 
 
@@ -182,7 +182,7 @@ def _front(axes: "Axes", rows: Sequence[Row], colours: np.ndarray) -> None:
 
 
 def _name_points(axes: "Axes", rows: Sequence[Row], colours: np.ndarray) -> None:
-    """Write each method's name beside its point, or above the names that are there already."""
+    """Write each method's name beside its point, or above names that are already there."""
     taken: list[Bbox] = []
     for row, colour in zip(rows, colours, strict=True):
         at = row.total("bytes_up"), row.mean

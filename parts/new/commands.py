@@ -160,7 +160,7 @@ def _new_file(answer: str | Path, force: bool) -> Path:
 
 
 def _asked(answers: Answers, needed: Iterable[str], check: Callable) -> Answers:
-    """Ask for missing answers, in a terminal; ask again after an impossible one."""
+    """Ask for missing answers in a terminal; ask again after an impossible one."""
     missing = [name for name in needed if answers[name] is None]
     if not sys.stdin.isatty():
         needs = [name for name in missing if name not in BY_DEFAULT]
@@ -187,7 +187,7 @@ def _asked(answers: Answers, needed: Iterable[str], check: Callable) -> Answers:
 
 
 def _refused_by(check: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Return what a prompt calls with an answer, which asks again where `check` refuses it."""
+    """Return a prompt's callback for an answer; the prompt asks again if `check` refuses it."""
 
     def checked(answer: str) -> Any:
         try:
@@ -268,7 +268,7 @@ def _write(
     reasons: "Reasons",
     head: list[str],
 ) -> None:
-    """Write a run file, and say what was chosen, and what plan and check say of it."""
+    """Write a run file, and print what was chosen and what plan and check report on it."""
     from lockstep.files import write_text
     from pipeline import runfile
     from pipeline.preflight import commands as preflight

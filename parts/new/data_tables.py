@@ -133,7 +133,7 @@ def _documents(name: str, model: StartingModel) -> NewData:
 
 
 def _tokenizer(model: StartingModel) -> tuple[dict[str, Any], str]:
-    """Return the keys of the tokenizer that text needs, and the reason."""
+    """Return the keys of the tokenizer that text needs, and why they are so."""
     vocabulary = model.config["vocab_size"]
     if model.tokenizer is not None:
         pinned = {"tokenizer_revision": model.revision} if model.revision else {}

@@ -94,7 +94,7 @@ class NewRun(NamedTuple):
         return 2 ** max(0, min(round(math.log2(wanted)), math.floor(math.log2(most))))
 
     def _rows_of(self, sequences: int, together: int) -> int:
-        """Return `rows` of a given batch, of which `together` peers and local steps share."""
+        """Return `rows` for a given batch, which `together` local steps of all peers share."""
         if sequences % together:
             raise LockstepError(
                 f"--batch {sequences}: expected a multiple of {together}, a sequence for each of "
@@ -152,7 +152,7 @@ def card_named(name: str) -> Card:
 def checked(
     name: str, answer: Any, answers: Mapping[str, Any], model_of: Callable[[str], StartingModel]
 ) -> Any:
-    """Return what an answer to one question means, given those to the questions before it."""
+    """Return the value of an answer to a question, given the answers to those before it."""
     answers = {**answers, name: answer}
     if name == "model":
         model_of(answer)
@@ -188,7 +188,7 @@ def number(tokens: str) -> int:
 
 
 def tables(new: NewRun) -> dict[str, Any]:
-    """Return the tables of the run file, with times that need not suffice yet."""
+    """Return the tables of the run file, with times that may still be too short."""
     fewest = max(1, new.peers - 1)
     return {
         "config": {
@@ -245,7 +245,7 @@ def _model(new: NewRun) -> dict[str, Any]:
 
 
 def _seeded(variant: Any, seed: int | None) -> Any:
-    """Return a checkpoint or a data location by another seed, where it has one."""
+    """Return a checkpoint or a data location with another seed, if it has one."""
     if seed is None or isinstance(variant, str):
         return variant
     ((tag, table),) = variant.items()

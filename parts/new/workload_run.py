@@ -54,7 +54,7 @@ def new_run(answers: Mapping[str, Any], root: Path) -> tuple[NewRun, dict[str, A
 
 
 def _one_round(answers: Mapping[str, Any]) -> NewRun:
-    """Return a run of one round, with which the class is asked."""
+    """Return a run of one round, with which the class is queried."""
     config, card = answers["config"], run_tables.card_named(answers["optimizer"])
     source = config.get("model")  # as workloads/hf_causal_lm.py has it, with its tokenizer
     model_config = {
@@ -97,7 +97,7 @@ def _with_steps_of(new: NewRun, answers: Mapping[str, Any], facts: Any) -> NewRu
 def _sized(
     new: NewRun, answers: Mapping[str, Any], length: int | None, rows: int | None, suggested: Any
 ) -> NewRun:
-    """Return the run with the whole rounds that fit into its passes, or into --tokens."""
+    """Return the run with as many whole rounds as fit into its passes, or into --tokens."""
     if not length or bool(rows) == bool(answers["tokens"]):
         raise LockstepError(
             "--tokens, --length: expected both for data whose number of rows is not known, such as "

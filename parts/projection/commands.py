@@ -89,7 +89,7 @@ def project_run(  # noqa: PLR0913 - each is an option
 
 
 def lines(swarm: "PlannedSwarm") -> Iterator[str]:
-    """Yield the table in Markdown, and what it rests on."""
+    """Yield the table in Markdown, and its assumptions."""
     from parts.projection.project import (
         MEASURED,
         all_or_nothing,
@@ -147,7 +147,7 @@ def bits_per_second(flag: str, text: str) -> float:
 
 
 def amount(flag: str, value: float, most: float) -> float:
-    """Return a number of things, which is below all that `most` could stand for."""
+    """Return a number of things after a check that it is at most `most`."""
     if not value <= most:  # NaN is not either
         raise LockstepError(f"{flag} {value:g}: expected a number of at most {most:g}")
     return value

@@ -69,7 +69,7 @@ class PlannedSwarm(NamedTuple):
     def kept(self, round_seconds: float) -> float:
         """Return the share of the work of a round that failures leave.
 
-        A peer is there, with enough others, and does not fail before the round is over, since its
+        A peer must be up, with enough others, and not fail before the round is over, since its
         round is lost then: present * P(enough others) * exp(-round / mtbf).
         """
         present = available(self.mtbf, self.restart)
@@ -98,7 +98,7 @@ class Projected(NamedTuple):
 
 
 def project(swarm: PlannedSwarm) -> Iterator[Projected]:
-    """Yield what each method comes to, but for `not_summed`."""
+    """Yield the figures of each method, except those `not_summed`."""
     for method in METHODS:
         if method in not_summed(swarm):
             continue
@@ -120,9 +120,9 @@ def not_summed(swarm: PlannedSwarm) -> list[ProjectedMethod]:
 def sizes(swarm: PlannedSwarm, method: ProjectedMethod) -> tuple[float, float]:
     """Return the bytes that a peer sends and receives in a round.
 
-    As `links.traffic` has them, but for a hub of messages with different elements: it sends their
-    union, of at most all messages, and at most 4 bytes for each param. Where they are quantized,
-    so is what it sends.
+    They are those of `links.traffic`, except for a hub of messages with different elements: it
+    sends their union, of at most all messages, and at most 4 bytes for each param. If the messages
+    are quantized, so is the union.
     """
     message = _message(swarm, method)
     if swarm.topology == "hub":
@@ -182,7 +182,7 @@ def at_least(least: int, peers: int, present: float) -> float:
 
 
 def all_or_nothing(peers: int, mtbf: float, restart: float) -> float:
-    """Return the share of time that trains, where each failure of a peer stops all of them.
+    """Return the share of time spent training if each failure of a peer stops all of them.
 
     1 / (1 + peers * restart / mtbf): as one machine that fails as often as all of them together.
     """

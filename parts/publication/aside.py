@@ -15,13 +15,13 @@ from pipeline.stage import lock, signals
 def folder(runs: Path, title: str, then: str = signals.AGAIN) -> Iterator[Path]:
     """Yield an empty folder that is gone at the end of the block, and after Ctrl-C and SIGTERM.
 
-    After SIGKILL it is left among the unfinished work of other commands, which `lockstep clean`
-    removes: nobody holds its lock any more.
+    After SIGKILL it stays among the unfinished work of other commands until `lockstep clean`
+    removes it: nobody holds its lock any more.
 
     Args:
       runs: Folder of unfinished work, `data/runs`; made if it is not there, and then gone too.
       title: What its name begins with.
-      then: What the same command does after a request to stop, for the line that says so.
+      then: What the same command does after a request to stop, for the line that is printed.
     """
     path = runs / f"{title}-{os.getpid()}-{secrets.token_hex(4)}"
     held = path.with_name(f"{path.name}.lock")

@@ -199,7 +199,7 @@ def _attest(
 
 
 def _outcome(error: LockstepError) -> VerifyOutcome:
-    """Return what a publication comes to that is not known to agree with itself."""
+    """Return the outcome of a publication whose check ended in this error."""
     from pipeline.net.limits import NotFetchedError
 
     if isinstance(error, RequestError):
@@ -292,9 +292,9 @@ def _verify(
     worker: "WorkerOfReader | None" = None,
     seen: "list[Found] | None" = None,
 ) -> "Verified":
-    """Return what is known of a publication; all that is printed meanwhile goes to stderr.
+    """Return what is known of a publication; everything printed goes to stderr.
 
-    Once it was found, it is put into `seen`, whatever is found of it then.
+    Once found, it is appended to `seen`, whatever the checks find.
     """
     from parts.publication import aside, fetch, in_toto, layout, signature
     from pipeline.audit import unchecked_bundle
@@ -341,7 +341,7 @@ def _verify(
 
 @contextmanager
 def _release_said(release: str) -> Iterator[None]:
-    """Have an error say which release can read a publication, if it is another one."""
+    """Make an error say which release can read a publication, if it is another one."""
     try:
         yield
     except LockstepError as error:

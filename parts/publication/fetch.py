@@ -60,7 +60,7 @@ class Found(NamedTuple):
 
 
 def find(source: str, cache: Path, limits: Limits, *, signed: bool = False) -> Found:
-    """Find a publication, which `FORM` says how to name, and check its list of files.
+    """Find a publication, named as `FORM` says, and check its list of files.
 
     `signed` says whether a web server is asked for a signature.
 
@@ -78,7 +78,7 @@ def find(source: str, cache: Path, limits: Limits, *, signed: bool = False) -> F
 
 
 def _in_folder(folder: Path, limits: Limits) -> Found:
-    """A publication in a folder is read where it is."""
+    """Return a publication in a folder, which is read where it is."""
     check_regular(folder)
     path = folder / MANIFEST
     if not path.is_file():
@@ -161,16 +161,16 @@ def _on_hub(source: str, cache: Path, limits: Limits) -> Found:
 
 
 def _say_what_is_asked(name: str, network: Network) -> None:
-    """Print from where the first answer is awaited, and for how long at most.
+    """Print which server is asked first, and for how long at most.
 
-    Each attempt that fails has a line of its own.
+    Each failed attempt has a line of its own.
     """
     times = f"{network.attempts} time{'' if network.attempts == 1 else 's'}"
     print(f"verify: asks {hide(name)}, at most {times} for {network.stall_seconds:g} s")
 
 
 def _check(publication: Publication, where: str, names: set[str] | None, limits: Limits) -> None:
-    """Check names and sizes; `names` are those of the files that are there, where that is known."""
+    """Check names and sizes; `names` are those of the existing files, or None if unknown."""
     layout.check(publication, where)
     if publication.size > limits.max_gb * 1e9:
         raise RequestError(

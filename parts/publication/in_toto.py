@@ -41,7 +41,7 @@ def digests(found: Found) -> dict[str, str]:
 
 
 def claims(found: Found) -> list[PublicClaim]:
-    """Return what was looked at: of a branch of the hub, tomorrow it may be something else."""
+    """Return what was verified: a branch of the hub may be something else tomorrow."""
     named = digests(found)
     text = "SHA-256 " + ", ".join(f"{sha256} of {name}" for name, sha256 in named.items())
     result = [PublicClaim("digests", "proven", text, {"uri": found.uri, "sha256": named})]
@@ -104,7 +104,7 @@ def _policy(asks: ReaderAsks) -> dict[str, Any]:
 
 
 def _signatures(listing: Found, claims: dict[str, Any]) -> list[dict[str, Any]]:
-    """The author's signature, where it was checked with the reader's key."""
+    """Return the author's signature, if it was checked with the reader's key."""
     if claims.get("signature", {}).get("is") != "proven":
         return []
     sha256 = hashlib.sha256(listing.signature or b"").hexdigest()

@@ -166,7 +166,7 @@ def packed_name(original: str) -> str:
 
 
 def original_name(name: str) -> str:
-    """Return the name that a published file of a transcript has there."""
+    """Return the name in the transcript of one of its published files."""
     return name.removesuffix(PLANES).removesuffix(GZIP)
 
 
@@ -183,7 +183,7 @@ class DrawnWindow(NamedTuple):
 def possible(transcript: "Transcript", windows: list[Window], kept: bool) -> list[DrawnWindow]:
     """Return all windows of a run that can be drawn, in order.
 
-    A peer that sent nothing in a window has none there: its replay would show nothing.
+    A peer that sent nothing in a window is left out: its replay would show nothing.
     """
     drawable = []
     for window in windows:
@@ -194,7 +194,7 @@ def possible(transcript: "Transcript", windows: list[Window], kept: bool) -> lis
 
 
 def seed_of(transcript: "Transcript", seed: str | None, beacon: "Beacon | None") -> str:
-    """Return what an author draws with: the hash of the rounds, a reader's word, a beacon."""
+    """Return the seed of the author's draw: the rounds' hash, a reader's seed, a beacon."""
     return " ".join((transcript.hash, seed or "", *([] if beacon is None else [beacon.value])))
 
 
@@ -209,10 +209,10 @@ def draw(
 ) -> list[DrawnWindow]:
     """Draw `count` windows to publish with a seed of `seed_of`.
 
-    In a run over a store they are first windows: what a peer owned later is with that peer alone.
+    In a run over a store they are first windows: only the peer has what it owned later.
 
-    Where messages are kept, each window of a peer is as likely. Where they are not, the last one is
-    always drawn: only its replay connects anything with the weights.
+    Where messages are kept, all windows of peers are equally likely. Where they are not, the last
+    one is always drawn: only its replay connects anything with the weights.
     """
     candidates = possible(transcript, windows[:1] if stored else windows, kept)
     generator = random.Random(f"publication {seed}")
@@ -270,9 +270,9 @@ def choose(publication: Publication, asks: ReaderAsks) -> list[str]:
 
 
 def not_needed(publication: Publication, chosen: list[str]) -> set[str]:
-    """Return the published files that only windows which were not chosen need.
+    """Return the published files that only the windows not chosen need.
 
-    Of windows of all peers, whose snapshots are each other's, only rows are told apart.
+    Windows of all peers share their snapshots, so they differ in their rows only.
     """
     left = set(publication.row_files) - set(chosen)
     matches = (re.fullmatch(ROW_FILE, name) for name in left)
@@ -287,8 +287,8 @@ def not_needed(publication: Publication, chosen: list[str]) -> set[str]:
 def matmul_precision(folder: Path) -> str | None:
     """Return the precision of matrix products that a publication was trained with, or None.
 
-    It is a setting and no property of a machine, so the reader takes it over: else a header that
-    names another would be reason enough to compare by tolerance.
+    It is a setting, not a property of a machine, so the reader adopts it: otherwise a header that
+    names another one would be reason enough to compare by tolerance.
     """
     environment = read_json(folder / HEADER).get("environment")
     precision = environment.get("matmul_precision") if isinstance(environment, dict) else None

@@ -35,10 +35,10 @@ from pipeline.weights import hf, upload
 def show(
     folder: Path, run: Path, root: Path, windows: int, seed: str | None, key: Path | None
 ) -> None:
-    """Publish a run into a folder, and print what it takes.
+    """Publish a run into a folder, and print its size.
 
-    So many `windows` are drawn, with the `seed` that a reader asked for, whom the author could not
-    foresee; or None. `key` is the file of the private key that signs, or None.
+    `windows` windows are drawn with `seed`, from a reader whom the author could not foresee, or
+    None. `key` is the file of the private key that signs, or None.
     """
     publication, total = write(folder, run, root, windows, seed, key)
     export = sum(file.bytes for file in publication.exported.values())
@@ -109,7 +109,7 @@ def write(
 
 
 def public(run: runfile.Run) -> dict[str, Any]:
-    """Return a run file for others: of `[runtime]` only the carrier, which `[links]` depends on."""
+    """Return a run file for others: from `[runtime]`, only the carrier that `[links]` needs."""
     runtime = runfile.Runtime(carrier=run.runtime.carrier)
     return run.model_copy(update={"runtime": runtime}).model_dump(mode="json")
 
@@ -163,7 +163,7 @@ def _write_proof(
     seed: str | None,
     only: tuple[str, ...] | None,
 ) -> tuple[dict[str, Any], int]:
-    """Write all below proof/ but its list; of the export `only` some files count, if not None.
+    """Write all of proof/ except its list; if `only` is not None, the export has only these files.
 
     Returns:
       What the list says of the run, and how many windows can be drawn.

@@ -104,7 +104,7 @@ class SignedStatement(_Part):
 
 
 def check_private(key: Path) -> None:
-    """Check that a file has a private key that can sign, and that what signs is installed."""
+    """Check that a file has a private key that can sign, and that the library is installed."""
     _key(key, "private")
 
 
@@ -179,7 +179,7 @@ def check(found: bytes | None, digests: dict[str, str], key: Path | None) -> Pub
 
 
 def fingerprint(public: "ec.EllipticCurvePublicKey") -> str:
-    """Return the SHA-256 of a public key in PEM, as `sha256sum` has it of openssl's file."""
+    """Return the SHA-256 of a public key in PEM, as `sha256sum` prints for openssl's file."""
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
     return hashlib.sha256(

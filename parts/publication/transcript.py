@@ -36,10 +36,10 @@ def files(
 ) -> set[str]:
     """Return the transcript's files that a publication has: no other is ever looked at.
 
-    These are all rounds and the hashes of all snapshots. Where messages are kept, all of them, and
-    what the peers of the published windows owned: the params follow from the run's start, which is
-    here where nobody else has it. Where they are not, whole snapshots, without the last params
-    where the published weights are these.
+    These are all rounds and the hashes of all snapshots. Where messages are kept, also all messages
+    and what the peers of the published windows owned: the params follow from the run's start, which
+    is included if nobody else has it. Where they are not kept, also whole snapshots, without the
+    last params if the published weights are the same.
     """
     names = {layout.ROUNDS_FILE, "header.json"}
     names |= {f"snapshots/{step:05}/state.json" for step in transcript.snapshots}
@@ -73,8 +73,8 @@ def unpack(
 ) -> Unpacked:
     """Put the transcript of a publication `aside`, but for the files to `skip`.
 
-    Its files may have at most so many bytes together, unpacked. How many a packed one has is known
-    before, of what stage train left.
+    Its files may have at most `most` bytes together, unpacked. The size of a packed one is known in
+    advance, from what stage train left.
     """
     place, unpacked = aside / "unpacked" / TRANSCRIPT, {}
     originals = layout.read_made(folder, "train").files
@@ -117,7 +117,7 @@ def pack(source: Path, target: Path) -> None:
 
 
 def unpack_file(source: Path, target: Path, size: int) -> None:
-    """Write the original of a packed file, which has so many bytes, in pieces."""
+    """Write the original of a packed file, which has `size` bytes, in pieces."""
     if not source.name.endswith(layout.PLANES):
         with written(target) as file:
             file.writelines(_unpacked(source, size))
@@ -129,7 +129,7 @@ def unpack_file(source: Path, target: Path, size: int) -> None:
 
 
 def _unpacked(source: Path, size: int) -> Iterator[bytes]:
-    """Yield the content of a gzip file, which has so many bytes."""
+    """Yield the content of a gzip file, which has `size` bytes."""
     left = size
     with (
         expecting(source, "a gzip file", OSError, EOFError, zlib.error),
@@ -145,7 +145,7 @@ def _unpacked(source: Path, size: int) -> Iterator[bytes]:
 
 
 def _interleaved(file: BinaryIO, size: int) -> Iterator[bytes]:
-    """Yield what `pack` made planes of."""
+    """Yield the bytes that `pack` split into planes."""
     rows = size // WIDTH
     for start in range(0, rows, PIECE):
         count = min(PIECE, rows - start)

@@ -36,7 +36,7 @@ def verify(
     own: Own,
     max_gb: int,
 ) -> Verified:
-    """Check a publication whose files are as its list says.
+    """Check a publication whose files match its list.
 
     Files of windows that were not chosen may be missing. The transcript's files may have at most
     `max_gb` 10^9 bytes together.
@@ -131,7 +131,7 @@ def _draw(
     count: int,
     beacon: Beacon | None,
 ) -> Draw:
-    """Return who drew `count` windows, among how many; refuse a seed that would draw nothing."""
+    """Return who drew `count` windows, and from how many; refuse a seed that draws nothing."""
     if seed not in (None, publication.seed) and not count < among and among != total:
         raise RequestError(
             f"--seed: {MANIFEST} has {among} of {total} windows, expected more than {count} to "
@@ -161,7 +161,7 @@ def check_sketched(header: Header, *, kept: bool) -> None:
 def check_made(
     folder: Path, publication: Publication, transcript: Transcript, unpacked: Unpacked
 ) -> dict[str, Made]:
-    """Check that stages read each other's results and left the published files; return these."""
+    """Check that stages read each other's results and left these files; return the made files."""
     stages = [stage for stage in STAGES if layout.made(stage) in publication.files]
     made = {stage: layout.read_made(folder, stage) for stage in stages}
     for stage, file in made.items():
@@ -195,9 +195,9 @@ def check_made(
 
 
 def _left(made: dict[str, Made]) -> dict[str, tuple[str, PublishedFile]]:
-    """The stages' files in a publication: by published name, the stage and the file.
+    """Return the stages' files in a publication: by published name, the stage and the file.
 
-    Where a user's own code wrote files into the export too, those are not published.
+    Files that a user's own code wrote into the export are not published.
     """
     files, result = made["export"].files, {}
     only = next((names for model, names in outputs.EXPORTS.items() if model in files), None)
@@ -212,7 +212,7 @@ def _left(made: dict[str, Made]) -> dict[str, tuple[str, PublishedFile]]:
 
 
 def _maker(name: str) -> str:
-    """The stage that leaves a published file."""
+    """Return the stage that leaves a published file."""
     for stage, every in outputs.OUTPUTS.items():
         if any(output.published == name for output in every):
             return stage
@@ -220,7 +220,7 @@ def _maker(name: str) -> str:
 
 
 def _check_key(stage: str, made: dict[str, Made]) -> None:
-    """Check that what a stage says that its key digests has its tables, and the keys it needs."""
+    """Check that the content of a stage's key has its tables, and the keys that it needs."""
     file = made[stage]
     due = {f"[{table}]": digest(value) for table, value in file.tables.items()}
     due |= {f"stage {need}": made[need].key for need in needs(stage)}

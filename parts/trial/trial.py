@@ -110,7 +110,7 @@ def run_of(flags: argparse.Namespace) -> runfile.Run:
 
 
 def _in_flags(line: str) -> str:
-    """Return an error of a run file with the flag in place of the key that was made of it."""
+    """Return an error of a run file with the flag in place of its key."""
     match = re.match(r"lockstep try: (?:\w+\.)*([\w\[\]]+) is (.+?), expected (.*)", line)
     flag = match and FLAG_OF.get(match[1], match[1].replace("_", "-"))
     is_flag = any(flag == f.name for f in flags.FLAGS)
@@ -180,12 +180,12 @@ def _config(flags: argparse.Namespace) -> dict[str, Any]:
 
 
 def _model(name: str) -> str:
-    """A folder of this machine by a path, which may be longer than a name on the hub."""
+    """Return a local folder as a path, which may be longer than a name on the hub."""
     return f"./{name}" if Path(name).is_dir() and not name.startswith(("/", ".", "~")) else name
 
 
 def _workload(flags: argparse.Namespace) -> dict[str, Any]:
-    """With --python, a model that `models/` does not have is one of transformers, in a worker."""
+    """Return, with --python, a workload of transformers for a model that `models/` lacks."""
     folder = Path(flags.model)
     if not flags.python or not (folder / hf.CONFIG).is_file():
         return {}
