@@ -205,7 +205,7 @@ def schema() -> None:
 def _print_unraisable(unraisable: "UnraisableHookArgs") -> None:
     """Print what could not be raised, unless a thread of tensorstore lost its event loop.
 
-    That happens after a failed save of a checkpoint, which says so itself.
+    That happens after a failed save of a checkpoint, which reports itself.
     """
     lost = unraisable.object is None and isinstance(unraisable.exc_value, RuntimeError)
     if not lost or current_thread() is main_thread():

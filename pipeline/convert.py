@@ -124,7 +124,7 @@ def _hub(
     paths: Paths,
     folder: Path,
 ) -> dict[str, Any]:
-    """Read a local folder where `repo_id` is one and no revision is given, else the hub."""
+    """Read the local folder `repo_id` if it exists and no revision is given, else the hub."""
     source = expand(checkpoint.repo_id, "model.LLM.checkpoint.Hub.repo_id")
     commit = None
     if checkpoint.revision is not None or not source.is_dir():
@@ -161,7 +161,7 @@ def _read(source: Path, architecture: str, folder: Path) -> dict[str, Any]:
 
 
 def write_params(source: Path, folder: Path, companions: Sequence[Path] = ()) -> dict[str, Any]:
-    """Write the params of the model in `source` into `folder`, and describe it for source.json."""
+    """Write the params of the model in `source` into `folder`; return its part of source.json."""
     model = hf.HfFolder(source)
     files = [source / hf.CONFIG, *hf.weight_files(source), *companions]
     if (source / hf.INDEX).is_file():

@@ -32,7 +32,7 @@ def _run(run: runfile.Run, paths: Paths, options: FetchOptions) -> None:
     location = run.llm.data_location
     sources.provider_of(location, options)  # raises before any work
     if run.pins.data and (source_sha256 := sources.source_sha256(location, options)):
-        # before what other data than the pinned ones could make of the run's other settings
+        # first: with other data than those pinned, other settings of the run could fail
         pins.check("data", run.pins.data, source_sha256, variant_name(location))
     with paths.building() as folder:
         fetched = sources.fetch(location, folder, options)

@@ -103,7 +103,7 @@ def _write(run: runfile.Run, findings: Findings, notes: list[str], folder: Path)
 
 
 def _measure(run: runfile.Run, opened: OpenedExport, data: HeldOutRows, notes: list[str]) -> dict:
-    """The numbers of metrics/evaluate.json."""
+    """Return the numbers of metrics/evaluate.json."""
     if not len(data.rows_NW):
         notes.append("nothing is held out, so there is no loss to measure")
         return NOTHING
@@ -123,7 +123,7 @@ def _measure(run: runfile.Run, opened: OpenedExport, data: HeldOutRows, notes: l
 def _score(
     run: runfile.Run, exported: Exported, paths: Paths, folder: Path, notes: list[str]
 ) -> list[TaskResult]:
-    """The results of `[evaluate] tasks`; requests and answers go to `folder`."""
+    """Return the results of `[evaluate] tasks`; requests and answers go to `folder`."""
     for part in offered("run_file_tasks"):
         path = f"{OUT['evaluate']}/{TASKS}"  # the path of `folder`, as its files name it
         return part.score_export(run, exported, paths, folder, path, notes)

@@ -64,7 +64,7 @@ class Continuations:
         self._sampling = Sampling(wish.temperature, wish.top_k, wish.top_p)
 
     def whole(self, prompts: Sequence[str]) -> list[dict]:
-        """Return what continues each prompt, all of them as one batch, as `--json` prints it."""
+        """Return the continuation of each prompt, in one batch, as `--json` prints it."""
         ids = [self._ids(prompt) for prompt in prompts]
         written = self._writer.write(
             ids,
@@ -83,7 +83,7 @@ class Continuations:
         ]
 
     def stream(self, prompt: str) -> Iterator[str]:
-        """Yield what continues a prompt as it is written; a character only once it is whole."""
+        """Yield a prompt's continuation as it is written; a character only once it is complete."""
         before, new, yielded = self._ids(prompt), [], ""
         for [piece] in self._writer.pieces(
             [before],
@@ -99,7 +99,7 @@ class Continuations:
         yield self._text(before, new)[len(yielded) :]
 
     def _ids(self, prompt: str) -> list[int]:
-        """The tokens of a prompt; those of an empty one are what begins a text."""
+        """Return the tokens of a prompt; for an empty one, the token that begins a text."""
         from pipeline.tokens.tokenizer_files import TOKENIZER, encode
 
         ids = encode(self._model.tokenizer, prompt, f"{self._folder}/{TOKENIZER}, the prompt")
@@ -117,7 +117,7 @@ class Continuations:
         return ids or [self._model.beginning]
 
     def _text(self, before: list[int], new: list[int]) -> str:
-        """The text of the new tokens; decoded with those before, since some join words."""
+        """Return the text of the new tokens, decoded with those before, since some join words."""
         decode = self._model.tokenizer.decode
         start, whole = decode(before), decode(before + new)
         return whole[len(start) :] if whole.startswith(start) else decode(new)
@@ -191,7 +191,7 @@ def _converse(model: Continuations, as_json: bool) -> None:
 
 
 def _unicode(text: str) -> str:
-    """Return a text that can be written as UTF-8, as whatever is no Unicode cannot."""
+    """Return a text after a check that it is Unicode, which can be written as UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -203,7 +203,7 @@ def _unicode(text: str) -> str:
 
 
 def _read(marker: str) -> str | None:
-    """The next line, or None after the last; Ctrl-C begins it again."""
+    """Return the next line, or None after the last; Ctrl-C begins the line again."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         while True:

@@ -33,7 +33,7 @@ class OpenedExport(Protocol):
     texts: Exported | None  # the model as texts need it; None where it reads and writes none
 
     def held_out_loss(self, data: HeldOutRows) -> MeanLoss | None:
-        """Return the mean loss of held-out rows, a row at least; None where it measures none."""
+        """Return the mean loss of held-out rows, at least one; None where it measures none."""
 
     def numbers(
         self, loss: MeanLoss, data: HeldOutRows, notes: list[str]
@@ -86,7 +86,7 @@ class Subject(Protocol):
         """Check that a stranger's model can be trained here; errors call it `where`."""
 
     def check_rows(self, run: Run, listed: Shards) -> None:
-        """Check that rows of data are of a kind that it can be trained on."""
+        """Check that it can be trained on rows of data of this kind."""
 
     def title(self, model: Model) -> str:
         """Return its name, for people."""
@@ -115,7 +115,7 @@ class Subject(Protocol):
         """Return the params that `first_params` made of this run."""
 
     def extend(self, run: Run, earlier: Model, where: str, folder: Path) -> None:
-        """Check that params of an earlier run are ones that this run can train on, see `where`."""
+        """Check that this run can train on the params of an earlier run; errors call it `where`."""
 
     def programs(
         self,
@@ -132,7 +132,7 @@ class Subject(Protocol):
     def row_weights(
         self, programs: Programs, params: Tree, rows_NW: np.ndarray
     ) -> np.ndarray | None:
-        """Return how much each row counts in the mean loss of all, [N]; None where all alike."""
+        """Return how much each row counts in the mean loss, [N]; None where all count alike."""
 
     def export(
         self,

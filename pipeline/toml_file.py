@@ -60,7 +60,7 @@ def read_toml(path: Path) -> dict:
 
 
 def read_run_file(path: Path) -> dict[str, Any]:
-    """Return the tables of a run file, those of its bases included.
+    """Return the tables of a run file, including those of its bases.
 
     Raises:
       LockstepError: It or a base is missing or is not TOML, or a base has itself as its base.

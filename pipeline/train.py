@@ -92,7 +92,7 @@ def run(run: runfile.Run, paths: Paths) -> None:
 
 
 def _train(setup: Setup, paths: Paths, held: HeldOutRows, stack: ExitStack) -> Path:
-    """Take all rounds, from the newest checkpoint on; return the file of scores meanwhile."""
+    """Take all rounds, from the newest checkpoint on; return the file of scores during training."""
     run, programs, scratch = setup.run, setup.programs, paths.scratch
     over = _over_a_store(setup)
     start = over.start if over else setup.start
@@ -154,7 +154,7 @@ def _train(setup: Setup, paths: Paths, held: HeldOutRows, stack: ExitStack) -> P
 
 
 def _over_a_store(setup: Setup) -> Any:
-    """Return what a run of volunteers goes over; None of a run whose peers all train here."""
+    """Return what runs the volunteers over a store; None where all peers train here."""
     run = setup.run
     if run.links.clock != "store":
         return None
@@ -185,7 +185,7 @@ def _make_peers(
 
 
 def _scores_of_tasks(setup: Setup, paths: Paths) -> TrainingScores:
-    """What scores tasks while the model trains; the file stays empty without `[evaluate] every`."""
+    """Return what scores tasks during training; its file stays empty without `[evaluate] every`."""
     every = setup.run.evaluate.every
     if not every:
         return TrainingScores(paths.scratch / training_scores.FILE)
@@ -315,7 +315,7 @@ def _write_beginning(
 
 
 def _check_environment(setup: Setup, scratch: Path) -> None:
-    """A run resumed elsewhere would not end with the bytes of a run that was never killed."""
+    """Check that the run resumes where it began: elsewhere it would end with other bytes."""
     began = Transcript(scratch / "transcript").header.environment
     if difference := devices.difference(setup.environment(setup.run.peers.processes), began):
         name, value, expected = difference

@@ -10,7 +10,7 @@ SOURCE = ("constraints*.txt", "lockstep", "models", "parts", "pipeline", "worklo
 
 
 def with_commit() -> str:
-    """Return the release; between two, `0.3.0.dev0+COMMIT` where this is a checkout of git.
+    """Return the release; between releases, `0.3.0.dev0+COMMIT` in a checkout of git.
 
     With `.changed` the source is not that of the commit. No result and no key has the commit: the
     code that made a result is in its key, by content.
@@ -25,7 +25,7 @@ def with_commit() -> str:
 
 
 def _git(*arguments: str) -> str | None:
-    """Return what git says, or None where there is no git, or it does not trust the folder."""
+    """Return git's output, or None if git is missing or does not trust the folder."""
     try:
         command = ["git", "-C", str(CHECKOUT), *arguments]
         return subprocess.run(command, capture_output=True, check=True, text=True).stdout.strip()

@@ -103,7 +103,7 @@ def _audit(setup: Setup, transcript: Transcript, paths: Paths) -> None:
 def _messages_since(setup: Setup, transcript: Transcript) -> int:
     """Return the round after which messages are here: the run's start, or that of the first state.
 
-    Only who asked to begin with a state from the store (`[runtime] from_state`) lacks earlier ones.
+    Only a run that began with a state from the store (`[runtime] from_state`) lacks earlier ones.
     """
     start = setup.start.step
     if not setup.run.runtime.from_state:
@@ -120,7 +120,7 @@ def _messages_since(setup: Setup, transcript: Transcript) -> int:
 def _whose_window_repeats(setup: Setup, transcript: Transcript, window: Window) -> list[int]:
     """Return the peers whose window can be replayed.
 
-    What they owned before it is here, or they sent something in it and began anew.
+    Their own state before it is here, or they sent something in it and began anew.
     """
     owners = whose_own_is_here(setup, transcript, window.opening)
     sent = {peer for entry in transcript.window(window) for peer in entry.evidence.messages}
@@ -131,7 +131,7 @@ def _whose_window_repeats(setup: Setup, transcript: Transcript, window: Window) 
 def _varied(
     setup: Setup, transcript: Transcript, work: PeersOfWindows, paths: Paths
 ) -> Varied | None:
-    """Return how far honest bits are apart, measured now or by an earlier try of the audit."""
+    """Return how far honest bits differ, measured now or by an earlier attempt at the audit."""
     path = paths.scratch / "varied.json"
     if path.exists():
         varied = read_json(path)["varied"]
@@ -143,7 +143,7 @@ def _varied(
 
 
 def _replay(replay: Replay, work: list[tuple[Window, list[int]]], scratch: Path) -> list[Finding]:
-    """Replay windows side by side, one on each device group; read what an earlier try found."""
+    """Replay windows side by side, one per device group; read findings of an earlier attempt."""
     total = sum(len(window.rounds) for window, _ in work)
     with Progress("witness", total=total, unit="round") as bar:
 

@@ -65,7 +65,7 @@ def spread(split_size: int, asked: int, seed: int) -> np.ndarray:
     """Return the rows of a split that are measured: int64 [min(split_size, asked)], ascending.
 
     They are the images of 0, 1, ... under a permutation that the seed draws, so that each row is as
-    likely as any other. It has integers alone, and so gives the same on every machine.
+    likely as any other. It uses only integers, and so gives the same on every machine.
 
     `asked` is `[held_out] sequences`, and `seed` `[peers] seed`.
     """
@@ -76,7 +76,7 @@ def spread(split_size: int, asked: int, seed: int) -> np.ndarray:
 
 
 def drawn(split_size: int, run: runfile.Run) -> np.ndarray:
-    """Return the rows of a split of a size that a run measures, as `spread` has them."""
+    """Return the rows that a run measures of a split of this size, as `spread` draws them."""
     first, step = {"all": (0, 1), "even": (0, 2), "odd": (1, 2)}[run.held_out.rows]
     size = len(range(first, split_size, step))
     return first + step * spread(size, run.held_out.sequences, run.peers.seed)
@@ -85,7 +85,7 @@ def drawn(split_size: int, run: runfile.Run) -> np.ndarray:
 def read(run: runfile.Run, shards: Path) -> HeldOutRows:
     """Read `[held_out] sequences` rows spread over the split, and keep those where anything counts.
 
-    Of rows that are not tokens, each counts.
+    Rows that are not tokens all count.
     """
     listed = read_shards(shards)
     length, network = run.llm.max_seq_len, run.runtime
@@ -102,8 +102,8 @@ def read(run: runfile.Run, shards: Path) -> HeldOutRows:
 def mean_of(losses_N: np.ndarray, weights_N: np.ndarray | None = None) -> MeanLoss:
     """Return the weighted mean of row losses m, and its standard error.
 
-    stderr = sqrt(N / (N - 1) * sum((w * (loss - m))^2)) / sum(w), which of equal weights is the
-    standard deviation over sqrt(N); of others the usual estimate for a ratio of sums (Cochran,
+    stderr = sqrt(N / (N - 1) * sum((w * (loss - m))^2)) / sum(w), for equal weights the standard
+    deviation over sqrt(N), and for others the usual estimate for a ratio of sums (Cochran,
     Sampling Techniques, 1977, 2.11).
 
     Weights are what counts in each row, None where they are equal. N is at least 1.
@@ -135,8 +135,8 @@ def mean_loss(
 ) -> MeanLoss:
     """Return the mean loss over all rows, and its standard error, see `mean_of`.
 
-    `measure` returns each row's loss, of each of some lots of `size` rows; the last lot is padded,
-    so a single shape is compiled.
+    `measure` returns the losses of the rows of each lot. All lots have `size` rows, since the last
+    one is padded, so a single shape is compiled.
     """
     count = len(rows_NW)
     padded = np.pad(rows_NW, ((0, -count % size), (0, 0)))
@@ -150,7 +150,7 @@ def weights_of(rows_NW: np.ndarray, columns: tuple[Column, ...]) -> np.ndarray |
 
 
 def exported_loss(model: Exported, data: HeldOutRows, peers: runfile.Peers) -> MeanLoss:
-    """Return the held-out loss of an exported model, of a row at least.
+    """Return the held-out loss of an exported model on at least one row.
 
     `[peers]` says how many rows are measured at once, and on how many devices.
     """
@@ -169,7 +169,7 @@ def exported_loss(model: Exported, data: HeldOutRows, peers: runfile.Peers) -> M
 
 
 def loss_numbers(loss: MeanLoss, data: HeldOutRows) -> dict[str, float | int | None]:
-    """Return those of `NUMBERS` that are known of any rows, tokens or not."""
+    """Return those of `NUMBERS` that are known for any rows, tokens or not."""
     return {
         "held_out_loss": loss.mean,
         "held_out_stderr": loss.stderr,
@@ -231,7 +231,7 @@ def bytes_of(tokens_P: np.ndarray, tokenizer: Tokenizer | None, notes: list[str]
 
 
 def _decoders(tokenizer: Tokenizer) -> list[str]:
-    """The kinds of the tokenizer's decoders, in order."""
+    """Return the kinds of the tokenizer's decoders, in order."""
     decoder = json.loads(tokenizer.to_str())["decoder"]
     if decoder is None:
         return []

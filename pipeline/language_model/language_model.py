@@ -103,7 +103,7 @@ class LanguageModel:
     ) -> Callable[[jax.Array | int], jax.Array]:
         """Return the weights in the mean over the first `count` rows, by micro-batch.
 
-        Rows have equal weight; where the data has labels, all labels of the batch that count have,
+        Rows have equal weight; where the data has labels, all counting labels of the batch have,
         however it is cut. Without any, loss and gradient are 0.
         """
         size = rows_MBW.shape[1]
@@ -146,9 +146,9 @@ class LanguageModel:
         return balanced(optimizer, paths, speed) if speed else optimizer
 
     def _check_size(self, run: runfile.Run) -> None:
-        """The least memory that a step needs: the params, and a micro-batch behind the embedding.
+        """Check the least memory of a step: the params, and a micro-batch behind the embedding.
 
-        And a number of layers that can be compiled one by one, if they are not scanned.
+        And check that layers are few enough to be compiled one by one, if they are not scanned.
         """
         layers = self.model_config.num_hidden_layers
         if layers > MOST_UNROLLED and not run.peers.scan_layers:

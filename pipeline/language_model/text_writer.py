@@ -171,7 +171,7 @@ class TextWriter:
             yield np.asarray(new_BC)[:, : int(count)]
 
     def _until_end(self, tokens: list[int]) -> list[int]:
-        """Return the tokens up to the first that ends a text, with it."""
+        """Return the tokens up to and including the first that ends a text."""
         stops = (place for place, token in enumerate(tokens, 1) if token in self._ends)
         return tokens[: next(stops, len(tokens))]
 

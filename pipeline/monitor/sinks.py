@@ -91,7 +91,7 @@ def _last_step(files: list[Path]) -> int:
 
 
 def _events(file: Path) -> Iterator[Any]:
-    """The events of a file: length, checksum, content, checksum; a kill may cut the last one."""
+    """Yield a file's events: length, checksum, content, checksum; a kill may cut the last."""
     from tensorboardX.proto.event_pb2 import Event
 
     data, at = file.read_bytes(), 0

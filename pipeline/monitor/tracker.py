@@ -67,7 +67,7 @@ class Tracker:
             feed.wait(max(0.0, until - time.monotonic()))
 
     def took(self, entry: Entry, rates: Mapping[str, float | None]) -> None:
-        """Tell of a round that was taken, whose entry has its held-out loss if that is measured.
+        """Report a round that was taken; its entry has the held-out loss if that was measured.
 
         `rates` are those of the training so far, None where one is unknown.
         """
@@ -137,7 +137,7 @@ class Tracker:
 
 
 def _name(run: runfile.Run, header: Header) -> str:
-    """The optimizer, the number of parameters and the key, which trackers show side by side."""
+    """Return the name that trackers show: optimizer, number of parameters and key."""
     parameters = float(subject_of(run).parameters(header.model))
     unit = ""
     for larger in ("k", "M", "B"):

@@ -74,7 +74,7 @@ def render(run: runfile.Run, facts: ReportFacts) -> tuple[str, list[plots.Pictur
 
 
 def _tiles(results: Results, peers: int) -> list[tuple[str, str, str]]:
-    """Name, value and remark of each number that a reader looks for first."""
+    """Return name, value and remark of each number that a reader looks for first."""
     trained, evaluated = results.trained, results.evaluated
     before, after = trained["held_out_loss_before"], results.held_out_loss
     loss = None if before is None or after is None else f"{before:.3f} → {after:.3f}"
@@ -110,7 +110,7 @@ def _or_not(value: float | None, form: str) -> str:
 
 
 def _data(run: runfile.Run, shards: dict, rounds: list[dict]) -> Iterator[tuple[str, str]]:
-    """Where the tokens come from, and how many of them were used."""
+    """Yield where the tokens come from, and how many of them were used."""
     source, length, columns = shards["source"], run.llm.max_seq_len, len(shards["columns"])
     # a run that measures nothing trains on what is held out only by default
     of_all = shards["held_out_by_default"] and not run.held_out.sequences
@@ -142,7 +142,7 @@ def _data(run: runfile.Run, shards: dict, rounds: list[dict]) -> Iterator[tuple[
 def _grid(
     verdict: dict, windows: list[Window], peers: int
 ) -> list[tuple[str, list[tuple[Window, str]]]]:
-    """Each peer's windows and their states; findings about no peer come last."""
+    """Return each peer's windows and their states; findings about no peer come last."""
     replayed = {(window["first"], window["peer"]) for window in verdict["replayed_windows"]}
     flagged = {
         (window.first, finding["peer"])
@@ -169,7 +169,7 @@ def chances(
 
     1 - C(N - k, n) / C(N, n), where n of N windows are drawn. Where messages are not kept,
     the windows of all peers are drawn together. Windows that the run file names are not part of the
-    sample. `windows` is the number for each peer, and `percent` how many of all are in the sample.
+    sample. `windows` is the number for each peer, and `percent` the share that is in the sample.
     """
     together = 1 if kept else peers
     N = windows * peers // together
@@ -180,13 +180,13 @@ def chances(
 
 
 def _are_kept(rounds: list[dict]) -> bool:
-    """Whether messages were small enough to be kept."""
+    """Return whether messages were small enough to be kept."""
     messages = [m for entry in rounds for m in entry["evidence"]["messages"].values()]
     return any(message["payload"] and "sketch" not in message for message in messages)
 
 
 def _peer(peer: int, rounds: list[dict]) -> dict:
-    """What one peer did, over all rounds: counts, and means of bytes and seconds."""
+    """Return what one peer did, over all rounds: counts, and means of bytes and seconds."""
     name = str(peer)
     evidence = [entry["evidence"] for entry in rounds]
     sent = [e["messages"][name]["bytes"] for e in evidence if name in e["messages"]]
@@ -205,7 +205,7 @@ def _peer(peer: int, rounds: list[dict]) -> dict:
 
 
 def _split_text(evaluated: dict) -> tuple[str, str] | None:
-    """The text sample, as its prompt and the model's continuation."""
+    """Return the text sample, as its prompt and the model's continuation."""
     text, prompt = evaluated["text"], evaluated["prompt"]
     if text is None:
         return None

@@ -23,7 +23,7 @@ FILTERS = {
 
 
 def environment(*folders: Path, escape: bool) -> Environment:
-    """Return what reads the templates of some folders and those beside this file.
+    """Return the environment that reads templates in some folders and beside this file.
 
     HTML needs values that are escaped.
     """

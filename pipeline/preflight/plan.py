@@ -130,7 +130,7 @@ def _seconds(run: runfile.Run, rounds: int, round_seconds: float, agreed: int) -
 
 
 def plan(run: runfile.Run, root: Path, *, converted: bool = True) -> Footprint:
-    """Return what a run takes; of a model on the hub, its config.json is enough.
+    """Return what a run takes; for a model on the hub, its config.json is enough.
 
     `converted` says whether `data/init` is this run's, and not another's.
     """
@@ -140,7 +140,7 @@ def plan(run: runfile.Run, root: Path, *, converted: bool = True) -> Footprint:
 
 
 def memory_lines(run: runfile.Run, root: Path, *, converted: bool) -> Iterator[str]:
-    """Yield what the run takes of memory on the devices here, for people to read."""
+    """Yield the memory that the run takes on the devices here, for people to read."""
     if not converted and _is_on_hub(run):
         yield "memory         not known before `lockstep convert`"
         return

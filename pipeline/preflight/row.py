@@ -48,7 +48,7 @@ class Need(NamedTuple):
 
 
 def looked(name: str, look: Callable[[], Iterable[CheckRow]]) -> Iterator[CheckRow]:
-    """Yield the rows of a look; one that cannot be taken, or ends in an error, is a row itself.
+    """Yield the rows of a look; one that fails or cannot be taken yields a row that says so.
 
     A server that cannot be reached now says nothing against the run.
     """

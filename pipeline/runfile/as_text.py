@@ -61,7 +61,7 @@ def import_psyche(source: Path) -> str:
 
 
 def written_whole(path: Path) -> str:
-    """Return the text of a run file with every table of its bases; one without a base as it is.
+    """Return a run file's text with every table of its bases; without a base, the text as it is.
 
     The stages, DVC and Snakemake read params/run.toml, in which every table stands.
     """
@@ -76,7 +76,7 @@ def written_whole(path: Path) -> str:
 def run_file(run: runfile.Run, *comments: str, notes: Mapping[str, str] | None = None) -> str:
     """Return a run as a complete run file that begins with comments.
 
-    `notes` has more to say of some keys, by their dotted names, after what they mean.
+    `notes` has further comments on some keys, by their dotted names, after their meaning.
     """
     head = [line for comment in comments for line in _comment(comment)]
     lines = ["#:schema ./run.schema.json", *head, *_table(run, (), notes or {})]
@@ -84,7 +84,7 @@ def run_file(run: runfile.Run, *comments: str, notes: Mapping[str, str] | None =
 
 
 def _with_files(run: runfile.Run, source: Path) -> runfile.Run:
-    """The run with the files of a data.toml as its data location."""
+    """Return the run with the files of a data.toml as its data location."""
     served = validate(ServedData, read_toml(source), str(source))
     if served.seq_len != run.llm.max_seq_len:
         raise LockstepError(
@@ -102,7 +102,7 @@ def _with_files(run: runfile.Run, source: Path) -> runfile.Run:
 
 
 def _table(table: Table, path: tuple[str, ...], notes: Mapping[str, str]) -> Iterator[str]:
-    """The lines of a table: its header and plain values, then the tables within."""
+    """Yield the lines of a table: its header and plain values, then its inner tables."""
     values: list[str] = []
     within: list[str] = []
     for name, field in type(table).model_fields.items():
@@ -126,7 +126,7 @@ def _table(table: Table, path: tuple[str, ...], notes: Mapping[str, str]) -> Ite
 
 
 def _variant(variant: Variant, path: tuple[str, ...], notes: Mapping[str, str]) -> Iterator[str]:
-    """The lines of a variant that has fields: a table of its own, or one key with a bare value."""
+    """Yield a variant's lines, if it has fields: its own table, or one key with a bare value."""
     tag = variant.tag()
     if variant.takes_table():
         yield from _table(variant, (*path, tag), notes)

@@ -67,7 +67,7 @@ def check_base(base: Run, source: Path) -> None:
 
 
 def with_tokens(base: Run, tokens: int) -> Run:
-    """Return a run of another number of tokens: all that counts rounds in proportion."""
+    """Return a run on another number of tokens, with everything that counts rounds scaled."""
     document, before = base.model_dump(mode="json", exclude_none=True), base.config.total_steps
     config = document["config"]
     batches = {key: config[key] for key in _batches(config)}
@@ -87,7 +87,7 @@ def at_rate(document: dict[str, Any], rate: float) -> None:
 
 
 def tables_like(base: Run, card: Card, params: int | None) -> tuple[dict[str, Any], Reasons]:
-    """Return the tables of a run of the same tokens by another optimizer, and what changed.
+    """Return the tables of a run on the same tokens with another optimizer, and what changed.
 
     Args:
       base: The run that it is like.
@@ -110,7 +110,7 @@ def tables_like(base: Run, card: Card, params: int | None) -> tuple[dict[str, An
 
 
 def _is_new(key: str, document: dict[str, Any], before: dict[str, Any]) -> bool:
-    """Return whether a key deserves a line: it changed, or says what stays."""
+    """Return whether a key deserves a line: it changed, or says what stays the same."""
     try:
         return key == "config.total_steps" or value_at(document, key) != value_at(before, key)
     except KeyError:  # the base has no such table
@@ -121,18 +121,18 @@ def _is_new(key: str, document: dict[str, Any], before: dict[str, Any]) -> bool:
 
 
 def _batches(config: dict[str, Any]) -> list[str]:
-    """The keys of a round's batch, in either spelling; the largest batch is the last."""
+    """Return the keys of a round's batch, in either spelling; the largest batch is the last."""
     spelled = ("global_batch_size", "global_batch_size_start", "global_batch_size_end")
     return [key for key in spelled if key in config]
 
 
 def _rounds(document: dict[str, Any], base: Run, card: Card) -> Reasons:
-    """Set the batch of a round, and how many rounds have the tokens of the base."""
+    """Set the batch of a round, and the number of rounds that gives the base's tokens."""
     reasons = {}
     config, steps, before = document["config"], card.local_steps, base.config.total_steps
     percent = base.config.verification_percent
     trainers = base.peers.count - base.peers.count * percent // 100
-    together = trainers if steps > 1 else 1  # local steps are of as many sequences on each peer
+    together = trainers if steps > 1 else 1  # local steps have equal batches on all peers
     for key in _batches(config):
         rows = config[key] // base.llm.optimizer.steps_of_a_round
         config[key] = max(1, rows // together) * together * steps
@@ -157,7 +157,7 @@ def _in_rounds(document: dict[str, Any], share: float) -> None:
 
 
 def _nearest(base: Run, batches: dict[str, int], wanted: int) -> tuple[int, int]:
-    """Return how many rounds have sequences nearest to the wanted ones, and their tokens."""
+    """Return the number of rounds nearest to the wanted sequences, and their tokens."""
     length = base.llm.max_seq_len
 
     def sequences(rounds: int) -> int:
@@ -178,7 +178,7 @@ def _nearest(base: Run, batches: dict[str, int], wanted: int) -> tuple[int, int]
 
 
 def _optimizer(document: dict[str, Any], base: Run, card: Card, params: int | None) -> Reasons:
-    """Set the optimizer, the schedule over the rounds that there are now, and its rates."""
+    """Set the optimizer, the schedule over the new number of rounds, and its rates."""
     llm, before = document["model"]["LLM"], base.llm.optimizer.tag()
     llm["optimizer"] = {card.tag: card.settings}
     reasons = {f"model.LLM.optimizer.{card.tag}": f"in place of {before}; of {card.file}"}

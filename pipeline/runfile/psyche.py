@@ -81,9 +81,9 @@ class Coordinator(Table):
     def sizes(
         self, max_seq_len: int, first_step: int = 0, index: int = 0
     ) -> Iterator[tuple[int, int]]:
-        """Yield each size of a batch, and for how many rounds the run has it.
+        """Yield each batch size, and the number of rounds for which the run has it.
 
-        It goes on after `first_step` rounds, at that data index.
+        The run continues after `first_step` rounds, at data index `index`.
         """
         left = self.total_steps - first_step
         while left > 0:

@@ -293,7 +293,7 @@ def parse(document: dict, name: str) -> Run:
 
 
 def _check_workload(workload: Workload, llm: LLM, peers: Peers) -> None:
-    """Check that a workload and the tables of the model that it takes the place of fit."""
+    """Check that a workload fits the tables of the model that it replaces."""
     where = ("model", "LLM")
     inner = getattr(llm.optimizer, "inner", None)
     optimizer = (*where, "optimizer")

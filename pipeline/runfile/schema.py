@@ -32,11 +32,11 @@ def plain_schema() -> dict:
 
 
 def _with_base(schema: dict) -> dict:
-    """Return the schema of files that may have a `base`, with which no table need be whole."""
+    """Return the schema of files that may have a `base`; with one, no table need be complete."""
     definitions = schema["$defs"]
 
     def required(node: dict) -> dict:
-        """Take from a table, and from those within, what a whole file must have; return that."""
+        """Remove from a table and its inner ones what a complete file requires; return that."""
         if "$ref" in node:
             node = definitions[node["$ref"].rpartition("/")[2]]
         if forms := node.get("anyOf"):
@@ -52,7 +52,7 @@ def _with_base(schema: dict) -> dict:
 
 
 def _tidy(node: Any) -> Any:
-    """The schema without null, which TOML does not have, and with descriptions on one line."""
+    """Return the schema without null, which TOML lacks, and with descriptions on one line."""
     if isinstance(node, list):
         return [_tidy(item) for item in node if item != {"type": "null"}]
     if not isinstance(node, dict):

@@ -80,7 +80,7 @@ class Paths:
         return self.root / OUT[stage]
 
     def is_made(self, stage: str) -> bool:
-        """Return whether `stage` has a result of the current key and of what it would read now."""
+        """Return whether `stage` has a result of the current key and of its current inputs."""
         return self.problem(stage, self.root / self.keys.made(stage)) is None
 
     def made(self, stage: str) -> Path:
@@ -98,8 +98,8 @@ class Paths:
     def problem(self, stage: str, made: Path) -> str | None:
         """Return what keeps a made file from standing for a current result, or None.
 
-        Keys do not see what lies outside, such as a folder that has changed. If it was read again,
-        the made files of the stages that did so are others than those that were read.
+        Keys do not cover what lies outside, such as a folder that has changed. If a stage has read
+        it again, the stage's made file is not the one that was read.
         """
         if not made.is_file():
             return "missing"

@@ -120,7 +120,7 @@ class CheckedCache:
 
 
 def check_programs() -> bool:
-    """Have JAX keep its programs in a CheckedCache; return whether it can: it has no public way.
+    """Make JAX keep its programs in a CheckedCache; return whether it can: no API is public.
 
     A program has the same name on each CPU device, so that it is compiled once. JAX does this for
     GPUs alone; XLA loads the program for the device that is asked for.

@@ -79,7 +79,7 @@ def prepare(run: "Run") -> None:
 
 
 def prepare_alone() -> None:
-    """Have JAX round as the programs of a run do, where no run file says on how many threads."""
+    """Make JAX round as a run's programs do, where no run file sets the number of threads."""
     leave_out_settings()
     flags = os.environ.get("XLA_FLAGS", "")  # the user's own flags come last, and win
     ours = f"{FLAGS} {FLAGS_GPU}" if _has_gpu_plugin() else FLAGS
@@ -100,7 +100,7 @@ def prepare_alone() -> None:
 
 
 def leave_out_settings() -> None:
-    """Take out of the environment what JAX reads at its import, but for what may `STAY`."""
+    """Remove from the environment what JAX reads at its import, except what may `STAY`."""
     for name in [name for name in os.environ if name.startswith(READ_AT_IMPORT)]:
         if not name.startswith(STAY):
             del os.environ[name]
@@ -127,7 +127,7 @@ def keep_compiled(folder: os.PathLike) -> None:
 def describe(processes: int = 1) -> dict[str, str]:
     """Return what of this machine and process can change the bits of a result.
 
-    Several `processes` of a peer add up what their devices have in an order of their own.
+    Several `processes` of a peer sum over their devices in an order of their own.
     """
     import jax
     import jaxlib
@@ -146,7 +146,7 @@ def describe(processes: int = 1) -> dict[str, str]:
 
 
 def describe_programs() -> dict[str, str]:
-    """Return what decides of which operations a run's programs consist, whatever computes them."""
+    """Return what decides which operations a run's programs have, whatever computes them."""
     import jax
 
     return other_settings() | {"jax": jax.__version__}
@@ -161,9 +161,9 @@ def environment_hash(environment: Mapping[str, str]) -> str:
 def difference(
     here: Mapping[str, str], trained: Mapping[str, str]
 ) -> tuple[str, str | None, str | None] | None:
-    """Return the first thing that is otherwise here than where a run was trained, if any.
+    """Return the first setting that differs from the one where a run was trained, or None.
 
-    That is its name, what it is here and what it was there.
+    It is the setting's name, its value here and its value there.
     """
     names = sorted(here.keys() | trained.keys())
     entries = ((name, here.get(name), trained.get(name)) for name in names)
@@ -182,7 +182,7 @@ def _has_gpu_plugin() -> bool:
 
 
 def _instruction_set() -> str:
-    """The widest vector instructions of this CPU that XLA uses, whose name decides bits."""
+    """Return the widest vector instructions of this CPU that XLA uses; they affect bits."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
             flags = next((line for line in file if line.startswith(("flags", "Features"))), "")

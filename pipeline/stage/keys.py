@@ -80,14 +80,14 @@ class Keys:
             ) from error
 
     def tables(self, name: str) -> dict[str, object]:
-        """Return what stage `name` depends on of the run file, as it is written there."""
+        """Return the parts of the run file that stage `name` depends on, as they are written."""
         return {table: self.table(table) for table in tracked(name)}
 
     def key(self, name: str) -> str:
         """Return the key of stage `name`, 12 hexadecimal digits.
 
-        What it digests is looked at once, so later edits do not count, just as they do not affect a
-        process that is already running the stage.
+        Its inputs are read once, so later edits do not count, just as they do not affect a process
+        that is already running the stage.
         """
         return digest(self.content(name))[:12]
 
@@ -150,10 +150,10 @@ def digest_of_files(files: Mapping[str, Path]) -> str:
 
 
 def files_of_factory(factory: str, folder: Path) -> dict[str, Path]:
-    """Return the files of a folder that a factory, module:name, consists of, by their names in it.
+    """Return the files in a folder that make up a factory, module:name, by their names there.
 
-    These are the file of its module, those of the folder that it imports by import statements, and
-    so on. A package counts with all that is in it.
+    These are the file of its module, the files in the folder that it imports by import statements,
+    and so on. A package counts with all its files.
     """
     result: dict[str, Path] = {}
     todo, seen = [factory.partition(":")[0].partition(".")[0]], set[str]()
@@ -177,7 +177,7 @@ def _imported(path: Path) -> set[str]:
     """Return the top names of the modules that a file imports anywhere in it."""
     try:
         tree = ast.parse(path.read_bytes())
-    except (SyntaxError, ValueError):  # whoever runs it is told
+    except (SyntaxError, ValueError):  # the error shows when it runs
         return set()
     names = set()
     for node in ast.walk(tree):

@@ -21,7 +21,7 @@ _at_once: list[None] = []  # one for each block of `at_once`
 
 
 def end_on_request() -> None:
-    """Have this process end at once on SIGTERM and Ctrl-C, with one line, but not if ignored.
+    """Make this process end at once on SIGTERM and Ctrl-C, with one line, unless ignored.
 
     Whatever a stage does may be killed. An exception instead would be lost in a callback of JAX,
     or take XLA's compiler down with it. In the interpreter's last moments, when all is done and
@@ -54,8 +54,7 @@ def _end(number: int, _: FrameType | None) -> None:
 def cleaning(clean: Callable[[], object], then: str = AGAIN) -> Iterator[None]:
     """Call `clean` at the end of the block, or of the process if that is asked to end inside it.
 
-    It may be called twice. `then` is what the same command does after a request, for the line that
-    says so.
+    It may be called twice. `then` says in one line what the same command does after a request.
     """
     _cleanings.append((clean, then))
     try:
@@ -69,8 +68,8 @@ def cleaning(clean: Callable[[], object], then: str = AGAIN) -> Iterator[None]:
 def stopping() -> Iterator[Callable[[], int]]:
     """Only record SIGTERM and Ctrl-C inside the block, so that a trainer can save before it ends.
 
-    A second one is obeyed at once, and none that this process was started to ignore. The function
-    that the block gets returns the exit status to end with: 0 unless asked to stop.
+    A second one is obeyed at once; those that this process was started to ignore are ignored. The
+    block gets a function that returns the exit status to end with: 0 unless asked to stop.
     """
 
     def record(number: int, frame: FrameType | None) -> None:
@@ -88,13 +87,13 @@ def stopping() -> Iterator[Callable[[], int]]:
 
 
 def is_asked() -> bool:
-    """Return whether this process was asked to stop, and is yet to, inside `stopping`."""
+    """Return whether this process was asked to stop, and has not yet, inside `stopping`."""
     return bool(_received)
 
 
 @contextmanager
 def at_once() -> Iterator[None]:
-    """Have requests obeyed at once inside the block, in `stopping` too: it may wait for long."""
+    """Obey requests at once inside the block, even in `stopping`: the block may wait long."""
     if _received:
         _end(_received[0], None)
     _at_once.append(None)
@@ -106,7 +105,7 @@ def at_once() -> Iterator[None]:
 
 @contextmanager
 def kept() -> Iterator[None]:
-    """Put handlers of requests back at the end of the block: some libraries replace them."""
+    """Restore the handlers of requests at the end of the block: some libraries replace them."""
     before = {number: signal.getsignal(number) for number in SIGNALS}
     try:
         yield
@@ -117,7 +116,7 @@ def kept() -> Iterator[None]:
 
 
 def watch_engine(poll_seconds: float = 0.5) -> None:
-    """Have this process ask itself to stop when the engine that started it is gone (Linux only).
+    """Make this process ask itself to stop when the engine that started it is gone (Linux only).
 
     A killed DVC or Snakemake does not end its children: the shell between them lives on, and the
     trainer with it. So a stage watches its ancestors, from its parent up to the engine, and sends

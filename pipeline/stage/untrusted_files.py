@@ -46,7 +46,7 @@ def _status(path: Path) -> os.stat_result:
 
 
 def stamp_of(status: os.stat_result) -> FileStamp:
-    """Return size and time from what the system says of a file."""
+    """Return size and time from what the system reports about a file."""
     return FileStamp(status.st_size, status.st_mtime_ns)
 
 
@@ -61,10 +61,10 @@ def unchanged(paths: Iterable[Path]) -> Iterator[None]:
 
 
 def _identity(path: Path) -> tuple[int, ...]:
-    """Return what the system reports of a file, which changes if anybody writes or replaces it.
+    """Return what the system reports about a file; it changes if anybody writes or replaces it.
 
-    The time of its last change may be set to any, that of the last change of its inode may not. A
-    new hard link changes the latter too.
+    Anybody can set the time of a file's last change, but not that of its inode's last change. A new
+    hard link changes the latter too.
     """
     status = _status(path)
     return (status.st_dev, status.st_ino, *stamp_of(status), status.st_ctime_ns)
@@ -81,7 +81,7 @@ def check_unchanged(path: Path, expected: FileStamp) -> None:
 
 
 def is_inside(path: Path, folder: Path) -> bool:
-    """Return whether a path in a folder leads to a file in it, whatever links are on the way."""
+    """Return whether a path in a folder leads to a file in it, through whatever links."""
     real, root = Path(os.path.realpath(path)), Path(os.path.realpath(folder))
     places = [root]
     for snapshot in (root, *root.parents):  # models--owner--name/snapshots/COMMIT
@@ -106,7 +106,7 @@ def check_file(path: Path, folder: Path, *, most: int | None = None) -> None:
 
 
 def check_unpacked(packed: int, unpacked: int, name: str, least: int = 0) -> int:
-    """Check that so many bytes may unpack to so many; return to how many they may.
+    """Check that `packed` bytes may unpack to `unpacked`; return the most that they may.
 
     `least` is what any number of bytes may unpack to, LEAST_UNPACKED by default.
     """
@@ -157,9 +157,9 @@ def check_yaml(content: bytes | str, name: str) -> None:
 
 
 def walk(folder: Path, *, hidden: bool = True) -> Iterator[tuple[str, Path]]:
-    """Yield what is below a folder but folders, by its name in it; links are not followed.
+    """Yield everything below a folder except folders, by name; links are not followed.
 
-    `hidden` says whether that is so of names that begin with a dot too.
+    `hidden` says whether names that begin with a dot are included.
     """
     below = [("", folder, 1)]
     while below:
@@ -179,7 +179,7 @@ def walk(folder: Path, *, hidden: bool = True) -> Iterator[tuple[str, Path]]:
 
 
 def check_regular(folder: Path) -> None:
-    """Check that a folder holds regular files and folders alone, and no link out of it."""
+    """Check that a folder holds only regular files and folders, and no link out of it."""
     for name, path in walk(folder):
         check_name(name, str(folder))
         check_inside(path, folder)

@@ -61,7 +61,7 @@ class Setup:
         return subject_of(self.run)
 
     def environment(self, processes: int = 1) -> dict[str, str]:
-        """Return what here can change the bits of a result, with so many processes of a peer."""
+        """Return what can change a result's bits here, with so many processes per peer."""
         if self.run.peers.bits == "everywhere":
             return devices.describe_programs()
         return devices.describe(processes) | self.programs.steps.environment
@@ -84,7 +84,7 @@ def read(run: runfile.Run, init: Path, shards: Path) -> Setup:
 
 
 def read_to_train(run: runfile.Run, init: Path, shards: Path) -> Setup:
-    """Read the same as `read`, and check that these rows are what the run can be trained on."""
+    """Do as `read`, and check that the run can be trained on these rows."""
     _check_kind(run, shards)
     setup = read(run, init, shards)
     _check_tokens(setup, shards)
@@ -110,7 +110,7 @@ def blank(
 ) -> Setup:
     """Return a set-up whose state is zeros that take no memory until they are written to.
 
-    `step` rounds and `data_index` sequences are behind the run, 0 unless it extends another one.
+    The run starts after `step` rounds and `data_index` sequences, 0 unless it extends another one.
     """
     programs = programs_of(run, model, step, columns)
     params = programs.task.shapes
@@ -121,7 +121,7 @@ def blank(
 
 
 def self_test(setup: Setup) -> str:
-    """Return the hash of what a first step on the run's first sequences gives here."""
+    """Return the hash of the result of a first step on the run's first sequences here."""
     programs, (state, step, index) = setup.programs, setup.start
     group = device_groups(jax.devices(), programs.parts)[0]
     replica = Replica.put(programs, group, state.params, state.shared)
@@ -133,11 +133,11 @@ def self_test(setup: Setup) -> str:
 def repeats_bit_for_bit(setup: Setup) -> bool:
     """Return whether this machine gives a peer's first steps the same bits twice: a self-test.
 
-    A user's own code is asked again after other rows at other params, and once more in a fresh
+    A user's own code repeats the step after other rows at other params, and once more in a fresh
     process.
 
     Raises:
-      LockstepError: That code gives what differs beyond rounding, and the run file does not say so.
+      LockstepError: The code's results differ beyond rounding, and the run file does not say so.
     """
     programs, (state, step, index) = setup.programs, setup.start
     group = device_groups(jax.devices(), programs.parts)[0]
@@ -179,7 +179,7 @@ def repeats_bit_for_bit(setup: Setup) -> bool:
 def _check_repeats(setup: Setup, losses: list[float], *, carried: bool) -> None:
     """Check that losses of the same step differ by rounding alone.
 
-    carried: Whether a fresh process repeats the step to the bit, and one that took others does not.
+    carried: Whether only a process that took other steps fails to repeat the step bit for bit.
     """
     first, again, fresh = losses
     most = (ROUNDING if carried else MOST_LOSS) * abs(first)

@@ -10,9 +10,9 @@ from pipeline.start.round_settings import round_settings
 
 
 def arrivals(settings: RoundSettings, programs: Programs, rows: float) -> dict[int, float]:
-    """Return when each peer's message is at every peer in a round of so many rows.
+    """Return when each peer's message has reached every peer in a round of `rows` rows.
 
-    All peers are taken to send, the verifiers too, so that each one's link counts.
+    It assumes that all peers send, even verifiers, so that the link of each counts.
 
     Args:
       settings: What a round reads of the run.
@@ -32,10 +32,10 @@ def arrivals(settings: RoundSettings, programs: Programs, rows: float) -> dict[i
 
 
 def check(run: runfile.Run, programs: Programs) -> str | None:
-    """Return a warning where some peers' messages cannot be in time, or None.
+    """Return a warning if some peers' messages cannot arrive in time, or None.
 
     Raises:
-      LockstepError: No message can, in any round: nothing would be trained.
+      LockstepError: No message can in any round, so nothing would be trained.
     """
     if run.links.clock != "simulated":  # real time, which nobody knows yet
         return None
