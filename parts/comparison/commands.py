@@ -88,10 +88,10 @@ def _plan(file: Path, path: Path) -> None:
         needs = [names[other] for other in needed(comparison, job)]
         limits = comparison.timeout, comparison.methods[job.method].grace
         search = list(comparison.methods[job.method].search.items())  # ordered as its steps
-        made = digest(
+        suffix = digest(
             keys[shared], needs, job.trial, search, *(limits if job.failure != NO_FAILURE else ())
         )
-        names[job] = name = f"{job.method}-{job.seed}-{made}"
+        names[job] = name = f"{job.method}-{job.seed}-{suffix}"
         plan[name] = {**job._asdict(), "needs": needs}
     write_sealed(path, {"trainings": plan})
     left = sum(not plan_file.result_path(name).is_file() for name in plan)

@@ -237,7 +237,7 @@ def tables(compare: Compare, table: Sequence[Row]) -> Iterator[TextTable]:
         "hours for the same tokens": lambda row, known: _hours(known["seconds_for_all_tokens"]),
         "tokens": lambda row, known: _or_dash(known["tokens"], "{:,}"),
     }
-    for what, cell in of_failures.items():
+    for title, cell in of_failures.items():
         rows = [
             (
                 row.label + star[row.method],
@@ -245,7 +245,7 @@ def tables(compare: Compare, table: Sequence[Row]) -> Iterator[TextTable]:
             )
             for row in plain
         ]
-        yield TextTable((f"{what}, by what fails", *failures), rows)
+        yield TextTable((f"{title}, by what fails", *failures), rows)
 
 
 GOAL = "tokens to a loss"

@@ -120,7 +120,7 @@ def _run(stage: str, run_file: Path, root: Path) -> int:
     with open(root / f"{stage}.log", "wb") as log:
         process = subprocess.Popen(command, cwd=PROJECT, env=environment, stdout=log, stderr=log)
         try:
-            _, status, used = os.wait4(process.pid, 0)
+            _, status, usage = os.wait4(process.pid, 0)
         except BaseException:
             process.terminate()
             raise
@@ -129,7 +129,7 @@ def _run(stage: str, run_file: Path, root: Path) -> int:
         output = (root / f"{stage}.log").read_text(encoding="utf-8", errors="replace").strip()
         failed = DivergedError if code == DivergedError.status else LockstepError
         raise failed(output.rpartition("\n")[2] or f"{stage}: ended with {code}")
-    return used.ru_maxrss * 1024
+    return usage.ru_maxrss * 1024
 
 
 def _command(stage: str, run_file: Path, root: Path) -> list[str]:

@@ -185,12 +185,12 @@ def _name_points(axes: "Axes", rows: Sequence[Row], colours: np.ndarray) -> None
     """Write each method's name beside its point, or above names that are already there."""
     taken: list[Bbox] = []
     for row, colour in zip(rows, colours, strict=True):
-        at = row.total("bytes_up"), row.mean
-        is_right = axes.transLimits.transform(axes.transScale.transform(at))[0] > 0.5
+        point = row.total("bytes_up"), row.mean
+        is_right = axes.transLimits.transform(axes.transScale.transform(point))[0] > 0.5
         side, x = ("right", -5) if is_right else ("left", 5)
         name = axes.annotate(
             row.label,
-            at,
+            point,
             (x, -2),
             textcoords="offset points",
             ha=side,

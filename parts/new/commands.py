@@ -284,11 +284,11 @@ def _write(
         value = value_at(tables, key)
         setting = key if isinstance(value, dict) else f"{key} = {toml(value)}"
         chosen.append(f"{setting}: {why}.")
-    planned = plan_of(run, config).lines() if config else []
+    plan_lines = plan_of(run, config).lines() if config else []
     file.parent.mkdir(parents=True, exist_ok=True)
     notes = {key: f"Chosen: {why}." for key, why in reasons.items()}
     write_text(file, run_file(run, *head, "Chosen, and why:", *chosen, notes=notes))
-    for line in (*head, *chosen, *planned):
+    for line in (*head, *chosen, *plan_lines):
         logs.say(line)
     failing = preflight.show(file, root)
     logs.say(f"new: {file}{f'; it would fail here by {failing} of these rows' if failing else ''}")

@@ -24,17 +24,17 @@ def folder(runs: Path, title: str, then: str = signals.AGAIN) -> Iterator[Path]:
       then: What the same command does after a request to stop, for the line that is printed.
     """
     path = runs / f"{title}-{os.getpid()}-{secrets.token_hex(4)}"
-    held = path.with_name(f"{path.name}.lock")
+    lock_file = path.with_name(f"{path.name}.lock")
     new = [place for place in (runs, *runs.parents) if not place.exists()]
 
     def clean() -> None:
         shutil.rmtree(path, ignore_errors=True)
-        held.unlink(missing_ok=True)
+        lock_file.unlink(missing_ok=True)
         with suppress(OSError):  # somebody else put something there
             for place in new:
                 place.rmdir()
 
-    with signals.cleaning(clean, then), lock.hold(held):
+    with signals.cleaning(clean, then), lock.hold(lock_file):
         with writes(path):
             path.mkdir()
         yield path

@@ -163,10 +163,10 @@ def verify(  # noqa: PLR0913 - each is an option
         raise typer.BadParameter(f"{attest.parent}: no such folder", param_hint="--attest")
     limits = Limits(max_gb, Network(attempts=attempts, stall_seconds=stall_seconds))
     asks = ReaderAsks(seed, windows, checkpoint, shards, tasks, key)
-    seen: list[Found] = []
+    listings: list[Found] = []
     try:
         worker = unchecked_bundle.WorkerOfReader(worker_python, worker_module, worker_path)
-        published = partial(_verify, source, root, limits, asks, worker, seen)
+        published = partial(_verify, source, root, limits, asks, worker, listings)
         verified = _known(source, root, follow, replays or (), as_json, published)
         outcome, result, text = verified.outcome, verified.to_json(), verified.text
     except LockstepError as error:
@@ -178,24 +178,24 @@ def verify(  # noqa: PLR0913 - each is an option
     else:
         print(text)
     if attest is not None:
-        _attest(attest, seen, asks, outcome, result)
+        _attest(attest, listings, asks, outcome, result)
     raise typer.Exit(outcome.status)
 
 
 def _attest(
     path: Path,
-    seen: "list[Found]",
+    listings: "list[Found]",
     asks: "ReaderAsks",
     outcome: VerifyOutcome,
     result: dict[str, Any],
 ) -> None:
     """Write the outcome, unless nothing was decided."""
-    if outcome in (VerifyOutcome.NOT_ASKED, VerifyOutcome.NOT_FETCHED) or not seen:
+    if outcome in (VerifyOutcome.NOT_ASKED, VerifyOutcome.NOT_FETCHED) or not listings:
         print(f"verify: {path}: not written, since nothing was decided", file=sys.stderr)
         return
     from parts.publication import in_toto
 
-    in_toto.write(path, seen[0], asks, outcome, result)
+    in_toto.write(path, listings[0], asks, outcome, result)
 
 
 def _outcome(error: LockstepError) -> VerifyOutcome:
@@ -290,11 +290,11 @@ def _verify(
     limits: "Limits",
     asks: "ReaderAsks",
     worker: "WorkerOfReader | None" = None,
-    seen: "list[Found] | None" = None,
+    listings: "list[Found] | None" = None,
 ) -> "Verified":
     """Return what is known of a publication; everything printed goes to stderr.
 
-    Once found, it is appended to `seen`, whatever the checks find.
+    Once found, it is appended to `listings`, whatever the checks find.
     """
     from parts.publication import aside, fetch, in_toto, layout, signature
     from pipeline.audit import unchecked_bundle
@@ -306,8 +306,8 @@ def _verify(
     try:
         with redirect_stdout(sys.stderr), told():
             listing = fetch.find(source, data / "store", limits, signed=asks.key is not None)
-            if seen is not None:
-                seen.append(listing)
+            if listings is not None:
+                listings.append(listing)
             signed = signature.check(listing.signature, listing.digests, asks.key)
             publication = listing.publication
             skip = layout.not_needed(publication, layout.choose(publication, asks))

@@ -138,22 +138,22 @@ def _on_hub(source: str, cache: Path, limits: Limits) -> Found:
     repo, revision = HUB.fullmatch(source).groups()
     _say_what_is_asked(f"the hub for {source}", limits.network)
     listing = hub_files.list_repo(repo, revision, source, limits.network, FORM, folders=True)
-    listed = listing.files
-    if MANIFEST not in listed:
+    files = listing.files
+    if MANIFEST not in files:
         raise RequestError(f"{source}: has no {MANIFEST}, expected a publication")
-    names = [name for name in (MANIFEST, SIGNATURE) if name in listed]
+    names = [name for name in (MANIFEST, SIGNATURE) if name in files]
     for name in names:
-        _check_length(name, listed[name].size, f"{source}: ")
-    transfers = [Transfer(name, listed[name], listed[name].size, "the hub") for name in names]
+        _check_length(name, files[name].size, f"{source}: ")
+    transfers = [Transfer(name, files[name], files[name].size, "the hub") for name in names]
     with Progress("verify", total=sum(t.size for t in transfers), unit="byte") as bar:
         stored = store.fetch(transfers, cache, limits.network, bar)
     content, *signature = (item.path.read_bytes() for item in stored)
     publication = validate_json(Publication, content, f"{source}: {MANIFEST}")
-    _check(publication, source, set(listed), limits)
+    _check(publication, source, set(files), limits)
 
     def origin(name: str, file: PublishedFile) -> Origin:
-        _compare(f"{source}: {name}", listed[name].size, file.bytes, "bytes")
-        return listed[name]
+        _compare(f"{source}: {name}", files[name].size, file.bytes, "bytes")
+        return files[name]
 
     bring = _download(publication, origin, cache, limits, "the hub")
     uri = hub_files.package_url(repo, listing.commit)
@@ -201,13 +201,13 @@ def _download(
     author: str,
 ) -> Callable[[Path, set[str]], Path]:
     """Return what fetches files, unless they are in the store already; see `Found.bring`."""
-    every = [
+    all_transfers = [
         Transfer(name, origin(name, file), file.bytes, author)
         for name, file in publication.files.items()
     ]
 
     def bring(folder: Path, skip: set[str]) -> Path:
-        transfers = [transfer for transfer in every if transfer.name not in skip]
+        transfers = [transfer for transfer in all_transfers if transfer.name not in skip]
         total = sum(publication.files[transfer.name].bytes for transfer in transfers)
         with Progress("verify", total=total, unit="byte") as bar:
             fetched = store.fetch(transfers, cache, limits.network, bar)

@@ -42,9 +42,9 @@ def digests(found: Found) -> dict[str, str]:
 
 def claims(found: Found) -> list[PublicClaim]:
     """Return what was verified: a branch of the hub may be something else tomorrow."""
-    named = digests(found)
-    text = "SHA-256 " + ", ".join(f"{sha256} of {name}" for name, sha256 in named.items())
-    result = [PublicClaim("digests", "proven", text, {"uri": found.uri, "sha256": named})]
+    hashes = digests(found)
+    text = "SHA-256 " + ", ".join(f"{sha256} of {name}" for name, sha256 in hashes.items())
+    result = [PublicClaim("digests", "proven", text, {"uri": found.uri, "sha256": hashes})]
     if found.commit is not None:
         text = f"that the hub has these files in commit {found.commit}"
         result.append(PublicClaim("commit", "stated", text, {"commit": found.commit}))

@@ -274,10 +274,10 @@ def not_needed(publication: Publication, chosen: list[str]) -> set[str]:
 
     Windows of all peers share their snapshots, so they differ in their rows only.
     """
-    left = set(publication.row_files) - set(chosen)
-    matches = (re.fullmatch(ROW_FILE, name) for name in left)
+    unchosen = set(publication.row_files) - set(chosen)
+    matches = (re.fullmatch(ROW_FILE, name) for name in unchosen)
     snapshots = f"{TRANSCRIPT}/snapshots"
-    return left | {
+    return unchosen | {
         f"{snapshots}/{int(match[1]) - 1:05}/own-{match[2]}.safetensors{PLANES}"
         for match in matches
         if match[2]

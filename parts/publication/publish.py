@@ -188,9 +188,9 @@ def _write_proof(
     data = begin.rows(run, model, shards)
     kept = begin.blank(run, model, data, columns, start, 0).programs.form.kept
     seed = layout.seed_of(transcript, seed, read_beacon(run.witness.beacon))
-    every = run.snapshots(start).windows
+    windows = run.snapshots(start).windows
     published = layout.draw(
-        transcript, every, seed, count, kept=kept, stored=run.links.clock == "store"
+        transcript, windows, seed, count, kept=kept, stored=run.links.clock == "store"
     )
     for name in published_transcript.files(transcript, published, run, kept=kept):
         target = folder / outputs.TRANSCRIPT / layout.packed_name(name)
@@ -209,7 +209,7 @@ def _write_proof(
     if (counted := subject_of(run).counted_rows(run, model, shards)) is not None:
         rows_file.write(folder / COUNTED, rows_file.GivenRows(COUNTED, *counted), counted[0])
     record = {"columns": columns, "rounds": transcript.hash}
-    return record, len(layout.possible(transcript, every, kept))
+    return record, len(layout.possible(transcript, windows, kept))
 
 
 def _copy(pairs: Iterable[tuple[Path, Path]]) -> None:
@@ -274,13 +274,13 @@ def push(
     """
     if key is not None and not with_proof:
         raise LockstepError("--sign: expected --with-proof too, of which the signature is a part")
-    named = [*destinations, *runfile.load(run).config.checkpointers]
-    if not named:
+    names = [*destinations, *runfile.load(run).config.checkpointers]
+    if not names:
         raise LockstepError(
             f"{run}: [config] checkpointers names no destination, and neither does the command; "
             f"expected {DESTINATION_FORM}"
         )
-    checkpoints = {name: destination(name) for name in named}
+    checkpoints = {name: destination(name) for name in names}
     for name, checkpoint in checkpoints.items():
         if checkpoint is None:
             raise LockstepError(f"{name!r}: expected {DESTINATION_FORM}")

@@ -177,16 +177,16 @@ def check_made(
             f"{outputs.HEADER}: key {transcript.header.key}, expected {made['train'].key} as "
             f"{layout.made('train')} says"
         )
-    left = _left(made)
+    stage_files = _left(made)
     files = {f"{TRANSCRIPT}/{name}": file for name, file in unpacked.files.items()}
     files |= {name: publication.files[name] for name in layout.RECORDS} | publication.exported
     for name, file in files.items():
-        stage, expected = left.get(name, (_maker(name), None))
+        stage, expected = stage_files.get(name, (_maker(name), None))
         if expected != file:
             raise LockstepError(
                 f"{name}: sha256 {file.sha256[:12]}, expected the one in {layout.made(stage)}"
             )
-    exported = {name for name, (stage, _) in left.items() if stage == "export"}
+    exported = {name for name, (stage, _) in stage_files.items() if stage == "export"}
     if missing := sorted(exported - publication.exported.keys()):
         raise LockstepError(
             f"{missing[0]}: not published, expected it as {layout.made('export')} says"
@@ -213,8 +213,8 @@ def _left(made: dict[str, Made]) -> dict[str, tuple[str, PublishedFile]]:
 
 def _maker(name: str) -> str:
     """Return the stage that leaves a published file."""
-    for stage, every in outputs.OUTPUTS.items():
-        if any(output.published == name for output in every):
+    for stage, stage_outputs in outputs.OUTPUTS.items():
+        if any(output.published == name for output in stage_outputs):
             return stage
     return "train" if name.startswith(TRANSCRIPT) else "export"
 

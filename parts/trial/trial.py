@@ -62,8 +62,8 @@ def take(arguments: Sequence[str]) -> None:
         run_stage(name, file, root)
     if options.save_path is not None:
         _save(Paths("export", file, root), Path(options.save_path))
-    trained = sum(_print_result(out / folder, name) for folder, name in NAMES.items())
-    if trained == 1:
+    count = sum(_print_result(out / folder, name) for folder, name in NAMES.items())
+    if count == 1:
         other = "without --distro" if options.distro else "with --distro"
         print(f"try: the same command {other} trains with the other optimizer")
 
@@ -202,7 +202,7 @@ def _location(flags: argparse.Namespace) -> dict[str, Any]:
         if not 0 <= flags.seed < 2**32:
             raise LockstepError(f"--seed {flags.seed}: expected a number from 0 to {2**32 - 1}")
         shuffle = {"Seeded": [*bytes(28), *flags.seed.to_bytes(4, "big")]}
-    how = {"token_size_in_bytes": size, "shuffle": shuffle}
+    options = {"token_size_in_bytes": size, "shuffle": shuffle}
     if flags.data_provider == "local":
         if flags.data_url is not None:
             raise LockstepError(f"--data-url {flags.data_url}: expected --data-provider http too")
@@ -210,14 +210,14 @@ def _location(flags: argparse.Namespace) -> dict[str, Any]:
         is_tokens = any(path.name.endswith(EXTENSIONS) for path in folder.glob("*"))
         if not is_tokens and any(folder.rglob("*.parquet")):
             return {"Preprocessed": flags.data_path}
-        return {"Local": {"path": flags.data_path, **how}}
+        return {"Local": {"path": flags.data_path, **options}}
     if flags.data_url is None:
         raise LockstepError("--data-provider http: expected --data-url owner/name too")
     if flags.data_url.startswith(("http://", "https://")):
-        return {"Http": {**how, "location": {"SingleUrl": flags.data_url}}}
+        return {"Http": {**options, "location": {"SingleUrl": flags.data_url}}}
     if "://" in flags.data_url:
-        return {"Url": {"url": flags.data_url, **how}}
-    return {"Hub": {"repo_id": flags.data_url, **how}}
+        return {"Url": {"url": flags.data_url, **options}}
+    return {"Hub": {"repo_id": flags.data_url, **options}}
 
 
 def _schedule(flags: argparse.Namespace) -> dict[str, Any]:
