@@ -159,10 +159,10 @@ def clean(root: Root = DEFAULT_ROOT) -> None:
     from pipeline.stage.artifacts import Paths
 
     data, runs = root / "data", root / "data" / "runs"
-    left = {path: runs / f"{path.name}.lock" for path in runs.glob("*") if path.is_dir()}
-    left |= {Paths(name, DEFAULT_RUN, root).aside: data / f".{name}.lock" for name in STAGES}
-    for folder in sorted(filter(Path.exists, left)):
-        with lock.hold(left[folder], patience_seconds=0):
+    locks = {path: runs / f"{path.name}.lock" for path in runs.glob("*") if path.is_dir()}
+    locks |= {Paths(name, DEFAULT_RUN, root).aside: data / f".{name}.lock" for name in STAGES}
+    for folder in sorted(filter(Path.exists, locks)):
+        with lock.hold(locks[folder], patience_seconds=0):
             print(f"clean: {folder}")
             shutil.rmtree(folder)
 

@@ -43,8 +43,8 @@ def _run(run: runfile.Run, paths: Paths, options: FetchOptions) -> None:
         except LockstepError:
             store.forget(paths.store, fetched.unproven)  # it may have been damaged on its way
             raise
-    same = [f"{one} and {other} are the same file" for one, other in duplicates(fetched)]
-    for warning in (*fetched.warnings, *same):
+    repeats = [f"{one} and {other} are the same file" for one, other in duplicates(fetched)]
+    for warning in (*fetched.warnings, *repeats):
         log.warning(f"download: warning: {warning}")
     log.info(f"download: read {read} (sha256 {sha256[:12]}, {pinned})")
     log.info(f"download: {summary(fetched)}")
@@ -53,14 +53,14 @@ def _run(run: runfile.Run, paths: Paths, options: FetchOptions) -> None:
 def summary(shards: Shards) -> str:
     """Return one line about the shards."""
     rows = shards.rows
-    each, what = (len(shards.columns), "tokens") if rows is None else (rows.words, "rows")
+    width, unit = (len(shards.columns), "tokens") if rows is None else (rows.words, "rows")
     counts = [
-        f"{sum(file.tokens for file in shards.split(split)) // each:,} {split} {what} "
+        f"{sum(file.tokens for file in shards.split(split)) // width:,} {split} {unit} "
         f"in {len(shards.split(split))} files"
         for split in ("train", "held_out")
     ]
     if rows is not None:
-        return f"{', '.join(counts)}; {each:,} words of 4 bytes a row: {described(rows)}"
+        return f"{', '.join(counts)}; {width:,} words of 4 bytes a row: {described(rows)}"
     vocab = "unknown" if shards.vocab_size is None else f"{shards.vocab_size:,}"
     if any(file.origin for file in shards.files):
         counts.append("read while training")

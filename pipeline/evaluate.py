@@ -95,8 +95,8 @@ def _write(run: runfile.Run, findings: Findings, notes: list[str], folder: Path)
     write_text(folder / "sample.txt", findings.text or "")
     scores = {name: None for name in run.evaluate.tasks if name in BY_DEFAULT}
     scores |= {task.name: flat(task) for task in findings.tasks}
-    measured = findings.numbers | {"tasks": scores} | own
-    write_json(folder / METRICS / "evaluate.json", measured)
+    metrics = findings.numbers | {"tasks": scores} | own
+    write_json(folder / METRICS / "evaluate.json", metrics)
 
 
 # ---- Held-out rows ----

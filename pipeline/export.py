@@ -58,8 +58,8 @@ def _facts(paths: Paths, transcript: Transcript, verdict: dict[str, Any], folder
     made = artifacts.read_made(paths.made("train"))
     subject = subject_of_model(header["model"])
     # beside a workload's params is what its own code wrote, which readers of a card may not have
-    own = folder / "params.safetensors"
-    files = [*([own] if own.is_file() else sorted(folder.glob("*.safetensors"))), shards]
+    params = folder / "params.safetensors"
+    files = [*([params] if params.is_file() else sorted(folder.glob("*.safetensors"))), shards]
     return Facts(
         keys={stage: paths.keys.key(stage) for stage in STAGES if stage in upstream("export")},
         run_file=card.run_file(lambda _, name: paths.keys.table(name)),

@@ -76,9 +76,9 @@ def chain(path: Path) -> list[Path]:
     """Return a run file, its base, the base of that, and so on."""
     files = [path]
     while (name := read_toml(files[-1]).get(BASE)) is not None:
-        named = isinstance(name, str) and Path(name).name == name
-        base = files[-1].parent / name if named else path
-        if not named or not base.is_file():
+        is_name = isinstance(name, str) and Path(name).name == name
+        base = files[-1].parent / name if is_name else path
+        if not is_name or not base.is_file():
             raise LockstepError(
                 f"{files[-1]}: base is {name!r}, expected the name of a run file beside it"
             )

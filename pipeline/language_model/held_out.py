@@ -71,8 +71,8 @@ def spread(split_size: int, asked: int, seed: int) -> np.ndarray:
     """
     if not (count := min(split_size, asked)):
         return np.empty(0, np.int64)
-    drawn = hashlib.sha256(f"held-out rows of seed {seed}".encode()).digest()
-    return np.sort(permute(drawn, np.arange(count), split_size))
+    key = hashlib.sha256(f"held-out rows of seed {seed}".encode()).digest()
+    return np.sort(permute(key, np.arange(count), split_size))
 
 
 def drawn(split_size: int, run: runfile.Run) -> np.ndarray:

@@ -93,8 +93,8 @@ class LanguageModel:
     @property
     def imprecise(self) -> "LanguageModel":
         """The same task in the other precision, for a peer with that fault."""
-        other = OTHER_PRECISION[self.run.peers.precision]
-        peers = self.run.peers.model_copy(update={"precision": other})
+        precision = OTHER_PRECISION[self.run.peers.precision]
+        peers = self.run.peers.model_copy(update={"precision": precision})
         run = self.run.model_copy(update={"peers": peers})
         return LanguageModel(run, self.hf_config, self.columns)
 
@@ -134,8 +134,8 @@ class LanguageModel:
         Those move by `speed`, which is `[peers] balance_speed`; the optimizer moves all others.
         """
         paths: list[str] = []
-        if named := self.model.balance:  # a model may have no layer with experts
-            paths = [path for path in flatten_dict(self.shapes, sep="/") if path in named]
+        if names := self.model.balance:  # a model may have no layer with experts
+            paths = [path for path in flatten_dict(self.shapes, sep="/") if path in names]
         if not paths and speed:
             raise LockstepError(
                 f"[peers] balance_speed = {speed}, expected 0: no router of this model has a "

@@ -132,9 +132,9 @@ def _loss(
     mark: tuple[float, str] | None,
 ) -> bytes:
     """Training loss and held-out loss against one column, with a vertical line at `mark`."""
-    marked = {"marker": "o", "ms": 3.5} if len(measured) <= MARKED else {}
+    markers = {"marker": "o", "ms": 3.5} if len(measured) <= MARKED else {}
     training_style = {"color": TRAIN, "lw": 1.2, "label": "training, mean over peers"}
-    held_out_style = {"color": HELD_OUT, "lw": 2, "label": "held out"} | marked
+    held_out_style = {"color": HELD_OUT, "lw": 2, "label": "held out"} | markers
 
     def draw(axes: Axes) -> None:
         for points, column, style in (

@@ -154,8 +154,8 @@ class Witness(Table):
         if self.beacon and self.seed is not None:
             raise wrong("beacon", "none with witness.seed, which draws the sample by itself")
         plain = re.sub(r"[\W_]", "", self.beacon).lower()
-        named = "drand" in plain or "quicknet" in plain  # however it is spelt
-        if named and not re.fullmatch(DRAND, self.beacon):
+        is_drand = "drand" in plain or "quicknet" in plain  # however it is spelt
+        if is_drand and not re.fullmatch(DRAND, self.beacon):
             raise wrong("beacon", "drand quicknet ROUND SIGNATURE, of 96 hexadecimal digits")
         return self
 
