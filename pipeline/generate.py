@@ -22,7 +22,7 @@ AT_ONCE = 8  # tokens between two looks at a text that streams
 CUT = "\ufffd"  # what stands for bytes that are no character, such as the first of several
 
 
-class Wish(NamedTuple):
+class GenerateOptions(NamedTuple):
     """What to generate, by the options of the command."""
 
     max_new_tokens: int
@@ -39,7 +39,7 @@ class Continuations:
       LockstepError: The folder is no export, it was refused, or it has no tokenizer.
     """
 
-    def __init__(self, folder: Path, wish: Wish):
+    def __init__(self, folder: Path, wish: GenerateOptions):
         from lockstep.programs.placement import DeviceGroup
         from pipeline.language_model.draw import Sampling
         from pipeline.language_model.text_writer import TextWriter
@@ -152,7 +152,7 @@ def generate(
     devices.prepare_alone()
     if COMPILED.is_dir():
         devices.keep_compiled(COMPILED)
-    wish = Wish(max_new_tokens, temperature, top_k, top_p, seed)
+    wish = GenerateOptions(max_new_tokens, temperature, top_k, top_p, seed)
     model = Continuations(folder, wish)
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="surrogateescape")  # `_unicode` says what is none

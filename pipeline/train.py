@@ -25,7 +25,7 @@ from lockstep.swarm.checkpoints import Checkpoints
 from lockstep.swarm.faults import FaultSchedule
 from lockstep.swarm.peers import RunningPeers, make_peers
 from lockstep.swarm.swarm import NotFiniteError, Swarm
-from lockstep.swarm.training_loop import Begun, Record, TrainingLoop
+from lockstep.swarm.training_loop import Record, StartingPoint, TrainingLoop
 from lockstep.transcript import curves
 from lockstep.transcript.entry import TABLES, Entry, Header
 from lockstep.transcript.observer import Observer
@@ -170,7 +170,7 @@ def _over_a_store(setup: Setup) -> Any:
 
 
 def _make_peers(
-    setup: Setup, beginning: Begun, scratch: Path, state_is_due: Callable[[int], bool]
+    setup: Setup, beginning: StartingPoint, scratch: Path, state_is_due: Callable[[int], bool]
 ) -> RunningPeers:
     run = setup.run
     if run.runtime.carrier == "in_process":

@@ -197,7 +197,7 @@ KEPT = 2  # checkpoints, the newest
 ASKED_FOR = "simulation.json"  # beside them, the settings
 
 
-class Kept:
+class SavedSimulation:
     """The checkpoints of a simulation in a folder, if any, and its arguments.
 
     `settings` are those that must be the same where a simulation goes on, as JSON, besides "steps".
@@ -246,7 +246,7 @@ class Problem(NamedTuple):
 
 
 @dataclass
-class _Told(Observer):
+class _ProgressReporter(Observer):
     """Shows progress, tells `on_round`, and keeps the micro-batch for a simulation that goes on."""
 
     measurements: Measurements
@@ -264,7 +264,7 @@ class _Told(Observer):
             self.on_round(dict(self.measurements.log.curves.train[-1]))
 
 
-def take_rounds(problem: Problem, kept: Kept, log: Log) -> Result:
+def take_rounds(problem: Problem, kept: SavedSimulation, log: Log) -> Result:
     """Take the remaining rounds, and return the result."""
     args, settings, programs, data_of_peers, held_out, params = problem
     own, shared = jax.device_get(programs.init(params))
@@ -289,7 +289,10 @@ def take_rounds(problem: Problem, kept: Kept, log: Log) -> Result:
             measurements.measure()
         faults = FaultSchedule(args.faults, args.seed, programs.form)
         swarm = Swarm(settings, peers, data_of_peers.__getitem__, faults)
-        observers = [measurements, _Told(measurements, settings.micro_batch, bar, args.on_round)]
+        observers = [
+            measurements,
+            _ProgressReporter(measurements, settings.micro_batch, bar, args.on_round),
+        ]
         training = TrainingLoop(swarm, start, kept.record, args.steps, observers, name="simulate")
         try:
             training.take_rounds()

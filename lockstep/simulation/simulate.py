@@ -16,7 +16,7 @@ from lockstep.same_bits.products import product_of
 from lockstep.simulation import arguments, examples, torch_module
 from lockstep.simulation.loss_task import LossFn, LossTask, Nesting
 from lockstep.simulation.result import Log, Result
-from lockstep.simulation.rounds import Kept, Problem, take_rounds
+from lockstep.simulation.rounds import Problem, SavedSimulation, take_rounds
 from lockstep.simulation.torch_module import TorchLoss, TorchModule
 from lockstep.wire.commitment import tree_hash
 
@@ -174,6 +174,6 @@ def simulate(  # noqa: PLR0913 - whoever calls it names them
     }
     if callable(learning_rate):
         settings["learning_rate"] = "function"
-    checkpoints = Kept(checkpoint_folder, checkpoint_every, settings)
+    checkpoints = SavedSimulation(checkpoint_folder, checkpoint_every, settings)
     problem = Problem(args, round_settings, programs, data_of_peers, held_out, initial)
     return take_rounds(problem, checkpoints, Log(log_folder, checkpoints.settings))

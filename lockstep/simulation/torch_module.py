@@ -32,7 +32,7 @@ def is_module(params: Any) -> bool:
     return torch is not None and isinstance(params, torch.nn.Module)
 
 
-class _Given(NamedTuple):
+class _BoundModule(NamedTuple):
     """A module as `BoundModel` asks for it."""
 
     module: Any
@@ -64,7 +64,7 @@ class TorchModule:
         self.rows_to_count = None  # they are examples, `count_over`
         self.micro_batch, self._bits, self._loss_fn = micro_batch, bits, loss_fn
         self._parts = bound_model.parts
-        self._bound = bound_model.BoundModel(_Given(module, loss_fn), 0, lambda name: True)
+        self._bound = bound_model.BoundModel(_BoundModule(module, loss_fn), 0, lambda name: True)
         self._params, self._grads = (
             {spec["name"]: np.zeros(spec["shape"], np.float32) for spec in self._bound.tensors}
             for _ in range(2)

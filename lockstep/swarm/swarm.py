@@ -119,7 +119,7 @@ class Agreement:
         ]
 
 
-class Taken(NamedTuple):
+class FinishedRound(NamedTuple):
     """A finished round: its record, and the messages that a transcript keeps, by sender."""
 
     entry: Entry
@@ -152,7 +152,7 @@ class Exchanged(NamedTuple):
     received: Mapping[int, Tree]  # the messages that receivers accept, by sender
     loss: float | None  # mean of the peers' losses; None where nobody trained
     left: tuple[int, ...] = ()  # peers that left, after what they sent
-    payloads: Mapping[int, bytes] = {}  # what is kept, as in `Taken`
+    payloads: Mapping[int, bytes] = {}  # what is kept, as in `FinishedRound`
     others: Mapping[int, bytes] = {}
     own: Mapping[int, Hash] = {}
 
@@ -187,7 +187,7 @@ class Swarm:
         self.delivery = SimulatedDelivery(settings, peers.programs, faults, timed)
         self.agreement = Agreement(settings, peers, faults, timed)
 
-    def take_round(self, progress: RunProgress) -> tuple[RunProgress, Taken | None]:
+    def take_round(self, progress: RunProgress) -> tuple[RunProgress, FinishedRound | None]:
         """Take the next round, or return None if the run has finished.
 
         A run that was paused is resumed.
@@ -216,7 +216,7 @@ class Swarm:
 
     def settle(
         self, progress: RunProgress, begun: RoundBegun, exchanged: Exchanged
-    ) -> tuple[RunProgress, Taken]:
+    ) -> tuple[RunProgress, FinishedRound]:
         """Decide a round, apply its messages, and return the run after it, and the round."""
         round_, evidence = begun.round, exchanged.evidence
         progress = driver.leave(progress, exchanged.left)
@@ -242,7 +242,7 @@ class Swarm:
             checkpointed=checkpointed,
         )
         payloads = dict(exchanged.payloads), dict(exchanged.others)
-        return progress, Taken(entry, *payloads, exchanged.own)
+        return progress, FinishedRound(entry, *payloads, exchanged.own)
 
     # ---- Before a round: who takes part ----
 

@@ -17,7 +17,7 @@ from lockstep.protocol.consensus import in_time
 from lockstep.protocol.driver import RunProgress
 from lockstep.swarm.checkpoints import Checkpoints, Saved
 from lockstep.swarm.peers import RoundSettings
-from lockstep.swarm.swarm import NotFiniteError, Swarm, Taken
+from lockstep.swarm.swarm import FinishedRound, NotFiniteError, Swarm
 from lockstep.transcript.entry import Entry
 from lockstep.transcript.follow import follow
 from lockstep.transcript.observer import Observer
@@ -57,7 +57,7 @@ class Start(NamedTuple):
         )
 
 
-class Begun(NamedTuple):
+class StartingPoint(NamedTuple):
     """Where a training begins or resumes."""
 
     step: int  # rounds behind it
@@ -90,7 +90,9 @@ class Record:
     every: int = 1
     timed: Callable[[str], AbstractContextManager[None]] = nullcontext
 
-    def begin(self, start: Start, settings: RoundSettings, saved: Saved | None = None) -> Begun:
+    def begin(
+        self, start: Start, settings: RoundSettings, saved: Saved | None = None
+    ) -> StartingPoint:
         """Return where a training resumes: its newest checkpoint, or its beginning.
 
         Rounds after the checkpoint are forgotten; the others are followed to where the run is.
@@ -100,7 +102,7 @@ class Record:
         if self.rounds:
             entries = self.rounds.cut(step)
             progress = follow(progress, entries, self.rounds, stores=settings.stores_epochs)
-        return Begun(step, state, progress, entries, rest)
+        return StartingPoint(step, state, progress, entries, rest)
 
     def forget(self, step: int) -> None:
         """Forget a round, and all after it."""
@@ -113,7 +115,7 @@ class Record:
 
     def keep(
         self,
-        taken: Taken,
+        taken: FinishedRound,
         state: Callable[[], State],
         rest: Callable[[], dict[str, Any]],
         *,
@@ -188,7 +190,7 @@ class TrainingLoop:
     def __init__(
         self,
         swarm: Swarm,
-        begun: Begun,
+        begun: StartingPoint,
         record: Record,
         last: int,
         observers: Sequence[Observer] = (),

@@ -19,15 +19,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from parts.carrier import requests
-from parts.carrier.channel import Heard, Hub, Place
-from parts.carrier.requests import AnswerHeader, Asked, Buffer, FrameError
+from parts.carrier.channel import Hub, PeerMessage, Place
+from parts.carrier.requests import AnswerHeader, Buffer, FrameError, PeerRequest
 
 LISTEN_SECONDS = 0.1  # at a time, between looks at whether processes live
 FIRST_WAIT, LONGEST_WAIT = 0.5, 60.0  # seconds before a child that ended is started again
 MESSAGES_AT_ONCE = 4  # messages of each process that are taken between two looks at anything else
 
 
-class Answered(NamedTuple):
+class PeerAnswer(NamedTuple):
     """A peer's answer: the header, its arrays, and seconds since the request was sent."""
 
     header: AnswerHeader
@@ -48,10 +48,10 @@ class Carrier(ABC):
     _number: int = field(default=0, init=False)  # of the last request
     _sent: float = field(default=0.0, init=False)  # when it was sent
     _open: dict[int, Any] = field(default_factory=dict, init=False)  # open requests, by peer
-    _answers: dict[int, Answered] = field(default_factory=dict, init=False)  # to the last request
+    _answers: dict[int, PeerAnswer] = field(default_factory=dict, init=False)  # to the last request
     _lost: dict[int, str] = field(default_factory=dict, init=False)
 
-    def ask(self, asked: Mapping[int, Asked], seconds: float) -> dict[int, Answered]:
+    def ask(self, asked: Mapping[int, PeerRequest], seconds: float) -> dict[int, PeerAnswer]:
         """Send each peer its request at once, and return the answers that came in time.
 
         A peer that is lost is absent from the answers.
@@ -118,7 +118,7 @@ class Carrier(ABC):
         """Return whether a peer's process has said hello and is not lost."""
 
     @abstractmethod
-    def _send(self, peers: list[int], request: Asked) -> None:
+    def _send(self, peers: list[int], request: PeerRequest) -> None:
         """Send peers a request, and note in `_open`, by peer, what its answer needs."""
 
     @abstractmethod
@@ -131,10 +131,10 @@ class Carrier(ABC):
 
     def _answered(
         self, peer: int, header: AnswerHeader, arrays: list[np.ndarray]
-    ) -> Answered | None:
+    ) -> PeerAnswer | None:
         """Return the answer to the last request; lose the peer if it is an error."""
         if header.error is None:
-            return Answered(header, arrays, time.monotonic() - self._sent)
+            return PeerAnswer(header, arrays, time.monotonic() - self._sent)
         self.lose(peer, header.error)
         return None
 
@@ -165,7 +165,7 @@ class _Open:
 
     buffers: list[Buffer]
     connection: bytes | None  # over which it was sent the last time
-    answer: Answered | None = None
+    answer: PeerAnswer | None = None
 
 
 @dataclass
@@ -217,7 +217,7 @@ class Processes(Carrier):
 
     def _send_exit(self, places: Iterable[Place]) -> None:
         for place in places:
-            self.hub.send(place, Asked(requests.Exit()).buffers(self._trainer, self._number))
+            self.hub.send(place, PeerRequest(requests.Exit()).buffers(self._trainer, self._number))
 
     def _places(self, peer: int) -> list[Place]:
         return [(peer, rank) for rank in range(self.ranks)]
@@ -230,7 +230,7 @@ class Processes(Carrier):
     def _is_there(self, peer: int) -> bool:
         return all(process.name for process in self._gang(peer))
 
-    def _send(self, peers: list[int], request: Asked) -> None:
+    def _send(self, peers: list[int], request: PeerRequest) -> None:
         for peer in peers:
             gang, by_rank = self._gang(peer), []
             buffers = request.buffers(self._trainer, self._number, gang[0].gang)
@@ -257,7 +257,7 @@ class Processes(Carrier):
             self._take(message)
         return message is not None
 
-    def _take(self, message: Heard) -> None:
+    def _take(self, message: PeerMessage) -> None:
         place, peer = message.place, message.place[0]
         process = self._of.setdefault(place, _Process())
         try:
@@ -281,7 +281,7 @@ class Processes(Carrier):
                 del self._open[peer]
                 self._answers[peer] = by_rank[0].answer
 
-    def _greet(self, message: Heard, process: _Process, name: str) -> None:
+    def _greet(self, message: PeerMessage, process: _Process, name: str) -> None:
         """Take a hello, which a process sends over each new connection and while it is idle.
 
         If it has an open request that went over another connection, that connection took the

@@ -151,7 +151,7 @@ def endpoint(address: str, least: int = 1) -> str:
     return f"tcp://{match[1]}:{int(match[2])}"
 
 
-class Heard(NamedTuple):
+class PeerMessage(NamedTuple):
     """A message of a peer's process."""
 
     place: Place  # as its key says
@@ -202,7 +202,7 @@ class Hub:
             return None
         return connection
 
-    def receive(self, seconds: float) -> Heard | None:
+    def receive(self, seconds: float) -> PeerMessage | None:
         """Return the next message, or None if none comes in so many seconds."""
         if not self.socket.poll(max(0, round(seconds * 1000))):
             return None
@@ -211,9 +211,9 @@ class Hub:
         self.connections[place] = connection.bytes
         self.door.heard(place, parts[0].get(zmq.SRCFD))
         try:
-            return Heard(place, connection.bytes, _joined(parts, self.message_bytes))
+            return PeerMessage(place, connection.bytes, _joined(parts, self.message_bytes))
         except FrameError as error:
-            return Heard(place, connection.bytes, [], str(error))
+            return PeerMessage(place, connection.bytes, [], str(error))
 
     def close(self) -> None:
         """Close the socket once what was sent is on its way, for a second at most."""

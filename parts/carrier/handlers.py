@@ -15,7 +15,7 @@ from lockstep.programs.replica import Replica
 from lockstep.transcript.trees import is_blob
 from lockstep.wire.commitment import tree_hash
 from parts.carrier import requests
-from parts.carrier.requests import OPERATIONS, Asked, FrameError, Outcome
+from parts.carrier.requests import OPERATIONS, FrameError, Outcome, PeerRequest
 from pipeline import runfile
 from pipeline.stage import devices
 from pipeline.stage.keys import OUT
@@ -91,14 +91,14 @@ class Operations:
         self.own: Tree = None
         self.before: list[np.ndarray] = []  # what it owned before its last step, where peers verify
 
-    def handle(self, asked: Asked) -> Outcome:
+    def handle(self, asked: PeerRequest) -> Outcome:
         """Do what a request asks for."""
         trees = trees_of(asked.arrays, self._like(asked))
         outcome = getattr(self, f"_{asked.operation}")(asked.values, *trees.values())
         # of a peer's several processes, the first answers for all
         return outcome if jax.process_index() == 0 else Outcome(outcome.values)
 
-    def _like(self, request: Asked) -> dict[str, Tree]:
+    def _like(self, request: PeerRequest) -> dict[str, Tree]:
         """Return trees like those that a request brings, by the names that errors give them."""
         if isinstance(request.values, requests.Optimize):
             names = [f"message of peer {peer}" for peer in request.values.peers]

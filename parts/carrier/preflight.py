@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pipeline import extras
-from pipeline.preflight.row import CheckRow, Look, Mark, Need
+from pipeline.preflight.row import CheckRow, Inspection, Mark, Need
 from pipeline.runfile import Run
 
 
@@ -24,4 +24,4 @@ def _cluster(run: Run, shards: Path | None) -> Iterator[CheckRow]:
 
 
 NEEDS = (Need("train", "[runtime] carrier", lambda run: ["ray"] * (run.runtime.carrier == "ray")),)
-LOOKS = (Look("Ray", "train", _cluster),)
+LOOKS = (Inspection("Ray", "train", _cluster),)

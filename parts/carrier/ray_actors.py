@@ -17,7 +17,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from lockstep.errors import LockstepError, brief, expecting
 from parts.carrier.carrier import Carrier
-from parts.carrier.requests import AnswerHeader, Asked, Buffer, FrameError, decode
+from parts.carrier.requests import AnswerHeader, Buffer, FrameError, PeerRequest, decode
 from parts.carrier.sidecar import PeerProcess
 from pipeline.runfile.tables import RayCluster
 from pipeline.stage import signals
@@ -89,7 +89,7 @@ class RayActors(Carrier):
     def _is_there(self, peer: int) -> bool:
         return self._of[peer].name is not None
 
-    def _send(self, peers: list[int], request: Asked) -> None:
+    def _send(self, peers: list[int], request: PeerRequest) -> None:
         """Send a request; what several peers get travels to each host once."""
         ref = ray.put(_arrays(request.buffers(self._trainer, self._number)))
         for peer in peers:

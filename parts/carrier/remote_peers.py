@@ -28,7 +28,7 @@ from parts.carrier import requests
 from parts.carrier.carrier import Carrier, Processes
 from parts.carrier.channel import Hub, Place, Secrets
 from parts.carrier.handlers import SHARDS, leaves, tables_for_a_process, trees_of
-from parts.carrier.requests import OPERATIONS, Asked, FrameError, Hashed, checked
+from parts.carrier.requests import OPERATIONS, FrameError, Hashed, PeerRequest, checked
 from pipeline import extras, runfile
 from pipeline.stage import signals
 from pipeline.start.begin import Setup
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 CaseResult = TypeVar("CaseResult")
 
 
-class Given(NamedTuple):
+class CheckedAnswer(NamedTuple):
     """A peer's answer, checked."""
 
     values: Any  # the table that the operation gives
@@ -133,10 +133,10 @@ class RemotePeers(RunningPeers):
 
     def ask(
         self,
-        asked: Mapping[int, Asked],
+        asked: Mapping[int, PeerRequest],
         like: Mapping[str, Tree] | None = None,
         seconds: float | None = None,
-    ) -> dict[int, Given]:
+    ) -> dict[int, CheckedAnswer]:
         """Send each peer its request at once, and return the answers that fit their requests.
 
         The requests are of one operation. The arrays of each answer are the leaves of the trees in
@@ -153,7 +153,9 @@ class RemotePeers(RunningPeers):
                 values = checked(OPERATIONS[name].gives, answer.header.values, f"what {name} gives")
                 if isinstance(values, Hashed) and (values.hash is not None) != wanted:
                     raise FrameError(f"hash: {values.hash}, expected {'one' if wanted else 'none'}")
-                results[peer] = Given(values, trees_of(answer.arrays, like or {}), answer.seconds)
+                results[peer] = CheckedAnswer(
+                    values, trees_of(answer.arrays, like or {}), answer.seconds
+                )
             except FrameError as error:
                 self.distrust(peer, f"nonsense: {error}")
         return results
@@ -217,7 +219,7 @@ class RemotePeers(RunningPeers):
             self._compile(asked)
         keep = self.keeps(asked.number)
         by_peer = {
-            peer: Asked(
+            peer: PeerRequest(
                 requests.Train(
                     step=asked.number,
                     count=work.count,
@@ -251,7 +253,7 @@ class RemotePeers(RunningPeers):
 
     def sit_out(self, idle: Set[int], step: int) -> None:
         if self.programs.optimizer.aligns:
-            request = Asked(requests.Align(step=step, hash=self._verifies))
+            request = PeerRequest(requests.Align(step=step, hash=self._verifies))
             answers = self.ask(dict.fromkeys(sorted(self.here & idle), request))
             self._committed |= {peer: answer.values.hash for peer, answer in answers.items()}
         if self.keeps(step):  # while they are there
@@ -268,7 +270,7 @@ class RemotePeers(RunningPeers):
             step = (imprecise, *(array.shape for array in arrays))
             if step not in self._compiled.setdefault(peer, set()):
                 self._compiled[peer].add(step)
-                compiles[peer] = Asked(requests.Compile(imprecise=imprecise), arrays)
+                compiles[peer] = PeerRequest(requests.Compile(imprecise=imprecise), arrays)
         if compiles:
             self.ask(compiles)
 
@@ -284,7 +286,7 @@ class RemotePeers(RunningPeers):
             sequences=[sequences[peer] for peer in messages],
         )
         arrays = [leaf for message in messages.values() for leaf in leaves(message)]
-        answers = self.ask(dict.fromkeys(self.here, Asked(optimize, arrays)))
+        answers = self.ask(dict.fromkeys(self.here, PeerRequest(optimize, arrays)))
         self.expect_any()
         hashes = {peer: answer.values.params for peer, answer in answers.items()}
         self._alike = {"params": self.agreed(hashes, "params")}
@@ -305,7 +307,7 @@ class RemotePeers(RunningPeers):
             for peer, n in turn.items():
                 _, own, work = cases[n]
                 recompute = requests.Recompute(step=step, count=work.count)
-                by_peer[peer] = Asked(recompute, [*leaves(own), *leaves(work.rows_MB)])
+                by_peer[peer] = PeerRequest(recompute, [*leaves(own), *leaves(work.rows_MB)])
             answers = self.ask(by_peer, like, self.step_seconds)
             return {turn[p]: (a.trees["message"], a.values.hash) for p, a in answers.items()}
 
@@ -326,7 +328,7 @@ class RemotePeers(RunningPeers):
 
     def restart(self, peer: int) -> None:
         if peer in self.here:
-            self.ask({peer: Asked(requests.Restore())})
+            self.ask({peer: PeerRequest(requests.Restore())})
             self._committed.pop(peer, None)
             self._own.pop(peer, None)  # what it was asked for in this round
             if self._verifies and peer in self.here:
@@ -359,7 +361,7 @@ class RemotePeers(RunningPeers):
             for n in missing:
                 candidates = self.here - {doubted.get(n)} or self.here
                 turn |= {peer: n for peer in sorted(candidates - turn.keys())[:1]}
-            by_peer = {peer: Asked(requests.Forward(), [lots[n]]) for peer, n in turn.items()}
+            by_peer = {peer: PeerRequest(requests.Forward(), [lots[n]]) for peer, n in turn.items()}
             results = {}
             for peer, answer in self.ask(by_peer, like).items():
                 n, losses = turn[peer], answer.trees["losses"]
@@ -405,7 +407,7 @@ class RemotePeers(RunningPeers):
         )
         to_count = self.programs.steps.rows_to_count  # their hosts may have no data
         more = [] if to_count is None else [to_count]
-        request = Asked(create, [*leaves(params), *leaves(shared), *more])
+        request = PeerRequest(create, [*leaves(params), *leaves(shared), *more])
         self.absent -= peers
         created = self.ask(dict.fromkeys(sorted(peers), request))
         ours = self.setup.environment(self.run.peers.processes)
@@ -421,7 +423,9 @@ class RemotePeers(RunningPeers):
             self._compiled.pop(peer, None)
 
     def _restore(self, own: Mapping[int, Tree]) -> None:
-        self.ask({peer: Asked(requests.Restore(), leaves(tree)) for peer, tree in own.items()})
+        self.ask(
+            {peer: PeerRequest(requests.Restore(), leaves(tree)) for peer, tree in own.items()}
+        )
         if self._verifies:
             distinct = {id(tree): tree for tree in own.values()}  # at a run's start all are one
             hashes = {key: tree_hash(tree) for key, tree in distinct.items()}
@@ -430,7 +434,7 @@ class RemotePeers(RunningPeers):
     def _shown(
         self, peer: int, what: Literal["own", "before"], committed: Mapping[int, str], name: str
     ) -> Tree | None:
-        request = Asked(requests.Extract(what=what, hash=False))
+        request = PeerRequest(requests.Extract(what=what, hash=False))
         answers = self.ask({peer: request}, {name: self._like.own[0]}) if peer in self.here else {}
         trees = [answer.trees[name] for answer in answers.values()]
         valid = (x for x in trees if self.is_true(peer, x, committed.get(peer), name))
@@ -439,7 +443,7 @@ class RemotePeers(RunningPeers):
     def _hash(self, what: str) -> str:
         """The hash of a tree that all peers have alike."""
         if what not in self._alike:
-            request = Asked(requests.Extract(what=what, hash=True))
+            request = PeerRequest(requests.Extract(what=what, hash=True))
             answers = self.ask(dict.fromkeys(sorted(self.here), request))
             self.expect_any()
             hashes = {peer: answer.values.hash for peer, answer in answers.items()}
@@ -455,7 +459,9 @@ class RemotePeers(RunningPeers):
         def copied(_: list[int]) -> dict[int, Tree]:
             expected = self._hash(what)
             peer = min(self.here)
-            answers = self.ask({peer: Asked(requests.Extract(what=what, hash=False))}, {what: like})
+            answers = self.ask(
+                {peer: PeerRequest(requests.Extract(what=what, hash=False))}, {what: like}
+            )
             trees = [answer.trees[what] for answer in answers.values()]
             return {n: x for n, x in enumerate(trees) if self.is_true(peer, x, expected, what)}
 

@@ -46,7 +46,7 @@ def _bounded(shape: tuple[int, ...]) -> tuple[int, ...]:
     return shape
 
 
-class Described(Table):
+class ArraySpec(Table):
     """Dtype and shape of an array."""
 
     dtype: Literal[
@@ -76,7 +76,7 @@ class RequestHeader(Table):
     """Where the first of a peer's several processes coordinates them, host:port."""
     values: dict[str, Any] = {}
     """Arguments that are no arrays."""
-    arrays: Annotated[tuple[Described, ...], AsTuple] = ()
+    arrays: Annotated[tuple[ArraySpec, ...], AsTuple] = ()
     """The arrays that follow."""
 
 
@@ -95,7 +95,7 @@ class AnswerHeader(Table):
     """Why the request failed, in one line."""
     values: dict[str, Any] = {}
     """Results that are no arrays."""
-    arrays: Annotated[tuple[Described, ...], Field(max_length=ARRAYS), AsTuple] = ()
+    arrays: Annotated[tuple[ArraySpec, ...], Field(max_length=ARRAYS), AsTuple] = ()
     """The arrays that follow."""
 
 
@@ -104,7 +104,7 @@ AnyHeader = TypeVar("AnyHeader", RequestHeader, AnswerHeader)
 
 def encode(header: RequestHeader | AnswerHeader, arrays: Sequence[np.ndarray] = ()) -> list[Buffer]:
     """Return a header and arrays as buffers; arrays are not copied."""
-    specs = tuple(Described(dtype=x.dtype.name, shape=x.shape) for x in arrays)
+    specs = tuple(ArraySpec(dtype=x.dtype.name, shape=x.shape) for x in arrays)
     text = header.model_copy(update={"arrays": specs}).model_dump_json()
     return [text.encode(), *(_raw(x) for x in arrays)]
 
@@ -146,7 +146,7 @@ def _raw(x: np.ndarray) -> Buffer:
     return memoryview(x.reshape(-1).view(np.uint8)) if x.size else b""
 
 
-def _array(spec: Described, buffer: Buffer) -> np.ndarray:
+def _array(spec: ArraySpec, buffer: Buffer) -> np.ndarray:
     dtype = np.dtype(spec.dtype)
     expected = dtype.itemsize * int(np.prod(spec.shape, dtype=object))
     if len(buffer) != expected:
@@ -263,7 +263,7 @@ class Hashed(Table):
     """Hash of that tree; null where it was not asked for."""
 
 
-class Nothing(Table):
+class NoValues(Table):
     """No values."""
 
 
@@ -283,7 +283,7 @@ class Operation(NamedTuple):
 
     takes: type[Table]
     arrays: tuple[str, ...] = ()  # of a request
-    gives: type[Table] = Nothing
+    gives: type[Table] = NoValues
     answered: tuple[str, ...] = ()  # arrays of an answer
 
 
@@ -300,13 +300,13 @@ OPERATIONS = {
     "extract": Operation(Extract, (), Hashed, ("the tree without `hash`",)),
     "restore": Operation(Restore, ("own state, or nothing for a new one",)),
     "recompute": Operation(Recompute, ("own state", "rows [M, B, W]"), Hashed, ("message",)),
-    "forward": Operation(Forward, ("rows [B, W]",), Nothing, ("losses [B]",)),
+    "forward": Operation(Forward, ("rows [B, W]",), NoValues, ("losses [B]",)),
     "exit": Operation(Exit),
 }
 NAME_OF = {operation.takes: name for name, operation in OPERATIONS.items()}
 
 
-class Asked(NamedTuple):
+class PeerRequest(NamedTuple):
     """A request to a peer."""
 
     values: Table  # as the operation takes it
@@ -318,7 +318,7 @@ class Asked(NamedTuple):
         return NAME_OF[type(self.values)]
 
     @classmethod
-    def read(cls, header: RequestHeader, arrays: Sequence[np.ndarray]) -> "Asked":
+    def read(cls, header: RequestHeader, arrays: Sequence[np.ndarray]) -> "PeerRequest":
         """Return the request that has such a header.
 
         Raises:
@@ -344,5 +344,5 @@ class Asked(NamedTuple):
 class Outcome(NamedTuple):
     """Result of an operation."""
 
-    values: Table = Nothing()  # as the operation gives it
+    values: Table = NoValues()  # as the operation gives it
     arrays: Sequence[np.ndarray] = ()

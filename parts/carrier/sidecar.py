@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from lockstep.errors import LockstepError, brief
 from parts.carrier import requests
 from parts.carrier.channel import Line, PeerSecret, endpoint
-from parts.carrier.requests import AnswerHeader, Asked, Buffer, FrameError, Outcome, encode
+from parts.carrier.requests import AnswerHeader, Buffer, FrameError, Outcome, PeerRequest, encode
 from pipeline import runfile
 from pipeline.stage import devices
 
@@ -72,7 +72,7 @@ class PeerProcess:
         try:
             head, arrays = requests.decode(requests.RequestHeader, buffers)
             number = head.number
-            request = Asked.read(head, arrays)
+            request = PeerRequest.read(head, arrays)
             if isinstance(request.values, requests.Exit):
                 return None
             if self._last and self._last[0] == (head.trainer, number):
@@ -88,7 +88,7 @@ class PeerProcess:
             line = brief(f"{type(error).__name__}: {error}", 1000)
             return encode(AnswerHeader(number=number, process=self.name, error=line))
 
-    def _do(self, request: Asked, gang: str) -> Outcome:
+    def _do(self, request: PeerRequest, gang: str) -> Outcome:
         if isinstance(request.values, requests.Create):
             self.operations = self._create(request.values, gang)
         if self.operations is None:
@@ -151,7 +151,7 @@ def serve(sidecar: PeerProcess, line: Line, wait_seconds: float = WAIT_SECONDS) 
 
     signal.signal(signal.SIGTERM, leave)
     greeted = left = 0  # the connection over which it said hello, and that it leaves
-    last_sent, alone = 0.0, _Alone(line, wait_seconds)
+    last_sent, alone = 0.0, _TrainerWatch(line, wait_seconds)
     while True:
         buffers = line.receive(LOOK_SECONDS)
         if buffers is not None:
@@ -174,7 +174,7 @@ def serve(sidecar: PeerProcess, line: Line, wait_seconds: float = WAIT_SECONDS) 
             greeted, last_sent = line.connections, now
 
 
-class _Alone:
+class _TrainerWatch:
     """Report, once each time, that the process has no trainer, and give up after a while."""
 
     def __init__(self, line: Line, wait_seconds: float):

@@ -37,7 +37,7 @@ class Limits(NamedTuple):
     network: Network  # limits of time and attempts
 
 
-class Found(NamedTuple):
+class Listing(NamedTuple):
     """A publication whose list is here and was checked."""
 
     publication: Publication
@@ -59,7 +59,7 @@ class Found(NamedTuple):
         return listed | {MANIFEST: self.sha256}
 
 
-def find(source: str, cache: Path, limits: Limits, *, signed: bool = False) -> Found:
+def find(source: str, cache: Path, limits: Limits, *, signed: bool = False) -> Listing:
     """Find a publication, named as `FORM` says, and check its list of files.
 
     `signed` says whether a web server is asked for a signature.
@@ -77,7 +77,7 @@ def find(source: str, cache: Path, limits: Limits, *, signed: bool = False) -> F
     raise RequestError(f"{source}: no such folder, expected {FORM}")
 
 
-def _in_folder(folder: Path, limits: Limits) -> Found:
+def _in_folder(folder: Path, limits: Limits) -> Listing:
     """Return a publication in a folder, which is read where it is."""
     check_regular(folder)
     path = folder / MANIFEST
@@ -102,10 +102,10 @@ def _in_folder(folder: Path, limits: Limits) -> Found:
         return folder
 
     uri = folder.resolve().as_uri()
-    return Found(publication, uri, sha256(content).hexdigest(), signature, bring)
+    return Listing(publication, uri, sha256(content).hexdigest(), signature, bring)
 
 
-def _on_web(address: str, cache: Path, limits: Limits, signed: bool) -> Found:
+def _on_web(address: str, cache: Path, limits: Limits, signed: bool) -> Listing:
     request = remote.resolve_web(_below(address, MANIFEST))
     request = request._replace(expected="a publication of `lockstep publish`")
     _say_what_is_asked(request.name, limits.network)
@@ -125,7 +125,7 @@ def _on_web(address: str, cache: Path, limits: Limits, signed: bool) -> Found:
 
     bring = _download(publication, origin, cache, limits, MANIFEST)
     uri = hide(address.partition("#")[0].partition("?")[0])
-    return Found(publication, uri, sha256(content).hexdigest(), signature, bring)
+    return Listing(publication, uri, sha256(content).hexdigest(), signature, bring)
 
 
 def _below(address: str, name: str) -> str:
@@ -134,7 +134,7 @@ def _below(address: str, name: str) -> str:
     return f"{path.rstrip('/')}/{quote(name)}{mark}{query}"
 
 
-def _on_hub(source: str, cache: Path, limits: Limits) -> Found:
+def _on_hub(source: str, cache: Path, limits: Limits) -> Listing:
     repo, revision = HUB.fullmatch(source).groups()
     _say_what_is_asked(f"the hub for {source}", limits.network)
     listing = hub_files.list_repo(repo, revision, source, limits.network, FORM, folders=True)
@@ -157,7 +157,9 @@ def _on_hub(source: str, cache: Path, limits: Limits) -> Found:
 
     bring = _download(publication, origin, cache, limits, "the hub")
     uri = hub_files.package_url(repo, listing.commit)
-    return Found(publication, uri, stored[0].sha256, *(signature or [None]), bring, listing.commit)
+    return Listing(
+        publication, uri, stored[0].sha256, *(signature or [None]), bring, listing.commit
+    )
 
 
 def _say_what_is_asked(name: str, network: Network) -> None:

@@ -52,7 +52,7 @@ from pipeline.recheck.outputs import (
     RUN,
     TRANSCRIPT,
     WEIGHTS,
-    Made,
+    MadeFile,
     PublishedFile,
 )
 from pipeline.stage import artifacts
@@ -123,9 +123,9 @@ def made(stage: str) -> str:
     return f"{PROOF}/made/{stage}.json"
 
 
-def read_made(folder: Path, stage: str) -> Made:
+def read_made(folder: Path, stage: str) -> MadeFile:
     """Read a stage's made file."""
-    return validate(Made, artifacts.read_made(folder / made(stage)), made(stage))
+    return validate(MadeFile, artifacts.read_made(folder / made(stage)), made(stage))
 
 
 def check(publication: Publication, where: str) -> None:

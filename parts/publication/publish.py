@@ -295,18 +295,13 @@ def push(
                 proof = sorted(path for path in published.rglob("*") if path.is_file())
                 files = {path.relative_to(published).as_posix(): path for path in proof}
             transcript = Transcript(paths.need("train") / "transcript")
-            last, training = transcript.rounds[-1].round, paths.keys.key("train")
+            last, train = transcript.rounds[-1].round, paths.keys.key("train")
             for name, checkpoint in checkpoints.items():
                 loaded = upload.push(
-                    checkpoint,
-                    files,
-                    step=last.step,
-                    epoch=last.epoch,
-                    run=training,
-                    private=private,
+                    checkpoint, files, step=last.step, epoch=last.epoch, run=train, private=private
                 )
                 how = f"in [model.LLM], checkpoint = {toml(loaded)}"
                 model = transcript.header.model
                 if subject_of_model(model).code(model) is not None:
                     how = f"{subject_of_model(model).model_file} says what its params are"
-                print(f"push: {name} has step {last.step} of run {training}; {how}")
+                print(f"push: {name} has step {last.step} of run {train}; {how}")

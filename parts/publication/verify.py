@@ -21,8 +21,8 @@ from pipeline.audit.sample import Beacon, read_beacon
 from pipeline.audit.verdict import contradictions
 from pipeline.recheck import outputs
 from pipeline.recheck.claim import PublicClaim
-from pipeline.recheck.outputs import HEADER, TRANSCRIPT, Made, PublishedFile
-from pipeline.recheck.published import Draw, Own, PublishedRun, PublishedTranscript, refuse
+from pipeline.recheck.outputs import HEADER, TRANSCRIPT, MadeFile, PublishedFile
+from pipeline.recheck.published import Draw, PublishedRun, PublishedTranscript, ReaderFiles, refuse
 from pipeline.stage.keys import STAGES, digest, needs
 from pipeline.start import begin
 from pipeline.subject import subject_of, subject_of_model
@@ -33,7 +33,7 @@ def verify(
     publication: Publication,
     run: runfile.Run,
     asks: ReaderAsks,
-    own: Own,
+    own: ReaderFiles,
     max_gb: int,
 ) -> Verified:
     """Check a publication whose files match its list.
@@ -64,7 +64,7 @@ def _audited(
     publication: Publication,
     run: runfile.Run,
     rows: list[str],
-    own: Own,
+    own: ReaderFiles,
     seed: str | None,
 ) -> PublishedRun:
     """Audit the header and every round, with all messages that are published.
@@ -160,7 +160,7 @@ def check_sketched(header: Header, *, kept: bool) -> None:
 
 def check_made(
     folder: Path, publication: Publication, transcript: Transcript, unpacked: Unpacked
-) -> dict[str, Made]:
+) -> dict[str, MadeFile]:
     """Check that stages read each other's results and left these files; return the made files."""
     stages = [stage for stage in STAGES if layout.made(stage) in publication.files]
     made = {stage: layout.read_made(folder, stage) for stage in stages}
@@ -194,7 +194,7 @@ def check_made(
     return made
 
 
-def _left(made: dict[str, Made]) -> dict[str, tuple[str, PublishedFile]]:
+def _left(made: dict[str, MadeFile]) -> dict[str, tuple[str, PublishedFile]]:
     """Return the stages' files in a publication: by published name, the stage and the file.
 
     Files that a user's own code wrote into the export are not published.
@@ -219,7 +219,7 @@ def _maker(name: str) -> str:
     return "train" if name.startswith(TRANSCRIPT) else "export"
 
 
-def _check_key(stage: str, made: dict[str, Made]) -> None:
+def _check_key(stage: str, made: dict[str, MadeFile]) -> None:
     """Check that the content of a stage's key has its tables, and the keys that it needs."""
     file = made[stage]
     due = {f"[{table}]": digest(value) for table, value in file.tables.items()}

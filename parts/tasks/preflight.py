@@ -6,7 +6,7 @@ from pathlib import Path
 from lockstep.errors import brief
 from parts.tasks.next_line import NAME
 from pipeline import extras
-from pipeline.preflight.row import CheckRow, Look, Mark, Need
+from pipeline.preflight.row import CheckRow, Inspection, Mark, Need
 from pipeline.runfile import Run
 
 WIDTH = 160  # characters of the names in the table
@@ -41,4 +41,4 @@ NEEDS = (
     Need("train", "[evaluate] sample_tasks", _for_scores_in_training),
     Need("evaluate", "[evaluate] tasks", _for_scores),
 )
-LOOKS = (Look("tasks", "evaluate", _names),)
+LOOKS = (Inspection("tasks", "evaluate", _names),)

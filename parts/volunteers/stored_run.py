@@ -8,7 +8,7 @@ from typing import Any
 from lockstep.errors import LockstepError
 from lockstep.swarm.peers import SimulatedPeers
 from lockstep.swarm.swarm import Swarm
-from lockstep.swarm.training_loop import Begun, Start
+from lockstep.swarm.training_loop import Start, StartingPoint
 from lockstep.transcript.transcript import Writer
 from parts.volunteers import keys, slots
 from parts.volunteers.addresses.ahead import AddressReader, open_addressed
@@ -23,7 +23,7 @@ from parts.volunteers.chain.signed_rounds import FOLDER, SignedRounds
 from parts.volunteers.keys import parse_public
 from parts.volunteers.store.schemes import open_store
 from parts.volunteers.store.web_store import WebStore
-from parts.volunteers.training.from_state import Later
+from parts.volunteers.training.from_state import LateJoiner
 from parts.volunteers.training.rounds import StoredSwarm
 from parts.volunteers.training.states import States
 from pipeline.start.begin import Setup, self_test
@@ -45,14 +45,14 @@ class StoredRun:
     volunteer: Volunteer | None
     setup: Setup
 
-    def begin(self, begun: Begun, peers: SimulatedPeers, writer: Writer) -> Begun:
+    def begin(self, begun: StartingPoint, peers: SimulatedPeers, writer: Writer) -> StartingPoint:
         """Return where a run goes on; with `[runtime] from_state` it begins after a state."""
         self.place.restore(begun.rest)
         self.place.signed = SignedRounds(writer.folder.parent / FOLDER)
         if begun.rest is not None or not self.setup.run.runtime.from_state:
             return begun
         states = self._states(writer.folder.parent)
-        return Later(self.place, states, self.setup.settings).begin(begun, peers, writer)
+        return LateJoiner(self.place, states, self.setup.settings).begin(begun, peers, writer)
 
     def swarm(self, *arguments: Any, spool: Path, **more: Any) -> Swarm:
         """Return the peers of the run, from the arguments of `Swarm`."""

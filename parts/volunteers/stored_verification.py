@@ -9,9 +9,9 @@ from lockstep.errors import LockstepError
 from lockstep.transcript.transcript import Transcript
 from parts.volunteers import joining, slots
 from parts.volunteers.audits.replaying import (
-    AskedWindow,
     AuditState,
     RepeatedWindow,
+    ReplayRequest,
     StateError,
     replay,
     shown,
@@ -61,14 +61,14 @@ def verify(
     Raises:
       LockstepError: A peer's message is not the result of its work.
     """
-    requested = [AskedWindow.parse(text) for text in replays if text != DRAWN]
+    requested = [ReplayRequest.parse(text) for text in replays if text != DRAWN]
     setup, transcript, place = joining.follow(source, root, Onlooker(follows, say))
     audits, replayed, wrong = shown(setup, transcript, place), [], []
     with closing(setup.programs.steps):
         for w in dict.fromkeys(requested):
             replayed.append(replay(setup, transcript, place.store, w))
         for audit in audits if DRAWN in replays else ():
-            w = AskedWindow(audit.drawn.peer, audit.drawn.number)
+            w = ReplayRequest(audit.drawn.peer, audit.drawn.number)
             if w in requested or audit.state not in ("known", "shown"):
                 continue
             try:

@@ -30,7 +30,7 @@ from lockstep.tables.table import Table
 from parts.workload.process.child_group import ChildGroup
 from parts.workload.process.messages import WorkerError
 from parts.workload.worker import Worker
-from parts.workload.worker_models import Started, model_at, read_params, write_params
+from parts.workload.worker_models import WorkerSession, model_at, read_params, write_params
 from pipeline.stage.untrusted_files import check_file
 
 ROWS = "rows.json"  # beside the rows of each step: what a row is
@@ -89,7 +89,7 @@ def take(worker: Worker, job: Job) -> StepsTaken:
     return worker.ask(lambda session: _take(worker, session, job))
 
 
-def _take(worker: Worker, session: Started, job: Job) -> StepsTaken:
+def _take(worker: Worker, session: WorkerSession, job: Job) -> StepsTaken:
     folder = session.process.folder / job.name
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
@@ -111,7 +111,7 @@ def _take(worker: Worker, session: Started, job: Job) -> StepsTaken:
 # ---- What goes out ----
 
 
-def _request(worker: Worker, session: Started, job: Job, folder: Path) -> dict[str, Any]:
+def _request(worker: Worker, session: WorkerSession, job: Job, folder: Path) -> dict[str, Any]:
     """Write what the job needs into its folder, and return it as burn_p2p calls it."""
     description = session.description
     base = folder / "base"
@@ -169,7 +169,7 @@ def _group(paths: Sequence[Path], hashes: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _by_worker(session: Started, request: Mapping[str, Any]) -> dict:
+def _by_worker(session: WorkerSession, request: Mapping[str, Any]) -> dict:
     with model_at(session, Path(request["base_parameter_pack_path"])) as model:
         return session.process.call("run_inner_loop", {**request, "model_id": model})
 
@@ -178,7 +178,7 @@ def _by_worker(session: Started, request: Mapping[str, Any]) -> dict:
 
 
 def _steps(
-    worker: Worker, session: Started, result: Mapping[str, Any], folder: Path, steps: int
+    worker: Worker, session: WorkerSession, result: Mapping[str, Any], folder: Path, steps: int
 ) -> StepsTaken:
     answer = validate(InnerLoopAnswer, dict(result), "its answer")
     if answer.steps_completed != steps:
@@ -214,7 +214,9 @@ def _state(answer: InnerLoopAnswer, folder: Path) -> np.ndarray:
 # ---- A command in the worker's place ----
 
 
-def _by_command(worker: Worker, session: Started, request: Mapping[str, Any], folder: Path) -> dict:
+def _by_command(
+    worker: Worker, session: WorkerSession, request: Mapping[str, Any], folder: Path
+) -> dict:
     """Run the workload's command in a folder of its own, and return what result.json says.
 
     It reads job.json and leaves result.json; their paths are in its arguments, where it asks for

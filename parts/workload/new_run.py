@@ -24,7 +24,7 @@ class Suggested(Table):
     """`workload.inner`."""
 
 
-class WorkloadSaid(NamedTuple):
+class WorkloadSummary(NamedTuple):
     """What a workload said.
 
     Attributes:
@@ -47,7 +47,7 @@ class WorkloadSaid(NamedTuple):
     inner: tuple[str, ...]
 
 
-def ask(run: runfile.Run) -> WorkloadSaid:
+def ask(run: runfile.Run) -> WorkloadSummary:
     """Start a run's worker once, and return what it says.
 
     Raises:
@@ -65,7 +65,7 @@ def ask(run: runfile.Run) -> WorkloadSaid:
                 where = f'{worker.name}: dataset("{split}")'
                 examples = examples_of(where, partial(nullcontext, arrays))
                 counts[split], words = examples.count, examples.rows.words
-    return WorkloadSaid(
+    return WorkloadSummary(
         model={"workload": description.model_dump(mode="json"), "rows": NO_ROWS},
         params=description.parameters,
         groups=tuple(sorted({tensor.name.split(".")[0] for tensor in description.tensors})),

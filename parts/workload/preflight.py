@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
-from pipeline.preflight.row import CheckRow, Look, Mark
+from pipeline.preflight.row import CheckRow, Inspection, Mark
 from pipeline.runfile import Run
 from pipeline.tokens.shards import read_shards
 
@@ -70,4 +70,4 @@ def _described(run: Run, shards: Path | None) -> Iterator[CheckRow]:
 
 
 NEEDS = ()
-LOOKS = (Look("model", None, _described),)
+LOOKS = (Inspection("model", None, _described),)

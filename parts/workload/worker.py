@@ -24,7 +24,7 @@ from parts.workload.description import SOURCE, Description, code_hash, files_of
 from parts.workload.process.messages import WorkerDiedError, WorkerError
 from parts.workload.process.shared_arrays import SharedArrays
 from parts.workload.process.worker_process import LOG, WorkerCommand, WorkerProcess
-from parts.workload.worker_models import Started, text_of
+from parts.workload.worker_models import WorkerSession, text_of
 from pipeline import runfile
 from pipeline.stage.keys import OUT
 from pipeline.stage.untrusted_files import check_file, walk
@@ -71,7 +71,7 @@ class Worker:
         self._to_count: np.ndarray | None = None  # once they are read
         self.name = f"workload {run.workload.factory}"
         self._lock = threading.Lock()
-        self._begun: Started | None = None
+        self._begun: WorkerSession | None = None
         self._counted = b""  # hash of the params at which statistics stand
         self._facts: dict[Path, tuple] | None = None  # of files that it must not change
         self._folder: tempfile.TemporaryDirectory | None = None
@@ -131,7 +131,7 @@ class Worker:
     def init(self) -> Tree:
         """Return the workload's initial params: nested dicts of float32 arrays."""
 
-        def ask(session: Started) -> Tree:
+        def ask(session: WorkerSession) -> Tree:
             if session.arrays is None:
                 return worker_models.initial(session)
             session.process.call("init", {})
@@ -150,7 +150,7 @@ class Worker:
           seed: Of all randomness in it.
         """
 
-        def ask(session: Started) -> tuple[float, Tree]:
+        def ask(session: WorkerSession) -> tuple[float, Tree]:
             request = _put(session, params, rows_NW)
             answer = session.process.call("gradient", request | {"seed": seed})
             loss = self._number(answer, "loss", "gradient")
@@ -171,7 +171,7 @@ class Worker:
         """
         losses, counts = [], []
 
-        def ask(session: Started, rows_BW: np.ndarray) -> None:
+        def ask(session: WorkerSession, rows_BW: np.ndarray) -> None:
             self._count_statistics(session, params)
             answer = session.process.call("measure", _put(session, params, rows_BW))
             for key, target in (("losses", losses), ("counts", counts)):
@@ -194,7 +194,7 @@ class Worker:
     def evaluate(self, params: Tree, split: str) -> dict[str, float | int | str | bool]:
         """Return the workload's own metrics at these params, on a split of the data."""
 
-        def ask(session: Started) -> dict[str, Any]:
+        def ask(session: WorkerSession) -> dict[str, Any]:
             if session.arrays is None:
                 with worker_models.model_of(session, params) as model:
                     return session.process.call("evaluate", {"model_id": model, "split": split})
@@ -210,7 +210,7 @@ class Worker:
     def dataset(self) -> dict[str, dict[str, np.ndarray]]:
         """Return the workload's own data: arrays [N, ...] by split and name, from their files."""
 
-        def ask(session: Started) -> dict[str, dict[str, np.ndarray]]:
+        def ask(session: WorkerSession) -> dict[str, dict[str, np.ndarray]]:
             return {split: self._arrays_of(session, split) for split in ("train", "held_out")}
 
         return self.ask(ask)
@@ -222,7 +222,7 @@ class Worker:
     def save(self, params: Tree, folder: Path) -> None:
         """Have the workload write its model, at these params, into an empty folder."""
 
-        def ask(session: Started) -> None:
+        def ask(session: WorkerSession) -> None:
             self._count_statistics(session, params)
             _put_params(session, params)
             session.process.call("save_params", {"path": str(folder.absolute())})
@@ -252,7 +252,7 @@ class Worker:
 
     # ---- Its process ----
 
-    def ask(self, ask: Callable[[Started], Reply]) -> Reply:
+    def ask(self, ask: Callable[[WorkerSession], Reply]) -> Reply:
         """Ask the process, which is started if there is none, and ended if it fails."""
         with self._lock:
             if self._begun is None:
@@ -313,7 +313,7 @@ class Worker:
                 "`import NAME` in its file: otherwise the run's hash does not cover that code",
             )
 
-    def _begin(self) -> Started:
+    def _begin(self) -> WorkerSession:
         if self._folder is None:
             self._folder = tempfile.TemporaryDirectory(prefix="lockstep-worker-")
         folder = Path(self._folder.name)
@@ -334,10 +334,10 @@ class Worker:
         except BaseException:
             process.close()
             raise
-        return Started(process, description, device, arrays, settings)
+        return WorkerSession(process, description, device, arrays, settings)
 
     def _count_statistics(
-        self, session: Started, params: Tree, *, again: bool = False
+        self, session: WorkerSession, params: Tree, *, again: bool = False
     ) -> dict[str, np.ndarray]:
         """Have statistics of batch norms computed at these params, unless they stand already.
 
@@ -437,7 +437,7 @@ class Worker:
             with suppress(WorkerError):
                 session.process.close()
 
-    def _arrays_of(self, session: Started, split: str) -> dict[str, np.ndarray]:
+    def _arrays_of(self, session: WorkerSession, split: str) -> dict[str, np.ndarray]:
         folder = session.process.folder / f"dataset-{split}"
         specs = session.process.call("dataset", {"split": split, "path": str(folder)}).get("arrays")
         if not isinstance(specs, list):
@@ -502,7 +502,7 @@ def _share(process: WorkerProcess, arrays: SharedArrays) -> None:
         arrays.forget()
 
 
-def _put(session: Started, params: Tree, rows_NW: np.ndarray) -> dict[str, int]:
+def _put(session: WorkerSession, params: Tree, rows_NW: np.ndarray) -> dict[str, int]:
     """Copy params and rows to where the worker reads them, and return how many rows these are."""
     count, width = rows_NW.shape
     if session.arrays.rows.size < count * width:  # another file, so before anything is written
@@ -513,7 +513,7 @@ def _put(session: Started, params: Tree, rows_NW: np.ndarray) -> dict[str, int]:
     return {"rows": count, "width": width}
 
 
-def _put_params(session: Started, params: Tree) -> None:
+def _put_params(session: WorkerSession, params: Tree) -> None:
     offset, flat = 0, session.arrays.params
     for leaf in session.description.leaves(params):
         array = np.asarray(leaf)

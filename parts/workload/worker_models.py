@@ -18,7 +18,7 @@ from parts.workload.python.lockstep_worker import pack_files
 from pipeline.stage.untrusted_files import check_file
 
 
-class Started(NamedTuple):
+class WorkerSession(NamedTuple):
     """A worker's process, what it said of the run's model, on what device, and what is shared.
 
     Without arrays it computes no gradients, as a class that was written for burn_p2p. `asked` are
@@ -69,7 +69,7 @@ def read_params(folder: Path, told: Description) -> Tree:
     return told.tree(values)
 
 
-def initial(begun: Started) -> Tree:
+def initial(begun: WorkerSession) -> Tree:
     """Return the params of a new model."""
     call, description = begun.process.call, begun.description
     answer = call("init_model", {"device": begun.device, "seed": begun.asked["seed"]})
@@ -93,7 +93,7 @@ def initial(begun: Started) -> Tree:
 
 
 @contextmanager
-def model_at(begun: Started, folder: Path) -> Iterator[str]:
+def model_at(begun: WorkerSession, folder: Path) -> Iterator[str]:
     """Yield the id of a new model, with the params of a pack; it is let go of."""
     request = {
         **begun.asked,
@@ -109,7 +109,7 @@ def model_at(begun: Started, folder: Path) -> Iterator[str]:
 
 
 @contextmanager
-def model_of(begun: Started, params: Tree) -> Iterator[str]:
+def model_of(begun: WorkerSession, params: Tree) -> Iterator[str]:
     """Yield the id of a new model with such params; it is let go of."""
     folder = begun.process.folder / "params"
     shutil.rmtree(folder, ignore_errors=True)

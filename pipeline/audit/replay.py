@@ -37,7 +37,7 @@ from pipeline.audit.tolerance import (
     repeated,
     to_blame,
 )
-from pipeline.audit.verdict import Finding, How, Varied
+from pipeline.audit.verdict import Finding, ReplayComparison, Varied
 from pipeline.start.begin import Setup
 
 
@@ -74,7 +74,7 @@ class Replay:
         return None if self.bitwise else repeated(self.setup, self.transcript, self.present)
 
     @cached_property
-    def how(self) -> How:
+    def how(self) -> ReplayComparison:
         """How messages are compared with their replays, and what distances are accepted."""
         return how(self.setup.run, self.why, self.merges_exactly, self.repeats, self.varied)
 

@@ -24,7 +24,7 @@ from lockstep.transcript.transcript import Transcript
 from lockstep.transcript.windows import Window
 from lockstep.wire.commitment import flatten
 from pipeline import runfile
-from pipeline.audit.verdict import How, Varied
+from pipeline.audit.verdict import ReplayComparison, Varied
 from pipeline.stage import devices
 from pipeline.start.begin import Setup
 from pipeline.subject import subject_of
@@ -91,17 +91,17 @@ def limit(
 
 def how(
     run: runfile.Run, why: str | None, exact: bool, repeats: float | None, varied: Varied | None
-) -> How:
+) -> ReplayComparison:
     """Return how replays are compared.
 
     `why` is why bits cannot be compared, None if they are; `exact` says whether params follow from
     messages to the bit (`Replay.merges_exactly`).
     """
     if why is None:
-        return How()
+        return ReplayComparison()
     # A verdict may claim both; the one that the subject does not use would loosen a fixed bound.
     repeats, varied = (None, varied) if subject_of(run).varies_here else (repeats, None)
-    return How(
+    return ReplayComparison(
         why,
         limit(run, repeats, varied and varied.distance, why),
         None if exact else limit(run, repeats, varied and varied.params, why),

@@ -152,7 +152,7 @@ def merged(findings: Sequence[Finding]) -> list[Finding]:
 # ---- From findings to a verdict ----
 
 
-class How(NamedTuple):
+class ReplayComparison(NamedTuple):
     """How replays were compared with what was sent (`tolerance.how`).
 
     Limits are the largest accepted distances; `limit` follows from `repeats` or `varied`, if there
@@ -177,7 +177,7 @@ def judge(
     run: runfile.Run,
     transcript: Transcript,
     findings: Sequence[Finding],
-    how: How,
+    how: ReplayComparison,
     windows: Sequence[Window],
     replayed: Sequence[tuple[Window, int]],
 ) -> Verdict:

@@ -21,7 +21,7 @@ from pipeline.monitor.sinks import SINKS
 from pipeline.net.fsspec_files import MODULES
 from pipeline.preflight import plan
 from pipeline.preflight.model import ATTEMPTS, ModelFiles, described, files_of_run, look
-from pipeline.preflight.row import CheckRow, Look, Mark, Need, looked
+from pipeline.preflight.row import CheckRow, Inspection, Mark, Need, looked
 from pipeline.runfile import data
 from pipeline.sources import dry_run
 from pipeline.stage import artifacts, descriptors
@@ -58,11 +58,11 @@ class Preflight:
             ("room", "train", self._room),
             ("GPU", "train", self._gpu),
         ]
-        looks = [Look(name, stage, partial(take, self.run)) for name, stage, take in own]
+        looks = [Inspection(name, stage, partial(take, self.run)) for name, stage, take in own]
         shards = None if "download" in self.todo else self.root / OUT["download"]
         for part in joints.offered("preflight"):
             for name, stage, take in part.LOOKS:
-                looks.append(Look(name, stage, partial(take, self.run, shards)))
+                looks.append(Inspection(name, stage, partial(take, self.run, shards)))
         for name, stage, take in looks:
             if stage is None or stage in self.todo:
                 yield from looked(name, take)

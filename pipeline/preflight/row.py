@@ -30,7 +30,7 @@ class CheckRow(NamedTuple):
     said: str
 
 
-class Look(NamedTuple):
+class Inspection(NamedTuple):
     """A look at a run."""
 
     name: str  #: What is looked at, in a word.

@@ -97,7 +97,7 @@ class PublishedFile(Table):
     """Its SHA-256."""
 
 
-class Made(Table, extra="ignore"):
+class MadeFile(Table, extra="ignore"):
     """A stage's made file, as far as it is compared."""
 
     key: str

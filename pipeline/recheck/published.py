@@ -17,7 +17,7 @@ from pipeline import runfile
 from pipeline.audit.tolerance import PeersOfWindows
 from pipeline.audit.verdict import Finding
 from pipeline.recheck.claim import Kind
-from pipeline.recheck.outputs import TRANSCRIPT, Made
+from pipeline.recheck.outputs import TRANSCRIPT, MadeFile
 from pipeline.start.begin import Setup
 from pipeline.subject import subject_of_model
 
@@ -38,7 +38,7 @@ class PublishedTranscript(Transcript):
         return fitted(params, like.params, self.weights), shared
 
 
-class Own(NamedTuple):
+class ReaderFiles(NamedTuple):
     """What a reader has of the run, besides the publication."""
 
     checkpoint: Path | None  # the folder that the run began with
@@ -106,7 +106,7 @@ class PublishedRun:
 
     folder: Path  # the publication's files, with the export at the top
     files: dict[str, str]  # SHA-256 of each of them, by name
-    own: Own
+    own: ReaderFiles
     setup: Setup  # the reader's own
     transcript: PublishedTranscript
     windows: list[Window]
@@ -114,7 +114,7 @@ class PublishedRun:
     rows: list[str]  # the files with the rows of these
     findings: list[Finding]  # of the audit of all rounds; none contradicts the transcript
     draw: Draw
-    made: dict[str, Made]  # the made files, by stage
+    made: dict[str, MadeFile]  # the made files, by stage
     release: str  # of Lockstep, which wrote the publication
     start: ChainStart | None = None  # once it is known
     why: str | None = None  # bits could not be compared, once that is known

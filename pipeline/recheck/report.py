@@ -33,7 +33,7 @@ from pipeline.recheck.outputs import (
     SHARDS,
     SOURCE,
     VERDICT,
-    Made,
+    MadeFile,
 )
 from pipeline.recheck.published import PublishedRun
 from pipeline.stage.keys import STAGES, tracked, upstream
@@ -142,7 +142,7 @@ def make_card(published: PublishedRun) -> str:
     return results_card.with_results(text, results, name, made["download"].key)
 
 
-def _check_names(made: dict[str, Made]) -> None:
+def _check_names(made: dict[str, MadeFile]) -> None:
     for stage in upstream("export"):
         if (tables := made[stage].tables).keys() != {*tracked(stage)}:
             raise LockstepError(

@@ -164,9 +164,9 @@ def _convert(folder: Path, out: Path) -> None:
 
 
 def _generate(folder: Path, out: Path) -> None:
-    from pipeline.generate import Continuations, Wish
+    from pipeline.generate import Continuations, GenerateOptions
 
-    Continuations(folder, Wish(1, 0.0, None, 1.0, 0))
+    Continuations(folder, GenerateOptions(1, 0.0, None, 1.0, 0))
 
 
 def _replay(folder: Path, out: Path) -> None:

@@ -29,7 +29,7 @@ from parts.volunteers.signed import Body
 from parts.volunteers.store.given import GivenEndpoint
 from parts.volunteers.store.s3 import LONGEST, S3Endpoint
 from parts.volunteers.store.verbs import AwaitedError, MissedError, Store
-from parts.volunteers.store.web_store import Ask, WebStore
+from parts.volunteers.store.web_store import StoreRequest, WebStore
 from pipeline.net.limits import NetSettings, NotFetchedError, UnreachableError
 
 log = logging.getLogger(__name__)
@@ -85,7 +85,7 @@ class AddressReader(NamedTuple):
         return cls(peer, key, run, *sizes, snapshots, document.state_bytes)
 
 
-def own_puts(reader: AddressReader, step: int) -> Iterator[Ask]:
+def own_puts(reader: AddressReader, step: int) -> Iterator[StoreRequest]:
     """Yield what a peer alone may put in a round, each with its one length."""
     lengths = {
         "payload": reader.payload_bytes,
@@ -96,25 +96,25 @@ def own_puts(reader: AddressReader, step: int) -> Iterator[Ask]:
         "asked": slots.link_bytes(reader.slots),
     }
     for what, length in lengths.items():
-        yield Ask("PUT", slots.of_peer(step, reader.peer, what), length)
+        yield StoreRequest("PUT", slots.of_peer(step, reader.peer, what), length)
     if reader.snapshots is None:
         return
     if reader.snapshots.keeps(step):
         folder = slots.own_folder(step, reader.peer)
         for name, length in chunks.lengths(folder, reader.own_bytes).items():
-            yield Ask("PUT", name, length)
+            yield StoreRequest("PUT", name, length)
     if reader.state_bytes and step % reader.snapshots.every == 0:
         folder = slots.state_folder(step, reader.peer)
         for name, length in chunks.lengths(folder, reader.state_bytes).items():
-            yield Ask("PUT", name, length)
+            yield StoreRequest("PUT", name, length)
 
 
-def _lists(slot_count: int, step: int) -> Iterator[Ask]:
+def _lists(slot_count: int, step: int) -> Iterator[StoreRequest]:
     """Yield the requests that list a round, one for each page."""
     per_page = PAGE // len(slots.KINDS)  # peers whose names fill a page
     for peer in range(0, slot_count, per_page):
         after = slots.of_peer(step, peer, "") if peer else ""
-        yield Ask("LIST", slots.round_folder(step), after=after)
+        yield StoreRequest("LIST", slots.round_folder(step), after=after)
 
 
 # ---- The lab ----
@@ -145,7 +145,7 @@ def sign_ahead(
     for first in range(steps.start, steps.stop, SPAN):
         rounds = range(first, min(first + SPAN, steps.stop))
         common = sign([ask for step in rounds for ask in _lists(readers[0].slots, step)])
-        common |= sign([Ask("LIST", slots.ADMISSIONS)])
+        common |= sign([StoreRequest("LIST", slots.ADMISSIONS)])
         for reader in readers:
             own = sign([ask for step in rounds for ask in own_puts(reader, step)])
             body = _body(reader, first, until, store.endpoint.folder, common | own)
@@ -173,12 +173,14 @@ def _count(store: Store, peer: int) -> int:
     return slots.count(is_there)
 
 
-def _signed(endpoint: S3Endpoint, seconds: int, asks: Sequence[Ask]) -> dict[Ask, str]:
+def _signed(
+    endpoint: S3Endpoint, seconds: int, asks: Sequence[StoreRequest]
+) -> dict[StoreRequest, str]:
     return dict(zip(asks, endpoint.sign(asks, seconds), strict=True))
 
 
 def _body(
-    reader: AddressReader, first: int, until: int, folder: str, urls: Mapping[Ask, str]
+    reader: AddressReader, first: int, until: int, folder: str, urls: Mapping[StoreRequest, str]
 ) -> SignedAddresses:
     return SignedAddresses(
         run=reader.run,
@@ -205,13 +207,13 @@ class Addressed(GivenEndpoint):
         super().__init__(store.address)
         self._store, self._reader, self._key, self._lab = store, reader, key, lab
         self._oldest = self._next = 0  # of the files that were read, and of the newer ones
-        self._ends = dict[Ask, int]()
-        self._refused = set[Ask]()  # whose address has ended, as the store says too
+        self._ends = dict[StoreRequest, int]()
+        self._refused = set[StoreRequest]()  # whose address has ended, as the store says too
         self._looked = self._warned = 0.0
         self._lock = threading.Lock()
         self.until = 0
 
-    def find(self, ask: Ask) -> tuple[str, dict[str, str]]:
+    def find(self, ask: StoreRequest) -> tuple[str, dict[str, str]]:
         """Return the address for this, from whichever file of the lab has it.
 
         Raises:
@@ -234,7 +236,7 @@ class Addressed(GivenEndpoint):
                 raise error(self.lacks(ask))
         return super().find(ask)
 
-    def refused(self, ask: Ask) -> bool:
+    def refused(self, ask: StoreRequest) -> bool:
         """Return whether an address that the store refused has ended by this clock too."""
         if self._ends.get(ask, self.until) > time.time():
             return False
@@ -253,7 +255,7 @@ class Addressed(GivenEndpoint):
             self._warned = self.until
             log.warning(f"train: the lab signed no addresses after {_at(self.until)}")
 
-    def _has_ended(self, ask: Ask) -> bool:
+    def _has_ended(self, ask: StoreRequest) -> bool:
         """Whether it is time to look for a newer address; this clock says only when to try."""
         now = time.time()
         if self._ends.get(ask, self.until) > now or now < self._looked + AGAIN:
@@ -305,7 +307,9 @@ class Addressed(GivenEndpoint):
         steps = range(body.first, body.first + SPAN)
         asks = {ask.name: ask for step in steps for ask in own_puts(self._reader, step)}
         urls = {asks[name]: url for name, url in body.puts.items() if name in asks}
-        urls |= {Ask("LIST", prefix, after=after): url for prefix, after, url in body.lists}
+        urls |= {
+            StoreRequest("LIST", prefix, after=after): url for prefix, after, url in body.lists
+        }
         urls = {ask: url for ask, url in urls.items() if newer or ask not in self._ends}
         self.give(body.folder, urls)
         self._ends |= dict.fromkeys(urls, body.until)
@@ -331,7 +335,7 @@ class AddressedStore(WebStore):
         try:
             return super().create(name, content)
         except NotFetchedError as error:
-            ask = Ask("PUT", name, len(content))
+            ask = StoreRequest("PUT", name, len(content))
             if isinstance(error, UnreachableError) or not self.endpoint.refused(ask):
                 raise
             self.endpoint.find(ask)  # which waits, unless there is a newer one

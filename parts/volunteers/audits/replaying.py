@@ -27,14 +27,14 @@ class StateError(RequestError):
     """What a peer owned before a window is not there, or not what it committed to."""
 
 
-class AskedWindow(NamedTuple):
+class ReplayRequest(NamedTuple):
     """A peer and its window that is to be replayed, both counted from 0."""
 
     peer: int
     number: int
 
     @classmethod
-    def parse(cls, text: str) -> "AskedWindow":
+    def parse(cls, text: str) -> "ReplayRequest":
         """Return what PEER:WINDOW means."""
         peer, _, number = text.partition(":")
         if not (peer.isdecimal() and number.isdecimal()):
@@ -75,7 +75,7 @@ def shown(setup: Setup, transcript: Transcript, place: RunInStore) -> list[Audit
 class RepeatedWindow(NamedTuple):
     """What came of a window's replay."""
 
-    asked: AskedWindow
+    asked: ReplayRequest
     window: Window
     messages: int
     why: str | None  #: Why bits could not be compared; None where they were.
@@ -83,7 +83,7 @@ class RepeatedWindow(NamedTuple):
 
 
 def replay(
-    setup: Setup, transcript: Transcript, store: Store, asked: AskedWindow
+    setup: Setup, transcript: Transcript, store: Store, asked: ReplayRequest
 ) -> RepeatedWindow:
     """Replay a peer's window of a run that was followed this far.
 
@@ -103,7 +103,7 @@ def replay(
     return RepeatedWindow(asked, window, messages, why, findings)
 
 
-def _window(setup: Setup, transcript: Transcript, request: AskedWindow) -> Window:
+def _window(setup: Setup, transcript: Transcript, request: ReplayRequest) -> Window:
     windows = setup.run.snapshots(setup.start.step).windows
     done = [w for w in windows if w.last <= setup.start.step + len(transcript.rounds)]
     if request.peer >= setup.run.peers.count or request.number >= len(done):

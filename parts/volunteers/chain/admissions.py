@@ -8,7 +8,7 @@ from parts.volunteers import slots
 from parts.volunteers.bodies import Admission
 from parts.volunteers.keys import PublicKey, parse_public, public_text
 from parts.volunteers.signed import MOST_BYTES, opened
-from parts.volunteers.store.verbs import ReadableStore, Seen
+from parts.volunteers.store.verbs import ReadableStore, StoredObject
 from pipeline.net.limits import UnreachableError
 
 
@@ -23,7 +23,7 @@ class Admissions:
     run: str  # SHA-256 of run.json, hex
     lab: PublicKey
     count: int  # slots of the run
-    objects: dict[str, Seen] = field(default_factory=dict)  # what was read, by name
+    objects: dict[str, StoredObject] = field(default_factory=dict)  # what was read, by name
     _found: dict[int, list[tuple[int, PublicKey | None]]] = field(default_factory=dict)
 
     def read(self) -> None:

@@ -17,11 +17,11 @@ from lockstep.protocol.driver import RunProgress
 from lockstep.protocol.round import Round
 from lockstep.tables.table import AsTuple, Table
 from parts.volunteers.bodies import Reason, RoundNumber, SlotNumber
-from parts.volunteers.chain.payloads import WITHHELD, Counted, Refused
+from parts.volunteers.chain.payloads import WITHHELD, MessageInTime, Refused
 from parts.volunteers.signed import Body
 
 Slots = Annotated[tuple[SlotNumber, ...], AsTuple]
-Shown = Mapping[int, Counted | Refused]
+Shown = Mapping[int, MessageInTime | Refused]
 """What the store shows of a round: the records that count, by peer."""
 
 
@@ -153,7 +153,7 @@ def is_whole(round_: Round, shown: Shown) -> bool:
     return shown.keys() >= round_.assignment.keys() and not changes
 
 
-def may_change(one: Counted | Refused) -> bool:
+def may_change(one: MessageInTime | Refused) -> bool:
     """Return whether the store may show other bytes later: a payload that is not there yet."""
     return isinstance(one, Refused) and one.reason == WITHHELD
 

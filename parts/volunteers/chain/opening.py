@@ -16,7 +16,7 @@ from parts.volunteers.bodies import Admission, RunDocument
 from parts.volunteers.chain.admissions import Admissions
 from parts.volunteers.keys import PrivateKey, PublicKey, parse_public, public_text
 from parts.volunteers.signed import MOST_BYTES, opened, sign, unsigned
-from parts.volunteers.store.verbs import ReadableStore, Seen, Store
+from parts.volunteers.store.verbs import ReadableStore, Store, StoredObject
 from pipeline.start.begin import Setup, self_test
 from pipeline.version import with_commit
 
@@ -78,7 +78,7 @@ def open_run(store: Store, setup: Setup, key: PrivateKey) -> RunDocument:
     return document
 
 
-def read_run(store: ReadableStore) -> tuple[RunDocument, Hash, Seen]:
+def read_run(store: ReadableStore) -> tuple[RunDocument, Hash, StoredObject]:
     """Return run.json, its hash, and how it was seen. Its lab's key is its own word."""
     seen = store.look(slots.RUN, MOST_BYTES)
     name = f"{store.address}/{slots.RUN}"

@@ -16,7 +16,7 @@ from parts.volunteers import slots
 from parts.volunteers.bodies import MessageRecord
 from parts.volunteers.keys import PublicKey
 from parts.volunteers.signed import is_signed, opened
-from parts.volunteers.store.verbs import Seen
+from parts.volunteers.store.verbs import StoredObject
 
 WITHHELD = "withheld"
 
@@ -29,7 +29,7 @@ class Refused(NamedTuple):
     record: str  # SHA-256 of the record, hex
 
 
-class Counted(NamedTuple):
+class MessageInTime(NamedTuple):
     """A message that is in time."""
 
     body: MessageRecord
@@ -60,8 +60,12 @@ class Expected:
 
 
 def judged(
-    peer: int, record: Seen, payload: Seen | None, key: PublicKey | None, expected: Expected
-) -> Counted | Refused | None:
+    peer: int,
+    record: StoredObject,
+    payload: StoredObject | None,
+    key: PublicKey | None,
+    expected: Expected,
+) -> MessageInTime | Refused | None:
     """Judge a peer's record, which is in time, and its payload.
 
     None: nothing that this peer signed. It is as if the record was not there.
@@ -101,4 +105,4 @@ def judged(
         return Refused("not finite", seconds, sha256)
     except wire.WireError:
         pass  # signed bytes that are no message
-    return Counted(body, seconds, sha256, sent)
+    return MessageInTime(body, seconds, sha256, sent)

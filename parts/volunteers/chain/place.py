@@ -22,7 +22,7 @@ from parts.volunteers.chain.signed_rounds import SignedRounds
 from parts.volunteers.collecting import collected
 from parts.volunteers.keys import PrivateKey, PublicKey, public_text
 from parts.volunteers.signed import opened
-from parts.volunteers.store.verbs import AwaitedError, MissedError, Seen, Store
+from parts.volunteers.store.verbs import AwaitedError, MissedError, Store, StoredObject
 from pipeline.net.limits import UnreachableError
 from pipeline.stage import signals
 
@@ -87,13 +87,13 @@ class Volunteer(NamedTuple):
 
 
 @dataclass
-class FoundLink:
+class LinkInSlot:
     """What stands in a link's slot.
 
     link: What it says; None unless the slot's peer signed it for this slot.
     """
 
-    seen: Seen
+    seen: StoredObject
     link: Any = None
 
     @property
@@ -196,7 +196,7 @@ class RunInStore(Observer):
 
     # ---- The verbs, for as long as it takes the store to answer ----
 
-    def look(self, name: str, most: int) -> Seen | None:
+    def look(self, name: str, most: int) -> StoredObject | None:
         """Look at an object."""
         seen = self._patiently(lambda: self.store.look(name, most))
         if self.signed is not None:
@@ -264,7 +264,7 @@ class RunInStore(Observer):
 
     def link(
         self, model: type[AnyLink], name: str, peer: int, at: int | None = None
-    ) -> FoundLink | None:
+    ) -> LinkInSlot | None:
         """Return what stands in a peer's slot for a link; None where nothing does yet.
 
         The signer must have had the slot at the time `at` of the store's clock or, if `at` is None,
@@ -279,10 +279,10 @@ class RunInStore(Observer):
             with suppress(LockstepError):
                 body = opened(model, seen.content, key, name, self.link_bytes)
                 if (body.run, body.round, body.peer) == (self.run, slot.step, slot.peer):
-                    return FoundLink(seen, body)
-        return FoundLink(seen)
+                    return LinkInSlot(seen, body)
+        return LinkInSlot(seen)
 
-    def _key(self, peer: int, seen: Seen, at: int | None) -> PublicKey | None:
+    def _key(self, peer: int, seen: StoredObject, at: int | None) -> PublicKey | None:
         """Return who had a slot when an object was put, or `at` a time before the round."""
         if at is None:
             self.read_admissions()

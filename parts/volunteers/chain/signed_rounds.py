@@ -23,7 +23,7 @@ from parts.volunteers.chain.links import AskedLink, Head, RoundLink
 from parts.volunteers.chain.opening import read_run
 from parts.volunteers.keys import parse_public
 from parts.volunteers.signed import FILLING, opened
-from parts.volunteers.store.verbs import MOST_NAMES, Seen
+from parts.volunteers.store.verbs import MOST_NAMES, StoredObject
 from pipeline.stage.untrusted_files import check_regular
 
 FOLDER, ADMITTED = "signed", "admitted"
@@ -37,15 +37,15 @@ class SignedRounds:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self._seen = dict[str, Seen]()  # of rounds that are not over
+        self._seen = dict[str, StoredObject]()  # of rounds that are not over
 
-    def saw(self, name: str, seen: Seen | None) -> None:
+    def saw(self, name: str, seen: StoredObject | None) -> None:
         """Remember an object of a round in progress."""
         slot = slots.slot(name)
         if seen is not None and slot is not None and slot.what in KINDS:
             self._seen[name] = seen
 
-    def keep(self, link: RoundLink, sha256: Hash, admitted: Mapping[str, Seen]) -> None:
+    def keep(self, link: RoundLink, sha256: Hash, admitted: Mapping[str, StoredObject]) -> None:
         """Write a round, whose link has this SHA-256, and all that was admitted so far."""
         entries = *link.messages.values(), *link.rejected.values()
         hashes = {sha256, link.previous, *(item.record for item in entries)}
@@ -113,11 +113,13 @@ class _Kept:
     def __init__(self, path: Path):
         self.address, self.objects = str(path), _read(path)
 
-    def look(self, name: str, most: int) -> Seen | None:
+    def look(self, name: str, most: int) -> StoredObject | None:
         """Return an object; its time is the file's word."""
         seen = self.objects.get(name)
         return (
-            seen if seen is None or len(seen.content or b"") <= most else Seen(None, seen.seconds)
+            seen
+            if seen is None or len(seen.content or b"") <= most
+            else StoredObject(None, seen.seconds)
         )
 
     def names(self, prefix: str, most: int = MOST_NAMES) -> dict[str, int]:
@@ -185,12 +187,12 @@ class _Round:
         return body, hashlib.sha256(content).hexdigest()
 
 
-def _read(path: Path) -> dict[str, Seen]:
+def _read(path: Path) -> dict[str, StoredObject]:
     objects = {}
     for name, item in read_json(path).items():
         match item:
             case [int(at), str(text)] if 0 <= at < LATEST:
-                objects[name] = Seen(text.encode(errors="replace"), at)
+                objects[name] = StoredObject(text.encode(errors="replace"), at)
             case _:
                 raise LockstepError(
                     f"{path}: {brief(name)}: found {brief(repr(item))}, expected seconds and a text"
@@ -198,5 +200,5 @@ def _read(path: Path) -> dict[str, Seen]:
     return objects
 
 
-def _sha256(seen: Seen) -> Hash:
+def _sha256(seen: StoredObject) -> Hash:
     return hashlib.sha256(seen.content or b"").hexdigest()

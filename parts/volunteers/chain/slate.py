@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 
 from parts.volunteers import slots
 from parts.volunteers.chain.links import FalseLinkError
-from parts.volunteers.chain.place import AnyLink, FoundLink, RunInStore
+from parts.volunteers.chain.place import AnyLink, LinkInSlot, RunInStore
 from parts.volunteers.chain.turns import Turns
 
 EARLIER = 2.0  # seconds: one more than those in which times are told
@@ -32,7 +32,7 @@ class Slate(Generic[AnyLink]):
     step: int
     at: int | None = None
     refused: list[int] = field(default_factory=list)
-    _found: dict[int, FoundLink] = field(default_factory=dict)
+    _found: dict[int, LinkInSlot] = field(default_factory=dict)
     _since: dict[int, float] = field(default_factory=dict)  # when it was first seen here
     _listed: dict[str, float] = field(default_factory=dict)  # when a name was first listed here
 
@@ -70,7 +70,7 @@ class Slate(Generic[AnyLink]):
         now = time.monotonic()
         return [peer for peer in self.refused if now - self._since[peer] > EARLIER]
 
-    def signed(self, ejected: Collection[int]) -> dict[int, FoundLink]:
+    def signed(self, ejected: Collection[int]) -> dict[int, LinkInSlot]:
         """Return the signed links that may count; peers that were ejected have none."""
         out = {*ejected, *self.refused}
         return {p: entry for p, entry in self._found.items() if entry.link and p not in out}
@@ -89,7 +89,7 @@ class Slate(Generic[AnyLink]):
         follows: Callable[[AnyLink, int], Followed],
         *,
         is_over: bool = False,
-    ) -> tuple[FoundLink, Followed] | None:
+    ) -> tuple[LinkInSlot, Followed] | None:
         """Return the link that counts, and what `follows` returns for it; None while none does.
 
         `follows` gets a link, and when it was put. A link that comes first counts once none can

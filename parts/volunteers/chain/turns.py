@@ -14,7 +14,7 @@ from lockstep.protocol.committee import deterministic_shuffle, round_seed
 from lockstep.protocol.driver import RunProgress
 from lockstep.protocol.round import Round
 from parts.volunteers.chain.links import Head, Shown, Terms, is_whole
-from parts.volunteers.chain.payloads import Counted
+from parts.volunteers.chain.payloads import MessageInTime
 
 
 class Turns(NamedTuple):
@@ -57,7 +57,7 @@ def turns_to_close(round_: Round, shown: Shown, head: Head, terms: Terms, slots:
     since = math.ceil(terms.limit + terms.settle)
     if is_whole(round_, shown):
         since = max((verdict.seconds for verdict in shown.values()), default=0)
-    senders = [peer for peer, verdict in shown.items() if isinstance(verdict, Counted)]
+    senders = [peer for peer, verdict in shown.items() if isinstance(verdict, MessageInTime)]
     order = in_order(round_.seed, senders, round_.peers, range(slots))
     return Turns(order, head.seconds + since, terms.turn)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lockstep.errors import LockstepError, expecting
-from parts.volunteers.store.verbs import MOST_NAMES, Seen, too_many
+from parts.volunteers.store.verbs import MOST_NAMES, StoredObject, too_many
 from pipeline.net.host import check_name
 from pipeline.stage.untrusted_files import walk
 
@@ -45,7 +45,7 @@ class FolderStore:
             finally:
                 aside.unlink(missing_ok=True)
 
-    def look(self, name: str, most: int) -> Seen | None:
+    def look(self, name: str, most: int) -> StoredObject | None:
         """Read a regular file; its time is that of its last change."""
         path = self._path(name)
         try:
@@ -61,7 +61,7 @@ class FolderStore:
                 raise LockstepError(f"{path}: not a regular file, expected one")
             content = file.read(most + 1) if status.st_size <= most else None
         is_long = content is None or len(content) > most
-        return Seen(None if is_long else content, int(status.st_mtime))
+        return StoredObject(None if is_long else content, int(status.st_mtime))
 
     def names(self, prefix: str, most: int = MOST_NAMES) -> dict[str, int]:
         """List the files below a folder."""

@@ -2,7 +2,7 @@
 
 from urllib.parse import quote, urlencode
 
-from parts.volunteers.store.web_store import Ask
+from parts.volunteers.store.web_store import StoreRequest
 from pipeline.net import google
 
 
@@ -16,7 +16,7 @@ class GoogleEndpoint:
         self._bucket, _, path = address.partition("://")[2].partition("/")
         self.folder = f"{path.strip('/')}/" if path.strip("/") else ""
 
-    def find(self, ask: Ask) -> tuple[str, dict[str, str]]:
+    def find(self, ask: StoreRequest) -> tuple[str, dict[str, str]]:
         """Return the address of an object or of a listing, and a fresh token."""
         headers = google.authorization(f"gs://{self._bucket}", pushes=ask.verb in ("PUT", "DELETE"))
         base, key = f"{google.endpoint()}/{self._bucket}", f"{self.folder}{ask.name}"

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from lockstep.errors import LockstepError
 from parts.volunteers.store.s3 import SOON, S3Endpoint
 from parts.volunteers.store.verbs import Store
-from parts.volunteers.store.web_store import TAKEN, Ask, WebStore
+from parts.volunteers.store.web_store import TAKEN, StoreRequest, WebStore
 from pipeline.net import limits, web
 
 NAMES, WRITERS = 20, 8
@@ -89,7 +89,7 @@ def _try_addresses(store: WebStore, endpoint: S3Endpoint, folder: str) -> None:
 
 def _trials(endpoint: S3Endpoint, folder: str) -> Iterator[Trial]:
     size = len(CONTENT)
-    asks = [Ask("PUT", f"{folder}/signed", size), Ask("LIST", f"{folder}/")]
+    asks = [StoreRequest("PUT", f"{folder}/signed", size), StoreRequest("LIST", f"{folder}/")]
     put, listing = endpoint.sign(asks, SOON)
     renamed, condition = put.replace("/signed?", "/another?"), endpoint.condition
     others = listing.replace(folder.replace("/", "%2F"), "probe%2Fother")

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from lockstep.errors import LockstepError
-from parts.volunteers.store.web_store import Ask
+from parts.volunteers.store.web_store import StoreRequest
 from pipeline.net import fsspec_files
 from pipeline.net.host import hide, message
 
@@ -35,11 +35,11 @@ class S3Endpoint:
         self._bucket, key, _ = self._files.split_path(path)
         self.folder = f"{key.rstrip('/')}/" if key else ""
 
-    def find(self, ask: Ask) -> tuple[str, dict[str, str]]:
+    def find(self, ask: StoreRequest) -> tuple[str, dict[str, str]]:
         """Sign an address that is used at once."""
         return self.sign([ask], SOON)[0], {}
 
-    def sign(self, asks: Sequence[Ask], seconds: int) -> list[str]:
+    def sign(self, asks: Sequence[StoreRequest], seconds: int) -> list[str]:
         """Return an address for each, that holds for so many seconds from now on."""
         from fsspec import asyn
 
@@ -51,7 +51,7 @@ class S3Endpoint:
                 f"{hide(self._address)}: {message(error)}, expected credentials to sign with"
             ) from None
 
-    async def _sign(self, asks: Sequence[Ask], seconds: int) -> list[str]:
+    async def _sign(self, asks: Sequence[StoreRequest], seconds: int) -> list[str]:
         client = await self._files.get_s3(self._bucket)
         return [
             await client.generate_presigned_url(
@@ -60,7 +60,7 @@ class S3Endpoint:
             for ask in asks
         ]
 
-    def _parameters(self, ask: Ask) -> dict[str, Any]:
+    def _parameters(self, ask: StoreRequest) -> dict[str, Any]:
         key = f"{self.folder}{ask.name}"
         match ask.verb:
             case "LIST":

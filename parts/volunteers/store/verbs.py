@@ -13,7 +13,7 @@ from pipeline.net.limits import UnreachableError
 MOST_NAMES = 4096  # of one listing: a round of 256 peers has a fifth of it
 
 
-class Seen(NamedTuple):
+class StoredObject(NamedTuple):
     """What stands under a name."""
 
     content: bytes | None  #: None: it is longer than was asked for.
@@ -33,7 +33,7 @@ class ReadableStore(Protocol):
 
     address: str  #: Of the run's folder, without credentials.
 
-    def look(self, name: str, most: int) -> Seen | None:
+    def look(self, name: str, most: int) -> StoredObject | None:
         """Return an object of up to `most` bytes, and when it was put; None if the name is free."""
 
     def names(self, prefix: str, most: int = MOST_NAMES) -> dict[str, int]:

@@ -16,7 +16,7 @@ from urllib.parse import unquote
 from xml.etree import ElementTree
 
 from lockstep.errors import LockstepError, brief
-from parts.volunteers.store.verbs import MOST_NAMES, Seen, too_many
+from parts.volunteers.store.verbs import MOST_NAMES, StoredObject, too_many
 from pipeline.net import limits, web
 from pipeline.net.limits import NetSettings, TransientError
 
@@ -25,7 +25,7 @@ BUSY, TAKEN = 409, 412  # two puts at once; there is one
 ATTEMPT = "its bytes there"
 
 
-class Ask(NamedTuple):
+class StoreRequest(NamedTuple):
     """What is asked of a store."""
 
     verb: str  #: "PUT", "GET", "DELETE", or "LIST".
@@ -41,7 +41,7 @@ class Endpoint(Protocol):
     condition: dict[str, str]  #: Headers with which a put writes nothing over an object.
     hides: bool  #: Whether it answers 403 where there is no object.
 
-    def find(self, ask: Ask) -> tuple[str, dict[str, str]]:
+    def find(self, ask: StoreRequest) -> tuple[str, dict[str, str]]:
         """Return an address and headers.
 
         Raises:
@@ -71,7 +71,10 @@ class WebStore:
 
     def _put(self, name: str, content: bytes) -> TransientError | None:
         """Put an object once; return None if the server says that it did."""
-        request, statuses = self._request(Ask("PUT", name, len(content))), DONE | {BUSY, TAKEN}
+        request, statuses = (
+            self._request(StoreRequest("PUT", name, len(content))),
+            DONE | {BUSY, TAKEN},
+        )
         headers = self.endpoint.condition
         try:
             with web.opened("PUT", request, self.network, headers, statuses, content) as answer:
@@ -82,12 +85,12 @@ class WebStore:
             return error
         return None
 
-    def look(self, name: str, most: int) -> Seen | None:
+    def look(self, name: str, most: int) -> StoredObject | None:
         """Read an object, whatever length the server gives."""
         return limits.call(partial(self._look, name, most), self.network)
 
-    def _look(self, name: str, most: int) -> Seen | None:
-        request = self._request(Ask("GET", name))
+    def _look(self, name: str, most: int) -> StoredObject | None:
+        request = self._request(StoreRequest("GET", name))
         limit = limits.ListingLimit(request.name, most)
         hidden = {403} if self.endpoint.hides else set()
         try:
@@ -96,18 +99,18 @@ class WebStore:
                     return None
                 seconds = _of_header(answer.headers.get("Last-Modified", ""), request.name)
                 if (answer.length_remaining or 0) > most:
-                    return Seen(None, seconds)
+                    return StoredObject(None, seconds)
                 content = web.read_whole(answer, request.name, limit, self.network)
         except web.NotFoundError:
             return None
-        return Seen(None if len(content) > most else content, seconds)
+        return StoredObject(None if len(content) > most else content, seconds)
 
     def names(self, prefix: str, most: int = MOST_NAMES) -> dict[str, int]:
         """List page after page, each from the last name of the page before."""
         pages, times, after = web.Pages(self.network), dict[str, int](), ""
         where, folder = f"{self.address}/{prefix}", self.endpoint.folder
         while True:
-            request = self._request(Ask("LIST", prefix, after=after))
+            request = self._request(StoreRequest("LIST", prefix, after=after))
             page, more = _read_page(pages.content(request), where)
             inside = [(key.removeprefix(folder), at) for key, at in page if key.startswith(folder)]
             times |= {name: at for name, at in inside if name.startswith(prefix)}
@@ -127,13 +130,13 @@ class WebStore:
         """Remove an object."""
 
         def ask() -> None:
-            request = self._request(Ask("DELETE", name))
+            request = self._request(StoreRequest("DELETE", name))
             with web.opened("DELETE", request, self.network, {}, DONE | {404}):
                 pass
 
         limits.call(ask, self.network)
 
-    def _request(self, ask: Ask) -> web.Request:
+    def _request(self, ask: StoreRequest) -> web.Request:
         url, headers = self.endpoint.find(ask)  # each time: signatures and tokens expire
         name = f"{self.address}/{ask.name}"
         return web.Request(url, headers, name, "an answer of the store", pushes=True)

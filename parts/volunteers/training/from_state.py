@@ -16,11 +16,11 @@ from lockstep.protocol import driver
 from lockstep.protocol.driver import RunProgress
 from lockstep.protocol.round import Evidence, Message, Round
 from lockstep.swarm.peers import RoundSettings, SimulatedPeers
-from lockstep.swarm.training_loop import Begun
+from lockstep.swarm.training_loop import StartingPoint
 from lockstep.transcript.entry import Entry, EpochParams
 from lockstep.transcript.transcript import Writer
 from parts.volunteers.chain.links import AskedLink, Head, RoundLink
-from parts.volunteers.chain.place import AnyLink, FoundLink, RunInStore
+from parts.volunteers.chain.place import AnyLink, LinkInSlot, RunInStore
 from parts.volunteers.chain.slate import Slate
 from parts.volunteers.training.states import States
 
@@ -38,7 +38,7 @@ class Passed(NamedTuple):
     signers: set[int]  #: Of all links of the round.
 
 
-class Later:
+class LateJoiner:
     """Who begins later than a run."""
 
     def __init__(self, place: RunInStore, states: States, settings: RoundSettings):
@@ -46,7 +46,7 @@ class Later:
         self.signers = set[int]()  # of links of the round that was read last
         self.builders: defaultdict[str, int] | None = None
 
-    def begin(self, begun: Begun, peers: SimulatedPeers, writer: Writer) -> Begun:
+    def begin(self, begun: StartingPoint, peers: SimulatedPeers, writer: Writer) -> StartingPoint:
         """Return the beginning after the newest state that is there; `begun` without any."""
         passed = [*self._passed(begun.progress, peers.params_hash())]
         # another link names all but the last
@@ -101,7 +101,7 @@ class Later:
 
     def _following(
         self, model: type[AnyLink], what: str, step: int, head: Head
-    ) -> FoundLink | None:
+    ) -> LinkInSlot | None:
         """Return the link of a round that names the one before it.
 
         If several do, it is the one on which most peers have built; None if that is unclear.

@@ -18,7 +18,7 @@ from lockstep.protocol.attestation import Hash
 from lockstep.protocol.driver import RunProgress
 from lockstep.swarm.delivery import Delivered
 from lockstep.swarm.peers import Done, SimulatedPeers
-from lockstep.swarm.swarm import Exchanged, RoundBegun, Swarm, Taken, Worked, evidence_of
+from lockstep.swarm.swarm import Exchanged, FinishedRound, RoundBegun, Swarm, Worked, evidence_of
 from lockstep.transcript.entry import Entry
 from lockstep.wire import bound
 from lockstep.wire.commitment import tree_hash
@@ -26,12 +26,12 @@ from parts.volunteers import slots
 from parts.volunteers.bodies import LeaveNotice, MessageRecord
 from parts.volunteers.chain import links
 from parts.volunteers.chain.links import FalseLinkError, Head, RoundLink
-from parts.volunteers.chain.payloads import Counted, Expected, Refused, judged
-from parts.volunteers.chain.place import NOTICES, FoundLink, RunInStore, Volunteer, Waits
+from parts.volunteers.chain.payloads import Expected, MessageInTime, Refused, judged
+from parts.volunteers.chain.place import NOTICES, LinkInSlot, RunInStore, Volunteer, Waits
 from parts.volunteers.chain.slate import EARLIER, Slate
 from parts.volunteers.chain.turns import Turns, in_order, put_before, turns_to_close
 from parts.volunteers.signed import sign
-from parts.volunteers.store.verbs import Seen
+from parts.volunteers.store.verbs import StoredObject
 from parts.volunteers.training.states import States
 from parts.volunteers.training.waiting import Waiting
 from pipeline.stage import signals
@@ -69,7 +69,7 @@ class StoredSwarm(Swarm):
         self.waits = 0.0  # seconds that it waited for it
         self.last: StoredRound | None = None  # the round before, until a link names its link
 
-    def take_round(self, progress: RunProgress) -> tuple[RunProgress, Taken | None]:
+    def take_round(self, progress: RunProgress) -> tuple[RunProgress, FinishedRound | None]:
         """Follow the next round, and train in it if a volunteer lives here.
 
         Where another link closed the round before after all, that round is returned once more.
@@ -90,18 +90,18 @@ class StoredSwarm(Swarm):
         return outcome
 
 
-class Settled(NamedTuple):
+class RoundResult(NamedTuple):
     """What a round came to by some messages."""
 
     progress: RunProgress
-    taken: Taken
+    taken: FinishedRound
     hashes: tuple[Hash, Hash, Hash | None]  # of params, of the shared state, of a file of both
 
 
 class AnotherWayError(Exception):
     """Another link closed the round before than was read, and what it came to."""
 
-    def __init__(self, outcome: tuple[RunProgress, Taken]):
+    def __init__(self, outcome: tuple[RunProgress, FinishedRound]):
         super().__init__()
         self.outcome = outcome
 
@@ -113,7 +113,7 @@ class StoredRound:
     swarm: StoredSwarm
     progress: RunProgress
     begun: RoundBegun
-    shown: dict[int, Counted | Refused] = field(default_factory=dict)
+    shown: dict[int, MessageInTime | Refused] = field(default_factory=dict)
     began: float = field(default_factory=time.monotonic)  # later than by the store's clock
     closable: float | None = None  # since when it could be closed
     composed: float | None = None  # since when the volunteer could put its link
@@ -163,7 +163,7 @@ class StoredRound:
         order = in_order(self.round.seed, self.round.assignment, members, all_slots)
         return Turns(order, 0, self.place.terms.turn)
 
-    def take(self) -> tuple[RunProgress, Taken]:
+    def take(self) -> tuple[RunProgress, FinishedRound]:
         """Take part in the round, if a volunteer lives here, and return what it came to."""
         self._work()
         self.swarm.waited, started = False, time.monotonic()
@@ -184,7 +184,7 @@ class StoredRound:
         self.swarm.waits = time.monotonic() - started
         return self._end(*chosen)
 
-    def again(self) -> tuple[RunProgress, Taken] | None:
+    def again(self) -> tuple[RunProgress, FinishedRound] | None:
         """Look once more which link closed the round; return what it came to if it is another."""
         refused, self.slate = self.slate.refused, self._slate()
         names = self.slate.list()
@@ -209,7 +209,7 @@ class StoredRound:
     def _slate(self) -> Slate[RoundLink]:
         return Slate(self.place, RoundLink, "closed", self.round.step, self.head.seconds)
 
-    def _end(self, closing: FoundLink, outcome: Settled) -> tuple[RunProgress, Taken]:
+    def _end(self, closing: LinkInSlot, outcome: RoundResult) -> tuple[RunProgress, FinishedRound]:
         """Go on from the link that closed the round."""
         named = {*closing.link.false_links, *outcome.progress.state.ejected}
         owed = tuple(sorted({*self.slate.refused} - named))
@@ -223,7 +223,7 @@ class StoredRound:
         self.shown.clear()  # with all messages
         return outcome.progress, outcome.taken
 
-    def _look(self, *, everywhere: bool) -> tuple[FoundLink, Settled] | None:
+    def _look(self, *, everywhere: bool) -> tuple[LinkInSlot, RoundResult] | None:
         """Look for the link that closes the round: mostly where it is expected."""
         if everywhere:
             self.slate.list()
@@ -351,9 +351,9 @@ class StoredRound:
             if names is None and peer not in self.shown:
                 return
 
-    def _payload(self, peer: int, record: Seen) -> Seen | None:
+    def _payload(self, peer: int, record: StoredObject) -> StoredObject | None:
         if self.sent is not None and self.me and self.me.peer == peer:
-            return Seen(self.sent, record.seconds)  # which was put before it
+            return StoredObject(self.sent, record.seconds)  # which was put before it
         name = slots.of_peer(self.round.step, peer, "payload")
         return self.place.look(name, self.place.document.payload_bytes)
 
@@ -363,7 +363,7 @@ class StoredRound:
         if not links.is_whole(self.round, self.shown):
             self._read(self.slate.list())
 
-    def _follow(self, link: RoundLink, seconds: int) -> Settled:
+    def _follow(self, link: RoundLink, seconds: int) -> RoundResult:
         """Return what the round came to by a link that was put at that time.
 
         Raises:
@@ -403,10 +403,10 @@ class StoredRound:
 
     def _settle(
         self, senders: list[int], left: tuple[int, ...], false_links: tuple[int, ...]
-    ) -> Settled:
+    ) -> RoundResult:
         """Settle the round by the messages of some senders."""
         self._undo()
-        counted: dict[int, Counted] = {p: self.shown[p] for p in sorted(senders)}
+        counted: dict[int, MessageInTime] = {p: self.shown[p] for p in sorted(senders)}
         sent = {peer: item.sent for peer, item in counted.items()}
         intact = {p: item.sent for p, item in counted.items() if not item.broken}
         beyond = bound.beyond({peer: item.largest for peer, item in intact.items()})
@@ -428,9 +428,9 @@ class StoredRound:
         params, shared = self.swarm.peers.params_and_shared()
         state = self.swarm.states.write(self.round.step, params, shared)
         hashes = self.swarm.peers.params_hash(), tree_hash(jax.device_get(shared)), state
-        return Settled(progress, taken, hashes)
+        return RoundResult(progress, taken, hashes)
 
-    def _said(self, counted: Mapping[int, Counted]) -> Worked:
+    def _said(self, counted: Mapping[int, MessageInTime]) -> Worked:
         """Return what the senders say that they did."""
         done = {p: Done(item.sent, item.body.loss) for p, item in counted.items()}
         losses = [item.loss for item in done.values() if item.loss is not None]

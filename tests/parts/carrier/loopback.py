@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Mapping
 
-from parts.carrier.carrier import Answered, Carrier
-from parts.carrier.requests import AnswerHeader, Asked, decode
+from parts.carrier.carrier import Carrier, PeerAnswer
+from parts.carrier.requests import AnswerHeader, PeerRequest, decode
 from parts.carrier.sidecar import PeerProcess
 
 BACK_AFTER = 6  # calls until a process that died is there again
@@ -25,14 +25,14 @@ class Loopback(Carrier):
         self.wants: set[int] = set()
         self.events = 0
 
-    def ask(self, asked: Mapping[int, Asked], seconds: float) -> dict[int, Answered]:
+    def ask(self, asked: Mapping[int, PeerRequest], seconds: float) -> dict[int, PeerAnswer]:
         self.calls += 1
         return super().ask(asked, seconds)
 
     def _is_there(self, peer: int) -> bool:
         return self.of[peer] is not None
 
-    def _send(self, peers: list[int], one: Asked) -> None:
+    def _send(self, peers: list[int], one: PeerRequest) -> None:
         for peer in peers:
             self.fresh.discard(peer)
             how = self.fails(peer, one.operation)
@@ -50,7 +50,7 @@ class Loopback(Carrier):
                 self.gone[peer] = self.calls + BACK_AFTER
                 self._lost[peer] = f"died {how} {one.operation}"
             else:
-                self._answers[peer] = Answered(header, arrays, 0.01)
+                self._answers[peer] = PeerAnswer(header, arrays, 0.01)
 
     def _listen(self, seconds: float) -> None:
         pass

@@ -13,7 +13,14 @@ from lockstep.errors import LockstepError
 from parts.carrier import channel
 from parts.carrier.carrier import Processes
 from parts.carrier.channel import Hub, Line, PeerSecret, Secrets
-from parts.carrier.requests import AnswerHeader, Asked, Recompute, RequestHeader, decode, encode
+from parts.carrier.requests import (
+    AnswerHeader,
+    PeerRequest,
+    Recompute,
+    RequestHeader,
+    decode,
+    encode,
+)
 from tests.parts.carrier.tap import COMMAND, GREETING, HARMS, Tap, stranger
 
 GIB = 2**30
@@ -97,9 +104,9 @@ def arrive(carrier, peer: int) -> None:
         time.sleep(0.01)
 
 
-def asked(number: int, *arrays: np.ndarray) -> Asked:
+def asked(number: int, *arrays: np.ndarray) -> PeerRequest:
     """A request whose values come back from `echo`."""
-    return Asked(Recompute(step=1, count=number), arrays)
+    return PeerRequest(Recompute(step=1, count=number), arrays)
 
 
 def test_each_peer_gets_its_own_request_and_arrays_travel_unchanged(tmp_path):
@@ -306,11 +313,11 @@ class Talk:
     def __init__(self):
         self.taken = 0
 
-    def receive(self, seconds: float) -> channel.Heard:
+    def receive(self, seconds: float) -> channel.PeerMessage:
         self.taken += 1
         assert self.taken < 1000, "heard without end"
         hello = encode(AnswerHeader(process=NAMES[self.taken % 2], says="hello"))
-        return channel.Heard((0, 0), b"", hello)
+        return channel.PeerMessage((0, 0), b"", hello)
 
 
 def test_a_peer_that_never_stops_talking_does_not_hold_the_trainer(tmp_path):

@@ -4,8 +4,8 @@ import pytest
 
 from lockstep.files import read_json
 from lockstep.transcript.transcript import Transcript
-from parts.carrier.carrier import Answered, Processes
-from parts.carrier.requests import Asked
+from parts.carrier.carrier import PeerAnswer, Processes
+from parts.carrier.requests import PeerRequest
 from pipeline import witness
 from tests import tiny
 from tests.parts.carrier.test_remote_peers import never_twice
@@ -23,7 +23,9 @@ def test_a_peer_of_two_processes_computes_as_on_two_devices_and_comes_back_when_
     """A sum of two has no order, so that here, and only here, even an audit's bits are the same."""
     trained = []
 
-    def ask(self: Processes, asked: dict[int, Asked], seconds: float) -> dict[int, Answered]:
+    def ask(
+        self: Processes, asked: dict[int, PeerRequest], seconds: float
+    ) -> dict[int, PeerAnswer]:
         if any(one.operation == "train" for one in asked.values()):
             trained.append(sorted(self._of))
             if len(trained) == KILLED_IN:

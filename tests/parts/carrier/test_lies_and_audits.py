@@ -10,8 +10,8 @@ import pytest
 from lockstep.protocol import consensus
 from lockstep.protocol.round import Evidence, Round
 from lockstep.wire.commitment import tree_hash
-from parts.carrier.carrier import Answered
-from parts.carrier.requests import Asked
+from parts.carrier.carrier import PeerAnswer
+from parts.carrier.requests import PeerRequest
 from tests.lockstep.swarm import simulated
 from tests.parts.carrier.loopback import Loopback
 from tests.parts.carrier.test_remote_peers import LONG, never_twice, train
@@ -19,15 +19,15 @@ from tests.parts.carrier.test_remote_peers import LONG, never_twice, train
 pytestmark = pytest.mark.long
 
 LIAR = 0  # whom the trainer asks first for what all have alike
-Lie = Callable[[Loopback, Asked, Answered], Answered]
+Lie = Callable[[Loopback, PeerRequest, PeerAnswer], PeerAnswer]
 
 
 def lying(monkeypatch, lie: Lie, liar: int = LIAR) -> None:
     ask = Loopback.ask
 
     def asked_to_lie(
-        self: Loopback, asked: Mapping[int, Asked], seconds: float
-    ) -> dict[int, Answered]:
+        self: Loopback, asked: Mapping[int, PeerRequest], seconds: float
+    ) -> dict[int, PeerAnswer]:
         answers = ask(self, asked, seconds)
         if liar in answers:
             answers[liar] = lie(self, asked[liar], answers[liar])
@@ -41,7 +41,7 @@ def one_after_the_other(*about: str, told: list[str]) -> Lie:
     lies = iter(about)
     now = [next(lies)]
 
-    def lie(_: Loopback, one: Asked, answer: Answered) -> Answered:
+    def lie(_: Loopback, one: PeerRequest, answer: PeerAnswer) -> PeerAnswer:
         values, arrays, what = answer.header.values, answer.arrays, getattr(one.values, "what", "")
         about = {"train": ["loss", "hash"], "recompute": ["recompute"], "optimize": ["optimize"]}
         lied = [what] if one.operation == "extract" else [*about.get(one.operation, [])]
@@ -99,7 +99,7 @@ def test_a_peer_that_commits_to_a_false_state_and_goes_on_from_it_is_named_and_n
 
     monkeypatch.setattr(consensus, "checked", but_for_the_liar)
 
-    def lie(carrier: Loopback, one: Asked, answer: Answered) -> Answered:
+    def lie(carrier: Loopback, one: PeerRequest, answer: PeerAnswer) -> PeerAnswer:
         if one.operation == "train" and one.values.step == step:
             peer = carrier.of[liar].operations
             false = jax.tree.map(lambda x: x * -1.5, peer.own)

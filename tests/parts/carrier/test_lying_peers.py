@@ -18,14 +18,14 @@ from lockstep.programs.local_training import Work
 from lockstep.swarm.peers import RoundSteps
 from lockstep.transcript.state import State
 from lockstep.wire.commitment import tree_hash
-from parts.carrier.carrier import Answered, Carrier
+from parts.carrier.carrier import Carrier, PeerAnswer
 from parts.carrier.remote_peers import RemotePeers
 from parts.carrier.requests import (
     OPERATIONS,
     AnswerHeader,
-    Asked,
     Buffer,
     FrameError,
+    PeerRequest,
     decode,
     encode,
 )
@@ -47,7 +47,7 @@ class Peer:
         self.trees = {"params": PARAMS, "shared": SHARED, "own": OWN, "new": OWN, "before": OWN}
         self.run: dict = {}
 
-    def answer(self, one: Asked) -> Sent:
+    def answer(self, one: PeerRequest) -> Sent:
         asked, arrays, trees = one.values, [], self.trees
         if one.operation == "create":
             self.run = asked.run
@@ -96,15 +96,15 @@ class Told(Carrier):
     def _is_there(self, peer: int) -> bool:
         return True
 
-    def _send(self, peers: list[int], one: Asked) -> None:
+    def _send(self, peers: list[int], one: PeerRequest) -> None:
         for peer in peers:
             try:
                 header, arrays = decode(AnswerHeader, self.buffers(peer, one))
-                self._answers[peer] = Answered(header, arrays, 0.1)
+                self._answers[peer] = PeerAnswer(header, arrays, 0.1)
             except FrameError as error:
                 self.lose(peer, f"nonsense: {error}")
 
-    def buffers(self, peer: int, one: Asked) -> list[Buffer]:
+    def buffers(self, peer: int, one: PeerRequest) -> list[Buffer]:
         values, arrays = self.processes[peer].answer(one)
         lie = self.told if peer == LIAR else None
         what = getattr(one.values, "what", "")
@@ -282,7 +282,7 @@ def test_the_arrays_that_travel_are_those_of_the_tables_in_their_order(monkeypat
     ask, seen = RemotePeers.ask, set()
 
     def spied(
-        self: RemotePeers, asked: Mapping[int, Asked], like: Mapping = {}, *rest: float
+        self: RemotePeers, asked: Mapping[int, PeerRequest], like: Mapping = {}, *rest: float
     ) -> dict:
         for one in asked.values():
             seen.add((one.operation, len(one.arrays), tuple(like)))

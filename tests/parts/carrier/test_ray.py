@@ -19,7 +19,7 @@ from ray.cluster_utils import Cluster
 from lockstep.files import read_json
 from lockstep.transcript.transcript import Transcript
 from parts.carrier import ray_actors, requests
-from parts.carrier.requests import AnswerHeader, Asked, RequestHeader, decode, encode
+from parts.carrier.requests import AnswerHeader, PeerRequest, RequestHeader, decode, encode
 from pipeline.runfile.tables import RayCluster
 from tests import tiny
 from tests.errors import refused
@@ -97,7 +97,7 @@ def test_what_actors_do_is_what_processes_do(cluster, monkeypatch):
         nodes = {ray.get(actor.handle.node.remote()) for actor in carrier._of.values()}
         assert len(nodes) == 2  # each on a node of its own
         echo = requests.Recompute(step=1, count=7)
-        one = Asked(echo, [big, np.array(1.5, "bfloat16")])
+        one = PeerRequest(echo, [big, np.array(1.5, "bfloat16")])
         answers = carrier.ask({0: one, 1: one}, 60)
         assert answers.keys() == both and carrier.lost() == {}
         for answer in answers.values():
@@ -105,7 +105,7 @@ def test_what_actors_do_is_what_processes_do(cluster, monkeypatch):
             assert [a.tobytes() for a in answer.arrays] == [a.tobytes() for a in one.arrays]
         for values, why in LOST.items():
             silent = values == requests.Restore()
-            asked = {0: Asked(values), 1: one}
+            asked = {0: PeerRequest(values), 1: one}
             assert carrier.ask(asked, 0.5 if silent else 60).keys() == {1}
             (line,) = carrier.lost().values()
             assert line.startswith(why) and "\n" not in line

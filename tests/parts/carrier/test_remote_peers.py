@@ -15,9 +15,9 @@ import pytest
 from lockstep.programs.train_step import Programs
 from lockstep.transcript.transcript import Transcript
 from parts.carrier import handlers
-from parts.carrier.carrier import Answered
+from parts.carrier.carrier import PeerAnswer
 from parts.carrier.remote_peers import RemotePeers
-from parts.carrier.requests import Asked
+from parts.carrier.requests import PeerRequest
 from pipeline import runfile
 from pipeline.stage import signals
 from tests.errors import refused
@@ -197,7 +197,9 @@ def test_a_peer_that_computes_other_params_than_most_is_lost_and_takes_them_over
 ):
     ask, seen = Loopback.ask, Counter()
 
-    def wrong(self: Loopback, asked: Mapping[int, Asked], seconds: float) -> dict[int, Answered]:
+    def wrong(
+        self: Loopback, asked: Mapping[int, PeerRequest], seconds: float
+    ) -> dict[int, PeerAnswer]:
         answers = ask(self, asked, seconds)
         for peer, answer in answers.items():
             seen[peer] += asked[peer].operation == "optimize"
@@ -217,7 +219,9 @@ def test_on_the_walls_clock_who_is_late_is_as_the_carrier_saw_it(tmp_path, monke
     took, compiled = {0: 1.5, 1: 2.5, 2: 99.0, 3: 0.5, 4: 0.5, 5: 0.5}, set()
     ask, operations = Loopback.ask, []
 
-    def slow(self: Loopback, asked: Mapping[int, Asked], seconds: float) -> dict[int, Answered]:
+    def slow(
+        self: Loopback, asked: Mapping[int, PeerRequest], seconds: float
+    ) -> dict[int, PeerAnswer]:
         operations.extend({getattr(o.values, "what", o.operation) for o in asked.values()})
         compiled.update(p for p, one in asked.items() if one.operation == "compile")
         answers = ask(self, asked, seconds)
@@ -254,8 +258,8 @@ def test_one_peers_nan_costs_it_its_place_wherever_peers_run(tmp_path, monkeypat
     there = Loopback.ask
 
     def step_there(
-        self: Loopback, asked: Mapping[int, Asked], seconds: float
-    ) -> dict[int, Answered]:
+        self: Loopback, asked: Mapping[int, PeerRequest], seconds: float
+    ) -> dict[int, PeerAnswer]:
         answers = there(self, asked, seconds)
         for peer in {SPOILT} & answers.keys():
             values = asked[peer].values

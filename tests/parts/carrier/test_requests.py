@@ -11,7 +11,14 @@ import pytest
 
 from parts.carrier import requests
 from parts.carrier.handlers import Operations, leaves
-from parts.carrier.requests import OPERATIONS, Asked, FrameError, Outcome, RequestHeader, decode
+from parts.carrier.requests import (
+    OPERATIONS,
+    FrameError,
+    Outcome,
+    PeerRequest,
+    RequestHeader,
+    decode,
+)
 from pipeline.start.round_settings import round_settings
 from tests.errors import refused
 from tests.lockstep.swarm import simulated
@@ -39,12 +46,12 @@ REQUESTS = {
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_a_request_has_these_bytes_and_is_read_as_what_was_asked(operation):
     table, values = REQUESTS[operation]
-    buffers = Asked(table, [np.arange(2, dtype="i4")]).buffers("0" * 16, 5, "host:1")
+    buffers = PeerRequest(table, [np.arange(2, dtype="i4")]).buffers("0" * 16, 5, "host:1")
     header = {"version": 2, "trainer": "0" * 16, "number": 5, "operation": operation}
     arrays = [{"dtype": "int32", "shape": [2]}]
     header |= {"gang": "host:1", "values": values, "arrays": arrays}
     assert bytes(buffers[0]).decode() == json.dumps(header, separators=(",", ":"))
-    read = Asked.read(*decode(RequestHeader, buffers))
+    read = PeerRequest.read(*decode(RequestHeader, buffers))
     assert (read.operation, read.values) == (operation, table)
 
 
@@ -64,7 +71,7 @@ def test_a_request_has_these_bytes_and_is_read_as_what_was_asked(operation):
 def test_a_wrong_request_is_refused_in_one_line_that_names_the_field(operation, values, named):
     header = RequestHeader(trainer="0" * 16, number=1, operation=operation, values=values)
     with refused(*named, error=FrameError) as caught:
-        Asked.read(header, [])
+        PeerRequest.read(header, [])
     assert len(str(caught.value)) < 300
 
 
@@ -110,17 +117,17 @@ def test_a_step_that_was_compiled_before_compiles_nothing_and_gives_the_same_bit
         assert all(hasattr(process, f"_{name}") for name in requests.OPERATIONS.keys() - {"exit"})
         columns = lab.programs.task.columns
         create = requests.Create(run={}, model=simulated.MODEL, first_step=0, columns=columns)
-        process.handle(Asked(create, [*leaves(params), *leaves(shared)]))
-        process.handle(Asked(requests.Restore(), leaves(own)))
+        process.handle(PeerRequest(create, [*leaves(params), *leaves(shared)]))
+        process.handle(PeerRequest(requests.Restore(), leaves(own)))
         return process
 
     def train(process: Operations) -> tuple[Outcome, int]:
         before = lowered["programs"]
         asked = requests.Train(step=1, count=2, imprecise=False, keep=True, hash=True)
-        return process.handle(Asked(asked, [rows])), lowered["programs"] - before
+        return process.handle(PeerRequest(asked, [rows])), lowered["programs"] - before
 
     ready, other = process(), process()
-    ready.handle(Asked(requests.Compile(imprecise=False), [rows]))
+    ready.handle(PeerRequest(requests.Compile(imprecise=False), [rows]))
     (done, of_ready), (expected, of_other) = train(ready), train(other)
     assert (of_ready, of_other > 0) == (0, True)
     assert done.values == expected.values

@@ -77,7 +77,7 @@ def test_who_ends_every_handshake_is_no_trainer_of_this_run(line, capsys):
         until = time.monotonic() + 60
         while line.turned_away < sidecar.TURNED_AWAY and time.monotonic() < until:
             line.receive(0.01)
-    sidecar._Alone(line, 60).look()
+    sidecar._TrainerWatch(line, 60).look()
     assert "another run's trainer, or no trainer; trying again" in capsys.readouterr().out
 
 

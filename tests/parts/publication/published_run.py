@@ -23,7 +23,7 @@ from parts.publication.transcript import Unpacked
 from pipeline import runfile
 from pipeline.__main__ import app
 from pipeline.recheck import outputs, report
-from pipeline.recheck.outputs import Made, PublishedFile
+from pipeline.recheck.outputs import MadeFile, PublishedFile
 from pipeline.recheck.published import PublishedRun, PublishedTranscript
 from pipeline.runfile import Network
 from pipeline.stage.artifacts import _digest
@@ -188,7 +188,7 @@ def _card(folder: Path, publication: Publication, whole: Unpacked, made: dict[st
     run = runfile.parse(read_json(folder / outputs.RUN), "run.json")
     with tiny.like_a_process():
         setup = begin.blank(run, found.header.model, None, publication.columns, 0, 0)
-    of_stages = {s: Made.model_validate_json(json.dumps(said)) for s, said in made.items()}
+    of_stages = {s: MadeFile.model_validate_json(json.dumps(said)) for s, said in made.items()}
     files = {name: sha256_file(folder / name) for name in publication.files}
     here = [folder, files, None, setup, found, [], [], [], [], None, of_stages, __version__]
     return report.make_card(PublishedRun(*here))

@@ -25,7 +25,7 @@ from parts.volunteers.addresses.ahead import (
 from parts.volunteers.chain.place import RunInStore, Waits
 from parts.volunteers.store.schemes import open_store
 from parts.volunteers.store.verbs import AwaitedError, MissedError
-from parts.volunteers.store.web_store import Ask
+from parts.volunteers.store.web_store import StoreRequest
 from pipeline.net import fsspec_files
 from tests import tiny
 from tests.parts.volunteers.stores import BUCKET, RUN, SOON
@@ -112,8 +112,8 @@ def test_it_has_no_address_for_anything_else(volunteer, bucket, name, length):
 
 def test_the_store_refuses_another_use_of_an_address(volunteer, bucket):
     endpoint = volunteer.endpoint
-    url, _ = endpoint.find(right := Ask("PUT", RECORD, slots.RECORD_BYTES))
-    endpoint.give(endpoint.folder, {Ask("PUT", RECORD, 3): url})
+    url, _ = endpoint.find(right := StoreRequest("PUT", RECORD, slots.RECORD_BYTES))
+    endpoint.give(endpoint.folder, {StoreRequest("PUT", RECORD, 3): url})
     with pytest.raises(LockstepError, match="answered 403 .*signature") as caught:
         volunteer.create(RECORD, b"abc")
     assert "X-Amz-Signature=" not in str(caught.value) and bucket.key not in str(caught.value)
@@ -246,7 +246,9 @@ def test_newer_addresses_take_the_place_of_those_that_ended(lab, bucket):
     store.names(slots.round_folder(STEP))
     assert abs(endpoint.until - time.time() - HOUR) < 60
     assert sign_ahead(lab, [READER], STEPS, 3 * HOUR, LAB) == ["addresses/007/00001.sealed"]
-    assert "X-Amz-Expires=3600" in endpoint.find(Ask("PUT", PAYLOAD, 5000))[0]  # still holds
+    assert (
+        "X-Amz-Expires=3600" in endpoint.find(StoreRequest("PUT", PAYLOAD, 5000))[0]
+    )  # still holds
     with an_hour_later():
         assert store.create(PAYLOAD, b"p" * 5000)
     assert endpoint.until > time.time() + 2 * HOUR

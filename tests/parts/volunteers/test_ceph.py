@@ -9,7 +9,7 @@ from lockstep.errors import LockstepError
 from parts.volunteers import keys, slots
 from parts.volunteers.addresses.ahead import AddressReader, open_addressed, sign_ahead
 from parts.volunteers.store.probe import probe
-from parts.volunteers.store.web_store import Ask
+from parts.volunteers.store.web_store import StoreRequest
 from pipeline.net import fsspec_files
 from pipeline.stage.keys import PROJECT
 from tests.parts.volunteers.stores import BUCKET, SOON, opened
@@ -56,12 +56,16 @@ def test_a_volunteer_without_credentials_does_what_was_signed_alone(lab, ceph, m
     endpoint = mine.endpoint
     url, listing = (
         endpoint.find(ask)[0]
-        for ask in (Ask("PUT", NAME, LENGTH), Ask("LIST", slots.round_folder(70)))
+        for ask in (StoreRequest("PUT", NAME, LENGTH), StoreRequest("LIST", slots.round_folder(70)))
     )
     other = slots.of_peer(70, 8, "record")
-    endpoint.give(endpoint.folder, {Ask("PUT", NAME, 3): url})
-    endpoint.give(endpoint.folder, {Ask("PUT", other, LENGTH): url.replace("007.", "008.")})
-    endpoint.give(endpoint.folder, {Ask("LIST", "rounds/00000071/"): listing.replace("070", "071")})
+    endpoint.give(endpoint.folder, {StoreRequest("PUT", NAME, 3): url})
+    endpoint.give(
+        endpoint.folder, {StoreRequest("PUT", other, LENGTH): url.replace("007.", "008.")}
+    )
+    endpoint.give(
+        endpoint.folder, {StoreRequest("LIST", "rounds/00000071/"): listing.replace("070", "071")}
+    )
     for refused in (
         lambda: mine.create(NAME, b"abc"),
         lambda: mine.create(other, b"x" * LENGTH),

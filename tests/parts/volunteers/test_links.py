@@ -9,7 +9,7 @@ from lockstep.wire.exchange import Sent
 from parts.volunteers.bodies import MessageRecord
 from parts.volunteers.chain import links
 from parts.volunteers.chain.links import AskedLink, FalseLinkError, Head, RoundLink, Terms
-from parts.volunteers.chain.payloads import WITHHELD, Counted, Refused
+from parts.volunteers.chain.payloads import WITHHELD, MessageInTime, Refused
 from tests.lockstep.protocol.driver.driven_run import LONG
 
 RUN, HEAD = "ab" * 32, Head("cd" * 32, 1_000)
@@ -18,12 +18,12 @@ PROGRESS = driver.ask(driver.start(LONG, 6, 1, 10, stored=True), range(5))
 PROGRESS, ROUND = driver.next_round(PROGRESS)
 
 
-def counted(peer: int, seconds: int = 5) -> Counted:
+def counted(peer: int, seconds: int = 5) -> MessageInTime:
     body = MessageRecord(
         run=RUN, round=1, peer=peer, span=ROUND.assignment[peer], base="00" * 32,
         commitment=f"{peer:02x}" * 32, bytes=3, sha256="11" * 32, loss=1.0, environment="22" * 32,
     )  # fmt: skip
-    return Counted(body, seconds, f"{peer:02x}" * 32, Sent(b"abc", b"", message={}))
+    return MessageInTime(body, seconds, f"{peer:02x}" * 32, Sent(b"abc", b"", message={}))
 
 
 ALL = {peer: counted(peer) for peer in ROUND.assignment}

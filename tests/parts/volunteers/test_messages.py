@@ -13,10 +13,10 @@ from lockstep.wire import exchange
 from lockstep.wire import message as wire
 from parts.volunteers import slots
 from parts.volunteers.bodies import LeaveNotice, MessageRecord
-from parts.volunteers.chain.payloads import Counted, Expected, Refused, judged
+from parts.volunteers.chain.payloads import Expected, MessageInTime, Refused, judged
 from parts.volunteers.keys import PrivateKey
 from parts.volunteers.signed import Body, canonical, sign
-from parts.volunteers.store.verbs import Seen
+from parts.volunteers.store.verbs import StoredObject
 from tests.lockstep.protocol.driver.driven_run import LONG
 
 KEY, OTHER = PrivateKey.generate(), PrivateKey.generate()
@@ -31,22 +31,22 @@ EXPECTED = Expected("ab" * 32, ROUND, "cd" * 32, 1_000, LENGTH, FORM)
 PUT = 1_005
 
 
-def record(payload: bytes = PAYLOAD, key: PrivateKey = KEY, **changes: object) -> Seen:
+def record(payload: bytes = PAYLOAD, key: PrivateKey = KEY, **changes: object) -> StoredObject:
     said = {
         "run": EXPECTED.run, "round": 1, "peer": 2, "span": ROUND.assignment[2],
         "base": EXPECTED.base, "commitment": SENT.commitment.hex(), "bytes": len(SENT.payload),
         "sha256": hashlib.sha256(payload).hexdigest(), "loss": 1.5, "environment": "22" * 32,
     }  # fmt: skip
-    return Seen(sign(MessageRecord(**said | changes), key, slots.RECORD_BYTES), PUT)
+    return StoredObject(sign(MessageRecord(**said | changes), key, slots.RECORD_BYTES), PUT)
 
 
-def judge(one: Seen, payload: Seen | None = Seen(PAYLOAD, PUT)):  # noqa: B008
+def judge(one: StoredObject, payload: StoredObject | None = StoredObject(PAYLOAD, PUT)):  # noqa: B008
     return judged(2, one, payload, KEY.public_key(), EXPECTED)
 
 
 def test_message_that_counts_is_decoded_and_has_its_time():
     one = judge(record())
-    assert isinstance(one, Counted)
+    assert isinstance(one, MessageInTime)
     assert (one.seconds, one.broken, one.body.loss) == (5, False, 1.5)
     assert np.array_equal(one.sent.message["w"], MESSAGE["w"])
     assert one.record == hashlib.sha256(record().content).hexdigest()
@@ -59,12 +59,12 @@ class AnotherRecord(Body):
     peer: int = 2
 
 
-def unbounded(**changes: object) -> Seen:
+def unbounded(**changes: object) -> StoredObject:
     """A signed record with values that its form does not have."""
     body = json.loads(record().content)["body"] | changes
     signature = KEY.sign(b"lockstep/record/1\0" + canonical(body)).hex()
     content = canonical({"body": body, "signature": signature})
-    return Seen(content.ljust(slots.RECORD_BYTES, b"\n"), PUT)
+    return StoredObject(content.ljust(slots.RECORD_BYTES, b"\n"), PUT)
 
 
 NAN = exchange.send({"w": np.full((4, 3), np.nan, np.float32)}, 2, ROUND, FORM)
@@ -82,14 +82,14 @@ NAN_PAYLOAD = bytes(NAN.payload).ljust(LENGTH, b"\0")
         (unbounded(loss=1.7e308), PAYLOAD, "form"),  # of two the mean is infinite
         (unbounded(loss=10**400), PAYLOAD, "form"),
         (record(), None, "withheld"),
-        (record(), Seen(PAYLOAD, PUT + 1), "withheld"),  # put after its record
+        (record(), StoredObject(PAYLOAD, PUT + 1), "withheld"),  # put after its record
         (record(), PAYLOAD[:-1], "length"),
         (record(), PAYLOAD + b"\0", "length"),
-        (record(), Seen(None, PUT), "length"),  # a gigabyte
+        (record(), StoredObject(None, PUT), "length"),  # a gigabyte
         (record(), PAYLOAD[:-1] + b"\1", "hash"),
         (record(PAYLOAD[:-1] + b"\1"), PAYLOAD[:-1] + b"\1", "filling"),
         (record(bytes=LENGTH + 1), PAYLOAD, "filling"),
-        (Seen(sign(AnotherRecord(), KEY, slots.RECORD_BYTES), PUT), PAYLOAD, "form"),
+        (StoredObject(sign(AnotherRecord(), KEY, slots.RECORD_BYTES), PUT), PAYLOAD, "form"),
         (
             record(NAN_PAYLOAD, commitment=NAN.commitment.hex(), bytes=len(NAN.payload)),
             NAN_PAYLOAD,
@@ -98,7 +98,7 @@ NAN_PAYLOAD = bytes(NAN.payload).ljust(LENGTH, b"\0")
     ],
 )
 def test_message_that_does_not_count_has_a_reason(one, payload, reason):
-    seen = Seen(payload, PUT) if isinstance(payload, bytes) else payload
+    seen = StoredObject(payload, PUT) if isinstance(payload, bytes) else payload
     assert judge(one, seen) == Refused(reason, 5, hashlib.sha256(one.content).hexdigest())
 
 
@@ -106,10 +106,12 @@ def test_message_that_does_not_count_has_a_reason(one, payload, reason):
     "one",
     [
         record(key=OTHER),
-        Seen(None, PUT),
-        Seen(record().content[:-1], PUT),
-        Seen(record().content.replace(b'"loss":1.5', b'"loss":1.4'), PUT),
-        Seen(sign(LeaveNotice(run="ab" * 32, round=1, peer=2), KEY, slots.RECORD_BYTES), PUT),
+        StoredObject(None, PUT),
+        StoredObject(record().content[:-1], PUT),
+        StoredObject(record().content.replace(b'"loss":1.5', b'"loss":1.4'), PUT),
+        StoredObject(
+            sign(LeaveNotice(run="ab" * 32, round=1, peer=2), KEY, slots.RECORD_BYTES), PUT
+        ),
     ],
 )
 def test_what_the_peer_did_not_sign_is_as_if_it_was_not_there(one):
@@ -117,13 +119,13 @@ def test_what_the_peer_did_not_sign_is_as_if_it_was_not_there(one):
 
 
 def test_record_of_a_slot_that_nobody_has_is_as_if_it_was_not_there():
-    assert judged(2, record(), Seen(PAYLOAD, PUT), None, EXPECTED) is None
+    assert judged(2, record(), StoredObject(PAYLOAD, PUT), None, EXPECTED) is None
 
 
 @pytest.mark.parametrize(
     "payload", [b"\xff" * LENGTH, PAYLOAD[:40] + b"\1" + PAYLOAD[41:]], ids=["no message", "other"]
 )
 def test_signed_bytes_that_are_no_message_are_broken(payload):
-    one = judge(record(payload, bytes=len(payload.rstrip(b"\0"))), Seen(payload, PUT))
-    assert isinstance(one, Counted)
+    one = judge(record(payload, bytes=len(payload.rstrip(b"\0"))), StoredObject(payload, PUT))
+    assert isinstance(one, MessageInTime)
     assert one.broken

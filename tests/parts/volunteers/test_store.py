@@ -8,7 +8,7 @@ import pytest
 
 from lockstep.errors import LockstepError
 from parts.volunteers.store.schemes import open_store
-from parts.volunteers.store.verbs import Seen
+from parts.volunteers.store.verbs import StoredObject
 from pipeline.net import limits
 from tests.parts.volunteers.stores import RUN, SOON, opened
 from tests.servers import misbehaviour as wrong
@@ -53,7 +53,10 @@ def test_an_object_is_put_once_and_read_with_the_stores_time(store):
     assert store.create(NAME, b"first")
     assert not store.create(NAME, b"other") and not store.create(NAME, b"firstfirst")
     seen = store.look(NAME, 10)
-    assert seen == Seen(b"first", seen.seconds) and begun - 1 <= seen.seconds <= time.time() + 1
+    assert (
+        seen == StoredObject(b"first", seen.seconds)
+        and begun - 1 <= seen.seconds <= time.time() + 1
+    )
     assert store.names("rounds/00000001/") == {NAME: seen.seconds}
 
 
@@ -64,7 +67,7 @@ def test_who_put_the_same_bytes_before_has_won(store):
 def test_a_longer_object_is_not_read_but_seen(store):
     store.create(NAME, b"x" * 1000)
     assert store.look(NAME, 1000).content == b"x" * 1000
-    assert store.look(NAME, 999) == Seen(None, store.look(NAME, 1000).seconds)
+    assert store.look(NAME, 999) == StoredObject(None, store.look(NAME, 1000).seconds)
 
 
 def test_an_empty_object_is_one(store):

@@ -23,7 +23,7 @@ from parts.volunteers.chain.slate import Slate
 from parts.volunteers.chain.turns import Turns
 from parts.volunteers.signed import sign
 from parts.volunteers.store.folder import FolderStore
-from parts.volunteers.training.from_state import Later
+from parts.volunteers.training.from_state import LateJoiner
 from parts.volunteers.training.waiting import Waiting
 from tests.lockstep.protocol.driver.driven_run import LONG
 from tests.parts.volunteers.test_links import ALL, HEAD, MOST, ROUND, TERMS, counted
@@ -215,11 +215,11 @@ def test_of_several_links_the_one_counts_on_which_most_peers_have_built(place):
     chain([(1, 3), (2, 3), (3, 3)], BEGAN)  # early, so that it costs it nothing
     chain([(1, 0)], BEGAN + 100)
     following = RoundLink, "closed", 1, place.head
-    assert Later(place, None, None)._following(*following) is None  # nobody can tell yet
+    assert LateJoiner(place, None, None)._following(*following) is None  # nobody can tell yet
     shutil.rmtree(place.store.root / slots.round_folder(1))
     chain([(1, 0), (2, 1), (3, 2)], BEGAN + 200)
     chain([(1, 3)], BEGAN)
-    assert Later(place, None, None)._following(*following).link.peer == 0
+    assert LateJoiner(place, None, None)._following(*following).link.peer == 0
 
 
 # ---- A run that waits ----

@@ -8,7 +8,7 @@ import pytest
 
 from lockstep.errors import LockstepError, RequestError
 from parts.volunteers import joining, keys, slots, stored_verification
-from parts.volunteers.audits.replaying import AskedWindow, replay, shown
+from parts.volunteers.audits.replaying import ReplayRequest, replay, shown
 from parts.volunteers.bodies import Admission
 from parts.volunteers.chain import opening
 from parts.volunteers.chain.place import Onlooker
@@ -89,7 +89,7 @@ def test_window_of_another_machine_is_compared_within_a_tolerance(store, tmp_pat
             f"file://{store}", tmp_path, Onlooker(False, bool)
         )
         transcript.__dict__["rounds"] = [*map(elsewhere, transcript.rounds)]
-        one = replay(setup, transcript, place.store, AskedWindow(1, 0))
+        one = replay(setup, transcript, place.store, ReplayRequest(1, 0))
     assert (one.messages, one.findings) == (3, [])
     assert "peer 1 trained on another machine" in one.why
 

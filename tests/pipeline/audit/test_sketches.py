@@ -33,7 +33,7 @@ from pipeline.audit.tolerance import (
     limit,
     to_blame,
 )
-from pipeline.audit.verdict import Finding, How, Varied
+from pipeline.audit.verdict import Finding, ReplayComparison, Varied
 from pipeline.stage.devices import difference
 from tests.lockstep.swarm.simulated import PEERS, lab, run_of
 from tests.pipeline.audit.edited.audited_run import edit_round
@@ -226,7 +226,7 @@ def test_messages_params_and_states_have_each_what_was_learnt_of_them(trained):
     }  # fmt: skip
     fixed = replace(replay, varied=None).how
     assert fixed.params_limit == TOLERANCE["float32"] and fixed.own_limits is None
-    assert replace(replay, why=None).how == How()
+    assert replace(replay, why=None).how == ReplayComparison()
 
 
 def test_params_are_compared_by_the_norm_of_the_update():

@@ -8,7 +8,7 @@ import pytest
 from lockstep.errors import LockstepError
 from lockstep.swarm import training_loop
 from pipeline import runfile
-from pipeline.audit.verdict import How, judge
+from pipeline.audit.verdict import ReplayComparison, judge
 from pipeline.language_model.language_model import programs_of
 from pipeline.preflight import commands
 from pipeline.preflight.plan import plan, plan_of
@@ -95,7 +95,7 @@ def test_empty_rounds_end_no_run_over_a_store(stored):
     """There a few peers could make them while the others are away, and nobody could follow."""
     coordinator = SimpleNamespace(max_round_train_time=30)
     swarm = SimpleNamespace(settings=SimpleNamespace(stored=stored, coordinator=coordinator))
-    begun = training_loop.Begun(0, None, None, [], None)
+    begun = training_loop.StartingPoint(0, None, None, [], None)
     loop = training_loop.TrainingLoop(swarm, begun, training_loop.Record(), 9)
     assert len(loop.observers) == (not stored)
 
@@ -126,5 +126,5 @@ def test_a_verdict_does_not_accept_a_run_of_which_nothing_was_applied(tmp_path):
         faults = [{"kind": "dropped", "peer": peer, "rounds": [1, rounds]} for peer in range(6)]
         run = run_of("signs", *faults, total_steps=3)
         transcript = lab("signs").train(run, tmp_path / f"{rounds}").transcript
-        verdict = judge(run, transcript, [], How(), run.snapshots(0).windows, [])
+        verdict = judge(run, transcript, [], ReplayComparison(), run.snapshots(0).windows, [])
         assert (verdict.empty_rounds, verdict.accepted) == (rounds, accepted)
