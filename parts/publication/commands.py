@@ -22,7 +22,7 @@ from pipeline.command_options import DEFAULT_ROOT, DEFAULT_RUN, RESULTS, Root, R
 
 if TYPE_CHECKING:
     from parts.publication.claims import Verified
-    from parts.publication.fetch import Limits, Listing
+    from parts.publication.fetch import Limits, PublicListing
     from parts.publication.layout import ReaderAsks
     from pipeline.audit.unchecked_bundle import WorkerOfReader
 
@@ -163,7 +163,7 @@ def verify(  # noqa: PLR0913 - each is an option
         raise typer.BadParameter(f"{attest.parent}: no such folder", param_hint="--attest")
     limits = Limits(max_gb, Network(attempts=attempts, stall_seconds=stall_seconds))
     asks = ReaderAsks(seed, windows, checkpoint, shards, tasks, key)
-    listings: list[Listing] = []
+    listings: list[PublicListing] = []
     try:
         worker = unchecked_bundle.WorkerOfReader(worker_python, worker_module, worker_path)
         published = partial(_verify, source, root, limits, asks, worker, listings)
@@ -184,7 +184,7 @@ def verify(  # noqa: PLR0913 - each is an option
 
 def _attest(
     path: Path,
-    listings: "list[Listing]",
+    listings: "list[PublicListing]",
     asks: "ReaderAsks",
     outcome: VerifyOutcome,
     result: dict[str, Any],
@@ -290,7 +290,7 @@ def _verify(
     limits: "Limits",
     asks: "ReaderAsks",
     worker: "WorkerOfReader | None" = None,
-    listings: "list[Listing] | None" = None,
+    listings: "list[PublicListing] | None" = None,
 ) -> "Verified":
     """Return what is known of a publication; everything printed goes to stderr.
 

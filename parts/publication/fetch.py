@@ -37,7 +37,7 @@ class Limits(NamedTuple):
     network: Network  # limits of time and attempts
 
 
-class Listing(NamedTuple):
+class PublicListing(NamedTuple):
     """A publication whose list is here and was checked."""
 
     publication: Publication
@@ -59,7 +59,7 @@ class Listing(NamedTuple):
         return listed | {MANIFEST: self.sha256}
 
 
-def find(source: str, cache: Path, limits: Limits, *, signed: bool = False) -> Listing:
+def find(source: str, cache: Path, limits: Limits, *, signed: bool = False) -> PublicListing:
     """Find a publication, named as `FORM` says, and check its list of files.
 
     `signed` says whether a web server is asked for a signature.
@@ -77,7 +77,7 @@ def find(source: str, cache: Path, limits: Limits, *, signed: bool = False) -> L
     raise RequestError(f"{source}: no such folder, expected {FORM}")
 
 
-def _in_folder(folder: Path, limits: Limits) -> Listing:
+def _in_folder(folder: Path, limits: Limits) -> PublicListing:
     """Return a publication in a folder, which is read where it is."""
     check_regular(folder)
     path = folder / MANIFEST
@@ -102,10 +102,10 @@ def _in_folder(folder: Path, limits: Limits) -> Listing:
         return folder
 
     uri = folder.resolve().as_uri()
-    return Listing(publication, uri, sha256(content).hexdigest(), signature, bring)
+    return PublicListing(publication, uri, sha256(content).hexdigest(), signature, bring)
 
 
-def _on_web(address: str, cache: Path, limits: Limits, signed: bool) -> Listing:
+def _on_web(address: str, cache: Path, limits: Limits, signed: bool) -> PublicListing:
     request = remote.resolve_web(_below(address, MANIFEST))
     request = request._replace(expected="a publication of `lockstep publish`")
     _say_what_is_asked(request.name, limits.network)
@@ -125,7 +125,7 @@ def _on_web(address: str, cache: Path, limits: Limits, signed: bool) -> Listing:
 
     bring = _download(publication, origin, cache, limits, MANIFEST)
     uri = hide(address.partition("#")[0].partition("?")[0])
-    return Listing(publication, uri, sha256(content).hexdigest(), signature, bring)
+    return PublicListing(publication, uri, sha256(content).hexdigest(), signature, bring)
 
 
 def _below(address: str, name: str) -> str:
@@ -134,7 +134,7 @@ def _below(address: str, name: str) -> str:
     return f"{path.rstrip('/')}/{quote(name)}{mark}{query}"
 
 
-def _on_hub(source: str, cache: Path, limits: Limits) -> Listing:
+def _on_hub(source: str, cache: Path, limits: Limits) -> PublicListing:
     repo, revision = HUB.fullmatch(source).groups()
     _say_what_is_asked(f"the hub for {source}", limits.network)
     listing = hub_files.list_repo(repo, revision, source, limits.network, FORM, folders=True)
@@ -157,7 +157,7 @@ def _on_hub(source: str, cache: Path, limits: Limits) -> Listing:
 
     bring = _download(publication, origin, cache, limits, "the hub")
     uri = hub_files.package_url(repo, listing.commit)
-    return Listing(
+    return PublicListing(
         publication, uri, stored[0].sha256, *(signature or [None]), bring, listing.commit
     )
 

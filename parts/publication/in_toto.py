@@ -17,7 +17,7 @@ from typing import Any
 from lockstep.files import write_json
 from parts.publication import layout
 from parts.publication.claims import VerifyOutcome
-from parts.publication.fetch import Listing
+from parts.publication.fetch import PublicListing
 from parts.publication.layout import ReaderAsks
 from pipeline import version
 from pipeline.recheck import outputs
@@ -34,13 +34,13 @@ LEVELS = {
 PACKAGES = ("jax", "jaxlib", "numpy")  # beside the code, what a replay depends on
 
 
-def digests(found: Listing) -> dict[str, str]:
+def digests(found: PublicListing) -> dict[str, str]:
     """Return the SHA-256 of all weights, of the run file, and of the list of every file."""
     weights = [name for name in found.publication.exported if name.endswith(".safetensors")]
     return {name: found.digests[name] for name in (*sorted(weights), outputs.RUN, layout.MANIFEST)}
 
 
-def claims(found: Listing) -> list[PublicClaim]:
+def claims(found: PublicListing) -> list[PublicClaim]:
     """Return what was verified: a branch of the hub may be something else tomorrow."""
     hashes = digests(found)
     text = "SHA-256 " + ", ".join(f"{sha256} of {name}" for name, sha256 in hashes.items())
@@ -52,7 +52,7 @@ def claims(found: Listing) -> list[PublicClaim]:
 
 
 def write(
-    path: Path, found: Listing, asks: ReaderAsks, outcome: VerifyOutcome, said: dict[str, Any]
+    path: Path, found: PublicListing, asks: ReaderAsks, outcome: VerifyOutcome, said: dict[str, Any]
 ) -> None:
     """Write the statement of what was decided; `said` is what `verify --json` says."""
     subject = [{"name": name, "digest": {"sha256": of}} for name, of in digests(found).items()]
@@ -103,7 +103,7 @@ def _policy(asks: ReaderAsks) -> dict[str, Any]:
     return {"uri": f"{OURS}verify/asked", "digest": {"sha256": sha256}, "annotations": options}
 
 
-def _signatures(listing: Listing, claims: dict[str, Any]) -> list[dict[str, Any]]:
+def _signatures(listing: PublicListing, claims: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the author's signature, if it was checked with the reader's key."""
     if claims.get("signature", {}).get("is") != "proven":
         return []
