@@ -321,8 +321,8 @@ def _measured_on(plain: Sequence[Row]) -> str | None:
 
 def _told_apart(pairs: Sequence[Difference], labels: Mapping[str, str]) -> Iterator[str]:
     unsure = [pair for pair in pairs if not pair.sure]
-    text = f"Differences are of equal seeds, with t intervals that hold for all {len(pairs)} pairs "
-    yield text + f"together 95 times in 100 (Bonferroni).{'' if unsure else ' All differ.'}"
+    text = "Differences are of equal seeds, with t intervals that hold together 95 times in 100 "
+    yield text + f"(Bonferroni, pairs: {len(pairs)}).{'' if unsure else ' All differ.'}"
     for better, group in itertools.groupby(unsure, lambda pair: pair.better):
         others = "; ".join(f"{labels[pair.worse]} ({pair})" for pair in group)
         yield f"{labels[better]} cannot be told apart from: {others}."
