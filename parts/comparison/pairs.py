@@ -15,15 +15,15 @@ class Difference(NamedTuple):
     better: str
     worse: str
     mean: float
-    reach: float  # half of the interval; infinite of one seed
+    reach: float | None  # half of the interval; None for one seed
 
     @property
     def sure(self) -> bool:
-        """Whether the interval has no 0."""
-        return abs(self.mean) > self.reach
+        """Whether there is an interval, and it does not contain 0."""
+        return self.reach is not None and abs(self.mean) > self.reach
 
     def __str__(self) -> str:
-        if math.isinf(self.reach):
+        if self.reach is None:
             return f"{self.mean:.3f}"
         return f"{self.mean:.3f} [{self.mean - self.reach:.3f}, {self.mean + self.reach:.3f}]"
 
@@ -41,7 +41,7 @@ def differences(losses: Mapping[str, Sequence[float]]) -> list[Difference]:
     result = []
     for better, worse in pairs:
         gaps = [b - a for a, b in zip(losses[better], losses[worse], strict=True)]
-        reach = math.inf
+        reach = None
         if len(gaps) > 1:
             quantile = stats.t.ppf(1 - (1 - LEVEL) / (2 * len(pairs)), len(gaps) - 1)
             reach = float(quantile) * statistics.stdev(gaps) / math.sqrt(len(gaps))

@@ -252,7 +252,7 @@ def test_paired_differences_are_students_and_hold_for_all_pairs():
     far = found["a", "b"]
     assert (far.mean, far.reach) == pytest.approx((1.1, 7.6488 * 0.1 / math.sqrt(3)), rel=1e-4)
     assert far.sure and not found["a", "c"].sure
-    assert math.isinf(differences({"a": [4.0], "b": [9.0]})[0].reach)
+    assert differences({"a": [4.0], "b": [9.0]})[0].reach is None
 
 
 def test_only_intervals_without_0_decide_an_order():
@@ -449,12 +449,14 @@ def test_a_training_diverged_if_its_exit_status_says_so_whatever_its_words_are(
 def test_a_table_replaces_none_of_another_file_and_its_name_keeps_its_dots(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     method = PLAIN | {"label": "a|b \x1b[31m $\\x$ \u4e00"}
-    one = compared(seeds=[3], methods={"a": method})
-    table = [row("a", 4.0)._replace(label=one.methods["a"].label)]
+    one = compared(seeds=[3], methods={"a": method, "b": PLAIN, "c": PLAIN})
+    table = [row("a", 4.0)._replace(label=one.methods["a"].label), row("b", 5.0), row("c", None)]
     files = written.write(Path("params/compare.v2.toml"), one, table, "code")
     assert {path.name for path in files} == {f"compare.v2{ending}" for ending in written.ENDINGS}
     heads, line = (files[0].read_text().splitlines()[i] for i in (2, 4))
     assert line.replace(r"\|", "").count("|") == heads.count("|") and "\x1b" not in line
+    (pair,) = json.loads(files[2].read_text())["pairs"]
+    assert pair == dict(better="a", worse="b", mean=1.0, reach=None, told_apart=False)  # one seed
     plan_file.check_tables_are_of(Path("params/../params/compare.v2.toml"))
     said = r"compare\.v2\.json: .*params/compare\.v2\.toml.*mine/compare\.v2\.toml"
     with pytest.raises(LockstepError, match=said):
