@@ -36,7 +36,7 @@ FUNCTIONS = {
 WINGS = ("lockstep", "parts", "pipeline")
 NOT_WRITTEN_HERE = {
     "pipeline/recheck/outputs.py: self.names",  # of the table above it
-    "pipeline/recheck/outputs.py: one.names",
+    "pipeline/recheck/outputs.py: output.names",
     "lockstep/errors.py: '|'.join(map(re.escape, longest)) or '(?!)'",
     "pipeline/weights/hf.py: model.ignored",
     "pipeline/tokens/signs.py: f'(?<![a-z]){split}(?![a-z])'",  # of a word of ours
