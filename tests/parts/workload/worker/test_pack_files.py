@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.parts.workload.worker.totals import total
-from tests.parts.workload.worker_host import WorkerError
+from tests.parts.workload.worker_host import Host, WorkerError
 
 SCHEMA = "a schema"
 
@@ -64,3 +64,14 @@ def test_a_pack_of_another_layout_or_schema_is_refused_with_both_named(host, mod
         host.ask(
             "import_parameter_pack", **read, state_dict_filter=same, model_schema_hash="another"
         )
+
+
+def test_a_workload_may_write_and_read_its_packs_itself(folder, tmp_path):
+    with Host("plain:OwnPacks", {}, folder) as own:
+        plan = own.ask("parameter_pack_plan", device="cpu", state_dict_filter={})
+        assert plan["uses_custom_parameter_pack_hooks"] and plan["layout_hash"] is None
+        model_id = own.ask("init_model", device="cpu")["model_id"]
+        place = {"parameter_pack_path": str(tmp_path), "state_dict_filter": {}}
+        own.ask("export_parameter_pack", model_id=model_id, model_schema_hash=SCHEMA, **place)
+        other = own.ask("import_parameter_pack", device="cpu", **place)["model_id"]
+        assert (total(own, model_id), total(own, other)) == (3.0, 6.0)
