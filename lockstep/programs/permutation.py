@@ -26,12 +26,12 @@ MOST_INDICES = 2**62  # an index is a pair of halves, of at most 31 bits each
 
 
 def permute(seed: bytes, index_N: np.ndarray, n: int) -> np.ndarray:
-    """Return the image of each index under the seeded permutation of 0..n-1: int64, as many.
+    """Return the image of each index under the seeded permutation of 0..n-1.
 
     For round r, with key k_r = SHA-256(seed | r)[:8] and the mask of half a pair's bits:
     (left, right) <- (right, left xor (mix(right + k_r) & mask)).
 
-    `index_N` may have any shape.
+    `index_N` holds integers and may have any shape; the images are int64 of the same shape.
 
     Raises:
       ValueError: the seed has not 32 bytes, n is not 1..2**62, or an index is not in 0..n-1.

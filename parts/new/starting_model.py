@@ -55,7 +55,7 @@ def model_named(name: str, root: Path) -> StartingModel:
     where = as_path(name) if commit is None else name
     tokenizer = where if files.has_tokenizer else None
     if not any(file.endswith(".safetensors") for file in files.names):
-        label = f"fresh weights of the shape of {name}'s {hf.CONFIG}, beside which there are none"
+        label = f"fresh weights by the {hf.CONFIG} of {name}, which has no weights"
         model = _fresh(config, label, tokenizer)
     elif commit is None:
         checkpoint = {"Hub": {"repo_id": where}}

@@ -155,8 +155,8 @@ def distro(momentum: CompressedMomentum, overlap: int = 0) -> Optimizer:
     A peer removes what it selected with full values, whatever bits the wire carries, as Psyche
     does. No inverse transform is needed except Q's.
 
-    `overlap` is how many rounds messages travel while the next ones are computed: 0, or for
-    `_overlapped` 1 or 2.
+    `overlap` says how messages travel: 0, before the round ends; 1 or 2, while the next round is
+    computed, as Psyche's `train` example or its network applies them.
 
     References:
       Peng, Quesnelle, Kingma, DeMo: Decoupled Momentum Optimization, https://arxiv.org/abs/2411.19870
@@ -197,7 +197,7 @@ def distro(momentum: CompressedMomentum, overlap: int = 0) -> Optimizer:
 
 
 class OverlappedState(NamedTuple):
-    """A peer's own state in `_overlapped`.
+    """A peer's own state with `overlap` 1 or 2.
 
     Attributes:
       delta: The momentum's coefficients; shapes of the params, float32.
@@ -209,7 +209,7 @@ class OverlappedState(NamedTuple):
 
 
 class WaitingDirection(NamedTuple):
-    """The shared state of `_overlapped`.
+    """The shared state with `overlap` 1 or 2.
 
     Attributes:
       direction: The last round's direction, still to be applied; shapes of the params.
