@@ -87,10 +87,10 @@ def download(
 
     logs.to_stdout("WARNING")
     settings, paths = runfile.load(run), Paths("download", run, root)
-    seen = dry.look(settings, paths)
-    for line in dry.lines(settings, paths, seen):
+    preview = dry.look(settings, paths)
+    for line in dry.lines(settings, paths, preview):
         logs.say(line)
-    raise typer.Exit(int(seen.amount.is_too_little))
+    raise typer.Exit(int(preview.amount.is_too_little))
 
 
 def _add_stage(name: str, description: str) -> None:

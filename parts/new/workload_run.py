@@ -40,9 +40,9 @@ def new_run(answers: Mapping[str, Any], root: Path) -> tuple[NewRun, dict[str, A
     new = _with_steps_of(new, answers, facts)
     words, rows = facts.words, facts.rows
     if "Workload" not in new.data.table:
-        seen = dry_run.look(run, Paths("download", Path(CALLED), root))
-        words, rows = seen.survey.row_words, seen.amount.most
-        if rows != seen.amount.least:  # an estimate, of text
+        preview = dry_run.look(run, Paths("download", Path(CALLED), root))
+        words, rows = preview.survey.row_words, preview.amount.most
+        if rows != preview.amount.least:  # an estimate, of text
             rows = None
     elif not words:
         raise LockstepError(f"--data: expected some, since {answers['workload']} has no dataset")

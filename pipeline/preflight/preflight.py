@@ -112,8 +112,8 @@ class Preflight:
         yield CheckRow(Mark.FINE, "tokenizer", tokenizer)
 
     def _data(self, run: runfile.Run) -> Iterator[CheckRow]:
-        seen = dry_run.look(run, self._paths("download"))
-        survey, amount = seen.survey, seen.amount
+        preview = dry_run.look(run, self._paths("download"))
+        survey, amount = preview.survey, preview.amount
         if survey.first is not None and not run.download.stream:
             self._fetched = sum(file.size for file in survey.files)
         if any(file.name.lower().endswith(PACKED) for file in survey.files):

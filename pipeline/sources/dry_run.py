@@ -56,7 +56,7 @@ class Sufficiency(NamedTuple):
         return f"more data, a smaller config.total_steps{again}"
 
 
-class DataSeen(NamedTuple):
+class DataPreview(NamedTuple):
     """What a run would read, how much that is, and how it compares with `[pins] data`, if set."""
 
     survey: Survey
@@ -64,7 +64,7 @@ class DataSeen(NamedTuple):
     pin: str
 
 
-def look(run: Run, paths: Paths) -> DataSeen:
+def look(run: Run, paths: Paths) -> DataPreview:
     """Look at the listings of a run's data; no data are fetched.
 
     Raises:
@@ -88,23 +88,23 @@ def look(run: Run, paths: Paths) -> DataSeen:
     if run.pins.data:
         status = "it is these data" if sha256 else "compared once they are read"
         pin = f"[pins] data = {brief(run.pins.data, 12)}: {status}"
-    return DataSeen(survey, _amount(run, survey), pin)
+    return DataPreview(survey, _amount(run, survey), pin)
 
 
-def lines(run: Run, paths: Paths, seen: DataSeen | None = None) -> Iterator[str]:
+def lines(run: Run, paths: Paths, preview: DataPreview | None = None) -> Iterator[str]:
     """Yield the lines of the report; the first bytes of a file elsewhere are fetched.
 
-    `seen` is what `look` returned, where that was done already.
+    `preview` is what `look` returned, where that was done already.
     """
-    seen = seen or look(run, paths)
-    survey = seen.survey
+    preview = preview or look(run, paths)
+    survey = preview.survey
     yield f"download: {survey.read}"
-    yield from _table(run, survey, seen.amount)
+    yield from _table(run, survey, preview.amount)
     if survey.first is not None and not run.download.stream:
         total, options = sum(file.size for file in survey.files), fetch_options(run, paths)
         yield _time(total, survey.first, options)
-    if seen.pin:
-        yield f"  pin        {seen.pin}"
+    if preview.pin:
+        yield f"  pin        {preview.pin}"
     for warning in survey.warnings:
         yield f"download: warning: {warning}"
 

@@ -86,14 +86,14 @@ class ArrayData(NamedTuple):
     read: str
     where: str
     files: dict[str, Path]
-    given: dict[Split, list[Examples]]
+    splits: dict[Split, list[Examples]]
 
 
 def survey(location: AnyArrays, options: FetchOptions) -> Survey:
     """Describe what a run would read; headers are read, and no values."""
     data = _find(location, options)
-    words = same_rows(data.given, data.where).words
-    totals = {split: sum(group.count for group in groups) for split, groups in data.given.items()}
+    words = same_rows(data.splits, data.where).words
+    totals = {split: sum(group.count for group in groups) for split, groups in data.splits.items()}
     counts = counts_of(totals, location.held_out_percent, data.where)
     files = []
     for split, most in most_rows(options.limit, words, data.where).items():
@@ -120,7 +120,7 @@ def fetch(location: AnyArrays, folder: Path, options: FetchOptions) -> Fetched:
     """
     data = _find(location, options)
     with unchanged(data.files.values()):
-        written = write_arrays(folder, data.given, data.where, location.held_out_percent, options)
+        written = write_arrays(folder, data.splits, data.where, location.held_out_percent, options)
         contents = _contents(data)
     if not data.files:
         row = hashlib.sha256(written.rows.model_dump_json().encode()).hexdigest()
@@ -156,12 +156,12 @@ def _find(location: AnyArrays, options: FetchOptions) -> ArrayData:
             "dataset(split)"
         )
     arrays = options.dataset()
-    examples = {
+    splits = {
         split: [examples_of(f'{where}: dataset("{split}")', partial(nullcontext, arrays[split]))]
         for split in (TRAIN, HELD_OUT)
         if arrays.get(split)
     }
-    return ArrayData("dataset of the workload", where, {}, examples)
+    return ArrayData("dataset of the workload", where, {}, splits)
 
 
 def _find_files(

@@ -102,7 +102,7 @@ def fetch(location: DataFiles, folder: Path, options: FetchOptions) -> Fetched:
             shards.add(split, digests.reshape(-1, rows.words))
     counts = dict(shards.rows)
     return Fetched(
-        files=shards.done(),
+        files=shards.finish(),
         token_size_in_bytes=WORD,
         vocab_size=None,
         shuffle=location.shuffle,

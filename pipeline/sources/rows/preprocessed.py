@@ -424,10 +424,10 @@ class _Lists:
             index = int(np.argmax(wrong))
             self.refuse(self._row_of(index), str(self.values[index]), expected)
 
-    def refuse(self, row: int, found: str, expected: str) -> NoReturn:
+    def refuse(self, row: int, actual: str, expected: str) -> NoReturn:
         """Raise the error for a row."""
         raise LockstepError(
-            f"{self.name}: column {self.column}, row {self.first + row}: found {found}, expected "
+            f"{self.name}: column {self.column}, row {self.first + row}: found {actual}, expected "
             f"{expected}"
         )
 

@@ -58,7 +58,7 @@ class RowShards:
         """Return whether more rows of these splits would be dropped."""
         return all(self.rows[split] == self._most[split] for split in splits)
 
-    def done(self) -> tuple[ShardFile, ...]:
+    def finish(self) -> tuple[ShardFile, ...]:
         """Write what is left; return all files."""
         for split, waiting in self._waiting.items():
             if waiting:
@@ -148,12 +148,12 @@ def _check_array(name: str, array: Sliced, where: str) -> tuple[int, dict[str, A
     return count, {"name": name, "dtype": dtype.name, "shape": tuple(shape)}
 
 
-def same_rows(given: Mapping[Split, Sequence[Examples]], where: str) -> ArrayRows:
+def same_rows(splits: Mapping[Split, Sequence[Examples]], where: str) -> ArrayRows:
     """Return the form of a row, which all these examples share."""
-    if not given.get(TRAIN):
+    if not splits.get(TRAIN):
         raise LockstepError(f"{where}: found no arrays to train on, expected some")
-    first = given[TRAIN][0]
-    for group in (g for groups in given.values() for g in groups):
+    first = splits[TRAIN][0]
+    for group in (g for groups in splits.values() for g in groups):
         if group.rows != first.rows:
             expected = {array.name: array for array in first.rows.arrays}
             actual = {array.name: array for array in group.rows.arrays}
@@ -170,7 +170,7 @@ def same_rows(given: Mapping[Split, Sequence[Examples]], where: str) -> ArrayRow
 
 def write_arrays(
     folder: Path,
-    given: Mapping[Split, Sequence[Examples]],
+    splits: Mapping[Split, Sequence[Examples]],
     where: str,
     held_out_percent: float | None,
     options: FetchOptions,
@@ -183,13 +183,13 @@ def write_arrays(
     Raises:
       LockstepError: a split has no row, rows differ, or a value is no finite number.
     """
-    rows = same_rows(given, where)
-    counts = {split: sum(group.count for group in groups) for split, groups in given.items()}
+    rows = same_rows(splits, where)
+    counts = {split: sum(group.count for group in groups) for split, groups in splits.items()}
     counts_of(counts, held_out_percent, where)
     shards = RowShards(folder, rows.words, most_rows(options.limit, rows.words, where))
     total = sum(counts.values()) * WORD * rows.words
     with options.progress(total=total, unit="byte") as bar:
-        for split, groups in given.items():
+        for split, groups in splits.items():
             number, wanted = 0, (split,) if held_out_percent is None else (TRAIN, HELD_OUT)
             for rows_NW in _read(groups):
                 if held_out_percent is None:
@@ -203,7 +203,7 @@ def write_arrays(
                 if shards.is_full(wanted):
                     break
         bar.advance(bar.total - bar.done)
-    return WrittenArrays(shards.done(), rows, dict(shards.rows))
+    return WrittenArrays(shards.finish(), rows, dict(shards.rows))
 
 
 def _read(groups: Sequence[Examples]) -> Iterator[np.ndarray]:
@@ -247,15 +247,15 @@ def held_out_rows(first: int, count: int, percent: float) -> np.ndarray:
     return np.diff(passed) > 0
 
 
-def counts_of(given: Mapping[Split, int], percent: float | None, where: str) -> dict[Split, int]:
+def counts_of(totals: Mapping[Split, int], percent: float | None, where: str) -> dict[Split, int]:
     """Return how many rows each split has, without a limit.
 
-    `percent` is the share of the given train rows to hold out, if no others are given for that.
+    `totals` are the rows by split; unless None, `percent` of the train rows are held out.
 
     Raises:
       LockstepError: both say what is held out, or one of the splits has no row.
     """
-    train, held_out = given.get(TRAIN, 0), given.get(HELD_OUT, 0)
+    train, held_out = totals.get(TRAIN, 0), totals.get(HELD_OUT, 0)
     if percent is not None and held_out:
         raise LockstepError(
             f"{where}: found {held_out} held-out rows in the data and held_out_percent = "

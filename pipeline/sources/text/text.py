@@ -114,7 +114,7 @@ def fetch(location: AnyText, folder: Path, options: FetchOptions) -> Fetched:
         column; a split has no documents; or there is no such tokenizer.
     """
     readers = [_FileReader(location, source, options) for source in _sources(location)]
-    weights = [reader.given.weight for reader in readers if reader.given.weight is not None]
+    weights = [reader.source.weight for reader in readers if reader.source.weight is not None]
     parts = tuple(Part(shuffle=ShuffleDontShuffle(), weight=weight) for weight in weights)
     fetched = tokenize(location, readers, folder, options, parts)
     unproven = tuple(dict.fromkeys(sha256 for reader in readers for sha256 in reader.unproven))
@@ -136,14 +136,14 @@ class _Source(NamedTuple):
     share: float = 1.0
     weight: float | None = None
 
-    def limit(self, whole: Limit | None) -> Limit | None:
-        """Return its part of a limit; rounded up, so that all parts are no less than the whole."""
-        if whole is None or whole.files is not None or self.share == 1:
-            return whole
-        if whole.tokens is not None:
-            return Limit(tokens=math.ceil(whole.tokens * self.share))
-        sequences = math.ceil(whole.sequences * self.share) + 1  # mixture.py rounds too
-        return Limit(steps=sequences, batch=1, max_seq_len=whole.max_seq_len)
+    def limit(self, total: Limit | None) -> Limit | None:
+        """Return its part of a limit; rounded up, so that all parts are no less than the total."""
+        if total is None or total.files is not None or self.share == 1:
+            return total
+        if total.tokens is not None:
+            return Limit(tokens=math.ceil(total.tokens * self.share))
+        sequences = math.ceil(total.sequences * self.share) + 1  # mixture.py rounds too
+        return Limit(steps=sequences, batch=1, max_seq_len=total.max_seq_len)
 
 
 def _sources(location: AnyText) -> list[_Source]:
@@ -167,18 +167,18 @@ class _FileReader(DocumentReader):
       unproven: SHA-256 of what was fetched and no checksum of a server covers.
     """
 
-    def __init__(self, location: AnyText, given: _Source, options: FetchOptions):
-        self.given, self.part, self.share = given, given.part, given.share
+    def __init__(self, location: AnyText, source: _Source, options: FetchOptions):
+        self.source, self.part, self.share = source, source.part, source.share
         self.percent = location.held_out_percent
-        self.options = replace(options, limit=given.limit(options.limit))
+        self.options = replace(options, limit=source.limit(options.limit))
         most = max_tokens(options.limit)[HELD_OUT]
         super().__init__(
             {
                 TRAIN: most_tokens(self.options.limit, TRAIN),
-                HELD_OUT: None if most is None else math.ceil(most * given.share),
+                HELD_OUT: None if most is None else math.ceil(most * source.share),
             }
         )
-        self._listing = files_of(given.source, given.where, options)
+        self._listing = files_of(source.source, source.where, options)
         self.read = self._listing.read
         self.opened: dict[str, str] = {}
         self._sizes: dict[str, int] = {}
@@ -211,7 +211,7 @@ class _FileReader(DocumentReader):
     def _of_file(
         self, file: LocationFile, path: Path, groups: RowGroups | None = None
     ) -> Iterator[tuple[Split, str]]:
-        column, alone = self.given.source.column, len(self._listing.files) == 1
+        column, alone = self.source.source.column, len(self._listing.files) == 1
         of_file = documents(path, file.label, column, self.left_out, alone=alone, groups=groups)
         for text in of_file:
             held_out = file.name in self.named or is_held_out(text, self.percent)
@@ -227,13 +227,13 @@ class _FileReader(DocumentReader):
 
     def contents(self) -> Iterator[tuple[str, str]]:
         # by name, after the number of the source among several
-        prefix = "" if self.given.weight is None else f"{self.part}/"
+        prefix = "" if self.source.weight is None else f"{self.part}/"
         for name, sha256 in self.opened.items():
             yield f"{prefix}{name}", sha256
 
     def record(self) -> dict[str, Any]:
         return {
-            **({"read": self.read} if self.given.weight else {}),
+            **({"read": self.read} if self.source.weight else {}),
             **self._listing.says,
             "files": [*self.opened],
             **({"held_out_files": sorted(self.named)} if self.named else {}),
