@@ -49,7 +49,7 @@ from pipeline.stage import devices
 from pipeline.start import begin
 from pipeline.start.begin import Setup
 
-ASKED, TOLD, TOKENS = "asked.json", "messages.bin", "tokens.safetensors"
+JOB, RESULTS, TOKENS = "asked.json", "messages.bin", "tokens.safetensors"
 ISA = "--xla_cpu_max_isa="
 VARIED = {"threads", "instruction_set"}  # of an environment: what is varied here
 LENGTH = struct.Struct("<Q")
@@ -137,7 +137,7 @@ def measure(
             last = (process.stderr.strip().splitlines() or ["no word"])[-1]
             log.warning(f"witness: it ended with status {process.returncode}: {last}")
             return None
-        with open(folder / TOLD, "rb") as file:
+        with open(folder / RESULTS, "rb") as file:
             windows = [HonestWindow(setup, transcript, *pair).distances(file) for pair in work]
     distances = [distance for window in windows for distance in window.messages]
     return Varied(
@@ -151,16 +151,16 @@ def measure(
 
 def main(folder: Path) -> None:
     """Replay the windows that a folder asks for, and write the honest messages there."""
-    job = read_json(folder / ASKED)
+    job = read_json(folder / JOB)
     if job["compiled"]:
         devices.keep_compiled(Path(job["compiled"]))
-    run, transcript = runfile.parse(job["run"], ASKED), Transcript(Path(job["transcript"]))
+    run, transcript = runfile.parse(job["run"], JOB), Transcript(Path(job["transcript"]))
     columns: tuple[Column, ...] = tuple(job["columns"])
     rows = rows_file.read(folder / TOKENS, columns, run, None)
     setup = begin.blank(run, job["model"], rows, columns, job["step"], job["data_index"])
-    with open(folder / TOLD, "wb") as file:
+    with open(folder / RESULTS, "wb") as file:
         for window, peers in job["work"]:
-            for data in HonestWindow(setup, transcript, Window(*window), peers).told():
+            for data in HonestWindow(setup, transcript, Window(*window), peers).results():
                 file.write(LENGTH.pack(len(data)) + data)
 
 
@@ -180,7 +180,7 @@ def _ask(
         "work": [(window, [*peers]) for window, peers in work],
         "compiled": compiled,
     }
-    write_json(folder / ASKED, json.loads(json.dumps(job)))
+    write_json(folder / JOB, json.loads(json.dumps(job)))
 
 
 class Distances(NamedTuple):
@@ -219,7 +219,7 @@ class HonestWindow(WindowPeers):
         super().__init__(setup, transcript, window, peers, group)
         self.kept = setup.programs.form.kept
 
-    def told(self) -> Iterator[bytes]:
+    def results(self) -> Iterator[bytes]:
         """Yield each honest message as bytes or, if messages are not kept, many of its pieces.
 
         If messages are not kept, the arrays of the params and of the shared state after the window
@@ -230,27 +230,27 @@ class HonestWindow(WindowPeers):
             if self.kept:
                 yield bytes(wire.encode(message, form))
             else:
-                yield form.pieces.chosen(wire.fields(message), self._some(entry))
+                yield form.pieces.chosen(wire.fields(message), self._pieces(entry))
         if not self.kept:
             yield from map(bytes, wire.fields(self._agreed()))
         for own in self.own.values():
             yield from map(bytes, wire.fields(jax.device_get(own)))
 
-    def distances(self, told: BinaryIO) -> Distances:
+    def distances(self, file: BinaryIO) -> Distances:
         """Return how far another process's results are from those computed here."""
         form, distances, params = self.setup.programs.form, list[float](), None
         for entry, peer, message in self.messages():
-            theirs = _read(told)
+            theirs = _read(file)
             if self.kept:
                 work, sent = self.work(entry, peer), wire.decode(theirs, form)
                 distance, _ = self.replica.compare(self.own[peer], work, entry.round.step, sent)
                 distances.append(float(distance))
             else:
-                pieces = form.pieces.split(theirs, self._some(entry))
+                pieces = form.pieces.split(theirs, self._pieces(entry))
                 distances.append(form.pieces.distance(wire.fields(message), pieces))
         if not self.kept:
-            params = self._distance_of_agreed(told)
-        own = [self._distances_of_own(peer, told) for peer in self.own]
+            params = self._distance_of_agreed(file)
+        own = [self._distances_of_own(peer, file) for peer in self.own]
         if not np.isfinite([*distances, params or 0.0, *_largest(own).values()]).all():
             raise LockstepError("honest messages are not finite, expected finite ones")
         return Distances(distances, params, own)
@@ -273,7 +273,7 @@ class HonestWindow(WindowPeers):
         """Return the params now, and what peers share."""
         return jax.device_get((self.replica.params, self.replica.shared))
 
-    def _some(self, entry: Entry) -> range:
+    def _pieces(self, entry: Entry) -> range:
         """Return evenly spaced pieces, others in each round, and more than a sketch has."""
         count = self.setup.programs.form.pieces.count
         stride = -(-count // MOST_DRAWN)

@@ -89,17 +89,17 @@ class Beacon(NamedTuple):
     text: str
 
 
-def read_beacon(said: str) -> Beacon | None:
+def read_beacon(setting: str) -> Beacon | None:
     """Return what `[witness] beacon` says, checked; None where it is empty.
 
     Raises:
       LockstepError: A drand round has another signature, or py_ecc, which checks it, is missing.
     """
-    if not said:
+    if not setting:
         return None
-    match = re.fullmatch(DRAND, said)
+    match = re.fullmatch(DRAND, setting)
     if match is None:
-        return Beacon(said, f"{brief(repr(said))}, given by hand")
+        return Beacon(setting, f"{brief(repr(setting))}, given by hand")
     number, signature = int(match["round"]), bytes.fromhex(match["signature"])
     if not _is_signed(number, signature):
         raise LockstepError(

@@ -139,19 +139,19 @@ def _measured(published: PublishedRun, record: Evaluated) -> list[PublicClaim]:
 
 
 def held_out_claim(
-    loss: float, stderr: float | None, sequences: int, different: int, asked: int, split: int
+    loss: float, stderr: float | None, sequences: int, different: int, requested: int, split: int
 ) -> PublicClaim:
     """Return the claim about a loss: on how many sequences it was measured, and of how many.
 
-    `different` of them differ; the run file asks for `asked` of the whole `split`.
+    `different` of them differ; `requested` of the whole `split` are what the run file asks for.
     """
     text = f"held-out loss {loss:.4f} measured again on {measured_on(stderr, sequences, split)}"
-    if sequences < min(asked, split):
-        text += f", of the {asked} asked for"
+    if sequences < min(requested, split):
+        text += f", of the {requested} asked for"
     if different < sequences:
         text += f", of which only {different} differ"
     values = {"loss": loss, "stderr": stderr, "sequences": sequences, "different": different}
-    values |= {"asked": asked, "split_sequences": split}
+    values |= {"asked": requested, "split_sequences": split}
     return PublicClaim("held_out", "proven", text, values)
 
 
@@ -237,18 +237,18 @@ def _scores(published: PublishedRun, record: Evaluated) -> list[PublicClaim]:
 
 
 def compare_scores(
-    said: dict[str, dict[str, float | None]], found: dict[str, dict[str, float | None]]
+    recorded: dict[str, dict[str, float | None]], measured: dict[str, dict[str, float | None]]
 ) -> None:
     """Compare the published scores with those computed here."""
-    for task in sorted(said.keys() | found.keys()):
-        if said.get(task, {}).keys() != found.get(task, {}).keys():
-            here, there = (sorted(scores.get(task, {})) for scores in (found, said))
+    for task in sorted(recorded.keys() | measured.keys()):
+        if recorded.get(task, {}).keys() != measured.get(task, {}).keys():
+            here, there = (sorted(scores.get(task, {})) for scores in (measured, recorded))
             raise LockstepError(
                 f"{EVALUATED}: has the scores {brief(str(there))} for {brief(task)}, expected "
                 f"{here}"
             )
-        for metric, value in found[task].items():
-            claimed, tolerance = said[task][metric], SCORE_TOLERANCE
+        for metric, value in measured[task].items():
+            claimed, tolerance = recorded[task][metric], SCORE_TOLERANCE
             if not _is_near(value, claimed, rel_tol=tolerance, abs_tol=tolerance):
                 raise LockstepError(
                     f"{EVALUATED}: {brief(metric)} of {brief(task)} is {claimed}, expected "

@@ -34,7 +34,7 @@ class Output(NamedTuple):
 
     names: str  # in the stage's folder, as a regular expression
     published: str | None  # in a publication, as `re.sub` makes it; None where they are not in one
-    known: Kind | None  # how others know that they are so; None where they are not published
+    kind: Kind | None  # how others know that they are so; None where they are not published
     how: str  # what shows it, or what is published instead
 
     def name(self, left: str) -> str | None:

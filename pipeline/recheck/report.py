@@ -86,14 +86,14 @@ def _weights(published: PublishedRun) -> dict[str, str]:
     return {name: sha256 for name, sha256 in exported if name.endswith(".safetensors")}
 
 
-def _compare(found: str, due: str) -> None:
-    """Compare two texts, and name the first line that differs."""
-    if found == due:
+def _compare(card: str, due: str) -> None:
+    """Compare a card with the one that is due, and name the first line that differs."""
+    if card == due:
         return
-    lines = zip(found.split("\n"), due.split("\n"), strict=False)
+    lines = zip(card.split("\n"), due.split("\n"), strict=False)
     number, pair = next(
         ((n, pair) for n, pair in enumerate(lines, start=1) if pair[0] != pair[1]),
-        (min(len(text.split("\n")) for text in (found, due)) + 1, ("other lines", "the end")),
+        (min(len(text.split("\n")) for text in (card, due)) + 1, ("other lines", "the end")),
     )
     line, expected = (brief(repr(text)) for text in pair)
     raise LockstepError(
@@ -175,25 +175,25 @@ def _value(document: Any, name: str) -> Any:
 # ---- Results in the front matter ----
 
 
-def check_results(text: str, said: Evaluated | None) -> None:
+def check_results(text: str, record: Evaluated | None) -> None:
     """Check that the results in a card's front matter are those of evaluate.json.
 
     The hub shows them beside the model: all held-out numbers, and those of some or all tasks.
-    A card without results has no evaluate.json: `said` is None.
+    A card without results has no evaluate.json: `record` is None.
     """
     from huggingface_hub.repocard_data import model_index_to_eval_results
 
     index = _front(text).get(INDEX)
-    numbers = {} if said is None else said.model_dump(include=set(HELD_OUT))
+    numbers = {} if record is None else record.model_dump(include=set(HELD_OUT))
     due = {("held_out", name): value for name, value in numbers.items() if value is not None}
-    if index is None and (not due or (said is not None and said.workload is not None)):
+    if index is None and (not due or (record is not None and record.workload is not None)):
         return  # the hub's index knows no loss that only a workload's code can explain
     with expecting(f"{CARD}: {INDEX}", "one model with results", *NOT_AS_WRITTEN):
         [_] = index
         _, results = model_index_to_eval_results(index)
     remaining = due | {
         (task, metric): value
-        for task, metrics in (said.scored if said else {}).items()
+        for task, metrics in (record.scored if record else {}).items()
         for metric, value in metrics.items()
         if value is not None
     }

@@ -257,15 +257,15 @@ class Accusations(NamedTuple):
 
 
 def check_findings(
-    published: PublishedRun, verdict: Verdict, found: Sequence[Finding]
+    published: PublishedRun, verdict: Verdict, findings: Sequence[Finding]
 ) -> Accusations:
-    """Compare a verdict's findings with what was `found` in the repeated windows, both ways."""
+    """Compare a verdict's findings with `findings`, of the repeated windows, both ways."""
     shown, of_replays = [], []
     for finding in verdict.findings:
         (of_replays if finding.kind in OF_REPLAYS else shown).append(finding)
     _compare_rounds(published, shown, of_replays)
-    stated = [f for f in of_replays if not _is_shown(published, verdict, f, found)]
-    _refuse_unknown(published, verdict, found)
+    stated = [f for f in of_replays if not _is_shown(published, verdict, f, findings)]
+    _refuse_unknown(published, verdict, findings)
     confirmed = [finding for finding in verdict.findings if finding not in stated]
     return Accusations(confirmed, stated, len(verdict.replayed_windows))
 
@@ -273,16 +273,16 @@ def check_findings(
 def _accused(accusations: Accusations) -> Iterator[PublicClaim]:
     """Return the claims on the peers that the author's verdict accuses: confirmed or not."""
     if shown := accusations.shown:
-        text = f"what the author's audit found of {_named(shown)}"
+        text = f"what the author's audit found of {_summary(shown)}"
         yield PublicClaim("findings", "proven", text, {"count": len(shown)})
     if stated := accusations.stated:
-        text = f"what the author's audit found of {_named(stated)}"
+        text = f"what the author's audit found of {_summary(stated)}"
         yield PublicClaim("accusations", "stated", text, {"count": len(stated)})
     text = f"that the author's audit replayed {accusations.windows} windows"
     yield PublicClaim("verdict", "stated", text)
 
 
-def _named(findings: list[Finding]) -> str:
+def _summary(findings: list[Finding]) -> str:
     few = ", ".join(map(_text, findings[:MOST_NAMED]))
     more = len(findings) - MOST_NAMED
     return f"{few} and {more} more" if more > 0 else few
