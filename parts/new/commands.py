@@ -214,7 +214,7 @@ def _write_new(answers: Answers, model: "StartingModel", root: Path) -> None:
     head = [
         f"Made by `lockstep new` with --optimizer {answers['optimizer']} "
         f"--tokens {answers['tokens']} --peers {new.peers} --gpus {new.gpus}.",
-        f"Model: {model.said}; {model.params:,} params.",
+        f"Model: {model.label}; {model.params:,} params.",
         f"Data: {new.data.said}.",
     ]
     _write(answers["file"], root, document, model.config, reasons, head)
@@ -227,7 +227,7 @@ def _write_workload(answers: Answers, root: Path) -> None:
     reasons |= fitting.times_that_fit(document, new.model.config, one_epoch=True)
     head = [
         f"Made by `lockstep new` with --workload {answers['workload']}.",
-        f"Model: {new.model.said}; {new.model.params:,} params that travel.",
+        f"Model: {new.model.label}; {new.model.params:,} params that travel.",
         f"Data: {new.data.said}.",
     ]
     _write(answers["file"], root, document, new.model.config, reasons, head)

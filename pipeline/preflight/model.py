@@ -90,7 +90,7 @@ class StartingModel(NamedTuple):
     tokenizer: str | None
     params: int  #: Number of its parameters.
     groups: tuple[str, ...]  #: Top-level names of the params.
-    said: str  #: What it is, for people.
+    label: str  #: What it is, for people.
     revision: str | None = None  #: Commit of its tokenizer on the hub; None in a folder.
 
     @property
@@ -126,11 +126,15 @@ def files_of_run(hub: runfile.CheckpointHub | runfile.CheckpointP2P, root: Path)
 
 
 def described(
-    checkpoint: dict[str, Any], config: dict[str, Any], tokenizer: str | None, said: str, where: str
+    checkpoint: dict[str, Any],
+    config: dict[str, Any],
+    tokenizer: str | None,
+    label: str,
+    where: str,
 ) -> StartingModel:
     """Return a model of a config.json, which errors call `where`."""
     model, parsed = hf.model_of(config, where)
     shapes = model.shapes(parsed)
     params = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
     full_config = config | {"max_position_embeddings": parsed.max_position_embeddings}
-    return StartingModel(checkpoint, full_config, tokenizer, params, tuple(shapes), said)
+    return StartingModel(checkpoint, full_config, tokenizer, params, tuple(shapes), label)

@@ -27,7 +27,7 @@ class CheckRow(NamedTuple):
 
     mark: Mark
     name: str
-    said: str
+    text: str
 
 
 class Inspection(NamedTuple):

@@ -22,7 +22,7 @@ def looks(run_file: Path, root: Path) -> list[CheckRow]:
 
 def said(rows: list[CheckRow], mark: Mark) -> dict[str, str]:
     """What the rows with a mark say, by their names."""
-    return {row.name: row.said for row in rows if row.mark is mark}
+    return {row.name: row.text for row in rows if row.mark is mark}
 
 
 def check_lacking(
