@@ -298,13 +298,13 @@ def _verify(
     """
     from parts.publication import aside, fetch, in_toto, layout, signature
     from pipeline.audit import unchecked_bundle
-    from pipeline.net.limits import told
+    from pipeline.net.limits import logging_attempts
     from pipeline.stage import devices, logs, untrusted_files
 
     logs.to_stdout("WARNING")
     data, folder, place = root / "data", None, None
     try:
-        with redirect_stdout(sys.stderr), told():
+        with redirect_stdout(sys.stderr), logging_attempts():
             listing = fetch.find(source, data / "store", limits, signed=asks.key is not None)
             if listings is not None:
                 listings.append(listing)

@@ -95,7 +95,7 @@ def list_files(url: str, network: NetSettings) -> dict[str, dict[str, Any]]:
     except NetError as error:
         raise NetError(f"{name}: {str(error).removeprefix(f'{name}: ')}") from None
     except Exception as error:
-        raise NetError(f"{name}: {_said(error)}, expected a readable folder or file") from None
+        raise NetError(f"{name}: {_text(error)}, expected a readable folder or file") from None
     for info in infos.values():
         _check(info, name)
     return infos
@@ -189,9 +189,9 @@ def read(
         except NetError as error:
             raise NetError(f"{name}: {error}") from None
         except (FileNotFoundError, PermissionError) as error:
-            raise NetError(f"{name}: {_said(error)}, expected a readable file") from None
+            raise NetError(f"{name}: {_text(error)}, expected a readable file") from None
         except Exception as error:
-            raise TransientError(f"{name}: {_said(error)}") from None
+            raise TransientError(f"{name}: {_text(error)}") from None
         if current != (origin.size, origin.tag):
             expected = brief(str((origin.size, origin.tag)))
             raise NetError(
@@ -237,7 +237,7 @@ def _within(seconds: float, files: "AbstractFileSystem", method: str, *of: Any, 
     return result.result(timeout=seconds)
 
 
-def _said(error: Exception) -> str:
+def _text(error: Exception) -> str:
     """Return what a library says, without what may be a signature of S3."""
     return re.sub(r"(?i)\b[0-9a-f]{64}\b", HIDDEN, message(error))
 

@@ -99,7 +99,7 @@ class ListingLimit:
 
 
 @contextmanager
-def told() -> Iterator[None]:
+def logging_attempts() -> Iterator[None]:
     """Log each attempt that fails in the block, for a user who waits at a terminal."""
     before = log.level
     log.setLevel(logging.DEBUG)

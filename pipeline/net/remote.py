@@ -30,14 +30,14 @@ def read(
     network: NetSettings,
     cancelled: Event | None = None,
     *,
-    whole: bool = False,
+    is_only_read: bool = False,
     checked: bool = False,
 ) -> Iterator[bytes]:
     """Yield the bytes from `start` to `stop`, in pieces; a broken connection is resumed.
 
-    A part of a file of the hub is read from the cache of its client, if that has the file. `whole`
-    says that nothing is read of the file but what this yields. Then the first answer may be
-    of any one version; every other answer must name the version, or they could be of several.
+    A part of a file of the hub is read from the cache of its client, if that has the file.
+    `is_only_read` says that nothing is read of the file but what this yields. Then the first answer
+    may be of any one version; every other answer must name it, or they could be of several.
     `checked` says that a SHA-256 of the whole decides in the end: then no answer need name it.
 
     Raises:
@@ -45,7 +45,7 @@ def read(
       NetError: the server refuses, has another version of the file, or failed too often.
       CancelledError: `cancelled` was set.
     """
-    if not whole and (cached := in_hub_cache(origin.url, origin.size)) is not None:
+    if not is_only_read and (cached := in_hub_cache(origin.url, origin.size)) is not None:
         tag = str(cached.stat().st_mtime_ns)
         yield from _read_local(Origin(url=str(cached), size=origin.size, tag=tag), start, stop)
         return
@@ -53,7 +53,7 @@ def read(
     attempts.check()
     while start < stop:
         try:
-            is_rest, first = (start > 0 or not whole) and not checked, start
+            is_rest, first = (start > 0 or not is_only_read) and not checked, start
             for piece in read_once(origin, start, stop, network, is_rest):
                 start += len(piece)
                 if start > stop:

@@ -82,13 +82,13 @@ def fetch(
 
 
 def remembered(
-    store: Path, kind: type[AnyRecord], asked: str, where: str, ask: Callable[[], AnyRecord]
+    store: Path, kind: type[AnyRecord], full_name: str, where: str, ask: Callable[[], AnyRecord]
 ) -> AnyRecord:
     """Return what `ask` lists and keep it in the store; offline, return what is kept, if it is.
 
-    `asked` is the full name of what is listed, and `where` the same in errors.
+    `full_name` is that of what is listed, and `where` the same in errors.
     """
-    path = store / "listings" / f"{hashlib.sha256(asked.encode()).hexdigest()[:40]}.json"
+    path = store / "listings" / f"{hashlib.sha256(full_name.encode()).hexdigest()[:40]}.json"
     if web.offline() and path.is_file():
         return validate(kind, parse(path.read_bytes(), str(path)), str(path))
     try:
@@ -235,7 +235,7 @@ class _Fetch:
             done += len(piece)
         self._count(done)
         arguments = (self.transfer.origin, done, size, self.network, self.stop)
-        for piece in remote.read(*arguments, whole=True, checked=checked):
+        for piece in remote.read(*arguments, is_only_read=True, checked=checked):
             part.write(piece)
             for digest in digests.values():
                 digest.update(piece)
