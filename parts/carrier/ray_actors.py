@@ -146,7 +146,7 @@ def connect(cluster: RayCluster) -> None:
             "whoever reaches a Ray cluster runs code there; docs/how-to/scale.md has the steps"
         )
     where, kinds = f"[runtime.ray] address = {cluster.address!r}", (RuntimeError, ValueError)
-    with expecting(where, "a Ray cluster", ConnectionError, *kinds), signals.kept():
+    with expecting(where, "a Ray cluster", ConnectionError, *kinds), signals.restoring_handlers():
         ray.init(
             address=cluster.address or None,
             configure_logging=False,

@@ -40,7 +40,7 @@ class CheckedCache:
     def __init__(self, path: str | os.PathLike, waits: bool = True):
         self._path = Path(path)  # by this name JAX logs it
         self._path.mkdir(parents=True, exist_ok=True)
-        self._waits, self._said = waits, False
+        self._waits, self._warned = waits, False
         self._held = threading.local()  # `key` that this thread compiles, and its open `file`
 
     def get(self, key: str) -> bytes | None:
@@ -80,11 +80,11 @@ class CheckedCache:
             return None
         if stored[:DIGEST] == _digest(key, stored[DIGEST:]):
             return stored[DIGEST:]
-        if not self._said:  # once for all of a folder
+        if not self._warned:  # once for all of a folder
             log.warning(
                 f"{path}: the program differs from the one stored there; it is compiled again"
             )
-            self._said = True
+            self._warned = True
         return None
 
     def _reserve(self, key: str) -> bool:

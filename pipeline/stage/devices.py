@@ -159,14 +159,14 @@ def environment_hash(environment: Mapping[str, str]) -> str:
 
 
 def difference(
-    here: Mapping[str, str], trained: Mapping[str, str]
+    current: Mapping[str, str], trained: Mapping[str, str]
 ) -> tuple[str, str | None, str | None] | None:
     """Return the first setting that differs from the one where a run was trained, or None.
 
     It is the setting's name, its value here and its value there.
     """
-    names = sorted(here.keys() | trained.keys())
-    entries = ((name, here.get(name), trained.get(name)) for name in names)
+    names = sorted(current.keys() | trained.keys())
+    entries = ((name, current.get(name), trained.get(name)) for name in names)
     return next((entry for entry in entries if _deciding(entry[1]) != _deciding(entry[2])), None)
 
 

@@ -18,13 +18,13 @@ RECORDED = {"data": ("download", "shards.json", "source"), "checkpoint": ("conve
 TASKS = ("evaluate", "tasks/hashes.json")  # the same of a run that lm_eval gave tasks
 
 
-def check(key: str, pin: str, found: str, what: str) -> str:
+def check(key: str, pin: str, sha256: str, what: str) -> str:
     """Compare the hash of an input with its pin; return "pinned" or "not pinned" for the log."""
     if not pin:
         return "not pinned"
-    if pin != found:
+    if pin != sha256:
         raise LockstepError(
-            f"[pins] {key} = {pin}, but {what} has sha256 {found}: expected what was pinned; "
+            f"[pins] {key} = {pin}, but {what} has sha256 {sha256}: expected what was pinned; "
             'restore it, or set the pin to this value, or to "" for none'
         )
     return "pinned"

@@ -104,7 +104,7 @@ def at_once() -> Iterator[None]:
 
 
 @contextmanager
-def kept() -> Iterator[None]:
+def restoring_handlers() -> Iterator[None]:
     """Restore the handlers of requests at the end of the block: some libraries replace them."""
     before = {number: signal.getsignal(number) for number in SIGNALS}
     try:
