@@ -63,7 +63,7 @@ class Continuations:
         self._writer = TextWriter(model, params, context=model.context, ends=model.ends)
         self._sampling = Sampling(wish.temperature, wish.top_k, wish.top_p)
 
-    def whole(self, prompts: Sequence[str]) -> list[dict]:
+    def generate(self, prompts: Sequence[str]) -> list[dict]:
         """Return the continuation of each prompt, in one batch, as `--json` prints it."""
         ids = [self._ids(prompt) for prompt in prompts]
         written = self._writer.write(
@@ -164,7 +164,7 @@ def generate(
         _say(prompts[0])
         _stream(model, prompts[0])
         return
-    for number, result in enumerate(model.whole(prompts)):
+    for number, result in enumerate(model.generate(prompts)):
         if as_json:
             print(json.dumps(result))
         else:
@@ -182,7 +182,7 @@ def _converse(model: Continuations, as_json: bool) -> None:
         try:
             _unicode(line)
             if as_json:
-                print(json.dumps(*model.whole([line])), flush=True)
+                print(json.dumps(*model.generate([line])), flush=True)
             else:
                 _say(line)
                 _stream(model, line)

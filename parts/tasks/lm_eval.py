@@ -149,7 +149,7 @@ class LmEvalModel(TemplateLM):
                     max_new_tokens=lot.max_new_tokens,
                     sampling=lot.sampling,
                     seeds=[self.seed + number for number in lot.numbers],
-                    done=lambda _, tokens: any(
+                    is_done=lambda _, tokens: any(
                         stop in self.tok_decode(tokens) for stop in lot.stops
                     ),
                 )

@@ -61,15 +61,15 @@ class MeanLoss(NamedTuple):
     stderr: float | None
 
 
-def spread(split_size: int, asked: int, seed: int) -> np.ndarray:
-    """Return the rows of a split that are measured: int64 [min(split_size, asked)], ascending.
+def spread(split_size: int, sequences: int, seed: int) -> np.ndarray:
+    """Return the rows of a split that are measured: int64 [min(split_size, sequences)], ascending.
 
     They are the images of 0, 1, ... under a permutation that the seed draws, so that each row is as
     likely as any other. It uses only integers, and so gives the same on every machine.
 
-    `asked` is `[held_out] sequences`, and `seed` `[peers] seed`.
+    `sequences` is `[held_out] sequences`, and `seed` `[peers] seed`.
     """
-    if not (count := min(split_size, asked)):
+    if not (count := min(split_size, sequences)):
         return np.empty(0, np.int64)
     key = hashlib.sha256(f"held-out rows of seed {seed}".encode()).digest()
     return np.sort(permute(key, np.arange(count), split_size))

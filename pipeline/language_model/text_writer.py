@@ -78,17 +78,17 @@ class TextWriter:
         max_new_tokens: int,
         sampling: Sampling = GREEDY,
         seeds: Sequence[int] | None = None,
-        done: IsDone | None = None,
+        is_done: IsDone | None = None,
     ) -> list[list[int]]:
         """Return the tokens that continue each prompt; arguments as in `pieces`."""
         written: list[list[int]] = [[] for _ in prompts]
         for piece in self.pieces(
             prompts,
             max_new_tokens=max_new_tokens,
-            size=max_new_tokens if done is None else FEWEST,
+            size=max_new_tokens if is_done is None else FEWEST,
             sampling=sampling,
             seeds=seeds,
-            done=done,
+            is_done=is_done,
         ):
             for text, new in zip(written, piece, strict=True):
                 text += new
@@ -102,7 +102,7 @@ class TextWriter:
         size: int,
         sampling: Sampling = GREEDY,
         seeds: Sequence[int] | None = None,
-        done: IsDone | None = None,
+        is_done: IsDone | None = None,
     ) -> Iterator[list[list[int]]]:
         """Yield the tokens that continue each prompt, some at a time.
 
@@ -116,7 +116,7 @@ class TextWriter:
           size: Largest number of tokens of a row in a piece.
           sampling: How tokens are drawn.
           seeds: Seed of each row's draws; None: 0 for all.
-          done: done(row, all its new tokens), asked after each piece; true ends the row.
+          is_done: is_done(row, all its new tokens), called after each piece; true ends the row.
 
         Yields:
           The new tokens of each row since the last piece, none of a row that has ended. The token
@@ -136,8 +136,8 @@ class TextWriter:
                     new = [] if ended_B[row] else self._until_end(new_BC[row].tolist())
                     texts[row] += new
                     ended_B[row] |= not new or new[-1] in self._ends
-                    if done is not None and not ended_B[row]:
-                        ended_B[row] = done(row, texts[row][len(prompt) :])
+                    if is_done is not None and not ended_B[row]:
+                        ended_B[row] = is_done(row, texts[row][len(prompt) :])
                     piece.append(new)
                 yield piece
 

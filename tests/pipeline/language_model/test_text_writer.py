@@ -117,7 +117,7 @@ def test_a_row_ends_when_its_reader_has_seen_enough():
         asked.append((row, len(tokens)))
         return row == 0 and len(tokens) > 1
 
-    first, second = writer().write([[0], [1]], max_new_tokens=40, done=done)
+    first, second = writer().write([[0], [1]], max_new_tokens=40, is_done=done)
     assert (len(first), len(second)) == (17, 40)
     assert asked == [(0, 1), (1, 1), (0, 17), (1, 17), (1, 33), (1, 40)]
 
