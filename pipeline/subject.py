@@ -146,8 +146,7 @@ class Subject(Protocol):
     ) -> None:
         """Write an export into a folder, without its card.
 
-        `tokenizer` is the folder of the tokenizer that made the tokens, and `checkpoint` that of
-        the model that the training began with, where these exist.
+        `tokenizer` and `checkpoint` are the folders of the tokenizer and the initial model, if any.
         """
 
     def export_weights(self, run: Run, model: Model, params: Tree, folder: Path) -> None:

@@ -139,7 +139,7 @@ def convert_older(folder: Path, name: str) -> None:
 
 
 def _check_converted(tokenizer: "TokenizersBackend", folder: Path, what: str) -> None:
-    """Check that a tokenizer was made from its files, and that it makes their ids.
+    """Check that a converted tokenizer had all its files, and gives the same ids as they do.
 
     Where a file is missing, its vocabulary is empty.
     """

@@ -42,9 +42,9 @@ def write(
 ) -> None:
     """Write a model that was trained on sequences of `max_seq_len` tokens.
 
-    `tokenizer` is the folder of the tokenizer that made the tokens; if there is none, the tokenizer
-    is taken from `checkpoint`, the folder of the model that training began with. `model` is the
-    content of config.json; other arguments are as in `hf.write_folder`.
+    The tokenizer is copied from the folder `tokenizer`, or, if that does not exist, from
+    `checkpoint`, the folder of the initial model. `model` is the content of config.json; other
+    arguments are as in `hf.write_folder`.
     """
     model = with_context(model, max_seq_len)
     hf.write_folder(folder, model, params, dtype, advance=advance)
