@@ -73,7 +73,7 @@ class Tracker:
         """
         if self._feeds:
             speeds = {f"speed/{name}": rate for name, rate in rates.items()}
-            self._tell(entry.round.step, self._scalars(entry) | _known(speeds))
+            self._tell(entry.round.step, self._scalars(entry) | _without_none(speeds))
             for step, scalars in self._new_scores():
                 self._tell(step, scalars)
 
@@ -133,7 +133,7 @@ class Tracker:
             "peers/late": len(decision.late),
             "clock/simulated_seconds": row["seconds"],
         }
-        return _known(numbers) | self._measured(row["held_out_loss"])
+        return _without_none(numbers) | self._measured(row["held_out_loss"])
 
 
 def _name(run: runfile.Run, header: Header) -> str:
@@ -147,7 +147,7 @@ def _name(run: runfile.Run, header: Header) -> str:
     return f"{run.llm.optimizer.tag().lower()}-{parameters:{digits}}{unit}-{header.key}"
 
 
-def _known(numbers: dict[str, float | None]) -> dict[str, float]:
+def _without_none(numbers: dict[str, float | None]) -> dict[str, float]:
     return {name: float(number) for name, number in numbers.items() if number is not None}
 
 

@@ -55,15 +55,15 @@ class Members(Table):
         """Return who did what in a round; `progress` is the run after it."""
         round_, state, silent = entry.round, progress.state, {*entry.evidence.silent}
 
-        def heard(peers: Collection[int]) -> tuple[int, ...]:
+        def not_silent(peers: Collection[int]) -> tuple[int, ...]:
             return tuple(sorted({*peers} - silent))
 
         dropped = {r.peer for r in state.exited if r.state == ClientState.Dropped}
         return cls(
-            training=heard(round_.assignment),
-            verifying=heard(round_.verifiers),
-            witnessing=heard(round_.witnesses),
-            late=heard({*map(sender, entry.decision.late)}),
+            training=not_silent(round_.assignment),
+            verifying=not_silent(round_.verifiers),
+            witnessing=not_silent(round_.witnesses),
+            late=not_silent({*map(sender, entry.decision.late)}),
             waiting=tuple(sorted(state.pending)),
             dropped=tuple(sorted(dropped - {*state.pending})),
             left=tuple(sorted(progress.left)),

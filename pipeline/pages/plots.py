@@ -33,11 +33,11 @@ class Axis(NamedTuple):
     ticks: Callable[[], EngFormatter | FuncFormatter]
 
 
-def _whole() -> FuncFormatter:
+def _with_commas() -> FuncFormatter:
     return FuncFormatter(lambda value, _: f"{value:,.6g}")
 
 
-BY_STEP = Axis("step", "By step", "step", 1, _whole)
+BY_STEP = Axis("step", "By step", "step", 1, _with_commas)
 BY_TOKENS = Axis(
     "tokens", "By tokens", "tokens, all peers together", 1, lambda: EngFormatter(sep=" ")
 )
@@ -48,8 +48,8 @@ def _by_time(seconds: float) -> Axis:
     """Return simulated time in a unit that suits the length of the run."""
     for unit, length in (("hours", 3600), ("minutes", 60)):
         if seconds >= 3 * length:
-            return Axis("seconds", "By simulated time", unit, 1 / length, _whole)
-    return Axis("seconds", "By simulated time", "seconds", 1, _whole)
+            return Axis("seconds", "By simulated time", unit, 1 / length, _with_commas)
+    return Axis("seconds", "By simulated time", "seconds", 1, _with_commas)
 
 
 class Picture(NamedTuple):

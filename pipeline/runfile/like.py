@@ -139,11 +139,11 @@ def _rounds(document: dict[str, Any], base: Run, card: Card) -> Reasons:
         check_batch(config[key], f"--optimizer: {steps} local steps")
         local = f" x {steps} local steps" if steps > 1 else ""
         reasons[f"config.{key}"] = f"{counted(config[key] // steps, 'sequence')}{local}"
-    wanted = base.config.last_index(base.llm.max_seq_len)
-    rounds, tokens = _nearest(base, {key: config[key] for key in _batches(config)}, wanted)
+    target = base.config.last_index(base.llm.max_seq_len)
+    rounds, tokens = _nearest(base, {key: config[key] for key in _batches(config)}, target)
     config["total_steps"] = rounds
-    wanted *= base.llm.max_seq_len
-    reasons["config.total_steps"] = f"{tokens:,} tokens, where {before:,} rounds had {wanted:,}"
+    target *= base.llm.max_seq_len
+    reasons["config.total_steps"] = f"{tokens:,} tokens, where {before:,} rounds had {target:,}"
     _in_rounds(document, rounds / before)
     return reasons | {"witness.snapshot_every": "as often by tokens, as all that counts rounds"}
 
@@ -156,21 +156,21 @@ def _in_rounds(document: dict[str, Any], share: float) -> None:
             document[table][name] = max(1, round(document[table][name] * share))
 
 
-def _nearest(base: Run, batches: dict[str, int], wanted: int) -> tuple[int, int]:
-    """Return the number of rounds nearest to the wanted sequences, and their tokens."""
+def _nearest(base: Run, batches: dict[str, int], target: int) -> tuple[int, int]:
+    """Return the number of rounds nearest to a target of sequences, and their tokens."""
     length = base.llm.max_seq_len
 
     def sequences(rounds: int) -> int:
         changed = {**batches, "total_steps": rounds}
         return base.config.model_copy(update=changed).last_index(length)
 
-    if wanted < sequences(1):
+    if target < sequences(1):
         raise LockstepError(
-            f"--optimizer: a round is {sequences(1):,} sequences, expected at most the {wanted:,} "
+            f"--optimizer: a round is {sequences(1):,} sequences, expected at most the {target:,} "
             "of the whole run"
         )
-    after = bisect_left(range(wanted + 2), wanted, lo=1, key=sequences)
-    rounds = min((max(1, after - 1), after), key=lambda n: abs(sequences(n) - wanted))
+    after = bisect_left(range(target + 2), target, lo=1, key=sequences)
+    rounds = min((max(1, after - 1), after), key=lambda n: abs(sequences(n) - target))
     return rounds, sequences(rounds) * length
 
 
