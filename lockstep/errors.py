@@ -96,7 +96,7 @@ def hide(text: str) -> str:
     It takes time in proportion to the text, whatever that says: no two of a pattern's matches, the
     attempts included, begin in the same stretch.
     """
-    text = _known().sub(HIDDEN, text)
+    text = _secret_pattern().sub(HIDDEN, text)
     text = re.sub(r"(?i)\b(bearer|basic)[ :]+\S+", rf"\1 {HIDDEN}", text)
     text = re.sub(r"(?i)\b(credential|signature)=[^\s,;&]+", rf"\1={HIDDEN}", text)
     return without_credentials(text)
@@ -112,7 +112,7 @@ def _without_query(address: re.Match[str]) -> str:
     return f"{address[1]}{address[2][0]}{HIDDEN}" if address[2] else address[1]
 
 
-def _known() -> re.Pattern[str]:
+def _secret_pattern() -> re.Pattern[str]:
     """Return a pattern of the secrets that are kept."""
     return _any_of(tuple(_secrets))
 
@@ -145,7 +145,7 @@ def _beginning(text: str) -> str:
     if len(text) <= BOUND:
         return text
     stop, longest = BOUND, max(map(len, _secrets), default=0)
-    for secret in _known().finditer(text, 0, stop + longest):
+    for secret in _secret_pattern().finditer(text, 0, stop + longest):
         if secret.start() < stop < secret.end():
             stop = secret.start()
     return re.sub(r"(\w://)[^/\s?#]*\Z", r"\1", text[:stop])  # maybe a password before its @
@@ -156,7 +156,7 @@ def _end(text: str) -> str:
     start, longest = len(text) - BOUND, max(map(len, _secrets), default=0)
     word = re.compile(r"\s|\Z").search(text, start)  # the text before it may be a query's
     start = word.start() if word else len(text)
-    for secret in _known().finditer(text, max(0, start - longest)):
+    for secret in _secret_pattern().finditer(text, max(0, start - longest)):
         if secret.start() < start < secret.end():
             start = secret.end()
     if SIGNS.search(text[:start].rstrip(" :")[-8:]):

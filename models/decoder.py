@@ -75,12 +75,12 @@ class Layer(nnx.Module):
         return x_ND + self.mlp(self.mlp_norm(x_ND))
 
     def step(
-        self, x_ND: jax.Array, tokens: NewTokens, kept: KeysAndValues
+        self, x_ND: jax.Array, tokens: NewTokens, cache: KeysAndValues
     ) -> tuple[jax.Array, KeysAndValues]:
         """Return the output for new tokens, [N, D], and what is kept with theirs."""
-        y_ND, kept = self.attention.step(self.attention_norm(x_ND), tokens, kept)
+        y_ND, cache = self.attention.step(self.attention_norm(x_ND), tokens, cache)
         x_ND = x_ND + y_ND
-        return x_ND + self.mlp(self.mlp_norm(x_ND)), kept
+        return x_ND + self.mlp(self.mlp_norm(x_ND)), cache
 
 
 class Decoder(nnx.Module):

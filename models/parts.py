@@ -194,13 +194,13 @@ class CachedAttention(nnx.Module):
     """An attention with methods `heads`, which makes queries, keys and values, and `out`."""
 
     def step(
-        self, x_ND: jax.Array, tokens: NewTokens, kept: KeysAndValues
+        self, x_ND: jax.Array, tokens: NewTokens, cache: KeysAndValues
     ) -> tuple[jax.Array, KeysAndValues]:
         """Return the output for new tokens, [N, D], and what is kept; the input is normalised."""
         q_BTKGh, k_BTKh, v_BTKw = self.heads(x_ND, tokens)
         keys, values = (
             lax.dynamic_update_slice(old, new.transpose(0, 2, 1, 3), (0, 0, tokens.used, 0))
-            for old, new in zip(kept, (k_BTKh, v_BTKw), strict=True)
+            for old, new in zip(cache, (k_BTKh, v_BTKw), strict=True)
         )
         return self.out(_attend(q_BTKGh, keys, values, tokens)), (keys, values)
 

@@ -256,7 +256,7 @@ def multi_krum(liars: int) -> AggregateFn:
         leaves = [jnp.where(is_sent(x, weight), x, 0.0) for x in jax.tree.leaves(values)]
         largest_P = reduce(jnp.maximum, (_by_peer(jnp.max, jnp.abs(x)) for x in leaves))
         scale = near_one(middle(largest_P, present_P))
-        distance_PP = sum(_apart(jnp.clip(x * scale, -MOST, MOST)) for x in leaves)
+        distance_PP = sum(_squared_distances(jnp.clip(x * scale, -MOST, MOST)) for x in leaves)
         others_PP = present_P[:, None] & present_P[None, :] & (peers[:, None] != peers[None, :])
         nearest_PP = jnp.sort(jnp.where(others_PP, distance_PP, jnp.inf), axis=1)
         counted_PP = peers < jnp.maximum(count - liars - 2, 1)
@@ -328,7 +328,7 @@ def _clipped(x: jax.Array, sent_P: jax.Array) -> jax.Array:
     return jnp.where(sized.length > bound, sized.with_length(bound), x)
 
 
-def _apart(x: jax.Array) -> jax.Array:
+def _squared_distances(x: jax.Array) -> jax.Array:
     """Return the squared distances between peers, [P, P].
 
     A loop over peers holds P arrays at a time; all differences at once would hold P^2.

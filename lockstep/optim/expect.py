@@ -16,24 +16,24 @@ import numpy as np
 SHOWN = 80  # characters of a value; a longer one is shown as its type
 
 
-def setting(name: str, value: Any, within: Callable[[Any], Any], wanted: str) -> None:
+def setting(name: str, value: Any, within: Callable[[Any], Any], expected: str) -> None:
     """Check a setting, unless it is traced."""
     if isinstance(value, jax.core.Tracer) or within(value):
         return
     shown = repr(value)
     if len(shown) > SHOWN or "\n" in shown:
         shown = f"of type {type(value).__name__}"
-    raise ValueError(f"{name} is {shown}, expected {wanted}")
+    raise ValueError(f"{name} is {shown}, expected {expected}")
 
 
-def integer(name: str, value: Any, within: Callable[[Any], Any], wanted: str) -> None:
+def integer(name: str, value: Any, within: Callable[[Any], Any], expected: str) -> None:
     """Check an integer; neither 2.0 nor True is one."""
-    setting(name, value, lambda x: _is_integer(x) and within(x), wanted)
+    setting(name, value, lambda x: _is_integer(x) and within(x), expected)
 
 
-def number(name: str, value: Any, within: Callable[[Any], Any], wanted: str) -> None:
+def number(name: str, value: Any, within: Callable[[Any], Any], expected: str) -> None:
     """Check a finite number, of Python, NumPy or JAX; True does not count as one."""
-    setting(name, value, lambda x: _is_number(x) and within(x), wanted)
+    setting(name, value, lambda x: _is_number(x) and within(x), expected)
 
 
 def counts(**settings: Any) -> None:
@@ -57,8 +57,8 @@ def clip(clip_grad_norm: Any) -> None:
 def learning_rate(value: Any) -> None:
     """Check a number from 0, or a function of the step."""
     if not callable(value):
-        wanted = "a number from 0, or a function of the step"
-        number("learning_rate", value, lambda x: x >= 0, wanted)
+        expected = "a number from 0, or a function of the step"
+        number("learning_rate", value, lambda x: x >= 0, expected)
 
 
 def share(name: str, value: Any) -> None:
@@ -79,8 +79,8 @@ def flags(**settings: Any) -> None:
 
 def one_of(name: str, value: Any, names: Collection[str]) -> None:
     """Check that a name is one of `names`."""
-    wanted = f"one of {', '.join(names)}"
-    setting(name, value, lambda x: isinstance(x, str) and x in names, wanted)
+    expected = f"one of {', '.join(names)}"
+    setting(name, value, lambda x: isinstance(x, str) and x in names, expected)
 
 
 def groups(**settings: Any) -> None:

@@ -93,8 +93,8 @@ def as_transform(
     expect.kind(Optimizer, optimizer=optimizer)
     expect.function("exchange", exchange, "exchange(message, step) -> sent, received")
     expect.flags(lookahead=lookahead)
-    wanted = "True, and gradients at lookahead_params(optimizer, params, state)"
-    expect.setting("lookahead", lookahead, lambda x: x or not optimizer.looks_ahead, wanted)
+    expected = "True, and gradients at lookahead_params(optimizer, params, state)"
+    expect.setting("lookahead", lookahead, lambda x: x or not optimizer.looks_ahead, expected)
 
     def init(params: Tree) -> OptimizerState:
         own, shared = optimizer.init(_nested(nnx.as_pure(params)))

@@ -59,7 +59,7 @@ class Lots(NamedTuple):
             return count // self.steps + (local < count % self.steps)
         return (count - local * self.size).clip(0, self.size)
 
-    def taken(self, count: Any) -> Any:
+    def steps_for(self, count: Any) -> Any:
         """Return how many local steps a peer takes on this many rows: int32 arrays of any shape."""
         if self.size is None:
             return count.clip(0, self.steps)
@@ -154,7 +154,7 @@ class TracedSteps(Stepper):
             return self.keep_cut(own), total + loss
 
         own, total = jax.lax.fori_loop(0, steps, take, (self.keep_cut(own), jnp.zeros(())))
-        taken = jnp.minimum(count, steps) if self.lots.size is None else self.lots.taken(count)
+        taken = jnp.minimum(count, steps) if self.lots.size is None else self.lots.steps_for(count)
         return own, total / taken
 
     def _step(
@@ -308,12 +308,12 @@ class HostSteps(Stepper):
             own = self.align_before(own, agreed.params, step, np.int32(h))
             if rows_N is None:
                 continue
-            done = self.done(step, h)
+            done = self.rounds_done(step, h)
             ahead = self.optimizer.lookahead(agreed.params, own, agreed.shared, done)
             loss, grads = self.by.gradient(ahead, rows_N, self.seed_of(round_, h, rows_N))
             own = self.optimizer.accumulate(grads, own, agreed.params, done)
             total += loss
-        return own, jnp.float32(total / max(1, int(self.lots.taken(np.int32(work.count)))))
+        return own, jnp.float32(total / max(1, int(self.lots.steps_for(np.int32(work.count)))))
 
     def rows(self, work: Work) -> list[Tree | None]:
         """Return the rows of each local step, without padding; None where a step has none."""
@@ -327,7 +327,7 @@ class HostSteps(Stepper):
             for h, size in enumerate(sizes)
         ]
 
-    def done(self, step: jax.Array, local: int) -> jax.Array | np.float32:
+    def rounds_done(self, step: jax.Array, local: int) -> jax.Array | np.float32:
         """Return the rounds that are done with a local step, as `Optimizer` takes them."""
         steps = self.lots.steps
         return step if steps == 1 else np.float32(int(step) - 1 + (local + 1) / steps)

@@ -75,7 +75,7 @@ def _predicted(x_ND: jax.Array, kernel_DV: jax.Array, tokens_BT: jax.Array) -> j
         label_logits_BS = jnp.take_along_axis(logits_BSV, labels_BS[..., None], axis=-1)[..., 0]
         return jax.nn.logsumexp(logits_BSV, axis=-1) - label_logits_BS
     losses_N = jax.lax.map(
-        lambda part: _losses(*part, kernel_DV)[0], _some(x_ND, kernel_DV, tokens_BT)
+        lambda part: _losses(*part, kernel_DV)[0], _parts(x_ND, kernel_DV, tokens_BT)
     )
     return losses_N.reshape(-1)[: B * T].reshape(B, T)[:, :-1]
 
@@ -100,7 +100,7 @@ def _forward(
         weight_BT = jnp.broadcast_to(weight[:, None] / (T - 1), (B, T)).at[:, -1].set(0.0)
     else:
         weight_BT = jnp.pad(weight, ((0, 0), (0, 1)))
-    x_MCD, labels_MC = _some(x_ND, kernel_DV, tokens_BT)
+    x_MCD, labels_MC = _parts(x_ND, kernel_DV, tokens_BT)
     padding = x_MCD.shape[0] * x_MCD.shape[1] - B * T
     weight_MC = jnp.pad(weight_BT.reshape(-1), (0, padding)).reshape(labels_MC.shape)
 
@@ -142,7 +142,7 @@ def _losses(
     return sum_C - label_logits_C, logits_CV, sum_C
 
 
-def _some(
+def _parts(
     x_ND: jax.Array, kernel_DV: jax.Array, tokens_BT: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """Return features [M, C, D] and labels [M, C], as many tokens at a time as `LARGEST` allows.

@@ -78,7 +78,7 @@ class Replica:
         weights = [sequences[slot] if slot in messages else 0 for slot in slots]
         weight = np.array(weights, np.int32)
         age = np.array([age_of(slot) if slot in messages else 0 for slot in slots], np.int32)
-        peers = RoundPeers(weight, age, self.programs.lots.taken(weight))
+        peers = RoundPeers(weight, age, self.programs.lots.steps_for(weight))
         peers, step = self.group.put_whole((peers, np.int32(step)))
         if self.programs.merges_in_parts:
             merged = merge_parts(self.programs, self.group, rows, np.array(weights))

@@ -310,12 +310,12 @@ def _mean(p: Parameter) -> np.ndarray:
     return sum(_spread(other, p.area) for other in p.others) / len(p.others)
 
 
-def _selected(like: Leaf, whole: np.ndarray) -> Leaf:
+def _selected(like: Leaf, values: np.ndarray) -> Leaf:
     """Select as a peer would: the K largest magnitudes of each block, ties to the lowest index."""
     if not _is_sparse(like):
-        return with_values(like, whole)
+        return with_values(like, values)
     count = like.index_NK.shape[1]
-    index_NK = np.argsort(-np.abs(whole), axis=1, kind="stable")[:, :count]
+    index_NK = np.argsort(-np.abs(values), axis=1, kind="stable")[:, :count]
     index_NK = np.sort(index_NK, axis=1)
     leaf = like._replace(index_NK=index_NK.astype(like.index_NK.dtype))
-    return with_values(leaf, np.take_along_axis(whole, index_NK, axis=1))
+    return with_values(leaf, np.take_along_axis(values, index_NK, axis=1))

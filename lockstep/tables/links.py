@@ -35,8 +35,8 @@ class Links(Table):
     begins, so config.max_round_train_time need not leave room for that. store: the clock of the
     object store over which volunteers exchange messages, in whole seconds."""
 
-    def check(self, count: int, said: str = "peers.count") -> None:
-        """Check that each list has a number for each of `count` peers, which errors call `said`.
+    def check(self, count: int, name: str = "peers.count") -> None:
+        """Check that each list has a number for each of `count` peers, which errors call `name`.
 
         Raises:
           PydanticCustomError: One has another length, with its key and what was expected.
@@ -44,4 +44,4 @@ class Links(Table):
         for key in Links.model_fields:
             value = getattr(self, key)
             if isinstance(value, tuple) and len(value) != count:
-                raise wrong(("links", key), f"one number, or {count} of them ({said})")
+                raise wrong(("links", key), f"one number, or {count} of them ({name})")

@@ -96,10 +96,10 @@ def finish_round(progress: RunProgress, entry: Entry, *, stores: bool = False) -
     return driver.checkpointed(progress, stored.peer, stored.params) if stored else progress
 
 
-def differing(expected: object, found: object) -> str:
+def differing(expected: object, actual: object) -> str:
     """Return the names of the attributes in which two objects of one class differ."""
     attributes = vars(expected)
-    return ", ".join(sorted(name for name in attributes if attributes[name] != vars(found)[name]))
+    return ", ".join(sorted(name for name in attributes if attributes[name] != vars(actual)[name]))
 
 
 def _malformed(entry: Entry, unready: tuple[int, ...]) -> str | None:

@@ -47,15 +47,15 @@ class StateHashes(Table):
     """Hash of what each peer owns; null where nobody told it."""
 
 
-def hashes(step: int, state: State, told: Mapping[int, Hash] | None = None) -> StateHashes:
+def hashes(step: int, state: State, remote: Mapping[int, Hash] | None = None) -> StateHashes:
     """Return the hashes of a state, as the snapshot after `step` records them; on all cores.
 
-    `told` are the hashes of what peers own that live elsewhere.
+    `remote` are the hashes of what peers own that live elsewhere.
     """
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         params, shared, *own = pool.map(_hash, (state.params, state.shared, *state.own))
-    told = told or {}
-    own = [told.get(peer) if digest is None else digest for peer, digest in enumerate(own)]
+    remote = remote or {}
+    own = [remote.get(peer) if digest is None else digest for peer, digest in enumerate(own)]
     return StateHashes(step=step, params=params, shared=shared, own=tuple(own))
 
 

@@ -182,14 +182,14 @@ class Writer(RoundsFile):
         self._unflushed.clear()
         super().flush()
 
-    def snapshot(self, step: int, state: State, told: Mapping[int, Hash] | None = None) -> None:
+    def snapshot(self, step: int, state: State, remote: Mapping[int, Hash] | None = None) -> None:
         """Write the snapshot after `step`: its hashes and, if it is to be kept whole, the state.
 
         Equal states of peers, as at the start of a run, are one file with a name for each peer.
-        `told` are the hashes of what peers own that live elsewhere.
+        `remote` are the hashes of what peers own that live elsewhere.
         """
         folder = self.folder / "snapshots" / f"{step:05}"
-        state_hashes = hashes(step, state, told)
+        state_hashes = hashes(step, state, remote)
         if self.snapshots.keeps(step):
             save_tree(folder / "params.safetensors", state.params)
             save_tree(folder / "shared.safetensors", state.shared)
@@ -243,7 +243,7 @@ class Transcript:
         return sorted(int(folder.name) for folder in folders if folder.name.isdecimal())
 
     @cached_property
-    def kept(self) -> list[int]:
+    def kept_snapshots(self) -> list[int]:
         """The steps whose snapshots were kept whole."""
         return [s for s in self.snapshots if (self._snapshot(s) / "params.safetensors").exists()]
 

@@ -237,11 +237,11 @@ def decode(data: Buffer, form: Form) -> Tree:
         text = "header (magic, version, kind, tensors, form): found "
         raise WireError(f"{text}{actual}, expected {expected}")
     # What is read, and how much of it, follows from the form, never from the bytes themselves.
-    arrays = iter(_whole(reader, form))
+    arrays = iter(_arrays(reader, form))
     read = _coded if form.kind in (CODED_SIGNS, CODED_VALUES) else _plain
     sparse = iter(read(reader, form) if form.sparse else ())
-    if reader.rest:
-        raise WireError(f"{reader.rest} bytes after the last parameter, expected the end")
+    if reader.remaining:
+        raise WireError(f"{reader.remaining} bytes after the last parameter, expected the end")
     leaves: list[Any] = [next(sparse if _is_sparse(leaf) else arrays) for leaf in form.leaves]
     return jax.tree.unflatten(jax.tree.structure(form.areas), leaves)
 
@@ -249,7 +249,7 @@ def decode(data: Buffer, form: Form) -> Tree:
 # ---- Kinds ----
 
 
-def _whole(reader: "_Reader", form: Form) -> list[np.ndarray]:
+def _arrays(reader: "_Reader", form: Form) -> list[np.ndarray]:
     arrays = []
     for number, leaf in enumerate(leaf for leaf in form.leaves if not _is_sparse(leaf)):
         name = f"array {number}"
@@ -288,7 +288,7 @@ def _coded(reader: "_Reader", form: Form) -> list[Coefficients]:
         planes = reader.array(np.uint8, rice.low_bytes(count, r), name)
         low_M[coded_M] = _checked(rice.unpack_low, name, planes, count, r)
     values: Any = _values(reader, form, sum(counts), "values")
-    high = reader.array(np.uint8, reader.rest, "high parts")
+    high = reader.array(np.uint8, reader.remaining, "high parts")
     gap_M = _checked(rice.unpack_high, "high parts", high, sum(counts)) << r_M | low_M
     # Only the parameters that an encoder chooses: a message has exactly one encoding, so that two
     # different byte strings never carry the same commitment.
@@ -362,12 +362,12 @@ class _Reader:
         self.data, self.at = memoryview(data), 0
 
     @property
-    def rest(self) -> int:
+    def remaining(self) -> int:
         return len(self.data) - self.at
 
     def take(self, size: int, name: str) -> memoryview:
-        if size > self.rest:
-            raise WireError(f"{name}: {self.rest} bytes left, expected {size}")
+        if size > self.remaining:
+            raise WireError(f"{name}: {self.remaining} bytes left, expected {size}")
         self.at += size
         return self.data[self.at - size : self.at]
 

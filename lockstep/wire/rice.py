@@ -25,9 +25,9 @@ def gaps(index_NK: np.ndarray) -> np.ndarray:
     return gap_M
 
 
-def indices(gap: np.ndarray, kept: int) -> np.ndarray:
+def indices(gap: np.ndarray, k: int) -> np.ndarray:
     """Return the indices that int64 gaps represent: [N, K]; the inverse of `gaps`."""
-    return np.cumsum(gap.reshape(-1, kept) + 1, axis=1) - 1
+    return np.cumsum(gap.reshape(-1, k) + 1, axis=1) - 1
 
 
 def parameters(gap_M: np.ndarray, counts: list[int]) -> np.ndarray:

@@ -325,7 +325,7 @@ class InnerSteps(HostSteps):
         rows_HNW = [rows_NW for rows_NW in self.rows(work) if rows_NW is not None]
         if not rows_HNW:
             return own._replace(optimizer=inner), jnp.float32(0)
-        done = self.done(step, steps - 1)
+        done = self.rounds_done(step, steps - 1)
         ahead = self.optimizer.lookahead(agreed.params, inner, agreed.shared, done)
         seed = self.seed_of(round_, 0, rows_HNW)
         rates = [np.float32(round_ - 1 + (h + 1) / steps) for h in range(len(rows_HNW))]

@@ -304,7 +304,7 @@ def _audit_snapshots(setup: Setup, transcript: Transcript, since: int) -> list[F
     first, like = setup.start.step, setup.start.state
     plan = setup.run.snapshots(first)
     steps, kept = ([s for s in d if s == first or s >= since] for d in (plan.steps, plan.kept))
-    for found, expected in ((transcript.snapshots, steps), (transcript.kept, kept)):
+    for found, expected in ((transcript.snapshots, steps), (transcript.kept_snapshots, kept)):
         if found != expected:
             text = f"snapshots after rounds {found}, expected after {expected}"
             return [_against_author(first, "snapshot", text)]

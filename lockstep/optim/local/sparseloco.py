@@ -68,8 +68,8 @@ def sparseloco(
       Sarfi et al., Communication Efficient LLM Pre-training with SparseLoCo,
         https://arxiv.org/abs/2508.15706
     """
-    wanted = "a number above 0, at most 1"
-    expect.number("error_feedback", error_feedback, lambda x: 0 < x <= 1, wanted)
+    expected = "a number above 0, at most 1"
+    expect.number("error_feedback", error_feedback, lambda x: 0 < x <= 1, expected)
     expect.rates(outer_learning_rate=outer_learning_rate)
     expect.aggregate(aggregate)
     compressor = Compressor(topk, chunk, quantize_1bit=True, stacked=stacked)

@@ -29,7 +29,7 @@ def hashed(tmp_path_factory) -> Audited:
 
 def test_snapshots_kept_as_hashes_take_no_space_and_audit_clean(hashed):
     transcript = Transcript(hashed.folder)
-    assert (transcript.snapshots, transcript.kept) == ([0, 2, 4, 6, 8], [0, 4, 8])
+    assert (transcript.snapshots, transcript.kept_snapshots) == ([0, 2, 4, 6, 8], [0, 4, 8])
     assert [f.name for f in (hashed.folder / "snapshots" / "00002").iterdir()] == ["state.json"]
     assert hashed.findings == hashed.replay(hashed.folder) == []
 
