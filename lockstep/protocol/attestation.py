@@ -41,11 +41,11 @@ class Attestation:
     broadcasts: Annotated[str, Field(pattern=BLOOM)]
     root: Hash  #: Merkle root over those commitments in the order of `received`, hex.
 
-    def heard(self, seed: int) -> Bloom:
+    def participants_filter(self, seed: int) -> Bloom:
         """Return the filter of the peers it heard from, in the round with this seed."""
         return _read(self.participants, _seed(seed, self.witness, "participants"))
 
-    def held(self, seed: int) -> Bloom:
+    def broadcasts_filter(self, seed: int) -> Bloom:
         """Return the filter of the commitments it holds, in the round with this seed."""
         return _read(self.broadcasts, _seed(seed, self.witness, "broadcasts"))
 
@@ -53,19 +53,19 @@ class Attestation:
 def attest(
     witness: int,
     seed: int,
-    heard: Iterable[int],
+    present: Iterable[int],
     holds: Mapping[int, str],
     others: Iterable[int] = (),
     refused: Iterable[int] = (),
 ) -> Attestation:
     """Return a witness's attestation to the round of a seed, from which the filters' keys derive.
 
-    It has `heard` from these peers, itself included, and `holds` messages with these commitments,
+    It heard from the `present` peers, itself included, and `holds` messages with these commitments,
     hex, by peer; of the peers `others`, their other message. It `refused` others' bytes.
     """
     received = tuple(sorted(holds))
     commitments = [bytes.fromhex(holds[peer]) for peer in received]
-    participants = Bloom.of(map(participant, heard), _seed(seed, witness, "participants"))
+    participants = Bloom.of(map(participant, present), _seed(seed, witness, "participants"))
     broadcasts = Bloom.of(commitments, _seed(seed, witness, "broadcasts"))
     return Attestation(
         witness=witness,
@@ -95,7 +95,7 @@ def proven(
     digests = list(map(bytes.fromhex, claimed.values()))
     if sets.root(digests).hex() != attestation.root:
         return {}
-    broadcasts = attestation.held(seed)
+    broadcasts = attestation.broadcasts_filter(seed)
     if broadcasts == Bloom.of(digests, _seed(seed, attestation.witness, "broadcasts")):
         return claimed  # an honest witness's filter is this one: no need to look up each item
     in_filter = broadcasts.holds(digests)

@@ -97,7 +97,7 @@ def witnessed(round_: Round, evidence: Evidence, limit: float) -> tuple[Attestat
     """
     slots = dict.fromkeys(arrived(round_, evidence, limit))
     refused = tuple(peer for peer in evidence.broken if peer in slots)
-    heard = evidence.present(round_.peers)
+    present = evidence.present(round_.peers)
     sent = commitments_of(round_, evidence)
     held = {peer: sent[peer] for peer in slots.keys() - set(refused)}
     targets = {peer: set(message.to) for peer, message in evidence.others.items() if peer in slots}
@@ -105,7 +105,7 @@ def witnessed(round_: Round, evidence: Evidence, limit: float) -> tuple[Attestat
     for witness in evidence.present(round_.witnesses):
         others = [peer for peer in targets if witness in targets[peer]]
         holds = held | {p: evidence.others[p].commitment for p in others if p in held}
-        attestations.append(attest(witness, round_.seed, heard, holds, others, refused))
+        attestations.append(attest(witness, round_.seed, present, holds, others, refused))
     return tuple(attestations)
 
 

@@ -317,7 +317,7 @@ def _on_close(state: CoordinatorState, event: Close) -> CoordinatorState:
 
 def _on_travel_on(state: CoordinatorState, event: TravelOn) -> CoordinatorState:
     _expect(state, event, RunState.RoundWitness)
-    if bad := [m for m in event.messages if state.given.get(state.slot_of(m)) != m.span]:
+    if bad := [m for m in event.messages if state.spans.get(state.slot_of(m)) != m.span]:
         raise CoordinatorError(state, event, f"peer {bad[0].peer} has no such message")
     return replace(state, travel_on=event.messages)
 
@@ -326,7 +326,7 @@ def _on_untrained(state: CoordinatorState, event: Untrained) -> CoordinatorState
     _expect(state, event, RunState.RoundWitness)
     if state.missed is not None:
         raise CoordinatorError(state, event, "the round's untrained spans are known already")
-    spans = set(state.given.values())
+    spans = set(state.spans.values())
     for span in event.spans:
         if span not in spans:
             reason = f"{span} is not one of the round's spans, or is there twice"
@@ -441,7 +441,7 @@ def _finish_round(state: CoordinatorState, now: float, seed: int) -> Coordinator
     # Read before members leave: seats, and so the plan, depend on the number of members.
     spoken, quorum, plan = len(state.spoken), state.quorum, state.plan
     # Without a quorum no message was applied, even if nobody is left to report it.
-    missed = (state.missed or ()) if spoken >= quorum else tuple(sorted(state.given.values()))
+    missed = (state.missed or ()) if spoken >= quorum else tuple(sorted(state.spans.values()))
     state = replace(
         _let_go(state),
         step=state.step + 1,

@@ -31,7 +31,7 @@ class RunProgress:
     seed: int  #: The run's seed, from which the seeds of its rounds derive.
     #: Seconds that each peer needs to fetch the params when it joins.
     load_seconds: tuple[float, ...]
-    begun: bool = False  #: Whether the first round has begun.
+    started: bool = False  #: Whether the first round has started.
     #: Peers that joined since then and have not taken part in a round yet.
     fresh: tuple[int, ...] = ()
     left: tuple[int, ...] = ()  #: Peers that left and have not asked to take part again.
@@ -123,7 +123,7 @@ def ask(progress: RunProgress, peers: Iterable[int]) -> RunProgress:
                 state, coordinator.Join((peer,)), f"expected one of the run's {count} peers"
             )
     state = coordinator.tick(state, coordinator.Join(peers)) if peers else state
-    fresh = (*progress.fresh, *peers) if progress.begun else progress.fresh
+    fresh = (*progress.fresh, *peers) if progress.started else progress.fresh
     returning = set(peers)
     left = tuple(peer for peer in progress.left if peer not in returning)
     return replace(progress, state=state, fresh=tuple(dict.fromkeys(fresh)), left=left)
@@ -210,7 +210,7 @@ def next_round(progress: RunProgress) -> tuple[RunProgress, Round | None]:
         if progress.state.stored and progress.waiting:
             return progress, None
         progress = _advance(progress)
-    return replace(progress, begun=True), _round(progress)
+    return replace(progress, started=True), _round(progress)
 
 
 def finish_round(
@@ -294,8 +294,8 @@ def _report(
         present = tuple(evidence.present(round_.peers))
         return coordinator.tick(state, coordinator.Stored(present, now))
     for attestation in evidence.attestations:
-        heard = attestation.heard(round_.seed)
-        report = coordinator.WitnessReport(attestation.witness, now, heard)
+        participants = attestation.participants_filter(round_.seed)
+        report = coordinator.WitnessReport(attestation.witness, now, participants)
         state = coordinator.tick(state, report)
     return state
 

@@ -173,7 +173,7 @@ class CoordinatorState:
         return slot(message.peer, (self.step - message.step) // turns)
 
     @cached_property
-    def given(self) -> dict[int, Span]:
+    def spans(self) -> dict[int, Span]:
         """The sequences of each message that may be merged in this round, by slot."""
         return {self.slot_of(message): message.span for message in self.due} | self.plan.spans
 

@@ -20,7 +20,7 @@ from lockstep.programs.train_step import Programs
 from lockstep.protocol import links
 from lockstep.protocol.round import Decision, Round
 from lockstep.swarm.faults import FaultSchedule
-from lockstep.swarm.peers import Done, RoundSettings
+from lockstep.swarm.peers import RoundSettings, StepResult
 from lockstep.wire import bound, exchange
 from lockstep.wire import message as wire
 from lockstep.wire.exchange import Sent
@@ -94,7 +94,7 @@ class SimulatedDelivery:
 
     def deliver(
         self,
-        done: Mapping[int, Done[Sent]],
+        results: Mapping[int, StepResult[Sent]],
         round_: Round,
         present: Sequence[int],
         now: float,
@@ -105,31 +105,33 @@ class SimulatedDelivery:
         """
         form, step = self.programs.form, round_.step
         with self.timed("encode"):
-            sent, others, receivers = self.encoded(done, round_)
+            sent, others, receivers = self.encoded(results, round_)
         with self.timed("decode"):
             arrived = {}
             for peer, packet in sent.items():
                 with suppress(wire.WireError):
-                    honest = packet is done[peer].message  # its peer has decoded it
+                    honest = packet is results[peer].message  # its peer has decoded it
                     arrived[peer] = (
                         packet if honest else exchange.receive(packet, peer, round_, form)
                     )
             beyond = bound.beyond({peer: packet.largest for peer, packet in arrived.items()})
             received = {p: packet.message for p, packet in arrived.items() if p not in beyond}
         if self.settings.on_wall_clock:
-            arrivals = {peer: done[peer].seconds for peer in sent}
+            arrivals = {peer: results[peer].seconds for peer in sent}
         else:
             arrivals = self._arrivals(sent, round_, present, now)
         return Delivered(sent, others, receivers, received, self.faults.delay(arrivals, step))
 
     def encoded(
-        self, done: Mapping[int, Done[Sent]], round_: Round
+        self, results: Mapping[int, StepResult[Sent]], round_: Round
     ) -> tuple[dict[int, Sent], dict[int, Sent], dict[int, tuple[int, ...]]]:
         """Return what peers send, honest or not; equivocators' other messages; their receivers."""
-        true = {peer: result.message.message for peer, result in done.items()}
+        true = {peer: result.message.message for peer, result in results.items()}
         messages = self.faults.messages(true, round_.step)
         sent = {
-            p: done[p].message if m is true[p] else exchange.send(m, p, round_, self.programs.form)
+            p: results[p].message
+            if m is true[p]
+            else exchange.send(m, p, round_, self.programs.form)
             for p, m in messages.items()
         }
         return self.faults.tamper(sent, messages, round_)

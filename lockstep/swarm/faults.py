@@ -185,7 +185,7 @@ class FaultSchedule:
     ) -> tuple[Attestation, ...]:
         """Return the witnesses' attestations, honest or not."""
         attestations = []
-        heard = evidence.present(round_.peers)
+        present = evidence.present(round_.peers)
         for original in honest:
             others = {peer: evidence.others[peer].commitment for peer in original.others}
             sent = consensus.commitments_of(round_, evidence) | others
@@ -205,11 +205,11 @@ class FaultSchedule:
             others = [peer for peer in original.others if peer in holds]
             refused = [peer for peer in original.refused if peer not in holds]
             attestations.append(
-                attestation.attest(original.witness, round_.seed, heard, holds, others, refused)
+                attestation.attest(original.witness, round_.seed, present, holds, others, refused)
             )
         return tuple(attestations)
 
-    def found(self, check: Check, claimed: Claim | None, step: int) -> Claim:
+    def verify(self, check: Check, claimed: Claim | None, step: int) -> Claim:
         """Return the result that a verifier reports."""
         if any(peer == check.verifier for _, _, peer in self._now(step, "false_verifier")):
             self.fired["false_verifier"] += 1
@@ -218,7 +218,7 @@ class FaultSchedule:
             return claimed
         return check.found
 
-    def ruled(self, judge: int, check: Check, claimed: Claim, honest: Claim, step: int) -> Claim:
+    def rule(self, judge: int, check: Check, claimed: Claim, honest: Claim, step: int) -> Claim:
         """Return what another peer reports in a dispute: its group's members are right."""
         if self._together(judge, check.peer, step):
             return claimed

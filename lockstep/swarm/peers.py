@@ -117,7 +117,7 @@ class RoundSteps(NamedTuple, Generic[M]):
     pack: Callable[[Tree, int], M] = to_host
 
 
-class Done(NamedTuple, Generic[M]):
+class StepResult(NamedTuple, Generic[M]):
     """What a peer did; its message is what `RoundSteps.pack` makes of it."""
 
     message: M  # by default its arrays on the host; in a training the future bytes
@@ -159,7 +159,7 @@ class RunningPeers(Protocol):
         """Release the members that asked to leave, and return them."""
         return ()
 
-    def step(self, asked: RoundSteps[M]) -> dict[int, Done[M]]:
+    def step(self, steps: RoundSteps[M]) -> dict[int, StepResult[M]]:
         """Take the step of every peer that has work; a peer that is lost meanwhile is absent."""
 
     def sit_out(self, idle: Set[int], step: int) -> None:
@@ -253,37 +253,37 @@ class SimulatedPeers(RunningPeers):
     def where(self, peer: int) -> str:
         return str(self.group_of(peer))
 
-    def step(self, asked: RoundSteps[M]) -> dict[int, Done[M]]:
+    def step(self, steps: RoundSteps[M]) -> dict[int, StepResult[M]]:
         # a step that waits for its turn on a CPU holds its memory already, as a large message does
         one_by_one = jax.default_backend() == "cpu" or self.programs.form.large
         results: dict[int, tuple[Tree, jax.Array]] = {}
         latest: dict[DeviceGroup, int] = {}
-        done: dict[int, Done[M]] = {}
+        done: dict[int, StepResult[M]] = {}
         failed: dict[int, StepError] = {}
-        self._before = {peer: self.own(peer) for peer in asked.work} if asked.hashed else {}
-        for peer, work in asked.work.items():
+        self._before = {peer: self.own(peer) for peer in steps.work} if steps.hashed else {}
+        for peer, work in steps.work.items():
             replica = self._replica_of(peer)
             if one_by_one and (previous := latest.pop(replica.group, None)) is not None:
-                done[previous] = _done(results.pop(previous), previous, asked)
-            if peer in asked.imprecise:
+                done[previous] = _step_result(results.pop(previous), previous, steps)
+            if peer in steps.imprecise:
                 replica = replace(replica, programs=self.programs.imprecise)
             try:
-                result = replica.step(self._own[peer], work, asked.number)
+                result = replica.step(self._own[peer], work, steps.number)
             except StepError as error:  # its process failed, not this one
                 failed[peer] = error
                 continue
             results[peer], latest[replica.group] = (result.message, result.loss), peer
             self._own[peer] = result.own
             del result
-        self._lose(failed, asked)
+        self._lose(failed, steps)
         if not one_by_one:
             for x in jax.tree.leaves([message for message, _ in results.values()]):
                 x.copy_to_host_async()
         # wait only now, for one peer after another: the groups work side by side
-        done |= {peer: _done(results.pop(peer), peer, asked) for peer in list(results)}
+        done |= {peer: _step_result(results.pop(peer), peer, steps) for peer in list(results)}
         return {
-            peer: outcome._replace(state=tree_hash(self.own(peer))) if asked.hashed else outcome
-            for peer, outcome in ((peer, done[peer]) for peer in asked.work if peer in done)
+            peer: outcome._replace(state=tree_hash(self.own(peer))) if steps.hashed else outcome
+            for peer, outcome in ((peer, done[peer]) for peer in steps.work if peer in done)
         }
 
     def sit_out(self, idle: Set[int], step: int) -> None:
@@ -386,10 +386,10 @@ class SimulatedPeers(RunningPeers):
         return self._own
 
 
-def _done(result: tuple[Tree, jax.Array], peer: int, steps: RoundSteps[M]) -> Done[M]:
+def _step_result(result: tuple[Tree, jax.Array], peer: int, steps: RoundSteps[M]) -> StepResult[M]:
     """Wait for a peer's step, and return its result."""
     message, loss = result
-    return Done(steps.pack(message, peer), float(loss))
+    return StepResult(steps.pack(message, peer), float(loss))
 
 
 class FusedPeers(SimulatedPeers):
@@ -411,12 +411,12 @@ class FusedPeers(SimulatedPeers):
         """Return where a peer runs: neighbours share a group."""
         return self.groups[peer // self._turns]
 
-    def step(self, asked: RoundSteps[M]) -> dict[int, Done[M]]:
+    def step(self, steps: RoundSteps[M]) -> dict[int, StepResult[M]]:
         # such a run has neither verifiers nor peers of another precision: see `misfits.py`
-        work = asked.work
+        work = steps.work
         idle = jax.tree.map(np.zeros_like, next(iter(work.values())).rows_MB)
         works = [work.get(peer, Work(idle, 0)) for peer in range(self._rows)]
-        agreed = (self._first.params, self._first.shared, jnp.int32(asked.number))
+        agreed = (self._first.params, self._first.shared, jnp.int32(steps.number))
         params, shared, step = self._put(agreed, lambda x: cut(x.shape, self.parts))
         rows = jax.tree.map(lambda *peers: np.stack(peers), *(w.rows_MB for w in works))
         rows = self._put(rows, lambda _: Spec("peer", *cut_rows(1)))
@@ -426,7 +426,7 @@ class FusedPeers(SimulatedPeers):
         self._own = result.own
         messages = _unstack(jax.device_get(result.message), self._rows)
         losses = jax.device_get(result.loss)
-        return {p: Done(asked.pack(messages[p], p), float(losses[p])) for p in work}
+        return {p: StepResult(steps.pack(messages[p], p), float(losses[p])) for p in work}
 
     def sit_out(self, idle: Set[int], step: int) -> None:
         pass  # the fused program has done it

@@ -21,7 +21,7 @@ from lockstep.protocol.driver import RunProgress
 from lockstep.protocol.round import Evidence, Message, Round, Span
 from lockstep.swarm.delivery import Delivered, Outbox, SimulatedDelivery, TravellingMessages
 from lockstep.swarm.faults import FaultSchedule
-from lockstep.swarm.peers import Done, RoundSettings, RoundSteps, Rows, RunningPeers
+from lockstep.swarm.peers import RoundSettings, RoundSteps, Rows, RunningPeers, StepResult
 from lockstep.transcript.entry import Entry, EpochParams
 from lockstep.wire import bound, exchange, sketches
 from lockstep.wire import message as wire
@@ -79,7 +79,7 @@ class Agreement:
             size = checked.own_bytes(pair[1])
             check = Check(*pair, result, self._seconds(*pair, checked), size)
             claim = evidence.messages[check.peer].claim
-            checks.append(replace(check, found=self.faults.found(check, claim, round_.step)))
+            checks.append(replace(check, found=self.faults.verify(check, claim, round_.step)))
         return tuple(checks)
 
     def _settle(self, evidence: Evidence, round_: Round, checked: Checked) -> Evidence:
@@ -92,7 +92,7 @@ class Agreement:
             pairs = [(judge, check.peer) for judge in judges]
             honest = self._recompute(pairs, round_, checked)
             claims = {
-                judge: self.faults.ruled(judge, check, claimed, claim, round_.step)
+                judge: self.faults.rule(judge, check, claimed, claim, round_.step)
                 for judge, claim in zip(judges, honest, strict=True)
             }
             rulings.append(Ruling(*parties, claims))
@@ -128,20 +128,20 @@ class FinishedRound(NamedTuple):
     own: Mapping[int, Hash] = {}  # hashes of what peers elsewhere own, as they report
 
 
-class Worked(NamedTuple):
+class RoundWork(NamedTuple):
     """The work of a round and its results."""
 
-    given: dict[int, Work]
-    done: dict[int, Done[Sent]]  # by each peer that was not lost
+    assigned: dict[int, Work]
+    results: dict[int, StepResult[Sent]]  # by each peer that was not lost
     loss: float | None  # their mean; None where nobody trained
     silent: tuple[int, ...]  # members that took no part
 
 
-class RoundBegun(NamedTuple):
+class RoundStart(NamedTuple):
     """A round that begins."""
 
     round: Round
-    asked: tuple[int, ...]  # peers that asked to join before it
+    applicants: tuple[int, ...]  # peers that asked to join before it
     joined_params: str | None  # hash of the params that joining peers receive
 
 
@@ -200,25 +200,25 @@ class Swarm:
             progress, applicants, round_ = self._begin(progress)
             if round_ is None:
                 return progress, None
-            round_start = RoundBegun(round_, applicants, self.join(round_))
-        worked = self.work(round_, progress.unready)
-        return self.settle(progress, round_start, self._exchange(worked, round_, progress.now))
+            round_start = RoundStart(round_, applicants, self.join(round_))
+        work = self.work(round_, progress.unready)
+        return self.settle(progress, round_start, self._exchange(work, round_, progress.now))
 
-    def _exchange(self, worked: Worked, round_: Round, now: float) -> Exchanged:
+    def _exchange(self, work: RoundWork, round_: Round, now: float) -> Exchanged:
         """Bring messages to all peers, and have these agree on what arrived."""
-        present = [peer for peer in round_.peers if peer not in worked.silent]
-        delivered = self.delivery.deliver(worked.done, round_, present, now)
-        evidence = evidence_of(worked, delivered)
-        evidence = self.agreement.reach(evidence, round_, worked.given)
+        present = [peer for peer in round_.peers if peer not in work.silent]
+        delivered = self.delivery.deliver(work.results, round_, present, now)
+        evidence = evidence_of(work, delivered)
+        evidence = self.agreement.reach(evidence, round_, work.assigned)
         left = self.peers.part(set(present))
-        payloads = self.kept(delivered, evidence, round_)
-        return Exchanged(evidence, delivered.received, worked.loss, left, *payloads)
+        payloads = self.kept_payloads(delivered, evidence, round_)
+        return Exchanged(evidence, delivered.received, work.loss, left, *payloads)
 
     def settle(
-        self, progress: RunProgress, begun: RoundBegun, exchanged: Exchanged
+        self, progress: RunProgress, round_start: RoundStart, exchanged: Exchanged
     ) -> tuple[RunProgress, FinishedRound]:
         """Decide a round, apply its messages, and return the run after it, and the round."""
-        round_, evidence = begun.round, exchanged.evidence
+        round_, evidence = round_start.round, exchanged.evidence
         progress = driver.leave(progress, exchanged.left)
         paused = round_.step < self.settings.coordinator.total_steps and self.must_pause()
         if paused:
@@ -230,11 +230,11 @@ class Swarm:
             self.peers.receive(applied, round_.sequences, round_.step)
         progress, checkpointed = self._end_epoch(progress)
         entry = Entry(
-            asked=begun.asked,
+            asked=round_start.applicants,
             left=exchanged.left,
             paused=paused,
             round=round_,
-            joined_params=begun.joined_params,
+            joined_params=round_start.joined_params,
             evidence=evidence,
             decision=decision,
             loss=exchanged.loss,
@@ -251,7 +251,7 @@ class Swarm:
         if progress.pausing:
             progress = driver.resume(progress)
         step = progress.state.step
-        if progress.begun:
+        if progress.started:
             returning = (*self.faults.asks(step), *self._sent_off(progress), *self.peers.returned())
             applicants = driver.may_ask(progress, returning)
         else:
@@ -291,7 +291,7 @@ class Swarm:
 
     # ---- Work: what was assigned, and what is really done ----
 
-    def work(self, round_: Round, unready: tuple[int, ...]) -> Worked:
+    def work(self, round_: Round, unready: tuple[int, ...]) -> RoundWork:
         """Take the steps of the peers that live here."""
         living = self.peers.living
         silent = {*self.faults.silence(round_), *unready}
@@ -307,14 +307,14 @@ class Swarm:
         silent |= (assigned.keys() - done.keys()) | self.peers.absent.intersection(round_.peers)
         for peer in sorted(living & silent):  # its state is lost, or nobody knows it
             self.peers.restart(peer)
-        return Worked(assigned, done, loss, tuple(sorted(silent)))
+        return RoundWork(assigned, done, loss, tuple(sorted(silent)))
 
     def _read(self, peer: int, span: Span, round_: Round) -> Work:
         return self.settings.work(self.peers.programs, self.data_of(peer), span, round_.trainers)
 
     def _step(
         self, assigned: Mapping[int, Work], round_: Round
-    ) -> tuple[dict[int, Done[Sent]], float | None]:
+    ) -> tuple[dict[int, StepResult[Sent]], float | None]:
         """Return the results of all peers with work, and their mean loss.
 
         A peer is lost if its loss is not finite or its message is invalid, unless all are.
@@ -346,7 +346,7 @@ class Swarm:
 
     # ---- After a round ----
 
-    def kept(
+    def kept_payloads(
         self, delivered: Delivered, evidence: Evidence, round_: Round
     ) -> tuple[dict[int, bytes], dict[int, bytes]]:
         """Return what is kept of the messages, and of equivocators' other messages."""
@@ -374,14 +374,14 @@ class Swarm:
         return driver.checkpointed(progress, peer, stored.params), stored
 
 
-def evidence_of(worked: Worked, delivered: Delivered) -> Evidence:
+def evidence_of(work: RoundWork, delivered: Delivered) -> Evidence:
     """Return what was sent and when it arrived; no attestations yet."""
     sent, others, receivers = delivered.sent, delivered.others, delivered.receivers
     return Evidence(
-        messages={p: _message(packet, state=worked.done[p].state) for p, packet in sent.items()},
+        messages={p: _message(packet, state=work.results[p].state) for p, packet in sent.items()},
         others={p: _message(packet, to=receivers[p]) for p, packet in others.items()},
         arrivals=delivered.arrivals,
-        silent=worked.silent,
+        silent=work.silent,
         broken=tuple(peer for peer in sent if peer not in delivered.received),
         attestations=(),
         checks=(),
@@ -400,17 +400,17 @@ def _payloads(sent: Mapping[int, Sent]) -> dict[int, bytes]:
 
 
 def _packed(
-    results: Mapping[int, Done[Future[Sent]]], step: int
-) -> tuple[dict[int, Done[Sent]], dict[int, wire.WireError]]:
+    results: Mapping[int, StepResult[Future[Sent]]], step: int
+) -> tuple[dict[int, StepResult[Sent]], dict[int, wire.WireError]]:
     """Return the results of peers with a message, packed; and why the others have none."""
-    done: dict[int, Done[Sent]] = {}
+    done: dict[int, StepResult[Sent]] = {}
     bad: dict[int, wire.WireError] = {}
     for peer, d in results.items():
         try:
             message = d.message.result()
             if not np.isfinite(d.loss):
                 raise wire.NotFiniteValueError
-            done[peer] = Done(message, d.loss, d.state, d.seconds)
+            done[peer] = StepResult(message, d.loss, d.state, d.seconds)
         except wire.NotFiniteValueError:
             what = "its message is not finite" if np.isfinite(d.loss) else f"its loss is {d.loss}"
             bad[peer] = wire.NotFiniteValueError(f"{what} at round {step}, others' are finite")

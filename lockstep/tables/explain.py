@@ -94,7 +94,7 @@ def _first_error(error: ValidationError, document: Any, root: type[BaseModel]) -
             meaning = " ".join((field and field.description or "").split()).rstrip(".")
             text = f"{key}: missing, expected it" + (f" ({meaning})" if meaning else "")
         case "extra_forbidden":
-            choices = _list(_known_keys(path, document, root), path[-1])
+            choices = _list(_keys(path, document, root), path[-1])
             text = f"{key}: unknown key, expected one of {choices}"
         case "union_tag_invalid" | "union_tag_not_found":
             tags = [model.tag() for model in _models(path, document, root)]
@@ -118,12 +118,10 @@ def _is_misspelt(error: Any, document: Any, root: type[BaseModel]) -> bool:
         return False
     path, _ = _locate(error["loc"], document, missing=False)
     _, table = _locate(path[:-1], document, missing=False)
-    return bool(
-        _near(path[-1], [key for key in _known_keys(path, document, root) if key not in table])
-    )
+    return bool(_near(path[-1], [key for key in _keys(path, document, root) if key not in table]))
 
 
-def _known_keys(path: tuple, document: Any, root: type[BaseModel]) -> list[str]:
+def _keys(path: tuple, document: Any, root: type[BaseModel]) -> list[str]:
     """Return the keys that the table of a key may have."""
     return list(_fields(_models(path[:-1], document, root)))
 

@@ -21,7 +21,7 @@ import numpy as np
 from lockstep.errors import LockstepError, brief
 from lockstep.optim.optimizer import Tree
 from lockstep.programs.local_training import Work
-from lockstep.swarm.peers import Done, M, RoundSteps, RunningPeers
+from lockstep.swarm.peers import M, RoundSteps, RunningPeers, StepResult
 from lockstep.transcript.state import State
 from lockstep.wire.commitment import tree_hash
 from parts.carrier import requests
@@ -214,22 +214,22 @@ class RemotePeers(RunningPeers):
 
     # ---- A round ----
 
-    def step(self, asked: RoundSteps[M]) -> dict[int, Done[M]]:
+    def step(self, steps: RoundSteps[M]) -> dict[int, StepResult[M]]:
         if self.on_wall_clock:
-            self._compile(asked)
-        keep = self.keeps(asked.number)
+            self._compile(steps)
+        keep = self.keeps(steps.number)
         by_peer = {
             peer: PeerRequest(
                 requests.Train(
-                    step=asked.number,
+                    step=steps.number,
                     count=work.count,
-                    imprecise=peer in asked.imprecise,
+                    imprecise=peer in steps.imprecise,
                     keep=keep,
-                    hash=asked.hashed or self._verifies,
+                    hash=steps.hashed or self._verifies,
                 ),
                 leaves(work.rows_MB),
             )
-            for peer, work in asked.work.items()
+            for peer, work in steps.work.items()
         }
         like = {"loss": LOSS_LIKE, "message": self.programs.form.like}
         like |= {"own": self._like.own[0]} if keep else {}
@@ -241,9 +241,9 @@ class RemotePeers(RunningPeers):
                 continue
             if keep:
                 self._own[peer] = trees["own"]
-            loss, committed = float(trees["loss"]), state if asked.hashed else None
-            message = asked.pack(trees["message"], peer)
-            done[peer] = Done(message, loss, committed, answer.seconds)
+            loss, committed = float(trees["loss"]), state if steps.hashed else None
+            message = steps.pack(trees["message"], peer)
+            done[peer] = StepResult(message, loss, committed, answer.seconds)
         if keep:  # a state is kept; one that no training goes on with would stop all
             bad = [p for p in done if not all(np.isfinite(x).all() for x in leaves(self._own[p]))]
             for peer in bad if len(bad) < len(done) else ():

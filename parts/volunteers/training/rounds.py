@@ -17,8 +17,8 @@ from lockstep.protocol import driver
 from lockstep.protocol.attestation import Hash
 from lockstep.protocol.driver import RunProgress
 from lockstep.swarm.delivery import Delivered
-from lockstep.swarm.peers import Done, SimulatedPeers
-from lockstep.swarm.swarm import Exchanged, FinishedRound, RoundBegun, Swarm, Worked, evidence_of
+from lockstep.swarm.peers import SimulatedPeers, StepResult
+from lockstep.swarm.swarm import Exchanged, FinishedRound, RoundStart, RoundWork, Swarm, evidence_of
 from lockstep.transcript.entry import Entry
 from lockstep.wire import bound
 from lockstep.wire.commitment import tree_hash
@@ -80,7 +80,7 @@ class StoredSwarm(Swarm):
         if round_ is None:
             return progress, None
         self.place.read_admissions()
-        begun = RoundBegun(round_, (*askers, *waited), self.join(round_))
+        begun = RoundStart(round_, (*askers, *waited), self.join(round_))
         taken = StoredRound(self, progress, begun)
         try:
             outcome = taken.take()
@@ -112,7 +112,7 @@ class StoredRound:
 
     swarm: StoredSwarm
     progress: RunProgress
-    begun: RoundBegun
+    begun: RoundStart
     shown: dict[int, MessageInTime | Refused] = field(default_factory=dict)
     began: float = field(default_factory=time.monotonic)  # later than by the store's clock
     closable: float | None = None  # since when it could be closed
@@ -269,7 +269,7 @@ class StoredRound:
             return
         if self.swarm.sits_out or self._closed_without(me.peer):
             return
-        done = self.swarm.work(self.round, self.progress.unready).done
+        done = self.swarm.work(self.round, self.progress.unready).results
         self.worked = True
         if me.peer not in done:  # nothing was assigned
             return
@@ -415,7 +415,7 @@ class StoredRound:
         delivered = Delivered(sent, {}, {}, received, arrivals)
         worked = self._said(counted)
         evidence = replace(evidence_of(worked, delivered), false_links=false_links)
-        payloads = self.swarm.kept(delivered, evidence, self.round)
+        payloads = self.swarm.kept_payloads(delivered, evidence, self.round)
         own = {p: item.body.own for p, item in counted.items() if item.body.own is not None}
         if self.place.document.run["peers"].get("bits") != "everywhere":
             messages = {
@@ -430,12 +430,12 @@ class StoredRound:
         hashes = self.swarm.peers.params_hash(), tree_hash(jax.device_get(shared)), state
         return RoundResult(progress, taken, hashes)
 
-    def _said(self, counted: Mapping[int, MessageInTime]) -> Worked:
+    def _said(self, counted: Mapping[int, MessageInTime]) -> RoundWork:
         """Return what the senders say that they did."""
-        done = {p: Done(item.sent, item.body.loss) for p, item in counted.items()}
+        done = {p: StepResult(item.sent, item.body.loss) for p, item in counted.items()}
         losses = [item.loss for item in done.values() if item.loss is not None]
         silent = tuple(sorted(self.round.assignment.keys() - counted.keys()))
-        return Worked({}, done, float(np.mean(losses)) if losses else None, silent)
+        return RoundWork({}, done, float(np.mean(losses)) if losses else None, silent)
 
     def _undo(self) -> None:
         """Return all peers to what they agreed on before the round."""

@@ -71,7 +71,7 @@ def test_filter_or_root_over_anything_else_supports_nothing(word):
 def test_what_a_filter_holds_by_mistake_has_no_proof():
     held = {peer: SENT[peer] for peer in (0, 2)}
     word = replace(attest(5, SEED, held, held), broadcasts=EVERYTHING)
-    assert word.held(SEED).holds([bytes.fromhex(SENT[3])]) == [True]
+    assert word.broadcasts_filter(SEED).holds([bytes.fromhex(SENT[3])]) == [True]
     assert proven(word, SEED, SENT, {}) == held
     claims_more = replace(word, received=(0, 2, 3))
     assert proven(claims_more, SEED, SENT, {}) == {}
@@ -102,8 +102,8 @@ def test_equivocation_shows_as_two_proven_commitments_of_one_peer():
 
 def test_a_witness_says_whom_it_heard_from():
     word, peers = attest(5, SEED, [0, 5], {}), [participant(peer) for peer in range(20)]
-    assert [peer for peer, is_in in enumerate(word.heard(SEED).holds(peers)) if is_in] == [0, 5]
-    assert not word.heard(SEED + 1).holds(peers)[0]
+    assert [p for p, hit in enumerate(word.participants_filter(SEED).holds(peers)) if hit] == [0, 5]
+    assert not word.participants_filter(SEED + 1).holds(peers)[0]
 
 
 # ---- On its way through a transcript ----

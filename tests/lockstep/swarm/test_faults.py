@@ -68,7 +68,7 @@ def outcome(faults: FaultSchedule, round: Round = ROUND) -> dict[str, object]:
         arrivals={0: 1.0, 1: 1.0},  # that of 2 was lost
     )
     words = consensus.witnessed(round, evidence, 30)
-    judges = [faults.ruled(j, CHECK, Claim("b", "b"), CHECK.found, step) for j in (0, 2)]
+    judges = [faults.rule(j, CHECK, Claim("b", "b"), CHECK.found, step) for j in (0, 2)]
     return {
         "messages": {p: wire.encode(m, FORM) for p, m in messages.items()},
         "sent": (sent, others, to),
@@ -80,7 +80,7 @@ def outcome(faults: FaultSchedule, round: Round = ROUND) -> dict[str, object]:
         "silent": faults.silence(round),
         "away": faults.away(step),
         "attested": faults.attest(words, round, evidence),
-        "found": faults.found(CHECK, Claim("b", "b"), step),
+        "found": faults.verify(CHECK, Claim("b", "b"), step),
         "ruled": judges,
     }
 
@@ -188,12 +188,12 @@ def test_a_late_message_comes_later_by_the_size_and_a_dropped_one_never():
 def test_colluders_confirm_each_other_as_verifiers_and_as_tie_breakers():
     faults = FaultSchedule([Fault(kind="collude", peer=[1, 2, 3], rounds=(4, 4))], 0, FORM)
     claimed, honest = Claim("b", "b"), CHECK.found
-    assert faults.found(CHECK, claimed, 4) == claimed  # 3 checks 1
-    assert faults.found(CHECK, claimed, 5) == honest
-    assert faults.ruled(2, CHECK, claimed, honest, 4) == claimed
-    assert faults.ruled(0, CHECK, claimed, honest, 4) == honest
+    assert faults.verify(CHECK, claimed, 4) == claimed  # 3 checks 1
+    assert faults.verify(CHECK, claimed, 5) == honest
+    assert faults.rule(2, CHECK, claimed, honest, 4) == claimed
+    assert faults.rule(0, CHECK, claimed, honest, 4) == honest
     by_friend = replace(CHECK, verifier=2, peer=0, found=FALSE)
-    assert faults.ruled(3, by_friend, claimed, honest, 4) == FALSE
+    assert faults.rule(3, by_friend, claimed, honest, 4) == FALSE
 
 
 # ---- Whole runs ----

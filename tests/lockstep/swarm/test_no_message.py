@@ -9,7 +9,7 @@ import pytest
 from lockstep.optim.compressed.compressor import Coefficients
 from lockstep.protocol.round import Round
 from lockstep.swarm.delivery import Outbox
-from lockstep.swarm.peers import Done, RoundSteps, SimulatedPeers
+from lockstep.swarm.peers import RoundSteps, SimulatedPeers, StepResult
 from lockstep.swarm.swarm import NotFiniteError
 from lockstep.wire.message import WireError
 from tests.lockstep.swarm import simulated
@@ -28,13 +28,13 @@ def spoil(monkeypatch, spoilt: dict) -> None:
     """By round, what some peers' steps in this process give for a message."""
     honest = SimulatedPeers.step
 
-    def step(self: SimulatedPeers, asked: RoundSteps) -> dict[int, Done]:
-        peers, change = spoilt.get(asked.number, ((), None))
+    def step(self: SimulatedPeers, steps: RoundSteps) -> dict[int, StepResult]:
+        peers, change = spoilt.get(steps.number, ((), None))
 
         def pack(message, peer):
-            return asked.pack(change(message) if peer in peers else message, peer)
+            return steps.pack(change(message) if peer in peers else message, peer)
 
-        return honest(self, asked._replace(pack=pack))
+        return honest(self, steps._replace(pack=pack))
 
     monkeypatch.setattr(SimulatedPeers, "step", step)
 
@@ -44,9 +44,9 @@ def spoil_all(monkeypatch, peers: set[int], step: int) -> None:
     spoil(monkeypatch, {step: (peers, nan)})
     here = SimulatedPeers.step
 
-    def step_here(self: SimulatedPeers, asked: RoundSteps) -> dict[int, Done]:
-        spoilt = peers if asked.number == step else set()
-        done = here(self, asked)
+    def step_here(self: SimulatedPeers, steps: RoundSteps) -> dict[int, StepResult]:
+        spoilt = peers if steps.number == step else set()
+        done = here(self, steps)
         return {p: d._replace(loss=float("nan")) if p in spoilt else d for p, d in done.items()}
 
     monkeypatch.setattr(SimulatedPeers, "step", step_here)
@@ -89,8 +89,8 @@ def test_a_message_that_only_one_peer_has_not_finite_costs_it_its_place(
 
 
 def finite_loss(step):
-    def with_finite_loss(self: SimulatedPeers, asked: RoundSteps) -> dict[int, Done]:
-        return {peer: one._replace(loss=1.0) for peer, one in step(self, asked).items()}
+    def with_finite_loss(self: SimulatedPeers, steps: RoundSteps) -> dict[int, StepResult]:
+        return {peer: one._replace(loss=1.0) for peer, one in step(self, steps).items()}
 
     return with_finite_loss
 
