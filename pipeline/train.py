@@ -106,7 +106,7 @@ def _train(setup: Setup, paths: Paths, held: HeldOutRows, stack: ExitStack) -> P
     scores = _scores_of_tasks(setup, paths)
     stack.callback(scores.close)
     measure = _measurement(setup, peers, held.rows_NW)
-    if beginning.rest is None:
+    if beginning.extras is None:
         _write_beginning(setup, paths, writer, measure(), held)
         scores.begin()
         scores.take(beginning.step, peers.params)

@@ -226,26 +226,26 @@ class Arguments(Table):
 # ---- Reading ----
 
 
-def read_arguments(given: Mapping[str, Any], groups: Sequence[str], *, torch: bool) -> Arguments:
+def read_arguments(inputs: Mapping[str, Any], groups: Sequence[str], *, torch: bool) -> Arguments:
     """Return the arguments that are data, checked by the tables of a run file that have them too.
 
-    `given` are those of `simulate`, by name; `groups` are the top-level names of the params, which
+    `inputs` are those of `simulate`, by name; `groups` are the top-level names of the params, which
     are those of a `torch` module or not.
     """
-    optimizer, stacked = given["optimizer"], given["stacked"]
+    optimizer, stacked = inputs["optimizer"], inputs["stacked"]
     tag, table, rate = None, None, 0.0
     if not isinstance(optimizer, Optimizer):
         layers = stacked if isinstance(stacked, list | tuple) else ()
         tag, table, rate = tagged(optimizer, groups, layers)
-    document = dict(given) | {
+    document = dict(inputs) | {
         "optimizer": {tag: table} if tag else None,
-        "learning_rate": _schedule(given["learning_rate"], rate),
-        "links": {} if given["links"] is None else given["links"],
+        "learning_rate": _schedule(inputs["learning_rate"], rate),
+        "links": {} if inputs["links"] is None else inputs["links"],
         "torch": torch,
         "groups": tuple(groups),
     }
-    if torch and given["micro_batch"] is None:
-        document["micro_batch"] = given["batch_size"]
+    if torch and inputs["micro_batch"] is None:
+        document["micro_batch"] = inputs["batch_size"]
     document = {name: document[name] for name in Arguments.model_fields}
     return validate(Arguments, document, "simulate")
 
@@ -300,7 +300,7 @@ def _schedule(learning_rate: Any, default: float) -> Any:
 # ---- What they make, and checks of the rest ----
 
 
-def the_optimizer(asked: Arguments, optimizer: Any, learning_rate: Any) -> Optimizer:
+def the_optimizer(arguments: Arguments, optimizer: Any, learning_rate: Any) -> Optimizer:
     """Return the optimizer itself, of the arguments of `simulate`."""
     if isinstance(optimizer, Optimizer):
         if learning_rate is not None:
@@ -309,9 +309,9 @@ def the_optimizer(asked: Arguments, optimizer: Any, learning_rate: Any) -> Optim
                 f"simulate: learning_rate is {learning_rate!r}, expected {expected}"
             )
         return optimizer
-    rate = learning_rate if callable(learning_rate) else learning_rate_of(asked.learning_rate)
-    setting = Setting(rate, 0, asked.stacked, asked.aggregation, asked.liars or 0)
-    return build(asked.optimizer, setting, asked.groups)
+    rate = learning_rate if callable(learning_rate) else learning_rate_of(arguments.learning_rate)
+    setting = Setting(rate, 0, arguments.stacked, arguments.aggregation, arguments.liars or 0)
+    return build(arguments.optimizer, setting, arguments.groups)
 
 
 def check_signs(faults: Sequence[Fault], form: wire.Form) -> None:

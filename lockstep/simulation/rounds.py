@@ -44,13 +44,13 @@ class Measurements(Observer):
 
     def __init__(
         self,
-        asked: Arguments,
+        arguments: Arguments,
         peers: SimulatedPeers,
         held_out: ExampleSet | None,
         log: Log,
         step: int,
     ):
-        self.asked, self.peers, self.held_out, self.log = asked, peers, held_out, log
+        self.arguments, self.peers, self.held_out, self.log = arguments, peers, held_out, log
         self.step = step
         self.ejected: dict[int, tuple[int, str]] = {}
         self._lookahead = jax.jit(peers.programs.optimizer.lookahead)
@@ -67,8 +67,8 @@ class Measurements(Observer):
             self.ejected[peer] = self.step, reason
         previous = curves.train[-1] if curves.train else {}
         sizes = [message.bytes for message in entry.evidence.messages.values()]
-        peers, sequences = self.asked.peers, entry.round.sequences
-        sent, received = links.traffic(self.asked.links.topology, sizes, peers)
+        peers, sequences = self.arguments.peers, entry.round.sequences
+        sent, received = links.traffic(self.arguments.links.topology, sizes, peers)
         increments = {
             "examples": sum(sequences[peer] for peer in entry.decision.applied),
             "bytes_up": sent / peers,
@@ -80,10 +80,10 @@ class Measurements(Observer):
         applied = len(entry.decision.applied)
         self.log.add("train", {"step": self.step, "loss": entry.loss, "applied": applied, **totals})
 
-        every = self.asked.correlation_every
+        every = self.arguments.correlation_every
         if every and self.step % every == 0:
             self.log.add("correlation", {"step": self.step, "correlation": self._correlation()})
-        if self.step == self.asked.steps or self.step % self.asked.eval_every == 0:
+        if self.step == self.arguments.steps or self.step % self.arguments.eval_every == 0:
             self.measure()
         return entry
 
@@ -100,7 +100,7 @@ class Measurements(Observer):
             first, *others = self.local_params()
             local = self._mean_loss(first)
             total = functools.reduce(lambda a, b: jax.tree.map(np.add, a, b), others, first)
-            averaged = self._mean_loss(jax.tree.map(lambda x: x / self.asked.peers, total))
+            averaged = self._mean_loss(jax.tree.map(lambda x: x / self.arguments.peers, total))
         row = {"step": self.step, "loss": loss, "local_loss": local, "averaged_loss": averaged}
         self.log.add("validation", row)
 
@@ -109,9 +109,9 @@ class Measurements(Observer):
         params, optimizer = self._params, self.peers.programs.optimizer
         step = next_step(optimizer, np.int32(self.step * optimizer.inner_steps))
         if self._together:
-            yield from [jax.tree.map(np.array, params)] * self.asked.peers
+            yield from [jax.tree.map(np.array, params)] * self.arguments.peers
             return
-        for peer in range(self.asked.peers):
+        for peer in range(self.arguments.peers):
             local = self._lookahead(params, self.peers.own(peer), self.peers.shared, step)
             yield jax.tree.map(np.array, local)
 
@@ -138,7 +138,7 @@ class Measurements(Observer):
 
     def _correlation(self) -> float | None:
         """Return Pearson's correlation of local params, mean over pairs; None for one peer."""
-        count = self.asked.peers
+        count = self.arguments.peers
         if count < 2:
             return None
         rows = [
@@ -237,7 +237,7 @@ class SavedSimulation:
 class Problem(NamedTuple):
     """What is simulated: programs of a `LossTask`, from these params, measured on `held_out`."""
 
-    asked: Arguments
+    arguments: Arguments
     settings: RoundSettings
     programs: Programs
     data_of_peers: list[PeerData]
@@ -264,23 +264,23 @@ class _ProgressReporter(Observer):
             self.on_round(dict(self.measurements.log.curves.train[-1]))
 
 
-def take_rounds(problem: Problem, kept: SavedSimulation, log: Log) -> Result:
+def take_rounds(problem: Problem, saved: SavedSimulation, log: Log) -> Result:
     """Take the remaining rounds, and return the result."""
     args, settings, programs, data_of_peers, held_out, params = problem
     own, shared = jax.device_get(programs.init(params))
     fresh = Start(State(params, shared, (own,) * args.peers), 0, 0)
     with ExitStack() as stack:
         stack.enter_context(allocator.trimming())
-        saved = kept.newest(fresh.state)
-        settings = _with_micro_batch(problem, saved)
-        start = kept.record.begin(fresh, settings, saved)
+        newest = saved.newest(fresh.state)
+        settings = _with_micro_batch(problem, newest)
+        start = saved.record.begin(fresh, settings, newest)
         peers = make_peers(programs, args.layout, start.state, jax.devices(), start.absent)
-        observed = start.rest or {"curves": {}, "ejected": {}}
+        observed = start.extras or {"curves": {}, "ejected": {}}
         log.begin(Curves(**observed["curves"]))
         measurements = Measurements(args, peers, held_out, log, start.step)
         measurements.ejected = {int(peer): tuple(why) for peer, why in observed["ejected"].items()}
-        if kept.record.checkpoints:
-            stack.enter_context(kept.record.checkpoints)
+        if saved.record.checkpoints:
+            stack.enter_context(saved.record.checkpoints)
         bar = None
         if args.show_progress:
             bar = Progress("simulate", total=args.steps, unit="round", start=start.step)
@@ -293,7 +293,7 @@ def take_rounds(problem: Problem, kept: SavedSimulation, log: Log) -> Result:
             measurements,
             _ProgressReporter(measurements, settings.micro_batch, bar, args.on_round),
         ]
-        training = TrainingLoop(swarm, start, kept.record, args.steps, observers, name="simulate")
+        training = TrainingLoop(swarm, start, saved.record, args.steps, observers, name="simulate")
         try:
             training.take_rounds()
         except NotFiniteError as error:
@@ -317,7 +317,7 @@ def _with_micro_batch(problem: Problem, saved: Saved | None) -> RoundSettings:
     if args.micro_batch is not None:
         return settings
     if saved:
-        return replace(settings, micro_batch=saved.rest["micro_batch"])
+        return replace(settings, micro_batch=saved.extras["micro_batch"])
     rows_N = data_of_peers[0].take(np.arange(args.batch_size))
     fits = partial(fits_into_memory, programs, args.peers, rows_N)
     return replace(settings, micro_batch=largest(fits, args.batch_size))

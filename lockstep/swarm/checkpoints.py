@@ -28,7 +28,7 @@ class Saved(NamedTuple):
 
     step: int  # the one after which it was saved
     state: Tree  # of params and optimizers
-    rest: dict  # everything else that training resumes from, as JSON
+    extras: dict  # everything else that training resumes from, as JSON
 
 
 class _Unchanged(np.ndarray):
@@ -63,12 +63,12 @@ class Checkpoints:
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._saving: Future | None = None
 
-    def save(self, step: int, state: Tree, rest: dict) -> None:
+    def save(self, step: int, state: Tree, extras: dict) -> None:
         """Start saving the state after round `step`, once the previous save is done.
 
-        The state's arrays are on the host, and nobody changes them from now on; `rest` is JSON.
+        The state's arrays are on the host, and nobody changes them from now on; `extras` is JSON.
         """
-        rest = rest | {"sha256": tree_hash(state)}
+        extras = extras | {"sha256": tree_hash(state)}
         with self._as_lockstep_error():
             self._wait()
         self._saving = self._thread.submit(
@@ -77,7 +77,7 @@ class Checkpoints:
             # orbax would copy all of it, in case somebody changes it meanwhile
             {
                 "state": jax.tree.map(lambda x: x.view(_Unchanged), state),
-                "rest": {"json": json.dumps(rest)},
+                "rest": {"json": json.dumps(extras)},
             },
             overwrite=True,
             force=True,  # whatever orbax thinks of the rounds between two checkpoints
@@ -116,10 +116,10 @@ class Checkpoints:
         state = jax.tree.map(np.asarray, loaded["state"])
         if blobs:
             state = fitted(flatten(state), like, self.folder)
-        rest = json.loads(loaded["rest"]["json"])
-        if tree_hash(state) != rest.pop("sha256"):
+        extras = json.loads(loaded["rest"]["json"])
+        if tree_hash(state) != extras.pop("sha256"):
             raise ValueError("the state differs from the one that was saved")
-        return Saved(step, state, rest)
+        return Saved(step, state, extras)
 
     def __enter__(self) -> "Checkpoints":
         return self

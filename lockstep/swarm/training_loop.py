@@ -64,17 +64,17 @@ class StartingPoint(NamedTuple):
     state: State  # after them
     progress: RunProgress  # the run after them
     entries: list[Entry]  # their record, if it goes on
-    rest: dict[str, Any] | None  # what its checkpoint holds besides; None at the beginning
+    extras: dict[str, Any] | None  # what its checkpoint holds besides; None at the beginning
 
     @property
     def absent(self) -> tuple[int, ...]:
         """The peers whose process was gone; release 0.1 did not record them."""
-        return tuple((self.rest or {}).get("absent", ()))
+        return tuple((self.extras or {}).get("absent", ()))
 
     @property
     def travelling(self) -> list:
         """The late messages that were waiting; absent in a checkpoint without any."""
-        return (self.rest or {}).get("travelling", [])
+        return (self.extras or {}).get("travelling", [])
 
 
 @dataclass
@@ -98,11 +98,11 @@ class Record:
         Rounds after the checkpoint are forgotten; the others are followed to where the run is.
         """
         progress, entries = start.progress(settings), []
-        step, state, rest = saved or (start.step, start.state, None)
+        step, state, extras = saved or (start.step, start.state, None)
         if self.rounds:
             entries = self.rounds.cut(step)
             progress = follow(progress, entries, self.rounds, stores=settings.stores_epochs)
-        return StartingPoint(step, state, progress, entries, rest)
+        return StartingPoint(step, state, progress, entries, extras)
 
     def forget(self, step: int) -> None:
         """Forget a round, and all after it."""
@@ -115,24 +115,24 @@ class Record:
 
     def keep(
         self,
-        taken: FinishedRound,
+        finished: FinishedRound,
         state: Callable[[], State],
-        rest: Callable[[], dict[str, Any]],
+        extras: Callable[[], dict[str, Any]],
         *,
         save: bool,
     ) -> None:
         """Append a round, and take the snapshot and the checkpoint that are due after it.
 
-        `state` returns a copy of the whole state after it, `rest` what else a checkpoint holds;
+        `state` returns a copy of the whole state after it, `extras` what else a checkpoint holds;
         with `save` a checkpoint is saved even if it is not due.
 
         Raises:
           NotFiniteError: The state is due, and not finite.
         """
-        step = taken.entry.round.step
+        step = finished.entry.round.step
         if self.rounds:
             with self.timed("transcript"):
-                self.rounds.round(taken.entry, taken.payloads, taken.others)
+                self.rounds.round(finished.entry, finished.payloads, finished.others)
         snapshot = self._snapshot_is_due(step)
         checkpoint = self.checkpoints and (save or self._checkpoint_is_due(step))
         if not (snapshot or checkpoint):
@@ -144,12 +144,12 @@ class Record:
             raise NotFiniteError(f"{bad[0]} is not finite after round {step}")
         if snapshot:
             with self.timed("snapshot"):
-                self.rounds.snapshot(step, state_after, taken.own)
+                self.rounds.snapshot(step, state_after, finished.own)
         if checkpoint:
             with self.timed("checkpoint"):
-                extras = rest()
+                extras_after = extras()
                 self.rounds.flush()  # a checkpoint that outlives a power cut finds its rounds
-                self.checkpoints.save(step, state_after, extras)
+                self.checkpoints.save(step, state_after, extras_after)
 
     def _snapshot_is_due(self, step: int) -> bool:
         return self.rounds is not None and self.rounds.takes(step)
@@ -190,7 +190,7 @@ class TrainingLoop:
     def __init__(
         self,
         swarm: Swarm,
-        begun: StartingPoint,
+        start: StartingPoint,
         record: Record,
         last: int,
         observers: Sequence[Observer] = (),
@@ -198,17 +198,17 @@ class TrainingLoop:
         name: str = "train",
     ):
         self.swarm, self.record, self.last = swarm, record, last
-        self.step, self.progress = begun.step, begun.progress
+        self.step, self.progress = start.step, start.progress
         limit = swarm.settings.coordinator.max_round_train_time
         # over a store anybody can make rounds empty, and a run waits for peers to come back
         watch = [] if swarm.settings.stored else [Watch(limit, name)]
         self.observers = [*watch, *observers]
-        if begun.rest:
-            swarm.faults.restore(begun.rest["faults"])
-        if begun.travelling:
-            swarm.travelling.restore(begun.travelling, swarm.peers.programs.form)
-        if begun.rest and "free" in begun.rest:
-            swarm.delivery.free.update({peer: (a, b) for peer, a, b in begun.rest["free"]})
+        if start.extras:
+            swarm.faults.restore(start.extras["faults"])
+        if start.travelling:
+            swarm.travelling.restore(start.travelling, swarm.peers.programs.form)
+        if start.extras and "free" in start.extras:
+            swarm.delivery.free.update({peer: (a, b) for peer, a, b in start.extras["free"]})
 
     def take_rounds(self) -> None:
         """Take the rounds that are left.
@@ -223,8 +223,8 @@ class TrainingLoop:
     def _take_round(self) -> None:
         for observer in self.observers:
             observer.begins(self.step + 1, self.progress)
-        self.progress, taken = self.swarm.take_round(self.progress)
-        entry = taken.entry
+        self.progress, finished = self.swarm.take_round(self.progress)
+        entry = finished.entry
         if entry.round.step <= self.step:  # the round had another outcome after all
             self.record.forget(entry.round.step)
         self.step = entry.round.step
@@ -233,22 +233,22 @@ class TrainingLoop:
         requests = [observer.must_save(entry) for observer in self.observers]
         last, pausing = self.step == self.last, self.progress.pausing
         save = last or pausing or bool(entry.checkpointed) or any(requests)
-        taken, peers = taken._replace(entry=entry), self.swarm.peers
-        self.record.keep(taken, peers.state, self._rest, save=save)
+        finished, peers = finished._replace(entry=entry), self.swarm.peers
+        self.record.keep(finished, peers.state, self._extras, save=save)
         for observer in self.observers:
             observer.kept(entry, self.progress)
 
-    def _rest(self) -> dict:
+    def _extras(self) -> dict:
         """Return what a checkpoint holds in addition to the state.
 
         The transcript has the coordinator's state; these are facts about the peers.
         """
         peers, faults = self.swarm.peers, self.swarm.faults
-        rest = {"faults": faults.to_json(), "absent": sorted(peers.absent)}
+        extras = {"faults": faults.to_json(), "absent": sorted(peers.absent)}
         if travelling := self.swarm.travelling.to_json(peers.programs.form):
-            rest["travelling"] = travelling
+            extras["travelling"] = travelling
         if free := self.swarm.delivery.free:
-            rest["free"] = [[peer, *seconds] for peer, seconds in sorted(free.items())]
+            extras["free"] = [[peer, *seconds] for peer, seconds in sorted(free.items())]
         for observer in self.observers:
-            rest |= observer.saves()
-        return rest
+            extras |= observer.saves()
+        return extras

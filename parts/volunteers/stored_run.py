@@ -47,9 +47,9 @@ class StoredRun:
 
     def begin(self, begun: StartingPoint, peers: SimulatedPeers, writer: Writer) -> StartingPoint:
         """Return where a run goes on; with `[runtime] from_state` it begins after a state."""
-        self.place.restore(begun.rest)
+        self.place.restore(begun.extras)
         self.place.signed = SignedRounds(writer.folder.parent / FOLDER)
-        if begun.rest is not None or not self.setup.run.runtime.from_state:
+        if begun.extras is not None or not self.setup.run.runtime.from_state:
             return begun
         states = self._states(writer.folder.parent)
         return LateJoiner(self.place, states, self.setup.settings).begin(begun, peers, writer)

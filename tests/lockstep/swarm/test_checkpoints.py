@@ -38,7 +38,7 @@ def test_the_newest_checkpoint_comes_back_and_only_the_newest_are_kept(tmp_path)
     assert newest(tmp_path / "checkpoints") is None
     save(tmp_path / "checkpoints", 1, 2, 3)
     saved = newest(tmp_path / "checkpoints")
-    assert (saved.step, saved.rest) == (3, {"progress": {"step": 3}})
+    assert (saved.step, saved.extras) == (3, {"progress": {"step": 3}})
     same(saved.state, state(3))
     kept = [path.name for path in (tmp_path / "checkpoints").iterdir() if path.name.isdecimal()]
     assert sorted(kept) == ["2", "3"]
@@ -105,7 +105,7 @@ def test_whatever_file_of_a_checkpoint_is_damaged_a_whole_one_comes_back(tmp_pat
             (again / "2" / name).write_bytes(content)
             saved = newest(again)
             same(saved.state, state(saved.step))
-            assert saved.rest == {"progress": {"step": saved.step}}
+            assert saved.extras == {"progress": {"step": saved.step}}
             found.add(saved.step)
             shutil.rmtree(again)
     gc.collect()
