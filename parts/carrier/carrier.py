@@ -51,7 +51,7 @@ class Carrier(ABC):
     _answers: dict[int, PeerAnswer] = field(default_factory=dict, init=False)  # to the last request
     _lost: dict[int, str] = field(default_factory=dict, init=False)
 
-    def ask(self, asked: Mapping[int, PeerRequest], seconds: float) -> dict[int, PeerAnswer]:
+    def ask(self, by_peer: Mapping[int, PeerRequest], seconds: float) -> dict[int, PeerAnswer]:
         """Send each peer its request at once, and return the answers that came in time.
 
         A peer that is lost is absent from the answers.
@@ -60,21 +60,21 @@ class Carrier(ABC):
         until = self._sent + seconds
         self._open, self._answers = {}, {}
         peers_of: dict[int, list[int]] = {}  # peers of each distinct request
-        for peer, request in asked.items():
+        for peer, request in by_peer.items():
             if self._is_there(peer):
                 peers_of.setdefault(id(request), []).append(peer)
             else:
                 self.lose(peer, "its process is not there")
         for peers in peers_of.values():
-            self._send(peers, asked[peers[0]])
+            self._send(peers, by_peer[peers[0]])
         for peer in self._lost:  # lost earlier, and nobody has called `lost` since
             self._open.pop(peer, None)
         while self._open and (left := until - time.monotonic()) > 0:
             self._listen(min(left, LISTEN_SECONDS))
         for peer in sorted(self._open):
-            self.lose(peer, f"no answer to {asked[peer].operation} within {seconds:.3g} s")
+            self.lose(peer, f"no answer to {by_peer[peer].operation} within {seconds:.3g} s")
         answers, self._answers = self._answers, {}  # they are large: the caller's alone
-        return {peer: answers[peer] for peer in asked if peer in answers}
+        return {peer: answers[peer] for peer in by_peer if peer in answers}
 
     def lost(self) -> dict[int, str]:
         """Return the peers lost since the last call, each with the reason in one line."""

@@ -209,7 +209,7 @@ class Hub:
         connection, *parts = self.socket.recv_multipart(copy=False)
         place = self.places[parts[0].get("User-Id")]
         self.connections[place] = connection.bytes
-        self.door.heard(place, parts[0].get(zmq.SRCFD))
+        self.door.note_connection(place, parts[0].get(zmq.SRCFD))
         try:
             return PeerMessage(place, connection.bytes, _joined(parts, self.message_bytes))
         except FrameError as error:
@@ -331,16 +331,16 @@ def _joined(parts: list[zmq.Frame], most: int) -> list[Buffer]:
     count = int.from_bytes(first, "little")
     if len(first) != 8 or count > MOST_BUFFERS:
         raise FrameError(f"{brief(bytes(first).hex())}, expected at most {MOST_BUFFERS} buffers")
-    sizes = struct.unpack(f"<{count}Q", _taken(8 * count, parts))
+    sizes = struct.unpack(f"<{count}Q", _take_buffer(8 * count, parts))
     if sum(sizes) > most:
         raise FrameError(f"a message of {sum(sizes)} bytes, expected at most {most}")
-    buffers = [_taken(size, parts) for size in sizes]
+    buffers = [_take_buffer(size, parts) for size in sizes]
     if parts:
         raise FrameError(f"{len(parts)} parts more, expected those of {count} buffers")
     return buffers
 
 
-def _taken(size: int, parts: list[zmq.Frame]) -> Buffer:
+def _take_buffer(size: int, parts: list[zmq.Frame]) -> Buffer:
     """Take a buffer's parts from the end of a list."""
     buffer = np.empty(size, np.uint8) if size > PART_BYTES else None
     part: Buffer = b""
@@ -378,7 +378,7 @@ class Door:
         self.listening, self.most = listening, most
         self.port = 0  # once it is known: only connections to it are ever cut off
         self._open: dict[int, None] = {}  # descriptors, the oldest first
-        self._known: dict[Place, int] = {}  # ... over which a peer's process spoke last
+        self._peers: dict[Place, int] = {}  # ... over which a peer's process spoke last
         self._lock = threading.Lock()
         address = f"inproc://door-{id(self)}"
         listening.monitor(address, DOOR_EVENTS)
@@ -388,10 +388,10 @@ class Door:
         self._thread = threading.Thread(target=self._watch, name="door", daemon=True)
         self._thread.start()
 
-    def heard(self, place: Place, descriptor: int) -> None:
+    def note_connection(self, place: Place, descriptor: int) -> None:
         """Take note of the connection over which a peer's process spoke."""
         with self._lock:
-            self._known[place] = descriptor
+            self._peers[place] = descriptor
 
     def close(self) -> None:
         """Stop watching."""
@@ -404,14 +404,14 @@ class Door:
             descriptor = event["value"]
             with self._lock:
                 self._open.pop(descriptor, None)
-                self._known = {p: d for p, d in self._known.items() if d != descriptor}
+                self._peers = {p: d for p, d in self._peers.items() if d != descriptor}
                 if event["event"] == zmq.EVENT_ACCEPTED:
                     self._open[descriptor] = None
                     if len(self._open) > self.most:
                         self._cut_off_some()
 
     def _cut_off_some(self) -> None:
-        peers = set(self._known.values())
+        peers = set(self._peers.values())
         strangers = [descriptor for descriptor in self._open if descriptor not in peers]
         for descriptor in strangers[: max(0, len(strangers) - self.most)]:
             del self._open[descriptor]

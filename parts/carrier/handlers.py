@@ -91,10 +91,10 @@ class Operations:
         self.own: Tree = None
         self.before: list[np.ndarray] = []  # what it owned before its last step, where peers verify
 
-    def handle(self, asked: PeerRequest) -> Outcome:
+    def handle(self, request: PeerRequest) -> Outcome:
         """Do what a request asks for."""
-        trees = trees_of(asked.arrays, self._like(asked))
-        outcome = getattr(self, f"_{asked.operation}")(asked.values, *trees.values())
+        trees = trees_of(request.arrays, self._like(request))
+        outcome = getattr(self, f"_{request.operation}")(request.values, *trees.values())
         # of a peer's several processes, the first answers for all
         return outcome if jax.process_index() == 0 else Outcome(outcome.values)
 

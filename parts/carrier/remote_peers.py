@@ -86,18 +86,18 @@ class RemotePeers(RunningPeers):
         self._committed_before: dict[int, str] = {}  # the same before the last step
         # hashes of what all have alike: "params", "shared", and "new", a new state of a peer's own
         self._alike = {"params": tree_hash(state.params), "shared": tree_hash(state.shared)}
-        present = frozenset(range(self.count)).difference(absent)
-        arrived = carrier.wait(present, self.seconds)
+        expected = frozenset(range(self.count)).difference(absent)
+        arrived = carrier.wait(expected, self.seconds)
         self.take_losses()
-        self._admit(arrived & present, state.params, state.shared)
-        self._restore({peer: state.own[peer] for peer in self.here})
-        for peer in present - self.here:
+        self._admit(arrived & expected, state.params, state.shared)
+        self._restore({peer: state.own[peer] for peer in self.present})
+        for peer in expected - self.present:
             self._own[peer] = state.own[peer]
 
     # ---- Who is there ----
 
     @property
-    def here(self) -> frozenset[int]:
+    def present(self) -> frozenset[int]:
         """The present peers."""
         return frozenset(range(self.count)) - self.absent
 
@@ -119,9 +119,9 @@ class RemotePeers(RunningPeers):
         return back
 
     def part(self, members: Set[int]) -> tuple[int, ...]:
-        leaving = sorted(self.carrier.leaving() & self.here & members)
+        leaving = sorted(self.carrier.leaving() & self.present & members)
         own = {peer: self.own(peer) for peer in leaving}
-        left = tuple(peer for peer in leaving if peer in self.here)  # the others are lost instead
+        left = tuple(peer for peer in leaving if peer in self.present)  # the others are lost
         self._own |= {peer: own[peer] for peer in left}
         self.absent |= {*left}
         self._renewed -= {*left}
@@ -133,7 +133,7 @@ class RemotePeers(RunningPeers):
 
     def ask(
         self,
-        asked: Mapping[int, PeerRequest],
+        by_peer: Mapping[int, PeerRequest],
         like: Mapping[str, Tree] | None = None,
         seconds: float | None = None,
     ) -> dict[int, CheckedAnswer]:
@@ -142,13 +142,13 @@ class RemotePeers(RunningPeers):
         The requests are of one operation. The arrays of each answer are the leaves of the trees in
         `like`, one tree after the other. By default, answers may take `self.seconds`.
         """
-        answers = self.carrier.ask(asked, self.seconds if seconds is None else seconds)
+        answers = self.carrier.ask(by_peer, self.seconds if seconds is None else seconds)
         self.take_losses()
         results = {}
         for peer, answer in answers.items():
             if peer in self.absent:
                 continue
-            name, wanted = asked[peer].operation, getattr(asked[peer].values, "hash", True)
+            name, wanted = by_peer[peer].operation, getattr(by_peer[peer].values, "hash", True)
             try:
                 values = checked(OPERATIONS[name].gives, answer.header.values, f"what {name} gives")
                 if isinstance(values, Hashed) and (values.hash is not None) != wanted:
@@ -176,7 +176,7 @@ class RemotePeers(RunningPeers):
     def take_losses(self) -> None:
         """Count peers that the carrier lost as absent; it may know peers that the run has not."""
         for peer, why in self.carrier.lost().items():
-            if peer in self.here:
+            if peer in self.present:
                 self.lose(peer, why)
 
     def lose(self, peer: int, why: str) -> None:
@@ -189,10 +189,10 @@ class RemotePeers(RunningPeers):
         self.carrier.lose(peer, why)
         self.take_losses()
 
-    def agreed(self, found: Mapping[int, str], name: str) -> str:
+    def agreed(self, hashes: Mapping[int, str], name: str) -> str:
         """Return the hash that most peers give, in a tie the first one's, and lose the others."""
-        (most, _), *_ = Counter(found[peer] for peer in sorted(found)).most_common(1)
-        for peer, digest in found.items():
+        (most, _), *_ = Counter(hashes[peer] for peer in sorted(hashes)).most_common(1)
+        for peer, digest in hashes.items():
             if digest != most:
                 self.distrust(peer, f"its {name} are {digest[:12]}, the others' {most[:12]}")
         return most
@@ -206,7 +206,7 @@ class RemotePeers(RunningPeers):
 
     def expect_any(self) -> None:
         """Raise LockstepError if all peers are absent."""
-        if not self.here:
+        if not self.present:
             raise LockstepError(
                 "train: all processes of peers have ended, expected at least one; their logs are "
                 "beside the checkpoints; run the same command to continue"
@@ -249,15 +249,15 @@ class RemotePeers(RunningPeers):
             for peer in bad if len(bad) < len(done) else ():
                 self.distrust(peer, "its own state is not finite, others' are")
                 del self._own[peer]
-        return {peer: done[peer] for peer in sorted(done) if peer in self.here}
+        return {peer: done[peer] for peer in sorted(done) if peer in self.present}
 
     def sit_out(self, idle: Set[int], step: int) -> None:
         if self.programs.optimizer.aligns:
             request = PeerRequest(requests.Align(step=step, hash=self._verifies))
-            answers = self.ask(dict.fromkeys(sorted(self.here & idle), request))
+            answers = self.ask(dict.fromkeys(sorted(self.present & idle), request))
             self._committed |= {peer: answer.values.hash for peer, answer in answers.items()}
         if self.keeps(step):  # while they are there
-            self._own |= {peer: self.own(peer) for peer in self.here.difference(self._own)}
+            self._own |= {peer: self.own(peer) for peer in self.present.difference(self._own)}
 
     def _compile(self, round_steps: RoundSteps) -> None:
         """Have peers compile steps of a new shape, for which a round's clock must not wait.
@@ -265,7 +265,7 @@ class RemotePeers(RunningPeers):
         A run's first round has one, and each with another number of peers. Verifiers compile too.
         """
         arrays, compiles = leaves(next(iter(round_steps.work.values())).rows_MB), {}
-        for peer in sorted(self.here):
+        for peer in sorted(self.present):
             imprecise = peer in round_steps.imprecise
             step = (imprecise, *(array.shape for array in arrays))
             if step not in self._compiled.setdefault(peer, set()):
@@ -286,7 +286,7 @@ class RemotePeers(RunningPeers):
             sequences=[sequences[peer] for peer in messages],
         )
         arrays = [leaf for message in messages.values() for leaf in leaves(message)]
-        answers = self.ask(dict.fromkeys(self.here, PeerRequest(optimize, arrays)))
+        answers = self.ask(dict.fromkeys(self.present, PeerRequest(optimize, arrays)))
         self.expect_any()
         hashes = {peer: answer.values.params for peer, answer in answers.items()}
         self._alike = {"params": self.agreed(hashes, "params")}
@@ -298,10 +298,10 @@ class RemotePeers(RunningPeers):
         like = {"message": self.programs.form.like}
 
         def recomputed(missing: list[int]) -> dict[int, tuple[Tree, str]]:
-            turns = cycle(sorted(self.here))
+            turns = cycle(sorted(self.present))
             turn: dict[int, int] = {}
             for n in missing:  # one case of each peer at a time
-                peer = cases[n][0] if cases[n][0] in self.here else next(turns)
+                peer = cases[n][0] if cases[n][0] in self.present else next(turns)
                 turn.setdefault(peer, n)
             by_peer = {}
             for peer, n in turn.items():
@@ -321,17 +321,17 @@ class RemotePeers(RunningPeers):
     def take_back(self, members: Set[int]) -> None:
         # a peer that nobody dropped, for want of a quorum, need not wait until somebody does
         back = self.absent & self._renewed & members & self.carrier.arrived()
-        if back and self.here:
+        if back and self.present:
             own = {peer: self._own[peer] for peer in back}
             self._admit(back, self._tree("params"), self._tree("shared"))
-            self._restore({peer: own[peer] for peer in sorted(back & self.here)})
+            self._restore({peer: own[peer] for peer in sorted(back & self.present)})
 
     def restart(self, peer: int) -> None:
-        if peer in self.here:
+        if peer in self.present:
             self.ask({peer: PeerRequest(requests.Restore())})
             self._committed.pop(peer, None)
             self._own.pop(peer, None)  # what it was asked for in this round
-            if self._verifies and peer in self.here:
+            if self._verifies and peer in self.present:
                 self._committed[peer] = self._hash("new")
         if peer in self.absent:
             self._own[peer] = self._tree("new")
@@ -359,7 +359,7 @@ class RemotePeers(RunningPeers):
         def measured(missing: list[int]) -> dict[int, np.ndarray]:
             turn: dict[int, int] = {}
             for n in missing:
-                candidates = self.here - {doubted.get(n)} or self.here
+                candidates = self.present - {doubted.get(n)} or self.present
                 turn |= {peer: n for peer in sorted(candidates - turn.keys())[:1]}
             by_peer = {peer: PeerRequest(requests.Forward(), [lots[n]]) for peer, n in turn.items()}
             results = {}
@@ -370,7 +370,7 @@ class RemotePeers(RunningPeers):
                     log.info(
                         f"train: peer {doubted[n]}'s held-out losses are not finite, others' are"
                     )
-                if finite or n in doubted or len(self.here) == 1:
+                if finite or n in doubted or len(self.present) == 1:
                     results[n] = losses
                 else:
                     doubted[n] = peer
@@ -418,7 +418,7 @@ class RemotePeers(RunningPeers):
                 actual = brief(repr(theirs.get(differs[0])), 200)
                 expected = f"expected {ours[differs[0]]!r} as here: bits would differ"
                 self.lose(peer, f"{differs[0]} is {actual} there, {expected}")
-        for peer in self.here & peers:
+        for peer in self.present & peers:
             self._own.pop(peer, None)
             self._compiled.pop(peer, None)
 
@@ -435,7 +435,9 @@ class RemotePeers(RunningPeers):
         self, peer: int, what: Literal["own", "before"], committed: Mapping[int, str], name: str
     ) -> Tree | None:
         request = PeerRequest(requests.Extract(what=what, hash=False))
-        answers = self.ask({peer: request}, {name: self._like.own[0]}) if peer in self.here else {}
+        answers = (
+            self.ask({peer: request}, {name: self._like.own[0]}) if peer in self.present else {}
+        )
         trees = [answer.trees[name] for answer in answers.values()]
         valid = (x for x in trees if self.is_true(peer, x, committed.get(peer), name))
         return next(valid, None)
@@ -444,7 +446,7 @@ class RemotePeers(RunningPeers):
         """The hash of a tree that all peers have alike."""
         if what not in self._alike:
             request = PeerRequest(requests.Extract(what=what, hash=True))
-            answers = self.ask(dict.fromkeys(sorted(self.here), request))
+            answers = self.ask(dict.fromkeys(sorted(self.present), request))
             self.expect_any()
             hashes = {peer: answer.values.hash for peer, answer in answers.items()}
             self._alike[what] = self.agreed(hashes, f"hashes of {what}")
@@ -458,7 +460,7 @@ class RemotePeers(RunningPeers):
 
         def copied(_: list[int]) -> dict[int, Tree]:
             expected = self._hash(what)
-            peer = min(self.here)
+            peer = min(self.present)
             answers = self.ask(
                 {peer: PeerRequest(requests.Extract(what=what, hash=False))}, {what: like}
             )

@@ -179,7 +179,7 @@ class _TrainerWatch:
 
     def __init__(self, line: Line, wait_seconds: float):
         self.line, self.wait_seconds = line, wait_seconds
-        self.said = ""
+        self.reported = ""
 
     def look(self) -> None:
         line, why = self.line, ""
@@ -192,11 +192,11 @@ class _TrainerWatch:
                 f"{line.address}: {why or 'no trainer there'}, for {self.wait_seconds:g} s: the "
                 "run has ended, or its host cannot be reached"
             )
-        if why != self.said:
+        if why != self.reported:
             retry = f"; trying again, for {self.wait_seconds:g} s"
             status = f"{why}{retry}" if why else "connected"
             print(f"{line.address}: {status}", flush=True)
-        self.said = why
+        self.reported = why
 
 
 def end_with(parent: int) -> None:

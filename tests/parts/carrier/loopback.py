@@ -25,9 +25,9 @@ class Loopback(Carrier):
         self.wants: set[int] = set()
         self.events = 0
 
-    def ask(self, asked: Mapping[int, PeerRequest], seconds: float) -> dict[int, PeerAnswer]:
+    def ask(self, by_peer: Mapping[int, PeerRequest], seconds: float) -> dict[int, PeerAnswer]:
         self.calls += 1
-        return super().ask(asked, seconds)
+        return super().ask(by_peer, seconds)
 
     def _is_there(self, peer: int) -> bool:
         return self.of[peer] is not None

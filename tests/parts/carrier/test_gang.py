@@ -24,13 +24,13 @@ def test_a_peer_of_two_processes_computes_as_on_two_devices_and_comes_back_when_
     trained = []
 
     def ask(
-        self: Processes, asked: dict[int, PeerRequest], seconds: float
+        self: Processes, by_peer: dict[int, PeerRequest], seconds: float
     ) -> dict[int, PeerAnswer]:
-        if any(one.operation == "train" for one in asked.values()):
+        if any(one.operation == "train" for one in by_peer.values()):
             trained.append(sorted(self._of))
             if len(trained) == KILLED_IN:
                 self._of[1, 1].child.kill()
-        return before(self, asked, seconds)
+        return before(self, by_peer, seconds)
 
     before = Processes.ask
     monkeypatch.setattr(Processes, "ask", ask)

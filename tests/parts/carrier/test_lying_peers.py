@@ -146,22 +146,22 @@ def a_round(lie: Lie | None) -> tuple[RemotePeers, State, list[np.ndarray]]:
     keeps = iter([False, True]).__next__
     peers = RemotePeers(setup, setup.start.state, carrier, lambda _: keeps())
     for step in (1, 2):
-        for peer in sorted(peers.here):
+        for peer in sorted(peers.present):
             peers.own(peer)
-        work = {peer: Work(ROWS[None], 2) for peer in sorted(peers.here)}
+        work = {peer: Work(ROWS[None], 2) for peer in sorted(peers.present)}
         owned = {peer: peers.own(peer) for peer in work}
         done = peers.step(RoundSteps(work, step, hashed=True))
         before = {peer: peers.before(peer) for peer in done}
         shown = {peer: tree_hash(own) for peer, own in before.items() if own is not None}
-        assert shown == {peer: tree_hash(owned[peer]) for peer in done if peer in peers.here}
-        cases = [(peer, OWN, Work(ROWS[None], 2)) for peer in sorted(peers.here)]
+        assert shown == {peer: tree_hash(owned[peer]) for peer in done if peer in peers.present}
+        cases = [(peer, OWN, Work(ROWS[None], 2)) for peer in sorted(peers.present)]
         again = peers.recompute(cases, step)
         assert all(type(state) is str and len(state) == 64 for _, state in again)
         messages = {peer: done[peer].message for peer in sorted(done)}
         peers.receive(messages, dict.fromkeys(messages, 1), step)
         state = peers.state()
-        assert [tree_hash(state.own[p]) for p in done if p in peers.here] == [
-            done[p].state for p in done if p in peers.here
+        assert [tree_hash(state.own[p]) for p in done if p in peers.present] == [
+            done[p].state for p in done if p in peers.present
         ]
     peers.restart(3)
     peers.own(3)
