@@ -96,18 +96,18 @@ def loss_at(curve: Sequence[Ended], column: str, most: float) -> float | None:
     return float(before["loss"] + max(0.0, share) * (after["loss"] - before["loss"]))
 
 
-def rows(compare: Compare, found: Mapping[PlannedTraining, Ended]) -> list[Row]:
+def rows(compare: Compare, results: Mapping[PlannedTraining, Ended]) -> list[Row]:
     """Return the rows of the table, the best first, those with failures after those without."""
     table = []
     for failure in (NO_FAILURE, *compare.failures):
         group = []
         for name, method in compare.methods.items():
             seeds = [PlannedTraining(name, None, seed, failure) for seed in compare.seeds]
-            before = [found[t] for t in needed(compare, seeds[0]._replace(failure=NO_FAILURE))]
+            before = [results[t] for t in needed(compare, seeds[0]._replace(failure=NO_FAILURE))]
             values = decided(compare, seeds[0]._replace(failure=NO_FAILURE), before).values
-            results = tuple(found[t] for t in seeds)
+            seed_results = tuple(results[t] for t in seeds)
             steps = card_of_method(method, values).local_steps
-            group.append(Row(name, method.label or name, failure, steps, values, results))
+            group.append(Row(name, method.label or name, failure, steps, values, seed_results))
         table += sorted(group, key=lambda row: row.mean)
     return table
 
@@ -117,7 +117,7 @@ def plain_rows(table: Sequence[Row]) -> list[Row]:
     return [row for row in table if row.failure == NO_FAILURE]
 
 
-def apart(table: Sequence[Row]) -> list[Difference]:
+def row_pairs(table: Sequence[Row]) -> list[Difference]:
     """Return the differences of each two rows without failures that did not diverge."""
     return differences({r.method: r.losses for r in plain_rows(table) if not math.isinf(r.mean)})
 
@@ -220,7 +220,7 @@ def tables(compare: Compare, table: Sequence[Row]) -> Iterator[TextTable]:
     plain, known = plain_rows(table), {(row.method, row.failure): row for row in table}
     records = {key: record(compare, row, table) for key, row in known.items()}
     star = {row.method: "*" if compare.methods[row.method].ours else "" for row in plain}
-    behind = {other.worse: other for other in apart(table) if other.better == plain[0].method}
+    behind = {other.worse: other for other in row_pairs(table) if other.better == plain[0].method}
     cells = [_cells(row, records[row.method, NO_FAILURE], behind.get(row.method)) for row in plain]
     goal_head = f"tokens to {goal(compare, table):.3f}"
     heads = ("method", *(goal_head if head == GOAL else head for head in cells[0]))
@@ -300,7 +300,7 @@ def conclusions(compare: Compare, table: Sequence[Row]) -> Iterator[str]:
         yield text
     if len(compare.seeds) == 1:
         yield "One seed: which differences exceed those of seeds is not known."
-    elif pairs := apart(table):
+    elif pairs := row_pairs(table):
         yield from _told_apart(pairs, {row.method: row.label for row in plain})
     labels = ", ".join(row.label for row in front(plain))
     yield f"No other method has a lower loss with as few bytes: {labels}."

@@ -67,14 +67,14 @@ def trainings(compare: Compare) -> Iterator[PlannedTraining]:
                 yield PlannedTraining(method, None, seed, failure)
 
 
-def needed(compare: Compare, one: PlannedTraining) -> list[PlannedTraining]:
+def needed(compare: Compare, training: PlannedTraining) -> list[PlannedTraining]:
     """Return the trainings whose results a training follows from, in their order."""
-    before = trials(compare, one.method)
-    if one.trial is not None:
-        return before[: one.trial]
-    if one.failure == NO_FAILURE:
+    before = trials(compare, training.method)
+    if training.trial is not None:
+        return before[: training.trial]
+    if training.failure == NO_FAILURE:
         return before
-    return [*before, PlannedTraining(one.method, None, compare.seeds[0])]
+    return [*before, PlannedTraining(training.method, None, compare.seeds[0])]
 
 
 class Decided(NamedTuple):
@@ -84,16 +84,16 @@ class Decided(NamedTuple):
     round_seconds: float | None = None  # of a round without failures, where one is to be
 
 
-def decided(compare: Compare, one: PlannedTraining, results: Sequence[Ended]) -> Decided:
+def decided(compare: Compare, training: PlannedTraining, results: Sequence[Ended]) -> Decided:
     """Return what the results of the trainings that a training needs, in order, decide."""
-    start = compare.methods[one.method].search
-    count = min(len(trials(compare, one.method)), len(results))
+    start = compare.methods[training.method].search
+    count = min(len(trials(compare, training.method)), len(results))
     tried = search.searched(start, [result["loss"] for result in results[:count]])
-    if one.trial is not None or not tried:
+    if training.trial is not None or not tried:
         point = search.next_point(start, tried)
     else:
         point = search.best_point(tried)
-    plain = results[-1] if one.failure != NO_FAILURE else None
+    plain = results[-1] if training.failure != NO_FAILURE else None
     seconds = plain["train_seconds"] / plain["rounds"] if plain and plain["loss"] else None
     return Decided(search.values(start, point), seconds)
 
@@ -113,34 +113,34 @@ def card_of_method(method: Method, values: Mapping[str, float] = {}) -> Card:
 
 
 def document(
-    compare: Compare, base: runfile.Run, one: PlannedTraining, found: Decided
+    compare: Compare, base: runfile.Run, training: PlannedTraining, decision: Decided
 ) -> dict[str, Any]:
     """Return the tables of a training's run file, with the values that were decided.
 
     `base` is the run of `compare.base`.
     """
-    method = compare.methods[one.method]
+    method = compare.methods[training.method]
     base = changed(base, compare)
-    card = card_of_method(method, found.values)
+    card = card_of_method(method, decision.values)
     tables, _ = tables_like(with_tokens(base, compare.tokens), card, None)
     rounds = tables["config"]["total_steps"]
-    at_rate(tables, found.values[search.RATE])
+    at_rate(tables, decision.values[search.RATE])
     tables["peers"] |= method.peers
-    _seed(tables, one.seed)
-    _fail(tables, base, compare.failures.get(one.failure, Failure()), rounds)
-    if found.round_seconds is not None:
-        seconds = math.ceil(compare.timeout * found.round_seconds)
+    _seed(tables, training.seed)
+    _fail(tables, base, compare.failures.get(training.failure, Failure()), rounds)
+    if decision.round_seconds is not None:
+        seconds = math.ceil(compare.timeout * decision.round_seconds)
         tables["config"]["max_round_train_time"] = seconds
         if method.grace is not None:
             (settings,) = tables["model"]["LLM"]["optimizer"].values()
-            settings["grace_seconds"] = method.grace * found.round_seconds
-    if one.trial is None:
+            settings["grace_seconds"] = method.grace * decision.round_seconds
+    if training.trial is None:
         tables["held_out"] |= {"every": max(1, rounds // MEASURES), "rows": "even"}
     else:
         tables["held_out"] |= {"every": rounds, "rows": "odd"}
     tables["witness"]["snapshot_every"] = rounds  # nobody audits: fewer snapshots, less disk
     tables["evaluate"] |= {"every": 0}
-    runfile.parse(tables, dotted(("methods", one.method)))
+    runfile.parse(tables, dotted(("methods", training.method)))
     return tables
 
 

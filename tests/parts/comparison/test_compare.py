@@ -20,11 +20,11 @@ from parts.comparison.compare_file import Compare
 from parts.comparison.pairs import differences
 from parts.comparison.results_table import (
     Row,
-    apart,
     conclusions,
     front,
     loss_at,
     record,
+    row_pairs,
     rows,
     tables,
     tokens_to,
@@ -240,7 +240,7 @@ def test_a_row_with_a_diverged_seed_is_last():
     found[PlannedTraining("a", None, 4)] = {"loss": None}
     worse, best = rows(compare, found)[::-1]
     assert (best.method, best.mean, worse.method) == ("b", 4.0, "a")
-    assert math.isinf(worse.mean) and worse.spread is None and not apart([best, worse])
+    assert math.isinf(worse.mean) and worse.spread is None and not row_pairs([best, worse])
     assert "diverged with 1 seeds" in list(conclusions(compare, [best, worse]))[-1]
 
 
