@@ -139,7 +139,7 @@ def _make(answers: Answers, like: Path | None, root: Path, force: bool) -> None:
     needed = QUESTIONS if like is None else ("file", "optimizer")
     if answers["workload"] and like is None:
         needed, answers["optimizer"] = ("file", "peers"), answers["optimizer"] or "diloco"
-    answers = _asked(answers, needed, check)
+    answers = _ask_missing(answers, needed, check)
     _new_file(answers["file"], force)
     if like is not None:
         alone = [name for name in answers if name not in ("file", "optimizer")]
@@ -159,7 +159,7 @@ def _new_file(answer: str | Path, force: bool) -> Path:
     return Path(answer)
 
 
-def _asked(answers: Answers, needed: Iterable[str], check: Callable) -> Answers:
+def _ask_missing(answers: Answers, needed: Iterable[str], check: Callable) -> Answers:
     """Ask for missing answers in a terminal; ask again after an impossible one."""
     missing = [name for name in needed if answers[name] is None]
     if not sys.stdin.isatty():
@@ -215,7 +215,7 @@ def _write_new(answers: Answers, model: "StartingModel", root: Path) -> None:
         f"Made by `lockstep new` with --optimizer {answers['optimizer']} "
         f"--tokens {answers['tokens']} --peers {new.peers} --gpus {new.gpus}.",
         f"Model: {model.label}; {model.params:,} params.",
-        f"Data: {new.data.said}.",
+        f"Data: {new.data.label}.",
     ]
     _write(answers["file"], root, document, model.config, reasons, head)
 
@@ -228,7 +228,7 @@ def _write_workload(answers: Answers, root: Path) -> None:
     head = [
         f"Made by `lockstep new` with --workload {answers['workload']}.",
         f"Model: {new.model.label}; {new.model.params:,} params that travel.",
-        f"Data: {new.data.said}.",
+        f"Data: {new.data.label}.",
     ]
     _write(answers["file"], root, document, new.model.config, reasons, head)
 

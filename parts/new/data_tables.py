@@ -28,7 +28,7 @@ class NewData(NamedTuple):
     """The data of a new run."""
 
     table: dict[str, Any]  # its table in a run file
-    said: str  # what it is, for people
+    label: str  # what it is, for people
     far: bool = False  # it is fetched from elsewhere: no more of it than the run needs
 
 

@@ -40,13 +40,13 @@ class NewRun(NamedTuple):
     gpus: int
     # what has a default here, by the names of the options of `lockstep new`: length, batch, uplink,
     # downlink, learning_rate, seed and dtype; None, or no entry, leaves the default
-    wanted: Mapping[str, Any] = MappingProxyType({})
+    options: Mapping[str, Any] = MappingProxyType({})
 
     @property
     def rate(self) -> float:
         """The highest learning rate."""
-        if self.wanted.get("learning_rate"):
-            return self.wanted["learning_rate"]
+        if self.options.get("learning_rate"):
+            return self.options["learning_rate"]
         if self.model.is_trained:
             adamw = CARDS["adamw"].rates[0].rate
             return short(FINE_TUNING * self.card.rates[0].rate / adamw)
@@ -56,7 +56,7 @@ class NewRun(NamedTuple):
     def exported(self) -> str:
         """The dtype of the exported weights: a model keeps its own."""
         own = self.model.config.get("dtype") or self.model.config.get("torch_dtype")
-        if dtype := self.wanted.get("dtype"):
+        if dtype := self.options.get("dtype"):
             return dtype
         return own if self.model.is_trained and own in DTYPES else DTYPES[0]
 
@@ -64,7 +64,7 @@ class NewRun(NamedTuple):
     def length(self) -> int:
         """Tokens of a sequence."""
         longest = self.model.longest
-        length = self.wanted.get("length") or min(longest, MOST_LENGTH)
+        length = self.options.get("length") or min(longest, MOST_LENGTH)
         if length > longest:
             raise LockstepError(
                 f"--length {length}: expected at most the {longest} tokens that the model takes"
@@ -80,7 +80,7 @@ class NewRun(NamedTuple):
             each peer and local step.
         """
         steps, of_one = self.card.local_steps, self.length * self.peers
-        if batch := self.wanted.get("batch"):
+        if batch := self.options.get("batch"):
             return self._rows_of(batch, self.peers * steps)
         least = of_one * steps
         if self.tokens < least:
@@ -120,13 +120,13 @@ class NewRun(NamedTuple):
     @property
     def links(self) -> dict[str, float]:
         """The wanted speeds of links, by their keys."""
-        options = {"upload_mbps": "uplink", "download_mbps": "downlink"}
-        return {key: self.wanted[name] for key, name in options.items() if self.wanted.get(name)}
+        names = {"upload_mbps": "uplink", "download_mbps": "downlink"}
+        return {key: self.options[name] for key, name in names.items() if self.options.get(name)}
 
     @property
     def seed(self) -> int | None:
         """Seed of fresh weights, of the order of the data and of the peers; None by default."""
-        return self.wanted.get("seed")
+        return self.options.get("seed")
 
     @property
     def devices_of_a_peer(self) -> int:
@@ -161,16 +161,16 @@ def checked(
     elif name == "optimizer":
         card_named(answer)
     elif name == "gpus":
-        answers[name] = _whole(answer, 0, MOST_GPUS)
+        answers[name] = _whole_number(answer, 0, MOST_GPUS)
     elif name == "peers":
-        answers[name] = _whole(answer, 1, MAX_CLIENTS)
+        answers[name] = _whole_number(answer, 1, MAX_CLIENTS)
     if name in ("tokens", "peers"):  # which must suffice for a round
         enough = {"gpus": 0, "peers": answers["peers"] or 1}
         assert new_run(answers | enough, model_of(answers["model"])).rows
     return answers[name]
 
 
-def _whole(answer: str | int, least: int, most: int) -> int:
+def _whole_number(answer: str | int, least: int, most: int) -> int:
     if not str(answer).isdecimal() or not least <= int(answer) <= most:
         raise LockstepError(f"{answer}: expected a whole number from {least} to {most}")
     return int(answer)
@@ -294,10 +294,10 @@ def reasons(new: NewRun) -> Reasons:
     most = f"the model takes {new.model.longest:,} tokens at once; {MOST_LENGTH:,} at most here"
     aimed = f", so that the run has about {STEPS:,} of them, not tuned"
     return {
-        "model.LLM.max_seq_len": "--length" if new.wanted.get("length") else most,
+        "model.LLM.max_seq_len": "--length" if new.options.get("length") else most,
         "config.global_batch_size_end": f"{new.peers} peers x {counted(new.rows, 'sequence')}"
         f"{local}; {new.rows * new.peers * length:,} tokens a local step"
-        f"{', of --batch' if new.wanted.get('batch') else aimed}",
+        f"{', of --batch' if new.options.get('batch') else aimed}",
         "config.total_steps": f"rounds of {new.batch * length:,} tokens: {tokens:,} in all, "
         f"{new.tokens:,} asked for",
         **_local_steps(new.card),
@@ -319,7 +319,7 @@ def reasons(new: NewRun) -> Reasons:
 
 def _why_rate(new: NewRun) -> str:
     """Return why the learning rate has its value."""
-    if new.wanted.get("learning_rate"):
+    if new.options.get("learning_rate"):
         return "--learning-rate"
     params = f"{new.model.params / 1e6:,.4g} M"
     if new.model.is_trained:
@@ -338,7 +338,7 @@ def _why_rate(new: NewRun) -> str:
 
 
 def _why_dtype(new: NewRun) -> str:
-    if new.wanted.get("dtype"):
+    if new.options.get("dtype"):
         return "--dtype"
     return "the model's own" if new.model.is_trained else "fresh weights are float32"
 

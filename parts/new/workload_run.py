@@ -71,8 +71,8 @@ def _one_round(answers: Mapping[str, Any]) -> NewRun:
     if answers["data"]:
         data = data_named(answers["data"], model)
     batch = answers["batch"] or answers["peers"] * card.local_steps
-    wanted = answers | {"length": answers["length"] or 1, "batch": batch, "inner": None}
-    return NewRun(model, data, card, batch * wanted["length"], answers["peers"], 0, wanted)
+    options = answers | {"length": answers["length"] or 1, "batch": batch, "inner": None}
+    return NewRun(model, data, card, batch * options["length"], answers["peers"], 0, options)
 
 
 def _with_steps_of(new: NewRun, answers: Mapping[str, Any], facts: Any) -> NewRun:
@@ -91,7 +91,7 @@ def _with_steps_of(new: NewRun, answers: Mapping[str, Any], facts: Any) -> NewRu
                 f"diloco, since {answers['workload']} takes the local steps (inner = worker)"
             )
         card = card._replace(settings=card.settings | {"inner": "Workload"})
-    return new._replace(card=card, wanted=new.wanted | {"inner": inner})
+    return new._replace(card=card, options=new.options | {"inner": inner})
 
 
 def _sized(
@@ -116,30 +116,30 @@ def _sized(
             f"--passes {passes}: {total:,} rows, expected at least {batch:,}, one round of "
             f"{new.peers} peers with {new.card.local_steps} local steps"
         )
-    inner = new.wanted["inner"]
-    wanted = answers | {"length": length, "batch": batch, "passes": passes, "inner": inner}
+    inner = new.options["inner"]
+    options = answers | {"length": length, "batch": batch, "passes": passes, "inner": inner}
     if suggested.learning_rate and not answers["learning_rate"]:
         over_adamw = new.card.rates[0].rate / run_tables.card_named("adamw").rates[0].rate
-        wanted["learning_rate"] = short(suggested.learning_rate * over_adamw)
-    return new._replace(tokens=total // batch * batch * length, wanted=wanted)
+        options["learning_rate"] = short(suggested.learning_rate * over_adamw)
+    return new._replace(tokens=total // batch * batch * length, options=options)
 
 
 def _document(new: NewRun) -> dict[str, Any]:
-    document, wanted, seed = run_tables.tables(new), new.wanted, new.seed or 0
+    document, options, seed = run_tables.tables(new), new.options, new.seed or 0
     peers = {"count": new.peers, "seed": seed, "micro_batch": new.rows}
-    document["peers"] = peers | {"passes": wanted["passes"] or 1}
-    table = {"factory": wanted["workload"], "config": wanted["config"], "seed": seed}
-    if inner := wanted.get("inner"):
+    document["peers"] = peers | {"passes": options["passes"] or 1}
+    table = {"factory": options["workload"], "config": options["config"], "seed": seed}
+    if inner := options.get("inner"):
         table["inner"] = inner
     document["workload"] = table
     document["held_out"]["sequences"] = MEASURED
     document["evaluate"] = {"tasks": []}
-    document["runtime"]["worker_python"] = wanted["worker_python"] or ""
+    document["runtime"]["worker_python"] = options["worker_python"] or ""
     return document
 
 
 def _reasons(new: NewRun, answers: Mapping[str, Any], rows: int | None, facts: Any) -> Reasons:
-    suits, passes = f"as {answers['workload']} suggests", new.wanted["passes"]
+    suits, passes = f"as {answers['workload']} suggests", new.options["passes"]
     suggested, why = facts.suggested, run_tables.reasons(new)
     why["workload.inner"] = _why_inner(new, answers, facts)
     why["model.LLM.max_seq_len"] = "words of 4 bytes of a row" if rows else "--length"

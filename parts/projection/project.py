@@ -66,7 +66,7 @@ class PlannedSwarm(NamedTuple):
         """Tokens per second of a peer while it computes: 6 operations for each param and token."""
         return self.flops / (6 * self.params)
 
-    def kept(self, round_seconds: float) -> float:
+    def kept_share(self, round_seconds: float) -> float:
         """Return the share of the work of a round that failures leave.
 
         A peer must be up, with enough others, and not fail before the round is over, since its
@@ -106,7 +106,7 @@ def project(swarm: PlannedSwarm) -> Iterator[Projected]:
         tokens = max(1, round(method.local_steps * swarm.batch / swarm.peers))
         seconds = _seconds(swarm, method, tokens)
         utilisation = tokens / swarm.tokens_per_second / seconds
-        goodput = utilisation * swarm.kept(seconds)
+        goodput = utilisation * swarm.kept_share(seconds)
         speed = swarm.peers * swarm.tokens_per_second * goodput
         hours = swarm.tokens / speed / 3600 if speed else float("inf")
         yield Projected(method, sent, received, seconds, utilisation, goodput, hours)

@@ -167,7 +167,7 @@ def verify(  # noqa: PLR0913 - each is an option
     try:
         worker = unchecked_bundle.WorkerOfReader(worker_python, worker_module, worker_path)
         published = partial(_verify, source, root, limits, asks, worker, listings)
-        verified = _known(source, root, follow, replays or (), as_json, published)
+        verified = _verify_source(source, root, follow, replays or (), as_json, published)
         outcome, result, text = verified.outcome, verified.to_json(), verified.text
     except LockstepError as error:
         outcome, result = _outcome(error), {"reason": str(error), "bitwise": False, "claims": {}}
@@ -236,7 +236,7 @@ def replay(
     raise typer.Exit(bundle.show(folder, max_gb, worker))
 
 
-def _known(
+def _verify_source(
     source: str,
     root: Path,
     follow: bool,

@@ -34,28 +34,32 @@ LEVELS = {
 PACKAGES = ("jax", "jaxlib", "numpy")  # beside the code, what a replay depends on
 
 
-def digests(found: PublicListing) -> dict[str, str]:
+def digests(listing: PublicListing) -> dict[str, str]:
     """Return the SHA-256 of all weights, of the run file, and of the list of every file."""
-    weights = [name for name in found.publication.exported if name.endswith(".safetensors")]
-    return {name: found.digests[name] for name in (*sorted(weights), outputs.RUN, layout.MANIFEST)}
+    weights = [name for name in listing.publication.exported if name.endswith(".safetensors")]
+    return {n: listing.digests[n] for n in (*sorted(weights), outputs.RUN, layout.MANIFEST)}
 
 
-def claims(found: PublicListing) -> list[PublicClaim]:
+def claims(listing: PublicListing) -> list[PublicClaim]:
     """Return what was verified: a branch of the hub may be something else tomorrow."""
-    hashes = digests(found)
+    hashes = digests(listing)
     text = "SHA-256 " + ", ".join(f"{sha256} of {name}" for name, sha256 in hashes.items())
-    result = [PublicClaim("digests", "proven", text, {"uri": found.uri, "sha256": hashes})]
-    if found.commit is not None:
-        text = f"that the hub has these files in commit {found.commit}"
-        result.append(PublicClaim("commit", "stated", text, {"commit": found.commit}))
+    result = [PublicClaim("digests", "proven", text, {"uri": listing.uri, "sha256": hashes})]
+    if listing.commit is not None:
+        text = f"that the hub has these files in commit {listing.commit}"
+        result.append(PublicClaim("commit", "stated", text, {"commit": listing.commit}))
     return result
 
 
 def write(
-    path: Path, found: PublicListing, asks: ReaderAsks, outcome: VerifyOutcome, said: dict[str, Any]
+    path: Path,
+    listing: PublicListing,
+    asks: ReaderAsks,
+    outcome: VerifyOutcome,
+    result: dict[str, Any],
 ) -> None:
-    """Write the statement of what was decided; `said` is what `verify --json` says."""
-    subject = [{"name": name, "digest": {"sha256": of}} for name, of in digests(found).items()]
+    """Write the statement of what was decided; `result` is what `verify --json` says."""
+    subject = [{"name": name, "digest": {"sha256": of}} for name, of in digests(listing).items()]
     predicate: dict[str, Any] = {
         "verifier": {
             "id": f"{OURS}verify",
@@ -66,13 +70,13 @@ def write(
             },
         },
         "timeVerified": datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
-        "resourceUri": found.uri,
+        "resourceUri": listing.uri,
         "policy": _policy(asks),
-        "inputAttestations": _signatures(found, said["claims"]),
+        "inputAttestations": _signatures(listing, result["claims"]),
         "verificationResult": "FAILED" if outcome is VerifyOutcome.CONTRADICTED else "PASSED",
         "verifiedLevels": [LEVELS[outcome]],
-        f"{OURS}claims": said["claims"],
-        f"{OURS}reason": said["reason"],
+        f"{OURS}claims": result["claims"],
+        f"{OURS}reason": result["reason"],
     }
     write_json(
         path,

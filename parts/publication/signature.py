@@ -140,11 +140,11 @@ def sign(digests: dict[str, str], name: str, key: Path) -> bytes:
     return json.dumps(bundle).encode() + b"\n"
 
 
-def check(found: bytes | None, digests: dict[str, str], key: Path | None) -> PublicClaim:
+def check(signature: bytes | None, digests: dict[str, str], key: Path | None) -> PublicClaim:
     """Return the claim on who published the files.
 
     Args:
-      found: The content of `model.sig`, or None where there is none.
+      signature: The content of `model.sig`, or None where there is none.
       digests: SHA-256 of each published file, by its name, the list of files too.
       key: File of the public key that the reader expects, or None: then the content is compared,
         and who signed it is stated.
@@ -154,13 +154,13 @@ def check(found: bytes | None, digests: dict[str, str], key: Path | None) -> Pub
     """
     public = None if key is None else _key(key, "public")
     expected = None if public is None else fingerprint(public)
-    if found is None:
+    if signature is None:
         if expected is not None:
             raise LockstepError(
                 f"{SIGNATURE}: no such file, expected a signature by the key sha256:{expected}"
             )
         return PublicClaim("signature", "stated", "who published it", {"key": None})
-    bundle = validate_json(SigstoreBundle, found, SIGNATURE)
+    bundle = validate_json(SigstoreBundle, signature, SIGNATURE)
     signer = bundle.verificationMaterial.publicKey.hint
     payload = _decoded(bundle.dsseEnvelope.payload)
     if public is not None:

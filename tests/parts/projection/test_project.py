@@ -103,7 +103,7 @@ def test_a_peer_that_fails_loses_its_round_so_long_rounds_lose_more():
                 time = max(time, math.ceil(back / round_seconds) * round_seconds)
         share = done * round_seconds / time
         swarm = SWARM._replace(quorum=0.0)
-        assert swarm.kept(round_seconds) == pytest.approx(share, abs=0.02)
+        assert swarm.kept_share(round_seconds) == pytest.approx(share, abs=0.02)
 
 
 def test_the_table_says_what_it_rests_on():
