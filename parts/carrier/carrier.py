@@ -300,8 +300,7 @@ class Processes(Carrier):
     def _forget(self, peer: int) -> None:
         """Forget a peer's processes until they say hello.
 
-        If a peer has several processes, those already in use end too, since they depend on each
-        other.
+        If a peer has several processes, those in use end too, since they depend on each other.
         """
         for place, process in zip(self._places(peer), self._gang(peer), strict=True):
             if self.ranks > 1 and process.name and not process.fresh:

@@ -74,7 +74,7 @@ def run_tasks(
         results = [
             _result(item, name, output, hashes[item.name], library)
             for item in loaded
-            for name in _told(item, output)
+            for name in _result_names(item, output)
         ]
     if folder is not None:
         write_text(folder / SAMPLES, "".join(_lines(output["samples"])))
@@ -114,7 +114,7 @@ def _most_examples(task: "Task") -> int | None:
     return len(sampler.df) - (same_split and type(sampler) is ContextSampler)
 
 
-def _told(item: Loaded, output: dict[str, Any]) -> list[str]:
+def _result_names(item: Loaded, output: dict[str, Any]) -> list[str]:
     """The names of lm_eval that a name of the run file stands for in the results."""
     top = [name for name in item.groups if not any(name in m for m in item.members.values())]
     return top if any(name in output.get("groups", {}) for name in top) else list(item.tasks)
@@ -129,7 +129,7 @@ def _result(
     shots = {output["n-shot"][task] for task in tasks}
     path, part = (item.tasks[tasks[0]].get_config(k) for k in ("dataset_path", "dataset_name"))
     part = f" ({part})" if part and len(tasks) == 1 else ""
-    single = len(_told(item, output)) == 1 and not item.name.endswith(lm_eval_tasks.YAML)
+    single = len(_result_names(item, output)) == 1 and not item.name.endswith(lm_eval_tasks.YAML)
     return TaskResult(
         item.name if single else name,
         main_first(item.name, dict(_metrics(numbers))),

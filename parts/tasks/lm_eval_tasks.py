@@ -219,7 +219,7 @@ class _Finder:
 
         self._folder = Path(lm_eval.tasks.__file__).parent
         self._quick = lm_eval.tasks.TaskManager(include_defaults=False)
-        self._whole: TaskManager | None = None
+        self._full: TaskManager | None = None
 
     def find(self, name: str, *, trusted: bool) -> tuple["TaskManager", str]:
         """Return a manager that loads a task, and the name or path by which it does."""
@@ -233,15 +233,15 @@ class _Finder:
         of_lm_eval = PSYCHE_TASKS[name].lm_eval if name in PSYCHE_TASKS else name
         if path := self._file(of_lm_eval):
             return self._quick, str(path)
-        if self._whole is None:
+        if self._full is None:
             from lm_eval.tasks import TaskManager
 
-            self._whole = TaskManager()
-        if of_lm_eval not in self._whole.all_tasks:
-            close = get_close_matches(name, {*PSYCHE_TASKS, *self._whole.all_tasks}, 3)
+            self._full = TaskManager()
+        if of_lm_eval not in self._full.all_tasks:
+            close = get_close_matches(name, {*PSYCHE_TASKS, *self._full.all_tasks}, 3)
             like = f", such as {', '.join(close)}" if close else ""
             raise LockstepError(f"expected a task of lm_eval {version()}{like}")
-        return self._whole, of_lm_eval
+        return self._full, of_lm_eval
 
     def _own(self, path: Path) -> tuple["TaskManager", str]:
         """A user's file; the members of a group stand in it, or in its folder."""

@@ -50,8 +50,8 @@ TRIED = 8  # questions that are tried for each that is asked
 def documents(run: runfile.Run, shards: Path, tokenizer: "Tokenizer") -> Iterator[str]:
     """Yield documents of the held-out split; one that continues in another file, in parts.
 
-    Of a split of more than `MOST_TOKENS`, it reads stretches that the run's seed spreads over it.
-    There are none where nothing is held out, where rows are not tokens, or where they have columns
+    A split of more than `MOST_TOKENS` tokens is read in stretches that the run's seed spreads out.
+    It has no documents where nothing is held out, or where rows are not tokens or have columns
     beside their tokens: such rows hold conversations or packed texts, whose lines do not follow one
     another. A special token of the tokenizer ends a document; `shards` is the folder that the stage
     download left.
@@ -159,22 +159,22 @@ def prepare(
 
 
 def result(
-    asked: AskedQuestions, model: TaskModel, advance: Callable[[int], None] = lambda _: None
+    selection: AskedQuestions, model: TaskModel, advance: Callable[[int], None] = lambda _: None
 ) -> tuple[TaskResult, Scores]:
     """Ask the questions, and return the result and each choice's scores.
 
     `advance` is called with the number of requests that have been scored since the last call.
     """
-    answers = model.log_likelihoods(asked.requests, advance)
-    logs_N2C = np.reshape([x.log_likelihood for x in answers], (len(asked.questions), 2, -1))
+    answers = model.log_likelihoods(selection.requests, advance)
+    logs_N2C = np.reshape([x.log_likelihood for x in answers], (len(selection.questions), 2, -1))
     scores = Scores(logs_N2C[:, 0], logs_N2C[:, 1])
     task_result = TaskResult(
         name=NAME,
-        metrics=metrics(asked.questions, scores),
+        metrics=metrics(selection.questions, scores),
         chance=1 / next_line.CHOICES,
-        documents=len(asked.questions),
+        documents=len(selection.questions),
         few_shot=0,
-        sha256=hashlib.sha256(to_jsonl(asked.questions).encode()).hexdigest(),
+        sha256=hashlib.sha256(to_jsonl(selection.questions).encode()).hexdigest(),
         source="held-out text of the run",
     )
     return task_result, scores
@@ -185,15 +185,15 @@ def to_jsonl(questions: Iterable[Question]) -> str:
     return "".join(_line(question._asdict()) for question in questions)
 
 
-def write(folder: Path, named: str, asked: AskedQuestions, scores: Scores) -> None:
+def write(folder: Path, path: str, selection: AskedQuestions, scores: Scores) -> None:
     """Write next_line.jsonl, next_line.yaml and next_line.scores.jsonl to a folder.
 
-    The definition names the folder `named`: its path from where lm_eval runs.
+    The definition names the folder by its `path` from where lm_eval runs.
     """
     definition = {
         "task": NAME,
         "dataset_path": "json",
-        "dataset_kwargs": {"data_files": {"test": f"{named}/{QUESTIONS}"}},
+        "dataset_kwargs": {"data_files": {"test": f"{path}/{QUESTIONS}"}},
         "test_split": "test",
         "output_type": "multiple_choice",
         "doc_to_text": "context",
@@ -203,12 +203,14 @@ def write(folder: Path, named: str, asked: AskedQuestions, scores: Scores) -> No
         "metric_list": [{"metric": name} for name in ("acc_mutual_info", "acc", "acc_bytes")],
         "metadata": {"version": 1},
     }
-    write_text(folder / QUESTIONS, to_jsonl(asked.questions))
+    write_text(folder / QUESTIONS, to_jsonl(selection.questions))
     write_text(folder / DEFINITION, yaml.safe_dump(definition, sort_keys=False))
     lines = (
         {"question": number, "answer": question.answer, "after": after, "alone": alone}
         for number, (question, after, alone) in enumerate(
-            zip(asked.questions, scores.after_NC.tolist(), scores.alone_NC.tolist(), strict=True)
+            zip(
+                selection.questions, scores.after_NC.tolist(), scores.alone_NC.tolist(), strict=True
+            )
         )
     )
     write_text(folder / SCORES, "".join(map(_line, lines)))

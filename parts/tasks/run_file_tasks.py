@@ -21,11 +21,11 @@ from pipeline.weights.exported import Exported
 
 
 def score_export(
-    run: runfile.Run, exported: Exported, paths: Paths, folder: Path, named: str, notes: list[str]
+    run: runfile.Run, exported: Exported, paths: Paths, folder: Path, path: str, notes: list[str]
 ) -> list[TaskResult]:
     """Return the results of `[evaluate] tasks`, as stage evaluate asks for them.
 
-    Questions and answers are written to `folder`, which its files call `named`; `notes` gains the
+    Questions and answers are written to `folder`, which its files call `path`; `notes` gains the
     reason if a task has nothing to ask.
     """
     settings = run.evaluate
@@ -35,7 +35,7 @@ def score_export(
     groups = device_groups(jax.devices(), run.peers.fsdp)
     model = task_model.from_folder(exported, paths.out("export"), groups, settings.batch_size)
     tasks = RunFileTasks(run, settings, model, paths.out("download"), paths.store, notes)
-    return tasks.score(model, folder, named)
+    return tasks.score(model, folder, path)
 
 
 def score_again(
@@ -87,30 +87,32 @@ class RunFileTasks:
         # the pin is of the tasks of `[evaluate] tasks`, all of them
         self.pin = run.pins.tasks if settings == run.evaluate else ""
         self.others = [name for name in settings.tasks if name != next_line.NAME]
-        self.asked = None
+        self.selection = None
         if next_line.NAME in settings.tasks:
             count = settings.questions
-            self.asked = next_line_task.prepare(run, shards, model, count, notes)
+            self.selection = next_line_task.prepare(run, shards, model, count, notes)
 
     def score(
-        self, model: TaskModel, folder: Path | None = None, named: str = "", *, quiet: bool = False
+        self, model: TaskModel, folder: Path | None = None, path: str = "", *, quiet: bool = False
     ) -> list[TaskResult]:
         """Return the results of all tasks with the model's params.
 
-        Questions and answers are written to `folder`, if anywhere, which its files call `named`.
+        Questions and answers are written to `folder`, if anywhere, which its files call `path`.
         """
         results, others = [], []
         if self.others:  # first: one may be missing
             others = harness.run_tasks(
                 self.others, model, self.settings, self.store, pin=self.pin, folder=folder
             )
-        if self.asked:
+        if self.selection:
             if quiet:
-                result, scores = next_line_task.result(self.asked, model)
+                result, scores = next_line_task.result(self.selection, model)
             else:
-                with Progress("next_line", total=len(self.asked.requests), unit="request") as bar:
-                    result, scores = next_line_task.result(self.asked, model, bar.advance)
+                with Progress(
+                    "next_line", total=len(self.selection.requests), unit="request"
+                ) as bar:
+                    result, scores = next_line_task.result(self.selection, model, bar.advance)
             results.append(result)
             if folder:
-                next_line_task.write(folder, named, self.asked, scores)
+                next_line_task.write(folder, path, self.selection, scores)
         return results + others

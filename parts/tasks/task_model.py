@@ -257,7 +257,7 @@ def from_folder(
 
     if exported.tokenizer is None:
         raise LockstepError(f"{folder}: no tokenizer.json, expected one: tasks are texts")
-    ids = _named(folder / SETTINGS, exported.tokenizer)
+    ids = _configured_ids(folder / SETTINGS, exported.tokenizer)
     beginning = next((token for token in ids if token is not None), None)
     if beginning is None:
         beginning = exported.beginning
@@ -283,7 +283,7 @@ def from_folder(
     )
 
 
-def _named(path: Path, tokenizer: Tokenizer) -> list[int | None]:
+def _configured_ids(path: Path, tokenizer: Tokenizer) -> list[int | None]:
     """The ids of bos_token and eos_token, if tokenizer_config.json names them."""
     settings = read_json(path) if path.exists() else {}
     names = [settings.get(key) for key in ("bos_token", "eos_token")]

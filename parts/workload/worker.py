@@ -341,8 +341,7 @@ class Worker:
     ) -> dict[str, np.ndarray]:
         """Have statistics of batch norms computed at these params, unless they stand already.
 
-        They are those of rows that the seed draws: whoever has the params and these rows gets the
-        same.
+        The seed draws their rows: whoever has the params and these rows gets the same statistics.
         """
         if not session.description.counts_rows:
             return {}

@@ -121,8 +121,7 @@ class LateJoiner:
     def _builders(self, step: int) -> Mapping[str, int]:
         """Return who signed a link of a round or later, or one that follows it, by its SHA-256.
 
-        Peers are bits of a number. Links are read once, from the first such round on that
-        is asked for.
+        Peers are bits of a number. Links are read once, from the first round that is asked for.
         """
         if self.builders is None:
             read = list[tuple[str, str, int]]()  # a link, the one before it, its signer

@@ -101,8 +101,7 @@ class WorkerProcess:
         not emptied: what a worker before left in it is still there.
 
         Raises:
-          WorkerError: It cannot be started, does not connect or say hello in time, or says
-            nonsense.
+          WorkerError: It does not start, connect or say hello in time, or it says nonsense.
         """
         deadline = time.monotonic() + command.start_seconds
         environment = command.environment()
