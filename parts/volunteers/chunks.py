@@ -123,15 +123,15 @@ def _read_index(store: Store, folder: str, sha256: str | None) -> ChunkIndex:
 
 def _read(store: Store, name: str, sha256: str | None, most: int) -> bytes:
     """Return an object, and check its SHA-256 if that is known."""
-    seen = store.look(name, most)
-    if seen is None:
+    stored = store.look(name, most)
+    if stored is None:
         raise LockstepError(f"{store.address}/{name}: found nothing, expected a part of a file")
-    if seen.content is None:
+    if stored.content is None:
         raise LockstepError(f"{store.address}/{name}: over {most} bytes, expected at most that")
-    found = hashlib.sha256(seen.content).hexdigest()
+    found = hashlib.sha256(stored.content).hexdigest()
     if sha256 not in (None, found):
         raise LockstepError(f"{store.address}/{name}: SHA-256 {found[:12]}, expected {sha256[:12]}")
-    return seen.content
+    return stored.content
 
 
 def _content(index: ChunkIndex) -> bytes:

@@ -52,11 +52,11 @@ def collected(store: Store, run: Hash, lab: PublicKey) -> int:
     last = 0
     for number in range(MOST_NOTICES):
         name = slots.collected(number)
-        seen = store.look(name, MOST_BYTES)
-        if seen is None:
+        stored = store.look(name, MOST_BYTES)
+        if stored is None:
             break
         with suppress(LockstepError):  # somebody else's
-            notice = opened(CollectedNotice, seen.content, lab, name)
+            notice = opened(CollectedNotice, stored.content, lab, name)
             if (notice.run, notice.number) == (run, number):
                 last = max(last, notice.round)
     return last

@@ -71,7 +71,7 @@ def stored_run(setup: Setup) -> StoredRun:
     """Return what a run of volunteers goes over."""
     run = setup.run
     store = open_store(run.runtime.store, run.runtime)
-    document, sha256, seen = opening.read_run(store)
+    document, sha256, stored = opening.read_run(store)
     lab = parse_public(document.lab, store.address)
     _check(setup, document, store.address)
     admissions = Admissions(store, sha256, lab, document.slots)
@@ -82,7 +82,7 @@ def stored_run(setup: Setup) -> StoredRun:
         reader = AddressReader.of(volunteer.peer, volunteer.key.public_key(), sha256, document)
         store = open_addressed(store.address, reader, volunteer.key, lab, run.runtime)
         admissions = Admissions(store, sha256, lab, document.slots)
-    admissions.objects[slots.RUN] = seen
+    admissions.objects[slots.RUN] = stored
     config, volunteers = run.config, run.volunteers
     terms = Terms(
         config.max_round_train_time,
@@ -90,7 +90,7 @@ def stored_run(setup: Setup) -> StoredRun:
         config.waiting_for_members_extra_time,
         volunteers.stagger_seconds + LONGEST,
     )
-    head = Head(sha256, seen.seconds)
+    head = Head(sha256, stored.seconds)
     place = RunInStore(
         store, document, sha256, admissions, terms, head,
         run.snapshots(setup.start.step), AuditDraws(volunteers.replay_percent),

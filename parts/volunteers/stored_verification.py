@@ -141,12 +141,12 @@ def _claims(
     ]
     if replayed:
         texts = [
-            f"window {rerun.asked.number} of peer {rerun.asked.peer} (rounds {rerun.window.first}-"
-            f"{rerun.window.last}, {rerun.messages} messages) "
+            f"window {rerun.request.number} of peer {rerun.request.peer} (rounds "
+            f"{rerun.window.first}-{rerun.window.last}, {rerun.messages} messages) "
             f"{'repeats bit for bit' if rerun.why is None else 'repeats within a tolerance'}"
             for rerun in replayed
         ]
-        repeated = [[rerun.asked.peer, rerun.asked.number] for rerun in replayed]
+        repeated = [[rerun.request.peer, rerun.request.number] for rerun in replayed]
         values = {"repeated": repeated, "total": total_windows}
         claims.append(PublicClaim("windows", "sampled", "; ".join(texts), values))
     if left := total_windows - len(replayed):

@@ -277,11 +277,11 @@ class Addressed(GivenEndpoint):
     def _read(self, number: int, *, newer: bool) -> bool:
         """Take the addresses of a file, if the lab signed them; return whether a file is there."""
         name = slots.addresses(self._reader.peer, number)
-        seen = self._store.look(name, MOST_BYTES)
-        if seen is None:
+        stored = self._store.look(name, MOST_BYTES)
+        if stored is None:
             return False
         try:
-            self._take(self._opened(name, seen.content), newer=newer)
+            self._take(self._opened(name, stored.content), newer=newer)
         except LockstepError as error:
             log.warning(f"train: passes over addresses: {error}")
         return True

@@ -64,8 +64,8 @@ def shown(setup: Setup, transcript: Transcript, place: RunInStore) -> list[Audit
         window, until = Window(draw.first, draw.last), draw.seconds + place.audit_seconds
         audit = AuditState(draw, "known")
         if window.opening != setup.start.step and not transcript.begins_anew(window, draw.peer):
-            seen = place.look(audit.name, 0)
-            in_time = seen is not None and seen.seconds <= until
+            stored = place.look(audit.name, 0)
+            in_time = stored is not None and stored.seconds <= until
             late = "missing" if place.head.seconds > until else "awaited"
             audit = audit._replace(state="shown" if in_time else late)
         audits.append(audit)
@@ -75,7 +75,7 @@ def shown(setup: Setup, transcript: Transcript, place: RunInStore) -> list[Audit
 class RepeatedWindow(NamedTuple):
     """What came of a window's replay."""
 
-    asked: ReplayRequest
+    request: ReplayRequest
     window: Window
     messages: int
     why: str | None  #: Why bits could not be compared; None where they were.
@@ -83,14 +83,14 @@ class RepeatedWindow(NamedTuple):
 
 
 def replay(
-    setup: Setup, transcript: Transcript, store: Store, asked: ReplayRequest
+    setup: Setup, transcript: Transcript, store: Store, request: ReplayRequest
 ) -> RepeatedWindow:
     """Replay a peer's window of a run that was followed this far.
 
     Raises:
       RequestError: The window is not over yet, or what the peer owned before it is nowhere.
     """
-    peer, window = asked.peer, _window(setup, transcript, asked)
+    peer, window = request.peer, _window(setup, transcript, request)
     if not (transcript.begins_anew(window, peer) or transcript.has_own(window.opening, peer)):
         _bring_own(setup, transcript, store, window.opening, peer)
     entries = (_of_peer(entry, peer) for entry in transcript.window(window))
@@ -100,7 +100,7 @@ def replay(
     if not findings:
         findings = replayer.window(window, (peer,), lambda: None)
     messages = sum(peer in entry.evidence.messages for entry in transcript.window(window))
-    return RepeatedWindow(asked, window, messages, why, findings)
+    return RepeatedWindow(request, window, messages, why, findings)
 
 
 def _window(setup: Setup, transcript: Transcript, request: ReplayRequest) -> Window:

@@ -24,19 +24,19 @@ class Showing:
     def __init__(self, store: Store, peer: int, transcript: Path, start: int):
         self.store, self.peer, self.start = store, peer, start
         self.transcript = Transcript(transcript)
-        self._begun = dict[tuple[int, int], Future[None]]()
+        self._futures = dict[tuple[int, int], Future[None]]()
         self._thread = ThreadPoolExecutor(1, "audit")
 
     def begin(self, drawn: AuditDraw) -> None:
         """Begin to put what the peer owned before a window and after it, unless that has begun."""
         for step in (drawn.first - 1, drawn.last):
             key = step, drawn.peer
-            if drawn.peer == self.peer and step != self.start and key not in self._begun:
-                self._begun[key] = self._thread.submit(self._put, step)
+            if drawn.peer == self.peer and step != self.start and key not in self._futures:
+                self._futures[key] = self._thread.submit(self._put, step)
 
     def wait(self) -> None:
         """Wait until all is there."""
-        for future in self._begun.values():
+        for future in self._futures.values():
             future.result()
 
     def _put(self, step: int) -> None:

@@ -24,7 +24,7 @@ class Admissions:
     lab: PublicKey
     count: int  # slots of the run
     objects: dict[str, StoredObject] = field(default_factory=dict)  # what was read, by name
-    _found: dict[int, list[tuple[int, PublicKey | None]]] = field(default_factory=dict)
+    _statements: dict[int, list[tuple[int, PublicKey | None]]] = field(default_factory=dict)
 
     def read(self) -> None:
         """Read what is new; a reader that may not list the store looks at each slot."""
@@ -35,7 +35,7 @@ class Admissions:
         except LockstepError:
             names = None
         for peer in range(self.count):
-            statements = self._found.setdefault(peer, [])
+            statements = self._statements.setdefault(peer, [])
             while names is None or slots.admission(peer, len(statements)) in names:
                 statement = self._read(peer, len(statements))
                 if statement is None:
@@ -58,7 +58,7 @@ class Admissions:
 
     def newest(self, peer: int) -> PublicKey | None:
         """Return who has a slot, as far as the store was read."""
-        statements = self._found.get(peer)
+        statements = self._statements.get(peer)
         return statements[-1][1] if statements else None
 
     def key(self, peer: int, seconds: int) -> PublicKey | None:
@@ -67,20 +67,20 @@ class Admissions:
         A statement holds from the next second on: others may have looked before, in its own.
         """
         holder = None
-        for since, key in self._found.get(peer, []):
+        for since, key in self._statements.get(peer, []):
             if since < seconds:
                 holder = key
         return holder
 
     def _read(self, peer: int, number: int) -> tuple[int, PublicKey | None] | None:
         name = slots.admission(peer, number)
-        seen = self.store.look(name, MOST_BYTES)
-        if seen is None:
+        stored = self.store.look(name, MOST_BYTES)
+        if stored is None:
             return None
-        self.objects[name] = seen
+        self.objects[name] = stored
         with suppress(LockstepError):
-            body = opened(Admission, seen.content, self.lab, name)
+            body = opened(Admission, stored.content, self.lab, name)
             if (body.run, body.peer, body.number) == (self.run, peer, number):
-                return seen.seconds, None if body.key is None else parse_public(body.key, name)
-        statements = self._found[peer]
-        return statements[-1] if statements else (seen.seconds, None)  # nothing that the lab said
+                return stored.seconds, None if body.key is None else parse_public(body.key, name)
+        statements = self._statements[peer]
+        return statements[-1] if statements else (stored.seconds, None)  # nothing that the lab said

@@ -153,9 +153,9 @@ def is_whole(round_: Round, shown: Shown) -> bool:
     return shown.keys() >= round_.assignment.keys() and not changes
 
 
-def may_change(one: MessageInTime | Refused) -> bool:
+def may_change(verdict: MessageInTime | Refused) -> bool:
     """Return whether the store may show other bytes later: a payload that is not there yet."""
-    return isinstance(one, Refused) and one.reason == WITHHELD
+    return isinstance(verdict, Refused) and verdict.reason == WITHHELD
 
 
 def check_link(  # noqa: PLR0913

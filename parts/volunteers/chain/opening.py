@@ -79,14 +79,14 @@ def open_run(store: Store, setup: Setup, key: PrivateKey) -> RunDocument:
 
 
 def read_run(store: ReadableStore) -> tuple[RunDocument, Hash, StoredObject]:
-    """Return run.json, its hash, and how it was seen. Its lab's key is its own word."""
-    seen = store.look(slots.RUN, MOST_BYTES)
+    """Return run.json, its hash, and the object in the store. Its lab's key is its own word."""
+    stored = store.look(slots.RUN, MOST_BYTES)
     name = f"{store.address}/{slots.RUN}"
-    if seen is None:
+    if stored is None:
         raise LockstepError(f"{name}: missing, expected a run that was opened")
-    lab = parse_public(unsigned(RunDocument, seen.content, name).lab, name)
-    document = opened(RunDocument, seen.content, lab, name)
-    return document, hashlib.sha256(seen.content or b"").hexdigest(), seen
+    lab = parse_public(unsigned(RunDocument, stored.content, name).lab, name)
+    document = opened(RunDocument, stored.content, lab, name)
+    return document, hashlib.sha256(stored.content or b"").hexdigest(), stored
 
 
 def read_own(store: Store, lab: PrivateKey) -> tuple[RunDocument, Hash]:

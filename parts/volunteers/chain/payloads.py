@@ -59,7 +59,7 @@ class Expected:
         return max(0, seconds - self.began)
 
 
-def judged(
+def judge(
     peer: int,
     record: StoredObject,
     payload: StoredObject | None,

@@ -93,13 +93,13 @@ class LinkInSlot:
     link: What it says; None unless the slot's peer signed it for this slot.
     """
 
-    seen: StoredObject
+    stored: StoredObject
     link: Any = None
 
     @property
     def sha256(self) -> str:
         """SHA-256 of its bytes, hex."""
-        return hashlib.sha256(self.seen.content or b"").hexdigest()
+        return hashlib.sha256(self.stored.content or b"").hexdigest()
 
 
 @dataclass
@@ -198,10 +198,10 @@ class RunInStore(Observer):
 
     def look(self, name: str, most: int) -> StoredObject | None:
         """Look at an object."""
-        seen = self._patiently(lambda: self.store.look(name, most))
+        stored = self._patiently(lambda: self.store.look(name, most))
         if self.signed is not None:
-            self.signed.saw(name, seen)
-        return seen
+            self.signed.saw(name, stored)
+        return stored
 
     def put(self, name: str, content: bytes) -> bool:
         """Put an object under a free name; return whether these bytes stand there now.
@@ -252,14 +252,14 @@ class RunInStore(Observer):
         """
         (model, length), of_peers = NOTICES[what], slots.names_by_peer(names, what)
         new = {p: self.look(name, length) for p, name in of_peers.items() if name not in self._read}
-        for peer, seen in new.items():
-            key, name = seen and self._key(peer, seen, at), of_peers[peer]
-            if not (seen and key):
+        for peer, stored in new.items():
+            key, name = stored and self._key(peer, stored, at), of_peers[peer]
+            if not (stored and key):
                 continue
             with suppress(LockstepError):
-                body = opened(model, seen.content, key, name, length)
+                body = opened(model, stored.content, key, name, length)
                 if (body.run, body.round, body.peer) == (self.run, step, peer):
-                    self._read[name] = seen.seconds
+                    self._read[name] = stored.seconds
         return {p: self._read[name] for p, name in of_peers.items() if name in self._read}
 
     def link(
@@ -271,19 +271,19 @@ class RunInStore(Observer):
         when the link was put. A link of another slot shows nothing about its signer: anybody who
         may write here can have copied it.
         """
-        seen = self.look(name, self.link_bytes)
-        if seen is None:
+        stored = self.look(name, self.link_bytes)
+        if stored is None:
             return None
-        key, slot = self._key(peer, seen, at), slots.slot(name)
+        key, slot = self._key(peer, stored, at), slots.slot(name)
         if key is not None and slot is not None:
             with suppress(LockstepError):
-                body = opened(model, seen.content, key, name, self.link_bytes)
+                body = opened(model, stored.content, key, name, self.link_bytes)
                 if (body.run, body.round, body.peer) == (self.run, slot.step, slot.peer):
-                    return LinkInSlot(seen, body)
-        return LinkInSlot(seen)
+                    return LinkInSlot(stored, body)
+        return LinkInSlot(stored)
 
-    def _key(self, peer: int, seen: StoredObject, at: int | None) -> PublicKey | None:
+    def _key(self, peer: int, stored: StoredObject, at: int | None) -> PublicKey | None:
         """Return who had a slot when an object was put, or `at` a time before the round."""
         if at is None:
             self.read_admissions()
-        return self.admissions.key(peer, seen.seconds if at is None else at)
+        return self.admissions.key(peer, stored.seconds if at is None else at)

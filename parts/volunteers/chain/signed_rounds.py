@@ -37,21 +37,21 @@ class SignedRounds:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self._seen = dict[str, StoredObject]()  # of rounds that are not over
+        self._objects = dict[str, StoredObject]()  # of rounds that are not over
 
-    def saw(self, name: str, seen: StoredObject | None) -> None:
+    def saw(self, name: str, stored: StoredObject | None) -> None:
         """Remember an object of a round in progress."""
         slot = slots.slot(name)
-        if seen is not None and slot is not None and slot.what in KINDS:
-            self._seen[name] = seen
+        if stored is not None and slot is not None and slot.what in KINDS:
+            self._objects[name] = stored
 
     def keep(self, link: RoundLink, sha256: Hash, admitted: Mapping[str, StoredObject]) -> None:
         """Write a round, whose link has this SHA-256, and all that was admitted so far."""
         entries = *link.messages.values(), *link.rejected.values()
         hashes = {sha256, link.previous, *(item.record for item in entries)}
         folder = slots.round_folder(link.round)
-        current = {name: item for name, item in self._seen.items() if name.startswith(folder)}
-        self._seen = {name: item for name, item in self._seen.items() if name not in current}
+        current = {name: item for name, item in self._objects.items() if name.startswith(folder)}
+        self._objects = {name: item for name, item in self._objects.items() if name not in current}
         current = {n: item for n, item in current.items() if _sha256(item) in hashes}
         for file, objects in ((f"{link.round:08}", current), (ADMITTED, admitted)):
             texts = {
@@ -78,10 +78,10 @@ def check(trained: Path) -> CheckedSignatures:
     check_regular(trained)
     folder, transcript = trained / FOLDER, Transcript(trained / "transcript")
     store = _Kept(folder / f"{ADMITTED}.json")
-    document, run, seen = read_run(store)
+    document, run, stored = read_run(store)
     admissions = Admissions(store, run, parse_public(document.lab, str(folder)), document.slots)
     admissions.read()
-    head, signed, messages = Head(run, seen.seconds), 0, 0
+    head, signed, messages = Head(run, stored.seconds), 0, 0
     for entry in transcript.rounds:
         round_ = _Round(folder / f"{entry.round.step:08}.json", admissions, entry.round.step)
         evidence, decision = entry.evidence, entry.decision
@@ -93,7 +93,7 @@ def check(trained: Path) -> CheckedSignatures:
         linked = {p: (m.commitment, m.bytes, m.seconds) for p, m in link.messages.items()}
         liars = {*link.false_links, *link.messages}.difference(link.applied)
         round_.same("messages", linked, sent)
-        round_.same("asked", round_.asked, entry.asked)
+        round_.same("asked", round_.askers, entry.asked)
         round_.same("left", link.left, entry.left)
         round_.same("false_links", link.false_links, evidence.false_links)
         round_.same("applied", link.applied, tuple(decision.applied))
@@ -115,16 +115,16 @@ class _Kept:
 
     def look(self, name: str, most: int) -> StoredObject | None:
         """Return an object; its time is the file's word."""
-        seen = self.objects.get(name)
+        stored = self.objects.get(name)
         return (
-            seen
-            if seen is None or len(seen.content or b"") <= most
-            else StoredObject(None, seen.seconds)
+            stored
+            if stored is None or len(stored.content or b"") <= most
+            else StoredObject(None, stored.seconds)
         )
 
     def names(self, prefix: str, most: int = MOST_NAMES) -> dict[str, int]:
         """Return all names below a folder, which is in memory already."""
-        return {n: seen.seconds for n, seen in self.objects.items() if n.startswith(prefix)}
+        return {n: stored.seconds for n, stored in self.objects.items() if n.startswith(prefix)}
 
 
 class _Round:
@@ -132,36 +132,36 @@ class _Round:
 
     def __init__(self, path: Path, admissions: Admissions, step: int):
         self.path, self.admissions, self.step = path, admissions, step
-        self.found, self.began = _read(path), 0
-        self.asked: tuple[int, ...] = ()  # who asked in the round before, or for this one
+        self.objects, self.began = _read(path), 0
+        self.askers: tuple[int, ...] = ()  # who asked in the round before, or for this one
 
-    def same(self, what: str, found: Any, expected: Any) -> None:
+    def same(self, what: str, actual: Any, expected: Any) -> None:
         """Refuse what is not as expected."""
-        if found != expected:
-            raise LockstepError(f"{self.path}: {what}: {found}, expected {expected}")
+        if actual != expected:
+            raise LockstepError(f"{self.path}: {what}: {actual}, expected {expected}")
 
     def links(self, head: Head) -> tuple[Head, RoundLink]:
         """Return the chain's head after the round, and the link that closed it."""
-        link, length, self.asked = None, slots.link_bytes(self.admissions.count), head.asked
+        link, length, self.askers = None, slots.link_bytes(self.admissions.count), head.asked
         for model, what in ((AskedLink, "asked"), (RoundLink, "closed")):
-            names = slots.names_by_peer(self.found, what)
+            names = slots.names_by_peer(self.objects, what)
             if len(names) > 1:
                 raise LockstepError(f"{self.path}: {len(names)} links {what}, expected one")
             for peer, name in names.items():
                 self.began = head.seconds
-                at = self.found[name].seconds if what == "asked" else head.seconds
+                at = self.objects[name].seconds if what == "asked" else head.seconds
                 link, sha256 = self._opened(model, name, peer, length, at)
                 self.same(f"{name}: previous", link.previous, head.sha256)
                 if isinstance(link, AskedLink):
-                    self.asked = (*self.asked, *link.asked)
-                head = Head(sha256, self.found[name].seconds, link.asked)
+                    self.askers = (*self.askers, *link.asked)
+                head = Head(sha256, self.objects[name].seconds, link.asked)
         if not isinstance(link, RoundLink):
             raise LockstepError(f"{self.path}: no link closes the round, expected one")
         return head, link
 
     def records(self, link: RoundLink) -> int:
         """Check the records of a link's messages; return how many are here."""
-        names = slots.names_by_peer(self.found, "record")
+        names = slots.names_by_peer(self.objects, "record")
         peers = [*names.keys() & link.messages.keys()]
         for peer in peers:
             length, message = slots.RECORD_BYTES, link.messages[peer]
@@ -180,7 +180,7 @@ class _Round:
                 f"{where}: nobody had slot {peer} then, expected an object of a peer that was "
                 "admitted"
             )
-        content = (self.found[name].content or b"").ljust(length, FILLING)
+        content = (self.objects[name].content or b"").ljust(length, FILLING)
         body = opened(model, content, key, where, length)
         place = body.run, body.round, body.peer
         self.same(name, place, (self.admissions.run, self.step, peer))
@@ -200,5 +200,5 @@ def _read(path: Path) -> dict[str, StoredObject]:
     return objects
 
 
-def _sha256(seen: StoredObject) -> Hash:
-    return hashlib.sha256(seen.content or b"").hexdigest()
+def _sha256(stored: StoredObject) -> Hash:
+    return hashlib.sha256(stored.content or b"").hexdigest()

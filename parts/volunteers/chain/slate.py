@@ -32,7 +32,7 @@ class Slate(Generic[AnyLink]):
     step: int
     at: int | None = None
     refused: list[int] = field(default_factory=list)
-    _found: dict[int, LinkInSlot] = field(default_factory=dict)
+    _links: dict[int, LinkInSlot] = field(default_factory=dict)
     _since: dict[int, float] = field(default_factory=dict)  # when it was first seen here
     _listed: dict[str, float] = field(default_factory=dict)  # when a name was first listed here
 
@@ -44,7 +44,7 @@ class Slate(Generic[AnyLink]):
             name = slots.of_peer(self.step, peer, self.what)
             entry = self.place.link(self.model, name, peer, self.at)
             if entry is not None:
-                self._found[peer], self._since[peer] = entry, time.monotonic()
+                self._links[peer], self._since[peer] = entry, time.monotonic()
 
     def list(self) -> dict[str, int]:
         """Look into all slots; return the names of the round, and when each was put."""
@@ -60,7 +60,7 @@ class Slate(Generic[AnyLink]):
 
     def has(self, peer: int) -> bool:
         """Return whether a peer's slot is filled."""
-        return peer in self._found
+        return peer in self._links
 
     def refused_earlier(self) -> Sequence[int]:
         """Return whose refused links come before one that is put now.
@@ -73,12 +73,12 @@ class Slate(Generic[AnyLink]):
     def signed(self, ejected: Collection[int]) -> dict[int, LinkInSlot]:
         """Return the signed links that may count; peers that were ejected have none."""
         out = {*ejected, *self.refused}
-        return {p: entry for p, entry in self._found.items() if entry.link and p not in out}
+        return {p: entry for p, entry in self._links.items() if entry.link and p not in out}
 
     def first(self, turns: Turns, ejected: Collection[int]) -> int | None:
         """Return whose link comes first of those that are known and not refused."""
         signed = self.signed(ejected)
-        ranks = {p: turns.rank(p, entry.seen.seconds) for p, entry in signed.items()}
+        ranks = {p: turns.rank(p, entry.stored.seconds) for p, entry in signed.items()}
         in_turn = {peer: rank for peer, rank in ranks.items() if rank is not None}
         return min(in_turn, key=in_turn.__getitem__, default=None)
 
@@ -97,15 +97,15 @@ class Slate(Generic[AnyLink]):
         FalseLinkError, it is refused, and the next is looked at.
         """
         while (peer := self.first(turns, ejected)) is not None:
-            entry = self._found[peer]
-            if not is_over and not turns.is_alone(peer, entry.seen.seconds):
+            entry = self._links[peer]
+            if not is_over and not turns.is_alone(peer, entry.stored.seconds):
                 can_count = self._is_over(peer)
                 if self.first(turns, ejected) != peer:
                     continue
                 if not can_count:
                     return None
             try:
-                return entry, follows(entry.link, entry.seen.seconds)
+                return entry, follows(entry.link, entry.stored.seconds)
             except FalseLinkError:
                 self.refused.append(peer)
         return None
@@ -116,8 +116,8 @@ class Slate(Generic[AnyLink]):
         The time of an object is when its put began, or ended. So it takes as long to be seen as a
         put takes, for which a run leaves `settle_seconds`; this clock says only how long to wait.
         """
-        settle, seconds = self.place.terms.settle, self._found[peer].seen.seconds
-        later = [p for p, entry in self._found.items() if entry.seen.seconds >= seconds]
+        settle, seconds = self.place.terms.settle, self._links[peer].stored.seconds
+        later = [p for p, entry in self._links.items() if entry.stored.seconds >= seconds]
         waited = time.monotonic() - min(map(self._since.__getitem__, later)) > settle + 1
         if not waited:  # later objects show that it is long ago
             times = self.place.names(self.step + 1).values()

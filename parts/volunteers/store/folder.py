@@ -40,8 +40,8 @@ class FolderStore:
                 os.link(aside, path)
                 return True
             except FileExistsError:
-                seen = self.look(name, len(content))
-                return seen is not None and seen.content == content
+                stored = self.look(name, len(content))
+                return stored is not None and stored.content == content
             finally:
                 aside.unlink(missing_ok=True)
 

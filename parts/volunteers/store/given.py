@@ -18,10 +18,10 @@ class GivenEndpoint:
         self._address, self._puts = address, dict[StoreRequest, str]()
         self._lists = dict[str, dict[str, str]]()  # prefix -> after -> address
 
-    def give(self, folder: str, given: Mapping[StoreRequest, str]) -> None:
+    def give(self, folder: str, urls: Mapping[StoreRequest, str]) -> None:
         """Take addresses, in place of others for the same."""
         self.folder = folder
-        for ask, url in given.items():
+        for ask, url in urls.items():
             if ask.verb == "LIST":
                 self._lists.setdefault(ask.name, {})[ask.after] = url
             else:

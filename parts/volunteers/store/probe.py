@@ -65,8 +65,8 @@ def _race(store: Store, folder: str) -> None:
                     f"{store.address}: {len(winners)} of {WRITERS} writers of one name succeeded, "
                     "expected 1: the store must accept an object only under a free name"
                 )
-            seen = store.look(name, len(CONTENT))
-            if seen is None or seen.content != b"by %d" % winners[0]:
+            stored = store.look(name, len(CONTENT))
+            if stored is None or stored.content != b"by %d" % winners[0]:
                 raise LockstepError(
                     f"{store.address}: has the bytes of a writer that lost, expected those of the "
                     "one that won"

@@ -64,9 +64,9 @@ class WebStore:
             failure = self._put(name, content)
             if failure is None:
                 return True
-            seen = self.look(name, len(content))
-            if seen is not None:
-                return seen.content == content
+            stored = self.look(name, len(content))
+            if stored is not None:
+                return stored.content == content
             attempts.failed(failure, f"{ATTEMPT} after {self.network.attempts} attempts")
 
     def _put(self, name: str, content: bytes) -> TransientError | None:

@@ -86,7 +86,7 @@ class LateJoiner:
                 began = self._following(AskedLink, "asked", step, head)
                 if began is None:
                     return
-                head = Head(began.sha256, began.seen.seconds)
+                head = Head(began.sha256, began.stored.seconds)
                 progress = driver.ask(progress, began.link.asked)
                 askers = (*askers, *began.link.asked)
             progress, round_ = driver.next_round(progress)
@@ -94,8 +94,8 @@ class LateJoiner:
             if round_ is None or closed is None:
                 return
             link: RoundLink = closed.link
-            entry, progress = self._taken(progress, round_, link, askers, params)
-            began, head = head.seconds, Head(closed.sha256, closed.seen.seconds, link.asked)
+            entry, progress = self._finish_round(progress, round_, link, askers, params)
+            began, head = head.seconds, Head(closed.sha256, closed.stored.seconds, link.asked)
             params = link.params
             yield Passed(entry, progress, link, head, began, self.signers)
 
@@ -141,7 +141,7 @@ class LateJoiner:
                 self.builders[previous] |= self.builders[sha256]
         return self.builders
 
-    def _taken(
+    def _finish_round(
         self,
         progress: RunProgress,
         round_: Round,

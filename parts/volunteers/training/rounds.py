@@ -26,7 +26,7 @@ from parts.volunteers import slots
 from parts.volunteers.bodies import LeaveNotice, MessageRecord
 from parts.volunteers.chain import links
 from parts.volunteers.chain.links import FalseLinkError, Head, RoundLink
-from parts.volunteers.chain.payloads import Expected, MessageInTime, Refused, judged
+from parts.volunteers.chain.payloads import Expected, MessageInTime, Refused, judge
 from parts.volunteers.chain.place import NOTICES, LinkInSlot, RunInStore, Volunteer, Waits
 from parts.volunteers.chain.slate import EARLIER, Slate
 from parts.volunteers.chain.turns import Turns, in_order, put_before, turns_to_close
@@ -81,12 +81,12 @@ class StoredSwarm(Swarm):
             return progress, None
         self.place.read_admissions()
         begun = RoundStart(round_, (*askers, *waited), self.join(round_))
-        taken = StoredRound(self, progress, begun)
+        current = StoredRound(self, progress, begun)
         try:
-            outcome = taken.take()
+            outcome = current.take()
         except AnotherWayError as other:
             return other.outcome
-        self.last = taken
+        self.last = current
         return outcome
 
 
@@ -94,7 +94,7 @@ class RoundResult(NamedTuple):
     """What a round came to by some messages."""
 
     progress: RunProgress
-    taken: FinishedRound
+    finished: FinishedRound
     hashes: tuple[Hash, Hash, Hash | None]  # of params, of the shared state, of a file of both
 
 
@@ -122,7 +122,7 @@ class StoredRound:
     left: bool = False  # whether it has said that it leaves
     link: str = ""  # SHA-256 of the link that closed it
     ended: Turns = Turns((), 0, 0.0)  # the turns to close it, and below who sent a message
-    known: set[int] = field(default_factory=set)
+    senders: set[int] = field(default_factory=set)
     doubted: set[int] = field(default_factory=set)  # whose link named another before it
 
     def __post_init__(self) -> None:
@@ -190,7 +190,7 @@ class StoredRound:
         names = self.slate.list()
         first = self.slate.first(self.ended, {*self.ejected, *refused})
         same = first is not None and self.slate.signed(())[first].sha256 == self.link
-        if same and self._sent(names) <= self.known:
+        if same and self._sent(names) <= self.senders:
             return None  # nothing new, whatever somebody's link says
         self._read_all()
         chosen = self.slate.choose(self.turns, self.ejected, self._follow, is_over=True)
@@ -213,15 +213,15 @@ class StoredRound:
         """Go on from the link that closed the round."""
         named = {*closing.link.false_links, *outcome.progress.state.ejected}
         owed = tuple(sorted({*self.slate.refused} - named))
-        self.place.head = Head(closing.sha256, closing.seen.seconds, closing.link.asked, owed)
+        self.place.head = Head(closing.sha256, closing.stored.seconds, closing.link.asked, owed)
         me = self.swarm.volunteer
         self.swarm.states.closed(closing.link, mine=me is not None and me.peer == closing.link.peer)
         self._account(closing.link)
-        self.place.say(_line(closing.link, outcome.taken.entry))
+        self.place.say(_line(closing.link, outcome.finished.entry))
         self.place.followed(closing.link, self.expected.began)
-        self.link, self.ended, self.known = closing.sha256, self.turns, {*self.shown}
+        self.link, self.ended, self.senders = closing.sha256, self.turns, {*self.shown}
         self.shown.clear()  # with all messages
-        return outcome.progress, outcome.taken
+        return outcome.progress, outcome.finished
 
     def _look(self, *, everywhere: bool) -> tuple[LinkInSlot, RoundResult] | None:
         """Look for the link that closes the round: mostly where it is expected."""
@@ -238,14 +238,14 @@ class StoredRound:
         self._read_all()
         return self.slate.choose(self.turns, self.ejected, self._follow)
 
-    def _doubt(self, named: Mapping[int, str]) -> None:
-        """Look at the previous link once more, if links of some peers have `named` another.
+    def _doubt(self, previous: Mapping[int, str]) -> None:
+        """Look at the previous link once more, if links of some peers name another in `previous`.
 
         Raises:
           AnotherWayError: It is another one.
         """
         last = self.swarm.last
-        others = {peer for peer, sha256 in named.items() if sha256 != self.head.sha256}
+        others = {peer for peer, sha256 in previous.items() if sha256 != self.head.sha256}
         if last is None or last.link != self.head.sha256 or others <= self.doubted:
             return
         self.doubted |= others
@@ -345,7 +345,7 @@ class StoredRound:
                 record = self.place.look(name, slots.RECORD_BYTES)
             if record is not None and self.place.terms.counts(record.seconds - self.expected.began):
                 key = self.place.admissions.key(peer, self.expected.began)
-                verdict = judged(peer, record, self._payload(peer, record), key, self.expected)
+                verdict = judge(peer, record, self._payload(peer, record), key, self.expected)
                 if verdict is not None:
                     self.shown[peer] = verdict
             if names is None and peer not in self.shown:
@@ -380,7 +380,7 @@ class StoredRound:
         )
         outcome = self._settle([*link.messages], link.left, link.false_links)
         try:
-            applied, after = outcome.taken.entry.decision.applied, outcome.progress
+            applied, after = outcome.finished.entry.decision.applied, outcome.progress
             links.check_outcome(link, applied, outcome.hashes, after)
         except FalseLinkError:
             self._undo()
@@ -413,7 +413,7 @@ class StoredRound:
         received = {p: item.message for p, item in intact.items() if p not in beyond}
         arrivals = {peer: float(item.seconds) for peer, item in counted.items()}
         delivered = Delivered(sent, {}, {}, received, arrivals)
-        worked = self._said(counted)
+        worked = self._claimed_work(counted)
         evidence = replace(evidence_of(worked, delivered), false_links=false_links)
         payloads = self.swarm.kept_payloads(delivered, evidence, self.round)
         own = {p: item.body.own for p, item in counted.items() if item.body.own is not None}
@@ -424,13 +424,13 @@ class StoredRound:
             }
             evidence = replace(evidence, messages=messages)
         exchanged = Exchanged(evidence, received, worked.loss, left, *payloads, own)
-        progress, taken = self.swarm.settle(self.progress, self.begun, exchanged)
+        progress, finished = self.swarm.settle(self.progress, self.begun, exchanged)
         params, shared = self.swarm.peers.params_and_shared()
         state = self.swarm.states.write(self.round.step, params, shared)
         hashes = self.swarm.peers.params_hash(), tree_hash(jax.device_get(shared)), state
-        return RoundResult(progress, taken, hashes)
+        return RoundResult(progress, finished, hashes)
 
-    def _said(self, counted: Mapping[int, MessageInTime]) -> RoundWork:
+    def _claimed_work(self, counted: Mapping[int, MessageInTime]) -> RoundWork:
         """Return what the senders say that they did."""
         done = {p: StepResult(item.sent, item.body.loss) for p, item in counted.items()}
         losses = [item.loss for item in done.values() if item.loss is not None]
@@ -494,7 +494,7 @@ class StoredRound:
             messages=messages,
             rejected=rejected,
             false_links=false_links,
-            applied=outcome.taken.entry.decision.applied,
+            applied=outcome.finished.entry.decision.applied,
             params=outcome.hashes[0],
             shared=outcome.hashes[1],
             state=outcome.hashes[2],

@@ -39,7 +39,7 @@ class Waiting:
                 if chosen is not None:
                     entry, progress = chosen
                     owed = tuple(sorted({*place.head.owed, *slate.refused}))
-                    place.head = Head(entry.sha256, entry.seen.seconds, owed=owed)
+                    place.head = Head(entry.sha256, entry.stored.seconds, owed=owed)
                     return progress, entry.link.asked
                 if self._say_who_asked(progress, slate, order):
                     continue

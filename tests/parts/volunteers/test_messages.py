@@ -13,7 +13,7 @@ from lockstep.wire import exchange
 from lockstep.wire import message as wire
 from parts.volunteers import slots
 from parts.volunteers.bodies import LeaveNotice, MessageRecord
-from parts.volunteers.chain.payloads import Expected, MessageInTime, Refused, judged
+from parts.volunteers.chain.payloads import Expected, MessageInTime, Refused, judge
 from parts.volunteers.keys import PrivateKey
 from parts.volunteers.signed import Body, canonical, sign
 from parts.volunteers.store.verbs import StoredObject
@@ -40,12 +40,12 @@ def record(payload: bytes = PAYLOAD, key: PrivateKey = KEY, **changes: object) -
     return StoredObject(sign(MessageRecord(**said | changes), key, slots.RECORD_BYTES), PUT)
 
 
-def judge(one: StoredObject, payload: StoredObject | None = StoredObject(PAYLOAD, PUT)):  # noqa: B008
-    return judged(2, one, payload, KEY.public_key(), EXPECTED)
+def verdict_on(one: StoredObject, payload: StoredObject | None = StoredObject(PAYLOAD, PUT)):  # noqa: B008
+    return judge(2, one, payload, KEY.public_key(), EXPECTED)
 
 
 def test_message_that_counts_is_decoded_and_has_its_time():
-    one = judge(record())
+    one = verdict_on(record())
     assert isinstance(one, MessageInTime)
     assert (one.seconds, one.broken, one.body.loss) == (5, False, 1.5)
     assert np.array_equal(one.sent.message["w"], MESSAGE["w"])
@@ -99,7 +99,7 @@ NAN_PAYLOAD = bytes(NAN.payload).ljust(LENGTH, b"\0")
 )
 def test_message_that_does_not_count_has_a_reason(one, payload, reason):
     seen = StoredObject(payload, PUT) if isinstance(payload, bytes) else payload
-    assert judge(one, seen) == Refused(reason, 5, hashlib.sha256(one.content).hexdigest())
+    assert verdict_on(one, seen) == Refused(reason, 5, hashlib.sha256(one.content).hexdigest())
 
 
 @pytest.mark.parametrize(
@@ -115,17 +115,17 @@ def test_message_that_does_not_count_has_a_reason(one, payload, reason):
     ],
 )
 def test_what_the_peer_did_not_sign_is_as_if_it_was_not_there(one):
-    assert judge(one) is None
+    assert verdict_on(one) is None
 
 
 def test_record_of_a_slot_that_nobody_has_is_as_if_it_was_not_there():
-    assert judged(2, record(), StoredObject(PAYLOAD, PUT), None, EXPECTED) is None
+    assert judge(2, record(), StoredObject(PAYLOAD, PUT), None, EXPECTED) is None
 
 
 @pytest.mark.parametrize(
     "payload", [b"\xff" * LENGTH, PAYLOAD[:40] + b"\1" + PAYLOAD[41:]], ids=["no message", "other"]
 )
 def test_signed_bytes_that_are_no_message_are_broken(payload):
-    one = judge(record(payload, bytes=len(payload.rstrip(b"\0"))), StoredObject(payload, PUT))
+    one = verdict_on(record(payload, bytes=len(payload.rstrip(b"\0"))), StoredObject(payload, PUT))
     assert isinstance(one, MessageInTime)
     assert one.broken
