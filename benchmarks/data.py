@@ -91,19 +91,19 @@ def make_files(folder: Path, count: int, sequences: int) -> list[ShardFile]:
     return files
 
 
-def opened(folder: Path, files: list[ShardFile], shuffle: Shuffle, said: int = 0) -> Sequences:
-    write(folder, files, shuffle, said)
+def opened(folder: Path, files: list[ShardFile], shuffle: Shuffle, repeat: int = 0) -> Sequences:
+    write(folder, files, shuffle, repeat)
     return Sequences(folder, read_shards(folder), "train", LENGTH)
 
 
-def write(folder: Path, files: list[ShardFile], shuffle: Shuffle, said: int) -> None:
+def write(folder: Path, files: list[ShardFile], shuffle: Shuffle, repeat: int) -> None:
     manifest = Shards(
         format=2,
         token_size_in_bytes=TOKEN_BYTES,
         vocab_size=VOCABULARY,
         shuffle=shuffle,
         files=tuple(files),
-        source={"read": said},
+        source={"read": repeat},
     )
     write_shards(folder, manifest)
 

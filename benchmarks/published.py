@@ -103,21 +103,21 @@ def numbers() -> dict[str, Any]:
     return tomllib.loads(path.read_text(encoding="utf-8"))
 
 
-def table6(given: dict[str, Any]) -> Iterator[Cell]:
+def table6(data: dict[str, Any]) -> Iterator[Cell]:
     """Yield the bandwidths of DiLoCo and data parallelism, arXiv 2503.09799."""
-    for name, rows in given["table6"].items():
-        model = _model(given, "table6", name)
+    for name, rows in data["table6"].items():
+        model = _model(data, "table6", name)
         for steps, printed in rows.items():
             share = partial(in_turn, model, int(steps))
             yield from _bandwidths(
-                "2503.09799 table 6", f"{name}, {_steps(int(steps))}", given, printed, share
+                "2503.09799 table 6", f"{name}, {_steps(int(steps))}", data, printed, share
             )
 
 
-def table4(given: dict[str, Any]) -> Iterator[Cell]:
+def table4(data: dict[str, Any]) -> Iterator[Cell]:
     """Yield the bandwidths of Streaming DiLoCo, arXiv 2501.18512."""
-    for name, rows in given["table4"].items():
-        model = _model(given, "table4", name)
+    for name, rows in data["table4"].items():
+        model = _model(data, "table4", name)
         for method, printed in rows.items():
             share: Callable[[float], float]
             if method in OVERLAP:
@@ -126,12 +126,12 @@ def table4(given: dict[str, Any]) -> Iterator[Cell]:
                 share = partial(streaming, smaller, STEPS, hidden=hidden)
             else:
                 share = partial(in_turn, model, STEPS if method == "diloco" else 1)
-            yield from _bandwidths("2501.18512 table 4", f"{name}, {method}", given, printed, share)
+            yield from _bandwidths("2501.18512 table 4", f"{name}, {method}", data, printed, share)
 
 
-def goodput(given: dict[str, Any]) -> Iterator[Cell]:
+def goodput(data: dict[str, Any]) -> Iterator[Cell]:
     """Yield the goodput of Decoupled DiLoCo, arXiv 2604.21428, by a simulation of its failures."""
-    table, minutes = given["goodput"], given["goodput"]["minutes"]
+    table, minutes = data["goodput"], data["goodput"]["minutes"]
     rows = [("not elastic", 1, table["whole"])]
     for count, printed in table["learners"].items():
         name = "elastic data parallelism" if count == "1" else f"{count} learners"
@@ -164,18 +164,18 @@ def _steps(count: int) -> str:
     return "data parallelism" if count == 1 else f"{count} steps"
 
 
-def _model(given: dict[str, Any], table: str, name: str) -> ModelOnLink:
-    return ModelOnLink(**given["models"][name], bits=given["bits"][table][name])
+def _model(data: dict[str, Any], table: str, name: str) -> ModelOnLink:
+    return ModelOnLink(**data["models"][name], bits=data["bits"][table][name])
 
 
 def _bandwidths(
     table: str,
     row: str,
-    given: dict[str, Any],
+    data: dict[str, Any],
     printed: list[float],
     share: Callable[[float], float],
 ) -> Iterator[Cell]:
-    for target, gigabits in zip(given["computes"], printed, strict=True):
+    for target, gigabits in zip(data["computes"], printed, strict=True):
         at, expected = needed(share, target), place(gigabits)
         ours = GRID[min(at, len(GRID) - 1)]
         yield Cell(table, row, f"{target:.0%}", gigabits, ours, abs(at - expected))
@@ -183,8 +183,8 @@ def _bandwidths(
 
 def cells() -> list[Cell]:
     """Return every cell of the three tables."""
-    given = numbers()
-    return [*table6(given), *table4(given), *goodput(given)]
+    data = numbers()
+    return [*table6(data), *table4(data), *goodput(data)]
 
 
 def as_given(cell: Cell) -> str:
@@ -194,12 +194,12 @@ def as_given(cell: Cell) -> str:
     return f"{cell.published:g}" + (" and more" if cell.published == GRID[-1] else "")
 
 
-def markdown(found: list[Cell]) -> Iterator[str]:
+def markdown(all_cells: list[Cell]) -> Iterator[str]:
     """Yield a page: for each row what was published, and what our model has."""
     yield "# Published tables, and ours"
     yield ""
-    for table in dict.fromkeys(cell.table for cell in found):
-        group = [cell for cell in found if cell.table == table]
+    for table in dict.fromkeys(cell.table for cell in all_cells):
+        group = [cell for cell in all_cells if cell.table == table]
         columns = list(dict.fromkeys(cell.column for cell in group))
         exact = sum(cell.apart < 0.5 for cell in group)
         yield from ("", f"## arXiv {table}", "")

@@ -137,7 +137,7 @@ class Rounds:
         tokens = {peer: sequences[peer] * length for peer in messages}
         with self._timed("links"):
             arrivals = links.arrivals(self.run.links, present, tokens, sizes)
-        for peer in self._some(arrivals, LATE):
+        for peer in self._sample(arrivals, LATE):
             arrivals[peer] += limit
         evidence = Evidence(messages, others, arrivals, silent, broken, (), (), (), 0.0)
         checks, rulings, settling = self._verified(round_, present, evidence, tokens)
@@ -200,12 +200,12 @@ class Rounds:
             text = hashlib.sha256(f"{what} {round_.step} {peer}".encode()).hexdigest()
             return Message(text, BYTES, text if round_.verifiers else None, to)
 
-        silent = tuple(sorted(self._some(round_.peers, SILENT)))
+        silent = tuple(sorted(self._sample(round_.peers, SILENT)))
         senders = sorted(round_.assignment.keys() - set(silent))
         messages = {peer: message(peer, "message") for peer in senders}
-        liars = self._some(senders, TWO_FACED)
+        liars = self._sample(senders, TWO_FACED)
         others = {peer: message(peer, "other", round_.peers[1::2]) for peer in sorted(liars)}
-        broken = tuple(sorted(self._some(senders, BROKEN) - liars))
+        broken = tuple(sorted(self._sample(senders, BROKEN) - liars))
         return silent, messages, others, broken
 
     def _verified(self, round_: object, present: list, evidence: object, tokens: dict) -> tuple:
@@ -215,7 +215,7 @@ class Rounds:
         def seconds(other: int, peer: int) -> float:
             return links.check_seconds(self.run.links, other, peer, tokens=tokens[peer], size=0)
 
-        false = self._some(round_.verifiers, FALSE)
+        false = self._sample(round_.verifiers, FALSE)
         checks, rulings, settling = [], [], [0.0]
         for verifier, peer in consensus.checked(round_, evidence).items():
             claimed = evidence.messages[peer].claim
@@ -228,7 +228,7 @@ class Rounds:
                 settling += [seconds(judge, peer) for judge in judges]
         return tuple(checks), tuple(rulings), max(settling)
 
-    def _some(self, peers: object, share: float) -> set[int]:
+    def _sample(self, peers: object, share: float) -> set[int]:
         pool = sorted(peers) if self.case == "rough" else []
         return set(self.rng.sample(pool, math.ceil(share * len(pool))))
 

@@ -65,12 +65,12 @@ class Trial:
     def step(self) -> None:
         """All peers' gradients and messages."""
         self.rounds += 1
-        self.done = self.peers.step(RoundSteps(self.work, self.rounds))
+        self.results = self.peers.step(RoundSteps(self.work, self.rounds))
 
     def exchange(self) -> None:
         """All messages to bytes and back."""
         form = self.programs.form
-        self.payloads = {peer: wire.encode(done.message, form) for peer, done in self.done.items()}
+        self.payloads = {p: wire.encode(result.message, form) for p, result in self.results.items()}
         self.received = {peer: wire.decode(data, form) for peer, data in self.payloads.items()}
 
     def apply(self) -> None:

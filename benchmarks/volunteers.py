@@ -46,13 +46,13 @@ def measured(run_file: Path, rounds: int, folder: Path) -> dict[str, float]:
     lab.mkdir()
     (lab / "run.toml").write_text(tomlkit.dumps(document))
     for stage in "download", "convert":
-        said(stage, "--run", lab / "run.toml", "--root", lab)
-    said("volunteer", "key", "--key", lab / "key.pem")
+        output_of(stage, "--run", lab / "run.toml", "--root", lab)
+    output_of("volunteer", "key", "--key", lab / "key.pem")
     options = ["--run", lab / "run.toml", "--root", lab, "--key", lab / "key.pem"]
-    said("volunteer", "open", store, *options)
+    output_of("volunteer", "open", store, *options)
     for peer in range(peers):
-        public = said("volunteer", "key", "--key", folder / f"{peer}.pem").split()[-1]
-        said("volunteer", "admit", store, peer, public, "--key", lab / "key.pem")
+        public = output_of("volunteer", "key", "--key", folder / f"{peer}.pem").split()[-1]
+        output_of("volunteer", "admit", store, peer, public, "--key", lab / "key.pem")
     running: dict[str, Running] = {}
     began = time.monotonic()
     for peer in range(peers):
@@ -105,7 +105,7 @@ def started(folder: Path, name: str, *command: object) -> Running:
         return subprocess.Popen(words, stdout=file, stderr=subprocess.STDOUT)
 
 
-def said(*command: object) -> str:
+def output_of(*command: object) -> str:
     """Run a command of `lockstep`, and return what it printed."""
     return subprocess.check_output(
         [sys.executable, "-m", "lockstep", *map(str, command)], text=True

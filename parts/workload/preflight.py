@@ -37,13 +37,13 @@ def lines(run: Run, shards: Path | None = None) -> Iterator[str]:
     yield f"capabilities {', '.join(sorted(capabilities))}"
     yield f"layout       {spec.layout_hash}"
     names = [f"{tensor.name} {[*tensor.shape]}" for tensor in spec.tensors]
-    yield f"travels      {spec.parameters:,} numbers in {len(names):,} tensors: {_some(names)}"
+    yield f"travels      {spec.parameters:,} numbers in {len(names):,} tensors: {_first_few(names)}"
     for why in ("frozen", "excluded", "buffer", "statistics"):
         if frozen := [tensor.name for tensor in spec.frozen if tensor.why == why]:
             verb = "are computed anew to measure and export" if why == "statistics" else "stay"
-            yield f"{why:<13}{len(frozen):,} tensors {verb}: {_some(frozen)}"
+            yield f"{why:<13}{len(frozen):,} tensors {verb}: {_first_few(frozen)}"
     if spec.integers:
-        yield f"integers     {len(spec.integers):,} tensors stay: {_some(spec.integers)}"
+        yield f"integers     {len(spec.integers):,} tensors stay: {_first_few(spec.integers)}"
     for name, other in spec.tied.items():
         yield f"tied         {name} is {other}, and travels once"
     for name, value in environment.items():
@@ -58,7 +58,7 @@ def _who(run: Run) -> str:
     return f"{each}, by the workload's own optimizer ({run.workload.inner})"
 
 
-def _some(names: list[str] | tuple[str, ...]) -> str:
+def _first_few(names: list[str] | tuple[str, ...]) -> str:
     more = len(names) - SHOWN
     return ", ".join(names[:SHOWN]) + (f" and {more:,} more" if more > 0 else "")
 

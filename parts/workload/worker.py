@@ -71,7 +71,7 @@ class Worker:
         self._to_count: np.ndarray | None = None  # once they are read
         self.name = f"workload {run.workload.factory}"
         self._lock = threading.Lock()
-        self._begun: WorkerSession | None = None
+        self._session: WorkerSession | None = None
         self._counted = b""  # hash of the params at which statistics stand
         self._facts: dict[Path, tuple] | None = None  # of files that it must not change
         self._folder: tempfile.TemporaryDirectory | None = None
@@ -236,7 +236,7 @@ class Worker:
           LockstepError: It changed files that are not its own, or imported what is not in its hash.
         """
         with self._lock:
-            session = self._begun
+            session = self._session
             try:
                 if session and sys.exc_info()[0] is None:
                     self._check_imports(session.process)
@@ -255,24 +255,24 @@ class Worker:
     def ask(self, ask: Callable[[WorkerSession], Reply]) -> Reply:
         """Ask the process, which is started if there is none, and ended if it fails."""
         with self._lock:
-            if self._begun is None:
-                self._begun = self._begin()
+            if self._session is None:
+                self._session = self._begin()
             try:
                 try:
-                    return ask(self._begun)
+                    return ask(self._session)
                 except WorkerDiedError as error:  # it remembers nothing, so a new one answers too
-                    log.warning(f"{self._kept(error)}; a new process is asked once more")
+                    log.warning(f"{self._keep_log(error)}; a new process is asked once more")
                     self._end()
-                    self._begun = self._begin()
-                    return ask(self._begun)
+                    self._session = self._begin()
+                    return ask(self._session)
             except WorkerError as error:
                 self._end()
-                raise type(error)(self._kept(error)) from error
+                raise type(error)(self._keep_log(error)) from error
             except BaseException:
                 self._end()
                 raise
 
-    def _kept(self, error: WorkerError) -> str:
+    def _keep_log(self, error: WorkerError) -> str:
         """Keep the log of a worker that failed, and return the error with the place of the copy."""
         text = str(error)
         if self._folder is None or (log_file := f"{self._folder.name}/{LOG}") not in text:
@@ -431,7 +431,7 @@ class Worker:
                     )
 
     def _end(self) -> None:
-        session, self._begun = self._begun, None
+        session, self._session = self._session, None
         if session:
             with suppress(WorkerError):
                 session.process.close()

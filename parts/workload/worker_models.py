@@ -44,13 +44,13 @@ def text_of(answer: dict, key: str, what: str) -> str:
     return value
 
 
-def write_params(folder: Path, told: Description, params: Tree) -> None:
+def write_params(folder: Path, description: Description, params: Tree) -> None:
     """Write params as a pack."""
-    facts = {"model_schema_hash": told.code, "layout_hash": told.layout_hash}
-    pack_files.write(folder, (np.asarray(leaf) for leaf in told.leaves(params)), facts)
+    facts = {"model_schema_hash": description.code, "layout_hash": description.layout_hash}
+    pack_files.write(folder, (np.asarray(leaf) for leaf in description.leaves(params)), facts)
 
 
-def read_params(folder: Path, told: Description) -> Tree:
+def read_params(folder: Path, description: Description) -> Tree:
     """Return the params of a pack that a worker or a command wrote.
 
     Raises:
@@ -59,22 +59,24 @@ def read_params(folder: Path, told: Description) -> Tree:
     for path in {folder / pack_files.MANIFEST, *(folder.iterdir() if folder.is_dir() else ())}:
         check_file(path, folder)  # no link that leads elsewhere
     try:
-        values = pack_files.read(folder, told.layout_hash, told.code, told.parameters)
+        values = pack_files.read(
+            folder, description.layout_hash, description.code, description.parameters
+        )
     except (ValueError, OSError, RecursionError) as error:
         raise LockstepError(" ".join(str(error).split())) from error
     if not np.isfinite(values).all():
         bad = int(np.flatnonzero(~np.isfinite(values))[0])
         where = folder / pack_files.VALUES
         raise LockstepError(f"{where}: value {bad} is {values[bad]}, expected finite numbers")
-    return told.tree(values)
+    return description.tree(values)
 
 
-def initial(begun: WorkerSession) -> Tree:
+def initial(session: WorkerSession) -> Tree:
     """Return the params of a new model."""
-    call, description = begun.process.call, begun.description
-    answer = call("init_model", {"device": begun.device, "seed": begun.asked["seed"]})
-    model = text_of(answer, "model_id", f"{begun.process.command.name}: init_model")
-    folder = begun.process.folder / "initial"
+    call, description = session.process.call, session.description
+    answer = call("init_model", {"device": session.device, "seed": session.asked["seed"]})
+    model = text_of(answer, "model_id", f"{session.process.command.name}: init_model")
+    folder = session.process.folder / "initial"
     shutil.rmtree(folder, ignore_errors=True)
     try:
         call(
@@ -83,7 +85,7 @@ def initial(begun: WorkerSession) -> Tree:
                 "model_id": model,
                 "parameter_pack_path": str(folder),
                 "model_schema_hash": description.code,
-                "state_dict_filter": begun.asked["state_dict_filter"],
+                "state_dict_filter": session.asked["state_dict_filter"],
             },
         )
         call("release_model", {"model_id": model})
@@ -93,29 +95,29 @@ def initial(begun: WorkerSession) -> Tree:
 
 
 @contextmanager
-def model_at(begun: WorkerSession, folder: Path) -> Iterator[str]:
+def model_at(session: WorkerSession, folder: Path) -> Iterator[str]:
     """Yield the id of a new model, with the params of a pack; it is let go of."""
     request = {
-        **begun.asked,
-        "device": begun.device,
+        **session.asked,
+        "device": session.device,
         "parameter_pack_path": str(folder),
-        "model_schema_hash": begun.description.code,
+        "model_schema_hash": session.description.code,
     }
-    answer = begun.process.call("import_parameter_pack", request)
-    name = f"{begun.process.command.name}: import_parameter_pack"
+    answer = session.process.call("import_parameter_pack", request)
+    name = f"{session.process.command.name}: import_parameter_pack"
     model = text_of(answer, "model_id", name)
     yield model
-    begun.process.call("release_model", {"model_id": model})
+    session.process.call("release_model", {"model_id": model})
 
 
 @contextmanager
-def model_of(begun: WorkerSession, params: Tree) -> Iterator[str]:
+def model_of(session: WorkerSession, params: Tree) -> Iterator[str]:
     """Yield the id of a new model with such params; it is let go of."""
-    folder = begun.process.folder / "params"
+    folder = session.process.folder / "params"
     shutil.rmtree(folder, ignore_errors=True)
     try:
-        write_params(folder, begun.description, params)
-        with model_at(begun, folder) as model:
+        write_params(folder, session.description, params)
+        with model_at(session, folder) as model:
             yield model
     finally:
         shutil.rmtree(folder, ignore_errors=True)

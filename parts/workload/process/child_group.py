@@ -235,7 +235,7 @@ class ChildLog:
     """
 
     def __init__(self, path: Path):
-        self.path, self.said = path, 0
+        self.path, self.total = path, 0
         self._tail, self._lock, self._reader = b"", threading.Lock(), None
         if path.exists():
             os.replace(path, path.with_name(f"{path.name}.before"))
@@ -254,8 +254,8 @@ class ChildLog:
     def write(self, text: bytes) -> None:
         """Add to the log."""
         with self._lock:
-            part = text[: max(0, LOG_BYTES - self.said)]
-            self.said += len(text)
+            part = text[: max(0, LOG_BYTES - self.total)]
+            self.total += len(text)
             self._tail = (self._tail + text)[-TAIL_BYTES:]
             with suppress(OSError, ValueError):  # a full disk costs the log alone
                 self._file.write(part)
@@ -271,7 +271,7 @@ class ChildLog:
         if self._reader:
             self._reader.join(seconds)
         with self._lock:
-            if self.said > LOG_BYTES and not self._file.closed:
+            if self.total > LOG_BYTES and not self._file.closed:
                 with suppress(OSError):
-                    self._file.write(b"\n(%d bytes more)\n" % (self.said - LOG_BYTES))
+                    self._file.write(b"\n(%d bytes more)\n" % (self.total - LOG_BYTES))
             self._file.close()

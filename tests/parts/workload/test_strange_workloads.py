@@ -243,7 +243,7 @@ def test_a_worker_that_died_once_answers_all_the_same_and_its_log_is_kept(tmp_pa
     one.shards = tmp_path / "data/shards"
     one.shards.mkdir(parents=True)
     params = one.init()
-    os.kill(one._begun.process.group.child.pid, 9)
+    os.kill(one._session.process.group.child.pid, 9)
     assert one.gradient(params, ROW, seed=0)[0] > 0
     assert "was ended by SIGKILL" in caplog.text and "asked once more" in caplog.text
     one.close()
