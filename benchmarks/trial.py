@@ -89,8 +89,7 @@ class Trial:
 def rounds_of(run: runfile.Run, layout: str, rounds: int) -> dict:
     """Medians over rounds, part by part, after one that compiles.
 
-    Every part waits for the devices, so parts add up to the round, and the round is a little slower
-    than in stage `train`.
+    Every part waits for the devices: they add up to a round a little slower than in stage `train`.
     """
     trial = Trial(run, layout)
     parts = {"step": trial.step, "exchange": trial.exchange, "apply": trial.apply}

@@ -44,8 +44,7 @@ def run_tasks(
     A group whose definition combines no numbers stands for its tasks.
 
     Names are lm_eval's of tasks and groups, Psyche's, and YAML files; `pin` is `[pins] tasks`. The
-    folder gets SAMPLES, the requests and answers of each document, a line of JSON each; and HASHES,
-    the hashes of the tasks.
+    folder gets SAMPLES, a JSON line of each document's requests and answers, and HASHES, of tasks.
     """
     library = f"lm_eval {lm_eval_tasks.version()}"
     trusted = settings.trust_task_code

@@ -113,8 +113,7 @@ class LmEvalModel(TemplateLM):
     ) -> list[float]:
         """Return each text's log-likelihood: every token of it is predicted once.
 
-        A text longer than the model is cut into windows; all but the first have one token of
-        context at least.
+        Too long a text is cut into windows; all but the first have at least one token of context.
         """
         windows, owners = [], []
         for number, request in enumerate(requests):

@@ -167,9 +167,8 @@ def padded_length(length: int, most: int) -> int:
 def cheapest_lengths(rows_of: Mapping[int, int], compiling: float) -> tuple[int, ...]:
     """Return the padded lengths that cost least, if each row has the next one of them.
 
-    The cost is the tokens of all rows, and `compiling` tokens for each length; `rows_of` are the
-    numbers of rows by padded length. The best lengths up to one are those up to a shorter one, and
-    that one.
+    The cost is the tokens of all rows, and `compiling` tokens for each length; `rows_of` counts the
+    rows by padded length. The best lengths up to one are those up to a shorter one, and that one.
     """
     lengths = sorted(rows_of)
     best: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
