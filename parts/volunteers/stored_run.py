@@ -45,14 +45,14 @@ class StoredRun:
     volunteer: Volunteer | None
     setup: Setup
 
-    def begin(self, begun: StartingPoint, peers: SimulatedPeers, writer: Writer) -> StartingPoint:
+    def begin(self, start: StartingPoint, peers: SimulatedPeers, writer: Writer) -> StartingPoint:
         """Return where a run goes on; with `[runtime] from_state` it begins after a state."""
-        self.place.restore(begun.extras)
+        self.place.restore(start.extras)
         self.place.signed = SignedRounds(writer.folder.parent / FOLDER)
-        if begun.extras is not None or not self.setup.run.runtime.from_state:
-            return begun
+        if start.extras is not None or not self.setup.run.runtime.from_state:
+            return start
         states = self._states(writer.folder.parent)
-        return LateJoiner(self.place, states, self.setup.settings).begin(begun, peers, writer)
+        return LateJoiner(self.place, states, self.setup.settings).begin(start, peers, writer)
 
     def swarm(self, *arguments: Any, spool: Path, **more: Any) -> Swarm:
         """Return the peers of the run, from the arguments of `Swarm`."""

@@ -126,12 +126,12 @@ class RunInStore(Observer):
         chain = [head.sha256, head.seconds, [*head.asked], [*head.owed]]
         return {"chain": chain, "audits": self.draws.to_json()}
 
-    def restore(self, rest: dict[str, Any] | None) -> None:
+    def restore(self, extras: dict[str, Any] | None) -> None:
         """Go on from the head in a checkpoint, if there is one."""
-        if rest:
-            sha256, seconds, asked, owed = rest["chain"]
+        if extras:
+            sha256, seconds, asked, owed = extras["chain"]
             self.head = Head(sha256, seconds, tuple(asked), tuple(owed))
-            self.draws.restore(rest["audits"])
+            self.draws.restore(extras["audits"])
 
     def followed(self, link: RoundLink, began: int) -> None:
         """Keep what is signed of a round, which began at that time; draw audits after a window."""

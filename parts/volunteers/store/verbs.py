@@ -54,8 +54,7 @@ class Store(ReadableStore, Protocol):
     def create(self, name: str, content: bytes) -> bool:
         """Put an object under a free name, and return whether these bytes stand there now.
 
-        So it is also true if an earlier process put them, and after an answer that was lost: what
-        stands there decides.
+        So it is also true if an earlier process put them, or if an answer to this was lost.
         """
 
     def remove(self, name: str) -> None:

@@ -46,14 +46,14 @@ class LateJoiner:
         self.signers = set[int]()  # of links of the round that was read last
         self.builders: defaultdict[str, int] | None = None
 
-    def begin(self, begun: StartingPoint, peers: SimulatedPeers, writer: Writer) -> StartingPoint:
-        """Return the beginning after the newest state that is there; `begun` without any."""
-        passed = [*self._passed(begun.progress, peers.params_hash())]
+    def begin(self, start: StartingPoint, peers: SimulatedPeers, writer: Writer) -> StartingPoint:
+        """Return the beginning after the newest state that is there; `start` without any."""
+        passed = [*self._passed(start.progress, peers.params_hash())]
         # another link names all but the last
         for last in reversed([n for n, base in enumerate(passed[:-1]) if base.link.state]):
             base = passed[last]
             try:
-                agreed = self.states.fetch(base.link, begun.state.params, begun.state.shared)
+                agreed = self.states.fetch(base.link, start.state.params, start.state.shared)
             except LockstepError as error:
                 log.warning(f"train: no state after round {base.link.round}: {error}")
                 continue
@@ -65,14 +65,14 @@ class LateJoiner:
             owed = {*passed[last + 1].link.false_links}.intersection(base.signers)
             self.place.head = replace(base.head, owed=tuple(sorted(owed)))
             entries = [round_.entry for round_ in passed[: last + 1]]
-            state = begun.state._replace(params=agreed[0], shared=agreed[1])
+            state = start.state._replace(params=agreed[0], shared=agreed[1])
             writer.snapshot(base.link.round, state)
             peers.agree(*agreed)
             log.info(f"train: begins after round {base.link.round}, with the state in the store")
-            return begun._replace(
+            return start._replace(
                 step=base.link.round, state=state, progress=base.progress, entries=entries
             )
-        return begun
+        return start
 
     def _passed(self, progress: RunProgress, params: str) -> Iterator[Passed]:
         """Yield the rounds that were closed."""

@@ -80,8 +80,8 @@ class StoredSwarm(Swarm):
         if round_ is None:
             return progress, None
         self.place.read_admissions()
-        begun = RoundStart(round_, (*askers, *waited), self.join(round_))
-        current = StoredRound(self, progress, begun)
+        start = RoundStart(round_, (*askers, *waited), self.join(round_))
+        current = StoredRound(self, progress, start)
         try:
             outcome = current.take()
         except AnotherWayError as other:
@@ -112,7 +112,7 @@ class StoredRound:
 
     swarm: StoredSwarm
     progress: RunProgress
-    begun: RoundStart
+    start: RoundStart
     shown: dict[int, MessageInTime | Refused] = field(default_factory=dict)
     began: float = field(default_factory=time.monotonic)  # later than by the store's clock
     closable: float | None = None  # since when it could be closed
@@ -126,7 +126,7 @@ class StoredRound:
     doubted: set[int] = field(default_factory=set)  # whose link named another before it
 
     def __post_init__(self) -> None:
-        self.place, self.round = self.swarm.place, self.begun.round
+        self.place, self.round = self.swarm.place, self.start.round
         self.ejected, self.head = self.progress.state.ejected, self.place.head
         drawn, *rest = self.place.draws.to_json()
         self.draws = [[*drawn], *rest]  # before the round
@@ -424,7 +424,7 @@ class StoredRound:
             }
             evidence = replace(evidence, messages=messages)
         exchanged = Exchanged(evidence, received, worked.loss, left, *payloads, own)
-        progress, finished = self.swarm.settle(self.progress, self.begun, exchanged)
+        progress, finished = self.swarm.settle(self.progress, self.start, exchanged)
         params, shared = self.swarm.peers.params_and_shared()
         state = self.swarm.states.write(self.round.step, params, shared)
         hashes = self.swarm.peers.params_hash(), tree_hash(jax.device_get(shared)), state
