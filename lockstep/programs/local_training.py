@@ -151,7 +151,8 @@ class TracedSteps(Stepper):
             else:
                 after, loss = train(own)
                 own = jax.tree.map(partial(jnp.where, lot > 0), after, own)
-            return self.keep_cut(own), total + loss
+            # The loss of padding alone may be NaN.
+            return self.keep_cut(own), total + jnp.where(lot > 0, loss, 0.0)
 
         own, total = jax.lax.fori_loop(0, steps, take, (self.keep_cut(own), jnp.zeros(())))
         taken = jnp.minimum(count, steps) if self.lots.size is None else self.lots.steps_for(count)

@@ -6,10 +6,11 @@ Shapes in names: M micro-batches of B rows, P peers.
 """
 
 from collections.abc import Callable
-from functools import cached_property, partial
+from functools import cached_property, partial, reduce
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 
@@ -33,7 +34,10 @@ from lockstep.wire.message import Form, form_of
 
 
 class PeerResult(NamedTuple):
-    """A peer's state after its step, its message, and its loss before the round."""
+    """A peer's state after its step, its message, and its loss before the round.
+
+    The loss is NaN, too, where the state is not finite and the message has no values to show it.
+    """
 
     own: Tree
     message: Tree
@@ -212,7 +216,11 @@ class Programs:
     ) -> PeerResult:
         own, loss = self.steps.take(own, Agreed(params, shared), Work(rows_MB, count), step)
         message, own = self.optimizer.send(own, params, shared, step)
-        return PeerResult(self.keep_cut(own), message, loss)
+        own = self.keep_cut(own)
+        if not _floats(message):  # signs are finite, whatever they are the signs of
+            finite = [jnp.isfinite(x).all() for x in _floats(own)]
+            loss = jnp.where(reduce(jnp.logical_and, finite, True), loss, jnp.nan)
+        return PeerResult(own, message, loss)
 
     def _align_a_peer(self, own: Tree, params: Tree, step: jax.Array) -> Tree:
         return self.keep_cut(optim.align(self.optimizer, own, params, step))
@@ -236,3 +244,7 @@ class Programs:
         params, own, shared, rows_MB, count, step, message = arguments
         own, _ = self.steps.take(own, Agreed(params, shared), Work(rows_MB, count), step)
         return self.optimizer.compare(own, message, params, step)
+
+
+def _floats(tree: Tree) -> list[jax.Array]:
+    return [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.floating)]

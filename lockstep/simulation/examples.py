@@ -35,7 +35,9 @@ class ExampleSet:
 
     def __init__(self, data: Any, name: str, seed: int):
         self.name, self.seed, self._arrays, self._dataset = name, seed, None, None
-        leaves = jax.tree.leaves(data)
+        # A list of trees is a dataset, even if all of its arrays have one length.
+        listed = isinstance(data, list) and any(isinstance(x, dict | list | tuple) for x in data)
+        leaves = [] if listed else jax.tree.leaves(data)
         lengths = {leaf.shape[0] if leaf.ndim else None for leaf in leaves if _is_array(leaf)}
         if leaves and all(map(_is_array, leaves)) and len(lengths) == 1 and None not in lengths:
             self._arrays = jax.tree.map(_on_host, data)
@@ -131,14 +133,26 @@ def _is_factory(data: Any) -> bool:
 
 
 def _on_host(leaf: Any) -> np.ndarray:
-    """Return a leaf as a NumPy array, in JAX's dtype, which has at most 32 bits."""
+    """Return a leaf as a NumPy array, in JAX's dtype, which has at most 32 bits.
+
+    Raises:
+      LockstepError: It holds a number that this dtype does not.
+    """
     if _is_tensor(leaf):
         leaf = leaf.detach().cpu()
         leaf = leaf.float() if leaf.dtype == sys.modules["torch"].bfloat16 else leaf
     array = np.asarray(leaf)
     if array.dtype.kind in NO_NUMBERS:
         return array
-    return array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
+    with np.errstate(over="ignore"):
+        narrow = array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
+    exact = array.dtype.kind in "iu"
+    lost = narrow != array if exact else np.isinf(narrow) & np.isfinite(array)
+    if narrow.dtype != array.dtype and lost.any():
+        raise LockstepError(
+            f"simulate: an example holds {array[lost].flat[0]}, expected a number of {narrow.dtype}"
+        )
+    return narrow
 
 
 def _is_array(leaf: Any) -> bool:

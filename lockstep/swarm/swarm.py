@@ -332,7 +332,7 @@ class Swarm:
         if not done:
             loss = sum(d.loss for d in results.values())
             if not np.isfinite(loss):
-                raise NotFiniteError(f"loss is {loss} at round {step}")
+                raise NotFiniteError(f"loss or gradients are {loss} at round {step}")
             if not any(isinstance(why, wire.NotFiniteValueError) for why in bad.values()):
                 peer, why = next(iter(bad.items()))
                 raise LockstepError(f"peer {peer}: {why}, expected a valid message of some peer")
@@ -412,7 +412,8 @@ def _packed(
                 raise wire.NotFiniteValueError
             done[peer] = StepResult(message, d.loss, d.state, d.seconds)
         except wire.NotFiniteValueError:
-            what = "its message is not finite" if np.isfinite(d.loss) else f"its loss is {d.loss}"
+            is_loss = not np.isfinite(d.loss)
+            what = f"its loss or gradient is {d.loss}" if is_loss else "its message is not finite"
             bad[peer] = wire.NotFiniteValueError(f"{what} at round {step}, others' are finite")
         except wire.WireError as error:
             bad[peer] = wire.WireError(f"its message is invalid at round {step}: {error}")

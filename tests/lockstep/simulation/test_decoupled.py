@@ -1,11 +1,21 @@
 """`simulate` of rounds that close without those that are late."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
 
 from lockstep.errors import LockstepError
-from tests.lockstep.simulation.least_squares import DATA, SGD, found, same, short
+from tests.lockstep.simulation.least_squares import (
+    DATA,
+    PARAMS,
+    SGD,
+    found,
+    same,
+    short,
+    simulate,
+    squares,
+)
 
 pytestmark = pytest.mark.usefixtures("one_device")
 
@@ -33,6 +43,16 @@ def test_rounds_do_not_wait_for_the_slowest_whose_steps_are_fewer_and_late():
     # 4 examples in each of 2 local steps; half of them of the slow peer, none of one that travels
     assert rows[-1]["examples"] < waiting.curves.train[-1]["examples"] == 8 * (8 + 8 + 4)
     assert rows[-1]["loss"] < rows[0]["loss"] / 2
+
+
+def test_a_loss_that_is_nan_of_padding_alone_loses_nobody():
+    def of_directions(params, batch, rng):
+        x = batch["x"] / jnp.linalg.norm(batch["x"], axis=1, keepdims=True)
+        return squares(params, batch | {"x": x}, rng)
+
+    arguments = dict(peers=3, steps=4, batch_size=4, links=UNLIKE, learning_rate=0.1)
+    trained = simulate(of_directions, PARAMS, DATA, optimizer=decoupled(), **arguments)
+    assert np.isfinite(trained.train["loss"]).all() and max(trained.train["applied"]) == 3
 
 
 def test_one_peer_trains_as_with_streaming_diloco():

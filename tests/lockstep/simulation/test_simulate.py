@@ -166,6 +166,9 @@ def test_arrays_a_dataset_and_a_factory_give_the_same():
     arguments = dict(optimizer=SGD, steps=4, batch_size=4, eval_every=4, learning_rate=0.1)
     arrays = simulate(squares, PARAMS, DATA, DATA, peers=2, **arguments)
     assert same(arrays, simulate(squares, PARAMS, items, items, peers=2, **arguments))
+    wide = [{"x": x, "y": np.full(3, y)} for x, y in zip(X, Y, strict=True)]  # of one length
+    columns = lambda params, batch, rng: squares(params, batch | {"y": batch["y"][:, 0]}, rng)  # noqa: E731
+    assert same(arrays, simulate(columns, PARAMS, wide, wide, peers=2, **arguments))
     alone = simulate(squares, PARAMS, DATA, DATA, peers=1, **arguments)
     assert same(alone, simulate(squares, PARAMS, lambda *_: items, peers=1, **arguments))
 

@@ -57,7 +57,7 @@ def test_one_peers_nan_costs_it_its_place_and_nobody_is_accused(tmp_path, monkey
     with caplog.at_level(logging.INFO):
         here = simulated.lab("dense").train(LOST, tmp_path / "here").transcript
     assert [record.getMessage() for record in caplog.records] == [
-        "train: peer 2 is lost: its loss is nan at round 3, others' are finite"
+        "train: peer 2 is lost: its loss or gradient is nan at round 3, others' are finite"
     ]
     assert [e.round.step for e in here.rounds if e.evidence.silent == (SPOILT,)] == [3]
     assert not any(entry.decision.ejected for entry in here.rounds)
@@ -97,7 +97,7 @@ def finite_loss(step):
 
 def test_nan_of_all_peers_is_divergence_that_names_its_cause(tmp_path, monkeypatch):
     spoil_all(monkeypatch, set(range(simulated.PEERS)), 2)
-    with pytest.raises(NotFiniteError, match="^loss is nan at round 2$"):
+    with pytest.raises(NotFiniteError, match="^loss or gradients are nan at round 2$"):
         simulated.lab("dense").train(RUN, tmp_path / "loss")
     monkeypatch.setattr(SimulatedPeers, "step", finite_loss(SimulatedPeers.step))
     with pytest.raises(NotFiniteError, match="^no peer's message is finite at round 2: gradients"):
