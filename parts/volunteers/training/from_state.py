@@ -1,13 +1,14 @@
 """How one begins later: links up to the newest state, that state, and merges of the rounds since.
 
 Links are followed on their signers' word here: a decision is computed from what they say of the
-messages, which are not read. The rounds after the state are merged, as everybody does.
+messages, which are not read. They count up to the last one after which enough peers have signed
+messages that follow from it. The rounds after the state are merged, as everybody does.
 """
 
 import itertools
 import logging
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -19,7 +20,10 @@ from lockstep.swarm.peers import RoundSettings, SimulatedPeers
 from lockstep.swarm.training_loop import StartingPoint
 from lockstep.transcript.entry import Entry, EpochParams
 from lockstep.transcript.transcript import Writer
-from parts.volunteers.chain.links import AskedLink, Head, RoundLink
+from lockstep.wire import message as wire
+from parts.volunteers import slots
+from parts.volunteers.chain.links import AskedLink, FalseLinkError, Head, RoundLink
+from parts.volunteers.chain.payloads import WITHHELD, Expected, Refused, judge
 from parts.volunteers.chain.place import AnyLink, LinkInSlot, RunInStore
 from parts.volunteers.chain.slate import Slate
 from parts.volunteers.training.states import States
@@ -49,6 +53,8 @@ class LateJoiner:
     def begin(self, start: StartingPoint, peers: SimulatedPeers, writer: Writer) -> StartingPoint:
         """Return the beginning after the newest state that is there; `start` without any."""
         passed = [*self._passed(start.progress, peers.params_hash())]
+        while passed and not self._is_trained_on(passed[-1], peers.programs.form):
+            passed.pop()
         # another link names all but the last
         for last in reversed([n for n, base in enumerate(passed[:-1]) if base.link.state]):
             base = passed[last]
@@ -74,8 +80,40 @@ class LateJoiner:
             )
         return start
 
+    def _is_trained_on(self, passed: Passed, form: wire.Form) -> bool:
+        """Return whether `min_clients` peers signed messages that follow from a round's link.
+
+        Fewer keys than these cannot pass off a chain of their own: an honest peer's message names
+        the params before it, and its share of the data, which follows from who takes part.
+        """
+        place, head = self.place, passed.head
+        _, round_ = driver.next_round(driver.ask(passed.progress, passed.link.asked))
+        if round_ is None:
+            return False
+        length, params = place.document.payload_bytes, passed.link.params
+        expected = Expected(place.run, round_, params, head.seconds, length, form)
+        signed = 0
+        for peer in round_.assignment:
+            record = place.look(slots.of_peer(round_.step, peer, "record"), slots.RECORD_BYTES)
+            if record is not None:
+                key = place.admissions.key(peer, head.seconds)
+                verdict = judge(peer, record, None, key, expected)
+                signed += isinstance(verdict, Refused) and verdict.reason == WITHHELD
+        return signed >= place.document.run["config"]["min_clients"]
+
     def _passed(self, progress: RunProgress, params: str) -> Iterator[Passed]:
-        """Yield the rounds that were closed."""
+        """Yield the rounds that were closed, up to a link that cannot follow."""
+        try:
+            yield from self._closed_rounds(progress, params)
+        except ValueError as error:
+            log.warning(f"train: a link in the store does not follow: {error}")
+
+    def _closed_rounds(self, progress: RunProgress, params: str) -> Iterator[Passed]:
+        """Yield them.
+
+        Raises:
+          ValueError: A link says what no run allows.
+        """
         head = self.place.head
         self.place.read_admissions()
         while True:
@@ -83,15 +121,17 @@ class LateJoiner:
             progress, _ = driver.next_round(driver.ask(progress, askers))
             step = progress.state.step
             if progress.waiting:
-                began = self._following(AskedLink, "asked", step, head)
+                began = self._following(AskedLink, "asked", step, head, progress.state.ejected)
                 if began is None:
                     return
                 head = Head(began.sha256, began.stored.seconds)
                 progress = driver.ask(progress, began.link.asked)
                 askers = (*askers, *began.link.asked)
             progress, round_ = driver.next_round(progress)
-            closed = round_ and self._following(RoundLink, "closed", step, head)
-            if round_ is None or closed is None:
+            if round_ is None:
+                return
+            closed = self._following(RoundLink, "closed", step, head, progress.state.ejected)
+            if closed is None:
                 return
             link: RoundLink = closed.link
             entry, progress = self._finish_round(progress, round_, link, askers, params)
@@ -100,15 +140,15 @@ class LateJoiner:
             yield Passed(entry, progress, link, head, began, self.signers)
 
     def _following(
-        self, model: type[AnyLink], what: str, step: int, head: Head
+        self, model: type[AnyLink], what: str, step: int, head: Head, ejected: Collection[int]
     ) -> LinkInSlot | None:
-        """Return the link of a round that names the one before it.
+        """Return the link of a round that names the one before it, by a peer that is not ejected.
 
         If several do, it is the one on which most peers have built; None if that is unclear.
         """
         slate = Slate(self.place, model, what, step, head.seconds if what == "closed" else None)
         slate.list()
-        signed = slate.signed(())
+        signed = slate.signed(ejected)
         self.signers = {*signed}
         candidates = [c for c in signed.values() if c.link.previous == head.sha256]
         if len(candidates) > 1:
@@ -166,10 +206,9 @@ class LateJoiner:
         progress = driver.leave(progress, link.left)
         progress, decision = driver.finish_round(progress, round_, evidence)
         if decision.applied != link.applied:
-            raise LockstepError(
-                f"{self.place.store.address}: round {link.round} applies {[*link.applied]}, "
-                f"expected {[*decision.applied]}; join without --from-state"
-            )
+            applied, expected = [*link.applied], [*decision.applied]
+            raise FalseLinkError(f"round {link.round} applies {applied}, expected {expected}")
+        driver.ask(progress, link.asked)  # raises where the run does not accept one of them
         stored, peer = None, driver.checkpointer(progress)
         if peer is not None and self.settings.stores_epochs:
             stored = EpochParams(peer=peer, params=link.params)

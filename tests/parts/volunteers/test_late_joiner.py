@@ -59,7 +59,7 @@ def test_records_of_rounds_before_the_state_are_not_there(joined):
     whole, late = (signed_rounds.check(joined / n / "data" / "trained") for n in ("000", "002"))
     assert whole.signed == whole.messages == late.messages
     assert whole.rounds == late.rounds == LAST
-    assert 2 * (LAST - 8) <= late.signed <= 2 * (LAST - 4)
+    assert 2 * (LAST - 8) <= late.signed <= 2 * (LAST - 2)
 
 
 def verdict(joined, name, tmp_path):

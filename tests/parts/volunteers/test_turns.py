@@ -13,8 +13,8 @@ from lockstep.transcript.windows import Snapshots
 from parts.volunteers import keys, slots
 from parts.volunteers.audits.draws import AuditDraws
 from parts.volunteers.bodies import Admission
+from parts.volunteers.chain import links, turns
 from parts.volunteers.chain import slate as slate_module
-from parts.volunteers.chain import turns
 from parts.volunteers.chain.admissions import Admissions
 from parts.volunteers.chain.links import AskedLink, FalseLinkError, Head, RoundLink, Terms
 from parts.volunteers.chain.payloads import Refused
@@ -214,12 +214,65 @@ def test_of_several_links_the_one_counts_on_which_most_peers_have_built(place):
 
     chain([(1, 3), (2, 3), (3, 3)], BEGAN)  # early, so that it costs it nothing
     chain([(1, 0)], BEGAN + 100)
-    following = RoundLink, "closed", 1, place.head
+    following = RoundLink, "closed", 1, place.head, ()
     assert LateJoiner(place, None, None)._following(*following) is None  # nobody can tell yet
     shutil.rmtree(place.store.root / slots.round_folder(1))
     chain([(1, 0), (2, 1), (3, 2)], BEGAN + 200)
     chain([(1, 3)], BEGAN)
     assert LateJoiner(place, None, None)._following(*following).link.peer == 0
+
+
+def put_closed(place, peer, said, seconds):
+    content = sign(said, KEYS[peer], place.link_bytes)
+    put(place.store, slots.of_peer(said.round, peer, "closed"), content, seconds)
+
+
+BEFORE = driver.ask(driver.start(LONG, 6, 1, 10, stored=True), range(5))
+ALLOWED = {"applied": ()}  # where nobody sent a message
+
+
+@pytest.mark.parametrize(
+    ("changes", "passed"),
+    [
+        ({}, 1),
+        ({"left": (5,)}, 0),  # no member
+        ({"asked": (5,)}, 1),
+        ({"asked": (6,)}, 0),  # of 6 peers
+        ({"applied": (0,)}, 0),
+        ({"messages": {5: links.linked({0: counted(0)})[0][0]}}, 0),  # it was assigned nothing
+    ],
+)
+def test_a_link_that_no_run_allows_ends_what_is_followed(place, changes, passed):
+    said = round_link({}, previous=place.head.sha256, **ALLOWED | changes)
+    put_closed(place, 0, said, BEGAN + 50)
+    assert len([*LateJoiner(place, None, None)._passed(BEFORE, "44" * 32)]) == passed
+
+
+def test_a_link_counts_once_enough_peers_have_trained_on_it(place):
+    place.document = SimpleNamespace(slots=4, payload_bytes=9, run={"config": {"min_clients": 3}})
+    passed = SimpleNamespace(progress=BEFORE, link=round_link({}), head=place.head)
+
+    def is_trained_on_after(peer, key=None, **changes):
+        body = counted(peer).body.model_copy(update={"base": passed.link.params} | changes)
+        record = sign(body, KEYS[peer if key is None else key], slots.RECORD_BYTES)
+        put(place.store, slots.of_peer(1, peer, "record"), record, BEGAN + 5)
+        return LateJoiner(place, None, None)._is_trained_on(passed, None)
+
+    assert not is_trained_on_after(0)
+    assert not is_trained_on_after(1)
+    assert not is_trained_on_after(2, base="00" * 32)  # of other params
+    assert is_trained_on_after(3)
+
+
+@pytest.mark.parametrize("changes", [{"base": "00" * 32}, {"span": (0, 0)}, {"key": 0}])
+def test_only_what_follows_from_the_link_counts_and_only_with_its_peers_key(place, changes):
+    place.document = SimpleNamespace(slots=4, payload_bytes=9, run={"config": {"min_clients": 1}})
+    passed = SimpleNamespace(progress=BEFORE, link=round_link({}), head=place.head)
+    key = changes.pop("key", 1)
+    body = counted(1).body.model_copy(update={"base": passed.link.params} | changes)
+    record = sign(body, KEYS[key], slots.RECORD_BYTES)
+    put(place.store, slots.of_peer(1, 1, "record"), record, BEGAN + 5)
+    assert not LateJoiner(place, None, None)._is_trained_on(passed, None)
 
 
 # ---- A run that waits ----
