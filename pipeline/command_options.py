@@ -10,8 +10,9 @@ from typing import Annotated
 
 import typer
 
+from lockstep.errors import LockstepError
 from pipeline.stage import devices, logs, signals
-from pipeline.stage.keys import RUN_FILE
+from pipeline.stage.keys import RUN_FILE, Keys
 
 RunFile = Annotated[Path, typer.Option("--run", help="The run file.")]
 Root = Annotated[Path, typer.Option("--root", help="The folder where data/ and metrics/ lie.")]
@@ -25,7 +26,11 @@ RUN_FILES = "Run files"
 
 
 def run_stage(name: str, run: Path, root: Path) -> None:
-    """Run one stage, alone under its locks, unless its result exists already."""
+    """Run one stage, alone under its locks, unless its result exists already.
+
+    Raises:
+      LockstepError: the run file was edited meanwhile, in what the stage depends on.
+    """
     from lockstep.machine import allocator
     from pipeline import runfile
     from pipeline.stage import descriptors, lock
@@ -35,13 +40,29 @@ def run_stage(name: str, run: Path, root: Path) -> None:
     descriptors.check()
     settings = runfile.load(run)
     paths = Paths(name, run, root)
+    key = paths.key  # read before any wait, as the settings are
     signals.watch_engine()
-    with lock.hold(root / "data" / f".{name}.lock"), lock.hold(paths.runs / f"{paths.key}.lock"):
+    with lock.hold(root / "data" / f".{name}.lock"), lock.hold(paths.runs / f"{key}.lock"):
         if paths.has_result():
             paths.publish()
             shutil.rmtree(paths.scratch, ignore_errors=True)  # left by a kill at the very end
             print(f"{name}: {root / paths.keys.made(name)} exists already")
-            return
-        logs.to_stdout(settings.runtime.log_level.upper())
-        devices.prepare(settings)
-        import_module(f"{__package__}.{name}").run(settings, paths)
+        else:
+            logs.to_stdout(settings.runtime.log_level.upper())
+            devices.prepare(settings)
+            import_module(f"{__package__}.{name}").run(settings, paths)
+    _check_unchanged(name, paths.keys)
+
+
+def _check_unchanged(name: str, keys: Keys) -> None:
+    """Check that what a stage depends on in the run file is as it was at the stage's start.
+
+    DVC reads the run file once more after the stage, and would record what the result is not of.
+    """
+    before, now = keys.content(name), keys.again().content(name)
+    if changed := [part for part, digest in now.items() if before.get(part) != digest]:
+        raise LockstepError(
+            f"{keys.run}: {', '.join(changed)} changed while stage {name} ran, expected as it was; "
+            "its result stands for what was read at the start: put the file back, or run the "
+            "engine again"
+        )

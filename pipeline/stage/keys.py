@@ -64,6 +64,13 @@ class Keys:
     def __init__(self, run: Path):
         self.run = Path(run)
         self._contents: dict[str, dict[str, str]] = {}
+        self._sources: dict[str, str] = {}
+
+    def again(self) -> "Keys":
+        """Return the keys of the run file as it is now, with the source as it was read first."""
+        now = Keys(self.run)
+        now._sources = self._sources
+        return now
 
     @cached_property
     def _tables(self) -> dict:
@@ -105,11 +112,16 @@ class Keys:
             if table != "workload" or runs_workload or name != MADE_BY_WORKLOAD
         }
         used = [path for path in code(name) if path != WORKLOADS or runs_workload]
-        rooms = {path: digest_of_source(PROJECT / path) for path in used if path != WORKLOADS}
+        rooms = {path: self._source(path) for path in used if path != WORKLOADS}
         if WORKLOADS in used:
             factory = self.table("workload")["factory"]
             rooms[WORKLOADS] = digest_of_files(files_of_factory(factory, PROJECT / WORKLOADS))
         return tables | rooms | {f"stage {need}": self.key(need) for need in needs(name)}
+
+    def _source(self, path: str) -> str:
+        if path not in self._sources:
+            self._sources[path] = digest_of_source(PROJECT / path)
+        return self._sources[path]
 
     def _runs_workload(self, name: str) -> bool:
         """Return whether stage `name` runs a user's code, and so depends on it."""

@@ -128,6 +128,32 @@ def test_a_result_is_of_what_was_read_not_of_what_replaced_it_meanwhile(tmp_path
     assert not train.is_made("train")
 
 
+def test_a_run_file_that_is_edited_while_a_stage_runs_fails_it_and_the_result_stands(
+    tmp_path, monkeypatch
+):
+    run_file, root = tiny.start(tmp_path)
+    text = run_file.read_text()
+    edited = text.replace("seed = 0", "seed = 7", 1)
+    writes = [f"{text}\n# of no account\n", edited]
+
+    def run(settings: object, paths: Paths) -> None:
+        with paths.building():
+            run_file.write_text(writes.pop(0))
+
+    monkeypatch.setattr("pipeline.convert.run", run)
+    tiny.make(run_file, root, "convert")
+    shutil.rmtree(root)
+    with refused(run_file, "[model.LLM.checkpoint]", "convert"):
+        tiny.make(run_file, root, "convert")
+    run_file.write_text(text)
+    monkeypatch.setattr(Paths, "publish", lambda _: run_file.write_text(edited))
+    with refused(run_file, "[model.LLM.checkpoint]", "convert"):
+        tiny.make(run_file, root, "convert")
+    monkeypatch.undo()
+    run_file.write_text(text)
+    assert "exists already" in tiny.make(run_file, root, "convert")
+
+
 @pytest.mark.long
 def test_no_flipped_bit_of_a_made_file_goes_unnoticed(tmp_path):
     made = made_of(make("train", tmp_path))
