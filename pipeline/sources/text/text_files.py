@@ -46,6 +46,7 @@ MOST_README = 2**20  # bytes
 FENCE = "---\n"
 Pattern = Annotated[str, Field(min_length=1, max_length=500)]
 Patterns = Annotated[tuple[Pattern, ...], Field(max_length=10_000), AsTuple]
+CHOOSE = ("source", "revision", "subset", "split", "files")  # keys that say which files are read
 EVERYTHING = TextSource.model_fields["files"].default
 
 
@@ -62,7 +63,7 @@ def files_of(source: TextSource, where: str, options: FetchOptions) -> Listing:
         listing = store.remembered(
             options.store,
             Listing,
-            repr(source),
+            f"text {[getattr(source, key) for key in CHOOSE]!r}",
             where,
             lambda: _ask(source, where, options.network),
         )

@@ -43,6 +43,8 @@ from pipeline.tokens.signs import HELD_OUT_SPLITS, split_of
 from pipeline.tokens.tokenizer_files import KINDS, TOKENIZER_FILES
 
 EXTENSIONS = (".ds", ".bin", ".npy")
+# Keys of a location that say how its files are read, not which they are.
+READ_AS = ("token_size_in_bytes", "shuffle")
 
 
 class LocationFile(Table):
@@ -90,9 +92,13 @@ class Listing(Table):
 
 
 def remembered(location: Data, options: FetchOptions, ask: Callable[[], Listing]) -> Listing:
-    """Return what `ask` lists; offline, what it listed the last time."""
+    """Return what `ask` lists; offline, what it listed the last time, to be read as now asked."""
     where = variant_name(location)
-    return store.remembered(options.store, Listing, repr(location), where, ask)
+    fields = type(location).model_fields
+    place = {key: getattr(location, key) for key in fields if key not in READ_AS}
+    listing = store.remembered(options.store, Listing, f"{where} {place!r}", where, ask)
+    own = {key: getattr(location, key) for key in fields if key in READ_AS}
+    return listing.model_copy(update=own)
 
 
 def held_by(files: Iterable[LocationFile]) -> dict[str, tuple[LocationFile, ...]]:

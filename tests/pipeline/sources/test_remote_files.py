@@ -10,6 +10,7 @@ from lockstep.errors import LockstepError
 from pipeline import runfile, sources
 from pipeline.net import fsspec_files, google, remote
 from pipeline.runfile import Network
+from pipeline.runfile.data import ShuffleSeeded
 from pipeline.sources.token_files import fetching, remote_files
 from pipeline.sources.token_files.remote_files import list_bucket
 from tests.errors import check_names
@@ -117,6 +118,20 @@ def test_what_is_kept_of_a_listing_is_one_line_where_it_is_damaged(files, tmp_pa
     for content in ("{", "[]", kept.read_text().replace('"size": 2', '"size": -2')):
         kept.write_text(content)
         assert refusal(fetch, where, tmp_path / "other").startswith(f"{kept}: ")
+
+
+def test_offline_what_is_listed_is_read_in_another_order_and_size(files, tmp_path, monkeypatch):
+    files.put("0.ds", bytes(8))
+    where = at({"SingleUrl": files.url("0.ds")})
+    fetch(where, tmp_path / "out")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    shuffle = ShuffleSeeded(seed=(7,) * 32)
+    other = where.model_copy(update={"shuffle": shuffle, "token_size_in_bytes": "FourBytes"})
+    fetched = fetch(other, tmp_path / "other")
+    assert (fetched.shuffle, fetched.token_size_in_bytes) == (shuffle, 4)
+    assert [file.tokens for file in fetched.files] == [2]
+    elsewhere = at({"SingleUrl": files.url("1.ds")})
+    assert "HF_HUB_OFFLINE is set, expected" in refusal(fetch, elsewhere, tmp_path / "none")
 
 
 def test_a_proxy_of_the_environment_is_used(files, tmp_path, monkeypatch):

@@ -12,12 +12,13 @@ from pyarrow import parquet
 from tokenizers import Tokenizer
 
 from pipeline import sources
-from pipeline.runfile.data import Limit
+from pipeline.runfile.data import Limit, ShuffleSeeded
 from pipeline.sources.text import documents, tokenizing
 from pipeline.sources.text.text import is_held_out
 from tests import tiny
 from tests.pipeline.sources.corpora import (
     PERCENT,
+    every_text,
     fetch,
     lines_of,
     location,
@@ -420,6 +421,23 @@ def test_text_of_another_form_is_one_line_that_says_what_it_is(name, data, said,
     root = put(tmp_path / "text", {name: data})
     line = refusal(fetch, root, tmp_path / "out", **given)
     assert said in line and str(root) in line
+
+
+def test_offline_what_was_listed_is_cut_and_tokenized_in_another_way(tmp_path, monkeypatch):
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    with Files().serving() as served:
+        served.put("a.jsonl", lines_of(STORIES))
+        address = served.url("a.jsonl")
+        fetch(address, tmp_path / "out")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    seeded = ShuffleSeeded(seed=(7,) * 32)
+    fetched = fetch(
+        address, tmp_path / "other", held_out_percent=60.0, vocab_size=280, shuffle=seeded
+    )
+    assert fetched.shuffle == seeded and fetched.vocab_size == 280
+    assert every_text(tmp_path / "other") == sorted(STORIES)
+    line = refusal(fetch, address, tmp_path / "none", files=["b*"])
+    assert "HF_HUB_OFFLINE is set, expected a stored listing" in line
 
 
 def test_what_is_nowhere_is_one_line(tmp_path, monkeypatch):
