@@ -65,6 +65,7 @@ def run(run: runfile.Run, paths: Paths) -> None:
     if not len(held.rows_NW):
         log.warning("train: nothing is held out, so no held-out loss is measured")
 
+    paths.match_scratch()
     with ExitStack() as stack:
         stack.callback(setup.programs.steps.close)
         scores = _train(setup, paths, held, stack)

@@ -39,6 +39,7 @@ def run(run: runfile.Run, paths: Paths) -> None:
     allocator.trim_after_compiling()
     sample.read_beacon(run.witness.beacon)  # before hours of work
     setup = begin.read(run, init, shards)
+    paths.match_scratch()
     with closing(setup.programs.steps):
         _audit(setup, Transcript(trained / "transcript"), paths)
 

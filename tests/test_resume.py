@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import time
@@ -11,11 +12,13 @@ from fnmatch import fnmatch
 from itertools import cycle
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from lockstep.errors import LockstepError
 from lockstep.files import read_json
 from lockstep.transcript.trees import load_arrays
+from pipeline.audit.replay import Replay
 from pipeline.stage.keys import OUT, RUN_FILE, STAGES
 from tests import tiny
 from tests.errors import check_names
@@ -207,3 +210,35 @@ def test_a_run_does_not_go_on_from_a_transcript_that_lost_rounds(stopped):
     file = work / "transcript" / "rounds.jsonl"
     file.write_text(file.read_text().splitlines(keepends=True)[0])
     check_names(refusal(run_file, root), file, "1 rounds")
+
+
+def test_work_on_other_data_is_begun_anew(tmp_path, monkeypatch):
+    """What lies outside without a pin is in no key."""
+    run_file, root = tiny.start(tmp_path)
+    replayed, window = [], Replay.window
+
+    def counted(self: Replay, steps, *rest) -> list:
+        replayed.append(steps.first)
+        return window(self, steps, *rest)
+
+    def change_data() -> None:
+        file = tmp_path / "tokens" / "a.ds"
+        file.write_bytes(np.fromfile(file, "<u2")[::-1].tobytes())
+        shutil.rmtree(root / OUT["download"])
+        tiny.make(run_file, root, "download")
+
+    tiny.make(run_file, root, "download", "convert")
+    kill_at_write("train", run_file, root, "00006/.state.json")
+    change_data()
+    tiny.make(run_file, whole := tmp_path / "whole", "download", "convert", "train")
+    output = tiny.make(run_file, root, "train")
+    assert tiny.contents(root / OUT["train"]) == tiny.contents(whole / OUT["train"])
+    assert OUT["download"] in output and "resumes after round" not in output
+
+    kill_at_write("witness", run_file, root, ".verdict.json")
+    monkeypatch.setattr(Replay, "window", counted)
+    kill_at_write("witness", run_file, root, ".verdict.json")
+    assert not replayed
+    change_data()
+    tiny.make(run_file, root, "train", "witness")
+    assert replayed

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from lockstep.errors import LockstepError
 from lockstep.files import read_json, sha256_file, write_bytes, write_json, writes
-from pipeline.stage.keys import OUT, RUN_FILE, STAGES, Keys, needs
+from pipeline.stage.keys import OUT, RUN_FILE, STAGES, Keys, digest, needs
 
 METRICS = "metrics"
 COUNTED = "proof/counted.safetensors"  # rows of a publication, see `Subject.counted_rows`
@@ -145,6 +145,20 @@ class Paths:
         self._read[stage] = sha256_file(made)  # it may be replaced while this stage runs
         verify(made)
         return self.out(stage)
+
+    def match_scratch(self) -> None:
+        """Remove work in progress that an earlier attempt began on other outputs of other stages.
+
+        Keys do not cover what lies outside, such as a folder without a pin.
+        """
+        file = self.scratch / "read.json"
+        read = {need: digest(read_made(self.made(need))["files"]) for need in needs(self.stage)}
+        before = read_json(file) if file.is_file() else read
+        if changed := [OUT[need] for need in read if before.get(need) != read[need]]:
+            folders = " and ".join(changed)
+            print(f"{self.stage}: {folders} changed since it was stopped; it starts over")
+            shutil.rmtree(self.scratch)
+        write_json(file, read)
 
     def publish(self) -> None:
         """Copy the `metrics` of the stage's folder to metrics/, if the stage has a current result.
