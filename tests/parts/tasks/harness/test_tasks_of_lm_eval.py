@@ -128,7 +128,9 @@ def test_more_examples_than_documents_are_one_line(folder, tasks, tmp_path):
     ):
         with pytest.raises(LockstepError, match=rf"^\[evaluate\] tasks: {name}: {said}"):
             run(folder, [name], tmp_path, **settings)
-    shown.write_text(shown.read_text().replace("num_fewshot: 50", "num_fewshot: 6") + "fewshot_split: test\n")
+    shown.write_text(
+        shown.read_text().replace("num_fewshot: 50", "num_fewshot: 6") + "fewshot_split: test\n"
+    )
     with pytest.raises(LockstepError, match="its num_fewshot is 6, expected at most 5"):
         run(folder, [str(shown)], tmp_path)  # its own document is left out
     run(folder, [tasks["choices"]], tmp_path, few_shot=6, limit=1)
