@@ -27,16 +27,17 @@ class ProjectedMethod(NamedTuple):
     # share of the next local steps that hides a message, as in `links.arrivals`
     overlapped: float = 0.0
     sparse: bool = False  # whether the sum of messages has more elements than one of them
+    summed: bool = False  # whether that sum is a message, as a ring needs: float32 at equal places
 
 
 METHODS = (
-    ProjectedMethod("AdamW, Muon, SGD: gradients whole", 32, 1),
-    ProjectedMethod("DiLoCo, FedAvg, 100 local steps", 32, 100),
+    ProjectedMethod("AdamW, Muon, SGD: gradients whole", DENSE, 1, summed=True),
+    ProjectedMethod("DiLoCo, FedAvg, 100 local steps", DENSE, 100, summed=True),
     ProjectedMethod("DiLoCo, 100 local steps, 4 bits", INT4, 100),
     ProjectedMethod(
         "Streaming DiLoCo, Decoupled DiLoCo, 4 fragments, 4 bits", INT4 / 4, 25, 24 / 25
     ),
-    ProjectedMethod("SPARTA, SPARTA-DiLoCo", SPARTA, 1),
+    ProjectedMethod("SPARTA, SPARTA-DiLoCo", SPARTA, 1, summed=True),
     ProjectedMethod("SparseLoCo, 10 local steps", SPARSELOCO, 10, sparse=True),
     ProjectedMethod("DiLoCo, 12 local steps, signs", SIGNS, 12),
     ProjectedMethod("DisTrO, AdaDistro", DISTRO, 1, sparse=True),
@@ -114,7 +115,7 @@ def project(swarm: PlannedSwarm) -> Iterator[Projected]:
 
 def not_summed(swarm: PlannedSwarm) -> list[ProjectedMethod]:
     """Return the methods that a ring cannot take: the sum of their messages is no message."""
-    return [method for method in METHODS if swarm.topology == "ring" and method.bits < DENSE]
+    return [method for method in METHODS if swarm.topology == "ring" and not method.summed]
 
 
 def sizes(swarm: PlannedSwarm, method: ProjectedMethod) -> tuple[float, float]:

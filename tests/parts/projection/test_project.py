@@ -62,7 +62,9 @@ def test_local_steps_hide_links_and_topologies_change_bytes():
         "Streaming DiLoCo, Decoupled DiLoCo, 4 fragments, 4 bits"
     ].utilisation == pytest.approx(1.0, abs=0.01)
     ring = by_label(SWARM._replace(topology="ring"))
-    assert {one.method.bits for one in ring.values()} == {32}  # what can be summed on the way
+    summed = {"AdamW, Muon, SGD: gradients whole", "DiLoCo, FedAvg, 100 local steps"}
+    assert {*ring} == summed | {"SPARTA, SPARTA-DiLoCo"}  # what can be summed on the way
+    assert ring["SPARTA, SPARTA-DiLoCo"].received == pytest.approx(2 * 7 / 8 * 4e8)  # a tenth
     assert ring["AdamW, Muon, SGD: gradients whole"].received == 2 * 7 / 8 * 4e9
     hub = by_label(SWARM._replace(topology="hub"))
     assert hub["AdamW, Muon, SGD: gradients whole"].received == 4e9
