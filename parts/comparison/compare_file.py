@@ -19,7 +19,7 @@ from lockstep.tables.table import (
     text,
     wrong,
 )
-from parts.comparison.search import RATE
+from parts.comparison.search import RATE, limit
 from pipeline.toml_file import read_toml
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -56,8 +56,11 @@ class Method(Table):
 
     @model_validator(mode="after")
     def _can_be_compared(self) -> "Method":
-        if not self.search.get(RATE):
-            raise wrong("search", f"{RATE} above 0, the base learning rate")
+        if RATE not in self.search:
+            raise wrong("search", f"{RATE}, the base learning rate")
+        if off := [key for key, start in self.search.items() if not 0.0 < start < limit(key)]:
+            below = f"above 0 and below {limit(off[0]):g}".removesuffix(" and below inf")
+            raise wrong(("search", off[0]), f"{below}; what is not tuned belongs in settings")
         if alike := self.peers.keys() & {"seed", "count"}:
             raise wrong(("peers", min(alike)), "no such key: it is the same for all methods")
         return self

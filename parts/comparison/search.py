@@ -2,8 +2,8 @@
 
 A point is by how many doublings each key differs from the method's start. The next one lies a step
 from the best so far, along the first key and side where nobody has been: a doubling, and when all
-of these are taken half of one, and so on. Momenta double by what they lack to 1. So no best value
-is at an edge, and a method with more keys has no more trainings.
+of these are taken half of one, and so on. Keys that stay below 1, as momenta, double by what they
+lack to it. So no best value is at an edge, and a method with more keys has no more trainings.
 """
 
 import math
@@ -12,12 +12,18 @@ from collections.abc import Iterator, Mapping, Sequence
 Point = tuple[float, ...]
 RATE = "rate"
 FINEST = 20  # halvings of a step
+BELOW_1 = ("momentum", "decay", "feedback", "mixing")  # how keys end whose values are
+
+
+def limit(key: str) -> float:
+    """Return what a key's values stay below: 1, or infinity."""
+    return 1.0 if key.endswith(BELOW_1) and not key.endswith("weight_decay") else math.inf
 
 
 def value(key: str, start: float, doublings: float) -> float:
     """Return a key's value, `doublings` doublings from its start."""
     factor = 2.0**doublings
-    result = 1.0 - (1.0 - start) / factor if key.endswith("momentum") else start * factor
+    result = start * factor if limit(key) > 1.0 else 1.0 - (1.0 - start) / factor
     return float(f"{result:.6g}")
 
 
@@ -34,7 +40,8 @@ def next_point(start: Mapping[str, float], tried: Mapping[Point, float | None]) 
     return next(
         point
         for point in _around(best)
-        if point not in tried and all(value > 0.0 for value in values(start, point).values())
+        if point not in tried
+        and all(0.0 < value < limit(key) for key, value in values(start, point).items())
     )
 
 

@@ -156,6 +156,28 @@ def test_a_search_comes_near_the_best_of_several_keys_with_no_more_trainings_for
     assert {values(start, point)["outer_momentum"] for point in tried} >= {0.5, 0.75}
 
 
+@pytest.mark.parametrize(
+    ("recipe", "key", "start"),
+    [
+        ("sparseloco", "error_feedback", 0.95),
+        ("distro", "compression_decay", 0.999),
+        ("ada-distro", "second_moment_decay", 0.95),
+        ("streaming-diloco", "mixing", 0.5),
+        ("adamw", "weight_decay", 0.75),
+    ],
+)
+def test_what_is_below_1_stays_so_in_a_search_that_goes_up(recipe, key, start):
+    method = {"recipe": recipe, "search": {"rate": 1e-3, key: start}}
+    compare = compared(methods={"a": method})
+    tried: dict = {}
+    for _ in range(30):
+        point = next_point(method["search"], tried)
+        found = Decided(values(method["search"], point))
+        document(compare, BASE, PlannedTraining("a", 0, 9), found)  # it is a run
+        tried[point] = -found.values[key]
+    assert (max(-loss for loss in tried.values()) > 1) == (key == "weight_decay")
+
+
 def test_values_that_are_searched_are_keys_of_the_settings():
     inner = "inner.AdamW.step_scale.layers"
     method = {"recipe": "diloco", "search": {"rate": 1e-3, inner: 0.5, "outer_momentum": 0.5}}
@@ -182,6 +204,15 @@ def test_a_failure_is_of_the_same_share_of_the_rounds_whatever_their_number():
     with refused("slower.9", 3):
         nine = compared(failures={"bad": {"slower": {"9": 2.0}}})
         document(nine, BASE, PlannedTraining("a", None, 3, "bad"), start)
+
+
+@pytest.mark.parametrize(
+    ("key", "start"),
+    [("rate", 0.0), ("weight_decay", 0.0), ("outer_momentum", 0.0), ("error_feedback", 1.0)],
+)
+def test_a_search_begins_where_there_is_more_and_less(key, start):
+    with refused(f"methods.a.search.{key}", start, 0):
+        compared(methods={"a": {"recipe": "diloco", "search": {"rate": 1e-3, key: start}}})
 
 
 @pytest.mark.parametrize(
