@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
+TrainKeys = dict[tuple[object, ...], str]  # of stage train, by what of a training decides it
 OF_THE_PEAK = 0.5  # of the speed of a matrix product, about what a training reaches on a CPU
 
 
@@ -72,32 +73,37 @@ def _loaded(file: Path) -> "tuple[Compare, Run]":
 
 def _plan(file: Path, path: Path) -> None:
     """Write the list of trainings, and print their number and about how long they take."""
-    from parts.comparison.compare_file import NO_FAILURE
-    from parts.comparison.train import key_of
-    from parts.comparison.trainings import Decided, changed, digest, document, needed, trainings
+    from parts.comparison.trainings import changed, needed, trainings
 
     comparison, base = _loaded(file)
     names: dict[PlannedTraining, str] = {}
     plan: dict[str, dict[str, Any]] = {}
-    keys: dict[tuple[str, int, bool, str], str] = {}
+    keys: TrainKeys = {}
     for job in trainings(comparison):
-        shared = job.method, job.seed, job.trial is None, job.failure
-        if shared not in keys:  # trainings of a search begin as one
-            start = Decided(comparison.methods[job.method].search)
-            keys[shared] = key_of(document(comparison, base, job, start))
         needs = [names[other] for other in needed(comparison, job)]
-        limits = comparison.timeout, comparison.methods[job.method].grace
-        search = list(comparison.methods[job.method].search.items())  # ordered as its steps
-        suffix = digest(
-            keys[shared], needs, job.trial, search, *(limits if job.failure != NO_FAILURE else ())
-        )
-        names[job] = name = f"{job.method}-{job.seed}-{suffix}"
+        names[job] = name = _name(comparison, base, job, needs, keys)
         plan[name] = {**job._asdict(), "needs": needs}
     write_sealed(path, {"trainings": plan})
     left = sum(not plan_file.result_path(name).is_file() for name in plan)
     print(f"compare: {len(plan)} trainings of {comparison.tokens:,} tokens, {left} of them to do")
     if left:
         print(f"compare: {_hours(changed(base, comparison), left * comparison.tokens)}")
+
+
+def _name(
+    comparison: "Compare", base: "Run", job: "PlannedTraining", needs: list[str], keys: TrainKeys
+) -> str:
+    """Return a training's name, by all that its result depends on; `keys` gains its key."""
+    from parts.comparison.compare_file import NO_FAILURE
+    from parts.comparison.train import key_of
+    from parts.comparison.trainings import Decided, digest, document
+
+    method, shared = comparison.methods[job.method], (*job[:1], job.trial is None, *job[2:])
+    if shared not in keys:  # trainings of a search begin as one
+        keys[shared] = key_of(document(comparison, base, job, Decided(method.search)))
+    limits = (comparison.timeout, method.grace) if job.failure != NO_FAILURE else ()
+    search = list(method.search.items())  # ordered as its steps
+    return f"{job.method}-{job.seed}-{digest(keys[shared], needs, job.trial, search, *limits)}"
 
 
 def _hours(base: "Run", tokens: int) -> str:
@@ -138,10 +144,15 @@ def _train(file: Path, path: Path, name: str) -> None:
     entry = plan_file.planned(path).get(name)
     if entry is None:
         raise LockstepError(f"{path}: found no training {name}, expected the name of one in it")
-    comparison, base = _loaded(file)
+    job, (comparison, base) = PlannedTraining.in_plan(entry), _loaded(file)
+    if (today := _name(comparison, base, job, entry["needs"], {})) != name:
+        raise LockstepError(
+            f"{path}: {name} would now be {today}, expected {file} and what it names as planned; "
+            "repeat the command"
+        )
     result = train.trained(_document(comparison, base, entry))
     loss = "diverged" if result["loss"] is None else f"held-out loss {result['loss']:.3f}"
-    print(f"compare: {PlannedTraining.in_plan(entry).label}: {loss}", flush=True)
+    print(f"compare: {job.label}: {loss}", flush=True)
     write_sealed(plan_file.result_path(name), result)
 
 
@@ -161,7 +172,7 @@ def _table(file: Path, path: Path) -> None:
     from parts.comparison.trainings import PlannedTraining, by_seed
 
     comparison, base = _loaded(file)
-    plan, made_of = plan_file.planned(path), f"{by_seed(base)}; {_code()}"
+    plan, made_of = plan_file.planned(path), _code()
     missing = [name for name in plan if not plan_file.result_path(name).is_file()]
     waiting = {plan[name]["method"] for name in missing}
     if waiting == set(comparison.methods):
@@ -178,7 +189,9 @@ def _table(file: Path, path: Path) -> None:
         for name, entry in plan.items()
         if entry["method"] in comparison.methods
     }
-    files = written.write(file, comparison, results_table.rows(comparison, results), made_of)
+    table = results_table.rows(comparison, results)
+    _, split_size = next((row.first("held_out_rows") for row in table if row.losses), (0, 0))
+    files = written.write(file, comparison, table, f"{by_seed(base, split_size)}; {made_of}")
     print(files[0].read_text(encoding="utf-8"), end="")
     print(f"compare: {', '.join(map(str, files))}")
 

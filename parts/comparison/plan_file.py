@@ -13,7 +13,7 @@ from lockstep.errors import LockstepError
 from lockstep.files import read_json
 from pipeline.stage.artifacts import read_sealed
 from pipeline.stage.keys import PROJECT, digest_of_source
-from pipeline.toml_file import read_toml
+from pipeline.toml_file import chain, read_toml
 
 COMPARE_FILE = Path("params/compare.toml")
 FOLDER = Path("data/compare")
@@ -21,10 +21,11 @@ CODE = ("lockstep", "models", "pipeline", "parts", "constraints.txt", "constrain
 
 
 def plan_path(compare_file: Path = COMPARE_FILE) -> Path:
-    """Return the plan's path: another one for another comparison, base or code."""
+    """Return the plan's path: another one for another comparison, base (or its base) or code."""
     base = Path(str(read_toml(compare_file).get("base", "")))
     content = [digest_of_source(PROJECT / name) for name in CODE]
-    content += [path.read_bytes().hex() for path in (compare_file, base) if path.is_file()]
+    files = compare_file, *(chain(base) if base.is_file() else ())
+    content += [path.read_bytes().hex() for path in files]
     return FOLDER / f"plan-{hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]}.json"
 
 
@@ -40,14 +41,11 @@ def name_of(compare_file: Path) -> str:
 
 def check_tables_are_of(compare_file: Path) -> None:
     """Check that no table here belongs to another file of the same name."""
-    path = table_path(compare_file, ".json")
-    if path.is_file() and (owner := read_json(path).get("file")) not in (
-        None,
-        name_of(compare_file),
-    ):
+    path, name = table_path(compare_file, ".json"), name_of(compare_file)
+    if path.is_file() and (owner := read_json(path).get("file")) not in (None, name):
         raise LockstepError(
-            f"{path}: belongs to {owner}, expected {name_of(compare_file)}, whose table would "
-            "replace it; rename one of the two files"
+            f"{path}: belongs to {owner}, expected {name}, whose table would replace it; rename "
+            "one of the two files"
         )
 
 

@@ -191,6 +191,8 @@ def made_of(compare: Compare, table: Sequence[Row], code: str) -> str:
     """Return how the trainings were done; `code` begins with what a seed draws."""
     params = next((row.first("parameters") for row in table if row.losses), None)
     ratio = "" if params is None else f", {compare.tokens / params:.2g} for each parameter"
+    tokens = [row.first("tokens") for row in plain_rows(table) if row.losses] or [compare.tokens]
+    trained = " to ".join(f"{most:,}" for most in sorted({min(tokens), max(tokens)}))
     count = compare.tuning.trainings
     search = "The values of each method are stated, not tuned."
     if count > 1:
@@ -198,7 +200,7 @@ def made_of(compare: Compare, table: Sequence[Row], code: str) -> str:
         search += f"(search.py), with seed {compare.tuning.seed} on held-out rows that are not "
         search += "scored."
     return (
-        f"{compare.tokens:,} tokens a training{ratio}, of {compare.base}. {search} Scored with "
+        f"{trained} tokens a training{ratio}, of {compare.base}. {search} Scored with "
         f"seeds {', '.join(map(str, compare.seeds))}, the same for all methods; a seed draws "
         f"{code}. A loss is the mean of the seeds, in nats per token, and their standard "
         "deviation. Equal bytes are those that the method sends that sends least, equal hours "
@@ -219,15 +221,13 @@ def tables(compare: Compare, table: Sequence[Row]) -> Iterator[TextTable]:
     """Yield the table without failures, and tables of losses, hours and tokens by failure."""
     plain, known = plain_rows(table), {(row.method, row.failure): row for row in table}
     records = {key: record(compare, row, table) for key, row in known.items()}
-    star = {row.method: "*" if compare.methods[row.method].ours else "" for row in plain}
+    names = {r.method: r.label + "*" * compare.methods[r.method].ours for r in plain}
     behind = {other.worse: other for other in row_pairs(table) if other.better == plain[0].method}
     cells = [_cells(row, records[row.method, NO_FAILURE], behind.get(row.method)) for row in plain]
     goal_head = f"tokens to {goal(compare, table):.3f}"
     heads = ("method", *(goal_head if head == GOAL else head for head in cells[0]))
-    yield TextTable(
-        heads,
-        [(row.label + star[row.method], *c.values()) for row, c in zip(plain, cells, strict=True)],
-    )
+    lines = [(names[r.method], *c.values()) for r, c in zip(plain, cells, strict=True)]
+    yield TextTable(heads, lines)
     if not compare.failures:
         return
     failures = (NO_FAILURE, *compare.failures)
@@ -238,13 +238,10 @@ def tables(compare: Compare, table: Sequence[Row]) -> Iterator[TextTable]:
         "tokens": lambda row, known: _or_dash(known["tokens"], "{:,}"),
     }
     for title, cell in of_failures.items():
-        rows = [
-            (
-                row.label + star[row.method],
-                *(cell(known[key], records[key]) for key in ((row.method, f) for f in failures)),
-            )
-            for row in plain
-        ]
+        rows = []
+        for row in plain:
+            keys = [(row.method, failure) for failure in failures]
+            rows.append((names[row.method], *(cell(known[k], records[k]) for k in keys)))
         yield TextTable((f"{title}, by what fails", *failures), rows)
 
 
@@ -313,10 +310,10 @@ def _measured_on(plain: Sequence[Row]) -> str | None:
     rows = next((row.first("held_out_rows") for row in plain if row.losses), None)
     if rows is None:
         return None
-    ended = [seed for row in plain for seed in row.seeds if seed["loss"] is not None]
-    errors = [seed["held_out_stderr"] for seed in ended if seed["held_out_stderr"] is not None]
+    known = (seed.get("held_out_stderr") for row in plain for seed in row.seeds)
+    errors = [error for error in known if error is not None]
     text = measured_on(max(errors, default=None), *rows)
-    return f"A loss is measured on {text} at most; a seed draws the same for every method."
+    return f"A loss is measured on {text} at most; on equal seeds, every method on the same."
 
 
 def _told_apart(pairs: Sequence[Difference], labels: Mapping[str, str]) -> Iterator[str]:

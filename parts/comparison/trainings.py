@@ -144,13 +144,16 @@ def document(
     return tables
 
 
-def by_seed(base: runfile.Run) -> str:
-    """Return in words what a seed draws in the runs of a comparison."""
+def by_seed(base: runfile.Run, split_size: int) -> str:
+    """Return in words what a seed draws in runs that are measured on a split of so many rows."""
     llm = base.llm.model_dump(mode="json")
     shuffles = [x.get("shuffle") for x in llm["data_location"].values() if isinstance(x, dict)]
     drawn = ["weights"] if "Init" in llm["checkpoint"] else []
     drawn += ["order of the data"] if any(isinstance(x, dict) for x in shuffles) else []
-    return ", ".join([*drawn, "assignment", "held-out rows"])
+    if len(range(0, split_size, 2)) > base.held_out.sequences:  # of the even rows, only some
+        return ", ".join([*drawn, "assignment", "held-out rows"])
+    same = "; all are measured on the same rows, so intervals do not include the choice of text"
+    return ", ".join([*drawn, "assignment"]) + same
 
 
 def text(tables: dict[str, Any]) -> str:

@@ -168,14 +168,8 @@ def _line(axes: "Axes", row: Row, column: str, divisor: float, colour: np.ndarra
 def _front(axes: "Axes", rows: Sequence[Row], colours: np.ndarray) -> None:
     for row, colour in zip(rows, colours, strict=True):
         axes.plot(row.total("bytes_up"), row.mean, "o", color=colour)
-    best = sorted(front(rows), key=lambda row: row.total("bytes_up"))
-    axes.step(
-        [row.total("bytes_up") for row in best],
-        [row.mean for row in best],
-        where="post",
-        color="#8a92a3",
-        lw=1,
-    )
+    points = sorted((row.total("bytes_up"), row.mean) for row in front(rows))
+    axes.step(*np.transpose(points), where="post", color="#8a92a3", lw=1)
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter(EngFormatter("B"))
     axes.set_xlabel("sent by each peer, at the end; the front")
@@ -183,20 +177,14 @@ def _front(axes: "Axes", rows: Sequence[Row], colours: np.ndarray) -> None:
 
 def _name_points(axes: "Axes", rows: Sequence[Row], colours: np.ndarray) -> None:
     """Write each method's name beside its point, or above names that are already there."""
+    style: dict[str, Any] = {"textcoords": "offset points", "fontsize": 6}
     taken: list[Bbox] = []
     for row, colour in zip(rows, colours, strict=True):
         point = row.total("bytes_up"), row.mean
         is_right = axes.transLimits.transform(axes.transScale.transform(point))[0] > 0.5
         side, x = ("right", -5) if is_right else ("left", 5)
-        name = axes.annotate(
-            row.label,
-            point,
-            (x, -2),
-            textcoords="offset points",
-            ha=side,
-            fontsize=6,
-            color=0.65 * colour[:3],
-        )
+        color = 0.65 * colour[:3]
+        name = axes.annotate(row.label, point, (x, -2), ha=side, color=color, **style)
         while any(name.get_window_extent().overlaps(other) for other in taken):
             name.xyann = x, name.xyann[1] + 1
         taken.append(name.get_window_extent())

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from lockstep.errors import DivergedError, LockstepError
 from lockstep.tables.explain import validate
-from parts.comparison import compare_file, plan_file, train, written
+from parts.comparison import commands, compare_file, plan_file, train, written
 from parts.comparison.compare_file import Compare
 from parts.comparison.pairs import differences
 from parts.comparison.results_table import (
@@ -23,6 +23,7 @@ from parts.comparison.results_table import (
     conclusions,
     front,
     loss_at,
+    made_of,
     record,
     row_pairs,
     rows,
@@ -34,6 +35,7 @@ from parts.comparison.train import KEPT, TRAINED
 from parts.comparison.trainings import (
     Decided,
     PlannedTraining,
+    by_seed,
     changed,
     decided,
     document,
@@ -297,6 +299,18 @@ def test_only_intervals_without_0_decide_an_order():
     assert "One seed" in alone
 
 
+def test_a_table_says_which_tokens_its_trainings_had_and_what_a_seed_draws():
+    few, many = made(4.0, 4.1), [one | {"tokens": 1_048_576} for one in made(5.0, 5.1)]
+    table = [row("a")._replace(seeds=few), row("b")._replace(seeds=tuple(many))]
+    said = made_of(compared(), table, "code")
+    assert "100" in said and "1,048,576" in said and "819,200" not in said
+    assert made_of(compared(), table[:1], "code").startswith("100 tokens a training")
+    most = BASE.held_out.sequences  # of the even rows: in a split twice as large these are all
+    alike, drawn = by_seed(BASE, 2 * most), by_seed(BASE, 2 * most + 1)
+    assert "the same rows" in alike and "held-out rows" not in alike
+    assert "the same rows" not in drawn and "held-out rows" in drawn
+
+
 def test_what_fails_has_a_column_of_losses_of_hours_and_of_tokens():
     compare = compared(failures={"liar": {"faults": [LIAR]}})
     plain = row("a", 4.0, 4.2)
@@ -450,6 +464,34 @@ def snakemake(folder: Path, compare_file: str) -> str:
 def folder_plan(folder: Path, name: str) -> Path:
     with contextlib.chdir(folder):
         return folder / plan_file.plan_path(Path(name))
+
+
+def test_a_comparison_is_planned_anew_where_a_base_of_its_base_changed(tmp_path):
+    (tmp_path / "c.toml").write_text(f'base = "{tmp_path}/b.toml"')
+    found = set()
+    for name, base in (("b", "a"), ("a", "z")):
+        (tmp_path / f"{name}.toml").write_text(f'base = "{base}.toml"')
+    for seed in (0, 1):
+        (tmp_path / "z.toml").write_text(f"[peers]\nseed = {seed}")
+        found.add(plan_file.plan_path(tmp_path / "c.toml"))
+    assert len(found) == 2
+
+
+def test_a_training_that_is_no_longer_what_was_planned_is_refused(
+    compared_once, tmp_path, monkeypatch
+):
+    folder, _ = compared_once
+    shutil.copy(folder / "two.toml", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(train, "trained", lambda tables: pytest.fail("it trains"))
+    tiny.write_run(Path("base.toml"), tiny.run_document(folder / "tokens"))
+    compare(tmp_path, "two.toml", "--plan")
+    plan = plan_file.plan_path(Path("two.toml"))
+    changed_base = tiny.run_document(folder / "tokens", peers__micro_batch=1)
+    tiny.write_run(Path("base.toml"), changed_base)
+    for name in plan_file.planned(plan):
+        with refused(plan, name):
+            commands._train(Path("two.toml"), plan, name)
 
 
 def test_a_result_that_is_not_as_it_was_written_is_one_line_that_names_its_file(compared_once):
