@@ -169,7 +169,7 @@ def _front(axes: "Axes", rows: Sequence[Row], colours: np.ndarray) -> None:
     for row, colour in zip(rows, colours, strict=True):
         axes.plot(row.total("bytes_up"), row.mean, "o", color=colour)
     points = sorted((row.total("bytes_up"), row.mean) for row in front(rows))
-    axes.step(*np.transpose(points), where="post", color="#8a92a3", lw=1)
+    axes.step(*np.reshape(points, (-1, 2)).T, where="post", color="#8a92a3", lw=1)
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter(EngFormatter("B"))
     axes.set_xlabel("sent by each peer, at the end; the front")
