@@ -232,9 +232,11 @@ class Transcript:
     def rounds(self) -> list[Entry]:
         """The entry of every round."""
         path = self.folder / "rounds.jsonl"
-        with expecting(path, ENTRIES, OSError, UnicodeDecodeError):
-            lines = path.read_text(encoding="utf-8").splitlines()
-        return [validate_json(Entry, line, f"{path}:{n}") for n, line in enumerate(lines, start=1)]
+        with (
+            expecting(path, ENTRIES, OSError, UnicodeDecodeError),
+            open(path, encoding="utf-8") as file,  # a line at a time: a stranger's may have many
+        ):
+            return [validate_json(Entry, line, f"{path}:{n}") for n, line in enumerate(file, 1)]
 
     @cached_property
     def snapshots(self) -> list[int]:
@@ -307,8 +309,9 @@ class Transcript:
         """Return a message, decoded. The first ones are cached: audit and replay need each.
 
         Raises:
-          WireError: Its bytes do not decode.
+          WireError: Its bytes do not decode, or are too many, which are not read.
         """
+        wire.check_length(message.bytes, form)
         position = message.payload, message.offset, message.bytes
         if position in self._decoded:
             return self._decoded[position]

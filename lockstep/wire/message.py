@@ -236,6 +236,7 @@ def decode(data: Buffer, form: Form) -> Tree:
         actual, expected = HEADER.unpack(header), HEADER.unpack(form.header)
         text = "header (magic, version, kind, tensors, form): found "
         raise WireError(f"{text}{actual}, expected {expected}")
+    check_length(len(reader.data), form)
     # What is read, and how much of it, follows from the form, never from the bytes themselves.
     arrays = iter(_arrays(reader, form))
     read = _coded if form.kind in (CODED_SIGNS, CODED_VALUES) else _plain
@@ -244,6 +245,16 @@ def decode(data: Buffer, form: Form) -> Tree:
         raise WireError(f"{reader.remaining} bytes after the last parameter, expected the end")
     leaves: list[Any] = [next(sparse if _is_sparse(leaf) else arrays) for leaf in form.leaves]
     return jax.tree.unflatten(jax.tree.structure(form.areas), leaves)
+
+
+def check_length(size: int, form: Form) -> None:
+    """Check that a message is not too long: decoded, it takes many times its bytes.
+
+    Raises:
+      WireError: No message of this form has so many bytes.
+    """
+    if size > form.bytes_most:
+        raise WireError(f"{size} bytes, expected at most {form.bytes_most}")
 
 
 # ---- Kinds ----

@@ -84,7 +84,8 @@ def test_arrays_sent_whole_travel_in_their_own_dtype():
     other = like | {"half": like["half"].astype(np.float16)}
     with pytest.raises(wire.WireError, match="form"):
         wire.decode(data, wire.Form(other, dict.fromkeys(like, 0), "lockstep", 5))
-    for bad in (like | {"half": like["half"] * np.nan}, like | {"level": like["level"] * np.inf}):
+    for name, value in (("half", np.nan), ("level", np.inf)):
+        bad = like | {name: np.full_like(like[name], value)}
         with pytest.raises(wire.WireError, match="not finite"):
             wire.decode(wire.encode(bad, form), form)
 
@@ -130,6 +131,18 @@ def test_no_message_is_longer_than_its_form_says_and_drawn_ones_are_hardly_short
     assert size <= form.bytes_most
     if how == "drawn":
         assert form.bytes_most <= 1.09 * size
+
+
+@each_kind
+def test_a_message_that_is_too_long_is_not_unpacked(name, monkeypatch):
+    def unpacked(*_: object, **__: object):
+        raise AssertionError("expected its length to be looked at first")
+
+    data, form = encoded(name)
+    monkeypatch.setattr(np, "unpackbits", unpacked)
+    long = data + bytes(form.bytes_most + 1 - len(data))
+    with pytest.raises(wire.WireError, match=f"{len(long)} bytes, expected at most "):
+        wire.decode(long, form)
 
 
 @pytest.mark.parametrize("layout", ["lockstep", "psyche"])
@@ -244,6 +257,17 @@ def test_a_claim_of_gigabytes_allocates_nothing_large(name):
         assert most < 10**5 + 20 * len(hostile)
 
 
+def test_rice_parameters_that_no_encoder_chooses_are_refused(monkeypatch):
+    _, form = encoded("values")
+    parameters = wire.rice.parameters
+    with monkeypatch.context() as other:
+        other.setattr(wire.rice, "parameters", lambda *of: parameters(*of) - 1)
+        data = wire.encode(message_of("values"), form)
+    assert len(data) <= form.bytes_most
+    with pytest.raises(wire.WireError, match="Rice parameters .*, expected"):
+        wire.decode(data, form)
+
+
 def test_indices_out_of_range_or_out_of_order_are_refused():
     good = Coefficients(np.array([[1, 3]], np.uint8), np.array([[False, True]]))
     for layout, places, text in (
@@ -251,7 +275,7 @@ def test_indices_out_of_range_or_out_of_order_are_refused():
         ("psyche", [1, 1], "ascending"),
         ("psyche", [1, 4], "less than 4"),
         ("lockstep", [1, 4], "less than 4"),
-        ("lockstep", [3, 1], "Rice parameters .*, expected"),
+        ("lockstep", [3, 1], "bytes, expected at most"),  # a gap below zero is a huge one
     ):
         form = wire.Form({"w": good}, {"w": 4}, layout, 4)
         bad = {"w": good._replace(index_NK=np.array([places], np.uint8))}

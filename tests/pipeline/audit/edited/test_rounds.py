@@ -8,6 +8,7 @@ import pytest
 
 from lockstep.errors import LockstepError
 from lockstep.protocol.attestation import attest
+from lockstep.protocol.round import Message
 from lockstep.transcript.transcript import Transcript
 from tests.lockstep.swarm.simulated import lab, run_of
 from tests.pipeline.audit.edited.audited_run import (
@@ -250,6 +251,21 @@ def test_a_state_that_nobody_checked_is_found_by_the_replay(tmp_path):
     edit_round(tmp_path, 6, tamper)
     assert audited.audit(tmp_path) == []
     assert [(f.round, f.peer, f.kind) for f in audited.replay(tmp_path)] == [(6, liar[0], "state")]
+
+
+def test_a_message_of_too_many_bytes_is_a_finding_and_is_not_read(audited, transcript, monkeypatch):
+    def longer(entry: dict) -> None:
+        entry["messages"][peer]["bytes"] += 10**9
+
+    def read(self: Transcript, message: Message) -> bytes:
+        assert message.bytes < 10**9
+        return payload(self, message)
+
+    payload, peer = Transcript.payload, str(min(Transcript(transcript).rounds[1].evidence.messages))
+    edit_round(transcript, 2, longer)
+    monkeypatch.setattr(Transcript, "payload", read)
+    found = [(f.round, f.peer, f.kind) for f in audited.audit(transcript)]
+    assert (2, int(peer), "payload") in found
 
 
 def test_a_peers_message_in_anothers_place_is_a_finding(audited, transcript):
