@@ -62,6 +62,7 @@ def write(
 
     Return it, and how many windows of the run could have been drawn.
     """
+    folder = folder.resolve()  # `.` has no name, and what replaces a link has to be beside its end
     if folder.is_dir() and any(folder.iterdir()):
         raise LockstepError(f"{folder}: has files, expected a new or an empty folder")
     if key is not None:
@@ -100,11 +101,8 @@ def write(
     if key is not None:
         digests = {name: file.sha256 for name, file in publication.files.items()}
         digests[layout.MANIFEST] = sha256_file(unfinished / layout.MANIFEST)
-        signed = signature.sign(digests, folder.resolve().name, key)
-        write_bytes(unfinished / layout.SIGNATURE, signed)
-    if folder.is_dir():
-        folder.rmdir()
-    os.replace(unfinished, folder)
+        write_bytes(unfinished / layout.SIGNATURE, signature.sign(digests, folder.name, key))
+    os.replace(unfinished, folder)  # or an empty folder's
     return publication, total
 
 

@@ -4,10 +4,11 @@ import json
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
-from parts.publication import claims, commands, layout
+from parts.publication import claims, commands, layout, publish
 from parts.publication.claims import VerifyOutcome
 from parts.publication.layout import ReaderAsks
 from pipeline.__main__ import app
@@ -135,3 +136,18 @@ def test_what_sigterm_cuts_off_leaves_downloads_alone_and_goes_on_with_them(publ
             assert commands._verify(server.address, root, LIMITS, ReaderAsks()).bitwise
         sizes = {name: len(content) for name, content in server.files.items()}
         assert server.sent["model.safetensors"] < 2 * sizes["model.safetensors"]
+
+
+def test_it_is_written_into_this_folder_and_where_a_link_leads(published, tmp_path, monkeypatch):
+    here, end, link = (tmp_path / name for name in ("here", "end", "link"))
+    here.mkdir()
+    end.mkdir()
+    link.symlink_to(end)
+    monkeypatch.chdir(here)
+    for folder in (Path(), link):
+        publish.write(folder, published.run_file, published.root, 4, None)
+    monkeypatch.chdir(tmp_path)
+    assert tiny.contents(here) == tiny.contents(end) == tiny.contents(published.whole)
+    assert link.is_symlink() and {path.name for path in tmp_path.iterdir()} == {
+        "here", "end", "link",
+    }  # fmt: skip
