@@ -34,7 +34,6 @@ from pydantic import Field
 
 from lockstep.errors import LockstepError, RequestError, brief
 from lockstep.files import read_json
-from lockstep.programs.columns import Column
 from lockstep.protocol.attestation import Hash
 from lockstep.tables.explain import validate
 from lockstep.tables.table import Count, Table
@@ -57,6 +56,7 @@ from pipeline.recheck.outputs import (
 )
 from pipeline.stage import artifacts
 from pipeline.stage.keys import STAGES
+from pipeline.tokens.shards import RowColumns
 
 if TYPE_CHECKING:
     from lockstep.transcript.transcript import Transcript
@@ -97,7 +97,7 @@ class Publication(Table):
     """How many windows were drawn, of one peer each where messages are kept."""
     seed: str | None
     """What a reader asked the windows to be drawn with, beside the transcript's hash."""
-    columns: Annotated[tuple[Column, ...], Field(min_length=1)]
+    columns: RowColumns
     """Columns of the data's rows."""
     files: Annotated[dict[str, PublishedFile], Field(min_length=1)]
     """Every other file, by its name."""
@@ -110,7 +110,8 @@ class Publication(Table):
     @property
     def row_files(self) -> list[str]:
         """The files with the rows of the published windows, in order."""
-        return sorted(name for name in self.files if re.fullmatch(ROW_FILE, name, re.ASCII))
+        found = (name for name in self.files if re.fullmatch(ROW_FILE, name, re.ASCII))
+        return sorted(found, key=lambda name: [int(number) for number in re.findall(r"\d+", name)])
 
     @property
     def exported(self) -> dict[str, PublishedFile]:
@@ -266,7 +267,8 @@ def choose(publication: Publication, asks: ReaderAsks) -> list[str]:
     of_all_peers = re.fullmatch(ROW_FILE, names[-1])[2] is None
     always = names[-1:] if of_all_peers else []  # nothing else is connected with the weights
     rest = [name for name in names if name not in always]
-    return sorted(always + generator.sample(rest, count - len(always)))
+    chosen = always + generator.sample(rest, count - len(always))
+    return [name for name in names if name in chosen]
 
 
 def not_needed(publication: Publication, chosen: list[str]) -> set[str]:

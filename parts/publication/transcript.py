@@ -26,6 +26,7 @@ from pipeline.audit.bundle import files_of
 from pipeline.recheck.convert import is_given
 from pipeline.recheck.outputs import TRANSCRIPT, PublishedFile
 from pipeline.recheck.published import joined
+from pipeline.stage.untrusted_files import check_unpacked
 
 WIDTH = 4  # bytes of a float32
 PIECE = 2**20  # bytes that are unpacked at once
@@ -89,6 +90,8 @@ def unpack(
         if is_packed and f"transcript/{original}" not in originals:
             raise LockstepError(f"{name}: expected a file that {layout.made('train')} lists")
         size = originals[f"transcript/{original}"].bytes if is_packed else file.bytes
+        if name == layout.ROUNDS:  # its rounds are all in memory
+            check_unpacked(file.bytes, size, name)
         if size > most:
             raise LockstepError(
                 f"{name}: {size} bytes, expected at most {most}, the room that other files leave"

@@ -63,6 +63,15 @@ class ShardFile(Table):
         return f"{folder / self.path}{source}"
 
 
+def _check_columns(columns: tuple[Column, ...]) -> tuple[Column, ...]:
+    if "inputs" not in columns or len(set(columns)) < len(columns):
+        raise wrong((), "the inputs, and no column twice")
+    return columns
+
+
+RowColumns = Annotated[tuple[Column, ...], AfterValidator(_check_columns)]
+
+
 class Part(Table):
     """One of several data locations that are mixed; only train files have parts.
 
@@ -88,7 +97,7 @@ class Shards(Table):
     """Order of all sequences of the train split."""
     parts: tuple[Part, ...] = ()
     """Locations that are mixed; empty if there is only one."""
-    columns: tuple[Column, ...] = PLAIN
+    columns: RowColumns = PLAIN
     """Columns of a row; those beside the inputs come from Preprocessed data."""
     rows: AnyRows | None = Field(default=None, exclude_if=lambda rows: rows is None)
     """What a row is where it is not tokens: its words are then all of the column `inputs`."""
@@ -118,8 +127,6 @@ class Shards(Table):
         plain = (4, None, PLAIN)
         if self.rows and (self.token_size_in_bytes, self.vocab_size, self.columns) != plain:
             raise wrong("rows", "words of 4 bytes, no vocabulary, and the column inputs alone")
-        if self.columns.count("inputs") != 1 or len(set(self.columns)) < len(self.columns):
-            raise wrong("columns", "the inputs, and no column twice")
         if len({part.weight is None for part in self.parts}) > 1:
             raise wrong("parts", "a weight of each part, or of none")
         for file in self.files:

@@ -82,14 +82,27 @@ def test_where_messages_are_not_kept_a_window_is_drawn_for_all_its_peers_and_the
 # ---- The reader's ----
 
 
-def test_where_messages_are_not_kept_the_last_window_is_always_repeated():
-    names = [f"{outputs.ROWS}/{first}.safetensors" for first in ("00001", "00011", "00031")]
+def listing(names: list[str]) -> Publication:
     said = {"format": 2, "release": "1", "rounds": "ab" * 32, "windows": 3, "seed": None}
-    files = dict.fromkeys(names, {"bytes": 1, "sha256": "ab" * 32})
-    several = Publication(**said, columns=("inputs",), files=files)
+    files = dict.fromkeys(sorted(names), {"bytes": 1, "sha256": "ab" * 32})
+    return Publication(**said, columns=("inputs",), files=files)
+
+
+@pytest.mark.parametrize("firsts", [("00001", "00011", "00031"), ("00001", "99951", "100001")])
+def test_where_messages_are_not_kept_the_last_window_is_always_repeated(firsts):
+    names = [f"{outputs.ROWS}/{first}.safetensors" for first in firsts]
+    several = listing(names)
+    assert several.row_files == choose(several, ReaderAsks()) == names
     for seed in "abcd":
         assert choose(several, ReaderAsks(seed)) == names[-1:]
         assert choose(several, ReaderAsks(seed, 2))[-1] == names[-1]
+
+
+def test_windows_of_peers_are_in_the_order_of_their_rounds():
+    ends = ("00001-000", "00001-1000", "99951-001", "100001-000")
+    names = [f"{outputs.ROWS}/{end}.safetensors" for end in ends]
+    assert listing(names).row_files == choose(listing(names), ReaderAsks()) == names
+    assert choose(listing(names), ReaderAsks("a", 4)) == names
 
 
 def test_a_reader_computes_with_the_precision_that_the_header_names_if_jax_knows_it(tmp_path):

@@ -1,6 +1,7 @@
 """Files of a publication that would take a reader's memory or time, or end in a traceback."""
 
 import gzip
+import json
 import random
 
 import pytest
@@ -10,7 +11,7 @@ from lockstep.errors import LockstepError
 from lockstep.files import write_json
 from lockstep.programs.columns import PLAIN
 from parts.publication import fetch, publish, transcript
-from parts.publication.layout import ROUNDS, Publication, made
+from parts.publication.layout import MANIFEST, ROUNDS, Publication, made
 from pipeline.recheck import report
 from pipeline.recheck.outputs import TRANSCRIPT
 from pipeline.stage.artifacts import _digest
@@ -36,7 +37,8 @@ def test_a_card_whose_aliases_stand_for_terabytes_is_refused_at_once():
     [
         (10**6, 998, "header.json: 1000 bytes, expected at most 998, "),
         (10**6, 10**6, "rounds.jsonl.gz: 1000000 bytes, expected at most 999000, "),
-        (10**7, 10**8, "rounds.jsonl.gz: 1000000 bytes unpacked, expected 10000000"),
+        (10**6 + 1, 10**8, "rounds.jsonl.gz: 1000000 bytes unpacked, expected 1000001"),
+        (10**7, 10**8, "rounds.jsonl.gz: 1003 bytes unpack to 10000000 and more, expected at most"),
     ],
 )
 def test_what_is_unpacked_has_the_size_that_was_left_and_what_other_files_leave(
@@ -90,3 +92,11 @@ def test_lists_too_deep_in_one_another_are_one_line(tmp_path, monkeypatch):
     monkeypatch.setattr(fetch, "find", found)
     with pytest.raises(LockstepError, match="maximum recursion depth exceeded, expected "):
         verify(tmp_path / "published")
+
+
+@pytest.mark.parametrize("columns", [[], ["labels"], ["inputs", "inputs"]])
+def test_columns_have_the_inputs_and_none_twice(folder, columns):
+    change_json(MANIFEST, lambda listed: listed.update(columns=columns))(folder)
+    with pytest.raises(LockstepError, match=r"publication.json: columns is \[") as raised:
+        verify(folder)
+    assert json.dumps(columns) in str(raised.value)
