@@ -68,7 +68,8 @@ def make_start(published: PublishedRun) -> ChainStart:
         text = f"the author's state of run {checkpoint.key}, which it extends"
         return ChainStart(*transcript.agreed(first, setup.start.state), "stated", text)
     params, text = _params(setup, folder)
-    params_hash, recorded = tree_hash(params), transcript.hashes(first)
+    params_hash = tree_hash(params)
+    recorded = transcript.hashes(first, setup.run.peers.count)
     if params_hash != recorded.params:
         raise LockstepError(
             f"{TRANSCRIPT}: the params before the first round have hash {recorded.params[:12]}, "
@@ -80,6 +81,11 @@ def make_start(published: PublishedRun) -> ChainStart:
         raise LockstepError(
             f"{TRANSCRIPT}: the peers' states before the first round differ from new ones, "
             f"expected hash {tree_hash(own)[:12]}"
+        )
+    if recorded.shared != (due := tree_hash(shared)):
+        raise LockstepError(
+            f"{TRANSCRIPT}: the shared state before the first round has hash "
+            f"{recorded.shared[:12]}, expected {due[:12]}, the hash of a new one"
         )
     return ChainStart(params, shared, "proven", text)
 

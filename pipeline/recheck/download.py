@@ -8,14 +8,16 @@ from pathlib import Path
 
 import numpy as np
 
-from lockstep.errors import LockstepError
-from lockstep.files import sha256_file
+from lockstep.errors import LockstepError, brief
+from lockstep.files import read_json, sha256_file
+from lockstep.programs.columns import Column
 from pipeline.audit import rows_file
 from pipeline.language_model import held_out
 from pipeline.recheck.claim import PublicClaim
-from pipeline.recheck.outputs import COMPANIONS, HELD_OUT
+from pipeline.recheck.outputs import COMPANIONS, HELD_OUT, PROOF, SHARDS
 from pipeline.recheck.published import PublishedRun
 from pipeline.start import begin
+from pipeline.tokens.shards import read_shards
 from pipeline.tokens.tokenizer_files import GENERATION
 
 STATED = PublicClaim("data", "stated", "where the sequences come from")
@@ -23,13 +25,13 @@ STATED = PublicClaim("data", "stated", "where the sequences come from")
 
 def recheck(published: PublishedRun) -> list[PublicClaim]:
     """Compare published sequences and tokenizer with what stage download left to the reader."""
+    columns = published.setup.programs.task.columns
+    _check_columns(read_json(published.folder / SHARDS).get("columns"), columns, SHARDS)
     if (shards := published.own.shards) is None:
         return [STATED]
+    _check_columns(list(read_shards(shards).columns), columns, shards)
     run, model = published.run, published.setup.model
-    columns, bound = (
-        published.setup.programs.task.columns,
-        published.setup.subject.vocab_size(model),
-    )
+    bound = published.setup.subject.vocab_size(model)
     data = begin.rows(run, model, shards)
     for name in published.rows:
         rows = rows_file.read(published.folder / name, columns, run, bound)
@@ -47,6 +49,14 @@ def recheck(published: PublishedRun) -> list[PublicClaim]:
     text = f"the sequences of {'these windows' if len(published.rows) > 1 else 'this window'} and "
     text += "the held-out ones are those of the reader's data"
     return [PublicClaim("data", "proven", text), *_tokenizer(published, shards)]
+
+
+def _check_columns(due: object, columns: tuple[Column, ...], where: str | Path) -> None:
+    if due != list(columns):
+        raise LockstepError(
+            f"{PROOF}/publication.json: columns are {list(columns)}, expected "
+            f"{brief(repr(due))} as in {where}"
+        )
 
 
 def _compare(name: str, found_NW: np.ndarray, due_NW: np.ndarray, shards: Path) -> None:

@@ -21,7 +21,7 @@ from lockstep.transcript.trees import load_arrays, save_tree
 from lockstep.wire import exchange
 from lockstep.wire import message as wire
 from lockstep.wire.commitment import tree_hash
-from parts.publication import layout, transcript
+from parts.publication import layout, publish, transcript
 from pipeline import runfile
 from pipeline.recheck import outputs
 from pipeline.start import begin
@@ -157,6 +157,14 @@ def change_token(tensors: dict) -> None:
     tensors["rows"][:, 3] = (tensors["rows"][:, 3] + 1) % 64
 
 
+def labelled(folder: Path) -> None:
+    """Labels beside all tokens, the same ones: a forger could take others."""
+    change_json(layout.MANIFEST, lambda m: m.update(columns=["inputs", "labels"]))(folder)
+    names = [path.relative_to(folder) for path in (folder / outputs.ROWS).iterdir()]
+    for name in (*map(str, names), outputs.HELD_OUT):
+        change_tensors(name, lambda t: t.update(rows=np.tile(t["rows"], (1, 2))))(folder)
+
+
 def change_commitment(folder: Path) -> None:
     """One message of the first window, which is not published, is committed to as another."""
     change_round(folder, 2, lambda e: e["evidence"]["messages"]["0"].update(commitment="ab" * 32))
@@ -203,6 +211,11 @@ FORGED = {
     "a hash of params that nothing gives": (
         change_json(SNAPSHOT.format(3), lambda s: s.update(params="ab" * 32)),
         "round 3, params: the params at the snapshot are abababababab"),
+    "columns that the data have not": (
+        labelled, "publication.json: columns are ['inputs', 'labels'], expected ['inputs'] as in "),
+    "hashes of the states of more peers than there are": (
+        change_json(SNAPSHOT.format(0), lambda s: s.update(own=s["own"] * 2)),
+        "state.json is of step 0 and 4 peers, expected 0 and 2"),
     "a verdict that was refused": (
         accuse(applied=True), "proof/verdict.json: accepted is True, expected False"),
     "an accusation that a repeated window does not show": (
@@ -251,3 +264,23 @@ def test_another_learning_rate_in_the_transcript_too_is_found_without_replay(fol
     change_run(other_rate)(folder)
     forge(folder)
     assert "round 3, params: " in refusal(folder)
+
+
+@pytest.mark.soak  # trains another optimizer
+def test_an_optimizer_that_began_with_a_planted_state_is_refused(tmp_path, monkeypatch):
+    """Momentum leads true fresh weights wherever the author likes, and all replays agree."""
+    read_start = begin._read_start
+
+    def planted(*arguments: object) -> begin.Start:
+        start = read_start(*arguments)
+        shared = jax.tree.map(lambda leaf: np.full_like(leaf, 3), start.state.shared)
+        return start._replace(state=start.state._replace(shared=shared))
+
+    run_file, root = tmp_path / "run.toml", tmp_path / "root"
+    data = tiny.write_data(tmp_path / "tokens")
+    tiny.write_run(run_file, tiny.run_document(data, model__LLM__optimizer=tiny.ADAMW))
+    with monkeypatch.context() as forger:
+        forger.setattr(begin, "_read_start", planted)
+        tiny.make(run_file, root, *layout.ALWAYS)
+        publish.write(tmp_path / "whole", run_file, root, 2, None)
+    assert "the shared state before the first round has hash " in refusal(tmp_path / "whole")
