@@ -266,7 +266,6 @@ def test_another_learning_rate_in_the_transcript_too_is_found_without_replay(fol
     assert "round 3, params: " in refusal(folder)
 
 
-@pytest.mark.long  # trains another optimizer
 def test_an_optimizer_that_began_with_a_planted_state_is_refused(tmp_path, monkeypatch):
     """Momentum leads true fresh weights wherever the author likes, and all replays agree."""
     read_start = begin._read_start
