@@ -154,7 +154,7 @@ def test_a_run_goes_on_without_whose_message_is_none_and_its_audit_finds_the_sam
         "train: peer 2 is lost: ",
     ]
     assert all(line.startswith(text) for line, text in zip(said, begin, strict=True))
-    assert "Rice parameters" in said[0] and "a value of 1e+30, expected at most" in said[1]
+    assert " bytes, expected at most" in said[0] and "a value of 1e+30, expected at most" in said[1]
     silent = {e.round.step: e.evidence.silent for e in seen.transcript.rounds}
     assert silent[2] == (1,) and silent[4] == (2,)
     assert [e.evidence.broken for e in seen.transcript.rounds if e.evidence.broken] == [(4,)]
