@@ -252,9 +252,9 @@ def test_a_link_counts_once_enough_peers_have_trained_on_it(place):
     place.document = SimpleNamespace(slots=4, payload_bytes=9, run={"config": {"min_clients": 3}})
     passed = SimpleNamespace(progress=BEFORE, link=round_link({}), head=place.head)
 
-    def is_trained_on_after(peer, key=None, **changes):
+    def is_trained_on_after(peer, **changes):
         body = counted(peer).body.model_copy(update={"base": passed.link.params} | changes)
-        record = sign(body, KEYS[peer if key is None else key], slots.RECORD_BYTES)
+        record = sign(body, KEYS[peer], slots.RECORD_BYTES)
         put(place.store, slots.of_peer(1, peer, "record"), record, BEGAN + 5)
         return LateJoiner(place, None, None)._is_trained_on(passed, None)
 
