@@ -154,6 +154,9 @@ class OptimizerDecoupledDiLoCo(Fragmented):
         if run.aggregation in COUNTS_EACH_ONCE:
             text = f"another rule with {name}: {run.aggregation} takes old and short messages for "
             misfits += [("peers.aggregation", f"{text}others, as mean and rda do not")]
+        if run.aggregation == "multi_krum" and self.max_age:  # a liar would be its own neighbour
+            text = f"another rule with {name}, since a round may merge several messages of one peer"
+            misfits += [("peers.aggregation", f"{text} with max_age = {self.max_age}")]
         if run.layout != "each":
             misfits += [("peers.layout", f"each with {name}: not all peers train in every round")]
         if run.verification_percent:
