@@ -20,13 +20,14 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: repro test test-long test-fast soak lint docs generated dist environment environment-test clean
 
 # RUN replaces params/run.toml, whose content is kept somewhere: by git, as another file of params/,
-# or as the file that was last put in its place. Without git that is not known. A file that has what
-# differs from its base is written whole.
+# or as the file that was last put in its place; a kill may have left the beginning of it. Without git
+# that is not known. A file that has what differs from its base is written whole.
 COPIED := data/.run.toml
+KEEPS = head -c $$(wc -c 2>/dev/null < params/run.toml) $(1) 2>/dev/null | cmp -s - params/run.toml
 IS_KEPT = git rev-parse --git-dir >/dev/null 2>&1 || exit 0; \
     git cat-file -e $$(git hash-object params/run.toml) 2>/dev/null && exit 0; \
-    for file in $(COPIED) params/*.toml; do \
-        test $$file -ef params/run.toml || ! cmp -s $$file params/run.toml || exit 0; \
+    for file in $(COPIED) $(COPIED).new params/*.toml; do \
+        test "$$file" -ef params/run.toml || ! $(call KEEPS,"$$file") || exit 0; \
     done; exit 1
 
 repro: export RUN := $(RUN)
@@ -34,8 +35,10 @@ repro: $(VENV)/installed
 ifneq ($(RUN),)
 	@test ! -e params/run.toml || test "$$RUN" -ef params/run.toml || ($(IS_KEPT)) || \
 	    { echo "RUN=$$RUN: params/run.toml has edits that are nowhere else, expected them committed or copied: cp params/run.toml params/mine.toml" >&2; exit 1; }
-	test "$$RUN" -ef params/run.toml || \
-	    { mkdir -p data && python -m pipeline whole "$$RUN" > $(COPIED) && cp $(COPIED) params/run.toml; }
+	@test ! -e $(COPIED).new || ! $(call KEEPS,$(COPIED).new) || mv $(COPIED).new $(COPIED)
+	test "$$RUN" -ef params/run.toml || { mkdir -p data && \
+	    { python -m pipeline whole "$$RUN" > $(COPIED).new || { rm -f $(COPIED).new; exit 1; }; } && \
+	    cp $(COPIED).new params/run.toml && mv $(COPIED).new $(COPIED); }
 endif
 	@python -m json.tool .dvc/tmp/rwlock >/dev/null 2>&1 || rm -f .dvc/tmp/rwlock  # a killed DVC
 	@python -m pipeline check

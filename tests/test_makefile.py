@@ -68,9 +68,43 @@ def test_an_edited_run_file_that_nothing_keeps_is_not_overwritten(project):
     done = subprocess.run(refused, cwd=project, capture_output=True, text=True)
     assert done.returncode and done.stderr.startswith(f"RUN={other}: params/run.toml")
     assert "dvc" not in done.stdout and run.read_text() == "edited\n"
-    shutil.copy(run, project / "params" / "kept.toml")
+    shutil.copy(run, project / "params" / "kept here.toml")
     repro(project, f"RUN={other}")
     assert run.read_text() == "mine, edited\n"
+
+
+@pytest.mark.parametrize(
+    ("program", "dies"),
+    [
+        ("python", "exit 1"),  # a mistyped RUN=
+        ("python", "echo kil; exit 1"),
+        ("cp", "exit 1"),
+        ("cp", ': > "$2"; exit 1'),
+        ("cp", 'echo kil > "$2"; exit 1'),
+        ("cp", '/bin/cp "$1" "$2"; exit 1'),
+        ("mv", "exit 1"),
+    ],
+)
+def test_after_a_kill_anywhere_a_run_file_that_this_put_there_is_known_as_such(
+    project, program, dies
+):
+    subprocess.run(["git", "init", "-q", str(project)], check=True)
+    run, first, other = (project / name for name in ("params/run.toml", "a.toml", "b.toml"))
+    first.write_text("killed before\n")
+    other.write_text("kil\nis what is left of this\n")
+    repro(project, f"RUN={first}")
+    stand_in, kept = project / ".venv" / "bin" / program, PYTHON if program == "python" else ""
+    for _ in range(2):
+        stand_in.write_text(f"#!/bin/sh\n{dies}\n")
+        stand_in.chmod(0o755)
+        assert subprocess.run(["make", "-s", "repro", f"RUN={other}"], cwd=project).returncode
+        stand_in.write_text(kept) if kept else stand_in.unlink()
+        mistyped = ["make", "-s", "repro", "RUN=mistyped.toml"]
+        done = subprocess.run(mistyped, cwd=project, capture_output=True, text=True)
+        assert done.returncode and "mistyped.toml: No such file" in done.stderr
+    repro(project, f"RUN={first}")
+    assert run.read_text() == "killed before\n"
+    assert [path.name for path in (project / "data").iterdir()] == [".run.toml"]
 
 
 @pytest.mark.parametrize(("content", "stays"), [("", False), ('{"a": {', False), ("{}", True)])
