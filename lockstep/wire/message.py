@@ -171,7 +171,11 @@ class Form:
 
 
 def form_of(optimizer: Optimizer, params: Tree, layout: str) -> Form:
-    """Return the form of an optimizer's messages for params, or their shapes, without an array."""
+    """Return the form of an optimizer's messages for params, or their shapes, without an array.
+
+    Raises:
+      LockstepError: The wire has no such messages.
+    """
 
     def first_message(params: Tree) -> Tree:
         own, shared = optimizer.init(params)
@@ -186,6 +190,10 @@ def form_of(optimizer: Optimizer, params: Tree, layout: str) -> Form:
             f'[peers] wire = "{PLAIN}", expected "lockstep" with a dense optimizer: Psyche '
             "sends no gradients"
         )
+    for leaf, _ in form.sparse:
+        if leaf.value_NK.dtype not in (bool, bfloat16):
+            found = f"value_dtype is {leaf.value_NK.dtype}"
+            raise LockstepError(f"{found}, expected bfloat16: messages hold such values, or signs")
     return form
 
 

@@ -54,7 +54,8 @@ class Compressor:
       topk: Coefficients sent of each block; all of a smaller block.
       chunk: The longest side of a block; the largest divisor at most this is taken.
       quantize_1bit: Whether to send signs instead of values.
-      value_dtype: Dtype that values are rounded to before they are sent; bfloat16 in Psyche.
+      value_dtype: Dtype that values are rounded to before they are sent; bfloat16 in Psyche. On
+        the wire, as in `simulate`, it must be that; `as_transform` takes float16 and float32 too.
       stacked: Top-level groups of the params whose leaves carry a leading layer axis.
       skip_zero_blocks: Whether blocks of zeros count as not sent. Else the sign of such a block's
         first zeros is +, and it steps, as in Psyche.

@@ -20,6 +20,7 @@ from lockstep.optim.dense import adamw
 from lockstep.wire import commitment
 from lockstep.wire import message as wire
 from pipeline.stage.keys import PROJECT
+from tests.errors import refused
 from tests.lockstep.optim.compiled import compiled
 from tests.lockstep.transcript.test_tensorfile import same
 
@@ -316,6 +317,16 @@ def test_whole_arrays_stand_before_indices(layout, one_bit):
 def test_gradients_are_no_messages_of_psyches():
     with pytest.raises(LockstepError, match=r'\[peers\] wire = "psyche", expected "lockstep"'):
         wire.form_of(ADAMW, PARAMS, "psyche")
+
+
+@pytest.mark.parametrize("layout", ["lockstep", "psyche"])
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_values_of_another_dtype_than_the_wires_are_refused(dtype, layout):
+    values = distro(CompressedMomentum(0.1, Compressor(5, 32, False, dtype), 0.9))
+    with refused("value_dtype", dtype, "bfloat16"):
+        wire.form_of(values, SMALL, layout)
+    signs = distro(CompressedMomentum(0.1, Compressor(5, 32, True, dtype), 0.9))
+    assert wire.form_of(signs, SMALL, layout).kind in (wire.CODED_SIGNS, wire.PLAIN_SIGNS)
 
 
 def test_a_message_of_another_run_is_refused():
