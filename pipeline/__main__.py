@@ -34,7 +34,7 @@ from pipeline.command_options import (
 from pipeline.generate import generate
 from pipeline.preflight import commands as preflight
 from pipeline.stage import devices, logs
-from pipeline.stage.keys import STAGES
+from pipeline.stage.keys import PROJECT, STAGES
 
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
@@ -67,6 +67,14 @@ def options(
     ] = False,
 ) -> None:
     """Options of `lockstep` itself."""
+    here = Path.cwd()
+    is_checkout = all(Path(name).is_file() for name in ("dvc.yaml", "pipeline/stage/keys.py"))
+    if is_checkout and not here.samefile(PROJECT):
+        raise LockstepError(
+            f"{here}: a checkout of Lockstep, and this command runs the code of {PROJECT}, "
+            "expected an environment for each: `make clean` here, then `make environment`, and "
+            "activate it"
+        )
 
 
 @app.command(help=f"{STAGES['download']['desc']}.", rich_help_panel=STAGES_IN_ORDER)

@@ -149,6 +149,23 @@ def test_a_cuda_that_there_is_not_is_one_line(project, flags, said):
     assert done.returncode and said in done.stderr
 
 
+def test_an_environment_that_was_copied_with_its_checkout_is_one_line(project):
+    made, copy = project / "first", project / "a copy"
+    shutil.copytree(project, made, ignore=lambda *_: ["first"])
+    config = f"version = 3.12\ncommand = /usr/bin/python3 -m venv {made / '.venv'}\n"
+    (made / ".venv" / "pyvenv.cfg").write_text(config)
+    repro(made)
+    shutil.copytree(made, copy)
+    refused = ["make", "repro"]
+    done = subprocess.run(refused, cwd=copy, capture_output=True, text=True)
+    assert done.returncode and str(made / ".venv") in done.stderr and not done.stdout
+    assert done.stderr.count("\n") == 1 and "make clean" in done.stderr
+    subprocess.run(["make", "clean"], cwd=copy, check=True)
+    assert not (copy / ".venv").exists()
+    made.rename(project / "moved")
+    assert subprocess.run(refused, cwd=project / "moved", capture_output=True).returncode
+
+
 @pytest.mark.parametrize(("flags", "least"), [([], "3.11"), (["GPU=1"], "3.12")])
 def test_a_python_that_is_too_old_is_one_line_before_pip_begins(project, flags, least):
     shutil.rmtree(project / ".venv")

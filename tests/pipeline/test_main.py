@@ -48,6 +48,29 @@ def test_the_version_is_that_of_the_source(capsys):
     assert capsys.readouterr().out == f"lockstep {version.with_commit()}\n"
 
 
+def test_a_copied_checkout_is_not_run_with_the_code_of_the_first(tmp_path):
+    copy = tmp_path / "a copy"
+    for name in ("dvc.yaml", "pipeline/stage/keys.py"):
+        (copy / name).parent.mkdir(parents=True, exist_ok=True)
+        (copy / name).touch()
+    (tmp_path / "link").symlink_to(PROJECT)
+
+    def said(folder, *arguments):
+        """As its entry point does, whose own folder comes first, not the current one."""
+        program = "import sys; from lockstep.__main__ import main; main()"
+        command = [sys.executable, "-P", "-c", program, *arguments]
+        environment = tiny.environment(PROJECT)
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+        return done.returncode, done.stdout, done.stderr
+
+    code, out, error = said(copy, "status")
+    assert (code, out, error.count("\n")) == (1, "", 1)
+    assert error.startswith(f"error: {copy}: ") and str(PROJECT) in error and "make clean" in error
+    assert said(copy, "--version")[0] == 0
+    for folder in (PROJECT, tmp_path / "link", tmp_path):
+        assert said(folder, "schema")[0] == 0
+
+
 def test_the_tab_key_completes_commands_and_options(capsys, monkeypatch):
     monkeypatch.setenv("_LOCKSTEP_COMPLETE", "complete_bash")
     for typed, ends in (("lockstep gen", ["generate"]), ("lockstep generate --see", ["--seed"])):
