@@ -54,6 +54,7 @@ class HfConfig:
         "hidden_act": "silu",
         "attention_dropout": 0.0,
         "partial_rotary_factor": 1.0,
+        "is_causal": True,
         "quantization_config": None,
     }
     OTHER_NAMES: ClassVar[dict[str, str]] = {}

@@ -57,7 +57,7 @@ def run_stage(name: str, run: Path, root: Path) -> None:
 def _check_unchanged(name: str, keys: Keys) -> None:
     """Check that what a stage depends on in the run file is as it was at the stage's start.
 
-    DVC reads the run file once more after the stage, and would record what the result is not of.
+    DVC reads the run file again after the stage: it would record what the stage did not use.
     """
     before, now = keys.content(name), keys.again().content(name)
     if changed := [part for part, digest in now.items() if before.get(part) != digest]:

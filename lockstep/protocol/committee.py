@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-MAX_WITNESSES = 32  # the number that witness_nodes = 0, "everyone", elects
+MAX_WITNESSES = 32  # witness_nodes = 0 elects so many, or all of fewer peers
 SHUFFLE_ROUNDS = 90
 U64 = (1 << 64) - 1
 

@@ -49,7 +49,7 @@ class SimulatedConfig:
     rows: int  # examples of a round, over all peers
     min_clients: int  # peers without which a round cannot be
     init_min_clients: int
-    witness_nodes: int  # peers elected as witnesses; 0 is all
+    witness_nodes: int  # peers elected as witnesses; 0 is all, at most 32
     verification_percent: int
     max_round_train_time: int
     total_steps: int = MOST_ROUNDS  # a simulation can go on later

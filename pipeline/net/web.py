@@ -40,6 +40,7 @@ PROXY_VARIABLES = [
 PIECE_BYTES = 2**20
 NUMBER = "[0-9]{1,18}"
 PAGE_TYPES = ("html", "/json", "+json", "/xml", "+xml")  # ends of types that tokens never have
+JSON_NAME = re.compile(r".*\.jsonl?(\.gz|\.zst)?", re.IGNORECASE)
 NEXT_PAGE = re.compile(r'<[^<>?]*\?([^<>]*)>; *rel="?next"?')
 
 
@@ -429,7 +430,7 @@ def _head(request: Request, network: NetSettings) -> Origin:
 
 def _describe(request: Request, headers: Mapping[str, str], size: int) -> Origin:
     name = request.name
-    _check_content(name, headers)
+    _check_content(name, request.url, headers)
     tag = headers.get("ETag") or headers.get("Last-Modified")
     if tag is not None and reveals(tag):  # it would be written down
         raise NetError(f"{name}: names version {brief(repr(tag))}, expected an ETag or a date")
@@ -461,7 +462,7 @@ def _checksum(name: str, headers: Mapping[str, str]) -> str | None:
 
 def _check_version(name: str, headers: Mapping[str, str], origin: Origin) -> bool:
     """Check that the answer is of no other version; return whether it says that it is of this."""
-    _check_content(name, headers)
+    _check_content(name, origin.url, headers)
     if origin.tag is None or origin.is_addressed:
         return False
     is_date = re.match(r"\w{3}, \d", origin.tag)  # where the server gave no ETag
@@ -503,11 +504,11 @@ def _check_range(
     return 0
 
 
-def _check_content(name: str, headers: Mapping[str, str]) -> None:
+def _check_content(name: str, url: str, headers: Mapping[str, str]) -> None:
     """Check that the body is the file itself: not an error or sign-in page, not compressed."""
     mime = headers.get("Content-Type", "").partition(";")[0].strip()
     kind = mime.lower()  # not shown: in lower case a secret would not be hidden
-    is_itself = name.endswith(".json") and kind.endswith("json")
+    is_itself = kind.endswith("json") and JSON_NAME.fullmatch(urlsplit(url).path)
     if kind.endswith(PAGE_TYPES) and not is_itself:
         raise NetError(
             f"{name}: sends a web page ({brief(mime)}), expected the file itself; does the server "

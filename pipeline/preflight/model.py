@@ -58,9 +58,7 @@ class ModelFiles(NamedTuple):
             )
         if hf.WEIGHTS in self.names:
             return
-        named = {file.name for file in hf.weight_files(self.folder)}
-        if absent := sorted(named - self.names):
-            raise LockstepError(f"{self.where}: {hf.INDEX} names {absent[0]}, expected it there")
+        hf.named_shards(self.folder / hf.INDEX, self.names, self.where)
 
 
 def look(repo_id: str, revision: str | None, root: Path, where: str, expected: str) -> ModelFiles:

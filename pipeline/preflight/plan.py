@@ -13,6 +13,7 @@ from lockstep.optim.optimizer import Tree
 from lockstep.programs.device_memory import DeviceMemory, device_memory
 from lockstep.programs.train_step import Programs
 from lockstep.protocol import links
+from lockstep.protocol.committee import MAX_WITNESSES
 from pipeline import runfile
 from pipeline.preflight.model import model_of_run
 from pipeline.start import in_time
@@ -86,7 +87,7 @@ def plan_of(run: runfile.Run, model: Model, first_step: int = 0) -> Footprint:
     kept_states = len(run.snapshots(first_step).kept)
     rounds = run.config.total_steps - first_step
     form = programs.form
-    witnesses = run.config.witness_nodes or peers
+    witnesses = run.config.witness_nodes or min(peers, MAX_WITNESSES)
     round_seconds = _round_seconds(run, programs)
     a_round = ROUND + ROUND_OF_PEER * peers + ROUND_OF_WITNESS * witnesses
     return Footprint(

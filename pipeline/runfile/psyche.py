@@ -13,12 +13,11 @@ from pydantic import AfterValidator, Field, model_validator
 
 from lockstep.methods import AnyOptimizer
 from lockstep.methods.schedule import AnySchedule
+from lockstep.protocol.committee import MAX_WITNESSES
 from lockstep.tables.peers import PeerCount
 from lockstep.tables.table import NAME_BYTES, U8, U16, U32, U64, AsTuple, Table, wrong
 from pipeline.runfile.checkpoint import BUCKET, PREFIX, AnyCheckpoint, CheckpointGcs, CheckpointHub
 from pipeline.runfile.data import AnyData
-
-MAX_WITNESSES = 32
 
 # Top-level keys of a coordinator's state file that hold a run's state, not its configuration.
 STATE_KEYS = (
@@ -51,7 +50,8 @@ class Coordinator(Table):
     """Percentage of peers that verify other peers' work instead of training, 0 to 100. It is 0 in
     every working Psyche run."""
     witness_nodes: Annotated[int, Field(ge=0, le=MAX_WITNESSES)]
-    """Number of peers elected as witnesses each round, 0 to 32; 0 makes every peer a witness."""
+    """Number of peers elected as witnesses each round, 0 to 32; 0 elects every peer, or
+    32 of more."""
     total_steps: Annotated[U32, Field(ge=1)]
     """Number of rounds to train. (Psyche runs one fewer.)"""
 

@@ -166,7 +166,7 @@ def _look(
     if manifest is None and generation is not None:
         raise _missing(remote, MANIFEST, generation)
     if manifest is None:
-        files = _by_listing(remote)
+        files = _by_listing(remote, cache, network)
     else:
         files, step = _by_manifest(remote, manifest, cache, network)
         generation = int(manifest.generation)
@@ -215,12 +215,16 @@ def _missing(remote: BucketFolder, name: str, generation: int) -> LockstepError:
     )
 
 
-def _by_listing(remote: BucketFolder) -> dict[str, BucketFile]:
-    """Return the newest versions of the files of a model."""
+def _by_listing(remote: BucketFolder, cache: Path, network: Network) -> dict[str, BucketFile]:
+    """Return the newest versions of the files of a model; only its index is fetched."""
     newest = remote.files(below=False)
     weights = [name for name in newest if re.fullmatch(r"model[\w.-]*\.safetensors", name)]
     if hf.WEIGHTS in weights:
         weights = [hf.WEIGHTS]
+    elif hf.INDEX in newest:
+        origins = {hf.INDEX: remote.origin(hf.INDEX, newest[hf.INDEX])}
+        (index,) = _fetch(remote, origins, cache, network).values()
+        weights = hf.named_shards(index.path, newest, remote.name)
     return {name: newest[name] for name in (*hf.SMALL, *weights) if name in newest}
 
 

@@ -10,7 +10,7 @@ need fit there: one tensor of the folder is in memory at a time, and pieces of a
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -205,7 +205,15 @@ def weight_files(folder: Path) -> list[Path]:
         return [folder / WEIGHTS]
     if not (folder / INDEX).is_file():
         raise LockstepError(f"{folder}: found neither {WEIGHTS} nor {INDEX}, expected one of them")
-    return [folder / name for name in sorted(set(_weight_map(folder).values()))]
+    return [folder / name for name in sorted(set(_weight_map(folder / INDEX).values()))]
+
+
+def named_shards(index: Path, present: Collection[str], where: str) -> list[str]:
+    """Return the files of weights that an index names, all of which are `present` in `where`."""
+    named = sorted({*_weight_map(index).values()})
+    if absent := [name for name in named if name not in present]:
+        raise LockstepError(f"{where}: {INDEX} names {absent[0]}, expected it there")
+    return named
 
 
 def _no_progress(nbytes: int) -> None:
@@ -283,8 +291,7 @@ def read_folder(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     return source.hf_config, unflatten_dict(params, sep="/")
 
 
-def _weight_map(folder: Path) -> dict[str, str]:
-    path = folder / INDEX
+def _weight_map(path: Path) -> dict[str, str]:
     weight_map = read_json(path).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise LockstepError(f"{path}: found no weight_map, expected tensor names and their files")
@@ -306,7 +313,7 @@ def _files_by_tensor(folder: Path) -> dict[str, TensorFile]:
                 raise LockstepError(f"{path}: {name} is also in {files[name].path.name}")
             files[name] = file
     if not (folder / WEIGHTS).is_file():
-        for name, expected in _weight_map(folder).items():
+        for name, expected in _weight_map(folder / INDEX).items():
             actual = files[name].path.name if name in files else "no file"
             if actual != expected:
                 raise LockstepError(

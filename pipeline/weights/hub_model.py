@@ -18,9 +18,9 @@ from pipeline.weights import hf
 
 log = logging.getLogger(__name__)
 
-# The files of a model; no other files of a repository are fetched, or removed by a push.
 PROOF_PREFIX, SIGNATURE = "proof/", "model.sig"  # a publication's, beside its model
-MODEL = (hf.CONFIG, hf.INDEX, "model*.safetensors", *hf.COMPANIONS)
+# The files of a model as a push writes them, which removes those of an earlier one.
+PUSHED = (hf.CONFIG, hf.INDEX, "model*.safetensors", *hf.COMPANIONS)
 
 
 def download(repo_id: str, revision: str | None, store: Path, network: Network) -> Path:
@@ -32,9 +32,14 @@ def download(repo_id: str, revision: str | None, store: Path, network: Network) 
     if revision is not None:
         name += f" at {revision}"
     expected = "a folder or a model on the hub"
-    folder, _ = hub_files.download(
-        name, repo_id, revision, store, MODEL, expected, network, partial(Progress, "convert")
+    progress = partial(Progress, "convert")
+    folder, repository = hub_files.download(
+        name, repo_id, revision, store, hf.SMALL, expected, network, progress
     )
+    weights = [hf.WEIGHTS]
+    if hf.WEIGHTS not in repository.files and hf.INDEX in repository.files:
+        weights = hf.named_shards(folder / hf.INDEX, repository.files, name)
+    hub_files.fetch(name, repo_id, repository, store, weights, network, progress)
     if revision != folder.name:
         log.warning(f"convert: warning: {hub_files.pin_advice(name, folder.name, 'revision')}")
     return folder
@@ -87,4 +92,4 @@ def _is_pushed(name: str) -> bool:
     """Return whether a file of a repository belongs to a model, or to a proof beside it."""
     if "/" in name:
         return name.startswith(PROOF_PREFIX)
-    return name == SIGNATURE or any(fnmatch(name, pattern) for pattern in MODEL)
+    return name == SIGNATURE or any(fnmatch(name, pattern) for pattern in PUSHED)

@@ -121,6 +121,7 @@ def test_an_unknown_model_type_is_refused_with_those_that_are_known(model_type):
     ("base", "changes", "message"),
     [
         (LLAMA, {"hidden_act": "gelu"}, "hidden_act is 'gelu', but only 'silu' is supported"),
+        (LLAMA, {"is_causal": False}, "is_causal is False, but only True is supported"),
         (LLAMA, {"attention_bias": "yes"}, "attention_bias is 'yes', expected true or false"),
         (LLAMA, {"attention_dropout": 0.1}, "attention_dropout is 0.1, but only 0.0"),
         (LLAMA, {"quantization_config": {}}, "quantization_config is {}, but only None"),
@@ -142,6 +143,7 @@ def test_an_unknown_model_type_is_refused_with_those_that_are_known(model_type):
         (LLAMA, {"rms_norm_eps": float("nan")}, "rms_norm_eps is nan, expected a number above 0"),
         (LLAMA, {"eos_token_id": [1, "</s>"]}, "eos_token_id is (1, '</s>'), expected a token id"),
         (V3, {"hidden_act": "gelu"}, "hidden_act is 'gelu', but only 'silu' is supported"),
+        (V3, {"is_causal": False}, "is_causal is False, but only True is supported"),
         (V3, {"scoring_func": "softmax"}, "scoring_func is 'softmax', but only 'sigmoid'"),
         (V3, {"topk_method": "greedy"}, "topk_method is 'greedy', but only 'noaux_tc'"),
         (V3, {"moe_layer_freq": 2}, "moe_layer_freq is 2, but only 1"),

@@ -16,10 +16,12 @@ class Files(web.Served):
     Attributes:
       files: content by path, "data/a.ds"; `put` sets one.
       user: "name:password" of who may read; None: anybody may.
+      kind: Content-Type of all files.
     """
 
     files: dict[str, bytes | memoryview] = field(default_factory=dict)
     user: str | None = None
+    kind: str = "application/octet-stream"
     tags: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -53,8 +55,7 @@ class _Handler(web.Handler):
         elif name not in files.files:
             self.answer(404, b"no such file\n", Content_Type="text/plain")
         else:
-            kind = "application/octet-stream"
-            self.send_file(name, files.files[name], Content_Type=kind, ETag=files.tags[name])
+            self.send_file(name, files.files[name], Content_Type=files.kind, ETag=files.tags[name])
 
     do_HEAD = do_GET
 

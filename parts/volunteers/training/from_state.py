@@ -109,7 +109,7 @@ class LateJoiner:
             log.warning(f"train: a link in the store does not follow: {error}")
 
     def _closed_rounds(self, progress: RunProgress, params: str) -> Iterator[Passed]:
-        """Yield them.
+        """Yield the rounds that were closed, as `_passed` does.
 
         Raises:
           ValueError: A link says what no run allows.

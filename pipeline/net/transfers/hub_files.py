@@ -204,6 +204,20 @@ def download(
         name,
         lambda: list_repo(repo_id, revision, name, network, expected),
     )
+    folder = fetch(name, repo_id, repository, cache, patterns, network, progress)
+    return folder, repository
+
+
+def fetch(
+    name: str,
+    repo_id: str,
+    repository: Repository,
+    cache: Path,
+    patterns: Sequence[str],
+    network: NetSettings,
+    progress: Callable[..., AbstractContextManager[Bar]],
+) -> Path:
+    """Download some of the files of a repository that is listed, as `download` does."""
     files = {
         file: origin
         for file, origin in sorted(repository.files.items())
@@ -217,7 +231,7 @@ def download(
     folder = cache / "hub" / repo_id.replace("/", "--") / repository.commit
     if files:
         store.link_files(dict(zip(files, fetched, strict=True)), folder)
-    return folder, repository
+    return folder
 
 
 def package_url(repo_id: str, commit: str) -> str:

@@ -8,13 +8,15 @@ The subsets of a dataset on the hub are patterns of files, in the front matter o
       - split: train
         path: sample/10BT/*
 
-`data_files` may also be a pattern or a list of patterns, which are then of the split train.
+`data_files` may also be a pattern or a list of patterns, which are then of the split train. As on
+the hub, a subset's patterns begin in its `data_dir`, `*` ends at a slash, and `**` is any folders.
 """
 
 import logging
 from collections.abc import Iterable
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
+from posixpath import normpath
 from typing import Annotated
 
 import yaml
@@ -168,6 +170,7 @@ class HubSubset(Table, extra="ignore"):
     """A subset, which the hub calls a config."""
 
     config_name: Pattern
+    data_dir: Pattern = "."
     data_files: (
         Pattern | Annotated[tuple[SplitFiles | Pattern, ...], Field(max_length=1000), AsTuple]
     ) = ()
@@ -197,7 +200,8 @@ def _of_subset(
             f"{where}: found the subsets {names}, expected {source.subset!r} among them"
         )
     by_split: dict[str, list[str]] = {}
-    data_files = by_name[source.subset].data_files
+    subset = by_name[source.subset]
+    data_files = subset.data_files
     for entry in (data_files,) if isinstance(data_files, str) else data_files:
         part = SplitFiles(path=entry) if isinstance(entry, str) else entry
         paths = (part.path,) if isinstance(part.path, str) else part.path
@@ -208,8 +212,20 @@ def _of_subset(
             f"{where}: found the splits {names} in subset {source.subset!r}, expected "
             f"{source.split!r} among them"
         )
-    wanted = by_split[source.split]
-    return [file for file in files if any(fnmatch(file.name, pattern) for pattern in wanted)]
+    wanted = [normpath(f"{subset.data_dir}/{pattern}") for pattern in by_split[source.split]]
+    return [file for file in files if any(_matches(file.name, pattern) for pattern in wanted)]
+
+
+def _matches(name: str, pattern: str) -> bool:
+    """Return whether a pattern of the hub, in which `**` is any number of folders, fits a name."""
+    parts = name.split("/")
+    reached = {0}  # how many leading parts of the name what was read of the pattern fits
+    for wanted in pattern.split("/"):
+        if wanted == "**":
+            reached = {n for n in range(len(parts) + 1) if n >= min(reached, default=n + 1)}
+        else:
+            reached = {n + 1 for n in reached if n < len(parts) and fnmatch(parts[n], wanted)}
+    return len(parts) in reached
 
 
 def _warn_of_subsets(files: Iterable[LocationFile], where: str, network: Network) -> None:

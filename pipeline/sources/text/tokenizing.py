@@ -140,8 +140,9 @@ def cut(text: str) -> Iterator[Piece]:
     """Yield a document in pieces of at most PIECE characters.
 
     A longer one is cut after a line break between two non-space characters, where common tokenizers
-    cut too, so that the tokens are those of the whole. A piece without one is cut before a line
-    break, else before a space, else anywhere; that may change the token there.
+    cut too, so that byte-level ones give the tokens of the whole. (Where a tokenizer writes a space
+    before a text, as SentencePiece's do, each piece has one.) A piece without such a break is cut
+    before a line break, else before a space, else anywhere; that may change the token there.
     """
     start = 0
     while len(text) - start > PIECE:

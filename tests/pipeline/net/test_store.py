@@ -7,6 +7,8 @@ import pytest
 
 from lockstep.errors import LockstepError
 from lockstep.machine.progress import Progress
+from pipeline.net import remote, web
+from pipeline.net.host import NetError
 from pipeline.net.origin import Origin
 from pipeline.net.transfers import hub_files, store
 from pipeline.runfile import Network
@@ -41,6 +43,17 @@ def test_a_link_in_the_store_is_neither_read_nor_written_through(tmp_path, suffi
             with pytest.raises(LockstepError, match="expected to write there"):
                 fetch(files, tmp_path / "store", tag=tag)
     assert (tmp_path / "ours").read_bytes() == (b"1234" if suffix == "whole" else b"12")
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.jsonl", "a.JSON.gz", "a.jsonl.zst"])
+def test_json_is_itself_where_the_file_is_named_for_it(tmp_path, name):
+    others = {"a.ds": b"{}", "json/a": b"{}"}
+    with Files(files={name: b"{}"} | others, kind="application/json").serving() as files:
+        for url in (files.url(name), f"{files.url(name)}?key=1"):
+            assert web.head(remote.resolve_web(url), NETWORK).size == 2
+        for other in others:
+            with pytest.raises(NetError, match="a web page"):
+                web.head(remote.resolve_web(files.url(other)), NETWORK)
 
 
 def fetch_checked(files: Files, folder, content: bytes) -> bytes:

@@ -40,6 +40,21 @@ def test_large_messages_are_on_disk_until_their_round_is_over(monkeypatch):
     assert plan_of(dense, tiny.MODEL).spooled == dense.peers.count * message
 
 
+def test_a_round_has_32_witnesses_at_most():
+    def rounds(witness_nodes: int) -> int:
+        run = tiny.parsed(
+            peers__count=40,
+            config__global_batch_size_start=80,
+            config__global_batch_size_end=80,
+            config__min_clients=40,
+            config__init_min_clients=40,
+            config__witness_nodes=witness_nodes,
+        )
+        return plan_of(run, tiny.MODEL).rounds
+
+    assert rounds(witness_nodes=0) == rounds(witness_nodes=32) > rounds(witness_nodes=31)
+
+
 def check_memory(run: runfile.Run) -> None:
     """The memory of a training that has just compiled these programs, on its one device."""
     programs = programs_of(run, dict(run.llm.checkpoint.config))

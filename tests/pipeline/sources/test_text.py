@@ -251,6 +251,29 @@ def test_a_subset_of_a_dataset_is_what_its_readme_says(
             assert [file.name for file in found.files] == expected
 
 
+@pytest.mark.parametrize(
+    ("says", "expected"),  # as load_dataset_builder of `datasets` 5.2 lists them
+    [
+        ("data_files: data/*.jsonl", ["data/a", "data/b"]),
+        ("data_files: ./data/*.jsonl", ["data/a", "data/b"]),
+        (
+            "data_files: data/**/*.jsonl",
+            ["data/a", "data/b", "data/deep/er/d", "data/rejected/c"],
+        ),
+        ('data_files: "*.jsonl"', ["x"]),
+        ('data_dir: en\n  data_files: "*.jsonl"', ["en/e"]),
+        ('data_files: "**/[ex].jsonl"', ["en/e", "x"]),
+    ],
+)
+def test_patterns_of_a_readme_end_at_a_slash_as_on_the_hub(says, expected, tmp_path, monkeypatch):
+    names = ("data/a", "data/b", "data/rejected/c", "data/deep/er/d", "en/e", "x")
+    files = {f"{name}.jsonl": lines_of(STORIES) for name in names}
+    files["README.md"] = f"---\nconfigs:\n- config_name: s\n  {says}\n---\n".encode()
+    with on_hub(monkeypatch, tmp_path, "ours/web", files):
+        found = sources.survey(location("ours/web", subset="s"), options(tmp_path / "store"))
+    assert [file.name.removesuffix(".jsonl") for file in found.files] == expected
+
+
 def test_all_files_of_a_dataset_with_subsets_are_read_with_a_warning(tmp_path, monkeypatch, caplog):
     files = {f"{name}.jsonl": lines_of(STORIES) for name in ("data/x/0", "sample/1")}
     with on_hub(monkeypatch, tmp_path, "ours/web", files | {"README.md": README.encode()}) as hub:

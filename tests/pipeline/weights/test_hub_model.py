@@ -10,7 +10,7 @@ import pytest
 from lockstep.errors import LockstepError
 from lockstep.files import read_json
 from pipeline.net import limits
-from pipeline.weights import hub_model
+from pipeline.weights import hf, hub_model
 from tests import tiny
 from tests.pipeline.conversion import (
     check_silence,
@@ -63,6 +63,24 @@ def test_a_model_on_the_hub_is_fetched_checked_and_recorded(tmp_path, served):
     fetched = {path.name for path in (tmp_path / "data" / "store").rglob("*")}
     assert "tokenizer.json" in fetched
     assert not {"modeling.py", "pytorch_model.bin", "notes.json"} & fetched
+
+
+def test_weights_in_shards_of_any_name_are_fetched_as_the_index_names_them(tmp_path, served):
+    model = write_model(tmp_path / "model", max_shard_bytes=3000)
+    index = model / hf.INDEX
+    for shard in hf.weight_files(model):
+        shard.rename(shard.with_name(f"pytorch_{shard.name}"))
+    index.write_text(index.read_text().replace('"model-', '"pytorch_model-'))
+    (model / "model.fp16.safetensors").write_bytes(b"the same in another dtype")
+    commit = served.add(model)
+    repo = {"Hub": {"repo_id": REPO, "revision": commit}}
+    assert same_params(convert_in(tmp_path, repo), model)
+    fetched = {path.name for path in (tmp_path / "data" / "store").rglob("*")}
+    assert "model.fp16.safetensors" not in fetched
+    next(model.glob("pytorch_*2-of*")).unlink()
+    (tmp_path / "other").mkdir()
+    said = refused(tmp_path / "other", {"Hub": repo["Hub"] | {"revision": served.add(model)}})
+    assert f"{hf.INDEX} names pytorch_model-00002-of-" in said
 
 
 def test_a_branch_a_tag_and_a_commit_each_name_a_revision(tmp_path, served, caplog):

@@ -124,6 +124,16 @@ def test_without_a_manifest_what_lies_there_is_read(tmp_path, served, caplog, sh
     assert not {f"no_manifest/{name}" for name in JUNK} & cached(tmp_path).keys()
 
 
+def test_without_a_manifest_shards_have_the_names_that_their_index_says(tmp_path, served):
+    model = write_model(tmp_path / "model", max_shard_bytes=3000)
+    index = model / hf.INDEX
+    for shard in hf.weight_files(model):
+        shard.rename(shard.with_name(f"pytorch_{shard.name}"))
+    index.write_text(index.read_text().replace('"model-', '"pytorch_model-'))
+    put(served, model)
+    assert same_params(read(tmp_path), model)
+
+
 def test_without_a_manifest_what_changed_is_fetched_and_what_went_is_not_kept(
     tmp_path, served, model
 ):
