@@ -308,7 +308,7 @@ def reasons(new: NewRun) -> Reasons:
         "links.upload_mbps": "simulated, a home connection's, as in params/run.toml",
         **{f"links.{key}": "simulated, as asked for" for key in new.links},
         "witness.snapshot_every": "a quarter of the rounds, as in params/run.toml",
-        "held_out.every": "20 measurements, as in params/run.toml",
+        "held_out.every": "20 measurements",
         "held_out.sequences": f"at least {HELD_OUT_TOKENS:,} tokens a measurement, or all that "
         "are held out",
         "export.dtype": _why_dtype(new),
