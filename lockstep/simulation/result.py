@@ -32,7 +32,7 @@ class Result:
     Attributes:
       params: The params that all peers agree on.
       local_params: Where each peer takes its next gradient: the params themselves, except with
-        SPARTA, SPARTA-DiLoCo and Streaming DiLoCo, whose peers stay apart.
+        SPARTA, SPARTA-DiLoCo, Streaming DiLoCo and Decoupled DiLoCo, whose peers stay apart.
       curves: Rows by curve.
       micro_batch: Examples of one gradient computation.
       fired: How often each kind of fault changed something.

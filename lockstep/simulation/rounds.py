@@ -18,7 +18,7 @@ from lockstep.files import read_json, write_json
 from lockstep.machine import allocator
 from lockstep.machine.progress import Progress
 from lockstep.optim.optimizer import Tree
-from lockstep.optim.transform import next_step
+from lockstep.optim.transform import OptimizerState, lookahead_params
 from lockstep.programs.device_memory import device_memory
 from lockstep.programs.train_step import Programs
 from lockstep.protocol import links
@@ -53,7 +53,7 @@ class Measurements(Observer):
         self.arguments, self.peers, self.held_out, self.log = arguments, peers, held_out, log
         self.step = step
         self.ejected: dict[int, tuple[int, str]] = {}
-        self._lookahead = jax.jit(peers.programs.optimizer.lookahead)
+        self._lookahead = jax.jit(partial(lookahead_params, peers.programs.optimizer))
 
     def begins(self, step: int, progress: RunProgress) -> None:
         """Note when a round begins."""
@@ -106,13 +106,14 @@ class Measurements(Observer):
 
     def local_params(self) -> Iterator[Tree]:
         """Yield where each peer takes its next gradient: NumPy arrays."""
-        params, optimizer = self._params, self.peers.programs.optimizer
-        step = next_step(optimizer, np.int32(self.step * optimizer.inner_steps))
+        params, shared = self._params, self.peers.shared
+        taken = np.int32(self.step * self.peers.programs.optimizer.inner_steps)
         if self._together:
             yield from [jax.tree.map(np.array, params)] * self.arguments.peers
             return
         for peer in range(self.arguments.peers):
-            local = self._lookahead(params, self.peers.own(peer), self.peers.shared, step)
+            state = OptimizerState(taken, self.peers.own(peer), shared)
+            local = self._lookahead(params, state)
             yield jax.tree.map(np.array, local)
 
     def shown(self) -> dict[str, str]:

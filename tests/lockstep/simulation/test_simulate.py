@@ -338,3 +338,22 @@ def test_local_params_are_apart_only_where_peers_are():
     np.testing.assert_allclose(last["local_loss"], expected, rtol=1e-5)
     together = {name: values[-1] for name, values in together.validation.items()}
     assert together["loss"] == together["local_loss"]
+
+
+ADOPTED_AT_ONCE = {"inner_steps": 2, "inner": SGD, "fragments": 1, "delay": 0}
+STREAMING = {"StreamingDiLoCo": ADOPTED_AT_ONCE | {"mixing": 0.0, "outer_momentum": 0.9}}
+DECOUPLED = {"DecoupledDiLoCo": ADOPTED_AT_ONCE}
+
+
+@pytest.mark.parametrize("optimizer", [STREAMING, DECOUPLED], ids=["Streaming", "Decoupled"])
+def test_local_params_are_those_after_what_the_next_step_adopts(optimizer):
+    result = short(optimizer=optimizer, eval_data=DATA, eval_every=1, correlation_every=1)
+    measured = result.validation
+    for name in ("local_loss", "averaged_loss"):
+        np.testing.assert_allclose(measured[name], measured["loss"], rtol=1e-6)
+    np.testing.assert_allclose(result.correlation["correlation"], 1)
+    for local in result.local_params:
+        np.testing.assert_allclose(local["w"], result.params["w"], rtol=1e-6)
+    if optimizer is STREAMING:  # then it is DiLoCo
+        diloco = short(optimizer=DILOCO, eval_data=DATA, eval_every=1).validation
+        np.testing.assert_allclose(measured["loss"], diloco["loss"], rtol=1e-5)
