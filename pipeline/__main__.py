@@ -120,28 +120,36 @@ def status(
     """Say how far a training is, whether it runs or was killed."""
     from pipeline.monitor import training
 
-    newest = training.newest(root)
+    first, *others = training.in_progress(root)
     if as_json:
-        print(json.dumps(newest.to_json()))
+        print(json.dumps(first.to_json()))
         return
-    for name, text in newest.rows():
+    rows = [*first.rows(), *(("other", f"{one.name}, {one.state}") for one in others)]
+    for name, text in rows:
         print(shown(f"{name:<10} {text}"))
 
 
+TrainingKey = Annotated[
+    str | None, typer.Option("--key", help="Of the training, where there are several.")
+]
+
+
 @app.command(rich_help_panel=IN_PROGRESS)
-def pause(root: Root = DEFAULT_ROOT) -> None:
+def pause(root: Root = DEFAULT_ROOT, key: TrainingKey = None) -> None:
     """Pause the training once its round is over; it waits until it is resumed."""
     from pipeline.monitor import training
 
-    print(f"pause: {training.newest(root).pause()}")
+    found = training.asked(root, key, training.Training.can_pause)
+    print(shown(f"pause: {found.name}: {found.pause()}"))
 
 
 @app.command(rich_help_panel=IN_PROGRESS)
-def resume(root: Root = DEFAULT_ROOT) -> None:
+def resume(root: Root = DEFAULT_ROOT, key: TrainingKey = None) -> None:
     """Let a paused training go on."""
     from pipeline.monitor import training
 
-    print(f"resume: {training.newest(root).resume()}")
+    found = training.asked(root, key, training.Training.can_resume)
+    print(shown(f"resume: {found.name}: {found.resume()}"))
 
 
 @app.command(rich_help_panel=RESULTS)

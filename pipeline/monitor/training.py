@@ -9,7 +9,7 @@ same command goes on.
 import os
 import shutil
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -128,6 +128,19 @@ class Training(NamedTuple):
         return self.status.state
 
     @property
+    def name(self) -> str:
+        """Its run file and its key."""
+        return f"{self.status.run}, key {self.folder.name}"
+
+    def can_pause(self) -> bool:
+        """Return whether it runs, and is not asked to pause yet."""
+        return self.state in ("starting", "training")
+
+    def can_resume(self) -> bool:
+        """Return whether it is asked to pause, or to stay paused."""
+        return is_pause_asked(self.folder)
+
+    @property
     def disk_bytes(self) -> int:
         """Bytes of the training's work in progress."""
         total = 0
@@ -144,7 +157,7 @@ class Training(NamedTuple):
 
     def pause(self) -> str:
         """Ask for a pause, and return what comes of it."""
-        if self.state not in ("starting", "training"):
+        if not self.can_pause():
             raise LockstepError(
                 f"{self.folder}: the training is {self.state}, expected a running one"
             )
@@ -154,7 +167,7 @@ class Training(NamedTuple):
 
     def resume(self) -> str:
         """Take a pause back, and return what comes of it."""
-        if not is_pause_asked(self.folder):
+        if not self.can_resume():
             raise LockstepError(
                 f"{self.folder}: the training is {self.state}, expected one that was paused"
             )
@@ -206,8 +219,8 @@ def read(folder: Path) -> Training:
     return Training(folder, status, lock.holder(folder.with_name(f"{folder.name}.lock")))
 
 
-def newest(root: Path) -> Training:
-    """Return the training below `root` that goes on or, if none does, the last one that did."""
+def in_progress(root: Path) -> list[Training]:
+    """Return the trainings below `root`, at least one: those that go on, then by when they did."""
     runs = Paths("train", Path(RUN_FILE), root).runs
     trainings = [read(path.parent) for path in runs.glob(f"*/{STATUS_FILE}")]
     if not trainings:
@@ -215,7 +228,35 @@ def newest(root: Path) -> Training:
             f"{runs}: no training in progress, expected one that runs or was killed; "
             "`lockstep summary` shows a finished one"
         )
-    return max(trainings, key=lambda t: (t.process is not None, t.status.updated))
+    # those that go on in the order of their keys: what each wrote last is of this second
+    return sorted(
+        trainings,
+        key=lambda t: (t.process is None, 0 if t.process else -t.status.updated, t.folder),
+    )
+
+
+def newest(root: Path) -> Training:
+    """Return the training below `root` that goes on or, if none does, the last one that did."""
+    return in_progress(root)[0]
+
+
+def asked(root: Path, key: str | None, can: Callable[[Training], bool]) -> Training:
+    """Return the training that is asked for: the one of this key, or the only one that can.
+
+    Raises:
+      LockstepError: There is none of that key, or several can and none is named.
+    """
+    trainings = in_progress(root)
+    if key is not None:
+        found = [training for training in trainings if training.folder.name == key]
+    else:
+        found = [training for training in trainings if can(training)] or trainings[:1]
+    if len(found) != 1:
+        names = "; ".join(training.name for training in found or trainings)
+        raise LockstepError(
+            f"--key: found {key or 'none'}, expected that of one of these trainings: {names}"
+        )
+    return found[0]
 
 
 def ranges(peers: Sequence[int]) -> str:

@@ -128,6 +128,35 @@ def test_only_a_running_training_is_paused_and_only_a_paused_one_resumed(folder,
         assert training.newest(tmp_path).state == "training"
 
 
+def test_of_several_trainings_a_request_is_for_the_one_that_can_meet_it(folder, tmp_path, capsys):
+    def asked(change, *arguments) -> str:
+        change(tmp_path, *arguments)
+        return capsys.readouterr().out
+
+    other = tmp_path / "data" / "runs" / "def"
+    other.mkdir()
+    STATUS.model_copy(update={"run": "params/other.toml", "updated": 0.0}).write(other)
+    with lock.hold(folder.with_name("abc.lock")):
+        said = asked(commands.pause)  # the other was killed
+        assert "abc" in said and STATUS.run in said
+        with lock.hold(folder.with_name("def.lock")):
+            assert "def" in asked(commands.pause)
+            for key in (None, "ab"):
+                with refused("abc", "def", "params/other.toml", "--key"):
+                    commands.resume(tmp_path, key)
+            shown = asked(commands.status)
+            assert sum(line.startswith("other") for line in shown.splitlines()) == 1
+            assert "params/other.toml" in shown and "def" in shown
+            STATUS.model_copy(update={"run": "a.toml", "updated": time.time()}).write(other)
+            assert asked(commands.status).splitlines()[0] == shown.splitlines()[0]
+            assert "abc" in asked(commands.resume, "abc")
+            said = asked(commands.resume)  # the only one that is paused
+            assert "def" in said and "a.toml" in said
+            with refused("abc", "def", "--key"):
+                commands.pause(tmp_path)
+            assert "def" in asked(commands.pause, "def")
+
+
 def test_a_training_that_was_started_again_and_told_nothing_yet_is_starting(folder, tmp_path):
     STATUS.model_copy(update={"process": 1}).write(folder)
     with lock.hold(folder.with_name("abc.lock")):
