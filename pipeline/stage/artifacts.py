@@ -293,11 +293,15 @@ def cached_folders(project: Path, holding: str) -> Iterator[dict[str, Path]]:
     """Yield the folders in DVC's cache that hold a file of that name: relative name -> cached file.
 
     DVC stores a folder as a JSON list of {md5, relpath} named <md5>.dir, and each file by its MD5.
+    A list that is damaged, as by a full disk, is passed over.
     """
     cache = project / ".dvc" / "cache" / "files" / "md5"
     for path in cache.glob("*/*.dir"):
-        files = {file["relpath"]: file["md5"] for file in json.loads(path.read_text())}
-        cached = {name: cache / md5[:2] / md5[2:] for name, md5 in files.items()}
+        try:
+            files = {file["relpath"]: file["md5"] for file in json.loads(path.read_bytes())}
+            cached = {name: cache / md5[:2] / md5[2:] for name, md5 in files.items()}
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
         if holding in cached and all(file.is_file() for file in cached.values()):
             yield cached
 

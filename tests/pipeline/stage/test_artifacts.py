@@ -203,6 +203,22 @@ def test_a_damaged_or_outdated_cache_of_dvc_is_passed_over(tmp_path):
     assert not train.has_result()
 
 
+@pytest.mark.parametrize(
+    "content",
+    [b"", b'[{"md5', b"\xff", b"{}", b"[1]", b'[{"md5": 1, "relpath": "a"}]', b"[{}]", None],
+)
+def test_what_cannot_be_read_in_the_cache_of_dvc_is_no_result(tmp_path, content):
+    train = make("train", tmp_path)
+    cached(train)
+    damaged = tmp_path / ".dvc/cache/files/md5/00/0.dir"
+    damaged.mkdir() if content is None else damaged.write_bytes(content)
+    assert train.has_result()
+    shutil.rmtree(tmp_path / ".dvc/cache/files/md5/00/")
+    write_bytes(damaged, content or b"")
+    shutil.rmtree(train.out("train"))
+    assert not train.has_result()
+
+
 def test_what_a_stage_read_outside_is_read_again(tmp_path):
     download = make("download", tmp_path)
     cached(download)
