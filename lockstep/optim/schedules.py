@@ -85,26 +85,32 @@ def warmup_stable_decay(
 
 
 def cold_start(
-    learning_rate: LearningRate, start_step: int, cold_start_warmup_steps: int
+    learning_rate: LearningRate,
+    start_step: int,
+    cold_start_warmup_steps: int,
+    local_steps: int = 1,
 ) -> LearningRate:
     """Return the schedule in an epoch that follows a pause: from nothing up to its own value.
 
-    The factor is (step - a) / (b - a) for a <= step <= b, and 1 elsewhere: exactly 0 at step a.
-    Source: Psyche, `Trainer::get_lr`.
+    The factor is (step - a) / (b - a) for a <= step <= b, and 1 elsewhere: 0 at step a, which is
+    the first local step of the epoch. Source: Psyche, `Trainer::get_lr`, without local steps.
 
     Args:
       learning_rate: The schedule without a pause.
-      start_step: a, the first step of the epoch.
-      cold_start_warmup_steps: b - a; 0 leaves the schedule as it is.
+      start_step: The first step of the epoch, a without local steps.
+      cold_start_warmup_steps: b - start_step; 0 leaves the schedule as it is.
+      local_steps: Local steps of each step, H. They end at start_step - 1 + h / H for h = 1 to H,
+        so that a is start_step - 1 + 1 / H.
     """
     if cold_start_warmup_steps == 0:
         return learning_rate
-    begin, steps = float(start_step), float(cold_start_warmup_steps)
+    before = start_step - 1.0  # the last step of the epoch before
+    begin, end = before + 1 / local_steps, float(start_step + cold_start_warmup_steps)
 
     def warmed(step: ArrayLike) -> jax.Array:
         at = jnp.asarray(step, jnp.float32)
-        cold = (at >= begin) & (at <= begin + steps)
-        return learning_rate(step) * jnp.where(cold, (at - begin) / steps, 1.0)
+        # not at >= begin: both are rounded, and the first local step must not be left out
+        return learning_rate(step) * jnp.where(at > before, _part(at, begin, end - begin), 1.0)
 
     return warmed
 

@@ -19,7 +19,10 @@ def learning_rate_of_run(run: Run, first_step: int = 0) -> LearningRate:
     if not first_step:
         return learning_rate
     # what Psyche calls a cold start: the first epoch after a pause
-    return schedules.cold_start(learning_rate, first_step + 1, run.llm.cold_start_warmup_steps)
+    llm = run.llm
+    return schedules.cold_start(
+        learning_rate, first_step + 1, llm.cold_start_warmup_steps, llm.inner_steps
+    )
 
 
 def optimizer_of_run(

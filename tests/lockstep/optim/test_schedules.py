@@ -89,6 +89,31 @@ def test_cold_start_rises_from_nothing_and_ends():
     assert float(jax.jit(warmed)(jnp.int32(110))) == pytest.approx(0.005)
 
 
+@pytest.mark.parametrize(
+    ("local_steps", "first_round", "second_round"),
+    [
+        (1, [0], [1]),
+        (5, [0, 1, 2, 3, 4], [5, 6, 7, 8, 9]),
+        (10, range(10), range(10, 20)),
+    ],
+)
+def test_cold_start_begins_with_the_first_local_step(local_steps, first_round, second_round):
+    """Of round 101; each local step adds as much, up to the last one of round 105."""
+    warmed = schedules.cold_start(jnp.ones_like, 101, 4, local_steps)
+    highest = 5 * local_steps - 1  # at rate 1
+
+    def rates(round_: int) -> list[float]:
+        return [
+            highest * float(warmed(jnp.float32(round_ - 1 + (h + 1) / local_steps)))
+            for h in range(local_steps)
+        ]
+
+    assert rates(101) == pytest.approx(list(first_round), abs=1e-3)
+    assert rates(102) == pytest.approx(list(second_round), abs=1e-3)
+    assert rates(105)[-1] == highest
+    assert rates(100)[-1] == rates(106)[0] == rates(200)[0] == highest
+
+
 def test_cold_start_of_no_steps_changes_nothing():
     schedule = make("constant")
     assert schedules.cold_start(schedule, 100, 0) is schedule

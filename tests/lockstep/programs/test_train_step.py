@@ -17,6 +17,7 @@ from lockstep.swarm.peers import RoundSteps, make_peers
 from lockstep.transcript.state import State
 from pipeline import runfile
 from pipeline.language_model.language_model import programs_of
+from pipeline.runfile.method import learning_rate_of_run
 from tests import tiny
 from tests.lockstep.programs.rounds import ONE_LAYER, begin, train
 
@@ -186,6 +187,15 @@ def test_a_run_that_extends_another_warms_up_again():
         ]
     ratio = np.array(moved[10]) / np.array(moved[0])
     np.testing.assert_allclose(ratio, [0, 0.5, 1, 1], atol=1e-3)
+
+
+@pytest.mark.parametrize("optimizer", ["AdamW", "DiLoCo"])
+def test_the_first_local_step_of_a_run_that_extends_another_is_at_rate_0(optimizer):
+    run = a_run(optimizer, model__LLM__cold_start_warmup_steps=4)
+    steps = run.llm.inner_steps
+    at = np.float32(10 + (np.arange(5 * steps) + 1) / steps)
+    rates, given = (np.asarray(learning_rate_of_run(run, first)(at)) for first in (10, 0))
+    np.testing.assert_allclose(rates / given, np.arange(5 * steps) / (5 * steps - 1), atol=1e-5)
 
 
 # ---- Rows of several columns ----
