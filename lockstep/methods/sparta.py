@@ -22,7 +22,8 @@ class Places(LocalSteps):
 
     share: Annotated[float, Field(gt=0, le=1)]
     """Share of the params that is exchanged in a round; bytes are proportional to it. Params are
-    measured and exported as of their last exchange, on average 1 / share rounds ago."""
+    measured and exported as of their last exchange: by share alone, on average 1 / share rounds ago
+    with `selector` random, and about half of that with the others."""
     seed: U32
     """Seed of the choice of elements."""
     selector: Literal["random", "shuffled", "partitioned"] = "random"

@@ -39,8 +39,9 @@ def sparta(
     anew in each such cycle. Every peer can compute S, so positions are not sent; a message is
     (theta - theta_p)[S] in float32.
 
-    theta, the agreed params, is what peers last agreed on, element by element: 1 / share rounds
-    ago on average. Peers that join later begin with it.
+    theta, the agreed params, is what peers last agreed on, element by element: on average 1 / share
+    rounds ago with "random", and about half of that with the others. Peers that join later begin
+    with it.
 
     In EXO Gym a random S has any elements, and the other two cut a random permutation of all.
 
