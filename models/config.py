@@ -18,6 +18,8 @@ class HfConfig:
       DEFAULTS: Values that transformers uses for keys that config.json leaves out; None where they
         follow from other keys. Keys that are not fields are ignored.
       SUPPORTED: Keys that change what is computed, each with the only value supported here.
+      HEADS_DIVIDE: Whether transformers wants hidden_size to be a multiple of num_attention_heads,
+        even where head_dim is given.
       OTHER_NAMES: Names that transformers also knows a key by, each with ours; both must agree.
     """
 
@@ -57,6 +59,7 @@ class HfConfig:
         "is_causal": True,
         "quantization_config": None,
     }
+    HEADS_DIVIDE: ClassVar[bool] = False
     OTHER_NAMES: ClassVar[dict[str, str]] = {}
 
     mlp_bias = False  # without annotation: a constant, unless a subclass makes it a field
@@ -99,7 +102,7 @@ class HfConfig:
                 if token is not None and (type(token) is not int or token < 0):
                     raise wrong(key, value, "a token id")
         heads = self.num_attention_heads
-        if self.hidden_size % heads:  # transformers asks for it even where head_dim is given
+        if self.HEADS_DIVIDE and self.hidden_size % heads:
             expected = f"a multiple of num_attention_heads ({heads})"
             raise wrong("hidden_size", self.hidden_size, expected)
         if heads % self.num_key_value_heads:

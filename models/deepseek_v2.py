@@ -23,6 +23,7 @@ class Config(DeepseekConfig):
 
     MODEL_TYPE = "deepseek_v2"
     HF_CLASS = "DeepseekV2ForCausalLM"
+    HEADS_DIVIDE = True
     DEFAULTS = DeepseekConfig.DEFAULTS | {
         "first_k_dense_replace": 0,
         "mlp_bias": False,

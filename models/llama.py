@@ -77,6 +77,7 @@ class Config(DecoderConfig):
 
     MODEL_TYPE = "llama"
     HF_CLASS = "LlamaForCausalLM"
+    HEADS_DIVIDE = True
     DEFAULTS = DecoderConfig.DEFAULTS | {"attention_bias": False, "mlp_bias": False}
 
 

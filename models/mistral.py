@@ -19,6 +19,7 @@ class Config(DecoderConfig):
         "num_key_value_heads": 8,
         "sliding_window": 4096,
     }
+    SUPPORTED = DecoderConfig.SUPPORTED | {"layer_types": None}  # with it, it is a Ministral
 
     @property
     def windows(self) -> tuple[int | None, ...]:

@@ -14,6 +14,7 @@ from models.rope import TYPES, Rope
 from tests.models.reference import BASE, GROUPS, LATENT, SCALED, YARN
 
 LLAMA = BASE | {"model_type": "llama"}
+MISTRAL = BASE | {"model_type": "mistral"}
 QWEN2 = BASE | {"model_type": "qwen2", "num_hidden_layers": 3}
 V2 = BASE | LATENT | {"model_type": "deepseek_v2", "topk_method": "greedy"}
 V3 = BASE | LATENT | GROUPS | {"model_type": "deepseek_v3"}
@@ -122,6 +123,7 @@ def test_an_unknown_model_type_is_refused_with_those_that_are_known(model_type):
     [
         (LLAMA, {"hidden_act": "gelu"}, "hidden_act is 'gelu', but only 'silu' is supported"),
         (LLAMA, {"is_causal": False}, "is_causal is False, but only True is supported"),
+        (MISTRAL, {"layer_types": ["full_attention"]}, "layer_types is ['full_attention'], but"),
         (LLAMA, {"attention_bias": "yes"}, "attention_bias is 'yes', expected true or false"),
         (LLAMA, {"attention_dropout": 0.1}, "attention_dropout is 0.1, but only 0.0"),
         (LLAMA, {"quantization_config": {}}, "quantization_config is {}, but only None"),

@@ -55,7 +55,10 @@ CASES = {
     "mistral, window": ("mistral", {"sliding_window": 5}),
     "qwen2, tied embeddings": ("qwen2", {"tie_word_embeddings": True}),
     "qwen2, window in the second layer": ("qwen2", WINDOW | {"max_window_layers": 1}),
-    "qwen3": ("qwen3", {"head_dim": 16}),
+    "qwen3": (  # whose heads do not divide its width
+        "qwen3",
+        {"hidden_size": 40, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 16},
+    ),
     "qwen3, biases, window in all layers": (
         "qwen3", WINDOW | {"max_window_layers": 0, "attention_bias": True}),
     "deepseek_v2, no query rank": ("deepseek_v2", LATENT | {"q_lora_rank": None}),
