@@ -8,7 +8,10 @@ from pipeline.stage import signals
 if __name__ == "__main__":
     signals.end_on_request()  # first: the other imports take a moment
 
+import io
 import json
+import os
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -47,6 +50,8 @@ app = typer.Typer(
 
 NO_MEMORY = "RESOURCE_EXHAUSTED"  # as XLA says it
 NO_DEVICE = "Unable to initialize backend"  # as JAX says it
+# ... and what it says of a variable's value, which it reads at its import
+NO_VALUE = re.compile(r"""(?i)value (.*) for (?:JAX flag |environment ')(jax_\w+)""")
 
 
 def _show_version(shown: bool) -> None:
@@ -197,7 +202,7 @@ def import_(source: Annotated[Path, typer.Argument(help="A Psyche configuration.
     """Convert a Psyche configuration to a complete run file, and print it."""
     from pipeline.runfile.as_text import import_psyche
 
-    typer.echo(import_psyche(source), nl=False)
+    typer.echo(import_psyche(source).encode(), nl=False)  # TOML is UTF-8, also in another locale
 
 
 @app.command(rich_help_panel=RUN_FILES)
@@ -207,7 +212,7 @@ def whole(
     """Print a run file with every table, those of its base included."""
     from pipeline.runfile.as_text import written_whole
 
-    typer.echo(written_whole(file), nl=False)
+    typer.echo(written_whole(file).encode(), nl=False)
 
 
 @app.command(rich_help_panel=RUN_FILES)
@@ -215,7 +220,7 @@ def schema() -> None:
     """Print the JSON Schema of a run file."""
     from pipeline.runfile.schema import json_schema
 
-    typer.echo(json_schema(), nl=False)
+    typer.echo(json_schema().encode(), nl=False)
 
 
 def _print_unraisable(unraisable: "UnraisableHookArgs") -> None:
@@ -228,9 +233,36 @@ def _print_unraisable(unraisable: "UnraisableHookArgs") -> None:
         sys.__unraisablehook__(unraisable)
 
 
+def _open_streams() -> None:
+    """Put the null device where a standard stream was closed; print what it has no letter for."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr has it
+
+
+def _for_user(error: Exception) -> str | None:
+    """Return the line of an error of JAX or of memory that a user can act on, None for another."""
+    text = str(error)
+    if isinstance(error, ValueError):
+        found = NO_VALUE.search(text)
+        if found is None or (name := found[2].upper()) not in os.environ:
+            return None
+        return f"{name}: found {shown(found[1])}, expected what JAX can read"
+    if text.startswith(NO_DEVICE):
+        return f"JAX_PLATFORMS: {shown(text)}"
+    if not isinstance(error, MemoryError) and NO_MEMORY not in text:
+        return None
+    line, *_ = text.splitlines() or ["Python had none left"]
+    cure = "a smaller [peers] micro_batch or another remat needs less"
+    return f"out of memory: {shown(line)}; {cure}"
+
+
 def main() -> None:
     """Run the command line; a user's mistake is one line and status 1 (2: no such command)."""
     signals.end_on_request()
+    _open_streams()
     sys.unraisablehook = _print_unraisable
     devices.leave_out_settings()
     try:
@@ -251,14 +283,10 @@ def main() -> None:
         path = error.filename2 or error.filename or "input or output"
         line = f"{path}: {error.strerror or error}, expected to read or write there"
         sys.exit(f"error: {shown(line)}")
-    except (MemoryError, RuntimeError) as error:  # the latter of JAX's
-        if str(error).startswith(NO_DEVICE):
-            sys.exit(f"error: JAX_PLATFORMS: {shown(str(error))}")
-        if not isinstance(error, MemoryError) and NO_MEMORY not in str(error):
+    except (MemoryError, RuntimeError, ValueError) as error:
+        if (line := _for_user(error)) is None:
             raise
-        line, *_ = str(error).splitlines() or ["Python had none left"]
-        cure = "a smaller [peers] micro_batch or another remat needs less"
-        sys.exit(f"error: out of memory: {shown(line)}; {cure}")
+        sys.exit(f"error: {line}")
     except BaseException as error:
         if type(error).__name__ != PANIC:
             raise

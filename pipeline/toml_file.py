@@ -45,7 +45,7 @@ def read_toml(path: Path) -> dict:
         line = content.count(b"\n", 0, deep.end()) + 1
         raise LockstepError(f"{path}:{line}: a key of over {MAX_PARTS} parts, expected fewer")
     try:
-        return tomllib.loads(content.decode())
+        document = tomllib.loads(content.decode())
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         byte = content[error.start]
@@ -57,6 +57,21 @@ def read_toml(path: Path) -> dict:
         raise LockstepError(f"{path}:{line}: {reason}, expected TOML") from error
     except (ValueError, RecursionError) as error:  # numbers of 4300 digits, lists 300 deep
         raise LockstepError(f"{path}: {error}, expected TOML") from error
+    _check_integers(path, document)
+    return document
+
+
+def _check_integers(path: Path, document: dict) -> None:
+    """Check that each integer has 64 bits, with a sign or without: Python's may have thousands."""
+    todo: list[tuple[str, Any]] = list(document.items())
+    while todo:
+        key, value = todo.pop()
+        if isinstance(value, dict):
+            todo += [(f"{key}.{name}", inner) for name, inner in value.items()]
+        elif isinstance(value, list):
+            todo += [(f"{key}[{place}]", inner) for place, inner in enumerate(value)]
+        elif isinstance(value, int) and not -(2**63) <= value < 2**64:
+            raise LockstepError(f"{path}: {key} is {brief(hex(value))}, expected at most 64 bits")
 
 
 def read_run_file(path: Path) -> dict[str, Any]:

@@ -65,8 +65,9 @@ def written_whole(path: Path) -> str:
 
     The stages, DVC and Snakemake read params/run.toml, in which every table stands.
     """
+    files = chain(path)  # which checks that it is UTF-8
     text = path.read_text(encoding="utf-8")
-    if len(chain(path)) == 1:
+    if len(files) == 1:
         return text
     head = "".join(takewhile(lambda line: line[0] == "#", text.splitlines(keepends=True)))
     made = f"Written whole from {path.name}, which has what differs from its base."

@@ -64,7 +64,12 @@ def prepare(run: "Run") -> None:
         groups = 1
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # a GPU for several
     os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(min(groups * fsdp, threads)))
-    count = int(os.environ["JAX_NUM_CPU_DEVICES"])
+    asked = os.environ["JAX_NUM_CPU_DEVICES"]
+    if not (asked.isdecimal() and int(asked)):
+        raise LockstepError(
+            f"JAX_NUM_CPU_DEVICES: found {brief(repr(asked))}, expected a number from 1 on"
+        )
+    count = int(asked)
     if count > threads:
         raise LockstepError(
             f"JAX_NUM_CPU_DEVICES: {count}, expected at most [peers] threads = {threads}: more "

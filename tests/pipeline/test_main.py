@@ -158,6 +158,45 @@ def test_too_little_memory_and_a_panic_of_rust_are_one_line(monkeypatch, error, 
         main()
 
 
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [("JAX_DEFAULT_MATMUL_PRECISION", "bogus"), ("JAX_ENABLE_COMPILATION_CACHE", "maybe")],
+)
+def test_a_value_that_jax_refuses_at_its_import_is_one_line(variable, value):
+    program = (
+        "import sys; from pipeline import __main__ as it\n"
+        "sys.argv = ['lockstep', 'needs-jax']\n"
+        "it.app.command('needs-jax')(lambda: __import__('jax'))\n"
+        "it.main()"
+    )
+    environment = tiny.environment(PROJECT) | {variable: value}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=PROJECT, env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert done.stderr.startswith(f"error: {variable}: ") and value in done.stderr
+
+
+def test_standard_streams_may_be_closed_or_of_another_encoding(tmp_path):
+    root, run_file = tmp_path / "корень", tmp_path / "файл.toml"
+    (root / "data" / "runs" / "aaaa").mkdir(parents=True)
+
+    def said(arguments: str, **variables: str) -> subprocess.CompletedProcess:
+        command = ["sh", "-c", f"exec {sys.executable} -m pipeline {arguments}"]
+        environment = tiny.environment(PROJECT) | variables
+        return subprocess.run(command, cwd=PROJECT, env=environment, capture_output=True)
+
+    done = said(f"new '{run_file}' <&-")
+    assert done.returncode == 1 and done.stderr.startswith(b"error: lockstep new: missing --model")
+    assert said("schema >&-").returncode == 0
+    done = said("check --run nothing.toml 2>&-")
+    assert (done.returncode, done.stdout) == (1, b"")
+    done = said(f"clean --root '{root}'", PYTHONIOENCODING="latin-1")
+    assert (done.returncode, done.stderr) == (0, b"") and b"\\u043a" in done.stdout
+    run_file.write_text("a = 'файл, é'\n")
+    done = said(f"whole '{run_file}'", PYTHONIOENCODING="latin-1")
+    assert done.stdout == run_file.read_bytes()
+
+
 def test_what_a_thread_of_tensorstore_loses_after_a_failed_save_is_not_printed(monkeypatch):
     printed = []
     monkeypatch.setattr("pipeline.__main__.app", Mock(return_value=None))

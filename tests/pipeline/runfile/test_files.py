@@ -39,8 +39,9 @@ def test_default_run_has_every_table():
 def test_file_that_is_no_toml_is_refused_with_its_line(tmp_path, content, line):
     path = tmp_path / "broken.toml"
     path.write_bytes(content)
-    with refused(f"{path}:{line}"):
-        runfile.load(path)
+    for read in (runfile.load, written_whole):
+        with refused(f"{path}:{line}"):
+            read(path)
 
 
 @pytest.mark.parametrize("content", ["a = " + "[" * 5000 + "]" * 5000, "a = " + "1" * 5000])
@@ -49,6 +50,16 @@ def test_file_beyond_the_parsers_limits_is_refused_in_one_line(tmp_path, content
     path.write_text(content)
     with refused(path):
         runfile.load(path)
+
+
+@pytest.mark.parametrize("number", ["0x" + "f" * 4000, 2**64, -(2**63) - 1])
+def test_a_number_beyond_64_bits_is_refused_with_its_key(tmp_path, number):
+    path = tmp_path / "huge.toml"
+    path.write_text(f"[[a.b]]\nc = 1\n[[a.b]]\nc = [0, {{ d = {number} }}]\n")
+    with refused(f"{path}: a.b[1].c[1].d ", "64 bits"):
+        runfile.load(path)
+    path.write_text(f"a = {2**64 - 1}\nb = {-(2**63)}\nc = true")
+    assert read_run_file(path) == {"a": 2**64 - 1, "b": -(2**63), "c": True}
 
 
 @pytest.mark.parametrize(

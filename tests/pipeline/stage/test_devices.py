@@ -45,6 +45,9 @@ def test_devices_are_as_many_as_cores_peers_and_threads_allow(
         ("4", 2, ("JAX_NUM_CPU_DEVICES", 4, 2)),
         ("4", 4, ("[peers] fsdp", 4, 2)),
         ("8", 1, ("JAX_NUM_CPU_DEVICES", 8, "[peers] threads")),  # which would change bits
+        ("two", 1, ("JAX_NUM_CPU_DEVICES", "two")),
+        ("", 1, ("JAX_NUM_CPU_DEVICES", "''")),
+        ("0", 1, ("JAX_NUM_CPU_DEVICES", "0")),
     ],
 )
 def test_devices_that_leave_no_thread_to_spare_are_refused(environment, count, fsdp, named):
