@@ -3,6 +3,7 @@
 import ast
 import json
 import os
+import shutil
 import subprocess
 import sys
 from functools import cache
@@ -161,13 +162,20 @@ def test_snakemake_has_the_stages_and_edges_of_dvc_yaml():
     assert found == edges | {(stage, "all") for stage in STAGES}
 
 
-def test_snakemake_says_in_one_line_what_a_run_file_misses(tmp_path):
-    """Where Psyche's own configurations come to: they have [config] and [model] alone."""
-    for name in ("Snakefile", "profiles"):
-        (tmp_path / name).symlink_to(PROJECT / name)
-    text = (PROJECT / RUN_FILE).read_text().replace("[links]", "[links_]")
+@pytest.mark.parametrize(
+    ("name", "find", "replace", "line"),
+    [
+        # where Psyche's own configurations come to: they have [config] and [model] alone
+        (RUN_FILE, "[links]", "[links_]", ": links is missing; `lockstep import "),
+        ("params/compare.toml", "\n[", "\n[[", ":"),
+    ],
+)
+def test_snakemake_says_in_one_line_what_is_wrong_with_a_file(tmp_path, name, find, replace, line):
+    for link in ("Snakefile", "profiles"):
+        (tmp_path / link).symlink_to(PROJECT / link)
     (tmp_path / "params").mkdir()
-    (tmp_path / RUN_FILE).write_text(text)
+    shutil.copy(PROJECT / RUN_FILE, tmp_path / RUN_FILE)
+    (tmp_path / name).write_text((PROJECT / name).read_text().replace(find, replace, 1))
     done = subprocess.run(
         [sys.executable, "-m", "snakemake", "-n"],
         cwd=tmp_path,
@@ -177,4 +185,4 @@ def test_snakemake_says_in_one_line_what_a_run_file_misses(tmp_path):
     )
     said = [line for line in done.stderr.splitlines() if "profile" not in line]
     assert (done.returncode, len(said)) == (1, 1), done.stderr
-    assert said[0].startswith("error: params/run.toml: links is missing; `lockstep import ")
+    assert said[0].startswith(f"error: {name}{line}")

@@ -3,7 +3,10 @@
 from parts.comparison import plan_file
 
 COMPARED = Path(config.setdefault("compare", str(plan_file.COMPARE_FILE)))
-PLAN = plan_file.plan_path(COMPARED)
+try:
+    PLAN = plan_file.plan_path(COMPARED)
+except LockstepError as error:  # as in the Snakefile
+    sys.exit(f"error: {error}")
 
 
 checkpoint planned:
