@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import typer
 import yaml
 
 import lockstep
@@ -115,6 +116,24 @@ def test_commands_exist(page):
         r"(?:^|`)(lockstep|make) ([a-z][a-z-]*)", page.read_text(), re.M
     ):
         assert name in (commands if program == "lockstep" else targets), f"{program} {name}"
+
+
+@each_page
+def test_options_of_a_command_in_a_row_or_an_example_exist(page):
+    program = typer.main.get_command(app)
+    for line in re.findall(r"^(?:\| `)?lockstep .*", page.read_text().replace("\\\n", ""), re.M):
+        commands = [program.commands[name] for name in re.findall(r"lockstep ([a-z][\w-]*)", line)]
+        if any("ignore_unknown_options" in command.context_settings for command in commands):
+            continue  # they are Psyche's
+        known = {*options(program, within=False)}.union(*map(options, commands))
+        assert {*re.findall(r"(?<![\w-])--[a-z][\w-]*", line.split(" # ")[0])} <= known, line
+
+
+def options(command: typer.main.TyperCommand, within: bool = True) -> set[str]:
+    """Return the options of a command, and of the commands within it."""
+    inner = getattr(command, "commands", {}).values() if within else ()
+    own = (parameter.opts + parameter.secondary_opts for parameter in command.params)
+    return {"--help"}.union(*own, *map(options, inner))
 
 
 def test_the_api_page_has_what_import_lockstep_has():
