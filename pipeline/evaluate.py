@@ -142,8 +142,12 @@ def _sample(run: runfile.Run, exported: Exported, notes: list[str]) -> str | Non
         notes.append("there is no tokenizer.json, so there is no text sample")
         return None
     settings = run.evaluate
-    ids = encode(exported.tokenizer, settings.prompt, "[evaluate] prompt")
-    prompt = ids or [_beginning(exported)]
+    prompt = encode(exported.tokenizer, settings.prompt, "[evaluate] prompt")
+    if not prompt:
+        if exported.beginning is None:
+            notes.append("[evaluate] prompt is empty and no token begins a text: no text sample")
+            return None
+        prompt = [exported.beginning]
     group = device_groups(jax.devices(), run.peers.fsdp)[0]
     writer = TextWriter(
         exported,
@@ -158,11 +162,3 @@ def _sample(run: runfile.Run, exported: Exported, notes: list[str]) -> str | Non
         seeds=[settings.seed],
     )
     return exported.tokenizer.decode(prompt + continuation, skip_special_tokens=True)
-
-
-def _beginning(exported: Exported) -> int:
-    if exported.beginning is None:
-        raise LockstepError(
-            "[evaluate] prompt is empty, expected text: the model's config.json has no bos_token_id"
-        )
-    return exported.beginning

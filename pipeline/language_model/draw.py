@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 EVERY = 2**31 - 1  # as top_k: all tokens
+COLD = 1e-30  # below it logits / temperature overflow, and only the likeliest token has a chance
 
 
 class Sampling(NamedTuple):
@@ -46,7 +47,7 @@ class Draws:
             np.float32(sampling.temperature),
             np.int32(top_k),
             np.float32(sampling.top_p),
-            greedy=sampling.temperature == 0,
+            greedy=sampling.temperature < COLD,
             only_some=top_k < EVERY or sampling.top_p < 1,
         )
 

@@ -241,8 +241,8 @@ class Evaluate(Table):
     """Maximum number of questions or documents per task during training, counted from its first."""
     prompt: str = "def "
     """Text that the model continues."""
-    max_new_tokens: Count = 64
-    """Maximum number of tokens to generate."""
+    max_new_tokens: Annotated[int, Field(ge=1, le=2**16)] = 64
+    """Maximum number of tokens to generate, at most 65,536."""
     temperature: NotNegative = 0.8
     """Temperature of the sampler, a divisor of the logits; 0 always takes the most likely token."""
     seed: U32 = 0

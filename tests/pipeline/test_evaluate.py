@@ -17,6 +17,7 @@ from pipeline.language_model.language_model import programs_of
 from pipeline.language_model.text_writer import TextWriter
 from pipeline.stage.keys import PROJECT
 from pipeline.weights import exported as exported_folder
+from tests.pipeline import evaluated
 from tests.pipeline.evaluated import END, HF_CONFIG, LENGTH, make
 from tests.pipeline.exported import make_params, make_tokenizer
 
@@ -146,6 +147,14 @@ def test_an_empty_prompt_begins_where_a_document_begins(made):
     writer = TextWriter(exported, exported.params_to_write, context=LENGTH, ends=[END])
     [ids] = writer.write([[END]], max_new_tokens=4)
     assert written["text"] == make_tokenizer().decode(ids) != ""
+
+
+def test_an_empty_prompt_of_a_model_without_a_beginning_is_no_text(made, monkeypatch):
+    config = HF_CONFIG | {"bos_token_id": None, "eos_token_id": None}
+    monkeypatch.setattr(evaluated, "HF_CONFIG", config)
+    _, _, written = made(tokenizer=make_tokenizer(), prompt='""', tasks="[]")
+    assert written["text"] is None
+    assert any("prompt is empty" in note for note in written["notes"])
 
 
 def test_a_refused_export_gives_nulls_and_says_so(made):

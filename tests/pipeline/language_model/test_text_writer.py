@@ -146,3 +146,9 @@ def test_draws_follow_the_softmax_of_the_tokens_that_stay(sampling, stays):
     expected_V[stays] = jax.nn.softmax(LOGITS_V[stays] / sampling.temperature)
     np.testing.assert_allclose(found_V, expected_V, atol=0.04)
     assert set(np.flatnonzero(found_V)) <= set(stays)
+
+
+@pytest.mark.parametrize("temperature", [1e-29, 1e-38, 1e-60])  # the last is 0 as a float32
+def test_a_temperature_next_to_zero_takes_the_likeliest_token(temperature):
+    draws = Draws.seeded(Sampling(temperature), [3])
+    assert draws.draw(100 * LOGITS_V[None], np.arange(1)).tolist() == [np.argmax(LOGITS_V)]
