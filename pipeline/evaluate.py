@@ -83,7 +83,7 @@ def _evaluate(run: runfile.Run, paths: Paths, folder: Path, notes: list[str]) ->
         else:  # first: a package or data of a task may be missing
             tasks = _score(run, opened.texts, paths, folder / TASKS, notes)
         numbers = _measure(run, opened, held_out.read(run, shards), notes)
-        text = None if opened.texts is None else _sample(run, opened.texts, notes)
+        text = None if opened.texts is None else text_sample(run, opened.texts, notes)
         return Findings(numbers, tasks, text, opened.own_metrics())
 
 
@@ -136,8 +136,8 @@ def _score(
 # ---- The text sample ----
 
 
-def _sample(run: runfile.Run, exported: Exported, notes: list[str]) -> str | None:
-    """Return `[evaluate] prompt` and its continuation, or None without a tokenizer."""
+def text_sample(run: runfile.Run, exported: Exported, notes: list[str]) -> str | None:
+    """Return `[evaluate] prompt` and its continuation; None, and a note, if there is none."""
     if exported.tokenizer is None:
         notes.append("there is no tokenizer.json, so there is no text sample")
         return None

@@ -10,14 +10,13 @@ from tokenizers import decoders
 
 from lockstep.programs.columns import UNCOUNTED
 from lockstep.programs.placement import DeviceGroup, on_groups
-from pipeline import runfile
+from pipeline import evaluate, runfile
 from pipeline.language_model import held_out
 from pipeline.language_model.held_out import drawn, mean_loss, mean_of, spread
 from pipeline.language_model.language_model import programs_of
 from pipeline.language_model.text_writer import TextWriter
 from pipeline.stage.keys import PROJECT
 from pipeline.weights import exported as exported_folder
-from tests.pipeline import evaluated
 from tests.pipeline.evaluated import END, HF_CONFIG, LENGTH, make
 from tests.pipeline.exported import make_params, make_tokenizer
 
@@ -149,12 +148,12 @@ def test_an_empty_prompt_begins_where_a_document_begins(made):
     assert written["text"] == make_tokenizer().decode(ids) != ""
 
 
-def test_an_empty_prompt_of_a_model_without_a_beginning_is_no_text(made, monkeypatch):
-    config = HF_CONFIG | {"bos_token_id": None, "eos_token_id": None}
-    monkeypatch.setattr(evaluated, "HF_CONFIG", config)
-    _, _, written = made(tokenizer=make_tokenizer(), prompt='""', tasks="[]")
-    assert written["text"] is None
-    assert any("prompt is empty" in note for note in written["notes"])
+def test_an_empty_prompt_of_a_model_without_a_beginning_is_no_text(made):
+    paths, _, _ = made(tokenizer=make_tokenizer(), prompt='""', max_new_tokens="4")
+    exported, notes = exported_folder.read(paths.out("export")), []
+    exported.hf_config.update(bos_token_id=None, eos_token_id=None)
+    assert evaluate.text_sample(runfile.load(paths.run), exported, notes) is None
+    assert ["prompt is empty" in note for note in notes] == [True]
 
 
 def test_a_refused_export_gives_nulls_and_says_so(made):
