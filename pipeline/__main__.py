@@ -181,7 +181,9 @@ def clean(root: Root = DEFAULT_ROOT) -> None:
 
     data, runs = root / "data", root / "data" / "runs"
     locks = {path: runs / f"{path.name}.lock" for path in runs.glob("*") if path.is_dir()}
-    locks |= {Paths(name, DEFAULT_RUN, root).aside: data / f".{name}.lock" for name in STAGES}
+    for name in STAGES:
+        paths = Paths(name, DEFAULT_RUN, root)
+        locks |= dict.fromkeys((paths.aside, paths.old), data / f".{name}.lock")
     for folder in sorted(filter(Path.exists, locks)):
         with lock.hold(locks[folder], patience_seconds=0):
             print(f"clean: {folder}")

@@ -75,6 +75,11 @@ class Paths:
         out = self.out(self.stage)
         return out.with_name(f".{out.name}.building")
 
+    @property
+    def old(self) -> Path:
+        """Where the last result of this stage waits to be removed; a kill leaves it there."""
+        return _old(self.out(self.stage))
+
     def out(self, stage: str) -> Path:
         """Return the folder that `stage` leaves."""
         return self.root / OUT[stage]
@@ -276,9 +281,13 @@ def _listing(
     }
 
 
+def _old(out: Path) -> Path:
+    return out.with_name(f".{out.name}.old")
+
+
 def _replace(aside: Path, out: Path) -> None:
     """Replace `out` by `aside`. A kill in between leaves no `out`, so the stage runs again."""
-    old = out.with_name(f".{out.name}.old")
+    old = _old(out)
     shutil.rmtree(old, ignore_errors=True)
     if out.exists():
         os.replace(out, old)

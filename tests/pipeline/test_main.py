@@ -95,8 +95,9 @@ def test_clean_removes_the_work_of_killed_runs_but_not_of_running_ones(tmp_path)
     runs = tmp_path / "data" / "runs"
     for key in ("aaaa", "bbbb"):
         (runs / key / "checkpoints").mkdir(parents=True)
-    half_made = tmp_path / "data" / ".trained.building"
-    half_made.mkdir()
+    left = [tmp_path / "data" / f".trained.{end}" for end in ("building", "old")]
+    for folder in left:
+        folder.mkdir()
     clean = [sys.executable, "-m", "pipeline", "clean", "--root", str(tmp_path)]
     with hold(runs / "bbbb.lock"):
         done = subprocess.run(clean, cwd=PROJECT, capture_output=True, text=True)
@@ -105,7 +106,7 @@ def test_clean_removes_the_work_of_killed_runs_but_not_of_running_ones(tmp_path)
     assert [path.name for path in runs.iterdir() if path.is_dir()] == ["bbbb"]
     assert subprocess.run(clean, cwd=PROJECT).returncode == 0
     assert not [path for path in runs.iterdir() if path.is_dir()]
-    assert not half_made.exists()
+    assert not any(folder.exists() for folder in left)
 
 
 @pytest.mark.parametrize(
