@@ -1,6 +1,7 @@
 """`lockstep publish` and `push`: an accepted export, with what others need to check it."""
 
 import os
+import shlex
 import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -45,7 +46,7 @@ def show(
     print(
         f"publish: {folder} has {len(publication.files)} files, {size(publication.size)}: "
         f"{size(export)} of the export and {size(publication.size - export)} to check it with; "
-        f"lockstep verify {folder}"
+        f"lockstep verify {shlex.quote(str(folder))}"
     )
     count = len(publication.row_files)
     if count < total:

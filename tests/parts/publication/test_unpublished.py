@@ -1,8 +1,10 @@
 """What is not published: refused exports, outputs without a check, secrets, names of a machine."""
 
 import json
+import shlex
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -60,3 +62,11 @@ def test_the_published_run_file_names_nothing_of_a_machine_and_is_valid_on_the_w
     said = publish.public(runfile.parse(document.unwrap(), "run.toml"))
     assert "10.0.0.7" not in json.dumps(said) and not said["runtime"]["by_hand"]
     assert runfile.parse(said, "run.json").links.clock == "wall"
+
+
+def test_the_printed_verify_command_is_one_that_a_shell_reads(tmp_path, monkeypatch, capsys):
+    written = SimpleNamespace(exported={}, files={}, size=0, row_files=())
+    monkeypatch.setattr(publish, "write", lambda *_: (written, 0))
+    publish.show(tmp_path / "a run", tmp_path / "run.toml", tmp_path, 1, None, None)
+    command = capsys.readouterr().out.rpartition("; ")[2]
+    assert shlex.split(command) == ["lockstep", "verify", str(tmp_path / "a run")]
