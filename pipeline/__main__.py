@@ -51,7 +51,7 @@ app = typer.Typer(
 NO_MEMORY = "RESOURCE_EXHAUSTED"  # as XLA says it
 NO_DEVICE = "Unable to initialize backend"  # as JAX says it
 # ... and what it says of a variable's value, which it reads at its import
-NO_VALUE = re.compile(r"""(?i)value (.*) for (?:JAX flag |environment ')(jax_\w+)""")
+NO_VALUE = re.compile(r"(?i) for (?:JAX flag |environment ')(jax_\w{1,80})")
 
 
 def _show_version(shown: bool) -> None:
@@ -250,9 +250,9 @@ def _for_user(error: Exception) -> str | None:
     text = str(error)
     if isinstance(error, ValueError):
         found = NO_VALUE.search(text)
-        if found is None or (name := found[2].upper()) not in os.environ:
+        if found is None or (name := found[1].upper()) not in os.environ:
             return None
-        return f"{name}: found {shown(found[1])}, expected what JAX can read"
+        return f"{name}: found {os.environ[name]!r}, expected what JAX can read"
     if text.startswith(NO_DEVICE):
         return f"JAX_PLATFORMS: {shown(text)}"
     if not isinstance(error, MemoryError) and NO_MEMORY not in text:

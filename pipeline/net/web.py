@@ -40,7 +40,7 @@ PROXY_VARIABLES = [
 PIECE_BYTES = 2**20
 NUMBER = "[0-9]{1,18}"
 PAGE_TYPES = ("html", "/json", "+json", "/xml", "+xml")  # ends of types that tokens never have
-JSON_NAME = re.compile(r".*\.jsonl?(\.gz|\.zst)?", re.IGNORECASE)
+JSON_ENDINGS = tuple(f".json{line}{packed}" for line in ("", "l") for packed in ("", ".gz", ".zst"))
 NEXT_PAGE = re.compile(r'<[^<>?]*\?([^<>]*)>; *rel="?next"?')
 
 
@@ -508,7 +508,7 @@ def _check_content(name: str, url: str, headers: Mapping[str, str]) -> None:
     """Check that the body is the file itself: not an error or sign-in page, not compressed."""
     mime = headers.get("Content-Type", "").partition(";")[0].strip()
     kind = mime.lower()  # not shown: in lower case a secret would not be hidden
-    is_itself = kind.endswith("json") and JSON_NAME.fullmatch(urlsplit(url).path)
+    is_itself = kind.endswith("json") and urlsplit(url).path.lower().endswith(JSON_ENDINGS)
     if kind.endswith(PAGE_TYPES) and not is_itself:
         raise NetError(
             f"{name}: sends a web page ({brief(mime)}), expected the file itself; does the server "

@@ -43,6 +43,7 @@ with Tracker(runfile.load(Path(run)), Path(folder), 0, lambda: scores) as tracke
             scores.append((step, "next_line", "acc", step / 100, 0.0, 1.0))
         tracker.took(entry, {"rounds_per_second": 1.0})
     while not all(feed._queue.empty() for feed in tracker._feeds):
+        assert all(feed._thread.is_alive() for feed in tracker._feeds)  # one said why it ended
         time.sleep(0.01)
     time.sleep(0.3)
     os.kill(os.getpid(), signal.SIGKILL)
