@@ -137,7 +137,7 @@ def _score(
 
 
 def text_sample(run: runfile.Run, exported: Exported, notes: list[str]) -> str | None:
-    """Return `[evaluate] prompt` and its continuation; None, and a note, if there is none."""
+    """Return `[evaluate] prompt` and its continuation, or None and a note that says why not."""
     if exported.tokenizer is None:
         notes.append("there is no tokenizer.json, so there is no text sample")
         return None

@@ -28,6 +28,7 @@ class VerifyOutcome(Enum):
     CONTRADICTED = "not verified", 1, "something in it contradicts the rest"
     NOT_ASKED = "cannot be asked", 2, "the command is wrong, or asks for what is not published"
     NOT_FETCHED = "not fetched", 4, "a server gave no answer, or refused"
+    NOT_FINISHED = "not finished", 6, "this machine's disk, folders or memory stopped the check"
 
     def __init__(self, word: str, status: int, meaning: str):
         self.word, self.status, self.meaning = word, status, meaning

@@ -4,6 +4,7 @@ Nothing heavy is imported before one of them runs.
 """
 
 import dataclasses
+import errno
 import json
 import os
 import sys
@@ -28,6 +29,13 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
+# What a system says of its own disk, folders and memory. A publication can be the cause of others,
+# such as a file that is not there.
+OF_THIS_MACHINE = {
+    *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO),
+    *(errno.EMFILE, errno.ENFILE, errno.ENOLCK, errno.ENOMEM),
+}
+DECIDED = (VerifyOutcome.VERIFIED, VerifyOutcome.CONSISTENT, VerifyOutcome.CONTRADICTED)
 LONGEST = 1000  # characters of a reason, which may quote a stranger's file
 WorkerPython = Annotated[
     str,
@@ -161,6 +169,8 @@ def verify(  # noqa: PLR0913 - each is an option
     allocator.tune()
     if attest is not None and not attest.absolute().parent.is_dir():
         raise typer.BadParameter(f"{attest.parent}: no such folder", param_hint="--attest")
+    if shards is not None and not (shards / "shards.json").is_file():
+        raise typer.BadParameter(f"{shards}: found no shards.json there", param_hint="--shards")
     limits = Limits(max_gb, Network(attempts=attempts, stall_seconds=stall_seconds))
     asks = ReaderAsks(seed, windows, checkpoint, shards, tasks, key)
     listings: list[PublicListing] = []
@@ -190,7 +200,7 @@ def _attest(
     result: dict[str, Any],
 ) -> None:
     """Write the outcome, unless nothing was decided."""
-    if outcome in (VerifyOutcome.NOT_ASKED, VerifyOutcome.NOT_FETCHED) or not listings:
+    if outcome not in DECIDED or not listings:
         print(f"verify: {path}: not written, since nothing was decided", file=sys.stderr)
         return
     from parts.publication import in_toto
@@ -204,11 +214,14 @@ def _outcome(error: LockstepError) -> VerifyOutcome:
 
     if isinstance(error, RequestError):
         return VerifyOutcome.NOT_ASKED
-    return (
-        VerifyOutcome.NOT_FETCHED
-        if isinstance(error, NotFetchedError)
-        else VerifyOutcome.CONTRADICTED
-    )
+    if isinstance(error, NotFetchedError):
+        return VerifyOutcome.NOT_FETCHED
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno in OF_THIS_MACHINE:
+            return VerifyOutcome.NOT_FINISHED
+        cause = cause.__cause__
+    return VerifyOutcome.CONTRADICTED
 
 
 @app.command(rich_help_panel=RESULTS)

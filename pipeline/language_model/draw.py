@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 EVERY = 2**31 - 1  # as top_k: all tokens
-COLD = 1e-30  # below it logits / temperature overflow, and only the likeliest token has a chance
+COLD = 1e-30  # below it logits / temperature may overflow, and the likeliest token is certain
 
 
 class Sampling(NamedTuple):

@@ -244,7 +244,7 @@ def asked(root: Path, key: str | None, can: Callable[[Training], bool]) -> Train
     """Return the training that is asked for: the one of this key, or the only one that can.
 
     Raises:
-      LockstepError: There is none of that key, or several can and none is named.
+      LockstepError: No training has that key, or several can and no key is given.
     """
     trainings = in_progress(root)
     if key is not None:

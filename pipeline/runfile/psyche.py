@@ -50,8 +50,7 @@ class Coordinator(Table):
     """Percentage of peers that verify other peers' work instead of training, 0 to 100. It is 0 in
     every working Psyche run."""
     witness_nodes: Annotated[int, Field(ge=0, le=MAX_WITNESSES)]
-    """Number of peers elected as witnesses each round, 0 to 32; 0 elects every peer, or
-    32 of more."""
+    """Number of peers elected as witnesses each round, 0 to 32; 0 elects all, but at most 32."""
     total_steps: Annotated[U32, Field(ge=1)]
     """Number of rounds to train. (Psyche runs one fewer.)"""
 

@@ -70,3 +70,11 @@ def write_model(folder: Path, dtype: str = "bfloat16", seed: int = 3, **kwargs: 
     for name in ("modeling.py", "pytorch_model.bin", "notes.json"):
         (folder / name).write_text("not ours")
     return folder
+
+
+def rename_shards(model: Path) -> None:
+    """Give a model's shards, which its index names, the names of PyTorch's."""
+    for shard in hf.weight_files(model):
+        shard.rename(shard.with_name(f"pytorch_{shard.name}"))
+    index = model / hf.INDEX
+    index.write_text(index.read_text().replace('"model-', '"pytorch_model-'))

@@ -222,7 +222,7 @@ def _matches(name: str, pattern: str) -> bool:
     reached = {0}  # how many leading parts of the name what was read of the pattern fits
     for wanted in pattern.split("/"):
         if wanted == "**":
-            reached = {n for n in range(len(parts) + 1) if n >= min(reached, default=n + 1)}
+            reached = {*range(min(reached, default=len(parts) + 1), len(parts) + 1)}
         else:
             reached = {n + 1 for n in reached if n < len(parts) and fnmatch(parts[n], wanted)}
     return len(parts) in reached

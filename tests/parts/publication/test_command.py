@@ -1,6 +1,8 @@
 """What `verify` prints and leaves, whatever the publication or its server is."""
 
+import errno
 import json
+import os
 import subprocess
 import sys
 import time
@@ -12,6 +14,7 @@ from parts.publication import claims, commands, layout, publish
 from parts.publication.claims import VerifyOutcome
 from parts.publication.layout import ReaderAsks
 from pipeline.__main__ import app
+from pipeline.audit import unchecked_bundle
 from pipeline.recheck import outputs
 from pipeline.recheck.evaluate import held_out_claim
 from pipeline.stage.keys import PROJECT
@@ -32,7 +35,7 @@ def test_the_command_says_why_and_exits_with_one(folder, capsys):
 
 
 def test_each_outcome_has_a_status_of_its_own_and_the_page_says_which():
-    assert len({one.status for one in VerifyOutcome}) == len(VerifyOutcome) == 5
+    assert len({one.status for one in VerifyOutcome}) == len(VerifyOutcome) == 6
     page = (PROJECT / "docs/how-to/read-an-audit.md").read_text()
     for one in VerifyOutcome:
         assert f"\n| {one.status} | `{one.word}:` | " in page
@@ -95,6 +98,28 @@ def test_a_silent_server_is_named_at_once_and_given_up_after_the_attempts_that_w
     paths = {path for _, path, _ in server.seen}
     assert paths == {"/x/proof/publication.json?signature=secret"}
     assert caught.value.code == VerifyOutcome.NOT_FETCHED.status and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("reason", [errno.ENOSPC, errno.EACCES, errno.EIO])
+def test_a_readers_own_disk_says_nothing_of_a_publication(
+    published, tmp_path, monkeypatch, capsys, reason
+):
+    def no_room(*_):
+        raise OSError(reason, os.strerror(reason), "own-000.safetensors")
+
+    attested = tmp_path / "attested.json"
+    command = ["verify", str(published.folder), "--root", str(tmp_path), "--attest", str(attested)]
+    monkeypatch.setattr(unchecked_bundle, "read_run", no_room)
+    code, said = print_of(capsys, *command)
+    assert (code, code) == (6, VerifyOutcome.NOT_FINISHED.status)
+    assert said.startswith("not finished: ") and os.strerror(reason) in said
+    assert not attested.exists()
+
+
+def test_data_of_the_reader_that_are_not_there_are_a_wrong_request(published, tmp_path, capsys):
+    command = ["verify", str(published.folder), "--root", str(tmp_path)]
+    code, _ = print_of(capsys, *command, "--shards", str(tmp_path / "none"))
+    assert code == VerifyOutcome.NOT_ASKED.status
 
 
 def test_a_list_that_is_not_there_or_over_a_mebibyte_is_not_read_to_its_end(tmp_path, capsys):

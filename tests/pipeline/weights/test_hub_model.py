@@ -16,6 +16,7 @@ from tests.pipeline.conversion import (
     check_silence,
     convert_in,
     refused,
+    rename_shards,
     same_params,
     start,
     write_model,
@@ -67,10 +68,7 @@ def test_a_model_on_the_hub_is_fetched_checked_and_recorded(tmp_path, served):
 
 def test_weights_in_shards_of_any_name_are_fetched_as_the_index_names_them(tmp_path, served):
     model = write_model(tmp_path / "model", max_shard_bytes=3000)
-    index = model / hf.INDEX
-    for shard in hf.weight_files(model):
-        shard.rename(shard.with_name(f"pytorch_{shard.name}"))
-    index.write_text(index.read_text().replace('"model-', '"pytorch_model-'))
+    rename_shards(model)
     (model / "model.fp16.safetensors").write_bytes(b"the same in another dtype")
     commit = served.add(model)
     repo = {"Hub": {"repo_id": REPO, "revision": commit}}

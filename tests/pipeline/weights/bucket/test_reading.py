@@ -8,7 +8,7 @@ from lockstep.errors import LockstepError
 from pipeline.net import web
 from pipeline.weights import hf
 from tests.errors import check_names
-from tests.pipeline.conversion import same_params, write_model
+from tests.pipeline.conversion import rename_shards, same_params, write_model
 from tests.pipeline.weights.bucket.our_bucket import (
     FOLDER,
     JUNK,
@@ -126,10 +126,7 @@ def test_without_a_manifest_what_lies_there_is_read(tmp_path, served, caplog, sh
 
 def test_without_a_manifest_shards_have_the_names_that_their_index_says(tmp_path, served):
     model = write_model(tmp_path / "model", max_shard_bytes=3000)
-    index = model / hf.INDEX
-    for shard in hf.weight_files(model):
-        shard.rename(shard.with_name(f"pytorch_{shard.name}"))
-    index.write_text(index.read_text().replace('"model-', '"pytorch_model-'))
+    rename_shards(model)
     put(served, model)
     assert same_params(read(tmp_path), model)
 
