@@ -37,6 +37,14 @@ OF_THIS_MACHINE = {
 }
 DECIDED = (VerifyOutcome.VERIFIED, VerifyOutcome.CONSISTENT, VerifyOutcome.CONTRADICTED)
 LONGEST = 1000  # characters of a reason, which may quote a stranger's file
+
+
+def _holds_shards(folder: Path | None) -> Path | None:
+    if folder is not None and not (folder / "shards.json").is_file():
+        raise typer.BadParameter(f"{folder}: found no shards.json there, expected one")
+    return folder
+
+
 WorkerPython = Annotated[
     str,
     typer.Option(help="Python that runs a workload, with its packages: yours, not the author's."),
@@ -56,7 +64,8 @@ Checkpoint = Annotated[
     Path | None, typer.Option(help="Folder of the checkpoint that the run began with, if with one.")
 ]
 OwnData = Annotated[
-    Path | None, typer.Option(help="Your own data/shards, to compare sequences with.")
+    Path | None,
+    typer.Option(help="Your own data/shards, to compare sequences with.", callback=_holds_shards),
 ]
 AttestFile = Annotated[
     Path | None, typer.Option(help="Write what was verified to this file, as an in-toto statement.")
@@ -169,8 +178,6 @@ def verify(  # noqa: PLR0913 - each is an option
     allocator.tune()
     if attest is not None and not attest.absolute().parent.is_dir():
         raise typer.BadParameter(f"{attest.parent}: no such folder", param_hint="--attest")
-    if shards is not None and not (shards / "shards.json").is_file():
-        raise typer.BadParameter(f"{shards}: found no shards.json there", param_hint="--shards")
     limits = Limits(max_gb, Network(attempts=attempts, stall_seconds=stall_seconds))
     asks = ReaderAsks(seed, windows, checkpoint, shards, tasks, key)
     listings: list[PublicListing] = []
