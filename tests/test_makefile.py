@@ -156,7 +156,7 @@ def test_an_environment_that_was_copied_with_its_checkout_is_one_line(project):
     (made / ".venv" / "pyvenv.cfg").write_text(config)
     repro(made)
     shutil.copytree(made, copy)
-    refused = ["make", "repro"]
+    refused = ["make", "-s", "repro"]
     done = subprocess.run(refused, cwd=copy, capture_output=True, text=True)
     assert done.returncode and str(made / ".venv") in done.stderr and not done.stdout
     assert done.stderr.count("\n") == 1 and "make clean" in done.stderr
