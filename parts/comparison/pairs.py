@@ -1,4 +1,4 @@
-"""Differences between methods on equal seeds, with intervals that hold for all pairs together."""
+"""Differences between rows on equal seeds, with intervals that hold for all pairs together."""
 
 import itertools
 import math
@@ -10,9 +10,9 @@ LEVEL = 0.95
 
 
 class Difference(NamedTuple):
-    """How much higher the loss of one method is than another's, on equal seeds, nats per token."""
+    """How much higher the loss of one row is than another's, on equal seeds, nats per token."""
 
-    better: str
+    better: str  # a method, as it stands in the file; with a failure "method, failure"
     worse: str
     mean: float
     reach: float | None  # half of the interval; None for one seed
@@ -28,8 +28,10 @@ class Difference(NamedTuple):
         return f"{self.mean:.3f} [{self.mean - self.reach:.3f}, {self.mean + self.reach:.3f}]"
 
 
-def differences(losses: Mapping[str, Sequence[float]]) -> list[Difference]:
-    """Return the difference of each two methods, from their losses in the order of seeds.
+def differences(
+    losses: Mapping[str, Sequence[float]], pairs: Sequence[tuple[str, str]] | None = None
+) -> list[Difference]:
+    """Return the differences of pairs of rows, or of each two, from losses in the order of seeds.
 
     Seeds are paired: each draws one set of weights, data and rows for all. The interval is
     Student's t at 1 - (1 - 0.95) / pairs, by Bonferroni: however pairs hang together, all intervals
@@ -37,7 +39,8 @@ def differences(losses: Mapping[str, Sequence[float]]) -> list[Difference]:
     """
     from scipy import stats
 
-    pairs = list(itertools.combinations(losses, 2))
+    if pairs is None:
+        pairs = list(itertools.combinations(losses, 2))
     result = []
     for better, worse in pairs:
         gaps = [b - a for a, b in zip(losses[better], losses[worse], strict=True)]

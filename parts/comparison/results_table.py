@@ -26,6 +26,11 @@ class Row(NamedTuple):
     seeds: tuple[Ended, ...]  # what came of its seeds, those that diverged included
 
     @property
+    def name(self) -> str:
+        """The method, and what went wrong, if anything did."""
+        return self.method if self.failure == NO_FAILURE else f"{self.method}, {self.failure}"
+
+    @property
     def losses(self) -> list[float]:
         """Held-out losses of the seeds that did not diverge, nats per token."""
         return [seed["loss"] for seed in self.seeds if seed["loss"] is not None]
@@ -120,6 +125,13 @@ def plain_rows(table: Sequence[Row]) -> list[Row]:
 def row_pairs(table: Sequence[Row]) -> list[Difference]:
     """Return the differences of each two rows without failures that did not diverge."""
     return differences({r.method: r.losses for r in plain_rows(table) if not math.isinf(r.mean)})
+
+
+def failure_costs(table: Sequence[Row]) -> list[Difference]:
+    """Return what each failure adds to the loss of each method, where no seed diverged."""
+    losses = {row.name: row.losses for row in table if not math.isinf(row.mean)}
+    named = [(row.method, row.name) for row in table if row.failure != NO_FAILURE]
+    return differences(losses, [pair for pair in named if {*pair} <= {*losses}])
 
 
 def front(table: Sequence[Row]) -> list[Row]:
@@ -218,7 +230,7 @@ class TextTable(NamedTuple):
 
 
 def tables(compare: Compare, table: Sequence[Row]) -> Iterator[TextTable]:
-    """Yield the table without failures, and tables of losses, hours and tokens by failure."""
+    """Yield the table without failures, and by failure those of losses, hours and tokens."""
     plain, known = plain_rows(table), {(row.method, row.failure): row for row in table}
     records = {key: record(compare, row, table) for key, row in known.items()}
     names = {r.method: r.label + "*" * compare.methods[r.method].ours for r in plain}
@@ -231,8 +243,10 @@ def tables(compare: Compare, table: Sequence[Row]) -> Iterator[TextTable]:
     if not compare.failures:
         return
     failures = (NO_FAILURE, *compare.failures)
+    costs = {pair.worse: pair for pair in failure_costs(table)}
     of_failures = {
         "held-out loss": lambda row, known: _loss(row),
+        "what is added to the loss": lambda row, known: str(costs.get(row.name, "–")),
         "simulated hours": lambda row, known: _hours(known["train_seconds"]),
         "hours for the same tokens": lambda row, known: _hours(known["seconds_for_all_tokens"]),
         "tokens": lambda row, known: _or_dash(known["tokens"], "{:,}"),
@@ -291,7 +305,7 @@ def _size(nbytes: float | None) -> str:
 
 
 def conclusions(compare: Compare, table: Sequence[Row]) -> Iterator[str]:
-    """Yield what losses are measured on, which methods can be told apart, and the front."""
+    """Yield what losses are measured on, what can be told apart, and the front."""
     plain = plain_rows(table)
     if text := _measured_on(plain):
         yield text
@@ -299,6 +313,7 @@ def conclusions(compare: Compare, table: Sequence[Row]) -> Iterator[str]:
         yield "One seed: which differences exceed those of seeds is not known."
     elif pairs := row_pairs(table):
         yield from _told_apart(pairs, {row.method: row.label for row in plain})
+        yield from _shown_costs(failure_costs(table), {row.name: row for row in table})
     labels = ", ".join(row.label for row in front(plain))
     yield f"No other method has a lower loss with as few bytes: {labels}."
     for row in plain:
@@ -318,8 +333,18 @@ def _measured_on(plain: Sequence[Row]) -> str | None:
 
 def _told_apart(pairs: Sequence[Difference], labels: Mapping[str, str]) -> Iterator[str]:
     unsure = [pair for pair in pairs if not pair.sure]
-    text = "Differences are of equal seeds, with t intervals that hold together 95 times in 100 "
-    yield text + f"(Bonferroni, pairs: {len(pairs)}).{'' if unsure else ' All differ.'}"
+    yield f"Differences are {_together(pairs)}.{'' if unsure else ' All differ.'}"
     for better, group in itertools.groupby(unsure, lambda pair: pair.better):
         others = "; ".join(f"{labels[pair.worse]} ({pair})" for pair in group)
         yield f"{labels[better]} cannot be told apart from: {others}."
+
+
+def _shown_costs(costs: Sequence[Difference], rows: Mapping[str, Row]) -> Iterator[str]:
+    shown = [f"{rows[c.worse].label}, {rows[c.worse].failure} ({c})" for c in costs if c.sure]
+    if costs:
+        yield f"What failures add is {_together(costs)}. Not 0: {'; '.join(shown) or 'none'}."
+
+
+def _together(pairs: Sequence[Difference]) -> str:
+    of_all = "of equal seeds, with t intervals that hold together 95 times in 100"
+    return f"{of_all} (Bonferroni, pairs: {len(pairs)})"

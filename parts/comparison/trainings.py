@@ -23,7 +23,7 @@ from parts.comparison.compare_file import NO_FAILURE, Compare, ComparedFault, Fa
 from pipeline import runfile
 from pipeline.runfile.like import at_rate, tables_like, with_tokens
 
-MEASURES = 10  # of the held-out loss, in a run that is scored; a trial has one, at its end
+MEASURES = 10  # of the held-out loss, for curves, which rows without failures have
 AWAY = ("crash", "join")  # kinds of faults whose peer is away, and attests nothing
 Ended = Mapping[str, Any]  # the result of a training
 
@@ -134,10 +134,9 @@ def document(
         if method.grace is not None:
             (settings,) = tables["model"]["LLM"]["optimizer"].values()
             settings["grace_seconds"] = method.grace * decision.round_seconds
-    if training.trial is None:
-        tables["held_out"] |= {"every": max(1, rounds // MEASURES), "rows": "even"}
-    else:
-        tables["held_out"] |= {"every": rounds, "rows": "odd"}
+    has_curve = training.trial is None and training.failure == NO_FAILURE
+    every = max(1, rounds // MEASURES) if has_curve else rounds
+    tables["held_out"] |= {"every": every, "rows": "even" if training.trial is None else "odd"}
     tables["witness"]["snapshot_every"] = rounds  # nobody audits: fewer snapshots, less disk
     tables["evaluate"] |= {"every": 0}
     runfile.parse(tables, dotted(("methods", training.method)))

@@ -21,6 +21,7 @@ from parts.comparison.pairs import differences
 from parts.comparison.results_table import (
     Row,
     conclusions,
+    failure_costs,
     front,
     loss_at,
     made_of,
@@ -107,7 +108,8 @@ def test_every_training_of_a_ready_comparison_is_a_run_of_the_same_tokens(file):
                 assert run.llm.optimizer.grace_seconds == method.grace * 2.2
         scored = one.trial is None
         assert run.held_out.rows == ("even" if scored else "odd")
-        assert (run.held_out.every == run.config.total_steps) == (not scored)
+        has_curve = scored and one.failure == "none"
+        assert (run.held_out.every == run.config.total_steps) == (not has_curve)
         length = run.llm.max_seq_len
         a_round = run.config.last_index(length) * length / run.config.total_steps
         assert abs(run.config.last_index(length) * length - compare.tokens) <= a_round / 2, one
@@ -315,10 +317,11 @@ def test_what_fails_has_a_column_of_losses_of_hours_and_of_tokens():
     compare = compared(failures={"liar": {"faults": [LIAR]}})
     plain = row("a", 4.0, 4.2)
     one_lost = row("a", 5.0, None)._replace(failure="liar")
-    whole, losses, hours, same_tokens, tokens = tables(compare, [plain, one_lost])
+    whole, losses, costs, hours, same_tokens, tokens = tables(compare, [plain, one_lost])
     assert whole.heads[0] == "method" and len(whole.rows) == 1
     assert losses.heads == ("held-out loss, by what fails", "none", "liar")
     assert losses.rows == [("a", "4.100 ± 0.141", "diverged, 1 of 2")]
+    assert costs.rows == [("a", "–", "–")]  # of no seeds that both have
     assert hours.heads[1:] == ("none", "liar") and hours.rows[0][1] != "–"
     late = record(compare, plain, [plain])
     assert (late["train_seconds"], late["coordinator_seconds"]) == (100.0, 0.0)
@@ -328,6 +331,29 @@ def test_what_fails_has_a_column_of_losses_of_hours_and_of_tokens():
     assert tokens.rows == [("a", count, count)]
     assert [len(cells) for cells in whole.rows] == [len(whole.heads)]
     assert len(list(tables(compared(), [plain]))) == 1
+
+
+def test_what_a_failure_adds_is_a_paired_difference_from_the_same_method_without():
+    """By hand: t(1 - 0.05 / 2 / 2, 1 degree) = 25.452; the first's seeds differ by 1.0 and 1.01."""
+    compare = compared(
+        methods={"a": PLAIN, "b": PLAIN}, failures={"liar": {"faults": [LIAR]}}, seeds=[3, 4]
+    )
+    table = [row("a", 4.0, 4.2), row("b", 5.0, 5.2)]
+    table += [row("a", 5.0, 5.21)._replace(failure="liar")]
+    table += [row("b", 5.1, 5.0)._replace(failure="liar")]
+    costs = {cost.worse: cost for cost in failure_costs(table)}
+    assert {(cost.better, name) for name, cost in costs.items()} == {
+        ("a", "a, liar"),
+        ("b", "b, liar"),
+    }
+    found = costs["a, liar"]
+    assert (found.mean, found.reach) == pytest.approx((1.005, 25.452 * 0.005), rel=1e-4)
+    assert found.sure and not costs["b, liar"].sure
+    added = list(tables(compare, table))[2]
+    assert added.rows == [("a", "–", str(found)), ("b", "–", str(costs["b, liar"]))]
+    (line,) = (line for line in conclusions(compare, table) if "failures add" in line)
+    assert "a, liar" in line and "b, liar" not in line and "pairs: 2" in line
+    assert not failure_costs(table[:2])
 
 
 def test_the_front_has_no_row_that_another_beats_with_as_few_bytes():
