@@ -1,5 +1,6 @@
 """`lockstep publish` and `push`: an accepted export, with what others need to check it."""
 
+import functools
 import os
 import shlex
 import shutil
@@ -24,7 +25,7 @@ from pipeline.recheck import outputs
 from pipeline.recheck.outputs import CARD, EXPORTS, HELD_OUT, RUN
 from pipeline.runfile.as_text import toml
 from pipeline.runfile.psyche import DESTINATION_FORM, destination
-from pipeline.stage import lock
+from pipeline.stage import lock, signals
 from pipeline.stage.artifacts import COUNTED, Paths, verify
 from pipeline.stage.keys import STAGES
 from pipeline.start import begin
@@ -64,25 +65,38 @@ def write(
     Return it, and how many windows of the run could have been drawn.
     """
     folder = folder.resolve()  # `.` has no name, and what replaces a link has to be beside its end
-    if folder.is_dir() and any(folder.iterdir()):
-        raise LockstepError(f"{folder}: has files, expected a new or an empty folder")
     if key is not None:
         signature.check_private(key)  # before there is anything to sign
     paths, settings = Paths("report", run, root), runfile.load(run)
     _check_public(settings, run)
     _check_repeatable(settings, run)
-    with lock.hold(root / "data" / ".export.lock"):  # so that the stage cannot replace it meanwhile
-        exported = with_results(accepted(paths), paths)
-        _check_method(paths)
-        only = EXPORTS.get(subject_of(settings).model_file)
-        if only is not None:
-            exported = {name: file for name, file in exported.items() if name in only}
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = folder.with_name(f".{folder.name}.part")
-        shutil.rmtree(unfinished, ignore_errors=True)
-        _copy((file, unfinished / name) for name, file in exported.items())
-        fields, total = _write_proof(unfinished, settings, paths, windows, seed, only)
-    files = sorted(path for path in unfinished.rglob("*") if path.is_file())
+    unfinished = folder.with_name(f".{folder.name}.part")
+    clean = functools.partial(shutil.rmtree, unfinished, ignore_errors=True)
+    # so that the stage cannot replace the export meanwhile, and no other publish fills the folder
+    with lock.hold(root / "data" / ".export.lock"), signals.cleaning(clean):
+        if folder.is_dir() and any(folder.iterdir()):
+            raise LockstepError(f"{folder}: has files, expected a new or an empty folder")
+        clean()  # left by a kill
+        publication, total = _write(unfinished, settings, paths, windows, seed)
+        if key is not None:
+            digests = {name: file.sha256 for name, file in publication.files.items()}
+            digests[layout.MANIFEST] = sha256_file(unfinished / layout.MANIFEST)
+            write_bytes(unfinished / layout.SIGNATURE, signature.sign(digests, folder.name, key))
+        os.replace(unfinished, folder)  # or an empty folder's
+    return publication, total
+
+
+def _write(
+    folder: Path, settings: runfile.Run, paths: Paths, windows: int, seed: str | None
+) -> tuple[Publication, int]:
+    """Write a publication without a signature."""
+    exported = with_results(accepted(paths), paths)
+    _check_method(paths)
+    only = EXPORTS.get(subject_of(settings).model_file)
+    exported = {name: file for name, file in exported.items() if not only or name in only}
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    _copy((file, folder / name) for name, file in exported.items())
+    fields, total = _write_proof(folder, settings, paths, windows, seed, only)
     publication = Publication(
         format=2,
         release=__version__,
@@ -90,20 +104,15 @@ def write(
         seed=seed,
         **fields,
         files={
-            path.relative_to(unfinished).as_posix(): {
+            path.relative_to(folder).as_posix(): {
                 "bytes": path.stat().st_size,
                 "sha256": sha256_file(path),
             }
-            for path in files
+            for path in sorted(path for path in folder.rglob("*") if path.is_file())
         },
     )
-    layout.check(publication, str(unfinished))  # others would refuse it
-    write_text(unfinished / layout.MANIFEST, publication.model_dump_json(indent=1) + "\n")
-    if key is not None:
-        digests = {name: file.sha256 for name, file in publication.files.items()}
-        digests[layout.MANIFEST] = sha256_file(unfinished / layout.MANIFEST)
-        write_bytes(unfinished / layout.SIGNATURE, signature.sign(digests, folder.name, key))
-    os.replace(unfinished, folder)  # or an empty folder's
+    layout.check(publication, str(folder))  # others would refuse it
+    write_text(folder / layout.MANIFEST, publication.model_dump_json(indent=1) + "\n")
     return publication, total
 
 

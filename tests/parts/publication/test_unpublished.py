@@ -3,6 +3,7 @@
 import json
 import shlex
 import shutil
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,6 +12,7 @@ import pytest
 from lockstep.errors import LockstepError
 from parts.publication import publish
 from pipeline import evaluate, runfile
+from pipeline.stage import lock
 from tests import tiny
 from tests.errors import refused
 
@@ -29,7 +31,7 @@ def test_a_new_output_is_not_published_before_a_line_says_how_it_is_checked(
     tiny.make(published.run_file, root, "evaluate")
     with refused("data/evaluate/new.json", "pipeline/recheck/outputs.py"):
         publish.write(tmp_path / "new", published.run_file, root, 1, None)
-    assert not (tmp_path / "new").exists()
+    assert {path.name for path in tmp_path.iterdir()} == {"root"}
 
 
 def test_a_card_of_the_report_that_was_edited_is_not_published(published, tmp_path):
@@ -49,6 +51,21 @@ def test_files_of_others_are_not_replaced_and_no_secret_is_published(published, 
     with pytest.raises(LockstepError, match="has a user, a password or a query") as caught:
         publish.write(tmp_path / "new", run_file, published.root, 1, None)
     assert "secret" not in str(caught.value)
+
+
+def test_a_folder_that_another_publish_fills_meanwhile_keeps_its_files(published, tmp_path):
+    folder, lock_file = tmp_path / "new", published.root / "data/.export.lock"
+    arguments = folder, published.run_file, published.root, 1, None
+    with ThreadPoolExecutor() as pool:
+        with lock.hold(lock_file):  # as the other one does from its first look at the folder on
+            waiting = pool.submit(publish.write, *arguments)
+            wait([waiting], timeout=0.5)
+            assert not waiting.done()
+            folder.mkdir()
+            (folder / "theirs.txt").touch()
+        with refused(folder, "has files"):
+            waiting.result()
+    assert {path.name for path in tmp_path.rglob("*")} == {"new", "theirs.txt"}
 
 
 def test_the_published_run_file_names_nothing_of_a_machine_and_is_valid_on_the_walls_clock():
