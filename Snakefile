@@ -13,6 +13,7 @@ KEYS = Keys(Path(RUN_FILE))
 try:
     for name in STAGES:  # no rule runs where only metrics/ was changed, as by a git checkout
         Paths(name, Path(RUN_FILE), Path()).publish()
+        Paths(name, Path(RUN_FILE), Path()).check_pinned()
 except LockstepError as error:  # without the stack of an exception
     sys.exit(f"error: {error}")
 

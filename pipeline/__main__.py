@@ -197,7 +197,6 @@ def pin(run: RunFile = DEFAULT_RUN, root: Root = DEFAULT_ROOT) -> None:
 
     for key, sha256 in pins.write(run, root).items():
         print(f"pin: {key} = {sha256}")
-    print("pin: where a pin is new, its stage runs again, and so do those that read its result")
 
 
 @app.command("import", rich_help_panel=RUN_FILES)

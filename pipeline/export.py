@@ -52,21 +52,22 @@ def run(run: runfile.Run, paths: Paths) -> None:
 
 def _facts(paths: Paths, transcript: Transcript, verdict: dict[str, Any], folder: Path) -> Facts:
     """Return the facts of an export in `folder`; its inputs were checked against their hashes."""
-    shards, trained = paths.out("download") / "shards.json", paths.out("train")
+    shards_file, trained = paths.out("download") / "shards.json", paths.out("train")
+    shards, start = read_json(shards_file), read_json(paths.out("convert") / "source.json")
     header = read_json(transcript.folder / "header.json")
     numbers = read_json(trained / METRICS / "train.json")
     made = artifacts.read_made(paths.made("train"))
     subject = subject_of_model(header["model"])
     # beside a workload's params is what its own code wrote, which readers of a card may not have
     params = folder / "params.safetensors"
-    files = [*([params] if params.is_file() else sorted(folder.glob("*.safetensors"))), shards]
+    files = [*([params] if params.is_file() else sorted(folder.glob("*.safetensors"))), shards_file]
     return Facts(
         keys={stage: paths.keys.key(stage) for stage in STAGES if stage in upstream("export")},
-        run_file=card.run_file(lambda _, name: paths.keys.table(name)),
+        run_file=card.run_file(lambda _, name: paths.keys.table(name), shards, start),
         results=Results(header, numbers, verdict),
         first_loss=transcript.rounds[0].loss,
-        shards=read_json(shards),
-        start=read_json(paths.out("convert") / "source.json"),
+        shards=shards,
+        start=start,
         environment=made["environment"] | header["environment"],
         rounds_sha256=made["files"]["transcript/rounds.jsonl"]["sha256"],
         model=read_json(folder / subject.model_file),

@@ -1,6 +1,7 @@
 """The DAG says the truth: a stage depends on the rooms it imports; both engines know the same."""
 
 import ast
+import contextlib
 import json
 import os
 import shutil
@@ -11,8 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from lockstep.files import write_json
+from pipeline import runfile
+from pipeline.stage.artifacts import Paths
 from pipeline.stage.keys import (
     OUT,
+    PINS,
     PROJECT,
     RUN_FILE,
     STAGES,
@@ -21,9 +26,11 @@ from pipeline.stage.keys import (
     code,
     needs,
     paths,
+    pinned,
     tracked,
 )
 from tests import tiny
+from tests.errors import check_names
 
 # Modules found by name at run time: everything beside these files can be imported.
 DYNAMIC = {
@@ -115,10 +122,12 @@ def test_tracked_tables_are_in_every_ready_run(stage):
         keys = Keys(run)
         for table in tracked(stage):
             keys.table(table)
+        assert keys.pins(stage).keys() <= {*pinned(stage)}
 
 
 def test_the_tracked_tables_are_all_of_the_run_but_runtime():
     covered = {table for stage in STAGES for table in tracked(stage)}
+    covered |= {f"{PINS}{key}" for stage in STAGES for key in pinned(stage)}
     document = Keys(PROJECT / RUN_FILE)._tables
 
     def leaves(table: dict, prefix: str) -> set[str]:
@@ -170,19 +179,38 @@ def test_snakemake_has_the_stages_and_edges_of_dvc_yaml():
         ("params/compare.toml", "\n[", "\n[[", ":"),
     ],
 )
-def test_snakemake_says_in_one_line_what_is_wrong_with_a_file(tmp_path, name, find, replace, line):
+def test_snakemake_says_in_one_line_what_is_wrong_with_a_file(alone, name, find, replace, line):
+    (alone / name).write_text((PROJECT / name).read_text().replace(find, replace, 1))
+    assert refusal_of_snakemake(alone).startswith(f"error: {name}{line}")
+
+
+def test_snakemake_refuses_a_result_of_what_is_not_pinned(alone):
+    """Its name has no pin in it, so Snakemake would take it."""
+    with contextlib.chdir(alone), Paths("download", Path(RUN_FILE), Path()).building() as folder:
+        write_json(folder / "shards.json", {"source": {"sha256": "ab" * 32}})
+    pin = runfile.load(alone / RUN_FILE).pins.data
+    check_names(refusal_of_snakemake(alone), "data/shards", "ab" * 32, "[pins] data", pin)
+
+
+@pytest.fixture
+def alone(tmp_path) -> Path:
+    """A folder that has the Snakefile and the default run."""
     for link in ("Snakefile", "profiles"):
         (tmp_path / link).symlink_to(PROJECT / link)
     (tmp_path / "params").mkdir()
     shutil.copy(PROJECT / RUN_FILE, tmp_path / RUN_FILE)
-    (tmp_path / name).write_text((PROJECT / name).read_text().replace(find, replace, 1))
+    return tmp_path
+
+
+def refusal_of_snakemake(folder: Path) -> str:
+    """Return the one line in which Snakemake refuses to plan the default run in a folder."""
     done = subprocess.run(
         [sys.executable, "-m", "snakemake", "-n"],
-        cwd=tmp_path,
+        cwd=folder,
         env=os.environ | {"PYTHONPATH": str(PROJECT)},
         capture_output=True,
         text=True,
     )
     said = [line for line in done.stderr.splitlines() if "profile" not in line]
     assert (done.returncode, len(said)) == (1, 1), done.stderr
-    assert said[0].startswith(f"error: {name}{line}")
+    return said[0]

@@ -46,7 +46,7 @@ class Facts(NamedTuple):
     """The facts that a card shows."""
 
     keys: dict[str, str]  #: Keys of the export and of the stages before it.
-    #: Tables of the run file that the export's key depends on, as they were written.
+    #: Tables of the run file that the export's key depends on, as they were written, and pins.
     run_file: dict[str, Any]
     results: Results  #: Header, numbers and verdict.
     first_loss: float  #: Training loss of the first round.
@@ -61,12 +61,19 @@ class Facts(NamedTuple):
     sha256: dict[str, str]  #: SHA-256 of its weights, and of shards.json, by file name.
 
 
-def run_file(value: Callable[[str, str], Any]) -> dict[str, Any]:
+def run_file(
+    value: Callable[[str, str], Any], shards: dict[str, Any], start: dict[str, Any]
+) -> dict[str, Any]:
     """Return the tables of the run file that the export's key depends on, as they were written.
 
-    With defaults filled in they would mean the same but have another key. The tasks of later stages
-    are not pinned: engines ask for the key, and the export does not depend on its value. `value`
-    returns what a stage's key has for a dotted name.
+    With defaults filled in they would mean the same but have another key. What was read outside is
+    pinned, so that nobody reproduces the run on other data: engines ask for the tasks of later
+    stages too, on which the export does not depend.
+
+    Args:
+      value: Returns what a stage's key has for a dotted name.
+      shards: shards.json.
+      start: source.json of the checkpoint.
     """
     document: dict[str, Any] = {}
     for stage in sorted(upstream("export")):
@@ -76,7 +83,8 @@ def run_file(value: Callable[[str, str], Any]) -> dict[str, Any]:
             for table in tables:
                 inner = inner.setdefault(table, {})
             inner[last] = value(stage, name)
-    document["pins"]["tasks"] = ""
+    read = {"data": shards["source"]["sha256"], "checkpoint": start["sha256"], "tasks": ""}
+    document["pins"] = read
     return {table: document[table] for table in runfile.Run.model_fields if table in document}
 
 

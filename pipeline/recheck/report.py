@@ -36,7 +36,7 @@ from pipeline.recheck.outputs import (
     MadeFile,
 )
 from pipeline.recheck.published import PublishedRun
-from pipeline.stage.keys import STAGES, tracked, upstream
+from pipeline.stage.keys import PINS, STAGES, pinned, tracked, upstream
 from pipeline.stage.untrusted_files import check_yaml
 
 NOT_AS_WRITTEN = (AttributeError, KeyError, TypeError, ValueError)  # of a stranger's record
@@ -112,9 +112,9 @@ def make_card(published: PublishedRun) -> str:
     """
     made, transcript, folder = published.made, published.transcript, published.folder
     _check_names(made)
-    source = read_json(folder / SOURCE)
+    source, shards = read_json(folder / SOURCE), read_json(folder / SHARDS)
     check_source(source, published.run)
-    tables = card.run_file(lambda stage, name: made[stage].tables[name])
+    tables = card.run_file(lambda stage, name: made[stage].tables[name], shards, source)
     _check_tables(tables, published)
     params, local_steps = published.setup.start.state.params, published.run.llm.inner_steps
     metrics = curves.metrics(curves.rows(transcript), transcript, params, local_steps)
@@ -126,7 +126,7 @@ def make_card(published: PublishedRun) -> str:
             run_file=tables,
             results=Results(header, metrics, read_json(folder / VERDICT)),
             first_loss=transcript.rounds[0].loss,
-            shards=read_json(folder / SHARDS),
+            shards=shards,
             start=source,
             environment=made["train"].environment | header["environment"],
             rounds_sha256=transcript.hash,
@@ -157,9 +157,9 @@ def _check_tables(document: dict[str, Any], published: PublishedRun) -> None:
     written = runfile.parse(copy, "tables of proof/made").model_dump(mode="json")
     run_file = published.run.model_dump(mode="json")
     for stage in upstream("export"):
-        for name in tracked(stage):
+        for name in (*tracked(stage), *(f"{PINS}{key}" for key in pinned(stage))):
             found, due = (_value(tables, name) for tables in (written, run_file))
-            if found != due:
+            if found != due and not (name.startswith(PINS) and due == ""):
                 raise LockstepError(
                     f"{PROOF}/made/{stage}.json: [{name}] is {brief(str(found))}, expected "
                     f"{brief(str(due))} as in {RUN}"

@@ -80,6 +80,10 @@ def with_tokens(base: Run, tokens: int) -> Run:
 def at_rate(document: dict[str, Any], rate: float) -> None:
     """Set the base learning rate of a run's tables in place, and its other rates in proportion."""
     ((_, schedule),) = document["model"]["LLM"]["lr_schedule"].items()
+    if not schedule["base_lr"]:
+        raise LockstepError(
+            "model.LLM.lr_schedule: base_lr is 0, expected more: other rates are set in proportion"
+        )
     ratio = rate / schedule["base_lr"]
     for name in RATES:
         if name in schedule:

@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,6 +17,12 @@ from pipeline.stage.keys import OUT, RUN_FILE, STAGES, Keys, digest, needs
 
 METRICS = "metrics"
 COUNTED = "proof/counted.safetensors"  # rows of a publication, see `Subject.counted_rows`
+# Where a stage's result says what it read outside: the key of [pins], a file, and a table in it.
+INPUTS = {
+    "download": ("data", "shards.json", "source"),
+    "convert": ("checkpoint", "source.json"),
+    "evaluate": ("tasks", "tasks/hashes.json"),  # only of a run that lm_eval gave tasks
+}
 # What a result can depend on besides the key; recorded for later comparison.
 RECORDED = ("jax", "jaxlib", "flax", "optax", "numpy", "ml_dtypes", "safetensors", "tokenizers")
 
@@ -104,19 +110,36 @@ class Paths:
         """Return what keeps a made file from standing for a current result, or None.
 
         Keys do not cover what lies outside, such as a folder that has changed. If a stage has read
-        it again, the stage's made file is not the one that was read.
+        it again, the stage's made file is not the one that was read. What is pinned has to be what
+        was read.
         """
         if not made.is_file():
             return "missing"
         try:
-            read = read_made(made)["needs"]
+            content = read_made(made)
         except LockstepError:
             return "damaged"
         for need in needs(stage):
             now = self.root / self.keys.made(need)
-            if not now.is_file() or read.get(need) != sha256_file(now):
+            if not now.is_file() or content["needs"].get(need) != sha256_file(now):
                 return f"made from a different {OUT[need]} than the current one"
+        return self._unpinned(stage, content["inputs"])
+
+    def _unpinned(self, stage: str, inputs: Mapping[str, str]) -> str | None:
+        """Return what a result was made from that is not what is pinned, or None."""
+        for key, pin in self.keys.pins(stage).items():
+            if key in inputs and inputs[key] != pin:
+                return f"made from {key} of sha256 {inputs[key]}, and [pins] {key} is {pin}"
         return None
+
+    def check_pinned(self) -> None:
+        """Check that this stage's result, if there is one, is of what is pinned.
+
+        Snakemake asks for the result's name alone, which has no pin in it.
+        """
+        made = self.root / self.keys.made(self.stage)
+        if made.is_file() and self._unpinned(self.stage, read_made(made)["inputs"]):
+            self.made(self.stage)  # raises
 
     def has_result(self) -> bool:
         """Return whether this stage has a current and whole result, here or in DVC's cache."""
@@ -185,9 +208,9 @@ class Paths:
 
         Results to publish go into its `metrics`. `made-<key>.json` is written last. It holds the
         SHA-256 and size of each file, the SHA-256 of the made files of the stages that were read,
-        what the key digests, the stage's tables of the run file, the versions of `environment`, and
-        a SHA-256 of all that; nothing that differs between two equal runs, so equal results are
-        equal folders.
+        and of what was read outside, what the key digests, the stage's tables of the run file, the
+        versions of `environment`, and a SHA-256 of all that; nothing that differs between two equal
+        runs, so equal results are equal folders.
         """
         aside = self._aside()
         yield aside
@@ -198,6 +221,7 @@ class Paths:
                 need: self._read.get(need) or sha256_file(self.made(need))
                 for need in needs(self.stage)
             },
+            "inputs": _inputs(self.stage, aside),
             "content": self.keys.content(self.stage),
             "tables": self.keys.tables(self.stage),
             "environment": environment(),
@@ -215,6 +239,17 @@ class Paths:
             shutil.rmtree(aside, ignore_errors=True)
             aside.mkdir(parents=True)
         return aside
+
+
+def _inputs(stage: str, folder: Path) -> dict[str, str]:
+    """Return the SHA-256 of what a stage read outside, by its key of `[pins]`."""
+    key, file, *tables = INPUTS.get(stage, ("", ""))
+    if not (folder / file).is_file():
+        return {}
+    record = read_json(folder / file)
+    for table in tables:
+        record = record[table]
+    return {key: record["sha256"]}
 
 
 def read_made(path: Path) -> dict:

@@ -26,6 +26,7 @@ STAGES = yaml.safe_load((PROJECT / "dvc.yaml").read_text(encoding="utf-8"))["sta
 MADE_BY_WORKLOAD = "download"  # only where the data are the workload's own
 WORKLOADS = "workloads"  # models of users: of no account to a run without one
 RUN_FILE = "params/run.toml"  # the name in dvc.yaml; `--run FILE` reads another file instead
+PINS = "pins."
 
 
 def paths(stage: dict, *kinds: str) -> list[str]:
@@ -54,7 +55,20 @@ def code(name: str) -> list[str]:
 
 
 def tracked(name: str) -> list[str]:
-    """Return the dotted names of the run file's tables and values that the stage depends on."""
+    """Return the dotted names of the run file's tables and values that the stage depends on.
+
+    Pins are none of them. They refuse a result, and change none: so what has been made is not made
+    again when it is pinned.
+    """
+    return [table for table in _listed(name) if not table.startswith(PINS)]
+
+
+def pinned(name: str) -> list[str]:
+    """Return the keys of `[pins]` that hold for what the stage reads outside."""
+    return [table.removeprefix(PINS) for table in _listed(name) if table.startswith(PINS)]
+
+
+def _listed(name: str) -> list[str]:
     return [table for entry in STAGES[name].get("params", []) for table in entry[RUN_FILE]]
 
 
@@ -85,6 +99,11 @@ class Keys:
                 f"{self.run}: {name} is missing; `lockstep import {self.run}` writes a run file "
                 "with every table"
             ) from error
+
+    def pins(self, name: str) -> dict[str, str]:
+        """Return the pins of what stage `name` reads outside, those that are set."""
+        pins = {key: str(self.table(f"{PINS}{key}")) for key in pinned(name)}
+        return {key: pin for key, pin in pins.items() if pin}
 
     def tables(self, name: str) -> dict[str, object]:
         """Return the parts of the run file that stage `name` depends on, as they are written."""

@@ -1,8 +1,8 @@
 """Pins: the SHA-256 of inputs from outside the repository.
 
 A folder, a hub's branch or an installed package can change under an unchanged run file. With a pin
-in `[pins]`, a stage refuses an input that has changed; without one, it logs that, and its result
-records what was read.
+in `[pins]`, a stage refuses an input that has changed, and a result of another one is not current
+(artifacts.py); without one, it logs that, and its result records what was read.
 """
 
 from pathlib import Path
@@ -10,12 +10,10 @@ from pathlib import Path
 import tomlkit
 
 from lockstep.errors import LockstepError
-from lockstep.files import read_json, write_text
-from pipeline.stage.artifacts import Paths, verify
+from lockstep.files import write_text
+from pipeline.stage.artifacts import INPUTS, Paths, verify
 
-# For each key of [pins], the stage that reads the input, and where its result records the SHA-256.
-RECORDED = {"data": ("download", "shards.json", "source"), "checkpoint": ("convert", "source.json")}
-TASKS = ("evaluate", "tasks/hashes.json")  # the same of a run that lm_eval gave tasks
+LATER = "evaluate"  # reads tasks, once there is a model
 
 
 def check(key: str, pin: str, sha256: str, what: str) -> str:
@@ -36,24 +34,13 @@ def write(run: Path, root: Path) -> dict[str, str]:
     Tasks are pinned once stage evaluate has run them.
     """
     pins = {}
-    for key, (stage, file, *within) in _read(run, root).items():
+    for stage, (_, file, *_) in INPUTS.items():
         paths = Paths(stage, run, root)
-        verify(paths.made(stage), [file])
-        record = read_json(paths.out(stage) / file)
-        for name in within:
-            record = record[name]
-        pins[key] = record["sha256"]
+        if stage != LATER or (paths.is_made(stage) and (paths.out(stage) / file).is_file()):
+            pins |= verify(paths.made(stage), [file])["inputs"]
     document = tomlkit.parse(run.read_text(encoding="utf-8"))
     table = document.setdefault("pins", tomlkit.table())  # a file with a base may have none
     for key, pin in pins.items():
         table[key] = pin
     write_text(run, tomlkit.dumps(document))
     return pins
-
-
-def _read(run: Path, root: Path) -> dict[str, tuple[str, ...]]:
-    """Return RECORDED, and TASKS if there is such a result."""
-    stage, file = TASKS
-    paths = Paths(stage, run, root)
-    made = paths.is_made(stage) and (paths.out(stage) / file).exists()
-    return RECORDED | ({"tasks": TASKS} if made else {})

@@ -62,10 +62,11 @@ TEXT = "def f(x):\n    return '<b>&\x1b[31m' + x\n"
 
 
 def write_run_file(root: Path, **edits: str) -> Path:
-    """The default run file, shorter and as compiled; `edits` set further keys, by name."""
+    """The default run file, shorter, as compiled, unpinned; `edits` set further keys, by name."""
     text = (PROJECT / RUN_FILE).read_text()
     shorter = {"total_steps": str(ROUNDS), "snapshot_every": str(EVERY)}
-    for key, value in (shorter | {"bits": '"machine"', "product_bits": "20"} | edits).items():
+    shorter |= {"bits": '"machine"', "product_bits": "20", "data": '""'}
+    for key, value in (shorter | edits).items():
         text, count = re.subn(rf"(?m)^{key} = [^#\n]*", f"{key} = {value} ", text)
         assert count, f"{RUN_FILE} has no {key}"
     path = root / "run.toml"

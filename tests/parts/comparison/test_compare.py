@@ -249,6 +249,14 @@ def test_settings_that_make_no_run_are_one_line_that_names_the_method():
         document(compare, BASE, PlannedTraining("wrong", None, 3), Decided({"rate": 1e-3}))
 
 
+def test_a_base_that_learns_nothing_has_no_rates_to_follow():
+    tables = BASE.model_dump(mode="json", exclude_none=True)
+    tables["model"]["LLM"]["lr_schedule"]["Cosine"]["base_lr"] = 0.0
+    with refused("base_lr", 0):
+        start = Decided({"rate": 1e-3})
+        document(compared(), runfile.parse(tables, "x"), PlannedTraining("a", None, 3), start)
+
+
 def test_a_wrong_value_of_the_comparison_is_not_blamed_on_its_base():
     with refused("comparison's", "peers.threads", "0"):
         changed(BASE, compared(peers={"threads": 0}))

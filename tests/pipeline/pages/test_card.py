@@ -124,9 +124,10 @@ def test_the_run_file_in_it_has_the_same_keys_and_loads(accepted, tmp_path):
     for stage in ("download", "convert", "train", "witness", "export"):
         assert Keys(again).key(stage) == accepted.keys.key(stage)
     Keys(again).key("report")  # which needs every table
-    free = {"evaluate", "runtime"}
+    free = {"evaluate", "runtime", "pins"}
     found, run = runfile.load(again), runfile.load(accepted.run)
     assert found.model_dump(exclude=free) == run.model_dump(exclude=free)
+    assert (found.pins.data, found.pins.checkpoint, found.pins.tasks) == ("cd" * 32, "ab" * 32, "")
 
 
 def test_what_cannot_change_the_export_does_not_change_the_card(accepted, tmp_path):

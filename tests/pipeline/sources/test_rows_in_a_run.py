@@ -15,8 +15,7 @@ from pipeline.language_model import held_out
 from pipeline.language_model.language_model_subject import LanguageModelSubject
 from pipeline.pages.report_page import _data
 from pipeline.sources import dry_run
-from pipeline.stage import pins
-from pipeline.stage.artifacts import Paths
+from pipeline.stage.artifacts import INPUTS, Paths
 from pipeline.start import begin
 from pipeline.tokens.shards import read_shards
 from tests import tiny
@@ -122,7 +121,7 @@ def test_a_dry_run_says_what_max_seq_len_has_to_be(stage, tmp_path):
 
 def test_a_pin_holds_the_run_to_the_arrays(stage, tmp_path):
     run, shards = stage()
-    key, *within = pins.RECORDED["data"][1:]
+    key, *within = INPUTS["download"][1:]
     pin = read_json(shards / key)[within[0]]["sha256"]
     stage(pins__data=pin)
     np.savez(tmp_path / "a.npz", x=np.zeros((40, 4), np.float32), y=np.zeros(40, bool))

@@ -1,5 +1,6 @@
 """A pinned run reads what it read when it was pinned, or refuses."""
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,8 @@ import tomlkit
 
 from lockstep.files import read_json
 from pipeline.stage import pins
-from pipeline.stage.keys import PROJECT
+from pipeline.stage.artifacts import Paths, read_made
+from pipeline.stage.keys import PROJECT, STAGES, Keys
 from tests import tiny
 from tests.errors import check_names, refused
 
@@ -33,10 +35,11 @@ def pin(run_file: Path, root: Path) -> subprocess.CompletedProcess:
     return subprocess.run(command, cwd=PROJECT, capture_output=True, text=True)
 
 
-def test_pinned_stages_run_again_and_refuse_what_has_changed(place):
+def test_what_is_pinned_is_not_made_again_and_refuses_what_has_changed(place):
     run_file, root, model = place
     assert tiny.make(run_file, root, "download", "convert").count("not pinned") == 2
-    before = run_file.read_text()
+    before, made = run_file.read_text(), tiny.contents(root / "data")
+    keys = {stage: Keys(run_file).key(stage) for stage in STAGES}
     assert pin(run_file, root).returncode == 0
     written = tomlkit.parse(run_file.read_text())["pins"]
     assert written["data"] == read_json(root / "data/shards/shards.json")["source"]["sha256"]
@@ -46,8 +49,16 @@ def test_pinned_stages_run_again_and_refuse_what_has_changed(place):
         if new != old
     ]  # fmt: skip
     assert [line.split()[0] for line in changed] == ["data", "checkpoint"]
-    said = tiny.make(run_file, root, "download", "convert")
-    assert said.count(", pinned)") == 2
+    assert {stage: Keys(run_file).key(stage) for stage in STAGES} == keys
+    assert tiny.make(run_file, root, "download", "convert").count("exists already") == 2
+    assert tiny.contents(root / "data") == made
+    shutil.rmtree(root / "data/shards")
+    assert tiny.make(run_file, root, "download").count(", pinned)") == 1
+    assert tiny.contents(root / "data/shards") == {
+        name.removeprefix("shards/"): data
+        for name, data in made.items()
+        if name.startswith("shards/")
+    }
 
     # the folders made under the pins are whole, but what they were made from has changed
     run_file.write_text(run_file.read_text() + "\n")
@@ -64,6 +75,26 @@ def test_pinned_stages_run_again_and_refuse_what_has_changed(place):
         for path in root.glob("made-*.json"):
             path.rename(root / "data" / out / path.name)
         assert tiny.contents(root / "data" / out) == made
+
+
+def test_a_result_of_what_is_not_pinned_is_not_current(place):
+    """Neither for a stage that needs it, nor for Snakemake, which asks for its name alone."""
+    run_file, root, _ = place
+    tiny.make(run_file, root, "download")
+    paths = Paths("download", run_file, root)
+    read, other = read_made(paths.made("download"))["inputs"]["data"], "ab" * 32
+    run_file.write_text(run_file.read_text().replace('data = ""', f'data = "{read}"'))
+    pinned = Paths("download", run_file, root)
+    assert pinned.has_result()
+    pinned.check_pinned()
+    run_file.write_text(run_file.read_text().replace(read, other))
+    wrong = Paths("download", run_file, root)
+    assert wrong.key == paths.key and not wrong.has_result()
+    for check in (wrong.check_pinned, lambda: wrong.made("download")):
+        with refused("made-", "[pins] data", read, other, "lockstep download"):
+            check()
+    with refused("[pins] data", read, other):  # it runs again, and reads the same
+        tiny.make(run_file, root, "download")
 
 
 def test_there_is_nothing_to_pin_before_the_stages_have_run(place):

@@ -49,6 +49,9 @@ FORGED = {
     "a base model that the run did not begin with": (
         change_json(outputs.SOURCE, lambda s: s.update(repo_id="meta/large", commit="ab" * 20)),
         "proof/source.json: repo_id is 'meta/large', expected None as in proof/run.json"),
+    "a pin of other data": (
+        change_json(outputs.RUN, lambda r: r["pins"].update(data="ab" * 32)),
+        "proof/made/download.json: [pins.data] is "),
     "other token ids where a text begins": (
         change_json("generation_config.json", lambda g: g.update(bos_token_id=3)),
         "generation_config.json: "),
