@@ -40,7 +40,7 @@ def write(folder: Path, files: Sequence[ShardFile], size=2, vocab=1000, shuffle=
         vocab_size=vocab,
         shuffle=shuffle,
         files=tuple(files),
-        **{"source": {"read": "a test"}} | more,
+        **{"source": {"read": "a test", "sha256": "cd" * 32}} | more,
     )
     write_shards(folder, shards)
 
