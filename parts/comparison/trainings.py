@@ -24,6 +24,7 @@ from pipeline import runfile
 from pipeline.runfile.like import at_rate, tables_like, with_tokens
 
 MEASURES = 10  # of the held-out loss, for curves, which rows without failures have
+NO_STOP = 1e6  # times the first loss: a training counts by its end, as those of the search do
 AWAY = ("crash", "join")  # kinds of faults whose peer is away, and attests nothing
 Ended = Mapping[str, Any]  # the result of a training
 
@@ -136,7 +137,8 @@ def document(
             settings["grace_seconds"] = method.grace * decision.round_seconds
     has_curve = training.trial is None and training.failure == NO_FAILURE
     every = max(1, rounds // MEASURES) if has_curve else rounds
-    tables["held_out"] |= {"every": every, "rows": "even" if training.trial is None else "odd"}
+    rows = "even" if training.trial is None else "odd"
+    tables["held_out"] |= {"every": every, "rows": rows, "stop_above": NO_STOP}
     tables["witness"]["snapshot_every"] = rounds  # nobody audits: fewer snapshots, less disk
     tables["evaluate"] |= {"every": 0}
     runfile.parse(tables, dotted(("methods", training.method)))
