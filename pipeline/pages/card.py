@@ -66,9 +66,9 @@ def run_file(
 ) -> dict[str, Any]:
     """Return the tables of the run file that the export's key depends on, as they were written.
 
-    With defaults filled in they would mean the same but have another key. What was read outside is
-    pinned, so that nobody reproduces the run on other data: engines ask for the tasks of later
-    stages too, on which the export does not depend.
+    With defaults filled in they would mean the same but have another key. Data and checkpoint are
+    pinned to what was read, so that nobody reproduces the run on something else. The pin of tasks
+    is empty: engines ask for that key, and the export does not depend on its value.
 
     Args:
       value: Returns what a stage's key has for a dotted name.

@@ -243,7 +243,9 @@ class Paths:
 
 def _inputs(stage: str, folder: Path) -> dict[str, str]:
     """Return the SHA-256 of what a stage read outside, by its key of `[pins]`."""
-    key, file, *tables = INPUTS.get(stage, ("", ""))
+    if stage not in INPUTS:
+        return {}
+    key, file, *tables = INPUTS[stage]
     if not (folder / file).is_file():
         return {}
     record = read_json(folder / file)

@@ -57,8 +57,8 @@ def code(name: str) -> list[str]:
 def tracked(name: str) -> list[str]:
     """Return the dotted names of the run file's tables and values that the stage depends on.
 
-    Pins are none of them. They refuse a result, and change none: so what has been made is not made
-    again when it is pinned.
+    Pins are not among them. A pin may refuse a result, but never changes one, so a finished run can
+    be pinned without running again.
     """
     return [table for table in _listed(name) if not table.startswith(PINS)]
 
