@@ -161,10 +161,17 @@ def _write_run_files(file: Path, path: Path, folder: Path) -> None:
 
     comparison, base = _loaded(file)
     plan = plan_file.planned(path)
-    for name, entry in plan.items():
-        if all(plan_file.result_path(need).is_file() for need in entry["needs"]):
-            write_text(folder / f"{name}.toml", text(_document(comparison, base, entry)))
-    print(f"compare: {folder}: {len(list(folder.glob('*.toml')))} run files of {len(plan)}")
+    for other in folder.glob("*.toml"):
+        if other.stem not in plan:  # who trains all files of the folder would train it
+            raise LockstepError(f"{other}: not of this plan, expected a folder without others")
+    known = {
+        name: _document(comparison, base, entry)
+        for name, entry in plan.items()
+        if all(plan_file.result_path(need).is_file() for need in entry["needs"])
+    }
+    for name, tables in known.items():
+        write_text(folder / f"{name}.toml", text(tables))
+    print(f"compare: {folder}: {len(known)} run files of {len(plan)}")
 
 
 def _table(file: Path, path: Path) -> None:

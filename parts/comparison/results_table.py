@@ -111,7 +111,7 @@ def rows(compare: Compare, results: Mapping[PlannedTraining, Ended]) -> list[Row
             before = [results[t] for t in needed(compare, seeds[0]._replace(failure=NO_FAILURE))]
             values = decided(compare, seeds[0]._replace(failure=NO_FAILURE), before).values
             seed_results = tuple(results[t] for t in seeds)
-            steps = card_of_method(method, values).local_steps
+            steps = card_of_method(compare, name, values).local_steps
             group.append(Row(name, method.label or name, failure, steps, values, seed_results))
         table += sorted(group, key=lambda row: row.mean)
     return table

@@ -28,7 +28,7 @@ from pipeline.stage.keys import OUT, PROJECT, Keys
 from pipeline.stage.lock import hold
 
 INPUTS = ("download", "convert")
-PATIENCE = 3600.0  # seconds that a training waits for another that makes the same inputs
+PATIENCE = 86400.0  # seconds that one waits for another that makes the same
 KEPT = ("rounds", "tokens", "parameters", "bytes_up", "bytes_down", "simulated_seconds")
 TRAINED, WHOLE = "train_seconds", "seconds"  # simulated: of training and links, and of all
 KEPT += ("held_out_stderr", "held_out_rows")  # of train.json
@@ -53,21 +53,25 @@ def trained(tables: dict[str, Any]) -> dict[str, Any]:
     content = text(tables)
     key, *of_inputs = _keys(content, "train", *INPUTS)
     done, root = FOLDER / "done" / f"{key}.json", FOLDER / "runs" / key
-    if not done.is_file():
-        run_file = root / "run.toml"
-        write_text(run_file, content)
-        inputs = FOLDER / "inputs" / "-".join(of_inputs)
-        with hold(inputs.with_name(f"{inputs.name}.lock"), PATIENCE):
-            for stage in INPUTS:
-                _run(stage, run_file, inputs)
-        for stage in INPUTS:
-            link = root / OUT[stage]
-            link.parent.mkdir(parents=True, exist_ok=True)
-            if not link.is_symlink():
-                link.symlink_to((inputs / OUT[stage]).absolute())
-        write_sealed(done, {"key": key, **_train(run_file, root)})
-        shutil.rmtree(root)
+    with hold(done.with_suffix(".lock"), PATIENCE):  # of another comparison
+        if not done.is_file():
+            run_file = root / "run.toml"
+            write_text(run_file, content)
+            _link_inputs(run_file, root, FOLDER / "inputs" / "-".join(of_inputs))
+            write_sealed(done, {"key": key, **_train(run_file, root)})
+            shutil.rmtree(root)
     return read_sealed(done, done)
+
+
+def _link_inputs(run_file: Path, root: Path, inputs: Path) -> None:
+    with hold(inputs.with_name(f"{inputs.name}.lock"), PATIENCE):
+        for stage in INPUTS:
+            _run(stage, run_file, inputs)
+    for stage in INPUTS:
+        link = root / OUT[stage]
+        link.parent.mkdir(parents=True, exist_ok=True)
+        if not link.is_symlink():
+            link.symlink_to((inputs / OUT[stage]).absolute())
 
 
 def _train(run_file: Path, root: Path) -> dict[str, Any]:
@@ -80,6 +84,8 @@ def _train(run_file: Path, root: Path) -> dict[str, Any]:
         return {"status": "diverged", "loss": None, "why": str(error)}
     seconds = time.perf_counter() - began
     metrics = read_json(root / "metrics/train.json")
+    if metrics["held_out_loss"] is None:
+        raise LockstepError(f"{run_file}: it measured no held-out loss, expected held-out text")
     header, *lines = (root / "metrics/held_out.tsv").read_text(encoding="utf-8").splitlines()
     rows = [dict(zip(header.split("\t"), line.split("\t"), strict=True)) for line in lines]
     transcript = Transcript(root / OUT["train"] / "transcript")
@@ -125,6 +131,8 @@ def _run(stage: str, run_file: Path, root: Path) -> int:
             process.terminate()
             raise
     process.returncode = code = os.waitstatus_to_exitcode(status)
+    if code < 0:  # as by the kernel, where memory is short
+        raise LockstepError(f"{root / stage}.log: signal {-code}, expected {stage} to end by itself")
     if code:
         output = (root / f"{stage}.log").read_text(encoding="utf-8", errors="replace").strip()
         failed = DivergedError if code == DivergedError.status else LockstepError

@@ -17,9 +17,9 @@ import tomlkit
 from lockstep.errors import LockstepError
 from lockstep.methods import CARDS
 from lockstep.methods.card import Card
-from lockstep.tables.explain import dotted
+from lockstep.tables.explain import dotted, validate
 from parts.comparison import search
-from parts.comparison.compare_file import NO_FAILURE, Compare, ComparedFault, Failure, Method
+from parts.comparison.compare_file import NO_FAILURE, Compare, ComparedFault, Failure
 from pipeline import runfile
 from pipeline.runfile.like import at_rate, tables_like, with_tokens
 
@@ -99,17 +99,25 @@ def decided(compare: Compare, training: PlannedTraining, results: Sequence[Ended
     return Decided(search.values(start, point), seconds)
 
 
-def card_of_method(method: Method, values: Mapping[str, float] = {}) -> Card:
-    """Return a method's optimizer, with its settings and values of keys that are searched."""
+def card_of_method(compare: Compare, name: str, values: Mapping[str, float]) -> Card:
+    """Return a method's optimizer, with its settings and values of keys that are searched.
+
+    Raises:
+      LockstepError: They make no table of this optimizer.
+    """
+    method, place = compare.methods[name], dotted(("methods", name))
     card = CARDS[method.recipe]
     settings = copy.deepcopy(card.settings | method.settings)
     for key, value in values.items():
         if key != search.RATE:
-            *tables, name = key.split(".")
+            *tables, last = key.split(".")
             table = settings
             for part in tables:
                 table = table.setdefault(part, {})
-            table[name] = value
+                if not isinstance(table, dict):
+                    raise LockstepError(f"{place}.search.{key}: {part} is no table, expected one")
+            table[last] = value
+    validate(card.table, settings, place)  # before rounds are counted by it
     return card._replace(settings=settings)
 
 
@@ -122,7 +130,7 @@ def document(
     """
     method = compare.methods[training.method]
     base = changed(base, compare)
-    card = card_of_method(method, decision.values)
+    card = card_of_method(compare, training.method, decision.values)
     tables, _ = tables_like(with_tokens(base, compare.tokens), card, None)
     rounds = tables["config"]["total_steps"]
     at_rate(tables, decision.values[search.RATE])
@@ -169,9 +177,16 @@ def digest(*parts: object) -> str:
 
 
 def changed(base: runfile.Run, compare: Compare) -> runfile.Run:
-    """Return the run with the comparison's peers, all of which it awaits, and its model."""
+    """Return the run with the comparison's peers, all of which it awaits, and its model.
+
+    Fresh weights are not pinned in it, since each seed draws its own.
+    """
+    if not base.held_out.sequences:
+        raise LockstepError(f"{compare.base}: held_out.sequences is 0, expected at least 1")
     tables = base.model_dump(mode="json", exclude_none=True)
     tables["peers"] |= compare.peers
+    if "Init" in tables["model"]["LLM"]["checkpoint"]:
+        tables["pins"]["checkpoint"] = ""
     if "count" in compare.peers:
         tables["config"]["init_min_clients"] = tables["peers"]["count"]
     if compare.config:

@@ -140,7 +140,7 @@ def _make(answers: Answers, like: Path | None, root: Path, force: bool) -> None:
     if answers["workload"] and like is None:
         needed, answers["optimizer"] = ("file", "peers"), answers["optimizer"] or "diloco"
     answers = _ask_missing(answers, needed, check)
-    _new_file(answers["file"], force)
+    answers["file"] = _new_file(answers["file"], force)
     if like is not None:
         alone = [name for name in answers if name not in ("file", "optimizer")]
         _refuse(answers, alone, "with --like, whose run has its own")
@@ -154,9 +154,12 @@ def _make(answers: Answers, like: Path | None, root: Path, force: bool) -> None:
 
 
 def _new_file(answer: str | Path, force: bool) -> Path:
-    if Path(answer).exists() and not force:
+    from pipeline.stage.untrusted_files import expand
+
+    path = expand(str(answer), "FILE")
+    if path.exists() and not force:
         raise LockstepError(f"{answer}: exists, expected a new file, or --force")
-    return Path(answer)
+    return path
 
 
 def _ask_missing(answers: Answers, needed: Iterable[str], check: Callable) -> Answers:

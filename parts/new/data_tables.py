@@ -13,6 +13,7 @@ from lockstep.errors import LockstepError
 from pipeline.preflight.model import StartingModel
 from pipeline.sources.text.documents import ENDINGS
 from pipeline.sources.token_files.listing import EXTENSIONS
+from pipeline.stage.untrusted_files import expand
 
 OF_PACKAGES = "corpus"
 HELD_OUT_PERCENT = 5.0
@@ -42,6 +43,7 @@ class LocationKind(NamedTuple):
 
 def data_named(name: str, model: StartingModel) -> NewData:
     """Return the data that `--data` names."""
+    expand(name, "--data")  # or one line, where ~ names nobody's home
     for kind in KINDS:
         if kind.fits(name):
             return kind.make(name, model)
@@ -154,7 +156,7 @@ def _rows(name: str, model: StartingModel) -> NewData:
         raise LockstepError(f"--data {name}: has no tokens, expected --workload")
     kind, _, path = name.partition(":")
     table = {"path": path, "shuffle": SEEDED}
-    if not (Path(path).expanduser() / "held_out").is_dir():
+    if not (expand(path, f"--data {kind}") / "held_out").is_dir():
         table["held_out_percent"] = HELD_OUT_PERCENT
     return NewData({kind.capitalize(): table}, f"{kind} in {path}")
 

@@ -57,11 +57,14 @@ def _one_round(answers: Mapping[str, Any]) -> NewRun:
     """Return a run of one round, with which the class is queried."""
     config, card = answers["config"], run_tables.card_named(answers["optimizer"])
     source = config.get("model")  # as workloads/hf_causal_lm.py has it, with its tokenizer
+    vocabulary = (source if isinstance(source, dict) else config).get("vocab_size", 0)
+    if type(vocabulary) is not int:
+        raise LockstepError(f"--config: vocab_size is {vocabulary!r:.40}, expected a whole number")
     model_config = {
         "model_type": "workload",
         "num_hidden_layers": 0,
         "max_position_embeddings": MOST_WORDS,
-        "vocab_size": (source if isinstance(source, dict) else config).get("vocab_size", 0),
+        "vocab_size": vocabulary,
         "workload": {},
     }
     tokenizer = source if isinstance(source, str) else None

@@ -94,7 +94,10 @@ def _save(paths: Paths, target: Path) -> None:
     if (paths.out("export") / hf.REFUSED).exists():
         raise LockstepError(f"--save-path {target}: the audit refused {paths.out('export')}")
     files = shutil.ignore_patterns(Path(paths.keys.made("export")).name)
-    shutil.copytree(paths.out("export"), target, ignore=files)
+    part = target.with_name(f".{target.name}.part")  # what a kill leaves
+    shutil.rmtree(part, ignore_errors=True)
+    shutil.copytree(paths.out("export"), part, ignore=files)
+    part.rename(target)
     print(f"try: {target}")
 
 

@@ -8,12 +8,17 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from lockstep.errors import DivergedError, LockstepError
+from lockstep.files import write_json
 from lockstep.tables.explain import validate
 from parts.comparison import commands, compare_file, plan_file, train, written
 from parts.comparison.compare_file import Compare
@@ -248,6 +253,39 @@ def test_settings_that_make_no_run_are_one_line_that_names_the_method():
     compare = compared(methods={"wrong": method})
     with pytest.raises(LockstepError, match=r"^methods\.wrong: .*momentum"):
         document(compare, BASE, PlannedTraining("wrong", None, 3), Decided({"rate": 1e-3}))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "changes", "named"),
+    [
+        ("diloco", {"settings": {"inner_steps": 0}}, ("inner_steps", 0)),
+        ("diloco", {"settings": {"inner_steps": "10"}}, ("inner_steps", "10")),
+        ("diloco", {"search": {"rate": 1e-3, "inner_steps": 10}}, ("inner_steps", 10.0)),
+        ("streaming-diloco", {"settings": {"fragments": 0}}, ("fragments", 0)),
+        ("adamw", {"search": {"rate": 1e-3, "betas.1": 0.5}}, ("search.betas.1",)),
+        ("muon", {"search": {"rate": 1e-3, "momentum.x": 0.5}}, ("search.momentum.x",)),
+    ],
+)
+def test_settings_are_checked_before_anything_is_counted_by_them(recipe, changes, named):
+    compare = compared(methods={"wrong": PLAIN | {"recipe": recipe} | changes})
+    start = Decided(compare.methods["wrong"].search)
+    with refused("methods.wrong", *named):
+        document(compare, BASE, PlannedTraining("wrong", None, 3), start)
+
+
+def test_a_pin_of_fresh_weights_is_no_pin_of_another_seeds():
+    tables = BASE.model_dump(mode="json", exclude_none=True)
+    tables["pins"] = {"checkpoint": "a" * 64, "data": "b" * 64}
+    base, start = runfile.parse(tables, "x"), Decided({"rate": 1e-3})
+    made = document(compared(), base, PlannedTraining("a", None, 3), start)
+    assert made["pins"] == {"checkpoint": "", "data": "b" * 64, "tasks": ""}
+
+
+def test_a_base_that_holds_no_text_out_has_nothing_to_compare_by():
+    tables = BASE.model_dump(mode="json", exclude_none=True)
+    tables["held_out"]["sequences"] = 0
+    with refused("params/run.toml", "held_out.sequences", 0):
+        changed(runfile.parse(tables, "x"), compared())
 
 
 def test_a_base_that_learns_nothing_has_no_rates_to_follow():
@@ -512,6 +550,35 @@ def test_a_comparison_is_planned_anew_where_a_base_of_its_base_changed(tmp_path)
     assert len(found) == 2
 
 
+def test_a_comparison_is_planned_anew_where_code_changed_that_a_stage_reads():
+    stages = yaml.safe_load((PROJECT / "dvc.yaml").read_text())["stages"]
+    read = {dep for name in (*train.INPUTS, "train") for dep in stages[name]["deps"]}
+    source = {dep.partition("/")[0] for dep in read} - {"data", "params"}
+    assert source and source <= {*plan_file.CODE}
+
+
+def test_two_comparisons_at_once_train_what_they_share_once(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(train, "_keys", lambda content, *stages: list(stages))
+    monkeypatch.setattr(train, "_run", lambda stage, run_file, root: 0)
+    ended, began = [], threading.Barrier(2)
+
+    def trains(run_file: Path, root: Path) -> dict:
+        assert run_file.is_file()
+        time.sleep(0.2)  # of the other, which waits
+        ended.append(root)
+        return {"loss": 5.0}
+
+    def trained(_: int) -> dict:
+        began.wait()
+        return train.trained({"peers": {"count": 4}})
+
+    monkeypatch.setattr(train, "_train", trains)
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(trained, range(2))
+    assert first == second and first["loss"] == 5.0 and len(ended) == 1
+
+
 def test_a_training_that_is_no_longer_what_was_planned_is_refused(
     compared_once, tmp_path, monkeypatch
 ):
@@ -554,6 +621,20 @@ def test_a_training_diverged_if_its_exit_status_says_so_whatever_its_words_are(
         assert isinstance(raised.value, DivergedError) == (status == DivergedError.status)
 
 
+def test_a_training_that_the_kernel_ends_is_said_to_be_and_its_log_named(tmp_path, monkeypatch):
+    program = "import os; print('error: train: round 2/3', flush=True); os.kill(os.getpid(), 9)"
+    monkeypatch.setattr(train, "_command", lambda *_: [sys.executable, "-c", program])
+    with refused(tmp_path / "train.log", "signal 9"):
+        train._run("train", tmp_path / "run.toml", tmp_path)
+
+
+def test_a_training_that_measured_nothing_has_not_diverged(tmp_path, monkeypatch):
+    monkeypatch.setattr(train, "_run", lambda stage, run_file, root: 0)
+    write_json(tmp_path / "metrics" / "train.json", {"held_out_loss": None})
+    with refused(tmp_path / "run.toml", "held-out"):
+        train._train(tmp_path / "run.toml", tmp_path)
+
+
 def test_a_table_replaces_none_of_another_file_and_its_name_keeps_its_dots(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     method = PLAIN | {"label": "a|b \x1b[31m $\\x$ \u4e00"}
@@ -575,6 +656,12 @@ def test_run_files_are_written_of_the_trainings_whose_rate_is_known(compared_onc
     folder, _ = compared_once
     said = compare(folder, "two.toml", "--run-files", "queue")
     assert said.endswith("compare: queue: 4 run files of 4\n")
+    other = folder / "other" / "mine.toml"  # who trains all files of a folder would train it too
+    other.parent.mkdir()
+    other.touch()
+    with refused("other/mine.toml"):
+        compare(folder, "two.toml", "--run-files", "other")
+    assert [*other.parent.iterdir()] == [other]
     runs = [runfile.load(path) for path in sorted((folder / "queue").iterdir())]
     assert [run.llm.optimizer.tag() for run in runs] == ["DiLoCo"] * 2 + ["Distro"] * 2
     assert sorted(run.peers.seed for run in runs) == [0, 0, 1, 1]

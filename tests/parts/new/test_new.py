@@ -344,13 +344,14 @@ def test_like_a_large_run_widens_the_times_that_larger_messages_need(tmp_path):
 # ---- What is refused, and what is asked ----
 
 
-def test_an_existing_file_is_overwritten_only_with_force(small, tmp_path):
+def test_an_existing_file_is_overwritten_only_with_force(small, tmp_path, monkeypatch):
     file = tmp_path / "run.toml"
     file.write_text("mine")
     with pytest.raises(LockstepError, match=r"run\.toml: exists, expected a new file, or --force"):
         lockstep_new(file, *small, "--optimizer", "adamw")
     assert file.read_text() == "mine"
-    lockstep_new(file, *small, "--optimizer", "adamw", "--force")
+    monkeypatch.setenv("HOME", str(tmp_path))  # as an answer in a terminal may name it
+    lockstep_new("~/run.toml", *small, "--optimizer", "adamw", "--force")
     runfile.load(file)
 
 
@@ -362,6 +363,7 @@ def test_an_existing_file_is_overwritten_only_with_force(small, tmp_path):
         ({"--tokens": "10"}, "--tokens 10: expected at least 1,024, one round"),
         ({"--model": "init:9t"}, "--model init:9t: expected init: and one of 2m"),
         ({"--data": "/nowhere"}, "--data /nowhere: not found, expected one of: corpus"),
+        ({"--data": "~nobody-here/x"}, "--data: found ~nobody-here/x, expected a path"),
         ({"--like": str(RUN)}, "--model: expected none with --like"),
         (
             {"--batch": "64", "--tokens": "10000"},

@@ -102,6 +102,8 @@ def test_a_class_that_gives_no_gradients_takes_its_own_steps(tmp_path):
         (("--model", "init:2m"), ("--model", "--workload")),
         (("--tokens", "1e6"), ("--tokens",)),
         (("--config", "{"), ("--config", "{")),
+        (("--config", '{"vocab_size": "300"}'), ("--config", "vocab_size", "300")),
+        (("--data", "arrays:~nobody-here/x.npz"), ("--data", "~nobody-here")),
         (("--batch", 40 * 1000, "--passes", 2), ("--passes", 2, "4,096", "40,000")),
         (("--data", "arrays:nowhere.npz"), ("nowhere.npz",)),
     ],

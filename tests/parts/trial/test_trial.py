@@ -65,11 +65,15 @@ def losses(out: Path) -> list[float]:
 
 
 def test_command_lines_of_psyches_pages_run_and_print_both_optimizers(place, model):
+    left = place / ".saved.part" / "config.json"  # by a kill while it copied
+    left.parent.mkdir()
+    left.write_text("{")
     said = lockstep_try([*BY_PATH, "--save-path", "saved"], model)
     assert "AdamW: loss" in said and "--distro" in said.splitlines()[-1]
     trained = losses(Path("data/try/adamw"))
     assert len(trained) == 4
     assert hf.read_folder(Path("saved"))[0]["model_type"] == "llama"
+    assert not left.parent.exists()
 
     # "Both examples work with the same model and the same exact data."
     lockstep_try([*BY_HTTP, "--out", "http"], model)
