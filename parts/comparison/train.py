@@ -53,7 +53,7 @@ def trained(tables: dict[str, Any]) -> dict[str, Any]:
     content = text(tables)
     key, *of_inputs = _keys(content, "train", *INPUTS)
     done, root = FOLDER / "done" / f"{key}.json", FOLDER / "runs" / key
-    with hold(done.with_suffix(".lock"), PATIENCE):  # of another comparison
+    with hold(FOLDER / "locks" / key, PATIENCE):  # another comparison may train the same
         if not done.is_file():
             run_file = root / "run.toml"
             write_text(run_file, content)
@@ -132,7 +132,7 @@ def _run(stage: str, run_file: Path, root: Path) -> int:
             raise
     process.returncode = code = os.waitstatus_to_exitcode(status)
     if code < 0:  # as by the kernel, where memory is short
-        raise LockstepError(f"{root / stage}.log: signal {-code}, expected {stage} to end by itself")
+        raise LockstepError(f"{root / stage}.log: ended by signal {-code}, expected by itself")
     if code:
         output = (root / f"{stage}.log").read_text(encoding="utf-8", errors="replace").strip()
         failed = DivergedError if code == DivergedError.status else LockstepError
