@@ -3,7 +3,7 @@
 A point is by how many doublings each key differs from the method's start. The next one lies a step
 from the best so far, along the first key and side where nobody has been: a doubling, and when all
 of these are taken half of one, and so on. Keys that stay below 1, as momenta, double by what they
-lack to it. So no best value is at an edge, and a method with more keys has no more trainings.
+lack to it. So no range limits the values, and a method with more keys has no more trainings.
 """
 
 import math
