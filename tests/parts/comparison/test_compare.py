@@ -8,17 +8,13 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import yaml
 from typer.testing import CliRunner
 
-from lockstep.errors import DivergedError, LockstepError
-from lockstep.files import write_json
+from lockstep.errors import LockstepError
 from lockstep.tables.explain import validate
 from parts.comparison import commands, compare_file, plan_file, train, written
 from parts.comparison.compare_file import Compare
@@ -557,28 +553,6 @@ def test_a_comparison_is_planned_anew_where_code_changed_that_a_stage_reads():
     assert source and source <= {*plan_file.CODE}
 
 
-def test_two_comparisons_at_once_train_what_they_share_once(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(train, "_keys", lambda content, *stages: list(stages))
-    monkeypatch.setattr(train, "_run", lambda stage, run_file, root: 0)
-    ended, began = [], threading.Barrier(2)
-
-    def trains(run_file: Path, root: Path) -> dict:
-        assert run_file.is_file()
-        time.sleep(0.2)  # of the other, which waits
-        ended.append(root)
-        return {"loss": 5.0}
-
-    def trained(_: int) -> dict:
-        began.wait()
-        return train.trained({"peers": {"count": 4}})
-
-    monkeypatch.setattr(train, "_train", trains)
-    with ThreadPoolExecutor(2) as pool:
-        first, second = pool.map(trained, range(2))
-    assert first == second and first["loss"] == 5.0 and len(ended) == 1
-
-
 def test_a_training_that_is_no_longer_what_was_planned_is_refused(
     compared_once, tmp_path, monkeypatch
 ):
@@ -605,34 +579,6 @@ def test_a_result_that_is_not_as_it_was_written_is_one_line_that_names_its_file(
         compare(folder, "two.toml", "--table")
     path.write_text(before)
     assert "\n" not in str(raised.value)
-
-
-def test_a_training_diverged_if_its_exit_status_says_so_whatever_its_words_are(
-    tmp_path, monkeypatch
-):
-    said = "error: data/diverged/x: No space left on device"
-    for status in (DivergedError.status, 1):
-        program = f"import sys; print({said!r}); sys.exit({status})"
-        monkeypatch.setattr(
-            train, "_command", lambda *_, program=program: [sys.executable, "-c", program]
-        )
-        with pytest.raises(LockstepError, match="No space left") as raised:
-            train._run("train", tmp_path / "run.toml", tmp_path)
-        assert isinstance(raised.value, DivergedError) == (status == DivergedError.status)
-
-
-def test_a_training_that_the_kernel_ends_is_said_to_be_and_its_log_named(tmp_path, monkeypatch):
-    program = "import os; print('error: train: round 2/3', flush=True); os.kill(os.getpid(), 9)"
-    monkeypatch.setattr(train, "_command", lambda *_: [sys.executable, "-c", program])
-    with refused(tmp_path / "train.log", "signal 9"):
-        train._run("train", tmp_path / "run.toml", tmp_path)
-
-
-def test_a_training_that_measured_nothing_has_not_diverged(tmp_path, monkeypatch):
-    monkeypatch.setattr(train, "_run", lambda stage, run_file, root: 0)
-    write_json(tmp_path / "metrics" / "train.json", {"held_out_loss": None})
-    with refused(tmp_path / "run.toml", "held-out"):
-        train._train(tmp_path / "run.toml", tmp_path)
 
 
 def test_a_table_replaces_none_of_another_file_and_its_name_keeps_its_dots(tmp_path, monkeypatch):
