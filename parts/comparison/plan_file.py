@@ -17,8 +17,10 @@ from pipeline.toml_file import chain, read_toml
 
 COMPARE_FILE = Path("params/compare.toml")
 FOLDER = Path("data/compare")
-CODE = ("lockstep", "models", "pipeline", "parts", "workloads")
-CODE += ("constraints.txt", "constraints-gpu.txt")
+CODE = (
+    *("lockstep", "models", "pipeline", "parts", "workloads"),
+    *("constraints.txt", "constraints-gpu.txt"),
+)
 
 
 def plan_path(compare_file: Path = COMPARE_FILE) -> Path:

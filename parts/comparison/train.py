@@ -2,6 +2,7 @@
 
     data/compare/inputs/KEY/     shards and params that trainings of one seed share
     data/compare/runs/KEY/       a training in progress, which goes on after a kill
+    data/compare/locks/KEY       held while it runs, since another comparison may share it
     data/compare/done/KEY.json   what came of it, by the key of its stage train
 
 So a training that another comparison has done already is not done again.
@@ -28,7 +29,7 @@ from pipeline.stage.keys import OUT, PROJECT, Keys
 from pipeline.stage.lock import hold
 
 INPUTS = ("download", "convert")
-PATIENCE = 86400.0  # seconds that one waits for another that makes the same
+PATIENCE = 86400.0  # seconds that a training waits for another that makes the same
 KEPT = ("rounds", "tokens", "parameters", "bytes_up", "bytes_down", "simulated_seconds")
 TRAINED, WHOLE = "train_seconds", "seconds"  # simulated: of training and links, and of all
 KEPT += ("held_out_stderr", "held_out_rows")  # of train.json
@@ -53,7 +54,7 @@ def trained(tables: dict[str, Any]) -> dict[str, Any]:
     content = text(tables)
     key, *of_inputs = _keys(content, "train", *INPUTS)
     done, root = FOLDER / "done" / f"{key}.json", FOLDER / "runs" / key
-    with hold(FOLDER / "locks" / key, PATIENCE):  # another comparison may train the same
+    with hold(FOLDER / "locks" / key, PATIENCE):
         if not done.is_file():
             run_file = root / "run.toml"
             write_text(run_file, content)
@@ -132,7 +133,9 @@ def _run(stage: str, run_file: Path, root: Path) -> int:
             raise
     process.returncode = code = os.waitstatus_to_exitcode(status)
     if code < 0:  # as by the kernel, where memory is short
-        raise LockstepError(f"{root / stage}.log: ended by signal {-code}, expected by itself")
+        raise LockstepError(
+            f"{root / stage}.log: {stage} was ended by signal {-code}, expected it to end by itself"
+        )
     if code:
         output = (root / f"{stage}.log").read_text(encoding="utf-8", errors="replace").strip()
         failed = DivergedError if code == DivergedError.status else LockstepError

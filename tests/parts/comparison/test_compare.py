@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 from typer.testing import CliRunner
 
 from lockstep.errors import LockstepError
@@ -533,24 +532,6 @@ def snakemake(folder: Path, compare_file: str) -> str:
 def folder_plan(folder: Path, name: str) -> Path:
     with contextlib.chdir(folder):
         return folder / plan_file.plan_path(Path(name))
-
-
-def test_a_comparison_is_planned_anew_where_a_base_of_its_base_changed(tmp_path):
-    (tmp_path / "c.toml").write_text(f'base = "{tmp_path}/b.toml"')
-    found = set()
-    for name, base in (("b", "a"), ("a", "z")):
-        (tmp_path / f"{name}.toml").write_text(f'base = "{base}.toml"')
-    for seed in (0, 1):
-        (tmp_path / "z.toml").write_text(f"[peers]\nseed = {seed}")
-        found.add(plan_file.plan_path(tmp_path / "c.toml"))
-    assert len(found) == 2
-
-
-def test_a_comparison_is_planned_anew_where_code_changed_that_a_stage_reads():
-    stages = yaml.safe_load((PROJECT / "dvc.yaml").read_text())["stages"]
-    read = {dep for name in (*train.INPUTS, "train") for dep in stages[name]["deps"]}
-    source = {dep.partition("/")[0] for dep in read} - {"data", "params"}
-    assert source and source <= {*plan_file.CODE}
 
 
 def test_a_training_that_is_no_longer_what_was_planned_is_refused(

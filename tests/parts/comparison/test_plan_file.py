@@ -1,0 +1,24 @@
+"""The plan of a comparison: it has another name where its file, its bases or the code changed."""
+
+import yaml
+
+from parts.comparison import plan_file, train
+from pipeline.stage.keys import PROJECT
+
+
+def test_a_comparison_is_planned_anew_where_a_base_of_its_base_changed(tmp_path):
+    (tmp_path / "c.toml").write_text(f'base = "{tmp_path}/b.toml"')
+    found = set()
+    for name, base in (("b", "a"), ("a", "z")):
+        (tmp_path / f"{name}.toml").write_text(f'base = "{base}.toml"')
+    for seed in (0, 1):
+        (tmp_path / "z.toml").write_text(f"[peers]\nseed = {seed}")
+        found.add(plan_file.plan_path(tmp_path / "c.toml"))
+    assert len(found) == 2
+
+
+def test_a_comparison_is_planned_anew_where_code_changed_that_a_stage_reads():
+    stages = yaml.safe_load((PROJECT / "dvc.yaml").read_text())["stages"]
+    read = {dep for name in (*train.INPUTS, "train") for dep in stages[name]["deps"]}
+    source = {dep.partition("/")[0] for dep in read} - {"data", "params"}
+    assert source and source <= {*plan_file.CODE}
