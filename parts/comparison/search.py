@@ -2,8 +2,8 @@
 
 A point is by how many doublings each key differs from the method's start. The next one lies a step
 from the best so far, along the first key and side where nobody has been: a doubling, and when all
-of these are taken half of one, and so on. Keys that stay below 1, as momenta, double by what they
-lack to it. So no range limits the values, and a method with more keys has no more trainings.
+of these are taken half of one, and so on. Keys whose values are near 1, as momenta, double by what
+they lack to it. So no range limits the values, and a method with more keys has no more trainings.
 """
 
 import math
@@ -12,18 +12,21 @@ from collections.abc import Iterator, Mapping, Sequence
 Point = tuple[float, ...]
 RATE = "rate"
 FINEST = 20  # halvings of a step
-BELOW_1 = ("momentum", "decay", "feedback", "mixing")  # how keys end whose values are
+NEAR_1 = ("momentum", "decay", "feedback", "mixing")  # how keys end whose values are, and below it
+BELOW_1 = ("share", "keep", "shrink_most")  # ... whose values are anywhere there
 
 
 def limit(key: str) -> float:
     """Return what a key's values stay below: 1, or infinity."""
-    return 1.0 if key.endswith(BELOW_1) and not key.endswith("weight_decay") else math.inf
+    has_limit = key.endswith(NEAR_1 + BELOW_1) and not key.endswith("weight_decay")
+    return 1.0 if has_limit else math.inf
 
 
 def value(key: str, start: float, doublings: float) -> float:
     """Return a key's value, `doublings` doublings from its start."""
     factor = 2.0**doublings
-    result = start * factor if limit(key) > 1.0 else 1.0 - (1.0 - start) / factor
+    lacks = limit(key) == 1.0 and key.endswith(NEAR_1)  # what it lacks to 1 is what doubles
+    result = 1.0 - (1.0 - start) / factor if lacks else start * factor
     return float(f"{result:.6g}")
 
 

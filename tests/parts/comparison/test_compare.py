@@ -168,6 +168,7 @@ def test_a_search_comes_near_the_best_of_several_keys_with_no_more_trainings_for
         ("distro", "compression_decay", 0.999),
         ("ada-distro", "second_moment_decay", 0.95),
         ("streaming-diloco", "mixing", 0.5),
+        ("sparta", "share", 0.3),
         ("adamw", "weight_decay", 0.75),
     ],
 )
