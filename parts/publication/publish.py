@@ -73,7 +73,10 @@ def write(
     unfinished = folder.with_name(f".{folder.name}.part")
     clean = functools.partial(shutil.rmtree, unfinished, ignore_errors=True)
     # so that the stage cannot replace the export meanwhile, and no other publish fills the folder
-    with lock.hold(root / "data" / ".export.lock"), signals.cleaning(clean):
+    with (
+        lock.hold(root / "data" / ".export.lock"),
+        signals.cleaning(clean, "the same command begins again"),
+    ):
         if folder.is_dir() and any(folder.iterdir()):
             raise LockstepError(f"{folder}: has files, expected a new or an empty folder")
         clean()  # left by a kill
