@@ -192,7 +192,7 @@ def clean(root: Root = DEFAULT_ROOT) -> None:
 
 @app.command(rich_help_panel=RUN_FILES)
 def pin(run: RunFile = DEFAULT_RUN, root: Root = DEFAULT_ROOT) -> None:
-    """Pin the data and the checkpoint: write their hashes into the run file."""
+    """Pin the data, the checkpoint and the tasks: write their hashes into the run file."""
     from pipeline.stage import pins
 
     for key, sha256 in pins.write(run, root).items():

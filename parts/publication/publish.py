@@ -49,8 +49,7 @@ def show(
         f"{size(export)} of the export and {size(publication.size - export)} to check it with; "
         f"lockstep verify {shlex.quote(str(folder))}"
     )
-    count = len(publication.row_files)
-    if count < total:
+    if (count := len(publication.row_files)) < total:
         print(
             f"publish: readers can draw among {count} of {total} windows, which you chose, so "
             f"`verify` says consistent; for verified: publish --windows {total}"
@@ -72,11 +71,9 @@ def write(
     _check_repeatable(settings, run)
     unfinished = folder.with_name(f".{folder.name}.part")
     clean = functools.partial(shutil.rmtree, unfinished, ignore_errors=True)
+    cleaning = signals.cleaning(clean, "the same command begins again")
     # so that the stage cannot replace the export meanwhile, and no other publish fills the folder
-    with (
-        lock.hold(root / "data" / ".export.lock"),
-        signals.cleaning(clean, "the same command begins again"),
-    ):
+    with lock.hold(root / "data" / ".export.lock"), cleaning:
         if folder.is_dir() and any(folder.iterdir()):
             raise LockstepError(f"{folder}: has files, expected a new or an empty folder")
         clean()  # left by a kill

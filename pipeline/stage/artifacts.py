@@ -99,10 +99,9 @@ class Paths:
         made = self.root / self.keys.made(stage)
         if problem := self.problem(stage, made):
             which = "" if self.run == Path(RUN_FILE) else f" --run {self.run}"
-            engine = ", or an engine" if not which else ""  # which reads no other file
             raise LockstepError(
                 f"{made}: {problem}, expected from stage {stage} with the current {self.run}; "
-                f"run `lockstep {stage}{which}`{engine}"
+                f"run `lockstep {stage}{which}`"
             )
         return made
 

@@ -4,9 +4,9 @@
                   the content of its code and of the constraints file,
                   the keys of the stages it needs)
 
-A finished stage leaves `made-<key>.json` in its output folder, so both engines ask the same
-question, "does the file of the current key exist?", and cannot disagree. Only dvc.yaml lists those
-tables, code and stages. Nothing heavy is imported, because every Snakemake job reads this file.
+A finished stage leaves `made-<key>.json` in its output folder, and both engines ask whether the
+file of the current key is there. Only dvc.yaml lists those tables, code and stages. Nothing heavy
+is imported, because every Snakemake job reads this file.
 """
 
 import ast

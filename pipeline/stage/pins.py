@@ -42,5 +42,7 @@ def write(run: Path, root: Path) -> dict[str, str]:
     table = document.setdefault("pins", tomlkit.table())  # a file with a base may have none
     for key, pin in pins.items():
         table[key] = pin
+    mode = run.stat().st_mode
     write_text(run, tomlkit.dumps(document))
+    run.chmod(mode)
     return pins

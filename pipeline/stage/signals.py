@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-ENGINES = ("dvc", "snakemake")
+ENGINES = ("dvc", "snakemake", "lockstep", "pipeline")  # the last two start stages, as `compare`
 AGAIN = "the same command goes on"
 SHOW_CURSOR = "\x1b[?25h"  # which a bar in a terminal hides
 _cleanings: list[tuple[Callable[[], object], str]] = []
@@ -120,7 +120,8 @@ def watch_engine(poll_seconds: float = 0.5) -> None:
 
     A killed DVC or Snakemake does not end its children: the shell between them lives on, and the
     trainer with it. So a stage watches its ancestors, from its parent up to the engine, and sends
-    itself SIGTERM (on which a trainer saves) when one of them is gone. A stage started by hand
+    itself SIGTERM (on which a trainer saves) when one of them is gone. After Ctrl-C, which reaches
+    the stage too, it sends none: a second request would be obeyed at once. A stage started by hand
     watches nothing.
     """
     ancestors = _up_to_engine()
@@ -131,7 +132,8 @@ def watch_engine(poll_seconds: float = 0.5) -> None:
 def _watch(ancestors: dict[int, str], poll_seconds: float) -> None:
     while all(_started(pid) == started for pid, started in ancestors.items()):
         time.sleep(poll_seconds)
-    os.kill(os.getpid(), signal.SIGTERM)
+    if not is_asked():
+        os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(8)  # a stage that does not stop by then loses nothing either
     os._exit(1)
 

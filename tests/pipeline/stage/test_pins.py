@@ -39,6 +39,7 @@ def test_what_is_pinned_is_not_made_again_and_refuses_what_has_changed(place):
     run_file, root, model = place
     assert tiny.make(run_file, root, "download", "convert").count("not pinned") == 2
     before, made = run_file.read_text(), tiny.contents(root / "data")
+    run_file.chmod(0o640)
     keys = {stage: Keys(run_file).key(stage) for stage in STAGES}
     assert pin(run_file, root).returncode == 0
     written = tomlkit.parse(run_file.read_text())["pins"]
@@ -49,6 +50,7 @@ def test_what_is_pinned_is_not_made_again_and_refuses_what_has_changed(place):
         if new != old
     ]  # fmt: skip
     assert [line.split()[0] for line in changed] == ["data", "checkpoint"]
+    assert run_file.stat().st_mode & 0o777 == 0o640
     assert {stage: Keys(run_file).key(stage) for stage in STAGES} == keys
     assert tiny.make(run_file, root, "download", "convert").count("exists already") == 2
     assert tiny.contents(root / "data") == made

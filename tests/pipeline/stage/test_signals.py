@@ -133,9 +133,14 @@ STAGE = """
 import sys, time
 from pathlib import Path
 from pipeline.stage import signals
-signals.watch_engine(poll_seconds=0.05)
-Path(sys.argv[1]).touch()
-time.sleep(60)
+with signals.stopping() as asked_to_stop:
+    signals.watch_engine(poll_seconds=0.05)
+    Path(sys.argv[1]).touch()
+    while not asked_to_stop():
+        time.sleep(0.05)
+    Path(sys.argv[1]).unlink()
+    time.sleep(2)  # it saves
+    Path(sys.argv[1]).with_name("saved").touch()
 """
 
 
@@ -161,15 +166,29 @@ def start(tmp_path: Path, engine: str) -> tuple[subprocess.Popen, Path]:
 
 
 def is_running(process: Path) -> bool:
-    return process.exists() and " Z " not in (process / "stat").read_text()
+    try:
+        return " Z " not in (process / "stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):  # gone, before or while it was read
+        return False
 
 
-def test_a_stage_ends_when_its_engine_is_killed(tmp_path):
-    engine, stage = start(tmp_path, "snakemake")
+@pytest.mark.parametrize("name", ["snakemake", "lockstep"])  # `lockstep compare` starts stages
+def test_a_stage_ends_when_its_engine_is_killed(tmp_path, name):
+    engine, stage = start(tmp_path, name)
     assert is_running(stage)
     engine.kill()
     engine.wait()
     assert wait_until(lambda: not is_running(stage))
+
+
+def test_a_stage_that_was_asked_to_stop_saves_though_its_engine_is_gone(tmp_path):
+    engine, stage = start(tmp_path, "snakemake")
+    os.kill(int(stage.name), signal.SIGTERM)
+    assert wait_until(lambda: not (tmp_path / "ready").exists())
+    engine.kill()
+    engine.wait()
+    assert wait_until(lambda: not is_running(stage))
+    assert (tmp_path / "saved").exists()
 
 
 def test_a_stage_started_by_hand_outlives_its_shell(tmp_path):
