@@ -157,6 +157,10 @@ class OptimizerDecoupledDiLoCo(Fragmented):
         if run.aggregation == "multi_krum" and self.max_age:  # a liar would be its own neighbour
             text = f"another rule with {name}, since a round may merge several messages of one peer"
             misfits += [("peers.aggregation", f"{text} with max_age = {self.max_age}")]
+        least = 2 * (run.liars or 0) + 3  # of fewer messages, as of one, liars may be the nearest
+        if run.aggregation == "multi_krum" and self.quorum < least:
+            text = f"at least {least} with multi_krum and liars = {run.liars}"
+            misfits += [(f"model.LLM.optimizer.{name}.quorum", text)]
         if run.layout != "each":
             misfits += [("peers.layout", f"each with {name}: not all peers train in every round")]
         if run.verification_percent:

@@ -21,6 +21,7 @@ DILOCO = {"DiLoCo": {"inner_steps": 2, "inner": SGD, "outer_momentum": 0.5}}
 SPARSELOCO = {"SparseLoCo": {"inner_steps": 2, "inner": SGD}}
 SIGNS = {"Distro": {"compression_topk": 2, "compression_chunk": 16}}
 VALUES = {"Distro": {**SIGNS["Distro"], "quantize_1bit": False}}
+SHORT = {"inner_steps": 1, "fragments": 1, "delay": 0, "inner": SGD, "max_age": 0}
 KRUM = {"aggregation": "multi_krum", "liars": 1}
 LONE_INDEX = [{"kind": "lone_index", "peer": 1, "rounds": [1, 1]}]
 NEEDS = ("trimmed_mean", "min_support", "multi_krum")
@@ -98,6 +99,7 @@ WRONG = [  # what is changed; what the error names
     ({"aggregation": "peer_mean", "optimizer": SPARSELOCO}, "aggregation", "SparseLoCo"),
     ({"aggregation": "median", "optimizer": "decoupled_diloco"}, "aggregation", "old"),
     ({**KRUM, "optimizer": "decoupled_diloco"}, "aggregation", "multi_krum", "max_age", 2),
+    ({**KRUM, "optimizer": {"DecoupledDiLoCo": {**SHORT, "quorum": 4}}}, "quorum", 4, "least 5"),
     ({"aggregation": "multi_krum", "liars": 2}, "aggregation", "at least 7", "liars = 2", 5),
     ({"aggregation": "trimmed_mean", "liars": 3}, "aggregation", "at least 7", "liars = 3"),
     ({**KRUM, "optimizer": SPARSELOCO}, "aggregation", "elements"),
@@ -122,7 +124,6 @@ def test_a_rule_that_does_nothing_is_refused_in_one_line(row):
 
 
 def test_krum_goes_with_late_peers_whose_late_messages_are_dropped():
-    short = {"inner_steps": 1, "fragments": 1, "delay": 0, "inner": SGD, "max_age": 0}
-    optimizer = {"DecoupledDiLoCo": short}
+    optimizer = {"DecoupledDiLoCo": {**SHORT, "quorum": 5}}
     result = simulate(optimizer=optimizer, steps=1, **KRUM)
     assert result.train["applied"].tolist() == [5]
