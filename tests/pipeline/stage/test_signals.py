@@ -136,7 +136,8 @@ from pipeline.stage import signals
 with signals.stopping() as asked_to_stop:
     signals.watch_engine(poll_seconds=0.05)
     Path(sys.argv[1]).touch()
-    while not asked_to_stop():
+    end = time.monotonic() + 60  # no test leaves it behind for longer
+    while not asked_to_stop() and time.monotonic() < end:
         time.sleep(0.05)
     Path(sys.argv[1]).unlink()
     time.sleep(2)  # it saves
