@@ -1,6 +1,5 @@
 """The command `lockstep compare`, and what Snakemake's rules ask of it."""
 
-import subprocess
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,9 +9,9 @@ import typer
 from lockstep.errors import LockstepError
 from lockstep.files import write_text
 from parts.comparison import plan_file
+from pipeline import version
 from pipeline.command_options import RUN_FILES
 from pipeline.stage.artifacts import write_sealed
-from pipeline.stage.keys import PROJECT
 
 if TYPE_CHECKING:
     from parts.comparison.compare_file import Compare
@@ -179,7 +178,7 @@ def _table(file: Path, path: Path) -> None:
     from parts.comparison.trainings import PlannedTraining, by_seed
 
     comparison, base = _loaded(file)
-    plan, made_of = plan_file.planned(path), _code()
+    plan, made_of = plan_file.planned(path), f"code {version.with_commit()}"
     missing = [name for name in plan if not plan_file.result_path(name).is_file()]
     waiting = {plan[name]["method"] for name in missing}
     if waiting == set(comparison.methods):
@@ -201,10 +200,3 @@ def _table(file: Path, path: Path) -> None:
     files = written.write(file, comparison, table, f"{by_seed(base, split_size)}; {made_of}")
     print(files[0].read_text(encoding="utf-8"), end="")
     print(f"compare: {', '.join(map(str, files))}")
-
-
-def _code() -> str:
-    """Return the name of the code for a table: the commit, or that it is not known."""
-    command = ["git", "describe", "--always", "--abbrev=12", "--dirty", "--exclude=*"]
-    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False)
-    return f"code {done.stdout.strip()}" if done.returncode == 0 else "code not in git"

@@ -19,7 +19,7 @@ COMPARE_FILE = Path("params/compare.toml")
 FOLDER = Path("data/compare")
 CODE = (
     *("lockstep", "models", "pipeline", "parts", "workloads"),
-    *("constraints.txt", "constraints-gpu.txt"),
+    *("constraints.txt", "constraints-gpu.txt", "dvc.yaml"),
 )
 
 

@@ -64,7 +64,9 @@ class Row(NamedTuple):
 
     def tokens_to(self, loss: float) -> float | None:
         """Return the mean tokens of the seeds until a loss; None where one did not come to it."""
-        return self._mean([tokens_to(s["curve"], loss) for s in self.seeds if "curve" in s])
+        # With a failure only the beginning and the end are measured.
+        curves = [s["curve"] for s in self.seeds if "curve" in s and self.failure == NO_FAILURE]
+        return self._mean([tokens_to(curve, loss) for curve in curves])
 
     def first(self, name: str) -> Any:
         """Return what the first seed that did not diverge has under a name."""
@@ -78,9 +80,11 @@ class Row(NamedTuple):
 def tokens_to(curve: Sequence[Ended], loss: float) -> float | None:
     """Return the tokens at which a curve first has a loss, linearly between measures, or None."""
     for before, after in zip(curve, curve[1:], strict=False):
+        if before["loss"] <= loss:  # it began there
+            return float(before["tokens"])
         if after["loss"] <= loss:
             share = (before["loss"] - loss) / (before["loss"] - after["loss"])
-            return float(before["tokens"] + max(0.0, share) * (after["tokens"] - before["tokens"]))
+            return float(before["tokens"] + share * (after["tokens"] - before["tokens"]))
     return None
 
 
@@ -311,11 +315,12 @@ def conclusions(compare: Compare, table: Sequence[Row]) -> Iterator[str]:
         yield text
     if len(compare.seeds) == 1:
         yield "One seed: which differences exceed those of seeds is not known."
-    elif pairs := row_pairs(table):
-        yield from _told_apart(pairs, {row.method: row.label for row in plain})
+    else:
+        if pairs := row_pairs(table):
+            yield from _told_apart(pairs, {row.method: row.label for row in plain})
         yield from _shown_costs(failure_costs(table), {row.name: row for row in table})
-    labels = ", ".join(row.label for row in front(plain))
-    yield f"No other method has a lower loss with as few bytes: {labels}."
+    if labels := ", ".join(row.label for row in front(plain)):
+        yield f"No other method has a lower loss with as few bytes: {labels}."
     for row in plain:
         if len(row.losses) < len(row.seeds):
             yield f"{row.label}: it diverged with {len(row.seeds) - len(row.losses)} seeds."

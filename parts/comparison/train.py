@@ -139,7 +139,8 @@ def _run(stage: str, run_file: Path, root: Path) -> int:
     if code:
         output = (root / f"{stage}.log").read_text(encoding="utf-8", errors="replace").strip()
         failed = DivergedError if code == DivergedError.status else LockstepError
-        raise failed(output.rpartition("\n")[2] or f"{stage}: ended with {code}")
+        said = output.rpartition("\n")[2].removeprefix("error: ")
+        raise failed(said or f"{stage}: ended with {code}")
     return usage.ru_maxrss * 1024
 
 

@@ -190,12 +190,14 @@ def changed(base: runfile.Run, compare: Compare) -> runfile.Run:
     if "count" in compare.peers:
         tables["config"]["init_min_clients"] = tables["peers"]["count"]
     if compare.config:
-        if "Init" not in tables["model"]["LLM"]["checkpoint"]:
+        start = tables["model"]["LLM"]["checkpoint"]
+        known = start["Init"]["config"] if "Init" in start else {}
+        if unknown := compare.config.keys() - known.keys():
             raise LockstepError(
-                f"{compare.base}: does not begin with fresh weights, expected no config in the "
-                "comparison"
+                f"config.{min(unknown)}: no key of the config of fresh weights in {compare.base}, "
+                f"expected one of {', '.join(known) or 'none'}"
             )
-        tables["model"]["LLM"]["checkpoint"]["Init"]["config"] |= compare.config
+        known |= compare.config
     return runfile.parse(tables, f"{compare.base}, with the comparison's peers and config")
 
 

@@ -14,29 +14,12 @@ import pytest
 from typer.testing import CliRunner
 
 from lockstep.errors import LockstepError
-from lockstep.tables.explain import validate
 from parts.comparison import commands, compare_file, plan_file, train, written
-from parts.comparison.compare_file import Compare
-from parts.comparison.pairs import differences
-from parts.comparison.results_table import (
-    Row,
-    conclusions,
-    failure_costs,
-    front,
-    loss_at,
-    made_of,
-    record,
-    row_pairs,
-    rows,
-    tables,
-    tokens_to,
-)
 from parts.comparison.search import best_point, next_point, searched, values
-from parts.comparison.train import KEPT, TRAINED
+from parts.comparison.train import TRAINED
 from parts.comparison.trainings import (
     Decided,
     PlannedTraining,
-    by_seed,
     changed,
     decided,
     document,
@@ -49,48 +32,12 @@ from pipeline.runfile.tables import Peers
 from pipeline.stage.keys import PROJECT
 from tests import tiny
 from tests.errors import refused
+from tests.parts.comparison.examples import BASE, LIAR, PLAIN, compared, made, row
 
 pytestmark = pytest.mark.long
 
-BASE = runfile.load(PROJECT / "params/run.toml")
 READY = sorted(path.name for path in (PROJECT / "params").glob("compare*.toml"))
-PLAIN = {"recipe": "adamw", "search": {"rate": 1e-3}}
 RESULTS = plan_file.result_path("any").parent
-LIAR = {"kind": "scale_up", "peer": 1, "start": 0.5, "size": 4.0}
-
-
-def compared(**changes: object) -> Compare:
-    methods = {"a": PLAIN}
-    given = {"base": "params/run.toml", "tokens": 819_200, "seeds": [3, 4], "methods": methods}
-    given["tuning"] = {"seed": 9, "trainings": 2}
-    return validate(Compare, given | changes, "compare.toml")
-
-
-def made(*losses: float | None, bytes_up: int = 10, seconds: float = 1.0) -> tuple[dict, ...]:
-    """Results of seeds: a curve from 9 nats down to each loss, in two measures."""
-    return tuple(
-        {"key": "k", "loss": None}
-        if loss is None
-        else {
-            **dict.fromkeys(KEPT, 100),
-            "held_out_stderr": 0.125,
-            "held_out_rows": [64, 640],
-            "key": "k",
-            "loss": loss,
-            TRAINED: 100.0,
-            "tokens_per_second": 10.0,
-            "peak_bytes": 10,
-            "curve": [
-                {"tokens": 100 * i, "bytes_up": bytes_up * i, TRAINED: seconds * i, "loss": at}
-                for i, at in enumerate((9.0, loss + 1, loss))
-            ],
-        }
-        for loss in losses
-    )
-
-
-def row(name: str, *losses: float | None, bytes_up: int = 10) -> Row:
-    return Row(name, name, "none", 1, {"rate": 1e-3}, made(*losses, bytes_up=bytes_up))
 
 
 @pytest.mark.parametrize("file", READY)
@@ -284,6 +231,16 @@ def test_a_base_that_holds_no_text_out_has_nothing_to_compare_by():
         changed(runfile.parse(tables, "x"), compared())
 
 
+def test_a_key_that_the_bases_config_lacks_is_refused_since_it_would_change_nothing():
+    with refused("config.hidden_sizes", "params/run.toml", "hidden_size,"):
+        changed(BASE, compared(config={"hidden_sizes": 256}))
+    assert changed(BASE, compared(config={"hidden_size": 256})) != BASE
+    tables = BASE.model_dump(mode="json", exclude_none=True)
+    tables["model"]["LLM"]["checkpoint"] = {"Hub": {"repo_id": "a/b"}}
+    with refused("config.hidden_size", "params/run.toml", "none"):
+        changed(runfile.parse(tables, "x"), compared(config={"hidden_size": 256}))
+
+
 def test_a_base_that_learns_nothing_has_no_rates_to_follow():
     tables = BASE.model_dump(mode="json", exclude_none=True)
     tables["model"]["LLM"]["lr_schedule"]["Cosine"]["base_lr"] = 0.0
@@ -295,114 +252,6 @@ def test_a_base_that_learns_nothing_has_no_rates_to_follow():
 def test_a_wrong_value_of_the_comparison_is_not_blamed_on_its_base():
     with refused("comparison's", "peers.threads", "0"):
         changed(BASE, compared(peers={"threads": 0}))
-
-
-def test_the_loss_at_some_bytes_lies_on_the_line_between_two_measures():
-    (result,) = made(4.0)
-    curve = result["curve"]
-    assert loss_at(curve, "bytes_up", 9) is None  # before the first measure of a trained model
-    assert loss_at(curve, "bytes_up", 10) == 5.0
-    assert loss_at(curve, "bytes_up", 15) == 4.5
-    assert loss_at(curve, "bytes_up", 99) == 4.0
-    both = row("x", 4.0, 3.0)
-    assert both.loss_at("bytes_up", 15) == 4.0
-    assert row("y", 4.0, None).loss_at("bytes_up", 15) is None
-    assert tokens_to(curve, 4.5) == 150 and tokens_to(curve, 3.9) is None
-    assert row("y", 4.0, 3.0).tokens_to(4.0) == 150 == (200 + 100) / 2
-
-
-def test_a_row_with_a_diverged_seed_is_last():
-    compare = compared(methods={name: PLAIN for name in ("a", "b")})
-    found = {one: made(3.0)[0] for one in trainings(compare)}
-    found |= {one: made(4.0)[0] for one in trainings(compare) if one.method == "b"}
-    found[PlannedTraining("a", None, 4)] = {"loss": None}
-    worse, best = rows(compare, found)[::-1]
-    assert (best.method, best.mean, worse.method) == ("b", 4.0, "a")
-    assert math.isinf(worse.mean) and worse.spread is None and not row_pairs([best, worse])
-    assert "diverged with 1 seeds" in list(conclusions(compare, [best, worse]))[-1]
-
-
-def test_paired_differences_are_students_and_hold_for_all_pairs():
-    """By hand: t(1 - 0.05 / 2 / 3, 2 degrees) = 7.6488; equal seeds differ by 1.0, 1.1, 1.2."""
-    losses = {"a": [4.0, 5.0, 6.0], "b": [5.0, 6.1, 7.2], "c": [4.2, 5.0, 5.9]}
-    found = {(one.better, one.worse): one for one in differences(losses)}
-    assert len(found) == 3
-    far = found["a", "b"]
-    assert (far.mean, far.reach) == pytest.approx((1.1, 7.6488 * 0.1 / math.sqrt(3)), rel=1e-4)
-    assert far.sure and not found["a", "c"].sure
-    assert differences({"a": [4.0], "b": [9.0]})[0].reach is None
-
-
-def test_only_intervals_without_0_decide_an_order():
-    table = [row("a", 4.0, 4.2), row("b", 4.1, 4.4), row("c", 5.0, 5.2)]
-    compare = compared(methods={r.method: PLAIN for r in table})
-    sample, _, first, second, _ = conclusions(compare, table)
-    assert "64 of 640" in sample and "0.125" in sample
-    assert first.startswith("a cannot be told apart from: b (") and "c (" not in first
-    assert second.startswith("b cannot be told apart from: c (")  # 0.8 and 0.9 higher
-    _, alone, *_ = conclusions(compared(seeds=[3]), [row("a", 4.0)])
-    assert "One seed" in alone
-
-
-def test_a_table_says_which_tokens_its_trainings_had_and_what_a_seed_draws():
-    few, many = made(4.0, 4.1), [one | {"tokens": 1_048_576} for one in made(5.0, 5.1)]
-    table = [row("a")._replace(seeds=few), row("b")._replace(seeds=tuple(many))]
-    said = made_of(compared(), table, "code")
-    assert "100" in said and "1,048,576" in said and "819,200" not in said
-    assert made_of(compared(), table[:1], "code").startswith("100 tokens a training")
-    most = BASE.held_out.sequences  # of the even rows: in a split twice as large these are all
-    alike, drawn = by_seed(BASE, 2 * most), by_seed(BASE, 2 * most + 1)
-    assert "the same rows" in alike and "held-out rows" not in alike
-    assert "the same rows" not in drawn and "held-out rows" in drawn
-
-
-def test_what_fails_has_a_column_of_losses_of_hours_and_of_tokens():
-    compare = compared(failures={"liar": {"faults": [LIAR]}})
-    plain = row("a", 4.0, 4.2)
-    one_lost = row("a", 5.0, None)._replace(failure="liar")
-    whole, losses, costs, hours, same_tokens, tokens = tables(compare, [plain, one_lost])
-    assert whole.heads[0] == "method" and len(whole.rows) == 1
-    assert losses.heads == ("held-out loss, by what fails", "none", "liar")
-    assert losses.rows == [("a", "4.100 ± 0.141", "diverged, 1 of 2")]
-    assert costs.rows == [("a", "–", "–")]  # of no seeds that both have
-    assert hours.heads[1:] == ("none", "liar") and hours.rows[0][1] != "–"
-    late = record(compare, plain, [plain])
-    assert (late["train_seconds"], late["coordinator_seconds"]) == (100.0, 0.0)
-    assert late["seconds_for_all_tokens"] == 819_200  # it trained on 100 tokens in 100 seconds
-    assert same_tokens.rows[0][1] == f"{819_200 / 3600:.3g}"
-    count = f"{plain.first('tokens'):,}"
-    assert tokens.rows == [("a", count, count)]
-    assert [len(cells) for cells in whole.rows] == [len(whole.heads)]
-    assert len(list(tables(compared(), [plain]))) == 1
-
-
-def test_what_a_failure_adds_is_a_paired_difference_from_the_same_method_without():
-    """By hand: t(1 - 0.05 / 2 / 2, 1 degree) = 25.452; the first's seeds differ by 1.0 and 1.01."""
-    compare = compared(
-        methods={"a": PLAIN, "b": PLAIN}, failures={"liar": {"faults": [LIAR]}}, seeds=[3, 4]
-    )
-    table = [row("a", 4.0, 4.2), row("b", 5.0, 5.2)]
-    table += [row("a", 5.0, 5.21)._replace(failure="liar")]
-    table += [row("b", 5.1, 5.0)._replace(failure="liar")]
-    costs = {cost.worse: cost for cost in failure_costs(table)}
-    assert {(cost.better, name) for name, cost in costs.items()} == {
-        ("a", "a, liar"),
-        ("b", "b, liar"),
-    }
-    found = costs["a, liar"]
-    assert (found.mean, found.reach) == pytest.approx((1.005, 25.452 * 0.005), rel=1e-4)
-    assert found.sure and not costs["b, liar"].sure
-    added = list(tables(compare, table))[2]
-    assert added.rows == [("a", "–", str(found)), ("b", "–", str(costs["b, liar"]))]
-    (line,) = (line for line in conclusions(compare, table) if "failures add" in line)
-    assert "a, liar" in line and "b, liar" not in line and "pairs: 2" in line
-    assert not failure_costs(table[:2])
-
-
-def test_the_front_has_no_row_that_another_beats_with_as_few_bytes():
-    dense, few = row("dense", 4.0, bytes_up=1000), row("few", 4.5, bytes_up=10)
-    worse, lost = row("worse", 4.6, bytes_up=500), row("lost", None, bytes_up=1)
-    assert front([dense, few, worse, lost]) == [dense, few]
 
 
 @pytest.fixture(scope="module")

@@ -22,3 +22,4 @@ def test_a_comparison_is_planned_anew_where_code_changed_that_a_stage_reads():
     read = {dep for name in (*train.INPUTS, "train") for dep in stages[name]["deps"]}
     source = {dep.partition("/")[0] for dep in read} - {"data", "params"}
     assert source and source <= {*plan_file.CODE}
+    assert "dvc.yaml" in plan_file.CODE  # which says what a stage reads

@@ -45,7 +45,7 @@ def test_a_training_diverged_if_its_exit_status_says_so_whatever_its_words_are(
         monkeypatch.setattr(
             train, "_command", lambda *_, program=program: [sys.executable, "-c", program]
         )
-        with pytest.raises(LockstepError, match="No space left") as raised:
+        with pytest.raises(LockstepError, match="^data/diverged/x: No space left") as raised:
             train._run("train", tmp_path / "run.toml", tmp_path)
         assert isinstance(raised.value, DivergedError) == (status == DivergedError.status)
 
