@@ -139,8 +139,7 @@ def draw(table: Sequence[Row]) -> bytes:
                 _line(axes, row, column, divisor, colour)
             axes.set_xlabel(title)
             if column != "tokens":
-                axes.set_xscale("log")
-                axes.xaxis.set_minor_formatter(NullFormatter())  # or it labels all within a decade
+                _logarithmic(axes)
             if column == TRAINED:  # of which there is seldom more than a decade or two
                 axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
             axes.xaxis.set_major_formatter(formatter)
@@ -172,9 +171,18 @@ def _front(axes: "Axes", rows: Sequence[Row], colours: np.ndarray) -> None:
         axes.plot(row.total("bytes_up"), row.mean, "o", color=colour)
     points = sorted((row.total("bytes_up"), row.mean) for row in front(rows))
     axes.step(*np.reshape(points, (-1, 2)).T, where="post", color="#8a92a3", lw=1)
-    axes.set_xscale("log")
+    _logarithmic(axes)
     axes.xaxis.set_major_formatter(EngFormatter("B"))
     axes.set_xlabel("sent by each peer, at the end; the front")
+
+
+def _logarithmic(axes: "Axes") -> None:
+    """Make x logarithmic, and at least a decade wide, so that a tick with a label is on it."""
+    axes.set_xscale("log")
+    axes.xaxis.set_minor_formatter(NullFormatter())  # or it labels all within a decade
+    left, right = axes.get_xlim()
+    half = max(right / left, 10.0) ** 0.5
+    axes.set_xlim((left * right) ** 0.5 / half, (left * right) ** 0.5 * half)
 
 
 def _name_points(axes: "Axes", rows: Sequence[Row], colours: np.ndarray) -> None:

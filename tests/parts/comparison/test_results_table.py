@@ -3,7 +3,9 @@
 import math
 
 import pytest
+from matplotlib.figure import Figure
 
+from parts.comparison import written
 from parts.comparison.pairs import differences
 from parts.comparison.results_table import (
     conclusions,
@@ -137,3 +139,13 @@ def test_the_front_has_no_row_that_another_beats_with_as_few_bytes():
     worse, lost = row("worse", 4.6, bytes_up=500), row("lost", None, bytes_up=1)
     assert front([dense, few, worse, lost]) == [dense, few]
     assert not any("as few bytes" in line for line in conclusions(compared(), [lost]))
+
+
+def test_methods_that_send_nearly_the_same_share_one_label_of_bytes():
+    axes = Figure().subplots()
+    written._front(
+        axes, [row("a", 5.3, bytes_up=955), row("b", 5.2, bytes_up=958)], [(0, 0, 0)] * 2
+    )
+    left, right = axes.get_xlim()
+    minor = [label.get_text() for label in axes.get_xticklabels(minor=True)]
+    assert right / left == pytest.approx(10) and not any(minor)
