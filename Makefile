@@ -60,7 +60,7 @@ test-long: $(VENV)/installed-test
 # While editing: one wing, `make test-fast WING=lockstep`, and what keeps the house in order.
 WING := lockstep
 test-fast: $(VENV)/installed-test
-	pytest -q -n 2 --dist worksteal -m "not long and not soak" tests/test_dag.py tests/test_habits.py tests/$(WING)
+	pytest -q -n 2 --dist worksteal -m "not long and not soak and not release" tests/test_dag.py tests/test_habits.py tests/$(WING)
 
 soak: $(VENV)/installed-test
 	pytest -q -n 2 --dist worksteal -m soak

@@ -160,7 +160,7 @@ def verify(  # noqa: PLR0913 - each is an option
         int, typer.Option(min=1, max=100, help="Failures in a row that end a download.")
     ] = 3,
     stall_seconds: Annotated[
-        float, typer.Option(min=0.1, max=3600, help="Seconds without a byte that are a failure.")
+        float, typer.Option(min=0.1, max=3600, help="Seconds without 1 KiB that are a failure.")
     ] = 10,
     worker_python: WorkerPython = "",
     worker_module: WorkerModule = "",

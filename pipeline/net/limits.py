@@ -35,7 +35,7 @@ class NetSettings:
     connections: int = 8  #: Requests at once.
     #: Failures in a row, each with next to nothing received, after which one gives up.
     attempts: int = 8
-    stall_seconds: float = 30.0  #: Seconds without an answer or a byte that are a failure.
+    stall_seconds: float = 30.0  #: Seconds without an answer or 1 KiB that are a failure.
     cache_bytes: int = 256_000_000  #: Memory for streamed files.
 
 

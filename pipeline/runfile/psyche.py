@@ -222,8 +222,9 @@ class LLM(Table):
     max_seq_len: Annotated[U32, Field(ge=1)]
     """Length of a sequence in tokens; replaces the model's max_position_embeddings."""
     cold_start_warmup_steps: U32 = 0
-    """Length of the learning-rate warm-up, from 0, after a pause, in steps; must fit into an
-    epoch."""
+    """Length of the learning-rate warm-up, from 0, of a run that extends an earlier one
+    (checkpoint.Run), in steps; must fit into an epoch. Required with the current spelling of
+    [config]."""
     checkpoint: AnyCheckpoint
     """Initial weights."""
     data_location: AnyData

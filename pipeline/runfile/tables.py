@@ -338,7 +338,7 @@ class Network(Table):
     """Number of consecutive failures after which a download gives up. Only failures that bring next
     to nothing count: less than 1 KiB, and less than half of what is left."""
     stall_seconds: Positive = 30.0
-    """Seconds without a response or a byte that count as a failure."""
+    """Seconds without a response, or with less than 1 KiB of one, that count as a failure."""
     stream_cache_mb: Positive = 256.0
     """Memory for streamed tokens, in megabytes; applies with [download] stream."""
 
