@@ -15,8 +15,8 @@ INTRODUCTION = """\
 One TOML file describes a whole run. `[config]` and `[model.LLM]` are Psyche's tables, with Psyche's
 names and rules; the other tables are Lockstep's own. An unknown key, a value of the wrong type or
 an impossible combination is an error. `params/run.toml` is the default run, with a comment for each
-choice. A key or table that `dvc.yaml` tracks has to be in the file when a stage runs, also where it has a
-default here; the stage names one that is missing.
+choice. A key or table that `dvc.yaml` tracks has to be in the file when a stage runs, also where it
+has a default here; the stage names one that is missing.
 
 This page is generated from the models in `pipeline/runfile` by `make generated`.
 """
