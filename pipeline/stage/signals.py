@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-ENGINES = ("dvc", "snakemake", "lockstep", "pipeline")  # the last two start stages, as `compare`
+ENGINES = {"dvc", "snakemake", "lockstep", "pipeline"}  # the last two start stages, as `compare`
 AGAIN = "the same command goes on"
 SHOW_CURSOR = "\x1b[?25h"  # which a bar in a terminal hides
 _cleanings: list[tuple[Callable[[], object], str]] = []
@@ -118,11 +118,11 @@ def restoring_handlers() -> Iterator[None]:
 def watch_engine(poll_seconds: float = 0.5) -> None:
     """Make this process ask itself to stop when the engine that started it is gone (Linux only).
 
-    A killed DVC or Snakemake does not end its children: the shell between them lives on, and the
-    trainer with it. So a stage watches its ancestors, from its parent up to the engine, and sends
-    itself SIGTERM (on which a trainer saves) when one of them is gone. After Ctrl-C, which reaches
-    the stage too, it sends none: a second request would be obeyed at once. A stage started by hand
-    watches nothing.
+    A killed DVC, Snakemake or `lockstep compare` does not end its children: the shell between them
+    lives on, and the trainer with it. So a stage watches its ancestors, from its parent up to the
+    engine, and sends itself SIGTERM (on which a trainer saves) when one of them is gone. After
+    Ctrl-C, which reaches the stage too, it sends none: a second request would be obeyed at once. A
+    stage started by hand watches nothing.
     """
     ancestors = _up_to_engine()
     if ancestors:
@@ -146,12 +146,21 @@ def _up_to_engine() -> dict[int, str]:
     while pid > 1 and (stat := _stat(pid)):
         name, parent, started = stat
         chain.append((pid, started))
-        command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:3]
-        names = {name, *(Path(os.fsdecode(argument)).name for argument in command)}
-        if names.intersection(ENGINES):
+        if ENGINES.intersection((name, _script(pid))):
             engine = len(chain)
         pid = parent
     return dict(chain[:engine])
+
+
+def _script(pid: int) -> str:
+    """Return the name of the script or module that a process of Python runs, else of its program.
+
+    Other arguments say nothing: `screen -S lockstep` is no engine.
+    """
+    program, *arguments = os.fsdecode(Path(f"/proc/{pid}/cmdline").read_bytes()).split("\0")
+    script = next((argument for argument in arguments if not argument.startswith("-")), "")
+    is_python = Path(program).name.startswith("python")
+    return Path(script if is_python else program).name
 
 
 def _stat(pid: int) -> tuple[str, int, str] | None:

@@ -37,7 +37,7 @@ def test_the_loss_at_some_bytes_lies_on_the_line_between_two_measures():
     assert row("y", 4.0, 3.0).tokens_to(4.0) == 150 == (200 + 100) / 2
 
 
-def test_tokens_to_a_loss_are_none_of_a_curve_that_begins_there_and_unknown_of_two_measures():
+def test_tokens_to_a_loss_are_0_of_a_curve_that_begins_there_and_unknown_with_a_failure():
     at_most = [{"tokens": 100 * i, "loss": loss} for i, loss in enumerate((3.0, 3.1, 3.1, 2.9))]
     assert tokens_to(at_most, 3.4) == 0 and tokens_to(at_most, 2.95) == pytest.approx(275)
     failed = row("a", 4.0)._replace(failure="liar")

@@ -154,14 +154,16 @@ def wait_until(condition) -> bool:
     return False
 
 
-def start(tmp_path: Path, engine: str) -> tuple[subprocess.Popen, Path]:
-    """A stage below a shell below a process of this name."""
+def start(tmp_path: Path, engine: str, *arguments: str) -> tuple[subprocess.Popen, Path]:
+    """A stage below a shell below a process of this name, with these arguments."""
     program = tmp_path / engine
     program.symlink_to("/bin/sh")
     inner = f'{sys.executable} -c "$STAGE" {tmp_path}/ready & echo $! > {tmp_path}/pid; wait'
     process = subprocess.Popen(
-        [program, "-c", f"/bin/sh -c '{inner}'; true"], env=os.environ | {"STAGE": STAGE}
+        [program, "-s", *arguments], env=os.environ | {"STAGE": STAGE}, stdin=subprocess.PIPE
     )
+    process.stdin.write(f"/bin/sh -c '{inner}'; true\n".encode())
+    process.stdin.close()
     assert wait_until((tmp_path / "ready").exists)
     return process, Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}")
 
@@ -192,10 +194,11 @@ def test_a_stage_that_was_asked_to_stop_saves_though_its_engine_is_gone(tmp_path
     assert (tmp_path / "saved").exists()
 
 
-def test_a_stage_started_by_hand_outlives_its_shell(tmp_path):
-    shell, stage = start(tmp_path, "some_shell")
+@pytest.mark.parametrize("arguments", [(), ("lockstep",)])  # as of `screen -S lockstep`
+def test_a_stage_started_by_hand_outlives_its_shell(tmp_path, arguments):
+    shell, stage = start(tmp_path, "some_shell", *arguments)
     shell.kill()
     shell.wait()
     time.sleep(0.5)
-    assert is_running(stage)
+    assert is_running(stage) and (tmp_path / "ready").exists()  # nobody asked it to stop
     os.kill(int(stage.name), signal.SIGKILL)
