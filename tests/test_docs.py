@@ -151,6 +151,12 @@ def test_pre_commit_runs_what_make_lint_runs():
     assert entries == [f".venv/bin/{line.strip()}" for line in lint.splitlines()]
 
 
+@each_page
+def test_no_page_commits_whatever_lies_in_the_checkout(page):
+    everything = r"git (?:add (?:-A|--all|-u|\.(?!\w)|\*)|commit (?:-a|--all))"
+    assert not re.search(everything, page.read_text())
+
+
 @each(OUTSIDE_THE_SITE)
 def test_links_outside_the_site_lead_somewhere(page):
     for link in re.findall(r"\]\(([^)#\s]+)", page.read_text()):

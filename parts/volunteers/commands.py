@@ -1,5 +1,6 @@
 """The commands `lockstep volunteer ...`. Nothing heavy is imported before one of them runs."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -19,7 +20,9 @@ KeyFile = Annotated[Path, typer.Option("--key", help="File of your key, which no
 FromState = Annotated[
     bool, typer.Option("--from-state", help="Merge only the rounds since the newest state.")
 ]
-DEFAULT_KEY = Path("volunteer.pem")
+# Outside of any checkout, whose files are committed and copied.
+USERS = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
+DEFAULT_KEY = Path(USERS, "lockstep", "volunteer.pem")
 FIRST_HOURS = 24  # that an admission signs at once
 
 
