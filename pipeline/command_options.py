@@ -3,14 +3,17 @@
 Nothing heavy is imported before a command runs.
 """
 
+import math
+import re
 import shutil
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from lockstep.errors import LockstepError
+from lockstep.errors import LockstepError, RequestError, brief
 from pipeline.stage import devices, logs, signals
 from pipeline.stage.keys import RUN_FILE, Keys
 
@@ -23,6 +26,41 @@ STAGES_IN_ORDER = "Stages, in their order"
 IN_PROGRESS = "A run in progress"
 RESULTS = "Results"
 RUN_FILES = "Run files"
+
+WORD_BITS = 64  # of a reader's word, at least
+TURNS = 10  # at least; of 16 random digits, one word in 20,000 has fewer
+
+
+def check_word(word: str | None, option: str = "--seed") -> None:
+    """Check that nobody can guess the word that a reader draws windows with, if there is one.
+
+    Whoever guesses it knows which windows are never repeated. Only what a generator printed can be
+    counted, since nobody knows how many words people choose from: hexadecimal digits, of 4 bits
+    each, or log2(10) where all are decimal, log2(6) where all are letters; dashes, as in a UUID,
+    have none. Digits that repeat or count, alone or in blocks, are no random ones: of the steps
+    from each digit to the next, few pairs that follow each other differ. No rule sees that somebody
+    else knows a word, so these are the most bits that it can have.
+
+    Call it where a command takes a word of its reader's, before anything is drawn or fetched. The
+    seeds of a run file are no such words.
+
+    Raises:
+      RequestError: The word has fewer than `WORD_BITS` bits.
+    """
+    if word is None:
+        return
+    digits, why = word.replace("-", ""), "no hexadecimal number"
+    if re.fullmatch(r"[0-9a-fA-F]+", digits):
+        kinds = 10 * bool(re.search(r"\d", digits)) + 6 * bool(re.search(r"[a-fA-F]", digits))
+        bits = math.floor(len(digits) * math.log2(kinds))
+        steps = [(int(b, 16) - int(a, 16)) % 16 for a, b in pairwise(digits)]
+        if bits >= WORD_BITS and len({*pairwise(steps)}) >= TURNS:
+            return
+        why = f"{bits} bits" if bits < WORD_BITS else "digits that repeat or count"
+    raise RequestError(
+        f"{option} {brief(repr(word))}: {why}, expected {WORD_BITS} bits or more that nobody can "
+        "guess, such as `openssl rand -hex 16` prints"
+    )
 
 
 def run_stage(name: str, run: Path, root: Path) -> None:

@@ -19,7 +19,14 @@ import typer
 from lockstep import __version__
 from lockstep.errors import LockstepError, RequestError, brief
 from parts.publication.claims import PUBLISHED_WINDOWS, VerifyOutcome, table
-from pipeline.command_options import DEFAULT_ROOT, DEFAULT_RUN, RESULTS, Root, RunFile
+from pipeline.command_options import (
+    DEFAULT_ROOT,
+    DEFAULT_RUN,
+    RESULTS,
+    Root,
+    RunFile,
+    check_word,
+)
 
 if TYPE_CHECKING:
     from parts.publication.claims import Verified
@@ -54,7 +61,8 @@ WorkerPath = Annotated[
     list[str] | None, typer.Option(metavar="FOLDER", help="Where a worker finds modules; repeats.")
 ]
 ReadersSeed = Annotated[
-    str | None, typer.Option(help="Your word: draws which of the published windows are repeated.")
+    str | None,
+    typer.Option(help="Your word, as `openssl rand -hex 16` prints: draws the windows to repeat."),
 ]
 HowMany = Annotated[
     int | None,
@@ -132,6 +140,7 @@ def publish(
     """Write the accepted export into FOLDER, with what others need to check it."""
     from parts.publication import publish as publishing
 
+    check_word(seed)
     publishing.show(folder, run, root, windows, seed, key)
 
 
@@ -182,6 +191,7 @@ def verify(  # noqa: PLR0913 - each is an option
     asks = ReaderAsks(seed, windows, checkpoint, shards, tasks, key)
     listings: list[PublicListing] = []
     try:
+        check_word(seed)
         worker = unchecked_bundle.WorkerOfReader(worker_python, worker_module, worker_path)
         published = partial(_verify, source, root, limits, asks, worker, listings)
         verified = _verify_source(source, root, follow, replays or (), as_json, published)
@@ -190,8 +200,7 @@ def verify(  # noqa: PLR0913 - each is an option
         outcome, result = _outcome(error), {"reason": str(error), "bitwise": False, "claims": {}}
         text = f"{outcome.word}: {error}"
     if as_json:
-        is_verified = outcome is VerifyOutcome.VERIFIED
-        print(json.dumps({"verified": is_verified, "outcome": outcome.word} | result))
+        print(json.dumps({"verified": not outcome.status, "outcome": outcome.word} | result))
     else:
         print(text)
     if attest is not None:

@@ -33,6 +33,7 @@ from tests import tiny
 
 STAGES = layout.ALWAYS
 TRANSCRIPT = outputs.TRANSCRIPT
+WORD = "5f0c1e9a7d3b8246e1f7a90c4b6d2835"  # of a reader
 LIMITS = Limits(1, Network(attempts=2, stall_seconds=1))
 
 

@@ -20,7 +20,8 @@ from pipeline.recheck.evaluate import held_out_claim
 from pipeline.stage.keys import PROJECT
 from pipeline.weights import hf
 from tests import tiny
-from tests.parts.publication.published_run import LIMITS, flip, print_of, verify
+from tests.errors import refused
+from tests.parts.publication.published_run import LIMITS, WORD, flip, print_of, verify
 from tests.servers.files import Files
 from tests.servers.misbehaviour import Misbehaviour, silent, untagged
 
@@ -56,7 +57,7 @@ def test_the_line_counts_held_out_sequences_that_are_fewer_or_repeated(published
 
 
 def test_the_object_for_scripts_has_a_field_for_each_claim(published, capsys):
-    code, said = print_of(capsys, "verify", str(published.whole), "--seed", "mine", "--json")
+    code, said = print_of(capsys, "verify", str(published.whole), "--seed", WORD, "--json")
     said = json.loads(said)
     assert (code, said["verified"], said["bitwise"], said["reason"]) == (0, True, True, None)
     assert said["outcome"] == "verified"
@@ -78,6 +79,17 @@ def test_the_object_for_scripts_has_a_field_for_each_claim(published, capsys):
         "held_out_split": "stated",
         "data": "stated",
     }
+
+
+@pytest.mark.parametrize("word", ["", "mine", "0" * 32])
+def test_a_word_that_can_be_guessed_draws_nothing(tmp_path, capsys, word):
+    given = ["--seed", word]
+    code, said = print_of(capsys, "verify", "owner/name", *given, "--root", str(tmp_path))
+    assert code == VerifyOutcome.NOT_ASKED.status and said.count("\n") == 1
+    assert "openssl rand -hex 16" in said
+    with refused("--seed", "openssl rand -hex 16"):
+        app(["publish", str(tmp_path / "new"), *given])
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_silent_server_is_named_at_once_and_given_up_after_the_attempts_that_were_asked_for(
