@@ -78,6 +78,27 @@ def write_json(path: Path, value: object) -> None:
     write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
+def named_place(path: Path) -> Path:
+    """Return where a file is written whose path a person named: where a link leads, which stays.
+
+    Raises:
+      LockstepError: There is a folder, a device or a pipe, none of which may become a file.
+    """
+    place = Path(os.path.realpath(path))
+    if os.path.lexists(place):
+        check_regular_file(path)
+    return place
+
+
+def write_named(path: Path, text: str) -> None:
+    """Write UTF-8 text to a path that a person named; a file that was there keeps its mode."""
+    place = named_place(path)
+    with written(place) as file:
+        if place.exists():
+            os.fchmod(file.fileno(), stat.S_IMODE(place.stat().st_mode))
+        file.write(text.encode())
+
+
 def link(source: Path | str, target: Path | str) -> None:
     """Make a hard link to a file that nobody changes, or a copy if the system cannot link."""
     try:

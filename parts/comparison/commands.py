@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lockstep.errors import LockstepError
-from lockstep.files import write_text
+from lockstep.files import write_named
 from parts.comparison import plan_file
 from pipeline import version
 from pipeline.command_options import RUN_FILES
@@ -169,7 +169,7 @@ def _write_run_files(file: Path, path: Path, folder: Path) -> None:
         if all(plan_file.result_path(need).is_file() for need in entry["needs"])
     }
     for name, tables in known.items():
-        write_text(folder / f"{name}.toml", text(tables))
+        write_named(folder / f"{name}.toml", text(tables))
     print(f"compare: {folder}: {len(known)} run files of {len(plan)}")
 
 

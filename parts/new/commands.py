@@ -154,10 +154,11 @@ def _make(answers: Answers, like: Path | None, root: Path, force: bool) -> None:
 
 
 def _new_file(answer: str | Path, force: bool) -> Path:
+    from lockstep.files import named_place
     from pipeline.stage.untrusted_files import expand
 
     path = expand(str(answer), "FILE")
-    if path.exists() and not force:
+    if named_place(path).exists() and not force:
         raise LockstepError(f"{answer}: exists, expected a new file, or --force")
     return path
 
@@ -272,7 +273,7 @@ def _write(
     head: list[str],
 ) -> None:
     """Write a run file, and print what was chosen and what plan and check report on it."""
-    from lockstep.files import write_text
+    from lockstep.files import write_named
     from pipeline import runfile
     from pipeline.preflight import commands as preflight
     from pipeline.preflight.plan import plan_of
@@ -288,9 +289,8 @@ def _write(
         setting = key if isinstance(value, dict) else f"{key} = {toml(value)}"
         chosen.append(f"{setting}: {why}.")
     plan_lines = plan_of(run, config).lines() if config else []
-    file.parent.mkdir(parents=True, exist_ok=True)
     notes = {key: f"Chosen: {why}." for key, why in reasons.items()}
-    write_text(file, run_file(run, *head, "Chosen, and why:", *chosen, notes=notes))
+    write_named(file, run_file(run, *head, "Chosen, and why:", *chosen, notes=notes))
     for line in (*head, *chosen, *plan_lines):
         logs.say(line)
     failing = preflight.show(file, root)

@@ -18,6 +18,7 @@ import typer
 
 from lockstep import __version__
 from lockstep.errors import LockstepError, RequestError, brief
+from lockstep.files import named_place
 from parts.publication.claims import PUBLISHED_WINDOWS, VerifyOutcome, table
 from pipeline.command_options import (
     DEFAULT_ROOT,
@@ -185,7 +186,7 @@ def verify(  # noqa: PLR0913 - each is an option
     from pipeline.runfile import Network
 
     allocator.tune()
-    if attest is not None and not attest.absolute().parent.is_dir():
+    if attest is not None and not named_place(attest).parent.is_dir():
         raise typer.BadParameter(f"{attest.parent}: no such folder", param_hint="--attest")
     limits = Limits(max_gb, Network(attempts=attempts, stall_seconds=stall_seconds))
     asks = ReaderAsks(seed, windows, checkpoint, shards, tasks, key)

@@ -14,7 +14,7 @@ from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import Any
 
-from lockstep.files import write_json
+from lockstep.files import write_named
 from parts.publication import layout
 from parts.publication.claims import VerifyOutcome
 from parts.publication.fetch import PublicListing
@@ -78,15 +78,13 @@ def write(
         f"{OURS}claims": result["claims"],
         f"{OURS}reason": result["reason"],
     }
-    write_json(
-        path,
-        {
-            "_type": STATEMENT,
-            "subject": subject,
-            "predicateType": PREDICATE,
-            "predicate": predicate,
-        },
-    )
+    statement = {
+        "_type": STATEMENT,
+        "subject": subject,
+        "predicateType": PREDICATE,
+        "predicate": predicate,
+    }
+    write_named(path, json.dumps(statement, indent=2, allow_nan=False) + "\n")
 
 
 def _policy(asks: ReaderAsks) -> dict[str, Any]:

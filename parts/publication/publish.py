@@ -63,7 +63,9 @@ def write(
 
     Return it, and how many windows of the run could have been drawn.
     """
-    folder = folder.resolve()  # `.` has no name, and what replaces a link has to be beside its end
+    folder = Path(os.path.realpath(folder))  # what replaces it has to be beside its end
+    if os.path.lexists(folder) and not folder.is_dir():
+        raise LockstepError(f"{folder}: not a folder, expected a new or an empty one")
     if key is not None:
         signature.check_private(key)  # before there is anything to sign
     paths, settings = Paths("report", run, root), runfile.load(run)

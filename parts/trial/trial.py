@@ -16,7 +16,7 @@ from typing import Any
 
 import models
 from lockstep.errors import LockstepError
-from lockstep.files import read_json, write_text
+from lockstep.files import read_json, write_named
 from lockstep.machine.progress import size
 from parts.trial import flags
 from pipeline import runfile
@@ -51,12 +51,12 @@ def take(arguments: Sequence[str]) -> None:
     options = flags.parse(arguments)
     if options.cpu or options.device == "cpu":
         os.environ["JAX_PLATFORMS"] = "cpu"
-    if options.save_path is not None and Path(options.save_path).exists():
+    if options.save_path is not None and os.path.lexists(options.save_path):
         raise LockstepError(f"--save-path {options.save_path}: exists, expected a new folder")
     out = Path(options.out)
     root = out / ("distro" if options.distro else "adamw")
     file = root / TRIAL_FILE
-    write_text(file, run_file(run_of(options), f"Made by `lockstep try` for {root.name}."))
+    write_named(file, run_file(run_of(options), f"Made by `lockstep try` for {root.name}."))
     _share_downloads(out, root)
     for name in TRAINED if options.save_path is None else (*TRAINED, *SAVED):
         run_stage(name, file, root)

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import (
 )
 
 from lockstep.errors import LockstepError, brief, expecting
-from lockstep.files import read_bytes
+from lockstep.files import check_regular_file, read_bytes
 
 MOST_BYTES = 2**12
 MODE = 0o600
@@ -56,6 +56,7 @@ def read(path: Path) -> PrivateKey:
       LockstepError: others may, or it is not an Ed25519 key.
     """
     with expecting(path, FORM):
+        check_regular_file(path)
         mode = stat.S_IMODE(os.stat(path).st_mode)
         if mode & 0o077:
             raise LockstepError(f"{path}: mode {mode:o}, expected {MODE:o}: chmod {MODE:o} {path}")

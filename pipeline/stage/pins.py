@@ -10,7 +10,7 @@ from pathlib import Path
 import tomlkit
 
 from lockstep.errors import LockstepError
-from lockstep.files import write_text
+from lockstep.files import write_named
 from pipeline.stage.artifacts import INPUTS, Paths, verify
 
 LATER = "evaluate"  # reads tasks, once there is a model
@@ -42,7 +42,5 @@ def write(run: Path, root: Path) -> dict[str, str]:
     table = document.setdefault("pins", tomlkit.table())  # a file with a base may have none
     for key, pin in pins.items():
         table[key] = pin
-    mode = run.stat().st_mode
-    write_text(run, tomlkit.dumps(document))
-    run.chmod(mode)
+    write_named(run, tomlkit.dumps(document))
     return pins
