@@ -1,7 +1,6 @@
 """Any causal language model of transformers, whole or by LoRA: `hf_causal_lm:CausalLM`.
 
 In its config:
-
 - `model`: the absolute path of a Hugging Face folder, or what a config.json says: new weights.
 - `lora`: arguments of PEFT's `LoraConfig`. Then adapters alone are trained, and travel.
 - `learning_rate`: of AdamW, for an inner loop; the run's schedule scales it.
@@ -39,26 +38,30 @@ class CausalLM(TorchWorkload):
 
     def loss(self, model, rows):
         """The cross-entropy of all tokens that have a label: its sum, and how many these are."""
-        losses, counted = self.token_losses(model, rows)
-        return losses.sum(), counted.sum()
+        return tuple(sums.sum() for sums in self.row_losses(model, rows))
 
     def row_losses(self, model, rows):
         """The same of each row."""
-        losses, counted = self.token_losses(model, rows)
-        return losses.sum(1), counted.sum(1)
-
-    def token_losses(self, model, rows):
-        """The cross-entropy of each next token [N, T - 1], and which have a label."""
-        columns = rows if isinstance(rows, dict) else {"inputs": rows}
-        labels = columns.get("labels", columns["inputs"])[:, 1:]
-        positions = columns.get("position_ids")
-        logits = model(columns["inputs"], position_ids=positions, use_cache=False).logits[:, :-1]
+        given = self.arguments(rows)
+        labels = given.pop("labels")[:, 1:]
+        logits = model(**given, use_cache=False).logits[:, :-1]
         losses = F.cross_entropy(logits.float().transpose(1, 2), labels, reduction="none")
-        return losses, labels != -100
+        return losses.sum(1), (labels != -100).sum(1)
+
+    def arguments(self, rows):
+        """What the model takes of rows; it finds packed sequences by their positions, from 0."""
+        named = rows.items() if isinstance(rows, dict) else [("inputs", rows)]
+        columns = {name: torch.as_tensor(values) for name, values in named}
+        given = {"input_ids": columns["inputs"], "labels": columns.get("labels", columns["inputs"])}
+        if (ids := columns.get("sequence_ids")) is not None:
+            places = (ids[:, :, None] == ids[:, None]).tril(-1).sum(2)
+            if not columns.setdefault("position_ids", places).equal(places):
+                raise ValueError("position_ids: expected those in each sequence, from 0")
+        return given | {name: x for name, x in columns.items() if name == "position_ids"}
 
     def inner_optimizer(self, model):
         """AdamW over what is trained."""
-        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        trained = (parameter for parameter in model.parameters() if parameter.requires_grad)
         return torch.optim.AdamW(trained, lr=self.config["learning_rate"])
 
     def save(self, model, folder):

@@ -7,11 +7,10 @@ report, and an auditor gives this class the config of a stranger.
 
 from pathlib import Path
 
-import torch
 from hf_causal_lm import CausalLM
 from lockstep_worker import jobs, state_blob
 from torch.optim.lr_scheduler import LambdaLR
-from transformers import Trainer, TrainingArguments
+from transformers import Trainer, TrainingArguments, default_data_collator
 
 TUNES = """learning_rate optim optim_args weight_decay adam_beta1 adam_beta2 adam_epsilon
     max_grad_norm gradient_checkpointing bf16 fp16 tf32 label_smoothing_factor full_determinism
@@ -32,21 +31,27 @@ class WithTrainer(CausalLM):
         if others := sorted(config["arguments"].keys() - set(TUNES)):
             raise ValueError(f"arguments has {others[0]}, expected some of {' '.join(TUNES)}")
 
+    def collated(self, rows):
+        """A batch; with a cache, transformers would look over the borders of packed rows."""
+        return default_data_collator(rows) | {"use_cache": False}
+
     def run_inner_loop(self, model, job):
         """As many steps as the job says, over the rows it lists, in their order."""
-        steps = [jobs.step_rows(job, step) for step in range(job["num_inner_steps"])]
+        loop = range(job["num_inner_steps"])
+        steps = [self.arguments(jobs.step_rows(job, step)) for step in loop]
         arguments = TrainingArguments(
             str(Path(job["output_parameter_pack_path"]).with_name("trainer")),
             max_steps=len(steps),
-            per_device_train_batch_size=len(steps[0]),
+            per_device_train_batch_size=len(steps[0]["labels"]),
             train_sampling_strategy="sequential",
             seed=job["seed"] % 2**32,
             use_cpu=self.runtime_device() == "cpu",
             **SILENT,
             **self.config["arguments"],
         )
-        rows = [{"input_ids": row, "labels": row} for rows in steps for row in torch.tensor(rows)]
-        trainer = Trainer(model, arguments, train_dataset=rows)
+        cut = [(step, row) for step in steps for row in range(len(step["labels"]))]
+        rows = [{name: values[row] for name, values in step.items()} for step, row in cut]
+        trainer = Trainer(model, arguments, train_dataset=rows, data_collator=self.collated)
         trainer.create_optimizer()
         rates = jobs.Rates(trainer.optimizer, job)
         if (given := jobs.given_state(job)) is not None:

@@ -14,11 +14,12 @@ SHOWN = 8  # names of tensors of a kind
 def lines(run: Run, shards: Path | None = None) -> Iterator[str]:
     """Start a run's worker once, and yield what it says of its model, for people to read.
 
-    With the folder of the run's shards, also the loss of a few rows.
+    With the folder of the run's shards, also the loss of a few rows, on which it takes a step.
 
     Raises:
       LockstepError: It does not start, or cannot do what the run asks of it.
     """
+    from parts.workload.inner_loop import NO_STATE, Job, take
     from parts.workload.subject import rows_of
     from parts.workload.worker import GRADIENT, Worker, drawn_rows
 
@@ -27,8 +28,11 @@ def lines(run: Run, shards: Path | None = None) -> Iterator[str]:
     with closing(Worker(run, rows_of(run, listing))) as worker:
         spec, environment = worker.describe(), worker.environment
         capabilities, loss = worker.capabilities, None
-        if listing and GRADIENT in capabilities:
-            rows_NW = drawn_rows(run, shards)[1][: run.peers.micro_batch]
+        rows_NW = drawn_rows(run, shards)[1][: run.peers.micro_batch] if shards else ()
+        if listing and workload.inner != "gradient":
+            rate = run.llm.lr_schedule.base_lr
+            loss = take(worker, Job(worker.init(), [rows_NW], [rate], NO_STATE, "check", 0)).loss
+        elif listing and GRADIENT in capabilities:
             loss, _ = worker.gradient(worker.init(), rows_NW, seed=0)
     if loss is not None:
         yield f"loss         {loss:.6g} at first, of {len(rows_NW)} rows of {shards}"

@@ -8,7 +8,9 @@ Columns are lists of integers, all of one length, as in Psyche's Preprocessed da
     sequence_lengths  of any length: lengths of the sequences packed into the row; the rest of the
                       row is padding
 
-All but `inputs` may be absent; other columns are ignored.
+All but `inputs` may be absent. Rows of `sequence_lengths` without labels get labels here: each
+token of a sequence but its first. Other columns of numbers for each token, such as an
+attention_mask, are refused, and columns of anything else ignored.
 
 Names say what is held out, as listing.py has it. A limit is on the train split; where it cuts by
 tokens or steps, at most HELD_OUT_TOKENS are held out.
@@ -61,7 +63,7 @@ SHARD_NUMBERS = 2**20
 ROW_TOKENS = 2**24  # at most, of a row, which is read into memory
 LEAST_NUMBERS = 2**28  # that any row group may have; more only if its bytes are not too few
 # A column of a file -> the column of the shards (columns.py), in the order of a row.
-COLUMNS = {
+COLUMNS: dict[str, Column] = {
     "inputs": "inputs",
     "labels": "labels",
     "position_ids": "position_ids",
@@ -172,7 +174,7 @@ class _RowShards:
                 f"{file.name}: found columns {actual}, expected {expected} as in {first.name}"
             )
         rows, done = None if most is None else most // first.length, 0
-        size = max(1, SHARD_NUMBERS // (len(first.columns) * first.length))
+        size = max(1, SHARD_NUMBERS // (len(first.kinds) * first.length))
         files = self.files[split]
         for rows_NW in file.read(first.length, self._vocab_size, size, rows):
             last = done + len(rows_NW) - 1
@@ -246,8 +248,8 @@ def _listing(read: str, files: Iterable[LocationFile], says: dict[str, str]) -> 
 class Parquet:
     """A parquet file of rows.
 
-    `columns` are those of COLUMNS that it has, `kinds` what they hold, `rows` is the number of
-    rows, and `length` the tokens of the first, 0 without rows.
+    `columns` are those of COLUMNS that it has, `kinds` the columns of the shards, `rows` is the
+    number of rows, and `length` the tokens of the first, 0 without rows.
 
     Raises:
       LockstepError: it is not a parquet file, lacks a column, or has one of another type; or
@@ -264,9 +266,17 @@ class Parquet:
             self._file = parquet.ParquetFile(path, memory_map=True)
             self.rows = self._file.metadata.num_rows
             self.columns = self._find_columns()
-            self.kinds: tuple[Column, ...] = tuple(COLUMNS[column] for column in self.columns)
+            self.kinds = tuple(
+                kind
+                for column, kind in COLUMNS.items()
+                if column in self.columns or (kind == "labels" and self._is_packed)
+            )
             self._check_size()
         self.length = self._first_length()
+
+    @property
+    def _is_packed(self) -> bool:
+        return "sequence_lengths" in self.columns
 
     @property
     def tokens(self) -> int:
@@ -294,8 +304,15 @@ class Parquet:
                     batch = batch.slice(0, most - done)
                 if not batch.num_rows:
                     break
-                cols = [_Lists(self.name, c, batch.column(c), done) for c in self.columns]
-                yield np.concatenate([_read(col, length, vocab_size) for col in cols], axis=1)
+                found: dict[Column, np.ndarray] = {}
+                for column in self.columns:
+                    lists = _Lists(self.name, column, batch.column(column), done)
+                    found[COLUMNS[column]] = _read(lists, length, vocab_size)
+                    if column == "position_ids" and not self._is_packed:
+                        _check_one_sequence(lists, found["position_ids"], found.get("labels"))
+                    elif column == "sequence_lengths" and "labels" not in found:
+                        found["labels"] = _labels(lists, found["inputs"], found["sequence_ids"])
+                yield np.concatenate([found[kind] for kind in self.kinds], axis=1)
                 done += batch.num_rows
 
     def _find_columns(self) -> tuple[str, ...]:
@@ -307,13 +324,21 @@ class Parquet:
         if "inputs" not in columns:
             actual = brief(", ".join(schema.names)) or "none"
             raise LockstepError(f"{self.name}: found columns {actual}, expected inputs among them")
-        for column in columns:
-            if schema.names.count(column) > 1:
-                raise LockstepError(f"{self.name}: column {column} is there twice, expected once")
-            kind = schema.field(column).type
+        for name in schema.names:
+            if name in columns and schema.names.count(name) > 1:
+                raise LockstepError(f"{self.name}: column {name} is there twice, expected once")
+        for number, column in enumerate(schema.names):
+            kind = schema.field(number).type
             lists = types.is_list(kind) or types.is_large_list(kind)
             lists = lists or types.is_fixed_size_list(kind)
-            if not (lists and types.is_integer(kind.value_type)):
+            if column not in columns:
+                if lists and types.is_primitive(kind.value_type):
+                    raise LockstepError(
+                        f"{self.name}: found column {brief(column)} of {brief(str(kind))}, "
+                        f"expected of such columns {', '.join(COLUMNS)} alone: nothing reads it; "
+                        f"a token that is not to count has the label {UNCOUNTED}"
+                    )
+            elif not (lists and types.is_integer(kind.value_type)):
                 actual = brief(str(kind))
                 raise LockstepError(
                     f"{self.name}: column {column} is of {actual}, expected lists of integers"
@@ -384,6 +409,33 @@ def _sequence_ids(lists: "_Lists", length: int) -> np.ndarray:
     steps = np.zeros((len(lists.lengths), length + 1), np.int64)
     steps[row_S[real_S], (ends_S - starts_N[row_S])[real_S]] = 1
     return np.cumsum(steps, axis=1)[:, :length]
+
+
+def _labels(lists: "_Lists", inputs_NL: np.ndarray, ids_NL: np.ndarray) -> np.ndarray:
+    """Return the labels of packed rows: each token of a sequence, without its first one."""
+    row_S = np.repeat(np.arange(len(lists.lengths)), lists.lengths)
+    packed_N = np.bincount(row_S, lists.values, len(lists.lengths))
+    counted_NL = np.arange(inputs_NL.shape[1]) < packed_N[:, None]
+    counted_NL[:, 1:] &= ids_NL[:, 1:] == ids_NL[:, :-1]
+    counted_NL[:, 0] = False
+    return np.where(counted_NL, inputs_NL, UNCOUNTED)
+
+
+def _check_one_sequence(
+    lists: "_Lists", positions_NL: np.ndarray, labels_NL: np.ndarray | None
+) -> None:
+    """Check that positions begin once, but for padding, which labels show.
+
+    Without lengths, a model would look over the border that they mark.
+    """
+    anew_NL = positions_NL[:, 1:] <= positions_NL[:, :-1]
+    if labels_NL is not None:
+        counted_NL = labels_NL[:, 1:] != UNCOUNTED
+        anew_NL &= np.logical_or.accumulate(counted_NL[:, ::-1], axis=1)[:, ::-1]
+    if anew_NL.any():
+        row, token = np.argwhere(anew_NL)[0].tolist()
+        actual = f"{positions_NL[row, token + 1]} after {positions_NL[row, token]}"
+        lists.refuse(row, actual, "rising positions, or sequence_lengths beside them")
 
 
 class _Lists:

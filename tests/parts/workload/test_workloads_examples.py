@@ -180,6 +180,38 @@ def test_labels_of_unequal_number_weigh_alike_in_any_micro_batch(causal_lm):
         np.testing.assert_allclose(gradients, found[0][1], rtol=1e-3, atol=1e-6)
 
 
+def packed(columns):
+    """Two rows of two sequences and padding, and what says so; a change of one moves its own."""
+    ids = np.tile([0, 0, 0, 1, 1, 1, 2, 2], (2, 1))
+    labels = np.where(np.tile([0, 1, 1, 0, 1, 1, 0, 0], (2, 1)), WORDS[:2], -100)
+    places = np.tile([0, 1, 2, 0, 1, 2, 0, 1], (2, 1))
+    parts = {"labels": labels, "position_ids": places, "sequence_ids": ids}
+    words = [WORDS[:2], *(parts[name] for name in columns)]
+    spec = {"kind": "tokens", "columns": ["inputs", *columns], "length": 8}
+    return np.concatenate(words, axis=1).astype(np.int32), spec
+
+
+@pytest.mark.parametrize("columns", [["labels", "sequence_ids"], ["labels", "position_ids"]])
+def test_packed_sequences_are_trained_each_alone_and_by_a_trainer_too(tmp_path, columns):
+    words, spec = packed(columns)
+    apart = np.concatenate([words[:, :3], words[:, 3:6]]).astype(np.int32)
+    alone = {"kind": "tokens", "columns": ["inputs"], "length": 3}
+    found = {}
+    for name, more in (("CausalLM", {"learning_rate": 1e-2}), ("WithTrainer", {"arguments": {}})):
+        config = {"model": LLAMA | {"max_position_embeddings": 32}} | more
+        factory = {"CausalLM": "hf_causal_lm", "WithTrainer": "hf_trainer"}[name]
+        (tmp_path / name).mkdir()
+        with Host(f"{factory}:{name}", config, tmp_path / name) as host:
+            for rows, of in ((words, spec), (apart, alone)):
+                host.begin(of)
+                steps = job(tmp_path / name, [rows], of, steps=1, name=f"{len(rows[0])}")
+                loss = host.ask("gradient", **host.write(rows), seed=0)["loss"]
+                trained = inner(host, steps)[0]["metrics"]["loss"]
+                found[name, len(rows)] = loss
+                assert trained == pytest.approx(loss, rel=1e-5)
+    assert len({round(loss, 4) for loss in found.values()}) == 1
+
+
 def test_lora_moves_adapters_alone_and_writes_pefts_files(tmp_path, monkeypatch):
     peft = pytest.importorskip("peft")
     config = {"model": LLAMA, "lora": {"r": 2, "target_modules": ["q_proj", "v_proj"]}}

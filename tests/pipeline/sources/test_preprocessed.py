@@ -105,6 +105,44 @@ def test_each_token_is_given_the_number_of_its_sequence(root, tmp_path, lengths,
     assert found.sequence_ids.tolist() == expected
 
 
+def test_packed_rows_without_labels_count_no_padding_and_nothing_over_a_border(root, tmp_path):
+    packed = {"inputs": [[1, 2, 3, 4, 5, 6], [7] * 6], "sequence_lengths": [[2, 3], [1, 0, 5]]}
+    put(root / "a.parquet", packed)
+    fetched = fetch(root, tmp_path)
+    assert fetched.columns == ("inputs", "labels", "sequence_ids")
+    found = split(np.array(sequences(fetched, tmp_path)), fetched.columns)
+    assert found.inputs.tolist() == packed["inputs"]
+    assert found.labels.tolist() == [[-100, 2, -100, 4, 5, -100], [-100, -100, 7, 7, 7, 7]]
+
+
+@pytest.mark.parametrize(
+    "column",
+    [("attention_mask", [1, 1]), ("loss_mask", [True, False]), ("weights", [1.0, 0.5])],
+    ids=lambda column: column[0],
+)
+def test_numbers_for_each_token_that_nothing_reads_are_refused(root, tmp_path, column):
+    name, values = column
+    put(root / "a.parquet", {"inputs": [[1, 2]], name: [values], "id": [7]})
+    check_names(refusal(fetch, root, tmp_path), root / "a.parquet", name, "labels")
+
+
+@pytest.mark.parametrize(
+    ("columns", "refused"),
+    [
+        ({}, True),
+        ({"labels": [[-100, 2, -100, 4]]}, True),
+        ({"labels": [[-100, 2, -100, -100]]}, False),  # the rest is padding
+        ({"sequence_lengths": [[2, 2]]}, False),
+    ],
+)
+def test_positions_that_begin_anew_need_lengths(root, tmp_path, columns, refused):
+    put(root / "a.parquet", {"inputs": [[1, 2, 3, 4]], "position_ids": [[0, 1, 0, 1]]} | columns)
+    if refused:
+        check_names(refusal(fetch, root, tmp_path), "position_ids", "row 0", "sequence_lengths")
+    else:
+        assert "position_ids" in fetch(root, tmp_path).columns
+
+
 @pytest.mark.parametrize(
     "kind", [pa.list_(pa.int64()), pa.large_list(pa.uint16()), pa.list_(pa.int32(), ROW)], ids=str
 )
