@@ -142,7 +142,11 @@ def text_sample(run: runfile.Run, exported: Exported, notes: list[str]) -> str |
         notes.append("there is no tokenizer.json, so there is no text sample")
         return None
     settings = run.evaluate
-    prompt = encode(exported.tokenizer, settings.prompt, "[evaluate] prompt")
+    try:
+        prompt = encode(exported.tokenizer, settings.prompt, "[evaluate] prompt")
+    except LockstepError as error:
+        notes.append(f"{error}: no text sample")
+        return None
     if not prompt:
         if exported.beginning is None:
             notes.append("[evaluate] prompt is empty and no token begins a text: no text sample")

@@ -1,7 +1,7 @@
 """The files of a tokenizer in Hugging Face form, and what they say of its ids."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +23,7 @@ OLDER = ("vocab.json", "vocab.txt", PIECES)  # what `transformers` makes a token
 KINDS = (TOKENIZER, *OLDER)  # one of them is in every tokenizer's folder
 PROBE = "The 12 cats, naïve:\n\tsat  on日. "  # its ids are compared after a conversion
 MOST_BYTES = 2**28  # the largest tokenizer.json; those of large vocabularies have 2**25
+UNKNOWN, LARGEST_ID = "<|without a token|>", 2**31 - 1
 # Nothing else is fetched or copied: no code, no pickle.
 TOKENIZER_FILES = (
     TOKENIZER,
@@ -74,10 +75,63 @@ def encode(tokenizer: "Tokenizer", text: str, where: object) -> list[int]:
     """Return the tokens of a text, with the special ones that the tokenizer adds.
 
     Raises:
-      LockstepError: it has no token for a word, or the text is no Unicode; `where` names both.
+      LockstepError: it has no token for a word or a character, or the text is no Unicode; `where`
+        names both.
     """
-    with library_errors(f"{where}: expected a text that the tokenizer has tokens for"):
-        return tokenizer.encode(text).ids
+    expected = f"{where}: expected a text that the tokenizer has tokens for"
+    with library_errors(expected):
+        ids, tokenless = tokenizer.encode(text).ids, Tokenless(tokenizer)
+        tokenless.add([text], [])
+    if tokenless.count:
+        raise LockstepError(f"{expected}, found {tokenless.count} characters that have none")
+    return ids
+
+
+class Tokenless:
+    """Counts what of some texts has no token, and is left out or becomes the unknown token.
+
+    `count` is of characters that are left out, or of tokens that stand for what is unknown; `name`
+    is that token's, None if characters are left out.
+    """
+
+    def __init__(self, tokenizer: "Tokenizer"):
+        from tokenizers import Tokenizer
+
+        spec = json.loads(tokenizer.to_str())
+        model, self.count = spec["model"], 0
+        self._tokenizer, self._also = tokenizer, None
+        self.name: str | None = model.get("unk_token")
+        self._id = tokenizer.token_to_id(self.name) if self.name else model.get("unk_id")
+        if self.name is None and self._id is not None:  # a Unigram has its id
+            self.name = tokenizer.id_to_token(self._id)
+        if model["type"] == "BPE" and self._id is None and not _has_all_bytes(tokenizer, spec):
+            # it leaves out in silence what this one, which is no other but for that, counts
+            model["vocab"][UNKNOWN] = self._id = LARGEST_ID
+            model |= {"unk_token": UNKNOWN, "fuse_unk": False}
+            self._also = Tokenizer.from_str(json.dumps(spec))
+            self._also.no_padding()
+            self._also.no_truncation()
+
+    def add(self, texts: list[str], ids: Iterable[list[int]]) -> None:
+        """Count in further texts, which have these ids."""
+        if self._also is not None:
+            self._also.encode_special_tokens = self._tokenizer.encode_special_tokens
+            also = self._also.encode_batch_fast(texts, add_special_tokens=False)
+            ids = (encoding.ids for encoding in also)
+        if self._id is not None:
+            self.count += sum(some.count(self._id) for some in ids)
+
+
+def _has_all_bytes(tokenizer: "Tokenizer", spec: dict) -> bool:
+    """Whether a BPE has a token for each byte, so that it leaves out nothing."""
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    vocab, model = tokenizer.get_vocab(), spec["model"]
+    if model["byte_fallback"]:
+        return all(f"<0x{byte:02X}>" in vocab for byte in range(256))
+    steps = json.dumps([spec["pre_tokenizer"], spec["normalizer"]])
+    plain = not model["continuing_subword_prefix"] and not model["end_of_word_suffix"]
+    return plain and '"ByteLevel"' in steps and vocab.keys() >= set(ByteLevel.alphabet())
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import tokenizers
-from tokenizers import Encoding, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from lockstep.errors import LockstepError, expecting
 from lockstep.files import read_json, sha256_file
@@ -36,6 +36,7 @@ from pipeline.tokens.tokenizer_files import (
     SPECIAL,
     TOKENIZER,
     TOKENIZER_FILES,
+    Tokenless,
     convert_older,
     load_tokenizer,
     save_tokenizer,
@@ -187,7 +188,8 @@ def tokenize(
     try:
         encoder = make_encoder(location, readers, folder / "tokenizer", options)
         size = 2 if encoder.vocab_size <= 2**16 else 4
-        files = write_tokens(readers, encoder.tokenizer, encoder.end, folder, size)
+        tokenless = Tokenless(encoder.tokenizer)
+        files = write_tokens(readers, encoder, tokenless, folder, size)
     except LockstepError as error:
         left_out = (line for reader in readers for line in reader.warnings())
         error.args = ("; ".join([*error.args, *left_out]),)
@@ -207,23 +209,32 @@ def tokenize(
             "sha256": listing_sha256(contents),
             "tokenizers": tokenizers.__version__,
             **encoder.source,
+            **({"without_token": tokenless.count} if tokenless.count else {}),
         },
         parts=parts,
         warnings=(
             *(line for reader in readers for line in reader.warnings()),
             *encoder.warnings,
+            *_without_token(names_of(readers), tokenless),
         ),
     )
 
 
+def _without_token(read: str, tokenless: Tokenless) -> Iterator[str]:
+    if tokenless.count and tokenless.name is None:
+        yield f"{read}: {tokenless.count:,} characters have no token, and are left out"
+    elif tokenless.count:
+        yield f"{read}: {tokenless.count:,} tokens are {tokenless.name}, for what has no token"
+
+
 def write_tokens(
     readers: Sequence[DocumentReader],
-    tokenizer: Tokenizer,
-    end: int,
+    encoder: "Encoder",
+    tokenless: Tokenless,
     folder: Path,
     token_size_in_bytes: int,
 ) -> tuple[ShardFile, ...]:
-    """Write the tokens of all documents as shards; `end` follows each document."""
+    """Write the tokens of all documents as shards; an end token follows each document."""
     files: dict[Split, list[ShardFile]] = {TRAIN: [], HELD_OUT: []}
     for reader in readers:
         reader.writers = {
@@ -238,7 +249,7 @@ def write_tokens(
                 writers.append(writer)
                 yield piece
 
-    for tokens_T in encode(tokenizer, end, pieces()):
+    for tokens_T in encode(encoder, tokenless, pieces()):
         writers.popleft().add(tokens_T)
     for reader in readers:
         for writer in reader.writers.values():
@@ -277,20 +288,26 @@ def most_tokens(limit: Limit | None, split: Split) -> int | None:
     return shards * SHARD_TOKENS + remainder * limit.max_seq_len
 
 
-def encode(tokenizer: Tokenizer, end: int, pieces: Iterable[Piece]) -> Iterator[np.ndarray]:
-    """Yield the tokens of each piece; `end` follows the last piece of a document.
+def encode(
+    encoder: "Encoder", tokenless: Tokenless, pieces: Iterable[Piece]
+) -> Iterator[np.ndarray]:
+    """Yield the tokens of each piece; an end token follows the last piece of a document.
 
-    Text that spells a special token is plain text.
+    Text that spells a special token is plain text. What has no token is counted.
     """
+    tokenizer, end = encoder.tokenizer, encoder.end
     tokenizer.encode_special_tokens = True
     tokenizer.no_padding()
     tokenizer.no_truncation()
 
-    def encoded(batch: list[Piece]) -> list[Encoding]:
+    def encoded(batch: list[Piece]) -> list[list[int]]:
         texts = [piece.text for piece in batch]
         # the library raises bare Exceptions
         with expecting("the tokenizer cannot encode this text", "one for any text", Exception):
-            return tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+            found = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        ids = [encoding.ids for encoding in found]
+        tokenless.add(texts, ids)
+        return ids
 
     with ThreadPoolExecutor(1) as executor:  # encodes a batch while the last one is written
         pending: deque[tuple[list[Piece], Future]] = deque()
@@ -299,8 +316,8 @@ def encode(tokenizer: Tokenizer, end: int, pieces: Iterable[Piece]) -> Iterator[
                 pending.append((batch, executor.submit(encoded, batch)))
             if pending and (batch is None or len(pending) > 1):
                 done, future = pending.popleft()
-                for piece, encoding in zip(done, future.result(), strict=True):
-                    tokens = array("I", encoding.ids)  # a third of the time of NumPy's own
+                for piece, ids in zip(done, future.result(), strict=True):
+                    tokens = array("I", ids)  # a third of the time of NumPy's own
                     if piece.ends:
                         tokens.append(end)
                     yield np.frombuffer(tokens, np.uint32)

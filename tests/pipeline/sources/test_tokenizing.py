@@ -37,6 +37,22 @@ def test_golden_ids_of_a_tiny_vocabulary():
     assert tokenizer.encode("low lower\n").ids == [259, 261, 83, 200]
 
 
+@pytest.mark.parametrize("unknown", [None, "<unk>"])
+def test_characters_without_a_token_are_counted(tmp_path, unknown):
+    vocab = {token: number for number, token in enumerate(["<unk>", END, "a", "b", " ", "ab"])}
+    bpe = models.BPE(vocab=vocab, merges=[("a", "b")], unk_token=unknown)
+    save_tokenizer(Tokenizer(bpe), tmp_path / "given", {"eos_token": END})
+    documents = ["ab ba", "abx, ax\u00e9b"] * 20
+    folder = put(tmp_path / "text", {"a.jsonl": lines_of(documents)})
+    fetched = fetch(folder, tmp_path / "out", held_out_percent=50.0, tokenizer=tmp_path / "given")
+    assert fetched.source["without_token"] == 20 * len("x,x\u00e9")
+    assert any("80 " in line and str(unknown or "left out") in line for line in fetched.warnings)
+    tokens = np.concatenate([read(tmp_path / "out", split) for split in ("train", "held_out")])
+    assert (tokens == 0).sum() == (0 if unknown is None else 80)
+    with_all_bytes = fetch(folder, tmp_path / "bytes", held_out_percent=50.0, vocab_size=262)
+    assert "without_token" not in with_all_bytes.source
+
+
 def test_a_long_document_is_cut_where_its_tokens_stay_the_same(tmp_path, monkeypatch):
     lines = [f"def f{n}(x):\n\n    y = x  \n    return y + {n}\n\n\n# {n}\n" for n in range(400)]
     text = [f"# {n}\n" + "".join(lines) for n in range(5)]

@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoTokenizer
 from transformers.utils import logging
 
 from lockstep.errors import LockstepError
-from pipeline.tokens.tokenizer_files import PIECES, convert_older
+from pipeline.tokens.tokenizer_files import PIECES, convert_older, encode
 from tests.pipeline.trained_run import make_tokenizer
 
 TEXT = "the cat  sat on 12 mats\n é"
@@ -43,6 +43,15 @@ def refusal(folder: Path) -> str:
         convert_older(folder, "ours")
     assert not (folder / "tokenizer.json").exists() and "\n" not in str(refused.value)
     return str(refused.value)
+
+
+def test_a_prompt_loses_no_character_in_silence():
+    few_bytes = Tokenizer(models.BPE(vocab={"a": 0, "b": 1}, merges=[]))
+    few_bytes.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    assert encode(few_bytes, "ab", "here") == [0, 1]
+    with pytest.raises(LockstepError, match="^here: .* 2 characters"):
+        encode(few_bytes, "aéb", "here")  # of two bytes
+    assert encode(make_tokenizer(), "aéb", "here")
 
 
 def test_a_vocabulary_and_its_merges_become_a_tokenizer_of_the_same_ids_and_bytes(tmp_path):
