@@ -60,6 +60,7 @@ class Verified:
     bitwise: bool  # whether the sample was compared bit for bit
     claims: list[PublicClaim]
     why_not: list[str]  # why it is consistent only, and not verified; empty where it is
+    share: str = ""  # how much was computed again, for the line of a verified one
 
     @property
     def outcome(self) -> VerifyOutcome:
@@ -81,7 +82,8 @@ class Verified:
     @property
     def text(self) -> str:
         """The outcome, and a list of claims for each way in which they are known."""
-        lines = [f"{self.outcome.word}: {'; '.join(self.why_not) or 'nothing contradicts it'}"]
+        why = self.why_not or ["nothing contradicts it", *filter(None, [self.share])]
+        lines = [f"{self.outcome.word}: {'; '.join(why)}"]
         for kind, heading in HEADINGS.items():
             claims = [claim.text for claim in self.claims if claim.kind == kind]
             lines += [heading, *(f"  - {text}" for text in claims)] if claims else []

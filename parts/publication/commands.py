@@ -67,7 +67,9 @@ ReadersSeed = Annotated[
 ]
 HowMany = Annotated[
     int | None,
-    typer.Option(min=1, help="How many windows are repeated: all published; with --seed, 1."),
+    typer.Option(
+        min=1, help="How many windows are drawn to repeat: all published; with --seed, 1."
+    ),
 ]
 Checkpoint = Annotated[
     Path | None, typer.Option(help="Folder of the checkpoint that the run began with, if with one.")

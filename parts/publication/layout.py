@@ -185,12 +185,21 @@ def possible(transcript: "Transcript", windows: list[Window], kept: bool) -> lis
     """Return all windows of a run that can be drawn, in order.
 
     A peer that sent nothing in a window is left out: its replay would show nothing.
+
+    Raises:
+      LockstepError: Messages are not kept, and nobody sent one in a window: no replay leads through
+        it.
     """
     drawable = []
     for window in windows:
         peers = sorted({peer for e in transcript.window(window) for peer in e.evidence.messages})
+        if not (peers or kept):
+            raise LockstepError(
+                f"{TRANSCRIPT}: nobody sent a message in rounds {window.first} to {window.last}, "
+                "expected some, since messages as large as these are not kept"
+            )
         groups = [(peer,) for peer in peers] if kept else [tuple(peers)]
-        drawable += [DrawnWindow(window, group) for group in groups if group]
+        drawable += [DrawnWindow(window, group) for group in groups]
     return drawable
 
 
@@ -250,7 +259,8 @@ def choose(publication: Publication, asks: ReaderAsks) -> list[str]:
 
     Those are all that are published or, with a number of `windows` or a reader's own `seed`, so
     many (1 by default) that the seed and the hash of the rounds draw among them. A seed that the
-    author has drawn with draws no second time.
+    author has drawn with draws no second time. Where windows are of all peers, the last one comes
+    besides, whatever the seed: nothing else is connected with the weights.
     """
     names, seed, count = publication.row_files, asks.seed, asks.windows
     same_seed = seed is not None and seed == publication.seed
@@ -265,9 +275,9 @@ def choose(publication: Publication, asks: ReaderAsks) -> list[str]:
         f"reader {publication.rounds} {'' if same_seed or seed is None else seed}"
     )
     of_all_peers = re.fullmatch(ROW_FILE, names[-1])[2] is None
-    always = names[-1:] if of_all_peers else []  # nothing else is connected with the weights
+    always = names[-1:] if of_all_peers else []
     rest = [name for name in names if name not in always]
-    chosen = always + generator.sample(rest, count - len(always))
+    chosen = always + generator.sample(rest, min(count, len(rest)))
     return [name for name in names if name in chosen]
 
 

@@ -5,7 +5,7 @@ from importlib import import_module
 from pathlib import Path
 
 from lockstep import __version__
-from lockstep.errors import LockstepError, RequestError, brief
+from lockstep.errors import LockstepError, brief
 from lockstep.files import sha256_file
 from lockstep.transcript.entry import Header
 from lockstep.transcript.transcript import Transcript
@@ -22,7 +22,14 @@ from pipeline.audit.verdict import contradictions
 from pipeline.recheck import outputs
 from pipeline.recheck.claim import PublicClaim
 from pipeline.recheck.outputs import HEADER, TRANSCRIPT, MadeFile, PublishedFile
-from pipeline.recheck.published import Draw, PublishedRun, PublishedTranscript, ReaderFiles, refuse
+from pipeline.recheck.published import (
+    Draw,
+    PublishedRun,
+    PublishedTranscript,
+    ReaderFiles,
+    SeedOf,
+    refuse,
+)
 from pipeline.stage.keys import STAGES, digest, needs
 from pipeline.start import begin
 from pipeline.subject import subject_of, subject_of_model
@@ -55,7 +62,14 @@ def verify(
     why_not += published.draw.why_not_verified(len(published.chosen))
     if not published.same_release:
         why_not.append(f"release {brief(publication.release)} wrote it, and this is {__version__}")
-    return Verified(published.why is None, in_order(claims), why_not)
+    return Verified(published.why is None, in_order(claims), why_not, _share(published))
+
+
+def _share(published: PublishedRun) -> str:
+    """Return how much of the run was computed again."""
+    rounds, stated = len(published.transcript.rounds), published.stated_rounds
+    text = f"{len(published.chosen)} of {published.draw.total} windows were repeated"
+    return f"{text}, and {stated} of {rounds} rounds are its author's word" if stated else text
 
 
 def _audited(
@@ -114,7 +128,10 @@ def _audited(
     refuse(contradictions(findings))
     made = check_made(folder, publication, transcript, unpacked)
     possible = len(layout.possible(transcript, due.windows, kept))
-    draw = _draw(publication, seed, len(drawn), possible, len(rows), beacon)
+    draw = Draw(
+        len(drawn), possible, 0 if kept else 1, _seed_of(publication, seed, beacon),
+        beacon.text if beacon else None,
+    )  # fmt: skip
     files = {name: file.sha256 for name, file in publication.files.items()}
     chosen = [w for w in drawn if layout.row_file(w, kept) in rows]
     return PublishedRun(
@@ -123,27 +140,13 @@ def _audited(
     )  # fmt: skip
 
 
-def _draw(
-    publication: Publication,
-    seed: str | None,
-    among: int,
-    total: int,
-    count: int,
-    beacon: Beacon | None,
-) -> Draw:
-    """Return who drew `count` windows, and from how many; refuse a seed that draws nothing."""
-    if seed not in (None, publication.seed) and not count < among and among != total:
-        raise RequestError(
-            f"--seed: {MANIFEST} has {among} of {total} windows, expected more than {count} to "
-            f"draw from; ask the author for `publish --windows {total}`"
-        )
+def _seed_of(publication: Publication, seed: str | None, beacon: Beacon | None) -> SeedOf:
+    """Return whose seed drew the windows, if the reader's is `seed`."""
     if seed is not None:
-        seed_of = "asked" if seed == publication.seed else "reader"
-    elif publication.seed is not None:
-        seed_of = "author"
-    else:
-        seed_of = "hash" if beacon is None else "beacon"
-    return Draw(among, total, seed_of, beacon.text if beacon else None)
+        return "asked" if seed == publication.seed else "reader"
+    if publication.seed is not None:
+        return "author"
+    return "hash" if beacon is None else "beacon"
 
 
 def check_sketched(header: Header, *, kept: bool) -> None:

@@ -48,6 +48,9 @@ class ReaderFiles(NamedTuple):
     store: Path  # downloads
 
 
+SeedOf = Literal["reader", "asked", "author", "beacon", "hash"]
+
+
 class Draw(NamedTuple):
     """How the repeated windows were drawn.
 
@@ -57,28 +60,33 @@ class Draw(NamedTuple):
     """
 
     published: int  # windows that the publication has; one of all its peers counts once
-    total: int  # windows of the run
-    seed_of: Literal["reader", "asked", "author", "beacon", "hash"]
+    total: int  # windows of the run in which somebody sent a message
+    fixed: int  # windows that are repeated whoever draws: the last one, if messages are not kept
+    seed_of: SeedOf
     beacon: str | None = None  # what the beacon is
 
     def text(self, count: int) -> str:
-        """Return how `count` windows were drawn."""
+        """Return how `count` windows were drawn, the fixed ones among them."""
         if count == self.total:
             return "all there are"
-        return {
-            "reader": f"drawn by the reader's seed from the {self.published} that are published",
+        others = "others " if self.fixed else ""
+        how = {
+            "reader": f"drawn by the reader's seed from the {self.published - self.fixed} {others}"
+            "that are published",
             "asked": "drawn by the transcript's hash and a word that the author has too, and could "
             "try hashes for",
             "author": "drawn by the transcript's hash and the author's own seed",
             "beacon": f"drawn by the transcript's hash and the beacon, {self.beacon}",
             "hash": "drawn by the author: by the transcript's hash, which the author can vary",
         }[self.seed_of]
+        return f"the last one, whoever draws, and {count - self.fixed} {how}" if others else how
 
     def why_not_verified(self, count: int) -> Iterator[str]:
         """Yield why a sample of `count` windows is too weak for the word *verified*.
 
         An author who can vary the draw's input varies it until the drawn windows are honest.
-        So either all are repeated, or the reader draws, after the publication and among all.
+        So either all are repeated, or the reader draws, after the publication and among all; a
+        window that is repeated whatever the reader's seed is not drawn.
         """
         if count == self.total:
             return
@@ -86,6 +94,8 @@ class Draw(NamedTuple):
             yield "its author could choose what was repeated"
         elif self.published < self.total:
             yield f"its author chose the {self.published} of {self.total} windows to draw among"
+        elif count == self.fixed:
+            yield "the reader's seed drew none of its windows"
 
 
 class ChainStart(NamedTuple):
@@ -133,6 +143,13 @@ class PublishedRun:
     def kept(self) -> bool:
         """Whether messages are kept."""
         return self.setup.programs.form.kept
+
+    @property
+    def stated_rounds(self) -> int:
+        """Number of rounds through which only the author's word leads."""
+        repeated = {window for window, _ in self.chosen}
+        left = [] if self.kept else [w for w in self.windows if w not in repeated]
+        return sum(len(window.rounds) for window in left)
 
     @property
     def exported(self) -> dict[str, str]:

@@ -48,7 +48,8 @@ def recheck(published: PublishedRun) -> list[PublicClaim]:
     if left := published.draw.total - len(published.chosen):
         which = "windows" if published.kept else "windows of all peers"
         text = f"the work in {left} of {published.draw.total} {which}"
-        claims.append(PublicClaim("other_windows", "stated", text, {"count": left}))
+        values = {"count": left, "rounds": published.stated_rounds}
+        claims.append(PublicClaim("other_windows", "stated", text, values))
     if published.draw.beacon is not None:
         text = "that the beacon was named before the run, that the transcript was public before "
         claims.append(PublicClaim("beacon", "stated", text + "the beacon"))
@@ -182,6 +183,7 @@ def _sampled(published: PublishedRun, replay: Replay) -> PublicClaim:
         "messages": messages,
         "published": draw.published,
         "total": draw.total,
+        "drawn": count - draw.fixed,
         "drawn_by": draw.seed_of,
         "bitwise": replay.bitwise,
         "why_not_bitwise": replay.why,

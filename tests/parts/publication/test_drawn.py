@@ -9,10 +9,11 @@ import pytest
 
 from lockstep.errors import RequestError
 from lockstep.files import read_json, write_json
-from lockstep.transcript.windows import Snapshots
+from lockstep.transcript.windows import Snapshots, Window
 from parts.publication import commands, publish
 from parts.publication.claims import VerifyOutcome
 from parts.publication.layout import (
+    MANIFEST,
     Publication,
     ReaderAsks,
     choose,
@@ -24,7 +25,15 @@ from pipeline.audit.sample import Beacon
 from pipeline.recheck import outputs
 from pipeline.stage.keys import PROJECT
 from tests import tiny
-from tests.parts.publication.published_run import LIMITS, verify
+from tests.errors import refused
+from tests.parts.publication.published_run import (
+    LIMITS,
+    STAGES,
+    change_tensors,
+    forge,
+    refusal,
+    verify,
+)
 from tests.servers.files import Files
 
 pytestmark = pytest.mark.long
@@ -33,9 +42,9 @@ WINDOWS = Snapshots(0, 40, every=10).windows
 SENDERS = {1: (0, 1, 2, 3), 11: (0, 1, 3), 21: (0, 1, 3), 31: (1, 3)}  # 2 was ejected, 0 left
 
 
-def transcript(name: str) -> SimpleNamespace:
+def transcript(name: str, others: dict[int, tuple] = {}) -> SimpleNamespace:  # noqa: B006
     def window(asked):
-        messages = dict.fromkeys(SENDERS[asked.first])
+        messages = dict.fromkeys((SENDERS | others)[asked.first])
         return [SimpleNamespace(evidence=SimpleNamespace(messages=messages))]
 
     return SimpleNamespace(hash=name, window=window)
@@ -73,6 +82,13 @@ def test_transcript_reader_and_beacon_each_decide_the_draw():
     assert len({drawn("a", None, Beacon(value, "")) for value in "abcdefgh"}) > 4
 
 
+def test_a_window_in_which_nobody_sent_is_refused_where_messages_are_not_kept():
+    silent = [*WINDOWS[:2], Window(21, 25)]
+    assert pairs(draw(transcript("a"), silent[:2], "a", 99, kept=False, stored=False))
+    with refused("proof/transcript", 21, 25):
+        draw(transcript("a", {21: ()}), silent, "a", 99, kept=False, stored=False)
+
+
 def test_where_messages_are_not_kept_a_window_is_drawn_for_all_its_peers_and_the_last_always():
     for count in (1, 2):
         drawn = draw(transcript("a"), WINDOWS, "a", count, kept=False, stored=False)
@@ -89,13 +105,14 @@ def listing(names: list[str]) -> Publication:
 
 
 @pytest.mark.parametrize("firsts", [("00001", "00011", "00031"), ("00001", "99951", "100001")])
-def test_where_messages_are_not_kept_the_last_window_is_always_repeated(firsts):
+def test_where_messages_are_not_kept_the_last_window_is_repeated_besides_those_drawn(firsts):
     names = [f"{outputs.ROWS}/{first}.safetensors" for first in firsts]
     several = listing(names)
     assert several.row_files == choose(several, ReaderAsks()) == names
-    for seed in "abcd":
-        assert choose(several, ReaderAsks(seed)) == names[-1:]
-        assert choose(several, ReaderAsks(seed, 2))[-1] == names[-1]
+    drawn = [choose(several, ReaderAsks(seed)) for seed in "abcdefgh"]
+    assert {tuple(chosen) for chosen in drawn} == {(names[0], names[2]), (names[1], names[2])}
+    assert choose(several, ReaderAsks("a", 2)) == choose(several, ReaderAsks("a", 3)) == names
+    assert choose(listing(names[-1:]), ReaderAsks("a")) == names[-1:]
 
 
 def test_windows_of_peers_are_in_the_order_of_their_rounds():
@@ -129,11 +146,10 @@ def test_a_reader_may_ask_for_windows_that_nobody_could_foresee(published, tmp_p
         verified.text
     )
     assert verified.outcome is VerifyOutcome.CONSISTENT
-    with pytest.raises(RequestError, match="--seed: .* has 3 of 4 windows, expected more than 3"):
-        verify(folder, seed="another", windows=3)
     assert "the transcript's hash and the author's own seed" in verify(folder, windows=1).text
-    few = verify(folder, seed="another")
-    assert few.why_not == ["its author chose the 3 of 4 windows to draw among"]
+    for count in (1, 3):
+        few = verify(folder, seed="another", windows=count)
+        assert few.why_not == ["its author chose the 3 of 4 windows to draw among"]
 
 
 def test_a_reader_draws_among_the_published_windows_and_fetches_no_others(published, tmp_path):
@@ -156,6 +172,31 @@ def test_a_reader_draws_among_the_published_windows_and_fetches_no_others(publis
     assert "(4 of 4, all there are) repeat bit for bit" in verify(folder).text
     with pytest.raises(RequestError, match="has 4 windows, expected 5; ask the author"):
         verify(folder, windows=5)
+
+
+def test_where_messages_are_not_kept_the_readers_word_draws_beside_the_last_window(tmp_path):
+    words = [f"{n:08x}5f0c1e9a7d3b8246" for n in range(4)]
+    run_file, root = tiny.start(tmp_path, model__LLM__optimizer=tiny.ADAMW, config__total_steps=12)
+    tiny.make(run_file, root, *STAGES)
+    whole, last = tmp_path / "whole", tmp_path / "last"
+    publish.write(whole, run_file, root, 4, None)
+    publish.write(last, run_file, root, 1, None)
+    publication = Publication.model_validate_json((whole / MANIFEST).read_text())
+    drawn = [choose(publication, ReaderAsks(word)) for word in words]
+    assert all(len(names) == 2 and names[1] == publication.row_files[3] for names in drawn)
+    lied, other = drawn[0][0], next(n for n, names in enumerate(drawn) if names != drawn[0])
+    change_tensors(lied, lambda rows: rows.update(rows=rows["rows"][::-1].copy()))(whole)
+    forge(whole)
+    assert "its replay gives" in refusal(whole, seed=words[0])
+    verified = verify(whole, seed=words[other])
+    said = verified.claim("windows").values
+    firsts = [int(name[-17:-12]) for name in drawn[other]]
+    assert said["drawn"] == 1 and sorted({first for first, *_ in said["repeated"]}) == firsts
+    assert verified.outcome is VerifyOutcome.VERIFIED
+    assert "6 of 12 rounds" in verified.text.splitlines()[0]
+    assert verified.claim("other_windows").values == {"count": 2, "rounds": 6}
+    only = verify(last, seed=words[0])
+    assert only.outcome is VerifyOutcome.CONSISTENT and only.claim("windows").values["drawn"] == 0
 
 
 def test_a_beacon_draws_audit_and_publication_and_the_line_says_which(published, tmp_path):
