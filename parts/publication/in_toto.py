@@ -78,12 +78,8 @@ def write(
         f"{OURS}claims": result["claims"],
         f"{OURS}reason": result["reason"],
     }
-    statement = {
-        "_type": STATEMENT,
-        "subject": subject,
-        "predicateType": PREDICATE,
-        "predicate": predicate,
-    }
+    kind = {"_type": STATEMENT, "predicateType": PREDICATE}
+    statement = kind | {"subject": subject, "predicate": predicate}
     write_named(path, json.dumps(statement, indent=2, allow_nan=False) + "\n")
 
 
@@ -92,14 +88,8 @@ def _policy(asks: ReaderAsks) -> dict[str, Any]:
 
     It records that the reader used own files, but not where they are.
     """
-    options = {
-        "seed": asks.seed,
-        "windows": asks.windows,
-        "checkpoint": asks.checkpoint is not None,
-        "shards": asks.shards is not None,
-        "tasks": asks.tasks,
-        "key": asks.key is not None,
-    }
+    files = {name: getattr(asks, name) is not None for name in ("checkpoint", "shards", "key")}
+    options = asks._asdict() | files
     content = json.dumps(options, sort_keys=True, separators=(",", ":"))
     sha256 = hashlib.sha256(content.encode()).hexdigest()
     return {"uri": f"{OURS}verify/asked", "digest": {"sha256": sha256}, "annotations": options}

@@ -7,7 +7,6 @@ from pathlib import Path
 from lockstep import __version__
 from lockstep.errors import LockstepError, brief
 from lockstep.files import sha256_file
-from lockstep.transcript.entry import Header
 from lockstep.transcript.transcript import Transcript
 from parts.publication import layout
 from parts.publication import transcript as published_transcript
@@ -85,43 +84,22 @@ def _audited(
 
     `rows` names the rows of the windows to repeat; `seed` is the reader's, or None.
     """
-    weights = folder if run.export.dtype == "float32" else None
-    transcript = PublishedTranscript(unpacked.folder, weights)
-    header, entries, total = transcript.header, transcript.rounds, run.config.total_steps
-    if publication.rounds != transcript.hash:
-        raise LockstepError(
-            f"{MANIFEST}: rounds is {publication.rounds[:12]}, expected {transcript.hash[:12]} of "
-            f"{TRANSCRIPT}/rounds.jsonl"
-        )
-    start = entries[0].round.step - 1 if entries else -1
-    if start < 0 or len(entries) != total - start:
-        raise LockstepError(
-            f"{TRANSCRIPT}/rounds.jsonl: {len(entries)} rounds, expected all of {total}"
-        )
-    model_file = subject_of_model(header.model).model_file
-    if model_file not in publication.files:
-        raise LockstepError(f"{MANIFEST}: lists no {model_file}, expected it as {HEADER} says")
-    subject_of(run).check_model(run, header.model, HEADER)
+    transcript = _read_transcript(folder, unpacked, publication, run)
+    header, start = transcript.header, transcript.rounds[0].round.step - 1
     columns, bound = publication.columns, subject_of(run).vocab_size(header.model)
     pieces = [rows_file.read(folder / name, columns, run, bound) for name in rows]
-    index = entries[0].round.data_index
+    index = transcript.rounds[0].round.data_index
     setup = begin.blank(run, header.model, rows_file.joined(pieces), columns, start, index)
     due, kept = run.snapshots(start), setup.programs.form.kept
-    check_sketched(header, kept=kept)
     if transcript.snapshots != due.steps:
         raise LockstepError(
             f"{TRANSCRIPT}/snapshots: are after rounds {transcript.snapshots}, expected {due.steps}"
         )
     beacon = read_beacon(run.witness.beacon)
-    drawn_with = layout.seed_of(transcript, publication.seed, beacon)
     drawn = layout.draw(
-        transcript,
-        due.windows,
-        drawn_with,
-        publication.windows,
-        kept=kept,
-        stored=run.links.clock == "store",
-    )
+        transcript, due.windows, layout.seed_of(transcript, publication.seed, beacon),
+        publication.windows, kept=kept, stored=run.links.clock == "store",
+    )  # fmt: skip
     check_transcript(publication, transcript, drawn, run, kept=kept)
     audited = None if kept else [w.window for w in drawn]
     findings = audit_header(setup, transcript) + audit_rounds(setup, transcript, audited)
@@ -140,6 +118,30 @@ def _audited(
     )  # fmt: skip
 
 
+def _read_transcript(
+    folder: Path, unpacked: Unpacked, publication: Publication, run: runfile.Run
+) -> PublishedTranscript:
+    """Return the transcript, which is the listed one, of all rounds, and of the run's model."""
+    weights = folder if run.export.dtype == "float32" else None
+    transcript = PublishedTranscript(unpacked.folder, weights)
+    entries, total = transcript.rounds, run.config.total_steps
+    if publication.rounds != transcript.hash:
+        raise LockstepError(
+            f"{MANIFEST}: rounds is {publication.rounds[:12]}, expected {transcript.hash[:12]} of "
+            f"{TRANSCRIPT}/rounds.jsonl"
+        )
+    start = entries[0].round.step - 1 if entries else -1
+    if start < 0 or len(entries) != total - start:
+        raise LockstepError(
+            f"{TRANSCRIPT}/rounds.jsonl: {len(entries)} rounds, expected all of {total}"
+        )
+    model_file = subject_of_model(transcript.header.model).model_file
+    if model_file not in publication.files:
+        raise LockstepError(f"{MANIFEST}: lists no {model_file}, expected it as {HEADER} says")
+    subject_of(run).check_model(run, transcript.header.model, HEADER)
+    return transcript
+
+
 def _seed_of(publication: Publication, seed: str | None, beacon: Beacon | None) -> SeedOf:
     """Return whose seed drew the windows, if the reader's is `seed`."""
     if seed is not None:
@@ -147,15 +149,6 @@ def _seed_of(publication: Publication, seed: str | None, beacon: Beacon | None) 
     if publication.seed is not None:
         return "author"
     return "hash" if beacon is None else "beacon"
-
-
-def check_sketched(header: Header, *, kept: bool) -> None:
-    """Check that messages that are not kept have sketches: without, none could be compared."""
-    if not kept and not header.sketched:
-        raise LockstepError(
-            f"{HEADER}: sketched is false, expected true, since messages as large as these are not "
-            "kept"
-        )
 
 
 # ---- Records ----
