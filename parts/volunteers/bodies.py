@@ -14,6 +14,8 @@ KeyText = Annotated[str, Field(pattern=KEY.pattern + "$")]
 SlotNumber = Annotated[int, Field(ge=0, lt=MOST_SLOTS)]
 RoundNumber = Annotated[int, Field(ge=0, lt=10**8)]
 Int63 = Annotated[int, Field(ge=0, lt=2**63)]
+LATEST = 2**33  # seconds since 1970, as a file's time can be
+Seconds = Annotated[int, Field(ge=0, lt=LATEST)]
 Loss = Annotated[float, Field(ge=-(2.0**128), le=2.0**128)]  # of 32 bits: any sum is finite
 Reason = Annotated[str, Field(min_length=1, max_length=200)]
 

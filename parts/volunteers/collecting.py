@@ -4,6 +4,7 @@ Links, records and admissions stay. Before anything goes, the lab signs up to wh
 who looks for it hears the truth.
 """
 
+from collections.abc import Iterator
 from contextlib import suppress
 
 from lockstep.errors import LockstepError
@@ -11,9 +12,9 @@ from lockstep.protocol.attestation import Hash
 from parts.volunteers import slots
 from parts.volunteers.addresses.signing import rounds_over, times_put
 from parts.volunteers.bodies import CollectedNotice, RunDocument
-from parts.volunteers.chain.opening import read_own
+from parts.volunteers.chain.opening import put_over, read_own
 from parts.volunteers.keys import PrivateKey, PublicKey
-from parts.volunteers.signed import MOST_BYTES, opened, sign
+from parts.volunteers.signed import MOST_BYTES, opened
 from parts.volunteers.store.verbs import Store
 from pipeline import runfile
 
@@ -33,9 +34,11 @@ def collect(store: Store, lab: PrivateKey) -> str:
     last = _old(store, document)
     if not last:
         return "nothing is old enough"
-    before = collected(store, run, lab.public_key())
-    if last > before:
-        _give_notice(store, run, last, lab)
+    notices = [*_notices(store, run, lab.public_key())]
+    if all(last > notice.round for notice in notices):
+        notice = CollectedNotice(run=run, number=len(notices), round=last)
+        if not put_over(store, name := slots.collected(notice.number), notice, lab):
+            raise LockstepError(f"{name}: another process put it, expected one gc at a time")
     rounds = [slots.round_folder(step) for step in range(1, last + 1)]
     names = [name for folder in rounds for name in store.names(folder, MOST)]
     gone = [name for name in names if (slot := slots.slot(name)) and slot.what == "payload"]
@@ -49,25 +52,20 @@ def collect(store: Store, lab: PrivateKey) -> str:
 
 def collected(store: Store, run: Hash, lab: PublicKey) -> int:
     """Return the last round whose payloads were removed; 0 if all are there."""
-    last = 0
+    return max((notice.round for notice in _notices(store, run, lab)), default=0)
+
+
+def _notices(store: Store, run: Hash, lab: PublicKey) -> Iterator[CollectedNotice]:
+    """Yield the notices of the lab; what it did not sign for a name is as if it was not there."""
     for number in range(MOST_NOTICES):
         name = slots.collected(number)
         stored = store.look(name, MOST_BYTES)
-        if stored is None:
-            break
-        with suppress(LockstepError):  # somebody else's
-            notice = opened(CollectedNotice, stored.content, lab, name)
-            if (notice.run, notice.number) == (run, number):
-                last = max(last, notice.round)
-    return last
-
-
-def _give_notice(store: Store, run: Hash, last: int, lab: PrivateKey) -> None:
-    for number in range(MOST_NOTICES):
-        notice = CollectedNotice(run=run, number=number, round=last)
-        if store.create(slots.collected(number), sign(notice, lab)):
-            return
-    raise LockstepError(f"{store.address}: over {MOST_NOTICES} notices, expected fewer")
+        with suppress(LockstepError):
+            notice = stored and opened(CollectedNotice, stored.content, lab, name)
+            if notice and (notice.run, notice.number) == (run, number):
+                yield notice
+                continue
+        return
 
 
 def _old(store: Store, document: RunDocument) -> int:

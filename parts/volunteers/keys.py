@@ -25,6 +25,9 @@ MODE = 0o600
 SCHEME = "ed25519:"
 FORM = f"a private key of Ed25519 in PEM, with mode {MODE:o}"
 KEY = re.compile(rf"{SCHEME}([0-9a-f]{{64}})")
+PRIME = 2**255 - 19
+ORDER_8 = 0x5FC536D880238B13933C6D305ACDFD5F098EFF289F4C345B027B2C28F95E826
+SMALL_ORDER = {0, 1, PRIME - 1, ORDER_8, PRIME - ORDER_8}  # y of the 8 points
 
 
 def create(path: Path) -> PrivateKey:
@@ -77,10 +80,17 @@ def public_text(key: PrivateKey | PublicKey) -> str:
 
 
 def parse_public(text: str, where: str) -> PublicKey:
-    """Return the public key of a text, which `where` names in errors."""
+    """Return the public key of a text, which `where` names in errors.
+
+    A point of small order is none, since anybody can make a signature that it accepts.
+    """
     match = KEY.fullmatch(text)
     if match is None:
         raise LockstepError(
             f"{where}: found {brief(repr(text), 90)}, expected {SCHEME} and 64 hexadecimal digits"
         )
-    return PublicKey.from_public_bytes(bytes.fromhex(match[1]))
+    point = bytes.fromhex(match[1])
+    y = int.from_bytes(point, "little") % 2**255
+    if y in SMALL_ORDER or y >= PRIME:
+        raise LockstepError(f"{where}: {text} is a point of small order, expected a key")
+    return PublicKey.from_public_bytes(point)

@@ -145,6 +145,8 @@ def _follow(
         if not location:
             return answer
         _finish(answer, network.stall_seconds)
+        if method not in ("GET", "HEAD"):  # what is sent is for this server alone
+            raise NotFetchedError(f"{request.name}: redirects {method}, expected an answer")
         target = urljoin(url, location)
         if urlsplit(target)[:2] != urlsplit(url)[:2]:  # another server
             fields = {key: value for key, value in fields.items() if key.lower() not in CREDENTIALS}

@@ -23,7 +23,7 @@ from lockstep.tables.table import AsTuple
 from lockstep.transcript.windows import Snapshots
 from parts.volunteers import chunks, signed, slots
 from parts.volunteers.addresses import sealed
-from parts.volunteers.bodies import Int63, RoundNumber, RunDocument, SlotNumber
+from parts.volunteers.bodies import RoundNumber, RunDocument, Seconds, SlotNumber
 from parts.volunteers.keys import PrivateKey, PublicKey
 from parts.volunteers.signed import Body
 from parts.volunteers.store.given import GivenEndpoint
@@ -54,7 +54,7 @@ class SignedAddresses(Body):
     """Whose slots they are for."""
     first: RoundNumber
     """The first of its rounds."""
-    until: Int63
+    until: Seconds
     """When they end, in seconds since 1970 by the lab's clock."""
     folder: str
     """Prefix in the store of the run's names."""
@@ -301,6 +301,10 @@ class Addressed(GivenEndpoint):
                 f"{name}: is for run {body.run[:12]} and peer {body.peer}, expected run "
                 f"{self._reader.run[:12]} and peer {self._reader.peer}"
             )
+        home = "/".join([*self._store.address.split("/")[:3], ""])
+        urls = *body.puts.values(), *(url for _, _, url in body.lists)
+        if not all(url.startswith(home) for url in urls):
+            raise LockstepError(f"{name}: has an address of another server, expected {home}")
         return body
 
     def _take(self, body: SignedAddresses, *, newer: bool) -> None:

@@ -6,7 +6,7 @@ signer of that link could try signatures until the hash spares it: its own windo
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -69,7 +69,7 @@ class AuditDraws:
 
     def to_json(self) -> list[Any]:
         """Return all of it, for a checkpoint."""
-        return [self.drawn, _pairs(self._senders), _pairs(self._windows)]
+        return [self.drawn, [*self._senders.items()], [*self._windows.items()]]
 
     def restore(self, data: list[Any]) -> None:
         """Go on from a checkpoint."""
@@ -77,7 +77,3 @@ class AuditDraws:
         self.drawn = [AuditDraw(*draw) for draw in drawn]
         self._senders = dict(senders)
         self._windows = {peer: (key, count) for peer, (key, count) in windows}
-
-
-def _pairs(mapping: Mapping[int, Any]) -> list[Iterable[Any]]:
-    return [[*pair] for pair in mapping.items()]

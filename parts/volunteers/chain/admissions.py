@@ -11,12 +11,15 @@ from parts.volunteers.signed import MOST_BYTES, opened
 from parts.volunteers.store.verbs import ReadableStore, StoredObject
 from pipeline.net.limits import UnreachableError
 
+MOST_STATEMENTS = 1000  # of a slot
+
 
 @dataclass
 class Admissions:
     """A run's admissions, as far as the store was read.
 
-    Whoever reads after it saw an object knows all that was admitted before that object.
+    What the lab did not sign for a name is as if it was not there. Whoever reads after it saw an
+    object knows all that was admitted before that object.
     """
 
     store: ReadableStore
@@ -29,7 +32,7 @@ class Admissions:
     def read(self) -> None:
         """Read what is new; a reader that may not list the store looks at each slot."""
         try:
-            names = self.store.names(slots.ADMISSIONS, 1000 * self.count)
+            names = self.store.names(slots.ADMISSIONS, MOST_STATEMENTS * self.count)
         except UnreachableError:
             raise
         except LockstepError:
@@ -56,6 +59,10 @@ class Admissions:
             "that the lab has admitted"
         )
 
+    def statements(self, peer: int) -> int:
+        """Return how many statements there are on a slot."""
+        return len(self._statements.get(peer, []))
+
     def newest(self, peer: int) -> PublicKey | None:
         """Return who has a slot, as far as the store was read."""
         statements = self._statements.get(peer)
@@ -75,12 +82,10 @@ class Admissions:
     def _read(self, peer: int, number: int) -> tuple[int, PublicKey | None] | None:
         name = slots.admission(peer, number)
         stored = self.store.look(name, MOST_BYTES)
-        if stored is None:
-            return None
-        self.objects[name] = stored
         with suppress(LockstepError):
-            body = opened(Admission, stored.content, self.lab, name)
-            if (body.run, body.peer, body.number) == (self.run, peer, number):
-                return stored.seconds, None if body.key is None else parse_public(body.key, name)
-        statements = self._statements[peer]
-        return statements[-1] if statements else (stored.seconds, None)  # nothing that the lab said
+            body = stored and opened(Admission, stored.content, self.lab, name)
+            if stored and body and (body.run, body.peer, body.number) == (self.run, peer, number):
+                key = None if body.key is None else parse_public(body.key, name)
+                self.objects[name] = stored
+                return stored.seconds, key
+        return None

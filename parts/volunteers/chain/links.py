@@ -187,7 +187,8 @@ def check_link(  # noqa: PLR0913
     claims, expected = (link.messages, link.rejected), linked(shown)
     if claims != expected:
         peers = {peer for part in (*claims, *expected) for peer in part}
-        wrong = [p for p in sorted(peers) if _of(p, claims) != _of(p, expected)]
+        both = [*zip(claims, expected, strict=True)]
+        wrong = [p for p in sorted(peers) if any(a.get(p) != b.get(p) for a, b in both)]
         raise FalseLinkError(f"messages of peers {wrong} differ from those in the store")
     seen = {*link.false_links} & {*refused}
     for what, actual, expected in (
@@ -197,10 +198,6 @@ def check_link(  # noqa: PLR0913
     ):
         if [*actual] != expected:
             raise FalseLinkError(f"{what} is {[*actual]}, expected {expected}")
-
-
-def _of(peer: int, parts: tuple[Mapping, Mapping]) -> tuple:
-    return tuple(part.get(peer) for part in parts)
 
 
 def check_outcome(

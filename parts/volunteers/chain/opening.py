@@ -11,11 +11,10 @@ from lockstep.transcript.trees import is_blob, saved_bytes
 from lockstep.wire.commitment import tree_hash
 from lockstep.wire.message import Form
 from parts.volunteers import slots
-from parts.volunteers.addresses.sealed import seal
 from parts.volunteers.bodies import Admission, RunDocument
-from parts.volunteers.chain.admissions import Admissions
+from parts.volunteers.chain.admissions import MOST_STATEMENTS, Admissions
 from parts.volunteers.keys import PrivateKey, PublicKey, parse_public, public_text
-from parts.volunteers.signed import MOST_BYTES, opened, sign, unsigned
+from parts.volunteers.signed import MOST_BYTES, Body, opened, sign, unsigned
 from parts.volunteers.store.verbs import ReadableStore, Store, StoredObject
 from pipeline.start.begin import Setup, self_test
 from pipeline.version import with_commit
@@ -101,16 +100,18 @@ def read_own(store: Store, lab: PrivateKey) -> tuple[RunDocument, Hash]:
     return document, run
 
 
-def _check_key(  # noqa: PLR0913
-    store: Store, run: Hash, public: PublicKey, lab: PublicKey, count: int, peer: int
-) -> None:
-    """Check that addresses can be sealed for a key, and that it has no other slot."""
-    seal(b"", public, "")
-    admissions = Admissions(store, run, lab, count)
-    admissions.read()
-    for other in range(count):
+def _check_key(admissions: Admissions, public: PublicKey, peer: int) -> None:
+    """Check that a key has no other slot."""
+    for other in range(admissions.count):
         if other != peer and admissions.newest(other) == public:
             raise LockstepError(f"{public_text(public)}: has slot {other}, expected another's KEY")
+
+
+def put_over(store: Store, name: str, body: Body, lab: PrivateKey) -> bool:
+    """Put what the lab signed, in place of what it did not; return whether it stands there now."""
+    if store.look(name, 0) is not None:
+        store.remove(name)
+    return store.create(name, sign(body, lab))
 
 
 def admit(
@@ -124,15 +125,17 @@ def admit(
     if not 0 <= peer < document.slots:
         raise LockstepError(f"slot {peer}, expected 0 to {document.slots - 1}")
     evidence = (because,) if because is not None and slots.is_evidence(because) else ()
-    if public is not None:
-        _check_key(store, run, parse_public(public, "KEY"), key.public_key(), document.slots, peer)
-    for number in range(1000):
-        name = slots.admission(peer, number)
-        if store.look(name, MOST_BYTES) is not None:
-            continue
+    admissions = Admissions(store, run, key.public_key(), document.slots)
+    while True:  # another process of the lab may be the first to say something
+        admissions.read()
+        if public is not None:
+            _check_key(admissions, parse_public(public, "KEY"), peer)
+        number = admissions.statements(peer)
+        if number >= MOST_STATEMENTS:
+            raise LockstepError(f"slot {peer} has {number} statements, expected fewer")
         statement = Admission(
             run=run, peer=peer, number=number, key=public, because=because, evidence=evidence
         )
-        if store.create(name, sign(statement, key)):
+        name = slots.admission(peer, number)
+        if put_over(store, name, statement, key):
             return name
-    raise LockstepError(f"slot {peer} has been assigned 1,000 times, expected fewer")

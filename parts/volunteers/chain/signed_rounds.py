@@ -17,7 +17,7 @@ from lockstep.files import read_json, write_json
 from lockstep.protocol.attestation import Hash
 from lockstep.transcript.transcript import Transcript
 from parts.volunteers import slots
-from parts.volunteers.bodies import MessageRecord
+from parts.volunteers.bodies import LATEST, MessageRecord
 from parts.volunteers.chain.admissions import Admissions
 from parts.volunteers.chain.links import AskedLink, Head, RoundLink
 from parts.volunteers.chain.opening import read_run
@@ -28,7 +28,6 @@ from pipeline.stage.untrusted_files import check_regular
 
 FOLDER, ADMITTED = "signed", "admitted"
 KINDS = "asked", "closed", "record"
-LATEST = 2**33  # seconds, as a file's time can be
 Signed = TypeVar("Signed", AskedLink, RoundLink, MessageRecord)
 
 

@@ -71,10 +71,8 @@ class WebStore:
 
     def _put(self, name: str, content: bytes) -> TransientError | None:
         """Put an object once; return None if the server says that it did."""
-        request, statuses = (
-            self._request(StoreRequest("PUT", name, len(content))),
-            DONE | {BUSY, TAKEN},
-        )
+        request = self._request(StoreRequest("PUT", name, len(content)))
+        statuses = DONE | {BUSY, TAKEN}
         headers = self.endpoint.condition
         try:
             with web.opened("PUT", request, self.network, headers, statuses, content) as answer:
@@ -148,7 +146,7 @@ class WebStore:
 def _of_header(text: str, where: str) -> int:
     """Return the seconds since 1970 that a Last-Modified header names."""
     try:
-        return int(parsedate_to_datetime(text).timestamp())
+        return _seconds(parsedate_to_datetime(text))
     except (ValueError, TypeError, IndexError, OverflowError):
         raise LockstepError(
             f"{where}: Last-Modified is {brief(repr(text))}, expected a date"
@@ -172,7 +170,9 @@ def _read_page(content: bytes, where: str) -> tuple[list[tuple[str, int]], bool]
 def _entries(root: ElementTree.Element) -> Iterator[tuple[str, int]]:
     for entry in root.iterfind("{*}Contents"):
         at = datetime.fromisoformat(entry.findtext("{*}LastModified"))
-        yield (
-            entry.findtext("{*}Key", ""),
-            int((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()),
-        )
+        yield entry.findtext("{*}Key", ""), _seconds(at)
+
+
+def _seconds(at: datetime) -> int:
+    """Return the seconds since 1970; a time without a zone is of UTC, whoever reads it."""
+    return int((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp())

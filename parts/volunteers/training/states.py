@@ -19,11 +19,6 @@ from parts.volunteers.store.verbs import Store
 log = logging.getLogger(__name__)
 
 
-def is_due(document: RunDocument, step: int) -> bool:
-    """Return whether the state after a round is put into the store."""
-    return document.state_bytes > 0 and step % document.run["witness"]["snapshot_every"] == 0
-
-
 class States:
     """States of a run, which are written to a folder before they are put."""
 
@@ -33,7 +28,8 @@ class States:
 
     def write(self, step: int, params: Tree, shared: Tree) -> Hash | None:
         """Write the state after a round, if it is due; return the SHA-256 of its index."""
-        if not is_due(self.document, step):
+        every = self.document.run["witness"]["snapshot_every"]
+        if not self.document.state_bytes or step % every:
             return None
         save_tree(path := self._path(step), jax.device_get({"params": params, "shared": shared}))
         return chunks.name_of(chunks.index_of(path))

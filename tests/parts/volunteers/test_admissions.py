@@ -102,18 +102,52 @@ def test_what_the_lab_did_not_say_of_a_slot_is_passed_over(store, author, change
     found.read()
     assert (found.newest(3), found.newest(7)) == (None, None)
     assert found.key(7, 2500) == SECOND.public_key()
-    assert opening.admit(store, 3, keys.public_text(FIRST), LAB) == slots.admission(3, 1)
+    assert opening.admit(store, 3, keys.public_text(FIRST), LAB) == slots.admission(3, 0)
     found.read()
     assert found.newest(3) == FIRST.public_key()
 
 
-@pytest.mark.parametrize("y", [0, 1, 2**255 - 20])
-def test_a_key_of_small_order_is_not_admitted(store, y):
+def test_whoever_fills_a_slots_names_keeps_the_lab_from_nothing(store):
+    """Copies of what the lab said elsewhere are nothing either."""
+    run = opening.read_run(store)[1]
+    copied = store.look(slots.admission(2, 0), 2**20).content
+    for number in range(1, 1000):
+        store.create(slots.admission(2, number), copied if number % 2 else b"junk")
+    found = Admissions(store, run, LAB.public_key(), 16)
+    found.read()
+    assert found.newest(2) == SECOND.public_key()
+    assert opening.admit(store, 2, None, LAB, "a liar") == slots.admission(2, 1)
+    found.read()
+    assert found.newest(2) is None
+    for _ in range(2):  # and it may be given again
+        opening.admit(store, 2, keys.public_text(FIRST), LAB)
+    found.read()
+    assert (found.newest(2), found.statements(2)) == (FIRST.public_key(), 4)
+
+
+P = 2**255 - 19
+ORDER_8 = 2707385501144840649318225287225658788936804267575313519463743609750303402022
+SMALL = [*(0, 1, P - 1, ORDER_8, P - ORDER_8), *(P, P + 1)]
+
+
+@pytest.mark.parametrize("sign_of_x", [0, 2**255])
+@pytest.mark.parametrize("y", SMALL)
+def test_a_key_of_small_order_is_nobodys(store, tmp_path, y, sign_of_x):
     """Anybody can sign for it, and nothing is sealed for it, which would stop `sign` for all."""
-    weak = keys.SCHEME + y.to_bytes(32, "little").hex()
+    weak = keys.SCHEME + (y + sign_of_x).to_bytes(32, "little").hex()
     with pytest.raises(LockstepError, match="expected a key"):
         opening.admit(store, 4, weak, LAB)
     assert store.look(slots.admission(4, 0), 1) is None
+    other = FolderStore(tmp_path / "other")
+    run_in(FolderStore(tmp_path / "like"))
+    said = (
+        (tmp_path / "like" / slots.RUN)
+        .read_bytes()
+        .replace(keys.public_text(LAB).encode(), weak.encode())
+    )
+    other.create(slots.RUN, said)
+    with pytest.raises(LockstepError, match="a point of small order, expected a key"):
+        opening.read_run(other)
 
 
 def test_a_key_that_has_a_slot_gets_no_other(store):

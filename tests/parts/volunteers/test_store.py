@@ -3,6 +3,8 @@
 import os
 import threading
 import time
+from dataclasses import replace
+from datetime import UTC, datetime
 
 import pytest
 
@@ -13,7 +15,7 @@ from pipeline.net import limits
 from tests.parts.volunteers.stores import RUN, SOON, opened
 from tests.servers import misbehaviour as wrong
 from tests.servers.misbehaviour import Misbehaviour
-from tests.servers.s3 import running_s3
+from tests.servers.s3 import S3, running_s3
 
 KINDS = "folder", "moto", "s3", "google", pytest.param("ceph", marks=pytest.mark.soak)
 NAME = "rounds/00000001/007.record"
@@ -227,6 +229,40 @@ def test_an_object_without_a_date_is_refused(bucket):
     faulty(bucket, undated, "^GET ")
     with pytest.raises(LockstepError, match="Last-Modified is 'yesterday', expected a date"):
         over(bucket).look("a", 1)
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Asia/Tokyo", "America/New_York"])
+@pytest.mark.parametrize("date", ["Thu, 15 Jan 2026 10:30:00", "Thu, 15 Jan 2026 10:30:00 -0000"])
+def test_a_time_without_a_zone_is_the_same_for_readers_of_all_zones(
+    bucket, monkeypatch, zone, date
+):
+    bucket.put(f"{RUN}/a", b"x")
+    then = datetime(2026, 1, 15, 10, 30, tzinfo=UTC).timestamp()
+
+    def without_zone(answer):
+        answer.headers["Last-Modified"] = date
+        return answer
+
+    faulty(bucket, without_zone, "^GET ")
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    try:
+        assert over(bucket).look("a", 1).seconds == then
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+@pytest.mark.parametrize("code", [301, 302, 303, 307, 308])
+def test_what_is_put_or_removed_follows_no_redirect(bucket, code):
+    asks = {"PUT": lambda s: s.create("a", b"x"), "DELETE": lambda s: s.remove("a")}
+    with S3().serving() as other:
+        away = wrong.redirected(f"{other.address}/ours/a")
+        for verb, ask in asks.items():
+            faulty(bucket, lambda answer: replace(away(answer), status=code), f"^{verb} ")
+            with pytest.raises(LockstepError, match=f"redirects {verb}"):
+                ask(over(bucket))
+        assert other.seen == []
 
 
 def test_a_refusal_says_why_as_the_store_does(bucket):
