@@ -37,14 +37,14 @@ from pipeline.audit.audit import audit_ends, audit_header, audit_rounds
 from pipeline.audit.replay import Replay
 from pipeline.audit.tolerance import why_not_bitwise
 from pipeline.audit.unchecked_bundle import RUN, WorkerOfReader, read_run
-from pipeline.audit.verdict import Finding, contradictions
+from pipeline.audit.verdict import SHOWN_BY, Finding, contradictions
 from pipeline.start import begin
 from pipeline.start.begin import Setup
 from pipeline.subject import subject_of
 
-KINDS = ("message", "state", "check", "payload", "commitment")
+KINDS = tuple(kind for kind, by in SHOWN_BY.items() if by != "record")
 """Findings that can be repeated: by recomputing a peer's steps, or by decoding what it sent."""
-DECODED = ("payload", "commitment")  # the latter
+DECODED = tuple(kind for kind, by in SHOWN_BY.items() if by == "bytes")  # the latter
 MANIFEST, TOKENS, TRANSCRIPT = "bundle.json", "tokens.safetensors", "transcript"
 
 

@@ -36,6 +36,16 @@ class Finding:
         return f"round {self.round}, {who}{self.kind}: {self.detail}"
 
 
+Shows = Literal["replay", "bytes", "record"]
+SHOWN_BY: dict[str, Shows] = {
+    **dict.fromkeys(("message", "state", "check"), "replay"),
+    **dict.fromkeys(("payload", "commitment"), "bytes"),
+    **dict.fromkeys(("equivocation", "attestation", "ejected"), "record"),
+}
+"""What shows each kind of finding against a peer: a replay of its steps; the bytes that it sent; or
+nothing but what the transcript's author recorded, which nobody can compute again."""
+
+
 @dataclass(frozen=True)
 class Replayed:
     """A window that was replayed: its number, its rounds, and whose steps were recomputed."""

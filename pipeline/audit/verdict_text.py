@@ -6,8 +6,9 @@ from collections.abc import Iterable, Sequence
 UNPRINTABLE = "\ufffd"  # Unicode's character for what cannot be shown
 NAMED = 4  # liars that one line has room for
 STATED = (
-    "by the transcript's author, and computed again by nobody: all losses in it, who came, left or "
-    "was silent, and whose message came late or never"
+    "by the transcript's author, and computed again by nobody: all losses in it, who came, left, "
+    "paused or was silent, who sent two messages, who attested what, and whose message came late "
+    "or never"
 )
 # Results on a model card, and what they were measured on.
 HELD_OUT = {

@@ -31,6 +31,12 @@ from pipeline.recheck.published import PublishedRun
 from pipeline.start.begin import Setup
 
 Arrived = Callable[[int, Tree, Tree], None]
+EVENTS = {  # in the rounds, by a reader's words
+    "asked": "peers asked to join after the first round",
+    "left": "peers left",
+    "paused": "the run was paused",
+    "false_links": "peers signed false links",
+}
 NEVER_PROVEN = (
     PublicClaim("losses", "stated", "losses while training"),
     PublicClaim("keys", "stated", "with what code and packages"),
@@ -149,14 +155,22 @@ def _compare(step: int, what: str, tree: Tree, recorded: str, reason: str = "") 
 
 
 def _left_out(transcript: Transcript) -> PublicClaim:
-    """Return the claim on peers recorded as late or silent; everything else is recomputed."""
-    rounds = transcript.rounds
+    """Return the claim on who is recorded as late, silent or away; all else is recomputed.
+
+    The line has what is no part of an uneventful run only where it happened.
+    """
+    first, *later = rounds = transcript.rounds
     counts: dict[str, Any] = {
         "sent": sum(len(entry.evidence.messages) for entry in rounds),
         "applied": sum(len(entry.decision.applied) for entry in rounds),
         "late": sum(len(entry.decision.late) for entry in rounds),
         "silent": sum(len(entry.evidence.silent) for entry in rounds),
         "withheld": sum(len(entry.evidence.withheld) for entry in rounds),
+        "false_links": sum(len(entry.evidence.false_links) for entry in rounds),
+        "began": len(first.asked),
+        "asked": sum(len(entry.asked) for entry in later),
+        "left": sum(len(entry.left) for entry in rounds),
+        "paused": sum(entry.paused for entry in rounds),
         "ejected": sorted({peer for entry in rounds for peer in entry.decision.ejected}),
         "empty_rounds": sum(not entry.decision.applied for entry in rounds),
     }
@@ -164,4 +178,6 @@ def _left_out(transcript: Transcript) -> PublicClaim:
     text += "peers silent {silent} times, states withheld {withheld} times, "
     text = text.format(**counts) + f"{len(counts['ejected'])} peers ejected, "
     text += f"nothing applied in {counts['empty_rounds']} of {len(rounds)} rounds"
+    for name, words in EVENTS.items():
+        text += f", {words} {counts[name]} times" if counts[name] else ""
     return PublicClaim("left_out", "stated", text, counts)

@@ -23,7 +23,7 @@ from pipeline.audit import bundle, rounding, sample
 from pipeline.audit.audit import audit_ends
 from pipeline.audit.replay import Replay
 from pipeline.audit.tolerance import how, why_not_bitwise
-from pipeline.audit.verdict import Finding, Verdict, judge, merged
+from pipeline.audit.verdict import SHOWN_BY, Finding, Verdict, judge, merged
 from pipeline.recheck.claim import PublicClaim
 from pipeline.recheck.convert import can_make_start, make_start, start_claim
 from pipeline.recheck.outputs import HEADER, VERDICT
@@ -32,7 +32,7 @@ from pipeline.recheck.train import chain_claim
 from pipeline.stage import devices
 from pipeline.start.begin import Setup
 
-OF_REPLAYS = ("message", "state", "check")  # kinds of findings that only a replay shows
+OF_REPLAYS = tuple(kind for kind, by in SHOWN_BY.items() if by == "replay")
 CHECKED = re.compile(r"recomputed the step of peer (\d+) as ")  # how a finding on a check begins
 MOST_NAMED = 5  # findings in a line
 LONGEST = 200  # characters of a reason that a stranger gave
@@ -249,8 +249,8 @@ def _read_verdict(published: PublishedRun) -> Verdict:
 class Accusations(NamedTuple):
     """A verdict's findings: those that were found again here, and those that are its author's word.
 
-    The latter are of replays that were not repeated, or within a tolerance. `windows` is how many
-    windows the author says were replayed.
+    The latter are of replays that were not repeated, or within a tolerance, and of records that
+    nothing else shows. `windows` is how many windows the author says were replayed.
     """
 
     shown: list[Finding]
@@ -262,11 +262,11 @@ def check_findings(
     published: PublishedRun, verdict: Verdict, findings: Sequence[Finding]
 ) -> Accusations:
     """Compare a verdict's findings with `findings`, of the repeated windows, both ways."""
-    shown, of_replays = [], []
-    for finding in verdict.findings:
-        (of_replays if finding.kind in OF_REPLAYS else shown).append(finding)
-    _compare_rounds(published, shown, of_replays)
+    of_replays = [f for f in verdict.findings if f.kind in OF_REPLAYS]
+    others = [f for f in verdict.findings if f.kind not in OF_REPLAYS]
+    _compare_rounds(published, others, of_replays)
     stated = [f for f in of_replays if not _is_shown(published, verdict, f, findings)]
+    stated += [f for f in others if SHOWN_BY[f.kind] == "record"]
     _refuse_unknown(published, verdict, findings)
     confirmed = [finding for finding in verdict.findings if finding not in stated]
     return Accusations(confirmed, stated, len(verdict.replayed_windows))
@@ -275,7 +275,7 @@ def check_findings(
 def _accused(accusations: Accusations) -> Iterator[PublicClaim]:
     """Return the claims on the peers that the author's verdict accuses: confirmed or not."""
     if shown := accusations.shown:
-        text = f"what the author's audit found of {_summary(shown)}"
+        text = f"what the author's audit found of {_summary(shown)}, as the rounds record it"
         yield PublicClaim("findings", "proven", text, {"count": len(shown)})
     if stated := accusations.stated:
         text = f"what the author's audit found of {_summary(stated)}"

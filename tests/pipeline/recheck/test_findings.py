@@ -1,13 +1,15 @@
 """A verdict's findings are found again, or are said to be stated, or refuse the publication."""
 
+import re
 from types import SimpleNamespace
 
 import pytest
 
 from lockstep.transcript.windows import Window
 from pipeline.audit import bundle
-from pipeline.audit.verdict import Finding, Replayed
-from pipeline.recheck.witness import check_findings
+from pipeline.audit.verdict import SHOWN_BY, Finding, Replayed
+from pipeline.recheck.witness import _accused, check_findings
+from pipeline.stage.keys import PROJECT
 from tests.errors import refused
 
 FIRST, SECOND = WINDOWS = [Window(1, 3), Window(4, 6)]
@@ -35,8 +37,8 @@ def compared(said, rounds=(), found=(), *, bitwise=True, method="bitwise"):
 
 def test_what_was_found_again_is_shown_and_what_was_not_repeated_is_stated():
     assert compared([LIE, FALSE_CHECK, CAUGHT], [CAUGHT], [LIE]) == (
-        [LIE, CAUGHT],
-        [FALSE_CHECK],
+        [LIE],
+        [FALSE_CHECK, CAUGHT],
         2,
     )
     assert compared([LIE], [], [], bitwise=False) == ([], [LIE], 2)  # below a reader's tolerance
@@ -47,6 +49,28 @@ def test_what_was_found_again_is_shown_and_what_was_not_repeated_is_stated():
 def test_whom_a_finding_of_a_replay_explains_is_not_named_twice():
     caught = Finding(2, 1, "ejected", "caught in its round", False)
     assert compared([LIE], [caught], [LIE]).shown == [LIE]
+
+
+WORDS = {"replay": "proven", "bytes": "proven", "record": "stated"}
+
+
+@pytest.mark.parametrize("kind", SHOWN_BY)
+def test_what_only_the_authors_record_shows_is_stated(kind):
+    if SHOWN_BY[kind] == "replay":
+        said = of_replay(2, 1, kind, "recomputed the step of peer 1 as abc, its replay gives d")
+        accusations = compared([said], [], [said])
+    else:
+        found = Finding(2, 1, kind, "d", False)
+        said = of_replay(2, 1, kind) if kind in bundle.KINDS else found
+        accusations = compared([said], [found])
+    (claim,) = (c for c in _accused(accusations) if c.name != "verdict")
+    assert claim.kind == WORDS[SHOWN_BY[kind]] and f"({kind})" in claim.text
+
+
+def test_every_kind_of_finding_against_a_peer_says_what_shows_it():
+    page = (PROJECT / "docs/reference/verdict.md").read_text().split("## Kinds of findings")[1]
+    rows = re.findall(r"^\| (`.+`) \|.+\| the (?:peer|verifier|witness)", page, re.M)
+    assert {kind for row in rows for kind in re.findall(r"`(\w+)`", row)} == SHOWN_BY.keys()
 
 
 @pytest.mark.parametrize(
