@@ -13,6 +13,7 @@ from pydantic.dataclasses import dataclass
 
 from lockstep.protocol.attestation import Hash
 from lockstep.protocol.pace import sender
+from lockstep.protocol.round import is_none
 from lockstep.tables.table import Table
 from lockstep.transcript.transcript import Transcript
 from lockstep.transcript.windows import Window
@@ -36,12 +37,9 @@ class Finding:
         return f"round {self.round}, {who}{self.kind}: {self.detail}"
 
 
-Shows = Literal["replay", "bytes", "record"]
-SHOWN_BY: dict[str, Shows] = {
-    **dict.fromkeys(("message", "state", "check"), "replay"),
-    **dict.fromkeys(("payload", "commitment"), "bytes"),
-    **dict.fromkeys(("equivocation", "attestation", "ejected"), "record"),
-}
+SHOWN_BY = dict.fromkeys(("message", "state", "check"), "replay")
+SHOWN_BY |= dict.fromkeys(("payload", "commitment"), "bytes")
+SHOWN_BY |= dict.fromkeys(("equivocation", "attestation", "ejected"), "record")
 """What shows each kind of finding against a peer: a replay of its steps; the bytes that it sent; or
 nothing but what the transcript's author recorded, which nobody can compute again."""
 
@@ -81,10 +79,6 @@ class ComparedMessages:
     bytes_shown: int  # of their sketches
 
 
-def _is_none(value: object) -> bool:
-    return value is None
-
-
 class Verdict(Table):
     """verdict.json."""
 
@@ -99,21 +93,21 @@ class Verdict(Table):
     """Why bits could not be compared; null if they were."""
     tolerance: float | None
     """Largest accepted distance of a message from its replay; null if bits were compared."""
-    params_tolerance: float | None = Field(default=None, ge=0, exclude_if=_is_none)
+    params_tolerance: float | None = Field(default=None, ge=0, exclude_if=is_none)
     """Largest accepted distance of the params after a window from those that follow from its
     messages, as a share of the window's update, and of what peers share then; absent where these
     are compared bit for bit."""
-    own_tolerance: dict[str, float] | None = Field(default=None, exclude_if=_is_none)
+    own_tolerance: dict[str, float] | None = Field(default=None, exclude_if=is_none)
     """Largest accepted distance of what a replayed peer owns after a window, as a share of what the
     window changed of it, by its kind of arrays; absent where it was compared bit for bit or, since
     nothing was learnt of it, not at all."""
-    repeats: float | None = Field(default=None, ge=0, exclude_if=_is_none)
+    repeats: float | None = Field(default=None, ge=0, exclude_if=is_none)
     """Largest distance among the auditor's honest repeats of a step, from which the tolerance of a
     workload follows; absent where it is a fixed one."""
-    varied: Varied | None = Field(default=None, exclude_if=_is_none)
+    varied: Varied | None = Field(default=None, exclude_if=is_none)
     """How far honest messages of the auditor are from such with other threads and instructions,
     from which the tolerance follows; absent where that was not measured."""
-    compared: ComparedMessages | None = Field(default=None, exclude_if=_is_none)
+    compared: ComparedMessages | None = Field(default=None, exclude_if=is_none)
     """What there is to compare of messages that are not kept; absent where messages are kept."""
     clock: Literal["simulated", "wall", "store"]
     """Whether arrival times follow from [links], or are real ones that nobody can compute again."""
