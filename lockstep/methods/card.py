@@ -36,17 +36,10 @@ class Setting(NamedTuple):
 
     @property
     def aggregate(self) -> "AggregateFn":
-        """The rule, for peers that count by their sequences."""
+        """The rule by which the values that peers sent become one."""
         from lockstep.optim.aggregation import RULES
 
         return RULES[self.aggregation](self.liars)
-
-    @property
-    def equal_aggregate(self) -> "AggregateFn":
-        """The rule for gradients, whose peers count equally."""
-        from lockstep.optim.aggregation import EQUAL_MEAN, equally
-
-        return EQUAL_MEAN if self.aggregation == "mean" else equally(self.aggregate)
 
     @property
     def alone(self) -> "Setting":

@@ -56,7 +56,7 @@ class OptimizerAdamW(Moments):
     def build(self, setting: Setting) -> "Optimizer":
         from lockstep.optim.dense import adamw
 
-        return adamw(setting.learning_rate, **dict(self), aggregate=setting.equal_aggregate)
+        return adamw(setting.learning_rate, **dict(self), aggregate=setting.aggregate)
 
 
 class OptimizerMuon(Moments):
@@ -77,7 +77,7 @@ class OptimizerMuon(Moments):
     def build(self, setting: Setting) -> "Optimizer":
         from lockstep.optim.dense import muon
 
-        options = {"stacked": setting.stacked, "aggregate": setting.equal_aggregate}
+        options = {"stacked": setting.stacked, "aggregate": setting.aggregate}
         return muon(setting.learning_rate, **dict(self), **options)
 
 
@@ -102,7 +102,7 @@ class OptimizerSGD(Dense):
     def build(self, setting: Setting) -> "Optimizer":
         from lockstep.optim.dense import sgd
 
-        return sgd(setting.learning_rate, **dict(self), aggregate=setting.equal_aggregate)
+        return sgd(setting.learning_rate, **dict(self), aggregate=setting.aggregate)
 
 
 class OptimizerWorkload(Dense):

@@ -26,8 +26,8 @@ class AggregateFn(Protocol):
         """Return one tree for the values of all peers.
 
         Args:
-          values: Arrays with a leading axis [peer]. A value of weight 0 may be anything, NaN
-            included, and changes no bit.
+          values: Arrays with a leading axis [peer], of any float; they are merged in float32. A
+            value of weight 0 may be anything, NaN included, and changes no bit.
           weight: int32, bool, or float32 of at most 1 [peer]; or bool in the shape of the values,
             if peers sent only some of the elements.
 
@@ -43,6 +43,7 @@ def mean(values: Tree, weight: jax.Array) -> Tree:
     total = jnp.maximum(jnp.sum(share, axis=0), 1.0)
 
     def leaf_mean(x: jax.Array) -> jax.Array:
+        x = jnp.float32(x)
         share_P = share.reshape(*share.shape, *[1] * (x.ndim - share.ndim))
         return quotient(jnp.where(share_P > 0, share_P * x, 0.0), total)
 
@@ -59,14 +60,6 @@ def few_of(x: jax.Array, axis: int | None = None) -> jax.Array:
     """Return the factor by which x may be summed: 1, and less where x is near float32's limit."""
     # It depends on x, because XLA moves a product with a constant behind the sum.
     return jnp.where(jnp.max(jnp.abs(x), axis=axis, initial=0.0) > LARGE, FEW, 1.0)
-
-
-def equally(aggregate: AggregateFn) -> AggregateFn:
-    """Return the same aggregate with equal weights for all present peers."""
-    return lambda values, weight: aggregate(values, weight > 0)
-
-
-EQUAL_MEAN = equally(mean)
 
 
 def mean_on_host(values: Sequence[np.ndarray], weight: np.ndarray) -> np.ndarray:
@@ -98,7 +91,7 @@ def mean_on_host(values: Sequence[np.ndarray], weight: np.ndarray) -> np.ndarray
     return average
 
 
-ON_HOST = {mean: mean_on_host, EQUAL_MEAN: lambda values, weight: mean_on_host(values, weight > 0)}
+ON_HOST = {mean: mean_on_host}
 """Each `AggregateFn` that also works on the host, slice by slice, with its host version."""
 
 
@@ -164,7 +157,7 @@ def _by_element(
     rule: Callable[[jax.Array, jax.Array], jax.Array], values: Tree, weight: jax.Array
 ) -> Tree:
     """Apply a rule to each parameter's values and to which of them count."""
-    return jax.tree.map(lambda x: rule(x, is_sent(x, weight)), values)
+    return jax.tree.map(lambda x: rule(jnp.float32(x), is_sent(x, weight)), values)
 
 
 def counts_each_once(aggregate: AggregateFn) -> bool:
@@ -227,7 +220,7 @@ def centered_clip(values: Tree, weight: jax.Array) -> Tree:
     def clipped_difference(x: jax.Array, v: jax.Array) -> jax.Array:
         return _clipped(x - v, is_sent(x, weight))
 
-    values = jax.tree.map(lambda x: jnp.where(is_sent(x, weight), x, 0.0), values)
+    values = jax.tree.map(lambda x: jnp.where(is_sent(x, weight), jnp.float32(x), 0.0), values)
     scales = jax.tree.map(few_of, values)
     values = jax.tree.map(jnp.multiply, values, scales)
     centre = median(values, weight)
@@ -253,8 +246,10 @@ def multi_krum(liars: int) -> AggregateFn:
     def mean_of_nearest(values: Tree, weight: jax.Array) -> Tree:
         present_P = _is_there(weight)
         count, peers = jnp.sum(present_P), jnp.arange(len(weight))
-        leaves = [jnp.where(is_sent(x, weight), x, 0.0) for x in jax.tree.leaves(values)]
-        largest_P = reduce(jnp.maximum, (_by_peer(jnp.max, jnp.abs(x)) for x in leaves))
+        values = jax.tree.map(jnp.float32, values)
+        leaves = [jnp.where(is_sent(x, weight), x, 0.0) for x in jax.tree.leaves(values) if x.size]
+        sizes = (_by_peer(jnp.max, jnp.abs(x)) for x in leaves)
+        largest_P = reduce(jnp.maximum, sizes, jnp.zeros(len(weight)))
         scale = near_one(middle(largest_P, present_P))
         distance_PP = sum(_squared_distances(jnp.clip(x * scale, -MOST, MOST)) for x in leaves)
         others_PP = present_P[:, None] & present_P[None, :] & (peers[:, None] != peers[None, :])
@@ -297,7 +292,7 @@ def _radial(
         if group_of(path) == AVERAGED:
             averaged: jax.Array = mean(x, weight)
             return averaged
-        sized = Sized(jnp.where(is_sent(x, weight), x, 0.0), tuple(range(1, x.ndim)))
+        sized = Sized(jnp.where(is_sent(x, weight), jnp.float32(x), 0.0), tuple(range(1, x.ndim)))
         direction = mean(sized.direction, weight)
         norm = jnp.sqrt(jnp.sum(jnp.square(direction)))
         length_P = sized.length.reshape(-1)

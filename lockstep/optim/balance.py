@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from lockstep.optim import expect
+from lockstep.optim.aggregation import mean
 from lockstep.optim.optimizer import (
     Optimizer,
     RoundPeers,
@@ -90,8 +91,8 @@ def balanced(optimizer: Optimizer, paths: Collection[str], speed: float) -> Opti
         s   =  mean over present peers of n_p / (sum over experts of n_p)
         b  <-  b + speed * sign(mean over experts of s - s)
 
-    so that an expert with less than its share is chosen more often. Peers count equally, even if
-    the batch does not divide evenly among them, as with their gradients.
+    so that an expert with less than its share is chosen more often. Peers count by their weights,
+    as with their gradients.
 
     The optimizer takes the other params, as `leave` makes it. `paths` are the names of corrections,
     joined with "/", whose last axis is experts. DeepSeek V3 trained with a speed of 0.001.
@@ -127,7 +128,7 @@ def balanced(optimizer: Optimizer, paths: Collection[str], speed: float) -> Opti
         messages: Tree, peers: RoundPeers, params: Tree, shared: Tree, step: jax.Array
     ) -> tuple[Tree, Tree]:
         updates, shared = optimizer.receive(messages.optimizer, peers, params, shared, step)
-        moves = _moves(messages.load, peers.weight > 0, speed)
+        moves = _moves(messages.load, peers.weight, speed)
         return unflatten_dict(flatten_dict(updates) | flatten_dict(moves)), shared
 
     def compare(own: Tree, message: Tree, params: Tree, step: jax.Array) -> tuple[jax.Array, Tree]:
@@ -147,16 +148,13 @@ def balanced(optimizer: Optimizer, paths: Collection[str], speed: float) -> Opti
     )  # fmt: skip
 
 
-def _moves(load: Tree, present: jax.Array, speed: float) -> Tree:
-    """Return what is added to corrections; loads have a leading axis [peer], as `present` has."""
-    count = jnp.maximum(jnp.sum(present), 1)
+def _moves(load: Tree, weight: jax.Array, speed: float) -> Tree:
+    """Return what is added to corrections; loads have a leading axis [peer], as `weight` has."""
 
-    def move(load_P: jax.Array) -> jax.Array:
-        mask = present.reshape(-1, *[1] * (load_P.ndim - 1))
-        share = jnp.sum(jnp.where(mask, _share(load_P), 0.0), axis=0) / count
+    def move(share: jax.Array) -> jax.Array:
         return speed * jnp.sign(jnp.mean(share, axis=-1, keepdims=True) - share)
 
-    return jax.tree.map(move, load)
+    return jax.tree.map(move, mean(jax.tree.map(_share, load), weight))
 
 
 def _share(load: jax.Array) -> jax.Array:

@@ -1,11 +1,14 @@
 """Plain data parallelism: peers exchange whole gradients, and step by their mean.
 
+Peers count by what their gradients are means of (`RoundPeers.weight`), so that the mean of their
+means is the mean over the whole batch, however it was divided.
+
 Arguments that these optimizers share:
 
     learning_rate   a schedule of the step, counted from 1, or a constant
     weight_decay    decoupled weight decay, per unit of learning rate
     clip_grad_norm  largest global L2 norm of the mean gradient; None or 0 for no clipping
-    aggregate       takes the place of the mean; `aggregation.mean` has peers count by their weights
+    aggregate       takes the place of the mean, see `aggregation.py`
 """
 
 from collections.abc import Mapping
@@ -17,7 +20,7 @@ import jax.numpy as jnp
 import optax
 
 from lockstep.optim import expect
-from lockstep.optim.aggregation import EQUAL_MEAN, ON_HOST, AggregateFn
+from lockstep.optim.aggregation import ON_HOST, AggregateFn, mean
 from lockstep.optim.directions import orthogonal
 from lockstep.optim.optimizer import (
     KeyPath,
@@ -40,7 +43,7 @@ def dense(
     *,
     weight_decay: float = 0.0,
     clip_grad_norm: float | None = None,
-    aggregate: AggregateFn = EQUAL_MEAN,
+    aggregate: AggregateFn = mean,
 ) -> Optimizer:
     """Return an optimizer whose peers send whole gradients, and share all of its state.
 
@@ -51,8 +54,7 @@ def dense(
     `direction` is any of optax's `scale_by_*`, or the like: the direction d of a step, and the
     state s, from gradients alone.
 
-    A message is the gradient in float32: 4 bytes per parameter, from each peer, each round. Peers
-    count equally, even if the batch does not divide evenly among them, as in Psyche.
+    A message is the gradient in float32: 4 bytes per parameter, from each peer, each round.
     """
     expect.learning_rate(learning_rate)
     expect.kind(optax.GradientTransformation, direction=direction)
@@ -101,7 +103,7 @@ def adamw(
     weight_decay: float,
     clip_grad_norm: float | None = None,
     step_scale: Mapping[str, float] = {},
-    aggregate: AggregateFn = EQUAL_MEAN,
+    aggregate: AggregateFn = mean,
 ) -> Optimizer:
     """Return AdamW on the mean of all present peers' gradients: the baseline of all else.
 
@@ -153,7 +155,7 @@ def sgd(
     nesterov: bool = False,
     weight_decay: float = 0.0,
     clip_grad_norm: float | None = None,
-    aggregate: AggregateFn = EQUAL_MEAN,
+    aggregate: AggregateFn = mean,
 ) -> Optimizer:
     """Return SGD on the mean of all present peers' gradients.
 
@@ -203,7 +205,7 @@ def muon(  # noqa: PLR0913 - Adam's settings are among them
     clip_grad_norm: float | None = None,
     step_scale: Mapping[str, float],
     stacked: tuple[str, ...] = (),
-    aggregate: AggregateFn = EQUAL_MEAN,
+    aggregate: AggregateFn = mean,
 ) -> Optimizer:
     """Return Muon for the matrices of layers and Adam, of `betas` and `eps`, for the rest.
 

@@ -65,6 +65,17 @@ class Lots(NamedTuple):
             return count.clip(0, self.steps)
         return -(-count // self.size)
 
+    def rows(self, work: Work) -> list[Tree | None]:
+        """Return the rows of each local step, without padding; None where a step has none."""
+        rows_HN = jax.tree.map(
+            lambda x: np.asarray(x).reshape(self.steps, -1, *x.shape[2:]), work.rows_MB
+        )
+        sizes = self.rows_of(np.int32(work.count), np.arange(self.steps))
+        return [
+            jax.tree.map(lambda x, h=h, size=size: x[h, :size], rows_HN) if size else None
+            for h, size in enumerate(sizes)
+        ]
+
 
 class Stepper:
     """Takes the local steps of peers.
@@ -115,7 +126,7 @@ class TracedSteps(Stepper):
     ):
         self.task, self.optimizer, self.lots = task, optimizer, lots
         self.large, self.keep_cut = large, keep_cut
-        measure, gradient = task.measure, jax.value_and_grad(task.loss)
+        measure, gradient = task.measure, jax.value_and_grad(task.loss, has_aux=task.sums)
         if product:
             measure, gradient = same_bits(measure, product), same_bits(gradient, product)
         self.measure, self._gradient = jax.jit(measure), gradient
@@ -177,7 +188,7 @@ class TracedSteps(Stepper):
         micro_batches, size = jax.tree.leaves(rows_MB)[0].shape[:2]
         weigh = self.task.weights(rows_MB, count)
 
-        def gradient_of_one(micro: jax.Array | int) -> tuple[jax.Array, Tree]:
+        def gradient_of_one(micro: jax.Array | int) -> tuple[Tree, Tree]:
             weight = weigh(micro)
             rows_B = jax.tree.map(
                 lambda x: jax.lax.dynamic_index_in_dim(x, micro, keepdims=False), rows_MB
@@ -185,14 +196,19 @@ class TracedSteps(Stepper):
             rng = None if key is None else jax.random.fold_in(key, micro)
             return self._gradient(params, rows_B, weight, rng)
 
-        def add(micro: jax.Array, sums: tuple[jax.Array, Tree]) -> tuple[jax.Array, Tree]:
+        def add(micro: jax.Array, sums: tuple[Tree, Tree]) -> tuple[Tree, Tree]:
             return jax.tree.map(jnp.add, sums, gradient_of_one(micro))
 
         if micro_batches == 1:  # no sums: two passes over all gradients fewer
             value, grads = gradient_of_one(0)
         else:
-            zero = (jnp.zeros(()), self.keep_cut(jax.tree.map(jnp.zeros_like, params)))
+            none = (jnp.zeros(()), jnp.zeros(())) if self.task.sums else jnp.zeros(())
+            zero = none, self.keep_cut(jax.tree.map(jnp.zeros_like, params))
             value, grads = jax.lax.fori_loop(0, (count + size - 1) // size, add, zero)
+        if self.task.sums:
+            total, count = value
+            divisor = jnp.where(count == 0, 1.0, count)
+            value, grads = total / divisor, jax.tree.map(lambda g: g / divisor, grads)
         return value, self.keep_cut(grads)
 
 
@@ -305,7 +321,7 @@ class HostSteps(Stepper):
         self, own: Tree, agreed: Agreed, work: Work, step: jax.Array
     ) -> tuple[Tree, jax.Array]:
         round_, total = int(step), 0.0
-        for h, rows_N in enumerate(self.rows(work)):
+        for h, rows_N in enumerate(self.lots.rows(work)):
             own = self.align_before(own, agreed.params, step, np.int32(h))
             if rows_N is None:
                 continue
@@ -315,18 +331,6 @@ class HostSteps(Stepper):
             own = self.optimizer.accumulate(grads, own, agreed.params, done)
             total += loss
         return own, jnp.float32(total / max(1, int(self.lots.steps_for(np.int32(work.count)))))
-
-    def rows(self, work: Work) -> list[Tree | None]:
-        """Return the rows of each local step, without padding; None where a step has none."""
-        steps = self.lots.steps
-        rows_HN = jax.tree.map(
-            lambda x: np.asarray(x).reshape(steps, -1, *x.shape[2:]), work.rows_MB
-        )
-        sizes = self.lots.rows_of(np.int32(work.count), np.arange(steps))
-        return [
-            jax.tree.map(lambda x, h=h, size=size: x[h, :size], rows_HN) if size else None
-            for h, size in enumerate(sizes)
-        ]
 
     def rounds_done(self, step: jax.Array, local: int) -> jax.Array | np.float32:
         """Return the rounds that are done with a local step, as `Optimizer` takes them."""

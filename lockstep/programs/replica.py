@@ -61,12 +61,13 @@ class Replica:
         sequences: Mapping[int, int],
         count: int,
         step: int,
+        weights: Mapping[int, int] | None = None,
     ) -> "Replica":
         """Return the replica after messages, by slot, of some of the run's `count` peers.
 
         Messages are stacked to one tree with a leading axis [peer], absent rows zero; a peer's
-        weight is how many sequences it was assigned for its message. Messages of earlier rounds
-        follow, as many rows again for each age up to the oldest's. Large messages are never
+        weight is by default how many sequences it was assigned for its message. Messages of earlier
+        rounds follow, as many rows again for each age up to the oldest's. Large messages are never
         stacked whole; then the shared state of this replica is donated.
         """
         ages = range(max(map(age_of, messages), default=0) + 1)
@@ -75,13 +76,15 @@ class Replica:
         # A row for every peer: shapes that do not depend on who is absent are compiled once.
         absent = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), form.like)
         rows = [messages.get(slot, absent) for slot in slots]
-        weights = [sequences[slot] if slot in messages else 0 for slot in slots]
-        weight = np.array(weights, np.int32)
+        trained, weight = (
+            np.array([by_slot[slot] if slot in messages else 0 for slot in slots], np.int32)
+            for by_slot in (sequences, sequences if weights is None else weights)
+        )
         age = np.array([age_of(slot) if slot in messages else 0 for slot in slots], np.int32)
-        peers = RoundPeers(weight, age, self.programs.lots.steps_for(weight))
+        peers = RoundPeers(weight, age, self.programs.lots.steps_for(trained))
         peers, step = self.group.put_whole((peers, np.int32(step)))
         if self.programs.merges_in_parts:
-            merged = merge_parts(self.programs, self.group, rows, np.array(weights))
+            merged = merge_parts(self.programs, self.group, rows, weight)
             params, shared = self.programs.take(merged, self.params, self.shared, step)
         else:
             stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *rows)

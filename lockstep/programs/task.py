@@ -1,7 +1,7 @@
 """What a run trains: a task has the params' shapes, the loss and the measure."""
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import jax
 
@@ -17,6 +17,9 @@ class Task(Protocol):
     a run file; `simulate` has another for any loss.
     """
 
+    sums: bool
+    """Whether only a loss says how much counts in it: `weights` do not make shares of the mean."""
+
     @property
     def shapes(self) -> Tree:
         """Shapes and dtypes of the params: nested dicts."""
@@ -31,10 +34,11 @@ class Task(Protocol):
         Rows after the first `count`, int32 [], are padding.
         """
 
-    def loss(self, params: Tree, rows_B: Tree, weight: Tree, rng: jax.Array | None) -> jax.Array:
+    def loss(self, params: Tree, rows_B: Tree, weight: Tree, rng: jax.Array | None) -> Any:
         """Return a micro-batch's share of the mean loss over all rows of a local step: float32 [].
 
-        It is differentiated with respect to `params`.
+        With `sums` the sum of its losses, and how much counts in it. The first number is
+        differentiated with respect to `params`.
         """
 
     def key(self, rows_MB: Tree, step: jax.Array, local_step: jax.Array | int) -> jax.Array | None:
@@ -43,5 +47,5 @@ class Task(Protocol):
         Its rows tell whose they are. Rounds are counted from 1, and local steps from 0 in each.
         """
 
-    def measure(self, params: Tree, rows_B: Tree) -> jax.Array:
+    def measure(self, params: Tree, rows_B: Tree) -> Any:
         """Return the loss of rows as it is measured, without randomness."""

@@ -3,7 +3,9 @@
 Shapes in names: M micro-batches of B examples.
 """
 
+import copy
 from collections.abc import Callable
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -59,8 +61,9 @@ def _names(path: KeyPath) -> tuple[str, ...]:
     return tuple(key or "_" for key in keys) or ("params",)
 
 
-LossFn = Callable[[Tree, Tree, jax.Array | None], jax.Array]
-"""loss_fn(params, batch, rng) -> scalar."""
+LossFn = Callable[[Tree, Tree, jax.Array | None], jax.Array | tuple[jax.Array, jax.Array]]
+"""loss_fn(params, batch, rng) -> the mean over the examples, or a sum and how much counts in it."""
+FORM = "loss_fn(params, batch, rng) -> scalar, or (sum, count)"
 
 
 class PeerRows(NamedTuple):
@@ -73,22 +76,32 @@ class PeerRows(NamedTuple):
 class LossTask:
     """A loss that is a function of params, a batch and a key; a `Task`.
 
-    `loss_fn` returns the mean loss of a batch, without a key where it is measured. Params, of these
-    shapes in nested dicts, and floating-point examples are cast to `dtype` before it. `seed` is of
-    all randomness.
+    `loss_fn` returns the mean loss over the examples of a batch, or a sum and how much counts in
+    it; without a key where it is measured. Params, of these shapes in nested dicts, and
+    floating-point examples are cast to `dtype` before it. `seed` is of all randomness, `rows` are
+    the examples of a local step.
     """
 
+    sums = False  # until `check` sees what `loss_fn` returns
+
     def __init__(
-        self, loss_fn: LossFn, nesting: Nesting, shapes: Tree, dtype: jnp.dtype, seed: int
+        self,
+        loss_fn: LossFn,
+        nesting: Nesting,
+        shapes: Tree,
+        dtype: jnp.dtype,
+        seed: int,
+        rows: int,
     ):
         self.loss_fn, self.nesting, self.shapes = loss_fn, nesting, shapes
-        self.dtype, self.seed = dtype, seed
+        self.dtype, self.seed, self.rows = dtype, seed, rows
 
     @property
     def imprecise(self) -> "LossTask":
         """The same task in the other precision, for a peer with that fault."""
-        other = jnp.dtype(OTHER_PRECISION[self.dtype.name])
-        return LossTask(self.loss_fn, self.nesting, self.shapes, other, self.seed)
+        other = copy.copy(self)
+        other.dtype = jnp.dtype(OTHER_PRECISION[self.dtype.name])
+        return other
 
     def weights(
         self, rows_MB: PeerRows, count: jax.Array
@@ -108,52 +121,79 @@ class LossTask:
         rows_B: PeerRows,
         weight: tuple[jax.Array, jax.Array],
         rng: jax.Array | None,
-    ) -> jax.Array:
-        """Return the micro-batch's mean loss times its share of the examples.
+    ) -> jax.Array | tuple[jax.Array, jax.Array]:
+        """Return the micro-batch's mean loss times its share of the examples, or sum and count.
 
-        `loss_fn` sees batches of one size: one that is not full is filled up with its own examples
-        again, from the first.
+        `loss_fn` sees whole micro-batches, and the rest of a local step as a batch of its own size.
+        Of a liar that does less, what is not full is filled up from its first examples.
         """
         real, share = weight
-        at_B = jnp.arange(rows_B.peer.shape[0]) % real
-        batch = jax.tree.map(lambda leaf: leaf[at_B], rows_B.examples)
-        return share * self._apply(params, batch, rng)
+        size = rows_B.peer.shape[0]
+        rest = self.rows % size
 
-    def key(self, rows_MB: PeerRows, step: jax.Array, local_step: jax.Array | int) -> jax.Array:
+        def of(chosen: Any) -> Any:
+            batch = jax.tree.map(lambda leaf: leaf[chosen], rows_B.examples)
+            return self._apply(params, batch, rng)
+
+        at_B = jnp.arange(size) % real
+        whole = partial(of, at_B)
+        loss = jax.lax.cond(real == rest, lambda: of(slice(rest)), whole) if rest else whole()
+        return loss if self.sums else share * loss
+
+    def key(self, rows_MB: PeerRows, step: Any, local_step: Any) -> jax.Array:
         """Return the key of (seed, round, peer, local step), so that a replay draws the same."""
         key = jax.random.key(self.seed, impl="threefry2x32")
         for number in (step, rows_MB.peer[0, 0], local_step):
             key = jax.random.fold_in(key, number)
         return key
 
-    def measure(self, params: Tree, batch: Tree) -> jax.Array:
-        """Return the mean loss of a batch, without a key."""
+    def count(self, params: Tree, rows_N: PeerRows, size: int, step: int, local_step: int) -> float:
+        """Return how much counts in a local step, cut into micro-batches of `size`, with `sums`."""
+        key = self.key(jax.tree.map(lambda x: x[None], rows_N), step, local_step)
+        parts = [
+            jax.tree.map(lambda x, at=at: x[at : at + size], rows_N.examples)
+            for at in range(0, len(rows_N.peer), size)
+        ]
+        keys = (jax.random.fold_in(key, micro) for micro in range(len(parts)))
+        return sum(float(self._count(params, *of)) for of in zip(parts, keys, strict=True))
+
+    @cached_property
+    def _count(self) -> Callable[..., jax.Array]:
+        """What counts in a batch: what only its loss needs is not computed."""
+        return jax.jit(lambda *arguments: self._apply(*arguments)[1])
+
+    def measure(self, params: Tree, batch: Tree) -> jax.Array | tuple[jax.Array, jax.Array]:
+        """Return the mean loss of a batch, or sum and count, without a key."""
         return self._apply(params, batch, None)
 
     def check(self, batch: Tree) -> None:
-        """Check that `loss_fn` returns a scalar of such a batch; computes nothing."""
+        """Check that `loss_fn` returns a loss of such a batch, and see which; computes nothing."""
         key = jax.eval_shape(lambda: jax.random.key(0, impl="threefry2x32"))
         tree = jax.eval_shape(self.nesting.restored, self.shapes)
-        check_call(
-            self.loss_fn, "loss_fn", "loss_fn(params, batch, rng) -> scalar", tree, batch, key
-        )
+        check_call(self.loss_fn, "loss_fn", FORM, tree, batch, key)
         returned: list[Any] = []
         jax.eval_shape(lambda *args: returned.append(self.loss_fn(*args)), tree, batch, key)
-        loss = returned[0]
+        pair = isinstance(returned[0], tuple) and len(returned[0]) == 2
+        loss, count = returned[0] if pair else (returned[0], 1)
+        numbers = [isinstance(x, jax.Array) and x.shape == () for x in (loss, count)]
         if not (
-            isinstance(loss, jax.Array)
-            and loss.shape == ()
+            numbers[0]
             and jnp.issubdtype(loss.dtype, jnp.floating)
+            and (numbers[1] or isinstance(count, int | float | np.number))
         ):
-            wanted = "the loss alone, without aux" if isinstance(loss, tuple) else "a loss"
             raise LockstepError(
-                f"simulate: loss_fn returns {_described(loss)}, expected {wanted}: one "
-                "floating-point number that depends on params, float32[]"
+                f"simulate: loss_fn returns {_described(returned[0])}, expected the mean loss over "
+                "the examples, one floating-point number that depends on params, float32[]; or the "
+                "sum of losses and the number of what counts in it; without aux"
             )
+        self.sums = pair
 
-    def _apply(self, params: Tree, batch: Tree, rng: jax.Array | None) -> jax.Array:
+    def _apply(self, params: Tree, batch: Tree, rng: jax.Array | None) -> Any:
         params, batch = (jax.tree.map(self._cast, tree) for tree in (params, batch))
-        return self.loss_fn(self.nesting.restored(params), batch, rng).astype(jnp.float32)
+        loss = self.loss_fn(self.nesting.restored(params), batch, rng)
+        if not self.sums:
+            return loss.astype(jnp.float32)
+        return loss[0].astype(jnp.float32), jax.lax.stop_gradient(jnp.float32(loss[1]))
 
     def _cast(self, x: jax.Array) -> jax.Array:
         return x.astype(self.dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x

@@ -24,12 +24,13 @@ from lockstep.programs.train_step import Programs
 from lockstep.protocol import links
 from lockstep.protocol.driver import RunProgress
 from lockstep.simulation.arguments import Arguments
+from lockstep.simulation.counting import CountingSwarm
 from lockstep.simulation.examples import ExampleSet, PeerData
 from lockstep.simulation.result import Curves, Log, Result
 from lockstep.swarm.checkpoints import Checkpoints, Saved
 from lockstep.swarm.faults import FaultSchedule
 from lockstep.swarm.peers import RoundSettings, SimulatedPeers, make_peers
-from lockstep.swarm.swarm import NotFiniteError, Swarm
+from lockstep.swarm.swarm import NotFiniteError
 from lockstep.swarm.training_loop import Record, Start, TrainingLoop
 from lockstep.transcript.entry import Entry
 from lockstep.transcript.observer import Observer
@@ -131,10 +132,10 @@ class Measurements(Observer):
         for first in range(0, size, MEASURED_AT_ONCE):
             index_N = np.arange(first, min(first + MEASURED_AT_ONCE, size))
             measured = self.peers.programs.steps.measure(params, self.held_out.take(index_N))
-            # a torch loss may be a sum and the number of what counts in it
+            # a loss may be a sum and the number of what counts in it
             n = len(index_N)
             loss, count = measured if isinstance(measured, tuple) else (float(measured) * n, n)
-            total, counted = total + loss, counted + count
+            total, counted = total + float(loss), counted + float(count)
         return total / (counted or 1)
 
     def _correlation(self) -> float | None:
@@ -289,7 +290,7 @@ def take_rounds(problem: Problem, saved: SavedSimulation, log: Log) -> Result:
         if not start.step:
             measurements.measure()
         faults = FaultSchedule(args.faults, args.seed, programs.form)
-        swarm = Swarm(settings, peers, data_of_peers.__getitem__, faults)
+        swarm = CountingSwarm(settings, peers, data_of_peers.__getitem__, faults)
         observers = [
             measurements,
             _ProgressReporter(measurements, settings.micro_batch, bar, args.on_round),

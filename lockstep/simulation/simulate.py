@@ -154,7 +154,7 @@ def simulate(  # noqa: PLR0913 - whoever calls it names them
         programs = Programs(module, opt, stepper, lot=lot)
     else:
         shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), initial)
-        task = LossTask(loss_fn, nesting, shapes, jnp.dtype(dtype), seed)
+        task = LossTask(loss_fn, nesting, shapes, jnp.dtype(dtype), seed, batch_size)
         task.check(data_of_peers[0].take(np.arange(batch_size)).examples)
         product = product_of(args.bits, args.product_bits)
         programs = Programs(task, opt, lot=args.rows_of_a_step, product=product)

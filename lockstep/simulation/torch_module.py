@@ -72,6 +72,7 @@ class TorchModule:
         self._bound.open(self._params, self._grads)
         self._bound.init()
         self.first = self._tree(self._params)
+        self._counts: dict[int, float | None] = {}  # what counts in a gradient, by its seed
         self._to_count: list[Any] = []
         self._counted = b""  # hash of the params at which statistics stand
 
@@ -134,9 +135,17 @@ class TorchModule:
                 batch = jax.tree.map(lambda x, at=first: x[at : at + self.micro_batch], rows_N)
                 weight = len(batch.peer) / count
                 total += self._bound.accumulate(self._tensors(batch.examples), weight)
-            return total / self._bound.finish(), self._tree(self._grads)
+            loss = total / self._bound.finish()
+            self._counts[seed] = self._bound.counted
+            return loss, self._tree(self._grads)
         except self._bits.ContractError as error:
             raise LockstepError(f"simulate: {error}") from None
+
+    def count(self, params: Tree, rows_N: PeerRows, seed: int) -> float | None:
+        """Return how much counts in such a gradient; None where examples count alike."""
+        if seed not in self._counts:  # a liar has taken another one
+            self.gradient(params, rows_N, seed)
+        return self._counts.pop(seed)
 
     def measure(self, params: Tree, batch: Tree) -> float | tuple[float, float]:
         """Return the mean loss of a batch, or sum and count, as the module is in evaluation."""

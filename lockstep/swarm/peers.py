@@ -319,8 +319,9 @@ class SimulatedPeers(RunningPeers):
         messages: Mapping[int, Tree],
         sequences: Mapping[int, int],
         step: int,
+        weights: Mapping[int, int] | None = None,
     ) -> None:
-        after = self._first.receive(messages, sequences, self.count, step)
+        after = self._first.receive(messages, sequences, self.count, step, weights)
         self.agree(after.params, after.shared)
 
     def params_and_shared(self) -> tuple[Tree, Tree]:

@@ -133,7 +133,7 @@ class RoundWork(NamedTuple):
 
     assigned: dict[int, Work]
     results: dict[int, StepResult[Sent]]  # by each peer that was not lost
-    loss: float | None  # their mean; None where nobody trained
+    loss: float | None  # mean of what they were assigned; None where nobody trained
     silent: tuple[int, ...]  # members that took no part
 
 
@@ -226,8 +226,7 @@ class Swarm:
         with self.timed("decide"):
             progress, decision = driver.finish_round(progress, round_, evidence)
         with self.timed("apply"):
-            applied = self.travelling.take(exchanged.received, round_, decision)
-            self.peers.receive(applied, round_.sequences, round_.step)
+            self.apply(self.travelling.take(exchanged.received, round_, decision), round_)
         progress, checkpointed = self._end_epoch(progress)
         entry = Entry(
             asked=round_start.applicants,
@@ -243,6 +242,14 @@ class Swarm:
         )
         payloads = dict(exchanged.payloads), dict(exchanged.others)
         return progress, FinishedRound(entry, *payloads, exchanged.own)
+
+    def weights(self, round_: Round) -> Mapping[int, int]:
+        """Return how much the messages of a round count in means over the peers, by slot."""
+        return round_.sequences
+
+    def apply(self, messages: Mapping[int, Tree], round_: Round) -> None:
+        """Have all peers take the step of a round's messages, by slot."""
+        self.peers.receive(messages, round_.sequences, round_.step)
 
     # ---- Before a round: who takes part ----
 
@@ -342,7 +349,8 @@ class Swarm:
             )
         for peer, why in bad.items():
             self.peers.distrust(peer, str(why))
-        return done, float(np.mean([d.loss for d in done.values()]))
+        losses = {peer: d.loss for peer, d in done.items()}
+        return done, mean_loss(losses, self.weights(round_))
 
     # ---- After a round ----
 
@@ -372,6 +380,14 @@ class Swarm:
             return progress, None
         stored = EpochParams(peer=peer, params=self.peers.params_hash())
         return driver.checkpointed(progress, peer, stored.params), stored
+
+
+def mean_loss(losses: Mapping[int, float], weights: Mapping[int, int]) -> float | None:
+    """Return the mean of peers' losses, which count by their weights; None without any."""
+    weight = [weights[peer] for peer in losses]
+    if len(set(weight)) <= 1:
+        return float(np.mean([*losses.values()])) if losses else None
+    return float(np.average([*losses.values()], weights=weight))
 
 
 def evidence_of(work: RoundWork, delivered: Delivered) -> Evidence:

@@ -322,7 +322,7 @@ class InnerSteps(HostSteps):
         """Return a peer's state after the steps, and their mean loss."""
         steps, round_ = self.lots.steps, int(step)
         inner = self.align_before(own.optimizer, agreed.params, step, np.int32(0))
-        rows_HNW = [rows_NW for rows_NW in self.rows(work) if rows_NW is not None]
+        rows_HNW = [rows_NW for rows_NW in self.lots.rows(work) if rows_NW is not None]
         if not rows_HNW:
             return own._replace(optimizer=inner), jnp.float32(0)
         done = self.rounds_done(step, steps - 1)

@@ -59,6 +59,8 @@ def programs_of(
 class LanguageModel:
     """Next-token prediction by a model, a config.json, on rows of tokens; a `Task`."""
 
+    sums = False  # rows say which labels count
+
     def __init__(self, run: runfile.Run, hf_config: dict, columns: tuple[Column, ...] = PLAIN):
         if "sequence_ids" in columns and run.peers.attention == "cudnn":
             raise LockstepError(

@@ -112,7 +112,7 @@ class BoundModel:
             sums = (bits.real(value).double().abs().sum() for value in self.params.values())
             self._watched_at.add(float(sum(sums)))
             self._movement = module_state.Movement(self.model, self.state, of_gradient=True)
-        self._count = 0.0
+        self.counted: float | None = None  # of a gradient, if `loss` gives sums
         for name, tied in self.parameters.items():
             self.gradients[name].zero_()
             for parameter in tied:
@@ -125,7 +125,7 @@ class BoundModel:
             (loss if weight == 1 else loss * weight).backward()
             return weight * float(loss.detach())
         loss.backward()
-        self._count += count
+        self.counted = count + (self.counted or 0.0)
         return float(loss.detach())
 
     def finish(self) -> float:
@@ -140,13 +140,13 @@ class BoundModel:
                 grad = parameter.grad
                 if grad is not None and grad.data_ptr() != target.data_ptr():
                     target += grad.to_dense().to(target.device, target.dtype)
-            if self._count:
-                target /= self._count
+            if self.counted:
+                target /= self.counted
         if self._movement is not None:
             self._movement.check()
             self._movement = None
         self._restore()
-        return self._count or 1.0
+        return self.counted or 1.0
 
     def count_statistics(self, lots: Any) -> None:
         """Recompute the statistics of batch norms, at the current parameters, over lots of rows.

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from lockstep.optim.optimizer import Tree
 from lockstep.protocol import driver
@@ -18,7 +17,15 @@ from lockstep.protocol.attestation import Hash
 from lockstep.protocol.driver import RunProgress
 from lockstep.swarm.delivery import Delivered
 from lockstep.swarm.peers import SimulatedPeers, StepResult
-from lockstep.swarm.swarm import Exchanged, FinishedRound, RoundStart, RoundWork, Swarm, evidence_of
+from lockstep.swarm.swarm import (
+    Exchanged,
+    FinishedRound,
+    RoundStart,
+    RoundWork,
+    Swarm,
+    evidence_of,
+    mean_loss,
+)
 from lockstep.transcript.entry import Entry
 from lockstep.wire import bound
 from lockstep.wire.commitment import tree_hash
@@ -433,9 +440,9 @@ class StoredRound:
     def _claimed_work(self, counted: Mapping[int, MessageInTime]) -> RoundWork:
         """Return what the senders say that they did."""
         done = {p: StepResult(item.sent, item.body.loss) for p, item in counted.items()}
-        losses = [item.loss for item in done.values() if item.loss is not None]
+        losses = {p: item.loss for p, item in done.items() if item.loss is not None}
         silent = tuple(sorted(self.round.assignment.keys() - counted.keys()))
-        return RoundWork({}, done, float(np.mean(losses)) if losses else None, silent)
+        return RoundWork({}, done, mean_loss(losses, self.swarm.weights(self.round)), silent)
 
     def _undo(self) -> None:
         """Return all peers to what they agreed on before the round."""

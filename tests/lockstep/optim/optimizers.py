@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 import pytest
 
-from lockstep.optim.aggregation import equally, mean, median
+from lockstep.optim.aggregation import mean, median
 from lockstep.optim.compressed.ada_distro import ada_distro
 from lockstep.optim.compressed.compressor import Compressor
 from lockstep.optim.compressed.distro import CompressedMomentum, distro
@@ -61,7 +61,7 @@ OPTIMIZERS = {  # name: where it comes to rest, and what makes it
     )),
     "sgd": ("mean", lambda: sgd(RATE, momentum=0.9, nesterov=True, clip_grad_norm=1.0)),
     "sgd_median": ("median", lambda: sgd(RATE, momentum=0.9, aggregate=median)),
-    "sgd_vote": ("median", lambda: sgd(RATE, aggregate=equally(vote))),
+    "sgd_vote": ("median", lambda: sgd(RATE, aggregate=vote)),
     "diloco": ("median", lambda: diloco(LOCAL_ADAMW, OUTER, inner_steps=4)),
     "streaming_diloco": ("median", lambda: streaming_diloco(
         LOCAL_ADAMW, quantized(STREAMED, Integers(4, 8), 0.9),

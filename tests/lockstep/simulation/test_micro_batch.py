@@ -34,7 +34,7 @@ def test_what_a_step_needs_grows_with_the_micro_batch():
             batch = jax.numpy.tanh(batch @ params["w"])
         return batch.mean()
 
-    task = LossTask(loss, Nesting(params), shapes, np.dtype(np.float32), 0)
+    task = LossTask(loss, Nesting(params), shapes, np.dtype(np.float32), 0, 512)
     programs = Programs(task, sgd(0.1, momentum=0.0, nesterov=False))
     rows = PeerRows(np.zeros((512, 64), np.float32), np.zeros(512, np.int32))
     limit = 2**20

@@ -119,3 +119,17 @@ def test_norms_are_of_what_was_sent(rule):
     lied = FEW.copy()
     lied[0, 0, 1] = 1e6
     assert np.abs(merged(rule, lied, SENT)[0, 1]) < 20
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("rule", RULES)
+def test_values_of_any_float_and_arrays_without_elements_are_merged_as_float32(rule, dtype):
+    x = values()[:, :, :2].astype(dtype)
+    tree = {"w": x, "none": np.zeros((len(x), 0, 3), dtype), "scalar": x[:, 0, 0]}
+    found = compiled(rule, 1)(jax.tree.map(jnp.array, tree), WEIGHT)
+    wide = compiled(rule, 1)(jax.tree.map(np.float32, tree), WEIGHT)
+    assert compiled(rule, 1)({"none": tree["none"]}, WEIGHT)["none"].shape == (0, 3)
+    assert jax.tree.map(jnp.shape, found) == {"w": (5, 2), "none": (0, 3), "scalar": ()}
+    for name in ("w", "scalar"):
+        rounding = 0 if dtype == "float32" else 4 * float(jnp.finfo(dtype).eps)
+        np.testing.assert_allclose(np.float32(found[name]), wide[name], rtol=0, atol=rounding)
