@@ -79,12 +79,13 @@ def start(  # noqa: PLR0913
     pace: Pace | None = None,
     *,
     stored: bool = False,
+    each: int | None = None,
 ) -> RunProgress:
     """Return a run at time 0, without members; `count` peers may take part.
 
     A sequence has `max_seq_len` tokens, by which the batch ramp counts. A run that extends another
     starts after its `start_step` rounds and `start_data_index` sequences. `load_seconds`, by peer,
-    is the time to fetch the params, by default 0. `stored` tells whether messages go over a store.
+    is the time to fetch the params, by default 0. `stored` and `each` are as in `CoordinatorState`.
     """
     if not settings.init_min_clients <= count <= MAX_PEERS:
         raise LockstepError(
@@ -103,6 +104,7 @@ def start(  # noqa: PLR0913
         data_index=start_data_index,
         pace=pace,
         stored=stored,
+        each=each,
     )
     return RunProgress(state, seed, tuple(load_seconds or (0.0,) * count))
 

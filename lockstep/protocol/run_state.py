@@ -106,6 +106,8 @@ class CoordinatorState:
     checkpoint: str | None = None
     checkpointer: int | None = None  #: The first member that did.
     stored: bool = False  #: Whether messages go over a store that all peers see.
+    #: Sequences of each trainer, however many there are; None where these divide a batch.
+    each: int | None = None
     pace: Pace | None = None  #: When rounds close without late messages; None if they wait for all.
     #: Messages of earlier rounds that may still be merged, in this one or later.
     on_their_way: tuple[OnItsWay, ...] = ()
@@ -154,6 +156,7 @@ class CoordinatorState:
         if self.pace:
             shares = {peer: self.pace.share(peer, batch_size) for peer in self.trainers}
             return committee.plan_shares(shares, self.seed, self.data_index, self.untrained)
+        batch_size = len(self.trainers) * self.each if self.each else batch_size
         return committee.plan(self.trainers, self.seed, self.data_index, batch_size, self.untrained)
 
     @cached_property

@@ -211,6 +211,7 @@ class Arguments(Table):
             seed=self.seed,
             row_tokens=1,  # an example counts as one token
             most_rows=rows,
+            each=inner_steps * self.batch_size,
             micro_batch=self.micro_batch or self.batch_size,
             pace=self.optimizer
             and self.optimizer.pace(

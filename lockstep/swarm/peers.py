@@ -57,6 +57,7 @@ class RoundSettings:
     micro_batch: int  # rows of a gradient computation
     stores_epochs: bool = False  # whether a peer stores the params that end an epoch
     pace: Pace | None = None  # when rounds close without late messages; None if they wait for all
+    each: int | None = None  # rows of each trainer, however many there are; None if they share them
 
     @property
     def trainers(self) -> int:
@@ -93,6 +94,8 @@ class RoundSettings:
         """
         if self.pace:
             return self.pace.rows * max(self.pace.steps)
+        if self.each:
+            return self.each
         fewest = min(trainers, self.coordinator.min_clients) if self.stored else trainers
         return -(-self.most_rows // fewest)
 

@@ -54,6 +54,7 @@ class Start(NamedTuple):
             loads,
             settings.pace,
             stored=settings.stored,
+            each=settings.each,
         )
 
 

@@ -6,6 +6,7 @@ one is a view of its pairs.
 """
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ import torch
 
 from . import bits, module_state
 
+APART = 1e-3  # share by which a loss may differ from itself, row by row
 WATCHED = 2  # points at which it is seen whether a step moves what stays: a copy of the parameters
 # that follows them is still where they are at the first
 
@@ -165,15 +167,41 @@ class BoundModel:
 
     def losses(self, rows: Any) -> Any:
         """Return the loss of each row, or sums and counts, in evaluation mode."""
-        self._take_params()
-        try:
-            with torch.no_grad(), module_state.training(self.model, mode=False):
-                result = self.workload.row_losses(self.model, on_device(rows, self.device))
-        finally:
-            self._restore()
+        result = self._evaluated(self.workload.row_losses, rows)
         tensors = result if isinstance(result, tuple) else (result,)
         arrays = tuple(tensor.detach().double().cpu().numpy() for tensor in tensors)
         return arrays if isinstance(result, tuple) else arrays[0]
+
+    def compare_losses(self, rows: Any) -> None:
+        """Compare the loss of rows together with the mean of their losses apart.
+
+        A loss that draws numbers is not compared.
+
+        Raises:
+            ContractError: they differ, so that what is measured is not what is trained.
+        """
+        drawn = []
+        for seed in range(2):
+            bits.seed_generators(seed)
+            drawn.append(float(mean(self._evaluated(self.workload.loss, rows))))
+        result = self.losses(rows)
+        losses, counts = result if isinstance(result, tuple) else (result, np.ones(len(result)))
+        apart, together = float(losses.sum() / (counts.sum() or 1)), drawn[0]
+        if drawn[0] == drawn[1] and abs(apart - together) > APART * max(abs(together), 0.01):
+            raise bits.ContractError(
+                f"row_losses: the mean over {len(losses)} rows is {apart:.6g}, and loss of the "
+                f"same rows {together:.6g}; expected the same: write row_losses(model, rows) with "
+                "each row's part of a mean over rows, or let loss return a sum and what counts"
+            )
+
+    def _evaluated(self, function: Callable, rows: Any) -> Any:
+        """Return what a function of the model and of rows gives in evaluation mode."""
+        self._take_params()
+        try:
+            with torch.no_grad(), module_state.training(self.model, mode=False):
+                return function(self.model, on_device(rows, self.device))
+        finally:
+            self._restore()
 
     def _restore(self) -> None:
         with torch.no_grad():

@@ -302,7 +302,9 @@ def test_a_peer_that_was_away_comes_back_and_less_work_is_still_work():
         {"kind": "wrong_precision", "peer": 0, "rounds": [3, 3]},
     ]
     result = short(optimizer=DILOCO, peers=4, steps=12, faults=faults)
-    assert result.train["applied"].tolist() == [4] + 9 * [3] + 2 * [4]
+    applied = [4] + 9 * [3] + 2 * [4]
+    assert result.train["applied"].tolist() == applied
+    assert result.train["examples"].tolist() == (np.cumsum(applied) * 2 * 4).tolist()  # each has 4
     assert {"crash", "lazy", "wrong_data", "wrong_precision"} <= result.fired.keys()
 
 

@@ -239,6 +239,23 @@ def test_it_goes_on_from_a_checkpoint_with_the_same_bits(tmp_path):
     assert equal(whole, run(net(0.5), steps=4, **given))
 
 
+def test_a_loss_that_draws_numbers_is_measured_with_the_same_ones_each_time():
+    def noisy(module, batch):
+        x, y = batch
+        return module((x + torch.randn_like(x) * random.random(), y))
+
+    arrays = (Pictures().x, Pictures().y)  # a dataset is read with seeds of its own
+    given = {"loss": noisy, "steps": 2, "learning_rate": 0.0, "eval_every": 1, "eval_data": arrays}
+    found = run(net(), **given)
+    assert len(set(found.validation["loss"].tolist())) == 1
+    for seed in range(2):  # whatever the caller drew before
+        torch.manual_seed(seed)
+        random.seed(seed)
+        again = run(net(), **given)
+        assert equal(found, again)
+        assert (found.validation["loss"] == again.validation["loss"]).all()
+
+
 def test_a_liar_is_ejected_by_verifiers():
     faults = [{"kind": "sign_flip", "peer": 1, "rounds": [2, 3]}]
     found = run(optimizer="distro", peers=4, verification_percent=50, steps=8, faults=faults)

@@ -66,3 +66,28 @@ class OddLoop(OddWorkload):
     def row_losses(self, model, rows):
         rows = rows["tokens"] if isinstance(rows, dict) else rows
         return F.cross_entropy(model(rows[:, :-1]), rows[:, -1], reduction="none")
+
+
+class Coupled(Small):
+    """A loss of pairs in a batch, as of in-batch negatives; or of labels, of which rows differ."""
+
+    def loss(self, model, rows):
+        made, there = model(rows["x"]), rows["x"][:, :3] > 0
+        if self.config["of"] == "labels":
+            return (made.square() * there).sum() / there.sum()
+        return F.cross_entropy(made @ made.T, torch.arange(len(made)))
+
+
+class CoupledRows(Coupled):
+    """The same, with each row's part."""
+
+    def row_losses(self, model, rows):
+        made = model(rows["x"])
+        return F.cross_entropy(made @ made.T, torch.arange(len(made)), reduction="none")
+
+
+class Noisy(Small):
+    """A loss that draws numbers."""
+
+    def loss(self, model, rows):
+        return super().loss(model, {**rows, "x": rows["x"] + torch.randn_like(rows["x"])})

@@ -11,8 +11,7 @@ from parts.workload import inner_loop
 from parts.workload.worker import Worker
 from pipeline import runfile
 from tests import tiny
-
-pytestmark = pytest.mark.long
+from tests.parts.workload.worker_host import PYTHON
 
 ROWS = {"kind": "tokens", "columns": ["inputs"], "length": 16}
 TORCHRUN = ["--standalone", "--nproc-per-node=2", "-m", "lockstep_worker.data_parallel"]
@@ -32,6 +31,20 @@ def worker(folder: Path, **workload) -> Worker:
     return Worker(runfile.parse(document.unwrap(), "run.toml"), ROWS)
 
 
+@pytest.mark.parametrize("own", ["inner_step", "run_inner_loop"])
+def test_a_class_with_steps_of_its_own_is_refused(monkeypatch, own):
+    for place in PYTHON:
+        monkeypatch.syspath_prepend(str(place))
+    from lockstep_worker import TorchWorkload, data_parallel
+
+    usual = {"inner_optimizer": lambda self, model: None}
+    data_parallel.check(type("Mine", (TorchWorkload,), usual)({}))
+    mine = type("Mine", (TorchWorkload,), {**usual, own: lambda self, *_: 0.0})
+    with pytest.raises(SystemExit, match=f"Mine has its own {own}, expected the usual"):
+        data_parallel.check(mine({}))
+
+
+@pytest.mark.long
 def test_torchrun_takes_the_steps_of_the_worker(tmp_path):
     draw = np.random.default_rng(0)
     lots = [

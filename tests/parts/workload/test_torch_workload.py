@@ -140,6 +140,30 @@ def test_rows_are_measured_one_by_one_without_dropout(odd, odd_models):
     assert found == {"losses": losses}
 
 
+@pytest.mark.parametrize(
+    ("name", "of", "refusal"),
+    [
+        ("Coupled", "pairs", "row_losses: the mean over 4 rows is 0, and loss of the same rows"),
+        ("Coupled", "labels", "let loss return a sum and what counts"),
+        ("CoupledRows", "pairs", None),
+        ("Noisy", "", None),
+    ],
+)
+def test_a_loss_that_is_not_the_mean_of_its_rows_losses_is_not_measured(
+    tmp_path, name, of, refusal
+):
+    words, spec = array_rows(**dict(zip("xy", pictures(6), strict=True)))
+    with Host(f"odd_models:{name}", {"of": of}, tmp_path, paths=[HERE]) as host:
+        host.begin(spec, micro_batch=4)
+        given = host.write(words)
+        if refusal is None:
+            assert min(host.ask("measure", **given)["losses"]) > 0.01
+            return
+        with pytest.raises(WorkerError) as error:
+            host.ask("measure", **given)
+        assert refusal in str(error.value).splitlines()[0]
+
+
 def test_params_are_read_where_the_host_wrote_them(small):
     words, spec = array_rows(**dict(zip("xy", pictures(4), strict=True)))
     small.begin(spec)

@@ -4,8 +4,9 @@
     command = ["torchrun", "--standalone", "--nproc-per-node=4", "-m",
                "lockstep_worker.data_parallel"]
 
-The steps are those of the mean gradient over all rows. The class has an `inner_optimizer`, and its
-`loss` calls the model it is given. Each process begins with the same model and state.
+The steps are those of the mean gradient over all rows. The class has an `inner_optimizer`, no inner
+step or loop of its own, and its `loss` calls the model it is given. Each process begins with the
+same model and state.
 """
 
 import json
@@ -20,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from . import packs
 from .rows import cut
+from .torch_workload import TorchWorkload
 from .worker import make_workload
 
 
@@ -31,6 +33,7 @@ def main() -> None:
     )
     dist.init_process_group("gloo" if device.type == "cpu" else "nccl")
     workload = make_workload(job["factory"], job["config"])
+    check(workload)
     bits.seed_generators(job["model_seed"])  # so that what does not travel is the same everywhere
     model = workload.model().to(device)
     layout = packs.layout_of(model, job["state_dict_filter"], by_gradient=True)
@@ -46,6 +49,17 @@ def main() -> None:
         packs.write(output, layout, job["model_schema_hash"], job["state_dict_filter"])
         Path(job["result_manifest_path"]).write_text(json.dumps(result))
     dist.destroy_process_group()
+
+
+def check(workload: Any) -> None:
+    """Refuse a class whose own steps these would replace."""
+    usual = getattr(getattr(workload, "inner_step", None), "__func__", None)
+    own = "run_inner_loop" if hasattr(type(workload), "run_inner_loop") else "inner_step"
+    if usual is not TorchWorkload.inner_step or own != "inner_step":
+        raise SystemExit(
+            f"data_parallel: {type(workload).__name__} has its own {own}, expected the usual "
+            'steps of a TorchWorkload; with inner = "worker" its own are taken, by one process'
+        )
 
 
 def step(workload: Any, model: Any, optimizer: torch.optim.Optimizer, rows: Any) -> float:

@@ -134,7 +134,7 @@ class Session:
         bits.use_threads(params.get("threads"))
         bits.seed_generators(seed)
         make = getattr(self.workload, "bind", None) or partial(ArrayModel, self.workload)
-        self.bound, self.opened = None, False  # one model at a time
+        self.bound, self.opened, self.compared = None, False, False  # one model at a time
         self.bound = make(seed, lambda name: packs.allows(globs, name))
         tensors, stays = self.bound.tensors, sorted(self.bound.stays, key=lambda part: part[1])
         if not tensors:
@@ -222,6 +222,9 @@ class Session:
         """
         losses, counts = [], []
         for words in self._micro_batches(params):
+            if len(words) > 1 and not self.compared and hasattr(self.bound, "compare_losses"):
+                self.bound.compare_losses(rows.decoded(words, self.spec))
+                self.compared = True
             bits.seed_generators(zlib.crc32(words))
             result = self.bound.losses(rows.decoded(words, self.spec))
             arrays = result if isinstance(result, tuple) else (result,)

@@ -26,8 +26,9 @@ class TorchWorkload:
 
     What a subclass may write beside `model` and `loss`:
 
-    - `row_losses(model, rows)`: the losses of all rows at once, which is faster than one by one;
-      where `loss` gives a sum and a count, it gives sums and counts.
+    - `row_losses(model, rows)`: the losses of all rows at once, which is faster than one by one,
+      and needed where a row's loss depends on other rows; their mean is `loss`. Where `loss` gives
+      a sum and a count, it gives sums and counts.
     - `inner_optimizer(model)`: an optimizer of torch, and then the inner loop is the worker's:
       `run_inner_loop` takes its steps, and its state goes on from one loop to the next.
     - `inner_step(model, optimizer, rows)`: one such step, if it is another than the usual one.
