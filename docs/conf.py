@@ -32,6 +32,13 @@ html_css_files = ["code.css"]
 # Pages are Markdown, as GitHub shows them: a link to a heading is checked like any other.
 myst_heading_anchors = 4
 
+# Files outside docs/ that are pages of the site. Other pages link to the files, which GitHub shows.
+SHOWN = {
+    "benchmarks/RESULTS.md": "/reference/measurements.md",
+    "CHANGELOG.md": "/project/changelog.md",
+    "CONTRIBUTING.md": "/project/contributing.md",
+}
+
 # API pages come from docstrings: Google style, `code` in single backticks.
 default_role = "code"
 autosummary_generate = True
@@ -52,6 +59,13 @@ nitpicky = True
 nitpick_ignore_regex = [
     ("py:.*", r"(?!(models|lockstep\.(optim|protocol|transcript|wire))\.).*"),
 ]
+
+
+def lead_to_pages(app, docname: str, source: list[str]) -> None:
+    """Make links to files that the site shows as pages lead to those."""
+    root = "../" * (docname.count("/") + 1)
+    for file, page in SHOWN.items():
+        source[0] = source[0].replace(f"]({root}{file}", f"]({page}")
 
 
 def list_tables(app, what, name, obj, options, lines: list[str]) -> None:
@@ -158,6 +172,7 @@ def setup(app) -> None:
     for field in PyObject.doc_field_types:
         if field.name == "variable":
             field.label = "Attributes"  # as docstrings call them
+    app.connect("source-read", lead_to_pages)
     app.connect("autodoc-process-docstring", list_tables, priority=300)
     app.connect("autodoc-process-docstring", mark_code_blocks, priority=400)
     app.connect("autodoc-process-docstring", list_references, priority=400)

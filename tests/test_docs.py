@@ -164,6 +164,12 @@ def test_links_outside_the_site_lead_somewhere(page):
             assert (page.parent / link).exists(), link
 
 
+@each_page
+def test_links_lead_to_pages_that_github_shows_too(page):
+    for link in re.findall(r"\]\(([^)#\s:]+\.md)[)#]", page.read_text()):
+        assert "```{include}" not in (page.parent / link).read_text(), link
+
+
 def messages() -> Iterator[str]:
     """Yield each text in the source; what an f-string inserts is a line break."""
     for folder in ("lockstep", "models", "parts", "pipeline", "workloads"):

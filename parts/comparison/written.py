@@ -4,16 +4,20 @@ import base64
 import csv
 import io
 import math
+import statistics
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import matplotlib.style
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter, StrMethodFormatter
+from matplotlib.text import Annotation, Text
+from matplotlib.ticker import EngFormatter, NullFormatter, StrMethodFormatter
+from matplotlib.transforms import Bbox
 
 from lockstep.errors import shown
 from lockstep.files import write_bytes, write_json, write_text
@@ -23,7 +27,6 @@ from parts.comparison.results_table import (
     Row,
     conclusions,
     failure_costs,
-    front,
     made_of,
     plain_rows,
     record,
@@ -33,10 +36,6 @@ from parts.comparison.results_table import (
 from parts.comparison.train import TRAINED
 from pipeline.pages.templates import fill
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.transforms import Bbox
-
 ENDINGS = (".md", ".html", ".json", ".png", ".csv", ".seeds.csv", ".pairs.csv", ".curves.csv")
 OF_A_SEED = ("loss", "held_out_stderr", "tokens", TRAINED, "simulated_seconds", "key", "params")
 TEMPLATE = "methods.html.jinja"
@@ -45,8 +44,10 @@ PANELS = (
     ("bytes_up", "sent by each peer", EngFormatter("B"), 1),
     (TRAINED, "simulated hours, training and links", StrMethodFormatter("{x:g}"), 3600),
 )
+# those of Okabe and Ito that colour-blind readers tell apart on white; then dashes
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#000000", "#cc79a7")
+DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (5, 1.5, 1, 1.5)))
 FONT = {"font.family": "DejaVu Sans", "font.size": 9, "text.parse_math": False}  # "$" in a label
-STYLE: list[str | dict[str, Any]] = ["default", FONT]
 
 
 def write(file: Path, compare: Compare, table: Sequence[Row], code: str) -> list[Path]:
@@ -122,61 +123,71 @@ def _csv(records: Sequence[dict[str, Any]]) -> str:
 
 
 def draw(table: Sequence[Row]) -> bytes:
-    """Return a row of four plots: a line is the mean of a method's seeds, its band all of them.
+    """Return three plots as PNG, legible at 830 pixels: loss by tokens, by bytes and by hours.
 
-    The fourth has each method's loss by its bytes, and the front that no other is below. Each
-    method has a colour of its own, and its name at its point.
+    A line is the mean of a method's seeds, its band all of them. It has a number at its end, beside
+    which the first plot has the method's name.
     """
     rows = [row for row in table if not math.isinf(row.mean)]
-    colours = matplotlib.colormaps["turbo"](np.linspace(0.03, 0.97, len(rows)))
-    with matplotlib.style.context(STYLE), warnings.catch_warnings():
+    height = max(3.2, 0.19 * len(rows))  # of the first plot, in inches, a line for each name
+    with matplotlib.style.context(["default", FONT]), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing")  # of a label: a box stands for it
-        figure = Figure(figsize=(17, 5), dpi=130, layout="constrained")
+        figure = Figure(figsize=(8.3, height + 3.2), dpi=160, layout="constrained")
         FigureCanvasAgg(figure)
-        *curves, last = figure.subplots(1, len(PANELS) + 1)
-        for axes, (column, title, formatter, divisor) in zip(curves, PANELS, strict=True):
-            for row, colour in zip(rows, colours, strict=True):
-                _line(axes, row, column, divisor, colour)
-            axes.set_xlabel(title)
-            if column != "tokens":
-                _logarithmic(axes)
-            if column == TRAINED:  # of which there is seldom more than a decade or two
-                axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-            axes.xaxis.set_major_formatter(formatter)
-        _front(last, rows, colours)
-        for axes in (*curves, last):
-            axes.grid(color="#e3e6ec")
-            axes.spines[["top", "right"]].set_visible(False)
-        curves[0].set_ylabel("held-out loss, nats per token")
-        figure.draw_without_rendering()  # names are moved apart in pixels
-        _name_points(last, rows, colours)
-        handles, labels = curves[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside upper center", ncols=6, edgecolor="none")
+        upper, lower = figure.subfigures(2, 1, height_ratios=(height, 3.2))
+        plots = [upper.subplots(), *lower.subplots(1, 2, sharey=True)]
+        names = [_panel(axes, rows, *panel) for axes, panel in zip(plots, PANELS, strict=True)]
+        for axes in plots[:2]:
+            axes.set_ylabel("held-out loss, nats per token")
+        figure.draw_without_rendering()
+        figure.set_layout_engine("none")  # names are moved apart in pixels
+        for numbers in names:
+            _move_apart(numbers)
         buffer = io.BytesIO()
         figure.savefig(buffer, format="png", metadata={"Software": None})
     return buffer.getvalue()
 
 
-def _line(axes: "Axes", row: Row, column: str, divisor: float, colour: np.ndarray) -> None:
+def _panel(
+    axes: Axes, rows: Sequence[Row], column: str, title: str, ticks: Any, divisor: float
+) -> list[Annotation]:
+    """Draw the methods' lines by a column; return what names each at its end."""
+    names = [_line(axes, number, row, column, divisor) for number, row in enumerate(rows)]
+    axes.set_xlabel(title)
+    if column != "tokens":
+        _logarithmic(axes)
+    axes.xaxis.set_major_formatter(ticks)
+    axes.grid(color="#e3e6ec")
+    axes.spines[["top", "right"]].set_visible(False)
+    # cut at the middle of their first losses: the ends are what is compared
+    firsts = [statistics.fmean(seed["curve"][1]["loss"] for seed in row.seeds) for row in rows]
+    if rows:
+        axes.set_ylim(top=max(statistics.median(firsts), *(row.mean for row in rows)) + 0.1)
+    return names
+
+
+def _line(axes: Axes, number: int, row: Row, column: str, divisor: float) -> Annotation:
     curves = [seed["curve"][1:] for seed in row.seeds]  # without the one before the first round
     x_M = np.array([[p[column] for p in curve] for curve in curves], np.float64).mean(axis=0)
     loss_SM = np.array([[p["loss"] for p in curve] for curve in curves], np.float64)
     x_M /= divisor
-    axes.plot(x_M, loss_SM.mean(axis=0), "-", color=colour, label=row.label, lw=1.7)
-    axes.fill_between(x_M, loss_SM.min(axis=0), loss_SM.max(axis=0), color=colour, alpha=0.2, lw=0)
+    color, dashes = COLOURS[number % len(COLOURS)], DASHES[number // len(COLOURS) % len(DASHES)]
+    axes.plot(x_M, loss_SM.mean(axis=0), ls=dashes, color=color, lw=1.6)
+    axes.plot(x_M[-1], row.mean, "o", color=color, ms=4)
+    axes.fill_between(x_M, loss_SM.min(axis=0), loss_SM.max(axis=0), color=color, alpha=0.15, lw=0)
+    name, x, of = f"{number + 1}", 12.0, "offset points"
+    if column == "tokens":  # of which all have nearly the same at their ends
+        name, x, of = f"{name}  {row.label}", 1.0, "axes fraction"
+    style: dict[str, Any] = {
+        "textcoords": (of, "offset points"),
+        "va": "center",
+        "bbox": {"fc": "white", "ec": "none", "alpha": 0.7, "pad": 0},
+        "arrowprops": {"arrowstyle": "-", "color": color, "lw": 0.6, "relpos": (0, 0.5)},
+    }
+    return axes.annotate(name, (x_M[-1], row.mean), (x, 0), **style)
 
 
-def _front(axes: "Axes", rows: Sequence[Row], colours: np.ndarray) -> None:
-    for row, colour in zip(rows, colours, strict=True):
-        axes.plot(row.total("bytes_up"), row.mean, "o", color=colour)
-    points = sorted((row.total("bytes_up"), row.mean) for row in front(rows))
-    axes.step(*np.reshape(points, (-1, 2)).T, where="post", color="#8a92a3", lw=1)
-    _logarithmic(axes)
-    axes.xaxis.set_major_formatter(EngFormatter("B"))
-    axes.set_xlabel("sent by each peer, at the end; the front")
-
-
-def _logarithmic(axes: "Axes") -> None:
+def _logarithmic(axes: Axes) -> None:
     """Make x logarithmic, and at least a decade wide, so that a tick with a label is on it."""
     axes.set_xscale("log")
     axes.xaxis.set_minor_formatter(NullFormatter())  # or it labels all within a decade
@@ -185,16 +196,13 @@ def _logarithmic(axes: "Axes") -> None:
     axes.set_xlim((left * right) ** 0.5 / half, (left * right) ** 0.5 * half)
 
 
-def _name_points(axes: "Axes", rows: Sequence[Row], colours: np.ndarray) -> None:
-    """Write each method's name beside its point, or above names that are already there."""
-    style: dict[str, Any] = {"textcoords": "offset points", "fontsize": 6}
-    taken: list[Bbox] = []
-    for row, colour in zip(rows, colours, strict=True):
-        point = row.total("bytes_up"), row.mean
-        is_right = axes.transLimits.transform(axes.transScale.transform(point))[0] > 0.5
-        side, x = ("right", -5) if is_right else ("left", 5)
-        color = 0.65 * colour[:3]
-        name = axes.annotate(row.label, point, (x, -2), ha=side, color=color, **style)
-        while any(name.get_window_extent().overlaps(other) for other in taken):
-            name.xyann = x, name.xyann[1] + 1
-        taken.append(name.get_window_extent())
+def _move_apart(names: Sequence[Annotation]) -> None:
+    """Move names up until none lies on one below it, or on the end of a line."""
+    ends = [name.axes.transData.transform(name.xy) for name in names]
+    taken = [Bbox([end - 10, end + 10]) for end in ends]
+    for name in sorted(names, key=lambda name: name.xy[1]):
+        # of the text alone: its thread always comes from the end
+        while any(Text.get_window_extent(name).overlaps(other) for other in taken):
+            name.xyann = name.xyann[0], name.xyann[1] + 1
+            name.update_positions(name.figure.canvas.get_renderer())
+        taken.append(Text.get_window_extent(name))
