@@ -258,7 +258,7 @@ def multi_krum(liars: int) -> AggregateFn:
         score_P = jnp.sum(jnp.where(counted_PP, nearest_PP, 0.0), axis=1)
         score_P = jnp.where(present_P, jnp.minimum(score_P, MOST), jnp.inf)  # absent ones come last
         best_P = jnp.argsort(score_P, stable=True)
-        rank_P = jnp.zeros_like(best_P).at[best_P].set(peers)
+        rank_P = jnp.zeros_like(best_P).at[best_P].set(peers, unique_indices=True)
         kept_P = rank_P < jnp.maximum(count - liars, 1)
         mask = kept_P.reshape(-1, *[1] * (weight.ndim - 1))
         return mean(values, jnp.where(mask, weight, jnp.zeros_like(weight)))

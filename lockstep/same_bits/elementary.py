@@ -46,12 +46,10 @@ class Arithmetic:
 
     @classmethod
     def in_program(cls, arguments: Any) -> "Arithmetic":
-        """Return the arithmetic of a program with these arguments: a float, or integers from 0."""
+        """Return the arithmetic of a program some of whose arguments have an element."""
         leaves = [x for x in jax.tree.leaves(arguments) if x.size]
         floats = [x for x in leaves if jnp.issubdtype(x.dtype, jnp.floating)]
-        if not floats:
-            return cls(jnp.ravel(leaves[0])[0].astype(np.int32) >> 31)
-        first = jnp.ravel(floats[0])[0].astype(np.float32)
+        first = _a_float((floats or leaves)[0])
         difference = lax.sub(first, first)  # NaN, for all that a compiler knows
         bits = lax.bitcast_convert_type(difference, np.int32)
         return cls(lax.select(lax.eq(difference, difference), bits, lax.full_like(bits, 0)))
@@ -124,7 +122,8 @@ class Arithmetic:
         def step(bit: int, state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
             power, square = state
             product = self.times(power, square)
-            is_set = lax.bitwise_and(lax.shift_right_logical(bits, jnp.full_like(bits, bit)), 1) > 0
+            shifted = lax.shift_right_logical(bits, jnp.full_like(bits, bit))
+            is_set = lax.bitwise_and(shifted, np.int32(1)) > 0
             return jnp.where(is_set, product, power), self.times(square, square)
 
         power, _ = lax.fori_loop(0, 32, step, (lax.full_like(x, 1), x))
@@ -253,6 +252,16 @@ def alike(x: jax.Array, y: jax.Array) -> list[jax.Array]:
     """Return both operands in one shape; one of them may be a scalar."""
     shape = lax.broadcast_shapes(x.shape, y.shape)
     return [jnp.broadcast_to(z, shape) for z in (x, y)]
+
+
+def _a_float(x: jax.Array) -> jax.Array:
+    """Return the first element as a float32 number; of other arrays, with an integer's bits."""
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        x = jax.random.key_data(x)
+    first = jnp.real(jnp.ravel(x)[0])
+    if jnp.issubdtype(x.dtype, jnp.floating):
+        return first.astype(np.float32)
+    return lax.bitcast_convert_type(first.astype(np.int32), np.float32)
 
 
 def _full(like: jax.Array, value: float) -> jax.Array:

@@ -12,11 +12,9 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from lockstep.same_bits.elementary import Arithmetic
 from lockstep.same_bits.products import Product, in_float64
-from lockstep.same_bits.rules import Numbers, apply_rule, has_rule, is_exact
+from lockstep.same_bits.rules import Numbers, apply_rule, has_rule, is_exact, types_of
 
-BY_RULES = "same_bits"  # the name in a jaxpr of what `same_bits` returns
 HERE, JAX = Path(__file__).parent, Path(jax.__file__).parent
-NO_RULE = "no rule for "  # how the name of an operation begins that is taken as it is
 
 CALLS = (
     *("jit", "pjit", "closed_call", "core_call", "checkpoint", "remat", "remat2"),
@@ -24,31 +22,40 @@ CALLS = (
 )
 
 
+class _ByRules(str):
+    """The name in a jaxpr of what `same_bits` returns: a user's function may be called so, too."""
+
+
+class _NoRule(str):
+    """The name of an operation that is taken as it is, with its types and line."""
+
+
 def same_bits(function: Callable[..., Any], product: Product = in_float64) -> Callable[..., Any]:
     """Return a function of the same arguments, each of whose operations is rounded in one way.
 
-    Some of its arguments are floats, or the first is integers from 0. `product` is one of
-    `products.PRODUCTS`. Such a function may be a part of another: what is by rules stays as it is.
+    Some of its arguments have an element. `product` is one of `products.PRODUCTS`. Such a function
+    may be a part of another: what is by rules stays as it is.
     """
 
-    def same_bits(*arguments: Any) -> Any:
+    def by_rules(*arguments: Any) -> Any:
         closed, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
         evaluation = _Evaluation(Numbers(Arithmetic.in_program(arguments), product))
         leaves = evaluation.run(closed, jax.tree.leaves(arguments))
         return jax.tree.unflatten(jax.tree.structure(shapes), leaves)
 
-    return jax.jit(same_bits)
+    by_rules.__name__ = _ByRules("same_bits")
+    return jax.jit(by_rules)
 
 
 def without_rule(function: Callable[..., Any], *arguments: Any) -> frozenset[str]:
     """Return the operations of a function that have no rule, since their bits may differ.
 
-    Each by its name and the line of code that asks for it, as "tanh at models/llama.py:42". The
-    function is as in `same_bits`; its arguments may be shapes.
+    Each by its name, types, and the line of code that asks for it, as "erf of float32 at
+    models/llama.py:42". The function is as in `same_bits`; its arguments may be shapes.
     """
     closed = jax.make_jaxpr(same_bits(function))(*arguments)
-    names = (equation.params.get("name", "") for equation in _equations(closed.jaxpr))
-    return frozenset(name.removeprefix(NO_RULE) for name in names if name.startswith(NO_RULE))
+    names = (equation.params.get("name") for equation in _equations(closed.jaxpr))
+    return frozenset(str(name) for name in names if isinstance(name, _NoRule))
 
 
 def _equations(jaxpr: Jaxpr) -> Iterator[Any]:
@@ -90,7 +97,8 @@ class _Evaluation:
     def _apply(self, equation: Any, inputs: list[Any]) -> Sequence[Any]:
         """Return the results of one operation."""
         name, settings = equation.primitive.name, equation.params
-        if name in CALLS and settings.get("name") != BY_RULES:
+        is_by_rules = isinstance(settings.get("name"), _ByRules)
+        if name in CALLS and not is_by_rules:
             if settings.get("differentiated") and settings["prevent_cse"]:
                 inputs = lax.optimization_barrier(inputs)  # or it is computed once, and kept
             inner = next(settings[key] for key in ("jaxpr", "call_jaxpr") if key in settings)
@@ -106,7 +114,7 @@ class _Evaluation:
             ]
             results: list[Any] = lax.switch(index, branches, *operands)
             return results
-        if is_exact(equation) or settings.get("name") == BY_RULES:
+        if is_by_rules or is_exact(equation):
             return _bound(equation, *inputs)
         if has_rule(equation):
             return [apply_rule(self.numbers, equation, inputs)]
@@ -114,7 +122,7 @@ class _Evaluation:
         def as_it_is(*inputs: Any) -> list[Any]:
             return _bound(equation, *inputs)
 
-        as_it_is.__name__ = NO_RULE + name + _line_of(equation)  # for `without_rule`
+        as_it_is.__name__ = _NoRule(_described(equation))  # for `without_rule`
         return jax.jit(as_it_is)(*inputs)
 
     def _scan(self, equation: Any, inputs: list[Any]) -> list[Any]:
@@ -145,6 +153,12 @@ class _Evaluation:
             carry,
         )
         return results
+
+
+def _described(equation: Any) -> str:
+    types = ", ".join(dict.fromkeys(types_of(equation)))
+    places = " to places that may be equal" * (equation.primitive.name == "scatter")
+    return f"{equation.primitive.name}{places} of {types}{_line_of(equation)}"
 
 
 def _line_of(equation: Any) -> str:

@@ -1,7 +1,9 @@
 """What each operation of JAX becomes: itself, or single operations, sums and products of ours."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import jax
@@ -24,7 +26,11 @@ class Numbers:
 
 Rule = Callable[[Numbers, list[Any], dict[str, Any]], jax.Array]
 
-# Results that are rounded in one way, or are some of the operands: whatever computes them.
+# Types of operands and results, for which operations give the same bits as they are
+INTEGERS = {"bool", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))}
+REAL = INTEGERS | {"float16", "bfloat16", "float32", "float64"}
+RULED = {"float32", "bfloat16"}  # which rules take
+# Of real numbers: results that are rounded in one way, or are some of the operands.
 ONE_WAY = {
     "abs", "add", "add_any", "all_gather", "and", "argmax", "argmin", "bitcast_convert_type",
     "broadcast_in_dim", "ceil", "clamp", "concatenate", "convert_element_type", "copy",
@@ -34,6 +40,16 @@ ONE_WAY = {
     "scatter", "scatter-max", "scatter-min", "select_n", "sharding_constraint", "sign", "slice",
     "sort", "split", "squeeze", "stack", "stop_gradient", "sub", "tile", "top_k", "transpose",
     "unstack",
+}  # fmt: skip
+# Of integers alone, too: the last bits of a sum or product are the same in any order. A key is some
+# of them, if its numbers are those of Threefry; the generators of other keys belong to devices.
+OF_INTEGERS = {
+    "clz", "conv_general_dilated", "cummax", "cummin", "cumprod", "cumsum", "device_put", "div",
+    "dot_general", "integer_pow", "mul", "not", "or", "population_count", "pow", "random_bits",
+    "random_clone", "random_fold_in", "random_seed", "random_split", "random_unwrap", "random_wrap",
+    "reduce_prod", "reduce_sum", "reduce_window_min", "reduce_window_sum", "reduce_xor", "rem",
+    "scatter-add", "scatter-mul", "scatter-sub", "shift_left", "shift_right_arithmetic",
+    "shift_right_logical", "square", "threefry2x32", "xor",
 }  # fmt: skip
 
 
@@ -93,24 +109,36 @@ RULES: dict[str, Rule] = {
 
 
 def is_exact(equation: Any) -> bool:
-    """Return whether an operation gives the same bits as it is: rounded in one way, or no floats.
+    """Return whether an operation of these types gives the same bits as it is.
 
-    A scatter that adds to no element twice does, too.
+    A scatter only if no place is named twice, and a sort if nothing that it moves is equal.
     """
-    name = equation.primitive.name
-    floats = any(map(_is_float, (*equation.invars, *equation.outvars)))
-    adds_once = name == "scatter-add" and equation.params["unique_indices"]
-    return not floats or name in ONE_WAY or adds_once
+    name, settings = equation.primitive.name, equation.params
+    types = set(types_of(equation))
+    if name == "scatter" and not _names_places_once(equation):
+        return False
+    if name == "sort" and not settings["is_stable"]:  # equal numbers are the same, but 0 and -0
+        return types <= INTEGERS and settings["num_keys"] == len(equation.invars)
+    adds_once = name == "scatter-add" and settings["unique_indices"]
+    if name in ONE_WAY or adds_once:
+        return types <= REAL | _threefry()
+    return name in OF_INTEGERS and types <= INTEGERS | _threefry()
 
 
 def has_rule(equation: Any) -> bool:
     """Return whether a rule exists: of float32 and bfloat16, and for integer powers only."""
-    if equation.primitive.name == "pow":
-        exponent = equation.invars[1].aval.dtype
-        if not (jnp.issubdtype(exponent, jnp.integer) and np.can_cast(exponent, np.int32)):
+    name, types = equation.primitive.name, types_of(equation)
+    if name in ("pow", "scatter-add"):  # the exponent, the places
+        kind = types.pop(1)
+        if kind not in INTEGERS or name == "pow" and not np.can_cast(kind, np.int32):
             return False
-    floats = [v.aval.dtype for v in (*equation.invars, *equation.outvars) if _is_float(v)]
-    return equation.primitive.name in RULES and all(d in (np.float32, jnp.bfloat16) for d in floats)
+    return name in RULES and RULED.issuperset(types)
+
+
+def types_of(equation: Any) -> list[str]:
+    """Return the names of the types of an operation's operands and results."""
+    avals = [variable.aval for variable in (*equation.invars, *equation.outvars)]
+    return [str(getattr(aval, "dtype", aval)) for aval in avals]  # a token has none
 
 
 def apply_rule(numbers: Numbers, equation: Any, inputs: list[Any]) -> jax.Array:
@@ -122,5 +150,11 @@ def apply_rule(numbers: Numbers, equation: Any, inputs: list[Any]) -> jax.Array:
     return lax.convert_element_type(result, equation.outvars[0].aval.dtype)
 
 
-def _is_float(variable: Any) -> bool:
-    return jnp.issubdtype(variable.aval.dtype, jnp.floating)
+def _names_places_once(scatter: Any) -> bool:
+    *places, _ = scatter.invars[1].aval.shape
+    return bool(scatter.params["unique_indices"]) or math.prod(places) <= 1
+
+
+@cache
+def _threefry() -> set[str]:
+    return {str(jax.eval_shape(lambda: jax.random.key(0, impl="threefry2x32")).dtype)}

@@ -235,7 +235,13 @@ def _mean_of_senders(
     senders = target.add(present.astype(jnp.uint16), mode="promise_in_bounds")
     # divided only where something was sent; senders of one coefficient write the same mean
     mean_PNK = total[address_PNK] / jnp.maximum(senders[address_PNK], 1) / FEW
-    return total.at[address_PNK].set(mean_PNK, mode="promise_in_bounds").reshape(cut.shape)
+
+    def write(total: jax.Array, peer: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
+        address_NK, mean_NK = peer
+        target = total.at[address_NK]
+        return target.set(mean_NK, unique_indices=True, mode="promise_in_bounds"), None
+
+    return jax.lax.scan(write, total, (address_PNK, mean_PNK))[0].reshape(cut.shape)
 
 
 def _as_values(present: jax.Array) -> jax.Array:

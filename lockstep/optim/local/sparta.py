@@ -63,7 +63,9 @@ def sparta(
 
     def after_sending(own: Tree, at: Tree) -> Tree:
         drift = jax.tree.map(
-            lambda d, at_K: d.ravel().at[at_K].set(0.0).reshape(d.shape), own.drift, at
+            lambda d, at_K: d.ravel().at[at_K].set(0.0, unique_indices=True).reshape(d.shape),
+            own.drift,
+            at,
         )
         return own._replace(drift=drift)
 
@@ -75,7 +77,8 @@ def sparta(
         messages: Tree, peers: RoundPeers, params: Tree, shared: Tree, step: jax.Array
     ) -> tuple[Tree, Tree]:
         def update(theta: jax.Array, agreed_K: jax.Array, at_K: jax.Array) -> jax.Array:
-            return jnp.zeros(theta.size).at[at_K].set(-agreed_K).reshape(theta.shape)
+            flat = jnp.zeros(theta.size).at[at_K].set(-agreed_K, unique_indices=True)
+            return flat.reshape(theta.shape)
 
         agreed = aggregate(messages, peers.weight)
         return jax.tree.map(update, params, agreed, places(params, step)), shared

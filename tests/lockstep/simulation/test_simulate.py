@@ -257,7 +257,7 @@ def test_an_operation_without_a_rule_is_refused_with_its_line():
         return jax.lax.erf(squares(params, batch, rng))
 
     line = erf.__code__.co_firstlineno + 1
-    with refused("bits", "everywhere", f"erf at simulation/test_simulate.py:{line}"):
+    with refused("bits", "everywhere", f"erf of float32 at simulation/test_simulate.py:{line}"):
         simulate(
             erf, PARAMS, DATA, optimizer=SGD, peers=2, steps=1, batch_size=4, bits="everywhere"
         )
