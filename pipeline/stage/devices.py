@@ -33,7 +33,8 @@ FLAGS = "--xla_allow_excess_precision=false"
 DUMPS = "--xla_dump_"  # how flags begin that leave results alone
 # Subnormal numbers are 0, as on CPUs.
 FLAGS_GPU = "--xla_gpu_deterministic_ops=true --xla_gpu_autotune_level=0 --xla_gpu_ftz=true"
-INEXACT = ("enable_fast_m", "allow_excess_precision")  # in XLA's flags that leave bits open
+# In XLA's flags that leave bits open; the last two name what another program tuned.
+INEXACT = ("enable_fast_m", "allow_excess_precision", "autotune_cache", "load_autotune_results")
 READ_AT_IMPORT = ("JAX_", "JAX2TF_", "FLAX_", "CHECK_VMA", "EAGER_CONSTANT_", "NVIDIA_TF32_")
 STAY = (
     *("JAX_PLATFORM", "JAX_NUM_CPU_DEVICES", "JAX_CUDA_VISIBLE_", "JAX_ROCM_VISIBLE_"),
@@ -105,10 +106,15 @@ def prepare_alone() -> None:
 
 
 def leave_out_settings() -> None:
-    """Remove from the environment what JAX reads at its import, except what may `STAY`."""
+    """Remove from the environment what JAX reads at its import, except what may `STAY`.
+
+    Beside compiled programs JAX would keep what XLA tuned for a GPU: what any program of the user
+    left there would decide how a product is summed.
+    """
     for name in [name for name in os.environ if name.startswith(READ_AT_IMPORT)]:
         if not name.startswith(STAY):
             del os.environ[name]
+    os.environ["JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES"] = ""
 
 
 def keep_compiled(folder: os.PathLike) -> None:

@@ -56,6 +56,26 @@ def test_a_program_whose_file_is_cut_is_not_returned(tmp_path):
     assert cache.get("a") == b"program"
 
 
+OPTIONS = """
+from pipeline.stage import devices
+devices.prepare_alone()
+import jax
+from jax._src import compiler
+devices.keep_compiled("unused")
+options = compiler.get_compile_options(1, 1)  # each keeps a part of the one before
+of_build = options.executable_build_options
+flags = of_build.debug_options
+print(jax.config.jax_compilation_cache_dir, flags.xla_gpu_per_fusion_autotune_cache_dir)
+"""
+
+
+def test_what_other_programs_tuned_in_the_users_own_cache_is_not_looked_up(tmp_path):
+    environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-c", OPTIONS]
+    done = subprocess.run(command, cwd=PROJECT, env=environment, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == (f"{tmp_path} \n", "")
+
+
 COMPILE = """
 import sys, time
 from pathlib import Path

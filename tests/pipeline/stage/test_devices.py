@@ -77,7 +77,9 @@ def test_of_jaxs_variables_only_those_stay_that_change_no_result_or_are_recorded
     go = ("JAX_ENABLE_X64", "JAX_OF_A_LATER_RELEASE", "FLAX_FIX_RNG_SEPARATOR", "CHECK_VMA")
     for name, value in {**stay, **dict.fromkeys(go, "1")}.items():
         environment.setenv(name, value)
+    environment.setenv("JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES", "all")
     devices.prepare_alone()
+    assert os.environ["JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES"] == ""
     assert not os.environ.keys() & set(go)
     assert {name: os.environ[name] for name in stay} == stay
 
@@ -87,6 +89,8 @@ def test_of_jaxs_variables_only_those_stay_that_change_no_result_or_are_recorded
     [
         ("XLA_FLAGS", "--xla_cpu_enable_fast_math=true"),
         ("XLA_FLAGS", "--xla_allow_excess_precision"),
+        ("XLA_FLAGS", "--xla_gpu_per_fusion_autotune_cache_dir=/tmp/tuned"),
+        ("XLA_FLAGS", "--xla_gpu_load_autotune_results_from=tuned.pb"),
         ("JAX_PLATFORMS", "cuda"),
     ],
 )
