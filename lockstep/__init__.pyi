@@ -9,6 +9,7 @@ from lockstep.optim.compressed.distro import demo as demo
 from lockstep.optim.compressed.distro import distro as distro
 from lockstep.optim.dense import adamw as adamw
 from lockstep.optim.dense import dense as dense
+from lockstep.optim.dense import from_optax as from_optax
 from lockstep.optim.dense import muon as muon
 from lockstep.optim.dense import sgd as sgd
 from lockstep.optim.directions import StepDirection as StepDirection

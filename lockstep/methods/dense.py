@@ -1,4 +1,7 @@
-"""AdamW, Muon and SGD on the mean of all peers' gradients; what a workload does by itself."""
+"""AdamW, Muon and SGD on the mean of all peers' gradients; what a workload does by itself.
+
+Peers count by their sequences; in `simulate` by what counts in their losses.
+"""
 
 from typing import TYPE_CHECKING, Annotated
 

@@ -4,6 +4,7 @@ The cards' values are for runs of a few hundred rounds; the papers train for far
   DiLoCo (https://arxiv.org/abs/2311.08105): inner_steps 500, outer_momentum 0.9
   Streaming DiLoCo (https://arxiv.org/abs/2501.18512): fragments of three layers,
     outer_learning_rate 0.4, outer_momentum 0.9; params/paper/streaming-diloco-35m.toml
+The papers take the plain mean over peers; here peers count by what they trained on.
 In Python, {"DiLoCo": {"inner_steps": 500, "outer_momentum": 0.9}} is the paper's over the card's.
 """
 

@@ -1,4 +1,8 @@
-"""DisTrO; DeMo, which is DisTrO with values instead of signs; and AdaDistro."""
+"""DisTrO; DeMo, which is DisTrO with values instead of signs; and AdaDistro.
+
+Each peer that sent a coefficient counts once, as in their papers. The cards clip gradients, which
+DeMo's authors do not: {"demo": {"clip_grad_norm": 0.0}} is theirs.
+"""
 
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Literal

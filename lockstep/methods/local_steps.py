@@ -1,4 +1,7 @@
-"""Peers that take local steps between two exchanges; federated averaging, the plainest of them."""
+"""Peers that take local steps between two exchanges; federated averaging, the plainest of them.
+
+In the mean peers count by what they trained on, as in the paper of federated averaging.
+"""
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 

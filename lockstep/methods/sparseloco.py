@@ -1,4 +1,7 @@
-"""SparseLoCo with the values of its paper, except inner_steps, which is 15 to 30 there."""
+"""SparseLoCo with the values of its paper, except inner_steps, which is 15 to 30 there.
+
+There peers count equally, here by what they trained on.
+"""
 
 from typing import TYPE_CHECKING, Annotated
 

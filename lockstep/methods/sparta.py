@@ -2,6 +2,7 @@
 
 The paper exchanges at most 0.5 % of the params in a round of one step; the cards' 10 and 5 % are
 for runs of a few hundred rounds. In Python, {"SPARTA": {"share": 0.005}} is the paper's.
+There peers count equally, here by what they trained on.
 """
 
 from typing import TYPE_CHECKING, Annotated, Literal

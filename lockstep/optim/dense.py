@@ -34,6 +34,7 @@ from lockstep.optim.optimizer import (
     rate,
 )
 
+TRIED = 10  # steps: a warm-up may begin with none
 LARGEST = 2.0**60  # of an element: an infinite second moment would stay so for ever
 
 
@@ -51,8 +52,8 @@ def dense(
         d, s    = direction(g, s)
         theta  <- theta - lr * (d + weight_decay * theta)
 
-    `direction` is any of optax's `scale_by_*`, or the like: the direction d of a step, and the
-    state s, from gradients alone.
+    `direction` is any of optax's `scale_by_*`, or the like: the direction d of a step, up the
+    gradient, and the state s. `from_optax` takes whole optimizers, which go down.
 
     A message is the gradient in float32: 4 bytes per parameter, from each peer, each round.
     """
@@ -61,6 +62,11 @@ def dense(
     expect.rates(weight_decay=weight_decay)
     expect.clip(clip_grad_norm)
     expect.aggregate(aggregate)
+    if _slope(direction) < 0:
+        raise ValueError(
+            "direction goes down the gradient, as a whole optimizer does, expected one that goes "
+            "up, such as optax.scale_by_adam(); or write from_optax(optimizer)"
+        )
 
     def init(params: Tree) -> tuple[Tree, Tree]:
         return optax.EmptyState(), direction.init(params)
@@ -79,7 +85,7 @@ def dense(
     def take(merged: Tree, params: Tree, shared: Tree, step: jax.Array) -> tuple[Tree, Tree]:
         scale = clip_scale(merged, clip_grad_norm)
         grads = jax.tree.map(lambda g: g * scale, merged)
-        d, shared = direction.update(grads, shared)
+        d, shared = direction.update(grads, shared, params)
         lr = rate(learning_rate, step)
         updates = jax.tree.map(lambda d, theta: -lr * (d + weight_decay * theta), d, params)
         return updates, shared
@@ -93,6 +99,41 @@ def dense(
 
     merge = Merge(ON_HOST[aggregate], take) if aggregate in ON_HOST else None
     return Optimizer(init, accumulate, send, receive, compare, areas, merge=merge)
+
+
+def from_optax(
+    optimizer: optax.GradientTransformation, *, aggregate: AggregateFn = mean
+) -> Optimizer:
+    """Return any optimizer of optax, as `optax.adam(1e-3)`, on the mean of all peers' gradients."""
+    expect.kind(optax.GradientTransformation, optimizer=optimizer)
+    if _slope(optimizer) > 0:
+        raise ValueError(
+            "optimizer goes up the gradient, expected one that goes down, with a learning rate: "
+            "optax.adam(1e-3), or dense(1e-3, optax.scale_by_adam())"
+        )
+
+    def update(grads: Tree, state: Tree, params: Tree | None = None) -> tuple[Tree, Tree]:
+        updates, state = optimizer.update(grads, state, params)
+        return jax.tree.map(jnp.negative, updates), state
+
+    direction = optax.GradientTransformation(optimizer.init, update)
+    return dense(1.0, direction, aggregate=aggregate)
+
+
+def _slope(transform: optax.GradientTransformation) -> float:
+    """Return gradients times updates at the first step that moves; 0 where none can be tried."""
+    params = {"w": jnp.full((2, 4), 1e-3)}
+    grads = {"w": jnp.array([[1.0, -2.0, 3.0, -4.0], [-4.0, 3.0, 2.0, 1.0]])}
+    try:
+        state = transform.init(params)
+        for _ in range(TRIED):
+            updates, state = transform.update(grads, state, params)
+            slope = jnp.vdot(grads["w"], updates["w"])
+            if isinstance(slope, jax.core.Tracer) or slope:
+                break
+    except Exception:  # it is for other params, or takes more than gradients
+        return 0.0
+    return 0.0 if isinstance(slope, jax.core.Tracer) else float(slope)
 
 
 def adamw(

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 SHOWN = 80  # characters of a value; a longer one is shown as its type
 
@@ -107,7 +108,10 @@ def kind(kind: type, **settings: Any) -> None:
     for name, value in settings.items():
         if not isinstance(value, kind) or isinstance(value, type):  # a class has its functions too
             actual = value.__name__ if isinstance(value, type) else type(value).__name__
-            raise ValueError(f"{name} is {actual}, expected {article} {kind.__name__}")
+            remedy = ""
+            if kind.__name__ == "Optimizer" and isinstance(value, optax.GradientTransformation):
+                remedy = ": from_optax makes it one"
+            raise ValueError(f"{name} is {actual}, expected {article} {kind.__name__}{remedy}")
 
 
 def function(name: str, value: Any, signature: str) -> None:

@@ -9,6 +9,10 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
 from pydantic import Field, model_validator
 
 from lockstep.errors import LockstepError
@@ -16,7 +20,8 @@ from lockstep.methods import CARDS, AnyOptimizer, card_of
 from lockstep.methods.card import Setting, Surroundings, build
 from lockstep.methods.misfits import check_faults, check_needs
 from lockstep.methods.schedule import AnySchedule, learning_rate_of
-from lockstep.optim.optimizer import Optimizer
+from lockstep.optim.dense import from_optax
+from lockstep.optim.optimizer import Optimizer, Tree
 from lockstep.protocol import links
 from lockstep.swarm.peers import RoundSettings
 from lockstep.tables.explain import validate
@@ -313,6 +318,28 @@ def the_optimizer(arguments: Arguments, optimizer: Any, learning_rate: Any) -> O
     rate = learning_rate if callable(learning_rate) else learning_rate_of(arguments.learning_rate)
     setting = Setting(rate, 0, arguments.stacked, arguments.aggregation, arguments.liars or 0)
     return build(arguments.optimizer, setting, arguments.groups)
+
+
+def adopted(optimizer: optax.GradientTransformation, params: Tree) -> Optimizer:
+    """Return an optimizer of optax as one of peers that exchange whole gradients."""
+
+    def step(params: Tree) -> Tree:
+        return optimizer.update(params, optimizer.init(params), params)[1]
+
+    try:
+        state = jax.tree.leaves(jax.eval_shape(step, params))
+    except Exception as error:
+        what = " ".join(str(error).split())
+        raise LockstepError(f"simulate: optimizer takes no step of these params: {what}") from error
+    if any(not jnp.issubdtype(x.dtype, np.number) and x.dtype != bool for x in state):
+        raise LockstepError(
+            "simulate: optimizer has a state of other arrays than numbers, expected numbers, which "
+            "a checkpoint can hold"
+        )
+    try:
+        return from_optax(optimizer)
+    except ValueError as error:
+        raise LockstepError(f"simulate: {error}") from error
 
 
 def check_signs(faults: Sequence[Fault], form: wire.Form) -> None:

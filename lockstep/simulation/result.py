@@ -51,7 +51,8 @@ class Result:
         """A number for each round, by name.
 
         step: The round, from 1.
-        loss: Mean of the peers' losses in it; NaN if nobody trained.
+        loss: Mean of the peers' losses, by what counts in them; NaN if nobody trained. With local
+          steps a peer's is the mean of its steps'.
         examples: Examples of all messages applied since the start.
         applied: Messages that were applied.
         bytes_up, bytes_down: Bytes sent and received by a peer since the start, mean over peers.

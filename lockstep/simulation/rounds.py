@@ -299,9 +299,7 @@ def take_rounds(problem: Problem, saved: SavedSimulation, log: Log) -> Result:
         try:
             training.take_rounds()
         except NotFiniteError as error:
-            raise LockstepError(
-                f"simulate: {error}, expected a finite number; try a lower learning_rate"
-            ) from error
+            raise LockstepError(f"simulate: {error}; {_known(problem, log.curves)}") from error
     restored = programs.task.nesting.restored
     return Result(
         params=restored(peers.params()),
@@ -310,6 +308,29 @@ def take_rounds(problem: Problem, saved: SavedSimulation, log: Log) -> Result:
         micro_batch=settings.micro_batch,
         fired=dict(faults.fired),
         ejected=measurements.ejected,
+    )
+
+
+def _known(problem: Problem, curves: Curves) -> str:
+    """Return what is known of why losses or gradients are not finite, in a line."""
+    settings, held_out = problem.settings, curves.validation[:1]
+    for data in problem.data_of_peers:
+        rows = data.take(np.arange(min(settings.most_rows, data.examples.count))).examples
+        if bad := [x for x in jax.tree.leaves(rows) if not np.isfinite(x).all()]:
+            number = bad[0][~np.isfinite(bad[0])][0]
+            return f"{data.examples.name} has an example with {number}, expected finite numbers"
+    if any(not np.isfinite(x).all() for x in jax.tree.leaves(problem.params)):
+        return "params are not finite before the first round, expected finite numbers"
+    if held_out and not np.isfinite(held_out[0]["loss"]):
+        return f"the loss on eval_data was {held_out[0]['loss']} before the first round"
+    if curves.train and curves.train[-1]["loss"] is not None:
+        last = curves.train[-1]
+        return f"the loss of round {last['step']} was {last['loss']:.6g}; try a lower learning_rate"
+    if problem.programs.lots.steps > 1:
+        return "params and examples are finite; try a lower learning_rate for the local steps"
+    return (
+        "it is so at the params given, before any step, and the examples are finite: expected a "
+        "loss_fn that is finite there, and its gradient too"
     )
 
 

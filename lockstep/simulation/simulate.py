@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from lockstep.machine.jax_settings import check_settings, other_settings
 from lockstep.optim.optimizer import Optimizer
@@ -27,7 +28,7 @@ def simulate(  # noqa: PLR0913 - whoever calls it names them
     train_data: Any,
     eval_data: Any = None,
     *,
-    optimizer: str | Mapping[str, Any] | Optimizer,
+    optimizer: str | Mapping[str, Any] | Optimizer | optax.GradientTransformation,
     peers: int,
     steps: int,
     batch_size: int,
@@ -75,10 +76,11 @@ def simulate(  # noqa: PLR0913 - whoever calls it names them
     same time.
 
     Args:
-      loss_fn: loss_fn(params, batch, rng) -> scalar, the mean loss of a batch, without aux: arrays
-        with a leading axis of examples. rng is a key of (seed, round, peer, local step), for
-        dropout and the like, or None where the loss is measured. Of a torch module,
-        loss_fn(module, batch) -> scalar tensor, with tensors, integers in 64 bits.
+      loss_fn: loss_fn(params, batch, rng) -> scalar, the mean over the examples of a batch, arrays
+        with a leading axis of examples; or (sum, count), where these do not count alike. rng is a
+        key of (seed, round, peer, local step), for dropout and the like, or None where the loss is
+        measured. Of a torch module, loss_fn(module, batch) -> scalar tensor, or (sum, count), with
+        tensors, integers in 64 bits.
       params: Any tree of floating-point arrays, such as nested dicts or a state of flax.nnx; or a
         torch module, which is trained where it is.
       train_data: Arrays of NumPy, JAX or torch with a leading axis of examples, in any tree; or a
@@ -90,11 +92,11 @@ def simulate(  # noqa: PLR0913 - whoever calls it names them
       eval_data: The same, to measure the loss on; a factory is asked for split "eval" of peer 0,
         one in train_data too if eval_data is None, and may return None.
       optimizer: A name, such as "diloco", "demo", "distro", "sparta", "fedavg", "adamw" or "sgd"; a
-        table of a run file, as {"DiLoCo": {"inner_steps": 10}}, with defaults for what it lacks; or
-        an `Optimizer`.
+        table of a run file, as {"DiLoCo": {"inner_steps": 10}}, with defaults for what it lacks; an
+        `Optimizer`; or one of optax, as optax.adam(1e-3), on the mean of whole gradients.
       peers: Number of peers, 1 to 256.
       steps: Rounds: exchanges, each after the optimizer's inner_steps local steps.
-      batch_size: Examples of a peer in each local step.
+      batch_size: Examples of a peer in each local step, also where other peers are away.
       learning_rate: A number; a schedule of a run file, as {"Cosine": {...}}; or a function of the
         round. By default the one that the optimizer's card in lockstep/methods states
         for the smallest model.
@@ -142,6 +144,8 @@ def simulate(  # noqa: PLR0913 - whoever calls it names them
     else:
         nesting = Nesting(params)
         initial = nesting.nested(params)
+    if isinstance(optimizer, optax.GradientTransformation):
+        optimizer = inputs["optimizer"] = arguments.adopted(optimizer, initial)
     args = arguments.read_arguments(inputs, sorted(initial), torch=is_module)
     round_settings = args.round_settings(optimizer)
     data_of_peers = examples.data_of_peers(train_data, peers, seed, shuffle=shuffle)

@@ -6,7 +6,8 @@ import numpy as np
 import optax
 import pytest
 
-from lockstep.optim.dense import adamw, muon, sgd
+from lockstep.optim.dense import adamw, dense, from_optax, muon, sgd
+from lockstep.optim.local.local_steps import local_steps
 from lockstep.optim.transform import alone, as_transform
 from tests.lockstep.optim.compiled import Peers
 from tests.lockstep.optim.optimizers import target
@@ -29,6 +30,17 @@ def test_adamw_alone_is_optax_adamw():
             updates, states[i] = tx.update(grads, states[i], params[i])
             params[i] = optax.apply_updates(params[i], updates)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), *params)
+
+
+@pytest.mark.parametrize("whole", [optax.sgd(0.5), optax.lion(1e-3), optax.contrib.muon(0.1)])
+def test_a_direction_goes_up_and_a_whole_optimizer_down(whole):
+    with pytest.raises(ValueError, match=r"direction goes down the gradient.*from_optax"):
+        dense(0.1, whole)
+    with pytest.raises(ValueError, match=r"optimizer goes up the gradient.*optax.adam\(1e-3\)"):
+        from_optax(optax.scale_by_lion())
+    with pytest.raises(ValueError, match="inner is .*, expected an Optimizer: from_optax"):
+        local_steps(whole, sgd(1.0), inner_steps=2)
+    local_steps(from_optax(whole), sgd(1.0), inner_steps=2)
 
 
 def test_the_steps_of_adamw_are_scaled_by_group_and_no_bit_of_them_where_none_is_named():

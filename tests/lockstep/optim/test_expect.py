@@ -62,6 +62,7 @@ GIVEN = {  # builder: what it takes
     "diloco": LOCAL | {"outer": SGD},
     "distro": {"momentum": MOMENTUM},
     "fedavg": LOCAL,
+    "from_optax": {"optimizer": optax.sgd(0.1)},
     "heloco": {
         "learning_rate": 0.1, "momentum": 0.9,
         "keep": 0.4, "shrink": 1.0, "shrink_most": 0.9, "turn": 0.5, "trust": 1.0,

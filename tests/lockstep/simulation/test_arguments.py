@@ -5,6 +5,7 @@ import inspect
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import lockstep
@@ -54,6 +55,10 @@ NO_MESSAGE = {"loss_fn": lambda p, b, r: squares(p, b, r) + jnp.sqrt(jnp.sum(p["
 NO_VALUES = [{"kind": "scale_up", "peer": 1, "rounds": [1, 1]}]
 NO_COLUMN = {"w": np.zeros((0, 4), np.float32)}
 
+NAN_AT_ONCE = {"loss_fn": lambda p, b, r: squares(p, b, r) + jnp.log(p["b"] - 1)}
+NAN_LATER = {"loss_fn": lambda p, b, r: squares(p, b, r) + 0 * jnp.log(1 - jnp.abs(p["w"]).max())}
+NAN_LATER |= {"learning_rate": 10.0}
+RANDOM = optax.chain(optax.add_noise(0.1, 0.1, jax.random.key(0)), optax.sgd(0.1))
 WRONG = [  # what is changed; the argument that is named, and what else is
     ({"peers": 0}, "peers", 0),
     ({"peers": 300}, "peers", 300, 256),
@@ -85,6 +90,14 @@ WRONG = [  # what is changed; the argument that is named, and what else is
     ({"learning_rate": 1e30}, "loss or gradients are", "round", "learning_rate"),
     (NO_MESSAGE, "no peer's message is finite at round 1"),
     (NO_MESSAGE | {"optimizer": DISTRO}, "loss or gradients are nan at round 1"),
+    (NAN_AT_ONCE, "loss or gradients are nan at round 1", "at the params given", "loss_fn"),
+    ({"data": {"x": X, "y": Y * np.nan}}, "train_data has an example with nan"),
+    ({"params": PARAMS | {"b": np.float32(np.nan)}}, "nan at round 1", "params are not finite"),
+    (NAN_LATER, "nan at round 2", "the loss of round 1 was", "learning_rate"),
+    ({"optimizer": optax.scale_by_adam()}, "optimizer", "goes up", "optax.adam(1e-3)"),
+    ({"optimizer": optax.lbfgs()}, "optimizer takes no step", "value_fn"),
+    ({"optimizer": RANDOM}, "optimizer has a state of other arrays than numbers"),
+    ({"optimizer": optax.adam(1), "learning_rate": 1}, "learning_rate", "None with an Optimizer"),
     ({"links": {"upload": 3}}, "links.upload", "upload_mbps"),
     ({"faults": [{"kind": "noise", "peer": 7, "rounds": [1, 1]}]}, "faults[0].peer", 7),
     ({"faults": NO_VALUES, "optimizer": DISTRO}, "faults[0].kind", "scale_up", "signs"),

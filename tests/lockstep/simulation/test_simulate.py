@@ -8,6 +8,7 @@ import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import nnx
 
@@ -207,6 +208,20 @@ def test_an_optimizer_of_ones_own_and_any_schedule():
         short(optimizer=own)
 
 
+def test_an_optimizer_of_optax_takes_its_own_steps_of_the_mean_gradient():
+    tx = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(0.1, weight_decay=0.1))
+    result = short(optimizer=tx, learning_rate=None, shuffle=False, micro_batch=3)
+    params = jax.tree.map(jnp.array, PARAMS)
+    state = tx.init(params)
+    for step in range(4):
+        batch = {name: x[step * 8 % 24 :][:8] for name, x in DATA.items()}
+        updates, state = tx.update(jax.grad(squares)(params, batch, None), state, params)
+        params = optax.apply_updates(params, updates)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), result.params, params
+    )
+
+
 def test_a_state_of_flax_comes_back_as_one():
     graph, state = nnx.split(nnx.Linear(3, 1, rngs=nnx.Rngs(0)))
 
@@ -268,6 +283,11 @@ def test_a_plot_is_drawn(tmp_path):
     assert result.plot(tmp_path / "loss.svg").read_text().startswith("<?xml")
     with pytest.raises(LockstepError, match="plot to .*loss.xyz, expected a name such as loss.png"):
         result.plot(tmp_path / "loss.xyz")
+
+
+def test_the_librarys_names_are_its_public_ones():
+    assert dir(lockstep) == sorted(lockstep.__all__)
+    assert not {"ast", "Path", "Any"} & {*dir(lockstep)}
 
 
 def test_the_pipeline_alone_imports_no_jax():
