@@ -152,6 +152,8 @@ def text_sample(run: runfile.Run, exported: Exported, notes: list[str]) -> str |
             notes.append("[evaluate] prompt is empty and no token begins a text: no text sample")
             return None
         prompt = [exported.beginning]
+    if undone := exported.texts.not_done(drawn=settings.temperature > 0):
+        notes.append(f"the text sample goes without {undone}, which the export's files say")
     group = device_groups(jax.devices(), run.peers.fsdp)[0]
     writer = TextWriter(
         exported,

@@ -62,6 +62,8 @@ class Continuations:
         self._folder, self._wish, self._model = folder, wish, model
         self._writer = TextWriter(model, params, context=model.context, ends=model.ends)
         self._sampling = Sampling(wish.temperature, wish.top_k, wish.top_p)
+        if undone := model.texts.not_done(drawn=wish.temperature > 0):
+            print(f"note: {folder} says {undone}: not done here", file=sys.stderr)
 
     def generate(self, prompts: Sequence[str]) -> list[dict]:
         """Return the continuation of each prompt, in one batch, as `--json` prints it."""
@@ -105,8 +107,8 @@ class Continuations:
         ids = encode(self._model.tokenizer, prompt, f"{self._folder}/{TOKENIZER}, the prompt")
         if not ids and self._model.beginning is None:
             raise LockstepError(
-                f"the prompt is empty, expected text: {self._folder}/config.json has no "
-                "bos_token_id to begin with"
+                f"the prompt is empty, expected text: {self._folder} has no bos_token_id to begin "
+                "with"
             )
         vocab_size = self._model.config.vocab_size
         if ids and max(ids) >= vocab_size:

@@ -6,16 +6,19 @@
     lm_eval.simple_evaluate("lockstep", "pretrained=data/export", tasks=["arc_easy"])
 
 lm_eval finds no models of other packages by itself, so this module registers it as it is imported.
-Tokens, truncation and stopping are those of lm_eval's own `hf` backend on the exported folder, so
-requests get the same numbers but for rounding.
+Truncation and stopping are those of lm_eval's own `hf` backend on the exported folder, and so are
+tokens, but where one joins a context to its continuation (`two_parts`); numbers differ by rounding.
 """
 
 import json
+import logging
 import sys
+from bisect import bisect_left
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cached_property
+from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
 from lm_eval import utils
@@ -25,21 +28,26 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
 from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs
 from lm_eval.models.utils import postprocess_generated_text as cut_at_stops
+from pydantic import Field
 
 from lockstep.errors import LockstepError
 from lockstep.machine.jax_settings import check_settings
 from lockstep.machine.progress import Progress
 from lockstep.programs.placement import DeviceGroup, device_groups, side_by_side
+from lockstep.tables.explain import validate
+from lockstep.tables.table import Table
 from parts.tasks import task_model
+from parts.tasks.lm_eval_tasks import reason
 from parts.tasks.task_model import TaskModel
+from pipeline import extras
+from pipeline.language_model import two_parts
 from pipeline.language_model.draw import Sampling
-from pipeline.weights import exported
+from pipeline.weights import exported, text_settings
 
-BATCH_SIZE = 32  # as `[evaluate] batch_size`
-
+log = logging.getLogger(__name__)
 
 NEW_TOKENS = 256  # of a text, where a task names no number: as in the backend `hf`
-REMEMBERED = 64  # texts whose tokens are kept: the choices of a question share their context
+KNOWN = {"until", "do_sample", "max_gen_toks"}  # settings of a text, and those that are drawn with
 
 
 class LmEvalModel(TemplateLM):
@@ -49,26 +57,11 @@ class LmEvalModel(TemplateLM):
         super().__init__()
         self.model, self.seed = model, seed
         self.tokenizer = model.tokenizer
-        beginning = self.tok_decode([model.beginning], skip_special_tokens=False)
-
-        @lru_cache(REMEMBERED)
-        def encode(text: str, add_special_tokens: bool | None) -> tuple[int, ...]:
-            if add_special_tokens is None:
-                add_special_tokens = not text.startswith(beginning)
-            ids = self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
-            if ids and max(ids) >= model.vocab_size:
-                raise LockstepError(
-                    f"tokenizer.json has token {max(ids)} in a text, expected ids below the "
-                    f"model's vocab_size ({model.vocab_size})"
-                )
-            return tuple(ids)
-
-        self._encode = encode
 
     @property
     def eot_token_id(self) -> int:
         """The token that ends a text."""
-        return self.model.ends[0] if self.model.ends else self.model.beginning
+        return next(iter(self.model.texts.ends), self.model.beginning)
 
     @property
     def prefix_token_id(self) -> int:
@@ -83,11 +76,14 @@ class LmEvalModel(TemplateLM):
     def tok_encode(
         self, string: str, add_special_tokens: bool | None = None, **_: Any
     ) -> list[int]:
-        """Return the tokens of a text, with special ones as the tokenizer adds them.
-
-        None are added to a text that begins with them already.
-        """
-        return list(self._encode(string, add_special_tokens))
+        """Return the tokens of a text, see `two_parts.encode`."""
+        ids = two_parts.encode(self.tokenizer, self.model.beginning, string, add_special_tokens)
+        if ids and max(ids) >= self.model.vocab_size:
+            raise LockstepError(
+                f"tokenizer.json has token {max(ids)} in a text, expected ids below the model's "
+                f"vocab_size ({self.model.vocab_size})"
+            )
+        return ids
 
     def tok_decode(self, tokens: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Return the text of tokens."""
@@ -97,7 +93,14 @@ class LmEvalModel(TemplateLM):
         self, requests: list[Instance], disable_tqdm: bool = True
     ) -> list[tuple[float, bool]]:
         """Return each continuation's log-likelihood, and whether the model would choose it."""
-        return super().loglikelihood(requests, disable_tqdm=disable_tqdm)
+        asked: list[tuple] = []
+        for (*_, context), choices in groupby(  # the choices of a question together
+            requests, lambda one: (one.task_name, one.doc_id, one.args[0])
+        ):
+            texts = [one.args[1] for one in choices]
+            parts = two_parts.in_two_parts(self.tok_encode, self.model.beginning, context, texts)
+            asked += [(None, *pair) for pair in parts]
+        return self._loglikelihood_tokens(asked)
 
     def _loglikelihood_tokens(
         self, requests: list[tuple[Any, list[int], list[int]]], **_: Any
@@ -148,16 +151,41 @@ class LmEvalModel(TemplateLM):
                     max_new_tokens=lot.max_new_tokens,
                     sampling=lot.sampling,
                     seeds=[self.seed + number for number in lot.numbers],
-                    is_done=lambda _, tokens: any(
-                        stop in self.tok_decode(tokens) for stop in lot.stops
-                    ),
+                    is_done=lambda _, tokens: self._stops(tokens, lot.stops),
                 )
                 for number, tokens in zip(lot.numbers, written, strict=True):
-                    texts[number] = cut_at_stops(self.tok_decode(tokens), lot.stops, None)
+                    end = bisect_left(
+                        range(len(tokens)), True, key=lambda n: self._stops(tokens[:n], lot.stops)
+                    )
+                    texts[number] = cut_at_stops(self.tok_decode(tokens[:end]), lot.stops, None)
                 bar.advance(len(lot.numbers))
 
             side_by_side(list(writers), self._prompts(requests), write)
         return texts
+
+    def _stops(self, tokens: list[int], stops: list[str]) -> bool:
+        """Whether a text has a stop, which may be a special token or have one in it."""
+        text = self.tok_decode(tokens, skip_special_tokens=False)
+        return any(stop in text for stop in stops)
+
+    def _settings(self, given: dict[str, Any]) -> tuple[dict[str, Any], Sampling]:
+        """Return a task's settings of a text, and how its tokens are drawn.
+
+        What it does not say of a drawn text is as the folder or else transformers has it.
+        """
+        settings = normalize_gen_kwargs(given, NEW_TOKENS)
+        drawn = settings["do_sample"]
+        if undone := ", ".join(text_settings.not_done(settings, drawn=drawn, known=KNOWN)):
+            raise LockstepError(
+                f"[evaluate] tasks: generation_kwargs has {undone}, which is not done here, "
+                f"expected some of {', '.join(sorted(KNOWN | set(text_settings.DRAWN)))}"
+            )
+        if undone := self.model.texts.not_done(drawn=drawn):
+            log.warning(f"evaluate: texts of tasks go without {undone} of the model's files")
+        if not drawn:
+            return settings, Sampling()
+        own = text_settings.DRAWN | dict(self.model.texts.generation) | settings
+        return settings, Sampling(*(own[key] for key in text_settings.DRAWN))
 
     def _prompts(self, requests: list[Instance]) -> list["_Prompts"]:
         """The requests in lots of equal settings, the longest prompts first."""
@@ -166,7 +194,7 @@ class LmEvalModel(TemplateLM):
             by_settings.setdefault(json.dumps(request.args[1], sort_keys=True), []).append(number)
         lots = []
         for numbers in by_settings.values():
-            settings = normalize_gen_kwargs(requests[numbers[0]].args[1], NEW_TOKENS)
+            settings, sampling = self._settings(requests[numbers[0]].args[1])
             room = self.max_length - settings["max_gen_toks"]
             if room < 1:
                 raise LockstepError(
@@ -175,11 +203,6 @@ class LmEvalModel(TemplateLM):
                 )
             end = self.tok_decode([self.eot_token_id], skip_special_tokens=False)
             stops = [stop for stop in handle_stop_sequences(settings["until"], end) if stop]
-            sampling = Sampling(
-                settings["temperature"] if settings["do_sample"] else 0.0,
-                settings.get("top_k"),
-                settings.get("top_p", 1.0),
-            )
             prompts = {n: self.tok_encode(requests[n].args[0])[-room:] for n in numbers}
             ordered = sorted(numbers, key=lambda n: -len(prompts[n]))  # noqa: B023 - used at once
             for start in range(0, len(ordered), self.model.batch_size):
@@ -199,46 +222,81 @@ class _Prompts(NamedTuple):
     sampling: Sampling
 
 
+class ModelArguments(Table):
+    """What `--model_args` may have."""
+
+    pretrained: str
+    """The folder."""
+    batch_size: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"
+    """Requests that are computed at once; "auto": `max_batch_size`."""
+    max_batch_size: Annotated[int, Field(ge=1)] = 32
+    device: str | None = None
+    """Of no effect, since lm_eval's command line always names one; `JAX_PLATFORMS` chooses."""
+    seed: Annotated[int, Field(ge=0)] = 0
+    """Seed of texts that a task samples."""
+    dtype: Literal["float32", "auto"] = "float32"
+    """In which it computes."""
+
+
 @register_model("lockstep")
 class LockstepModel(LmEvalModel):
-    """An exported folder, computed by JAX on all devices that it sees.
-
-    Args:
-      pretrained: The folder.
-      batch_size: Requests that are computed at once; "auto": 32.
-      max_batch_size: The same, where batch_size is "auto".
-      device: Of no effect, since lm_eval's command line always names one; `JAX_PLATFORMS` chooses.
-      seed: Seed of texts that a task samples.
+    """An exported folder, computed by JAX on all devices that it sees; see `ModelArguments`.
 
     Raises:
-      LockstepError: The folder is no export, or has no tokenizer; or JAX is set to 64 bits.
+      LockstepError: The folder is no export, or has no tokenizer; an argument is wrong; or JAX is
+        set to 64 bits.
     """
 
-    def __init__(
-        self,
-        pretrained: str,
-        batch_size: int | str = "auto",
-        max_batch_size: int | None = None,
-        device: str | None = None,
-        seed: int = 0,
-    ):
-        try:
-            size = max_batch_size or BATCH_SIZE if batch_size == "auto" else int(batch_size)
-        except ValueError:
-            raise LockstepError(f"batch_size is {batch_size}, expected a number or auto") from None
+    def __init__(self, pretrained: str = "", **given: Any):
+        numbers = {key: int(x) for key, x in given.items() if isinstance(x, str) and x.isdecimal()}
+        arguments = {"pretrained": str(pretrained)} | given | numbers
+        asked = validate(ModelArguments, arguments, "--model_args")
+        size = asked.max_batch_size if asked.batch_size == "auto" else asked.batch_size
         check_settings("lm_eval --model lockstep")
-        folder = Path(pretrained)
-        export = exported.read(folder)
-        groups = device_groups(jax.devices(), 1)
-        super().__init__(task_model.from_folder(export, folder, groups, size), seed)
+        self.folder = Path(asked.pretrained)
+        groups, export = device_groups(jax.devices(), 1), exported.read(self.folder)
+        super().__init__(task_model.from_folder(export, self.folder, groups, size), asked.seed)
+
+    # ---- Chats ----
+
+    @cached_property
+    def _chat(self) -> Any:
+        extras.required("--apply_chat_template", "transformers")
+        from transformers import AutoTokenizer
+
+        chat = AutoTokenizer.from_pretrained(self.folder, local_files_only=True)
+        if not chat.chat_template:
+            raise LockstepError(f"{self.folder}: no chat template, expected chat_template.jinja")
+        return chat
+
+    @property
+    def tokenizer_name(self) -> str:
+        """The folder, by which lm_eval knows a template."""
+        return str(self.folder).replace("/", "__")
+
+    def chat_template(self, chat_template: bool | str = False) -> str | None:
+        """Return the folder's chat template, or the one of this name; None without a wish."""
+        name = chat_template if isinstance(chat_template, str) else None
+        return self._chat.get_chat_template(name) if chat_template else None
+
+    def apply_chat_template(
+        self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
+    ) -> str:
+        """Return a chat as a text, as transformers writes it."""
+        return self._chat.apply_chat_template(
+            chat_history,
+            tokenize=False,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=not add_generation_prompt,
+        )
 
 
 def main() -> None:
     """Run lm_eval's command line, with this model among the others."""
     try:
         cli_evaluate()
-    except LockstepError as error:
-        sys.exit(f"error: {error}")
+    except Exception as error:  # of arguments, tasks and templates too
+        sys.exit(f"error: {error if isinstance(error, LockstepError) else reason(error)}")
 
 
 if __name__ == "__main__":

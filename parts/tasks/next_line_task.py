@@ -15,6 +15,7 @@ Shapes in names: N questions of C choices.
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -28,7 +29,7 @@ from parts.tasks import next_line
 from parts.tasks.next_line import NAME, Question
 from parts.tasks.task_model import LikelihoodRequest, TaskModel
 from pipeline import runfile
-from pipeline.language_model import held_out
+from pipeline.language_model import held_out, two_parts
 from pipeline.scores import Metric, TaskResult
 from pipeline.tokens.sequences import Sequences
 from pipeline.tokens.shards import read_shards
@@ -100,19 +101,18 @@ class AskedQuestions(NamedTuple):
 def ask(questions: Iterable[Question], model: TaskModel, count: int) -> AskedQuestions:
     """Return the requests of the first `count` questions whose choices fit into a model.
 
-    Context and choice are encoded together, so a choice's tokens are those of the whole text. A
-    choice alone follows the token that begins a text.
-
     At most `TRIED` times as many questions are looked at.
     """
-    selection, tokenizer = AskedQuestions([], []), model.tokenizer
+    selection = AskedQuestions([], [])
+    encode = partial(two_parts.encode, model.tokenizer, model.beginning)
     for question in islice(questions, TRIED * count):
-        texts = [question.context, *(question.context + choice for choice in question.choices)]
         with library_errors("next_line: expected a tokenizer that encodes any line"):
-            before, *encoded = (encoding.ids for encoding in tokenizer.encode_batch(texts))
-            parts = tokenizer.encode_batch(list(question.choices), add_special_tokens=False)
-        requests = [(before, ids[len(before) :]) for ids in encoded]
-        requests += [([model.beginning], part.ids) for part in parts]
+            parts = partial(two_parts.in_two_parts, encode, model.beginning)
+            requests: list[LikelihoodRequest] = [
+                pair
+                for context in (question.context, "")
+                for pair in parts(context, question.choices)
+            ]
         if all(0 < len(continuation) <= model.context for _, continuation in requests):
             selection.questions.append(question)
             selection.requests.extend(requests)

@@ -27,12 +27,11 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from lockstep.errors import LockstepError
-from lockstep.files import read_json
 from lockstep.optim.optimizer import Tree
 from lockstep.programs.placement import DeviceGroup, side_by_side
 from pipeline.language_model.text_writer import TextWriter
-from pipeline.tokens.tokenizer_files import SETTINGS
 from pipeline.weights.exported import Exported
+from pipeline.weights.text_settings import TextSettings
 
 TOGETHER = 128  # predictions whose logits are computed at a time: a few MB, and large enough
 SHORTEST = 16  # tokens of a padded row, at least
@@ -193,7 +192,7 @@ class TaskModel(NamedTuple):
     vocab_size: int  # bound of its tokens; a tokenizer may have more
     batch_size: int  # requests that are computed at once
     beginning: int  # the token that stands before a text where a task gives no context
-    ends: Sequence[int]  # tokens that end a text
+    texts: TextSettings  # what its folder says of texts
 
     def log_likelihoods(
         self, requests: Sequence[LikelihoodRequest], advance: Callable[[int], None] = lambda _: None
@@ -256,35 +255,16 @@ def from_folder(
 
     if exported.tokenizer is None:
         raise LockstepError(f"{folder}: no tokenizer.json, expected one: tasks are texts")
-    ids = _configured_ids(folder / SETTINGS, exported.tokenizer)
-    beginning = next((token for token in ids if token is not None), None)
-    if beginning is None:
-        beginning = exported.beginning
-    if beginning is None:
-        raise LockstepError(
-            f"{folder}: found no bos_token_id and no eos_token_id in config.json, expected one"
-        )
-    if beginning >= (vocab_size := exported.config.vocab_size):
-        raise LockstepError(
-            f"{folder / SETTINGS}: a text begins with token {beginning}, expected one below the "
-            f"model's vocab_size ({vocab_size})"
-        )
+    if (beginning := exported.beginning) is None:
+        raise LockstepError(f"{folder}: found no bos_token_id and no eos_token_id, expected one")
     return TaskModel(
         exported.by_rules(program(exported.features, exported.head)),
         writer,
         {group: group.put(exported.params) for group in groups},
         exported.tokenizer,
         exported.context,
-        vocab_size,
+        exported.config.vocab_size,
         batch_size,
         beginning,
-        exported.ends,
+        exported.texts,
     )
-
-
-def _configured_ids(path: Path, tokenizer: Tokenizer) -> list[int | None]:
-    """The ids of bos_token and eos_token, if tokenizer_config.json names them."""
-    settings = read_json(path) if path.exists() else {}
-    names = [settings.get(key) for key in ("bos_token", "eos_token")]
-    texts = [name.get("content") if isinstance(name, dict) else name for name in names]
-    return [tokenizer.token_to_id(text) if isinstance(text, str) else None for text in texts]

@@ -14,7 +14,7 @@ from pipeline.monitor.training_scores import FILE, TrainingScores
 from pipeline.scores import TaskResult
 from pipeline.stage.artifacts import Paths
 from pipeline.tokens.tokenizer_files import TOKENIZER, load_tokenizer
-from pipeline.weights import exported, hf, model_folder
+from pipeline.weights import exported, hf, model_folder, text_settings
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,10 @@ def training_scores(run: runfile.Run, hf_config: dict[str, Any], paths: Paths) -
     folder = download if download.is_dir() else hf_folder  # the tokenizer's, as of the export
     tokenizer = load_tokenizer(folder / TOKENIZER) if (folder / TOKENIZER).exists() else None
     config = model_folder.with_context(hf_config, run.llm.max_seq_len)
-    untrained = exported.computing(config, {}, tokenizer, hf_folder / hf.CONFIG, run.peers)
+    generation = model_folder.generation_config(hf_folder, config, folder)  # as of the export
+    texts = text_settings.read(folder, config, tokenizer, generation)
+    config_file = hf_folder / hf.CONFIG
+    untrained = exported.computing(config, {}, tokenizer, texts, config_file, run.peers)
     model = task_model.from_folder(untrained, folder, (), settings.batch_size)  # without params
     notes: list[str] = []
     tasks = RunFileTasks(run, settings, model, shards, paths.store, notes)

@@ -19,8 +19,9 @@ from models.architecture import Architecture, Params
 from models.config import HfConfig
 from models.parts import Cache
 from pipeline.runfile.tables import Peers
-from pipeline.tokens.tokenizer_files import load_tokenizer
-from pipeline.weights import hf
+from pipeline.tokens.tokenizer_files import SETTINGS, TOKENIZER, load_tokenizer
+from pipeline.weights import hf, text_settings
+from pipeline.weights.text_settings import TextSettings
 
 
 class Exported(NamedTuple):
@@ -38,6 +39,7 @@ class Exported(NamedTuple):
       scan: Whether layers run as a loop.
       product: How matrices are multiplied where it computes by rules; None as compiled.
       tokenizer: Its tokenizer, or None without tokenizer.json.
+      texts: What its files say of texts.
     """
 
     hf_config: dict[str, Any]
@@ -52,6 +54,7 @@ class Exported(NamedTuple):
     scan: bool
     product: Product | None
     tokenizer: Tokenizer | None
+    texts: TextSettings
 
     def by_rules(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function as this model computes: by the rules of `same_bits`, or as it is."""
@@ -67,26 +70,19 @@ class Exported(NamedTuple):
         """The largest number of tokens that the model takes."""
         return self.config.max_position_embeddings
 
-    def ids(self, key: str) -> list[int]:
-        """Return the token ids of a key of config.json: none, one or several."""
-        value = self.hf_config.get(key)
-        if value is None:
-            return []
-        return list(value) if isinstance(value, list) else [value]
-
     @property
-    def ends(self) -> list[int]:
-        """Tokens that end a text; one beyond the vocabulary is never written."""
-        return [token for token in self.ids("eos_token_id") if token < self.config.vocab_size]
+    def ends(self) -> tuple[int, ...]:
+        """Tokens that end a text."""
+        return self.texts.ends
 
     @property
     def beginning(self) -> int | None:
         """The token that begins a text or, if the model has none, ends the text before it."""
-        first = next(iter([*self.ids("bos_token_id"), *self.ids("eos_token_id")]), None)
+        first = self.texts.beginning
         if first is not None and first >= self.config.vocab_size:
             raise LockstepError(
-                f"{hf.CONFIG}: found {first} as the token that begins a text, expected a "
-                f"bos_token_id below vocab_size ({self.config.vocab_size})"
+                f"{hf.CONFIG} or {SETTINGS}: found {first} as the token that begins a text, "
+                f"expected one below vocab_size ({self.config.vocab_size})"
             )
         return first
 
@@ -97,15 +93,17 @@ def read(folder: Path, peers: Peers | None = None) -> Exported:
     It computes as a run's `[peers]` say, by rules or not; by default compiled and unrolled.
     """
     hf_config, params = hf.read_folder(folder)
-    path = folder / "tokenizer.json"
+    path = folder / TOKENIZER
     tokenizer = load_tokenizer(path) if path.exists() else None
-    return computing(hf_config, params, tokenizer, folder / hf.CONFIG, peers)
+    texts = text_settings.read(folder, hf_config, tokenizer)
+    return computing(hf_config, params, tokenizer, texts, folder / hf.CONFIG, peers)
 
 
 def computing(
     hf_config: dict[str, Any],
     params: Params,
     tokenizer: Tokenizer | None,
+    texts: TextSettings,
     where: object,
     peers: Peers | None = None,
 ) -> Exported:
@@ -129,4 +127,5 @@ def computing(
         scan=scan,
         product=product_of(peers.bits, peers.product_bits) if peers else None,
         tokenizer=tokenizer,
+        texts=texts,
     )

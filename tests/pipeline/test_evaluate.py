@@ -151,7 +151,7 @@ def test_an_empty_prompt_begins_where_a_document_begins(made):
 def test_an_empty_prompt_of_a_model_without_a_beginning_is_no_text(made):
     paths, _, _ = made(tokenizer=make_tokenizer(), prompt='""', max_new_tokens="4")
     exported, notes = exported_folder.read(paths.out("export")), []
-    exported.hf_config.update(bos_token_id=None, eos_token_id=None)
+    exported = exported._replace(texts=exported.texts._replace(beginning=None))
     assert evaluate.text_sample(runfile.load(paths.run), exported, notes) is None
     assert ["prompt is empty" in note for note in notes] == [True]
 

@@ -15,7 +15,8 @@ from lockstep.errors import LockstepError
 from lockstep.files import read_json, write_json
 from lockstep.transcript.transcript import Transcript
 from models.llama import llama
-from pipeline.weights import model_folder
+from pipeline.tokens.tokenizer_files import load_tokenizer
+from pipeline.weights import model_folder, text_settings
 from tests.pipeline.trained_run import END, LENGTH, PAD, make, write_tokenizer
 
 SPECIAL = {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>", "pad_token": "<|pad|>"}
@@ -83,7 +84,7 @@ def test_the_checkpoints_settings_are_kept_with_the_datas_tokenizer_too(
         "temperature": 0.6,
         "top_p": 0.9,
         "bos_token_id": END,
-        "eos_token_id": [7, 9, END],
+        "eos_token_id": [7, 9, END] if tokenizer else [7, 9],
         "pad_token_id": PAD if tokenizer else 9,
     }
     generate(paths.out("export"))
@@ -132,7 +133,7 @@ def test_ids_are_those_of_tokenizer_checkpoint_and_config(
     tmp_path, monkeypatch, own, special, model, expected
 ):
     write_json(tmp_path / GENERATION, own)
-    monkeypatch.setattr(model_folder, "_special_tokens", lambda _: special)
+    monkeypatch.setattr(model_folder, "special_tokens", lambda *_: special)
     assert (
         model_folder.generation_config(tmp_path, {"vocab_size": 10} | model, tmp_path) == expected
     )
@@ -142,7 +143,8 @@ def test_ids_are_those_of_tokenizer_checkpoint_and_config(
 def test_special_tokens_are_found_as_text_and_as_tables(tmp_path, form):
     write_tokenizer(tmp_path, eos_token=form("<|endoftext|>"), pad_token=form("<|no such|>"))
     write_json(tmp_path / "special_tokens_map.json", {"bos_token": form("<|pad|>")})
-    assert model_folder._special_tokens(tmp_path) == {"eos_token_id": END, "bos_token_id": PAD}
+    found = text_settings.special_tokens(tmp_path, load_tokenizer(tmp_path / "tokenizer.json"))
+    assert found == {"eos_token_id": END, "bos_token_id": PAD}
 
 
 def test_what_a_checkpoint_brought_and_is_none_is_named(tmp_path):

@@ -88,7 +88,10 @@ def with_another_token(folder):
 
 
 def with_config(**values):
+    """In a folder whose tokenizer says nothing of its tokens."""
+
     def damage(folder):
+        (folder / "tokenizer_config.json").unlink(missing_ok=True)
         write_json(folder / "config.json", read_json(folder / "config.json") | values)
 
     return damage
@@ -129,7 +132,7 @@ def test_a_mistake_is_one_line(damage, prompt, said, lockstep, tmp_path):
 def test_a_token_that_the_model_does_not_have_ends_no_text(folder, tmp_path):
     shutil.copytree(folder, tmp_path / "export")
     with_config(eos_token_id=[END, 2**63])(tmp_path / "export")
-    assert exported.read(tmp_path / "export").ends == [END]
+    assert exported.read(tmp_path / "export").ends == (END,)
 
 
 def test_a_share_that_is_none_is_refused(lockstep, folder):

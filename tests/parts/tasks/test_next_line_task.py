@@ -14,6 +14,7 @@ from pipeline import runfile
 from tests import tiny
 from tests.errors import refused
 from tests.pipeline import trained_run
+from tests.pipeline.language_model.test_two_parts import CONTEXT, joining_tokenizer
 from tests.pipeline.tokens.shards_folder import rows_of, shards_folder
 
 BEGINNING = 0
@@ -150,3 +151,13 @@ ARRAYS = rows_of(x=np.zeros((1, LENGTH), np.uint32))
 )
 def test_where_nothing_is_held_out_or_rows_are_not_tokens_alone_there_are_no_documents(read, kind):
     assert read([5] * 2 * LENGTH, **kind) == []
+
+
+def test_it_asks_about_the_line_break_where_a_token_joins_it_to_the_context():
+    tokenizer = joining_tokenizer()
+    model = SimpleNamespace(tokenizer=tokenizer, beginning=0, context=64)
+    question = Question(CONTEXT, ("\n    if a:", "\n    return a", "\n    x = 1", "\n    b"), 1)
+    asked = next_line_task.ask([question], model, 1)
+    for (before, after), choice in zip(asked.requests[:4], question.choices, strict=True):
+        assert tokenizer.decode([*before, *after]) == CONTEXT + choice
+    assert [tokenizer.decode(after) for _, after in asked.requests[4:]] == [*question.choices]

@@ -3,9 +3,13 @@
 One file, because its tests share that backend's results.
 """
 
+import shutil
+
 import pytest
 
+from lockstep.files import write_json
 from parts.tasks import lm_eval_tasks, next_line, next_line_task
+from pipeline.language_model import two_parts
 from tests.parts.tasks import exported
 from tests.parts.tasks.harness.local_tasks import QUESTIONS, TEXTS, run
 
@@ -69,7 +73,8 @@ def test_every_request_scores_as_with_transformers(
             found, theirs = found[0], theirs[0]
             assert ours.tok_encode(given[0]) == model.tok_encode(given[0])
             if sample["task"] == "choices":
-                assert not given[0] or ours._encode_pair(*given) == model._encode_pair(*given)
+                parts = two_parts.in_two_parts(ours.tok_encode, exported.END, given[0], given[1:])
+                assert not given[0] or parts == [model._encode_pair(*given)]
                 (found, greedy), (theirs, their_greedy) = found, theirs
                 assert greedy == their_greedy or is_tie(model, *given)
             assert abs(found - theirs) <= 1e-4 + 1e-5 * abs(theirs)
@@ -78,6 +83,38 @@ def test_every_request_scores_as_with_transformers(
         theirs = expected["results"][name]
         for metric, (value, _) in result.metrics.items():
             assert value == pytest.approx(theirs[f"{metric},none"], rel=1e-4)
+
+
+def test_a_text_stops_at_special_tokens_and_at_every_end_of_the_folder(folder, tmp_path):
+    from lm_eval.api.instance import Instance
+    from lm_eval.models.huggingface import HFLM
+
+    from parts.tasks.lm_eval import LockstepModel
+
+    def texts(model, until):
+        settings = {"until": until, "max_gen_toks": 20, "do_sample": False}
+        asked = [Instance("generate_until", {}, (text, settings), 0) for text in ("def f(x", "re")]
+        return [model.generate_until([one])[0] for one in asked]
+
+    ours, written = LockstepModel(str(folder)), []
+    for prompt in ("def f(x", "re"):
+        written += ours.model.writer(next(iter(ours.model.params_on))).write(
+            [ours.tok_encode(prompt)], max_new_tokens=20
+        )[0][3:]
+    tokenizer = exported.make_tokenizer()
+    stop, end, *_ = (token for token in written if tokenizer.decode([token]).isalnum())
+    stop_text = tokenizer.decode([stop])
+    plain = texts(ours, [])
+    export = tmp_path / "export"
+    shutil.copytree(folder, export)
+    tokenizer.add_special_tokens([stop_text])
+    tokenizer.save(str(export / "tokenizer.json"))
+    for until, ends in (([stop_text], [exported.END]), ([], [exported.END, end])):
+        write_json(export / "generation_config.json", {"eos_token_id": ends})
+        theirs = HFLM(pretrained=str(export), dtype="float32", device="cpu", batch_size=1)
+        found = texts(LockstepModel(str(export)), until)
+        assert found == texts(theirs, until)
+        assert any(len(text) < len(whole) for text, whole in zip(found, plain, strict=True))
 
 
 def test_next_line_has_the_same_shares_with_transformers(folder, of_transformers, tmp_path):
