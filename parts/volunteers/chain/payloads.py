@@ -68,7 +68,7 @@ def judge(
 ) -> MessageInTime | Refused | None:
     """Judge a peer's record, which is in time, and its payload.
 
-    None: nothing that this peer signed. It is as if the record was not there.
+    None if the peer did not sign it: the record is ignored.
     """
     where = slots.of_peer(expected.round.step, peer, "record")
     if key is None or record.content is None:

@@ -71,7 +71,7 @@ class StoredSwarm(Swarm):
         super().__init__(*swarm, **more)
         self.place, self.volunteer, self.takes, self.states = place, volunteer, takes, states
         self.waiting = Waiting(place, volunteer)
-        self.sits_out = False  # whether the volunteer's own state is not what others take it for
+        self.sits_out = False  # whether its own state differs from the one others computed
         self.waited = False  # whether the link before was not there yet when it was looked for
         self.waits = 0.0  # seconds that it waited for it
         self.last: StoredRound | None = None  # the round before, until a link names its link
