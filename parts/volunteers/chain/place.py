@@ -1,4 +1,4 @@
-"""A run in a store, as a process of it sees it: which objects belong to whom, and the newest link."""
+"""A run in a store, as a process of it sees it: what belongs to whom, and the newest link."""
 
 import hashlib
 import logging
