@@ -48,11 +48,18 @@ PeersOfWindows = Sequence[tuple[Window, Sequence[int]]]
 
 
 def why_not_bitwise(setup: Setup, header: Header, rounds: Iterable[Entry]) -> str | None:
-    """Return why a replay of some rounds here cannot be compared bit for bit, or None."""
+    """Return why a replay of some rounds here cannot be compared bit for bit, or None.
+
+    Raises:
+      LockstepError: No machine changes the run's bits, and its header says that one did.
+    """
     run = setup.run
     if not run.workload.repeats:
         return "[workload] repeats = false"
-    if run.peers.layout != "each" and run.peers.bits == "machine":
+    if run.peers.bits == "everywhere":
+        devices.check_by_rules(setup.environment(), header.environment, header.bitwise)
+        return None
+    if run.peers.layout != "each":
         return f"[peers] layout = {run.peers.named_layout} is another program than a lone peer's"
     if not header.bitwise:
         return "the training machine did not repeat a step bit for bit"

@@ -21,7 +21,7 @@ import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from lockstep.errors import LockstepError, brief
+from lockstep.errors import LockstepError, RequestError, brief
 from lockstep.machine.jax_settings import other_settings
 from pipeline.stage import compiled
 
@@ -179,6 +179,27 @@ def difference(
     names = sorted(current.keys() | trained.keys())
     entries = ((name, current.get(name), trained.get(name)) for name in names)
     return next((entry for entry in entries if _deciding(entry[1]) != _deciding(entry[2])), None)
+
+
+def check_by_rules(here: Mapping[str, str], trained: Mapping[str, str], repeated: bool) -> None:
+    """Check what a run whose bits no machine changes says of its machine: what any would say.
+
+    Nobody's word about a machine opens a tolerance there. `repeated` is whether a step repeated.
+
+    Raises:
+      RequestError: It was trained with another JAX than is here.
+      LockstepError: No such run says this.
+    """
+    expects = 'with [peers] bits = "everywhere"'
+    if found := difference(here, trained):
+        name, value, theirs = found
+        kind = RequestError if name == "jax" and theirs else LockstepError
+        raise kind(
+            f"header.json: environment.{name} is {brief(repr(theirs))}, expected "
+            f"{brief(repr(value))} as here, {expects}"
+        )
+    if not repeated:
+        raise LockstepError(f"header.json: bitwise is false, expected true {expects}")
 
 
 def _deciding(setting: str | None) -> str | None:
