@@ -135,7 +135,7 @@ def _train(setup: Setup, paths: Paths, held: HeldOutRows, stack: ExitStack) -> P
             Pauses(monitor, stops),
             _HeldOutLosses(run, measure, header.held_out_loss, profile.timed),
             _Scores(scores, peers, run.config.total_steps, profile.timed),
-            _EpochPushes(run, peers, paths),
+            *([] if over else [_EpochPushes(run, peers, paths)]),  # never of a stranger's run
             Terminal(bar, monitor, profile.timed),
             profile,
             stops,

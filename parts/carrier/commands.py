@@ -16,13 +16,16 @@ app = typer.Typer()
 
 
 @app.command(rich_help_panel=IN_PROGRESS)
-def sidecar(
+def sidecar(  # noqa: PLR0913 - each is an option
     connect: Annotated[str, typer.Option(help="HOST:PORT where the trainer listens.")],
     secret: Annotated[
         Path, typer.Option(envvar="LOCKSTEP_SECRET", help="A copy of the peer's secret, mode 600.")
     ],
     peer: Annotated[
         int | None, typer.Option(min=0, help="Number of the peer; its secret says which.")
+    ] = None,
+    run: Annotated[
+        Path | None, typer.Option(help="Your copy of the run file, if its workload runs here.")
     ] = None,
     world_size: Annotated[int, typer.Option(min=1, help="Processes inside the peer.")] = 1,
     rank: Annotated[int, typer.Option(min=0, help="This one among them.")] = 0,

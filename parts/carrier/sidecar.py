@@ -13,6 +13,8 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NamedTuple
@@ -22,6 +24,8 @@ from parts.carrier import requests
 from parts.carrier.channel import Line, PeerSecret, endpoint
 from parts.carrier.requests import AnswerHeader, Buffer, FrameError, Outcome, PeerRequest, encode
 from pipeline import runfile
+from pipeline.runfile import strangers
+from pipeline.runfile.strangers import Use
 from pipeline.stage import devices
 
 if TYPE_CHECKING:
@@ -35,6 +39,9 @@ TURNED_AWAY = 3  # attempts to connect that somebody ended, before a line report
 HEARTBEAT_SECONDS = 30  # a gang's process that says nothing for so long ends the others
 
 
+Reader = Callable[[dict], runfile.Run]  # of the tables of a run
+
+
 class Rank(NamedTuple):
     """Which of the processes of one peer a process is."""
 
@@ -43,11 +50,29 @@ class Rank(NamedTuple):
     address: str = ""  # host:port where process 0 coordinates them; empty for the others
 
 
+def _own(tables: dict) -> runfile.Run:
+    """Return the run of a trainer that started this process itself."""
+    return runfile.parse(tables, "create")
+
+
+def _of_others(own: Path | None, tables: dict) -> runfile.Run:
+    """Return the run of a trainer that somebody else may have started.
+
+    `own` is a run file of who starts this process: `[runtime]` is from there, and its workload is
+    the only one that runs here.
+    """
+    mine = runfile.load(own) if own else None
+    runtime = mine.runtime if mine else runfile.Runtime(carrier="processes")
+    same = mine and tables.get("workload") == mine.workload.model_dump(mode="json")
+    consents = ("workload.factory", "workload.command") if same else ()
+    return strangers.read(tables, "create", Use.REPEATED, runtime, consents, "its own --run")
+
+
 class PeerProcess:
     """The process of a peer: it reads requests, has them done and answers them."""
 
-    def __init__(self, peer: int, rank: Rank = Rank()):  # noqa: B008 (it is immutable)
-        self.peer, self.rank = peer, rank
+    def __init__(self, peer: int, rank: Rank = Rank(), read: Reader = _own):  # noqa: B008 (it is immutable)
+        self.peer, self.rank, self.read = peer, rank, read
         self.name = secrets.token_hex(8)
         self.operations: Operations | None = None
         self._gang = ""  # the address at which it has joined the peer's other processes
@@ -97,7 +122,7 @@ class PeerProcess:
 
     def _create(self, create: requests.Create, gang: str) -> "Operations":
         """Prepare this process for the run, once: JAX reads its settings when it is imported."""
-        run = runfile.parse(create.run, "create")
+        run = self.read(create.run)
         if self.operations is not None and gang != self._gang:
             raise LockstepError(
                 "rank 0 of this peer is another process than before; start this process again"
@@ -226,11 +251,12 @@ def end_by_signals() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def main(
+def main(  # noqa: PLR0913 - each is an option
     connect: str,
     secret: Path,
     peer: int | None = None,
     *,
+    run: Path | None = None,
     world_size: int = 1,
     rank: int = 0,
     backend: str = "cpu",
@@ -255,7 +281,8 @@ def main(
     coordinator = _free_address(address) if world_size > 1 and rank == 0 else ""
     line = Line(address, keys, rank)
     try:
-        serve(PeerProcess(keys.peer, Rank(rank, world_size, coordinator)), line, wait)
+        read = _own if parent_pid else partial(_of_others, run)
+        serve(PeerProcess(keys.peer, Rank(rank, world_size, coordinator), read), line, wait)
     finally:
         line.close()
     if world_size > 1:

@@ -17,6 +17,8 @@ from parts.volunteers.store.probe import probe
 from parts.volunteers.store.schemes import open_store
 from pipeline import runfile
 from pipeline.command_options import run_stage
+from pipeline.runfile import Runtime, strangers
+from pipeline.runfile.strangers import Use
 from pipeline.stage import devices
 from pipeline.stage.artifacts import Paths
 from pipeline.start import begin
@@ -32,6 +34,7 @@ def open_run(address: str, run_file: Path, root: Path, key_file: Path) -> None:
         raise LockstepError(
             f'{run_file}: links.clock is "{run.links.clock}", expected "store" for volunteers'
         )
+    strangers.check(run, str(run_file), Use.JOINED)  # or nobody could join
     store = open_store(address, run.runtime)
     probe(store)
     devices.prepare(run)
@@ -47,7 +50,8 @@ def join(address: str, root: Path, key_file: Path, *, from_state: bool) -> None:
     """
     keys.read(key_file)  # before anything is fetched
     key = str(key_file.absolute())
-    run, run_file = _fetch_run(address, root, key, from_state=from_state)
+    own = Runtime(store=address, volunteer_key=key, from_state=from_state)
+    run, run_file = _fetch_run(address, root, Use.JOINED, own)
     document, _, _ = opening.read_run(open_store(address))
     others = run.peers.count - 1
     print(
@@ -73,7 +77,7 @@ def follow(address: str, root: Path, watch: Onlooker) -> FollowedRun:
     """
     _, sha256, _ = opening.read_run(open_store(address))
     root = root / "data" / "followed" / sha256[:16]
-    run, run_file = _fetch_run(address, root, "")
+    run, run_file = _fetch_run(address, root, Use.FOLLOWED, Runtime(store=address))
     paths = Paths("train", run_file, root)
     shutil.rmtree(paths.out("train"), ignore_errors=True)
     token = stored_run.WATCH.set(watch)
@@ -89,19 +93,15 @@ def follow(address: str, root: Path, watch: Onlooker) -> FollowedRun:
     return FollowedRun(setup, Transcript(folder / "transcript"), watch.place)
 
 
-def _fetch_run(
-    address: str, root: Path, key_file: str, *, from_state: bool = False
-) -> tuple[runfile.Run, Path]:
+def _fetch_run(address: str, root: Path, use: Use, runtime: Runtime) -> tuple[runfile.Run, Path]:
     """Write the run file of a run in a store, as it runs here."""
     document, _, _ = opening.read_run(open_store(address))
     if document.release != (ours := opening.release()):
         raise RequestError(f"{address}: was opened by release {document.release}, expected {ours}")
-    runtime = {"store": address, "volunteer_key": key_file, "from_state": from_state}
-    tables = document.run | {"runtime": runtime}
-    run = runfile.parse(tables, f"{address}/run.json")
+    run = strangers.read(document.run, f"{address}/run.json", use, runtime)
     root.mkdir(parents=True, exist_ok=True)
     run_file = root / "run.toml"
-    write_text(run_file, tomlkit.dumps(_without_nulls(tables)))
+    write_text(run_file, tomlkit.dumps(_without_nulls(run.model_dump(mode="json"))))
     return run, run_file
 
 

@@ -8,6 +8,9 @@ from lockstep.errors import LockstepError
 from lockstep.files import read_json
 from lockstep.machine.progress import size
 from pipeline import runfile
+from pipeline.runfile import strangers
+from pipeline.runfile.strangers import Use
+from pipeline.stage.keys import PROJECT, WORKLOADS, check_factory
 from pipeline.stage.untrusted_files import check_regular
 
 RUN = "run.json"
@@ -25,11 +28,10 @@ def read_run(folder: Path, max_gb: int, worker: WorkerOfReader | None = None) ->
     """Return a bundle's run.
 
     Its files may have `max_gb` 10^9 bytes together: each is hashed, most will be in memory. The
-    reader's `worker` runs the workload, if the run has one.
+    reader's `worker` runs the workload, if the run has one: without it, none is run.
 
     Raises:
-      LockstepError: The bundle is too large, has anything but files, or no valid run, or a run
-        whose steps a command takes.
+      LockstepError: The bundle is too large, or has anything but files, or no run for strangers.
     """
     check_regular(folder)
     total = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
@@ -38,15 +40,9 @@ def read_run(folder: Path, max_gb: int, worker: WorkerOfReader | None = None) ->
             f"{folder}: {size(total)}, expected at most {max_gb} GB; where a bundle may be "
             "that large, say so with --max-gb"
         )
-    document = read_json(folder / RUN)
-    if isinstance(document, dict) and isinstance(runtime := document.get("runtime"), dict):
-        # the other keys are about the sender's machine, and differ between releases
-        document["runtime"] = {key: runtime[key] for key in runtime if key == "carrier"}
-    run = runfile.parse(document, str(folder / RUN))
-    if run.workload.inner == "command":
-        raise LockstepError(
-            f"{folder / RUN}: workload.command is {list(run.workload.command)}, expected none: a "
-            "stranger's command is not run"
-        )
-    table = {name: value for name, value in (worker or WorkerOfReader())._asdict().items() if value}
-    return run.model_copy(update={"runtime": runfile.Runtime(**table)})
+    own = {name: value for name, value in (worker or WorkerOfReader())._asdict().items() if value}
+    name, runtime = str(folder / RUN), runfile.Runtime(**own)
+    consents, how = ("workload.factory",) if own else (), "--worker-python PYTHON"
+    run = strangers.read(read_json(folder / RUN), name, Use.REPEATED, runtime, consents, how)
+    check_factory(run.workload.factory, PROJECT / WORKLOADS, name)
+    return run

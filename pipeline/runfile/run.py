@@ -215,6 +215,8 @@ class Run(Table):
         if self.export.every_epoch and not self.config.checkpointers:
             text = "false, or a destination in config.checkpointers, as the older spelling has them"
             raise wrong(("export", "every_epoch"), text)
+        if self.export.every_epoch and self.links.clock == "store":
+            raise wrong(("export", "every_epoch"), 'false with links.clock = "store"')
         return self
 
     @model_validator(mode="after")

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import yaml
 
-from lockstep.errors import LockstepError
+from lockstep.errors import LockstepError, RequestError, brief
 from pipeline.toml_file import read_run_file
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -204,16 +204,32 @@ def files_of_factory(factory: str, folder: Path) -> dict[str, Path]:
     return dict(sorted(result.items()))
 
 
+def check_factory(factory: str, folder: Path, where: str) -> None:
+    """Check that the file of a factory's module, in a folder, defines it: an import can be any."""
+    module, _, name = factory.partition(":")
+    path = folder / module.replace(".", "/")
+    files = [file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()]
+    nodes = (node for file in files for node in _tree(file).body)
+    if factory and name not in (getattr(node, "name", None) for node in nodes):
+        raise RequestError(
+            f"{where}: workload.factory is {brief(factory)!r}, expected what a file of "
+            f"{WORKLOADS}/ defines"
+        )
+
+
 def _imported(path: Path) -> set[str]:
     """Return the top names of the modules that a file imports anywhere in it."""
-    try:
-        tree = ast.parse(path.read_bytes())
-    except (SyntaxError, ValueError):  # the error shows when it runs
-        return set()
     names = set()
-    for node in ast.walk(tree):
+    for node in ast.walk(_tree(path)):
         if isinstance(node, ast.Import):
             names |= {alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             names.add(node.module.partition(".")[0])
     return names
+
+
+def _tree(path: Path) -> ast.Module:
+    try:
+        return ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError):  # the error shows when it runs
+        return ast.Module([], [])

@@ -12,17 +12,23 @@ from parts.volunteers.addresses import signing
 from parts.volunteers.chain import opening
 from parts.volunteers.store.schemes import open_store
 from pipeline import runfile
+from pipeline.stage import pins
 from pipeline.stage.artifacts import Paths
 from pipeline.start import begin
 from tests import tiny
 
 FINISHED = ("000", "001", "002", "follower")
+BYTES = {"vocab_size": 258, "held_out_percent": 0.05, "shuffle": "DontShuffle"}  # text anywhere
+MODEL = tiny.MODEL | {"num_hidden_layers": 1, "vocab_size": BYTES["vocab_size"]}
 STORED = {"links__clock": "store", "config__witness_nodes": 0}
 
 
-def document(folder: Path, peers: int, **changes: object) -> tomlkit.TOMLDocument:
+def document(peers: int, **changes: object) -> tomlkit.TOMLDocument:
     """A run of as many volunteers, which all must be there for it to begin."""
     changes = {
+        "model__LLM__data_location": {"Corpus": BYTES},
+        "model__LLM__checkpoint": {"Init": {"seed": 0, "config": MODEL}},
+        "download": {"limit": {"files": 60}},
         "peers__count": peers,
         "config__init_min_clients": peers,
         "config__global_batch_size_start": 2 * peers,
@@ -32,7 +38,7 @@ def document(folder: Path, peers: int, **changes: object) -> tomlkit.TOMLDocumen
         **STORED,
         **changes,
     }
-    found = tiny.run_document(tiny.write_data(folder / "tokens"), **changes)
+    found = tiny.run_document("nowhere", **changes)
     found["volunteers"] = {"settle_seconds": 1, "stagger_seconds": 0.2, "most_bytes": 2**20}
     return found
 
@@ -57,13 +63,12 @@ def opened(
     base, address = folder / "lab", store or f"file://{folder / 'store'}"
     base.mkdir()
     if alone:
-        tiny.write_run(
-            base / "run.toml", document(folder, peers, links__clock="simulated", **changes)
-        )
+        tiny.write_run(base / "run.toml", document(peers, links__clock="simulated", **changes))
         tiny.make(base / "run.toml", base, "download", "convert", "train")
-    found = document(folder, peers, **changes)
+    found = document(peers, **changes)
     tiny.write_run(base / "run.toml", found)
     tiny.make(base / "run.toml", base, "download", "convert")
+    found["pins"] = pins.write(base / "run.toml", base) | {"tasks": ""}
     lab, there = keys.create(folder / "lab.pem"), open_store(address)
     run, paths = runfile.load(base / "run.toml"), Paths("train", base / "run.toml", base)
     setup = begin.read(run, paths.out("convert"), paths.out("download"))

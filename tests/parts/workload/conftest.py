@@ -17,4 +17,5 @@ def source(tmp_path, monkeypatch) -> Path:
         shutil.copyfile(Path(__file__).with_name(name), folder / name)
     monkeypatch.setattr("parts.workload.description.SOURCE", folder)
     monkeypatch.setattr("parts.workload.worker.SOURCE", folder)
+    monkeypatch.setattr("pipeline.audit.unchecked_bundle.PROJECT", tmp_path)
     return folder

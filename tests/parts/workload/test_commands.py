@@ -19,6 +19,7 @@ from parts.workload.description import code_hash
 from parts.workload.process.worker_process import WorkerError
 from pipeline import runfile
 from pipeline.__main__ import app
+from pipeline.audit.unchecked_bundle import WorkerOfReader
 from pipeline.monitor import tracker, training
 from pipeline.runfile import Network
 from pipeline.stage.keys import Keys
@@ -77,9 +78,13 @@ def refusal(*words: object) -> str:
     return str(error.value)
 
 
+OF_READER = WorkerOfReader(worker_python=sys.executable)  # who consents to run the workload
+
+
 def verify(folder: Path):
+    root = folder.parent / "reader"
     with tiny.like_a_process():
-        return commands._verify(str(folder), folder.parent / "reader", LIMITS, ReaderAsks())
+        return commands._verify(str(folder), root, LIMITS, ReaderAsks(), OF_READER)
 
 
 # ---- Stages ----
@@ -294,6 +299,23 @@ def test_a_publication_is_not_verified_with_other_code(published, tmp_path, monk
     assert "\n" not in str(error.value)
 
 
+def test_no_workload_is_run_before_its_reader_says_with_which_python(published):
+    done = json.loads(lockstep("verify", published, "--json"))
+    assert done["outcome"] == "cannot be asked" and not done["bitwise"]
+    assert f'workload.factory is "{FACTORY}"' in done["reason"]
+    assert "--worker-python" in done["reason"]
+
+
+def test_a_function_that_a_workloads_file_imports_is_none_of_its_own(published, tmp_path):
+    folder, canary = shutil.copytree(published, tmp_path / "folder"), tmp_path / "ran"
+    run = read_json(folder / "proof/run.json")
+    ran = "torch_classifier:torch._strobelight.cli_function_profiler.subprocess.run"
+    run["workload"] |= {"factory": ran, "config": {"/bin/touch": 0, str(canary): 0}}
+    write_json(folder / "proof/run.json", run)
+    said = refusal("replay", folder / "proof", "--worker-python", sys.executable)
+    assert "workload.factory is 'torch_classifier:" in said and not canary.exists()
+
+
 def test_a_strangers_command_is_not_run(published, tmp_path, monkeypatch):
     folder = shutil.copytree(published, tmp_path / "folder")
     run = read_json(folder / "proof/run.json")
@@ -302,8 +324,9 @@ def test_a_strangers_command_is_not_run(published, tmp_path, monkeypatch):
         "DiLoCo": tiny.DILOCO_IN_4_BITS["DiLoCo"] | {"inner": "Workload"}
     }
     write_json(folder / "proof/run.json", run)
-    said = refusal("replay", folder / "proof")
-    assert "workload.command is ['touch'" in said and "a stranger's command is not run" in said
+    assert "workload.factory is " in refusal("replay", folder / "proof")
+    consents = "--worker-python", sys.executable
+    assert 'workload.command is ["touch"' in refusal("replay", folder / "proof", *consents)
     assert not (tmp_path / "ran").exists()
 
 

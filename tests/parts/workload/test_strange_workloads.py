@@ -19,7 +19,7 @@ from pipeline import runfile
 from pipeline.audit import bundle
 from pipeline.start import begin
 from tests import tiny
-from tests.parts.workload.test_commands import verify
+from tests.parts.workload.test_commands import OF_READER, verify
 from tests.parts.workload.test_training import verdict_of
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("source")]
@@ -305,7 +305,7 @@ def test_a_liar_among_peers_whose_bits_scatter_is_named_all_the_same(tmp_path):
     found = verdict_of(root)["findings"]
     assert {finding["peer"] for finding in found} == {1}
     with tiny.like_a_process():  # a bundle has one window's snapshots, and those of one peer
-        assert bundle.show(root / "data/verdict" / found[0]["bundle"], max_gb=1) == 0
+        assert bundle.show(root / "data/verdict" / found[0]["bundle"], 1, OF_READER) == 0
 
 
 def test_messages_that_are_not_kept_and_whose_bits_scatter_are_refused(tmp_path):

@@ -161,6 +161,7 @@ def test_a_liar_among_peers_with_local_steps_is_named_and_its_bundle_confirms_it
     assert {finding["peer"] for finding in found} == {1}
     bundle = root / "data/verdict" / found[0]["bundle"]
     command = [sys.executable, "-m", "pipeline", "replay", bundle]
+    command += ["--worker-python", sys.executable]
     done = subprocess.run(
         command, cwd=tmp_path, env=tiny.environment(PROJECT), capture_output=True, text=True
     )

@@ -1,0 +1,269 @@
+"""What a run file that is not the reader's own may say: the one door for strangers' run files.
+
+A run in a store, a bundle, a publication and a trainer's request to a peer's process bring a run
+file along. It gives no command, no path of this disk, no credential, no push and no consent, and
+what is fetched for it is pinned. So each key has an answer in `ANSWERS`; one without is refused
+unless it has its default. `[runtime]` is the reader's own.
+"""
+
+import re
+from collections.abc import Callable, Collection, Iterator
+from enum import IntEnum
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+from pydantic_core import PydanticUndefined, to_jsonable_python
+
+from lockstep.errors import RequestError
+from lockstep.tables.explain import show, validate
+from lockstep.tables.table import Table
+from lockstep.tables.variant import Variant
+from pipeline.net import remote
+from pipeline.runfile.run import Run
+from pipeline.runfile.tables import Evaluate, Runtime
+
+REPO_ID = r"\w[\w.-]*/\w[\w.-]*"
+PUBLIC_HOST = r"(?:[a-z0-9_-]+\.)+(?!local$|localhost$|internal$)[a-z][a-z0-9-]+"  # a name, no IP
+MOST_AT_ONCE = 2**16  # rows or requests: no batch has more sequences
+MADE_HERE = {"data_location": ("Dummy",), "checkpoint": ("Init", "Ephemeral")}  # nothing is read
+
+
+class Use(IntEnum):
+    """What a reader does with a stranger's run; each does what those before it do, and more.
+
+    REPEATED: Steps are computed again, on rows that came with the run.
+    FOLLOWED: Data and checkpoint are fetched, and every round is merged.
+    JOINED: A peer of the reader's trains, and signs what it sends.
+    """
+
+    REPEATED = 1
+    FOLLOWED = 2
+    JOINED = 3
+
+
+class KeyAnswer(NamedTuple):
+    """What a stranger's value of a key does.
+
+    Up to the use `until` any value is taken: nothing there acts on it, or it can do no harm. Beyond
+    it `lacks` says what else is expected of a value, "" if nothing; by default, that it is the
+    key's default.
+    """
+
+    until: int
+    lacks: Callable[[Any], str] | None = None
+
+
+def _at_most(value: int) -> str:
+    return f"at most {MOST_AT_ONCE}" if value > MOST_AT_ONCE else ""
+
+
+def _lacks_hub_name(value: str) -> str:
+    is_name = re.fullmatch(REPO_ID, value, re.ASCII) and not Path(value).exists()
+    return "" if is_name else "owner/name on the hub, which is the name of no folder here"
+
+
+def _lacks_https(value: str) -> str:
+    try:
+        parts = urlsplit(value)
+        is_public = parts.scheme == "https" and re.fullmatch(PUBLIC_HOST, parts.hostname or "")
+    except ValueError:
+        is_public = False
+    if not is_public:
+        return "the https:// address of a server with a public name"
+    return "a server that needs no password of ~/.netrc" * bool(remote.resolve_web(value).headers)
+
+
+def _lacks_source(value: str) -> str:
+    is_address = "://" in value
+    return _lacks_https(value) if is_address else _lacks_hub_name(value)
+
+
+def _lacks_nothing(value: Collection[str]) -> str:
+    return "[]" if value else ""
+
+
+def _lacks_own_tasks(value: Collection[str]) -> str:
+    own = Evaluate.model_fields["tasks"].default
+    return "" if set(value) <= set(own) else f"{show(own)} or []"
+
+
+FREE = KeyAnswer(Use.JOINED)
+SAID = KeyAnswer(Use.REPEATED)  # fetched, pushed or consented to by nobody who repeats steps
+LIE = KeyAnswer(Use.FOLLOWED)  # a peer of the reader's would sign it
+NEVER = KeyAnswer(0)
+BOUNDED = KeyAnswer(0, _at_most)
+HUB_NAME = KeyAnswer(Use.REPEATED, _lacks_hub_name)
+HTTPS = KeyAnswer(Use.REPEATED, _lacks_https)
+SOURCE = KeyAnswer(Use.REPEATED, _lacks_source)
+NOWHERE = KeyAnswer(Use.REPEATED, _lacks_nothing)
+OWN_TASKS = KeyAnswer(Use.REPEATED, _lacks_own_tasks)
+
+# Tables of the run file, with the kinds of an enum in them; their keys, and kinds; and the answer.
+# Of several rows the first counts.
+ANSWERS = (
+    ("runtime*", "*", FREE),  # taken out before anything reads it
+    (
+        "config",
+        "warmup_time cooldown_time epoch_time max_round_train_time round_witness_time min_clients "
+        "init_min_clients waiting_for_members_extra_time verification_percent witness_nodes "
+        "total_steps global_batch_size_start global_batch_size_end rounds_per_epoch "
+        "global_batch_size global_batch_size_warmup_tokens",
+        FREE,
+    ),
+    ("config", "checkpointers", NOWHERE),
+    ("model.LLM", "architecture data_type max_seq_len cold_start_warmup_steps", FREE),
+    # numbers, and words of a list (a test checks that)
+    ("model.LLM.lr_schedule*", "*", FREE),
+    ("model.LLM.optimizer*", "*", FREE),
+    ("model.LLM.checkpoint", "Ephemeral Init Hub P2P Gcs P2PGcs Run", FREE),
+    ("model.LLM.checkpoint", "Dummy", SAID),
+    ("model.LLM.checkpoint.Dummy", "repo_id revision", SAID),
+    ("model.LLM.checkpoint.Init", "config seed", FREE),
+    ("model.LLM.checkpoint.*", "repo_id", HUB_NAME),
+    ("model.LLM.checkpoint.*", "revision bucket prefix generation key", FREE),
+    ("model.LLM.data_location", "Dummy Http Hub Corpus Text WeightedText Preprocessed", FREE),
+    # of this disk, with the reader's credentials, or a list of addresses that comes later
+    ("model.LLM.data_location", "Server Local WeightedHttp Url Arrays Files Workload", SAID),
+    ("model.LLM.data_location.Preprocessed", "source", HUB_NAME),
+    ("model.LLM.data_location.Hub", "repo_id", HUB_NAME),
+    ("model.LLM.data_location.*Text", "sources", FREE),
+    ("model.LLM.data_location.*Text*", "source", SOURCE),
+    ("model.LLM.data_location.*", "tokenizer", HUB_NAME),
+    ("model.LLM.data_location.Http.location", "Gcp SingleUrl NumberedFiles", FREE),
+    ("model.LLM.data_location.Http.location.Gcp", "bucket_name filter_directory", FREE),
+    ("model.LLM.data_location.Http.location.*", "url url_template", HTTPS),
+    ("model.LLM.data_location.Http.location.*", "start_index n_left_pad_zeros num_files", FREE),
+    ("model.LLM.data_location.*shuffle*", "DontShuffle Seeded seed", FREE),
+    ("model.LLM.data_location.*", "address path url", SAID),
+    (
+        "model.LLM.data_location.*",
+        "token_size_in_bytes held_out_percent vocab_size tokenizer_revision revision subset split "
+        "files column weight patterns pattern",
+        FREE,
+    ),
+    ("download", "stream", SAID),  # what is read while training has no hash
+    ("download*", "limit files tokens steps batch max_seq_len", FREE),
+    ("workload", "factory command", NEVER),
+    ("workload", "config seed include exclude repeats inner command_seconds", FREE),
+    ("peers", "micro_batch", BOUNDED),
+    (
+        "peers",
+        "count layout fsdp processes precision attention bits product_bits remat seed passes "
+        "threads overlap wire aggregation liars balance_speed scan_layers",
+        FREE,
+    ),
+    (
+        "links",
+        "upload_mbps download_mbps latency_seconds tokens_per_second topology clock",
+        FREE,
+    ),
+    (
+        "volunteers",
+        "most_bytes settle_seconds stagger_seconds replay_percent audit_seconds keep_windows",
+        FREE,
+    ),
+    ("faults*", "schedule kind peer rounds size", LIE),
+    ("witness", "snapshot_every keep_every replay_percent replay policy seed beacon", FREE),
+    ("held_out", "sequences rows every stop_above", FREE),
+    ("pins", "data checkpoint tasks", FREE),
+    ("export", "dtype", FREE),
+    ("export", "every_epoch", SAID),
+    ("evaluate", "tasks sample_tasks", OWN_TASKS),
+    ("evaluate", "trust_task_code", SAID),
+    ("evaluate", "batch_size", BOUNDED),
+    (
+        "evaluate",
+        "questions few_shot few_shot_seed limit every sample prompt max_new_tokens temperature "
+        "seed",
+        FREE,
+    ),
+)
+
+
+def read(
+    document: Any,
+    name: str,
+    use: Use,
+    runtime: Runtime,
+    consents: Collection[str] = (),
+    consent: str = "",
+) -> Run:
+    """Return a stranger's run, which has the reader's own `[runtime]`.
+
+    Args:
+      document: The parsed run file.
+      name: What errors call it.
+      use: What the reader does with the run.
+      runtime: The reader's own.
+      consents: Keys to whose values the reader consents.
+      consent: How a reader consents to a workload, which an error says.
+
+    Raises:
+      RequestError: It sets a key that a stranger may not set, or does not pin what is fetched.
+      LockstepError: It is no valid run file.
+    """
+    if isinstance(document, dict):
+        own, sent = runtime.model_dump(mode="json", exclude_defaults=True), document.get("runtime")
+        if use is Use.REPEATED:  # the rest is about the sender's machine, and differs by release
+            own = {key: sent[key] for key in ("carrier",) if isinstance(sent, dict) and key in sent}
+        document = document | {"runtime": own}
+    run = validate(Run, document, name)
+    check(run, name, use, consents, consent)
+    return run.model_copy(update={"runtime": runtime})
+
+
+def check(run: Run, name: str, use: Use, consents: Collection[str] = (), consent: str = "") -> None:
+    """Check that others may use a run so; arguments and errors are those of `read`."""
+    for key, value, default in keys_of(run, ""):
+        is_kind = isinstance(value, Variant)
+        answer = answer_to(f"{key}.{value.tag()}" if is_kind else key) or NEVER
+        if use <= answer.until or key in consents or (value == default and not is_kind):
+            continue
+        if is_kind:
+            expected = f"one of {', '.join(_kinds(key))}"
+        elif answer.lacks:
+            expected = answer.lacks(value)
+        else:
+            expected = "none" if default is PydanticUndefined else show(default)
+        if expected:
+            by = f", or {consent}," * (key == "workload.factory")
+            found = show(value.tag() if is_kind else to_jsonable_python(value, exclude_none=True))
+            raise RequestError(
+                f"{name}: {key} is {found}, expected {expected}{by} in a run file for others"
+            )
+    for key, made_here in MADE_HERE.items() if use > Use.REPEATED else ():
+        pin = key.partition("_")[0]
+        if getattr(run.llm, key).tag() not in made_here and not getattr(run.pins, pin):
+            raise RequestError(
+                f'{name}: pins.{pin} is "", expected the SHA-256 that `lockstep pin` writes, of '
+                "what others fetch"
+            )
+
+
+def answer_to(key: str) -> KeyAnswer | None:
+    """Return the answer to a key, or to a kind of an enum, by its dotted name; None without one."""
+    table, _, last = key.rpartition(".")
+    for pattern, names, answer in ANSWERS:
+        if fnmatchcase(table, pattern) and (names == "*" or last in names.split()):
+            return answer
+    return None
+
+
+def _kinds(enum: str) -> list[str]:
+    """Return the kinds of an enum that a stranger may name."""
+    rows = (names for table, names, answer in ANSWERS if table == enum and answer is FREE)
+    return [kind for names in rows for kind in names.split()]
+
+
+def keys_of(table: Table, path: str) -> Iterator[tuple[str, Any, Any]]:
+    """Yield each key of a table and of those in it: dotted name, value and default."""
+    for name, field in type(table).model_fields.items():
+        value, key = getattr(table, name), f"{path}{name}"
+        if not isinstance(value, Table) or isinstance(value, Variant):
+            yield key, value, field.get_default()
+        inner = f"{key}.{value.tag()}" if isinstance(value, Variant) else key
+        for item in value if isinstance(value, tuple) else (value,):
+            if isinstance(item, Table):
+                yield from keys_of(item, f"{inner}.")

@@ -1,0 +1,137 @@
+"""Stores whose run.json would command a reader's machine: nothing of it is run, read or fetched."""
+
+import json
+from pathlib import Path
+
+import pytest
+import tomlkit
+
+from lockstep.errors import RequestError
+from parts.volunteers import joining, keys, slots
+from parts.volunteers.bodies import RunDocument
+from parts.volunteers.chain import opening
+from parts.volunteers.signed import sign
+from pipeline import runfile
+from pipeline.__main__ import app
+from tests import tiny
+from tests.parts.publication.published_run import print_of
+from tests.parts.volunteers import volunteering
+
+CANARY = "CANARY"  # stands for a file that nothing may touch
+# A function that a module of workloads/ has imported: called with the config, it runs its keys.
+BY_IMPORTS = "torch_classifier:torch._strobelight.cli_function_profiler.subprocess.run"
+INNER = tiny.DILOCO["DiLoCo"] | {"inner": "Workload"}
+OF_WORKLOAD = {
+    "model__LLM__architecture": "HfAuto",
+    "model__LLM__checkpoint": "Ephemeral",
+    "model__LLM__data_location": "Dummy",
+    "download": {},
+    "pins__data": "",
+}
+MODEL = {"factory": "torch_classifier:Classifier", "config": {"hidden": 8}}
+TEXT = {"held_out_percent": 5.0, "vocab_size": 258, "shuffle": "DontShuffle"}
+PUSHED = ["mallory/loot"]
+ATTACKS = {
+    "a command": (
+        {
+            **OF_WORKLOAD,
+            "model__LLM__optimizer": {"DiLoCo": INNER},
+            "workload": MODEL | {"inner": "command", "command": ["touch", CANARY]},
+        },
+        "workload.factory",
+    ),
+    "a function of its choice": (
+        {
+            **OF_WORKLOAD,
+            "workload": {"factory": BY_IMPORTS, "config": {"/bin/touch": 0, CANARY: 0}},
+        },
+        "workload.factory",
+    ),
+    "a task's code": (
+        {"evaluate__every": 1, "evaluate__sample_tasks": [f"{CANARY}.yaml"]}
+        | {"evaluate__trust_task_code": True},
+        "evaluate.trust_task_code",
+    ),
+    "a push at the end": ({"config": PUSHED}, "config.checkpointers"),
+    "a folder of tokens": ({"model__LLM__data_location": {"Local": "HERE"}}, "data_location"),
+    "a folder of text": (
+        {"model__LLM__data_location": {"Text": TEXT | {"source": "HERE"}}},
+        "data_location.Text.source",
+    ),
+    "a folder of weights": (
+        {"model__LLM__checkpoint": {"Hub": {"repo_id": "HERE"}}},
+        "checkpoint.Hub.repo_id",
+    ),
+    "a server of this network": (
+        {"model__LLM__data_location": {"Text": TEXT | {"source": "http://127.0.0.1/a.txt"}}},
+        "data_location.Text.source",
+    ),
+    "data without a hash": ({"pins__data": ""}, "pins.data"),
+}
+
+
+def put(folder: Path, changes: dict) -> Path:
+    """A store with such a run, of a lab that signs it."""
+    here = tiny.write_data(folder / "private")
+    (folder / f"{CANARY}.yaml").write_text("task: mine\n")
+    given = {name: value for name, value in changes.items() if name != "config"}
+    found = volunteering.document(2, **{"pins__data": "ab" * 32, **given}).unwrap()
+    if destinations := changes.get("config"):
+        older = {"rounds_per_epoch": 3, "checkpointers": destinations}
+        kept = {
+            key: value
+            for key, value in found["config"].items()
+            if key in runfile.OlderConfig.model_fields
+        }
+        found["config"] = kept | older | {"global_batch_size": 4}
+    text = json.dumps(found).replace("HERE", str(here))
+    tables = json.loads(text.replace(CANARY, str(folder / CANARY)))
+    run = runfile.parse(tables, "run.toml").model_dump(mode="json", exclude={"runtime"})
+    lab = keys.create(folder / "lab.pem")
+    document = RunDocument(
+        release=opening.release(), run=run, pins={"data": run["pins"]["data"]}, start="ab" * 32,
+        slots=2, payload_bytes=1, own_bytes=1, self_test=None, state_bytes=0,
+        lab=keys.public_text(lab),
+    )  # fmt: skip
+    store = folder / "store"
+    store.mkdir()
+    (store / slots.RUN).write_bytes(sign(document, lab))
+    return store
+
+
+@pytest.mark.parametrize("case", ATTACKS)
+def test_what_a_strangers_run_would_do_here_is_refused_before_anything(
+    case, tmp_path, capsys, monkeypatch
+):
+    changes, key = ATTACKS[case]
+    store, root = put(tmp_path, changes), tmp_path / "reader"
+    root.mkdir()
+    monkeypatch.chdir(root)
+    status, out = print_of(capsys, "verify", f"file://{store}", "--root", str(root))
+    assert status == 2 and f"{key} is " in out
+    keys.create(tmp_path / "me.pem")
+    with tiny.like_a_process(), pytest.raises(RequestError, match=f"{key} is "):
+        join = ["volunteer", "join", f"file://{store}", "--root", str(root)]
+        app([*join, "--key", str(tmp_path / "me.pem")])
+    assert not [*root.iterdir()]  # nothing was fetched, or computed with
+    assert not (tmp_path / CANARY).exists()
+
+
+@pytest.mark.parametrize("case", ATTACKS)
+def test_a_lab_learns_that_nobody_could_join_before_it_opens(case, tmp_path):
+    changes, key = ATTACKS[case]
+    there = put(tmp_path, changes)
+    tables = opening.read_run(joining.open_store(f"file://{there}"))[0].run
+    run_file = tmp_path / "run.toml"
+    run_file.write_text(tomlkit.dumps(joining._without_nulls(tables)))
+    with pytest.raises(RequestError, match=f"{key} is "):
+        joining.open_run(f"file://{tmp_path / 'new'}", run_file, tmp_path, tmp_path / "lab.pem")
+    assert not (tmp_path / "new").exists()
+
+
+def test_who_follows_a_run_that_pushes_its_epochs_has_no_such_run():
+    """The pusher is made for one's own run alone, and no run over a store asks for one."""
+    given = volunteering.document(2).unwrap()
+    given["export"]["every_epoch"] = True
+    with pytest.raises(Exception, match="export.every_epoch"):
+        runfile.parse(given, "run.toml")

@@ -1,0 +1,334 @@
+"""What a stranger's run file may say: an answer for every key, and what is refused, by its name."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin
+
+import pytest
+
+from lockstep.errors import RequestError
+from lockstep.tables.table import Table
+from lockstep.tables.variant import Variant
+from pipeline.runfile import Run, Runtime, strangers
+from pipeline.runfile.schema import json_schema
+from pipeline.runfile.strangers import ANSWERS, Use, answer_to
+from tests.pipeline.runfile.edited_run import LOCAL, edited
+
+DATA, CHECKPOINT, OPTIMIZER = (
+    f"model.LLM.{name}" for name in ("data_location", "checkpoint", "optimizer")
+)
+# Every key of which a stranger's value does not count everywhere, and where it is taken.
+ANSWERED = {
+    **dict.fromkeys(("workload.factory", "workload.command"), "NEVER"),
+    **dict.fromkeys(("peers.micro_batch", "evaluate.batch_size"), "BOUNDED"),
+    **dict.fromkeys(("evaluate.tasks", "evaluate.sample_tasks"), "OWN_TASKS"),
+    **dict.fromkeys(("evaluate.trust_task_code", "export.every_epoch", "download.stream"), "SAID"),
+    "config.checkpointers": "NOWHERE",
+    **{f"faults.schedule{key}": "LIE" for key in ("", ".kind", ".peer", ".rounds", ".size")},
+    **{f"{CHECKPOINT}.Dummy{key}": "SAID" for key in ("", ".repo_id", ".revision")},
+    **{f"{CHECKPOINT}.{kind}.repo_id": "HUB_NAME" for kind in ("Hub", "P2P")},
+    **{
+        f"{DATA}.{key}": "SAID"
+        for key in (
+            *(
+                "Server",
+                "Server.address",
+                "Local",
+                "Local.path",
+                "WeightedHttp",
+                "WeightedHttp.url",
+            ),
+            *("Url", "Url.url", "Arrays", "Arrays.path", "Files", "Files.path", "Workload"),
+        )
+    },
+    **{
+        f"{DATA}.{key}": "HUB_NAME"
+        for key in (
+            *("Preprocessed.source", "Hub.repo_id"),
+            *(f"{kind}.tokenizer" for kind in ("Corpus", "Text", "WeightedText")),
+        )
+    },
+    **{f"{DATA}.{key}": "SOURCE" for key in ("Text.source", "WeightedText.sources.source")},
+    **{
+        f"{DATA}.Http.location.{key}": "HTTPS"
+        for key in ("SingleUrl.url", "NumberedFiles.url_template")
+    },
+}
+BY_KIND = f"{OPTIMIZER}.", "model.LLM.lr_schedule.", "runtime."  # answered at once
+
+
+def every_key(table: type[Table], path: str = "") -> Iterator[tuple[str, Any]]:
+    """Each key that a run file can have, kinds of enums too, with its type."""
+    for name, field in table.model_fields.items():
+        key = f"{path}{name}"
+        models = tables_in(field.annotation)
+        if not models or {tuple, NoneType} & {*map(kind, parts_of(field.annotation))}:
+            yield key, field.annotation
+        for model in models:
+            inner = f"{key}.{model.tag()}" if issubclass(model, Variant) else key
+            if inner != key:
+                yield inner, model
+            yield from every_key(model, f"{inner}.")
+
+
+def parts_of(annotation: Any) -> list[Any]:
+    """A type and all types in it, but not the words of a Literal."""
+    if get_origin(annotation) is Literal:
+        return [annotation]
+    return [annotation, *(part for inner in get_args(annotation) for part in parts_of(inner))]
+
+
+def kind(annotation: Any) -> Any:
+    return get_origin(annotation) or annotation
+
+
+def tables_in(annotation: Any) -> list[type[Table]]:
+    parts = parts_of(annotation)
+    return [part for part in parts if isinstance(part, type) and issubclass(part, Table)]
+
+
+KEYS = dict(every_key(Run))
+
+
+def test_each_key_of_the_run_file_has_its_answer():
+    names = {
+        getattr(strangers, name): name
+        for name in dir(strangers)
+        if name.isupper() and isinstance(getattr(strangers, name), strangers.KeyAnswer)
+    }
+    found = {key: names.get(answer_to(key)) for key in KEYS if key != "runtime"}
+    assert {key for key, word in found.items() if word is None} == set()  # a new key
+    assert {key: word for key, word in found.items() if word != "FREE"} == ANSWERED
+
+
+def test_each_key_of_the_schema_is_among_them():
+    """The walk over types, on which the other tests rest, misses none that an editor knows."""
+    names = {part for key in KEYS for part in key.split(".")}
+    whole = json.loads(json_schema())
+    tables = [whole, *whole["$defs"].values()]
+    assert {key for table in tables for key in table.get("properties", ())} - {"base"} <= names
+
+
+def test_no_answer_is_to_a_key_that_there_is_not():
+    used = {(pattern, name) for pattern, names, _ in ANSWERS for name in names.split()}
+    for key in KEYS:
+        table, _, last = key.rpartition(".")
+        row = next(
+            (pattern, names)
+            for pattern, names, _ in ANSWERS
+            if strangers.fnmatchcase(table, pattern) and (names == "*" or last in names.split())
+        )
+        used -= {(row[0], "*" if row[1] == "*" else last)}
+    assert used == set()
+
+
+def test_what_is_answered_at_once_has_numbers_and_words_of_a_list_alone():
+    """A new method needs no answer of its own; one whose table takes any text does."""
+    closed = {int, float, bool, NoneType, tuple, dict, Literal}
+    for key, annotation in KEYS.items():
+        if key.startswith(BY_KIND[:2]) and not (
+            isinstance(annotation, type) and issubclass(annotation, Variant)
+        ):
+            leaves = [part for part in parts_of(annotation) if not get_args(part)]
+            texts = {part for part in leaves if part is str}
+            if kind(annotation) is dict:  # a number for each group of params, by its name
+                texts = set()
+            assert not texts, key
+            assert closed & {*map(kind, parts_of(annotation))}, key
+
+
+# ---- What is refused ----
+
+HTTPS = "https://data.example.org/a.ds"
+TOKENS = {"token_size_in_bytes": "TwoBytes", "shuffle": "DontShuffle"}
+TEXT = {"held_out_percent": 5.0, "vocab_size": 300, "shuffle": "DontShuffle"}
+PIN = "ab" * 32
+PINNED = ("pins", {"data": PIN, "checkpoint": PIN})
+OLDER = {"rounds_per_epoch": 10, "global_batch_size": 4}
+CONFIG = {
+    **{"warmup_time": 30, "cooldown_time": 5, "max_round_train_time": 15, "round_witness_time": 1},
+    **{"min_clients": 2, "verification_percent": 0, "witness_nodes": 1, "total_steps": 10},
+    **OLDER,
+}
+COMMAND = {"factory": "torch_classifier:Classifier", "inner": "command", "command": ["touch", "x"]}
+OF_WORKLOAD = (
+    ("model.LLM.architecture", "HfAuto"),
+    (CHECKPOINT, "Ephemeral"),
+)
+DILOCO = {"outer_learning_rate": 0.7, "outer_momentum": 0.9, "nesterov": True, **LOCAL}
+
+
+def http(**location: Any) -> dict:
+    return {"Http": {**TOKENS, "location": location}}
+
+
+def numbered(template: str) -> dict:
+    found = {"url_template": template, "start_index": 0, "n_left_pad_zeros": 1, "num_files": 2}
+    return {"NumberedFiles": found}
+
+
+def sources(source: str) -> dict:
+    return {"WeightedText": {**TEXT, "sources": [{"source": source, "weight": 1.0}]}}
+
+
+# A dotted key; its value; how errors name it; the last use in which it is taken.
+REFUSED = [
+    (DATA, {"Local": "/home/me/private"}, DATA, Use.REPEATED),
+    (DATA, {"Url": {**TOKENS, "url": "s3://bucket/mine"}}, DATA, Use.REPEATED),
+    (DATA, {"WeightedHttp": HTTPS}, DATA, Use.REPEATED),
+    (DATA, {"Server": "10.0.0.1:80"}, DATA, Use.REPEATED),
+    (DATA, {"Arrays": {"path": "/data", "shuffle": "DontShuffle"}}, DATA, Use.REPEATED),
+    (DATA, {"Files": {"path": "/data", "shuffle": "DontShuffle"}}, DATA, Use.REPEATED),
+    (DATA, {"Workload": {"shuffle": "DontShuffle"}}, DATA, Use.REPEATED),
+    *(
+        (DATA, value, f"{DATA}.{key}", Use.REPEATED)
+        for place in (
+            *("/etc", "~/texts", "../texts", "pipeline/runfile", "file:///etc/passwd"),
+            *("s3://bucket/mine", "http://data.example.org/a.txt", "https://localhost/a.txt"),
+            *("https://127.0.0.1/a.txt", "https://2130706433/a.txt", "https://0x7f.1/a.txt"),
+            *("https://[::1]/a.txt", "https://a.localhost/a.txt", "https://server/a.txt"),
+        )
+        for key, value in (
+            ("Text.source", {"Text": {**TEXT, "source": place}}),
+            ("WeightedText.sources.source", sources(place)),
+        )
+    ),
+    (DATA, {"Preprocessed": "/data"}, f"{DATA}.Preprocessed.source", Use.REPEATED),
+    (DATA, {"Preprocessed": "pipeline/runfile"}, f"{DATA}.Preprocessed.source", Use.REPEATED),
+    (
+        DATA,
+        {"Corpus": {"held_out_percent": 5.0, "tokenizer": "/mine", "shuffle": "DontShuffle"}},
+        f"{DATA}.Corpus.tokenizer",
+        Use.REPEATED,
+    ),
+    *(
+        (DATA, http(SingleUrl=url), f"{DATA}.Http.location.SingleUrl.url", Use.REPEATED)
+        for url in ("http://169.254.169.254/latest", "https://10.0.0.7/a.ds", "file:///a.ds")
+    ),
+    (
+        DATA,
+        http(**numbered("http://host.example.org/{}.ds")),
+        f"{DATA}.Http.location.NumberedFiles.url_template",
+        Use.REPEATED,
+    ),
+    (CHECKPOINT, {"Hub": {"repo_id": "/home/me/model"}}, f"{CHECKPOINT}.Hub.repo_id", Use.REPEATED),
+    (CHECKPOINT, {"Hub": {"repo_id": "tests/tiny.py"}}, f"{CHECKPOINT}.Hub.repo_id", Use.REPEATED),
+    (CHECKPOINT, {"P2P": {"repo_id": "./model"}}, f"{CHECKPOINT}.P2P.repo_id", Use.REPEATED),
+    (CHECKPOINT, {"Dummy": {"repo_id": "a"}}, CHECKPOINT, Use.REPEATED),
+    ("config", CONFIG | {"checkpointers": ["mallory/loot"]}, "config.checkpointers", Use.REPEATED),
+    ("evaluate.trust_task_code", True, "evaluate.trust_task_code", Use.REPEATED),
+    ("evaluate.tasks", ["next_line", "/tmp/mine.yaml"], "evaluate.tasks", Use.REPEATED),
+    ("evaluate.sample_tasks", ["hellaswag"], "evaluate.sample_tasks", Use.REPEATED),
+    ("evaluate.batch_size", 10**9, "evaluate.batch_size", None),
+    ("peers.micro_batch", 10**9, "peers.micro_batch", None),
+    ("download.stream", True, "download.stream", Use.REPEATED),
+    (
+        "faults.schedule",
+        [{"kind": "sign_flip", "peer": 0, "rounds": [1, 2]}],
+        "faults.schedule",
+        Use.FOLLOWED,
+    ),
+]
+
+
+def taken(use: Use, *edits: tuple[str, Any], **more: Any) -> Run:
+    return strangers.read(edited(*edits), "run.json", use, more.pop("runtime", Runtime()), **more)
+
+
+@pytest.mark.parametrize("use", Use)
+@pytest.mark.parametrize(("key", "value", "named", "until"), REFUSED)
+def test_what_a_stranger_may_not_set_is_refused_by_its_name(key, value, named, until, use):
+    edits = (PINNED, (DATA, "Dummy"), (key, value))
+    if until is not None and use <= until:
+        taken(use, *edits)
+        return
+    with pytest.raises(RequestError) as caught:
+        taken(use, *edits)
+    assert str(caught.value).startswith(f"run.json: {named} is ")
+    assert ", expected " in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("use", Use)
+@pytest.mark.parametrize(
+    ("workload", "consents", "named"),
+    [
+        (COMMAND, (), "workload.factory"),
+        (COMMAND, ("workload.factory",), "workload.command"),
+        ({"factory": "subprocess:run"}, (), "workload.factory"),
+        ({"factory": "torch_classifier:Classifier"}, ("workload.factory",), None),
+    ],
+)
+def test_a_workload_is_run_where_its_reader_says_so_and_a_command_never(
+    workload, consents, named, use
+):
+    optimizer = {"DiLoCo": DILOCO | {"inner": "Workload"}} if "inner" in workload else None
+    more = ((OPTIMIZER, optimizer),) if optimizer else ()
+    edits = (PINNED, *OF_WORKLOAD, *more, ("workload", workload))
+    if named is None:
+        assert taken(use, *edits, consents=consents).workload.factory == workload["factory"]
+        return
+    with pytest.raises(RequestError, match=f"run.json: {named} is "):
+        taken(use, *edits, consents=consents)
+
+
+@pytest.mark.parametrize("use", [Use.FOLLOWED, Use.JOINED])
+@pytest.mark.parametrize(
+    ("edits", "pin"),
+    [
+        (((DATA, {"Hub": {"repo_id": "owner/tokens"}}),), "data"),
+        (((DATA, {"Corpus": TEXT}),), "data"),
+        (((DATA, http(SingleUrl=HTTPS)),), "data"),
+        (((CHECKPOINT, {"Hub": {"repo_id": "owner/model"}}),), "checkpoint"),
+        (((CHECKPOINT, {"Run": "0123456789ab"}),), "checkpoint"),
+    ],
+)
+def test_what_is_fetched_for_a_stranger_is_pinned(edits, pin, use):
+    made_here = ((DATA, "Dummy"), (CHECKPOINT, {"Init": {"config": {}, "seed": 0}}))
+    assert taken(use, PINNED, *made_here, *edits).pins.data == PIN
+    assert taken(use, *made_here).pins.data == ""
+    with pytest.raises(RequestError, match=f'run.json: pins.{pin} is ""'):
+        taken(use, *made_here, *edits)
+
+
+@pytest.mark.parametrize("use", Use)
+@pytest.mark.parametrize(
+    "location",
+    [
+        {"Hub": {"repo_id": "owner/tokens"}},
+        {"Preprocessed": "owner/rows"},
+        {"Text": {**TEXT, "source": "owner/texts"}},
+        {"Text": {**TEXT, "source": "https://data.example.org/a.txt"}},
+        sources("owner/texts"),
+        http(SingleUrl=HTTPS),
+        http(**numbered("https://host.example.org/{}.ds")),
+        http(Gcp={"bucket_name": "bucket", "filter_directory": ""}),
+    ],
+)
+def test_pinned_data_of_the_hub_and_by_https_are_taken(location, use):
+    assert taken(use, PINNED, (DATA, location)).llm.data_location.tag() in location
+
+
+def test_an_address_for_which_the_reader_has_a_password_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "netrc").write_text("machine data.example.org login me password secret\n")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    with pytest.raises(RequestError, match="SingleUrl.url is .* no password"):
+        taken(Use.JOINED, PINNED, (DATA, http(SingleUrl=HTTPS)))
+
+
+@pytest.mark.parametrize("use", Use)
+def test_runtime_is_the_readers_own(use):
+    theirs = {"worker_python": "/tmp/evil", "store": "file:///x", "of_another_release": 1}
+    mine = Runtime(answer_seconds=7.0)
+    run = taken(use, PINNED, ("runtime", theirs), (DATA, "Dummy"), runtime=mine)
+    assert run.runtime == mine
+
+
+def test_a_name_that_is_a_folder_here_is_no_name_on_the_hub(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    edits = PINNED, (DATA, {"Preprocessed": "owner/rows"})
+    assert taken(Use.FOLLOWED, *edits)
+    Path("owner/rows").mkdir(parents=True)
+    with pytest.raises(RequestError, match="Preprocessed.source is "):
+        taken(Use.FOLLOWED, *edits)
