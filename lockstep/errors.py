@@ -50,6 +50,10 @@ class StepError(LockstepError):
     """A peer could not take its step; others can go on without it."""
 
 
+class UnfinishedError(LockstepError):
+    """This machine stopped the work, as by its memory: nothing is known of its target."""
+
+
 class RequestError(LockstepError):
     """A request cannot be met, though nothing is wrong with its target."""
 

@@ -7,6 +7,7 @@ import dataclasses
 import errno
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lockstep import __version__
-from lockstep.errors import LockstepError, RequestError, brief
+from lockstep.errors import LockstepError, RequestError, UnfinishedError, brief, shown
 from lockstep.files import named_place
 from parts.publication.claims import PUBLISHED_WINDOWS, VerifyOutcome, table
 from pipeline.command_options import (
@@ -44,6 +45,7 @@ OF_THIS_MACHINE = {
     *(errno.EMFILE, errno.ENFILE, errno.ENOLCK, errno.ENOMEM),
 }
 DECIDED = (VerifyOutcome.VERIFIED, VerifyOutcome.CONSISTENT, VerifyOutcome.CONTRADICTED)
+NO_MEMORY = "RESOURCE_EXHAUSTED"  # as XLA says it
 LONGEST = 1000  # characters of a reason, which may quote a stranger's file
 
 
@@ -227,7 +229,7 @@ def _attest(
     in_toto.write(path, listings[0], asks, outcome, result)
 
 
-def _outcome(error: LockstepError) -> VerifyOutcome:
+def _outcome(error: Exception) -> VerifyOutcome:
     """Return the outcome of a publication whose check ended in this error."""
     from pipeline.net.limits import NotFetchedError
 
@@ -237,10 +239,31 @@ def _outcome(error: LockstepError) -> VerifyOutcome:
         return VerifyOutcome.NOT_FETCHED
     cause: BaseException | None = error
     while cause is not None:
-        if isinstance(cause, OSError) and cause.errno in OF_THIS_MACHINE:
+        if _is_of_this_machine(cause):
             return VerifyOutcome.NOT_FINISHED
         cause = cause.__cause__
     return VerifyOutcome.CONTRADICTED
+
+
+def _is_of_this_machine(error: BaseException) -> bool:
+    """Return whether an error says something of this machine alone: its disk, folders or memory."""
+    if isinstance(error, RuntimeError):
+        return NO_MEMORY in str(error)
+    if isinstance(error, OSError):
+        return error.errno in OF_THIS_MACHINE
+    return isinstance(error, MemoryError | UnfinishedError)
+
+
+@contextmanager
+def _memory_said() -> Iterator[None]:
+    """Report in one line that memory ran out, of Python or of XLA."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not _is_of_this_machine(error):
+            raise
+        line, *_ = str(error).splitlines() or ["Python had none left"]
+        raise UnfinishedError(f"out of memory: {line}") from error
 
 
 @app.command(rich_help_panel=RESULTS)
@@ -258,16 +281,31 @@ def replay(
     """Replay a finding from its bundle; exit with status 1 if the finding is not confirmed."""
     from lockstep.machine import allocator
     from pipeline.audit import unchecked_bundle
-    from pipeline.stage import devices
 
     allocator.tune()
     worker = unchecked_bundle.WorkerOfReader(worker_python, worker_module, worker_path)
+    try:
+        status = _replay(folder, max_gb, worker)
+    except (LockstepError, OSError) as error:
+        if (outcome := _outcome(error)) is not VerifyOutcome.NOT_FINISHED:
+            raise
+        print(f"{outcome.word}: {shown(str(error))}", file=sys.stderr)
+        status = outcome.status
+    raise typer.Exit(status)
+
+
+@_memory_said()
+def _replay(folder: Path, max_gb: int, worker: "WorkerOfReader") -> int:
+    from pipeline.audit import unchecked_bundle
+    from pipeline.stage import devices
+
     devices.prepare(unchecked_bundle.read_run(folder, max_gb, worker))
     from pipeline.audit import bundle
 
-    raise typer.Exit(bundle.show(folder, max_gb, worker))
+    return bundle.show(folder, max_gb, worker)
 
 
+@_memory_said()
 def _verify_source(
     source: str,
     root: Path,
@@ -331,7 +369,7 @@ def _verify(
     from parts.publication import aside, fetch, in_toto, layout, signature
     from pipeline.audit import unchecked_bundle
     from pipeline.net.limits import logging_attempts
-    from pipeline.stage import devices, logs, untrusted_files
+    from pipeline.stage import devices, logs
 
     logs.to_stdout("WARNING")
     data, folder, place = root / "data", None, None
@@ -343,27 +381,26 @@ def _verify(
             signed = signature.check(listing.signature, listing.digests, asks.key)
             publication = listing.publication
             skip = layout.not_needed(publication, layout.choose(publication, asks))
-            with aside.folder(data / "runs", "verify", AGAIN) as place:
-                folder = listing.bring(place, skip)
-                files = [folder / name for name in publication.files if name not in skip]
-                with untrusted_files.unchanged(files), _release_said(publication.release):
-                    run = unchecked_bundle.read_run(folder / layout.PROOF, limits.max_gb, worker)
-                    if precision := layout.matmul_precision(folder):
-                        os.environ.setdefault("JAX_DEFAULT_MATMUL_PRECISION", precision)
-                    devices.prepare(run)
-                    from parts.publication import verify as verifying
-                    from pipeline.recheck.published import ReaderFiles
+            with (
+                aside.folder(data / "runs", "verify", AGAIN) as place,
+                listing.bring(place, skip) as folder,
+                _release_said(publication.release),
+            ):
+                run = unchecked_bundle.read_run(folder / layout.PROOF, limits.max_gb, worker)
+                if precision := layout.matmul_precision(folder):
+                    os.environ.setdefault("JAX_DEFAULT_MATMUL_PRECISION", precision)
+                devices.prepare(run)
+                from parts.publication import verify as verifying
+                from pipeline.recheck.published import ReaderFiles
 
-                    own = ReaderFiles(
-                        asks.checkpoint, asks.shards, asks.tasks, place, data / "store"
-                    )
-                    most = limits.max_gb
-                    verified = verifying.verify(folder, publication, run, asks, own, most)
-                    return dataclasses.replace(
-                        verified, claims=[*in_toto.claims(listing), signed, *verified.claims]
-                    )
+                own = ReaderFiles(asks.checkpoint, asks.shards, asks.tasks, place, data / "store")
+                most = limits.max_gb
+                verified = verifying.verify(folder, publication, run, asks, own, most)
+                return dataclasses.replace(
+                    verified, claims=[*in_toto.claims(listing), signed, *verified.claims]
+                )
     except (LockstepError, OSError) as error:
-        text = str(error)
+        text = re.sub(r"/proc/\d+/fd/\d+/", "", str(error))  # of a folder that is read in place
         for where in (place and place / "unpacked", folder):
             if where not in (None, Path()):  # names files as the publication does
                 text = text.replace(f"{where}/", "")

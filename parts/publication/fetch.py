@@ -5,9 +5,10 @@ Nothing is written before the publication's list has been checked.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from hashlib import sha256
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import NamedTuple
 from urllib.parse import quote
 
@@ -22,7 +23,7 @@ from pipeline.net.origin import Origin
 from pipeline.net.transfers import hub_files, store
 from pipeline.net.transfers.store import Transfer
 from pipeline.runfile import Network
-from pipeline.stage.untrusted_files import check_regular, expand, unchanged, walk
+from pipeline.stage.untrusted_files import check_regular, expand, opened, unchanged, walk
 
 HUB = re.compile(r"(\w[\w.-]*/[\w.-]+)(?:@([\w./-]+))?", re.ASCII)
 # Of what is read into memory; a signature is of as many files, in more words and in base64.
@@ -47,9 +48,10 @@ class PublicListing(NamedTuple):
     # reader has a key
     signature: bytes | None
     # brings the files that the list has, but for some that nobody needs now, each checked
-    # against its hash, and returns their folder. It is given an empty folder, which stays
-    # empty where they are here already, and the names of those to leave.
-    bring: Callable[[Path, set[str]], Path]
+    # against its hash, and yields their folder, in which they stay as they were hashed. It is
+    # given an empty folder, which stays empty where they are here already, and the names of
+    # those to leave.
+    bring: Callable[[Path, set[str]], AbstractContextManager[Path]]
     commit: str | None = None  # the commit of a repository on the hub, or None
 
     @property
@@ -92,14 +94,15 @@ def _in_folder(folder: Path, limits: Limits) -> PublicListing:
         _check_length(SIGNATURE, (folder / SIGNATURE).stat().st_size)
         signature = (folder / SIGNATURE).read_bytes()
 
-    def bring(_: Path, skip: set[str]) -> Path:
+    @contextmanager
+    def bring(_: Path, skip: set[str]) -> Iterator[Path]:
         del skip  # they are here
-        for name, file in publication.files.items():  # a larger file would take long to hash
-            _compare(name, (folder / name).stat().st_size, file.bytes, "bytes")
-        with unchanged(folder / name for name in publication.files):
+        with opened(folder) as here, unchanged(_with_folders(here, publication.files)):
+            for name, file in publication.files.items():  # a larger file would take long to hash
+                _compare(name, (here / name).stat().st_size, file.bytes, "bytes")
             for name, file in publication.files.items():
-                _compare(name, sha256_file(folder / name), file.sha256, "as SHA-256")
-        return folder
+                _compare(name, sha256_file(here / name), file.sha256, "as SHA-256")
+            yield here
 
     uri = folder.resolve().as_uri()
     return PublicListing(publication, uri, sha256(content).hexdigest(), signature, bring)
@@ -201,14 +204,15 @@ def _download(
     cache: Path,
     limits: Limits,
     author: str,
-) -> Callable[[Path, set[str]], Path]:
+) -> Callable[[Path, set[str]], AbstractContextManager[Path]]:
     """Return what fetches files, unless they are in the store already; see `Found.bring`."""
     all_transfers = [
         Transfer(name, origin(name, file), file.bytes, author)
         for name, file in publication.files.items()
     ]
 
-    def bring(folder: Path, skip: set[str]) -> Path:
+    @contextmanager
+    def bring(folder: Path, skip: set[str]) -> Iterator[Path]:
         transfers = [transfer for transfer in all_transfers if transfer.name not in skip]
         total = sum(publication.files[transfer.name].bytes for transfer in transfers)
         with Progress("verify", total=total, unit="byte") as bar:
@@ -221,9 +225,17 @@ def _download(
             with writes(target):
                 target.parent.mkdir(parents=True, exist_ok=True)
                 link(stored.path, target)
-        return folder
+        with unchanged(_with_folders(folder, (transfer.name for transfer in transfers))):
+            yield folder
 
     return bring
+
+
+def _with_folders(folder: Path, names: Iterable[str]) -> set[Path]:
+    """Return the paths of files in a folder, and of the folders in it that lead to them."""
+    paths = {PurePath(name) for name in names}
+    folders = {parent for path in paths for parent in path.parents} - {PurePath()}
+    return {folder / path for path in paths | folders}
 
 
 def _check_length(name: str, count: int, where: str = "") -> None:

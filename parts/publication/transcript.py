@@ -101,7 +101,7 @@ def unpack(
             unpack_file(folder / name, target, size)
             file = PublishedFile(bytes=size, sha256=sha256_file(target))
         else:
-            target.symlink_to((folder / name).resolve())  # a hard link would change the file
+            target.symlink_to((folder / name).absolute())  # a hard link would change the file
         unpacked[original] = file
     return Unpacked(place, unpacked)
 

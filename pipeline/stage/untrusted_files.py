@@ -51,6 +51,17 @@ def stamp_of(status: os.stat_result) -> FileStamp:
 
 
 @contextmanager
+def opened(folder: Path) -> Iterator[Path]:
+    """Yield a path that leads to this folder, whatever is renamed or put in its place meanwhile."""
+    with expecting(folder, "a readable folder"):
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield Path(f"/proc/{os.getpid()}/fd/{handle}")  # workers read there too
+    finally:
+        os.close(handle)
+
+
+@contextmanager
 def unchanged(paths: Iterable[Path]) -> Iterator[None]:
     """Check at the end of the block that nobody has changed the files since its beginning."""
     before = {path: _identity(path) for path in paths}

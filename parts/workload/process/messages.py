@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
-from lockstep.errors import LockstepError, RequestError, StepError, brief
+from lockstep.errors import LockstepError, RequestError, StepError, UnfinishedError, brief
 from lockstep.files import loads
 from lockstep.tables.explain import validate
 from lockstep.tables.table import AsTuple, Table
@@ -21,7 +21,7 @@ class WorkerError(StepError):
     """A worker, or a command in its place, did not do its work."""
 
 
-class WorkerDiedError(WorkerError):
+class WorkerDiedError(WorkerError, UnfinishedError):
     """A worker's process ended while it computed an answer: out of memory, say."""
 
 

@@ -47,7 +47,9 @@ def _unpack(folder: Path, out: Path) -> None:
 
 
 def _verify(source: Path | str, out: Path, network: Network = Network()) -> None:  # noqa: B008
-    fetch.find(str(source), out / "store", fetch.Limits(1, network)).bring(out, set())
+    listing = fetch.find(str(source), out / "store", fetch.Limits(1, network))
+    with listing.bring(out, set()):
+        pass
 
 
 def _verify_there(place: Place, out: Path, network: Network) -> None:

@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import jax
 import pytest
 
 from parts.publication import claims, commands, layout, publish
@@ -112,20 +113,28 @@ def test_a_silent_server_is_named_at_once_and_given_up_after_the_attempts_that_w
     assert caught.value.code == VerifyOutcome.NOT_FETCHED.status and not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("reason", [errno.ENOSPC, errno.EACCES, errno.EIO])
-def test_a_readers_own_disk_says_nothing_of_a_publication(
-    published, tmp_path, monkeypatch, capsys, reason
+OF_THIS_MACHINE = [
+    *(OSError(e, os.strerror(e), "x.safetensors") for e in (errno.ENOSPC, errno.EACCES, errno.EIO)),
+    *(MemoryError(), jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: allocating 9 bytes.\nstack")),
+]
+
+
+@pytest.mark.parametrize("error", OF_THIS_MACHINE, ids=repr)
+def test_a_readers_own_disk_and_memory_say_nothing_of_a_publication(
+    published, tmp_path, monkeypatch, capsys, error
 ):
     def no_room(*_):
-        raise OSError(reason, os.strerror(reason), "own-000.safetensors")
+        raise error
 
     attested = tmp_path / "attested.json"
     command = ["verify", str(published.folder), "--root", str(tmp_path), "--attest", str(attested)]
     monkeypatch.setattr(unchecked_bundle, "read_run", no_room)
     code, said = print_of(capsys, *command)
     assert (code, code) == (6, VerifyOutcome.NOT_FINISHED.status)
-    assert said.startswith("not finished: ") and os.strerror(reason) in said
+    assert said.startswith("not finished: ") and said.count("\n") == 1
     assert not attested.exists()
+    code, _ = print_of(capsys, "replay", str(tmp_path))  # 1: a finding is not confirmed
+    assert code == VerifyOutcome.NOT_FINISHED.status
 
 
 def test_data_of_the_reader_that_are_not_there_are_a_wrong_request(published, tmp_path, capsys):
