@@ -2,8 +2,12 @@
 
 from collections.abc import Mapping
 
+import numpy as np
+
+from lockstep.errors import LockstepError
 from lockstep.optim.optimizer import Tree
-from lockstep.programs.local_training import HostSteps
+from lockstep.programs.local_training import HostSteps, Work
+from lockstep.protocol.committee import Span
 from lockstep.protocol.round import Round
 from lockstep.swarm.peers import SimulatedPeers
 from lockstep.swarm.swarm import Swarm
@@ -19,40 +23,48 @@ class CountingSwarm(Swarm):
     """
 
     peers: SimulatedPeers
-    _counts: dict[tuple[int, int], float | None] = {}  # by peer and round
+    _counts: dict[tuple[int, int], float] = {}  # by peer and round
+    _works: dict[tuple[int, Span], Work] = {}  # that were read in this round
 
     def weights(self, round_: Round) -> Mapping[int, int]:
         """Return what counts in each message; the number of examples if these count alike."""
-        programs = self.peers.programs
-        if programs.steps.traced and not programs.task.sums:
+        if not self.peers.programs.task.sums:
             return round_.sequences
         before, keys = self._counts, {slot: round_.origin(slot) for slot in round_.spans}
         self._counts = {
             key: before[key] if key in before else self._count(slot, round_)
             for slot, key in keys.items()
         }
-        counts = {slot: self._counts[key] for slot, key in keys.items()}
-        return round_.sequences if None in counts.values() else _integers(counts)
+        self._works = {}
+        return _integers({slot: self._counts[key] for slot, key in keys.items()})
 
     def apply(self, messages: Mapping[int, Tree], round_: Round) -> None:
         """Have all peers take the step of a round's messages, by slot."""
         self.peers.receive(messages, round_.sequences, round_.step, self.weights(round_))
 
-    def _count(self, slot: int, round_: Round) -> float | None:
-        """Return what counts in a message; None where examples count alike."""
+    def _read(self, peer: int, span: Span, round_: Round) -> Work:
+        if (peer, span) not in self._works:
+            self._works = self._works | {(peer, span): super()._read(peer, span, round_)}
+        return self._works[peer, span]
+
+    def _count(self, slot: int, round_: Round) -> float:
         (peer, step), programs = round_.origin(slot), self.peers.programs
         work = self._read(peer, round_.spans[slot], round_)
         params, steps = self.peers.params_and_shared()[0], programs.steps
         lots = [(h, rows) for h, rows in enumerate(programs.lots.rows(work)) if rows is not None]
         if isinstance(steps, HostSteps):
-            counts = [steps.by.count(params, x, steps.seed_of(step, h, x)) for h, x in lots]
-            return None if None in counts else sum(counts)
+            return sum(steps.by.count(params, x, steps.seed_of(step, h, x)) for h, x in lots)
         size = self.settings.micro_batch
         return sum(programs.task.count(params, x, size, step, h) for h, x in lots)
 
 
 def _integers(counts: Mapping[int, float]) -> dict[int, int]:
     """Return counts as weights: integers, and of others their shares of the largest."""
+    for count in counts.values():
+        if not 0 <= count < np.inf:
+            raise LockstepError(
+                f"simulate: loss_fn returns (sum, count) with a count of {count}, expected from 0"
+            )
     largest = max(counts.values(), default=0)
     whole = all(count == int(count) for count in counts.values()) and largest < 2**31
     scale = 1 if whole or not largest else MOST / largest

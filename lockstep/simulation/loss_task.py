@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
+from jax.interpreters import partial_eval as pe
 
 from lockstep.errors import LockstepError
 from lockstep.optim.optimizer import KeyPath, Tree
@@ -175,18 +176,22 @@ class LossTask:
         jax.eval_shape(lambda *args: returned.append(self.loss_fn(*args)), tree, batch, key)
         pair = isinstance(returned[0], tuple) and len(returned[0]) == 2
         loss, count = returned[0] if pair else (returned[0], 1)
-        numbers = [isinstance(x, jax.Array) and x.shape == () for x in (loss, count)]
-        if not (
-            numbers[0]
-            and jnp.issubdtype(loss.dtype, jnp.floating)
-            and (numbers[1] or isinstance(count, int | float | np.number))
-        ):
+        number = isinstance(loss, jax.Array) and jnp.issubdtype(loss.dtype, jnp.floating)
+        if not (number and loss.shape == () and _is_count(count)):
             raise LockstepError(
                 f"simulate: loss_fn returns {_described(returned[0])}, expected the mean loss over "
                 "the examples, one floating-point number that depends on params, float32[]; or the "
                 "sum of losses and the number of what counts in it; without aux"
             )
         self.sums = pair
+        if pair:
+            made = jax.make_jaxpr(lambda *args: self._apply(*args)[1])(self.shapes, batch, key)
+            used = pe.dce_jaxpr(made.jaxpr, [True])[1]
+            if any(used[: len(jax.tree.leaves(self.shapes))]):
+                raise LockstepError(
+                    "simulate: loss_fn returns (sum, count) with a count that depends on params, "
+                    "expected the number of what counts in a batch; without aux"
+                )
 
     def _apply(self, params: Tree, batch: Tree, rng: jax.Array | None) -> Any:
         params, batch = (jax.tree.map(self._cast, tree) for tree in (params, batch))
@@ -197,6 +202,11 @@ class LossTask:
 
     def _cast(self, x: jax.Array) -> jax.Array:
         return x.astype(self.dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x
+
+
+def _is_count(x: Any) -> bool:
+    is_scalar = isinstance(x, jax.Array) and x.shape == ()
+    return is_scalar or isinstance(x, int | float | np.number)
 
 
 def _described(returned: Any) -> str:

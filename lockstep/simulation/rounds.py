@@ -312,25 +312,21 @@ def take_rounds(problem: Problem, saved: SavedSimulation, log: Log) -> Result:
 
 
 def _known(problem: Problem, curves: Curves) -> str:
-    """Return what is known of why losses or gradients are not finite, in a line."""
-    settings, held_out = problem.settings, curves.validation[:1]
+    """Return what is known of why losses or gradients are not finite."""
+    given = {"params": problem.params}
     for data in problem.data_of_peers:
-        rows = data.take(np.arange(min(settings.most_rows, data.examples.count))).examples
-        if bad := [x for x in jax.tree.leaves(rows) if not np.isfinite(x).all()]:
-            number = bad[0][~np.isfinite(bad[0])][0]
-            return f"{data.examples.name} has an example with {number}, expected finite numbers"
-    if any(not np.isfinite(x).all() for x in jax.tree.leaves(problem.params)):
-        return "params are not finite before the first round, expected finite numbers"
-    if held_out and not np.isfinite(held_out[0]["loss"]):
-        return f"the loss on eval_data was {held_out[0]['loss']} before the first round"
-    if curves.train and curves.train[-1]["loss"] is not None:
-        last = curves.train[-1]
-        return f"the loss of round {last['step']} was {last['loss']:.6g}; try a lower learning_rate"
+        rows = np.arange(min(problem.settings.most_rows, data.examples.count))
+        given[data.examples.name] = data.take(rows).examples
+    for name, tree in given.items():
+        for leaf in jax.tree.leaves(tree):
+            if not (finite := np.isfinite(leaf)).all():
+                return f"{name} holds {np.asarray(leaf)[~finite][0]}, expected finite numbers"
+    for row in curves.train[::-1]:
+        return f"the loss of round {row['step']} was {row['loss']}; try a lower learning_rate"
     if problem.programs.lots.steps > 1:
         return "params and examples are finite; try a lower learning_rate for the local steps"
     return (
-        "it is so at the params given, before any step, and the examples are finite: expected a "
-        "loss_fn that is finite there, and its gradient too"
+        "no step was taken before, and params and examples are finite: expected a loss_fn of them"
     )
 
 

@@ -73,7 +73,8 @@ class TorchModule:
         self._bound.open(self._params, self._grads)
         self._bound.init()
         self.first = self._tree(self._params)
-        self._counts: dict[int, float | None] = {}  # what counts in a gradient, by its seed
+        self.sums = False  # until a gradient shows it
+        self._counts: dict[int, float] = {}  # what counts in a gradient, by its seed
         self._to_count: list[Any] = []
         self._counted = b""  # hash of the params at which statistics stand
 
@@ -137,13 +138,15 @@ class TorchModule:
                 weight = len(batch.peer) / count
                 total += self._bound.accumulate(self._tensors(batch.examples), weight)
             loss = total / self._bound.finish()
-            self._counts[seed] = self._bound.counted
+            self.sums = self._bound.counted is not None
+            if self.sums:
+                self._counts[seed] = self._bound.counted
             return loss, self._tree(self._grads)
         except self._bits.ContractError as error:
             raise LockstepError(f"simulate: {error}") from None
 
-    def count(self, params: Tree, rows_N: PeerRows, seed: int) -> float | None:
-        """Return how much counts in such a gradient; None where examples count alike."""
+    def count(self, params: Tree, rows_N: PeerRows, seed: int) -> float:
+        """Return how much counts in such a gradient, with `sums`."""
         if seed not in self._counts:  # a liar has taken another one
             self.gradient(params, rows_N, seed)
         return self._counts.pop(seed)

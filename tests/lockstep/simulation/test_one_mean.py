@@ -5,9 +5,11 @@ or not, layouts, and peers, whose examples do not count alike.
 """
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.errors import refused
 from tests.lockstep.simulation.least_squares import SGD, simulate
 
 torch = pytest.importorskip("torch")
@@ -104,3 +106,22 @@ def test_the_same_step_and_the_same_measure_however_a_batch_is_cut(name, cut, mo
     np.testing.assert_allclose(found.reshape(-1), w, rtol=2e-5)
     np.testing.assert_allclose(result.train["loss"], losses, rtol=2e-5)
     np.testing.assert_allclose(result.validation["loss"][-1], measured, rtol=2e-5)
+
+
+def test_a_count_is_a_number_from_0_and_rows_are_read_once():
+    with refused("loss_fn", "count of -14", "expected from 0"):
+        simulate(
+            lambda p, b, r: (squares(p["w"], b).sum(), -jnp.float32(len(b["x"]))), started(mean),
+            DATA, optimizer=SGD, peers=1, steps=1, batch_size=ROWS,
+        )  # fmt: skip
+
+    class Noting(list):
+        reads = 0
+
+        def __getitem__(self, index):
+            self.reads += 1
+            return super().__getitem__(index)
+
+    data = Noting({name: x[row] for name, x in DATA.items()} for row in range(ROWS))
+    simulate(counted, started(mean), data, optimizer=SGD, peers=2, steps=3, batch_size=7)
+    assert data.reads == 3 * ROWS + 2 * 7 + 2  # and to see what they are
