@@ -12,8 +12,11 @@ import pytest
 
 from parts.carrier import sidecar
 from parts.carrier.channel import Line, PeerSecret, Secrets, endpoint
+from parts.carrier.handlers import tables_for_a_process
 from parts.carrier.remote_peers import gpus_of
 from parts.carrier.sidecar import PeerProcess
+from pipeline import runfile
+from tests import tiny
 from tests.errors import refused
 
 
@@ -115,3 +118,48 @@ def test_peers_are_spread_over_the_gpus(peers, there, parts, seen):
 def test_gpus_that_the_user_named_are_the_ones(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
     assert gpus_of(1, 2, 1) == "7"
+
+
+# ---- Whose run it is ----
+
+WORKLOAD = {"factory": "torch_classifier:Classifier", "config": {"hidden": 8}}
+COMMAND = WORKLOAD | {"inner": "command", "command": ["touch", "CANARY"]}
+
+
+def of_workload(workload):
+    """What a run file with such a workload has otherwise."""
+    changes = {"workload": workload, "model__LLM__architecture": "HfAuto"}
+    changes["model__LLM__checkpoint"] = "Ephemeral"
+    if "inner" in workload:
+        optimizer = {"DiLoCo": tiny.DILOCO["DiLoCo"] | {"inner": "Workload"}}
+        changes["model__LLM__optimizer"] = optimizer
+    return changes
+
+
+def tables(**changes):
+    """What a trainer sends of a run, which says how its worker is started."""
+    theirs = {"carrier": "processes", "worker_python": "/tmp/theirs", "worker_env": {"A": "1"}}
+    return tables_for_a_process(tiny.parsed(runtime=theirs, **changes))
+
+
+def test_a_process_started_by_hand_takes_no_settings_of_its_machine_from_a_trainer():
+    run = sidecar._of_others(None, tables())
+    assert run.runtime == runfile.Runtime(carrier="processes")
+    assert sidecar._own(tables()).runtime.worker_python == "/tmp/theirs"  # a child of the trainer
+
+
+@pytest.mark.parametrize("workload", [WORKLOAD, COMMAND])
+def test_a_process_started_by_hand_runs_no_workload_of_a_trainer(workload):
+    with refused("workload.factory", "--run"):
+        sidecar._of_others(None, tables(**of_workload(workload)))
+
+
+@pytest.mark.parametrize("workload", [WORKLOAD, COMMAND])
+def test_a_process_started_by_hand_runs_the_workload_of_its_own_run_file(tmp_path, workload):
+    own, mine = tmp_path / "run.toml", {"carrier": "processes", "worker_python": "/usr/bin/mine"}
+    tiny.write_run(own, tiny.run_document("nowhere", runtime=mine, **of_workload(workload)))
+    run = sidecar._of_others(own, tables(**of_workload(workload)))
+    assert run.runtime.worker_python == "/usr/bin/mine" and run.runtime.worker_env == {}
+    other = workload | {"config": {"hidden": 9}}
+    with refused("workload.factory", "--run"):
+        sidecar._of_others(own, tables(**of_workload(other)))
