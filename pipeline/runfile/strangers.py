@@ -27,6 +27,7 @@ from pipeline.runfile.tables import Evaluate, Runtime
 REPO_ID = r"\w[\w.-]*/\w[\w.-]*"
 PUBLIC_HOST = r"(?:[a-z0-9_-]+\.)+(?!local$|localhost$|internal$)[a-z][a-z0-9-]+"  # a name, no IP
 MOST_AT_ONCE = 2**16  # rows or requests: no batch has more sequences
+MOST_SNAPSHOTS = 2**20  # a reader lists them
 MADE_HERE = {"data_location": ("Dummy",), "checkpoint": ("Init", "Ephemeral")}  # nothing is read
 
 
@@ -228,11 +229,14 @@ def check(run: Run, name: str, use: Use, consents: Collection[str] = (), consent
         else:
             expected = "none" if default is PydanticUndefined else show(default)
         if expected:
-            by = f", or {consent}," * (key == "workload.factory")
+            by = f", or {consent}," * bool(consent and key == "workload.factory")
             found = show(value.tag() if is_kind else to_jsonable_python(value, exclude_none=True))
             raise RequestError(
                 f"{name}: {key} is {found}, expected {expected}{by} in a run file for others"
             )
+    if (every := run.witness.snapshot_every) * MOST_SNAPSHOTS < run.config.total_steps:
+        least = -(-run.config.total_steps // MOST_SNAPSHOTS)
+        raise RequestError(f"{name}: witness.snapshot_every is {every}, expected at least {least}")
     for key, made_here in MADE_HERE.items() if use > Use.REPEATED else ():
         pin = key.partition("_")[0]
         if getattr(run.llm, key).tag() not in made_here and not getattr(run.pins, pin):

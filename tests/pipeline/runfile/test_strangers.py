@@ -325,6 +325,14 @@ def test_runtime_is_the_readers_own(use):
     assert run.runtime == mine
 
 
+@pytest.mark.parametrize("use", Use)
+def test_more_snapshots_than_a_reader_can_list_are_refused(use):
+    edits = PINNED, (DATA, "Dummy"), ("config.total_steps", 2**32 - 1)
+    assert taken(use, *edits, ("witness", {"snapshot_every": 2**12}))
+    with pytest.raises(RequestError, match="witness.snapshot_every is 1, expected at least 4096"):
+        taken(use, *edits, ("witness", {"snapshot_every": 1}))
+
+
 def test_a_name_that_is_a_folder_here_is_no_name_on_the_hub(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     edits = PINNED, (DATA, {"Preprocessed": "owner/rows"})
