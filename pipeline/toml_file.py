@@ -82,7 +82,7 @@ def read_run_file(path: Path) -> dict[str, Any]:
     """
     document: dict[str, Any] = {}
     for file in reversed(chain(path)):
-        document = _merged(document, read_toml(file), "")
+        document = merged(document, read_toml(file))
     document.pop(BASE, None)
     return document
 
@@ -105,10 +105,11 @@ def chain(path: Path) -> list[Path]:
     return files
 
 
-def _merged(base: dict[str, Any], changes: dict[str, Any], where: str) -> dict[str, Any]:
-    merged = dict(base)
+def merged(base: dict[str, Any], changes: dict[str, Any], where: str = "") -> dict[str, Any]:
+    """Return tables with changes, of which a kind takes the place of another; `where` is theirs."""
+    tables = dict(base)
     for key, value in changes.items():
         path = f"{where}{key}"
         both = isinstance(value, dict) and isinstance(base.get(key), dict)
-        merged[key] = _merged(base[key], value, f"{path}.") if both and path not in KINDS else value
-    return merged
+        tables[key] = merged(base[key], value, f"{path}.") if both and path not in KINDS else value
+    return tables

@@ -280,9 +280,10 @@ def _write(
     from pipeline.runfile.as_text import run_file, toml
     from pipeline.runfile.like import CALLED, value_at
     from pipeline.stage import logs
+    from pipeline.toml_file import merged
 
     run = runfile.parse(document, CALLED)
-    tables = run.model_dump(mode="json", exclude_none=True)
+    tables = merged(document, run.model_dump(mode="json", exclude_none=True))  # lacks some defaults
     chosen = []
     for key, why in reasons.items():
         value = value_at(tables, key)

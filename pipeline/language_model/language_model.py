@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict
 
-import models
 from lockstep.errors import LockstepError
 from lockstep.machine import memory
 from lockstep.optim.balance import balanced, leave
@@ -25,6 +24,7 @@ from lockstep.programs.train_step import Programs
 from lockstep.same_bits.products import product_of
 from pipeline import runfile
 from pipeline.runfile.method import optimizer_of_run
+from pipeline.weights import hf
 
 MOST_UNROLLED = 1000  # layers: XLA takes about a second for each
 
@@ -68,8 +68,7 @@ class LanguageModel:
                 "into a row, and the fused kernel is not used with the mask that this needs"
             )
         self.run, self.hf_config, self.columns = run, hf_config, columns
-        self.model = models.get(hf_config["model_type"])
-        self.model_config = self.model.Config.from_hf(hf_config)
+        self.model, self.model_config = hf.model_of(hf_config, "model.LLM.checkpoint")
         self._check_size(run)
         self.head = partial(self.model.head, self.model_config)
         self.features: Callable[..., jax.Array] = partial(

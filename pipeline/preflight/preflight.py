@@ -74,14 +74,15 @@ class Preflight:
 
     def _model(self, run: runfile.Run) -> Iterator[CheckRow]:
         convert.check_readable(run)
+        config = None
         match checkpoint := run.llm.checkpoint:
             case runfile.CheckpointInit():
                 summary = f"fresh weights of seed {checkpoint.seed}"
-                self._config = dict(checkpoint.config)
+                config = dict(checkpoint.config)
             case runfile.CheckpointHub() | runfile.CheckpointP2P():
                 self._files = files_of_run(checkpoint, self.root)
-                self._config, summary = self._files.config(), f"weights of {checkpoint.repo_id}"
-                hf.check_architecture(run.llm.architecture, self._config, self._files.where)
+                config, summary = self._files.config(), f"weights of {checkpoint.repo_id}"
+                hf.check_architecture(run.llm.architecture, config, self._files.where)
                 self._files.check_weights()
                 yield from _older_tokenizer(self._files)
             case runfile.CheckpointGcs() | runfile.CheckpointP2PGcs():
@@ -92,8 +93,9 @@ class Preflight:
                 summary = f"the final state of run {key}"
             case _:  # whoever makes it has rows of its own
                 return
-        if self._config:
-            model = described({}, self._config, None, summary, "model.LLM.checkpoint")
+        if config is not None:
+            model = described({}, config, None, summary, "model.LLM.checkpoint")
+            self._config = config  # only now: later looks read no model that this one refuses
             summary += f", {model.params:,} params"
         yield CheckRow(Mark.FINE, "model", summary)
 

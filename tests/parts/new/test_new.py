@@ -7,6 +7,7 @@ import select
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,7 @@ from pipeline.preflight.plan import plan, plan_of
 from pipeline.stage.keys import PROJECT
 from pipeline.toml_file import read_run_file
 from tests import tiny
+from tests.pairwise import flags, pairwise
 from tests.pipeline.sources.corpora import parquet_of
 from tests.servers import hub as hub_server
 from tests.servers.hub import REPO
@@ -342,6 +344,29 @@ def test_like_a_large_run_widens_the_times_that_larger_messages_need(tmp_path):
 
 
 # ---- What is refused, and what is asked ----
+
+
+def test_options_in_all_combinations_of_two_make_a_run_or_one_line(small, tmp_path):
+    options = {
+        "--optimizer": ("sgd", "streaming-diloco", "decoupled-diloco", "muon"),
+        "--tokens": ("2e5", "1e3"),
+        "--peers": (None, 1, 3),
+        "--gpus": (None, 1, 4),
+        "--length": (None, 16),
+        "--batch": (None, 60, 65535),
+        "--uplink": (None, 0.001, 1e300),
+        "--downlink": (None, 5),
+        "--learning-rate": (None, 1.0),
+        "--seed": (None, 0),
+        "--dtype": (None, "float16"),
+    }
+    file, made = tmp_path / "run.toml", 0
+    for row in pairwise(options):
+        with suppress(LockstepError):  # else a traceback
+            lockstep_new(file, *small[:4], *flags(row), "--root", tmp_path, "--force")
+            runfile.load(file)
+            made += 1
+    assert made >= 5
 
 
 def test_an_existing_file_is_overwritten_only_with_force(small, tmp_path, monkeypatch):

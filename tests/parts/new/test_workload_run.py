@@ -2,10 +2,12 @@
 
 import re
 import shlex
+from contextlib import suppress
 
 import numpy as np
 import pytest
 
+from lockstep.errors import LockstepError
 from lockstep.files import read_json
 from pipeline import runfile
 from pipeline.joints import offered
@@ -14,6 +16,7 @@ from pipeline.stage.artifacts import Paths
 from pipeline.stage.keys import PROJECT
 from tests import tiny
 from tests.errors import refused
+from tests.pairwise import flags, pairwise
 from tests.parts.new.test_new import lockstep_new, unlooked  # noqa: F401 - a fixture for all
 
 pytestmark = [
@@ -93,6 +96,26 @@ def test_a_class_that_gives_no_gradients_takes_its_own_steps(tmp_path):
     run = runfile.load(tmp_path / "run.toml")
     assert run.workload.inner == "worker" and "gives no gradients" in said
     assert run.llm.optimizer.inner.tag() == "Workload"
+
+
+def test_options_in_all_combinations_of_two_make_a_run_or_one_line(tmp_path):
+    file = tmp_path / "run.toml"
+    options = {
+        "--passes": (1, 3, None),
+        "--optimizer": ("diloco", "sgd"),
+        "--peers": (2, None),
+        "--inner": ("gradient", "worker", None),
+        "--batch": (40, None),
+        "--seed": (0, None),
+        "--learning-rate": (3e-4, None),
+    }
+    passes = set()
+    for row in pairwise(options):
+        with suppress(LockstepError):  # else a traceback
+            lockstep_new(file, *OWN, *flags(row), "--root", tmp_path, "--force")
+            assert runfile.load(file).peers.passes == (row["--passes"] or 10)
+            passes.add(row["--passes"])
+    assert passes == {*options["--passes"]}
 
 
 @pytest.mark.parametrize(

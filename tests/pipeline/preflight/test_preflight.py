@@ -11,7 +11,7 @@ import pytest
 from lockstep.files import write_json
 from models.llama import llama
 from pipeline import runfile
-from pipeline.preflight import commands, preflight
+from pipeline.preflight import commands, plan, preflight
 from pipeline.preflight.row import CheckRow, Mark, lines
 from pipeline.stage.keys import PROJECT, STAGES
 from tests import tiny
@@ -128,6 +128,36 @@ def test_what_a_repository_lacks_is_a_row_that_fails(files, failing, hub, tmp_pa
         assert word in found[name]
     # of weights, which may be large, none is fetched
     assert not [path for path in (tmp_path / "data").rglob("*.safetensors")]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("model_type", None),
+        ("model_type", "gpt9"),
+        ("num_hidden_layers", 0),
+        ("num_attention_heads", 3),
+        ("hidden_act", "foo"),
+        ("rope_scaling", {"type": "yarn"}),
+        ("vocab_size", 10**15),
+    ],
+)
+@pytest.mark.parametrize("place", ["Init", "Hub"])
+def test_a_model_that_one_row_refuses_is_read_by_no_other(place, key, value, tmp_path):
+    config = {name: one for name, one in (tiny.MODEL | {key: value}).items() if one is not None}
+    checkpoint = {"Init": {"seed": 0, "config": config}}
+    if place == "Hub":
+        write_json(tmp_path / "model" / "config.json", config)
+        (tmp_path / "model" / "model.safetensors").touch()
+        checkpoint = {"Hub": {"repo_id": str(tmp_path / "model")}}
+    changes = {"model__LLM__architecture": "HfAuto", "model__LLM__checkpoint": checkpoint}
+    run_file = written(tmp_path, **changes)
+    rows = looks(run_file, tmp_path)
+    assert said(rows, Mark.FAILS).keys() == {"model"}
+    check_names(said(rows, Mark.FAILS)["model"], key)
+    assert "disk" in said(rows, Mark.UNKNOWN)
+    with refused(key):
+        plan.plan(runfile.load(run_file), tmp_path, converted=False)
 
 
 def test_a_dataset_that_is_not_there_is_a_row_that_fails(hub, tmp_path):
