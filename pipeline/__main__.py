@@ -30,6 +30,7 @@ from pipeline.command_options import (
     RESULTS,
     RUN_FILES,
     STAGES_IN_ORDER,
+    Commands,
     Root,
     RunFile,
     run_stage,
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from sys import UnraisableHookArgs
 
 app = typer.Typer(
+    cls=Commands,
     help="Reproducible low-communication LLM pre-training.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,

@@ -6,12 +6,14 @@ Nothing heavy is imported before a command runs.
 import math
 import re
 import shutil
+from decimal import Decimal
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from lockstep.errors import LockstepError, RequestError, brief
 from pipeline.stage import devices, logs, signals
@@ -61,6 +63,47 @@ def check_word(word: str | None, option: str = "--seed") -> None:
         f"{option} {brief(repr(word))}: {why}, expected {WORD_BITS} bits or more that nobody can "
         "guess, such as `openssl rand -hex 16` prints"
     )
+
+
+UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9, "t": 10**12}
+NUMBER = re.compile(r"((?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:e\+?\d{1,3})?)([kmgbt]?)")
+AS_WRITTEN = "as 5000, 100k, 1.5M, 1B or 1e9"
+
+
+def number_of(text: str) -> float:
+    """Return a number of things as people write it, AS_WRITTEN; NaN for what is none."""
+    match = NUMBER.fullmatch(text.strip().lower().replace("_", ""))
+    return float(Decimal(match[1].replace(",", "")) * UNITS[match[2]]) if match else math.nan
+
+
+def count(text: object) -> int:
+    """Return an option's number of things, at least 1, as `number_of` reads it."""
+    number = number_of(str(text))
+    if not 1 <= number < 1e30 or number % 1:
+        raise typer.BadParameter(f"{text}, expected a whole number, {AS_WRITTEN}")
+    return int(number)
+
+
+class Commands(TyperGroup):
+    """Commands whose --help names no type for a flag, which takes no value."""
+
+    def get_params(self, ctx: typer.Context) -> list:
+        """Return the options of the group itself."""
+        return _flags_bare(super().get_params(ctx))
+
+    def get_command(self, ctx: typer.Context, cmd_name: str) -> TyperCommand | None:
+        """Return the command of a name."""
+        command = super().get_command(ctx, cmd_name)
+        if command is not None:
+            _flags_bare(command.get_params(ctx))
+        return command
+
+
+def _flags_bare(options: list) -> list:
+    for option in options:
+        if getattr(option, "is_flag", False):
+            option.metavar = ""
+    return options
 
 
 def run_stage(name: str, run: Path, root: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Annotated, NamedTuple
 import typer
 
 from lockstep.errors import LockstepError, shown
+from pipeline.command_options import count
 
 EXPORT = Path("data/export")
 COMPILED = Path("data/store/compiled")  # where the stages of this folder keep programs, if any ran
@@ -131,7 +132,7 @@ def generate(
         list[str] | None,
         typer.Argument(help="Texts to continue; -: standard input. None: each line that is typed."),
     ] = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens to write.")] = 64,
+    max_new_tokens: Annotated[int, typer.Option(parser=count, help="Most tokens to write.")] = 64,
     temperature: Annotated[
         float, typer.Option(min=0, max=1e6, help="Divides the logits; 0: the likeliest token.")
     ] = 0.8,

@@ -15,6 +15,7 @@ import typer
 import yaml
 
 import lockstep
+from lockstep.tables.faults import KINDS
 from pipeline import runfile
 from pipeline.__main__ import app
 from pipeline.stage.keys import STAGES
@@ -98,6 +99,15 @@ def test_keys_of_the_run_file_exist(page):
         if table == "config":
             tables = [runfile.CurrentConfig, runfile.OlderConfig]
         assert any(key in model.model_fields for model in tables), f"[{table}] {key}"
+
+
+def test_kinds_of_lies_that_pages_count_are_those_of_the_table_that_was_measured():
+    table = (PROJECT / "docs/reference/detection.md").read_text()
+    table = table.split("\n| kind |")[1].split("\n\n")[0]
+    rows = [kind for kind in re.findall(r"^\| `(\w+)` \|", table, re.M) if kind in KINDS]
+    for page in ("README.md", "docs/explanation/verification.md"):
+        counts = re.findall(r"(\d+)\s+kinds\s+of\s+\w+", (PROJECT / page).read_text())
+        assert counts == [str(len(rows))], page
 
 
 @each_page

@@ -5,7 +5,6 @@ import numbers
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -23,7 +22,7 @@ from lockstep.optim.dense import from_optax
 from lockstep.optim.optimizer import Optimizer, Tree
 from lockstep.protocol import links
 from lockstep.swarm.peers import RoundSettings
-from lockstep.tables.explain import validate
+from lockstep.tables.explain import choices, validate
 from lockstep.tables.faults import KINDS, Fault, Schedule
 from lockstep.tables.links import Links
 from lockstep.tables.peers import Aggregation, Bits, Liars, PeerCount, PeerLayout, ProductBits
@@ -273,11 +272,10 @@ def tagged(
     card = card_of(str(name))
     if card is None or not isinstance(overrides, Mapping):
         names = [name.replace("-", "_") for name in CARDS]  # as the library's functions are called
-        matches = get_close_matches(str(name).lower(), names, n=1) if card is None else ()
         raise LockstepError(
-            f"simulate: optimizer is {optimizer!r}, expected one of {', '.join(names)}, a table "
-            'such as {"DiLoCo": {"inner_steps": 10}}, or an Optimizer'
-            + (f"; did you mean {matches[0]}?" if matches else "")
+            f"simulate: optimizer is {optimizer!r}, expected a table such as "
+            '{"DiLoCo": {"inner_steps": 10}}, an Optimizer, or one of '
+            + choices(names, str(name).lower() if card is None else "")
         )
     settings = dict(card.settings)
     if scale := settings.get("step_scale"):

@@ -1,6 +1,7 @@
 """What pydantic rejects, as one line: file, dotted key, value found, value expected."""
 
 import json
+from collections.abc import Collection
 from datetime import date, datetime, time
 from difflib import get_close_matches
 from itertools import islice
@@ -94,11 +95,11 @@ def _first_error(error: ValidationError, document: Any, root: type[BaseModel]) -
             meaning = " ".join((field and field.description or "").split()).rstrip(".")
             text = f"{key}: missing, expected it" + (f" ({meaning})" if meaning else "")
         case "extra_forbidden":
-            choices = _list(_keys(path, document, root), path[-1])
-            text = f"{key}: unknown key, expected one of {choices}"
+            known = choices(_keys(path, document, root), path[-1])
+            text = f"{key}: unknown key, expected one of {known}"
         case "union_tag_invalid" | "union_tag_not_found":
             tags = [model.tag() for model in _models(path, document, root)]
-            text = f"{actual}, expected exactly one of {_list(tags, context['tag'])}"
+            text = f"{actual}, expected exactly one of {choices(tags, context['tag'])}"
         case _:
             text = f"{actual}, expected {_expected(first)}"
     return text + (f" (and {len(errors) - 1} more)" if len(errors) > 1 else "")
@@ -148,13 +149,20 @@ def _expected(error: dict) -> str:
     return f"a number {text}" if text.startswith(("greater", "less")) else text
 
 
-def _list(names: list[str], word: str) -> str:
+def choices(names: Collection[str], word: object) -> str:
+    """Return the names that a word may be, and the one that it may have been meant to be."""
+    return ", ".join(names) + meant(names, word)
+
+
+def meant(names: Collection[str], word: object) -> str:
+    """Return a question for the name that a word may have been meant to be; "" for none."""
     matches = _near(word, names)
-    return ", ".join(names) + (f"; did you mean {matches[0]}?" if matches else "")
+    return f"; did you mean {matches[0]}?" if matches else ""
 
 
-def _near(word: object, names: list[str]) -> list[str]:
-    return get_close_matches(str(word), names, n=1)
+def _near(word: object, names: Collection[str]) -> list[str]:
+    close = get_close_matches(str(word), names, n=1)
+    return close or get_close_matches(str(word).lower().replace("_", "-"), names, n=1)
 
 
 def _locate(path: tuple, document: Any, *, missing: bool) -> tuple[tuple, Any]:

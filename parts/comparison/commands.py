@@ -94,12 +94,13 @@ def _name(
 ) -> str:
     """Return a training's name, by all that its result depends on; `keys` gains its key."""
     from parts.comparison.compare_file import NO_FAILURE
-    from parts.comparison.train import key_of
-    from parts.comparison.trainings import Decided, digest, document
+    from parts.comparison.train import keys_of
+    from parts.comparison.trainings import Decided, digest, document, text
 
     method, shared = comparison.methods[job.method], (*job[:1], job.trial is None, *job[2:])
     if shared not in keys:  # trainings of a search begin as one
-        keys[shared] = key_of(document(comparison, base, job, Decided(method.search)))
+        tables = document(comparison, base, job, Decided(method.search))
+        (keys[shared],) = keys_of(text(tables), "train")
     limits = (comparison.timeout, method.grace) if job.failure != NO_FAILURE else ()
     search = list(method.search.items())  # ordered as its steps
     return f"{job.method}-{job.seed}-{digest(keys[shared], needs, job.trial, search, *limits)}"
@@ -111,8 +112,7 @@ def _hours(base: "Run", tokens: int) -> str:
 
     from pipeline.preflight.model import model_of_run
 
-    model = model_of_run(base, Path())
-    if model is None:
+    if (model := model_of_run(base, Path())) is None:
         return "how long they take is not known before stage convert"
     matrix_NN = np.ones((1024, 1024), np.float32)
     matrix_NN @ matrix_NN
@@ -129,19 +129,19 @@ def _hours(base: "Run", tokens: int) -> str:
 
 def _document(comparison: "Compare", base: "Run", entry: dict[str, Any]) -> dict[str, Any]:
     """Return the run file of a planned training, decided by the results that it needs."""
+    from parts.comparison import ended
     from parts.comparison.trainings import PlannedTraining, decided, document
 
     training = PlannedTraining.in_plan(entry)
-    decision = decided(comparison, training, [plan_file.result(need) for need in entry["needs"]])
-    return document(comparison, base, training, decision)
+    before = [ended.read(plan_file.result_path(need)) for need in entry["needs"]]
+    return document(comparison, base, training, decided(comparison, training, before))
 
 
 def _train(file: Path, path: Path, name: str) -> None:
     from parts.comparison import train
     from parts.comparison.trainings import PlannedTraining
 
-    entry = plan_file.planned(path).get(name)
-    if entry is None:
+    if (entry := plan_file.planned(path).get(name)) is None:
         raise LockstepError(f"{path}: found no training {name}, expected the name of one in it")
     job, (comparison, base) = PlannedTraining.in_plan(entry), _loaded(file)
     if (today := _name(comparison, base, job, entry["needs"], {})) != name:
@@ -174,7 +174,7 @@ def _write_run_files(file: Path, path: Path, folder: Path) -> None:
 
 
 def _table(file: Path, path: Path) -> None:
-    from parts.comparison import results_table, written
+    from parts.comparison import ended, results_table, written
     from parts.comparison.trainings import PlannedTraining, by_seed
 
     comparison, base = _loaded(file)
@@ -191,7 +191,7 @@ def _table(file: Path, path: Path) -> None:
         done = {name: method for name, method in comparison.methods.items() if name not in waiting}
         comparison = comparison.model_copy(update={"methods": done})
     results = {
-        PlannedTraining.in_plan(entry): plan_file.result(name)
+        PlannedTraining.in_plan(entry): ended.read(plan_file.result_path(name))
         for name, entry in plan.items()
         if entry["method"] in comparison.methods
     }

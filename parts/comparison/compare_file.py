@@ -13,6 +13,7 @@ from lockstep.tables.table import (
     AsTuple,
     Count,
     Distinct,
+    Fraction,
     NotNegative,
     Positive,
     Table,
@@ -22,7 +23,6 @@ from lockstep.tables.table import (
 from parts.comparison.search import RATE, limit
 from pipeline.toml_file import read_toml
 
-Share = Annotated[float, Field(ge=0, le=1)]
 MethodName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,39}$")]
 ChangedPeers = dict[str, JsonValue]
 NO_FAILURE = "none"
@@ -73,9 +73,9 @@ class ComparedFault(Table):
     """Kind of the fault, as in [faults]."""
     peer: FaultyPeers
     """The faulty peer, or a list of them."""
-    start: Share = 0.0
+    start: Fraction = 0.0
     """Share of the rounds before it."""
-    end: Share = 1.0
+    end: Fraction = 1.0
     """Share of the rounds after which it is over."""
     size: Positive | None = None
     """Strength of the fault, as in [faults]."""

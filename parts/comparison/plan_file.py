@@ -63,16 +63,7 @@ def result_path(name: str) -> Path:
     return FOLDER / "trainings" / f"{name}.json"
 
 
-def result(name: str) -> dict[str, Any]:
-    """Return the result of a training as it was written: an edited one is refused by its hash."""
-    return read_sealed(result_path(name), result_path(name))
-
-
-def needed(plan: Path, name: str) -> list[Path]:
-    """Return the results that a training needs."""
-    return [result_path(need) for need in planned(plan)[name]["needs"]]
-
-
-def results(plan: Path) -> list[Path]:
-    """Return the results of all trainings of a plan."""
-    return [result_path(name) for name in planned(plan)]
+def results(plan: Path, of: str | None = None) -> list[Path]:
+    """Return the results of all trainings of a plan, or those that one of them needs."""
+    trainings = planned(plan)
+    return [*map(result_path, trainings if of is None else trainings[of]["needs"])]

@@ -4,13 +4,13 @@ import bisect
 import itertools
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from lockstep.machine.progress import size
 from parts.comparison.compare_file import NO_FAILURE, Compare
+from parts.comparison.ended import TRAINED
 from parts.comparison.pairs import Difference, differences
-from parts.comparison.train import TRAINED
 from parts.comparison.trainings import Ended, PlannedTraining, card_of_method, decided, needed
 from pipeline.audit.verdict_text import measured_on
 
@@ -226,11 +226,8 @@ def made_of(compare: Compare, table: Sequence[Row], code: str) -> str:
     )
 
 
-class TextTable(NamedTuple):
-    """A table of strings: a row for each method, its name first."""
-
-    heads: tuple[str, ...]  # above the columns; the first is of the names
-    rows: list[tuple[str, ...]]  # as many strings as heads each
+# The heads above the columns, and a row of as many strings for each method, its name first.
+TextTable = tuple[tuple[str, ...], list[tuple[str, ...]]]
 
 
 def tables(compare: Compare, table: Sequence[Row]) -> Iterator[TextTable]:
@@ -243,7 +240,7 @@ def tables(compare: Compare, table: Sequence[Row]) -> Iterator[TextTable]:
     goal_head = f"tokens to {goal(compare, table):.3f}"
     heads = ("method", *(goal_head if head == GOAL else head for head in cells[0]))
     lines = [(names[r.method], *c.values()) for r, c in zip(plain, cells, strict=True)]
-    yield TextTable(heads, lines)
+    yield heads, lines
     if not compare.failures:
         return
     failures = (NO_FAILURE, *compare.failures)
@@ -253,14 +250,14 @@ def tables(compare: Compare, table: Sequence[Row]) -> Iterator[TextTable]:
         "what is added to the loss": lambda row, known: str(costs.get(row.name, "–")),
         "simulated hours": lambda row, known: _hours(known["train_seconds"]),
         "hours for the same tokens": lambda row, known: _hours(known["seconds_for_all_tokens"]),
-        "tokens": lambda row, known: _or_dash(known["tokens"], "{:,}"),
+        "tokens": lambda row, known: _or_dash(known["tokens"], "{:,}".format),
     }
     for title, cell in of_failures.items():
         rows = []
         for row in plain:
             keys = [(row.method, failure) for failure in failures]
             rows.append((names[row.method], *(cell(known[k], records[k]) for k in keys)))
-        yield TextTable((f"{title}, by what fails", *failures), rows)
+        yield (f"{title}, by what fails", *failures), rows
 
 
 GOAL = "tokens to a loss"
@@ -272,19 +269,19 @@ def _cells(row: Row, numbers: Mapping[str, Any], behind: Difference | None) -> d
         "tuned": ", ".join(f"{key} {value:g}" for key, value in row.values.items()),
         "held-out loss": _loss(row),
         "behind the first": "–" if behind is None else str(behind),
-        GOAL: _or_dash(numbers["tokens_to_goal"], "{:,.0f}"),
-        "at equal bytes": _or_dash(numbers["loss_at_equal_bytes"], "{:.3f}"),
-        "at equal hours": _or_dash(numbers["loss_at_equal_seconds"], "{:.3f}"),
-        "outer steps": _or_dash(numbers["outer_steps"], "{:,}"),
-        "sent a round": _size(numbers["bytes_up_a_round"]),
-        "received": _size(numbers["bytes_down_a_round"]),
+        GOAL: _or_dash(numbers["tokens_to_goal"], "{:,.0f}".format),
+        "at equal bytes": _or_dash(numbers["loss_at_equal_bytes"], "{:.3f}".format),
+        "at equal hours": _or_dash(numbers["loss_at_equal_seconds"], "{:.3f}".format),
+        "outer steps": _or_dash(numbers["outer_steps"], "{:,}".format),
+        "sent a round": _or_dash(numbers["bytes_up_a_round"], size),
+        "received": _or_dash(numbers["bytes_down_a_round"], size),
         "bits per parameter and step, sent": _or_dash(numbers["bits_per_parameter_and_step_up"]),
         "bits received": _or_dash(numbers["bits_per_parameter_and_step_down"]),
         "simulated hours": _hours(numbers["train_seconds"]),
         "coordinator's": _hours(numbers["coordinator_seconds"]),
         "hours for the same tokens": _hours(numbers["seconds_for_all_tokens"]),
-        "tokens per second": _or_dash(numbers["tokens_per_second"], "{:,.0f}"),
-        "memory": _size(numbers["peak_bytes"]),
+        "tokens per second": _or_dash(numbers["tokens_per_second"], "{:,.0f}".format),
+        "memory": _or_dash(numbers["peak_bytes"], size),
     }
 
 
@@ -300,12 +297,8 @@ def _hours(seconds: float | None) -> str:
     return _or_dash(None if seconds is None else seconds / 3600)
 
 
-def _or_dash(value: float | None, form: str = "{:.3g}") -> str:
-    return "–" if value is None or math.isnan(value) else form.format(value)
-
-
-def _size(nbytes: float | None) -> str:
-    return "–" if nbytes is None else size(nbytes)
+def _or_dash(value: float | None, form: Callable[..., str] = "{:.3g}".format) -> str:
+    return "–" if value is None or math.isnan(value) else form(value)
 
 
 def conclusions(compare: Compare, table: Sequence[Row]) -> Iterator[str]:

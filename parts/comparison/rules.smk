@@ -20,7 +20,7 @@ checkpoint planned:
 # such it would have Snakemake train again what another comparison has, and forget the rest.
 rule trained:
     input:
-        lambda wildcards: [ancient(str(path)) for path in plan_file.needed(PLAN, wildcards.name)],
+        lambda wildcards: [ancient(str(path)) for path in plan_file.results(PLAN, wildcards.name)],
     output:
         str(plan_file.result_path("{name}")),
     shell:

@@ -22,25 +22,19 @@ import pipeline
 from lockstep.errors import DivergedError, LockstepError
 from lockstep.files import read_json, write_text
 from lockstep.transcript.transcript import Transcript
+from parts.comparison import ended
+from parts.comparison.ended import KEPT, TRAINED
 from parts.comparison.plan_file import FOLDER
 from parts.comparison.trainings import text
-from pipeline.stage.artifacts import read_sealed, write_sealed
+from pipeline.stage.artifacts import write_sealed
 from pipeline.stage.keys import OUT, PROJECT, Keys
 from pipeline.stage.lock import hold
 
 INPUTS = ("download", "convert")
 PATIENCE = 86400.0  # seconds that a training waits for another that makes the same
-KEPT = ("rounds", "tokens", "parameters", "bytes_up", "bytes_down", "simulated_seconds")
-TRAINED, WHOLE = "train_seconds", "seconds"  # simulated: of training and links, and of all
-KEPT += ("held_out_stderr", "held_out_rows")  # of train.json
 
 
-def key_of(tables: dict[str, Any]) -> str:
-    """Return the key of a training's stage train."""
-    return _keys(text(tables), "train")[0]
-
-
-def _keys(content: str, *stages: str) -> list[str]:
+def keys_of(content: str, *stages: str) -> list[str]:
     """Return the keys of stages for a run file that is not written yet."""
     with tempfile.TemporaryDirectory() as folder:
         run_file = Path(folder, "run.toml")
@@ -52,7 +46,7 @@ def _keys(content: str, *stages: str) -> list[str]:
 def trained(tables: dict[str, Any]) -> dict[str, Any]:
     """Return the result of a training; run it unless the result is stored."""
     content = text(tables)
-    key, *of_inputs = _keys(content, "train", *INPUTS)
+    key, *of_inputs = keys_of(content, "train", *INPUTS)
     done, root = FOLDER / "done" / f"{key}.json", FOLDER / "runs" / key
     with hold(FOLDER / "locks" / key, PATIENCE):
         if not done.is_file():
@@ -61,18 +55,17 @@ def trained(tables: dict[str, Any]) -> dict[str, Any]:
             _link_inputs(run_file, root, FOLDER / "inputs" / "-".join(of_inputs))
             write_sealed(done, {"key": key, **_train(run_file, root)})
             shutil.rmtree(root)
-    return read_sealed(done, done)
+    return ended.read(done)
 
 
 def _link_inputs(run_file: Path, root: Path, inputs: Path) -> None:
     with hold(inputs.with_name(f"{inputs.name}.lock"), PATIENCE):
         for stage in INPUTS:
             _run(stage, run_file, inputs)
-    for stage in INPUTS:
-        link = root / OUT[stage]
-        link.parent.mkdir(parents=True, exist_ok=True)
-        if not link.is_symlink():
-            link.symlink_to((inputs / OUT[stage]).absolute())
+            link = root / OUT[stage]
+            link.parent.mkdir(parents=True, exist_ok=True)
+            if not link.is_symlink():
+                link.symlink_to((inputs / OUT[stage]).absolute())
 
 
 def _train(run_file: Path, root: Path) -> dict[str, Any]:
@@ -122,7 +115,8 @@ def _run(stage: str, run_file: Path, root: Path) -> int:
     compiled = str((FOLDER / "compiled").absolute())
     environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": compiled}
     environment.pop("DVC_ROOT", None)  # work in progress is beside the training
-    command = _command(stage, run_file, root)
+    command = [sys.executable, "-m", pipeline.__name__, stage]
+    command += ["--run", str(run_file.absolute()), "--root", str(root.absolute())]
     root.mkdir(parents=True, exist_ok=True)
     with open(root / f"{stage}.log", "wb") as log:
         process = subprocess.Popen(command, cwd=PROJECT, env=environment, stdout=log, stderr=log)
@@ -142,8 +136,3 @@ def _run(stage: str, run_file: Path, root: Path) -> int:
         said = output.rpartition("\n")[2].removeprefix("error: ")
         raise failed(said or f"{stage}: ended with {code}")
     return usage.ru_maxrss * 1024
-
-
-def _command(stage: str, run_file: Path, root: Path) -> list[str]:
-    command = [sys.executable, "-m", pipeline.__name__, stage]
-    return [*command, "--run", str(run_file.absolute()), "--root", str(root.absolute())]

@@ -19,7 +19,7 @@ from lockstep.methods import CARDS
 from lockstep.methods.card import Card
 from lockstep.tables.explain import dotted, validate
 from parts.comparison import search
-from parts.comparison.compare_file import NO_FAILURE, Compare, ComparedFault, Failure
+from parts.comparison.compare_file import NO_FAILURE, Compare, Failure
 from pipeline import runfile
 from pipeline.runfile.like import at_rate, tables_like, with_tokens
 
@@ -53,9 +53,8 @@ class PlannedTraining(NamedTuple):
 
 def trials(compare: Compare, method: str) -> list[PlannedTraining]:
     """Return the trainings that tune a method."""
-    tuning = compare.tuning
-    count = tuning.trainings if tuning.trainings > 1 else 0
-    return [PlannedTraining(method, number, tuning.seed) for number in range(count)]
+    count = compare.tuning.trainings if compare.tuning.trainings > 1 else 0
+    return [PlannedTraining(method, number, compare.tuning.seed) for number in range(count)]
 
 
 def trainings(compare: Compare) -> Iterator[PlannedTraining]:
@@ -213,22 +212,17 @@ def _seed(tables: dict[str, Any], seed: int) -> None:
             shuffle["Seeded"][0] = seed
 
 
-def _rounds_of(fault: ComparedFault, rounds: int) -> list[int]:
-    """Return the first and the last round of a fault."""
-    first = min(1 + round(fault.start * rounds), rounds)
-    return [first, max(first, round(fault.end * rounds))]
-
-
 def _fail(tables: dict[str, Any], base: runfile.Run, failure: Failure, rounds: int) -> None:
     count, speed = base.peers.count, base.links.tokens_per_second
     tables["faults"]["schedule"] = [
         {
             "kind": fault.kind,
             "peer": fault.peer,
-            "rounds": _rounds_of(fault, rounds),
+            "rounds": [first, max(first, round(fault.end * rounds))],
             **({"size": fault.size} if fault.size is not None else {}),
         }
         for fault in failure.faults
+        for first in [min(1 + round(fault.start * rounds), rounds)]
     ]
     if any(fault.kind in AWAY for fault in failure.faults):
         tables["config"]["witness_nodes"] = 0  # all peers

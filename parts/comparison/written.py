@@ -22,6 +22,7 @@ from matplotlib.transforms import Bbox
 from lockstep.errors import shown
 from lockstep.files import write_bytes, write_json, write_text
 from parts.comparison.compare_file import Compare
+from parts.comparison.ended import TRAINED
 from parts.comparison.plan_file import name_of, table_path
 from parts.comparison.results_table import (
     Row,
@@ -33,7 +34,6 @@ from parts.comparison.results_table import (
     row_pairs,
     tables,
 )
-from parts.comparison.train import TRAINED
 from pipeline.pages.templates import fill
 
 ENDINGS = (".md", ".html", ".json", ".png", ".csv", ".seeds.csv", ".pairs.csv", ".curves.csv")
@@ -64,7 +64,11 @@ def write(file: Path, compare: Compare, table: Sequence[Row], code: str) -> list
     png = draw(plain_rows(table))
     files = [table_path(file, ending) for ending in ENDINGS]
     write_text(files[0], "\n".join(markdown(compare, table, code)) + "\n")
-    write_text(files[1], page(compare, table, code, png))
+    plots = f"data:image/png;base64,{base64.b64encode(png).decode()}"
+    text, last = [*tables(compare, table)], [*conclusions(compare, table)]
+    made = made_of(compare, table, code)
+    page = fill(TEMPLATE, made_of=made, plots=plots, tables=text, conclusions=last)
+    write_text(files[1], page)
     written = {"file": name_of(file), "code": code, "rows": records, "seeds": seeds, "pairs": pairs}
     write_json(files[2], written)
     write_bytes(files[3], png)
@@ -97,17 +101,6 @@ def markdown(compare: Compare, table: Sequence[Row], code: str) -> Iterator[str]
 def _cell(text: str) -> str:
     """Return a cell's text, which starts no other cell and steers no terminal."""
     return shown(text).replace("|", r"\|")
-
-
-def page(compare: Compare, table: Sequence[Row], code: str, png: bytes) -> str:
-    """Return the same in HTML, with the plots in it."""
-    return fill(
-        TEMPLATE,
-        made_of=made_of(compare, table, code),
-        plots=f"data:image/png;base64,{base64.b64encode(png).decode()}",
-        tables=list(tables(compare, table)),
-        conclusions=list(conclusions(compare, table)),
-    )
 
 
 def _csv(records: Sequence[dict[str, Any]]) -> str:
@@ -167,9 +160,10 @@ def _panel(
 
 
 def _line(axes: Axes, number: int, row: Row, column: str, divisor: float) -> Annotation:
-    curves = [seed["curve"][1:] for seed in row.seeds]  # without the one before the first round
-    x_M = np.array([[p[column] for p in curve] for curve in curves], np.float64).mean(axis=0)
-    loss_SM = np.array([[p["loss"] for p in curve] for curve in curves], np.float64)
+    # without the one before the first round, and as many of each seed
+    curves = [*zip(*(seed["curve"][1:] for seed in row.seeds), strict=False)]
+    x_M = np.array([[p[column] for p in measures] for measures in curves], np.float64).mean(axis=1)
+    loss_SM = np.array([[p["loss"] for p in measures] for measures in curves], np.float64).T
     x_M /= divisor
     color, dashes = COLOURS[number % len(COLOURS)], DASHES[number // len(COLOURS) % len(DASHES)]
     axes.plot(x_M, loss_SM.mean(axis=0), ls=dashes, color=color, lw=1.6)

@@ -1,5 +1,6 @@
 """The command `lockstep new`: what it asks, says and writes."""
 
+import re
 import sys
 from collections.abc import Callable, Iterable
 from functools import cache, partial
@@ -8,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+import lockstep
 from lockstep.errors import LockstepError
-from pipeline.command_options import DEFAULT_ROOT, RUN_FILES, Root
+from pipeline.command_options import DEFAULT_ROOT, RUN_FILES, Root, count
 
 if TYPE_CHECKING:
     from pipeline.preflight.model import StartingModel
@@ -17,21 +19,12 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
-# Written out, since --help imports no tables: tests/parts/new/test_new.py compares both with these.
-OPTIMIZERS = (
-    "ada-distro",
-    "adamw",
-    "decoupled-diloco",
-    "demo",
-    "diloco",
-    "distro",
-    "fedavg",
-    "muon",
-    "sgd",
-    "sparseloco",
-    "sparta",
-    "sparta-diloco",
-    "streaming-diloco",
+# As the cards' files name them, since --help imports no tables.
+METHODS = Path(lockstep.__file__).parent / "methods"
+OPTIMIZERS = sorted(
+    name
+    for file in METHODS.glob("*.py")
+    for name in re.findall(r'\bCard\(\s*"([^"]+)"', file.read_text(encoding="utf-8"))
 )
 MOST_PEERS = 256
 
@@ -63,7 +56,7 @@ def new(  # noqa: PLR0913 - each is an option
     optimizer: Annotated[
         str | None, typer.Option(metavar="NAME", help=f"One of {', '.join(OPTIMIZERS)}.")
     ] = None,
-    tokens: Annotated[str | None, typer.Option(help="Tokens to train on, as 1e9.")] = None,
+    tokens: Annotated[str | None, typer.Option(help="Tokens to train on, as 100M or 1e9.")] = None,
     peers: Annotated[
         int | None, typer.Option(min=1, max=MOST_PEERS, help="Peers; by default 4.")
     ] = None,
@@ -83,13 +76,13 @@ def new(  # noqa: PLR0913 - each is an option
         typer.Option(help="Who takes local steps: Lockstep on its gradients, or the workload."),
     ] = None,
     passes: Annotated[
-        int | None, typer.Option(min=1, help="Over a workload's data; by default 10.")
+        int | None, typer.Option(parser=count, help="Over a workload's data; by default 10.")
     ] = None,
     length: Annotated[
-        int | None, typer.Option(min=1, help="Tokens of a sequence; by default the model's.")
+        int | None, typer.Option(parser=count, help="Tokens of a sequence; by default the model's.")
     ] = None,
     batch: Annotated[
-        int | None, typer.Option(min=1, help="Sequences of a round, over all peers.")
+        int | None, typer.Option(parser=count, help="Sequences of a round, over all peers.")
     ] = None,
     uplink: Annotated[
         float | None, typer.Option(min=0.001, help="A peer's upload, in megabits per second.")
@@ -295,4 +288,7 @@ def _write(
     for line in (*head, *chosen, *plan_lines):
         logs.say(line)
     failing = preflight.show(file, root)
-    logs.say(f"new: {file}{f'; it would fail here by {failing} of these rows' if failing else ''}")
+    then = f"make repro RUN={file}" if Path("Makefile").is_file() else f"lockstep plan --run {file}"
+    if failing:
+        then = f"lockstep check --run {file}, since the run would fail by {failing} of these rows"
+    logs.say(f"new: {file}; next: {then}")

@@ -6,10 +6,13 @@
 import re
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from lockstep.errors import LockstepError
+from lockstep.tables.explain import meant
 from pipeline.preflight.model import StartingModel
 from pipeline.sources.text.documents import ENDINGS
 from pipeline.sources.token_files.listing import EXTENSIONS
@@ -48,7 +51,17 @@ def data_named(name: str, model: StartingModel) -> NewData:
         if kind.fits(name):
             return kind.make(name, model)
     forms = ", ".join(kind.form for kind in KINDS)
-    raise LockstepError(f"--data {name}: not found, expected one of: {forms}")
+    known = (OF_PACKAGES, *beside(name))
+    raise LockstepError(f"--data {name}: not found, expected one of: {forms}{meant(known, name)}")
+
+
+def beside(name: str) -> list[str]:
+    """Return what lies in the folder in which a path would be, named as the path is."""
+    folder, slash, _ = name.rpartition("/")
+    with suppress(OSError, ValueError):
+        inside = islice(Path(folder or slash).expanduser().iterdir(), 1000)
+        return sorted(f"{folder}{slash}{path.name}" for path in inside)
+    return []
 
 
 # ---- What fits ----

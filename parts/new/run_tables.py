@@ -9,9 +9,11 @@ from typing import Any, NamedTuple
 from lockstep.errors import LockstepError
 from lockstep.methods import CARDS, card_of
 from lockstep.methods.card import Card
+from lockstep.tables.explain import choices
 from lockstep.tables.peers import MAX_CLIENTS
 from parts.new.data_tables import NewData, data_named
 from parts.new.fitting import FOREVER
+from pipeline.command_options import AS_WRITTEN, number_of
 from pipeline.preflight.model import StartingModel
 from pipeline.runfile.like import MOST_BATCH, Reasons, check_batch, counted, short
 
@@ -146,7 +148,7 @@ def card_named(name: str) -> Card:
     """Return the card that --optimizer names."""
     if card := card_of(name):
         return card
-    raise LockstepError(f"--optimizer {name}: expected one of {', '.join(CARDS)}")
+    raise LockstepError(f"--optimizer {name}: expected one of {choices(CARDS, name)}")
 
 
 def checked(
@@ -177,19 +179,16 @@ def _whole_number(answer: str | int, least: int, most: int) -> int:
 
 
 def number(tokens: str) -> int:
-    """Return a number of tokens, as 1e9."""
-    try:
-        number = float(tokens.replace("_", "").replace(",", ""))
-    except ValueError:
-        number = 0.0
-    if not 1 <= number <= MOST_TOKENS:
-        raise LockstepError(f"--tokens {tokens}: expected a number from 1 to 1e15, as 1e9")
+    """Return a number of tokens, as 1B."""
+    if not 1 <= (number := number_of(tokens)) <= MOST_TOKENS:
+        raise LockstepError(f"--tokens {tokens}: expected a number from 1 to 1e15, {AS_WRITTEN}")
     return int(number)
 
 
 def tables(new: NewRun) -> dict[str, Any]:
     """Return the tables of the run file, with times that may still be too short."""
     fewest = max(1, new.peers - 1)
+    limit = {"steps": new.rounds, "batch": new.batch, "max_seq_len": new.length}
     return {
         "config": {
             "warmup_time": 30,
@@ -208,7 +207,7 @@ def tables(new: NewRun) -> dict[str, Any]:
             "global_batch_size_warmup_tokens": 0,
         },
         "model": {"LLM": _model(new)},
-        "download": {"stream": False, **_limit(new)},
+        "download": {"stream": False, **({"limit": limit} if new.data.far else {})},
         "peers": _peers(new),
         "links": new.links,
         "witness": {"snapshot_every": max(1, new.rounds // 4)},
@@ -256,12 +255,6 @@ def _seeded(variant: Any, seed: int | None) -> Any:
     if "shuffle" in table and table["shuffle"] != "DontShuffle":
         table = table | {"shuffle": {"Seeded": [*hashlib.sha256(str(seed).encode()).digest()]}}
     return {tag: table}
-
-
-def _limit(new: NewRun) -> dict[str, Any]:
-    if not new.data.far:
-        return {}
-    return {"limit": {"steps": new.rounds, "batch": new.batch, "max_seq_len": new.length}}
 
 
 def _peers(new: NewRun) -> dict[str, Any]:

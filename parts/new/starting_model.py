@@ -4,6 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.errors import LockstepError
+from lockstep.tables.explain import choices, meant
+from parts.new.data_tables import beside
 from pipeline.net.host import is_path
 from pipeline.preflight.model import StartingModel, described, look
 from pipeline.weights import hf
@@ -47,12 +49,13 @@ def model_named(name: str, root: Path) -> StartingModel:
     if name.startswith(FRESH):
         size = name.removeprefix(FRESH)
         if size not in SIZES:
-            raise LockstepError(f"--model {name}: expected {FRESH} and one of {', '.join(SIZES)}")
+            known = choices(SIZES, size)
+            raise LockstepError(f"--model {name}: expected {FRESH} and one of {known}")
         return _fresh(SIZES[size], f"fresh weights of the size {size}", None)
-    expected = f"a folder, {FRESH}SIZE or a model on the hub"
+    expected = f"a folder, {FRESH}SIZE or a model on the hub{meant(beside(name), name)}"
     files = look(name, None, root, "--model", expected)
     config, commit = files.config(), files.commit
-    where = as_path(name) if commit is None else name
+    where = name if commit is not None or is_path(name) else f"./{name}"  # no name on the hub
     tokenizer = where if files.has_tokenizer else None
     if not any(file.endswith(".safetensors") for file in files.names):
         label = f"fresh weights by the {hf.CONFIG} of {name}, which has no weights"
@@ -65,11 +68,6 @@ def model_named(name: str, root: Path) -> StartingModel:
         label = f"{name} on the hub at its commit of today"
         model = described(checkpoint, config, tokenizer, label, name)
     return model._replace(revision=commit)
-
-
-def as_path(name: str) -> str:
-    """Return a folder's name as a path that is no name on the hub."""
-    return name if is_path(name) else f"./{name}"
 
 
 def _fresh(config: dict[str, Any], label: str, tokenizer: str | None) -> StartingModel:

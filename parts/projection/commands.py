@@ -9,7 +9,7 @@ import typer
 
 from lockstep.errors import LockstepError
 from lockstep.machine.progress import size
-from pipeline.command_options import RUN_FILES
+from pipeline.command_options import RUN_FILES, count
 
 if TYPE_CHECKING:
     from parts.projection.project import PlannedSwarm
@@ -40,7 +40,7 @@ HEADS = (
 @app.command("project", rich_help_panel=RUN_FILES)
 def project_run(  # noqa: PLR0913 - each is an option
     peers: Annotated[int, typer.Option(min=2, max=100_000, help="How many.")],
-    params: Annotated[float, typer.Option(min=1, help="Of the model.")],
+    params: Annotated[float, typer.Option(parser=count, help="Of the model, as 70B.")],
     uplink: Annotated[str, typer.Option(help="Of a peer, as 100Mbps.")],
     downlink: Annotated[
         str | None, typer.Option(help="Of a peer; by default as the uplink.")
@@ -56,13 +56,13 @@ def project_run(  # noqa: PLR0913 - each is an option
         typer.Option(help="By a hub that merges; all to all; or sums around a ring."),
     ] = "hub",
     batch: Annotated[
-        float, typer.Option(min=1, help="Tokens of a local step, all peers' together.")
+        float, typer.Option(parser=count, help="Tokens of a local step, all peers' together.")
     ] = 4e6,
     tokens: Annotated[
-        float | None, typer.Option(min=1, help="Of the run; by default 20 for each param.")
+        float | None, typer.Option(parser=count, help="Of the run; by default 20 for each param.")
     ] = None,
     flops: Annotated[
-        float, typer.Option(min=1, help="Operations a second that a peer makes of use.")
+        float, typer.Option(parser=count, help="Operations a second that a peer makes of use.")
     ] = 4e14,
 ) -> None:
     """Say what a large run would take with each method, from its links and failures."""

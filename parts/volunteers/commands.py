@@ -6,10 +6,12 @@ from typing import Annotated
 
 import typer
 
-from pipeline.command_options import DEFAULT_ROOT, DEFAULT_RUN, IN_PROGRESS, Root, RunFile
+from pipeline.command_options import DEFAULT_ROOT, DEFAULT_RUN, IN_PROGRESS, Commands, Root, RunFile
 
 app = typer.Typer()
-volunteer = typer.Typer(help="Peers of strangers, which share a store.", no_args_is_help=True)
+volunteer = typer.Typer(
+    cls=Commands, help="Peers of strangers, over a store.", no_args_is_help=True
+)
 app.add_typer(volunteer, name="volunteer", rich_help_panel=IN_PROGRESS)
 
 Where = Annotated[

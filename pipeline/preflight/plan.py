@@ -14,6 +14,7 @@ from lockstep.programs.device_memory import DeviceMemory, device_memory
 from lockstep.programs.train_step import Programs
 from lockstep.protocol import links
 from lockstep.protocol.committee import MAX_WITNESSES
+from lockstep.wire.message import KEPT_BYTES
 from pipeline import runfile
 from pipeline.preflight.model import model_of_run
 from pipeline.start import in_time
@@ -55,7 +56,7 @@ class Footprint(NamedTuple):
         """Return it for people to read."""
         payloads = size(self.payloads)
         if not self.kept:
-            payloads += ", sketches: so large messages are not kept"
+            payloads += f", sketches: of over {KEPT_BYTES} bytes a param, messages are not kept"
         return [
             f"params         {size(self.params)}, with the optimizer's state of all peers "
             f"{size(self.state)}",

@@ -31,6 +31,8 @@ from pipeline.tokens.tokenizer_files import OLDER, PIECES, TOKENIZER
 from pipeline.weights import bucket, earlier_run, hf
 
 PACKED = (".jsonl.zst", ".json.zst")  # text that only pyarrow unpacks
+MOST_RATE = 1.0  # of learning; stated rates are far below it
+LEAST_PERCENT = 0.5  # below it somebody may have meant a share
 WIDTH = 80  # characters of a name in the table
 
 
@@ -54,6 +56,7 @@ class Preflight:
             ("model", "convert", self._model),
             ("tokenizer", "download", self._tokenizer),
             ("data", "download", self._data),
+            ("values", "train", odd_values),
             ("open files", "train", self._open_files),
             ("room", "train", self._room),
             ("GPU", "train", self._gpu),
@@ -125,10 +128,20 @@ class Preflight:
         mark = Mark.WARNING if amount.may_be_too_little else Mark.FINE
         mark = Mark.FAILS if amount.is_too_little else mark
         what = "sequence" if run.llm.data_location.holds_tokens else "row"
-        summary = f"{amount.need:,} {what}s to train on: {dry_run.epochs(amount)}"
+        there = "" if amount.most is None else f"{amount.most:,} {what}s to train on, "
+        if amount.least != amount.most:
+            there = f"{amount.least:,} to {amount.most:,} {what}s to train on, an estimate, "
+        needed = f"the run takes {amount.need:,}: {dry_run.epochs(amount)}"
+        summary = f"{there}{needed}"
         if mark is not Mark.FINE:
             summary += f"; {amount.remedy}"
         yield CheckRow(mark, "data", f"{brief(survey.read, WIDTH)}: {summary}")
+        batch = max(rows for rows, _ in run.config.sizes(run.llm.max_seq_len))
+        if mark is Mark.FINE and amount.most is not None and batch > amount.most:
+            text = (
+                f"a round takes {batch:,} {what}s, expected at most the {amount.most:,} there are"
+            )
+            yield CheckRow(Mark.WARNING, "batch", f"{text}; it has some of them twice")
 
     # ---- Room ----
 
@@ -194,6 +207,32 @@ def _older_tokenizer(files: ModelFiles) -> Iterator[CheckRow]:
 def _packages(where: str, module: str) -> Iterator[CheckRow]:
     if not extras.is_installed(module):
         yield CheckRow(Mark.FAILS, "packages", str(extras.lacking(where, module)))
+
+
+# ---- Values that a run file may have, and hardly anybody means ----
+
+
+def odd_values(run: runfile.Run) -> Iterator[CheckRow]:
+    """Yield a warning for each rate or percentage that looks like a mistake."""
+    rates = {"model.LLM.lr_schedule": ("base_lr", run.llm.lr_schedule.base_lr)}
+    if (outer := getattr(run.llm.optimizer, "outer_learning_rate", None)) is not None:
+        rates["model.LLM.optimizer"] = ("outer_learning_rate", outer)
+    for table, (key, rate) in rates.items():
+        if not 0 < rate <= MOST_RATE:
+            why = "nothing would be learned" if rate == 0 else "training seldom survives it"
+            text = f"{table}: {key} is {rate:g}, expected above 0 and at most {MOST_RATE:g}: {why}"
+            yield CheckRow(Mark.WARNING, "rate", text)
+    held_out = getattr(run.llm.data_location, "held_out_percent", None)
+    percents = {
+        "held_out_percent": held_out,
+        "[witness] replay_percent": run.witness.replay_percent,
+    }
+    for key, percent in percents.items():
+        if percent is not None and 0 < percent < LEAST_PERCENT:
+            text = f"{key} is {percent:g}, of a hundred: one in {100 / percent:,.0f}"
+            yield CheckRow(
+                Mark.WARNING, "percent", f"{text}; for that share write {100 * percent:g}"
+            )
 
 
 # ---- Packages that a run needs besides those always installed, by key of the run file ----

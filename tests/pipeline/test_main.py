@@ -4,12 +4,15 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from unittest.mock import Mock
 
 import jax
 import pytest
+import typer
+from typer.testing import CliRunner
 
 from lockstep.errors import PANIC
 from pipeline import version
@@ -20,6 +23,23 @@ from pipeline.stage.lock import hold
 from tests import tiny
 
 HEAVY = ("jax", "numpy", "pydantic", "orbax", "flax", "matplotlib", "snakemake", "dvc")
+
+
+def each_command() -> Iterator[list[str]]:
+    """Yield the words of each command."""
+    todo = [([], typer.main.get_command(app))]
+    while todo:
+        words, command = todo.pop()
+        yield words
+        todo += [([*words, name], one) for name, one in getattr(command, "commands", {}).items()]
+
+
+def test_no_help_names_a_type_for_a_flag_which_takes_no_value(monkeypatch):
+    monkeypatch.setenv("GLIBC_TUNABLES", "")  # else `try` starts this process anew
+    for words in each_command():
+        done = CliRunner().invoke(app, [*words, "--help"])
+        assert done.exit_code == 0 and "--help" in done.output, words
+        assert "bool" not in done.output, words
 
 
 def test_help_names_every_stage_and_imports_nothing_heavy():

@@ -2,8 +2,8 @@
 
 from lockstep.tables.explain import validate
 from parts.comparison.compare_file import Compare
+from parts.comparison.ended import KEPT, TRAINED
 from parts.comparison.results_table import Row
-from parts.comparison.train import KEPT, TRAINED
 from pipeline import runfile
 from pipeline.stage.keys import PROJECT
 

@@ -14,9 +14,10 @@ import pytest
 from typer.testing import CliRunner
 
 from lockstep.errors import LockstepError
+from lockstep.files import read_json
 from parts.comparison import commands, compare_file, plan_file, train, written
+from parts.comparison.ended import TRAINED
 from parts.comparison.search import best_point, next_point, searched, values
-from parts.comparison.train import TRAINED
 from parts.comparison.trainings import (
     Decided,
     PlannedTraining,
@@ -29,6 +30,7 @@ from parts.comparison.trainings import (
 from pipeline import __main__ as command_line
 from pipeline import runfile
 from pipeline.runfile.tables import Peers
+from pipeline.stage.artifacts import write_sealed
 from pipeline.stage.keys import PROJECT
 from tests import tiny
 from tests.errors import refused
@@ -410,6 +412,51 @@ def test_a_result_that_is_not_as_it_was_written_is_one_line_that_names_its_file(
         compare(folder, "two.toml", "--table")
     path.write_text(before)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *(("loss", odd) for odd in (..., "3.5", True, [], 1e300)),
+        *(("curve", odd) for odd in (..., [], None, 3, [{}], [{}, {}])),
+        *(
+            (key, odd)
+            for key in ("bytes_up", "parameters", "tokens")
+            for odd in (..., "1", -1, 1e300)
+        ),
+        *((key, odd) for key in ("held_out_rows", "train_seconds") for odd in (..., None, [1], {})),
+        *(("peak_bytes", odd) for odd in (..., "1", 10**400)),
+    ],
+)
+def test_a_result_of_other_numbers_is_one_line_that_names_its_key(
+    key, value, compared_once, tmp_path
+):
+    folder, _ = compared_once
+    path = min((folder / RESULTS).iterdir())
+    before, result = path.read_text(), read_json(path)
+    del result["sha256"], result[key]
+    write_sealed(path, result | ({} if value is ... else {key: value}))  # as a forger could
+    try:
+        with refused(path.name.removesuffix(".json"), key):
+            compare(folder, "two.toml", "--table")
+    finally:
+        path.write_text(before)
+
+
+def test_curves_that_no_training_has_make_one_line_or_a_table(compared_once):
+    folder, _ = compared_once
+    path = min((folder / RESULTS).iterdir())
+    before, result = path.read_text(), read_json(path)
+    del result["sha256"]
+    first, *_, last = result["curve"]
+    curves = ([last, first], [first, first], [first, last], [last, last, last])
+    try:
+        for curve in curves:
+            write_sealed(path, result | {"curve": curve})
+            with contextlib.suppress(LockstepError):
+                compare(folder, "two.toml", "--table")
+    finally:
+        path.write_text(before)
 
 
 def test_a_table_replaces_none_of_another_file_and_its_name_keeps_its_dots(tmp_path, monkeypatch):

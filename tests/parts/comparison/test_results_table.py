@@ -101,18 +101,18 @@ def test_what_fails_has_a_column_of_losses_of_hours_and_of_tokens():
     plain = row("a", 4.0, 4.2)
     one_lost = row("a", 5.0, None)._replace(failure="liar")
     whole, losses, costs, hours, same_tokens, tokens = tables(compare, [plain, one_lost])
-    assert whole.heads[0] == "method" and len(whole.rows) == 1
-    assert losses.heads == ("held-out loss, by what fails", "none", "liar")
-    assert losses.rows == [("a", "4.100 ± 0.141", "diverged, 1 of 2")]
-    assert costs.rows == [("a", "–", "–")]  # of no seeds that both have
-    assert hours.heads[1:] == ("none", "liar") and hours.rows[0][1] != "–"
+    assert whole[0][0] == "method" and len(whole[1]) == 1
+    assert losses[0] == ("held-out loss, by what fails", "none", "liar")
+    assert losses[1] == [("a", "4.100 ± 0.141", "diverged, 1 of 2")]
+    assert costs[1] == [("a", "–", "–")]  # of no seeds that both have
+    assert hours[0][1:] == ("none", "liar") and hours[1][0][1] != "–"
     late = record(compare, plain, [plain])
     assert (late["train_seconds"], late["coordinator_seconds"]) == (100.0, 0.0)
     assert late["seconds_for_all_tokens"] == 819_200  # it trained on 100 tokens in 100 seconds
     assert same_tokens.rows[0][1] == f"{819_200 / 3600:.3g}"
     count = f"{plain.first('tokens'):,}"
     assert tokens.rows == [("a", count, count)]
-    assert [len(cells) for cells in whole.rows] == [len(whole.heads)]
+    assert [len(cells) for cells in whole[1]] == [len(whole[0])]
     assert len(list(tables(compared(), [plain]))) == 1
 
 

@@ -28,6 +28,7 @@ from pipeline.preflight.plan import plan, plan_of
 from pipeline.stage.keys import PROJECT
 from pipeline.toml_file import read_run_file
 from tests import tiny
+from tests.errors import check_names, refused
 from tests.pairwise import flags, pairwise
 from tests.pipeline.sources.corpora import parquet_of
 from tests.servers import hub as hub_server
@@ -178,7 +179,57 @@ def test_a_new_file_is_looked_at_and_new_says_that_it_would_fail(small, unlooked
     file = tmp_path / "run.toml"
     said = lockstep_new(file, *small, "--optimizer", "adamw", "--root", tmp_path)
     assert unlooked == [file]
-    assert said.splitlines()[-1] == f"new: {file}; it would fail here by 2 of these rows"
+    check_names(said.splitlines()[-1], file, f"lockstep check --run {file}", 2)
+
+
+def test_the_last_line_is_the_next_command(small, tmp_path, monkeypatch):
+    monkeypatch.setattr("pipeline.preflight.commands.show", lambda *_: 0)
+    said = lockstep_new(tmp_path / "run.toml", *small, "--optimizer", "adamw", "--root", tmp_path)
+    assert said.splitlines()[-1].endswith(f"make repro RUN={tmp_path / 'run.toml'}")
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("100k", 100_000),
+        ("2.3M", 2_300_000),
+        ("1B", 10**9),
+        ("1e9", 10**9),
+        ("1,000,000", 10**6),
+        ("1_000", 1000),
+        ("0.5T", 5 * 10**11),
+        *((odd, None) for odd in ("1,5M", "k", "1x", "nan", "-1", "1e", "", "1..5", "1e9999")),
+    ],
+)
+def test_counts_are_read_as_people_write_them(written, meant):
+    if meant is None:
+        with refused("--tokens"):
+            run_tables.number(written)
+    else:
+        assert run_tables.number(written) == meant
+
+
+@pytest.mark.parametrize(
+    ("option", "written", "meant"),
+    [
+        ("--data", "copus", "corpus"),
+        ("--data", "./txets", "./texts"),
+        ("--model", "./modle", "./model"),
+        ("--model", "init:12m", "2m"),
+        ("--optimizer", "dilco", "diloco"),
+        ("--optimizer", "Adam_V", "adamw"),
+    ],
+)
+def test_a_name_that_is_misspelt_is_answered_by_the_right_one(
+    option, written, meant, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "model").mkdir()
+    given = {"--model": "init:2m", "--data": "corpus", "--optimizer": "sgd", "--tokens": "1M"}
+    flags = [word for pair in (given | {option: written}).items() for word in pair]
+    with refused(option, written, f"did you mean {meant}?"):
+        lockstep_new("run.toml", *flags)
 
 
 def test_what_is_said_stands_in_the_file_too(small, tmp_path):
@@ -488,5 +539,5 @@ def test_stated_rates_and_tables_are_those_of_the_files_that_are_named(name):
 
 
 def test_help_lists_the_optimizers_and_bounds_of_the_library():
-    assert tuple(CARDS) == OPTIMIZERS
+    assert list(CARDS) == OPTIMIZERS
     assert MAX_CLIENTS == MOST_PEERS

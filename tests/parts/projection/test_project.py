@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from lockstep.errors import LockstepError
@@ -19,6 +20,7 @@ from parts.projection.project import (
     quorum,
 )
 from pipeline import __main__ as command_line
+from tests.errors import check_names
 
 SWARM = PlannedSwarm(
     peers=8,
@@ -132,10 +134,15 @@ def test_no_number_that_is_none_or_beyond_all_bounds_is_projected(flag, value):
     given = {"--params": "1e9", flag: value}
     arguments = [part for pair in given.items() for part in pair]
     asked = ["project", "--peers", "4", "--uplink", "1Gbps", *arguments]
-    raised = CliRunner().invoke(command_line.app, asked).exception
-    assert isinstance(raised, LockstepError) and str(raised).startswith(
-        f"{flag} {value}: ".replace("e300", "e+300")
-    )
+    raised = CliRunner().invoke(command_line.app, asked, standalone_mode=False).exception
+    assert isinstance(raised, typer.BadParameter)
+    check_names(raised.format_message(), flag, value)
+
+
+def test_numbers_may_have_units():
+    asked = ["project", "--peers", "4", "--uplink", "1Gbps", "--params"]
+    said = {CliRunner().invoke(command_line.app, [*asked, of]).output for of in ("7B", "7e9")}
+    assert len(said) == 1 and "1.4e+11 tokens" in said.pop()
 
 
 def test_quantities_have_units():

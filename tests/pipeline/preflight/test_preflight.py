@@ -160,6 +160,27 @@ def test_a_model_that_one_row_refuses_is_read_by_no_other(place, key, value, tmp
         plan.plan(runfile.load(run_file), tmp_path, converted=False)
 
 
+@pytest.mark.parametrize(
+    ("name", "changes", "named"),
+    [
+        ("rate", {"model__LLM__lr_schedule__Cosine__base_lr": 2.0}, ("base_lr", "2")),
+        ("rate", {"model__LLM__lr_schedule__Cosine__base_lr": 0.0}, ("base_lr", "0")),
+        ("percent", {"witness__replay_percent": 0.25}, ("replay_percent", "0.25", "25")),
+        ("batch", {"peers__passes": 10**6, "config__global_batch_size_end": 60000},
+         ("60,000",)),
+    ],
+)  # fmt: skip
+def test_a_value_that_hardly_anybody_means_is_a_row_that_warns(name, changes, named, tmp_path):
+    rows = looks(written(tmp_path, **changes), tmp_path)
+    check_names(said(rows, Mark.WARNING)[name], *named)
+
+
+def test_the_row_of_data_says_what_is_there_and_what_the_run_takes(tmp_path):
+    rows = looks(written(tmp_path), tmp_path)
+    check_names(said(rows, Mark.FINE)["data"], "the run takes 24: ", "sequences to train on, ")
+    assert "24 sequences" not in said(rows, Mark.FINE)["data"]
+
+
 def test_a_dataset_that_is_not_there_is_a_row_that_fails(hub, tmp_path):
     changes = {"model__LLM__data_location": {"Hub": {"repo_id": "ours/text"}}}
     assert "ours/text" in said(looks(written(tmp_path, **changes), tmp_path), Mark.FAILS)["data"]
