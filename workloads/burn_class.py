@@ -6,7 +6,7 @@ Its data are its own files, `data_location.Files`: shards of safetensors with `x
 # ruff: noqa: D102
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 
 class Workload:
@@ -46,10 +46,10 @@ class Workload:
         return {"norm": float(state["model"].weight.norm())}
 
     def load_model_artifact_path(self, state, path):
-        state["model"].load_state_dict(torch.load(path, weights_only=True))
+        state["model"].load_state_dict(load_file(path))
 
     def materialize_model_artifact_path(self, state, path):
-        torch.save(state["model"].state_dict(), path)
+        save_file(state["model"].state_dict(), path)
 
     def apply_single_root_ema(self, base, merged, policy):
         return merged

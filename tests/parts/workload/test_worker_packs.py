@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from tests.parts.workload.worker_host import PYTHON, Host, WorkerError
 
@@ -113,6 +114,7 @@ def test_a_pack_into_a_new_model_has_its_frozen_values_too(odd, model_id, tmp_pa
         files.append(tmp_path / name)
         odd.ask("materialize_model_artifact", model_id=one, artifact_path=str(files[-1]))
     assert len({file.read_bytes() for file in files}) == 1
+    assert len(load_file(files[0])) > 1  # as burn_p2p names it: artifact.safetensors
 
 
 def test_a_loop_with_dropout_is_the_same_again_and_frozen_values_stay(odd, tmp_path):

@@ -86,13 +86,16 @@ class TorchWorkload:
         }
 
     def materialize_model_artifact_path(self, state: torch.nn.Module, path: str) -> None:
-        """Write all tensors of a model to a file of torch."""
-        with open(path, "wb") as file:  # whose name torch would write into it
-            torch.save(state.state_dict(), file)
+        """Write all tensors of a model to a file of safetensors, whose package this needs."""
+        from safetensors.torch import save_model
+
+        save_model(state, path)
 
     def load_model_artifact_path(self, state: torch.nn.Module, path: str) -> None:
         """Read all tensors of a model from such a file."""
-        state.load_state_dict(torch.load(path, weights_only=True))
+        from safetensors.torch import load_model
+
+        load_model(state, path)
 
     def bind(self, seed: int, travels: Callable[[str], bool]) -> bound_model.BoundModel:
         """Build the model, to be bound to mapped arrays (gradients.py)."""

@@ -118,6 +118,14 @@ class Worker:
         """Return the exchanged part of a state."""
         return packs.layout_of(state, params.get("state_dict_filter"), self.by_gradient)
 
+    def export(self, state: Any, path: str, params: Params) -> None:
+        """Write the pack of a state, or have the user's object write it."""
+        schema = params["model_schema_hash"]
+        if self.has("export_parameter_pack_path"):
+            self.workload.export_parameter_pack_path(state, path, schema)
+        else:
+            packs.write(path, self.layout(state, params), schema, params.get("state_dict_filter"))
+
 
 def _hello(worker: Worker, params: Params) -> dict:
     capabilities = BURN + INNER_LOOP * worker.has("run_inner_loop")
@@ -203,13 +211,7 @@ def _materialize_model_artifact(worker: Worker, params: Params) -> dict:
 
 
 def _export_parameter_pack(worker: Worker, params: Params) -> dict:
-    state, path = worker.model(params["model_id"]), params["parameter_pack_path"]
-    schema = params["model_schema_hash"]
-    if worker.has("export_parameter_pack_path"):
-        worker.workload.export_parameter_pack_path(state, path, schema)
-    else:
-        layout = worker.layout(state, params)
-        packs.write(path, layout, schema, params.get("state_dict_filter"))
+    worker.export(worker.model(params["model_id"]), params["parameter_pack_path"], params)
     return {"ok": True}
 
 
@@ -248,9 +250,7 @@ def _run_inner_loop(worker: Worker, params: Params) -> dict:
         raise ValueError(f"run_inner_loop took {completed} steps; {requested} expected")
     path = params["output_parameter_pack_path"]
     if not Path(path, pack_files.MANIFEST).exists():
-        layout = worker.layout(worker.models[model_id], params)
-        schema = params["model_schema_hash"]
-        packs.write(path, layout, schema, params.get("state_dict_filter"))
+        worker.export(worker.models[model_id], path, params)
     state_path = result.get("inner_optimizer_state_path")
     return {
         "steps_completed": completed,
