@@ -11,7 +11,7 @@ from pydantic import BaseModel, RootModel, ValidationError
 from pydantic_core import from_json
 
 from lockstep.errors import LockstepError, brief
-from lockstep.files import once
+from lockstep.files import loads
 from lockstep.tables.variant import Variant
 
 EXPECTED = {
@@ -30,19 +30,21 @@ MOST_PARTS = 100  # of a value that is shown: more than `brief` leaves of it
 AnyModel = TypeVar("AnyModel", bound=BaseModel)
 
 
-def validate(model: type[AnyModel], document: Any, name: str) -> AnyModel:
-    """Validate a parsed document, which errors call `name`."""
+def validate(
+    model: type[AnyModel], document: Any, name: str, kind: type[LockstepError] = LockstepError
+) -> AnyModel:
+    """Validate a parsed document, which errors call `name`; they are of this kind."""
     try:
         return model.model_validate(document)
     except ValidationError as error:
-        raise LockstepError(f"{name}: {_first_error(error, document, model)}") from error
+        raise kind(f"{name}: {_first_error(error, document, model)}") from error
 
 
 def validate_json(model: type[AnyModel], text: str | bytes, name: str) -> AnyModel:
     """Validate JSON text; arguments and errors are those of `validate`."""
     try:
         instance = model.model_validate_json(text)
-        json.loads(text, object_pairs_hook=once)  # of two equal keys pydantic takes the last
+        loads(text)  # of two equal keys pydantic takes the last
         return instance
     except ValidationError as error:
         first = error.errors(include_url=False)[0]

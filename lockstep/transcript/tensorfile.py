@@ -107,9 +107,9 @@ class TensorFile(Mapping[str, np.ndarray]):
             raise LockstepError(
                 f"{self.path}: {name} is {dtype}, expected {', '.join(DTYPE_OF_CODE)}"
             )
-        if 0 in shape:  # an empty range cannot be mapped
-            return np.empty(shape, DTYPE_OF_CODE[dtype])
         with expecting(f"{self.path}: {name}", "to read it", OSError, ValueError):
+            if 0 in shape:  # an empty range cannot be mapped
+                return np.empty(shape, DTYPE_OF_CODE[dtype])
             mapped = np.memmap(self.path, DTYPE_OF_CODE[dtype], "r", self._starts[name], shape)
         return mapped.view(np.ndarray)
 

@@ -14,18 +14,18 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import ml_dtypes  # noqa: F401  (NumPy learns bfloat16)
 import numpy as np
-from pydantic import AfterValidator, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from lockstep.errors import brief
 from lockstep.protocol.attestation import Hash
-from lockstep.tables.table import U64, AsTuple, Table, wrong
+from lockstep.tables.answers import Shape
+from lockstep.tables.table import U64, AsTuple, Table
 from lockstep.wire.spool import Buffer
 
 PROTOCOL_VERSION = 2
 REQUEST_HEADER_BYTES = 2**22  # the largest header of a request, which has the run file
 ANSWER_HEADER_BYTES = 2**20  # ... of an answer
 ARRAYS = 4096  # the most in an answer: a tree has some tens of leaves
-ELEMENTS = 2**48  # the most in an array, zeros in its shape not counted
 
 PositiveInt = Annotated[int, Field(ge=1, lt=2**31)]
 NaturalInt = Annotated[int, Field(ge=0, lt=2**31)]
@@ -40,12 +40,6 @@ class FrameError(Exception):
     """Buffers that are no request or answer, or not the expected one."""
 
 
-def _bounded(shape: tuple[int, ...]) -> tuple[int, ...]:
-    if math.prod(max(1, size) for size in shape) > ELEMENTS:  # NumPy refuses it, even if empty
-        raise wrong((), f"at most {ELEMENTS} elements")
-    return shape
-
-
 class ArraySpec(Table):
     """Dtype and shape of an array."""
 
@@ -53,12 +47,7 @@ class ArraySpec(Table):
         "float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8",
         "uint64", "uint32", "uint16", "uint8", "bool",
     ]  # fmt: skip
-    shape: Annotated[
-        tuple[Annotated[int, Field(ge=0)], ...],
-        Field(max_length=16),
-        AfterValidator(_bounded),
-        AsTuple,
-    ]
+    shape: Shape
 
 
 class RequestHeader(Table):
@@ -148,7 +137,7 @@ def _raw(x: np.ndarray) -> Buffer:
 
 def _array(spec: ArraySpec, buffer: Buffer) -> np.ndarray:
     dtype = np.dtype(spec.dtype)
-    expected = dtype.itemsize * int(np.prod(spec.shape, dtype=object))
+    expected = dtype.itemsize * math.prod(spec.shape)
     if len(buffer) != expected:
         raise FrameError(f"{len(buffer)} bytes, expected {expected} of {spec.dtype}{[*spec.shape]}")
     return np.frombuffer(buffer, dtype).reshape(spec.shape)

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -13,6 +14,7 @@ from pydantic import Field, model_validator
 
 from lockstep.errors import LockstepError
 from lockstep.optim.optimizer import Tree
+from lockstep.tables.answers import ELEMENTS, Shape
 from lockstep.tables.explain import validate
 from lockstep.tables.table import AsTuple, Table, wrong
 from pipeline import runfile
@@ -29,11 +31,23 @@ class Tensor(Table):
 
     name: TensorName
     """Its name, as in a state dict."""
-    shape: Annotated[
-        tuple[Annotated[int, Field(ge=0, le=2**40)], ...], Field(max_length=16), AsTuple
-    ]
+    shape: Shape
     dtype: Annotated[str, Field(max_length=40)]
     """What the workload computes with; what travels is float32."""
+
+
+class PackPlan(Table, extra="ignore"):
+    """A worker's answer to `parameter_pack_plan`."""
+
+    parameter_count: Annotated[int, Field(ge=0, le=ELEMENTS)]
+    tensors: Annotated[tuple[Tensor, ...] | None, AsTuple] = None
+    """Only our worker names them: of another's a single tensor travels."""
+    excluded_float_keys: Annotated[tuple[TensorName, ...], AsTuple] = ()
+    ignored_non_float_keys: Annotated[tuple[TensorName, ...], AsTuple] = ()
+    tied: dict[TensorName, TensorName] = {}
+    layout_hash: str | None = None
+    uses_custom_parameter_pack_hooks: bool = False
+    """Whether the class writes packs itself: then a pack says what travels."""
 
 
 class KeptTensor(Table):
@@ -63,7 +77,9 @@ class Description(Table):
     """Hash of all that stays as it is, values included; null of another worker than Lockstep's."""
 
     @model_validator(mode="after")
-    def _tensors_nest(self) -> "Description":
+    def _tensors_fit(self) -> "Description":
+        if self.parameters > ELEMENTS:
+            raise wrong("tensors", f"at most {ELEMENTS} numbers together")
         names = sorted(tuple(tensor.name.split(".")) for tensor in self.tensors)
         for name, following in pairwise(names):
             if following[: len(name)] == name:
@@ -80,7 +96,7 @@ class Description(Table):
     @property
     def parameters(self) -> int:
         """The number of parameters that peers exchange."""
-        return sum(int(np.prod(tensor.shape)) for tensor in self.tensors)
+        return sum(math.prod(tensor.shape) for tensor in self.tensors)
 
     @property
     def shapes(self) -> Tree:
@@ -98,7 +114,7 @@ class Description(Table):
         """Return copies of the tensors' values, float32 one after the other, as nested dicts."""
         leaves, offset = [], 0
         for tensor in self.tensors:
-            size = int(np.prod(tensor.shape))
+            size = math.prod(tensor.shape)
             leaves.append(values[offset : offset + size].reshape(tensor.shape).copy())
             offset += size
         return self.nested(leaves)

@@ -25,6 +25,7 @@ from lockstep.files import read_json, sha256_file, write_json
 from lockstep.optim.optimizer import Optimizer, Tree, inside
 from lockstep.optim.schedules import LearningRate
 from lockstep.programs.local_training import Agreed, HostSteps, Lots, Work
+from lockstep.tables.answers import Metrics, SaidPath
 from lockstep.tables.explain import validate
 from lockstep.tables.table import Table
 from parts.workload.process.child_group import ChildGroup
@@ -73,10 +74,10 @@ class InnerLoopAnswer(Table, extra="ignore"):
     """An inner loop's result: a worker's answer, or a command's result.json."""
 
     steps_completed: Annotated[int, Field(ge=0)]
-    metrics: dict[str, bool | int | float | str] = {}
-    local_parameter_pack_path: str | None = None
+    metrics: Metrics = {}
+    local_parameter_pack_path: SaidPath | None = None
     """Where the params are; by default where they were asked for."""
-    inner_optimizer_state_path: str | None = None
+    inner_optimizer_state_path: SaidPath | None = None
     inner_optimizer_state_encoding: Annotated[str, Field(pattern=r"^[!-~]{1,200}$")] | None = None
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+import math
 import shutil
 import sys
 import tempfile
@@ -15,17 +16,21 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from lockstep.errors import LockstepError
+from lockstep.errors import LockstepError, expecting
+from lockstep.files import read_json
 from lockstep.optim.optimizer import Tree
 from lockstep.programs.permutation import permute
+from lockstep.tables.answers import Metrics
 from lockstep.tables.explain import validate
 from parts.workload import worker_models
-from parts.workload.description import SOURCE, Description, code_hash, files_of
+from parts.workload.description import SOURCE, Description, PackPlan, Tensor, code_hash, files_of
 from parts.workload.process.messages import WorkerDiedError, WorkerError
 from parts.workload.process.shared_arrays import SharedArrays
 from parts.workload.process.worker_process import LOG, WorkerCommand, WorkerProcess
-from parts.workload.worker_models import WorkerSession, text_of
+from parts.workload.python.lockstep_worker import pack_files
+from parts.workload.worker_models import WorkerSession
 from pipeline import runfile
+from pipeline.sources.rows.arrays import A_FILE_OF_ARRAYS
 from pipeline.stage.keys import OUT
 from pipeline.stage.untrusted_files import check_file, walk
 from pipeline.tokens.sequences import Sequences
@@ -152,8 +157,9 @@ class Worker:
 
         def ask(session: WorkerSession) -> tuple[float, Tree]:
             request = _put(session, params, rows_NW)
-            answer = session.process.call("gradient", request | {"seed": seed})
-            loss = self._number(answer, "loss", "gradient")
+            request |= {"seed": seed}
+            loss = session.process.result("loss", "gradient", request).loss
+            loss = math.nan if loss is None else loss
             return loss, session.description.tree(session.arrays.gradients)
 
         return self.ask(ask)
@@ -173,39 +179,36 @@ class Worker:
 
         def ask(session: WorkerSession, rows_BW: np.ndarray) -> None:
             self._count_statistics(session, params)
-            answer = session.process.call("measure", _put(session, params, rows_BW))
-            for key, target in (("losses", losses), ("counts", counts)):
-                if key == "counts" and key not in answer:
-                    continue
-                values = answer.get(key)
-                if not isinstance(values, list) or len(values) != len(rows_BW):
-                    raise self._error("measure", _short(values), f"{len(rows_BW)} {key}")
-                target += [self._number({key: value}, key, "measure") for value in values]
+            request = _put(session, params, rows_BW)
+            answer = session.process.result("losses", "measure", request)
+            lengths = {len(answer.losses), len(answer.counts or answer.losses)}
+            if lengths != {len(rows_BW)}:
+                what = f"losses {_short(answer.losses)}, counts {_short(answer.counts)}"
+                raise self._error("measure", what, f"{len(rows_BW)} of each")
+            losses.extend(answer.losses)
+            counts.extend(answer.counts)
 
         size = self.run.peers.micro_batch
         for first in range(0, len(rows_NW), size):
             self.ask(partial(ask, rows_BW=rows_NW[first : first + size]))
-        if counts and not (len(counts) == len(losses) and min(counts) >= 0):
-            raise self._error(
-                "measure", f"counts = {_short(counts)}", "a number of 0 or more for each row"
-            )
+        if counts and len(counts) != len(losses):
+            raise self._error("measure", f"counts = {_short(counts)}", "a number for each row")
         return np.array(losses, np.float32), np.array(counts) if counts else None
 
-    def evaluate(self, params: Tree, split: str) -> dict[str, float | int | str | bool]:
+    def evaluate(self, params: Tree, split: str) -> Metrics:
         """Return the workload's own metrics at these params, on a split of the data."""
 
-        def ask(session: WorkerSession) -> dict[str, Any]:
+        def ask(session: WorkerSession) -> Metrics:
+            result = session.process.result
             if session.arrays is None:
                 with worker_models.model_of(session, params) as model:
-                    return session.process.call("evaluate", {"model_id": model, "split": split})
+                    request = {"model_id": model, "split": split}
+                    return result("metrics", "evaluate", request).metrics
             self._count_statistics(session, params)
             _put_params(session, params)
-            return session.process.call("evaluate_params", {"split": split})
+            return result("metrics", "evaluate_params", {"split": split}).metrics
 
-        metrics = self.ask(ask).get("metrics")
-        if not isinstance(metrics, dict):
-            raise self._error("evaluate", f"metrics = {_short(metrics)}", "a table")
-        return metrics
+        return self.ask(ask)
 
     def dataset(self) -> dict[str, dict[str, np.ndarray]]:
         """Return the workload's own data: arrays [N, ...] by split and name, from their files."""
@@ -268,6 +271,9 @@ class Worker:
             except WorkerError as error:
                 self._end()
                 raise type(error)(self._keep_log(error)) from error
+            except LockstepError as error:  # of a file that it left
+                self._end()
+                raise WorkerError(f"{self.name}: {error}") from error
             except BaseException:
                 self._end()
                 raise
@@ -322,11 +328,12 @@ class Worker:
         process, self._counted = WorkerProcess.start(_command(self.run), folder), b""
         try:
             self._check_able(process)
-            probe = process.call("capability_probe", {})
-            device = text_of(probe, "runtime_device", f"{self.name}: capability_probe")
+            device = process.result("runtime_device", "capability_probe", {}).runtime_device
             settings = {"state_dict_filter": self.patterns, "seed": self.run.workload.seed}
             arrays, shares = None, GRADIENT in process.hello.capabilities
-            description = self._described(process) if shares else self._planned(process, device)
+            description = (
+                self._described(process) if shares else self._planned(process, device, settings)
+            )
             self._check_imports(process)
             if shares:
                 arrays = SharedArrays(folder, description.parameters, 0)
@@ -350,14 +357,9 @@ class Worker:
         if digest == self._counted and not again:
             return {}
         request = _put(session, params, self._read_rows_to_count())
-        values = session.process.call("statistics", request).get("values")
-        if not isinstance(values, dict):
-            raise self._error("statistics", f"values = {_short(values)}", "a table")
+        values = session.process.result("values", "statistics", request).values
         self._counted = digest
-        try:
-            return {name: np.array(value, np.float32) for name, value in values.items()}
-        except (TypeError, ValueError) as error:
-            raise self._error("statistics", str(error), "arrays of numbers") from None
+        return values
 
     def _check_able(self, process: WorkerProcess) -> None:
         """Check that the worker can do what the run asks of it."""
@@ -387,30 +389,35 @@ class Worker:
             return {}
         return {"folder": str((self.shards / self.rows["folder"]).absolute())}
 
-    def _planned(self, process: WorkerProcess, device: str) -> Description:
+    def _planned(self, process: WorkerProcess, device: str, asked: dict[str, Any]) -> Description:
         """Return any worker's description of its packs; one without shapes has a single tensor."""
         method = "parameter_pack_plan"
-        seed = self.run.workload.seed
-        request = {"device": device, "state_dict_filter": self.patterns, "seed": seed}
-        plan = process.call(method, request)
-        single = {"name": "values", "shape": [plan.get("parameter_count")], "dtype": "float32"}
-        excluded = plan.get("excluded_float_keys", [])
+        where, request = f"{self.name}: {method}", {"device": device, **asked}
+        plan = validate(PackPlan, process.call(method, request), where, WorkerError)
+        if plan.uses_custom_parameter_pack_hooks:
+            with worker_models.new_pack(process, device, code_hash(self.run), asked) as folder:
+                facts = read_json(folder / pack_files.MANIFEST)
+            pack = validate(PackPlan, facts, f"{where}: its own pack", WorkerError)
+            plan = plan if pack.layout_hash == plan.layout_hash else pack
+        if not plan.parameter_count:
+            raise self._error(method, "no trained params", "some; see workload.include")
+        single = Tensor(name="values", shape=(plan.parameter_count,), dtype="float32")
         answer = {
-            "tensors": plan.get("tensors", [single]),
-            "frozen": [{"name": name, "why": "excluded"} for name in excluded],
-            "integers": plan.get("ignored_non_float_keys"),
-            "tied": plan.get("tied", {}),
-            "layout_hash": plan.get("layout_hash"),
+            "tensors": [tensor.model_dump() for tensor in plan.tensors or (single,)],
+            "frozen": [{"name": name, "why": "excluded"} for name in plan.excluded_float_keys],
+            "integers": plan.ignored_non_float_keys,
+            "tied": plan.tied,
+            "layout_hash": plan.layout_hash,
             "frozen_sha256": None,
         }
-        if not plan.get("parameter_count"):
-            raise self._error(method, "no trained params", "some; see workload.include")
         return self._checked(answer, method)
 
     def _checked(self, answer: dict, method: str) -> Description:
         """A description that fits what the run began with."""
         identity = {"factory": self.run.workload.factory, "code": code_hash(self.run)}
-        description = validate(Description, answer | identity, f"{self.name}: {method}")
+        description = validate(
+            Description, answer | identity, f"{self.name}: {method}", WorkerError
+        )
         for name in Description.model_fields if self.expected else ():
             actual, expected = getattr(description, name), getattr(self.expected, name)
             if actual != expected:
@@ -438,28 +445,13 @@ class Worker:
 
     def _arrays_of(self, session: WorkerSession, split: str) -> dict[str, np.ndarray]:
         folder = session.process.folder / f"dataset-{split}"
-        specs = session.process.call("dataset", {"split": split, "path": str(folder)}).get("arrays")
-        if not isinstance(specs, list):
-            raise self._error("dataset", f"arrays = {_short(specs)}", "a list")
-        arrays = {}
-        for spec in specs:
-            name = text_of(spec if isinstance(spec, dict) else {}, "name", f"{self.name}: dataset")
-            file = folder / f"{name}.npy"
+        request, arrays = {"split": split, "path": str(folder)}, {}
+        for spec in session.process.result("arrays", "dataset", request).arrays:
+            file = folder / f"{spec.name}.npy"
             check_file(file, folder)
-            try:
-                arrays[name] = np.load(file, mmap_mode="r", allow_pickle=False)
-            except (OSError, ValueError) as error:
-                raise self._error("dataset", f"{file.name}: {error}", "an array") from error
+            with expecting(f"{self.name}: dataset: {file.name}", *A_FILE_OF_ARRAYS):
+                arrays[spec.name] = np.lib.format.open_memmap(file, mode="r")
         return arrays
-
-    def _number(self, answer: dict, key: str, method: str) -> float:
-        """A float of an answer, which has null where it is not finite."""
-        value = answer.get(key, "nothing")
-        if value is None:
-            return float("nan")
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self._error(method, f"{key} is {_short(value)}", "a number or null")
-        return float(value)
 
     def _error(self, method: str, actual: str, expected: str) -> LockstepError:
         return WorkerError(f"{self.name}: {method}: {actual}, expected {expected}")
@@ -505,7 +497,7 @@ def _put(session: WorkerSession, params: Tree, rows_NW: np.ndarray) -> dict[str,
     """Copy params and rows to where the worker reads them, and return how many rows these are."""
     count, width = rows_NW.shape
     if session.arrays.rows.size < count * width:  # another file, so before anything is written
-        session.arrays.grow_rows(4 * count * width)
+        session.arrays.make_room(4 * count * width)
         _share(session.process, session.arrays)
     session.arrays.rows[: count * width] = rows_NW.reshape(-1)
     _put_params(session, params)

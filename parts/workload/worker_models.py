@@ -11,7 +11,6 @@ import numpy as np
 from lockstep.errors import LockstepError
 from lockstep.optim.optimizer import Tree
 from parts.workload.description import Description
-from parts.workload.process.messages import WorkerError
 from parts.workload.process.shared_arrays import SharedArrays
 from parts.workload.process.worker_process import WorkerProcess
 from parts.workload.python.lockstep_worker import pack_files
@@ -30,18 +29,6 @@ class WorkerSession(NamedTuple):
     device: str
     arrays: SharedArrays | None
     asked: dict[str, Any]
-
-
-def text_of(answer: dict, key: str, what: str) -> str:
-    """Return a text of an answer.
-
-    Raises:
-      WorkerError: There is no such text.
-    """
-    value = answer.get(key)
-    if not isinstance(value, str):
-        raise WorkerError(f"{what}: found {key} = {value!r}, expected a text")
-    return value
 
 
 def write_params(folder: Path, description: Description, params: Tree) -> None:
@@ -71,27 +58,31 @@ def read_params(folder: Path, description: Description) -> Tree:
     return description.tree(values)
 
 
-def initial(session: WorkerSession) -> Tree:
-    """Return the params of a new model."""
-    call, description = session.process.call, session.description
-    answer = call("init_model", {"device": session.device, "seed": session.asked["seed"]})
-    model = text_of(answer, "model_id", f"{session.process.command.name}: init_model")
-    folder = session.process.folder / "initial"
+@contextmanager
+def new_pack(
+    process: WorkerProcess, device: str, code: str, asked: dict[str, Any]
+) -> Iterator[Path]:
+    """Yield the params of a new model as a pack; the other arguments are as in `WorkerSession`."""
+    request = {"device": device, "seed": asked["seed"]}
+    model = process.result("model_id", "init_model", request).model_id
+    folder = process.folder / "initial"
     shutil.rmtree(folder, ignore_errors=True)
     try:
-        call(
-            "export_parameter_pack",
-            {
-                "model_id": model,
-                "parameter_pack_path": str(folder),
-                "model_schema_hash": description.code,
-                "state_dict_filter": session.asked["state_dict_filter"],
-            },
-        )
-        call("release_model", {"model_id": model})
-        return read_params(folder, description)
+        request = {"model_id": model, "parameter_pack_path": str(folder)}
+        request |= {"model_schema_hash": code, "state_dict_filter": asked["state_dict_filter"]}
+        process.call("export_parameter_pack", request)
+        process.call("release_model", {"model_id": model})
+        check_file(folder / pack_files.MANIFEST, folder)
+        yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def initial(session: WorkerSession) -> Tree:
+    """Return the params of a new model."""
+    process, device, description = session.process, session.device, session.description
+    with new_pack(process, device, description.code, session.asked) as folder:
+        return read_params(folder, description)
 
 
 @contextmanager
@@ -103,9 +94,7 @@ def model_at(session: WorkerSession, folder: Path) -> Iterator[str]:
         "parameter_pack_path": str(folder),
         "model_schema_hash": session.description.code,
     }
-    answer = session.process.call("import_parameter_pack", request)
-    name = f"{session.process.command.name}: import_parameter_pack"
-    model = text_of(answer, "model_id", name)
+    model = session.process.result("model_id", "import_parameter_pack", request).model_id
     yield model
     session.process.call("release_model", {"model_id": model})
 

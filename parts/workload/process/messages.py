@@ -1,17 +1,20 @@
 """Requests to a worker and its answers: 8 bytes of length in big-endian order, then JSON.
 
 Nothing is believed: a frame has a bound, JSON no constant that JSON does not have, an answer the id
-of its request, and a hello the version and the types of burn_p2p's worker protocol.
+of its request, a hello the version and the types of burn_p2p's worker protocol, and a result what
+the table of its kind says, by type and by range.
 """
 
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, Field
 
 from lockstep.errors import LockstepError, RequestError, StepError, UnfinishedError, brief
 from lockstep.files import loads
+from lockstep.tables.answers import Metrics, SaidNumber, SaidNumbers
 from lockstep.tables.explain import validate
 from lockstep.tables.table import AsTuple, Table
+from pipeline.tokens.rows import NAME
 
 SHOWN = 400  # characters of what a worker says
 MOST = 1000  # capabilities of a worker, and lines of its environment
@@ -45,10 +48,8 @@ def _as_text(value: Any) -> Any:
 SaidText = Annotated[str, Field(max_length=SHOWN)]
 
 
-class WorkerHello(Table):
+class WorkerHello(Table, extra="ignore"):  # later workers say more
     """A worker's answer to `hello`."""
-
-    model_config = ConfigDict(extra="ignore")  # later workers say more
 
     protocol_version: Annotated[int, Field(ge=1, le=2)]
     """Version of the protocol."""
@@ -64,10 +65,8 @@ class WorkerHello(Table):
     """Files of Python that it has imported from the folders of PYTHONPATH; ours alone says so."""
 
 
-class WorkerAnswer(Table):
+class WorkerAnswer(Table, extra="ignore"):
     """A worker's answer to a request."""
-
-    model_config = ConfigDict(extra="ignore")
 
     id: int
     """Number of the request."""
@@ -75,6 +74,25 @@ class WorkerAnswer(Table):
     """Whether it did what was asked."""
     result: dict[str, Any] | None = None
     error: Any = None
+
+
+class NamedArray(Table, extra="ignore"):
+    """One of a workload's arrays, which is in NAME.npy."""
+
+    name: Annotated[str, Field(pattern=NAME)]
+
+
+class WorkerResult(Table, extra="ignore", arbitrary_types_allowed=True):
+    """What results hold, by key, whatever the method; null is a loss that is not finite."""
+
+    runtime_device: str = ""
+    model_id: str = ""
+    loss: SaidNumber | None = None
+    losses: Annotated[tuple[SaidNumber | None, ...], AsTuple] = ()
+    counts: Annotated[tuple[Annotated[SaidNumber, Field(ge=0)], ...], AsTuple] = ()
+    metrics: Metrics = {}
+    values: dict[SaidText, SaidNumbers] = {}
+    arrays: Annotated[tuple[NamedArray, ...], AsTuple] = ()
 
 
 def result_of(body: bytes, number: int) -> dict:

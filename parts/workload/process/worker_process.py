@@ -30,6 +30,7 @@ from parts.workload.process.messages import (
     WorkerDiedError,
     WorkerError,
     WorkerHello,
+    WorkerResult,
 )
 from parts.workload.python.lockstep_worker import frames
 
@@ -142,10 +143,14 @@ class WorkerProcess:
           WorkerError: As in `call`, or it says nonsense.
         """
         answer = self.call("hello", {}, seconds)
-        try:
-            return validate(WorkerHello, answer, "its answer")
-        except LockstepError as error:
-            raise self._error("hello", str(error)) from None
+        return validate(WorkerHello, answer, f"{self.command.name}: hello: its answer", WorkerError)
+
+    def result(self, key: str, method: str, params: dict) -> WorkerResult:
+        """Return a method's result, which has this key at least; errors as in `call`."""
+        result = self.call(method, params)
+        if key not in result:
+            raise self._error(method, f"{key}: missing, expected it")
+        return validate(WorkerResult, result, f"{self.command.name}: {method}", WorkerError)
 
     def call(self, method: str, params: dict, seconds: float | None = None) -> dict:
         """Return the result of a method, within `seconds` or the command's `answer_seconds`.

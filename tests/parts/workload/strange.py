@@ -69,6 +69,13 @@ class Pull:
         return {"norm": float(np.abs(params["w"]).sum()), "split": split}
 
 
+class WithData(Pull):
+    """The same, with data of its own."""
+
+    def dataset(self, split):
+        return {"inputs": np.zeros((4, 16), np.int32)}
+
+
 class Inner:
     """An inner loop in burn_p2p's way, without a base class: w moves half-way to the rows' mean."""
 
@@ -115,6 +122,32 @@ class Inner:
             "inner_optimizer_state_path": str(path),
             "inner_optimizer_state_encoding": "text/plain",
         }
+
+
+class OwnPacks(Inner):
+    """The same, with packs of its own: its state is a list, which no layout describes."""
+
+    def init_model(self, device):
+        return [super().init_model(device)]
+
+    def evaluate(self, state, split):
+        return super().evaluate(state[0], split)
+
+    def run_inner_loop(self, state, job):
+        return super().run_inner_loop(state[0], job)
+
+    def export_parameter_pack_path(self, state, path, model_schema_hash):
+        Path(path).mkdir(exist_ok=True)
+        state[0]["w"].astype("<f4").tofile(Path(path, "mine.f32le"))
+        manifest = {"format": "burn-p2p-python-flattened-parameter-pack-v1"}
+        manifest |= {"model_schema_hash": model_schema_hash, "layout_hash": "mine"}
+        manifest |= {"parameter_count": 3, "values_f32_le": "mine.f32le"}
+        Path(path, "manifest.json").write_text(json.dumps(manifest))
+
+    def import_parameter_pack_path(self, device, path):
+        manifest = json.loads(Path(path, "manifest.json").read_text())
+        assert manifest["layout_hash"] == "mine"
+        return [{"w": np.fromfile(Path(path, manifest["values_f32_le"]), "<f4"), "n": [1]}]
 
 
 class Sizes:

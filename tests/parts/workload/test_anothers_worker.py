@@ -40,9 +40,12 @@ def test_a_run_is_trained_audited_bit_for_bit_exported_and_evaluated(tmp_path):
     assert metrics["held_out_loss"] is None  # it has no loss of given rows
 
 
-def test_its_steps_are_those_of_our_worker(tmp_path):
-    theirs, ours = inner(tmp_path, **SERVED), inner(tmp_path)
+@pytest.mark.parametrize("given", [SERVED, {"workload__factory": "strange:OwnPacks"}])
+def test_its_steps_are_those_of_our_worker_and_so_are_those_of_packs_of_ones_own(tmp_path, given):
+    theirs, ours = inner(tmp_path, **given), inner(tmp_path)
     values = np.array([3, -1, 0.5], np.float32)
+    assert theirs.init()["values"].shape == (3,)
+    assert theirs.evaluate({"values": values}, "train") == {"sum": 2.5}
     one = inner_loop.take(theirs, job(params={"values": values}))
     other = inner_loop.take(ours, job(params={"w": values}))
     np.testing.assert_array_equal(one.params["values"], other.params["w"])

@@ -35,6 +35,10 @@ ANSWERS = {
     ),
     "result no object": ("reply(sock, request, 3)", "result is 3, expected a table"),
     "NaN": ("reply(sock, request, {'loss': float('nan')})", "NaN is not a finite number"),
+    "a number of 400 digits": (
+        "reply(sock, request, {'loss': 10**400})",
+        "expected JSON: an integer of 401 digits has more than 64 bits",
+    ),
     "half an answer": (
         "sock.sendall(struct.pack('>Q', 9) + b'{'); sys.exit(0)",
         "exited with status 0",

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from parts.workload.process import shared_arrays
 from parts.workload.process.shared_arrays import SharedArrays
 from parts.workload.process.worker_process import WorkerProcess
 from pipeline.runfile.tables import Workload
+from tests.errors import refused
 from tests.parts.workload import fake_workers
 from tests.parts.workload.fake_workers import gone, start
 
@@ -25,25 +25,32 @@ serve(answer)
 
 
 def test_arrays_are_in_the_folder_where_memory_has_no_room_for_them(tmp_path, monkeypatch):
-    memory, folder = tmp_path / "memory", tmp_path / "folder"
-    memory.mkdir()
-    folder.mkdir()
     reserve = os.posix_fallocate
 
     def full(descriptor, offset, size):
-        if os.readlink(f"/proc/self/fd/{descriptor}").startswith(f"{memory}/"):
+        if not os.readlink(f"/proc/self/fd/{descriptor}").startswith(f"{tmp_path}/"):
             raise OSError(errno.ENOSPC, "No space left on device")
         reserve(descriptor, offset, size)
 
-    monkeypatch.setattr(shared_arrays, "IN_MEMORY", memory)
     monkeypatch.setattr(os, "posix_fallocate", full)
-    with SharedArrays(folder, 3, 8) as arrays:
-        assert Path(arrays.request()["path"]).parent == folder
-        assert not [*memory.iterdir()]
-        arrays.params[:] = [1, 2, 3]
-    monkeypatch.setattr(os, "posix_fallocate", reserve)
-    with SharedArrays(folder, 3, 8) as arrays:
-        assert Path(arrays.request()["path"]).parent == memory
+    arrays = SharedArrays(tmp_path, 3, 8)
+    assert Path(arrays.request()["path"]).parent == tmp_path
+    arrays.params[:] = [1, 2, 3]
+    arrays.forget()
+    assert not [*tmp_path.iterdir()]
+    monkeypatch.setattr(os, "posix_fallocate", lambda *_: full(0, 0, 0))
+    with refused(tmp_path, "No space left on device"):
+        SharedArrays(tmp_path, 3, 8)
+
+
+def test_a_worker_cannot_cut_arrays_in_memory_short(tmp_path):
+    """Whoever reads a mapped file that its other end cut short is ended by SIGBUS."""
+    arrays = SharedArrays(tmp_path, 3, 8)
+    with open(arrays.request()["path"], "r+b") as file, pytest.raises(PermissionError):
+        file.truncate(0)
+    arrays.forget()
+    assert not [*tmp_path.iterdir()]
+    assert arrays.params.tolist() == [0, 0, 0]
 
 
 @pytest.mark.parametrize("factory", ["mine:Model", "modèle:Models.Größe"])
@@ -64,12 +71,13 @@ def test_lockstep_worker_serves_a_class_of_the_user(tmp_path, factory):
     with WorkerProcess.start(command, tmp_path / "w") as worker:
         begun = worker.call("begin", begin)
         assert begun["parameter_count"] == 3
-        with SharedArrays(tmp_path, 3, 8) as arrays:
-            worker.call("open_arrays", arrays.request())
-            worker.call("init", {})
-            assert arrays.params.tolist() == [7, 7, 7]
-            assert worker.call("gradient", {"rows": 1, "width": 2, "seed": 1})["loss"] == 1.5
-            assert arrays.gradients.tolist() == [14, 14, 14]
+        arrays = SharedArrays(tmp_path, 3, 8)
+        worker.call("open_arrays", arrays.request())
+        arrays.forget()
+        worker.call("init", {})
+        assert arrays.params.tolist() == [7, 7, 7]
+        assert worker.call("gradient", {"rows": 1, "width": 2, "seed": 1})["loss"] == 1.5
+        assert arrays.gradients.tolist() == [14, 14, 14]
     assert worker.group.ended() == "exited with status 0"  # it was asked, not killed
 
 
