@@ -49,6 +49,8 @@ from pipeline.weights import upload
 log = logging.getLogger(__name__)
 
 WEIGHTS = shutil.ignore_patterns("*.safetensors", "*.safetensors.index.json")  # in a snapshot
+REMEDY = "try a lower base_lr or a longer warm-up"
+BEFORE = "no step was taken before; expected a model whose loss and gradients are finite"
 
 
 def run(run: runfile.Run, paths: Paths) -> None:
@@ -145,9 +147,10 @@ def _train(setup: Setup, paths: Paths, held: HeldOutRows, stack: ExitStack) -> P
         try:
             training.take_rounds()
         except NotFiniteError as error:
+            trained = training.step > setup.start.step or programs.lots.steps > 1
+            known = f"the last good checkpoint is kept in {checkpoints.folder}; {REMEDY}"
             raise DivergedError(
-                f"train: diverged: {error}; the last good checkpoint is kept in "
-                f"{checkpoints.folder}; try a lower base_lr or a longer warm-up"
+                f"train: diverged: {error}; {known if trained else BEFORE}"
             ) from error
     for kind in dict.fromkeys(fault.kind for fault in run.faults.schedule):
         log.info(f"train: fault {kind} fired {faults.fired[kind]} times")

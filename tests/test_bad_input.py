@@ -199,7 +199,7 @@ def test_what_is_not_finite_stops_the_run_where_it_arises(place):
     init = {"seed": 0, "config": tiny.MODEL | {"num_hidden_layers": 1, "initializer_range": 1e15}}
     place.set(model__LLM__checkpoint={"Init": init})
     place.make("download", "convert")
-    place.refused("train", "diverged", "gradients are nan at round 1")
+    place.refused("train", "diverged", "gradients are nan at round 1", "no step was taken before")
     assert not (place.root / "data/trained").exists()
 
 
