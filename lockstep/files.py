@@ -1,8 +1,8 @@
 """Files that are complete or absent, their hashes, and JSON that everybody reads alike.
 
-JSON: a key stands once in a table, a number is finite, and an integer has at most 64 bits. Python
-takes the last of two equal keys, other readers the first, so a stranger's file could say two things
-at once; it reads NaN and infinity, which JSON does not have; and integers that no float can hold.
+JSON: a key stands once in a table, and a number is finite. Python takes the last of two equal keys,
+other readers the first, so a stranger's file could say two things at once; it reads NaN and
+infinity, which JSON does not have, and integers that no float can hold.
 """
 
 import fcntl
@@ -165,15 +165,14 @@ def loads(text: str | bytes) -> Any:
     """Return the value of a JSON text.
 
     Raises:
-      ValueError: It is no JSON, a key appears twice in a table, or a number is not finite or has
-        more than 64 bits.
+      ValueError: It is no JSON, a key appears twice in a table, or a number is not finite.
       RecursionError: Its lists are thousands deep in one another.
     """
     return json.loads(
         text,
         parse_constant=_finite,
         parse_float=_finite,
-        parse_int=_of_64_bits,
+        parse_int=_integer,
         object_pairs_hook=once,
     )
 
@@ -192,12 +191,11 @@ def _finite(number: str) -> float:
     """Return a number of JSON, which has neither NaN nor infinity; Python reads and writes both."""
     value = float(number)
     if not math.isfinite(value):
-        raise ValueError(f"{number} is not a finite number")
+        raise ValueError(f"{brief(number, 20)} is not a finite number")
     return value
 
 
-def _of_64_bits(number: str) -> int:
-    """Return an integer of JSON; its text may have millions of digits."""
-    if len(number) > len(str(-(2**63))) or not -(2**63) <= (value := int(number)) < 2**64:
-        raise ValueError(f"an integer of {len(number)} digits has more than 64 bits")
-    return value
+def _integer(number: str) -> int:
+    """Return an integer of JSON, if a float can hold it."""
+    _finite(number)
+    return int(number)

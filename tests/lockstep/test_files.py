@@ -53,6 +53,7 @@ def test_json_without_a_finite_number_is_not_written(tmp_path):
         '{"a": [NaN]}',
         '{"a": -Infinity}',
         '{"a": 1e999}',
+        f'{{"a": {10**400}}}',
         "[" * 10**5,
     ],
 )

@@ -37,7 +37,7 @@ ANSWERS = {
     "NaN": ("reply(sock, request, {'loss': float('nan')})", "NaN is not a finite number"),
     "a number of 400 digits": (
         "reply(sock, request, {'loss': 10**400})",
-        "expected JSON: an integer of 401 digits has more than 64 bits",
+        "... is not a finite number",
     ),
     "half an answer": (
         "sock.sendall(struct.pack('>Q', 9) + b'{'); sys.exit(0)",
