@@ -45,7 +45,7 @@ ONE_WAY = {
 # of them, if its numbers are those of Threefry; the generators of other keys belong to devices.
 OF_INTEGERS = {
     "clz", "conv_general_dilated", "cummax", "cummin", "cumprod", "cumsum", "device_put", "div",
-    "dot_general", "integer_pow", "mul", "not", "or", "population_count", "pow", "random_bits",
+    "dot_general", "integer_pow", "mul", "not", "or", "population_count", "random_bits",
     "random_clone", "random_fold_in", "random_seed", "random_split", "random_unwrap", "random_wrap",
     "reduce_prod", "reduce_sum", "reduce_window_min", "reduce_window_sum", "reduce_xor", "rem",
     "scatter-add", "scatter-mul", "scatter-sub", "shift_left", "shift_right_arithmetic",

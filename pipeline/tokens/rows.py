@@ -63,7 +63,7 @@ class RowArray(Table):
     """Name of the array."""
     dtype: Dtype
     """Dtype of its values, little-endian."""
-    shape: tuple[Annotated[int, Field(ge=1)], ...]
+    shape: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(max_length=16)]
     """Its shape in one row; () is a single value."""
 
     @property

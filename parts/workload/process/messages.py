@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field
 
 from lockstep.errors import LockstepError, RequestError, StepError, UnfinishedError, brief
 from lockstep.files import loads
-from lockstep.tables.answers import Metrics, SaidNumber, SaidNumbers
+from lockstep.tables.answers import Metrics, SaidNumber, SaidNumbers, SaidPath
 from lockstep.tables.explain import validate
 from lockstep.tables.table import AsTuple, Table
 from pipeline.tokens.rows import NAME
@@ -61,7 +61,7 @@ class WorkerHello(Table, extra="ignore"):  # later workers say more
         dict[SaidText, SaidText], Field(max_length=MOST), BeforeValidator(_as_text)
     ] = {}
     """What decides bits: versions of packages, machine, device, threads."""
-    files: Annotated[tuple[str, ...], Field(max_length=100 * MOST), AsTuple] = ()
+    files: Annotated[tuple[SaidPath, ...], Field(max_length=100 * MOST), AsTuple] = ()
     """Files of Python that it has imported from the folders of PYTHONPATH; ours alone says so."""
 
 

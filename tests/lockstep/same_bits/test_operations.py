@@ -33,6 +33,7 @@ def test_each_operation_of_each_type_is_in_a_list_or_refused(outcomes):
         (name.partition(" ")[0], dtype) for name, dtype in outcomes if not outcomes[name, dtype]
     }
     assert {name for name, _ in taken} == LISTED - DEVICES
+    assert {name for name, dtype in taken if dtype in operations.INTEGERS} >= rules.OF_INTEGERS
     assert "complex64" not in {dtype for _, dtype in taken}
     for name in rules.RULES.keys() - rules.ONE_WAY:
         floats = {dtype for found, dtype in taken if found == name} - {*operations.INTEGERS}
