@@ -95,19 +95,20 @@ class Tokenless:
     """
 
     def __init__(self, tokenizer: "Tokenizer"):
-        from tokenizers import Tokenizer
+        from tokenizers import Tokenizer, models
 
-        spec = json.loads(tokenizer.to_str())
-        model, self.count = spec["model"], 0
-        self._tokenizer, self._also = tokenizer, None
-        self.name: str | None = model.get("unk_token")
-        self._id = tokenizer.token_to_id(self.name) if self.name else model.get("unk_id")
-        if self.name is None and self._id is not None:  # a Unigram has its id
-            self.name = tokenizer.id_to_token(self._id)
-        if model["type"] == "BPE" and self._id is None and not _has_all_bytes(tokenizer, spec):
+        self.count, self._tokenizer, self._also = 0, tokenizer, None
+        model = tokenizer.model
+        self.name: str | None = getattr(model, "unk_token", None)
+        self._id = tokenizer.token_to_id(self.name) if self.name else None
+        if isinstance(model, models.Unigram):  # which has the token's id alone
+            self._id = json.loads(model.__getstate__())["unk_id"]
+            self.name = None if self._id is None else tokenizer.id_to_token(self._id)
+        if isinstance(model, models.BPE) and self._id is None and not _has_all_bytes(tokenizer):
             # it leaves out in silence what this one, which is no other but for that, counts
-            model["vocab"][UNKNOWN] = self._id = LARGEST_ID
-            model |= {"unk_token": UNKNOWN, "fuse_unk": False}
+            spec = json.loads(tokenizer.to_str())
+            spec["model"]["vocab"][UNKNOWN] = self._id = LARGEST_ID
+            spec["model"] |= {"unk_token": UNKNOWN, "fuse_unk": False}
             self._also = Tokenizer.from_str(json.dumps(spec))
             self._also.no_padding()
             self._also.no_truncation()
@@ -122,16 +123,19 @@ class Tokenless:
             self.count += sum(some.count(self._id) for some in ids)
 
 
-def _has_all_bytes(tokenizer: "Tokenizer", spec: dict) -> bool:
+def _has_all_bytes(tokenizer: "Tokenizer") -> bool:
     """Whether a BPE has a token for each byte, so that it leaves out nothing."""
     from tokenizers.pre_tokenizers import ByteLevel
 
-    vocab, model = tokenizer.get_vocab(), spec["model"]
-    if model["byte_fallback"]:
-        return all(f"<0x{byte:02X}>" in vocab for byte in range(256))
-    steps = json.dumps([spec["pre_tokenizer"], spec["normalizer"]])
-    plain = not model["continuing_subword_prefix"] and not model["end_of_word_suffix"]
-    return plain and '"ByteLevel"' in steps and vocab.keys() >= set(ByteLevel.alphabet())
+    model = tokenizer.model
+    names = [f"<0x{byte:02X}>" for byte in range(256)] if model.byte_fallback else []
+    steps = [
+        step.__getstate__() for step in (tokenizer.pre_tokenizer, tokenizer.normalizer) if step
+    ]
+    if not names and any(b'"ByteLevel"' in step for step in steps):
+        parts = model.continuing_subword_prefix or model.end_of_word_suffix
+        names = [] if parts else ByteLevel.alphabet()
+    return bool(names) and all(tokenizer.token_to_id(name) is not None for name in names)
 
 
 @contextmanager
