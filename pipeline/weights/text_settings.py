@@ -119,7 +119,8 @@ def special_tokens(folder: Path, tokenizer: Tokenizer | None) -> dict[str, int]:
     named: dict[str, Any] = {}
     for name in (SPECIAL, SETTINGS):  # the later one counts
         if tokenizer is not None and (folder / name).is_file():
-            named |= read_json(folder / name)
+            said = read_json(folder / name)
+            named |= {key: value for key, value in said.items() if value is not None}
     ids = {}
     for key in KEYS:
         token = named.get(key.removesuffix("_id"))  # text, or a table that holds it

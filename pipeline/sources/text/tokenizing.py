@@ -21,7 +21,7 @@ import tokenizers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from lockstep.errors import LockstepError, expecting
-from lockstep.files import read_json, sha256_file
+from lockstep.files import read_json, sha256_file, write_json
 from lockstep.tables.variant import variant_name
 from pipeline.net.transfers import hub_files
 from pipeline.runfile.data import Limit, TokenizedText
@@ -487,6 +487,8 @@ def copy_tokenizer(location: TokenizedText, target: Path, options: FetchOptions)
             raise LockstepError(f"{name}: found no tokenizer.json, expected one")
         tokenizer = load_tokenizer(folder / TOKENIZER)
         end = _end_token(folder, tokenizer, key)
+        if not any(_eos_token(target / name) for name in (SETTINGS, SPECIAL)):
+            _name_end(target / SETTINGS, tokenizer.id_to_token(end))
     source = {"read": location.tokenizer, "revision": revision, "commit": commit, "sha256": sha256}
     return Encoder(tokenizer, end, vocab_size(tokenizer), {"tokenizer": source}, warnings)
 
@@ -515,6 +517,13 @@ def _end_token(folder: Path, tokenizer: Tokenizer, key: str) -> int:
         f"{key}: {folder} has no token that ends a document, expected eos_token in its "
         f"tokenizer_config.json, or one of {', '.join(ENDS)}"
     )
+
+
+def _name_end(path: Path, token: str) -> None:
+    """Say in a tokenizer's files what ends a document, so that a text of the export ends there."""
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    settings |= read_json(path) if path.is_file() else {}
+    write_json(path, settings | {"eos_token": token})
 
 
 def _eos_token(path: Path) -> str | None:

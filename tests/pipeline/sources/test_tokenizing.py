@@ -1,6 +1,7 @@
 """Text into tokens, by a tokenizer that is trained or given: pieces, limits, bounded memory."""
 
 import hashlib
+import json
 import tracemalloc
 
 import numpy as np
@@ -12,6 +13,7 @@ from pipeline.sources.text import documents, tokenizing
 from pipeline.sources.text.tokenizing import END, PAD, train_tokenizer
 from pipeline.sources.token_files import listing
 from pipeline.tokens.tokenizer_files import save_tokenizer
+from pipeline.weights import text_settings
 from tests import tiny
 from tests.pipeline.sources.corpora import (
     every_text,
@@ -197,6 +199,7 @@ def test_a_given_tokenizer_makes_the_tokens_with_its_end_behind_each_document(tm
     assert (fetched.vocab_size, fetched.token_size_in_bytes) == (302, 2)
     assert every_text(tmp_path / "out", "</s>") == sorted(stories(100))
     copied = tiny.contents(tmp_path / "out" / "tokenizer")
+    assert json.loads(copied.pop("tokenizer_config.json"))["eos_token"] == "</s>"  # unnamed there
     assert copied == {name: (given / name).read_bytes() for name in ("tokenizer.json", "vocab.txt")}
     lines = [f"{hashlib.sha256(data).hexdigest()}  {name}\n" for name, data in copied.items()]
     said = fetched.source["tokenizer"]
@@ -247,6 +250,9 @@ def test_the_end_token_is_the_one_that_the_tokenizer_names(tmp_path, lines, said
     index = Tokenizer.from_file(str(given / "tokenizer.json")).token_to_id(end)
     both = np.concatenate([read(tmp_path / "out", split) for split in ("train", "held_out")])
     assert np.sum(both == index) == 100
+    copied = tmp_path / "out" / "tokenizer"  # the export says so too, and its texts end there
+    tokenizer = Tokenizer.from_file(str(copied / "tokenizer.json"))
+    assert text_settings.special_tokens(copied, tokenizer)["eos_token_id"] == index
 
 
 @pytest.mark.parametrize(
@@ -323,7 +329,8 @@ def test_a_tokenizer_on_the_hub_is_the_one_of_its_revision(tmp_path, hub, lines)
         out = tmp_path / f"out{number}"
         fetched = fetch(lines, out, tokenizer=REPO, tokenizer_revision=revision)
         assert fetched.vocab_size == vocab_size
-        assert set(tiny.contents(out / "tokenizer")) == {"tokenizer.json"}
+        names = {"tokenizer.json", "tokenizer_config.json"}
+        assert set(tiny.contents(out / "tokenizer")) == names
         said = fetched.source["tokenizer"]
         assert (said["read"], said["revision"], said["commit"]) == (REPO, revision, commit)
         # what moves is said; a commit does not
