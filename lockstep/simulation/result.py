@@ -51,13 +51,14 @@ class Result:
         """A number for each round, by name.
 
         step: The round, from 1.
-        loss: Mean of the peers' losses, by what counts in them; NaN if nobody trained. With local
-          steps a peer's is the mean of its steps'.
+        loss: Mean of the peers' losses, by what counts in them; NaN if nobody trained.
         examples: Examples of all messages applied since the start.
         applied: Messages that were applied.
         bytes_up, bytes_down: Bytes sent and received by a peer since the start, mean over peers.
         link_seconds: Seconds that rounds took on the simulated links since the start.
         seconds: Seconds that they took here.
+
+        With local steps a peer's loss is the mean of its steps'.
         """
         return _columns(self.curves.train, TRAIN)
 
