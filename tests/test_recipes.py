@@ -1,6 +1,7 @@
 """Every shell recipe of a page is a script, of commands and options that exist; some are run."""
 
 import importlib.util
+import json
 import re
 import shlex
 import subprocess
@@ -12,10 +13,12 @@ from pathlib import Path
 import pytest
 import typer
 from dvc.cli import DvcParserError, parse_args
+from pyarrow import parquet
 from snakemake.cli import get_argument_parser
 
 from pipeline.__main__ import app
 from tests import tiny
+from tests.pipeline import trained_run
 from tests.test_docs import PAGES, PROJECT, options
 
 RECIPE = re.compile(r"^( *)```(?:sh|bash|shell|console)\n(.*?)^\1```", re.M | re.S)
@@ -119,3 +122,33 @@ def test_a_slurm_job_ends_with_its_training(tmp_path):
         capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 1 and "params/run.toml" in done.stderr
+
+
+TEMPLATE = """{% for message in messages %}<|{{ message.role }}|>{{ message.content }}<|end|>
+{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"""
+
+
+def test_the_page_on_chats_labels_answers_alone(tmp_path, monkeypatch):
+    import transformers
+
+    page = (PROJECT / "docs/how-to/train-on-chats.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.S)
+    monkeypatch.chdir(tmp_path)
+    plain = trained_run.make_tokenizer(["<|user|>", "<|assistant|>", "<|end|>"])
+    kept = transformers.PreTrainedTokenizerFast(tokenizer_object=plain, eos_token="<|end|>")
+    kept.chat_template = TEMPLATE
+    kept.save_pretrained("my-chat-model")
+    chat = [("user", "2 + 2?"), ("assistant", "4"), ("user", "3 * 3?"), ("assistant", "9, I say")]
+    line = json.dumps({"messages": [{"role": role, "content": text} for role, text in chat]})
+    Path("chats").mkdir(), Path("packed").mkdir()
+    for split in ("train", "validation"):
+        Path(f"chats/{split}.jsonl").write_text(f"{line}\n" * 9)
+    exec(code, {})
+    rows = parquet.read_table("packed/train.parquet").to_pylist()
+    assert sum(len(row["sequence_lengths"]) for row in rows) == 9 and len(rows) > 1
+    for row in rows:
+        counted = [token for token in row["labels"] if token != -100]
+        answers = "4<|end|>\n9, I say<|end|>\n" * len(row["sequence_lengths"])
+        assert plain.decode(counted, skip_special_tokens=False) == answers
+        given = [(a, b) for a, b in zip(row["inputs"], row["labels"], strict=True) if b != -100]
+        assert all(a == b for a, b in given) and sum(row["sequence_lengths"]) <= len(row["inputs"])
