@@ -62,7 +62,7 @@ def _audit(setup: Setup, transcript: Transcript, paths: Paths) -> None:
     # A sample of windows, unless the transcript contradicts itself: nothing can be built on that
     replayed: list[tuple[Window, int]] = []
     if sound := not contradictions(findings):
-        drawn = sample.draw(run, windows, sample.seed_of(run, transcript), replay.kept)
+        drawn = sample.draw(run, transcript, windows, sample.seed_of(run, transcript), replay.kept)
         complete = {w for w in peers_of if len(peers_of[w]) == run.peers.count}
         replayed = [
             (w, p) for w, p in drawn if w in complete or (replay.kept and p in peers_of.get(w, ()))
@@ -71,6 +71,7 @@ def _audit(setup: Setup, transcript: Transcript, paths: Paths) -> None:
         if why:
             replay = replace(replay, varied=_varied(setup, transcript, work, paths))
         if replay.how.tells:
+            work = [(w, _with_idle(replay, w, peers, peers_of[w])) for w, peers in work]
             findings += _replay(replay, work, paths.scratch)
         else:
             replayed = []
@@ -92,7 +93,7 @@ def _audit(setup: Setup, transcript: Transcript, paths: Paths) -> None:
             "findings": len(findings),
             "ejected": len(verdict.ejected),
             "audited_rounds": verdict.audited_rounds,
-            "replayed_windows": len(replayed),
+            "replayed_windows": len(verdict.replayed_windows),
             "windows": verdict.windows,
         }
         write_json(folder / METRICS / "witness.json", metrics)
@@ -124,9 +125,17 @@ def _whose_window_repeats(setup: Setup, transcript: Transcript, window: Window) 
     Their own state before it is here, or they sent something in it and began anew.
     """
     owners = whose_own_is_here(setup, transcript, window.opening)
-    sent = {peer for entry in transcript.window(window) for peer in entry.evidence.messages}
-    anew = [peer for peer in sent.difference(owners) if transcript.begins_anew(window, peer)]
+    sent = transcript.senders(window).difference(owners)
+    anew = [peer for peer in sent if transcript.begins_anew(window, peer)]
     return sorted([*owners, *anew])
+
+
+def _with_idle(replay: Replay, window: Window, drawn: list[int], possible: list[int]) -> list[int]:
+    """Return the drawn peers, and those without a message: they cost no step, and count as none."""
+    senders = replay.transcript.senders(window)
+    if senders and not replay.kept:
+        return drawn
+    return sorted({*drawn, *possible} - (senders - {*drawn}))
 
 
 def _varied(

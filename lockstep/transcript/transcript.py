@@ -267,6 +267,10 @@ class Transcript:
         """Return the rounds of a window."""
         return (entry for entry in self.rounds if entry.round.step in window.rounds)
 
+    def senders(self, window: Window) -> set[int]:
+        """Return the peers that sent a message in a window."""
+        return {peer for entry in self.window(window) for peer in entry.evidence.messages}
+
     def agreed(self, step: int, like: State) -> tuple[Tree, Tree]:
         """Return the params and the optimizer's shared state after `step`."""
         folder = self._snapshot(step)

@@ -192,7 +192,7 @@ def possible(transcript: "Transcript", windows: list[Window], kept: bool) -> lis
     """
     drawable = []
     for window in windows:
-        peers = sorted({peer for e in transcript.window(window) for peer in e.evidence.messages})
+        peers = sorted(transcript.senders(window))
         if not (peers or kept):
             raise LockstepError(
                 f"{TRANSCRIPT}: nobody sent a message in rounds {window.first} to {window.last}, "

@@ -15,13 +15,13 @@ the transcript public before it.
 Source: https://drand.love/docs/cryptography; py_ecc computes the pairings.
 """
 
-import hashlib
 import random
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from hashlib import sha256
 from typing import Literal, NamedTuple
 
 from lockstep.errors import LockstepError, brief
@@ -60,23 +60,36 @@ def whose_seed(run: runfile.Run) -> Literal["auditor", "beacon", "transcript"]:
     return "beacon" if run.witness.beacon else "transcript"
 
 
+def groups(
+    run: runfile.Run, transcript: Transcript, windows: Iterable[Window], kept: bool
+) -> list[list[tuple[Window, int]]]:
+    """Return the windows that can be drawn, with their peers: in others nobody sent a message.
+
+    If messages are not `kept`, a window is replayed for all its peers or none.
+    """
+    found = []
+    for window in windows:
+        if kept:
+            found += [[(window, peer)] for peer in sorted(transcript.senders(window))]
+        elif transcript.senders(window):
+            found.append([(window, peer) for peer in range(run.peers.count)])
+    return found
+
+
 def draw(
-    run: runfile.Run, windows: list[Window], seed: str, kept: bool
+    run: runfile.Run, transcript: Transcript, windows: list[Window], seed: str, kept: bool
 ) -> list[tuple[Window, int]]:
     """Draw the windows to replay, and their peers.
 
-    These are `[witness] replay_percent` of all, rounded up, and those that `[witness] replay`
-    names. If messages are not `kept`, a window is replayed for all its peers or none.
+    These are `[witness] replay_percent` of all `groups`, rounded up, and those that `[witness]
+    replay` names.
     """
-    peers = range(run.peers.count)
-    groups = [[(window, peer)] for window in windows for peer in peers]
+    possible = groups(run, transcript, windows, kept)
     named = {(windows[index], p) for index, p in run.witness.chosen if index < len(windows)}
-    if not kept:
-        groups = [[(window, peer) for peer in peers] for window in windows]
-        named = {(window, peer) for window, _ in named for peer in peers}
-    count = -int(-len(groups) * run.witness.replay_percent // 100)
-    drawn = random.Random(seed).sample(groups, count)
-    return sorted({pair for group in drawn for pair in group} | named)
+    count = -int(-len(possible) * run.witness.replay_percent // 100)
+    drawn = random.Random(seed).sample(possible, count)
+    drawn += [group for group in possible if named.intersection(group)]
+    return sorted({pair for group in drawn for pair in group})
 
 
 # ---- The beacon ----
@@ -108,7 +121,7 @@ def read_beacon(setting: str) -> Beacon | None:
         )
     at = datetime.fromtimestamp(GENESIS + PERIOD * (number - 1), UTC)
     text = f"round {number} of drand's quicknet, of {at:%Y-%m-%d %H:%M:%S} UTC"
-    return Beacon(hashlib.sha256(signature).hexdigest(), text)
+    return Beacon(sha256(signature).hexdigest(), text)
 
 
 @contextmanager
@@ -124,18 +137,9 @@ def _recursion_limit_kept() -> Iterator[None]:
 @_recursion_limit_kept()
 def _is_signed(number: int, signature: bytes) -> bool:
     try:
+        from py_ecc import optimized_bls12_381 as curve
         from py_ecc.bls.hash_to_curve import hash_to_G1
         from py_ecc.bls.point_compression import decompress_G1, decompress_G2
-        from py_ecc.optimized_bls12_381 import (
-            FQ12,
-            G2,
-            curve_order,
-            final_exponentiate,
-            is_inf,
-            multiply,
-            neg,
-            pairing,
-        )
     except ImportError as error:
         raise extras.lacking("[witness] beacon: a drand round", "py_ecc") from error
     key = bytes.fromhex(PUBLIC_KEY)
@@ -145,11 +149,10 @@ def _is_signed(number: int, signature: bytes) -> bool:
     except ValueError:
         return False
     # a signature is a point of the subgroup of this order, and not its zero
-    if is_inf(point) or not is_inf(multiply(point, curve_order)):
+    if curve.is_inf(point) or not curve.is_inf(curve.multiply(point, curve.curve_order)):
         return False
-    message = hashlib.sha256(number.to_bytes(8, "big")).digest()
-    hashed = hash_to_G1(message, DOMAIN, hashlib.sha256)
-    product = pairing(G2, point, final_exponentiate=False) * pairing(
-        neg(decompress_G2(halves)), hashed, final_exponentiate=False
+    hashed = hash_to_G1(sha256(number.to_bytes(8, "big")).digest(), DOMAIN, sha256)
+    product = curve.pairing(curve.G2, point, final_exponentiate=False) * curve.pairing(
+        curve.neg(decompress_G2(halves)), hashed, final_exponentiate=False
     )
-    return bool(final_exponentiate(product) == FQ12.one())
+    return bool(curve.final_exponentiate(product) == curve.FQ12.one())

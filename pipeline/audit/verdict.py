@@ -116,9 +116,10 @@ class Verdict(Table):
     empty_rounds: int
     """Number of rounds in which no message was applied; if all are, nothing is exported."""
     windows: int
-    """Number of windows in the run: one peer, from one snapshot to the next."""
+    """Number of windows in the run: one peer, from one snapshot to the next, if it sent a message
+    in between; of all peers if one did, where messages are not kept."""
     replayed_windows: tuple[Replayed, ...]
-    """The windows that were replayed."""
+    """Those of them that were replayed."""
     sample_seed: str
     """Seed that the sample of windows was drawn from."""
     sample_seed_of: Literal["auditor", "beacon", "transcript"]
@@ -197,6 +198,7 @@ def judge(
         for peer in entry.decision.dropped:
             dropped.setdefault(peer, entry.round.step)
         late.update(map(sender, entry.decision.late))
+    kept = not transcript.header.sketched
     return Verdict(
         accepted=accepts(run.witness.policy, findings) and empty < len(transcript.rounds),
         policy=run.witness.policy,
@@ -211,7 +213,7 @@ def judge(
         clock=run.links.clock,
         audited_rounds=len(transcript.rounds),
         empty_rounds=empty,
-        windows=len(windows) * run.peers.count,
+        windows=sum(map(len, sample.groups(run, transcript, windows, kept))),
         replayed_windows=tuple(
             Replayed(windows.index(window), window.first, window.last, peer)
             for window, peer in replayed
@@ -233,12 +235,8 @@ def _compared(
     if not transcript.header.sketched:
         return None
     rounds = {entry.round.step: entry.evidence.messages for entry in transcript.rounds}
-    sent = [
-        rounds[step][peer]
-        for window, peer in replayed
-        for step in window.rounds
-        if peer in rounds.get(step, {})
-    ]
+    steps = [(step, peer) for window, peer in replayed for step in window.rounds]
+    sent = [rounds[step][peer] for step, peer in steps if peer in rounds.get(step, {})]
     shown = [message for message in sent if message.sketch is not None]
     return ComparedMessages(
         messages=len(sent),

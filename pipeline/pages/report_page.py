@@ -172,7 +172,7 @@ def chances(
     sample. `windows` is the number for each peer, and `percent` the share that is in the sample.
     """
     together = 1 if kept else peers
-    N = windows * peers // together
+    N = verdict["windows"] // together
     drawn = -int(-N * percent // 100)
     n = min(drawn, len(verdict["replayed_windows"]) // together)  # 0 if the audit failed early
     counts = sorted({1, 2, windows} & set(range(1, windows + 1)))

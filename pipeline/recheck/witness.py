@@ -231,7 +231,7 @@ def _read_verdict(published: PublishedRun) -> Verdict:
     exact = not why or (kept and not programs.unruled)
     compared = how(run, why, exact, verdict.repeats, verdict.varied)
     windows = published.windows
-    replayed = sample.draw(run, windows, sample.seed_of(run, transcript), kept)
+    replayed = sample.draw(run, transcript, windows, sample.seed_of(run, transcript), kept)
     if run.links.clock == "store":  # the author lacked what some peers owned before later windows
         claimed = {(window.first, window.peer) for window in verdict.replayed_windows}
         replayed = [(w, p) for w, p in replayed if w == windows[0] or (w.first, p) in claimed]
@@ -319,7 +319,11 @@ def _is_shown(
     """Return whether a replay's finding was found again; False if it could not be."""
     window, peer = _window(published, claim.round), _replayed_peer(claim)
     replayed = {(w.first, w.peer) for w in verdict.replayed_windows}
-    if window is None or (window.first, peer) not in replayed:
+    if (
+        window is None
+        or peer is None
+        or ((window.first, peer) not in replayed and peer in published.transcript.senders(window))
+    ):
         raise _differs("has", claim, "no such one, since no window was replayed that could show it")
     repeated = {(window.first, peer) for window, peers in published.chosen for peer in peers}
     if published.why is not None or (window.first, peer) not in repeated:

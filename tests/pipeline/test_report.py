@@ -271,7 +271,10 @@ def test_chances_are_those_of_all_samples(kept):
     groups = [[c] for c in cells] if kept else [cells[i : i + 2] for i in (0, 2, 4)]
     samples = [sum(chosen, []) for chosen in combinations(groups, n)]
     replayed = [None] * len(samples[0])
-    verdict = {"replayed_windows": [*replayed, None]}  # and one that the run file names
+    verdict = {
+        "windows": len(cells),
+        "replayed_windows": [*replayed, None],
+    }  # and one that the run file names
     found = dict(chances(verdict, 3, peers, kept=kept, percent=33))
     for lies in (1, 2, 3):
         false = {(w, 0) for w in range(lies)}

@@ -69,7 +69,8 @@ def test_a_liar_that_was_caught_in_its_round_is_named_and_refused_by_the_strict_
     found = [(f["round"], f["peer"], f["kind"], f["applied"]) for f in verdict["findings"]]
     assert found == [(2, 1, "payload", False)]
     assert verdict["ejected"] == {"1": 2}
-    assert len(verdict["replayed_windows"]) == verdict["windows"] == 6
+    assert len(verdict["replayed_windows"]) == verdict["windows"] == 5  # ejected, it sent no more
+    assert (1, 1) not in replayed(verdict)
 
 
 def test_a_window_asked_for_by_name_is_replayed_and_no_other(trained):

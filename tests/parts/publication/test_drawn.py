@@ -43,11 +43,7 @@ SENDERS = {1: (0, 1, 2, 3), 11: (0, 1, 3), 21: (0, 1, 3), 31: (1, 3)}  # 2 was e
 
 
 def transcript(name: str, others: dict[int, tuple] = {}) -> SimpleNamespace:  # noqa: B006
-    def window(asked):
-        messages = dict.fromkeys((SENDERS | others)[asked.first])
-        return [SimpleNamespace(evidence=SimpleNamespace(messages=messages))]
-
-    return SimpleNamespace(hash=name, window=window)
+    return SimpleNamespace(hash=name, senders=lambda asked: {*(SENDERS | others)[asked.first]})
 
 
 def pairs(drawn) -> list[tuple[int, int]]:

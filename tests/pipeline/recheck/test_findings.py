@@ -29,7 +29,10 @@ def compared(said, rounds=(), found=(), *, bitwise=True, method="bitwise"):
     """What is known of some findings, where the first window of peer 1 was repeated."""
     chosen = [(FIRST, (1,))]
     why = None if bitwise else "other bits"
-    audited = SimpleNamespace(findings=list(rounds), windows=WINDOWS, chosen=chosen, why=why)
+    audited = SimpleNamespace(
+        findings=list(rounds), windows=WINDOWS, chosen=chosen, why=why,
+        transcript=SimpleNamespace(senders=lambda window: {0, 1}),
+    )  # fmt: skip
     replayed = [Replayed(n, *window, 1) for n, window in enumerate(WINDOWS)]
     verdict = SimpleNamespace(findings=said, method=method, replayed_windows=replayed)
     return check_findings(audited, verdict, list(found))
@@ -41,6 +44,8 @@ def test_what_was_found_again_is_shown_and_what_was_not_repeated_is_stated():
         [FALSE_CHECK, CAUGHT],
         2,
     )
+    idle = of_replay(2, 2, "state")  # of a window without messages, which no verdict counts
+    assert compared([idle], [], []) == ([], [idle], 2)
     assert compared([LIE], [], [], bitwise=False) == ([], [LIE], 2)  # below a reader's tolerance
     farther = of_replay(1, 1)
     assert compared([LIE], [], [farther], method="tolerance") == ([LIE], [], 2)
