@@ -5,6 +5,7 @@ Nothing heavy is imported before one of them runs.
 
 import dataclasses
 import errno
+import io
 import json
 import os
 import re
@@ -13,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
@@ -29,6 +30,7 @@ from pipeline.command_options import (
     RunFile,
     check_word,
 )
+from pipeline.stage.keys import STAGES
 
 if TYPE_CHECKING:
     from parts.publication.claims import Verified
@@ -45,6 +47,7 @@ OF_THIS_MACHINE = {
     *(errno.EMFILE, errno.ENFILE, errno.ENOLCK, errno.ENOMEM),
 }
 DECIDED = (VerifyOutcome.VERIFIED, VerifyOutcome.CONSISTENT, VerifyOutcome.CONTRADICTED)
+OF_A_STAGE = re.compile(rf"^({'|'.join(STAGES)}): ", re.MULTILINE)
 NO_MEMORY = "RESOURCE_EXHAUSTED"  # as XLA says it
 LONGEST = 1000  # characters of a reason, which may quote a stranger's file
 
@@ -255,8 +258,9 @@ def _is_of_this_machine(error: BaseException) -> bool:
 
 
 @contextmanager
-def _memory_said() -> Iterator[None]:
-    """Report in one line that memory ran out, of Python or of XLA."""
+def _for_reader() -> Iterator[None]:
+    """Leave out lines of XLA's own, and report in one line that memory ran out, its or Python's."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # it raises what is an error here
     try:
         yield
     except (MemoryError, RuntimeError) as error:
@@ -294,7 +298,7 @@ def replay(
     raise typer.Exit(status)
 
 
-@_memory_said()
+@_for_reader()
 def _replay(folder: Path, max_gb: int, worker: "WorkerOfReader") -> int:
     from pipeline.audit import unchecked_bundle
     from pipeline.stage import devices
@@ -305,7 +309,22 @@ def _replay(folder: Path, max_gb: int, worker: "WorkerOfReader") -> int:
     return bundle.show(folder, max_gb, worker)
 
 
-@_memory_said()
+class StagesAgain(io.TextIOBase):
+    """Writes what stages print, as lines of `verify`, which makes their results again."""
+
+    def __init__(self, file: TextIO):
+        self._file = file
+
+    def write(self, text: str) -> int:
+        """Write text, whose lines may begin with a stage's name."""
+        return self._file.write(OF_A_STAGE.sub(r"verify: \1 again: ", text))
+
+    def flush(self) -> None:
+        """Write what is held back."""
+        self._file.flush()
+
+
+@_for_reader()
 def _verify_source(
     source: str,
     root: Path,
@@ -343,7 +362,7 @@ def _verify_stored(
     for part in offered("stored_verification"):
         if part.is_run(source):
             out = sys.stdout
-            with redirect_stdout(sys.stderr):
+            with redirect_stdout(StagesAgain(sys.stderr)):
                 say = partial(print, file=sys.stderr if as_json else out, flush=True)
                 result = part.verify(source, root, replays, say if follow else bool, follows=follow)
             return Verified(*result)

@@ -11,7 +11,7 @@ from typing import Any
 from lockstep import __version__
 from lockstep.errors import LockstepError, hide
 from lockstep.files import read_json, sha256_file, write_bytes, write_json, write_text
-from lockstep.machine.progress import size
+from lockstep.machine.progress import Progress, size
 from lockstep.transcript.transcript import Transcript
 from parts.publication import aside, layout, signature
 from parts.publication import transcript as published_transcript
@@ -202,16 +202,19 @@ def _write_proof(
     published = layout.draw(
         transcript, windows, seed, count, kept=kept, stored=run.links.clock == "store"
     )
-    for name in published_transcript.files(transcript, published, run, kept=kept):
-        target = folder / outputs.TRANSCRIPT / layout.packed_name(name)
-        if target.name == Path(name).name:
-            _copy([(transcript.folder / name, target)])
-        else:
-            published_transcript.pack(transcript.folder / name, target)
-
-    for drawn in published:
-        indices = rows_file.assigned(transcript.window(drawn.window), drawn.peers)
-        rows_file.write(folder / layout.row_file(drawn, kept), data, indices)
+    names = sorted(published_transcript.files(transcript, published, run, kept=kept))
+    with Progress("publish", total=len(names) + len(published), unit="file") as bar:
+        for name in names:
+            target = folder / outputs.TRANSCRIPT / layout.packed_name(name)
+            if target.name == Path(name).name:
+                _copy([(transcript.folder / name, target)])
+            else:
+                published_transcript.pack(transcript.folder / name, target)
+            bar.advance()
+        for drawn in published:
+            indices = rows_file.assigned(transcript.window(drawn.window), drawn.peers)
+            rows_file.write(folder / layout.row_file(drawn, kept), data, indices)
+            bar.advance()
     held = held_out.read(run, shards)
     if len(held.rows_NW):
         rows = rows_file.GivenRows(HELD_OUT, held.indices_N, held.rows_NW)

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import jax
@@ -91,6 +92,14 @@ def test_a_word_that_can_be_guessed_draws_nothing(tmp_path, capsys, word):
     with refused("--seed", "openssl rand -hex 16"):
         app(["publish", str(tmp_path / "new"), *given])
     assert not list(tmp_path.iterdir())
+
+
+def test_what_verify_makes_again_does_not_look_like_a_training(capsys):
+    with redirect_stdout(commands.StagesAgain(sys.stdout)):
+        print("train: round 3/6  loss 1.0\ntraining: as it is")
+    assert capsys.readouterr().out.splitlines() == [
+        "verify: train again: round 3/6  loss 1.0", "training: as it is",
+    ]  # fmt: skip
 
 
 def test_a_silent_server_is_named_at_once_and_given_up_after_the_attempts_that_were_asked_for(
