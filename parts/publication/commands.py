@@ -10,7 +10,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, redirect_stdout
 from functools import partial
 from pathlib import Path
@@ -87,7 +87,7 @@ AttestFile = Annotated[
     Path | None, typer.Option(help="Write what was verified to this file, as an in-toto statement.")
 ]
 PublicKey = Annotated[
-    Path | None, typer.Option(help="The author's public key, in PEM: refuse what it did not sign.")
+    Path | None, typer.Option(help="The author's public key, in PEM; of volunteers, the lab's KEY.")
 ]
 SigningKey = Annotated[
     Path | None,
@@ -154,6 +154,7 @@ def publish(
 
 @app.command(epilog=table(), rich_help_panel=RESULTS)
 def verify(  # noqa: PLR0913 - each is an option
+    context: typer.Context,
     source: Annotated[
         str,
         typer.Argument(
@@ -202,15 +203,13 @@ def verify(  # noqa: PLR0913 - each is an option
         check_word(seed)
         worker = unchecked_bundle.WorkerOfReader(worker_python, worker_module, worker_path)
         published = partial(_verify, source, root, limits, asks, worker, listings)
-        verified = _verify_source(source, root, follow, replays or (), as_json, published)
+        verified = _verify_source(context, limits, published)
         outcome, result, text = verified.outcome, verified.to_json(), verified.text
     except LockstepError as error:
         outcome, result = _outcome(error), {"reason": str(error), "bitwise": False, "claims": {}}
         text = f"{outcome.word}: {error}"
-    if as_json:
-        print(json.dumps({"verified": not outcome.status, "outcome": outcome.word} | result))
-    else:
-        print(text)
+    result = {"verified": not outcome.status, "outcome": outcome.word} | result
+    print(json.dumps(result) if as_json else text)
     if attest is not None:
         _attest(attest, listings, asks, outcome, result)
     raise typer.Exit(outcome.status)
@@ -326,12 +325,7 @@ class StagesAgain(io.TextIOBase):
 
 @_for_reader()
 def _verify_source(
-    source: str,
-    root: Path,
-    follow: bool,
-    replays: Sequence[str],
-    as_json: bool,
-    published: Callable[[], "Verified"],
+    context: typer.Context, limits: "Limits", published: Callable[[], "Verified"]
 ) -> "Verified":
     """Return what is known of a run of volunteers, or else of a publication.
 
@@ -339,38 +333,48 @@ def _verify_source(
     """
     from pipeline.net.limits import NotFetchedError, UnreachableError
 
-    stored = partial(_verify_stored, source, root, follow, replays, as_json)
-    if follow or replays or not source.startswith("http"):
+    asked, stored = context.params, partial(_verify_stored, context, limits)
+    if asked["follow"] or asked["replays"] or not asked["source"].startswith("http"):
         return stored() or published()
     try:
         return published()
-    except UnreachableError:
-        raise
-    except NotFetchedError:
-        if verified := stored():
-            return verified
-        raise
+    except NotFetchedError as error:
+        verified = None if isinstance(error, UnreachableError) else stored()
+        if verified is None:
+            raise
+        return verified
 
 
-def _verify_stored(
-    source: str, root: Path, follow: bool, replays: Sequence[str], as_json: bool
-) -> "Verified | None":
+def _verify_stored(context: typer.Context, limits: "Limits") -> "Verified | None":
     """Return what is known of a run of volunteers; None if the source is something else."""
     from parts.publication.claims import Verified
     from pipeline.joints import offered
 
+    asked, network = context.params, limits.network
+    source, follow, replays = asked["source"], asked["follow"], asked["replays"] or ()
     for part in offered("stored_verification"):
-        if part.is_run(source):
+        if part.is_run(source, network):
+            _refuse_but(part.OPTIONS, context)
             out = sys.stdout
             with redirect_stdout(StagesAgain(sys.stderr)):
-                say = partial(print, file=sys.stderr if as_json else out, flush=True)
-                result = part.verify(source, root, replays, say if follow else bool, follows=follow)
+                say = partial(print, file=sys.stderr if asked["as_json"] else out, flush=True)
+                how = {"follows": follow, "key": asked["key"], "network": network}
+                result = part.verify(source, asked["root"], replays, say if follow else bool, **how)
             return Verified(*result)
     if follow or replays:
         raise RequestError(
             f"{source}: not a run of volunteers, expected one for --follow or --replay"
         )
     return None
+
+
+def _refuse_but(taken: Collection[str], context: typer.Context) -> None:
+    """Refuse what the command line gives beside the source and options that are taken."""
+    for option in context.command.params:
+        given = context.get_parameter_source(option.name or "")
+        if given and given.name == "COMMANDLINE" and option.name not in {"source", *taken}:
+            source = context.params["source"]
+            raise RequestError(f"{source}: a run of volunteers, which has no {option.opts[0]}")
 
 
 def _verify(

@@ -122,6 +122,20 @@ class LeaveNotice(Body):
     """Who leaves."""
 
 
+class ShownState(Body):
+    """rounds/00000123/007.shown: what its peer owned after the round lies below `own/`."""
+
+    kind: ClassVar[str] = "shown"
+    run: Hash
+    """SHA-256 of run.json."""
+    round: RoundNumber
+    """The round."""
+    peer: SlotNumber
+    """Whose state it is."""
+    index: Hash
+    """SHA-256 of its index."""
+
+
 class CollectedNotice(Body):
     """collected/0000.json: the lab removed payloads and states that are no longer needed."""
 

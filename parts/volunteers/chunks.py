@@ -27,6 +27,10 @@ AT_ONCE = 4
 INDEX = "index"
 
 
+class LackingError(LockstepError):
+    """A part of a file is not there."""
+
+
 class ChunkIndex(Table):
     """Which chunks a file has."""
 
@@ -71,15 +75,13 @@ def put(store: Store, folder: str, path: Path) -> None:
             )
 
 
-def fetch(
-    store: Store, folder: str, sha256: str | None, path: Path, most: int | None = None
-) -> None:
+def fetch(store: Store, folder: str, sha256: str, path: Path, most: int | None = None) -> None:
     """Fetch a file; chunks that an earlier try brought are not read again.
 
     Args:
       store: Where it is.
       folder: The prefix of its chunks.
-      sha256: Of its index; None where the caller checks the file.
+      sha256: Of its index.
       path: Destination; `.NAME.part` beside it has what is read so far.
       most: Bytes that it may have, where a stranger put it.
 
@@ -110,7 +112,7 @@ def fetch(
         os.replace(aside, path)
 
 
-def _read_index(store: Store, folder: str, sha256: str | None) -> ChunkIndex:
+def _read_index(store: Store, folder: str, sha256: str) -> ChunkIndex:
     content = _read(store, f"{folder}{INDEX}", sha256, MOST_BYTES)
     index = validate_json(ChunkIndex, content, f"{folder}{INDEX}")
     if -(-index.bytes // CHUNK_BYTES) != len(index.chunks):
@@ -121,15 +123,15 @@ def _read_index(store: Store, folder: str, sha256: str | None) -> ChunkIndex:
     return index
 
 
-def _read(store: Store, name: str, sha256: str | None, most: int) -> bytes:
-    """Return an object, and check its SHA-256 if that is known."""
+def _read(store: Store, name: str, sha256: str, most: int) -> bytes:
+    """Return an object with this SHA-256."""
     stored = store.look(name, most)
     if stored is None:
-        raise LockstepError(f"{store.address}/{name}: found nothing, expected a part of a file")
+        raise LackingError(f"{store.address}/{name}: found nothing, expected a part of a file")
     if stored.content is None:
         raise LockstepError(f"{store.address}/{name}: over {most} bytes, expected at most that")
     found = hashlib.sha256(stored.content).hexdigest()
-    if sha256 not in (None, found):
+    if sha256 != found:
         raise LockstepError(f"{store.address}/{name}: SHA-256 {found[:12]}, expected {sha256[:12]}")
     return stored.content
 

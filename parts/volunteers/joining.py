@@ -2,7 +2,6 @@
 
 import shutil
 from pathlib import Path
-from typing import NamedTuple
 
 import tomlkit
 
@@ -10,13 +9,16 @@ from lockstep.errors import LockstepError, RequestError
 from lockstep.files import write_text
 from lockstep.machine.progress import size
 from lockstep.transcript.transcript import Transcript
-from parts.volunteers import keys, stored_run
+from parts.volunteers import keys, slots, stored_run
 from parts.volunteers.chain import opening
 from parts.volunteers.chain.place import CaughtUp, Onlooker, RunInStore
+from parts.volunteers.keys import PublicKey
 from parts.volunteers.store.probe import probe
 from parts.volunteers.store.schemes import open_store
 from pipeline import runfile
 from pipeline.command_options import run_stage
+from pipeline.net import limits
+from pipeline.net.limits import NetSettings
 from pipeline.runfile import Runtime, strangers
 from pipeline.runfile.strangers import Use
 from pipeline.stage import devices
@@ -25,6 +27,7 @@ from pipeline.start import begin
 from pipeline.start.begin import Setup
 
 STAGES = "download", "convert", "train"
+PATIENCE = NetSettings(attempts=3, stall_seconds=10.0)  # of who asks for a run at first
 
 
 def open_run(address: str, run_file: Path, root: Path, key_file: Path) -> None:
@@ -51,8 +54,9 @@ def join(address: str, root: Path, key_file: Path, *, from_state: bool) -> None:
     keys.read(key_file)  # before anything is fetched
     key = str(key_file.absolute())
     own = Runtime(store=address, volunteer_key=key, from_state=from_state)
-    run, run_file = _fetch_run(address, root, Use.JOINED, own)
-    document, _, _ = opening.read_run(open_store(address))
+    with limits.logging_attempts():
+        run, run_file = _fetch_run(address, root, Use.JOINED, own, PATIENCE)
+        document, _, _ = opening.read_run(open_store(address, PATIENCE))
     others = run.peers.count - 1
     print(
         f"join: {run.config.total_steps} rounds; in each, {size(document.payload_bytes)} up and "
@@ -62,22 +66,21 @@ def join(address: str, root: Path, key_file: Path, *, from_state: bool) -> None:
         run_stage(stage, run_file, root)
 
 
-class FollowedRun(NamedTuple):
-    """A run that was followed without a key, up to its newest link."""
-
-    setup: Setup
-    transcript: Transcript
-    place: RunInStore
-
-
-def follow(address: str, root: Path, watch: Onlooker) -> FollowedRun:
-    """Follow a run in a folder of its own below `root`.
+def follow(
+    address: str,
+    root: Path,
+    watch: Onlooker,
+    network: NetSettings = PATIENCE,
+    lab: PublicKey | None = None,
+) -> tuple[Setup, Transcript, RunInStore]:
+    """Follow a run, which the reader's `lab` has opened, in a folder of its own below `root`.
 
     Cut off, it goes on where it was; a run that was followed to its end is followed anew.
     """
-    _, sha256, _ = opening.read_run(open_store(address))
+    _, sha256, _ = opening.read_run(open_store(address, network), lab)
     root = root / "data" / "followed" / sha256[:16]
-    run, run_file = _fetch_run(address, root, Use.FOLLOWED, Runtime(store=address))
+    own = Runtime(store=address, attempts=network.attempts, stall_seconds=network.stall_seconds)
+    run, run_file = _fetch_run(address, root, Use.FOLLOWED, own, network)
     paths = Paths("train", run_file, root)
     shutil.rmtree(paths.out("train"), ignore_errors=True)
     token = stored_run.WATCH.set(watch)
@@ -88,14 +91,18 @@ def follow(address: str, root: Path, watch: Onlooker) -> FollowedRun:
         pass
     finally:
         stored_run.WATCH.reset(token)
+    if watch.place is None or watch.place.run != sha256:  # it was read more than once
+        raise LockstepError(f"{address}/{slots.RUN}: changed while it was read, expected one run")
     setup = begin.read(run, paths.out("convert"), paths.out("download"))
     folder = paths.scratch if paths.scratch.exists() else paths.out("train")
-    return FollowedRun(setup, Transcript(folder / "transcript"), watch.place)
+    return setup, Transcript(folder / "transcript"), watch.place
 
 
-def _fetch_run(address: str, root: Path, use: Use, runtime: Runtime) -> tuple[runfile.Run, Path]:
+def _fetch_run(
+    address: str, root: Path, use: Use, runtime: Runtime, network: NetSettings
+) -> tuple[runfile.Run, Path]:
     """Write the run file of a run in a store, as it runs here."""
-    document, _, _ = opening.read_run(open_store(address))
+    document, _, _ = opening.read_run(open_store(address, network))
     if document.release != (ours := opening.release()):
         raise RequestError(f"{address}: was opened by release {document.release}, expected {ours}")
     run = strangers.read(document.run, f"{address}/run.json", use, runtime)

@@ -6,6 +6,7 @@
     rounds/00000123/007.record        signed: what the message is of; .join and .leave beside it
     rounds/00000123/007.closed        signed: peer 7's link, which closes the round
     rounds/00000123/007.asked         signed: its link while too few are there
+    rounds/00000123/007.shown         signed: that it put what it owned, and the index's SHA-256
     states/00000100/007/index         hashes of the chunks of the state after a round that peer 7
                                       closed; its link has the index's SHA-256
     states/00000100/007/0000          a chunk of it
@@ -23,11 +24,19 @@ from typing import NamedTuple
 
 MOST_SLOTS = 256
 RUN, ADMISSIONS, COLLECTED = "run.json", "peers/", "collected/"
-STATES, OWN = "states/", "own/"
+ROUNDS, STATES, OWN = "rounds/", "states/", "own/"
 # Bytes of what is signed, newlines at its end included.
-RECORD_BYTES, JOIN_BYTES, LEAVE_BYTES = 2048, 4096, 1024
+RECORD_BYTES, JOIN_BYTES, LEAVE_BYTES, SHOWN_BYTES = 2048, 4096, 1024, 1024
 LINK_BYTES, LINK_BYTES_A_SLOT = 2048, 640
-KINDS = "payload", "record", "join", "leave", "closed", "asked"  # that a peer puts in a round
+KINDS = (
+    "payload",
+    "record",
+    "join",
+    "leave",
+    "closed",
+    "asked",
+    "shown",
+)  # that a peer puts in a round
 OF_A_STATE = re.compile(r"(?:states|own)/([0-9]{8})/[0-9]{3}/(?:[0-9]{4,}|index)")
 OF_A_ROUND = re.compile(rf"rounds/([0-9]{{8}})/([0-9]{{3}})\.({'|'.join(KINDS)})")
 
@@ -47,7 +56,7 @@ def link_bytes(slots: int) -> int:
 
 def round_folder(step: int) -> str:
     """Return the prefix of a round's names."""
-    return f"rounds/{step:08}/"
+    return f"{ROUNDS}{step:08}/"
 
 
 def of_peer(step: int, peer: int, what: str) -> str:
@@ -122,8 +131,3 @@ def names_by_peer(names: Iterable[str], what: str) -> dict[int, str]:
     """
     by_slot = {slot(name): name for name in sorted(names)}
     return {key.peer: name for key, name in by_slot.items() if key and key.what == what}
-
-
-def is_evidence(name: str) -> bool:
-    """Return whether this names what a peer put, or was to put."""
-    return slot(name) is not None or re.fullmatch(r"own/[0-9]{8}/[0-9]{3}/index", name) is not None

@@ -57,8 +57,8 @@ class StoredRun:
     def swarm(self, *arguments: Any, spool: Path, **more: Any) -> Swarm:
         """Return the peers of the run, from the arguments of `Swarm`."""
         if self.volunteer is not None:
-            peer, start = self.volunteer.peer, self.start.step
-            self.place.shows = Showing(self.place.store, peer, spool / "transcript", start)
+            place, folder = self.place, spool / "transcript"
+            place.shows = Showing(place.store, place.run, self.volunteer, folder, self.start.step)
         takes = self.setup.run.snapshots(self.start.step).takes
         leading = self.place, self.volunteer, takes, self._states(spool)
         return StoredSwarm(*leading, *arguments, spool=spool, **more)

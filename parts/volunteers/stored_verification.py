@@ -1,11 +1,12 @@
 """`lockstep verify` asks here what is known of a run of volunteers without a key."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 
-from lockstep.errors import LockstepError
+from lockstep.errors import LockstepError, RequestError
+from lockstep.files import read_bytes
 from lockstep.transcript.transcript import Transcript
 from parts.volunteers import joining, slots
 from parts.volunteers.audits.replaying import (
@@ -16,16 +17,21 @@ from parts.volunteers.audits.replaying import (
     replay,
     shown,
 )
-from parts.volunteers.chain.place import Onlooker
+from parts.volunteers.chain.beyond import signed_later
+from parts.volunteers.chain.place import Onlooker, RunInStore
+from parts.volunteers.keys import SCHEME, PublicKey, parse_public
 from parts.volunteers.signed import MOST_BYTES
 from parts.volunteers.store.schemes import open_store
+from pipeline.net.limits import NetSettings
 from pipeline.recheck.claim import PublicClaim
 from pipeline.start.begin import Setup
 
 DRAWN = "drawn"
+OPTIONS = {"root", "follow", "replays", "key", "attempts", "stall_seconds", "as_json"}
+"""Options of `lockstep verify` that are about a run of volunteers; others are refused."""
 
 
-def is_run(source: str) -> bool:
+def is_run(source: str, network: NetSettings) -> bool:
     """Return whether an address is that of a run of volunteers; a web server is asked."""
     scheme, _, rest = source.partition("://")
     if not rest or scheme not in ("file", "gs", "http", "https", "s3"):
@@ -33,19 +39,21 @@ def is_run(source: str) -> bool:
     if not scheme.startswith("http"):
         return True
     try:
-        return open_store(source).look(slots.RUN, MOST_BYTES) is not None
+        return open_store(source, network).look(slots.RUN, MOST_BYTES) is not None
     except LockstepError:
         return False  # whatever else is there says why
 
 
-def verify(
+def verify(  # noqa: PLR0913
     source: str,
     root: Path,
     replays: Sequence[str],
     say: Callable[[str], object],
     *,
     follows: bool,
-) -> tuple[bool, list[PublicClaim], list[str]]:
+    key: Path | None = None,
+    network: NetSettings = joining.PATIENCE,
+) -> tuple[bool, list[PublicClaim], list[str], str]:
     """Follow a run to its newest link, or to its end, and replay some windows.
 
     Args:
@@ -54,41 +62,79 @@ def verify(
       replays: PEER:WINDOW, both counted from 0, or DRAWN for all that were drawn and can be.
       say: Gets a line a round.
       follows: Whether to wait for the links that come.
+      key: The lab's KEY as the reader knows it, or a file that has it.
+      network: How long to wait for the store.
 
     Returns:
-      Whether what was replayed was compared bit for bit; what is known; and why it is not verified.
+      Whether what was replayed was compared bit for bit; what is known; why it is not verified; and
+      how much was computed again.
 
     Raises:
-      LockstepError: A peer's message is not the result of its work.
+      LockstepError: A message is not the result of its peer's work, or no link can ever follow.
     """
-    requested = [ReplayRequest.parse(text) for text in replays if text != DRAWN]
-    setup, transcript, place = joining.follow(source, root, Onlooker(follows, say))
-    audits, replayed, wrong = shown(setup, transcript, place), [], []
+    requested = {ReplayRequest.parse(text): None for text in replays if text != DRAWN}
+    watch, lab = Onlooker(follows, say), None if key is None else _lab(key)
+    setup, transcript, place = joining.follow(source, root, watch, network, lab)
+    audits = shown(setup, transcript, place)
+    drawn = {a.request: a for a in audits if DRAWN in replays and a.state in ("known", "shown")}
+    replayed, lacking = list[RepeatedWindow](), dict[ReplayRequest, RequestError]()
     with closing(setup.programs.steps):
-        for w in dict.fromkeys(requested):
-            replayed.append(replay(setup, transcript, place.store, w))
-        for audit in audits if DRAWN in replays else ():
-            w = ReplayRequest(audit.drawn.peer, audit.drawn.number)
-            if w in requested or audit.state not in ("known", "shown"):
-                continue
+        for w in requested | drawn:
             try:
-                replayed.append(replay(setup, transcript, place.store, w))
-            except StateError as error:
-                wrong.append((audit, str(error)))
-    for w in replayed:
-        if w.findings:
-            raise LockstepError("; ".join(_accusation(w)))
-    why_not = [] if replayed else ["no window was repeated: --replay PEER:WINDOW"]
-    why_not += [w.why for w in replayed if w.why]
-    wrong += [(w, "not shown in time") for w in audits if w.state == "missing"]
-    why_not += [
-        f"peer {w.drawn.peer}, window {w.drawn.number}: {text}: `lockstep volunteer admit "
-        f"{source} {w.drawn.peer} --because {w.name}` ends its slot"
-        for w, text in wrong
-    ]
-    bitwise = not any(w.why for w in replayed)
-    claims = [*_claims(setup, transcript, place.document.lab, replayed), _drawn_claim(audits)]
-    return bitwise, claims, why_not
+                replayed.append(replay(setup, transcript, place, w))
+            except RequestError as error:
+                lacking[w] = error
+    wrong = [text for w in replayed for text in _accusation(w)]
+    if wrong := [*(watch.end.wrong if watch.end else ()), *wrong]:
+        raise LockstepError("; ".join(wrong))
+    for w in requested.keys() & lacking.keys():
+        raise lacking[w]
+    repeated = [w for w in replayed if w.messages]
+    why_not = [] if repeated else ["no window with messages was repeated: --replay PEER:WINDOW"]
+    why_not += [] if lab else ["that the run is its lab's is its own word: --key KEY, the lab's"]
+    why_not += [w.why for w in repeated if w.why]
+    why_not += watch.end.refused if watch.end else []
+    why_not += _not_shown(audits, lacking, source, asks_all=DRAWN in replays)
+    claims = [*_claims(setup, transcript, place, repeated), _drawn_claim(audits)]
+    claims += [_lab_claim(place.document.lab, knows=lab is not None)]
+    after = signed_later(place, place.snapshots.end, "closed")
+    if beyond := watch.end.beyond if watch.end else [name for name, _ in after]:
+        text = f"{len(beyond)} objects of later rounds, which count for nothing: {beyond[0]}"
+        claims.append(PublicClaim("beyond", "proven", text, {"names": beyond}))
+    share = f"{claims[1].values['rounds']} of {claims[1].values['of']} rounds"
+    return bool(repeated) and not any(w.why for w in repeated), claims, why_not, share
+
+
+def _not_shown(
+    audits: Sequence[AuditState],
+    lacking: Mapping[ReplayRequest, RequestError],
+    source: str,
+    *,
+    asks_all: bool,
+) -> list[str]:
+    """Say which drawn windows cannot be repeated, and of which the lab may end the slot for it."""
+    texts = []
+    for audit in audits:
+        error, peer = lacking.get(audit.request), audit.drawn.peer
+        is_its_fault = isinstance(error, StateError) and error.is_its_fault
+        if error or audit.state in ("missing", "unsigned", "awaited" if asks_all else ""):
+            text = f"peer {peer}, window {audit.drawn.number}: {error or audit.state}"
+            if is_its_fault or audit.state == "missing":
+                ended = f"lockstep volunteer admit {source} {peer} --because {audit.name}"
+                text += f": `{ended}` ends its slot"
+            texts.append(text)
+    return texts
+
+
+def _lab(key: Path) -> PublicKey:
+    """Return the reader's key of a lab: KEY itself, or what a file has."""
+    text = str(key)
+    if not text.startswith(SCHEME):
+        text = read_bytes(key, MOST_BYTES).decode(errors="replace").strip() if key.is_file() else ""
+    try:
+        return parse_public(text, f"--key {key}")
+    except LockstepError as error:
+        raise RequestError(str(error)) from None
 
 
 def _drawn_claim(audits: Sequence[AuditState]) -> PublicClaim:
@@ -115,7 +161,10 @@ def _accusation(replayed: RepeatedWindow) -> list[str]:
 
 
 def _claims(
-    setup: Setup, transcript: Transcript, lab: str, replayed: Sequence[RepeatedWindow]
+    setup: Setup,
+    transcript: Transcript,
+    place: RunInStore,
+    replayed: Sequence[RepeatedWindow],
 ) -> list[PublicClaim]:
     entries, run = transcript.rounds, setup.run
     count, total = len(entries), run.config.total_steps - setup.start.step
@@ -126,7 +175,9 @@ def _claims(
         w for w in run.snapshots(setup.start.step).windows if w.last <= setup.start.step + count
     ]
     total_windows = len(over) * run.peers.count
+    asked, left = (sum(len(getattr(e, what)) for e in entries) for what in ("asked", "left"))
     values = {"rounds": count, "of": total, "messages": merged, "ejected": sorted(ejected)}
+    values |= {"asked": asked, "left": left}
     if entries and transcript.snapshots[-1] == entries[-1].round.step:
         values["params"] = transcript.hashes(transcript.snapshots[-1]).params
     claims = [
@@ -135,7 +186,8 @@ def _claims(
             "links",
             "proven",
             f"{count} of {total} rounds: each link and its signature, each decision, each merge of "
-            f"{merged} signed messages, and the params after it{out}",
+            f"{merged} signed messages, {asked} requests to take part, {left} notices of leaving, "
+            f"and the params after it{out}",
             values,
         ),
     ]
@@ -152,11 +204,15 @@ def _claims(
     if left := total_windows - len(replayed):
         text = f"the work in {left} of {total_windows} windows"
         claims.append(PublicClaim("other_windows", "stated", text, {"count": left}))
-    stated = "losses and machines by those who signed them, times by the store"
-    claims.append(PublicClaim("losses", "stated", stated))
-    text = (
-        f"that {lab} is the lab's key, that the store shows all the same, and that keys are of "
-        "different people"
+    stated = (
+        "losses and machines by those who signed them, times by the store; states for who begins "
+        "later are not read"
     )
-    claims.append(PublicClaim("keys", "stated", text, {"lab": lab}))
+    claims.append(PublicClaim("losses", "stated", stated))
     return claims
+
+
+def _lab_claim(lab: str, *, knows: bool) -> PublicClaim:
+    own = "" if knows else f"that {lab} is the lab's key, "
+    text = "that the store shows all the same, and that keys are of different people"
+    return PublicClaim("keys", "stated", own + text, {"lab": lab})

@@ -103,6 +103,8 @@ def own_puts(reader: AddressReader, step: int) -> Iterator[StoreRequest]:
         folder = slots.own_folder(step, reader.peer)
         for name, length in chunks.lengths(folder, reader.own_bytes).items():
             yield StoreRequest("PUT", name, length)
+        shown = slots.of_peer(step, reader.peer, "shown")
+        yield StoreRequest("PUT", shown, slots.SHOWN_BYTES)
     if reader.state_bytes and step % reader.snapshots.every == 0:
         folder = slots.state_folder(step, reader.peer)
         for name, length in chunks.lengths(folder, reader.state_bytes).items():

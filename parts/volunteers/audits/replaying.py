@@ -1,5 +1,6 @@
 """A volunteer's window is replayed, from what it owned before it."""
 
+from contextlib import suppress
 from dataclasses import replace as dc_replace
 from typing import Literal, NamedTuple
 
@@ -13,7 +14,6 @@ from lockstep.wire.commitment import tree_hash
 from parts.volunteers import chunks, slots
 from parts.volunteers.audits.draws import AuditDraw
 from parts.volunteers.chain.place import RunInStore
-from parts.volunteers.store.verbs import Store
 from pipeline.audit.audit import audit_ends
 from pipeline.audit.replay import Replay
 from pipeline.audit.tolerance import why_not_bitwise
@@ -24,7 +24,14 @@ MOST_HEADER = 2**20  # bytes of a state's file before its arrays
 
 
 class StateError(RequestError):
-    """What a peer owned before a window is not there, or not what it committed to."""
+    """What a peer owned before a window is not there, or not what it committed to.
+
+    is_its_fault: Whether only the peer can have done it.
+    """
+
+    def __init__(self, text: str, *, is_its_fault: bool = True):
+        super().__init__(text)
+        self.is_its_fault = is_its_fault
 
 
 class ReplayRequest(NamedTuple):
@@ -46,15 +53,25 @@ class ReplayRequest(NamedTuple):
 
 
 class AuditState(NamedTuple):
-    """How it stands with a drawn window."""
+    """How it stands with a drawn window: with what its peer owned before it.
+
+    known: Everybody knows it. shown: The peer says that it put it. awaited: It still may.
+    missing: It did not in time. unsigned: Bytes stand in the peer's place that it did not sign, so
+    nobody knows whose fault it is.
+    """
 
     drawn: AuditDraw
-    state: Literal["known", "shown", "awaited", "missing"]  #: What the peer owned before it.
+    state: Literal["known", "shown", "awaited", "missing", "unsigned"]
 
     @property
     def name(self) -> str:
-        """Where the peer was to put it."""
-        return f"{slots.own_folder(self.drawn.first - 1, self.drawn.peer)}{chunks.INDEX}"
+        """Where the peer was to say that it put it."""
+        return slots.of_peer(self.drawn.first - 1, self.drawn.peer, "shown")
+
+    @property
+    def request(self) -> ReplayRequest:
+        """The window."""
+        return ReplayRequest(self.drawn.peer, self.drawn.number)
 
 
 def shown(setup: Setup, transcript: Transcript, place: RunInStore) -> list[AuditState]:
@@ -64,10 +81,12 @@ def shown(setup: Setup, transcript: Transcript, place: RunInStore) -> list[Audit
         window, until = Window(draw.first, draw.last), draw.seconds + place.audit_seconds
         audit = AuditState(draw, "known")
         if window.opening != setup.start.step and not transcript.begins_anew(window, draw.peer):
-            stored = place.look(audit.name, 0)
-            in_time = stored is not None and stored.seconds <= until
-            late = "missing" if place.head.seconds > until else "awaited"
-            audit = audit._replace(state="shown" if in_time else late)
+            entry = place.signed_in(audit.name)
+            if entry is not None and entry.stored.seconds <= until:
+                state = "shown" if entry.link else "unsigned"
+            else:
+                state = "missing" if place.head.seconds > until else "awaited"
+            audit = AuditState(draw, state)
         audits.append(audit)
     return audits
 
@@ -83,7 +102,7 @@ class RepeatedWindow(NamedTuple):
 
 
 def replay(
-    setup: Setup, transcript: Transcript, store: Store, request: ReplayRequest
+    setup: Setup, transcript: Transcript, place: RunInStore, request: ReplayRequest
 ) -> RepeatedWindow:
     """Replay a peer's window of a run that was followed this far.
 
@@ -92,7 +111,7 @@ def replay(
     """
     peer, window = request.peer, _window(setup, transcript, request)
     if not (transcript.begins_anew(window, peer) or transcript.has_own(window.opening, peer)):
-        _bring_own(setup, transcript, store, window.opening, peer)
+        _bring_own(setup, transcript, place, window.opening, peer)
     entries = (_of_peer(entry, peer) for entry in transcript.window(window))
     why = why_not_bitwise(setup, transcript.header, entries)  # its machine is its own word
     replayer = Replay(setup, transcript, why, [(window, (peer,))])
@@ -114,25 +133,39 @@ def _window(setup: Setup, transcript: Transcript, request: ReplayRequest) -> Win
     return done[request.number]
 
 
-def _bring_own(setup: Setup, transcript: Transcript, store: Store, step: int, peer: int) -> None:
+def _bring_own(
+    setup: Setup, transcript: Transcript, place: RunInStore, step: int, peer: int
+) -> None:
     """Fetch what a peer owned after a round, which is what it committed to then."""
     folder, path = slots.own_folder(step, peer), transcript.own_file(step, peer)
-    expected = transcript.hashes(step).own[peer]
+    expected, owned = (
+        transcript.hashes(step).own[peer],
+        f"what peer {peer} owned after round {step}",
+    )
     if expected is None:
         raise StateError(f"peer {peer} published no hash of its own state after round {step}")
+    said = place.signed_in(name := slots.of_peer(step, peer, "shown"))
+    if said is None or said.link is None:
+        is_there = said is not None
+        raise StateError(
+            f"{owned}: {name} is not there, or not signed by it", is_its_fault=not is_there
+        )
     template = setup.start.state.own[peer]
     most = sum(leaf.nbytes for leaf in jax.tree.leaves(template)) + MOST_HEADER
     try:
-        chunks.fetch(store, folder, None, path, most)
+        chunks.fetch(place.store, folder, said.link.index, path, most)
+    except LockstepError as error:  # others may have put other bytes there
+        lacks = isinstance(error, chunks.LackingError)
+        raise StateError(f"{owned}: {error}", is_its_fault=lacks) from error
+    found = None
+    with suppress(LockstepError):
         found = tree_hash(transcript.own(step, peer, template))
-        if found != expected:
-            raise LockstepError(
-                f"{store.address}/{folder}: has hash {found[:12]}, expected {expected[:12]} as its "
-                "record says"
-            )
-    except LockstepError as error:
+    if found != expected:
         path.unlink(missing_ok=True)
-        raise StateError(f"what peer {peer} owned after round {step}: {error}") from error
+        raise StateError(
+            f"{owned}: {folder} has hash {str(found)[:12]}, expected {expected[:12]} as its record "
+            "says"
+        )
 
 
 def _of_peer(entry: Entry, peer: int) -> Entry:

@@ -33,7 +33,7 @@ class LinkedMessage(Table):
     bytes: Annotated[int, Field(ge=0)]
     """Its size."""
     seconds: Annotated[int, Field(ge=0)]
-    """When its record was put, after the link before."""
+    """When its record and its payload were there, after the link before."""
     record: Hash
     """SHA-256 of the record."""
 
@@ -145,10 +145,7 @@ def linked(shown: Shown) -> tuple[dict[int, LinkedMessage], dict[int, LinkedReje
 
 
 def is_whole(round_: Round, shown: Shown) -> bool:
-    """Return whether a round can close early: no assigned peer's message can still come or change.
-
-    A payload that is not there may still come in the second of its record.
-    """
+    """Return whether a round can close early: no assigned peer's message can still come."""
     changes = any(map(may_change, shown.values()))
     return shown.keys() >= round_.assignment.keys() and not changes
 

@@ -4,7 +4,7 @@ import hashlib
 
 import jax
 
-from lockstep.errors import LockstepError
+from lockstep.errors import LockstepError, RequestError
 from lockstep.protocol.attestation import Hash
 from lockstep.transcript.state import State
 from lockstep.transcript.trees import is_blob, saved_bytes
@@ -77,14 +77,21 @@ def open_run(store: Store, setup: Setup, key: PrivateKey) -> RunDocument:
     return document
 
 
-def read_run(store: ReadableStore) -> tuple[RunDocument, Hash, StoredObject]:
-    """Return run.json, its hash, and the object in the store. Its lab's key is its own word."""
+def read_run(
+    store: ReadableStore, lab: PublicKey | None = None
+) -> tuple[RunDocument, Hash, StoredObject]:
+    """Return run.json, its hash, and the object in the store.
+
+    Without the reader's `lab`, the lab's key is its own word.
+    """
     stored = store.look(slots.RUN, MOST_BYTES)
     name = f"{store.address}/{slots.RUN}"
     if stored is None:
-        raise LockstepError(f"{name}: missing, expected a run that was opened")
-    lab = parse_public(unsigned(RunDocument, stored.content, name).lab, name)
-    document = opened(RunDocument, stored.content, lab, name)
+        raise RequestError(f"{name}: missing, expected a run that was opened")
+    named = parse_public(unsigned(RunDocument, stored.content, name).lab, name)
+    document = opened(RunDocument, stored.content, lab or named, name)
+    if parse_public(document.lab, name) != (lab or named):
+        raise LockstepError(f"{name}: lab is {document.lab}, expected the key that signed it")
     return document, hashlib.sha256(stored.content or b"").hexdigest(), stored
 
 
@@ -124,7 +131,7 @@ def admit(
     document, run = read_own(store, key)
     if not 0 <= peer < document.slots:
         raise LockstepError(f"slot {peer}, expected 0 to {document.slots - 1}")
-    evidence = (because,) if because is not None and slots.is_evidence(because) else ()
+    evidence = (because,) if because is not None and slots.slot(because) else ()
     admissions = Admissions(store, run, key.public_key(), document.slots)
     while True:  # another process of the lab may be the first to say something
         admissions.read()

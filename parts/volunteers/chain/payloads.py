@@ -25,7 +25,7 @@ class Refused(NamedTuple):
     """A record that counts while the message of its peer does not."""
 
     reason: str
-    seconds: int  # from the link before to its record
+    seconds: int  # from the link before to when it was decided
     record: str  # SHA-256 of the record, hex
 
 
@@ -33,7 +33,7 @@ class MessageInTime(NamedTuple):
     """A message that is in time."""
 
     body: MessageRecord
-    seconds: int  # from the link before to its record
+    seconds: int  # from the link before to the later of record and payload
     record: str  # SHA-256 of the record, hex
     sent: Sent  # with the decoded message; None in its place for bytes that are no message
 
@@ -53,6 +53,7 @@ class Expected:
     began: int  # when it began, by the store's clock
     payload_bytes: int  # the one length of a payload
     form: wire.Form
+    limit: float  # seconds after that in which record and payload count
 
     def after(self, seconds: int) -> int:
         """Return how long after the link before something was put, by the store's clock."""
@@ -89,8 +90,9 @@ def judge(
     ):
         if actual != wanted:
             return Refused(reason, seconds, sha256)
-    if payload is None or payload.seconds > record.seconds:
+    if payload is None or payload.seconds - expected.began > expected.limit:
         return Refused(WITHHELD, seconds, sha256)
+    seconds = expected.after(max(record.seconds, payload.seconds))
     content = payload.content
     if content is None or len(content) != expected.payload_bytes:
         return Refused("length", seconds, sha256)

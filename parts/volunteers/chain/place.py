@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from lockstep.errors import LockstepError, RequestError
 from lockstep.protocol.driver import RunProgress
@@ -14,31 +14,49 @@ from lockstep.transcript.entry import Entry
 from lockstep.transcript.observer import Observer
 from lockstep.transcript.windows import Snapshots
 from parts.volunteers import slots
-from parts.volunteers.audits.draws import AuditDraw, AuditDraws
-from parts.volunteers.bodies import JoinRequest, LeaveNotice, RunDocument
+from parts.volunteers.audits.draws import AuditDraws
+from parts.volunteers.bodies import JoinRequest, LeaveNotice, MessageRecord, RunDocument, ShownState
 from parts.volunteers.chain.admissions import Admissions
 from parts.volunteers.chain.links import AskedLink, Head, RoundLink, Terms
 from parts.volunteers.chain.signed_rounds import SignedRounds
 from parts.volunteers.collecting import collected
 from parts.volunteers.keys import PrivateKey, PublicKey, public_text
-from parts.volunteers.signed import opened
+from parts.volunteers.signed import Body, opened
 from parts.volunteers.store.verbs import AwaitedError, MissedError, Store, StoredObject
 from pipeline.net.limits import UnreachableError
 from pipeline.stage import signals
 
-NOTICES: dict[str, tuple[type[JoinRequest] | type[LeaveNotice], int]] = {
+if TYPE_CHECKING:
+    from parts.volunteers.audits.showing import Showing
+
+# What is signed of what a peer puts in a round, and its length; of a link, that of the run.
+SIGNED: dict[str, tuple[type[Body], int | None]] = {
+    "record": (MessageRecord, slots.RECORD_BYTES),
     "join": (JoinRequest, slots.JOIN_BYTES),
     "leave": (LeaveNotice, slots.LEAVE_BYTES),
+    "shown": (ShownState, slots.SHOWN_BYTES),
+    "closed": (RoundLink, None),
+    "asked": (AskedLink, None),
 }
+NOTICES = "join", "leave"
 log = logging.getLogger(__name__)
 
 LONGEST = 5.0  # seconds between two looks at a store, at most
 Got = TypeVar("Got")
-AnyLink = TypeVar("AnyLink", AskedLink, RoundLink)
+MOST_LISTED = 10**6  # names of all rounds
 
 
 class CaughtUp(Exception):  # noqa: N818 - no error
-    """All links of a run were followed that are there."""
+    """All links of a run were followed that are there, or that can be."""
+
+
+class ChainEnd(NamedTuple):
+    """Where the links end that follow."""
+
+    step: int  #: The round that is not over.
+    wrong: list[str]  #: Why no link of it can ever follow.
+    refused: list[str]  #: Links that do not follow, and on which nobody built.
+    beyond: list[str]  #: Names of what was signed in later rounds.
 
 
 @dataclass
@@ -48,21 +66,13 @@ class Onlooker:
     waits: For links to come; else CaughtUp is raised.
     say: Gets a line a round.
     place: What was followed, once it is.
+    end: Where it caught up; None at the run's end.
     """
 
     waits: bool
     say: Callable[[str], object]
     place: "RunInStore | None" = None
-
-
-class Shows(Protocol):
-    """What puts a drawn peer's own states."""
-
-    def begin(self, drawn: AuditDraw) -> None:
-        """Begin to put those of a window."""
-
-    def wait(self) -> None:
-        """Wait until all are there."""
+    end: ChainEnd | None = None
 
 
 class Waits:
@@ -88,7 +98,7 @@ class Volunteer(NamedTuple):
 
 @dataclass
 class LinkInSlot:
-    """What stands in a link's slot.
+    """What stands in a slot: a link, a record or a notice.
 
     link: What it says; None unless the slot's peer signed it for this slot.
     """
@@ -116,7 +126,7 @@ class RunInStore(Observer):
     draws: AuditDraws
     audit_seconds: int  # in which a drawn peer puts its own states
     watch: Onlooker | None = None
-    shows: Shows | None = None  # where a volunteer lives here
+    shows: "Showing | None" = None  # where a volunteer lives here
     signed: SignedRounds | None = None  # where what is signed is kept
     _read: dict[str, int] = field(default_factory=dict)  # notices, and when each was put
 
@@ -172,15 +182,6 @@ class RunInStore(Observer):
         """Whether nobody waits here for links to come."""
         return self.watch is not None and not self.watch.waits
 
-    def is_nothing_there(self) -> None:
-        """Called where the next link is not there.
-
-        Raises:
-          CaughtUp: Who looks on does not wait for it.
-        """
-        if self.looks_once:
-            raise CaughtUp
-
     def check_payloads(self, step: int) -> None:
         """Check that a round's payloads were not removed by the lab.
 
@@ -226,6 +227,14 @@ class RunInStore(Observer):
             peers = range(self.document.slots)
             return {slots.of_peer(step, p, what): 0 for p in peers for what in slots.KINDS}
 
+    def later_names(self, step: int) -> Iterable[str]:
+        """Return the names of rounds from `step` on; of a store that cannot be listed, of two."""
+        if self.looks_once:
+            with suppress(LockstepError):
+                names = self._patiently(lambda: self.store.names(slots.ROUNDS, MOST_LISTED))
+                return [name for name in names if name >= slots.round_folder(step)]
+        return [*self.names(step), *self.names(step + 1)]
+
     def _patiently(self, ask: Callable[[], Got]) -> Got:
         waits, warned = Waits(), False
         while True:
@@ -250,35 +259,30 @@ class RunInStore(Observer):
 
         `names` are the names of the round that may be there; `at` means the same as in `link`.
         """
-        (model, length), of_peers = NOTICES[what], slots.names_by_peer(names, what)
-        new = {p: self.look(name, length) for p, name in of_peers.items() if name not in self._read}
-        for peer, stored in new.items():
-            key, name = stored and self._key(peer, stored, at), of_peers[peer]
-            if not (stored and key):
-                continue
-            with suppress(LockstepError):
-                body = opened(model, stored.content, key, name, length)
-                if (body.run, body.round, body.peer) == (self.run, step, peer):
-                    self._read[name] = stored.seconds
+        of_peers = slots.names_by_peer(names, what)
+        for name in of_peers.values():
+            entry = None if name in self._read else self.signed_in(name, at)
+            if entry is not None and entry.link is not None:
+                self._read[name] = entry.stored.seconds
         return {p: self._read[name] for p, name in of_peers.items() if name in self._read}
 
-    def link(
-        self, model: type[AnyLink], name: str, peer: int, at: int | None = None
-    ) -> LinkInSlot | None:
-        """Return what stands in a peer's slot for a link; None where nothing does yet.
+    def signed_in(self, name: str, at: int | None = None) -> LinkInSlot | None:
+        """Return what stands in a slot of a round, one of `SIGNED`; None where nothing does yet.
 
         The signer must have had the slot at the time `at` of the store's clock or, if `at` is None,
-        when the link was put. A link of another slot shows nothing about its signer: anybody who
+        when it was put. What is signed for another slot shows nothing about its signer: anybody who
         may write here can have copied it.
         """
-        stored = self.look(name, self.link_bytes)
+        step, what, peer = slots.slot(name) or slots.RoundSlot(0, "closed", 0)
+        model, length = SIGNED[what]
+        stored = self.look(name, length := length or self.link_bytes)
         if stored is None:
             return None
-        key, slot = self._key(peer, stored, at), slots.slot(name)
-        if key is not None and slot is not None:
+        key = self._key(peer, stored, at)
+        if key is not None:
             with suppress(LockstepError):
-                body = opened(model, stored.content, key, name, self.link_bytes)
-                if (body.run, body.round, body.peer) == (self.run, slot.step, slot.peer):
+                body: Any = opened(model, stored.content, key, name, length)
+                if (body.run, body.round, body.peer) == (self.run, step, peer):
                     return LinkInSlot(stored, body)
         return LinkInSlot(stored)
 

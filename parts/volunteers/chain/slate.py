@@ -3,11 +3,11 @@
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, TypeVar
 
 from parts.volunteers import slots
 from parts.volunteers.chain.links import FalseLinkError
-from parts.volunteers.chain.place import AnyLink, LinkInSlot, RunInStore
+from parts.volunteers.chain.place import LinkInSlot, RunInStore
 from parts.volunteers.chain.turns import Turns
 
 EARLIER = 2.0  # seconds: one more than those in which times are told
@@ -15,23 +15,21 @@ Followed = TypeVar("Followed")
 
 
 @dataclass
-class Slate(Generic[AnyLink]):
+class Slate:
     """What stands in the slots for links of a round.
 
     Attributes:
-      model: What is put there.
       what: Its name's end: "closed" or "asked".
       step: The round.
       at: When a peer must have had its slot, by the store's clock; None: when it put its link.
-      refused: Who signed a link that everybody refuses, in the order in which they count.
+      refused: Who signed a link that everybody refuses, in the order in which they count, and why.
     """
 
     place: RunInStore
-    model: type[AnyLink]
     what: str
     step: int
     at: int | None = None
-    refused: list[int] = field(default_factory=list)
+    refused: dict[int, str] = field(default_factory=dict)
     _links: dict[int, LinkInSlot] = field(default_factory=dict)
     _since: dict[int, float] = field(default_factory=dict)  # when it was first seen here
     _listed: dict[str, float] = field(default_factory=dict)  # when a name was first listed here
@@ -41,8 +39,7 @@ class Slate(Generic[AnyLink]):
         for peer in peers:
             if self.has(peer):
                 continue
-            name = slots.of_peer(self.step, peer, self.what)
-            entry = self.place.link(self.model, name, peer, self.at)
+            entry = self.place.signed_in(slots.of_peer(self.step, peer, self.what), self.at)
             if entry is not None:
                 self._links[peer], self._since[peer] = entry, time.monotonic()
 
@@ -57,6 +54,10 @@ class Slate(Generic[AnyLink]):
         """Return those of listed names whose objects came before a link that is put now."""
         now = time.monotonic()
         return [name for name in names if now - self._listed[name] > EARLIER]
+
+    def entry(self, peer: int) -> LinkInSlot:
+        """Return what stands in a peer's slot, which is filled."""
+        return self._links[peer]
 
     def has(self, peer: int) -> bool:
         """Return whether a peer's slot is filled."""
@@ -86,7 +87,7 @@ class Slate(Generic[AnyLink]):
         self,
         turns: Turns,
         ejected: Collection[int],
-        follows: Callable[[AnyLink, int], Followed],
+        follows: Callable[[Any, int], Followed],
         *,
         is_over: bool = False,
     ) -> tuple[LinkInSlot, Followed] | None:
@@ -106,8 +107,8 @@ class Slate(Generic[AnyLink]):
                     return None
             try:
                 return entry, follows(entry.link, entry.stored.seconds)
-            except FalseLinkError:
-                self.refused.append(peer)
+            except FalseLinkError as error:
+                self.refused[peer] = str(error)
         return None
 
     def _is_over(self, peer: int) -> bool:

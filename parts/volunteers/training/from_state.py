@@ -20,11 +20,9 @@ from lockstep.swarm.peers import RoundSettings, SimulatedPeers
 from lockstep.swarm.training_loop import StartingPoint
 from lockstep.transcript.entry import Entry, EpochParams
 from lockstep.transcript.transcript import Writer
-from lockstep.wire import message as wire
 from parts.volunteers import slots
-from parts.volunteers.chain.links import AskedLink, FalseLinkError, Head, RoundLink
-from parts.volunteers.chain.payloads import WITHHELD, Expected, Refused, judge
-from parts.volunteers.chain.place import AnyLink, LinkInSlot, RunInStore
+from parts.volunteers.chain.links import FalseLinkError, Head, RoundLink
+from parts.volunteers.chain.place import LinkInSlot, RunInStore
 from parts.volunteers.chain.slate import Slate
 from parts.volunteers.training.states import States
 
@@ -53,7 +51,7 @@ class LateJoiner:
     def begin(self, start: StartingPoint, peers: SimulatedPeers, writer: Writer) -> StartingPoint:
         """Return the beginning after the newest state that is there; `start` without any."""
         passed = [*self._passed(start.progress, peers.params_hash())]
-        while passed and not self._is_trained_on(passed[-1], peers.programs.form):
+        while passed and not self._is_trained_on(passed[-1]):
             passed.pop()
         # another link names all but the last
         for last in reversed([n for n, base in enumerate(passed[:-1]) if base.link.state]):
@@ -80,7 +78,7 @@ class LateJoiner:
             )
         return start
 
-    def _is_trained_on(self, passed: Passed, form: wire.Form) -> bool:
+    def _is_trained_on(self, passed: Passed) -> bool:
         """Return whether `min_clients` peers signed messages that follow from a round's link.
 
         Fewer keys than these cannot pass off a chain of their own: an honest peer's message names
@@ -90,15 +88,11 @@ class LateJoiner:
         _, round_ = driver.next_round(driver.ask(passed.progress, passed.link.asked))
         if round_ is None:
             return False
-        length, params = place.document.payload_bytes, passed.link.params
-        expected = Expected(place.run, round_, params, head.seconds, length, form)
         signed = 0
-        for peer in round_.assignment:
-            record = place.look(slots.of_peer(round_.step, peer, "record"), slots.RECORD_BYTES)
-            if record is not None:
-                key = place.admissions.key(peer, head.seconds)
-                verdict = judge(peer, record, None, key, expected)
-                signed += isinstance(verdict, Refused) and verdict.reason == WITHHELD
+        for peer, span in round_.assignment.items():
+            entry = place.signed_in(slots.of_peer(round_.step, peer, "record"), head.seconds)
+            said = entry and entry.link
+            signed += bool(said and (said.span, said.base) == (span, passed.link.params))
         return signed >= place.document.run["config"]["min_clients"]
 
     def _passed(self, progress: RunProgress, params: str) -> Iterator[Passed]:
@@ -121,7 +115,7 @@ class LateJoiner:
             progress, _ = driver.next_round(driver.ask(progress, askers))
             step = progress.state.step
             if progress.waiting:
-                began = self._following(AskedLink, "asked", step, head, progress.state.ejected)
+                began = self._following("asked", step, head, progress.state.ejected)
                 if began is None:
                     return
                 head = Head(began.sha256, began.stored.seconds)
@@ -130,7 +124,7 @@ class LateJoiner:
             progress, round_ = driver.next_round(progress)
             if round_ is None:
                 return
-            closed = self._following(RoundLink, "closed", step, head, progress.state.ejected)
+            closed = self._following("closed", step, head, progress.state.ejected)
             if closed is None:
                 return
             link: RoundLink = closed.link
@@ -140,13 +134,13 @@ class LateJoiner:
             yield Passed(entry, progress, link, head, began, self.signers)
 
     def _following(
-        self, model: type[AnyLink], what: str, step: int, head: Head, ejected: Collection[int]
+        self, what: str, step: int, head: Head, ejected: Collection[int]
     ) -> LinkInSlot | None:
         """Return the link of a round that names the one before it, by a peer that is not ejected.
 
         If several do, it is the one on which most peers have built; None if that is unclear.
         """
-        slate = Slate(self.place, model, what, step, head.seconds if what == "closed" else None)
+        slate = Slate(self.place, what, step, head.seconds if what == "closed" else None)
         slate.list()
         signed = slate.signed(ejected)
         self.signers = {*signed}
@@ -166,8 +160,8 @@ class LateJoiner:
         if self.builders is None:
             read = list[tuple[str, str, int]]()  # a link, the one before it, its signer
             for number in itertools.count(step):
-                asked = Slate(self.place, AskedLink, "asked", number)
-                closed = Slate(self.place, RoundLink, "closed", number)
+                asked = Slate(self.place, "asked", number)
+                closed = Slate(self.place, "closed", number)
                 before = len(read)
                 for slate in (asked, closed):
                     slate.list()

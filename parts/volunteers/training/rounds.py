@@ -32,6 +32,7 @@ from lockstep.wire.commitment import tree_hash
 from parts.volunteers import slots
 from parts.volunteers.bodies import LeaveNotice, MessageRecord
 from parts.volunteers.chain import links
+from parts.volunteers.chain.beyond import catch_up
 from parts.volunteers.chain.links import FalseLinkError, Head, RoundLink
 from parts.volunteers.chain.payloads import Expected, MessageInTime, Refused, judge
 from parts.volunteers.chain.place import NOTICES, LinkInSlot, RunInStore, Volunteer, Waits
@@ -147,6 +148,7 @@ class StoredRound:
             self.head.seconds,
             self.place.document.payload_bytes,
             peers.programs.form,
+            self.place.terms.limit,
         )
 
     @property
@@ -177,14 +179,14 @@ class StoredRound:
         waits = Waits(max(0.05, self.swarm.waits / FIRST_LOOK))
         for number in itertools.count(1):
             self._leave_if_asked()  # first, so that it is there before the link
-            chosen = self._look(everywhere=number % SELDOM == 0 or self.place.looks_once)
+            seldom = number % SELDOM == 0 or self.place.looks_once
+            chosen = self._look(everywhere=seldom)
             if chosen is not None:
                 break
-            seldom = number % SELDOM == 0 or self.place.looks_once
             if seldom and (self.slate.signed(self.ejected) or self.slate.refused):
                 self.place.check_payloads(self.round.step)
             if self.slate.first(self.turns, self.ejected) is None:
-                self.place.is_nothing_there()
+                catch_up(self.slate)
             self.swarm.waited = True
             if not self._close():
                 waits.sleep(at_once=self.sent is None)
@@ -213,8 +215,8 @@ class StoredRound:
         senders = {p for p, n in records.items() if counts(names[n] - self.expected.began)}
         return senders.intersection(self.round.assignment)
 
-    def _slate(self) -> Slate[RoundLink]:
-        return Slate(self.place, RoundLink, "closed", self.round.step, self.head.seconds)
+    def _slate(self) -> Slate:
+        return Slate(self.place, "closed", self.round.step, self.head.seconds)
 
     def _end(self, closing: LinkInSlot, outcome: RoundResult) -> tuple[RunProgress, FinishedRound]:
         """Go on from the link that closed the round."""

@@ -9,6 +9,7 @@ from lockstep.protocol.driver import RunProgress
 from parts.volunteers import slots
 from parts.volunteers.bodies import JoinRequest
 from parts.volunteers.chain import links, turns
+from parts.volunteers.chain.beyond import catch_up
 from parts.volunteers.chain.links import AskedLink, Head
 from parts.volunteers.chain.place import RunInStore, Volunteer, Waits
 from parts.volunteers.chain.slate import Slate
@@ -27,7 +28,7 @@ class Waiting:
         """Wait until enough have asked; return the run with them, and who they are."""
         progress, _ = driver.next_round(progress)
         place, step, waits = self.place, progress.state.step, Waits()
-        slate = Slate(place, AskedLink, "asked", step)
+        slate = Slate(place, "asked", step)
         while progress.waiting:
             joins = place.notices(step, "join", slate.list())
             order = turns.turns_to_begin(
@@ -44,7 +45,7 @@ class Waiting:
                 if self._say_who_asked(progress, slate, order):
                     continue
             if order is None or slate.first(order, progress.state.ejected) is None:
-                place.is_nothing_there()
+                catch_up(slate)
             self.ask(progress)
             waits.sleep()
         return progress, ()
@@ -71,7 +72,7 @@ class Waiting:
         if self.place.look(name, slots.JOIN_BYTES) is None:
             self.place.put(name, sign(request, me.key, slots.JOIN_BYTES))
 
-    def _say_who_asked(self, progress: RunProgress, slate: Slate[AskedLink], order: Turns) -> bool:
+    def _say_who_asked(self, progress: RunProgress, slate: Slate, order: Turns) -> bool:
         """Put the link that says who asked, if it is the volunteer's turn; return whether it is."""
         me, place, now = self.volunteer, self.place, time.monotonic()
         ejected = progress.state.ejected

@@ -31,8 +31,8 @@ def store(finished, tmp_path):
 def followed(store, root):
     """How many rounds a reader follows."""
     with tiny.like_a_process():
-        found = joining.follow(f"file://{store}", root, Onlooker(False, bool))
-    return len(found.transcript.rounds)
+        _, transcript, _ = joining.follow(f"file://{store}", root, Onlooker(False, bool))
+    return len(transcript.rounds)
 
 
 @pytest.mark.parametrize(("later", "rounds"), [(-1, STEP), (0, STEP - 1), (5, STEP - 1)])

@@ -13,6 +13,7 @@ from lockstep.wire import exchange
 from lockstep.wire import message as wire
 from parts.volunteers import slots
 from parts.volunteers.bodies import LeaveNotice, MessageRecord
+from parts.volunteers.chain import links
 from parts.volunteers.chain.payloads import Expected, MessageInTime, Refused, judge
 from parts.volunteers.keys import PrivateKey
 from parts.volunteers.signed import Body, canonical, sign
@@ -27,7 +28,7 @@ MESSAGE = {"w": np.arange(12, dtype=np.float32).reshape(4, 3)}
 SENT = exchange.send(MESSAGE, 2, ROUND, FORM)
 LENGTH = 200
 PAYLOAD = bytes(SENT.payload).ljust(LENGTH, b"\0")
-EXPECTED = Expected("ab" * 32, ROUND, "cd" * 32, 1_000, LENGTH, FORM)
+EXPECTED = Expected("ab" * 32, ROUND, "cd" * 32, 1_000, LENGTH, FORM, 600)
 PUT = 1_005
 
 
@@ -50,6 +51,15 @@ def test_message_that_counts_is_decoded_and_has_its_time():
     assert (one.seconds, one.broken, one.body.loss) == (5, False, 1.5)
     assert np.array_equal(one.sent.message["w"], MESSAGE["w"])
     assert one.record == hashlib.sha256(record().content).hexdigest()
+
+
+@pytest.mark.parametrize("later", [1, 595])
+def test_message_whose_payload_comes_after_its_record_counts_once_both_are_there(later):
+    before = verdict_on(record(), None)
+    one = verdict_on(record(), StoredObject(PAYLOAD, PUT + later))
+    assert isinstance(one, MessageInTime) and one.seconds == 5 + later
+    others = {peer: one for peer in ROUND.assignment}
+    assert [links.is_whole(ROUND, others | {2: last}) for last in (before, one)] == [False, True]
 
 
 class AnotherRecord(Body):
@@ -82,7 +92,7 @@ NAN_PAYLOAD = bytes(NAN.payload).ljust(LENGTH, b"\0")
         (unbounded(loss=1.7e308), PAYLOAD, "form"),  # of two the mean is infinite
         (unbounded(loss=10**400), PAYLOAD, "form"),
         (record(), None, "withheld"),
-        (record(), StoredObject(PAYLOAD, PUT + 1), "withheld"),  # put after its record
+        (record(), StoredObject(PAYLOAD, 1_601), "withheld"),  # put after the round's limit
         (record(), PAYLOAD[:-1], "length"),
         (record(), PAYLOAD + b"\0", "length"),
         (record(), StoredObject(None, PUT), "length"),  # a gigabyte

@@ -37,12 +37,14 @@ def test_a_peer_asks_little_in_a_round(tmp_path, monkeypatch, peers):
     steps = [int(re.search(r"rounds/(\d{8})/", asked[n][1])[1]) for n in puts]
     first, last = (puts[steps.index(step)] for step in (2, LAST))
     counts = Counter(
-        "LIST" if "list-type=2" in path else (re.findall("/(states|own)/", path) or [verb])[0]
+        "LIST"
+        if "list-type=2" in path
+        else (re.findall(r"/states/|/own/|\.shown", path) or [verb])[0]
         for verb, path in asked[first:last]
     )
     of_each = {kind: count / peers / (LAST - 2) for kind, count in counts.items()}
     print(of_each)  # "own" are states of windows that are drawn for audits, as all first ones are
-    assert counts["states"] == 2 * 3  # the index and one chunk, after rounds 3, 6 and 9
+    assert counts["/states/"] == 2 * 3  # the index and one chunk, after rounds 3, 6 and 9
     assert of_each["PUT"] <= 2 + 1 / peers
     assert of_each["LIST"] <= 2
     assert of_each["GET"] <= 2 * peers + 4  # of each peer a record and a payload

@@ -1,0 +1,322 @@
+"""A finished run's store, changed in every way: each change has its outcome, and none passes.
+
+A change that nobody signed is as if the object was not there; what follows from that is a
+contradiction where others have gone on from it, and named where they have not.
+"""
+
+import fnmatch
+import inspect
+import json
+import os
+import re
+import shutil
+import socket
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lockstep.errors import LockstepError, RequestError
+from parts.publication import commands
+from parts.volunteers import keys, slots, stored_verification
+from parts.volunteers.audits.replaying import ReplayRequest
+from parts.volunteers.bodies import MessageRecord
+from parts.volunteers.chain.links import RoundLink
+from parts.volunteers.signed import sign, unsigned
+from pipeline.net import limits
+from tests import tiny
+from tests.parts.publication.published_run import print_of
+
+pytestmark = pytest.mark.long
+
+MIDDLE, LAST = 5, 6
+DRAWN, OTHER = (3, 1), 2  # a state that peer 1 was to show, and another peer
+
+
+@pytest.fixture
+def store(finished, tmp_path):
+    return shutil.copytree(finished / "store", tmp_path / "store")
+
+
+def outcome(store, root, *replays, key=None):
+    """The status, and all that is said."""
+    key = key or Path(json.loads((store / "run.json").read_text())["body"]["lab"])
+    try:
+        with tiny.like_a_process():
+            _, claims, why_not, share = stored_verification.verify(
+                f"file://{store}", root, replays or ("0:0",), bool, follows=False, key=key
+            )
+    except RequestError as error:
+        return 2, str(error)
+    except LockstepError as error:
+        return 1, str(error)
+    said = "; ".join([*why_not, share, *(claim.text for claim in claims)])
+    return (3 if why_not else 0), said
+
+
+# ---- Options ----
+
+VALUES = {
+    "seed": "9f86d081884c7d659a2feaa0c55ad015",
+    "windows": "1", "checkpoint": ".", "tasks": None, "max_gb": "4",
+    "worker_python": "python", "worker_module": "a", "worker_path": ".", "attest": "a.json",
+    "shards": None,
+}  # fmt: skip
+
+
+def test_each_option_of_verify_is_used_of_a_store_or_refused_by_its_name(
+    finished, tmp_path, capsys
+):
+    """Those that are used have their own tests; a new one without a value here is a KeyError."""
+    (verify,) = (c for c in commands.app.registered_commands if c.callback.__name__ == "verify")
+    names = {*inspect.signature(verify.callback).parameters} - {"context", "source"}
+    assert names > stored_verification.OPTIONS
+    for name in sorted(names - stored_verification.OPTIONS - {"shards"}):  # which reads first
+        option = f"--{name.replace('_', '-')}"
+        value = [] if VALUES[name] is None else [VALUES[name]]
+        asked = "verify", f"file://{finished / 'store'}", "--root", str(tmp_path), option, *value
+        status, out = print_of(capsys, *asked)
+        assert (status, f"has no {option}" in out) == (2, True), (option, out)
+        assert not (tmp_path / "data").exists()
+    status, _ = print_of(capsys, "verify", str(tmp_path), "--follow")
+    assert status == 2
+
+
+def test_a_port_that_nobody_listens_on_takes_as_long_as_the_reader_says(tmp_path, monkeypatch):
+    asked, call = [], limits.Attempts.__init__
+
+    def counted(self, network, *more):
+        asked.append((network.attempts, network.stall_seconds))
+        call(self, network, *more)
+
+    monkeypatch.setattr(limits.Attempts, "__init__", counted)
+    network = limits.NetSettings(attempts=1, stall_seconds=0.5)
+    with socket.socket() as held:  # bound, and not listened on
+        held.bind(("127.0.0.1", 0))
+        store = f"http://127.0.0.1:{held.getsockname()[1]}/run"
+    assert not stored_verification.is_run(store, network)
+    with pytest.raises(limits.UnreachableError):
+        stored_verification.verify(store, tmp_path, [], bool, follows=False, network=network)
+    assert {*asked} == {(1, 0.5)}
+
+
+# ---- Objects of a round ----
+
+
+def place(store, what, step):
+    """The object of a kind in a round: of peer 1, or the link that closed it."""
+    if what in ("closed", "asked"):
+        (path,) = (store / slots.round_folder(step)).glob(f"*.{what}")
+        return path
+    return store / slots.of_peer(step, 1, what)
+
+
+def flipped(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 20] ^= 1
+    path.write_bytes(content)
+
+
+def truncated(path):
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def anothers(path):
+    """Bytes of another peer's, or of another round's link."""
+    others = sorted(p for p in path.parent.parent.glob(f"*/*{path.suffix}") if p != path)
+    path.write_bytes(others[0].read_bytes())
+
+
+def junk(path):
+    path.write_bytes(b"x" * path.stat().st_size)
+
+
+CHANGES = [flipped, Path.unlink, truncated, anothers, junk]
+
+
+def changed(path, change):
+    at = path.stat().st_mtime
+    change(path)
+    if path.exists():
+        os.utime(path, (at, at))
+
+
+@pytest.mark.parametrize(
+    ("what", "step", "change"),
+    [(what, MIDDLE, change) for what in ("payload", "record", "closed") for change in CHANGES]
+    + [(what, 1, change) for what in ("asked", "join") for change in CHANGES[:2]],
+)
+def test_what_others_went_on_from_contradicts_the_store(store, tmp_path, what, step, change):
+    changed(place(store, what, step), change)
+    status, said = outcome(store, tmp_path)
+    assert status == 1, said
+    assert f"rounds/{step:08}/" in said and "went on" in said
+
+
+@pytest.mark.parametrize("change", CHANGES[:2])
+@pytest.mark.parametrize("what", ["payload", "record", "closed"])
+def test_of_the_last_round_nobody_went_on_and_it_is_not_counted(store, tmp_path, what, change):
+    changed(place(store, what, LAST), change)
+    status, said = outcome(store, tmp_path)
+    assert "5 of 6 rounds" in said
+    assert status == (0 if what == "closed" else 3), said
+    if what != "closed":
+        assert "rounds/00000006/" in said and "nobody else went on" in said
+
+
+def test_a_link_that_a_peer_signs_anew_is_one_that_others_did_not_see(finished, store, tmp_path):
+    path = place(store, "closed", MIDDLE)
+    link = unsigned(RoundLink, path.read_bytes(), "")
+    key = keys.read(finished / f"{link.peer:03}" / "key.pem")
+    for change, status in (({"params": "ee" * 32}, 1), ({"messages": {}}, 1)):
+        signed = sign(link.model_copy(update=change), key, slots.link_bytes(3))
+        changed(path, lambda path, signed=signed: path.write_bytes(signed))
+        assert outcome(store, tmp_path)[0] == status
+
+
+# ---- Names that nothing follows from ----
+
+
+def after(store, finished):
+    """A record of a peer in a round that the run does not have."""
+    record = unsigned(MessageRecord, (store / slots.of_peer(LAST, 1, "record")).read_bytes(), "")
+    key = keys.read(finished / "001" / "key.pem")
+    return sign(record.model_copy(update={"round": LAST + 1}), key, slots.RECORD_BYTES)
+
+
+NOTHING = {
+    "a duplicate beyond the slots": ("rounds/00000005/007.payload", None, None),
+    "a record beyond the end": (slots.of_peer(LAST + 1, 1, "record"), after, "rounds/00000007/"),
+    "junk beyond the end": (slots.of_peer(LAST + 9, 1, "closed"), None, None),
+    "another link": ("rounds/00000005/000.asked", None, None),
+    "a leave": ("rounds/00000005/001.leave", None, None),
+    "an admission": ("peers/001/001.json", None, None),
+    "admissions": ("peers/001/999.json", None, None),
+    "a notice": ("collected/0000.json", None, None),
+    "addresses": ("addresses/001/00000.sealed", None, None),
+    "a state": ("states/00000003/002/index", None, None),
+    "an own state": ("own/00000003/001/0007", None, None),
+    "no name of a run": ("notes.txt", None, None),
+}
+
+
+@pytest.mark.parametrize("what", NOTHING)
+def test_what_nobody_signed_costs_nobody(finished, store, tmp_path, what):
+    name, make, named = NOTHING[what]
+    path = store / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(make(store, finished) if make else b"junk")
+    status, said = outcome(store, tmp_path)
+    assert (status, "6 of 6 rounds" in said) == (0, True), said
+    assert ("count for nothing" in said) == (named is not None)
+    assert named is None or named in said
+
+
+@pytest.mark.parametrize("name", ["peers/001/000.json", "run.json"])
+@pytest.mark.parametrize("change", [flipped, junk])
+def test_what_the_lab_signed_is_its_word_or_nothing(finished, store, tmp_path, name, change):
+    lab = Path(keys.public_text(keys.read(finished / "lab.pem")))
+    changed(store / name, change)
+    assert outcome(store, tmp_path, key=lab)[0] == 1
+
+
+def test_a_store_without_a_run_cannot_be_asked(finished, store, tmp_path):
+    lab = Path(keys.public_text(keys.read(finished / "lab.pem")))
+    (store / "run.json").unlink()
+    assert outcome(store, tmp_path, key=lab)[0] == 2
+    other = Path(keys.public_text(keys.PrivateKey.generate()))
+    shutil.copy(finished / "store" / "run.json", store)
+    assert outcome(store, tmp_path, key=other)[0] == 1
+    for bad in ("ed25519:0", tmp_path / "none.txt"):
+        assert outcome(store, tmp_path, key=Path(bad))[0] == 2
+
+
+# ---- What a drawn peer shows ----
+
+
+def said_so(store):
+    return store / slots.of_peer(*DRAWN, "shown")
+
+
+@pytest.mark.parametrize(
+    ("change", "ends"),
+    [
+        (lambda store: junk(said_so(store)), False),
+        (
+            lambda store: shutil.copy(store / slots.of_peer(3, OTHER, "shown"), said_so(store)),
+            False,
+        ),
+        (lambda store: junk(store / slots.own_folder(*DRAWN) / "index"), False),
+        (lambda store: flipped(store / slots.own_folder(*DRAWN) / "0000"), False),
+        (lambda store: said_so(store).unlink(), False),  # awaited: the run ended, and nobody knows
+        (lambda store: (store / slots.own_folder(*DRAWN) / "index").unlink(), True),
+        (lambda store: (store / slots.own_folder(*DRAWN) / "0000").unlink(), True),
+    ],
+)
+def test_a_state_costs_a_slot_only_by_what_its_peer_signed(store, tmp_path, change, ends):
+    change(store)
+    status, said = outcome(store, tmp_path, "drawn")
+    assert status == 3 and "peer 1, window 1" in said
+    assert (f"admit file://{store} 1" in said) == ends, said
+    assert "peer 0, window" not in said and "peer 2, window" not in said
+
+
+def test_all_that_is_false_is_found_at_once(lying, tmp_path, monkeypatch):
+    """Of two liars and a store that somebody changed none hides another."""
+    store = shutil.copytree(lying / "store", tmp_path / "store")
+    real = stored_verification.replay
+
+    def two(setup, transcript, place, request):
+        found = real(setup, transcript, place, request)
+        if request.peer == 2:
+            findings = real(setup, transcript, place, ReplayRequest(1, 0)).findings
+            found = found._replace(findings=[replace(one, peer=2) for one in findings])
+        return found
+
+    monkeypatch.setattr(stored_verification, "replay", two)
+    status, said = outcome(store, tmp_path, "drawn")
+    assert status == 1 and "rounds/00000002/001.record" in said and "/002.record" in said
+    changed(place(store, "payload", 3), flipped)
+    assert (
+        outcome(store, tmp_path, "drawn")[0] == 3
+    )  # the window is not over, and none was repeated
+
+
+# ---- All names ----
+
+# Who signs what lies under a name, and whether peer 1 may put it; all others are nothing.
+NAMES = [
+    (r"run\.json", "the lab", False),
+    (r"peers/\d{3}/\d{3}\.json", "the lab", False),
+    (r"collected/\d{4}\.json", "the lab", False),
+    (r"addresses/\d{3}/\d{5}\.sealed", "the lab, within what is sealed", False),
+    (r"rounds/\d{8}/001\.(record|join|leave|closed|asked|shown)", "the slot's peer", True),
+    (r"rounds/\d{8}/001\.payload", "its record, by SHA-256", True),
+    (r"states/\d{8}/001/(index|\d{4})", "its link, by the index's SHA-256", True),
+    (r"own/\d{8}/001/(index|\d{4})", "its .shown, by the index's SHA-256", True),
+    (r"rounds/\d{8}/(000|002)\.\w+", "another peer", False),
+    (r"(states|own)/\d{8}/(000|002)/(index|\d{4})", "another peer", False),
+]
+
+
+def test_each_name_of_a_store_has_one_signer_whom_alone_the_printed_policy_lets_put_it(finished):
+    page = (tiny.PROJECT / "docs" / "how-to" / "volunteer.md").read_text()
+    text = page.split("## Or share credentials")[1].split("```json")[1].split("```")[0]
+    puts = [
+        resource
+        for statement in json.loads(text)["Statement"]
+        if statement["Effect"] == "Allow" and "s3:PutObject" in statement["Action"]
+        for resource in statement["Resource"]
+    ]
+    folder = "arn:aws:s3:::BUCKET/RUN/"
+    patterns = [one.replace("${aws:PrincipalTag/slot}", "001") for one in puts]
+    stored = finished / "store"
+    names = [p.relative_to(stored).as_posix() for p in stored.rglob("*") if p.is_file()]
+    names += [slots.addresses(1, 0), slots.collected(0), slots.of_peer(1, 1, "leave")]
+    names += [slots.admission(1, 1), f"{slots.state_folder(3, 1)}index"]
+    for name in names:
+        if name.startswith("."):
+            continue
+        (row,) = (row for row in NAMES if re.fullmatch(row[0], name))
+        may = any(fnmatch.fnmatchcase(folder + name, pattern) for pattern in patterns)
+        assert may == row[2], name
