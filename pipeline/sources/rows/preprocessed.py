@@ -26,6 +26,7 @@ import numpy as np
 from lockstep.errors import LockstepError, brief, expecting
 from lockstep.files import sha256_file
 from lockstep.programs.columns import UNCOUNTED, Column, counted
+from lockstep.programs.columns import split as split_columns
 from lockstep.tables.variant import variant_name
 from pipeline import extras
 from pipeline.net.transfers.store import StoredFile
@@ -120,6 +121,11 @@ def fetch(location: DataPreprocessed, folder: Path, options: FetchOptions) -> Fe
         if count:
             of_all = f"{count:,} of {shards.rows[split]:,} {split} rows"
             warnings.append(f"{listing.read}: {of_all} have no label that a loss counts")
+    if shards.over:
+        warnings.append(
+            f"{listing.read}: {shards.over:,} labels count at the first token of a sequence or of "
+            f"the padding, which nothing of it precedes, expected {UNCOUNTED}"
+        )
     if not shards.rows[TRAIN]:
         message = "; ".join(["found no rows to train on, expected some", *warnings])
         raise LockstepError(f"{listing.read}: {message}")
@@ -155,7 +161,8 @@ class _RowShards:
     """The shards, as they are made of one parquet file after another.
 
     Of the `rows` of each split, `unlabelled` are those whose labels are all UNCOUNTED: nothing is
-    learned from them. All files have the columns and the length of `first`, the first with rows.
+    learned from them; `over` is the number of labels that are over a border. All files have the
+    columns and the length of `first`, the first with rows.
     """
 
     def __init__(self, folder: Path, vocab_size: int | None):
@@ -164,6 +171,7 @@ class _RowShards:
         self.files: dict[Split, list[ShardFile]] = {TRAIN: [], HELD_OUT: []}
         self.rows: dict[Split, int] = {TRAIN: 0, HELD_OUT: 0}
         self.unlabelled: dict[Split, int] = {TRAIN: 0, HELD_OUT: 0}
+        self.over = 0
 
     def add(self, file: "Parquet", name: str, split: Split, most: int | None) -> int:
         """Make shards of a file's first `most` tokens, or of all; return how many tokens."""
@@ -178,7 +186,10 @@ class _RowShards:
         files = self.files[split]
         for rows_NW in file.read(first.length, self._vocab_size, size, rows):
             last = done + len(rows_NW) - 1
-            self.unlabelled[split] += int((~counted(rows_NW, first.kinds).any(axis=1)).sum())
+            counts_NS = counted(rows_NW, first.kinds)
+            self.unlabelled[split] += int((~counts_NS.any(axis=1)).sum())
+            if (ids_NL := split_columns(rows_NW, first.kinds).sequence_ids) is not None:
+                self.over += int((counts_NS & (np.diff(ids_NL) != 0)).sum())
             numbers = rows_NW.astype("<u4")  # -100 as its 32 bits
             name_of_rows = f"{name}, rows {done} to {last}"
             files.append(write_shard(self._folder, split, len(files), numbers, name_of_rows))

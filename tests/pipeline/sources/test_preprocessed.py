@@ -113,6 +113,12 @@ def test_packed_rows_without_labels_count_no_padding_and_nothing_over_a_border(r
     found = split(np.array(sequences(fetched, tmp_path)), fetched.columns)
     assert found.inputs.tolist() == packed["inputs"]
     assert found.labels.tolist() == [[-100, 2, -100, 4, 5, -100], [-100, -100, 7, 7, 7, 7]]
+    assert fetched.warnings[1:] == ()
+    put(root / "a.parquet", packed | {"labels": packed["inputs"]})  # given, so they count
+    again = fetch(root, tmp_path / "again")
+    found = split(np.array(sequences(again, tmp_path / "again")), again.columns)
+    assert found.labels.tolist() == packed["inputs"]
+    assert "3 labels count at the first token" in again.warnings[-1]
 
 
 @pytest.mark.parametrize(
