@@ -260,7 +260,8 @@ def test_a_strangers_arguments_say_how_a_step_is_taken_and_nothing_else(monkeypa
     """An auditor's token must not push where the author's config says."""
     base = type("CausalLM", (), {"__init__": lambda self, config: None})
     stubs = {"hf_causal_lm": {"CausalLM": base}, "lockstep_worker": {"jobs": 0, "state_blob": 0}}
-    stubs |= {"transformers": {"Trainer": 0, "TrainingArguments": 0}, "torch": {}}
+    names = ("Trainer", "TrainingArguments", "default_data_collator")
+    stubs |= {"transformers": dict.fromkeys(names, 0), "torch": {}}
     stubs |= {"torch.optim.lr_scheduler": {"LambdaLR": 0}}
     for name, content in stubs.items():
         monkeypatch.setitem(sys.modules, name, SimpleNamespace(**content))
