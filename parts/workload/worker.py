@@ -30,9 +30,8 @@ from parts.workload.process.worker_process import LOG, WorkerCommand, WorkerProc
 from parts.workload.python.lockstep_worker import pack_files
 from parts.workload.worker_models import WorkerSession
 from pipeline import runfile
-from pipeline.sources.rows.arrays import A_FILE_OF_ARRAYS
 from pipeline.stage.keys import OUT
-from pipeline.stage.untrusted_files import check_file, walk
+from pipeline.stage.untrusted_files import A_FILE_OF_ARRAYS, check_file, walk
 from pipeline.tokens.sequences import Sequences
 from pipeline.tokens.shards import read_shards
 

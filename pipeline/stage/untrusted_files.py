@@ -12,6 +12,10 @@ while it is read; then its hash would be that of other bytes.
 """
 
 import os
+import struct
+import tokenize
+import zipfile
+import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,6 +30,23 @@ from pipeline.net.host import DEEPEST, check_name
 # At most, of what packed data unpack to: bytes, or times their size. Text comes to 3 to 10 times.
 LEAST_UNPACKED, TIMES_UNPACKED = 2**22, 200
 YAML_DEPTH, YAML_NODES = 100, 100_000
+# With what NumPy and zipfile raise at files that are not theirs.
+A_FILE_OF_ARRAYS = (
+    "a file of arrays",
+    ArithmeticError,
+    EOFError,
+    MemoryError,
+    OSError,
+    RecursionError,
+    RuntimeError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+    struct.error,
+    tokenize.TokenError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 
 
 class FileStamp(NamedTuple):

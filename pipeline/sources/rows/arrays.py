@@ -10,10 +10,7 @@ array of each; of .npz or safetensors files each has all arrays, of some of the 
 import hashlib
 import math
 import os
-import struct
-import tokenize
 import zipfile
-import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
@@ -49,7 +46,7 @@ from pipeline.sources.rows.writing import (
     write_arrays,
 )
 from pipeline.stage.artifacts import listing_sha256
-from pipeline.stage.untrusted_files import check_file, expand, unchanged
+from pipeline.stage.untrusted_files import A_FILE_OF_ARRAYS, check_file, expand, unchanged
 from pipeline.tokens import signs
 from pipeline.tokens.rows import WORD
 from pipeline.tokens.shards import Split
@@ -58,23 +55,6 @@ AnyArrays: TypeAlias = DataArrays | DataWorkload
 PATH = "model.LLM.data_location.Arrays"
 KINDS = (".npy", ".npz", ".safetensors")
 MOST_ARRAYS = 1000  # of a file; as many members are open at once
-# With what NumPy and zipfile raise at files that are not theirs.
-A_FILE_OF_ARRAYS = (
-    "a file of arrays",
-    ArithmeticError,
-    EOFError,
-    MemoryError,
-    OSError,
-    RecursionError,
-    RuntimeError,
-    SyntaxError,
-    TypeError,
-    ValueError,
-    struct.error,
-    tokenize.TokenError,
-    zipfile.BadZipFile,
-    zlib.error,
-)
 
 
 class ArrayData(NamedTuple):
