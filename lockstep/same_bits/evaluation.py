@@ -156,7 +156,7 @@ class _Evaluation:
 
 
 def _described(equation: Any) -> str:
-    types = ", ".join(dict.fromkeys(types_of(equation)))
+    types = " and ".join(dict.fromkeys(types_of(equation)))
     places = " to places that may be equal" * (equation.primitive.name == "scatter")
     return f"{equation.primitive.name}{places} of {types}{_line_of(equation)}"
 

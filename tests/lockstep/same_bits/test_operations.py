@@ -47,10 +47,10 @@ def test_what_is_refused_is_named_with_its_types(outcomes):
     assert named["erf", "float16"] == {"erf of float16"}
     assert "fft of complex64" in named["fft", "complex64"]
     assert named["pure_callback", "int32"] == {"pure_callback of int32"}
-    assert "random_wrap of uint32, key<rbg>" in named["random_bits (rbg)", "uint32"]
-    assert named["dot_general (to float32)", "int8"] == {"dot_general of int8, float32"}
+    assert "random_wrap of uint32 and key<rbg>" in named["random_bits (rbg)", "uint32"]
+    assert named["dot_general (to float32)", "int8"] == {"dot_general of int8 and float32"}
     equal = named["scatter (of equal places)", "float32"]
-    assert equal == {"scatter to places that may be equal of float32, int32"}
+    assert equal == {"scatter to places that may be equal of float32 and int32"}
     for name in ("sort (unstable)", "rng_bit_generator", "rng_uniform", "reduce"):
         assert all(refused for (found, _), refused in outcomes.items() if found == name), name
 
