@@ -28,7 +28,6 @@ TESTS = (  # of all that is listed or generated
     "tests/lockstep/swarm/test_lies.py",
     "tests/lockstep/optim/test_expect.py::test_every_builder_is_tested",
     "tests/parts/new/test_new.py::test_a_new_run_of_each_optimizer_loads_and_every_message_is_in_time",
-    "tests/parts/new/test_new.py::test_like_keeps_the_tokens_to_within_a_round_also_over_a_ramp",
     "tests/parts/new/test_new.py::test_stated_rates_and_tables_are_those_of_the_files_that_are_named",
     "tests/parts/new/test_new.py::test_help_lists_the_optimizers_and_bounds_of_the_library",
     "tests/test_docs.py",

@@ -22,8 +22,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lockstep.errors import LockstepError, brief
+from lockstep.files import read_bytes
 from pipeline import extras
 from pipeline.stage.artifacts import listing_sha256
+from pipeline.stage.untrusted_files import YAML_LENGTH, load_yaml
 
 if TYPE_CHECKING:
     from lm_eval.api.group import Group
@@ -274,12 +276,7 @@ class _Finder:
 
 def _plain(path: Path) -> Any:
     """Return a YAML file's content, with functions as their names."""
-    import yaml
-
-    try:
-        return yaml.load(path.read_bytes(), yaml.BaseLoader)
-    except (yaml.YAMLError, RecursionError) as error:
-        raise LockstepError(f"{brief(str(error))}, expected YAML") from error
+    return load_yaml(read_bytes(path, YAML_LENGTH), str(path), "BaseLoader")
 
 
 def _task_sha256(task: "Task", few_shot: int | None) -> str:

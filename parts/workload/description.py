@@ -145,9 +145,10 @@ def files_of(run: runfile.Run) -> dict[str, Path]:
     if files := files_of_factory(factory, SOURCE):
         return files
     module = factory.partition(":")[0].replace(".", "/")
+    queued = "; git add it: a queued experiment has what git knows" * (".dvcexps" in SOURCE.parts)
     raise LockstepError(
         f"workload.factory is {factory!r}, expected module:name with the module "
-        f"{WORKLOADS}/{module}.py"
+        f"{WORKLOADS}/{module}.py{queued}"
     )
 
 

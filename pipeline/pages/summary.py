@@ -21,9 +21,9 @@ def show(paths: Paths) -> int:
     results = stage_results.read(paths.out("train"), paths.out("witness"), paths.out("evaluate"))
     _print_table(_rows(results, paths), verdict_text.printable(results.evaluated["text"] or ""))
     if results.verdict["accepted"]:
-        print(f"The export is ready: {paths.out('export')}")
+        logs.say(f"The export is ready: {paths.out('export')}")
         return 0
-    print(f"REFUSED, no weights were exported: {verdict_text.why_refused(results.verdict)}")
+    logs.say(f"REFUSED, no weights were exported: {verdict_text.why_refused(results.verdict)}")
     return 1
 
 

@@ -37,7 +37,7 @@ from pipeline.recheck.outputs import (
 )
 from pipeline.recheck.published import PublishedRun
 from pipeline.stage.keys import PINS, STAGES, pinned, tracked, upstream
-from pipeline.stage.untrusted_files import check_yaml
+from pipeline.stage.untrusted_files import load_yaml
 
 NOT_AS_WRITTEN = (AttributeError, KeyError, TypeError, ValueError)  # of a stranger's record
 MOST_CARD_BYTES = 2**20  # it is parsed
@@ -223,8 +223,7 @@ def _front(text: str) -> dict[str, Any]:
     beginning, _, rest = text.partition(FENCE)
     front, fence, _ = rest.partition(f"\n{FENCE}")
     try:
-        check_yaml(front, f"{CARD}: its front matter")
-        document = yaml.safe_load(front)
+        document = load_yaml(front, f"{CARD}: its front matter")
         same = yaml.safe_dump(document, sort_keys=False) == f"{front}\n"
     except (yaml.YAMLError, RecursionError, ValueError):
         document, same = None, False

@@ -19,7 +19,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -29,7 +29,7 @@ from pipeline.net.host import DEEPEST, check_name
 
 # At most, of what packed data unpack to: bytes, or times their size. Text comes to 3 to 10 times.
 LEAST_UNPACKED, TIMES_UNPACKED = 2**22, 200
-YAML_DEPTH, YAML_NODES = 100, 100_000
+YAML_DEPTH, YAML_NODES, YAML_LENGTH = 100, 100_000, 2**20
 # With what NumPy and zipfile raise at files that are not theirs.
 A_FILE_OF_ARRAYS = (
     "a file of arrays",
@@ -151,8 +151,16 @@ def check_unpacked(packed: int, unpacked: int, name: str, least: int = 0) -> int
     return allowed
 
 
+def load_yaml(content: bytes | str, name: str, kind: str = "SafeLoader") -> Any:
+    """Return the value of YAML, in libyaml's time: Python's takes a minute for 10 MB of blanks."""
+    check_yaml(content, name)
+    return yaml.load(content, getattr(yaml, f"C{kind}", getattr(yaml, kind)))
+
+
 def check_yaml(content: bytes | str, name: str) -> None:
     """Check a stranger's YAML before it is parsed: parsers are recursive, and aliases multiply."""
+    if len(content) > YAML_LENGTH:
+        raise LockstepError(f"{name}: {len(content)} long, expected YAML of at most {YAML_LENGTH}")
     opened: list[tuple[str | None, int]] = []  # the anchors, and nodes so far, of what is not done
     sizes: dict[str, int] = {}
     loader = getattr(yaml, "CBaseLoader", yaml.BaseLoader)

@@ -39,7 +39,7 @@ from pipeline.sources.token_files.remote_files import (
     list_dataset,
     list_files,
 )
-from pipeline.stage.untrusted_files import check_yaml, expand, walk
+from pipeline.stage.untrusted_files import expand, load_yaml, walk
 
 log = logging.getLogger(__name__)
 
@@ -258,7 +258,6 @@ def subsets(readme: bytes, where: str) -> dict[str, HubSubset]:
     if beginning or not fence:
         return {}
     with expecting(where, "YAML in front of it", yaml.YAMLError, RecursionError, ValueError):
-        check_yaml(front, where)
-        document = yaml.safe_load(front)
+        document = load_yaml(front, where)
     matter = validate(FrontMatter, document if isinstance(document, dict) else {}, where)
     return {config.config_name: config for config in matter.configs}

@@ -13,6 +13,7 @@ from models.llama import llama
 from pipeline import runfile
 from pipeline.preflight import commands, plan, preflight
 from pipeline.preflight.row import CheckRow, Mark, lines
+from pipeline.stage import logs
 from pipeline.stage.keys import PROJECT, STAGES
 from tests import tiny
 from tests.errors import check_names, refused
@@ -179,6 +180,21 @@ def test_the_row_of_data_says_what_is_there_and_what_the_run_takes(tmp_path):
     rows = looks(written(tmp_path), tmp_path)
     check_names(said(rows, Mark.FINE)["data"], "the run takes 24: ", "sequences to train on, ")
     assert "24 sequences" not in said(rows, Mark.FINE)["data"]
+
+
+def test_a_terminal_of_80_columns_breaks_between_words_and_no_line_is_longer(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    run_file = written(tmp_path, model__LLM__lr_schedule__Cosine__base_lr=2.0)
+    commands.show(run_file, tmp_path)
+    for line in plan.plan(runfile.load(run_file), tmp_path, converted=False).lines():
+        logs.say(line)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) > 15
+    # a path has no place to break it
+    assert [line for line in lines if len(line) > 80 and " " in line.strip()] == []
 
 
 def test_a_dataset_that_is_not_there_is_a_row_that_fails(hub, tmp_path):

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.stage import untrusted_files
+from pipeline.stage.untrusted_files import YAML_LENGTH, load_yaml
 from tests.errors import check_names, refused
 from tests.pipeline.sources.options import refusal
 
@@ -93,3 +94,13 @@ def test_a_change_that_keeps_size_and_time_is_noticed(tmp_path, change):
         path.read_bytes()
     with refused(path, "changed while it was read"), untrusted_files.unchanged([path]):
         change(path)
+
+
+@pytest.mark.parametrize("blanks", ["\n" * 60_000_000, " " * 2**20 + "a"])
+def test_yaml_of_blanks_is_refused_by_its_size_before_it_is_parsed(blanks):
+    with refused("a.yaml", len(blanks)):
+        load_yaml(blanks, "a.yaml")
+
+
+def test_yaml_may_be_as_long_as_its_bound():
+    assert load_yaml("\n" * (YAML_LENGTH - 4) + "a: 1", "a.yaml") == {"a": 1}
