@@ -6,7 +6,7 @@ from pathlib import Path
 import tomlkit
 
 from lockstep.errors import LockstepError, RequestError
-from lockstep.files import write_text
+from lockstep.files import write_named
 from lockstep.machine.progress import size
 from lockstep.transcript.transcript import Transcript
 from parts.volunteers import keys, slots, stored_run
@@ -108,7 +108,7 @@ def _fetch_run(
     run = strangers.read(document.run, f"{address}/run.json", use, runtime)
     root.mkdir(parents=True, exist_ok=True)
     run_file = root / "run.toml"
-    write_text(run_file, tomlkit.dumps(_without_nulls(run.model_dump(mode="json"))))
+    write_named(run_file, tomlkit.dumps(_without_nulls(run.model_dump(mode="json"))))
     return run, run_file
 
 

@@ -18,7 +18,7 @@ HELD_OUT = {
 }
 HELD_OUT_SPLIT = "held-out split of the run's data"
 SAMPLE = ("held_out_stderr", "sequences", "split_sequences")  # what a held-out loss rests on
-WIDTH = 90  # of a line of verdict.txt, which the log prefixes with "witness: "
+WIDTH = 71  # of a line of verdict.txt: 80 with the "witness: " of the log
 
 
 def render(verdict: dict) -> str:
@@ -45,16 +45,23 @@ def render(verdict: dict) -> str:
     lines = [f"{_outcome(verdict)}: {reason(verdict)}"]
     for name, text in rows:  # an empty text has no lines
         first, indent = f"  {name:<12}", " " * 14
-        lines += textwrap.wrap(text, WIDTH, initial_indent=first, subsequent_indent=indent)
+        lines += _wrapped(text, first, indent)
     for finding in verdict["findings"]:
         effect = "got into the params" if finding["applied"] else "did not get into the params"
         lines += [
             f"round {finding['round']}, {who(finding['peer'])}: {finding['kind']} ({effect})",
-            *textwrap.wrap(finding["detail"], WIDTH, initial_indent="  ", subsequent_indent="    "),
+            *_wrapped(finding["detail"], "  ", "    "),
         ]
         if finding["bundle"]:
             lines.append(f"  lockstep replay data/verdict/{finding['bundle']}")
     return printable("\n".join(lines)) + "\n"
+
+
+def _wrapped(text: str, first: str, indent: str) -> list[str]:
+    """Return lines of whole words: a hash is longer than a line may be."""
+    words = textwrap.TextWrapper(WIDTH, first, indent, break_long_words=False)
+    words.break_on_hyphens = False
+    return words.wrap(text)
 
 
 def measured_on(stderr: float | None, rows: int, split_size: int) -> str:
