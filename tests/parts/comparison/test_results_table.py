@@ -109,9 +109,9 @@ def test_what_fails_has_a_column_of_losses_of_hours_and_of_tokens():
     late = record(compare, plain, [plain])
     assert (late["train_seconds"], late["coordinator_seconds"]) == (100.0, 0.0)
     assert late["seconds_for_all_tokens"] == 819_200  # it trained on 100 tokens in 100 seconds
-    assert same_tokens.rows[0][1] == f"{819_200 / 3600:.3g}"
+    assert same_tokens[1][0][1] == f"{819_200 / 3600:.3g}"
     count = f"{plain.first('tokens'):,}"
-    assert tokens.rows == [("a", count, count)]
+    assert tokens[1] == [("a", count, count)]
     assert [len(cells) for cells in whole[1]] == [len(whole[0])]
     assert len(list(tables(compared(), [plain]))) == 1
 
@@ -133,7 +133,7 @@ def test_what_a_failure_adds_is_a_paired_difference_from_the_same_method_without
     assert (found.mean, found.reach) == pytest.approx((1.005, 25.452 * 0.005), rel=1e-4)
     assert found.sure and not costs["b, liar"].sure
     added = list(tables(compare, table))[2]
-    assert added.rows == [("a", "–", str(found)), ("b", "–", str(costs["b, liar"]))]
+    assert added[1] == [("a", "–", str(found)), ("b", "–", str(costs["b, liar"]))]
     (line,) = (line for line in conclusions(compare, table) if "failures add" in line)
     assert "a, liar" in line and "b, liar" not in line and "pairs: 2" in line
     (line,) = (line for line in conclusions(compare, table[::2]) if "failures add" in line)
