@@ -23,7 +23,7 @@ class VerifyOutcome(Enum):
         "consistent, not verified",
         3,
         "nothing contradicts it, but its author chose what was repeated, bits could not be "
-        "compared, or another release wrote it",
+        "compared, another release wrote it, or, of volunteers, a key, a link or a state lacks",
     )
     CONTRADICTED = "not verified", 1, "something in it contradicts the rest"
     NOT_ASKED = "cannot be asked", 2, "the command is wrong, or asks for what is not published"
