@@ -21,6 +21,7 @@ from lockstep.errors import LockstepError
 from lockstep.files import sha256_file, write_json
 from lockstep.machine import memory
 from lockstep.machine.progress import Progress
+from lockstep.tables.explain import choices
 from pipeline import runfile
 from pipeline.stage import artifacts, devices, pins
 from pipeline.stage.artifacts import Paths
@@ -32,6 +33,7 @@ from pipeline.weights.fresh import fresh_params
 
 log = logging.getLogger(__name__)
 
+INIT = "model.LLM.checkpoint.Init.config"
 TEMPLATES = "additional_chat_templates"  # a folder of a tokenizer, beside chat_template.jinja
 
 
@@ -92,23 +94,29 @@ def check_readable(run: runfile.Run) -> None:
 # ---- Fresh weights ----
 
 
+def fresh_config(run: runfile.Run, checkpoint: runfile.CheckpointInit) -> dict[str, Any]:
+    """Return the config.json of a run's fresh weights, of which each key has a meaning."""
+    where, architecture = INIT, run.llm.architecture
+    hf_config = {"model_type": (hf.ARCHITECTURES[architecture] or [None])[0]} | checkpoint.config
+    hf.check_architecture(architecture, hf_config, where)
+    written = hf.model_of(hf_config, where)[1].to_hf()
+    for key, value in hf_config.items():  # unlike a config of the hub, ours has no unused keys
+        if key not in written:
+            known = choices(sorted(written), key)
+            raise LockstepError(f"{where}.{key}: unknown key, expected one of {known}")
+        if value != written[key]:
+            raise LockstepError(f"{where}.{key} is {value!r}, expected {written[key]!r}")
+    return hf_config
+
+
 def _init(run: runfile.Run, checkpoint: runfile.CheckpointInit, folder: Path) -> dict[str, Any]:
     """Write a Hugging Face folder of fresh weights, and read it like any other.
 
     All fresh weights are in memory while they are drawn; afterwards, a tensor at a time.
     """
-    where, architecture = "model.LLM.checkpoint.Init.config", run.llm.architecture
-    hf_config = {"model_type": (hf.ARCHITECTURES[architecture] or [None])[0]} | checkpoint.config
-    hf.check_architecture(architecture, hf_config, where)
-    model, model_config = hf.model_of(hf_config, where)
-    written = model_config.to_hf()
-    for key, value in hf_config.items():  # unlike a config of the hub, ours has no unused keys
-        if key not in written:
-            keys = ", ".join(sorted(written))
-            raise LockstepError(f"{where}.{key}: unknown key, expected one of {keys}")
-        if value != written[key]:
-            raise LockstepError(f"{where}.{key} is {value!r}, expected {written[key]!r}")
-    memory.check(model.shapes(model_config), where, run.runtime.memory_gb)
+    hf_config = fresh_config(run, checkpoint)
+    model, model_config = hf.model_of(hf_config, INIT)
+    memory.check(model.shapes(model_config), INIT, run.runtime.memory_gb)
     params = fresh_params(model, model_config, checkpoint.seed)
     (folder / "hf").mkdir()
     hf.write_folder(folder / "hf", hf_config, params, "float32")

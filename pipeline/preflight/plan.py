@@ -16,6 +16,7 @@ from lockstep.protocol import links
 from lockstep.protocol.committee import MAX_WITNESSES
 from lockstep.wire.message import KEPT_BYTES
 from pipeline import runfile
+from pipeline.convert import fresh_config
 from pipeline.preflight.model import model_of_run
 from pipeline.start import in_time
 from pipeline.start.round_settings import round_settings
@@ -204,7 +205,7 @@ def _model(run: runfile.Run, root: Path) -> tuple[Model, int]:
     """Return what is trained, and the rounds that it was trained for already."""
     checkpoint, init, subject = run.llm.checkpoint, root / "data" / "init", subject_of(run)
     if isinstance(checkpoint, runfile.CheckpointInit):
-        return dict(checkpoint.config), 0
+        return fresh_config(run, checkpoint), 0
     path = init / subject.described_in
     if not path.is_file():
         raise LockstepError(

@@ -81,7 +81,7 @@ class Preflight:
         match checkpoint := run.llm.checkpoint:
             case runfile.CheckpointInit():
                 summary = f"fresh weights of seed {checkpoint.seed}"
-                config = dict(checkpoint.config)
+                config = convert.fresh_config(run, checkpoint)
             case runfile.CheckpointHub() | runfile.CheckpointP2P():
                 self._files = files_of_run(checkpoint, self.root)
                 config, summary = self._files.config(), f"weights of {checkpoint.repo_id}"

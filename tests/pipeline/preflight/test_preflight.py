@@ -141,12 +141,15 @@ def test_what_a_repository_lacks_is_a_row_that_fails(files, failing, hub, tmp_pa
         ("hidden_act", "foo"),
         ("rope_scaling", {"type": "yarn"}),
         ("vocab_size", 10**15),
+        ("no_such_key", 1),
     ],
 )
 @pytest.mark.parametrize("place", ["Init", "Hub"])
 def test_a_model_that_one_row_refuses_is_read_by_no_other(place, key, value, tmp_path):
     config = {name: one for name, one in (tiny.MODEL | {key: value}).items() if one is not None}
     checkpoint = {"Init": {"seed": 0, "config": config}}
+    if key == "no_such_key" and place == "Hub":
+        pytest.skip("a config of the hub has keys for others")
     if place == "Hub":
         write_json(tmp_path / "model" / "config.json", config)
         (tmp_path / "model" / "model.safetensors").touch()
