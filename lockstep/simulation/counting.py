@@ -29,6 +29,7 @@ class CountingSwarm(Swarm):
     def weights(self, round_: Round) -> Mapping[int, int]:
         """Return what counts in each message; the number of examples if these count alike."""
         if not self.peers.programs.task.sums:
+            self._works = {}
             return round_.sequences
         before, keys = self._counts, {slot: round_.origin(slot) for slot in round_.spans}
         self._counts = {

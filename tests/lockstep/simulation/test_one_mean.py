@@ -4,6 +4,8 @@ The reference is NumPy in float64, on the whole batch at once. What is cut: micr
 or not, layouts, and peers, whose examples do not count alike.
 """
 
+import tracemalloc
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -125,3 +127,24 @@ def test_a_count_is_a_number_from_0_and_rows_are_read_once():
     data = Noting({name: x[row] for name, x in DATA.items()} for row in range(ROWS))
     simulate(counted, started(mean), data, optimizer=SGD, peers=2, steps=3, batch_size=7)
     assert data.reads == 3 * ROWS + 2 * 7 + 2  # and to see what they are
+
+
+@pytest.mark.parametrize("pair", [False, True])
+def test_rows_of_earlier_rounds_are_let_go(pair):
+    rows, held = {"x": np.ones((8, 2**15), np.float32)}, []
+
+    def loss(params, batch, rng):
+        losses = (batch["x"].mean(axis=1) - params["w"][0]) ** 2
+        return (losses.sum(), len(losses)) if pair else losses.mean()
+
+    def note(row):
+        held.append(tracemalloc.get_traced_memory()[0])
+
+    tracemalloc.start()
+    try:
+        simulate(
+            loss, started(mean), rows, optimizer=SGD, peers=1, steps=8, batch_size=8, on_round=note
+        )
+    finally:
+        tracemalloc.stop()
+    assert held[7] - held[3] < rows["x"].nbytes  # and not four times that
