@@ -2,6 +2,7 @@
 
 import textwrap
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 UNPRINTABLE = "\ufffd"  # Unicode's character for what cannot be shown
 NAMED = 4  # liars that one line has room for
@@ -19,17 +20,18 @@ HELD_OUT = {
 HELD_OUT_SPLIT = "held-out split of the run's data"
 SAMPLE = ("held_out_stderr", "sequences", "split_sequences")  # what a held-out loss rests on
 WIDTH = 71  # of a line of verdict.txt: 80 with the "witness: " of the log
+# A hash is longer than a line may be, and stays whole.
+_wrapped = partial(textwrap.wrap, width=WIDTH, break_long_words=False, break_on_hyphens=False)
 
 
 def render(verdict: dict) -> str:
     """Return verdict.txt: the verdict for a person, with the command that repeats each finding."""
-    replayed = verdict["replayed_windows"]
+    replayed, why = verdict["replayed_windows"], verdict["why_not_bitwise"]
     windows = f"{len(replayed)} of {verdict['windows']} windows"
     rows = [
         (
             "compared",
-            compared(verdict["why_not_bitwise"], verdict["tolerance"], verdict.get("repeats"))
-            + measured(verdict),
+            compared(why, verdict["tolerance"], verdict.get("repeats")) + measured(verdict),
         ),
         ("params", compared_params(verdict)),
         ("states", compared_states(verdict)),
@@ -44,24 +46,16 @@ def render(verdict: dict) -> str:
     ]
     lines = [f"{_outcome(verdict)}: {reason(verdict)}"]
     for name, text in rows:  # an empty text has no lines
-        first, indent = f"  {name:<12}", " " * 14
-        lines += _wrapped(text, first, indent)
+        lines += _wrapped(text, initial_indent=f"  {name:<12}", subsequent_indent=" " * 14)
     for finding in verdict["findings"]:
         effect = "got into the params" if finding["applied"] else "did not get into the params"
         lines += [
             f"round {finding['round']}, {who(finding['peer'])}: {finding['kind']} ({effect})",
-            *_wrapped(finding["detail"], "  ", "    "),
+            *_wrapped(finding["detail"], initial_indent="  ", subsequent_indent="    "),
         ]
         if finding["bundle"]:
             lines.append(f"  lockstep replay data/verdict/{finding['bundle']}")
     return printable("\n".join(lines)) + "\n"
-
-
-def _wrapped(text: str, first: str, indent: str) -> list[str]:
-    """Return lines of whole words: a hash is longer than a line may be."""
-    words = textwrap.TextWrapper(WIDTH, first, indent, break_long_words=False)
-    words.break_on_hyphens = False
-    return words.wrap(text)
 
 
 def measured_on(stderr: float | None, rows: int, split_size: int) -> str:
