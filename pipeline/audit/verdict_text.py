@@ -27,12 +27,10 @@ _wrapped = partial(textwrap.wrap, width=WIDTH, break_long_words=False, break_on_
 def render(verdict: dict) -> str:
     """Return verdict.txt: the verdict for a person, with the command that repeats each finding."""
     replayed, why = verdict["replayed_windows"], verdict["why_not_bitwise"]
+    how = compared(why, verdict["tolerance"], verdict.get("repeats")) + measured(verdict)
     windows = f"{len(replayed)} of {verdict['windows']} windows"
     rows = [
-        (
-            "compared",
-            compared(why, verdict["tolerance"], verdict.get("repeats")) + measured(verdict),
-        ),
+        ("compared", how),
         ("params", compared_params(verdict)),
         ("states", compared_states(verdict)),
         ("messages", compared_messages(verdict)),
