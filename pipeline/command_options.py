@@ -29,38 +29,40 @@ IN_PROGRESS = "A run in progress"
 RESULTS = "Results"
 RUN_FILES = "Run files"
 
-WORD_BITS = 64  # of a reader's word, at least
-TURNS = 10  # at least; of 16 random digits, one word in 20,000 has fewer
+WORD_DIGITS = 16  # of a reader's word, at least: 64 bits
+REPEATED = 4  # steps in a row that came before; of 1,000 random words of 16 digits one has some
 
 
 def check_word(word: str | None, option: str = "--seed") -> None:
     """Check that nobody can guess the word that a reader draws windows with, if there is one.
 
     Whoever guesses it knows which windows are never repeated. Only what a generator printed can be
-    counted, since nobody knows how many words people choose from: hexadecimal digits, of 4 bits
-    each, or log2(10) where all are decimal, log2(6) where all are letters; dashes, as in a UUID,
-    have none. Digits that repeat or count, alone or in blocks, are no random ones: of the steps
-    from each digit to the next, few pairs that follow each other differ. No rule sees that somebody
-    else knows a word, so these are the most bits that it can have.
+    counted, since nobody knows how many words people choose from: hexadecimal digits, letters and
+    decimals among them, as neither words nor times have; dashes, as in a UUID, are none. Where the
+    steps from each digit to the next are as they were before, the digits repeat or count, and are
+    no random ones. No rule sees that somebody else knows a word, or made it of another.
 
     Call it where a command takes a word of its reader's, before anything is drawn or fetched. The
     seeds of a run file are no such words.
 
     Raises:
-      RequestError: The word has fewer than `WORD_BITS` bits.
+      RequestError: The word has fewer than `WORD_DIGITS` random digits.
     """
     if word is None:
         return
-    digits, why = word.replace("-", ""), "no hexadecimal number"
-    if re.fullmatch(r"[0-9a-fA-F]+", digits):
-        kinds = 10 * bool(re.search(r"\d", digits)) + 6 * bool(re.search(r"[a-fA-F]", digits))
-        bits = math.floor(len(digits) * math.log2(kinds))
+    digits, why = word.replace("-", ""), "no hexadecimal number with digits and letters"
+    if re.fullmatch(r"(?=.*[0-9])(?=.*[a-fA-F])[0-9a-fA-F]+", digits):
         steps = [(int(b, 16) - int(a, 16)) % 16 for a, b in pairwise(digits)]
-        if bits >= WORD_BITS and len({*pairwise(steps)}) >= TURNS:
+        seen, old = set[tuple[int, ...]](), set[int]()
+        for at in range(len(steps) - REPEATED + 1):
+            run = tuple(steps[at : at + REPEATED])
+            old |= {*range(at, at + REPEATED)} if run in seen else set()
+            seen.add(run)
+        if len(digits) - len(old) >= WORD_DIGITS:
             return
-        why = f"{bits} bits" if bits < WORD_BITS else "digits that repeat or count"
+        why = f"{len(digits) - len(old)} digits that neither repeat nor count"
     raise RequestError(
-        f"{option} {brief(repr(word))}: {why}, expected {WORD_BITS} bits or more that nobody can "
+        f"{option} {brief(repr(word))}: {why}, expected {WORD_DIGITS} or more that nobody can "
         "guess, such as `openssl rand -hex 16` prints"
     )
 

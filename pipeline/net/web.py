@@ -2,7 +2,8 @@
 
 There is a limit on everything that a server could do without end. Headers, interim answers before
 them included, have as long as a stall and HTTP_HEADER_BYTES. Redirects are followed here, since
-urllib3 would read the body of each to its end, and credentials are shown to no other server.
+urllib3 would read the body of each to its end, and credentials are shown to no other server. None
+leads from https:// to http://, so no server answers whose name has no certificate.
 Failures that another attempt may fix are `TransientError`; every other is an error.
 """
 
@@ -148,6 +149,8 @@ def _follow(
         if method not in ("GET", "HEAD"):  # what is sent is for this server alone
             raise NotFetchedError(f"{request.name}: redirects {method}, expected an answer")
         target = urljoin(url, location)
+        if (urlsplit(url).scheme, urlsplit(target).scheme) == ("https", "http"):
+            raise NotFetchedError(f"{request.name}: redirects to http://, expected https://")
         if urlsplit(target)[:2] != urlsplit(url)[:2]:  # another server
             fields = {key: value for key, value in fields.items() if key.lower() not in CREDENTIALS}
         url = target

@@ -12,7 +12,6 @@ from enum import IntEnum
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
 
 from pydantic_core import PydanticUndefined, to_jsonable_python
 
@@ -25,7 +24,9 @@ from pipeline.runfile.run import Run
 from pipeline.runfile.tables import Evaluate, Runtime
 
 REPO_ID = r"\w[\w.-]*/\w[\w.-]*"
-PUBLIC_HOST = r"(?:[a-z0-9_-]+\.)+(?!local$|localhost$|internal$)[a-z][a-z0-9-]+"  # a name, no IP
+PRIVATE = "local|localhost|localdomain|internal|intranet|lan|home|corp|arpa"
+# Of a name, no IP; without what one parser takes for the end of a host and another does not.
+PUBLIC_URL = rf"https://(?:[\w-]+\.)+(?!(?:{PRIVATE})\b)[a-z][a-z0-9-]+(?::\d+)?(?:[/?][^\s\\]*)?"
 MOST_AT_ONCE = 2**16  # rows or requests: no batch has more sequences
 MOST_SNAPSHOTS = 2**20  # a reader lists them
 MADE_HERE = {"data_location": ("Dummy",), "checkpoint": ("Init", "Ephemeral")}  # nothing is read
@@ -66,12 +67,7 @@ def _lacks_hub_name(value: str) -> str:
 
 
 def _lacks_https(value: str) -> str:
-    try:
-        parts = urlsplit(value)
-        is_public = parts.scheme == "https" and re.fullmatch(PUBLIC_HOST, parts.hostname or "")
-    except ValueError:
-        is_public = False
-    if not is_public:
+    if not re.fullmatch(PUBLIC_URL, value, re.ASCII | re.IGNORECASE):
         return "the https:// address of a server with a public name"
     return "a server that needs no password of ~/.netrc" * bool(remote.resolve_web(value).headers)
 

@@ -23,8 +23,11 @@ def test_what_a_generator_prints_is_taken(digits):
         *("5f0c1e9a7d3b824", "3141592653589793", "deadbeefdecafbad", "\uff18" * 20),
         *("0" * 64, "0123456789abcdef", "1234567890abcdef" * 2, "f0" * 20, "8badf00d" * 4),
         *("a1b2c3d4e5f60718", "deadbeef00000000", "20261129" * 4, "5f0c1e9a" * 4, "-" * 64),
+        *("5f0c1e9a" * 3 + "5f0c1e9b", "5f0c1e9ad4" * 2, "5f0c1e9ad4b75f0c1e8ad4b7"),
+        *("2026-11-29-14-33-34-123456789", "1796000000123456789" * 2, "271828182845904523536028"),
+        *("00000000-0000-4000-8000-00000000000a", "f" * 40 + "1", "0f" * 9 + "0123456789abcdef"),
     ],
 )
 def test_a_word_that_is_short_or_follows_a_pattern_is_refused(word):
-    with refused("--seed", "expected 64 bits or more", "openssl rand -hex 16"):
+    with refused("--seed", "expected 16 or more", "openssl rand -hex 16"):
         check_word(word)

@@ -4,6 +4,7 @@ import json
 import re
 import select
 import socket
+import ssl
 import struct
 import threading
 import time
@@ -59,6 +60,7 @@ class Served:
       sent: bytes of the bodies of downloads, by the file's name.
       bytes_per_second: of one download; None: as fast as it goes.
       address: of the server.
+      tls: of https://; None: http://.
     """
 
     faults: list[Callable[[str, Answer], Answer]] = field(default_factory=list)
@@ -66,6 +68,7 @@ class Served:
     sent: dict[str, int] = field(default_factory=dict)
     bytes_per_second: float | None = None
     address: str = ""
+    tls: ssl.SSLContext | None = None
     lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
     handler: ClassVar[type["Handler"]]
 
@@ -192,10 +195,12 @@ def serving(handler: type[Handler], served: Served) -> Iterator[str]:
 
     bound_handler = type("Bound", (handler,), {"served": served})
     server = Server(("127.0.0.1", 0), bound_handler)
+    if served.tls is not None:
+        server.socket = served.tls.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_port}"
+        yield f"http{'s' * bool(served.tls)}://127.0.0.1:{server.server_port}"
     finally:
         server.stopping.set()
         server.shutdown()

@@ -189,6 +189,9 @@ REFUSED = [
             *("s3://bucket/mine", "http://data.example.org/a.txt", "https://localhost/a.txt"),
             *("https://127.0.0.1/a.txt", "https://2130706433/a.txt", "https://0x7f.1/a.txt"),
             *("https://[::1]/a.txt", "https://a.localhost/a.txt", "https://server/a.txt"),
+            *("https://localhost.localdomain/a", "https://router.lan/a", "https://a.home.arpa:1/a"),
+            *("https://data.example.org\t/a", "https://data.example.org/a\r\nHost: b"),
+            *("https://a.LAN", "https://127.0.0.1\\.data.example.org/a"),
         )
         for key, value in (
             ("Text.source", {"Text": {**TEXT, "source": place}}),
