@@ -3,8 +3,6 @@
 import shutil
 from pathlib import Path
 
-import tomlkit
-
 from lockstep.errors import LockstepError, RequestError
 from lockstep.files import write_named
 from lockstep.machine.progress import size
@@ -19,7 +17,7 @@ from pipeline import runfile
 from pipeline.command_options import run_stage
 from pipeline.net import limits
 from pipeline.net.limits import NetSettings
-from pipeline.runfile import Runtime, strangers
+from pipeline.runfile import Runtime, as_text, strangers
 from pipeline.runfile.strangers import Use
 from pipeline.stage import devices
 from pipeline.stage.artifacts import Paths
@@ -108,12 +106,5 @@ def _fetch_run(
     run = strangers.read(document.run, f"{address}/run.json", use, runtime)
     root.mkdir(parents=True, exist_ok=True)
     run_file = root / "run.toml"
-    write_named(run_file, tomlkit.dumps(_without_nulls(run.model_dump(mode="json"))))
+    write_named(run_file, as_text.run_file(run, "Of a run in a store."))
     return run, run_file
-
-
-def _without_nulls(value: object) -> object:
-    """Return a document of JSON as TOML can hold it: an absent key is null."""
-    if isinstance(value, dict):
-        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
-    return [*map(_without_nulls, value)] if isinstance(value, list | tuple) else value

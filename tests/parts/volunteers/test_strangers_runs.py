@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import pytest
-import tomlkit
 
 from lockstep.errors import RequestError
 from parts.volunteers import joining, keys, slots
@@ -13,6 +12,7 @@ from parts.volunteers.chain import opening
 from parts.volunteers.signed import sign
 from pipeline import runfile
 from pipeline.__main__ import app
+from pipeline.runfile import as_text
 from tests import tiny
 from tests.parts.publication.published_run import print_of
 from tests.parts.volunteers import volunteering
@@ -123,7 +123,7 @@ def test_a_lab_learns_that_nobody_could_join_before_it_opens(case, tmp_path):
     there = put(tmp_path, changes)
     tables = opening.read_run(joining.open_store(f"file://{there}"))[0].run
     run_file = tmp_path / "run.toml"
-    run_file.write_text(tomlkit.dumps(joining._without_nulls(tables)))
+    run_file.write_text(as_text.run_file(runfile.parse(tables, "run.json")))
     with pytest.raises(RequestError, match=f"{key} is "):
         joining.open_run(f"file://{tmp_path / 'new'}", run_file, tmp_path, tmp_path / "lab.pem")
     assert not (tmp_path / "new").exists()
