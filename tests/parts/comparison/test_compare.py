@@ -425,7 +425,7 @@ def test_a_result_that_is_not_as_it_was_written_is_one_line_that_names_its_file(
             for odd in (..., "1", -1, 1e300)
         ),
         *((key, odd) for key in ("held_out_rows", "train_seconds") for odd in (..., None, [1], {})),
-        *(("peak_bytes", odd) for odd in (..., "1", 10**400)),
+        *(("peak_bytes", odd) for odd in (..., "1", 10**30)),
     ],
 )
 def test_a_result_of_other_numbers_is_one_line_that_names_its_key(
