@@ -104,7 +104,7 @@ def _fetch_run(
     if document.release != (ours := opening.release()):
         raise RequestError(f"{address}: was opened by release {document.release}, expected {ours}")
     run = strangers.read(document.run, f"{address}/run.json", use, runtime)
-    root.mkdir(parents=True, exist_ok=True)
-    run_file = root / "run.toml"
+    run_file = root / "data" / "run.toml"  # root is the reader's, who may have one there
+    run_file.parent.mkdir(parents=True, exist_ok=True)
     write_named(run_file, as_text.run_file(run, "Of a run in a store."))
     return run, run_file

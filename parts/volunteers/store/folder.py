@@ -46,9 +46,12 @@ class FolderStore:
                 aside.unlink(missing_ok=True)
 
     def look(self, name: str, most: int) -> StoredObject | None:
-        """Read a regular file; its time is that of its last change."""
+        """Read a file, whose time is that of its last change; a pipe or a link has no bytes."""
         path = self._path(name)
         try:
+            status = os.lstat(path)
+            if not stat.S_ISREG(status.st_mode):
+                return StoredObject(b"", int(status.st_mtime))
             # does not wait for a pipe's other end
             descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
         except (FileNotFoundError, NotADirectoryError):
@@ -57,8 +60,6 @@ class FolderStore:
             raise LockstepError(f"{path}: {error.strerror}, expected a readable file") from error
         with expecting(path, "a readable file"), open(descriptor, "rb") as file:
             status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode):
-                raise LockstepError(f"{path}: not a regular file, expected one")
             content = file.read(most + 1) if status.st_size <= most else None
         is_long = content is None or len(content) > most
         return StoredObject(None if is_long else content, int(status.st_mtime))

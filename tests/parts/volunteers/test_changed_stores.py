@@ -212,6 +212,18 @@ def test_what_nobody_signed_costs_nobody(finished, store, tmp_path, what):
     assert named is None or named in said
 
 
+def test_what_is_no_file_costs_nobody(store, tmp_path):
+    for name, make in (
+        ("peers/001/001.json", os.mkfifo),
+        (slots.of_peer(LAST + 1, 1, "closed"), Path.mkdir),
+        (slots.of_peer(MIDDLE, 0, "asked"), lambda path: path.symlink_to("/dev/zero")),
+    ):
+        (store / name).parent.mkdir(exist_ok=True)
+        make(store / name)
+    status, said = outcome(store, tmp_path)
+    assert (status, "6 of 6 rounds" in said) == (0, True), said
+
+
 @pytest.mark.parametrize("name", ["peers/001/000.json", "run.json"])
 @pytest.mark.parametrize("change", [flipped, junk])
 def test_what_the_lab_signed_is_its_word_or_nothing(finished, store, tmp_path, name, change):

@@ -13,6 +13,7 @@ from parts.volunteers.signed import sign
 from pipeline import runfile
 from pipeline.__main__ import app
 from pipeline.runfile import as_text
+from pipeline.runfile.strangers import Use
 from tests import tiny
 from tests.parts.publication.published_run import print_of
 from tests.parts.volunteers import volunteering
@@ -115,6 +116,16 @@ def test_what_a_strangers_run_would_do_here_is_refused_before_anything(
         app([*join, "--key", str(tmp_path / "me.pem")])
     assert not [*root.iterdir()]  # nothing was fetched, or computed with
     assert not (tmp_path / CANARY).exists()
+
+
+def test_a_run_file_that_the_reader_has_is_not_replaced(tmp_path):
+    store, mine = put(tmp_path, {}), tmp_path / "run.toml"
+    mine.write_text("mine")
+    _, written = joining._fetch_run(
+        f"file://{store}", tmp_path, Use.JOINED, runfile.Runtime(), joining.PATIENCE
+    )
+    assert mine.read_text() == "mine"
+    assert runfile.load(written).links.clock == "store"
 
 
 @pytest.mark.parametrize("case", ATTACKS)
