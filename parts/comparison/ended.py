@@ -37,4 +37,6 @@ def read(path: Path) -> dict[str, Any]:
             values = [measure[name] for measure in content["curve"]]
             if values != sorted(values):
                 raise LockstepError(f"{path}: curve: {name} is smaller later, expected it to grow")
+    elif more := Trained.model_fields.keys() & content.keys() - {"loss"}:
+        raise LockstepError(f"{path}: loss is null, expected a number beside {min(more)}")
     return content

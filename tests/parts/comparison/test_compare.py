@@ -417,7 +417,7 @@ def test_a_result_that_is_not_as_it_was_written_is_one_line_that_names_its_file(
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        *(("loss", odd) for odd in (..., "3.5", True, [], 1e300)),
+        *(("loss", odd) for odd in (..., None, "3.5", True, [], 1e300)),
         *(("curve", odd) for odd in (..., [], None, 3, [{}], [{}, {}])),
         *(
             (key, odd)
