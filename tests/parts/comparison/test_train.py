@@ -1,6 +1,5 @@
 """A training of a comparison as a process: once for all that share it, and how it may end."""
 
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +15,7 @@ from tests.errors import refused
 
 def test_two_comparisons_at_once_train_what_they_share_once(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(train, "_keys", lambda content, *stages: list(stages))
+    monkeypatch.setattr(train, "keys_of", lambda content, *stages: list(stages))
     monkeypatch.setattr(train, "_run", lambda stage, run_file, root: 0)
     ended, began = [], threading.Barrier(2)
 
@@ -36,15 +35,18 @@ def test_two_comparisons_at_once_train_what_they_share_once(tmp_path, monkeypatc
     assert first == second and first["loss"] == 5.0 and len(ended) == 1
 
 
+def _runs(program: str, folder: Path, monkeypatch) -> None:
+    """Have each stage run a program instead."""
+    (folder / "pipeline.py").write_text(program)
+    monkeypatch.setattr(train, "PROJECT", folder)
+
+
 def test_a_training_diverged_if_its_exit_status_says_so_whatever_its_words_are(
     tmp_path, monkeypatch
 ):
     said = "error: data/diverged/x: No space left on device"
     for status in (DivergedError.status, 1):
-        program = f"import sys; print({said!r}); sys.exit({status})"
-        monkeypatch.setattr(
-            train, "_command", lambda *_, program=program: [sys.executable, "-c", program]
-        )
+        _runs(f"import sys; print({said!r}); sys.exit({status})", tmp_path, monkeypatch)
         with pytest.raises(LockstepError, match="^data/diverged/x: No space left") as raised:
             train._run("train", tmp_path / "run.toml", tmp_path)
         assert isinstance(raised.value, DivergedError) == (status == DivergedError.status)
@@ -52,7 +54,7 @@ def test_a_training_diverged_if_its_exit_status_says_so_whatever_its_words_are(
 
 def test_a_training_that_the_kernel_ends_is_said_to_be_and_its_log_named(tmp_path, monkeypatch):
     program = "import os; print('error: train: round 2/3', flush=True); os.kill(os.getpid(), 9)"
-    monkeypatch.setattr(train, "_command", lambda *_: [sys.executable, "-c", program])
+    _runs(program, tmp_path, monkeypatch)
     with refused(tmp_path / "train.log", "signal 9"):
         train._run("train", tmp_path / "run.toml", tmp_path)
 

@@ -90,7 +90,7 @@ NAN_PAYLOAD = bytes(NAN.payload).ljust(LENGTH, b"\0")
         (record(span=(0, 99)), PAYLOAD, "span"),
         (record(base="ee" * 32), PAYLOAD, "base"),
         (unbounded(loss=1.7e308), PAYLOAD, "form"),  # of two the mean is infinite
-        (unbounded(loss=10**400), PAYLOAD, "form"),
+        (unbounded(loss=10**300), PAYLOAD, "form"),
         (record(), None, "withheld"),
         (record(), StoredObject(PAYLOAD, 1_601), "withheld"),  # put after the round's limit
         (record(), PAYLOAD[:-1], "length"),
@@ -117,6 +117,7 @@ def test_message_that_does_not_count_has_a_reason(one, payload, reason):
     [
         record(key=OTHER),
         StoredObject(None, PUT),
+        unbounded(loss=10**400),  # no JSON that is read
         StoredObject(record().content[:-1], PUT),
         StoredObject(record().content.replace(b'"loss":1.5', b'"loss":1.4'), PUT),
         StoredObject(

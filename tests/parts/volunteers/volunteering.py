@@ -19,7 +19,7 @@ from tests import tiny
 
 FINISHED = ("000", "001", "002", "follower")
 BYTES = {"vocab_size": 258, "held_out_percent": 0.05, "shuffle": "DontShuffle"}  # text anywhere
-# As small as can be: in larger arrays a process of four devices sums in another order than one.
+# As small as can be: of larger arrays, own states of a process with all peers had other last bits.
 MODEL = tiny.MODEL | {"num_hidden_layers": 1, "vocab_size": BYTES["vocab_size"], "hidden_size": 4}
 STORED = {"links__clock": "store", "config__witness_nodes": 0}
 
