@@ -23,7 +23,7 @@ def test_two_comparisons_at_once_train_what_they_share_once(tmp_path, monkeypatc
         assert run_file.is_file()
         time.sleep(0.2)  # of the other, which waits
         ended.append(root)
-        return {"loss": 5.0}
+        return {"loss": None, "why": "it diverged"}
 
     def trained(_: int) -> dict:
         began.wait()
@@ -32,11 +32,12 @@ def test_two_comparisons_at_once_train_what_they_share_once(tmp_path, monkeypatc
     monkeypatch.setattr(train, "_train", trains)
     with ThreadPoolExecutor(2) as pool:
         first, second = pool.map(trained, range(2))
-    assert first == second and first["loss"] == 5.0 and len(ended) == 1
+    assert first == second and first["why"] == "it diverged" and len(ended) == 1
 
 
 def _runs(program: str, folder: Path, monkeypatch) -> None:
     """Have each stage run a program instead."""
+    folder.mkdir(exist_ok=True)
     (folder / "pipeline.py").write_text(program)
     monkeypatch.setattr(train, "PROJECT", folder)
 
@@ -46,7 +47,9 @@ def test_a_training_diverged_if_its_exit_status_says_so_whatever_its_words_are(
 ):
     said = "error: data/diverged/x: No space left on device"
     for status in (DivergedError.status, 1):
-        _runs(f"import sys; print({said!r}); sys.exit({status})", tmp_path, monkeypatch)
+        _runs(
+            f"import sys; print({said!r}); sys.exit({status})", tmp_path / str(status), monkeypatch
+        )
         with pytest.raises(LockstepError, match="^data/diverged/x: No space left") as raised:
             train._run("train", tmp_path / "run.toml", tmp_path)
         assert isinstance(raised.value, DivergedError) == (status == DivergedError.status)
