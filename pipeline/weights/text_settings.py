@@ -42,8 +42,7 @@ class TextSettings(NamedTuple):
     """What a folder says.
 
     Attributes:
-      beginning: The token of the vocabulary that begins a text or, if none does, ends the text
-        before it.
+      beginning: The token that begins a text or, if none does, ends the text before it.
       ends: Tokens that end a text, all of the vocabulary.
       generation: Settings of generation_config.json, or without one those of config.json.
     """
@@ -93,8 +92,9 @@ def read(
     begin, end, _ = KEYS
     firsts = [special.get(begin), special.get(end), said.get(begin), config.get(begin)]
     firsts += [said.get(end), config.get(end), parsed.bos_token_id]
-    first = [token for value in firsts for token in _ids(value, parsed.vocab_size)][:1]
-    return TextSettings(*first or [None], tuple(ends), config if generation is None else generation)
+    first = next((first for first in firsts if first not in (None, [])), None)
+    first = first[0] if isinstance(first, list) else first
+    return TextSettings(first, tuple(ends), config if generation is None else generation)
 
 
 def token_ids(

@@ -102,10 +102,3 @@ def test_a_setting_that_transformers_follows_and_this_does_not_is_said(plain, tm
     assert "repetition_penalty = 1.7" in told
     assert not any(key in told for key in ("num_beams", "min_p", "max_window_size"))
     assert "min_p = 0.1" in text_settings.read(folder, HF_CONFIG, None).not_done(drawn=True)
-
-
-@pytest.mark.parametrize("beyond", [10**6, [10**6], -1, "x"])
-def test_a_beginning_beyond_the_vocabulary_is_none(tmp_path, beyond):
-    generation = {"bos_token_id": beyond, "eos_token_id": END}
-    config = HF_CONFIG | {"bos_token_id": END + 1}
-    assert text_settings.read(tmp_path, config, None, generation).beginning == END + 1
