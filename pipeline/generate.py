@@ -86,8 +86,9 @@ class Continuations:
         ]
 
     def stream(self, prompt: str) -> Iterator[str]:
-        """Yield a prompt's continuation as it is written; a character only once it is complete."""
+        """Yield a prompt, and its continuation as it is written, each character once complete."""
         before, new, yielded = self._ids(prompt), [], ""
+        yield prompt
         for [piece] in self._writer.pieces(
             [before],
             max_new_tokens=self._wish.max_new_tokens,
@@ -164,7 +165,6 @@ def generate(
         return
     prompts = [_unicode(sys.stdin.read() if p == FROM_STDIN else p) for p in prompts]
     if len(prompts) == 1 and not as_json:
-        _say(prompts[0])
         _stream(model, prompts[0])
         return
     for number, result in enumerate(model.generate(prompts)):
@@ -187,7 +187,6 @@ def _converse(model: Continuations, as_json: bool) -> None:
             if as_json:
                 print(json.dumps(*model.generate([line])), flush=True)
             else:
-                _say(line)
                 _stream(model, line)
         except LockstepError as error:
             print(f"error: {error}", file=sys.stderr, flush=True)

@@ -123,10 +123,11 @@ def without_unknown(folder):
         (with_another_token, "def zebra", r"has token 272 in the prompt, expected .* \(272\)"),
     ],
 )
-def test_a_mistake_is_one_line(damage, prompt, said, lockstep, tmp_path):
+def test_a_mistake_is_one_line(damage, prompt, said, lockstep, tmp_path, capsys):
     damage(folder := write(tmp_path / "export"))
     with pytest.raises(LockstepError, match=said):
         lockstep(folder, prompt)
+    assert capsys.readouterr().out == ""  # nor the prompt
 
 
 def test_a_token_that_the_model_does_not_have_ends_no_text(folder, tmp_path):
