@@ -122,8 +122,9 @@ def test_a_file_that_is_no_signature_is_one_line(tmp_path):
         assert named in refused(found, FILES, key)
 
 
-def test_a_key_that_cannot_sign_or_verify_is_named_with_what_was_expected(tmp_path):
-    private, public = write_keys(tmp_path)
+def test_a_key_that_cannot_sign_or_verify_is_named_with_what_was_expected(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("k")  # a short path, which a message shows whole
+    private, public = write_keys(folder)
     other = rsa.generate_private_key(public_exponent=65537, key_size=1024)
     other_curve = ec.generate_private_key(ec.SECP256K1())
     secret = BestAvailableEncryption(b"word")
@@ -136,9 +137,9 @@ def test_a_key_that_cannot_sign_or_verify_is_named_with_what_was_expected(tmp_pa
         "public.pem": public.read_bytes(),
     }
     for name, content in keys.items():
-        (tmp_path / name).write_bytes(content)
+        (folder / name).write_bytes(content)
     for name in (*keys, "nothere.pem"):
-        with pytest.raises(LockstepError, match=r"\.pem: .* P-256") as caught:
-            signature.check_private(tmp_path / name)
+        with pytest.raises(LockstepError, match=f"{name}: .* P-256") as caught:
+            signature.check_private(folder / name)
         assert "PRIVATE" not in str(caught.value)
     assert "not a public key" in refused(None, FILES, private)
