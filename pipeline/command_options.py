@@ -38,12 +38,12 @@ def check_word(word: str | None, option: str = "--seed") -> None:
 
     Whoever guesses it knows which windows are never repeated. Only what a generator printed can be
     counted, since nobody knows how many words people choose from: hexadecimal digits, letters and
-    decimals among them, as neither words nor times have; dashes, as in a UUID, are none. Where the
-    steps from each digit to the next are as they were before, the digits repeat or count, and are
-    no random ones. No rule sees that somebody else knows a word, or made it of another.
+    decimals among them, as neither words nor times have. Dashes, as in a UUID, do not count. Where
+    the steps from each digit to the next are as they were before, the digits repeat or count, and
+    are not random. No rule sees that somebody else knows a word, or made it of another.
 
     Call it where a command takes a word of its reader's, before anything is drawn or fetched. The
-    seeds of a run file are no such words.
+    seeds of a run file are not such words.
 
     Raises:
       RequestError: The word has fewer than `WORD_DIGITS` random digits.
@@ -73,7 +73,7 @@ AS_WRITTEN = "as 5000, 100k, 1.5M, 1B or 1e9"
 
 
 def number_of(text: str) -> float:
-    """Return a number of things as people write it, AS_WRITTEN; NaN for what is none."""
+    """Return a number of things as people write it, AS_WRITTEN; else NaN."""
     match = NUMBER.fullmatch(text.strip().lower().replace("_", ""))
     return float(Decimal(match[1].replace(",", "")) * UNITS[match[2]]) if match else math.nan
 

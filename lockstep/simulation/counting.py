@@ -12,7 +12,7 @@ from lockstep.protocol.round import Round
 from lockstep.swarm.peers import SimulatedPeers
 from lockstep.swarm.swarm import Swarm
 
-MOST = 2**20  # of a weight, an integer, that stands for a count which is none
+MOST = 2**20  # of a weight, which is an integer, where counts are not
 
 
 class CountingSwarm(Swarm):

@@ -126,7 +126,7 @@ class LossTask:
         """Return the micro-batch's mean loss times its share of the examples, or sum and count.
 
         `loss_fn` sees whole micro-batches, and the rest of a local step as a batch of its own size.
-        Of a liar that does less, what is not full is filled up from its first examples.
+        A lazy liar's last micro-batch is filled up with its first examples.
         """
         real, share = weight
         size = rows_B.peer.shape[0]
