@@ -126,7 +126,7 @@ WORKLOAD = {"factory": "torch_classifier:Classifier", "config": {"hidden": 8}}
 COMMAND = WORKLOAD | {"inner": "command", "command": ["touch", "CANARY"]}
 
 
-def of_workload(workload):
+def with_workload(workload):
     """What a run file with such a workload has otherwise."""
     changes = {"workload": workload, "model__LLM__architecture": "HfAuto"}
     changes["model__LLM__checkpoint"] = "Ephemeral"
@@ -151,15 +151,15 @@ def test_a_process_started_by_hand_takes_no_settings_of_its_machine_from_a_train
 @pytest.mark.parametrize("workload", [WORKLOAD, COMMAND])
 def test_a_process_started_by_hand_runs_no_workload_of_a_trainer(workload):
     with refused("workload.factory", "--run"):
-        sidecar._of_others(None, tables(**of_workload(workload)))
+        sidecar._of_others(None, tables(**with_workload(workload)))
 
 
 @pytest.mark.parametrize("workload", [WORKLOAD, COMMAND])
 def test_a_process_started_by_hand_runs_the_workload_of_its_own_run_file(tmp_path, workload):
     own, mine = tmp_path / "run.toml", {"carrier": "processes", "worker_python": "/usr/bin/mine"}
-    tiny.write_run(own, tiny.run_document("nowhere", runtime=mine, **of_workload(workload)))
-    run = sidecar._of_others(own, tables(**of_workload(workload)))
+    tiny.write_run(own, tiny.run_document("nowhere", runtime=mine, **with_workload(workload)))
+    run = sidecar._of_others(own, tables(**with_workload(workload)))
     assert run.runtime.worker_python == "/usr/bin/mine" and run.runtime.worker_env == {}
     other = workload | {"config": {"hidden": 9}}
     with refused("workload.factory", "--run"):
-        sidecar._of_others(own, tables(**of_workload(other)))
+        sidecar._of_others(own, tables(**with_workload(other)))

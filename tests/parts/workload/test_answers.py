@@ -85,7 +85,7 @@ def work_of(worker):
 
 
 def line_of(ask):
-    """The line of an error, or "" where there is none; only such as end a peer are raised."""
+    """Return an error's line, "" without one; raise what does not end a peer."""
     try:
         ask()
     except StepError as error:
