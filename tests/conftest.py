@@ -8,6 +8,8 @@ from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
+import pytest
+
 # A script's background job ignores Ctrl-C, and so would all that tests start: what is handled here
 # is default there.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -57,6 +59,14 @@ def pytest_configure(config):
     digest = keys.digest_of_source
     known = cache(digest)
     keys.digest_of_source = lambda path: (known if PROJECT in path.parents else digest)(path)
+
+
+@pytest.fixture(autouse=True)
+def secrets_of_the_test_alone(monkeypatch):
+    """What one test keeps secret is not hidden in the messages of the next."""
+    from lockstep import errors
+
+    monkeypatch.setattr(errors, "_secrets", set(errors._secrets))
 
 
 # Whole runs, and peers in processes, which wait for each other.

@@ -13,12 +13,11 @@ from tests.pipeline.sources.options import refusal
 
 
 @pytest.fixture
-def folder(tmp_path_factory):
-    above = tmp_path_factory.mktemp("x")  # a short path, which a message shows whole
-    (above / "secret").write_text("ours")
-    (above / "given").mkdir()
-    (above / "given" / "a").write_text("theirs")
-    return above / "given"
+def folder(tmp_path):
+    (tmp_path / "secret").write_text("ours")
+    (tmp_path / "given").mkdir()
+    (tmp_path / "given" / "a").write_text("theirs")
+    return tmp_path / "given"
 
 
 @pytest.mark.parametrize("target", ["../secret", "../../../../etc/passwd", "below/secret"])
