@@ -25,10 +25,13 @@ from statistics import median
 
 from lockstep.protocol import consensus, driver
 from lockstep.protocol.attestation import Check, Claim, Ruling, attest, settle
-from lockstep.protocol.coordinator import CoordinatorError
+from lockstep.protocol.closing import Closing
+from lockstep.protocol.driver import RoundSettings
 from lockstep.protocol.round import Evidence, Message, Round
+from lockstep.tables.links import Links
 
 ROUNDS = 200
+LIMIT = 5.0  # seconds of a round
 TRIES = 1000  # of a message that is to escape the draw
 PLANS = ("eject", "stop", "lie", "safe", "last")
 SWARMS = ((4, 2, 0), (8, 2, 0), (10, 4, 20), (32, 8, 10))  # peers, witnesses, verification percent
@@ -47,7 +50,6 @@ class Settings:
     total_steps: int
     waiting_for_members_extra_time: float = 0
     warmup_time: float = 1
-    max_round_train_time: float = 5
     round_witness_time: float = 1
     cooldown_time: float = 0
     epoch_time: float | None = None
@@ -119,7 +121,7 @@ class Group:
         return Evidence(messages, {}, dict.fromkeys(messages, 1.0), (), (), (), (), (), 0.0)
 
     def _attested(self, evidence: Evidence, round_: Round) -> Evidence:
-        honest = consensus.witnessed(round_, evidence, 5)
+        honest = consensus.witnessed(round_, evidence, LIMIT)
         if self.plan not in ("eject", "stop"):
             return replace(evidence, attestations=honest)
         theirs = {p: c for p, c in evidence.commitments.items() if p in self.peers}
@@ -164,17 +166,19 @@ def follow(
     """Follow a plan through a run in which the last peers collude."""
     least = max(peers // 2, witnesses)
     settings = Settings(least, least, witnesses, percent, rounds)
-    progress = driver.ask(driver.start(settings, peers, seed, 1), range(peers))
+    rounds_of = RoundSettings(
+        coordinator=settings, links=Links(), peers=peers, seed=seed, row_tokens=1, micro_batch=1,
+        closing=Closing(limit=LIMIT, most_rows=256),
+    )  # fmt: skip
+    progress = driver.ask(driver.start(rounds_of, 0, 0, [0.0] * peers), range(peers))
     group = Group(frozenset(range(peers - colluders, peers)), plan, seed)
     outcome = Outcome()
     while True:
         step = progress.state.step
-        try:
-            progress, round_ = driver.next_round(progress)
-        except CoordinatorError:  # too few are left
-            outcome.ended = step
-            return outcome
+        progress, round_ = driver.next_round(progress)
         if round_ is None:
+            if progress.waiting:  # too few are left
+                outcome.ended = step
             return outcome
         evidence, liars = group.take(round_, outcome)
         progress, decision = driver.finish_round(progress, round_, evidence)

@@ -90,6 +90,7 @@ class Rounds:
     def __init__(self, peers: int, case: str):
         from lockstep.protocol import driver
         from pipeline import runfile
+        from pipeline.start.round_settings import round_settings
 
         run = runfile.load(Path("params/run.toml"))
         config = run.config.model_copy(
@@ -113,8 +114,7 @@ class Rounds:
         self.case, self.entries, self.sizes, self.attested = case, [], [], []
         self.silent = self.unnoticed = 0
         self.seconds: dict[str, list[float]] = defaultdict(list)
-        length = self.run.llm.max_seq_len
-        self.begin = driver.start(config, peers, run.peers.seed, length, 0, 0, [0.0] * peers)
+        self.begin = driver.start(round_settings(self.run), 0, 0, [0.0] * peers)
         self.progress = self.begin
 
     def take_round(self) -> None:

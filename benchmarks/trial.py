@@ -35,7 +35,7 @@ class Trial:
         count = run.peers.count
         state = State(self.params, shared, (own,) * count)
         self.peers = make_peers(self.programs, layout, state, jax.devices())
-        per_peer = round_settings(run).capacity(count)
+        per_peer = round_settings(run).closing.capacity(count)
         vocabulary = hf_config["vocab_size"]
         shape = per_peer, run.llm.max_seq_len
         tokens_NT = np.random.default_rng(0).integers(vocabulary, size=shape, dtype=np.int32)

@@ -11,7 +11,6 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -24,7 +23,7 @@ from lockstep.protocol.driver import RunProgress
 from lockstep.swarm.checkpoints import Checkpoints
 from lockstep.swarm.faults import FaultSchedule
 from lockstep.swarm.peers import RunningPeers, make_peers
-from lockstep.swarm.swarm import NotFiniteError, Swarm
+from lockstep.swarm.swarm import NotFiniteError
 from lockstep.swarm.training_loop import Record, StartingPoint, TrainingLoop
 from lockstep.transcript import curves
 from lockstep.transcript.entry import TABLES, Entry, Header
@@ -43,6 +42,7 @@ from pipeline.stage import devices, signals
 from pipeline.stage.artifacts import METRICS, Paths
 from pipeline.start import begin, in_time
 from pipeline.start.begin import Setup, repeats_bit_for_bit
+from pipeline.start.site import site_of
 from pipeline.subject import subject_of
 from pipeline.weights import upload
 
@@ -97,13 +97,12 @@ def run(run: runfile.Run, paths: Paths) -> None:
 def _train(setup: Setup, paths: Paths, held: HeldOutRows, stack: ExitStack) -> Path:
     """Take all rounds, from the newest checkpoint on; return the file of scores during training."""
     run, programs, scratch = setup.run, setup.programs, paths.scratch
-    over = _over_a_store(setup)
-    start = over.start if over else setup.start
-    writer = Writer(scratch / "transcript", run.snapshots(start.step))
+    site = site_of(setup)
+    writer = Writer(scratch / "transcript", run.snapshots(site.start.step))
     checkpoints = Checkpoints(scratch / "checkpoints", run.runtime.keep_steps)
     profile = stack.enter_context(Profile(run, scratch))
     record = Record(writer, checkpoints, run.runtime.checkpoint_every, profile.timed)
-    beginning = record.begin(start, setup.settings, checkpoints.newest(start.state))
+    beginning = record.begin(site.start, setup.settings, checkpoints.newest(site.start.state))
     peers = _make_peers(setup, beginning, scratch, record.state_is_due)
     stack.callback(peers.close)
     scores = _scores_of_tasks(setup, paths)
@@ -117,8 +116,7 @@ def _train(setup: Setup, paths: Paths, held: HeldOutRows, stack: ExitStack) -> P
         _check_environment(setup, scratch)
         log.info(f"train: resumes after round {beginning.step}")
         scores.resume(beginning.step)
-    if over:
-        beginning = over.begin(beginning, peers, writer)
+    beginning = site.begin(beginning, peers, writer)
     header = Transcript(writer.folder).header
     _say_where(run, peers, header)
 
@@ -126,7 +124,7 @@ def _train(setup: Setup, paths: Paths, held: HeldOutRows, stack: ExitStack) -> P
     latest = next((loss for loss in losses if loss is not None), header.held_out_loss)
     monitor = Monitor(run, paths.run, scratch, beginning.step, latest, lambda: scores.rows)
     faults = FaultSchedule(run.faults.schedule, run.peers.seed, programs.form)
-    swarm = (over.swarm if over else Swarm)(
+    swarm = site.swarm(
         setup.settings, peers, lambda _: setup.data, faults,
         must_pause=monitor.must_pause, timed=profile.timed, spool=scratch,
     )  # fmt: skip
@@ -137,11 +135,11 @@ def _train(setup: Setup, paths: Paths, held: HeldOutRows, stack: ExitStack) -> P
             Pauses(monitor, stops),
             _HeldOutLosses(run, measure, header.held_out_loss, profile.timed),
             _Scores(scores, peers, run.config.total_steps, profile.timed),
-            *([] if over else [_EpochPushes(run, peers, paths)]),  # never of a stranger's run
+            _EpochPushes(run, peers, paths),
             Terminal(bar, monitor, profile.timed),
             profile,
             stops,
-            *([over.place] if over else []),
+            *site.observers,
         ]
         training = TrainingLoop(swarm, beginning, record, run.config.total_steps, observers)
         try:
@@ -155,22 +153,6 @@ def _train(setup: Setup, paths: Paths, held: HeldOutRows, stack: ExitStack) -> P
     for kind in dict.fromkeys(fault.kind for fault in run.faults.schedule):
         log.info(f"train: fault {kind} fired {faults.fired[kind]} times")
     return scores.path
-
-
-def _over_a_store(setup: Setup) -> Any:
-    """Return what runs the volunteers over a store; None where all peers train here."""
-    run = setup.run
-    if run.links.clock != "store":
-        return None
-    if not run.runtime.store:
-        raise LockstepError(
-            '[runtime] store = "", expected the address of a store with links.clock = "store"'
-        )
-    for part in offered("stored_run"):
-        return part.stored_run(setup)
-    raise LockstepError(
-        f"[runtime] store = {run.runtime.store!r}, expected none: parts/volunteers is not here"
-    )
 
 
 def _make_peers(

@@ -114,8 +114,7 @@ def distances_of(lab: Lab, transcript: Transcript) -> Iterator[float]:
         round_, sent = entry.round, entry.evidence.messages
         messages = {peer: transcript.message(item, programs.form) for peer, item in sent.items()}
         for peer, message in messages.items():
-            span = round_.assignment[peer]
-            work = setup.settings.work(programs, setup.data, span, round_.trainers)
+            work = setup.work(round_.assignment[peer], round_.trainers)
             distance, own[peer] = replica.compare(own[peer], work, round_.step, message)
             yield float(distance)
         applied = {peer: messages[peer] for peer in entry.decision.applied}

@@ -4,7 +4,7 @@ Reading a run file must stay light, so JAX is imported only where an optimizer i
 """
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from lockstep.errors import LockstepError
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from lockstep.optim.aggregation import AggregateFn
     from lockstep.optim.optimizer import Optimizer
     from lockstep.optim.schedules import LearningRate
-    from lockstep.protocol.pace import Pace
+    from lockstep.protocol.closing import Closing, Pacing
 
 
 class Setting(NamedTuple):
@@ -80,7 +80,7 @@ class OptimizerVariant(Variant):
     """What a message holds: whole arrays; elements of a pseudogradient that its peer chose; or DCT
     coefficients that it chose, each of which is merged over the peers that sent it."""
     paced: ClassVar[bool] = False
-    """Whether rounds close without the peers that are late, by `pace`."""
+    """Whether rounds close without the peers that are late, by `closing`."""
 
     @property
     def parts(self) -> dict[str, "OptimizerVariant"]:
@@ -111,19 +111,9 @@ class OptimizerVariant(Variant):
         """Return what does not fit of the rest of its run; misfits.py has what is common to all."""
         return []
 
-    def pace(
-        self, speeds: Sequence[float], rows: int | None, *, batch: int, settle_every: int, last: int
-    ) -> "Pace | None":
-        """Return how rounds go on without those that are late; None where they wait for all.
-
-        Args:
-          speeds: Tokens per second of each peer.
-          rows: Rows of a local step; None where they vary.
-          batch: Rows of the largest round.
-          settle_every: Rounds after which nothing travels on; 0 for never.
-          last: The last round.
-        """
-        return None
+    def closing(self, common: "Closing", run: "Pacing") -> "Closing":
+        """Return what rounds wait for: by default, as is `common`, for all messages."""
+        return common
 
     def build(self, setting: Setting) -> "Optimizer":
         """Return the optimizer; `build` below checks first that it fits."""

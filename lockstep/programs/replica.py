@@ -14,7 +14,7 @@ from lockstep.optim.optimizer import RoundPeers, Tree
 from lockstep.programs.local_training import Work
 from lockstep.programs.placement import DeviceGroup
 from lockstep.programs.train_step import PeerResult, Programs
-from lockstep.protocol.pace import age_of, slot
+from lockstep.protocol.closing import age_of, slot
 from lockstep.wire import spool
 
 

@@ -1,17 +1,104 @@
-"""What peers agree on in a round: the messages that are applied, and the proven liars."""
+"""What peers agree on in a round: by whose reports, the messages that are applied, the liars."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
 from lockstep.protocol import committee
 from lockstep.protocol.attestation import Attestation, Check, Claim, attest, proven, settle
-from lockstep.protocol.pace import Pace, sender
-from lockstep.protocol.round import Evidence, Round
-from lockstep.protocol.run_state import Settings
+from lockstep.protocol.closing import sender
+from lockstep.protocol.round import Evidence, Round, commitments_of
+from lockstep.protocol.sets import Bloom, ExactSet, participant
+
+STORE = -1  # the witness of a run over a store
+
+
+# ---- Who says that a round ended, and with which messages ----
+
+
+@dataclass(frozen=True)
+class ElectedWitnesses:
+    """Witnesses are elected in each round, and attest to the messages that they hold."""
+
+    #: Whether somebody who is no member may report on a round, and so lie.
+    from_anybody: ClassVar[bool] = False
+    #: Whether who records a run has what each peer owns, as a snapshot of the whole state needs.
+    show_own: ClassVar[bool] = True
+
+    def witnesses(self, members: Sequence[int], seed: int, nodes: int) -> tuple[int, ...]:
+        """Return who reports on a round; `nodes` is witness_nodes."""
+        return tuple(members[index] for index in committee.witnesses(seed, len(members), nodes))
+
+    def participants(self, round_: Round, evidence: Evidence) -> Iterable[tuple[int, Bloom]]:
+        """Yield who reported on a round, and the peers that it heard from, as a filter."""
+        for attestation in evidence.attestations:
+            yield attestation.witness, attestation.participants_filter(round_.seed)
+
+    def supported(
+        self, round_: Round, evidence: Evidence, slots: Sequence[int], quorum: int
+    ) -> tuple[set[int], dict[int, str]]:
+        """Return the messages that a quorum holds, and the liars that attestations prove.
+
+        `slots` are those of the messages that arrived in time, and a liar's text says what it did.
+        """
+        liars: dict[int, str] = {}
+        commitments = commitments_of(round_, evidence)
+        others = {peer: message.commitment for peer, message in evidence.others.items()}
+        votes: dict[int, list[str]] = {}
+        refusals: Counter[int] = Counter()
+        could_arrive = set(slots) - set(evidence.broken)
+        for attestation in evidence.attestations:
+            if not could_arrive.issuperset(attestation.received):
+                liars[attestation.witness] = "false witness"
+                continue  # a liar's other claims count for nothing
+            for peer, commitment in proven(attestation, round_.seed, commitments, others).items():
+                votes.setdefault(peer, []).append(commitment)
+            refusals.update(set(attestation.refused))  # a witness that repeats a peer has one vote
+        supported = set()
+        for peer, held in votes.items():
+            if len(set(held)) > 1:
+                liars[peer] = "two messages"  # of this round: older ones have no other
+            elif len(held) >= quorum and held[0] == commitments[peer]:
+                supported.add(peer)
+        refused = {peer for peer, count in refusals.items() if count >= quorum}
+        liars |= dict.fromkeys(refused.intersection(evidence.broken), "no message")
+        return supported, liars
+
+
+@dataclass(frozen=True)
+class SharedStore:
+    """Messages lie in a store, which shows all peers the same, so nobody need attest to them."""
+
+    from_anybody: ClassVar[bool] = True
+    show_own: ClassVar[bool] = False
+
+    def witnesses(self, members: Sequence[int], seed: int, nodes: int) -> tuple[int, ...]:
+        """Return the store alone."""
+        return (STORE,)
+
+    def participants(self, round_: Round, evidence: Evidence) -> Iterable[tuple[int, ExactSet]]:
+        """Yield the peers whose messages the store shows: exactly these."""
+        yield STORE, ExactSet(frozenset(map(participant, evidence.present(round_.peers))))
+
+    def supported(
+        self, round_: Round, evidence: Evidence, slots: Sequence[int], quorum: int
+    ) -> tuple[set[int], dict[int, str]]:
+        """Return the messages that the store shows in time, and the liars that it proves."""
+        broken = set(evidence.broken).intersection(slots)
+        liars = dict.fromkeys(broken, "no message")
+        return set(slots) - broken, liars | dict.fromkeys(evidence.false_links, "false link")
+
+
+Reports = ElectedWitnesses | SharedStore
+"""Who says that a run's rounds ended, and with which messages; chosen once, when it starts."""
+
+
+# ---- What follows from it ----
 
 
 def judge(
-    round_: Round, evidence: Evidence, limit: float, quorum: int
+    round_: Round, evidence: Evidence, limit: float, reports: Reports, quorum: int
 ) -> tuple[tuple[int, ...], dict[int, str]]:
     """Return the slots of messages that everybody applies, and the proven liars with the reason.
 
@@ -26,14 +113,11 @@ def judge(
     - over a store, a sender whose bytes everybody refuses, and the author of a false link.
 
     A message is not applied if a dispute about it is open, or if its sender withheld the state that
-    a check needs. `limit` is max_round_train_time in seconds, or when the round closed; `quorum` is
-    the number of witnesses needed.
+    a check needs. `limit` is when the round closed, in seconds after its start; `quorum` is the
+    number of witnesses needed.
     """
     slots = arrived(round_, evidence, limit)
-    if round_.witnesses:
-        supported, liars = _witnessing(round_, evidence, slots, quorum)
-    else:
-        supported, liars = _stored(evidence, slots)
+    supported, liars = reports.supported(round_, evidence, slots, quorum)
     disputed, rulings = set(evidence.withheld), defaultdict(list)
     for ruling in evidence.rulings:
         rulings[ruling.verifier, ruling.peer].append(ruling)
@@ -81,14 +165,6 @@ def arrived(round_: Round, evidence: Evidence, limit: float) -> tuple[int, ...]:
     return in_time(earlier | evidence.arrivals, limit)
 
 
-def closes(pace: Pace | None, round_: Round, evidence: Evidence, settings: Settings) -> float:
-    """Return the seconds after its start at which a round closes."""
-    limit = settings.max_round_train_time
-    if pace is None:
-        return limit
-    return pace.closes(round_.step, evidence.arrivals.values(), len(round_.assignment), limit)
-
-
 def witnessed(round_: Round, evidence: Evidence, limit: float) -> tuple[Attestation, ...]:
     """Return the attestations that honest witnesses would give.
 
@@ -107,44 +183,3 @@ def witnessed(round_: Round, evidence: Evidence, limit: float) -> tuple[Attestat
         holds = held | {p: evidence.others[p].commitment for p in others if p in held}
         attestations.append(attest(witness, round_.seed, present, holds, others, refused))
     return tuple(attestations)
-
-
-def commitments_of(round_: Round, evidence: Evidence) -> dict[int, str]:
-    """Return the commitment of each message that a peer may hold in the round, by its slot."""
-    earlier = {peer: late.commitment for peer, late in round_.travelling.items()}
-    return earlier | {peer: message.commitment for peer, message in evidence.messages.items()}
-
-
-def _stored(evidence: Evidence, slots: Sequence[int]) -> tuple[set[int], dict[int, str]]:
-    """Return the peers whose message a store shows in time, and the liars that it proves."""
-    broken = set(evidence.broken).intersection(slots)
-    liars = dict.fromkeys(broken, "no message") | dict.fromkeys(evidence.false_links, "false link")
-    return set(slots) - broken, liars
-
-
-def _witnessing(
-    round_: Round, evidence: Evidence, slots: Sequence[int], quorum: int
-) -> tuple[set[int], dict[int, str]]:
-    """Return the peers whose message a quorum holds, and the liars that attestations prove."""
-    liars: dict[int, str] = {}
-    commitments = commitments_of(round_, evidence)
-    others = {peer: message.commitment for peer, message in evidence.others.items()}
-    votes: dict[int, list[str]] = {}
-    refusals: Counter[int] = Counter()
-    could_arrive = set(slots) - set(evidence.broken)
-    for attestation in evidence.attestations:
-        if not could_arrive.issuperset(attestation.received):
-            liars[attestation.witness] = "false witness"
-            continue  # a liar's other claims count for nothing
-        for peer, commitment in proven(attestation, round_.seed, commitments, others).items():
-            votes.setdefault(peer, []).append(commitment)
-        refusals.update(set(attestation.refused))  # a witness that repeats a peer has one vote
-    supported = set()
-    for peer, held in votes.items():
-        if len(set(held)) > 1:
-            liars[peer] = "two messages"  # of this round: older ones have no other
-        elif len(held) >= quorum and held[0] == commitments[peer]:
-            supported.add(peer)
-    refused = {peer for peer, count in refusals.items() if count >= quorum}
-    liars |= dict.fromkeys(refused.intersection(evidence.broken), "no message")
-    return supported, liars

@@ -26,7 +26,7 @@ Psyche's, except where Psyche loses work:
     | a batch whose message nobody applied is lost | reassigned, ahead of new sequences          |
     | the last of several checkpoints counts       | the first counts; another one is refused    |
     | a pause makes all members Withdrawn          | the Healthy ones                            |
-    | a round waits for all witnesses, or its time | with a pace, until enough have arrived      |
+    | a round waits for all witnesses, or its time | or for as much as its `Closing` says        |
     | peers attest to what they received           | over a store, which all see, nobody need    |
 """
 
@@ -34,13 +34,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from lockstep.protocol.closing import OnItsWay
 from lockstep.protocol.committee import Span
-from lockstep.protocol.pace import OnItsWay
 from lockstep.protocol.run_state import (
     ACTIVE,
     HALTED,
     MAX_PEERS,
-    STORE,
     ClientState,
     CoordinatorError,
     CoordinatorState,
@@ -90,13 +89,6 @@ class WitnessReport(NamedTuple):
     peer: int
     now: float
     participants: Bloom | ExactSet
-
-
-class Stored(NamedTuple):
-    """The store shows who took part in this round: to all the same, in place of all witnesses."""
-
-    participants: tuple[int, ...]
-    now: float
 
 
 class HealthCheck(NamedTuple):
@@ -154,16 +146,7 @@ class Resume(NamedTuple):
     now: float
 
 
-Report = (
-    WarmupWitness
-    | WitnessReport
-    | Stored
-    | HealthCheck
-    | Eject
-    | TravelOn
-    | Untrained
-    | Checkpointed
-)
+Report = WarmupWitness | WitnessReport | HealthCheck | Eject | TravelOn | Untrained | Checkpointed
 Event = Tick | Join | Leave | Close | Pause | Resume | Report
 
 
@@ -255,13 +238,6 @@ def _on_witness(state: CoordinatorState, event: WitnessReport) -> CoordinatorSta
     return state
 
 
-def _on_stored(state: CoordinatorState, event: Stored) -> CoordinatorState:
-    if not state.stored:
-        raise CoordinatorError(state, event, "the run has witnesses")
-    participants = ExactSet(frozenset(map(participant, event.participants)))
-    return _on_witness(state, WitnessReport(STORE, event.now, participants))
-
-
 def _all_spoke(state: CoordinatorState) -> bool:
     return len(state.spoken) == len(state.witnesses)
 
@@ -297,8 +273,7 @@ def _on_eject(state: CoordinatorState, event: Eject) -> CoordinatorState:
     _expect(state, event, RunState.RoundTrain, RunState.RoundWitness)
     members = {record.peer for record in state.peers} - set(state.ejected)
     for peer in event.peers:
-        # anybody may close a round of a store, and so lie, member or not
-        if peer not in members and (not state.stored or peer in state.ejected):
+        if peer not in members and (not state.reports.from_anybody or peer in state.ejected):
             raise CoordinatorError(state, event, f"peer {peer} is not a member")
         members.discard(peer)
     # A liar is ejected even if it has left or is silent, so that it cannot join again.
@@ -310,7 +285,7 @@ def _on_eject(state: CoordinatorState, event: Eject) -> CoordinatorState:
 
 def _on_close(state: CoordinatorState, event: Close) -> CoordinatorState:
     _expect(state, event, RunState.RoundTrain)
-    if state.pace is None:
+    if state.closing.waits_for_all and event.now < state.since + state.closing.limit:
         raise CoordinatorError(state, event, "rounds of this run wait for all messages")
     return _enter(state, RunState.RoundWitness, event.now)
 
@@ -366,7 +341,6 @@ _ON: dict[type, Callable[[CoordinatorState, Any], CoordinatorState]] = {
     Leave: _on_leave,
     WarmupWitness: _on_warmup_witness,
     WitnessReport: _on_witness,
-    Stored: _on_stored,
     HealthCheck: _on_health_check,
     Eject: _on_eject,
     Close: _on_close,

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 from lockstep.errors import LockstepError
 from lockstep.protocol import committee, coordinator
-from lockstep.protocol.consensus import arrived, closes, judge
-from lockstep.protocol.pace import OnItsWay, Pace, age_of, sender
+from lockstep.protocol.closing import Closing, OnItsWay, age_of, sender
+from lockstep.protocol.consensus import ElectedWitnesses, Reports, arrived, judge
 from lockstep.protocol.round import Decision, Evidence, Round, Travelling
 from lockstep.protocol.run_state import (
     MAX_PEERS,
@@ -21,6 +21,27 @@ from lockstep.protocol.run_state import (
     Settings,
 )
 from lockstep.protocol.sets import Bloom, participant
+from lockstep.tables.links import Links
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundSettings:
+    """What a round reads of a run."""
+
+    coordinator: Settings  #: `[config]`, as the coordinator reads it.
+    links: Links  #: `[links]`.
+    peers: int  #: How many may take part.
+    seed: int  #: `[peers] seed`, from which the seeds of rounds derive.
+    row_tokens: int  #: Tokens of a row, by which `[links]` and the batch ramp count.
+    micro_batch: int  #: Rows of a gradient computation.
+    closing: Closing  #: What a round waits for.
+    reports: Reports = ElectedWitnesses()  #: Who says that it ended, and with which messages.
+    stores_epochs: bool = False  #: Whether a peer stores the params that end an epoch.
+
+    @property
+    def trainers(self) -> int:
+        """The number of peers that train if all take part; the others verify."""
+        return self.peers - self.peers * self.coordinator.verification_percent // 100
 
 
 @dataclass(frozen=True)
@@ -37,6 +58,7 @@ class RunProgress:
     left: tuple[int, ...] = ()  #: Peers that left and have not asked to take part again.
     #: Peers that have once withheld the state that a verifier needed.
     withheld: frozenset[int] = frozenset()
+    stores_epochs: bool = False  #: Whether a member stores the params that end an epoch.
 
     @property
     def now(self) -> float:
@@ -68,45 +90,35 @@ class RunProgress:
         return self.state.pending_pause and self.state.run_state == RunState.Cooldown
 
 
-def start(  # noqa: PLR0913
-    settings: Settings,
-    count: int,
-    seed: int,
-    max_seq_len: int,
-    start_step: int = 0,
-    start_data_index: int = 0,
-    load_seconds: Sequence[float] | None = None,
-    pace: Pace | None = None,
-    *,
-    stored: bool = False,
-    each: int | None = None,
+def start(
+    settings: RoundSettings, step: int, data_index: int, loads: Sequence[float]
 ) -> RunProgress:
-    """Return a run at time 0, without members; `count` peers may take part.
+    """Return a run at time 0, without members.
 
-    A sequence has `max_seq_len` tokens, by which the batch ramp counts. A run that extends another
-    starts after its `start_step` rounds and `start_data_index` sequences. `load_seconds`, by peer,
-    is the time to fetch the params, by default 0. `stored` and `each` are as in `CoordinatorState`.
+    A run that extends another starts after its `step` rounds and `data_index` sequences. `loads`,
+    by peer, are the seconds that it takes to fetch the params.
     """
-    if not settings.init_min_clients <= count <= MAX_PEERS:
+    config, count = settings.coordinator, settings.peers
+    if not config.init_min_clients <= count <= MAX_PEERS:
         raise LockstepError(
-            f"[peers] count = {count}, expected {settings.init_min_clients} "
+            f"[peers] count = {count}, expected {config.init_min_clients} "
             f"([config] init_min_clients) to {MAX_PEERS}"
         )
-    if start_step >= settings.total_steps:
+    if step >= config.total_steps:
         raise LockstepError(
-            f"[config] total_steps = {settings.total_steps}, expected more than the {start_step} "
+            f"[config] total_steps = {config.total_steps}, expected more than the {step} "
             "steps that the earlier run trained"
         )
     state = CoordinatorState(
-        settings=settings,
-        max_seq_len=max_seq_len,
-        step=start_step + 1,
-        data_index=start_data_index,
-        pace=pace,
-        stored=stored,
-        each=each,
+        settings=config,
+        max_seq_len=settings.row_tokens,
+        closing=settings.closing,
+        reports=settings.reports,
+        step=step + 1,
+        data_index=data_index,
     )
-    return RunProgress(state, seed, tuple(load_seconds or (0.0,) * count))
+    loads, stores = tuple(loads), settings.stores_epochs
+    return RunProgress(state, settings.seed, loads, stores_epochs=stores)
 
 
 def ask(progress: RunProgress, peers: Iterable[int]) -> RunProgress:
@@ -178,9 +190,12 @@ def resume(progress: RunProgress) -> RunProgress:
 
 
 def checkpointer(progress: RunProgress) -> int | None:
-    """Return the member that stores the params which end an epoch: the first; None within one."""
+    """Return the member that stores the params which end an epoch: the first.
+
+    None within an epoch, and where nobody stores them.
+    """
     state = progress.state
-    if state.run_state != RunState.Cooldown:
+    if state.run_state != RunState.Cooldown or not progress.stores_epochs:
         return None
     return next((r.peer for r in state.peers if r.peer in state.healthy_members), None)
 
@@ -198,18 +213,15 @@ def checkpointed(progress: RunProgress, peer: int, params: str) -> RunProgress:
 
 
 def next_round(progress: RunProgress) -> tuple[RunProgress, Round | None]:
-    """Return the run at its next round, and that round, or None when the run has finished.
+    """Return the run at its next round, and that round; None when it has finished or is `waiting`.
 
-    Over a store None also tells that the run is `waiting`: requests to join are seen there.
     Calling it again before the round is finished returns the same round, so a run can be resumed.
 
     Raises:
-      CoordinatorError: The run is paused, or too few of its peers are left.
+      CoordinatorError: The run is paused.
     """
     while progress.state.run_state != RunState.RoundTrain:
-        if progress.state.run_state == RunState.Finished:
-            return progress, None
-        if progress.state.stored and progress.waiting:
+        if progress.state.run_state == RunState.Finished or progress.waiting:
             return progress, None
         progress = _advance(progress)
     return replace(progress, started=True), _round(progress)
@@ -221,9 +233,8 @@ def finish_round(
     """Return the run after a round, and the round's decision.
 
     A witness attests as soon as it holds every message, so the round may end early; if a message
-    is missing at max_round_train_time, or when the round closes by its `Pace`, it attests to the
-    others. Over a store nobody attests: it shows all peers the same. Then round_witness_time
-    passes, or longer while steps are checked and disputes settled.
+    is missing when the round closes, it attests to the others. Then round_witness_time passes, or
+    longer while steps are checked and disputes settled.
 
     Proven liars are ejected (`consensus.judge`), and so is a peer that withholds its state for the
     second time: the first time may be a crash. The sequences of every message that is neither
@@ -234,7 +245,7 @@ def finish_round(
     """
     state = progress.state
     _check(progress, round_, evidence)
-    limit = closes(state.pace, round_, evidence, state.settings)
+    limit = state.closing.closes(round_, evidence)
     missing = round_.spans.keys() - set(arrived(round_, evidence, limit))
     times = [*evidence.arrivals.values(), *(m.seconds for m in round_.travelling.values())]
     last = max(times, default=math.inf)  # none if all travelling messages are of other fragments
@@ -243,13 +254,13 @@ def finish_round(
 
     now = state.since + train_seconds
     if waited:
-        event = coordinator.Close(now) if state.pace else coordinator.Tick(now, round_.seed)
-        state = coordinator.tick(state, event)
-    state = _report(state, round_, evidence, now)
+        state = coordinator.tick(state, coordinator.Close(now))
+    for witness, participants in state.reports.participants(round_, evidence):
+        state = coordinator.tick(state, coordinator.WitnessReport(witness, now, participants))
 
     quorum = state.quorum
     # Health is judged after ejections, so that nobody is both a proven liar and merely silent.
-    applied, ejected = judge(round_, evidence, limit, quorum)
+    applied, ejected = judge(round_, evidence, limit, state.reports, quorum)
     repeated = progress.withheld.intersection(evidence.withheld)
     ejected = dict(sorted((dict.fromkeys(repeated, "no state") | ejected).items()))
     if ejected:
@@ -288,20 +299,6 @@ def finish_round(
     )
 
 
-def _report(
-    state: CoordinatorState, round_: Round, evidence: Evidence, now: float
-) -> CoordinatorState:
-    """Return the state after the witnesses reported whom they heard, or the store whom it shows."""
-    if state.stored:
-        present = tuple(evidence.present(round_.peers))
-        return coordinator.tick(state, coordinator.Stored(present, now))
-    for attestation in evidence.attestations:
-        participants = attestation.participants_filter(round_.seed)
-        report = coordinator.WitnessReport(attestation.witness, now, participants)
-        state = coordinator.tick(state, report)
-    return state
-
-
 def _on_their_way(
     state: CoordinatorState, round_: Round, evidence: Evidence, missing: Collection[int]
 ) -> tuple[OnItsWay, ...]:
@@ -309,25 +306,23 @@ def _on_their_way(
 
     Messages that never arrive, that receivers refuse, or that exist in two versions are left out.
     """
-    pace = state.pace
-    if pace is None or not pace.travels_on(round_.step):
-        return ()
+    travels_on, step = state.closing.travels_on, round_.step
     sent = evidence.arrivals.keys() - {*evidence.broken, *evidence.others}
     new = [
         OnItsWay(
             peer,
-            round_.step,
+            step,
             round_.assignment[peer],
             evidence.messages[peer].commitment,
             state.since + evidence.arrivals[peer],
         )
         for peer in sorted(sent.intersection(missing))
-        if pace.max_age
+        if travels_on(step, 0)
     ]
     older = [
         message
         for message in state.due
-        if (slot := state.slot_of(message)) in missing and age_of(slot) < pace.max_age
+        if (slot := state.slot_of(message)) in missing and travels_on(step, age_of(slot))
     ]
     return *older, *new
 
@@ -358,17 +353,17 @@ def _unheard(state: CoordinatorState, silent: Iterable[int], quorum: int) -> tup
 def _round(progress: RunProgress) -> Round:
     """Return the round in progress of a run in RoundTrain."""
     state = progress.state
-    plan = state.plan
+    plan, members = state.plan, tuple(record.peer for record in state.peers)
     return Round(
         step=state.step,
         epoch=state.epoch,
         seed=state.seed,
         data_index=state.data_index,
         batch_size=sum(last - first + 1 for first, last in plan.spans.values()),
-        peers=tuple(record.peer for record in state.peers),
+        peers=members,
         assignment=plan.spans,
         verifiers=state.verifiers,
-        witnesses=() if state.stored else state.witnesses,
+        witnesses=tuple(peer for peer in state.witnesses if peer in members),
         joined=progress.joining,
         travelling={
             state.slot_of(m): Travelling(

@@ -141,8 +141,11 @@ def speeds(links: Links, peers: int) -> tuple[float, ...]:
 def check_seconds(links: Links, verifier: int, peer: int, *, tokens: int, size: int) -> float:
     """Return the seconds until a verifier has fetched a peer's state and recomputed its step.
 
-    The step has `tokens` tokens, and the state `size` bytes.
+    The step has `tokens` tokens, and the state `size` bytes. By a real clock it takes none: checks
+    are made while the round waits.
     """
+    if not links.computed:
+        return 0.0
     mbps = min(_speed(links, "upload_mbps", peer), _speed(links, "download_mbps", verifier))
     fetch = _speed(links, "latency_seconds", peer) + _transfer(size, mbps)
     return fetch + tokens / _speed(links, "tokens_per_second", verifier)
@@ -151,8 +154,11 @@ def check_seconds(links: Links, verifier: int, peer: int, *, tokens: int, size: 
 def load_seconds(links: Links, peer: int, *, size: int) -> float:
     """Return the seconds that a joining peer takes to fetch `size` bytes: params and shared state.
 
-    It fetches from many others at once, so its own downlink is the limit.
+    It fetches from many others at once, so its own downlink is the limit. By a real clock it takes
+    none: a peer that joins has the params already when its round begins.
     """
+    if not links.computed:
+        return 0.0
     mbps = _speed(links, "download_mbps", peer)
     return _speed(links, "latency_seconds", peer) + _transfer(size, mbps)
 

@@ -8,8 +8,8 @@ from typing import Annotated
 from pydantic import Field
 
 from lockstep.protocol.attestation import Attestation, Check, Claim, Hash, Ruling
+from lockstep.protocol.closing import sender
 from lockstep.protocol.committee import Span
-from lockstep.protocol.pace import sender
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Round:
     #: others' params, and begin with a new state of their own.
     joined: tuple[int, ...]
     #: Messages of earlier rounds that are merged in this one if they arrive in time, by
-    #: `pace.slot`: 10,000 times the age, in versions of the fragment, and the peer.
+    #: `slot`: 10,000 times the age, in versions of the fragment, and the peer.
     travelling: Annotated[dict[int, Travelling], Field(exclude_if=not_)] = field(
         default_factory=dict
     )
@@ -164,3 +164,9 @@ class Decision:
     now: float  #: Simulated clock at the end of the round, seconds since the start of the run.
     #: Slots of messages that had not arrived, and may be merged in a later round.
     travelling: Annotated[tuple[int, ...], Field(exclude_if=not_)] = ()
+
+
+def commitments_of(round_: Round, evidence: Evidence) -> dict[int, str]:
+    """Return the commitment of each message that a peer may hold in the round, by its slot."""
+    earlier = {peer: late.commitment for peer, late in round_.travelling.items()}
+    return earlier | {peer: message.commitment for peer, message in evidence.messages.items()}

@@ -3,15 +3,17 @@
 import enum
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from lockstep.protocol import committee
+from lockstep.protocol.closing import Closing, OnItsWay, slot
 from lockstep.protocol.committee import Assignment, Span
-from lockstep.protocol.pace import OnItsWay, Pace, slot
 from lockstep.protocol.sets import Bloom, ExactSet
 
+if TYPE_CHECKING:
+    from lockstep.protocol.consensus import Reports
+
 MAX_PEERS = 256
-STORE = -1  # the only witness of a run over a store, which shows all peers the same
 
 
 class RunState(enum.IntEnum):
@@ -57,7 +59,6 @@ class Settings(Protocol):
     total_steps: int
     waiting_for_members_extra_time: float
     warmup_time: float
-    max_round_train_time: float
     round_witness_time: float
     cooldown_time: float
     epoch_time: float | None
@@ -81,6 +82,8 @@ class CoordinatorState:
 
     settings: Settings  #: The run's `[config]`.
     max_seq_len: int  #: Tokens in a sequence.
+    closing: Closing  #: What rounds wait for.
+    reports: "Reports"  #: Who says that they ended.
     run_state: RunState = RunState.WaitingForMembers  #: Where the run is.
     since: float = 0.0  #: Time at which it got there, seconds.
     step: int  #: The round being trained, or the next one; the first is 1.
@@ -105,10 +108,6 @@ class CoordinatorState:
     #: SHA-256 of the params that ended the epoch, once a member has stored them.
     checkpoint: str | None = None
     checkpointer: int | None = None  #: The first member that did.
-    stored: bool = False  #: Whether messages go over a store that all peers see.
-    #: Sequences of each trainer, however many there are; None where these divide a batch.
-    each: int | None = None
-    pace: Pace | None = None  #: When rounds close without late messages; None if they wait for all.
     #: Messages of earlier rounds that may still be merged, in this one or later.
     on_their_way: tuple[OnItsWay, ...] = ()
     travel_on: tuple[OnItsWay, ...] = ()  #: Messages of this round that `TravelOn` reported.
@@ -122,15 +121,13 @@ class CoordinatorState:
 
     @cached_property
     def witnesses(self) -> tuple[int, ...]:
-        """The elected witnesses of this warm-up or round; over a store, the store alone."""
-        if self.stored:
-            return (STORE,)
-        elected = committee.witnesses(self.seed, len(self.peers), self.settings.witness_nodes)
-        return tuple(self.peers[index].peer for index in elected)
+        """Who reports on this warm-up or round: some of the members, or a store alone."""
+        members = tuple(record.peer for record in self.peers)
+        return self.reports.witnesses(members, self.seed, self.settings.witness_nodes)
 
     @property
     def quorum(self) -> int:
-        """How many of the elected witnesses must agree."""
+        """How many of the witnesses must agree."""
         return committee.witness_quorum(len(self.witnesses))
 
     @cached_property
@@ -153,11 +150,7 @@ class CoordinatorState:
     def plan(self) -> Assignment:
         """What this round trains: its batch, of the ramp's size, spread over the trainers."""
         batch_size = self.settings.batch_size(self.data_index * self.max_seq_len)
-        if self.pace:
-            shares = {peer: self.pace.share(peer, batch_size) for peer in self.trainers}
-            return committee.plan_shares(shares, self.seed, self.data_index, self.untrained)
-        batch_size = len(self.trainers) * self.each if self.each else batch_size
-        return committee.plan(self.trainers, self.seed, self.data_index, batch_size, self.untrained)
+        return self.closing.assign(self, batch_size)
 
     @cached_property
     def due(self) -> tuple[OnItsWay, ...]:
@@ -167,13 +160,15 @@ class CoordinatorState:
     @property
     def not_due(self) -> tuple[OnItsWay, ...]:
         """Messages of earlier rounds whose fragment this round does not exchange."""
-        turns = 1 if self.pace is None else self.pace.fragments
-        return tuple(message for message in self.on_their_way if (self.step - message.step) % turns)
+        age = self.closing.age
+        return tuple(m for m in self.on_their_way if age(self.step, m.step) is None)
 
     def slot_of(self, message: OnItsWay) -> int:
         """Return the slot in this round of a message that it may merge."""
-        turns = 1 if self.pace is None else self.pace.fragments
-        return slot(message.peer, (self.step - message.step) // turns)
+        age = self.closing.age(self.step, message.step)
+        if age is None:
+            raise ValueError(f"a message of round {message.step} is not due in round {self.step}")
+        return slot(message.peer, age)
 
     @cached_property
     def spans(self) -> dict[int, Span]:
@@ -186,7 +181,7 @@ class CoordinatorState:
         durations = {
             RunState.WaitingForMembers: self.settings.waiting_for_members_extra_time,
             RunState.Warmup: self.settings.warmup_time,
-            RunState.RoundTrain: self.settings.max_round_train_time,
+            RunState.RoundTrain: self.closing.limit,
             RunState.RoundWitness: self.settings.round_witness_time,
             RunState.Cooldown: self.settings.cooldown_time,
         }

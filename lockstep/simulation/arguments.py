@@ -21,7 +21,8 @@ from lockstep.methods.schedule import AnySchedule, learning_rate_of
 from lockstep.optim.dense import from_optax
 from lockstep.optim.optimizer import Optimizer, Tree
 from lockstep.protocol import links
-from lockstep.swarm.peers import RoundSettings
+from lockstep.protocol.closing import Closing, Pacing
+from lockstep.protocol.driver import RoundSettings
 from lockstep.tables.explain import choices, validate
 from lockstep.tables.faults import KINDS, Fault, Schedule
 from lockstep.tables.links import Links
@@ -54,7 +55,6 @@ class SimulatedConfig:
     init_min_clients: int
     witness_nodes: int  # peers elected as witnesses; 0 is all, at most 32
     verification_percent: int
-    max_round_train_time: int
     total_steps: int = MOST_ROUNDS  # a simulation can go on later
     rounds_per_epoch: int = ROUNDS_PER_EPOCH
     epoch_time: None = None
@@ -193,7 +193,6 @@ class Arguments(Table):
             init_min_clients=least,
             witness_nodes=WITNESSES if many else 0,
             verification_percent=self.verification_percent,
-            max_round_train_time=self.max_round_train_time,
         )
 
     def round_settings(self, optimizer: Any) -> RoundSettings:
@@ -207,23 +206,22 @@ class Arguments(Table):
                 f"{self.trainers} peers with {inner_steps:,} local steps, expected at most "
                 f"{MOST_EXAMPLES:,}"
             )
+        closing = Closing(
+            limit=self.max_round_train_time, most_rows=rows, each=inner_steps * self.batch_size
+        )
+        if self.optimizer:
+            speeds = links.speeds(self.links, self.peers)
+            never = 0  # does it settle: nobody replays it
+            pacing = Pacing(speeds, self.rows_of_a_step, never, self.steps)
+            closing = self.optimizer.closing(closing, pacing)
         return RoundSettings(
             coordinator=self.config(rows),
             links=self.links,
             peers=self.peers,
             seed=self.seed,
             row_tokens=1,  # an example counts as one token
-            most_rows=rows,
-            each=inner_steps * self.batch_size,
             micro_batch=self.micro_batch or self.batch_size,
-            pace=self.optimizer
-            and self.optimizer.pace(
-                links.speeds(self.links, self.peers),
-                self.rows_of_a_step,
-                batch=rows,
-                settle_every=0,  # nobody replays it
-                last=self.steps,
-            ),
+            closing=closing,
         )
 
 

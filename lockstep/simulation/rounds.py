@@ -22,16 +22,16 @@ from lockstep.optim.transform import OptimizerState, lookahead_params
 from lockstep.programs.device_memory import device_memory
 from lockstep.programs.train_step import Programs
 from lockstep.protocol import links
-from lockstep.protocol.driver import RunProgress
+from lockstep.protocol.driver import RoundSettings, RunProgress
 from lockstep.simulation.arguments import Arguments
 from lockstep.simulation.counting import CountingSwarm
 from lockstep.simulation.examples import ExampleSet, PeerData
 from lockstep.simulation.result import Curves, Log, Result
 from lockstep.swarm.checkpoints import Checkpoints, Saved
 from lockstep.swarm.faults import FaultSchedule
-from lockstep.swarm.peers import RoundSettings, SimulatedPeers, make_peers
+from lockstep.swarm.peers import SimulatedPeers, make_peers
 from lockstep.swarm.swarm import NotFiniteError
-from lockstep.swarm.training_loop import Record, Start, TrainingLoop
+from lockstep.swarm.training_loop import Record, Start, TrainingLoop, Watch
 from lockstep.transcript.entry import Entry
 from lockstep.transcript.observer import Observer
 from lockstep.transcript.state import State
@@ -292,10 +292,11 @@ def take_rounds(problem: Problem, saved: SavedSimulation, log: Log) -> Result:
         faults = FaultSchedule(args.faults, args.seed, programs.form)
         swarm = CountingSwarm(settings, peers, data_of_peers.__getitem__, faults)
         observers = [
+            Watch(settings.closing.limit, "simulate"),
             measurements,
             _ProgressReporter(measurements, settings.micro_batch, bar, args.on_round),
         ]
-        training = TrainingLoop(swarm, start, saved.record, args.steps, observers, name="simulate")
+        training = TrainingLoop(swarm, start, saved.record, args.steps, observers)
         try:
             training.take_rounds()
         except NotFiniteError as error:
@@ -315,7 +316,7 @@ def _known(problem: Problem, curves: Curves) -> str:
     """Return what is known of why losses or gradients are not finite."""
     given = {"params": problem.params}
     for data in problem.data_of_peers:
-        rows = np.arange(min(problem.settings.most_rows, data.examples.count))
+        rows = np.arange(min(problem.settings.closing.most_rows, data.examples.count))
         given[data.examples.name] = data.take(rows).examples
     for name, tree in given.items():
         for leaf in jax.tree.leaves(tree):

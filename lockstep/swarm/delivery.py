@@ -18,9 +18,10 @@ import numpy as np
 from lockstep.optim.optimizer import Tree
 from lockstep.programs.train_step import Programs
 from lockstep.protocol import links
+from lockstep.protocol.driver import RoundSettings
 from lockstep.protocol.round import Decision, Round
 from lockstep.swarm.faults import FaultSchedule
-from lockstep.swarm.peers import RoundSettings, StepResult
+from lockstep.swarm.peers import StepResult
 from lockstep.wire import bound, exchange
 from lockstep.wire import message as wire
 from lockstep.wire.exchange import Sent
@@ -116,10 +117,10 @@ class SimulatedDelivery:
                     )
             beyond = bound.beyond({peer: packet.largest for peer, packet in arrived.items()})
             received = {p: packet.message for p, packet in arrived.items() if p not in beyond}
-        if self.settings.on_wall_clock:
-            arrivals = {peer: results[peer].seconds for peer in sent}
-        else:
+        if self.settings.links.computed:
             arrivals = self._arrivals(sent, round_, present, now)
+        else:
+            arrivals = {peer: results[peer].seconds for peer in sent}
         return Delivered(sent, others, receivers, received, self.faults.delay(arrivals, step))
 
     def encoded(
@@ -148,7 +149,7 @@ class SimulatedDelivery:
         sizes = {peer: len(packet.payload) for peer, packet in sent.items()}
         overlapped = self.programs.optimizer.overlapped
         arrivals = links.arrivals(self.settings.links, present, tokens, sizes, overlapped)
-        if self.settings.pace is None:
+        if self.settings.closing.waits_for_all:
             return arrivals
         for peer, size in sizes.items():
             train, send = links.own_seconds(self.settings.links, peer, tokens[peer], size)

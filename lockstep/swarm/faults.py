@@ -14,9 +14,9 @@ import numpy as np
 
 from lockstep.optim.optimizer import Tree
 from lockstep.programs.local_training import Work
-from lockstep.protocol import attestation, consensus
+from lockstep.protocol import attestation
 from lockstep.protocol.attestation import Attestation, Check, Claim
-from lockstep.protocol.round import Evidence, Round, Span
+from lockstep.protocol.round import Evidence, Round, Span, commitments_of
 from lockstep.swarm.lies import lie, tamper
 from lockstep.tables.faults import KINDS, Fault
 from lockstep.wire import exchange
@@ -188,7 +188,7 @@ class FaultSchedule:
         present = evidence.present(round_.peers)
         for original in honest:
             others = {peer: evidence.others[peer].commitment for peer in original.others}
-            sent = consensus.commitments_of(round_, evidence) | others
+            sent = commitments_of(round_, evidence) | others
             holds = {peer: sent[peer] for peer in original.received}
             for _, fault, peer in self._now(round_.step, "false_witness", "denying_witness"):
                 if peer != original.witness:

@@ -1,4 +1,4 @@
-"""What a round reads of a run, peers as it sees them, and those simulated on this machine.
+"""Peers as a round sees them, and those simulated on this machine.
 
 Simulated peers take turns if they outnumber device groups. Fused ones, of layouts "shard_map" and
 "vmap", step in one program: fast on many devices, but its bits differ from those of `peer_step`, so
@@ -7,7 +7,7 @@ an audit compares distances.
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
@@ -23,11 +23,7 @@ from lockstep.programs.local_training import Work
 from lockstep.programs.placement import AXIS, DeviceGroup, cut, cut_rows, device_groups, on_groups
 from lockstep.programs.replica import Replica
 from lockstep.programs.train_step import PeerResult, Programs
-from lockstep.protocol import consensus
-from lockstep.protocol.pace import Pace
-from lockstep.protocol.round import Evidence, Round
-from lockstep.protocol.run_state import Settings
-from lockstep.tables.links import Links
+from lockstep.protocol.driver import RoundSettings
 from lockstep.transcript.state import State
 from lockstep.wire.commitment import tree_hash
 
@@ -42,62 +38,15 @@ class Rows(Protocol):
         """Return the rows at these indices of the run's order: arrays [N, ...]."""
 
 
-@dataclass(frozen=True)
-class RoundSettings:
-    """What a round reads of a run."""
+def work_of(
+    settings: RoundSettings, programs: Programs, data: Rows, span: tuple[int, int], trainers: int
+) -> Work:
+    """Return the work of a peer that is assigned the rows of `span`, first to last.
 
-    coordinator: Settings  # `[config]`, as the coordinator reads it
-    links: Links
-    peers: int
-    seed: int  # `[peers] seed`
-    row_tokens: int  # tokens of a row, by which `[links]` and the batch ramp count
-    # rows of the largest batch, over all peers: shapes follow from it, not from a round's own
-    # batch, so that a batch ramp recompiles nothing.
-    most_rows: int
-    micro_batch: int  # rows of a gradient computation
-    stores_epochs: bool = False  # whether a peer stores the params that end an epoch
-    pace: Pace | None = None  # when rounds close without late messages; None if they wait for all
-    each: int | None = None  # rows of each trainer, however many there are; None if they share them
-
-    @property
-    def trainers(self) -> int:
-        """The number of peers that train if all take part; the others verify."""
-        return self.peers - self.peers * self.coordinator.verification_percent // 100
-
-    @property
-    def on_wall_clock(self) -> bool:
-        """Whether real time decides who is late, here or where a store is."""
-        return self.links.clock != "simulated"
-
-    @property
-    def stored(self) -> bool:
-        """Whether messages go over a store, whose clock decides who is late."""
-        return self.links.clock == "store"
-
-    def closes(self, round_: Round, evidence: Evidence) -> float:
-        """Return the seconds after its start at which a round closes."""
-        return consensus.closes(self.pace, round_, evidence, self.coordinator)
-
-    def work(self, programs: Programs, data: Rows, span: tuple[int, int], trainers: int) -> Work:
-        """Return the work of a peer that is assigned the rows of `span`, first to last.
-
-        Its shape follows from how many `trainers` there are in the round.
-        """
-        rows_N = data.take(np.arange(span[0], span[1] + 1))
-        return programs.work(rows_N, self.capacity(trainers), self.micro_batch)
-
-    def capacity(self, trainers: int) -> int:
-        """Return the most rows that one of `trainers` peers is assigned in any round.
-
-        Over a store it is for the fewest peers with which the run goes on: there peers come and go
-        in any round, and no time is left to compile a step of another shape; padding takes none.
-        """
-        if self.pace:
-            return self.pace.rows * max(self.pace.steps)
-        if self.each:
-            return self.each
-        fewest = min(trainers, self.coordinator.min_clients) if self.stored else trainers
-        return -(-self.most_rows // fewest)
+    Its shape follows from how many `trainers` there are in the round.
+    """
+    rows_N = data.take(np.arange(span[0], span[1] + 1))
+    return programs.work(rows_N, settings.closing.capacity(trainers), settings.micro_batch)
 
 
 def to_host(message: Tree, peer: int) -> Tree:

@@ -16,12 +16,12 @@ from lockstep.optim.optimizer import Tree
 from lockstep.programs.local_training import Work
 from lockstep.protocol import consensus, driver, links
 from lockstep.protocol.attestation import Check, Claim, Hash, Ruling
-from lockstep.protocol.coordinator import ClientState, CoordinatorError
-from lockstep.protocol.driver import RunProgress
+from lockstep.protocol.coordinator import ClientState
+from lockstep.protocol.driver import RoundSettings, RunProgress
 from lockstep.protocol.round import Evidence, Message, Round, Span
 from lockstep.swarm.delivery import Delivered, Outbox, SimulatedDelivery, TravellingMessages
 from lockstep.swarm.faults import FaultSchedule
-from lockstep.swarm.peers import RoundSettings, RoundSteps, Rows, RunningPeers, StepResult
+from lockstep.swarm.peers import RoundSteps, Rows, RunningPeers, StepResult, work_of
 from lockstep.transcript.entry import Entry, EpochParams
 from lockstep.wire import bound, exchange, sketches
 from lockstep.wire import message as wire
@@ -55,7 +55,7 @@ class Agreement:
         check are drawn, and only now their peers are asked for the state before them.
         """
         with self.timed("witness"):
-            limit = self.settings.closes(round_, evidence)
+            limit = self.settings.closing.closes(round_, evidence)
             honest = consensus.witnessed(round_, evidence, limit)
             evidence = replace(evidence, attestations=self.faults.attest(honest, round_, evidence))
         pairs = consensus.checked(round_, evidence)
@@ -100,8 +100,6 @@ class Agreement:
         return replace(evidence, rulings=tuple(rulings), settle_seconds=max(seconds))
 
     def _seconds(self, other: int, peer: int, checked: Checked) -> float:
-        if self.settings.on_wall_clock:  # checks are made while the round waits
-            return 0.0
         tokens = checked.work[peer].count * self.settings.row_tokens
         size = checked.own_bytes(peer)
         return links.check_seconds(self.settings.links, other, peer, tokens=tokens, size=size)
@@ -264,21 +262,18 @@ class Swarm:
         else:
             away = self.faults.away(step) | self.peers.absent
             applicants = tuple(peer for peer in range(self.settings.peers) if peer not in away)
-        progress = driver.ask(progress, applicants)
-        try:
-            progress, round_ = driver.next_round(progress)
-        except CoordinatorError:  # the run waits: call back members that are away
+        progress, round_ = driver.next_round(driver.ask(progress, applicants))
+        if progress.waiting:  # call back members that are away
             early = self.faults.return_early(step) or self.peers.await_return()
             returning = driver.may_ask(progress, early)
             applicants = (*applicants, *returning)
-            try:
-                progress, round_ = driver.next_round(driver.ask(progress, returning))
-            except CoordinatorError as error:
-                least = self.settings.coordinator.init_min_clients
-                raise LockstepError(
-                    f"[config] init_min_clients = {least}: fewer peers are left at round {step}, "
-                    f"and the run cannot go on: {error}"
-                ) from error
+            progress, round_ = driver.next_round(driver.ask(progress, returning))
+        if progress.waiting:
+            least = self.settings.coordinator.init_min_clients
+            raise LockstepError(
+                f"[config] init_min_clients = {least}: fewer peers are left at round {step}, and "
+                "the run cannot go on"
+            )
         return progress, applicants, round_
 
     def _sent_off(self, progress: RunProgress) -> tuple[int, ...]:
@@ -317,7 +312,8 @@ class Swarm:
         return RoundWork(assigned, done, loss, tuple(sorted(silent)))
 
     def _read(self, peer: int, span: Span, round_: Round) -> Work:
-        return self.settings.work(self.peers.programs, self.data_of(peer), span, round_.trainers)
+        programs, data = self.peers.programs, self.data_of(peer)
+        return work_of(self.settings, programs, data, span, round_.trainers)
 
     def _step(
         self, assigned: Mapping[int, Work], round_: Round
@@ -376,10 +372,10 @@ class Swarm:
     def _end_epoch(self, progress: RunProgress) -> tuple[RunProgress, EpochParams | None]:
         """Record the params that end an epoch, if a peer stores them."""
         peer = driver.checkpointer(progress)
-        if peer is None or not self.settings.stores_epochs:
+        if peer is None:
             return progress, None
-        stored = EpochParams(peer=peer, params=self.peers.params_hash())
-        return driver.checkpointed(progress, peer, stored.params), stored
+        ended = EpochParams(peer=peer, params=self.peers.params_hash())
+        return driver.checkpointed(progress, peer, ended.params), ended
 
 
 def mean_loss(losses: Mapping[int, float], weights: Mapping[int, int]) -> float | None:

@@ -14,9 +14,8 @@ import jax
 from lockstep.errors import LockstepError
 from lockstep.protocol import driver, links
 from lockstep.protocol.consensus import in_time
-from lockstep.protocol.driver import RunProgress
+from lockstep.protocol.driver import RoundSettings, RunProgress
 from lockstep.swarm.checkpoints import Checkpoints, Saved
-from lockstep.swarm.peers import RoundSettings
 from lockstep.swarm.swarm import FinishedRound, NotFiniteError, Swarm
 from lockstep.transcript.entry import Entry
 from lockstep.transcript.follow import follow
@@ -35,27 +34,11 @@ class Start(NamedTuple):
     data_index: int
 
     def progress(self, settings: RoundSettings) -> driver.RunProgress:
-        """Return the run before its first round, without members yet.
-
-        On the wall's clock a peer that joins has the params already when its round begins.
-        """
+        """Return the run before its first round, without members yet."""
         size = sum(leaf.nbytes for leaf in jax.tree.leaves((self.state.params, self.state.shared)))
         peers = range(settings.peers)
         loads = [links.load_seconds(settings.links, peer, size=size) for peer in peers]
-        if settings.on_wall_clock:
-            loads = [0.0] * settings.peers
-        return driver.start(
-            settings.coordinator,
-            settings.peers,
-            settings.seed,
-            settings.row_tokens,
-            self.step,
-            self.data_index,
-            loads,
-            settings.pace,
-            stored=settings.stored,
-            each=settings.each,
-        )
+        return driver.start(settings, self.step, self.data_index, loads)
 
 
 class StartingPoint(NamedTuple):
@@ -102,7 +85,7 @@ class Record:
         step, state, extras = saved or (start.step, start.state, None)
         if self.rounds:
             entries = self.rounds.cut(step)
-            progress = follow(progress, entries, self.rounds, stores=settings.stores_epochs)
+            progress = follow(progress, entries, self.rounds)
         return StartingPoint(step, state, progress, entries, extras)
 
     def forget(self, step: int) -> None:
@@ -186,7 +169,7 @@ class Watch(Observer):
 
 
 class TrainingLoop:
-    """A training in progress, up to its last round; errors call it `name`."""
+    """A training in progress, up to its last round."""
 
     def __init__(
         self,
@@ -195,15 +178,10 @@ class TrainingLoop:
         record: Record,
         last: int,
         observers: Sequence[Observer] = (),
-        *,
-        name: str = "train",
     ):
         self.swarm, self.record, self.last = swarm, record, last
         self.step, self.progress = start.step, start.progress
-        limit = swarm.settings.coordinator.max_round_train_time
-        # over a store anybody can make rounds empty, and a run waits for peers to come back
-        watch = [] if swarm.settings.stored else [Watch(limit, name)]
-        self.observers = [*watch, *observers]
+        self.observers = observers
         if start.extras:
             swarm.faults.restore(start.extras["faults"])
         if start.travelling:

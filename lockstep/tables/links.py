@@ -35,6 +35,11 @@ class Links(Table):
     begins, so config.max_round_train_time need not leave room for that. store: the clock of the
     object store over which volunteers exchange messages, in whole seconds."""
 
+    @property
+    def computed(self) -> bool:
+        """Whether all times follow from the numbers above; else they are real, and recorded."""
+        return self.clock == "simulated"
+
     def check(self, count: int, name: str = "peers.count") -> None:
         """Check that each list has a number for each of `count` peers, which errors call `name`.
 

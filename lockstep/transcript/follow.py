@@ -27,19 +27,15 @@ class ContradictionError(Exception):
         self.step, self.kind = step, kind
 
 
-def follow(
-    progress: RunProgress, entries: Iterable[Entry], source: RoundsFile, *, stores: bool = False
-) -> RunProgress:
+def follow(progress: RunProgress, entries: Iterable[Entry], source: RoundsFile) -> RunProgress:
     """Return where a run is after its recorded rounds; `progress` is the run before its first.
-
-    `stores` tells whether a peer stores the params that end an epoch.
 
     Raises:
       LockstepError: A round does not follow from those before it.
     """
     for number, entry in enumerate(entries, start=1):
         try:
-            progress = finish_round(begin_round(progress, entry), entry, stores=stores)
+            progress = finish_round(begin_round(progress, entry), entry)
         except ContradictionError as error:
             raise LockstepError(
                 f"{source.path}:{number}: round {error.step}: {error}, expected a round that "
@@ -65,7 +61,8 @@ def begin_round(progress: RunProgress, entry: Entry) -> RunProgress:
     except CoordinatorError as error:
         raise ContradictionError(step, "rounds", str(error)) from error
     if planned is None:
-        raise ContradictionError(step, "rounds", "the run ends before this round")
+        what = "waits for peers" if progress.waiting else "ends"
+        raise ContradictionError(step, "rounds", f"the run {what} before this round")
     if entry.round != planned:
         text = f"does not follow from the run file: {differing(planned, entry.round)}"
         raise ContradictionError(planned.step, "assignment", text)
@@ -74,8 +71,8 @@ def begin_round(progress: RunProgress, entry: Entry) -> RunProgress:
     return progress
 
 
-def finish_round(progress: RunProgress, entry: Entry, *, stores: bool = False) -> RunProgress:
-    """Return the run after the round it is in; `stores` as in `follow`.
+def finish_round(progress: RunProgress, entry: Entry) -> RunProgress:
+    """Return the run after the round it is in, which must be the recorded one.
 
     Raises:
       ContradictionError: The decision, or who stored the params, is not as recorded.
@@ -88,12 +85,11 @@ def finish_round(progress: RunProgress, entry: Entry, *, stores: bool = False) -
     if decision != entry.decision:
         text = f"does not follow from the evidence: {differing(decision, entry.decision)}"
         raise ContradictionError(step, "decision", text)
-    expected = driver.checkpointer(progress) if stores else None
-    stored = entry.checkpointed
-    if expected != (stored and stored.peer):
-        text = f"params stored by {stored and f'peer {stored.peer}'}, expected by {expected}"
+    expected, ended = driver.checkpointer(progress), entry.checkpointed
+    if expected != (ended and ended.peer):
+        text = f"params stored by {ended and f'peer {ended.peer}'}, expected by {expected}"
         raise ContradictionError(step, "decision", text)
-    return driver.checkpointed(progress, stored.peer, stored.params) if stored else progress
+    return driver.checkpointed(progress, ended.peer, ended.params) if ended else progress
 
 
 def differing(expected: object, actual: object) -> str:

@@ -215,16 +215,16 @@ def draw(
     count: int,
     *,
     kept: bool,
-    stored: bool,
+    show_own: bool,
 ) -> list[DrawnWindow]:
     """Draw `count` windows to publish with a seed of `seed_of`.
 
-    In a run over a store they are first windows: only the peer has what it owned later.
+    Where peers do not show what they own (`Reports.show_own`), they are first windows.
 
     Where messages are kept, all windows of peers are equally likely. Where they are not, the last
     one is always drawn: only its replay connects anything with the weights.
     """
-    candidates = possible(transcript, windows[:1] if stored else windows, kept)
+    candidates = possible(transcript, windows if show_own else windows[:1], kept)
     generator = random.Random(f"publication {seed}")
     chosen = [] if kept else candidates[-1:]
     rest = [window for window in candidates if window not in chosen]

@@ -196,12 +196,11 @@ def _write_proof(
     start = transcript.rounds[0].round.step - 1
     model, columns = transcript.header.model, read_shards(shards).columns
     data = begin.rows(run, model, shards)
-    kept = begin.blank(run, model, data, columns, start, 0).programs.form.kept
+    setup = begin.blank(run, model, data, columns, start, 0)
+    kept, show_own = setup.programs.form.kept, setup.settings.reports.show_own
     seed = layout.seed_of(transcript, seed, read_beacon(run.witness.beacon))
     windows = run.snapshots(start).windows
-    published = layout.draw(
-        transcript, windows, seed, count, kept=kept, stored=run.links.clock == "store"
-    )
+    published = layout.draw(transcript, windows, seed, count, kept=kept, show_own=show_own)
     names = sorted(published_transcript.files(transcript, published, run, kept=kept))
     with Progress("publish", total=len(names) + len(published), unit="file") as bar:
         for name in names:

@@ -98,7 +98,7 @@ def _audited(
     beacon = read_beacon(run.witness.beacon)
     drawn = layout.draw(
         transcript, due.windows, layout.seed_of(transcript, publication.seed, beacon),
-        publication.windows, kept=kept, stored=run.links.clock == "store",
+        publication.windows, kept=kept, show_own=setup.settings.reports.show_own,
     )  # fmt: skip
     check_transcript(publication, transcript, drawn, run, kept=kept)
     audited = None if kept else [w.window for w in drawn]

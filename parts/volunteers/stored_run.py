@@ -9,6 +9,7 @@ from lockstep.errors import LockstepError
 from lockstep.swarm.peers import SimulatedPeers
 from lockstep.swarm.swarm import Swarm
 from lockstep.swarm.training_loop import Start, StartingPoint
+from lockstep.transcript.observer import Observer
 from lockstep.transcript.transcript import Writer
 from parts.volunteers import keys, slots
 from parts.volunteers.addresses.ahead import AddressReader, open_addressed
@@ -44,6 +45,11 @@ class StoredRun:
     place: RunInStore
     volunteer: Volunteer | None
     setup: Setup
+
+    @property
+    def observers(self) -> list[Observer]:
+        """The run's place, which a checkpoint keeps."""
+        return [self.place]
 
     def begin(self, start: StartingPoint, peers: SimulatedPeers, writer: Writer) -> StartingPoint:
         """Return where a run goes on; with `[runtime] from_state` it begins after a state."""

@@ -8,8 +8,8 @@ import jax
 
 from lockstep.errors import LockstepError
 from lockstep.protocol import consensus, links
+from lockstep.protocol.driver import RoundSettings
 from lockstep.protocol.round import Message, Round
-from lockstep.swarm.peers import RoundSettings
 from lockstep.transcript.entry import TABLES, Entry
 from lockstep.transcript.follow import ContradictionError, begin_round, differing, finish_round
 from lockstep.transcript.state import State, hashes
@@ -76,7 +76,7 @@ def audit_rounds(
                 if refused != (broken := list(entry.evidence.broken)):
                     text = f"broken is {broken}, but the messages of peers {refused} are"
                     raise ContradictionError(entry.round.step, "messages", text)
-            progress = finish_round(progress, entry, stores=settings.stores_epochs)
+            progress = finish_round(progress, entry)
         except ContradictionError as error:  # nothing after it can be attributed
             return [*findings, *round_findings, _against_author(error.step, error.kind, str(error))]
         try:
@@ -138,9 +138,9 @@ def why_refused(
 def _audit_arrivals(entry: Entry, settings: RoundSettings, overlapped: float) -> list[Finding]:
     """Check that no message arrives before `[links]` allows it; later is its sender's affair.
 
-    On the wall's clock nobody can tell.
+    By a real clock nobody can tell.
     """
-    if settings.on_wall_clock:
+    if not settings.links.computed:
         return []
     sizes = {peer: message.bytes for peer, message in entry.evidence.messages.items()}
     tokens = _tokens(entry.round, settings)
@@ -164,8 +164,6 @@ def _audit_checks(entry: Entry, settings: RoundSettings, own_size: int) -> list[
         return _against_author(entry.round.step, "checks", text)
 
     def seconds(peer: int, checked: int) -> float:
-        if settings.on_wall_clock:
-            return 0.0
         count = tokens[checked]
         return links.check_seconds(settings.links, peer, checked, tokens=count, size=own_size)
 
@@ -202,7 +200,7 @@ def _tokens(plan: Round, settings: RoundSettings) -> dict[int, int]:
 
 def _audit_attestations(entry: Entry, settings: RoundSettings) -> list[Finding]:
     """Check that each witness attests what an honest one attests that received the same."""
-    limit = settings.closes(entry.round, entry.evidence)
+    limit = settings.closing.closes(entry.round, entry.evidence)
     honest = consensus.witnessed(entry.round, entry.evidence, limit)
     step, text = entry.round.step, "attested what did not arrive: {}"
     return [
@@ -346,12 +344,10 @@ def audit_snapshot(
 def whose_own_is_here(setup: Setup, transcript: Transcript, step: int) -> list[int]:
     """Return the peers whose own state a snapshot that is kept whole must have.
 
-    These are all peers; for a run over a store, those that the transcript has, since peers keep
-    what they own.
+    These are all peers; where peers do not show what they own, those that the transcript has.
     """
-    peers = range(setup.run.peers.count)
-    stored = setup.settings.stored
-    return [peer for peer in peers if not stored or transcript.has_own(step, peer)]
+    all_show, peers = setup.settings.reports.show_own, range(setup.run.peers.count)
+    return [peer for peer in peers if all_show or transcript.has_own(step, peer)]
 
 
 def audit_ends(

@@ -138,9 +138,7 @@ class WindowPeers:
 
     def work(self, entry: Entry, peer: int) -> Work:
         """Return a peer's work in a round."""
-        plan, setup = entry.round, self.setup
-        span = plan.assignment[peer]
-        return setup.settings.work(setup.programs, setup.data, span, plan.trainers)
+        return self.setup.work(entry.round.assignment[peer], entry.round.trainers)
 
     def step(self, entry: Entry, peer: int) -> Tree:
         """Take a peer's step, and return its message."""

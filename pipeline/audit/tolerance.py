@@ -259,8 +259,7 @@ def _window_distance(
         return 0.0
     replica = Replica.put(programs, group, *transcript.agreed(window.opening, like))
     own = transcript.own_before(window, peer, like.own[peer])
-    span = round_.assignment[peer]
-    work = setup.settings.work(programs, setup.data, span, round_.trainers)
+    work = setup.work(round_.assignment[peer], round_.trainers)
     first = replica.step(group.put(own), work, round_.step).message
     repeats = (replica.compare(group.put(own), work, round_.step, first) for _ in range(REPEATS))
     return float(np.max([jax.device_get(distance) for distance, _ in repeats]))

@@ -12,7 +12,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from lockstep.protocol.attestation import Hash
-from lockstep.protocol.pace import sender
+from lockstep.protocol.closing import sender
 from lockstep.protocol.round import is_none
 from lockstep.tables.table import Table
 from lockstep.transcript.transcript import Transcript

@@ -17,8 +17,8 @@ from typing import Literal, NamedTuple
 from lockstep.errors import LockstepError, expecting
 from lockstep.files import writes
 from lockstep.machine.progress import size
+from lockstep.protocol.closing import sender
 from lockstep.protocol.driver import RunProgress
-from lockstep.protocol.pace import sender
 from lockstep.protocol.run_state import ClientState
 from lockstep.tables.explain import validate_json
 from lockstep.tables.table import Table

@@ -113,11 +113,9 @@ def _round_seconds(run: runfile.Run, programs: Programs) -> float:
     """Return simulated seconds until an average round's messages have arrived, without faults."""
     config = run.config
     total = sum(size * count for size, count in config.sizes(run.llm.max_seq_len))
-    settings, limit = round_settings(run), config.max_round_train_time
+    settings = round_settings(run)
     times = in_time.arrivals(settings, programs, total / config.total_steps).values()
-    if settings.pace:
-        limit = settings.pace.closes(1, times, len(times), limit)
-    return min(max(times), limit)
+    return settings.closing.usual(times)
 
 
 def _seconds(run: runfile.Run, rounds: int, round_seconds: float, agreed: int) -> float:
@@ -174,7 +172,7 @@ def run_memory(run: runfile.Run, programs: Programs) -> DeviceMemory | None:
     """Return the memory that a run takes on the devices; None if the backend has no figures."""
     settings = round_settings(run)
     rows = np.zeros((run.peers.micro_batch, run.llm.max_seq_len), np.int32)
-    work = programs.work(rows[:1], settings.capacity(settings.trainers), len(rows))
+    work = programs.work(rows[:1], settings.closing.capacity(settings.trainers), len(rows))
     return device_memory(programs, run.peers.count, work, rows, load_all=True)
 
 

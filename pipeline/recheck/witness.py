@@ -137,7 +137,7 @@ def _repeats(published: PublishedRun) -> bool:
     group = device_groups(jax.devices(), programs.parts)[0]
     replica = Replica.put(programs, group, *transcript.agreed(window.opening, like))
     own = transcript.own(window.opening, peer, like.own[peer])
-    work = setup.settings.work(programs, setup.data, plan.assignment[peer], plan.trainers)
+    work = setup.work(plan.assignment[peer], plan.trainers)
 
     def once() -> str:  # `own` is donated, so each time a copy
         return tree_hash(jax.device_get(replica.step(group.put(own), work, plan.step)))
@@ -232,7 +232,7 @@ def _read_verdict(published: PublishedRun) -> Verdict:
     compared = how(run, why, exact, verdict.repeats, verdict.varied)
     windows = published.windows
     replayed = sample.draw(run, transcript, windows, sample.seed_of(run, transcript), kept)
-    if run.links.clock == "store":  # the author lacked what some peers owned before later windows
+    if not published.setup.settings.reports.show_own:  # so its author lacked it at later windows
         claimed = {(window.first, window.peer) for window in verdict.replayed_windows}
         replayed = [(w, p) for w, p in replayed if w == windows[0] or (w.first, p) in claimed]
     expected = judge(run, transcript, verdict.findings, compared, windows, replayed)

@@ -15,7 +15,8 @@ from lockstep.programs.local_training import Work
 from lockstep.programs.placement import device_groups
 from lockstep.programs.replica import Replica
 from lockstep.programs.train_step import PeerResult, Programs
-from lockstep.swarm.peers import RoundSettings, Rows
+from lockstep.protocol.driver import RoundSettings
+from lockstep.swarm.peers import Rows, work_of
 from lockstep.swarm.training_loop import Start
 from lockstep.transcript.state import State
 from lockstep.transcript.trees import load_nested, load_tree
@@ -59,6 +60,10 @@ class Setup:
     def subject(self) -> Subject:
         """What the run trains."""
         return subject_of(self.run)
+
+    def work(self, span: tuple[int, int], trainers: int) -> Work:
+        """Return the work of a peer that is assigned the rows of `span`, of so many trainers."""
+        return work_of(self.settings, self.programs, self.data, span, trainers)
 
     def environment(self, processes: int = 1) -> dict[str, str]:
         """Return what can change a result's bits here, with so many processes per peer."""
@@ -126,7 +131,7 @@ def self_test(setup: Setup) -> str:
     group = device_groups(jax.devices(), programs.parts)[0]
     replica = Replica.put(programs, group, state.params, state.shared)
     rows = index, index + programs.optimizer.inner_steps - 1
-    work = setup.settings.work(programs, setup.data, rows, setup.settings.peers)
+    work = setup.work(rows, setup.settings.peers)
     return tree_hash(jax.device_get(replica.step(group.put(state.own[0]), work, step + 1)))
 
 
@@ -145,10 +150,10 @@ def repeats_bit_for_bit(setup: Setup) -> bool:
     peers, of_user = setup.settings.peers, not setup.subject.varies_here
     # A row for each local step, or a micro-batch: a batch norm, say, needs two rows.
     count = programs.optimizer.inner_steps * (setup.settings.micro_batch if of_user else 1)
-    count = min(count, max(setup.settings.capacity(peers), programs.optimizer.inner_steps))
+    count = min(count, max(setup.settings.closing.capacity(peers), programs.optimizer.inner_steps))
 
     def work(first: int) -> Work:
-        return setup.settings.work(programs, setup.data, (first, first + count - 1), peers)
+        return setup.work((first, first + count - 1), peers)
 
     def once(work: Work, replica: Replica = replica) -> PeerResult:
         own = group.put(state.own[0])  # donated, so each time a copy

@@ -4,7 +4,7 @@ from lockstep.errors import LockstepError
 from lockstep.machine.progress import size
 from lockstep.programs.train_step import Programs
 from lockstep.protocol import links
-from lockstep.swarm.peers import RoundSettings
+from lockstep.protocol.driver import RoundSettings
 from pipeline import runfile
 from pipeline.start.round_settings import round_settings
 
@@ -22,11 +22,8 @@ def arrivals(settings: RoundSettings, programs: Programs, rows: float) -> dict[i
     Returns:
       By peer, seconds from the round's start on the simulated clock.
     """
-    peers = range(settings.peers)
-    shares = dict.fromkeys(peers, rows / settings.trainers)
-    if settings.pace:
-        shares = {peer: settings.pace.share(peer, int(rows)) for peer in peers}
-    tokens = {peer: count * settings.row_tokens for peer, count in shares.items()}
+    peers, share = range(settings.peers), settings.closing.share
+    tokens = {p: share(p, rows, settings.trainers) * settings.row_tokens for p in peers}
     sizes = dict.fromkeys(peers, programs.form.bytes_about)
     return links.arrivals(settings.links, peers, tokens, sizes, programs.optimizer.overlapped)
 
@@ -37,7 +34,7 @@ def check(run: runfile.Run, programs: Programs) -> str | None:
     Raises:
       LockstepError: No message can in any round, so nothing would be trained.
     """
-    if run.links.clock != "simulated":  # real time, which nobody knows yet
+    if not run.links.computed:  # nobody knows yet
         return None
     limit = run.config.max_round_train_time
     settings = round_settings(run)
@@ -56,7 +53,7 @@ def check(run: runfile.Run, programs: Programs) -> str | None:
             f"trained; {cure}"
         )
     late = [peer for peer, at in latest.items() if at > limit]
-    if not late or (settings.pace and settings.pace.max_age):  # which merges them later
+    if not late or settings.closing.travels_on(1, 0):  # so they are merged later
         return None
     return (
         f"[config] max_round_train_time = {limit}: {message} of peers {late} reaches all peers "

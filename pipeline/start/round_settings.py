@@ -1,26 +1,34 @@
 """What a round reads of a run file."""
 
 from lockstep.protocol import links
-from lockstep.swarm.peers import RoundSettings
+from lockstep.protocol.closing import Closing, Pacing
+from lockstep.protocol.consensus import ElectedWitnesses, SharedStore
+from lockstep.protocol.driver import RoundSettings
 from pipeline import runfile
 
 
 def round_settings(run: runfile.Run) -> RoundSettings:
     """Return the settings of a run's rounds."""
+    in_store = run.links.clock == "store"
+    closing = Closing(
+        limit=run.config.max_round_train_time,
+        most_rows=run.config.global_batch_size_end,
+        fewest=run.config.min_clients if in_store else None,  # volunteers come and go
+    )
+    pacing = Pacing(
+        speeds=links.speeds(run.links, run.peers.count),
+        rows=run.rows_of_a_step,
+        settle_every=run.witness.snapshot_every,
+        last=run.config.total_steps,
+    )
     return RoundSettings(
         coordinator=run.config,
         links=run.links,
         peers=run.peers.count,
         seed=run.peers.seed,
         row_tokens=run.llm.max_seq_len,
-        most_rows=run.config.global_batch_size_end,
         micro_batch=run.peers.micro_batch,
         stores_epochs=bool(run.config.checkpointers),
-        pace=run.llm.optimizer.pace(
-            links.speeds(run.links, run.peers.count),
-            run.rows_of_a_step,
-            batch=run.config.global_batch_size_end,
-            settle_every=run.witness.snapshot_every,
-            last=run.config.total_steps,
-        ),
+        reports=SharedStore() if in_store else ElectedWitnesses(),
+        closing=run.llm.optimizer.closing(closing, pacing),
     )

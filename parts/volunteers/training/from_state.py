@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 from lockstep.errors import LockstepError
 from lockstep.protocol import driver
-from lockstep.protocol.driver import RunProgress
+from lockstep.protocol.driver import RoundSettings, RunProgress
 from lockstep.protocol.round import Evidence, Message, Round
-from lockstep.swarm.peers import RoundSettings, SimulatedPeers
+from lockstep.swarm.peers import SimulatedPeers
 from lockstep.swarm.training_loop import StartingPoint
 from lockstep.transcript.entry import Entry, EpochParams
 from lockstep.transcript.transcript import Writer
@@ -204,7 +204,7 @@ class LateJoiner:
             raise FalseLinkError(f"round {link.round} applies {applied}, expected {expected}")
         driver.ask(progress, link.asked)  # raises where the run does not accept one of them
         stored, peer = None, driver.checkpointer(progress)
-        if peer is not None and self.settings.stores_epochs:
+        if peer is not None:
             stored = EpochParams(peer=peer, params=link.params)
             progress = driver.checkpointed(progress, peer, link.params)
         entry = Entry(

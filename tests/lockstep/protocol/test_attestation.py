@@ -19,7 +19,7 @@ from lockstep.transcript.entry import Entry
 from lockstep.transcript.transcript import Transcript, Writer
 from lockstep.transcript.windows import Snapshots
 from tests.lockstep.protocol import records
-from tests.lockstep.protocol.driver.driven_run import evidence
+from tests.lockstep.protocol.driver.driven_run import evidence, started
 
 SEED = 12345
 SENT = {peer: f"{peer:02x}" * 32 for peer in (0, 2, 3, 5)}
@@ -191,7 +191,7 @@ TEN = Settings(10, 5, 4, 20, total_steps=8)
 
 
 def first_round(seed: int = 1) -> tuple[driver.RunProgress, Round]:
-    return driver.next_round(driver.ask(driver.start(TEN, 10, seed, 1), range(10)))
+    return driver.next_round(driver.ask(started(TEN, 10, seed, row_tokens=1), range(10)))
 
 
 @pytest.mark.parametrize("colluders", [1, 2, 3, 4])

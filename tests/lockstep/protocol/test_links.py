@@ -19,6 +19,7 @@ class Table:
     upload_mbps: object = 8.0  # one megabyte a second
     download_mbps: object = 80.0  # ten
     topology: str = "broadcast"
+    computed: bool = True
 
 
 def test_a_message_arrives_after_its_tokens_the_latency_and_its_bytes():

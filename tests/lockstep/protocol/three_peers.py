@@ -3,6 +3,8 @@
 from dataclasses import dataclass, replace
 
 from lockstep.protocol import sets
+from lockstep.protocol.closing import Closing
+from lockstep.protocol.consensus import ElectedWitnesses
 from lockstep.protocol.coordinator import ClientState, CoordinatorState, PeerRecord, RunState
 from lockstep.protocol.sets import Bloom
 
@@ -18,7 +20,6 @@ class Settings:
     total_steps: int = 100
     waiting_for_members_extra_time: float = 10
     warmup_time: float = 20
-    max_round_train_time: float = 30
     round_witness_time: float = 2
     cooldown_time: float = 5
     epoch_time: float | None = None
@@ -29,6 +30,7 @@ class Settings:
 
 
 SEED = 12345
+CLOSING = Closing(limit=30, most_rows=16)
 HEALTHY, DROPPED = ClientState.Healthy, ClientState.Dropped
 WITHDRAWN, EJECTED = ClientState.Withdrawn, ClientState.Ejected
 
@@ -43,7 +45,14 @@ def heard(*peers: int) -> Bloom:
 
 
 def waiting(**changes) -> CoordinatorState:
-    state = CoordinatorState(settings=Settings(), max_seq_len=10, step=1, data_index=0)
+    state = CoordinatorState(
+        settings=Settings(),
+        max_seq_len=10,
+        closing=CLOSING,
+        reports=ElectedWitnesses(),
+        step=1,
+        data_index=0,
+    )
     return replace(state, **({"pending": (0, 1, 2)} | changes))
 
 

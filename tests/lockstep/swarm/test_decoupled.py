@@ -24,8 +24,8 @@ import pytest
 
 from benchmarks.simulated import Lab, Trained
 from lockstep.protocol import links
+from lockstep.protocol.closing import slot
 from lockstep.protocol.driver import RunProgress
-from lockstep.protocol.pace import slot
 from lockstep.swarm.faults import FaultSchedule
 from lockstep.swarm.peers import make_peers
 from lockstep.swarm.swarm import Swarm

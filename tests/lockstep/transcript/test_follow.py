@@ -12,7 +12,6 @@ import pytest
 
 from lockstep.errors import LockstepError
 from lockstep.protocol import consensus, driver
-from lockstep.protocol.coordinator import CoordinatorError
 from lockstep.protocol.driver import RunProgress
 from lockstep.protocol.round import Evidence, Message, Round
 from lockstep.transcript.entry import Entry, EpochParams
@@ -20,6 +19,7 @@ from lockstep.transcript.follow import follow
 from lockstep.transcript.transcript import RoundsFile, Writer
 from lockstep.transcript.windows import Snapshots
 from pipeline import runfile
+from pipeline.start.round_settings import round_settings
 from tests.lockstep.protocol import records
 from tests.lockstep.swarm.simulated import PEERS, run_of
 
@@ -39,7 +39,7 @@ RUN = run_with_checkpointers()
 
 
 def start() -> RunProgress:
-    return driver.start(RUN.config, PEERS, 1, 16, load_seconds=[1.0] * PEERS)
+    return driver.start(round_settings(RUN), 0, 0, [1.0] * PEERS)
 
 
 class Led(NamedTuple):
@@ -64,9 +64,8 @@ def led(seed: int) -> Led:
         if progress.pausing:
             progress = driver.resume(progress)
         progress = driver.ask(progress, asked)
-        try:
-            progress, round_ = driver.next_round(progress)
-        except CoordinatorError:  # it waits: all that may come do
+        progress, round_ = driver.next_round(progress)
+        if progress.waiting:  # all that may come do
             more = driver.may_ask(progress, range(PEERS))
             if not more:
                 return Led(entries, after, seen)
@@ -121,7 +120,7 @@ def test_a_coordinator_killed_after_any_round_is_where_it_was(tmp_path):
             rounds.round(entry)
         seen += run.seen
         for count in reversed(range(len(run.after))):
-            assert follow(start(), rounds.cut(count), rounds, stores=True) == run.after[count]
+            assert follow(start(), rounds.cut(count), rounds) == run.after[count]
     assert len(seen) == 8, seen
 
 
@@ -152,7 +151,7 @@ def test_rounds_that_were_damaged_are_refused_in_one_line(tmp_path, damage):
     first, second, third = rounds.path.read_text().splitlines()
     rounds.path.write_text(f"{first}\n{edit(second)}\n{third}\n")
     with pytest.raises(LockstepError, match=reason) as caught:
-        follow(start(), rounds.cut(3), rounds, stores=True)
+        follow(start(), rounds.cut(3), rounds)
     assert str(caught.value).startswith(f"{rounds.path}:2: ") and "\n" not in str(caught.value)
     assert len(rounds.cut(1)) == 1  # what comes after a checkpoint may be damaged
 

@@ -52,25 +52,25 @@ def pairs(drawn) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("count", [1, 3, 12, 99])
 def test_no_pair_is_drawn_twice_and_the_last_window_is_one_of_all(count):
-    drawn = pairs(draw(transcript("a"), WINDOWS, "a", count, kept=True, stored=False))
+    drawn = pairs(draw(transcript("a"), WINDOWS, "a", count, kept=True, show_own=True))
     assert len(set(drawn)) == len(drawn) == min(count, 12)
     assert drawn == sorted(drawn)
     first = {
-        pairs(draw(transcript(n), WINDOWS, n, 1, kept=True, stored=False))[0][0]
+        pairs(draw(transcript(n), WINDOWS, n, 1, kept=True, show_own=True))[0][0]
         for n in "abcdefghij"
     }
     assert first == SENDERS.keys()
 
 
 def test_only_who_sent_something_in_a_window_is_drawn_for_it():
-    drawn = pairs(draw(transcript("a"), WINDOWS, "a", 99, kept=True, stored=False))
+    drawn = pairs(draw(transcript("a"), WINDOWS, "a", 99, kept=True, show_own=True))
     assert drawn == [(first, peer) for first, peers in SENDERS.items() for peer in peers]
 
 
 def test_transcript_reader_and_beacon_each_decide_the_draw():
     def drawn(name: str, seed: str | None, beacon: Beacon | None = None) -> tuple:
         whole = seed_of(transcript(name), seed, beacon)
-        return tuple(pairs(draw(transcript(name), WINDOWS, whole, 4, kept=True, stored=False)))
+        return tuple(pairs(draw(transcript(name), WINDOWS, whole, 4, kept=True, show_own=True)))
 
     assert drawn("a", None) == drawn("a", None)
     assert len({drawn(name, None) for name in "abcdefgh"}) > 4
@@ -80,14 +80,14 @@ def test_transcript_reader_and_beacon_each_decide_the_draw():
 
 def test_a_window_in_which_nobody_sent_is_refused_where_messages_are_not_kept():
     silent = [*WINDOWS[:2], Window(21, 25)]
-    assert pairs(draw(transcript("a"), silent[:2], "a", 99, kept=False, stored=False))
+    assert pairs(draw(transcript("a"), silent[:2], "a", 99, kept=False, show_own=True))
     with refused("proof/transcript", 21, 25):
-        draw(transcript("a", {21: ()}), silent, "a", 99, kept=False, stored=False)
+        draw(transcript("a", {21: ()}), silent, "a", 99, kept=False, show_own=True)
 
 
 def test_where_messages_are_not_kept_a_window_is_drawn_for_all_its_peers_and_the_last_always():
     for count in (1, 2):
-        drawn = draw(transcript("a"), WINDOWS, "a", count, kept=False, stored=False)
+        drawn = draw(transcript("a"), WINDOWS, "a", count, kept=False, show_own=True)
         assert len(drawn) == count and pairs(drawn)[-2:] == [(31, 1), (31, 3)]
 
 

@@ -5,16 +5,17 @@ from dataclasses import replace
 import pytest
 
 from lockstep.protocol import driver
+from lockstep.protocol.consensus import SharedStore
 from lockstep.wire.exchange import Sent
 from parts.volunteers.bodies import MessageRecord
 from parts.volunteers.chain import links
 from parts.volunteers.chain.links import AskedLink, FalseLinkError, Head, RoundLink, Terms
 from parts.volunteers.chain.payloads import WITHHELD, MessageInTime, Refused
-from tests.lockstep.protocol.driver.driven_run import LONG
+from tests.lockstep.protocol.driver.driven_run import LONG, started
 
 RUN, HEAD = "ab" * 32, Head("cd" * 32, 1_000)
 TERMS = Terms(limit=30.0, settle=10, extra=3, turn=7.0)
-PROGRESS = driver.ask(driver.start(LONG, 6, 1, 10, stored=True), range(5))
+PROGRESS = driver.ask(started(LONG, 6, reports=SharedStore()), range(5))
 PROGRESS, ROUND = driver.next_round(PROGRESS)
 
 
@@ -130,7 +131,7 @@ def asked(*peers: int, **changes: object) -> AskedLink:
 
 
 def test_run_that_waits_goes_on_with_those_who_asked():
-    waiting, none = driver.next_round(driver.start(LONG, 6, 1, 10, stored=True))
+    waiting, none = driver.next_round(started(LONG, 6, reports=SharedStore()))
     assert none is None
     after = links.check_asked(asked(0, 1, 2, 3, 4), HEAD, waiting, range(6), (0, 1, 2))
     assert driver.next_round(after)[1] == ROUND

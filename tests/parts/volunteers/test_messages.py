@@ -9,6 +9,7 @@ import pytest
 
 from lockstep.optim.dense import adamw
 from lockstep.protocol import driver
+from lockstep.protocol.consensus import SharedStore
 from lockstep.wire import exchange
 from lockstep.wire import message as wire
 from parts.volunteers import slots
@@ -18,10 +19,10 @@ from parts.volunteers.chain.payloads import Expected, MessageInTime, Refused, ju
 from parts.volunteers.keys import PrivateKey
 from parts.volunteers.signed import Body, canonical, sign
 from parts.volunteers.store.verbs import StoredObject
-from tests.lockstep.protocol.driver.driven_run import LONG
+from tests.lockstep.protocol.driver.driven_run import LONG, started
 
 KEY, OTHER = PrivateKey.generate(), PrivateKey.generate()
-_, ROUND = driver.next_round(driver.ask(driver.start(LONG, 5, 1, 10, stored=True), range(5)))
+_, ROUND = driver.next_round(driver.ask(started(LONG, 5, reports=SharedStore()), range(5)))
 ADAMW = adamw(lambda step: 0.1, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0)
 FORM = wire.form_of(ADAMW, {"w": jnp.zeros((4, 3))}, "lockstep")
 MESSAGE = {"w": np.arange(12, dtype=np.float32).reshape(4, 3)}

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from lockstep.protocol import driver
+from lockstep.protocol.consensus import SharedStore
 from lockstep.transcript.windows import Snapshots
 from parts.volunteers import keys, slots
 from parts.volunteers.audits.draws import AuditDraws
@@ -25,7 +26,7 @@ from parts.volunteers.signed import sign
 from parts.volunteers.store.folder import FolderStore
 from parts.volunteers.training.from_state import LateJoiner
 from parts.volunteers.training.waiting import Waiting
-from tests.lockstep.protocol.driver.driven_run import LONG
+from tests.lockstep.protocol.driver.driven_run import LONG, started
 from tests.parts.volunteers.test_links import ALL, HEAD, MOST, ROUND, TERMS, counted
 from tests.parts.volunteers.test_links import link as round_link
 
@@ -62,7 +63,7 @@ def test_who_sent_a_message_comes_first_and_who_is_no_member_last():
 
 
 def test_a_run_waits_until_a_second_after_enough_have_asked():
-    waiting, _ = driver.next_round(driver.start(LONG, 6, 1, 10, stored=True))
+    waiting, _ = driver.next_round(started(LONG, 6, reports=SharedStore()))
     joins = {0: 1_001, 3: 1_009, 1: 1_002, 2: 1_009, 4: 1_003, 5: 1_030}
     found = turns.turns_to_begin(waiting, joins, HEAD, TERMS, 6)
     assert (found.since, found.order[-1]) == (1_010, 5)
@@ -227,7 +228,7 @@ def put_closed(place, peer, said, seconds):
     put(place.store, slots.of_peer(said.round, peer, "closed"), content, seconds)
 
 
-BEFORE = driver.ask(driver.start(LONG, 6, 1, 10, stored=True), range(5))
+BEFORE = driver.ask(started(LONG, 6, reports=SharedStore()), range(5))
 ALLOWED = {"applied": ()}  # where nobody sent a message
 
 
@@ -280,7 +281,7 @@ def test_only_what_follows_from_the_link_counts_and_only_with_its_peers_key(plac
 
 def test_a_link_names_nobody_who_asked_in_its_second_or_later(place):
     """Or it would be false for who looked before the notice came, and true for who looked later."""
-    waiting = driver.ask(driver.start(LONG, 5, 1, 10, stored=True), range(4))
+    waiting = driver.ask(started(LONG, 5, reports=SharedStore()), range(4))
     joins = {4: 1_005}
     order = turns.turns_to_begin(waiting, joins, place.head, TERMS, 5)
     link = AskedLink(run=RUN, round=1, peer=4, previous=place.head.sha256, asked=(4,))

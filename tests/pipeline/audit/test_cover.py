@@ -12,7 +12,7 @@ import pytest
 from lockstep.errors import LockstepError
 from lockstep.optim.optimizer import Tree
 from lockstep.protocol import consensus
-from lockstep.protocol.pace import slot
+from lockstep.protocol.closing import slot
 from lockstep.transcript.transcript import Transcript
 from lockstep.transcript.trees import save_tree
 from lockstep.wire.commitment import tree_hash

@@ -17,12 +17,13 @@ from pipeline.monitor.training import Members, Status
 from pipeline.stage import lock
 from tests.errors import refused
 from tests.lockstep.protocol import records, three_peers
+from tests.lockstep.protocol.driver.driven_run import started
 
 SETTINGS = three_peers.Settings(init_min_clients=6, verification_percent=17, rounds_per_epoch=9)
 
 
 def test_members_are_told_by_what_they_did_and_why_they_did_nothing():
-    progress = driver.ask(driver.start(SETTINGS, 7, 1, 10), range(6))
+    progress = driver.ask(started(SETTINGS, 7), range(6))
     progress, round_ = driver.next_round(progress)
     silent, late, broken, *others = round_.assignment
     sent = {p: Message("ab" * 32, 1, "cd" * 32) for p in (late, broken, *others)}

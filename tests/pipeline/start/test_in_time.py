@@ -90,16 +90,6 @@ def test_witnesses_that_attest_to_nothing_do_not_end_a_training():
             watch.took(there)
 
 
-@pytest.mark.parametrize("stored", [False, True])
-def test_empty_rounds_end_no_run_over_a_store(stored):
-    """There a few peers could make them while the others are away, and nobody could follow."""
-    coordinator = SimpleNamespace(max_round_train_time=30)
-    swarm = SimpleNamespace(settings=SimpleNamespace(stored=stored, coordinator=coordinator))
-    begun = training_loop.StartingPoint(0, None, None, [], None)
-    loop = training_loop.TrainingLoop(swarm, begun, training_loop.Record(), 9)
-    assert len(loop.observers) == (not stored)
-
-
 def test_ready_runs_are_in_time():
     """Those whose model is in the file."""
     for path in tiny.READY_RUNS:

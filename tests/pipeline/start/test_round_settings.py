@@ -11,8 +11,8 @@ def settings(**changes):
 
 
 def test_a_step_over_a_store_has_one_shape_however_many_train():
-    stored = settings(links__clock="store", config__witness_nodes=0)
-    assert [stored.capacity(trainers) for trainers in (4, 3, 2)] == [4, 4, 4]  # min_clients is 2
-    assert stored.capacity(1) == 7  # others have fallen silent
-    others = settings()
-    assert [others.capacity(trainers) for trainers in (4, 3, 2, 1)] == [2, 3, 4, 7]
+    closing = settings(links__clock="store", config__witness_nodes=0).closing
+    assert [closing.capacity(trainers) for trainers in (4, 3, 2)] == [4, 4, 4]  # min_clients is 2
+    assert closing.capacity(1) == 7  # others have fallen silent
+    closing = settings().closing
+    assert [closing.capacity(trainers) for trainers in (4, 3, 2, 1)] == [2, 3, 4, 7]

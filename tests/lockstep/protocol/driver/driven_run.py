@@ -1,12 +1,13 @@
 """A run that is driven without training: honest peers, or what a test says became of them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from lockstep.protocol import consensus, driver
-from lockstep.protocol.driver import RunProgress
-from lockstep.protocol.pace import Pace
+from lockstep.protocol.closing import Closing
+from lockstep.protocol.driver import RoundSettings, RunProgress
 from lockstep.protocol.round import Decision, Evidence, Message, Round
+from lockstep.tables.links import Links
 from tests.lockstep.protocol import records, three_peers
 
 
@@ -29,9 +30,25 @@ LONG = Settings(init_min_clients=5, min_clients=3, batch=10, rounds_per_epoch=10
 VERIFIED = replace(LONG, verification_percent=34)  # of 5 peers, 1 verifies and 4 train
 
 
+def started(
+    settings: three_peers.Settings,
+    count: int,
+    seed: int = 1,
+    *,
+    step: int = 0,
+    data_index: int = 0,
+    loads: Sequence[float] = (),
+    **more: object,
+) -> RunProgress:
+    """A run without members, whose sequences have 10 tokens."""
+    given = {"closing": three_peers.CLOSING, "micro_batch": 1, "row_tokens": 10} | more
+    given |= {"coordinator": settings, "links": Links(), "peers": count, "seed": seed}
+    return driver.start(RoundSettings(**given), step, data_index, loads or (0.0,) * count)
+
+
 def begun(settings: Settings = Settings(), count: int = 4, seed: int = 1, **more) -> RunProgress:  # noqa: B008
     """A run that all its peers joined at its start."""
-    return driver.ask(driver.start(settings, count, seed, 10, **more), range(count))
+    return driver.ask(started(settings, count, seed, **more), range(count))
 
 
 def commitment(round: Round, peer: int) -> str:
@@ -45,7 +62,7 @@ def evidence(
     others: Mapping[int, Message] = {},  # noqa: B006
     refused: tuple[int, ...] = (),
     silent: tuple[int, ...] = (),
-    pace: Pace | None = None,
+    closing: Closing = three_peers.CLOSING,
     **said: object,
 ) -> Evidence:
     """What was sent, and what honest witnesses say of it: every peer that is not silent sent its
@@ -63,8 +80,8 @@ def evidence(
         silent=silent,
         **said,
     )
-    limit = consensus.closes(pace, round, found, LONG)
-    return replace(found, attestations=consensus.witnessed(round, found, limit))
+    attestations = consensus.witnessed(round, found, closing.closes(round, found))
+    return replace(found, attestations=attestations)
 
 
 def train(

@@ -6,7 +6,15 @@ import pytest
 
 from lockstep.protocol import driver
 from lockstep.protocol.coordinator import CoordinatorError
-from tests.lockstep.protocol.driver.driven_run import LONG, Settings, begun, evidence, spans, train
+from tests.lockstep.protocol.driver.driven_run import (
+    LONG,
+    Settings,
+    begun,
+    evidence,
+    spans,
+    started,
+    train,
+)
 
 
 def test_member_that_nobody_hears_from_is_dropped_and_may_come_back_next_epoch():
@@ -25,7 +33,7 @@ def test_member_that_nobody_hears_from_is_dropped_and_may_come_back_next_epoch()
 
 
 def test_peer_that_joins_a_run_waits_for_the_epochs_end_and_for_its_params():
-    progress = driver.start(Settings(), 5, 1, 10, load_seconds=[0, 0, 0, 0, 7.0])
+    progress = started(Settings(), 5, loads=[0, 0, 0, 0, 7.0])
     progress, round = driver.next_round(driver.ask(progress, range(4)))
     progress = driver.ask(progress, [4])
     trained, decided, _ = train(progress)
@@ -37,7 +45,7 @@ def test_peer_that_joins_a_run_waits_for_the_epochs_end_and_for_its_params():
 
 
 def test_peer_that_cannot_load_within_the_warmup_is_silent_and_dropped():
-    progress = driver.start(Settings(), 5, 1, 10, load_seconds=[0, 0, 0, 0, 20.5])
+    progress = started(Settings(), 5, loads=[0, 0, 0, 0, 20.5])
     progress, _ = driver.next_round(driver.ask(progress, range(4)))
     progress = driver.ask(progress, [4])
     seen = []
@@ -81,7 +89,7 @@ def test_peer_that_leaves_without_its_message_is_not_dropped_besides():
 
 
 def test_peer_that_asked_and_leaves_before_its_first_round_is_no_newcomer_twice():
-    progress, _ = driver.next_round(driver.ask(driver.start(LONG, 6, 1, 10), range(5)))
+    progress, _ = driver.next_round(driver.ask(started(LONG, 6), range(5)))
     progress = driver.ask(driver.leave(driver.ask(progress, [5]), [5]), [5])
     assert (progress.fresh, progress.left, progress.state.pending) == ((5,), (), (5,))
 

@@ -10,28 +10,32 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from lockstep.protocol import committee, consensus, driver, links
+from lockstep.protocol.closing import Closing, OnItsWay, QuorumClosing, age_of, slot, steps_of
 from lockstep.protocol.coordinator import Close, CoordinatorError, RunState, TravelOn, tick
 from lockstep.protocol.driver import RunProgress
-from lockstep.protocol.pace import OnItsWay, Pace, age_of, slot, steps_of
 from lockstep.protocol.round import Decision, Evidence, Message, Round, Travelling
 from lockstep.tables.links import Links
 from lockstep.transcript.entry import Entry
-from tests.lockstep.protocol import records
+from tests.lockstep.protocol import records, three_peers
 from tests.lockstep.protocol.driver import driven_run
 from tests.lockstep.protocol.driver.driven_run import Settings, commitment
 from tests.lockstep.protocol.three_peers import at
 
 ENDLESS = Settings(init_min_clients=4, min_clients=3, rounds_per_epoch=100, batch=16)
-PACE = Pace(3, 0.5, 2, 1, 2, (2, 2, 2, 1), 16, 0, 0)
+ALL = three_peers.CLOSING
+QUORUM = QuorumClosing(
+    **vars(ALL), quorum=3, grace_seconds=0.5, max_age=2, fragments=1, rows=2, steps=(2, 2, 2, 1),
+    settle_every=0, last=0,
+)  # fmt: skip
 
 
-def begun(pace: Pace | None = PACE, settings: Settings = ENDLESS, count: int = 4) -> RunProgress:
-    return driven_run.begun(settings, count, pace=pace)
+def begun(closing: Closing = QUORUM, settings: Settings = ENDLESS, count: int = 4) -> RunProgress:
+    return driven_run.begun(settings, count, closing=closing)
 
 
 def evidence(progress: RunProgress, round_: Round, *given: object, **said: object) -> Evidence:
     """What was sent, and what honest witnesses say of it once the round has closed."""
-    return driven_run.evidence(round_, *given, pace=progress.state.pace, **said)
+    return driven_run.evidence(round_, *given, closing=progress.state.closing, **said)
 
 
 def take(
@@ -65,7 +69,11 @@ def test_without_grace_a_round_waits_only_while_peers_train_on_anyway(overlapped
         tokens_per_second=100, latency_seconds=0, upload_mbps=(1e6, 0.08), download_mbps=1e6
     )
     arrivals = links.arrivals(speeds, [0, 1], {0: 100, 1: 100}, {0: 1500, 1: 1500}, overlapped)
-    closes = replace(PACE, quorum=1, grace_seconds=grace).closes(1, arrivals.values(), 2, 30)
+    _, round_ = driver.next_round(
+        begun(count=2, settings=replace(ENDLESS, init_min_clients=2, min_clients=2))
+    )
+    said = records.evidence({}, arrivals=arrivals)
+    closes = replace(QUORUM, quorum=1, grace_seconds=grace).closes(round_, said)
     assert len(consensus.in_time(arrivals, closes)) == there
     assert closes == pytest.approx(1.0 + grace, abs=1e-6)
 
@@ -87,15 +95,15 @@ def test_who_is_late_trains_on_and_each_of_its_messages_is_merged_when_it_is_the
 
 
 def test_an_older_message_closes_no_round_also_where_all_are_late():
-    pace = replace(PACE, quorum=1)
-    rounds, decisions, _ = take(begun(pace), {3: 2.0}, {}, {})
+    closing = replace(QUORUM, quorum=1)
+    rounds, decisions, _ = take(begun(closing), {3: 2.0}, {}, {})
     assert rounds[1].travelling[slot(3, 1)].seconds == 0.0
     assert (decisions[1].train_seconds, decisions[1].applied) == (1.0, (0, 1, 2, 3, slot(3, 1)))
-    pace = replace(pace, grace_seconds=0.0)
+    closing = replace(closing, grace_seconds=0.0)
     far = dict.fromkeys(range(4), 9.0) | {0: 8.0}
-    rounds, decisions, _ = take(begun(replace(pace, quorum=4)), far)
+    rounds, decisions, _ = take(begun(replace(closing, quorum=4)), far)
     assert decisions[0].train_seconds == 9.0
-    rounds, decisions, _ = take(begun(pace), {0: 31.0, 1: 32.0, 2: 31.0, 3: 31.0}, {})
+    rounds, decisions, _ = take(begun(closing), {0: 31.0, 1: 32.0, 2: 31.0, 3: 31.0}, {})
     assert {*rounds[1].assignment} == {*range(4)}
     assert {*rounds[1].travelling} == {slot(peer, 1) for peer in range(4)}
     assert decisions[0].train_seconds == 30.0 and len(decisions[1].applied) == 8
@@ -127,20 +135,20 @@ def test_a_peer_that_is_gone_after_it_sent_counts_still_and_once():
 
 def test_a_late_message_waits_for_the_turn_of_its_fragment_and_its_peer_does_not():
     """Rounds exchange fragments 0, 1 and 2 in turns, and last 3 seconds."""
-    pace = replace(PACE, fragments=3)
-    rounds, decisions, _ = take(begun(pace), {3: 5.0}, {}, {3: 5.0}, {}, {})
+    closing = replace(QUORUM, fragments=3)
+    rounds, decisions, _ = take(begun(closing), {3: 5.0}, {}, {3: 5.0}, {}, {})
     assert all(3 in round_.assignment for round_ in rounds)
     assert [{*round_.travelling} for round_ in rounds] == [set(), set(), set(), {slot(3, 1)}, set()]
     assert [3 in decision.applied for decision in decisions] == [False, True, False, True, True]
     assert decisions[3].applied == (0, 1, 2, 3, slot(3, 1))
-    pace = replace(pace, settle_every=3, last=9)  # which comes before the fragment's turn
-    _, (decision, *_), _ = take(begun(pace), {3: 5.0})
+    closing = replace(closing, settle_every=3, last=9)  # which comes before the fragment's turn
+    _, (decision, *_), _ = take(begun(closing), {3: 5.0})
     assert (decision.late, decision.travelling) == ((3,), ())
 
 
 def test_several_messages_of_a_peer_may_be_on_their_way():
-    pace = replace(PACE, fragments=3)
-    _, _, progress = take(begun(pace), {3: 5.0}, {}, {3: 5.0})
+    closing = replace(QUORUM, fragments=3)
+    _, _, progress = take(begun(closing), {3: 5.0}, {}, {3: 5.0})
     assert [(one.peer, one.step) for one in progress.state.on_their_way] == [(3, 1), (3, 3)]
     rounds, decisions, _ = take(begun(), {3: 8.0}, {3: 8.0}, {})  # and of one fragment
     assert {*rounds[2].travelling} == {slot(3, 1), slot(3, 2)}
@@ -148,24 +156,24 @@ def test_several_messages_of_a_peer_may_be_on_their_way():
 
 
 def test_a_round_that_settles_waits_for_all_and_lets_nothing_travel_on():
-    pace = replace(PACE, settle_every=2, last=10)
-    rounds, decisions, _ = take(begun(pace), {3: 9.0}, {1: 20.0}, {3: 31.0}, {3: 31.0})
+    closing = replace(QUORUM, settle_every=2, last=10)
+    rounds, decisions, _ = take(begun(closing), {3: 9.0}, {1: 20.0}, {3: 31.0}, {3: 31.0})
     assert decisions[0].travelling == (3,)
     assert (decisions[1].applied, decisions[1].train_seconds) == ((0, 1, 2, 3, slot(3, 1)), 20.0)
     assert not rounds[2].travelling and decisions[2].travelling == (3,)
     assert (decisions[3].applied, decisions[3].late) == ((0, 1, 2, slot(3, 1)), (3,))
-    _, (_, decision), _ = take(begun(pace), {}, {3: 31.0})
+    _, (_, decision), _ = take(begun(closing), {}, {3: 31.0})
     assert (decision.late, decision.travelling, decision.train_seconds) == ((3,), (), 30.0)
-    assert [pace.settles(step) for step in (1, 2, 9, 10)] == [False, True, False, True]
-    assert not PACE.settles(10)
+    assert [closing.travels_on(step, 0) for step in (1, 2, 9, 10)] == [True, False, True, False]
+    assert QUORUM.travels_on(10, 0)
 
 
 def test_a_quorum_of_all_without_grace_is_a_round_that_waits_for_all():
     """Of as many messages as can be there; what never arrives is waited for."""
     for times in ({1: 29.0}, {2: None}, {0: 31.0, 1: 31.0}):
-        pace = Pace(4, 0.0, 0, 1, 4, (1,) * 4, 16, 0, 0)
-        with_pace, without = (take(begun(p), times)[1][0] for p in (pace, None))
-        assert with_pace == without
+        all_four = replace(QUORUM, quorum=4, grace_seconds=0.0, max_age=0, rows=4, steps=(1,) * 4)
+        decisions = [take(begun(closing), times)[1] for closing in (all_four, ALL)]
+        assert decisions[0] == decisions[1]
 
 
 def test_the_order_of_arrivals_changes_nothing():
@@ -203,8 +211,10 @@ def test_slower_peers_take_fewer_local_steps_and_none_takes_none():
 
 
 def test_a_ramp_of_batches_is_one_of_local_steps():
-    pace = replace(PACE, rows=3, steps=(8, 4, 1, 1), batch=96)
-    found = [[pace.share(peer, batch) // 3 for peer in range(4)] for batch in (12, 48, 60, 96)]
+    closing = replace(QUORUM, rows=3, steps=(8, 4, 1, 1), most_rows=96)
+    found = [
+        [closing.share(peer, batch, 4) // 3 for peer in range(4)] for batch in (12, 48, 60, 96)
+    ]
     assert found == [[1, 1, 1, 1], [4, 2, 1, 1], [5, 2, 1, 1], [8, 4, 1, 1]]
 
 
@@ -223,7 +233,7 @@ def test_each_peer_has_its_share_and_what_was_not_trained_comes_first_in_whole_s
     assert committee.plan_shares({}, 1, 100, [(0, 3)]) == ({}, 0, ((0, 3),))
 
 
-def test_a_run_without_a_pace_neither_closes_early_nor_lets_anything_travel():
+def test_a_run_that_waits_for_all_neither_closes_early_nor_lets_anything_travel():
     state = at(RunState.RoundTrain)
     with pytest.raises(CoordinatorError, match="rounds of this run wait for all messages"):
         tick(state, Close(state.since))
@@ -233,10 +243,10 @@ def test_a_run_without_a_pace_neither_closes_early_nor_lets_anything_travel():
         tick(state, TravelOn((one,), state.since))
 
 
-def test_records_of_a_run_without_a_pace_are_as_they_were_and_the_others_come_back_from_json():
-    _, _, plain = take(begun(None), {})
-    for pace, told, found in ((None, ({},), False), (PACE, ({3: 9.0}, {}), True)):
-        progress = begun(pace)
+def test_only_a_run_that_closes_at_a_quorum_records_what_travels_and_it_comes_back_from_json():
+    _, _, plain = take(begun(ALL), {})
+    for closing, told, found in ((ALL, ({},), False), (QUORUM, ({3: 9.0}, {}), True)):
+        progress = begun(closing)
         for times in told:
             progress, round_ = driver.next_round(progress)
             said = evidence(progress, round_, times)
@@ -258,8 +268,11 @@ def test_no_sequence_is_lost_and_none_is_merged_twice_whoever_is_late(
     quorum, grace, max_age, fragments, settle_every, seed, fates
 ):
     settings = replace(ENDLESS, total_steps=10, init_min_clients=5, rounds_per_epoch=4)
-    pace = Pace(quorum, grace, max_age, fragments, 2, (3, 3, 2, 1, 1), 16, settle_every, 10)
-    progress = driver.ask(driver.start(settings, 5, seed, 10, pace=pace), range(5))
+    closing = replace(
+        QUORUM, quorum=quorum, grace_seconds=grace, max_age=max_age, fragments=fragments,
+        steps=(3, 3, 2, 1, 1), settle_every=settle_every, last=10,
+    )  # fmt: skip
+    progress = driven_run.begun(settings, 5, seed, closing=closing)
     merged, given_out = [], 0
     while True:
         progress, round_ = driver.next_round(progress)
@@ -271,7 +284,7 @@ def test_no_sequence_is_lost_and_none_is_merged_twice_whoever_is_late(
             (round_.step - one.step) == age_of(number) * fragments
             for number, one in round_.travelling.items()
         )
-        if pace.settles(round_.step - 1):
+        if settle_every and (round_.step - 1) % settle_every == 0:
             assert not progress.state.on_their_way
         assert sum(last - first + 1 for first, last in round_.assignment.values()) <= 20
         given_out = max([given_out, *(last + 1 for _, last in round_.assignment.values())])

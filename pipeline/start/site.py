@@ -1,0 +1,49 @@
+"""Where a training's rounds take place: between peers that this run starts, or over a store."""
+
+from collections.abc import Sequence
+
+from lockstep.errors import LockstepError
+from lockstep.swarm.peers import RunningPeers
+from lockstep.swarm.swarm import Swarm
+from lockstep.swarm.training_loop import StartingPoint, Watch
+from lockstep.transcript.observer import Observer
+from lockstep.transcript.transcript import Writer
+from pipeline.joints import offered
+from pipeline.start.begin import Setup
+
+
+class Site:
+    """Where rounds take place: here, in this process or others that it starts, for all peers.
+
+    start: The state before the first round, with what peers here own alone.
+    swarm: What takes the rounds, of the arguments of `Swarm`.
+    observers: Who follows them, besides those of every training.
+    """
+
+    def __init__(self, setup: Setup):
+        self.start, self.swarm = setup.start, Swarm
+        self.observers: Sequence[Observer] = [Watch(setup.settings.closing.limit)]
+
+    def begin(self, start: StartingPoint, peers: RunningPeers, writer: Writer) -> StartingPoint:
+        """Return where a training goes on that has nothing newer than `start`."""
+        return start
+
+
+def site_of(setup: Setup) -> Site:
+    """Return where the rounds of a run take place.
+
+    Raises:
+      LockstepError: In a store that the run does not name, or that nobody here can follow.
+    """
+    run = setup.run
+    if run.links.clock != "store":
+        return Site(setup)
+    if not run.runtime.store:
+        raise LockstepError(
+            '[runtime] store = "", expected the address of a store with links.clock = "store"'
+        )
+    for part in offered("stored_run"):
+        return part.stored_run(setup)
+    raise LockstepError(
+        f"[runtime] store = {run.runtime.store!r}, expected none: parts/volunteers is not here"
+    )
