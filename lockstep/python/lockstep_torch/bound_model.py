@@ -52,14 +52,14 @@ def mean(loss: Any) -> torch.Tensor:
 
 
 class BoundModel:
-    """A workload's model, bound as `gradients.ArrayModel` says."""
+    """The model of a user's code, bound as `gradients.ArrayModel` says."""
 
-    def __init__(self, workload: Any, seed: int, travels: Any):
-        self.workload, self.seed, self.travels = workload, seed, travels
-        self.device = torch.device(workload.runtime_device())
+    def __init__(self, code: Any, seed: int, travels: Any):
+        self.code, self.seed, self.travels = code, seed, travels
+        self.device = torch.device(code.runtime_device())
         if self.device.type == "cuda":
             torch.use_deterministic_algorithms(True, warn_only=True)
-        self.model = workload.model().to(self.device)
+        self.model = code.model().to(self.device)
         self.state = module_state.state_of(self.model, travels)
         self.tensors, self.stays = self.state.tensors, self.state.stays
         self.parameters, self.tied = self.state.trained, self.state.tied
@@ -86,7 +86,7 @@ class BoundModel:
         """Write the parameters as they begin."""
         if self.initial is None:  # they have been let go of
             bits.seed_generators(self.seed)
-            fresh = module_state.state_of(self.workload.model(), self.travels).trained
+            fresh = module_state.state_of(self.code.model(), self.travels).trained
             self.initial = {name: tied[0].data for name, tied in fresh.items()}
         for name, value in self.initial.items():
             self.params[name].copy_(value)
@@ -122,7 +122,7 @@ class BoundModel:
 
     def accumulate(self, rows: Any, weight: float) -> float:
         """Add the gradient of some rows, a share of all; return what they add to the loss."""
-        loss, count = parts(self.workload.loss(self.model, on_device(rows, self.device)))
+        loss, count = parts(self.code.loss(self.model, on_device(rows, self.device)))
         if count is None:
             (loss if weight == 1 else loss * weight).backward()
             return weight * float(loss.detach())
@@ -157,7 +157,7 @@ class BoundModel:
         """
         self._take_params()
         batches = (on_device(rows, self.device) for rows in lots)
-        module_state.count_statistics(self.model, batches, self.workload.loss)
+        module_state.count_statistics(self.model, batches, self.code.loss)
         counted = {id(buffer) for buffer in self.state.counted.values()}
         for _, _, buffer, before in self.buffers:
             if id(buffer) in counted:
@@ -167,7 +167,7 @@ class BoundModel:
 
     def losses(self, rows: Any) -> Any:
         """Return the loss of each row, or sums and counts, in evaluation mode."""
-        result = self._evaluated(self.workload.row_losses, rows)
+        result = self._evaluated(self.code.row_losses, rows)
         tensors = result if isinstance(result, tuple) else (result,)
         arrays = tuple(tensor.detach().double().cpu().numpy() for tensor in tensors)
         return arrays if isinstance(result, tuple) else arrays[0]
@@ -183,7 +183,7 @@ class BoundModel:
         drawn = []
         for seed in range(2):
             bits.seed_generators(seed)
-            drawn.append(float(mean(self._evaluated(self.workload.loss, rows))))
+            drawn.append(float(mean(self._evaluated(self.code.loss, rows))))
         result = self.losses(rows)
         losses, counts = result if isinstance(result, tuple) else (result, np.ones(len(result)))
         apart, together = float(losses.sum() / (counts.sum() or 1)), drawn[0]

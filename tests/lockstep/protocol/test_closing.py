@@ -2,7 +2,7 @@
 again, and all of it follows from what was sent."""
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given
@@ -16,6 +16,7 @@ from lockstep.protocol.driver import RunProgress
 from lockstep.protocol.round import Decision, Evidence, Message, Round, Travelling
 from lockstep.tables.links import Links
 from lockstep.transcript.entry import Entry
+from lockstep.transcript.follow import begin_round, finish_round
 from tests.lockstep.protocol import records, three_peers
 from tests.lockstep.protocol.driver import driven_run
 from tests.lockstep.protocol.driver.driven_run import Settings, commitment
@@ -166,6 +167,42 @@ def test_a_round_that_settles_waits_for_all_and_lets_nothing_travel_on():
     assert (decision.late, decision.travelling, decision.train_seconds) == ((3,), (), 30.0)
     assert [closing.travels_on(step, 0) for step in (1, 2, 9, 10)] == [True, False, True, False]
     assert QUORUM.travels_on(10, 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShareOfBytes(Closing):
+    """A round closes when so large a share of what was sent has arrived."""
+
+    waits_for_all = False
+    share_of_bytes: float
+
+    def closes(self, round_: Round, evidence: Evidence) -> float:
+        sent = sum(message.bytes for message in evidence.messages.values())
+        there = 0
+        for peer in sorted(evidence.arrivals, key=evidence.arrivals.__getitem__):
+            there += evidence.messages[peer].bytes
+            if there >= self.share_of_bytes * sent:
+                return min(self.limit, evidence.arrivals[peer])
+        return self.limit
+
+
+def test_another_way_to_close_a_round_is_another_class_and_nothing_else():
+    """Of 10 bytes 8 are there after 3 seconds, without peer 3's; and an audit follows it."""
+    sizes, times = {0: 1, 1: 5, 2: 2, 3: 2}, {0: 1.0, 1: 2.0, 2: 3.0, 3: 4.0}
+    closing = ShareOfBytes(**vars(ALL), share_of_bytes=0.8)
+    for lost, seconds, late in ({}, 3.0, (3,)), ({2: None, 3: None}, 30.0, (2, 3)):
+        start = driven_run.started(ENDLESS, 4, closing=closing)
+        progress, round_ = driver.next_round(driver.ask(start, range(4)))
+        sent = {p: Message(commitment(round_, p), size) for p, size in sizes.items()}
+        there = {peer: at for peer, at in times.items() if peer not in lost}
+        said = records.evidence(sent, arrivals=there)
+        attestations = consensus.witnessed(round_, said, closing.closes(round_, said))
+        said = replace(said, attestations=attestations)
+        progress, decision = driver.finish_round(progress, round_, said)
+        assert (decision.train_seconds, decision.late) == (seconds, late)
+        assert {*decision.applied} == {*range(4)} - {*late}
+        entry = records.entry(round_, said, decision, asked=tuple(range(4)))
+        assert finish_round(begin_round(start, entry), entry) == progress
 
 
 def test_a_quorum_of_all_without_grace_is_a_round_that_waits_for_all():

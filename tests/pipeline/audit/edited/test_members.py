@@ -41,7 +41,7 @@ def driven(run: runfile.Run, **events: int) -> list[Entry]:
         progress, decision = driver.finish_round(progress, round_, said)
         more = {"asked": asked, "left": left, "paused": paused}
         peer = driver.checkpointer(progress)
-        if run.config.checkpointers and peer is not None:
+        if peer is not None:
             progress = driver.checkpointed(progress, peer, "cd" * 32)
             more["checkpointed"] = EpochParams(peer=peer, params="cd" * 32)
         entries.append(records.entry(round_, said, decision, **more))
