@@ -108,8 +108,12 @@ class OptimizerSGD(Dense):
         return sgd(setting.learning_rate, **dict(self), aggregate=setting.aggregate)
 
 
-class OptimizerWorkload(Dense):
+class OptimizerOfCode(Dense):
     """The optimizer of the workload, which takes all local steps of a round by itself."""
+
+    @classmethod
+    def tag(cls) -> str:
+        return "Workload"
 
     def build(self, setting: Setting) -> "Optimizer":
         # its local steps arrive as one: where they led to is the params minus that

@@ -7,7 +7,7 @@ from typing import Any
 from lockstep.errors import LockstepError
 from lockstep.methods import CARDS
 from lockstep.methods.card import Card, StatedRate
-from lockstep.methods.dense import OptimizerWorkload
+from lockstep.methods.dense import OptimizerOfCode
 from pipeline.runfile.run import Run, parse
 
 Reasons = dict[str, str]
@@ -60,7 +60,7 @@ def check_batch(rows: int, flag: str) -> None:
 def check_base(base: Run, source: Path) -> None:
     """Check that a run can have one of our optimizers in place of its own."""
     inner = getattr(base.llm.optimizer, "inner", None)
-    if base.workload.factory or isinstance(inner, OptimizerWorkload):
+    if base.workload.factory or isinstance(inner, OptimizerOfCode):
         raise LockstepError(
             f"--like {source}: trains a workload, expected a run of one of Lockstep's own models"
         )

@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from lockstep.errors import LockstepError
 from lockstep.methods.card import Surroundings
-from lockstep.methods.dense import OptimizerWorkload
+from lockstep.methods.dense import OptimizerOfCode
 from lockstep.methods.diloco import Fragmented
 from lockstep.methods.misfits import check_faults, check_needs
 from lockstep.tables.explain import validate
@@ -299,9 +299,9 @@ def _check_workload(workload: Workload, llm: LLM, peers: Peers) -> None:
     where = ("model", "LLM")
     inner = getattr(llm.optimizer, "inner", None)
     optimizer = (*where, "optimizer")
-    if isinstance(llm.optimizer, OptimizerWorkload):
+    if isinstance(llm.optimizer, OptimizerOfCode):
         raise wrong(optimizer, "an optimizer with local steps, with Workload as its inner one")
-    its_own = isinstance(inner, OptimizerWorkload)
+    its_own = isinstance(inner, OptimizerOfCode)
     if its_own != (workload.inner != "gradient"):
         text = "Workload" if not its_own else "an optimizer of Lockstep"
         text += f' with workload.inner = "{workload.inner}"'

@@ -2,6 +2,7 @@
 
 import ast
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -27,6 +28,7 @@ LIBRARIES = {
     "safetensors": "checks files of tensors",
     "torch": "the gradient of a torch module, where there is one",
 }
+PRODUCTS = {"stored", "volunteer", "workload", "carrier"}  # the pipeline's and its parts' words
 NEEDS_TORCH = "lockstep.python.lockstep_torch.bound_model"
 GIVEN = f"NEEDS_TORCH, CHECKOUT = {NEEDS_TORCH!r}, {str(PROJECT)!r}\n"
 ALONE = """
@@ -111,3 +113,27 @@ def test_the_library_imports_nothing_but_itself_and_its_libraries():
     others = found.keys() - sys.stdlib_module_names - LIBRARIES.keys()
     assert {name: found[name] for name in others} == {}
     assert found.keys() >= LIBRARIES.keys()
+
+
+def test_no_name_of_the_library_is_a_word_of_what_is_built_on_it():
+    found = set()
+    for path in LIBRARY.rglob("*.py"):
+        found |= {(path.name, name) for name in (path.stem, *names_in(ast.parse(path.read_text())))}
+    words = {name: re.findall("[A-Z]?[a-z]+", name) for _, name in found}
+    singular = {name: {word.lower().removesuffix("s") for word in words[name]} for name in words}
+    assert {(file, name) for file, name in found if singular[name] & PRODUCTS} == set()
+    assert {"SharedStore", "restored", "from_anybody"} <= words.keys()  # so names are read
+
+
+def names_in(tree: ast.AST) -> set[str]:
+    """What functions, classes, attributes, variables, parameters and keywords are called."""
+    names = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name) | ast.Name(id=name):
+                names.add(name)
+            case ast.Attribute(attr=name) | ast.arg(arg=name) | ast.keyword(arg=str(name)):
+                names.add(name)
+            case ast.alias(name=name, asname=other):
+                names |= {name, other or name}
+    return names

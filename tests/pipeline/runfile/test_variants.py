@@ -4,7 +4,7 @@ import pytest
 
 from lockstep.methods.card import OptimizerVariant
 from lockstep.methods.decoupled import OptimizerDecoupledDiLoCo
-from lockstep.methods.dense import OptimizerWorkload
+from lockstep.methods.dense import OptimizerOfCode
 from lockstep.methods.distro import OptimizerAdaDistro
 from lockstep.methods.schedule import ScheduleCosine, ScheduleLinear, ScheduleVariant
 from lockstep.tables.variant import Variant, variants_of
@@ -102,7 +102,7 @@ DERIVED = [
     (enum, least(kind), kind)
     for enum, base in ENUMS.items()
     for kind in variants_of(base)
-    if kind not in GIVEN and kind is not OptimizerWorkload  # an inner optimizer alone
+    if kind not in GIVEN and kind is not OptimizerOfCode  # an inner optimizer alone
 ]
 
 
