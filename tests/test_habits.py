@@ -13,7 +13,7 @@ import pytest
 from models import MODELS
 from pipeline.stage.keys import PROJECT, STAGES
 
-OF_USERS = (PROJECT / "parts" / "workload" / "python", PROJECT / "lockstep" / "python")
+OF_USERS = (*PROJECT.glob("parts/*/python"), PROJECT / "lockstep" / "python")
 MOST_FILES, MOST_LINES, MOST_LINES_OF_A_FUNCTION = 10, 600, 60
 MOST_LINES_OF_A_ROOM = 2500
 # Docstrings that begin like this have lost the noun that they are about.

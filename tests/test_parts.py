@@ -26,7 +26,7 @@ WINGS = "lockstep", "models", "pipeline", "parts"
 COPIED = (*WINGS, "benchmarks", "docs", "params", "tests", "workloads")  # tests read pages
 TESTED = "lockstep", "models", "pipeline"  # rooms of tests, of library and pipeline
 FILES = "dvc.yaml", "pyproject.toml", "constraints.txt", "constraints-gpu.txt", "Snakefile"
-WORKER = "parts/workload/python"  # runs beside code of users, and imports itself alone
+WORKER = re.compile(r"parts/\w+/python/")  # runs beside code of users, and imports itself alone
 DEPS_ON_PARTS = re.compile(r"^ *- parts/(\w+)\n", re.MULTILINE)
 # An editable install finds in the checkout what a copy lacks.
 ALONE = """
@@ -84,7 +84,7 @@ def is_met(module: str, name: str, tree: Path) -> bool:
 
 def is_module(name: str, tree: Path) -> bool:
     place = tree.joinpath(*name.split("."))
-    return place.with_suffix(".py").is_file() or (place / "__init__.py").is_file()
+    return place.with_suffix(".py").is_file() or place.is_dir()
 
 
 def missing(tree: Path) -> list[str]:
@@ -93,7 +93,7 @@ def missing(tree: Path) -> list[str]:
         f"{file.relative_to(tree)}: {module} {name}"
         for wing in WINGS
         for file in sorted((tree / wing).rglob("*.py"))
-        if not file.relative_to(tree).as_posix().startswith(WORKER)
+        if not WORKER.match(file.relative_to(tree).as_posix())
         for module, name in sorted(statements(PROJECT / file.relative_to(tree)))
         if not is_met(module, name, tree)
     ]

@@ -36,20 +36,6 @@ class Tensor(Table):
     """What the workload computes with; what travels is float32."""
 
 
-class PackPlan(Table, extra="ignore"):
-    """A worker's answer to `parameter_pack_plan`."""
-
-    parameter_count: Annotated[int, Field(ge=0, le=ELEMENTS)]
-    tensors: Annotated[tuple[Tensor, ...] | None, AsTuple] = None
-    """Only our worker names them: of another's a single tensor travels."""
-    excluded_float_keys: Annotated[tuple[TensorName, ...], AsTuple] = ()
-    ignored_non_float_keys: Annotated[tuple[TensorName, ...], AsTuple] = ()
-    tied: dict[TensorName, TensorName] = {}
-    layout_hash: str | None = None
-    uses_custom_parameter_pack_hooks: bool = False
-    """Whether the class writes packs itself: then a pack says what travels."""
-
-
 class KeptTensor(Table):
     """A tensor of floating-point numbers that stays as it is."""
 

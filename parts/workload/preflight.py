@@ -19,7 +19,7 @@ def lines(run: Run, shards: Path | None = None) -> Iterator[str]:
     Raises:
       LockstepError: It does not start, or cannot do what the run asks of it.
     """
-    from parts.workload.inner_loop import NO_STATE, Job, take
+    from parts.workload.inner_steps import NO_STATE, Job, take
     from parts.workload.subject import rows_of
     from parts.workload.worker import GRADIENT, Worker, drawn_rows
 

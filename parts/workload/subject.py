@@ -24,7 +24,7 @@ from lockstep.wire.commitment import flatten
 from parts.workload import export_folder
 from parts.workload.description import FILE, Description, code_hash, of_model
 from parts.workload.export_folder import OpenedWorkload
-from parts.workload.inner_loop import InnerSteps, with_state
+from parts.workload.inner_steps import InnerSteps, with_state
 from parts.workload.worker import NO_ROWS, RowSpec, Worker, drawn_rows
 from pipeline import runfile
 from pipeline.runfile.method import learning_rate_of_run, optimizer_of_run

@@ -12,24 +12,22 @@ from contextlib import suppress
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from types import ModuleType
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from lockstep.errors import LockstepError, expecting
-from lockstep.files import read_json
 from lockstep.optim.optimizer import Tree
 from lockstep.programs.permutation import permute
 from lockstep.tables.answers import Metrics
 from lockstep.tables.explain import validate
-from parts.workload import worker_models
-from parts.workload.description import SOURCE, Description, PackPlan, Tensor, code_hash, files_of
+from parts.workload.description import SOURCE, Description, code_hash, files_of
 from parts.workload.process.messages import WorkerDiedError, WorkerError
 from parts.workload.process.shared_arrays import SharedArrays
 from parts.workload.process.worker_process import LOG, WorkerCommand, WorkerProcess
-from parts.workload.python.lockstep_worker import pack_files
-from parts.workload.worker_models import WorkerSession
 from pipeline import runfile
+from pipeline.joints import offered
 from pipeline.stage.keys import OUT
 from pipeline.stage.untrusted_files import A_FILE_OF_ARRAYS, check_file, walk
 from pipeline.tokens.sequences import Sequences
@@ -46,6 +44,20 @@ GRADIENT = "gradient"  # the capability of our own worker, which burn_p2p's has 
 NEEDED = {"gradient": GRADIENT, "worker": "diloco_checkpoint_job"}  # of `workload.inner`
 COUNTED_ROWS = 1024  # of the train split, over which statistics of batch norms are computed
 NO_ROWS: RowSpec = {"kind": "tokens", "columns": ["inputs"], "length": 1}  # before there are data
+
+
+class WorkerSession(NamedTuple):
+    """A worker's process, what it said of the run's model, on what device, and what is shared.
+
+    Without arrays it computes no gradients, as a class that was written for burn_p2p. `asked` are
+    what decides a new model: patterns of what travels, and the seed.
+    """
+
+    process: WorkerProcess
+    description: Description
+    device: str
+    arrays: SharedArrays | None
+    asked: dict[str, Any]
 
 
 class Worker:
@@ -70,6 +82,8 @@ class Worker:
         for_training: bool = True,
     ):
         files_of(run)  # or it is refused at once
+        if run.workload.inner != "gradient":
+            inner_loops()
         self.run, self.rows, self.expected, self.for_training = run, rows, expected, for_training
         self.shards = Path(OUT["download"])
         self._to_count: np.ndarray | None = None  # once they are read
@@ -137,7 +151,7 @@ class Worker:
 
         def ask(session: WorkerSession) -> Tree:
             if session.arrays is None:
-                return worker_models.initial(session)
+                return by_packs().initial(session)
             session.process.call("init", {})
             if not np.isfinite(session.arrays.params).all():
                 raise self._error("init", "a param is not finite", "finite params")
@@ -198,14 +212,12 @@ class Worker:
         """Return the workload's own metrics at these params, on a split of the data."""
 
         def ask(session: WorkerSession) -> Metrics:
-            result = session.process.result
             if session.arrays is None:
-                with worker_models.model_of(session, params) as model:
-                    request = {"model_id": model, "split": split}
-                    return result("metrics", "evaluate", request).metrics
+                return by_packs().evaluated(session, params, split)
             self._count_statistics(session, params)
             _put_params(session, params)
-            return result("metrics", "evaluate_params", {"split": split}).metrics
+            answer = session.process.result("metrics", "evaluate_params", {"split": split})
+            return answer.metrics
 
         return self.ask(ask)
 
@@ -389,27 +401,14 @@ class Worker:
         return {"folder": str((self.shards / self.rows["folder"]).absolute())}
 
     def _planned(self, process: WorkerProcess, device: str, asked: dict[str, Any]) -> Description:
-        """Return any worker's description of its packs; one without shapes has a single tensor."""
-        method = "parameter_pack_plan"
-        where, request = f"{self.name}: {method}", {"device": device, **asked}
-        plan = validate(PackPlan, process.call(method, request), where, WorkerError)
-        if plan.uses_custom_parameter_pack_hooks:
-            with worker_models.new_pack(process, device, code_hash(self.run), asked) as folder:
-                facts = read_json(folder / pack_files.MANIFEST)
-            pack = validate(PackPlan, facts, f"{where}: its own pack", WorkerError)
-            plan = plan if pack.layout_hash == plan.layout_hash else pack
-        if not plan.parameter_count:
-            raise self._error(method, "no trained params", "some; see workload.include")
-        single = Tensor(name="values", shape=(plan.parameter_count,), dtype="float32")
-        answer = {
-            "tensors": [tensor.model_dump() for tensor in plan.tensors or (single,)],
-            "frozen": [{"name": name, "why": "excluded"} for name in plan.excluded_float_keys],
-            "integers": plan.ignored_non_float_keys,
-            "tied": plan.tied,
-            "layout_hash": plan.layout_hash,
-            "frozen_sha256": None,
-        }
-        return self._checked(answer, method)
+        """Return the description of a worker that computes no gradients, by its packs."""
+        try:
+            plan = by_packs().planned(process, device, code_hash(self.run), asked)
+        except WorkerError:
+            raise
+        except LockstepError as error:
+            raise WorkerError(f"{self.name}: {error}") from error
+        return self._checked(plan, "parameter_pack_plan")
 
     def _checked(self, answer: dict, method: str) -> Description:
         """A description that fits what the run began with."""
@@ -454,6 +453,22 @@ class Worker:
 
     def _error(self, method: str, actual: str, expected: str) -> LockstepError:
         return WorkerError(f"{self.name}: {method}: {actual}, expected {expected}")
+
+
+def by_packs() -> ModuleType:
+    """Return what a part offers for workers that compute no gradients."""
+    return _of_burn_p2p(offered("packs"), "the capability gradient of the worker")
+
+
+def inner_loops() -> ModuleType:
+    """Return what a part offers for workloads that take local steps of their own."""
+    return _of_burn_p2p(offered("inner_loop"), 'workload.inner = "gradient"')
+
+
+def _of_burn_p2p(modules: list[ModuleType], otherwise: str) -> ModuleType:
+    if not modules:
+        raise LockstepError(f"parts/burn_p2p: not here, expected it or {otherwise}")
+    return modules[0]
 
 
 def drawn_rows(run: runfile.Run, shards: Path) -> tuple[np.ndarray, np.ndarray]:

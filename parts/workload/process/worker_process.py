@@ -11,6 +11,7 @@ import json
 import os
 import select
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Mapping
@@ -33,10 +34,11 @@ from parts.workload.process.messages import (
     WorkerResult,
 )
 from parts.workload.python.lockstep_worker import frames
+from pipeline.joints import FOLDER
 
-# what a worker may import of ours
-PYTHON = Path(__file__).parents[1] / "python", Path(lockstep.__file__).parent / "python"
-LOG = "worker.log"
+# what a worker may import of ours: all that parts have for it
+PYTHON = *sorted(FOLDER.glob("*/python")), Path(lockstep.__file__).parent / "python"
+LOG, COMMAND_LOG = "worker.log", "command.log"
 LOOK_SECONDS = 0.1  # between two looks at whether it still runs
 SHUTDOWN_SECONDS = 2.0
 BYTES_AT_ONCE = 2**20
@@ -161,6 +163,35 @@ class WorkerProcess:
         """
         with self._lock:
             return self._call(method, params, seconds)
+
+    def run_command(
+        self, arguments: list[str], folder: Path, variables: Mapping[str, str], seconds: float
+    ) -> None:
+        """Run a command in the worker's environment, in a folder of its own, until it ends.
+
+        It may start processes of its own, as torchrun does; they end with it.
+
+        Raises:
+          WorkerError: It cannot be started, takes too long, or fails.
+        """
+        environment = self.command.environment() | variables
+        try:
+            group = ChildGroup.start(arguments, folder, environment, folder / COMMAND_LOG)
+        except LockstepError as error:
+            raise self._error("command", str(error)) from None
+        try:
+            with suppress(subprocess.TimeoutExpired):
+                group.child.wait(seconds)
+            ending = group.ended()
+        finally:
+            group.kill()  # what it started, too
+        if ending is None:
+            what = f"still running after {seconds:g} seconds, expected its end"
+            raise self._error("command", what)
+        if group.child.returncode:
+            last = group.log.last_line()
+            what = f"{ending}, expected status 0" + (f": {last}" if last else "")
+            raise self._error("command", what)
 
     def close(self) -> None:
         """Ask the worker to end, wait a little, and kill what is left."""

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from lockstep.errors import StepError
-from parts.workload import inner_loop
+from parts.workload import inner_steps
 from parts.workload.process import worker_process
 from parts.workload.worker import Worker
 from tests.errors import refused
@@ -80,7 +80,7 @@ def work_of(worker):
         "init_model": worker.init,
         "evaluate": lambda: worker.evaluate(PARAMS, "train"),
         "import_parameter_pack": lambda: worker.evaluate(PARAMS, "train"),
-        "run_inner_loop": lambda: inner_loop.take(worker, job()),
+        "run_inner_loop": lambda: inner_steps.take(worker, job()),
     }
 
 

@@ -1,7 +1,6 @@
 """A workload that does something else than it should: one line, a lost peer, and nothing else."""
 
 import os
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +10,8 @@ from lockstep.errors import LockstepError
 from lockstep.files import read_json
 from lockstep.transcript.transcript import Transcript
 from parts.publication import publish
-from parts.workload import description, inner_loop
-from parts.workload.inner_loop import Job
+from parts.workload import description, inner_steps
+from parts.workload.inner_steps import Job
 from parts.workload.process.messages import WorkerError
 from parts.workload.worker import Worker
 from pipeline import runfile
@@ -54,7 +53,7 @@ def inner(folder: Path, wrong: str = "", **changes) -> Worker:
 
 def job(**changes) -> Job:
     given = {"params": {"w": np.zeros(3, np.float32)}, "lots": [ROW, ROW], "rates": [0.1, 0.1]}
-    return Job(**given | {"state": inner_loop.NO_STATE, "name": "j", "seed": 1} | changes)
+    return Job(**given | {"state": inner_steps.NO_STATE, "name": "j", "seed": 1} | changes)
 
 
 # ---- What is right ----
@@ -69,19 +68,6 @@ def test_a_class_of_three_functions_and_numpy_gives_losses_and_gradients(tmp_pat
     assert one.measure(params, ROW).mean() == pytest.approx(loss)
     assert one.evaluate(params, "held_out") == {"norm": 3.0, "split": "held_out"}
     assert one.describe().integers == ("n",)
-    one.close()
-
-
-def test_an_inner_loop_goes_on_from_the_state_that_it_left(tmp_path):
-    one = inner(tmp_path)
-    first = inner_loop.take(one, job())
-    assert first.state.tobytes() == b"text/plain\x002"
-    again = inner_loop.take(one, job())
-    second = inner_loop.take(one, job(state=first.state))
-    np.testing.assert_array_equal(first.params["w"], again.params["w"])
-    assert second.state.tobytes() == b"text/plain\x004"
-    assert not np.array_equal(second.params["w"], first.params["w"])
-    assert one.evaluate(first.params, "train")["sum"] == pytest.approx(first.params["w"].sum())
     one.close()
 
 
@@ -102,57 +88,6 @@ def test_rows_that_are_files_reach_the_workload_as_paths_by_their_hash(tmp_path,
     header = Transcript(root / "data/trained/transcript").header
     assert header.model["rows"] == {"kind": "files", "folder": "files"}
     assert read_json(root / "metrics/train.json")["loss"] > 100**2 / 2 / 2
-
-
-COMMAND = """
-import json, os, sys
-import numpy as np
-from pathlib import Path
-job = json.loads(Path(sys.argv[1]).read_text())
-assert os.environ["BURN_P2P_DILOCO_JOB_MANIFEST"] == sys.argv[1]
-assert job["protocol_version"] == 1 and job["require_exact_steps"]
-base, out = Path(job["base_parameter_pack_path"]), Path(job["output_parameter_pack_path"])
-out.mkdir()
-manifest = json.loads((base / "manifest.json").read_text())
-del manifest["values_sha256"]
-(np.fromfile(base / "values.f32le", "<f4") + 1).tofile(out / "values.f32le")
-(out / "manifest.json").write_text(json.dumps(manifest))
-{wrong}
-result = {{"steps_completed": job["num_inner_steps"], "metrics": {{"loss": 1.5}}}}
-Path(sys.argv[2]).write_text(json.dumps(result))
-"""
-
-
-def by_command(folder: Path, wrong: str = "", seconds: float = 20.0) -> Worker:
-    script = folder / "steps.py"
-    script.write_text(COMMAND.format(wrong=wrong))
-    command = [sys.executable, str(script), "{job_manifest}", "{result_manifest}"]
-    given = {"workload__command": command, "workload__command_seconds": seconds}
-    return inner(folder, workload__inner="command", **given)
-
-
-def test_a_command_takes_the_local_steps(tmp_path):
-    one = by_command(tmp_path)
-    taken = inner_loop.take(one, job())
-    np.testing.assert_array_equal(taken.params["w"], [1, 1, 1])
-    assert taken.loss == 1.5 and taken.state.tobytes() == b"\0"
-    one.close()
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ("sys.exit('no memory')", "exited with status 1, expected status 0: no memory"),
-        ("import time; time.sleep(100)", "still running after 1 seconds"),
-        ("sys.argv[2] = '/dev/null'", "result.json: No such file"),
-        ("job['num_inner_steps'] = 1", "steps_completed is 1, expected 2"),
-    ],
-)
-def test_a_command_that_fails_is_one_line(wrong, message, tmp_path):
-    one = by_command(tmp_path, wrong, seconds=1.0 if "sleep" in wrong else 20.0)
-    with pytest.raises(WorkerError, match=message) as error:
-        inner_loop.take(one, job())
-    assert "\n" not in str(error.value) and str(error.value).startswith("workload strange:Inner: ")
 
 
 # ---- What is wrong ----
@@ -189,24 +124,6 @@ def test_nan_is_told_as_nan_and_not_as_json_that_nobody_reads(tmp_path):
     one = worker(tmp_path, {"gradient": "nan"})
     loss, grads = one.gradient(one.init(), ROW, seed=0)
     assert np.isnan(loss) and np.isnan(grads["w"][1])
-    one.close()
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ("few", "completed 1 steps; 2 expected|took 1 steps; 2 expected"),
-        ("nan", "value 0 is nan, expected finite numbers"),
-        ("anothers", "layout_hash is 'another', expected 'torch-layout-"),
-        ("outside", "hostname"),
-        ("silent", r"metrics are \[\], expected a number loss or train_loss"),
-    ],
-)
-def test_an_inner_loop_that_leaves_something_else_is_one_line(wrong, message, tmp_path):
-    one = inner(tmp_path, wrong)
-    with pytest.raises(WorkerError, match=message) as error:
-        inner_loop.take(one, job())
-    assert "\n" not in str(error.value) and "strange:Inner: run_inner_loop" in str(error.value)
     one.close()
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 PROJECT = Path(__file__).resolve().parents[3]
-PYTHON = [PROJECT / "parts" / "workload" / "python", PROJECT / "lockstep" / "python"]
+PYTHON = [*(PROJECT / "parts").glob("*/python"), PROJECT / "lockstep" / "python"]
 WORKLOADS = PROJECT / "workloads"
 
 

@@ -3,13 +3,24 @@
     from lockstep_worker import TorchWorkload
 
 A base class is imported with its framework when it is first named. Nothing here imports `pipeline`
-or, unless a base class is made for it, JAX.
+or, unless a base class is made for it, JAX. Other parts of Lockstep bring modules of this package,
+in folders of this name on the same path.
 """
 
 import importlib
+import importlib.util
+import pkgutil
+from types import ModuleType
 from typing import Any
 
+__path__ = pkgutil.extend_path(__path__, __name__)
 _HOMES = {"TorchWorkload": "torch_workload"}
+
+
+def brought(name: str) -> ModuleType | None:
+    """Import a module that another part brings; None where that part is not here."""
+    full = f"{__name__}.{name}"
+    return importlib.import_module(full) if importlib.util.find_spec(full) else None
 
 
 def __getattr__(name: str) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from lockstep_torch import bits
 
-from . import frames, packs, rows
+from . import frames, layout, rows
 
 METHODS = {
     "begin": "gradient",
@@ -48,15 +48,15 @@ class ArrayModel:
     def __init__(self, workload: Any, seed: int, travels: Travels):
         self.workload = workload
         arrays = {name: np.asarray(value) for name, value in sorted(workload.init(seed).items())}
-        moves = {name: packs.is_float(value) and travels(name) for name, value in arrays.items()}
+        moves = {name: layout.is_float(value) and travels(name) for name, value in arrays.items()}
         self.initial = {name: value for name, value in arrays.items() if moves[name]}
         self.rest = {name: value for name, value in arrays.items() if not moves[name]}
         self.tensors = [
-            {"name": name, "shape": list(value.shape), "dtype": packs.dtype_name(value)}
+            {"name": name, "shape": list(value.shape), "dtype": layout.dtype_name(value)}
             for name, value in self.initial.items()
         ]
         self.stays = [
-            ("excluded" if packs.is_float(value) else "integer", name, value)
+            ("excluded" if layout.is_float(value) else "integer", name, value)
             for name, value in self.rest.items()
         ]
         self.tied: dict[str, str] = {}
@@ -128,14 +128,14 @@ class Session:
         """Build the model from its config and a seed, and say what of it travels."""
         self.spec, self.micro_batch = params["rows"], params["micro_batch"]
         self.width = rows.row_width(self.spec)
-        globs, seed = packs.plain_filter(params["state_dict_filter"]), params["seed"]
+        globs, seed = layout.plain_filter(params["state_dict_filter"]), params["seed"]
         if self.micro_batch < 1:
             raise ValueError(f"micro_batch {self.micro_batch}; 1 or more expected")
         bits.use_threads(params.get("threads"))
         bits.seed_generators(seed)
         make = getattr(self.workload, "bind", None) or partial(ArrayModel, self.workload)
         self.bound, self.opened, self.compared = None, False, False  # one model at a time
-        self.bound = make(seed, lambda name: packs.allows(globs, name))
+        self.bound = make(seed, lambda name: layout.allows(globs, name))
         tensors, stays = self.bound.tensors, sorted(self.bound.stays, key=lambda part: part[1])
         if not tensors:
             raise ValueError(
@@ -149,8 +149,8 @@ class Session:
             "integers": [name for why, name, _ in stays if why == "integer"],
             "tied": self.bound.tied,
             "parameter_count": sum(_size(tensor) for tensor in tensors),
-            "layout_hash": packs.layout_hash(tensors),
-            "frozen_sha256": packs.digest((name, value) for _, name, value in stays),
+            "layout_hash": layout.layout_hash(tensors),
+            "frozen_sha256": layout.digest((name, value) for _, name, value in stays),
         }
 
     def open_arrays(self, params: Any) -> dict:

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.parts.workload.worker.totals import total
+from tests.parts.burn_p2p.totals import total
 from tests.parts.workload.worker_host import WorkerError
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from parts.workload import inner_loop
+from parts.workload import inner_steps
 from parts.workload.worker import Worker
 from pipeline import runfile
 from tests import tiny
@@ -54,10 +54,10 @@ def test_torchrun_takes_the_steps_of_the_worker(tmp_path):
     several = worker(tmp_path, workload__inner="command", workload__command=["torchrun", *TORCHRUN])
     with closing(one), closing(several):
         params = one.init()
-        first = inner_loop.Job(params, lots, [0.1, 0.05], inner_loop.NO_STATE, "first", seed=1)
-        begun = inner_loop.take(one, first)
+        first = inner_steps.Job(params, lots, [0.1, 0.05], inner_steps.NO_STATE, "first", seed=1)
+        begun = inner_steps.take(one, first)
         second = first._replace(params=begun.params, state=begun.state, name="second")
-        expected, found = (inner_loop.take(which, second) for which in (one, several))
+        expected, found = (inner_steps.take(which, second) for which in (one, several))
     assert abs(found.loss - expected.loss) < 1e-5
     assert found.state.size == expected.state.size != 1
     for leaf, value in expected.params["head"].items():

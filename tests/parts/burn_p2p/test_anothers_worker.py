@@ -7,7 +7,7 @@ import pytest
 
 from lockstep.files import read_json, sha256_file
 from lockstep.transcript.trees import load_arrays
-from parts.workload import inner_loop
+from parts.workload import inner_steps
 from parts.workload.process.worker_process import WorkerError
 from parts.workload.worker import Worker
 from tests import tiny
@@ -46,8 +46,8 @@ def test_its_steps_are_those_of_our_worker_and_so_are_those_of_packs_of_ones_own
     values = np.array([3, -1, 0.5], np.float32)
     assert theirs.init()["values"].shape == (3,)
     assert theirs.evaluate({"values": values}, "train") == {"sum": 2.5}
-    one = inner_loop.take(theirs, job(params={"values": values}))
-    other = inner_loop.take(ours, job(params={"w": values}))
+    one = inner_steps.take(theirs, job(params={"values": values}))
+    other = inner_steps.take(ours, job(params={"w": values}))
     np.testing.assert_array_equal(one.params["values"], other.params["w"])
     assert one.loss == other.loss and one.state.tobytes() == other.state.tobytes()
     theirs.close()
@@ -66,7 +66,7 @@ def test_rows_that_are_files_are_the_users_own_in_either_worker(tmp_path):
     for given, key in ((SERVED, "values"), ({}, "w")):
         one = inner(tmp_path, **given)
         one.rows, one.shards = {"kind": "files", "folder": "files"}, tmp_path
-        found = inner_loop.take(one, job(params={key: np.zeros(3, np.float32)}, lots=rows))
+        found = inner_steps.take(one, job(params={key: np.zeros(3, np.float32)}, lots=rows))
         np.testing.assert_array_equal(found.params[key], [2, 2, 2])  # half-way to 0, then to 4
         one.close()
 

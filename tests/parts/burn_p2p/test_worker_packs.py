@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from tests.parts.workload.worker_host import PYTHON, Host, WorkerError
 
-HERE = Path(__file__).parent
+MODELS = Path(__file__).parents[1] / "workload"  # odd_models.py
 # What of odd_models.Odd travels: what a gradient moves, tied ones once.
 TRAVELS = [
     ("coarse.bias", [6], "bfloat16"),
@@ -27,7 +27,7 @@ TRAVELS = [
 
 @pytest.fixture(scope="module")
 def odd(tmp_path_factory):
-    with Host("odd_models:OddLoop", {}, tmp_path_factory.mktemp("odd"), paths=[HERE]) as host:
+    with Host("odd_models:OddLoop", {}, tmp_path_factory.mktemp("odd"), paths=[MODELS]) as host:
         yield host
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from parts.workload.python.lockstep_worker import pack_files
+from parts.burn_p2p.python.lockstep_worker import pack_files
 from tests.parts.workload.worker_host import PYTHON
 
 FORMAT = "burn-p2p-python-flattened-parameter-pack-v1"

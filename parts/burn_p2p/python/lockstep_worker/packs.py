@@ -6,11 +6,7 @@ of its names. A state is a torch module, `{"model": module}`, `{"modules": {name
 dict of NumPy arrays. No torch is imported here unless the state has brought it.
 """
 
-import hashlib
-import json
 import math
-from collections.abc import Iterable
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +14,7 @@ import numpy as np
 from lockstep_torch import bits
 
 from . import pack_files
+from .layout import allows, dtype_name, is_float, layout_hash, plain_filter
 
 
 class ArrayState:
@@ -66,27 +63,6 @@ class Layout(NamedTuple):
             "excluded_float_keys": self.excluded,
             "ignored_non_float_keys": self.integers,
         }
-
-
-def layout_hash(tensors: list[dict]) -> str:
-    """The hash of names, shapes and dtypes of what travels, in this order."""
-    facts = [{**tensor, "numel": math.prod(tensor["shape"])} for tensor in tensors]
-    text = json.dumps(facts, sort_keys=True, separators=(",", ":"))
-    return "torch-layout-" + hashlib.sha256(text.encode()).hexdigest()
-
-
-def plain_filter(state_filter: dict | None) -> dict[str, list[str]]:
-    """A filter with both its lists."""
-    globs = state_filter or {}
-    return {key: list(globs.get(key) or []) for key in ("include_globs", "exclude_globs")}
-
-
-def allows(state_filter: dict | None, name: str) -> bool:
-    """Return whether a filter includes a tensor: in `include_globs`, not in `exclude_globs`."""
-    include, exclude = plain_filter(state_filter).values()
-    if include and not any(fnmatchcase(name, glob) for glob in include):
-        return False
-    return not any(fnmatchcase(name, glob) for glob in exclude)
 
 
 def layout_of(state: Any, state_filter: dict | None, by_gradient: bool = False) -> Layout:
@@ -165,39 +141,11 @@ def _with_state_dict(module: Any) -> Any:
     )
 
 
-def is_float(tensor: Any) -> bool:
-    """Return whether a torch tensor or a NumPy array holds floats.
-
-    Raises:
-        TypeError: it holds complex numbers, which would lose their imaginary parts.
-    """
-    if "complex" in str(getattr(tensor, "dtype", "")):
-        raise TypeError(f"a tensor of {tensor.dtype}; real numbers expected, two for each")
-    if isinstance(tensor, np.ndarray):
-        return tensor.dtype.kind == "f" or tensor.dtype.name == "bfloat16"
-    return hasattr(tensor, "is_floating_point") and tensor.is_floating_point()
-
-
-def dtype_name(tensor: Any) -> str:
-    """A dtype as torch writes it."""
-    return f"torch.{tensor.dtype.name}" if isinstance(tensor, np.ndarray) else str(tensor.dtype)
-
-
 def float32(tensor: Any) -> np.ndarray:
     """The values of a tensor in one row, as they travel; a copy only where it must be."""
     if not isinstance(tensor, np.ndarray):
         tensor = bits.real(tensor.detach()).float().cpu().contiguous().numpy()
     return np.ascontiguousarray(tensor, "<f4").reshape(-1)
-
-
-def digest(tensors: Iterable[tuple[str, Any]]) -> str:
-    """Return the SHA-256 over names, dtypes, shapes and bytes, in this order."""
-    sha256 = hashlib.sha256()
-    for name, tensor in tensors:
-        facts = [name, dtype_name(tensor), [int(size) for size in tensor.shape]]
-        sha256.update(json.dumps(facts).encode() + b"\n")
-        sha256.update(bits.raw(tensor))
-    return sha256.hexdigest()
 
 
 def write(path: str | Path, layout: Layout, schema: str, state_filter: dict | None) -> None:
