@@ -65,7 +65,7 @@ def run(run: runfile.Run, paths: Paths) -> None:
                 subject.extend(run, earlier.model, f"{name}: run {key}", folder)
                 source = {"key": key, "sha256": earlier.sha256}
             case _:
-                source = subject.first_params(run, folder)
+                source = subject.begins.first_params(run, folder)
         pinned = pins.check("checkpoint", run.pins.checkpoint, source["sha256"], name)
         write_json(folder / "source.json", {"checkpoint": checkpoint.tag()} | source)
     log.info(f"convert: read {name} (sha256 {source['sha256'][:12]}, {pinned})")

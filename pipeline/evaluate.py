@@ -75,8 +75,8 @@ def run(run: runfile.Run, paths: Paths) -> None:
 
 def _evaluate(run: runfile.Run, paths: Paths, folder: Path, notes: list[str]) -> Findings:
     export, shards, subject = paths.out("export"), paths.out("download"), subject_of(run)
-    model = subject.read_model(run, export / subject.model_file, read_shards(shards))
-    with closing(subject.open_export(run, model, export, shards)) as opened:
+    model = subject.read_model(run, export / subject.exports.model_file, read_shards(shards))
+    with closing(subject.exports.open_export(run, model, export, shards)) as opened:
         tasks: list[TaskResult] = []
         if opened.texts is None:
             notes.append("tasks and a text sample need a language model, so there are none")

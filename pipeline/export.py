@@ -35,7 +35,7 @@ def run(run: runfile.Run, paths: Paths) -> None:
             return
         transcript = Transcript(trained / "transcript")
         model, last = transcript.header.model, transcript.snapshots[-1]
-        subject_of(run).export(
+        subject_of(run).exports.export(
             run,
             model,
             TensorFile(transcript.folder / "snapshots" / f"{last:05}" / "params.safetensors"),
@@ -70,7 +70,7 @@ def _facts(paths: Paths, transcript: Transcript, verdict: dict[str, Any], folder
         start=start,
         environment=made["environment"] | header["environment"],
         rounds_sha256=made["files"]["transcript/rounds.jsonl"]["sha256"],
-        model=read_json(folder / subject.model_file),
+        model=read_json(folder / subject.exports.model_file),
         subject=subject,
         has_tokenizer=any(folder.glob("tokenizer*")),
         sha256={file.name: sha256_file(file) for file in files},

@@ -44,14 +44,11 @@ class Continuations:
         from lockstep.programs.placement import DeviceGroup
         from pipeline.language_model.draw import Sampling
         from pipeline.language_model.text_writer import TextWriter
-        from pipeline.subject import subject_of_export
         from pipeline.weights import exported, hf
 
         if why := hf.why_refused(folder):
             refused = folder / hf.REFUSED
             raise LockstepError(f"{refused}: {why}; expected an export that was accepted")
-        if why := subject_of_export(folder).why_no_texts(folder):
-            raise LockstepError(why)
         model = exported.read(folder)
         if model.tokenizer is None:
             raise LockstepError(

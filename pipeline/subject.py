@@ -1,8 +1,9 @@
 """What a run trains: a language model, or what a part of Lockstep brings.
 
 A part offers the joint "subject": its file `subject.py` has `SUBJECT`, a `Subject`. Nothing else
-asks what kind of thing a run trains. A subject has no state: it is told the run, and the model,
-which is the table that a transcript's header has of it.
+asks what kind of thing a run trains. A subject is trained, begins with params of its own if it
+makes some (`Begins`), and is exported (`Exports`). None of these has state: each is told the run,
+and the model, which is the table that a transcript's header has of it.
 """
 
 from collections.abc import Callable
@@ -50,89 +51,24 @@ class OpenedExport(Protocol):
         """End the processes behind it."""
 
 
-class Subject(Protocol):
-    """Something to train."""
+class Begins(Protocol):
+    """First params that a subject makes itself, for a checkpoint that is no files."""
 
-    checkpoints: tuple[str, ...]  # the kinds of `model.LLM.checkpoint` that it can begin with
-    described_in: str  # the file of data/init that describes it
-    model_file: str  # the file of an export that says what was trained
-    card: Path | None  # template that fills blocks of the model card otherwise
-    loss_unit: str  # what a loss counts
-    has_perplexity: bool  # whether the exponential of a loss is one
-    # Whether this process computes it with XLA. Then an auditor learns from other threads and
-    # vector instructions how far last bits carry; else from repeats of a step.
-    varies_here: bool
-    draws: bool  # whether `[peers] seed` seeds randomness in its gradients
-    memory_unknown: str  # why nobody can say what memory it needs; "" where it can be computed
-
-    # ---- Which it is ----
-
-    def trains(self, run: Run) -> bool:
-        """Return whether it is what a run file asks for."""
-
-    def describes(self, model: Model) -> bool:
-        """Return whether a header's model is one of this subject."""
-
-    # ---- What it says of itself ----
-
-    def read_model(self, run: Run, path: Path, listed: Shards | None) -> Model:
-        """Return a run's model, from `described_in` of data/init or `model_file` of an export.
-
-        `listed` is what stage download left; None where there are no data yet, and nothing that is
-        asked for depends on them.
-        """
-
-    def check_model(self, run: Run, model: Model, where: object) -> None:
-        """Check that a stranger's model can be trained here; errors call it `where`."""
-
-    def check_rows(self, run: Run, listed: Shards) -> None:
-        """Check that it can be trained on rows of data of this kind."""
-
-    def title(self, model: Model) -> str:
-        """Return its name, for people."""
-
-    def parameters(self, model: Model) -> int:
-        """Return how many parameters are trained."""
-
-    def vocab_size(self, model: Model) -> int | None:
-        """Return the bound of token ids in its data; None where rows have no bound."""
-
-    def code(self, model: Model) -> str | None:
-        """Return the SHA-256 of a user's code that computes it; None without such code."""
-
-    def computed_by(self, run: Run, model: Model, environment: dict[str, str]) -> str:
-        """Return what computes its gradients, for people."""
-
-    # ---- What stages do with it ----
+    def seed(self, run: Run) -> int:
+        """Return the seed that they are drawn with."""
 
     def first_params(self, run: Run, folder: Path) -> dict[str, Any]:
-        """Write params.safetensors and `described_in`; return what source.json says of them.
-
-        For a checkpoint that is no files: the subject makes its own params.
-        """
+        """Write params.safetensors and `described_in`; return what source.json says of them."""
 
     def params_again(self, run: Run, model: Model) -> Tree:
         """Return the params that `first_params` made of this run."""
 
-    def extend(self, run: Run, earlier: Model, where: str, folder: Path) -> None:
-        """Check that this run can train on the params of an earlier run; errors call it `where`."""
 
-    def programs(
-        self,
-        run: Run,
-        model: Model,
-        first_step: int = 0,
-        columns: tuple[Column, ...] = PLAIN,
-    ) -> Programs:
-        """Return a run's programs.
+class Exports(Protocol):
+    """The export of what was trained."""
 
-        `first_step` is the rounds trained by the run that this one extends, 0 for a new run.
-        """
-
-    def row_weights(
-        self, programs: Programs, params: Tree, rows_NW: np.ndarray
-    ) -> np.ndarray | None:
-        """Return how much each row counts in the mean loss, [N]; None where all count alike."""
+    model_file: str  # the file of an export that says what was trained
+    card: Path | None  # template that fills blocks of the model card otherwise
 
     def export(
         self,
@@ -163,8 +99,82 @@ class Subject(Protocol):
         `shards` is the folder that stage download left, in which rows may be names of files.
         """
 
-    def why_no_texts(self, folder: Path) -> str | None:
-        """Return why an export reads and writes no texts, as an error says it; None if it does."""
+
+class Subject(Protocol):
+    """Something to train."""
+
+    checkpoints: tuple[str, ...]  # the kinds of `model.LLM.checkpoint` that it can begin with
+    begins: Begins | None  # None where each of these is files, or is drawn by stage convert
+    exports: Exports
+    described_in: str  # the file of data/init that describes it
+    any_rows: bool  # whether it can be trained on rows that are not tokens
+    loss_unit: str  # what a loss counts
+    has_perplexity: bool  # whether the exponential of a loss is one
+    # Whether this process computes it with XLA. Then an auditor learns from other threads and
+    # vector instructions how far last bits carry; else from repeats of a step.
+    varies_here: bool
+    draws: bool  # whether `[peers] seed` seeds randomness in its gradients
+    memory_unknown: str  # why nobody can say what memory it needs; "" where it can be computed
+
+    # ---- Which it is ----
+
+    def trains(self, run: Run) -> bool:
+        """Return whether it is what a run file asks for."""
+
+    def describes(self, model: Model) -> bool:
+        """Return whether a header's model is one of this subject."""
+
+    # ---- What it says of itself ----
+
+    def read_model(self, run: Run, path: Path, listed: Shards | None) -> Model:
+        """Return a run's model, from `described_in` of data/init or `model_file` of an export.
+
+        `listed` is what stage download left; None where there are no data yet, and nothing that is
+        asked for depends on them.
+        """
+
+    def check_model(self, run: Run, model: Model, where: object) -> None:
+        """Check that a stranger's model can be trained here; errors call it `where`."""
+
+    def title(self, model: Model) -> str:
+        """Return its name, for people."""
+
+    def parameters(self, model: Model) -> int:
+        """Return how many parameters are trained."""
+
+    def vocab_size(self, model: Model) -> int | None:
+        """Return the bound of token ids in its data; None where rows have no bound."""
+
+    def code(self, model: Model) -> str | None:
+        """Return the SHA-256 of a user's code that computes it; None without such code."""
+
+    def repeats(self, run: Run) -> bool:
+        """Return whether a step repeats bit for bit, or is to be refused."""
+
+    def computed_by(self, run: Run, model: Model, environment: dict[str, str]) -> str:
+        """Return what computes its gradients, for people."""
+
+    # ---- How it is trained ----
+
+    def extend(self, run: Run, earlier: Model, where: str, folder: Path) -> None:
+        """Check that this run can train on the params of an earlier run; errors call it `where`."""
+
+    def programs(
+        self,
+        run: Run,
+        model: Model,
+        first_step: int = 0,
+        columns: tuple[Column, ...] = PLAIN,
+    ) -> Programs:
+        """Return a run's programs.
+
+        `first_step` is the rounds trained by the run that this one extends, 0 for a new run.
+        """
+
+    def row_weights(
+        self, programs: Programs, params: Tree, rows_NW: np.ndarray
+    ) -> np.ndarray | None:
+        """Return how much each row counts in the mean loss, [N]; None where all count alike."""
 
     def counted_rows(
         self, run: Run, model: Model, shards: Path
@@ -197,11 +207,6 @@ def programs_of(
 def subject_of_model(model: Model) -> Subject:
     """Return what the model of a transcript's header is."""
     return _first(lambda subject: subject.describes(model)) or LANGUAGE_MODEL
-
-
-def subject_of_export(folder: Path) -> Subject:
-    """Return what an exported folder holds."""
-    return _first(lambda subject: (folder / subject.model_file).is_file()) or LANGUAGE_MODEL
 
 
 def _first(fits: Callable[[Subject], bool]) -> Subject | None:

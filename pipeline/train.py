@@ -278,7 +278,7 @@ def _write_beginning(
         )
     bitwise = repeats_bit_for_bit(setup)
     compared = bitwise or setup.programs.form.kept or setup.subject.varies_here
-    if run.workload.repeats and not compared:
+    if setup.subject.repeats(run) and not compared:
         raise LockstepError(
             f"{setup.subject.title(setup.model)}: a step taken twice differs in its bits, and the "
             f"messages of {run.llm.optimizer.tag()} are too large to be kept, so nobody could "

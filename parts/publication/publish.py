@@ -94,7 +94,7 @@ def _write(
     """Write a publication without a signature."""
     exported = with_results(accepted(paths), paths)
     _check_method(paths)
-    only = EXPORTS.get(subject_of(settings).model_file)
+    only = EXPORTS.get(subject_of(settings).exports.model_file)
     exported = {name: file for name, file in exported.items() if not only or name in only}
     folder.parent.mkdir(parents=True, exist_ok=True)
     _copy((file, folder / name) for name, file in exported.items())
@@ -315,5 +315,5 @@ def push(
                 how = f"in [model.LLM], checkpoint = {toml(loaded)}"
                 model = transcript.header.model
                 if subject_of_model(model).code(model) is not None:
-                    how = f"{subject_of_model(model).model_file} says what its params are"
+                    how = f"{subject_of_model(model).exports.model_file} says what its params are"
                 print(f"push: {name} has step {last.step} of run {train}; {how}")

@@ -135,7 +135,7 @@ def _read_transcript(
         raise LockstepError(
             f"{TRANSCRIPT}/rounds.jsonl: {len(entries)} rounds, expected all of {total}"
         )
-    model_file = subject_of_model(transcript.header.model).model_file
+    model_file = subject_of_model(transcript.header.model).exports.model_file
     if model_file not in publication.files:
         raise LockstepError(f"{MANIFEST}: lists no {model_file}, expected it as {HEADER} says")
     subject_of(run).check_model(run, transcript.header.model, HEADER)

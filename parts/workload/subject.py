@@ -31,7 +31,6 @@ from pipeline.runfile.method import learning_rate_of_run, optimizer_of_run
 from pipeline.stage.artifacts import COUNTED, listing_sha256
 from pipeline.tokens.rows import FILES, ArrayRows, FileRows, TokenRows
 from pipeline.tokens.shards import Shards
-from pipeline.weights import hf
 
 KINDS = {"tokens": TokenRows, "arrays": ArrayRows, "files": FileRows}  # of rows
 HEADER = "the model"  # what errors call one that was checked before
@@ -59,12 +58,90 @@ class WorkloadTask:
         )
 
 
+class WorkloadBegins:
+    """The params that a workload begins with; `pipeline.subject.Begins`."""
+
+    def seed(self, run: runfile.Run) -> int:
+        """Return the seed that its generators begin with."""
+        return run.workload.seed
+
+    def first_params(self, run: runfile.Run, folder: Path) -> dict[str, Any]:
+        """Write the params that it begins with, and what it says of itself."""
+        with closing(Worker(run, NO_ROWS)) as worker:
+            description, params = worker.describe(), worker.init()
+        save_tree(folder / "params.safetensors", params)
+        write_json(folder / FILE, description.model_dump(mode="json"))
+        log.info(
+            f"convert: workload {description.factory}, {description.parameters:,} parameters that "
+            f"travel, code and settings of hash {description.code[:12]}"
+        )
+        hashes = {name: sha256_file(folder / name) for name in (FILE, "params.safetensors")}
+        return {
+            "factory": description.factory,
+            "parameters": description.parameters,
+            "seed": run.workload.seed,
+            "files": hashes,
+            "sha256": listing_sha256(hashes.items()),
+        }
+
+    def params_again(self, run: runfile.Run, model: dict[str, Any]) -> Tree:
+        """Return the params that it begins with."""
+        with closing(_worker(run, model)) as worker:
+            return worker.init()
+
+
+class WorkloadExports:
+    """The folder of an exported workload; `pipeline.subject.Exports`."""
+
+    model_file = FILE
+    card = Path(__file__).with_name("workload_card.md.jinja")
+
+    def export(
+        self,
+        run: runfile.Run,
+        model: dict[str, Any],
+        params: TensorFile,
+        folder: Path,
+        *,
+        tokenizer: Path,
+        checkpoint: Path,
+    ) -> None:
+        """Write its params, its description, and what its method `save` writes."""
+        del checkpoint
+        with closing(_worker(run, model)) as worker:
+            worker.shards = tokenizer.parent  # of stage download, as the tokenizer
+            description = of_model(model, HEADER)
+            export_folder.write(folder, worker, description, params, run.export.dtype)
+
+    def export_weights(
+        self, run: runfile.Run, model: dict[str, Any], params: Tree, folder: Path
+    ) -> None:
+        """Write the files that Lockstep writes itself."""
+        values = {name.replace("/", "."): leaf for name, leaf in flatten(params).items()}
+        description = of_model(model, HEADER)
+        export_folder.write_params(folder, description, values.__getitem__, run.export.dtype)
+
+    def exported_params(self, model: dict[str, Any], folder: Path) -> Tree:
+        """Return the params of an exported workload."""
+        return export_folder.read(folder, of_model(model, HEADER))
+
+    def open_export(
+        self, run: runfile.Run, model: dict[str, Any], folder: Path, shards: Path | None = None
+    ) -> OpenedWorkload:
+        """Return the params, and a worker that measures them."""
+        worker = _worker(run, model)
+        worker.shards = shards or worker.shards
+        if (path := folder / COUNTED).is_file():
+            worker.rows_to_count = _given_rows(run, model, path)
+        return OpenedWorkload(worker, self.exported_params(model, folder))
+
+
 class WorkloadSubject:
     """A workload; a `pipeline.subject.Subject`."""
 
     checkpoints = "Ephemeral", "Run"
-    described_in = model_file = FILE
-    card = Path(__file__).with_name("workload_card.md.jinja")
+    begins, exports = WorkloadBegins(), WorkloadExports()
+    described_in, any_rows = FILE, True
     loss_unit, has_perplexity = "as the workload has it", False
     varies_here, draws = False, True
     memory_unknown = "a workload computes in a process of its own"
@@ -95,9 +172,6 @@ class WorkloadSubject:
                 "lie"
             )
 
-    def check_rows(self, run: runfile.Run, listed: Shards) -> None:
-        """Do nothing: rows of any kind are for a workload."""
-
     def title(self, model: dict[str, Any]) -> str:
         """Return the name of its factory."""
         return model["workload"]["factory"]
@@ -113,6 +187,10 @@ class WorkloadSubject:
         """Return the hash of its code and settings."""
         return model["workload"]["code"]
 
+    def repeats(self, run: runfile.Run) -> bool:
+        """Return what the table [workload] says."""
+        return run.workload.repeats
+
     def computed_by(
         self, run: runfile.Run, model: dict[str, Any], environment: dict[str, str]
     ) -> str:
@@ -120,31 +198,7 @@ class WorkloadSubject:
         device = environment.get("worker_device", "a device of its own")
         return f"workload {self.title(model)} computes on {device}"
 
-    # ---- What stages do with it ----
-
-    def first_params(self, run: runfile.Run, folder: Path) -> dict[str, Any]:
-        """Write the params that it begins with, and what it says of itself."""
-        with closing(Worker(run, NO_ROWS)) as worker:
-            description, params = worker.describe(), worker.init()
-        save_tree(folder / "params.safetensors", params)
-        write_json(folder / FILE, description.model_dump(mode="json"))
-        log.info(
-            f"convert: workload {description.factory}, {description.parameters:,} parameters that "
-            f"travel, code and settings of hash {description.code[:12]}"
-        )
-        hashes = {name: sha256_file(folder / name) for name in (FILE, "params.safetensors")}
-        return {
-            "factory": description.factory,
-            "parameters": description.parameters,
-            "seed": run.workload.seed,
-            "files": hashes,
-            "sha256": listing_sha256(hashes.items()),
-        }
-
-    def params_again(self, run: runfile.Run, model: dict[str, Any]) -> Tree:
-        """Return the params that it begins with."""
-        with closing(self._worker(run, model)) as worker:
-            return worker.init()
+    # ---- How it is trained ----
 
     def extend(self, run: runfile.Run, earlier: dict[str, Any], where: str, folder: Path) -> None:
         """Check that it has the tensors that the earlier run trained, and write what it says.
@@ -196,54 +250,6 @@ class WorkloadSubject:
         counts_of_one = worker.measure_and_count(params, rows_NW[:1])[1]
         return None if counts_of_one is None else worker.measure_and_count(params, rows_NW)[1]
 
-    def export(
-        self,
-        run: runfile.Run,
-        model: dict[str, Any],
-        params: TensorFile,
-        folder: Path,
-        *,
-        tokenizer: Path,
-        checkpoint: Path,
-    ) -> None:
-        """Write its params, its description, and what its method `save` writes."""
-        del checkpoint
-        with closing(self._worker(run, model)) as worker:
-            worker.shards = tokenizer.parent  # of stage download, as the tokenizer
-            description = of_model(model, HEADER)
-            export_folder.write(folder, worker, description, params, run.export.dtype)
-
-    def export_weights(
-        self, run: runfile.Run, model: dict[str, Any], params: Tree, folder: Path
-    ) -> None:
-        """Write the files that Lockstep writes itself."""
-        values = {name.replace("/", "."): leaf for name, leaf in flatten(params).items()}
-        description = of_model(model, HEADER)
-        export_folder.write_params(folder, description, values.__getitem__, run.export.dtype)
-
-    def exported_params(self, model: dict[str, Any], folder: Path) -> Tree:
-        """Return the params of an exported workload."""
-        return export_folder.read(folder, of_model(model, HEADER))
-
-    def open_export(
-        self, run: runfile.Run, model: dict[str, Any], folder: Path, shards: Path | None = None
-    ) -> OpenedWorkload:
-        """Return the params, and a worker that measures them."""
-        worker = self._worker(run, model)
-        worker.shards = shards or worker.shards
-        if (path := folder / COUNTED).is_file():
-            worker.rows_to_count = _given_rows(run, model, path)
-        return OpenedWorkload(worker, self.exported_params(model, folder))
-
-    def why_no_texts(self, folder: Path) -> str | None:
-        """Return what is missing in an export whose own files are no Hugging Face folder."""
-        if (folder / hf.CONFIG).is_file():
-            return None
-        return (
-            f"{folder / FILE}: the export of a workload without {hf.CONFIG}, expected one, which "
-            "its method save can write: only its own code knows what the params mean"
-        )
-
     def counted_rows(
         self, run: runfile.Run, model: dict[str, Any], shards: Path
     ) -> tuple[np.ndarray, np.ndarray] | None:
@@ -252,11 +258,13 @@ class WorkloadSubject:
             return None
         return drawn_rows(run, shards)
 
-    def _worker(self, run: runfile.Run, model: dict[str, Any]) -> Worker:
-        return Worker(run, model["rows"], of_model(model, HEADER))
-
 
 SUBJECT = WorkloadSubject()
+
+
+def _worker(run: runfile.Run, model: dict[str, Any]) -> Worker:
+    """Return a worker whose workload is as it trained."""
+    return Worker(run, model["rows"], of_model(model, HEADER))
 
 
 def rows_of(run: runfile.Run, listed: Shards | None) -> RowSpec:

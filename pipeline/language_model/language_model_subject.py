@@ -11,7 +11,6 @@ from lockstep.files import read_json
 from lockstep.machine.progress import Progress
 from lockstep.optim.optimizer import Tree
 from lockstep.programs.train_step import Programs
-from lockstep.tables.variant import variant_name
 from lockstep.transcript.tensorfile import TensorFile
 from pipeline import runfile
 from pipeline.language_model import held_out, language_model
@@ -24,88 +23,10 @@ from pipeline.weights.hf import param_shapes
 HEADER = "the model"  # what errors call one that was checked before
 
 
-class LanguageModelSubject:
-    """A language model; a `pipeline.subject.Subject`."""
+class LanguageModelExports:
+    """A Hugging Face folder; `pipeline.subject.Exports`."""
 
-    checkpoints = "Hub", "P2P", "Gcs", "P2PGcs", "Init", "Run"
-    described_in = f"hf/{hf.CONFIG}"
-    model_file = hf.CONFIG
-    card = None
-    loss_unit, has_perplexity = "nats per token", True
-    varies_here, draws, memory_unknown = True, False, ""
-
-    def trains(self, run: runfile.Run) -> bool:
-        """Return whether the run names no other subject."""
-        return not run.workload.factory
-
-    def describes(self, model: dict[str, Any]) -> bool:
-        """Return whether the model is a config.json."""
-        return "model_type" in model
-
-    # ---- What it says of itself ----
-
-    def read_model(self, run: runfile.Run, path: Path, listed: Shards | None) -> dict[str, Any]:
-        """Return a config.json."""
-        return read_json(path)
-
-    def check_model(self, run: runfile.Run, model: dict[str, Any], where: object) -> None:
-        """Check that `models/` has its architecture."""
-        hf.model_of(model, where)
-
-    def check_rows(self, run: runfile.Run, listed: Shards) -> None:
-        """Check that rows are tokens."""
-        if listed.rows is not None:
-            raise LockstepError(
-                f"{variant_name(run.llm.data_location)}: rows are {listed.rows.kind}, expected "
-                "tokens: a language model trains on them; other rows are for a workload"
-            )
-
-    def title(self, model: dict[str, Any]) -> str:
-        """Return its architecture."""
-        return model["model_type"]
-
-    def parameters(self, model: dict[str, Any]) -> int:
-        """Return how many parameters it has."""
-        return sum(map(math.prod, param_shapes(*hf.model_of(model, HEADER)).values()))
-
-    def vocab_size(self, model: dict[str, Any]) -> int | None:
-        """Return the size of its vocabulary."""
-        return model["vocab_size"]
-
-    def code(self, model: dict[str, Any]) -> None:
-        """Return None: all of its code is of models/."""
-
-    def computed_by(
-        self, run: runfile.Run, model: dict[str, Any], environment: dict[str, str]
-    ) -> str:
-        """Return how it computes attention, and in which precision."""
-        return f"attention by {run.peers.attention}, in {run.peers.precision}"
-
-    # ---- What stages do with it ----
-
-    def first_params(self, run: runfile.Run, folder: Path) -> dict[str, Any]:
-        """Raise: stage convert draws or reads its params itself."""
-        raise NotImplementedError  # its `checkpoints` are all files, or drawn by stage convert
-
-    params_again = first_params
-
-    def extend(self, run: runfile.Run, earlier: dict[str, Any], where: str, folder: Path) -> None:
-        """Check that the earlier run trained a language model of this architecture."""
-        if not self.describes(earlier):
-            raise LockstepError(
-                f"{where} trained no model of models/, expected one, or what it trained in "
-                "[workload]"
-            )
-        hf.check_architecture(run.llm.architecture, hf.read_config(folder / "hf"), where)
-
-    programs = staticmethod(language_model.programs_of)
-
-    def row_weights(
-        self, programs: Programs, params: Tree, rows_NW: np.ndarray
-    ) -> np.ndarray | None:
-        """Return how many predictions count in each row, if they differ."""
-        del params
-        return held_out.weights_of(rows_NW, programs.task.columns)
+    model_file, card = hf.CONFIG, None
 
     def export(
         self,
@@ -147,12 +68,81 @@ class LanguageModelSubject:
         """Read the folder with layers as the run has them."""
         return OpenedLanguageModel(run, folder, exported.read(folder, run.peers))
 
+
+class LanguageModelSubject:
+    """A language model; a `pipeline.subject.Subject`."""
+
+    checkpoints = "Hub", "P2P", "Gcs", "P2PGcs", "Init", "Run"
+    begins, exports = None, LanguageModelExports()
+    described_in, any_rows = f"hf/{hf.CONFIG}", False
+    loss_unit, has_perplexity = "nats per token", True
+    varies_here, draws, memory_unknown = True, False, ""
+
+    def trains(self, run: runfile.Run) -> bool:
+        """Return whether the run names no other subject."""
+        return not run.workload.factory
+
+    def describes(self, model: dict[str, Any]) -> bool:
+        """Return whether the model is a config.json."""
+        return "model_type" in model
+
+    # ---- What it says of itself ----
+
+    def read_model(self, run: runfile.Run, path: Path, listed: Shards | None) -> dict[str, Any]:
+        """Return a config.json."""
+        return read_json(path)
+
+    def check_model(self, run: runfile.Run, model: dict[str, Any], where: object) -> None:
+        """Check that `models/` has its architecture."""
+        hf.model_of(model, where)
+
+    def title(self, model: dict[str, Any]) -> str:
+        """Return its architecture."""
+        return model["model_type"]
+
+    def parameters(self, model: dict[str, Any]) -> int:
+        """Return how many parameters it has."""
+        return sum(map(math.prod, param_shapes(*hf.model_of(model, HEADER)).values()))
+
+    def vocab_size(self, model: dict[str, Any]) -> int | None:
+        """Return the size of its vocabulary."""
+        return model["vocab_size"]
+
+    def code(self, model: dict[str, Any]) -> None:
+        """Return None: all of its code is of models/."""
+
+    def repeats(self, run: runfile.Run) -> bool:
+        """Return True: a step that does not is a fault of this machine."""
+        return True
+
+    def computed_by(
+        self, run: runfile.Run, model: dict[str, Any], environment: dict[str, str]
+    ) -> str:
+        """Return how it computes attention, and in which precision."""
+        return f"attention by {run.peers.attention}, in {run.peers.precision}"
+
+    # ---- How it is trained ----
+
+    def extend(self, run: runfile.Run, earlier: dict[str, Any], where: str, folder: Path) -> None:
+        """Check that the earlier run trained a language model of this architecture."""
+        if not self.describes(earlier):
+            raise LockstepError(
+                f"{where} trained no model of models/, expected one, or what it trained in "
+                "[workload]"
+            )
+        hf.check_architecture(run.llm.architecture, hf.read_config(folder / "hf"), where)
+
+    programs = staticmethod(language_model.programs_of)
+
+    def row_weights(
+        self, programs: Programs, params: Tree, rows_NW: np.ndarray
+    ) -> np.ndarray | None:
+        """Return how many predictions count in each row, if they differ."""
+        del params
+        return held_out.weights_of(rows_NW, programs.task.columns)
+
     def counted_rows(self, run: runfile.Run, model: dict[str, Any], shards: Path) -> None:
         """Return None: a loss needs the held-out rows alone."""
-
-    def why_no_texts(self, folder: Path) -> str | None:
-        """Return None: it reads and writes texts."""
-        return None
 
 
 class OpenedLanguageModel:

@@ -94,8 +94,8 @@ def render(facts: Facts) -> str:
     llm = facts.results.header["run"]["model"]["LLM"]
     files, is_hf_model = facts.shards["files"], "model_type" in facts.model
     return (
-        _environment(facts.subject.card)
-        .get_template((facts.subject.card or TEMPLATE).name)
+        _environment(facts.subject.exports.card)
+        .get_template((facts.subject.exports.card or TEMPLATE).name)
         .render(
             facts._asdict(),
             title=facts.subject.title(facts.results.header["model"]),

@@ -19,6 +19,7 @@ from pipeline.recheck.claim import PublicClaim
 from pipeline.recheck.outputs import HEADER, RUN, SOURCE, TRANSCRIPT
 from pipeline.recheck.published import ChainStart, PublishedRun
 from pipeline.start.begin import Setup
+from pipeline.subject import subject_of
 from pipeline.weights import hf
 from pipeline.weights.fresh import fresh_params
 
@@ -107,8 +108,8 @@ def _params(setup: Setup, folder: Path | None) -> tuple[Tree, str]:
             params = jax.device_get(fresh_params(architecture, config, variant.seed))
             return params, f"fresh weights of seed {variant.seed}"
         case runfile.CheckpointEphemeral():
-            params = setup.subject.params_again(run, model)
-            return params, f"fresh weights of seed {run.workload.seed}"
+            begins = setup.subject.begins
+            return begins.params_again(run, model), f"fresh weights of seed {begins.seed(run)}"
     if folder is None:
         raise RequestError(
             f"{SOURCE}: the run began with {runfile.variant_name(variant)}, and only its hash is "
@@ -138,7 +139,7 @@ def check_source(source: dict[str, Any], run: runfile.Run) -> None:
     checkpoint = run.llm.checkpoint
     expected = {name: getattr(checkpoint, name, None) for name in NAMES_OF_A_CHECKPOINT}
     if isinstance(checkpoint, runfile.CheckpointEphemeral):
-        expected["seed"] = run.workload.seed
+        expected["seed"] = subject_of(run).begins.seed(run)
     expected |= {"checkpoint": checkpoint.tag()}
     if expected["repo_id"] is None:
         expected |= {"commit": None}

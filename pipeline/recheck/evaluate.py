@@ -126,7 +126,9 @@ def _measured(published: PublishedRun, record: Evaluated) -> list[PublicClaim]:
             f"{EVALUATED}: {count} of {split} sequences, expected {header.held_out_rows} as in the "
             "transcript's header"
         )
-    with closing(published.setup.subject.open_export(run, model, published.folder)) as opened:
+    with closing(
+        published.setup.subject.exports.open_export(run, model, published.folder)
+    ) as opened:
         loss = opened.held_out_loss(data)
         if loss is None:
             raise LockstepError(

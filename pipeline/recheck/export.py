@@ -37,7 +37,7 @@ def recheck(published: PublishedRun) -> list[PublicClaim]:
         )
     run, model = published.run, published.setup.model
     with tempfile.TemporaryDirectory(prefix="weights-", dir=published.own.aside) as name:
-        published.setup.subject.export_weights(run, model, params, Path(name))
+        published.setup.subject.exports.export_weights(run, model, params, Path(name))
         _compare(published, Path(name))
     claims = _companions(published)
     if (code := published.setup.subject.code(model)) is not None:

@@ -160,7 +160,7 @@ class PublishedRun:
 def params_of(folder: Path, transcript: Transcript) -> Tree:
     """Return the params of published weights, which the transcript says how to read."""
     model = transcript.header.model
-    return subject_of_model(model).exported_params(model, folder)
+    return subject_of_model(model).exports.exported_params(model, folder)
 
 
 def joined(chosen: PeersOfWindows) -> list[tuple[Window, tuple[int, ...]]]:

@@ -130,7 +130,7 @@ def make_card(published: PublishedRun) -> str:
             start=source,
             environment=made["train"].environment | header["environment"],
             rounds_sha256=transcript.hash,
-            model=read_json(folder / subject.model_file),
+            model=read_json(folder / subject.exports.model_file),
             subject=subject,
             has_tokenizer=any(name.startswith("tokenizer") for name in published.exported),
             sha256=_weights(published) | {"shards.json": published.files[SHARDS]},

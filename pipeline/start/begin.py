@@ -170,7 +170,7 @@ def repeats_bit_for_bit(setup: Setup) -> bool:
     programs.steps.close()
     fresh = once(rows)
     same, same_fresh = (tree_hash(first) == tree_hash(other) for other in (again, fresh))
-    if not (same and same_fresh) and setup.run.workload.repeats:
+    if not (same and same_fresh) and setup.subject.repeats(setup.run):
         losses = [float(result.loss) for result in (first, again, fresh)]
         _check_repeats(setup, losses, carried=same_fresh)
         if programs.form.kept:
@@ -225,7 +225,11 @@ def _read_start(init: Path, run: runfile.Run, programs: Programs) -> Start:
 
 def _check_kind(run: runfile.Run, shards: Path) -> None:
     listed = read_shards(shards)
-    subject_of(run).check_rows(run, listed)
+    if listed.rows is not None and not subject_of(run).any_rows:
+        raise LockstepError(
+            f"{runfile.variant_name(run.llm.data_location)}: rows are {listed.rows.kind}, expected "
+            "tokens: a language model trains on them; other rows are for a workload"
+        )
     if run.llm.data_type == "Finetuning" and "labels" not in listed.columns:
         raise LockstepError(
             f"model.LLM.data_type: Finetuning: {shards} has no labels to train on, expected "

@@ -229,9 +229,9 @@ def test_plan_before_convert_says_what_makes_the_description(tmp_path):
     check_names(said, root / "data/init/workload.json", "lockstep convert")
 
 
-def test_generate_says_that_only_the_workloads_code_knows_its_params(finished):
+def test_generate_of_an_export_that_is_no_folder_of_hugging_face_is_one_line(finished):
     said = refusal("generate", finished.root / "data/export", "a prompt")
-    check_names(said, finished.root / "data/export/workload.json", "config.json")
+    check_names(said, finished.root / "data/export/config.json")
 
 
 def test_summary_has_the_loss_as_the_workload_has_it(finished):
