@@ -85,7 +85,7 @@ def make_run(
     schedule: tuple[dict, ...] = (),
 ) -> runfile.Run:
     """A run in the form that `kind` needs."""
-    needs = KINDS[kind].needs if kind else ""
+    needs = form_for(kind) if kind else ""
     distro = {
         "clip_grad_norm": 1.0, "compression_decay": 0.999, "compression_chunk": 8,
         "compression_topk": 4, "quantize_1bit": needs != "values",
@@ -124,12 +124,17 @@ def scheduled(kind: str, rng: random.Random) -> tuple[int, list[dict]]:
     return liar, schedule
 
 
+def form_for(kind: str) -> str:
+    """The form of messages that a kind needs, as "values" or "plain"; "" if any will do."""
+    return KINDS[kind].needs if KINDS[kind].needs in ("values", "plain") else ""
+
+
 @cache
 def lab_for(needs: str) -> "Lab":
     """Programs of runs in the form of messages that a kind needs."""
     from benchmarks.simulated import Lab
 
-    return Lab(make_run(next(kind for kind in KINDS if KINDS[kind].needs == needs)), MODEL)
+    return Lab(make_run(next(kind for kind in KINDS if form_for(kind) == needs)), MODEL)
 
 
 @cache
@@ -144,7 +149,7 @@ def elsewhere_for(needs: str) -> "Programs":
 
 def detect(kind: str, seeds: int) -> dict:
     """How often a kind is detected, and by what."""
-    lab = lab_for(KINDS[kind].needs)
+    lab = lab_for(form_for(kind))
     count: Counter[str] = Counter()
     drawn, expected, windows_cheated, rounds_until = [], [], [], []
     for seed in range(seeds):
@@ -218,7 +223,7 @@ def _audit(kind: str, run: runfile.Run, trained: "Trained") -> tuple:
     those of its windows in which the full replay finds something; one sample of each transcript
     is replayed to check that.
     """
-    lab, elsewhere = lab_for(KINDS[kind].needs), elsewhere_for(KINDS[kind].needs)
+    lab, elsewhere = lab_for(form_for(kind)), elsewhere_for(form_for(kind))
     transcript = trained.transcript
     cheap = lab.audit(run, transcript, sample=set())
     full = lab.audit(run, transcript)
@@ -282,7 +287,7 @@ def damage(kinds: list[str], seeds: int) -> Iterator[dict]:
     import numpy as np
 
     for needs in ("", "values", "plain"):
-        subset = [kind for kind in kinds if KINDS[kind].needs == needs]
+        subset = [kind for kind in kinds if form_for(kind) == needs]
         if not subset:
             continue
         lab = lab_for(needs)

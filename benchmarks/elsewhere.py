@@ -312,29 +312,28 @@ def _false(
     import jax
     import numpy as np
 
-    from lockstep.swarm.lies import lie, with_values
-    from lockstep.swarm.lies import values_of as values
+    from lockstep.swarm.lies import lie
+    from lockstep.wire.leaves import leaves_by
 
-    leaves, structure = jax.tree.flatten(messages[peer], is_leaf=lambda x: hasattr(x, "index_NK"))
+    leaves, structure = leaves_by(form.areas, messages[peer]), jax.tree.structure(form.areas)
 
     def sent(change: Any) -> Any:
-        return structure.unflatten([change(n, leaf) for n, leaf in enumerate(leaves)])
+        return structure.unflatten([change(n, leaf).node for n, leaf in enumerate(leaves)])
 
     def scaled(_: int, leaf: Any) -> Any:
-        sizes = np.asarray(getattr(leaf, "value_NK", leaf)).dtype
-        return leaf if sizes in (bool, np.uint8) else with_values(leaf, 1.01 * values(leaf))
+        return leaf.with_values(1.01 * leaf.values)
 
     chosen = int(rng.integers(len(leaves)))
 
     def layer(number: int, leaf: Any) -> Any:
         if number != chosen:
             return leaf
-        flat = values(leaf).copy().reshape(-1)
+        flat = leaf.values.copy().reshape(-1)
         flat[: -(-flat.size // MODEL["num_hidden_layers"])] *= -1
-        return with_values(leaf, flat.reshape(values(leaf).shape))
+        return leaf.with_values(flat.reshape(leaf.values.shape))
 
     def rows(_: int, leaf: Any) -> Any:
-        x = values(leaf)
+        x = leaf.values
         flat = x.copy().reshape(-1)
         count = flat.size // MODEL["hidden_size"]
         if count < 100:
@@ -343,7 +342,7 @@ def _false(
         for row in rng.choice(count, max(1, count // 100), replace=False):
             part = slice(row * MODEL["hidden_size"], (row + 1) * MODEL["hidden_size"])
             flat[part] = size * rng.standard_normal(MODEL["hidden_size"])
-        return with_values(leaf, flat.reshape(x.shape))
+        return leaf.with_values(flat.reshape(x.shape))
 
     yield "scaled", sent(scaled)
     yield "layer", sent(layer)

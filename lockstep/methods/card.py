@@ -98,6 +98,11 @@ class OptimizerVariant(Variant):
         return False
 
     @property
+    def kept(self) -> int:
+        """Coefficients of a block that a message names by their indices; 0 if it names none."""
+        return 0
+
+    @property
     def needs_layers(self) -> bool:
         """Whether it takes other steps for matrices of layers, so that these must be named."""
         return False

@@ -47,6 +47,10 @@ class Compressing(OptimizerVariant):
     def is_signs(self) -> bool:
         return self.quantize_1bit
 
+    @property
+    def kept(self) -> int:
+        return min(self.compression_topk, self.compression_chunk)
+
     def momentum(self, setting: Setting) -> "CompressedMomentum":
         """Return the momentum and what of it is sent."""
         from lockstep.optim.compressed.compressor import Compressor

@@ -1,10 +1,9 @@
 """What methods and faults need of the rest of a run, of a run file or of `simulate`."""
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from lockstep.methods.card import Misfits, OptimizerVariant, Surroundings
-from lockstep.tables.faults import KINDS, OF_OTHERS, Fault
+from lockstep.tables.faults import KINDS, Fault, FaultyRun, Rounds
 from lockstep.tables.peers import PeersTable
 from lockstep.tables.table import wrong
 
@@ -66,14 +65,6 @@ def _topology(table: OptimizerVariant, run: Surroundings) -> Misfits:
 # ---- Faults ----
 
 
-class Rounds(Protocol):
-    """What of `[config]` bounds the faults of a run."""
-
-    init_min_clients: int
-    total_steps: int
-    verification_percent: int
-
-
 def check_faults(
     schedule: Sequence[Fault],
     peers: PeersTable,
@@ -85,6 +76,8 @@ def check_faults(
 
     `optimizer` is its table, None for one that has none; called(key) is what errors call a key.
     """
+    sent = optimizer or OptimizerVariant()
+    run = FaultyRun(peers, config, sent.sends, sent.is_signs, sent.kept, called)
     where = called("faults.schedule")
     path = tuple(where.split("."))
     for index, fault in enumerate(schedule):
@@ -92,9 +85,14 @@ def check_faults(
             if _are_one(fault, other):
                 raise wrong((*path, index, "rounds"), f"rounds outside those of {where}[{earlier}]")
     for index, fault in enumerate(schedule):
-        if misfit := _misfit(fault, peers, config, optimizer, called):
-            key, expected = misfit
-            raise wrong((*path, index, key), expected)
+        if max(fault.peers) >= peers.count:
+            text = f"less than {called('peers.count')} ({peers.count})"
+            raise wrong((*path, index, "peer"), text)
+        if fault.rounds[1] > config.total_steps:
+            text = f"rounds up to {called('config.total_steps')} ({config.total_steps})"
+            raise wrong((*path, index, "rounds"), text)
+        if expected := KINDS[fault.kind].misfit(run):
+            raise wrong((*path, index, "kind"), expected)
     joining = {peer for fault in schedule if fault.kind == "join" for peer in fault.peers}
     most = peers.count - config.init_min_clients
     if len(joining) > most:
@@ -108,44 +106,3 @@ def _are_one(fault: Fault, other: Fault) -> bool:
     """Return whether two faults of a schedule are the same for some peer in some round."""
     disjoint = fault.rounds[0] > other.rounds[1] or other.rounds[0] > fault.rounds[1]
     return fault.kind == other.kind and bool(set(fault.peers) & set(other.peers)) and not disjoint
-
-
-def _misfit(
-    fault: Fault,
-    peers: PeersTable,
-    config: Rounds,
-    optimizer: OptimizerVariant | None,
-    called: Callable[[str], str],
-) -> tuple[str, str] | None:
-    """Return the key of a fault that the rest of the run rules out, and the expected; or None."""
-    count, steps, needs = peers.count, config.total_steps, KINDS[fault.kind].needs
-    sends = "arrays" if optimizer is None else optimizer.sends
-    if max(fault.peers) >= count:
-        return "peer", f"less than {called('peers.count')} ({count})"
-    if fault.rounds[1] > steps:
-        return "rounds", f"rounds up to {called('config.total_steps')} ({steps})"
-    if fault.kind in OF_OTHERS and count < 2:
-        return "kind", "a kind for a lone peer: this one involves others"
-    if needs == "values" and optimizer is not None and optimizer.is_signs:
-        return "kind", "a kind for signs, or quantize_1bit = false, since signs have no size"
-    if needs == "positions" and sends == "arrays":
-        return "kind", "a kind for messages of whole arrays, whose elements no peer chooses"
-    if needs == "plain" and sends != "coefficients":
-        return "kind", "a kind for gradients, which have no indices"
-    if needs == "plain" and peers.wire != "psyche":
-        text = '"psyche" with it, since compressed indices cannot repeat'
-        return "kind", f"{called('peers.wire')} = {text}"
-    if needs == "plain" and min(optimizer.compression_topk, optimizer.compression_chunk) < 2:
-        return "kind", "at least 2 coefficients per block, so that one can be sent twice"
-    if fault.kind == "wrong_precision" and peers.layout != "each":
-        text = '"each" with it, so that one peer can run another program'
-        return "kind", f"{called('peers.layout')} = {text}"
-    if fault.kind == "wrong_precision" and peers.attention == "cudnn":
-        text = '"matmul" with it, since cuDNN computes in bfloat16 only'
-        return "kind", f"{called('peers.attention')} = {text}"
-    if fault.kind == "false_verifier" and not config.verification_percent:
-        return (
-            "kind",
-            f"{called('config.verification_percent')} above 0 with it, so that peers verify",
-        )
-    return None

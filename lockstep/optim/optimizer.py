@@ -99,7 +99,7 @@ class Optimizer(NamedTuple):
         one that this state would send, as a share of its scale, and the state after sending it. It
         serves an audit on other hardware, where bits cannot be equal.
       areas: areas(params) -> the positions in a block of each parameter, which messages do not
-        hold: an int in place of each `Coefficients`, 0 for what is sent whole.
+        hold: an int in place of each named tuple, as `Coefficients`; 0 for an array sent whole.
       lookahead: The params at which a peer takes its gradient.
       align: The peer's state after it adopts the result of a round, the fragment that is int32 [].
         Called once for each round, also by a peer that takes no step in it.

@@ -330,10 +330,8 @@ def adopted(optimizer: optax.GradientTransformation, params: Tree) -> Optimizer:
 
 def check_signs(faults: Sequence[Fault], form: wire.Form) -> None:
     """Check that messages of this form can carry the faults."""
-    if not form.sparse:
-        return
     for number, fault in enumerate(faults):
-        if KINDS[fault.kind].needs == "values" and form.sparse[0][0].value_NK.dtype == bool:
+        if KINDS[fault.kind].needs == "values" and not all(leaf.sized for leaf in form.packed):
             raise LockstepError(
                 f"simulate: faults[{number}].kind is {fault.kind}, expected a kind for signs, "
                 "since signs have no size"

@@ -5,24 +5,22 @@ and its values are finite, so nobody can tell from it alone. `tamper` returns by
 decode, or not to what was committed to. All randomness is drawn from the given generator, so a run
 repeats its lies.
 
-Shapes: P other peers, N blocks of a parameter, K coefficients kept of each, A positions in a block.
+A lie asks the leaf what its kind can do (`lockstep/wire/leaves`). Shapes: P other peers.
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from lockstep.errors import LockstepError
-from lockstep.optim.compressed.compressor import Coefficients
 from lockstep.optim.optimizer import Tree
 from lockstep.wire import message as wire
+from lockstep.wire.leaves import leaves_by
+from lockstep.wire.leaves.leaf import Leaf
 
 DRIFT_SEED = 0  # seed of a push's direction, the same in every round and for every peer
-
-Leaf = Coefficients | np.ndarray
 
 
 class Parameter(NamedTuple):
@@ -30,7 +28,6 @@ class Parameter(NamedTuple):
 
     true: Leaf  # its true message
     others: list[Leaf]  # the others' messages
-    area: int  # A; 0 for a whole array
     number: int  # the parameter's index in the message
     size: float | None  # strength of the fault
     rng: np.random.Generator
@@ -49,15 +46,12 @@ def lie(
     `kind` is one of `LIES`, `size` its strength; `areas` are as in `wire.Form`. A lone peer's
     `others` are its own message.
     """
-    leaves, structure = jax.tree.flatten(message, is_leaf=_is_sparse)
-    rows = zip(*(structure.flatten_up_to(other) for other in others or [message]), strict=True)
+    rows = zip(*(leaves_by(areas, other) for other in others or [message]), strict=True)
     parameters = [
-        Parameter(leaf, list(row), area, number, size, rng)
-        for number, (leaf, row, area) in enumerate(
-            zip(leaves, rows, jax.tree.leaves(areas), strict=True)
-        )
+        Parameter(leaf, list(row), number, size, rng)
+        for number, (leaf, row) in enumerate(zip(leaves_by(areas, message), rows, strict=True))
     ]
-    return structure.unflatten(LIES[kind](parameters))
+    return _joined(LIES[kind](parameters), areas)
 
 
 def tamper(
@@ -69,41 +63,32 @@ def tamper(
     return wire.encode(TAMPER[kind](message, form.areas, rng), form)
 
 
+def _joined(leaves: list[Leaf], areas: Tree) -> Tree:
+    return jax.tree.unflatten(jax.tree.structure(areas), [leaf.node for leaf in leaves])
+
+
 # ---- Lies about one parameter ----
 
 
 def _free_rider(p: Parameter) -> Leaf:
     """Return a message without work: the first K indices, and zeros (positive as signs)."""
-    if not _is_sparse(p.true):
-        return np.zeros_like(p.true)
-    index_K = np.arange(p.true.index_NK.shape[1], dtype=p.true.index_NK.dtype)
-    index_NK = np.broadcast_to(index_K, p.true.index_NK.shape).copy()
-    return Coefficients(index_NK, np.zeros_like(p.true.value_NK))
+    first = p.true.moved(np.zeros(p.true.shape))
+    return first.with_values(np.zeros(first.values.shape))
 
 
 def _sign_flip(p: Parameter) -> Leaf:
     """-q, for signs and values alike; indices unchanged."""
-    if _is_signs(p.true):
-        return p.true._replace(value_NK=~np.asarray(p.true.value_NK))
-    return with_values(p.true, -values_of(p.true))
+    return p.true.with_values(-p.true.values)
 
 
 def _scaled(p: Parameter) -> Leaf:
     """Return the values times the size: size * q."""
-    exact = _is_signs(p.true) or _is_bits(p.true)
-    return p.true if exact else with_values(p.true, p.size * values_of(p.true))
+    return p.true.with_values(p.size * p.true.values)
 
 
 def _noise(p: Parameter) -> Leaf:
-    """Noise: q + size * rms(q) * normal; a sign flips with probability min(1, size) / 2.
-
-    Size 1 thus leaves nothing of signs, and half of the power of values.
-    """
-    if _is_signs(p.true):
-        flips = p.rng.random(p.true.value_NK.shape) < min(1.0, p.size) / 2
-        return p.true._replace(value_NK=np.asarray(p.true.value_NK) ^ flips)
-    q = values_of(p.true)
-    return with_values(p.true, q + p.size * _rms(q) * p.rng.standard_normal(q.shape))
+    """Noise: q + size * rms(q) * normal; a sign flips with probability min(1, size) / 2."""
+    return p.true.with_values(p.true.noisy(p.size, p.rng))
 
 
 def _opposite(p: Parameter) -> Leaf:
@@ -122,19 +107,15 @@ def _little_enough(p: Parameter) -> Leaf:
       Baruch, Baruch, Goldberg, A Little Is Enough, https://arxiv.org/abs/1902.06156
     """
     mean = _mean(p)
-    variance = sum((_spread(other, p.area) - mean) ** 2 for other in p.others) / len(p.others)
+    variance = sum((_spread(other) - mean) ** 2 for other in p.others) / len(p.others)
     return _selected(p.true, mean - p.size * np.sqrt(variance))
 
 
 def _pushed(p: Parameter) -> Leaf:
     """A push: q + size * rms(q) * d, with d = -1 or 1 for each index, the same every round."""
-    q, rng = values_of(p.true), np.random.default_rng((DRIFT_SEED, p.number))
-    if _is_sparse(p.true):
-        d_NA = rng.integers(2, size=(len(q), p.area), dtype=np.int8)
-        d = np.take_along_axis(d_NA, _indices(p.true), axis=1)
-    else:
-        d = rng.integers(2, size=q.shape, dtype=np.int8)
-    return with_values(p.true, q + p.size * _rms(q) * (2.0 * d - 1.0))
+    rng = np.random.default_rng((DRIFT_SEED, p.number))
+    d = p.true.take(rng.integers(2, size=p.true.shape, dtype=np.int8))
+    return p.true.with_values(p.true.values + p.size * p.true.rms * (2.0 * d - 1.0))
 
 
 def _lone_index(p: Parameter) -> Leaf:
@@ -143,33 +124,21 @@ def _lone_index(p: Parameter) -> Leaf:
     Where an element's mean is over its senders, a lone sender owns it. Positions come in one order,
     so the same ones are pushed round after round. Values have the true RMS.
     """
-    if not _is_sparse(p.true):
+    if not p.true.kept:
         return p.true
-    blocks, count = p.true.index_NK.shape
     rng = np.random.default_rng((DRIFT_SEED, p.number))
-    order_NA, sign_NA = rng.random((blocks, p.area)), rng.integers(2, size=(blocks, p.area))
+    order, sign = rng.random(p.true.shape), rng.integers(2, size=p.true.shape)
     for other in p.others:  # behind all positions that nobody sends
-        at_NK = _indices(other)
-        later_NK = 1 + np.take_along_axis(order_NA, at_NK, axis=1) % 1
-        np.put_along_axis(order_NA, at_NK, later_NK, axis=1)
-    index_NK = np.sort(np.argpartition(order_NA, count - 1, axis=1)[:, :count], axis=1)
-    leaf = p.true._replace(index_NK=index_NK.astype(p.true.index_NK.dtype))
-    size = 1.0 if _is_signs(p.true) else _rms(values_of(p.true))
-    return with_values(leaf, size * (2.0 * np.take_along_axis(sign_NA, index_NK, axis=1) - 1.0))
+        sent = other.put(np.ones(other.values.shape)) > 0
+        order = np.where(sent, 1 + order % 1, order)
+    leaf = p.true.moved(order)
+    return leaf.with_values(p.true.rms * (2.0 * leaf.take(sign) - 1.0))
 
 
 def _forged(p: Parameter) -> Leaf:
     """Indices drawn uniformly; signs by a coin, or normal values of the true RMS."""
-    if not _is_sparse(p.true):
-        q = values_of(p.true)
-        return with_values(p.true, _rms(q) * p.rng.standard_normal(q.shape))
-    blocks, count = p.true.index_NK.shape
-    drawn_NA = p.rng.random((blocks, p.area))
-    index_NK = np.sort(np.argpartition(drawn_NA, count - 1, axis=1)[:, :count], axis=1)
-    leaf = p.true._replace(index_NK=index_NK.astype(p.true.index_NK.dtype))
-    if _is_signs(p.true):
-        return leaf._replace(value_NK=p.rng.random((blocks, count)) < 0.5)
-    return with_values(leaf, _rms(values_of(p.true)) * p.rng.standard_normal((blocks, count)))
+    leaf = p.true.moved(p.rng.random(p.true.shape)) if p.true.kept else p.true
+    return leaf.with_values(p.true.rms * leaf.draw(p.rng))
 
 
 # ---- Lies about a message ----
@@ -181,15 +150,15 @@ def _each(change: Callable[[Parameter], Leaf]) -> Callable[[list[Parameter]], li
 
 def _drift(message: list[Parameter]) -> list[Leaf]:
     """A push too small for any threshold; among signs, a single flipped sign."""
-    sizes = [p.true.value_NK.size if _is_signs(p.true) else 0 for p in message]
+    sizes = [p.true.values.size if p.true.signs else 0 for p in message]
     if not any(sizes):
         return [_pushed(p) for p in message]
     ends, leaves = np.cumsum(sizes), [p.true for p in message]
     at = int(message[0].rng.integers(ends[-1]))
     number = int(np.searchsorted(ends, at, side="right"))
-    value_NK = np.array(leaves[number].value_NK)
-    value_NK.flat[at - ends[number]] ^= True  # counted from the parameter's end
-    leaves[number] = leaves[number]._replace(value_NK=value_NK)
+    values = leaves[number].values
+    values.flat[at - ends[number]] *= -1  # counted from the parameter's end
+    leaves[number] = leaves[number].with_values(values)
     return leaves
 
 
@@ -213,31 +182,27 @@ LIES: dict[str, Callable[[list[Parameter]], list[Leaf]]] = {
 def _not_finite(message: Tree, areas: Tree, rng: np.random.Generator) -> Tree:
     """NaN at a random position of each parameter, and infinity at another."""
 
-    def spoil(leaf: Leaf) -> Leaf:
-        if _is_signs(leaf) or _is_bits(leaf):
+    def spoiled(leaf: Leaf) -> Leaf:
+        if not leaf.sized:
             return leaf
-        values = np.array(leaf.value_NK if _is_sparse(leaf) else leaf)
-        chosen = rng.choice(values.size, min(2, values.size), replace=False)
-        values.flat[chosen] = (np.nan, np.inf)[: len(chosen)]
-        return leaf._replace(value_NK=values) if _is_sparse(leaf) else values
+        raw = np.array(leaf.raw)
+        chosen = rng.choice(raw.size, min(2, raw.size), replace=False)
+        raw.flat[chosen] = (np.nan, np.inf)[: len(chosen)]
+        return leaf.with_raw(raw)
 
-    return jax.tree.map(spoil, message, is_leaf=_is_sparse)
+    return _joined([spoiled(leaf) for leaf in leaves_by(areas, message)], areas)
 
 
 def _duplicated(message: Tree, areas: Tree, rng: np.random.Generator) -> Tree:
     """The first index twice in one block, of the parameter that sends the most of a block."""
-    leaves, structure = jax.tree.flatten(message, is_leaf=_is_sparse)
-    counts = [leaf.index_NK.shape[1] if _is_sparse(leaf) else 0 for leaf in leaves]
-    number = int(np.argmax(counts))
-    if counts[number] < 2:
+    leaves = leaves_by(areas, message)
+    number = int(np.argmax([leaf.kept for leaf in leaves]))
+    if leaves[number].kept < 2:
         raise LockstepError(
             "faults.schedule: duplicated, expected messages with at least two indices of a block"
         )
-    index_NK = np.array(leaves[number].index_NK)
-    block = rng.integers(len(index_NK))
-    index_NK[block, 1] = index_NK[block, 0]
-    leaves[number] = leaves[number]._replace(index_NK=index_NK)
-    return structure.unflatten(leaves)
+    leaves[number] = leaves[number].repeated(rng.integers(leaves[number].shape[0]))
+    return _joined(leaves, areas)
 
 
 def _wrong_hash(message: Tree, areas: Tree, rng: np.random.Generator) -> Tree:
@@ -255,67 +220,17 @@ TAMPER: dict[str, Callable[[Tree, Tree, np.random.Generator], Tree]] = {
 # ---- Parts ----
 
 
-def _is_sparse(node: object) -> bool:
-    return isinstance(node, Coefficients)
+def _spread(leaf: Leaf) -> Any:
+    """Return a parameter's message as a whole array, zero where nothing is sent."""
+    return leaf.put(leaf.values)
 
 
-def _is_signs(leaf: Leaf) -> bool:
-    return _is_sparse(leaf) and leaf.value_NK.dtype == bool
-
-
-def _indices(leaf: Coefficients) -> np.ndarray:
-    return np.asarray(leaf.index_NK).astype(np.int64)
-
-
-def _is_bits(leaf: Leaf) -> bool:
-    return not _is_sparse(leaf) and leaf.dtype == np.uint8
-
-
-def values_of(leaf: Leaf) -> np.ndarray:
-    """Return a parameter's values in float64; a sign, and each bit of a code, is -1 or 1."""
-    if _is_signs(leaf):
-        return np.where(leaf.value_NK, -1.0, 1.0)
-    if _is_bits(leaf):
-        return np.where(np.unpackbits(np.asarray(leaf)), -1.0, 1.0)
-    return np.asarray(leaf.value_NK if _is_sparse(leaf) else leaf).astype(np.float64)
-
-
-def with_values(leaf: Leaf, values: np.ndarray) -> Leaf:
-    """Return `leaf` with other values: as signs or bits, or rounded and clipped to its dtype."""
-    if _is_signs(leaf):
-        return leaf._replace(value_NK=values < 0)
-    if _is_bits(leaf):
-        return np.packbits(values < 0).reshape(leaf.shape)
-    dtype = (leaf.value_NK if _is_sparse(leaf) else leaf).dtype
-    limit = float(jnp.finfo(dtype).max)
-    values = np.clip(values, -limit, limit).astype(dtype)
-    return leaf._replace(value_NK=values) if _is_sparse(leaf) else values
-
-
-def _rms(values: np.ndarray) -> float:
-    return float(np.sqrt(np.mean(np.square(values))))
-
-
-def _spread(leaf: Leaf, area: int) -> np.ndarray:
-    """Return a parameter's message as a whole array: [N, A], zero where nothing is sent."""
-    if not _is_sparse(leaf):
-        return values_of(leaf)
-    whole_NA = np.zeros((len(leaf.index_NK), area))
-    np.put_along_axis(whole_NA, _indices(leaf), values_of(leaf), axis=1)
-    return whole_NA
-
-
-def _mean(p: Parameter) -> np.ndarray:
+def _mean(p: Parameter) -> Any:
     """Return the mean over all others, in peer order; an unsent index counts as zero."""
-    return sum(_spread(other, p.area) for other in p.others) / len(p.others)
+    return sum(map(_spread, p.others)) / len(p.others)
 
 
-def _selected(like: Leaf, values: np.ndarray) -> Leaf:
+def _selected(like: Leaf, values: Any) -> Leaf:
     """Select as a peer would: the K largest magnitudes of each block, ties to the lowest index."""
-    if not _is_sparse(like):
-        return with_values(like, values)
-    count = like.index_NK.shape[1]
-    index_NK = np.argsort(-np.abs(values), axis=1, kind="stable")[:, :count]
-    index_NK = np.sort(index_NK, axis=1)
-    leaf = like._replace(index_NK=index_NK.astype(like.index_NK.dtype))
-    return with_values(leaf, np.take_along_axis(values, index_NK, axis=1))
+    leaf = like.moved(-np.abs(values))
+    return leaf.with_values(leaf.take(values))

@@ -4,11 +4,91 @@ A row of `KINDS` has all that validation needs. What is sent in place of the tru
 `swarm/lies.py`, and when, in `swarm/faults.py`.
 """
 
-from typing import Annotated, Literal, NamedTuple
+from collections.abc import Callable
+from typing import Annotated, Literal, NamedTuple, Protocol
 
 from pydantic import Field, model_validator
 
+from lockstep.tables.peers import PeersTable
 from lockstep.tables.table import AsTuple, Count, Distinct, Positive, Table, one_or_list, wrong
+
+
+class Rounds(Protocol):
+    """What of `[config]` bounds the faults of a run."""
+
+    init_min_clients: int
+    total_steps: int
+    verification_percent: int
+
+
+class FaultyRun(NamedTuple):
+    """What of a run decides which kinds of faults it can have.
+
+    Attributes:
+      sends, is_signs, kept: As its method has them (`OptimizerVariant`).
+      called: What errors call a key of a run file.
+    """
+
+    peers: PeersTable
+    config: Rounds
+    sends: str
+    is_signs: bool
+    kept: int
+    called: Callable[[str], str]
+
+
+def _others(run: FaultyRun) -> str | None:
+    expected = "a kind for a lone peer: this one involves others"
+    return expected if run.peers.count < 2 else None
+
+
+def _values(run: FaultyRun) -> str | None:
+    expected = "a kind for signs, or quantize_1bit = false, since signs have no size"
+    return expected if run.is_signs else None
+
+
+def _positions(run: FaultyRun) -> str | None:
+    expected = "a kind for messages of whole arrays, whose elements no peer chooses"
+    return _others(run) or (expected if run.sends == "arrays" else None)
+
+
+def _plain(run: FaultyRun) -> str | None:
+    if not run.kept:
+        return "a kind for gradients, which have no indices"
+    if run.peers.wire != "psyche":
+        text = '"psyche" with it, since compressed indices cannot repeat'
+        return f"{run.called('peers.wire')} = {text}"
+    expected = "at least 2 coefficients per block, so that one can be sent twice"
+    return expected if run.kept < 2 else None
+
+
+def _programs(run: FaultyRun) -> str | None:
+    if run.peers.layout != "each":
+        text = '"each" with it, so that one peer can run another program'
+        return f"{run.called('peers.layout')} = {text}"
+    text = '"matmul" with it, since cuDNN computes in bfloat16 only'
+    return f"{run.called('peers.attention')} = {text}" if run.peers.attention == "cudnn" else None
+
+
+def _verifiers(run: FaultyRun) -> str | None:
+    expected = f"{run.called('config.verification_percent')} above 0 with it, so that peers verify"
+    return _others(run) or (None if run.config.verification_percent else expected)
+
+
+NEEDS: dict[str, Callable[[FaultyRun], str | None]] = {
+    "": lambda run: None,
+    "others": _others,
+    "values": _values,
+    "positions": _positions,
+    "plain": _plain,
+    "programs": _programs,
+    "verifiers": _verifiers,
+}
+"""What kinds of faults need of a run, each with what is expected where it is missing.
+
+Other peers; messages with values that have a size; and other peers and messages with positions that
+each peer chooses; positions that are plain on the wire; a program for each peer; verifiers.
+"""
 
 
 class FaultKind(NamedTuple):
@@ -18,16 +98,18 @@ class FaultKind(NamedTuple):
     # attestation, or a verifier's check
     wraps: Literal["message", "bytes", "work", "program", "clock", "attestation", "check"]
     size: float | None  # default of a fault's `size`, or None for a kind without a size
-    # the messages that it needs: with "values" or "signs", with "positions" that each peer chooses,
-    # with "plain" indices on the wire, or with "kept" payloads; "" is any
-    needs: Literal["", "values", "signs", "positions", "plain", "kept"]
+    needs: str  # of `NEEDS`
     does: str  # what the peer does, and what size means; completes "the peer ..."
+
+    def misfit(self, run: FaultyRun) -> str | None:
+        """Return what is expected in place of such a fault where a run cannot have it."""
+        return NEEDS[self.needs](run)
 
 
 KINDS: dict[str, FaultKind] = {
     # ---- another message than its own, of the right form ----
     "free_rider": FaultKind("message", None, "", "sends zeros, at the first indices"),
-    "copycat": FaultKind("message", None, "", "sends the next peer's message as its own"),
+    "copycat": FaultKind("message", None, "others", "sends the next peer's message as its own"),
     "stale": FaultKind(
         "message", 4.0, "", "sends its own message from size rounds before, or from its first round"
     ),
@@ -41,9 +123,14 @@ KINDS: dict[str, FaultKind] = {
         "adds normal noise of size times the values' RMS or, in messages of signs, flips each sign "
         "with probability min(1, size) / 2",
     ),
-    "opposite": FaultKind("message", None, "", "sends the negated mean of the others' messages"),
+    "opposite": FaultKind(
+        "message", None, "others", "sends the negated mean of the others' messages"
+    ),
     "little_enough": FaultKind(
-        "message", 1.0, "", "sends the mean of the others' messages minus size standard deviations"
+        "message",
+        1.0,
+        "others",
+        "sends the mean of the others' messages minus size standard deviations",
     ),
     "drift": FaultKind(
         "message",
@@ -71,7 +158,10 @@ KINDS: dict[str, FaultKind] = {
     "duplicated": FaultKind("bytes", None, "plain", "sends an index of a block twice"),
     "wrong_hash": FaultKind("bytes", None, "", "commits to its message but sends another"),
     "equivocation": FaultKind(
-        "bytes", None, "", "sends half of the peers a different message with its own commitment"
+        "bytes",
+        None,
+        "others",
+        "sends half of the peers a different message with its own commitment",
     ),
     # ---- other work than was assigned ----
     "lazy": FaultKind(
@@ -79,7 +169,7 @@ KINDS: dict[str, FaultKind] = {
     ),
     "wrong_data": FaultKind("work", None, "", "trains on sequences that were not assigned to it"),
     "wrong_precision": FaultKind(
-        "program", None, "", "computes in bfloat16 instead of float32, or the reverse"
+        "program", None, "programs", "computes in bfloat16 instead of float32, or the reverse"
     ),
     # ---- the clock ----
     "dropped": FaultKind("clock", None, "", "trains, but its message never arrives"),
@@ -97,18 +187,10 @@ KINDS: dict[str, FaultKind] = {
     "denying_witness": FaultKind(
         "attestation", None, "", "denies, as a witness, messages that it received"
     ),
-    "false_verifier": FaultKind("check", None, "", "accuses, as a verifier, an honest peer"),
+    "false_verifier": FaultKind(
+        "check", None, "verifiers", "accuses, as a verifier, an honest peer"
+    ),
 }
-
-OF_OTHERS = {
-    "copycat",
-    "opposite",
-    "little_enough",
-    "lone_index",
-    "equivocation",
-    "false_verifier",
-}
-"""Kinds that involve another peer, so that a run needs at least two."""
 
 FaultName = Literal[tuple(KINDS)]
 PeerNumber = Annotated[int, Field(ge=0)]

@@ -11,27 +11,20 @@ compared again.
 
 from collections.abc import Mapping
 from statistics import median_low
-from typing import Any
 
 import jax
-import numpy as np
 
-from lockstep.optim.compressed.compressor import Coefficients, SomeBlocks
+from lockstep.optim.compressed.compressor import SomeBlocks, coefficients_of
 from lockstep.optim.optimizer import Tree
-from lockstep.wire.spool import drop_pages
+from lockstep.wire.leaves import leaves_of
 
 TIMES = 2.0**20
 
 
 def largest(message: Tree) -> float:
     """Return the largest magnitude of a message's values; 0 if it has only signs or codes."""
-    sizes = [0.0]
-    for leaf in jax.tree.leaves(message, is_leaf=_is_selection):
-        values = _values(leaf)
-        if values.size and values.dtype not in (bool, np.uint8):
-            sizes.append(float(max(values.max(), -values.min())))
-            drop_pages([values])
-    return max(sizes)
+    values = jax.tree.map(coefficients_of, message, is_leaf=lambda x: isinstance(x, SomeBlocks))
+    return max([0.0, *(leaf.largest for leaf in leaves_of(values))])
 
 
 def beyond(sizes: Mapping[int, float]) -> dict[int, str]:
@@ -49,14 +42,3 @@ def beyond(sizes: Mapping[int, float]) -> dict[int, str]:
             reasons[peer] = f"a value of {size:.3g}, expected at most {bound:.3g} by the others'"
             del remaining[peer]
     return reasons
-
-
-def _is_selection(node: object) -> bool:
-    return isinstance(node, Coefficients | SomeBlocks)
-
-
-def _values(leaf: Any) -> np.ndarray:
-    """Return the values of a parameter, without positions and flags of zero blocks."""
-    if isinstance(leaf, SomeBlocks):
-        leaf = leaf.sent
-    return np.asarray(leaf.value_NK if isinstance(leaf, Coefficients) else leaf)

@@ -17,45 +17,33 @@ Version 2, all integers little-endian; docs/reference/wire.md has an example byt
       1, 2      u8 for each parameter, its Rice parameter; all low bits; all signs, or all values;
                 all high parts (rice.py)
 
-Signs are one bit each, least significant bit first, zero-padded to a byte, 1 for negative.
-Shapes: N blocks, K coefficients kept of each, A positions in a block.
+What each holds is a class in `leaves`.
 """
 
 import hashlib
-import math
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from ml_dtypes import bfloat16
 
 from lockstep.errors import LockstepError
-from lockstep.optim.compressed.compressor import Coefficients
 from lockstep.optim.optimizer import Optimizer, Tree
-from lockstep.wire import rice
-from lockstep.wire.pieces import Field, Pieces
-from lockstep.wire.spool import Buffer, drop_pages
+from lockstep.wire.leaves import leaves_by, leaves_of
+from lockstep.wire.leaves.leaf import Leaf, Packing
+from lockstep.wire.leaves.whole import Whole
+from lockstep.wire.pieces import Pieces
+from lockstep.wire.reader import ByteReader
+from lockstep.wire.reader import NotFiniteValueError as NotFiniteValueError
+from lockstep.wire.reader import WireError as WireError
+from lockstep.wire.spool import Buffer
 
 MAGIC, VERSION = b"LSWP", 2
 HEADER = struct.Struct("<4sBBH8s")
-DENSE, CODED_SIGNS, CODED_VALUES, PLAIN_SIGNS, PLAIN_VALUES = range(5)
-DTYPES = [np.dtype(kind) for kind in (np.float32, bfloat16, np.float16, np.uint8)]  # sent whole
 KEPT_BYTES = 0.5  # a transcript keeps messages of at most this many bytes per param
 LARGE_BYTES = 2**28  # a dense message of this many bytes waits on disk for the round's decision
-PLAIN = "psyche"  # the layout of kinds 3 and 4; "lockstep" is Rice-coded
-
-
-class WireError(ValueError):
-    """Bytes are not a message of the expected form; one line, with both values."""
-
-
-class NotFiniteValueError(WireError):
-    """Bytes are a message with an infinity or a NaN in it."""
 
 
 @dataclass(frozen=True)
@@ -65,33 +53,33 @@ class Form:
     A receiver knows every length from the run, and so never believes one that a message states.
     """
 
-    #: A message's shapes and dtypes: a tree of Coefficients, of arrays of `DTYPES`, or both.
+    #: A message's shapes and dtypes: a tree of the nodes that `leaves` knows.
     like: Tree
     #: A of each parameter, which does not follow from a message; 0 for an array sent whole.
     areas: Tree
-    layout: str  #: "lockstep" or "psyche".
+    layout: str  #: "lockstep", or "psyche" with each parameter by itself.
     size: int  #: Number of params, which does not follow from a message either.
 
     @cached_property
-    def leaves(self) -> list[Any]:
+    def leaves(self) -> list[Leaf]:
         """Shapes and dtypes by parameter, in the order of the wire."""
-        return jax.tree.leaves(self.like, is_leaf=_is_sparse)
+        return leaves_by(self.areas, self.like)
 
     @cached_property
-    def sparse(self) -> list[tuple[Coefficients, int]]:
-        """Parameters sent by indices: shapes and dtypes, and the area of their blocks."""
-        rows = zip(self.leaves, jax.tree.leaves(self.areas), strict=True)
-        return [(leaf, area) for leaf, area in rows if _is_sparse(leaf)]
+    def arrays(self) -> list[Leaf]:
+        """Those of arrays that are sent whole, which come first."""
+        return [leaf for leaf in self.leaves if not leaf.area]
 
     @cached_property
-    def kind(self) -> int:
-        """The wire's kind: a run sends all parameters alike, besides arrays sent whole."""
-        if not self.sparse:
-            return DENSE
-        signs = self.sparse[0][0].value_NK.dtype == bool
-        if self.layout == PLAIN:
-            return PLAIN_SIGNS if signs else PLAIN_VALUES
-        return CODED_SIGNS if signs else CODED_VALUES
+    def packed(self) -> list[Leaf]:
+        """Those of all other parameters, which a run sends alike."""
+        return [leaf for leaf in self.leaves if leaf.area]
+
+    @cached_property
+    def packing(self) -> Packing:
+        """How parameters travel after the arrays that are sent whole."""
+        kind = type(self.packed[0]) if self.packed else Whole
+        return kind.packings[self.layout]
 
     @cached_property
     def kept(self) -> bool:
@@ -106,18 +94,7 @@ class Form:
     @cached_property
     def pieces(self) -> Pieces:
         """How messages are cut into pieces, by the fields that `fields` yields."""
-        parts = []
-        for leaf in self.leaves:
-            if _is_sparse(leaf):
-                index, value = leaf.index_NK, leaf.value_NK
-                parts.append(Field(np.dtype(index.dtype), index.size * index.dtype.itemsize, True))
-                signs = value.dtype == bool
-                size = -(-value.size // 8) if signs else value.size * value.dtype.itemsize
-                parts.append(Field(np.dtype(np.uint8 if signs else value.dtype), size, True))
-            else:
-                size = leaf.size * leaf.dtype.itemsize
-                parts.append(Field(np.dtype(leaf.dtype), size, False))
-        return Pieces(tuple(parts))
+        return Pieces(tuple(piece for leaf in self.leaves for piece in leaf.pieces))
 
     @property
     def large(self) -> bool:
@@ -125,49 +102,29 @@ class Form:
 
         Only whole arrays are (gradients, pseudogradients); messages of indices are small.
         """
-        return self.kind == DENSE and self.bytes_about >= LARGE_BYTES
+        return not self.packed and self.bytes_about >= LARGE_BYTES
 
     @cached_property
     def bytes_about(self) -> int:
         """Length of a message; with Rice-coded positions, that for evenly drawn ones."""
-        total = float(HEADER.size)
-        for leaf, area in zip(self.leaves, jax.tree.leaves(self.areas), strict=True):
-            if not _is_sparse(leaf):
-                total += leaf.size * leaf.dtype.itemsize
-                continue
-            blocks, k = leaf.index_NK.shape
-            signs = leaf.value_NK.dtype == bool
-            total += -(-blocks * k // 8) if signs else 2 * blocks * k
-            if self.layout == PLAIN:
-                total += blocks * k * leaf.index_NK.dtype.itemsize
-            else:
-                total += blocks * (math.log2(math.comb(area, k)) / 8) + 1
-        return round(total)
+        arrays = ARRAYS.bytes_about(self.arrays)
+        return round(HEADER.size + arrays + self.packing.bytes_about(self.packed))
 
     @cached_property
     def bytes_most(self) -> int:
         """Maximum length of a message: only Rice-coded positions make it vary."""
-        if self.kind not in (CODED_SIGNS, CODED_VALUES):
-            return self.bytes_about
-        arrays = [leaf for leaf in self.leaves if not _is_sparse(leaf)]
-        size: int = sum(leaf.size * leaf.dtype.itemsize for leaf in arrays)
-        rows = [(leaf.index_NK.shape, area) for leaf, area in self.sparse]
-        shapes = [(blocks, k, area) for (blocks, k), area in rows]
-        count = sum(blocks * k for blocks, k, _ in shapes)
-        values = -(-count // 8) if self.kind == CODED_SIGNS else 2 * count
-        return HEADER.size + size + len(shapes) + values + rice.bytes_most(shapes)
+        arrays = ARRAYS.bytes_most(self.arrays)
+        return HEADER.size + arrays + self.packing.bytes_most(self.packed)
 
     @cached_property
     def header(self) -> bytes:
         """The first bytes of every message of this form."""
-        rows = [
-            (*leaf.index_NK.shape, area)
-            if _is_sparse(leaf)
-            else (int(np.prod(leaf.shape)), DTYPES.index(leaf.dtype), 0)
-            for leaf, area in zip(self.leaves, jax.tree.leaves(self.areas), strict=True)
-        ]
-        digest = hashlib.sha256(b"".join(struct.pack("<III", *row) for row in rows)).digest()
-        return HEADER.pack(MAGIC, VERSION, self.kind, len(rows), digest[:8])
+        rows = b"".join(struct.pack("<III", *leaf.row) for leaf in self.leaves)
+        digest = hashlib.sha256(rows).digest()
+        return HEADER.pack(MAGIC, VERSION, self.packing.number, len(self.leaves), digest[:8])
+
+
+ARRAYS = Whole.packings["lockstep"]  # how arrays that are sent whole travel, in every layout
 
 
 def form_of(optimizer: Optimizer, params: Tree, layout: str) -> Form:
@@ -185,50 +142,28 @@ def form_of(optimizer: Optimizer, params: Tree, layout: str) -> Form:
 
     size = sum(leaf.size for leaf in jax.tree.leaves(params))
     form = Form(jax.eval_shape(first_message, params), optimizer.areas(params), layout, size)
-    if layout == PLAIN and form.kind == DENSE:
+    if not form.packed and layout not in Whole.packings:
         raise LockstepError(
-            f'[peers] wire = "{PLAIN}", expected "lockstep" with a dense optimizer: Psyche '
+            f'[peers] wire = "{layout}", expected "lockstep" with a dense optimizer: Psyche '
             "sends no gradients"
         )
-    for leaf, _ in form.sparse:
-        if leaf.value_NK.dtype not in (bool, bfloat16):
-            found = f"value_dtype is {leaf.value_NK.dtype}"
-            raise LockstepError(f"{found}, expected bfloat16: messages hold such values, or signs")
+    for misfit in filter(None, (leaf.misfit for leaf in form.leaves)):
+        raise LockstepError(misfit)
     return form
 
 
 def fields(message: Tree) -> Iterator[Buffer]:
     """Yield the raw bytes of each parameter, indices and then values: what a commitment hashes."""
-    for leaf in jax.tree.leaves(message, is_leaf=_is_sparse):
-        if _is_sparse(leaf):
-            yield _little(leaf.index_NK)
-            yield _packed(leaf.value_NK) if leaf.value_NK.dtype == bool else _little(leaf.value_NK)
-        else:
-            yield _little(leaf)
-            drop_pages([leaf])
+    for leaf in leaves_of(message):
+        yield from leaf.fields()
 
 
 def encode(message: Tree, form: Form) -> Buffer:
     """Return a message of this form as bytes."""
-    leaves = jax.tree.leaves(message, is_leaf=_is_sparse)
-    sparse = [leaf for leaf in leaves if _is_sparse(leaf)]
-    arrays = [_little(leaf) for leaf in leaves if not _is_sparse(leaf)]
-    coded = form.kind in (CODED_SIGNS, CODED_VALUES)
-    return b"".join([form.header, *arrays, *(_code(sparse) if coded else fields(sparse))])
-
-
-def _code(leaves: list[Coefficients]) -> list[Buffer]:
-    gap_M = np.concatenate([rice.gaps(np.asarray(leaf.index_NK)) for leaf in leaves])
-    counts = [np.size(leaf.index_NK) for leaf in leaves]
-    chosen = rice.parameters(gap_M, counts)
-    r_M = np.repeat(chosen, counts)
-    values = np.concatenate([np.asarray(leaf.value_NK).ravel() for leaf in leaves])
-    return [
-        bytes(chosen.tolist()),
-        *(rice.pack_low(gap_M[r_M == r], r) for r in sorted(set(chosen.tolist()))),
-        _packed(values) if values.dtype == bool else _little(values),
-        rice.pack_high(gap_M >> r_M),
-    ]
+    leaves = leaves_by(form.areas, message)
+    arrays = ARRAYS.encode([leaf for leaf in leaves if not leaf.area])
+    packed = form.packing.encode([leaf for leaf in leaves if leaf.area]) if form.packed else []
+    return b"".join([form.header, *arrays, *packed])
 
 
 def decode(data: Buffer, form: Form) -> Tree:
@@ -238,7 +173,7 @@ def decode(data: Buffer, form: Form) -> Tree:
       WireError: The bytes are of another form, too short or too long, have an index out of range or
         out of order or a value that is not finite, or are not what `encode` would give.
     """
-    reader = _Reader(data)
+    reader = ByteReader(data)
     header = bytes(reader.take(HEADER.size, "header"))
     if header != form.header:
         actual, expected = HEADER.unpack(header), HEADER.unpack(form.header)
@@ -246,13 +181,12 @@ def decode(data: Buffer, form: Form) -> Tree:
         raise WireError(f"{text}{actual}, expected {expected}")
     check_length(len(reader.data), form)
     # What is read, and how much of it, follows from the form, never from the bytes themselves.
-    arrays = iter(_arrays(reader, form))
-    read = _coded if form.kind in (CODED_SIGNS, CODED_VALUES) else _plain
-    sparse = iter(read(reader, form) if form.sparse else ())
+    arrays = iter(ARRAYS.decode(reader, form.arrays))
+    packed = iter(form.packing.decode(reader, form.packed) if form.packed else ())
     if reader.remaining:
         raise WireError(f"{reader.remaining} bytes after the last parameter, expected the end")
-    leaves: list[Any] = [next(sparse if _is_sparse(leaf) else arrays) for leaf in form.leaves]
-    return jax.tree.unflatten(jax.tree.structure(form.areas), leaves)
+    nodes = [next(packed if leaf.area else arrays) for leaf in form.leaves]
+    return jax.tree.unflatten(jax.tree.structure(form.areas), nodes)
 
 
 def check_length(size: int, form: Form) -> None:
@@ -263,135 +197,3 @@ def check_length(size: int, form: Form) -> None:
     """
     if size > form.bytes_most:
         raise WireError(f"{size} bytes, expected at most {form.bytes_most}")
-
-
-# ---- Kinds ----
-
-
-def _arrays(reader: "_Reader", form: Form) -> list[np.ndarray]:
-    arrays = []
-    for number, leaf in enumerate(leaf for leaf in form.leaves if not _is_sparse(leaf)):
-        name = f"array {number}"
-        values = reader.array(leaf.dtype, int(np.prod(leaf.shape)), name)
-        if leaf.dtype != np.uint8:
-            _finite(values, name)
-        drop_pages([values])
-        arrays.append(values.reshape(leaf.shape))
-    return arrays
-
-
-def _plain(reader: "_Reader", form: Form) -> list[Coefficients]:
-    coefficients = []
-    for number, (leaf, area) in enumerate(form.sparse):
-        name, shape = f"parameter {number}", leaf.index_NK.shape
-        index_NK: Any = reader.array(leaf.index_NK.dtype, shape[0] * shape[1], name).reshape(shape)
-        if not np.all(index_NK[:, 1:] > index_NK[:, :-1]):
-            raise WireError(f"{name}: indices of a block are not strictly ascending")
-        _check_last(index_NK, area, name)
-        value_NK: Any = _values(reader, form, shape[0] * shape[1], name).reshape(shape)
-        coefficients.append(Coefficients(index_NK, value_NK))
-    return coefficients
-
-
-def _coded(reader: "_Reader", form: Form) -> list[Coefficients]:
-    leaves, areas = zip(*form.sparse, strict=True)
-    counts = [leaf.index_NK.size for leaf in leaves]
-    chosen = reader.array(np.uint8, len(leaves), "Rice parameters").astype(np.int64)
-    if np.any(chosen > [int(area).bit_length() for area in areas]):
-        raise WireError(f"Rice parameters {chosen.tolist()}, expected at most the bits of an index")
-    r_M = np.repeat(chosen, counts)
-    low_M = np.zeros(sum(counts), np.int64)
-    for r in sorted(set(chosen.tolist())):
-        coded_M = r_M == r
-        count, name = int(coded_M.sum()), f"low bits of Rice parameter {r}"
-        planes = reader.array(np.uint8, rice.low_bytes(count, r), name)
-        low_M[coded_M] = _checked(rice.unpack_low, name, planes, count, r)
-    values: Any = _values(reader, form, sum(counts), "values")
-    high = reader.array(np.uint8, reader.remaining, "high parts")
-    gap_M = _checked(rice.unpack_high, "high parts", high, sum(counts)) << r_M | low_M
-    # Only the parameters that an encoder chooses: a message has exactly one encoding, so that two
-    # different byte strings never carry the same commitment.
-    if np.any(chosen != rice.parameters(gap_M, counts)):
-        expected = rice.parameters(gap_M, counts).tolist()
-        raise WireError(f"Rice parameters {chosen.tolist()}, expected {expected}")
-
-    coefficients, ends = [], np.cumsum(counts)[:-1]
-    columns: tuple[Any, ...] = leaves, areas, np.split(gap_M, ends), np.split(values, ends)
-    for number, (leaf, area, gap, value) in enumerate(zip(*columns, strict=True)):
-        index_NK: Any = rice.indices(gap, leaf.index_NK.shape[1])
-        _check_last(index_NK, area, f"parameter {number}")
-        index_NK = index_NK.astype(leaf.index_NK.dtype)
-        coefficients.append(Coefficients(index_NK, value.reshape(index_NK.shape)))
-    return coefficients
-
-
-# ---- Parts ----
-
-
-def _is_sparse(node: object) -> bool:
-    return isinstance(node, Coefficients)
-
-
-def _little(array: np.ndarray) -> Buffer:
-    """Return an array's bytes, which are not copied where they lie in this order already."""
-    array = np.asarray(array)
-    array = np.ascontiguousarray(array.astype(array.dtype.newbyteorder("<"), copy=False))
-    return array.reshape(-1).view(np.uint8).data
-
-
-def _packed(signs: np.ndarray) -> bytes:
-    return np.packbits(np.asarray(signs), axis=None, bitorder="little").tobytes()
-
-
-def _values(reader: "_Reader", form: Form, count: int, name: str) -> np.ndarray:
-    if form.kind in (CODED_VALUES, PLAIN_VALUES):
-        return _finite(reader.array(bfloat16, count, name), name)
-    bits = np.unpackbits(reader.array(np.uint8, -(-count // 8), name), bitorder="little")
-    if bits[count:].any():
-        raise WireError(f"{name}: padding bits are set, expected zeros")
-    return bits[:count].astype(bool)
-
-
-def _check_last(index_NK: np.ndarray, area: int, name: str) -> None:
-    """Indices ascend, so the last of a block is its largest."""
-    last = int(index_NK[:, -1].max())
-    if last >= area:
-        raise WireError(f"{name}: index {last}, expected less than {area}")
-
-
-def _finite(values: np.ndarray, name: str) -> np.ndarray:
-    with np.errstate(invalid="ignore"):  # NumPy warns of a signalling NaN; we refuse it
-        finite = np.isfinite(values).all()
-    if not finite:
-        raise NotFiniteValueError(f"{name}: a value is not finite")
-    return values
-
-
-def _checked(unpack: Callable[..., np.ndarray], name: str, *arguments: Any) -> np.ndarray:
-    try:
-        return unpack(*arguments)
-    except ValueError as error:
-        raise WireError(f"{name}: {error}") from error
-
-
-class _Reader:
-    """Takes bytes from the front, never beyond the end."""
-
-    def __init__(self, data: Buffer):
-        self.data, self.at = memoryview(data), 0
-
-    @property
-    def remaining(self) -> int:
-        return len(self.data) - self.at
-
-    def take(self, size: int, name: str) -> memoryview:
-        if size > self.remaining:
-            raise WireError(f"{name}: {self.remaining} bytes left, expected {size}")
-        self.at += size
-        return self.data[self.at - size : self.at]
-
-    def array(self, dtype: np.dtype | type, count: int, name: str) -> np.ndarray:
-        """Take `count` little-endian numbers, in this machine's byte order."""
-        dtype = np.dtype(dtype)
-        values = np.frombuffer(self.take(count * dtype.itemsize, name), dtype.newbyteorder("<"))
-        return values.astype(dtype, copy=False)

@@ -267,7 +267,7 @@ def _check_sketches(setup: Setup, transcript: Transcript, entry: Entry, present:
     for peer, message in evidence.messages.items() if rooted else ():
         if peer in evidence.broken:
             continue
-        if form.kind == wire.DENSE and message.bytes != form.bytes_about:
+        if not form.packed and message.bytes != form.bytes_about:
             text = f"has {message.bytes} bytes, expected {form.bytes_about}"
             raise SketchError(f"the message of peer {peer} {text}")
         if present:

@@ -1,0 +1,189 @@
+"""One leaf of a message: what all kinds can do, and how those of a message travel together."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
+
+import jax.numpy as jnp
+import numpy as np
+
+from lockstep.optim.optimizer import Tree
+from lockstep.wire.pieces import Field
+from lockstep.wire.reader import ByteReader, little
+from lockstep.wire.spool import Buffer, drop_pages
+
+
+class Packing:
+    """How the leaves of one kind travel: here one after the other, as a commitment hashes them.
+
+    Attributes:
+      number: The wire's kind.
+    """
+
+    def __init__(self, number: int):
+        self.number = number
+
+    def encode(self, leaves: Sequence[Any]) -> list[Buffer]:
+        """Return the leaves of a message as bytes."""
+        return [field for leaf in leaves for field in leaf.fields()]
+
+    def decode(self, reader: ByteReader, forms: Sequence[Any]) -> list[Tree]:
+        """Return the nodes in a stranger's bytes, of leaves of these shapes and dtypes.
+
+        Raises:
+          WireError: The bytes are not what `encode` would give.
+        """
+        return [form.read(reader, f"{form.word} {n}") for n, form in enumerate(forms)]
+
+    def bytes_about(self, forms: Sequence[Any]) -> float:
+        """Return how many bytes `encode` gives, about."""
+        size: int = sum(piece.bytes for form in forms for piece in form.pieces)
+        return size
+
+    def bytes_most(self, forms: Sequence[Any]) -> int:
+        """Return how many bytes `encode` gives at most."""
+        return round(self.bytes_about(forms))
+
+
+class Leaf(ABC):
+    """What a message holds of one parameter, or the shapes and dtypes of that.
+
+    Its values are floats, which it sends for all elements of an array, unless its kind says
+    otherwise.
+
+    Attributes:
+      node: The node of a message's tree, as an optimizer sends it.
+      area: Positions in a block of the parameter, which do not follow from a message; 0 for an
+        array that is sent whole.
+    """
+
+    packings: ClassVar[dict[str, Packing]]
+    """How such leaves travel, by the wire's layout."""
+    word: ClassVar[str] = "parameter"
+    """What errors call it."""
+    sized: ClassVar[bool] = True
+    """Whether its values have a size; signs and codes have none."""
+    signs: ClassVar[bool] = False
+    """Whether its values are signs, of which a liar can flip some."""
+
+    def __init__(self, node: Any, area: int = 0):
+        self.node, self.area = node, area
+
+    @classmethod
+    @abstractmethod
+    def holds(cls, node: Any) -> bool:
+        """Return whether a node of a message's tree is a leaf of this kind."""
+
+    # ---- On the wire ----
+
+    @property
+    @abstractmethod
+    def row(self) -> tuple[int, int, int]:
+        """Three numbers that tell its shapes and dtypes from others, for the digest of a form."""
+
+    @property
+    @abstractmethod
+    def pieces(self) -> tuple[Field, ...]:
+        """What `fields` yields, as a message is cut into pieces."""
+
+    @abstractmethod
+    def fields(self) -> Iterator[Buffer]:
+        """Yield its raw bytes: what a commitment hashes."""
+
+    @abstractmethod
+    def read(self, reader: ByteReader, name: str) -> Tree:
+        """Return the node, of these shapes and dtypes, whose `fields` are a stranger's bytes."""
+
+    @property
+    def misfit(self) -> str | None:
+        """What no message can hold of it, and what was expected; None if it can be sent."""
+        return None
+
+    # ---- Values ----
+
+    @property
+    @abstractmethod
+    def raw(self) -> Any:
+        """The array that holds its values."""
+
+    @abstractmethod
+    def with_raw(self, raw: Any) -> "Leaf":
+        """Return the leaf with another array of values."""
+
+    @property
+    def values(self) -> Any:
+        """Its values, float64; a sign, and each bit of a code, is -1 or 1."""
+        return np.asarray(self.raw).astype(np.float64)
+
+    def with_values(self, values: Any) -> "Leaf":
+        """Return the leaf with other values, rounded and clipped to its dtype."""
+        limit = float(jnp.finfo(self.raw.dtype).max)  # type: ignore[no-untyped-call]
+        return self.with_raw(np.clip(values, -limit, limit).astype(self.raw.dtype))
+
+    @property
+    def largest(self) -> float:
+        """The largest magnitude of its values; 0 if they have no size."""
+        if not self.sized or not self.raw.size:
+            return 0.0
+        raw = np.asarray(self.raw)
+        largest = float(max(raw.max(), -raw.min()))
+        drop_pages([raw])
+        return largest
+
+    @property
+    def field(self) -> Field:
+        """The field of its values."""
+        return Field(np.dtype(self.raw.dtype), self.bytes_of(self.raw.size), bool(self.kept))
+
+    def bytes_of(self, count: int) -> int:
+        """Return how many bytes so many values take."""
+        return count * int(self.raw.dtype.itemsize)
+
+    def to_bytes(self, raw: Any) -> Buffer:
+        """Return values, those of one or several such leaves, as bytes."""
+        return little(raw)
+
+    def read_raw(self, reader: ByteReader, count: int, name: str) -> Any:
+        """Return `count` values in a stranger's bytes."""
+        return reader.finite(self.raw.dtype, count, name)
+
+    # ---- What a liar does with it ----
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of all elements that it could send, as those are counted by `values`."""
+        return tuple(self.values.shape)
+
+    @property
+    def kept(self) -> int:
+        """How many positions of each block its peer chose; 0 where nobody chooses."""
+        return 0
+
+    def put(self, values: Any) -> Any:
+        """Return the whole array, of `shape`, of these values; zero where nothing is sent."""
+        return values
+
+    def take(self, whole: Any) -> Any:
+        """Return the values of a whole array where something is sent; the inverse of `put`."""
+        return whole
+
+    def moved(self, order: Any) -> "Leaf":
+        """Return the leaf at the positions of each block that come first in an order."""
+        return self
+
+    def repeated(self, block: int) -> "Leaf":
+        """Return the leaf with the first position of a block twice, where it has `kept` some."""
+        return self
+
+    def draw(self, rng: np.random.Generator) -> Any:
+        """Return random values of this number, whose root mean square is about 1."""
+        return rng.standard_normal(self.values.shape)
+
+    def noisy(self, size: float, rng: np.random.Generator) -> Any:
+        """Return its values with normal noise of `size` times their root mean square."""
+        return self.values + size * self.rms * rng.standard_normal(self.values.shape)
+
+    @property
+    def rms(self) -> float:
+        """The root mean square of its values."""
+        return float(np.sqrt(np.mean(np.square(self.values))))
