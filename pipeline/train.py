@@ -69,7 +69,7 @@ def run(run: runfile.Run, paths: Paths) -> None:
 
     paths.match_scratch()
     with ExitStack() as stack:
-        stack.callback(setup.programs.steps.close)
+        stack.callback(setup.programs.steps.by.close)
         scores = _train(setup, paths, held, stack)
 
     transcript = Transcript(paths.scratch / "transcript")
@@ -256,7 +256,7 @@ def _measurement(
 ) -> Callable[[], MeanLoss | None]:
     """Return what measures the held-out loss at the peers' params."""
     programs, params = setup.programs, setup.start.state.params
-    if not len(held_out_NW) or not programs.steps.measures:
+    if not len(held_out_NW) or not programs.steps.by.measures:
         return lambda: None
     weights_N = setup.subject.row_weights(programs, params, held_out_NW)
     size = setup.run.peers.micro_batch

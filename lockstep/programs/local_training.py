@@ -77,43 +77,69 @@ class Lots(NamedTuple):
         ]
 
 
-class Stepper:
-    """Takes the local steps of peers.
+class Gradient(Protocol):
+    """Computes losses and gradients outside of XLA: a worker's process, or a torch module.
 
     Attributes:
-      traced: Whether JAX traces `take`, so that a whole round of a peer is one program.
       measures: Whether it gives the loss of any row.
-      environment: What can change bits beside the versions and devices of JAX.
+      environment: Everything in it that can change the bits of a result.
       shards: Folder in which rows that are names of files are looked up.
       rows_to_count: Rows without which it measures nothing, int32 [N, W]; None if it needs none.
     """
 
-    traced, measures = True, True
-    environment: dict[str, str] = {}
-    shards = Path()
-    rows_to_count: np.ndarray | None = None
+    measures: bool
+    environment: dict[str, str]
+    shards: Path
+    rows_to_count: np.ndarray | None
+
+    def gradient(self, params: Tree, rows_N: Tree, seed: int) -> tuple[float, Tree]:
+        """Return the mean loss of some rows, and its gradient: NumPy arrays in nested dicts."""
+
+    def measure(self, params: Tree, rows_N: Tree) -> np.ndarray:
+        """Return what is measured of some rows."""
+
+    def close(self) -> None:
+        """Let go of its process, if it has one."""
+
+
+class Itself:
+    """What a `Gradient` tells of itself, for steps that compute their own in their program."""
+
+    measures, environment, shards, rows_to_count = True, dict[str, str](), Path(), None
+
+    def close(self) -> None:
+        """Let go of nothing."""
+
+
+class Stepper(Protocol):
+    """Takes the local steps of peers.
+
+    Attributes:
+      traced: Whether JAX traces `take`, so that a whole round of a peer is one program.
+      by: Who computes the losses and gradients.
+    """
+
+    traced: bool
+    by: Gradient | Itself
 
     def take(
         self, own: Tree, agreed: Agreed, work: Work, step: jax.Array
     ) -> tuple[Tree, jax.Array]:
         """Return a peer's state after its local steps of a round, and their mean loss."""
-        raise NotImplementedError
 
     def measure(self, params: Tree, rows_B: Tree) -> jax.Array:
         """Return what is measured of rows, see `Task.measure`."""
-        raise NotImplementedError
-
-    def close(self) -> None:
-        """Let go of processes that compute."""
 
 
-class TracedSteps(Stepper):
+class TracedSteps:
     """Local steps that are a part of one program, of any task in JAX.
 
     `large` says whether a state is so large that two of them are not held at a time; `keep_cut`
     keeps arrays cut over the devices of a peer. With a `product` the gradient of a micro-batch and
     what is measured go by the rules of `same_bits`, with this product of matrices.
     """
+
+    traced = True
 
     def __init__(
         self,
@@ -129,7 +155,7 @@ class TracedSteps(Stepper):
         measure, gradient = task.measure, jax.value_and_grad(task.loss, has_aux=task.sums)
         if product:
             measure, gradient = same_bits(measure, product), same_bits(gradient, product)
-        self.measure, self._gradient = jax.jit(measure), gradient
+        self.measure, self._gradient, self.by = jax.jit(measure), gradient, Itself()
 
     def take(
         self, own: Tree, agreed: Agreed, work: Work, step: jax.Array
@@ -243,34 +269,6 @@ def micro_batches(
     return jax.tree.map(cut, rows_N)
 
 
-class Gradient(Protocol):
-    """Computes losses and gradients on the host: a worker's process, or a torch module.
-
-    Attributes:
-      shards, rows_to_count: As in `Stepper`.
-    """
-
-    shards: Path
-    rows_to_count: np.ndarray | None
-
-    def gradient(self, params: Tree, rows_N: Tree, seed: int) -> tuple[float, Tree]:
-        """Return the mean loss of some rows, and its gradient: NumPy arrays in nested dicts."""
-
-    def measure(self, params: Tree, rows_N: Tree) -> np.ndarray:
-        """Return what is measured of some rows."""
-
-    @property
-    def measures(self) -> bool:
-        """Whether it gives the loss of any row."""
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """Everything in it that can change the bits of a result."""
-
-    def close(self) -> None:
-        """Let go of its process, if it has one."""
-
-
 def one_by_one(optimizer: Optimizer) -> Optimizer:
     """Return an optimizer whose functions are compiled each by itself, for `HostSteps`."""
     ahead = optimizer.lookahead
@@ -282,11 +280,7 @@ def one_by_one(optimizer: Optimizer) -> Optimizer:
     )
 
 
-def _of_gradient(name: str) -> Any:
-    return property(lambda self: getattr(self.by, name), lambda self, x: setattr(self.by, name, x))
-
-
-class HostSteps(Stepper):
+class HostSteps:
     """Local steps by somebody else's gradients, from a worker's process or from torch.
 
     They are cut where JAX ends: the optimizer's functions are compiled one by one, and between them
@@ -307,12 +301,6 @@ class HostSteps(Stepper):
         self.align_before = (
             jax.jit(aligned, donate_argnums=0) if optimizer.aligns else lambda own, *_: own
         )
-
-    measures, environment = _of_gradient("measures"), _of_gradient("environment")
-    shards, rows_to_count = _of_gradient("shards"), _of_gradient("rows_to_count")
-
-    def close(self) -> None:  # noqa: D102 - as `Stepper` has them, the methods below too
-        self.by.close()
 
     def measure(self, params: Tree, rows_B: Tree) -> np.ndarray:  # noqa: D102
         return self.by.measure(params, jax.device_get(rows_B))

@@ -165,7 +165,7 @@ def simulate(  # noqa: PLR0913 - whoever calls it names them
         row = jax.tree.map(lambda x: x[0], data_of_peers[0].take(np.arange(1)))
         programs.check_rules(row, "simulate: bits is")
     arguments.check_signs(args.faults, programs.form)
-    machine = {"device": jax.devices()[0].device_kind} | programs.steps.environment
+    machine = {"device": jax.devices()[0].device_kind} | programs.steps.by.environment
     if args.bits == "everywhere":
         machine = {}
     log_folder = arguments.folder("log_dir", log_dir)

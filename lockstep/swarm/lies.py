@@ -72,8 +72,8 @@ def _joined(leaves: list[Leaf], areas: Tree) -> Tree:
 
 def _free_rider(p: Parameter) -> Leaf:
     """Return a message without work: the first K indices, and zeros (positive as signs)."""
-    first = p.true.moved(np.zeros(p.true.shape))
-    return first.with_values(np.zeros(first.values.shape))
+    nothing = np.zeros(p.true.values.shape)
+    return p.true.moved(p.true.put(nothing)).with_values(nothing)
 
 
 def _sign_flip(p: Parameter) -> Leaf:
@@ -88,7 +88,11 @@ def _scaled(p: Parameter) -> Leaf:
 
 def _noise(p: Parameter) -> Leaf:
     """Noise: q + size * rms(q) * normal; a sign flips with probability min(1, size) / 2."""
-    return p.true.with_values(p.true.noisy(p.size, p.rng))
+    q = p.true.values
+    if p.true.signs:  # size 1 thus leaves nothing of signs, and half of the power of values
+        flips = p.rng.random(q.shape) < min(1.0, p.size) / 2
+        return p.true.with_values(np.where(flips, -q, q))
+    return p.true.with_values(q + p.size * _rms(q) * p.rng.standard_normal(q.shape))
 
 
 def _opposite(p: Parameter) -> Leaf:
@@ -114,8 +118,9 @@ def _little_enough(p: Parameter) -> Leaf:
 def _pushed(p: Parameter) -> Leaf:
     """A push: q + size * rms(q) * d, with d = -1 or 1 for each index, the same every round."""
     rng = np.random.default_rng((DRIFT_SEED, p.number))
-    d = p.true.take(rng.integers(2, size=p.true.shape, dtype=np.int8))
-    return p.true.with_values(p.true.values + p.size * p.true.rms * (2.0 * d - 1.0))
+    q = p.true.values
+    d = p.true.take(rng.integers(2, size=p.true.put(q).shape, dtype=np.int8))
+    return p.true.with_values(q + p.size * _rms(q) * (2.0 * d - 1.0))
 
 
 def _lone_index(p: Parameter) -> Leaf:
@@ -126,19 +131,23 @@ def _lone_index(p: Parameter) -> Leaf:
     """
     if not p.true.kept:
         return p.true
-    rng = np.random.default_rng((DRIFT_SEED, p.number))
-    order, sign = rng.random(p.true.shape), rng.integers(2, size=p.true.shape)
+    rng, shape = np.random.default_rng((DRIFT_SEED, p.number)), _spread(p.true).shape
+    order, sign = rng.random(shape), rng.integers(2, size=shape)
     for other in p.others:  # behind all positions that nobody sends
         sent = other.put(np.ones(other.values.shape)) > 0
         order = np.where(sent, 1 + order % 1, order)
     leaf = p.true.moved(order)
-    return leaf.with_values(p.true.rms * (2.0 * leaf.take(sign) - 1.0))
+    return leaf.with_values(_rms(p.true.values) * (2.0 * leaf.take(sign) - 1.0))
 
 
 def _forged(p: Parameter) -> Leaf:
     """Indices drawn uniformly; signs by a coin, or normal values of the true RMS."""
-    leaf = p.true.moved(p.rng.random(p.true.shape)) if p.true.kept else p.true
-    return leaf.with_values(p.true.rms * leaf.draw(p.rng))
+    q, leaf = p.true.values, p.true
+    if leaf.kept:
+        leaf = leaf.moved(p.rng.random(leaf.put(q).shape))
+    if leaf.signs:
+        return leaf.with_values(np.where(p.rng.random(q.shape) < 0.5, -1, 1))
+    return leaf.with_values(_rms(q) * p.rng.standard_normal(q.shape))
 
 
 # ---- Lies about a message ----
@@ -201,7 +210,11 @@ def _duplicated(message: Tree, areas: Tree, rng: np.random.Generator) -> Tree:
         raise LockstepError(
             "faults.schedule: duplicated, expected messages with at least two indices of a block"
         )
-    leaves[number] = leaves[number].repeated(rng.integers(leaves[number].shape[0]))
+    node = leaves[number].node
+    index_NK = np.array(node.index_NK)
+    block = rng.integers(len(index_NK))
+    index_NK[block, 1] = index_NK[block, 0]
+    leaves[number].node = node._replace(index_NK=index_NK)
     return _joined(leaves, areas)
 
 
@@ -218,6 +231,10 @@ TAMPER: dict[str, Callable[[Tree, Tree, np.random.Generator], Tree]] = {
 
 
 # ---- Parts ----
+
+
+def _rms(values: Any) -> float:
+    return float(np.sqrt(np.mean(np.square(values))))
 
 
 def _spread(leaf: Leaf) -> Any:

@@ -79,10 +79,7 @@ class StepResult(NamedTuple, Generic[M]):
 
 
 class RunningPeers(Protocol):
-    """The peers of a run, in this process or each in its own.
-
-    Who comes and goes is by default as it is where peers have no processes of their own.
-    """
+    """The peers of a run, in this process or each in its own."""
 
     programs: Programs
     count: int  # how many peers the run has
@@ -91,25 +88,21 @@ class RunningPeers(Protocol):
     @property
     def living(self) -> frozenset[int]:
         """The peers that this process trains; of all others it has no more than their messages."""
-        return frozenset(range(self.count))
 
     def where(self, peer: int) -> str:
         """Return where a peer runs, for the log."""
 
     def returned(self) -> tuple[int, ...]:
         """Return the absent peers that are back and can join."""
-        return tuple(sorted(self.absent))
 
     def await_return(self) -> tuple[int, ...]:
         """Wait until an absent peer is back, and return what `returned` does.
 
         It returns no peer where none can be expected to return.
         """
-        return self.returned()
 
     def part(self, members: Set[int]) -> tuple[int, ...]:
         """Release the members that asked to leave, and return them."""
-        return ()
 
     def step(self, steps: RoundSteps[M]) -> dict[int, StepResult[M]]:
         """Take the step of every peer that has work; a peer that is lost meanwhile is absent."""
@@ -133,8 +126,6 @@ class RunningPeers(Protocol):
 
     def distrust(self, peer: int, why: str) -> None:
         """Drop a misbehaving peer: it is absent until it joins again or is taken back."""
-        log.info(f"train: peer {peer} is lost: {why}")
-        self.absent |= {peer}
 
     def join(self, peer: int) -> None:
         """Have a peer take over what the others agree on, with a new state of its own."""
@@ -172,7 +163,7 @@ class RunningPeers(Protocol):
         """Release the peers' processes, if they have any."""
 
 
-class SimulatedPeers(RunningPeers):
+class SimulatedPeers:
     """Peers in this process: their state on devices, and the programs that change it.
 
     `peer_step` is dispatched once for each peer on its device group (`layout = "each"`): the
@@ -204,6 +195,22 @@ class SimulatedPeers(RunningPeers):
 
     def where(self, peer: int) -> str:
         return str(self.group_of(peer))
+
+    def returned(self) -> tuple[int, ...]:
+        return tuple(sorted(self.absent))  # nobody has a process that could be gone
+
+    def await_return(self) -> tuple[int, ...]:
+        return self.returned()
+
+    def part(self, members: Set[int]) -> tuple[int, ...]:
+        return ()
+
+    def distrust(self, peer: int, why: str) -> None:
+        log.info(f"train: peer {peer} is lost: {why}")
+        self.absent |= {peer}
+
+    def close(self) -> None:
+        pass
 
     def step(self, steps: RoundSteps[M]) -> dict[int, StepResult[M]]:
         # a step that waits for its turn on a CPU holds its memory already, as a large message does

@@ -107,14 +107,18 @@ class Form:
     @cached_property
     def bytes_about(self) -> int:
         """Length of a message; with Rice-coded positions, that for evenly drawn ones."""
-        arrays = ARRAYS.bytes_about(self.arrays)
-        return round(HEADER.size + arrays + self.packing.bytes_about(self.packed))
+        return round(self._sizes[0])
 
     @cached_property
     def bytes_most(self) -> int:
         """Maximum length of a message: only Rice-coded positions make it vary."""
-        arrays = ARRAYS.bytes_most(self.arrays)
-        return HEADER.size + arrays + self.packing.bytes_most(self.packed)
+        return int(self._sizes[1])
+
+    @cached_property
+    def _sizes(self) -> tuple[float, ...]:
+        arrays = ARRAYS.sizes(self.arrays)
+        packed = self.packing.sizes(self.packed) if self.packed else (0, 0)
+        return tuple(HEADER.size + x + y for x, y in zip(arrays, packed, strict=True))
 
     @cached_property
     def header(self) -> bytes:

@@ -15,6 +15,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from lockstep.wire.reader import WireError
+
 
 def gaps(index_NK: np.ndarray) -> np.ndarray:
     """Return the gaps before indices that ascend strictly within a block: uint32 [N * K]."""
@@ -74,17 +76,17 @@ def low_bytes(count: int, r: int) -> int:
     return r * -(-count // 8)
 
 
-def unpack_low(data: np.ndarray, count: int, r: int) -> np.ndarray:
+def unpack_low(data: np.ndarray, count: int, r: int, name: str) -> np.ndarray:
     """Return the low bits of `count` gaps, int64; the inverse of `pack_low`.
 
     Raises:
-      ValueError: A padding bit is set.
+      WireError: A padding bit is set; it is `name` in errors.
     """
     low = np.zeros(count, np.uint32)
     for b, plane in enumerate(data.reshape(r, -(-count // 8))):
         bits = np.unpackbits(plane)
         if bits[count:].any():
-            raise ValueError("padding bits are set, expected zeros")
+            raise WireError(f"{name}: padding bits are set, expected zeros")
         low |= bits[:count].astype(np.uint32) << np.uint32(b)
     return low.astype(np.int64)
 
@@ -97,17 +99,17 @@ def pack_high(high: np.ndarray) -> bytes:
     return np.packbits(bits).tobytes()
 
 
-def unpack_high(data: np.ndarray, count: int) -> np.ndarray:
+def unpack_high(data: np.ndarray, count: int, name: str) -> np.ndarray:
     """Return the `count` high parts in the whole of `data`, int64; the inverse of `pack_high`.
 
     Raises:
-      ValueError: There are fewer or more, or bytes after the last.
+      WireError: There are fewer or more, or bytes after the last; they are `name` in errors.
     """
     ends = np.flatnonzero(np.unpackbits(data).view(bool))  # of bools, NumPy finds them faster
     if len(ends) != count:
-        raise ValueError(f"{len(ends)} indices, expected {count}")
+        raise WireError(f"{name}: {len(ends)} indices, expected {count}")
     if ends[-1] // 8 + 1 != len(data):
-        raise ValueError("bytes after the last index, expected the end")
+        raise WireError(f"{name}: bytes after the last index, expected the end")
     high = ends.copy()
     high[1:] -= ends[:-1] + 1
     return high

@@ -80,7 +80,7 @@ class Operations:
 
     def __init__(self, run: runfile.Run, model: dict, first_step: int, columns: tuple):
         self.run, self.programs = run, programs_of(run, model, first_step, columns)
-        self.programs.steps.shards = Path(os.environ.get(SHARDS, OUT["download"]))
+        self.programs.steps.by.shards = Path(os.environ.get(SHARDS, OUT["download"]))
         parts = self.programs.parts
         self.group = device_groups(spread_over_processes(jax.devices(), parts), parts)[0]
         own, shared = jax.eval_shape(self.programs.optimizer.init, self.programs.task.shapes)
@@ -118,9 +118,9 @@ class Operations:
         self, _: requests.Create, params: Tree, shared: Tree, *to_count: np.ndarray
     ) -> Outcome:
         for rows_NW in to_count:
-            self.programs.steps.rows_to_count = rows_NW
+            self.programs.steps.by.rows_to_count = rows_NW
         self.replica = Replica.put(self.programs, self.group, params, shared)
-        environment = devices.describe(jax.process_count()) | self.programs.steps.environment
+        environment = devices.describe(jax.process_count()) | self.programs.steps.by.environment
         return Outcome(requests.Created(environment=environment))
 
     def _compile(self, args: requests.Compile, rows_MBW: np.ndarray) -> Outcome:

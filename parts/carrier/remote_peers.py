@@ -21,7 +21,7 @@ import numpy as np
 from lockstep.errors import LockstepError, brief
 from lockstep.optim.optimizer import Tree
 from lockstep.programs.local_training import Work
-from lockstep.swarm.peers import M, RoundSteps, RunningPeers, StepResult
+from lockstep.swarm.peers import M, RoundSteps, StepResult
 from lockstep.transcript.state import State
 from lockstep.wire.commitment import tree_hash
 from parts.carrier import requests
@@ -48,7 +48,7 @@ class CheckedAnswer(NamedTuple):
     seconds: float  # since the request was sent
 
 
-class RemotePeers(RunningPeers):
+class RemotePeers:
     """The peers of a run, each in its process behind a carrier.
 
     A peer is absent from when its process is lost until it has joined again: it is silent in the
@@ -100,6 +100,10 @@ class RemotePeers(RunningPeers):
     def present(self) -> frozenset[int]:
         """The present peers."""
         return frozenset(range(self.count)) - self.absent
+
+    @property
+    def living(self) -> frozenset[int]:
+        return frozenset(range(self.count))
 
     def where(self, peer: int) -> str:
         return "no process yet" if peer in self.absent else "a process of its own"
@@ -181,7 +185,8 @@ class RemotePeers(RunningPeers):
 
     def lose(self, peer: int, why: str) -> None:
         """Count a peer as absent."""
-        super().distrust(peer, why)
+        log.info(f"train: peer {peer} is lost: {why}")
+        self.absent |= {peer}
         self._renewed.discard(peer)
 
     def distrust(self, peer: int, why: str) -> None:
@@ -405,7 +410,7 @@ class RemotePeers(RunningPeers):
             first_step=self.setup.start.step,
             columns=self.programs.task.columns,
         )
-        to_count = self.programs.steps.rows_to_count  # their hosts may have no data
+        to_count = self.programs.steps.by.rows_to_count  # their hosts may have no data
         more = [] if to_count is None else [to_count]
         request = PeerRequest(create, [*leaves(params), *leaves(shared), *more])
         self.absent -= peers
@@ -494,7 +499,7 @@ def start_peers(
 
 def _carrier(setup: Setup, state: State, scratch: Path) -> Carrier:
     run, runtime = setup.run, setup.run.runtime
-    shards = setup.programs.steps.shards.absolute()
+    shards = setup.programs.steps.by.shards.absolute()
     environment = {"PYTHONUNBUFFERED": "1", SHARDS: os.fspath(shards)}
     if folder := jax.config.jax_compilation_cache_dir:
         environment["JAX_COMPILATION_CACHE_DIR"] = os.fspath(folder)

@@ -69,7 +69,7 @@ class Setup:
         """Return what can change a result's bits here, with so many processes per peer."""
         if self.run.peers.bits == "everywhere":
             return devices.describe_programs()
-        return devices.describe(processes) | self.programs.steps.environment
+        return devices.describe(processes) | self.programs.steps.by.environment
 
 
 def read(run: runfile.Run, init: Path, shards: Path) -> Setup:
@@ -83,7 +83,7 @@ def read(run: runfile.Run, init: Path, shards: Path) -> Setup:
     subject = subject_of(run)
     model = subject.read_model(run, init / subject.described_in, listed)
     programs = programs_of(run, model, trained_steps(init), listed.columns)
-    programs.steps.shards = shards
+    programs.steps.by.shards = shards
     start = _read_start(init, run, programs)
     return Setup(run, model, programs, rows(run, model, shards), start)
 
@@ -162,12 +162,12 @@ def repeats_bit_for_bit(setup: Setup) -> bool:
     rows = work(index)
     if not of_user:
         return tree_hash(once(rows)) == tree_hash(once(rows))
-    programs.steps.close()  # it starts anew
+    programs.steps.by.close()  # it starts anew
     first = once(rows)
     moved = jax.tree.map(lambda x: np.float32(1.01) * x, state.params)
     once(work(index + count), Replica.put(programs, group, moved, state.shared))
     again = once(rows)
-    programs.steps.close()
+    programs.steps.by.close()
     fresh = once(rows)
     same, same_fresh = (tree_hash(first) == tree_hash(other) for other in (again, fresh))
     if not (same and same_fresh) and setup.subject.repeats(setup.run):

@@ -1,23 +1,83 @@
-"""A parameter of which its peer chose some positions of each block: what signs and values share.
+"""Parameters of which each peer chose positions, with values or signs at them; Rice-coded or plain.
 
-Shapes: N blocks of a parameter, K positions kept of each, A positions in a block.
+Shapes: N blocks of a parameter, K positions kept of each, A positions in a block; M gaps of a whole
+message, parameter after parameter.
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+from ml_dtypes import bfloat16
 
 from lockstep.optim.compressed.compressor import Coefficients
 from lockstep.optim.optimizer import Tree
-from lockstep.wire.leaves.leaf import Leaf
+from lockstep.wire import rice
+from lockstep.wire.leaves.leaf import Leaf, Packing
 from lockstep.wire.pieces import Field
 from lockstep.wire.reader import ByteReader, WireError, little
 from lockstep.wire.spool import Buffer
 
 
-class Chosen(Leaf):
-    """Positions, ascending in each block, and something at each of them."""
+class RiceCoded(Packing):
+    """Packs the positions of all parameters together, in nearly as few bits as possible."""
+
+    def encode(self, leaves: Sequence[Any]) -> list[Buffer]:
+        gap_M = np.concatenate([rice.gaps(np.asarray(leaf.node.index_NK)) for leaf in leaves])
+        counts = [np.size(leaf.node.index_NK) for leaf in leaves]
+        chosen = rice.parameters(gap_M, counts)
+        r_M = np.repeat(chosen, counts)
+        raw = np.concatenate([np.asarray(leaf.raw).ravel() for leaf in leaves])
+        return [
+            bytes(chosen.tolist()),
+            *(rice.pack_low(gap_M[r_M == r], r) for r in sorted(set(chosen.tolist()))),
+            leaves[0].to_bytes(raw),
+            rice.pack_high(gap_M >> r_M),
+        ]
+
+    def decode(self, reader: ByteReader, forms: Sequence[Any]) -> list[Tree]:
+        counts = [form.node.index_NK.size for form in forms]
+        chosen = reader.array(np.uint8, len(forms), "Rice parameters").astype(np.int64)
+        if np.any(chosen > [form.area.bit_length() for form in forms]):
+            text = "expected at most the bits of an index"
+            raise WireError(f"Rice parameters {chosen.tolist()}, {text}")
+        r_M = np.repeat(chosen, counts)
+        low_M = np.zeros(sum(counts), np.int64)
+        for r in sorted(set(chosen.tolist())):
+            coded_M = r_M == r
+            count, name = int(coded_M.sum()), f"low bits of Rice parameter {r}"
+            planes = reader.array(np.uint8, rice.low_bytes(count, r), name)
+            low_M[coded_M] = rice.unpack_low(planes, count, r, name)
+        raw_M = forms[0].read_raw(reader, sum(counts), "values")
+        high = reader.array(np.uint8, reader.remaining, "high parts")
+        gap_M = rice.unpack_high(high, sum(counts), "high parts") << r_M | low_M
+        # Only the parameters that an encoder chooses: a message has exactly one encoding, so that
+        # two different byte strings never carry the same commitment.
+        if np.any(chosen != rice.parameters(gap_M, counts)):
+            expected = rice.parameters(gap_M, counts).tolist()
+            raise WireError(f"Rice parameters {chosen.tolist()}, expected {expected}")
+        nodes, ends = [], np.cumsum(counts)[:-1]
+        of_each = zip(forms, np.split(gap_M, ends), np.split(raw_M, ends), strict=True)
+        for number, (form, gap, raw) in enumerate(of_each):
+            index_NK = rice.indices(gap, form.kept)
+            form.check_last(index_NK, f"parameter {number}")
+            nodes.append(form.at(index_NK, raw))
+        return nodes
+
+    def sizes(self, forms: Sequence[Any]) -> tuple[float, int]:
+        """Return how many bytes evenly drawn positions take, and any at most."""
+        rows, fixed = [form.row for form in forms], len(forms)
+        bits = sum(blocks * math.log2(math.comb(area, kept)) for blocks, kept, area in rows)
+        about = bits / 8 + sum(form.bytes_of(form.raw.size) for form in forms)
+        most = rice.bytes_most(rows) + forms[0].bytes_of(sum(form.raw.size for form in forms))
+        return fixed + about, fixed + most
+
+
+class Values(Leaf):
+    """Positions, ascending in each block, and a value at each, which is rounded to bfloat16."""
+
+    packings = {"lockstep": RiceCoded(2), "psyche": Packing(4)}
 
     @classmethod
     def holds(cls, node: Any) -> bool:
@@ -29,9 +89,17 @@ class Chosen(Leaf):
         return blocks, kept, self.area
 
     @property
+    def misfit(self) -> str | None:
+        if self.signs or self.raw.dtype == bfloat16:
+            return None
+        found = f"value_dtype is {self.raw.dtype}"
+        return f"{found}, expected bfloat16: messages hold such values, or signs"
+
+    @property
     def pieces(self) -> tuple[Field, ...]:
-        index = self.node.index_NK
-        return Field(np.dtype(index.dtype), index.size * index.dtype.itemsize, True), self.field
+        index, dtype = self.node.index_NK, np.uint8 if self.signs else self.raw.dtype
+        values = Field(np.dtype(dtype), self.bytes_of(self.raw.size), True)
+        return Field(np.dtype(index.dtype), index.size * index.dtype.itemsize, True), values
 
     def fields(self) -> Iterator[Buffer]:
         yield little(self.node.index_NK)
@@ -56,42 +124,54 @@ class Chosen(Leaf):
         like = self.node.index_NK
         return Coefficients(index_NK.astype(like.dtype, copy=False), raw.reshape(like.shape))
 
-    # ---- Values ----
-
     @property
     def raw(self) -> Any:
         return self.node.value_NK
 
-    def with_raw(self, raw: Any) -> "Chosen":
+    def with_raw(self, raw: Any) -> "Values":
         return type(self)(self.node._replace(value_NK=raw), self.area)
 
     # ---- What a liar does with it ----
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        return len(self.node.index_NK), self.area
-
-    @property
     def kept(self) -> int:
         return int(self.node.index_NK.shape[1])
 
-    @property
-    def _index(self) -> Any:
-        return np.asarray(self.node.index_NK).astype(np.int64)
-
     def put(self, values: Any) -> Any:
-        whole_NA = np.zeros(self.shape)
-        np.put_along_axis(whole_NA, self._index, values, axis=1)
+        whole_NA = np.zeros((len(values), self.area))
+        np.put_along_axis(whole_NA, np.asarray(self.node.index_NK, np.int64), values, axis=1)
         return whole_NA
 
     def take(self, whole: Any) -> Any:
-        return np.take_along_axis(whole, self._index, axis=1)
+        return np.take_along_axis(whole, np.asarray(self.node.index_NK, np.int64), axis=1)
 
-    def moved(self, order: Any) -> "Chosen":
+    def moved(self, order: Any) -> "Values":
         index_NK = np.sort(np.argsort(order, axis=1, kind="stable")[:, : self.kept], axis=1)
         return type(self)(self.at(index_NK, self.raw), self.area)
 
-    def repeated(self, block: int) -> "Chosen":
-        index_NK = np.array(self.node.index_NK)
-        index_NK[block, 1] = index_NK[block, 0]
-        return type(self)(self.at(index_NK, self.raw), self.area)
+
+class Signs(Values):
+    """Positions, and a bit at each, least significant bit first: 1 for negative."""
+
+    packings = {"lockstep": RiceCoded(1), "psyche": Packing(3)}
+    sized, signs = False, True
+
+    @property
+    def values(self) -> Any:
+        return np.where(self.raw, -1.0, 1.0)
+
+    def with_values(self, values: Any) -> Values:
+        return self.with_raw(values < 0)
+
+    def bytes_of(self, count: int) -> int:
+        return -(-count // 8)
+
+    def to_bytes(self, raw: Any) -> Buffer:
+        return np.packbits(np.asarray(raw), axis=None, bitorder="little").tobytes()
+
+    def read_raw(self, reader: ByteReader, count: int, name: str) -> Any:
+        packed = reader.array(np.uint8, self.bytes_of(count), name)
+        bits = np.unpackbits(packed, bitorder="little")
+        if bits[count:].any():
+            raise WireError(f"{name}: padding bits are set, expected zeros")
+        return bits[:count].astype(bool)

@@ -35,14 +35,10 @@ class Packing:
         """
         return [form.read(reader, f"{form.word} {n}") for n, form in enumerate(forms)]
 
-    def bytes_about(self, forms: Sequence[Any]) -> float:
-        """Return how many bytes `encode` gives, about."""
-        size: int = sum(piece.bytes for form in forms for piece in form.pieces)
-        return size
-
-    def bytes_most(self, forms: Sequence[Any]) -> int:
-        """Return how many bytes `encode` gives at most."""
-        return round(self.bytes_about(forms))
+    def sizes(self, forms: Sequence[Any]) -> tuple[float, int]:
+        """Return how many bytes `encode` gives, about and at most."""
+        size = sum(piece.bytes for form in forms for piece in form.pieces)
+        return size, size
 
 
 class Leaf(ABC):
@@ -130,11 +126,6 @@ class Leaf(ABC):
         drop_pages([raw])
         return largest
 
-    @property
-    def field(self) -> Field:
-        """The field of its values."""
-        return Field(np.dtype(self.raw.dtype), self.bytes_of(self.raw.size), bool(self.kept))
-
     def bytes_of(self, count: int) -> int:
         """Return how many bytes so many values take."""
         return count * int(self.raw.dtype.itemsize)
@@ -150,17 +141,12 @@ class Leaf(ABC):
     # ---- What a liar does with it ----
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of all elements that it could send, as those are counted by `values`."""
-        return tuple(self.values.shape)
-
-    @property
     def kept(self) -> int:
         """How many positions of each block its peer chose; 0 where nobody chooses."""
         return 0
 
     def put(self, values: Any) -> Any:
-        """Return the whole array, of `shape`, of these values; zero where nothing is sent."""
+        """Return the whole array of these values; zero where nothing is sent."""
         return values
 
     def take(self, whole: Any) -> Any:
@@ -170,20 +156,3 @@ class Leaf(ABC):
     def moved(self, order: Any) -> "Leaf":
         """Return the leaf at the positions of each block that come first in an order."""
         return self
-
-    def repeated(self, block: int) -> "Leaf":
-        """Return the leaf with the first position of a block twice, where it has `kept` some."""
-        return self
-
-    def draw(self, rng: np.random.Generator) -> Any:
-        """Return random values of this number, whose root mean square is about 1."""
-        return rng.standard_normal(self.values.shape)
-
-    def noisy(self, size: float, rng: np.random.Generator) -> Any:
-        """Return its values with normal noise of `size` times their root mean square."""
-        return self.values + size * self.rms * rng.standard_normal(self.values.shape)
-
-    @property
-    def rms(self) -> float:
-        """The root mean square of its values."""
-        return float(np.sqrt(np.mean(np.square(self.values))))

@@ -1,4 +1,4 @@
-"""An array of floats that is sent whole: a gradient, the scales of codes, the load of experts."""
+"""Arrays that are sent whole: floats, as gradients or the load of experts; and bytes of codes."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -16,7 +16,7 @@ DTYPES = [np.dtype(kind) for kind in (np.float32, bfloat16, np.float16, np.uint8
 
 
 class Whole(Leaf):
-    """An array that is sent whole, in its own dtype."""
+    """An array of floats, in its own dtype."""
 
     packings = {"lockstep": Packing(0)}
     word = "array"
@@ -38,7 +38,7 @@ class Whole(Leaf):
 
     @property
     def pieces(self) -> tuple[Field, ...]:
-        return (self.field,)
+        return (Field(np.dtype(self.raw.dtype), self.bytes_of(self.raw.size), False),)
 
     def fields(self) -> Iterator[Buffer]:
         yield little(self.raw)
@@ -55,3 +55,23 @@ class Whole(Leaf):
 
     def with_raw(self, raw: Any) -> "Whole":
         return type(self)(raw)
+
+
+class Codes(Whole):
+    """Bytes of numbers of few bits, which a quantizer packed; a liar can change each bit."""
+
+    sized = False
+
+    @classmethod
+    def holds(cls, node: Any) -> bool:
+        return hasattr(node, "dtype") and node.dtype == np.uint8
+
+    @property
+    def values(self) -> Any:
+        return np.where(np.unpackbits(np.asarray(self.raw)), -1.0, 1.0)
+
+    def with_values(self, values: Any) -> Whole:
+        return self.with_raw(np.packbits(values < 0).reshape(self.raw.shape))
+
+    def read_raw(self, reader: ByteReader, count: int, name: str) -> Any:
+        return reader.array(np.uint8, count, name)
