@@ -11,9 +11,10 @@ from lockstep.protocol.round import Round
 from lockstep.swarm.delivery import Outbox
 from lockstep.swarm.peers import RoundSteps, SimulatedPeers, StepResult
 from lockstep.swarm.swarm import NotFiniteError
+from lockstep.wire.leaves.chosen import Signs, Values
 from lockstep.wire.message import WireError
 from tests.lockstep.swarm import simulated
-from tests.lockstep.swarm.test_lies import messages
+from tests.lockstep.wire.test_leaves import form_of
 
 SPOILT = 2  # a peer
 RUN = simulated.run_of("dense")
@@ -116,17 +117,22 @@ LIES = {  # about places, in each block
 
 
 def each(change, message):
-    return jax.tree.map(change, message, is_leaf=lambda one: isinstance(one, Coefficients))
+    def changed(one):
+        return change(one) if isinstance(one, Coefficients) else one
+
+    return jax.tree.map(changed, message, is_leaf=lambda one: isinstance(one, Coefficients))
 
 
 def with_places(lie, message):
     return each(lambda one: one._replace(index_NK=lie(np.asarray(one.index_NK))), message)
 
 
-@pytest.mark.parametrize("name", ["signs", "plain signs", "values"])
 @pytest.mark.parametrize("lie", LIES)
-def test_false_places_are_no_message(lie, name):
-    form, (message, *_) = messages(name)
+@pytest.mark.parametrize(
+    ("kind", "layout"), [(Signs, "lockstep"), (Signs, "psyche"), (Values, "lockstep")]
+)
+def test_false_places_are_no_message(kind, layout, lie):
+    form, (message, *_) = form_of(kind, layout)
     outbox = Outbox(form)
     assert outbox.put(message, 0, ROUND).result().largest >= 0
     with pytest.raises(WireError):

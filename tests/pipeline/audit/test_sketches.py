@@ -15,6 +15,7 @@ from lockstep.swarm.lies import LIES
 from lockstep.transcript.transcript import Transcript
 from lockstep.transcript.trees import save_tree
 from lockstep.wire import sketches
+from lockstep.wire.leaves import leaf_of
 from lockstep.wire.pieces import Pieces
 from pipeline import runfile
 from pipeline.audit import rounding
@@ -162,7 +163,8 @@ def test_a_lie_that_no_drawn_piece_shows_refuses_the_run_and_blames_no_peer(
     def false(message):
         everybody = dict.fromkeys(range(PEERS), "00" * 32)
         drawn = real(run_of("dense").peers.seed, step, everybody, LIAR, pieces.count, pieces.drawn)
-        return undrawn([p.true for p in message], drawn, pieces, by)
+        found = undrawn([p.true.node for p in message], drawn, pieces, by)
+        return list(map(leaf_of, found))
 
     monkeypatch.setattr(sketches, "drawn", foreseen)
     monkeypatch.setitem(LIES, "sign_flip", false)
