@@ -19,7 +19,7 @@ from lockstep.files import read_json, write_json
 from lockstep.programs.placement import device_groups
 from lockstep.programs.replica import Replica
 from lockstep.transcript.transcript import Transcript
-from lockstep.wire.commitment import tree_hash
+from lockstep.transcript.trees import tree_hash
 from pipeline.audit.tolerance import limit
 from pipeline.audit.verdict import Finding
 from pipeline.runfile import Run

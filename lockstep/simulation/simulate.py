@@ -19,7 +19,7 @@ from lockstep.simulation.loss_task import LossFn, LossTask, Nesting
 from lockstep.simulation.result import Log, Result
 from lockstep.simulation.rounds import Problem, SavedSimulation, take_rounds
 from lockstep.simulation.torch_module import TorchLoss, TorchModule
-from lockstep.wire.commitment import tree_hash
+from lockstep.transcript.trees import tree_hash
 
 
 def simulate(  # noqa: PLR0913 - whoever calls it names them

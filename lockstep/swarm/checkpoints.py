@@ -17,8 +17,7 @@ import numpy as np
 
 from lockstep.errors import LockstepError, expecting, first_line
 from lockstep.optim.optimizer import Tree
-from lockstep.transcript.trees import fitted, is_blob
-from lockstep.wire.commitment import flatten, tree_hash
+from lockstep.transcript.trees import fitted, flatten, is_blob, tree_hash
 
 log = logging.getLogger(__name__)
 

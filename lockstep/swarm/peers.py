@@ -25,7 +25,7 @@ from lockstep.programs.replica import Replica
 from lockstep.programs.train_step import PeerResult, Programs
 from lockstep.protocol.driver import RoundSettings
 from lockstep.transcript.state import State
-from lockstep.wire.commitment import tree_hash
+from lockstep.transcript.trees import tree_hash
 
 log = logging.getLogger(__name__)
 M = TypeVar("M")

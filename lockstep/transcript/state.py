@@ -11,7 +11,7 @@ import numpy as np
 from lockstep.optim.optimizer import Tree
 from lockstep.protocol.attestation import Hash
 from lockstep.tables.table import Table
-from lockstep.wire.commitment import tree_hash
+from lockstep.transcript.trees import tree_hash
 
 
 class State(NamedTuple):

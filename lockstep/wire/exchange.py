@@ -4,6 +4,7 @@ The commitment to a message that the transcript keeps is the hash of its fields.
 message some pieces are shown later, so its commitment is the hash of the Merkle root over them.
 """
 
+import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +16,6 @@ from lockstep.protocol import sets
 from lockstep.protocol.round import Round
 from lockstep.wire import bound, spool
 from lockstep.wire import message as wire
-from lockstep.wire.commitment import data_hash
 from lockstep.wire.spool import Buffer
 
 
@@ -60,6 +60,23 @@ def send_spooled(
         committed.append(_commit(fields(), peer, round_, form))
 
     return Sent(spool.hold(folder, write), *committed[0])
+
+
+def data_hash(step: int, first: int, last: int, fields: Iterable[Buffer]) -> bytes:
+    """Return a message's commitment: SHA-256 over Psyche's field order.
+
+    SHA-256(step u32 + first u64 + last u64, all big-endian, + every field's bytes).
+
+    The peer trained on the sequences first to last, inclusive. `fields` are, for each parameter in
+    the order of the wire, its index bytes, then its value bytes. Psyche hashes no lengths, so bytes
+    could move between neighbouring fields without changing the hash. The wire format rules that
+    out: the shapes of the params fix each field's length.
+    """
+    digest = hashlib.sha256(step.to_bytes(4, "big"))
+    digest.update(first.to_bytes(8, "big") + last.to_bytes(8, "big"))
+    for field in fields:
+        digest.update(field)
+    return digest.digest()
 
 
 def commit(message: Tree, peer: int, round_: Round, form: wire.Form) -> bytes:

@@ -12,8 +12,7 @@ from lockstep.optim.optimizer import Tree
 from lockstep.programs.local_training import Work
 from lockstep.programs.placement import device_groups, spread_over_processes
 from lockstep.programs.replica import Replica
-from lockstep.transcript.trees import is_blob
-from lockstep.wire.commitment import tree_hash
+from lockstep.transcript.trees import is_blob, tree_hash
 from parts.carrier import requests
 from parts.carrier.requests import OPERATIONS, FrameError, Outcome, PeerRequest
 from pipeline import runfile

@@ -23,7 +23,7 @@ from lockstep.optim.optimizer import Tree
 from lockstep.programs.local_training import Work
 from lockstep.swarm.peers import M, RoundSteps, StepResult
 from lockstep.transcript.state import State
-from lockstep.wire.commitment import tree_hash
+from lockstep.transcript.trees import tree_hash
 from parts.carrier import requests
 from parts.carrier.carrier import Carrier, Processes
 from parts.carrier.channel import Hub, Place, Secrets

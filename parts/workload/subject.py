@@ -19,8 +19,7 @@ from lockstep.programs.local_training import HostSteps, Lots, one_by_one
 from lockstep.programs.train_step import Programs
 from lockstep.tables.explain import validate_json
 from lockstep.transcript.tensorfile import TensorFile
-from lockstep.transcript.trees import load_arrays, save_tree
-from lockstep.wire.commitment import flatten
+from lockstep.transcript.trees import flatten, load_arrays, save_tree
 from parts.workload import export_folder
 from parts.workload.description import FILE, Description, code_hash, of_model
 from parts.workload.export_folder import OpenedWorkload

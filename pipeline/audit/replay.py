@@ -20,10 +20,10 @@ from lockstep.protocol.attestation import Claim
 from lockstep.swarm.delivery import TravellingMessages
 from lockstep.transcript.entry import Entry
 from lockstep.transcript.transcript import Transcript
+from lockstep.transcript.trees import tree_hash
 from lockstep.transcript.windows import Window
 from lockstep.wire import exchange
 from lockstep.wire import message as wire
-from lockstep.wire.commitment import tree_hash
 from pipeline.audit import verdict_text
 from pipeline.audit.audit import SketchError, read_sketch
 from pipeline.audit.tolerance import (

@@ -21,8 +21,8 @@ from lockstep.programs.placement import DeviceGroup, device_groups
 from lockstep.programs.replica import Replica
 from lockstep.transcript.entry import Entry, Header
 from lockstep.transcript.transcript import Transcript
+from lockstep.transcript.trees import flatten
 from lockstep.transcript.windows import Window
-from lockstep.wire.commitment import flatten
 from pipeline import runfile
 from pipeline.audit.verdict import ReplayComparison, Varied
 from pipeline.stage import devices

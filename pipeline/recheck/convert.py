@@ -13,7 +13,7 @@ import numpy as np
 from lockstep.errors import LockstepError, RequestError, brief
 from lockstep.optim.optimizer import Tree
 from lockstep.programs.placement import device_groups
-from lockstep.wire.commitment import tree_hash
+from lockstep.transcript.trees import tree_hash
 from pipeline import runfile
 from pipeline.recheck.claim import PublicClaim
 from pipeline.recheck.outputs import HEADER, RUN, SOURCE, TRANSCRIPT

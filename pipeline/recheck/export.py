@@ -6,8 +6,7 @@ from pathlib import Path
 
 from lockstep.errors import LockstepError, brief
 from lockstep.files import read_json, sha256_file
-from lockstep.transcript.trees import load_nested
-from lockstep.wire.commitment import tree_hash
+from lockstep.transcript.trees import load_nested, tree_hash
 from pipeline import runfile
 from pipeline.recheck.claim import PublicClaim
 from pipeline.recheck.outputs import COMPANIONS

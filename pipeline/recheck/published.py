@@ -10,9 +10,8 @@ from lockstep.errors import LockstepError
 from lockstep.optim.optimizer import Tree
 from lockstep.transcript.state import State
 from lockstep.transcript.transcript import Transcript
-from lockstep.transcript.trees import fitted, load_tree
+from lockstep.transcript.trees import fitted, flatten, load_tree
 from lockstep.transcript.windows import Window
-from lockstep.wire.commitment import flatten
 from pipeline import runfile
 from pipeline.audit.tolerance import PeersOfWindows
 from pipeline.audit.verdict import Finding

@@ -21,9 +21,8 @@ from lockstep.programs.replica import Replica
 from lockstep.swarm.delivery import TravellingMessages
 from lockstep.transcript.entry import Entry
 from lockstep.transcript.transcript import Transcript
-from lockstep.transcript.trees import save_tree
+from lockstep.transcript.trees import save_tree, tree_hash
 from lockstep.wire import message as wire
-from lockstep.wire.commitment import tree_hash
 from pipeline.audit.verdict import Finding
 from pipeline.recheck.claim import PublicClaim
 from pipeline.recheck.outputs import TRANSCRIPT

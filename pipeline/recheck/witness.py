@@ -17,8 +17,8 @@ from lockstep.programs.placement import device_groups
 from lockstep.programs.replica import Replica
 from lockstep.tables.explain import validate_json
 from lockstep.transcript.entry import Header
+from lockstep.transcript.trees import tree_hash
 from lockstep.transcript.windows import Window
-from lockstep.wire.commitment import tree_hash
 from pipeline.audit import bundle, rounding, sample
 from pipeline.audit.audit import audit_ends
 from pipeline.audit.replay import Replay

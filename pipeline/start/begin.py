@@ -19,8 +19,7 @@ from lockstep.protocol.driver import RoundSettings
 from lockstep.swarm.peers import Rows, work_of
 from lockstep.swarm.training_loop import Start
 from lockstep.transcript.state import State
-from lockstep.transcript.trees import load_nested, load_tree
-from lockstep.wire.commitment import tree_hash
+from lockstep.transcript.trees import load_nested, load_tree, tree_hash
 from pipeline import runfile
 from pipeline.stage import devices
 from pipeline.start.round_settings import round_settings

@@ -9,8 +9,8 @@ import jax
 from lockstep.errors import LockstepError, RequestError
 from lockstep.transcript.entry import Entry
 from lockstep.transcript.transcript import Transcript
+from lockstep.transcript.trees import tree_hash
 from lockstep.transcript.windows import Window
-from lockstep.wire.commitment import tree_hash
 from parts.volunteers import chunks, slots
 from parts.volunteers.audits.draws import AuditDraw
 from parts.volunteers.chain.place import RunInStore

@@ -7,8 +7,7 @@ import jax
 from lockstep.errors import LockstepError, RequestError
 from lockstep.protocol.attestation import Hash
 from lockstep.transcript.state import State
-from lockstep.transcript.trees import is_blob, saved_bytes
-from lockstep.wire.commitment import tree_hash
+from lockstep.transcript.trees import is_blob, saved_bytes, tree_hash
 from lockstep.wire.message import Form
 from parts.volunteers import slots
 from parts.volunteers.bodies import Admission, RunDocument

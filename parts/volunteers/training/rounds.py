@@ -27,8 +27,8 @@ from lockstep.swarm.swarm import (
     mean_loss,
 )
 from lockstep.transcript.entry import Entry
+from lockstep.transcript.trees import tree_hash
 from lockstep.wire import bound
-from lockstep.wire.commitment import tree_hash
 from parts.volunteers import slots
 from parts.volunteers.bodies import LeaveNotice, MessageRecord
 from parts.volunteers.chain import links

@@ -9,8 +9,7 @@ import jax
 from lockstep.errors import LockstepError
 from lockstep.optim.optimizer import Tree
 from lockstep.protocol.attestation import Hash
-from lockstep.transcript.trees import load_tree, save_tree
-from lockstep.wire.commitment import tree_hash
+from lockstep.transcript.trees import load_tree, save_tree, tree_hash
 from parts.volunteers import chunks, slots
 from parts.volunteers.bodies import RunDocument
 from parts.volunteers.chain.links import RoundLink

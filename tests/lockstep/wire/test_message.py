@@ -17,7 +17,7 @@ from lockstep.optim.balance import balanced, leave
 from lockstep.optim.compressed.compressor import Coefficients, Compressor
 from lockstep.optim.compressed.distro import CompressedMomentum, distro
 from lockstep.optim.dense import adamw
-from lockstep.wire import commitment, rice
+from lockstep.wire import exchange, rice
 from lockstep.wire import message as wire
 from pipeline.stage.keys import PROJECT
 from tests.errors import refused
@@ -66,7 +66,7 @@ def test_decoding_gives_back_the_message_bit_for_bit(name):
     data, form = encoded(name)
     decoded, message = wire.decode(data, form), message_of(name)
     same(decoded, message)
-    assert commitment.data_hash(1, 2, 3, wire.fields(decoded)) == commitment.data_hash(
+    assert exchange.data_hash(1, 2, 3, wire.fields(decoded)) == exchange.data_hash(
         1, 2, 3, wire.fields(message)
     )
 

@@ -9,7 +9,7 @@ import pytest
 
 from lockstep.protocol import consensus
 from lockstep.protocol.round import Evidence, Round
-from lockstep.wire.commitment import tree_hash
+from lockstep.transcript.trees import tree_hash
 from parts.carrier.carrier import PeerAnswer
 from parts.carrier.requests import PeerRequest
 from tests.lockstep.swarm import simulated

@@ -17,7 +17,7 @@ import pytest
 from lockstep.programs.local_training import Work
 from lockstep.swarm.peers import RoundSteps
 from lockstep.transcript.state import State
-from lockstep.wire.commitment import tree_hash
+from lockstep.transcript.trees import tree_hash
 from parts.carrier.carrier import Carrier, PeerAnswer
 from parts.carrier.remote_peers import RemotePeers
 from parts.carrier.requests import (

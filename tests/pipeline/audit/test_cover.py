@@ -14,8 +14,7 @@ from lockstep.optim.optimizer import Tree
 from lockstep.protocol import consensus
 from lockstep.protocol.closing import slot
 from lockstep.transcript.transcript import Transcript
-from lockstep.transcript.trees import save_tree
-from lockstep.wire.commitment import tree_hash
+from lockstep.transcript.trees import save_tree, tree_hash
 from pipeline import runfile
 from pipeline.audit import bundle
 from pipeline.audit.audit import audit

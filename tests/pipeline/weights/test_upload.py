@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from lockstep.wire.commitment import tree_hash
+from lockstep.transcript.trees import tree_hash
 from models.llama import llama
 from pipeline.net import google
 from pipeline.weights import hf, upload

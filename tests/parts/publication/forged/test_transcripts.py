@@ -17,10 +17,9 @@ from lockstep.files import read_json
 from lockstep.programs.train_step import Programs
 from lockstep.protocol import consensus
 from lockstep.transcript.entry import Entry
-from lockstep.transcript.trees import load_arrays, save_tree
+from lockstep.transcript.trees import load_arrays, save_tree, tree_hash
 from lockstep.wire import exchange
 from lockstep.wire import message as wire
-from lockstep.wire.commitment import tree_hash
 from parts.publication import layout, publish, transcript
 from pipeline import runfile
 from pipeline.recheck import outputs

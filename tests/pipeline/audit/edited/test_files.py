@@ -10,8 +10,7 @@ from safetensors.numpy import load_file, save_file
 from lockstep.errors import LockstepError
 from lockstep.files import read_json
 from lockstep.transcript.transcript import Transcript
-from lockstep.transcript.trees import load_nested
-from lockstep.wire.commitment import tree_hash
+from lockstep.transcript.trees import load_nested, tree_hash
 from tests.lockstep.swarm.simulated import lab
 from tests.pipeline.audit.edited.audited_run import edit_arrays, record
 

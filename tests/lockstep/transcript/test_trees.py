@@ -1,4 +1,4 @@
-"""The golden commitment, and trees that must not share a hash."""
+"""Trees of arrays: their leaves by path, and that no two share a hash."""
 
 import hashlib
 from collections import OrderedDict
@@ -8,24 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lockstep.wire.commitment import data_hash, flatten, tree_hash
+from lockstep.transcript.trees import flatten, tree_hash
 
 
 class Momentum(NamedTuple):
     delta: object
     count: object
-
-
-def test_data_hash_is_psyches():
-    golden = "116cd5c0789a2a9f93977404e64d954b77c1059cdcf935c075b2dcf45c7d8032"
-    assert data_hash(7, 16, 31, []).hex() == golden
-
-
-def test_data_hash_covers_the_fields_in_order():
-    header = (7).to_bytes(4, "big") + (16).to_bytes(8, "big") + (31).to_bytes(8, "big")
-    expected = hashlib.sha256(header + b"index" + b"value").digest()
-    assert data_hash(7, 16, 31, [b"index", b"value"]) == expected
-    assert data_hash(7, 16, 31, [b"value", b"index"]) != expected
 
 
 def test_flatten_names_keys_fields_and_places():
