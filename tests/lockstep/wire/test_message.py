@@ -306,6 +306,14 @@ def test_values_of_another_dtype_than_the_wires_are_refused(dtype, layout):
     assert wire.form_of(signs, SMALL, layout).packing.number in (1, 3)
 
 
+def test_arrays_of_a_dtype_that_no_message_holds_are_refused():
+    def send(own, params, shared, step):
+        return jax.tree.map(lambda x: x.astype(jnp.int32), params), own
+
+    with refused("int32", "float32", "uint8"):
+        wire.form_of(ADAMW._replace(send=send), SMALL, "lockstep")
+
+
 def test_a_message_of_another_run_is_refused():
     data, _ = encoded("signs")
     _, other = encoded("signs", small=True)
