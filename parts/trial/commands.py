@@ -15,9 +15,6 @@ app = typer.Typer()
 )
 def try_(context: typer.Context) -> None:
     """Train a model alone, by Psyche's flags in place of a run file; --help lists them."""
-    from lockstep.machine import allocator
-
-    allocator.tune()
     from parts.trial import trial
 
     trial.take(context.args)

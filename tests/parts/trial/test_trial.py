@@ -6,17 +6,16 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from lockstep.errors import LockstepError
 from lockstep.methods.distro import OptimizerDistro
 from lockstep.methods.schedule import ScheduleConstant
-from parts.trial import flags
-from parts.trial.trial import run_of
+from parts.trial.trial import parse, run_of
 from pipeline import __main__ as command_line
 from pipeline import runfile
 from pipeline.pages.stage_results import read_tsv
 from pipeline.stage.keys import PROJECT
 from pipeline.weights import hf
 from tests import tiny
+from tests.errors import refused
 from tests.pipeline.conversion import write_model
 from tests.servers import hub as hub_server
 from tests.servers.hub import Repo
@@ -64,12 +63,11 @@ def losses(out: Path) -> list[float]:
     return [row["loss"] for row in read_tsv(out / "metrics" / "loss.tsv")]
 
 
-def test_command_lines_of_psyches_pages_run_and_print_both_optimizers(place, model):
+def test_command_lines_of_psyches_pages_run_with_both_optimizers(place, model):
     left = place / ".saved.part" / "config.json"  # by a kill while it copied
     left.parent.mkdir()
     left.write_text("{")
-    said = lockstep_try([*BY_PATH, "--save-path", "saved"], model)
-    assert "AdamW: loss" in said and "--distro" in said.splitlines()[-1]
+    lockstep_try([*BY_PATH, "--save-path", "saved"], model)
     trained = losses(Path("data/try/adamw"))
     assert len(trained) == 4
     assert hf.read_folder(Path("saved"))[0]["model_type"] == "llama"
@@ -81,13 +79,12 @@ def test_command_lines_of_psyches_pages_run_and_print_both_optimizers(place, mod
     # a Python process would do the same work, and it is done
     assert "train: " + str(Path("data/try/adamw/data/trained")) in lockstep_try(IN_PYTHON, model)
 
-    said = lockstep_try([*BY_PATH, "--distro"], model)
+    lockstep_try([*BY_PATH, "--distro"], model)
     assert losses(Path("data/try/distro"))[0] == trained[0] != losses(Path("data/try/distro"))[1]
-    assert "AdamW: loss" in said and "DisTrO: loss" in said
 
 
 def parsed(*arguments: str) -> runfile.Run:
-    return run_of(flags.parse(arguments))
+    return run_of(parse(list(arguments)))
 
 
 def test_command_line_of_psyches_page_is_the_ready_run(place):
@@ -113,12 +110,15 @@ def test_distro_has_psyches_defaults_and_order():
         compression_topk=4,
         quantize_1bit=False,
     )
-    assert run.peers.overlap == 1
-    assert (run.config.global_batch_size_end, run.peers.micro_batch) == (256, 8)
+    assert (run.peers.overlap, run.peers.micro_batch, run.config.global_batch_size_end) == (
+        1,
+        8,
+        256,
+    )
     assert run.llm.checkpoint.repo_id == "emozilla/llama2-215m-init"
 
 
-def test_each_flag_reaches_the_run_file(tmp_path):
+def test_flags_that_stand_for_no_single_key_reach_the_run_file(tmp_path):
     tiny.write_data(tmp_path)
     (tmp_path / "rows").mkdir()
     (tmp_path / "rows" / "train-0.parquet").touch()
@@ -143,27 +143,26 @@ def test_each_flag_reaches_the_run_file(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "line"),
+    ("arguments", "named"),
     [
-        ("--device cuda:1", "--device cuda:1: expected auto or cpu; .*CUDA_VISIBLE_DEVICES"),
-        ("--optim-stats", "--optim-stats: has no use here: .*loss.tsv"),
-        ("--data-provider http", "--data-provider http: expected --data-url owner/name too"),
-        ("--data-url a/b", "--data-url a/b: expected --data-provider http too"),
-        ("--seed -1", "--seed -1: expected a number from 0 to 4294967295"),
-        ("--total-step 9", "unrecognized arguments: --total-step 9; .*--help"),
-        ("--total-batch 0", "--total-batch 0: expected a number greater than or equal to 1"),
-        ("--learning-rate nan", "--learning-rate NaN: expected a finite number"),
-        ("--beta2 2", "--beta2 2.0: expected a number less than 1"),
-        ("--data-parallelism 0", "--data-parallelism 0: expected at least 1"),
-        ("--save-path .", "--save-path .: exists, expected a new folder"),
+        ("--device cuda:1", ("--device", "cuda:1", "CUDA_VISIBLE_DEVICES")),
+        ("--optim-stats", ("--optim-stats", "loss.tsv")),
+        ("--start-step 2", ("--start-step", 2, 1)),
+        ("--data-provider http", ("--data-provider", "--data-url", "''")),
+        ("--data-url a/b", ("--data-provider", "--data-url", "a/b")),
+        ("--seed -1", ("--seed", -1, 2**32 - 1)),
+        ("--total-step 9", ("--total-step", 9, "--help")),
+        ("--total-batch 0", ("config.global_batch_size_start", 0)),
+        ("--learning-rate nan", ("lr_schedule.Cosine.base_lr", "NaN")),
+        ("--beta2 2", ("optimizer.AdamW.betas[1]", 2.0)),
+        ("--data-parallelism 0", ("peers.fsdp", 0)),
+        ("--save-path .", ("--save-path", ".")),
     ],
 )
 def test_flag_that_makes_no_sense_is_refused_by_name_in_one_line(
-    arguments, line, tmp_path, monkeypatch
+    arguments, named, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("GLIBC_TUNABLES", "")
-    with pytest.raises(LockstepError, match=line) as caught:
+    with refused(*named):
         CliRunner().invoke(command_line.app, ["try", *arguments.split()], catch_exceptions=False)
-    assert "\n" not in str(caught.value)
     assert not os.listdir(tmp_path)
