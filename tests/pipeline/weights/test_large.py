@@ -8,16 +8,26 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
-from benchmarks.convert import ALLOWANCE, SOURCE, write_model
 from lockstep.transcript.tensorfile import TensorFile
 from models.llama import llama
 from pipeline.weights import hf
 from tests import tiny
 
-NBYTES = 500_000_000
+SOURCE = "source"
+ALLOWANCE = 200 * 2**20  # bytes beside twice the largest tensor
+CONFIG = {  # of 500 MB in float32
+    "model_type": "llama",
+    "vocab_size": 2048,
+    "hidden_size": 1024,
+    "intermediate_size": 2816,
+    "num_hidden_layers": 9,
+    "num_attention_heads": 16,
+    "tie_word_embeddings": False,
+}
 # In a process of its own, so that nothing else's memory stands beside it. The call is named.
 MEASURE = """
 import json, sys
@@ -59,9 +69,11 @@ def root(tmp_path) -> Iterator[Path]:
 
 @pytest.mark.soak
 def test_convert_and_export_of_a_large_model_hold_a_tensor_or_two(root):
-    largest = write_model(root / SOURCE, NBYTES, "float32", hidden=1024, vocabulary=2048)
-    bound = 2 * largest + ALLOWANCE
+    config = llama.Config.from_hf(CONFIG)
+    (root / SOURCE).mkdir()
+    hf.write_folder(root / SOURCE, config.to_hf(), jax.device_get(llama.init(config, 0)), "float32")
     file = root / SOURCE / hf.WEIGHTS
+    bound = 2 * max(spec.nbytes for spec in TensorFile(file).specs.values()) + ALLOWANCE
     assert file.stat().st_size > 2 * bound
 
     document = tiny.run_document(root / "tokens")
