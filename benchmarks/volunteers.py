@@ -18,7 +18,7 @@ from pathlib import Path
 
 import tomlkit
 
-from pipeline.runfile.as_text import written_whole
+from pipeline.toml_file import written_whole
 
 TICK = os.sysconf("SC_CLK_TCK")
 FOLLOWER = "follower"

@@ -214,7 +214,7 @@ def whole(
     file: Annotated[Path, typer.Argument(help="A run file that has a base, such as default.toml.")],
 ) -> None:
     """Print a run file with every table, those of its base included."""
-    from pipeline.runfile.as_text import written_whole
+    from pipeline.toml_file import written_whole
 
     typer.echo(written_whole(file).encode(), nl=False)
 

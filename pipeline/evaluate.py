@@ -18,8 +18,8 @@ from pipeline import runfile
 from pipeline.audit.verdict_text import HELD_OUT, SAMPLE, measured_on
 from pipeline.joints import offered
 from pipeline.language_model import held_out
-from pipeline.language_model.draw import Sampling
 from pipeline.language_model.held_out import HeldOutRows
+from pipeline.language_model.sampling import Sampling
 from pipeline.language_model.text_writer import TextWriter
 from pipeline.scores import TaskResult, flat, one_line, report
 from pipeline.stage import devices, logs

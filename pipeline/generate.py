@@ -42,7 +42,7 @@ class Continuations:
 
     def __init__(self, folder: Path, wish: GenerateOptions):
         from lockstep.programs.placement import DeviceGroup
-        from pipeline.language_model.draw import Sampling
+        from pipeline.language_model.sampling import Sampling
         from pipeline.language_model.text_writer import TextWriter
         from pipeline.weights import exported, hf
 

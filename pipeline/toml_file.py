@@ -12,6 +12,7 @@ Every Snakemake job imports this, so it imports nothing heavy.
 
 import re
 import tomllib
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,22 @@ def read_run_file(path: Path) -> dict[str, Any]:
         document = merged(document, read_toml(file))
     document.pop(BASE, None)
     return document
+
+
+def written_whole(path: Path) -> str:
+    """Return a run file with the tables of its bases in it, as text; without a base, as it is.
+
+    The stages, DVC and Snakemake read params/run.toml, in which every table stands.
+    """
+    files = chain(path)  # which checks that it is UTF-8
+    text = path.read_text(encoding="utf-8")
+    if len(files) == 1:
+        return text
+    import tomlkit
+
+    head = "".join(takewhile(lambda line: line[0] == "#", text.splitlines(keepends=True)))
+    made = f"Written whole from {path.name}, which has what differs from its base."
+    return f"{head}#\n# {made}\n\n{tomlkit.dumps(read_run_file(path))}"
 
 
 def chain(path: Path) -> list[Path]:

@@ -109,7 +109,7 @@ def _in_folder(folder: Path, limits: Limits) -> PublicListing:
 
 
 def _on_web(address: str, cache: Path, limits: Limits, signed: bool) -> PublicListing:
-    request = remote.resolve_web(_below(address, MANIFEST))
+    request = remote.resolve_web(_file_address(address, MANIFEST))
     request = request._replace(expected="a publication of `lockstep publish`")
     _say_what_is_asked(request.name, limits.network)
     pages = web.Pages(limits.network, MOST_BYTES[MANIFEST])
@@ -118,20 +118,20 @@ def _on_web(address: str, cache: Path, limits: Limits, signed: bool) -> PublicLi
     _check(publication, request.name, None, limits)
     signature = None
     if signed:
-        request = remote.resolve_web(_below(address, SIGNATURE))
+        request = remote.resolve_web(_file_address(address, SIGNATURE))
         request = request._replace(expected="a signature of `lockstep publish --sign`")
         signature = web.Pages(limits.network, MOST_BYTES[SIGNATURE]).content(request)
 
     def origin(name: str, file: PublishedFile) -> Origin:
         checksum = f"sha256:{file.sha256}"
-        return Origin(url=_below(address, name), size=file.bytes, checksum=checksum)
+        return Origin(url=_file_address(address, name), size=file.bytes, checksum=checksum)
 
     bring = _download(publication, origin, cache, limits, MANIFEST)
     uri = hide(address.partition("#")[0].partition("?")[0])
     return PublicListing(publication, uri, sha256(content).hexdigest(), signature, bring)
 
 
-def _below(address: str, name: str) -> str:
+def _file_address(address: str, name: str) -> str:
     """Return the address of a file in a folder on a web server; a query stays behind the path."""
     path, mark, query = address.partition("#")[0].partition("?")
     return f"{path.rstrip('/')}/{quote(name)}{mark}{query}"

@@ -41,7 +41,7 @@ from parts.tasks.lm_eval_tasks import reason
 from parts.tasks.task_model import TaskModel
 from pipeline import extras
 from pipeline.language_model import two_parts
-from pipeline.language_model.draw import Sampling
+from pipeline.language_model.sampling import Sampling
 from pipeline.weights import exported, text_settings
 
 log = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 
 from lockstep.optim.optimizer import Tree
-from pipeline.language_model.draw import GREEDY, Draws, Sampling
+from pipeline.language_model.sampling import GREEDY, Draws, Sampling
 
 CHUNK = 256  # tokens of a prompt that pass through the model at once
 FEWEST = 16  # slots of the shortest prompt, and new tokens between two looks at them

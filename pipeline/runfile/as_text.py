@@ -1,15 +1,12 @@
-"""Run files as text: from a Psyche file with every table and key, or from one that has a base."""
+"""A run as the text of a run file, with every table and key explained; of a Psyche file too."""
 
 import json
 import os
 import re
 import textwrap
 from collections.abc import Iterator, Mapping
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
-
-import tomlkit
 
 from lockstep.errors import LockstepError, shown
 from lockstep.tables.explain import validate
@@ -18,7 +15,7 @@ from lockstep.tables.variant import Variant
 from pipeline import runfile
 from pipeline.runfile.data import Seed, TokenSize
 from pipeline.runfile.psyche import STATE_KEYS
-from pipeline.toml_file import chain, read_run_file, read_toml
+from pipeline.toml_file import read_toml
 
 WIDTH = 98  # characters of a comment line without its "# "
 SERVED = "data.toml"  # beside a state file: what Psyche's data server serves
@@ -58,20 +55,6 @@ def import_psyche(source: Path) -> str:
         run = _with_files(run, served)
         comments += [f"The files of {SERVED}, in place of a data server at {location.address}."]
     return run_file(run, *comments)
-
-
-def written_whole(path: Path) -> str:
-    """Return a run file's text with every table of its bases; without a base, the text as it is.
-
-    The stages, DVC and Snakemake read params/run.toml, in which every table stands.
-    """
-    files = chain(path)  # which checks that it is UTF-8
-    text = path.read_text(encoding="utf-8")
-    if len(files) == 1:
-        return text
-    head = "".join(takewhile(lambda line: line[0] == "#", text.splitlines(keepends=True)))
-    made = f"Written whole from {path.name}, which has what differs from its base."
-    return f"{head}#\n# {made}\n\n{tomlkit.dumps(read_run_file(path))}"
 
 
 def run_file(run: runfile.Run, *comments: str, notes: Mapping[str, str] | None = None) -> str:

@@ -1,8 +1,8 @@
-"""Reading files of others: a user's folder, or a stranger's model, publication or bundle.
+"""Untrusted files and folders: walked, checked and read, a user's own or a stranger's.
 
-Names are safe to print and to join to a folder, files are regular (from a pipe reading would never
-begin, from a device never end), and what is read into memory has a size that is looked at first,
-as it is and as it unpacks.
+A stranger's are a model, a publication or a bundle. Names are safe to print and to join to a
+folder, files are regular (from a pipe reading would never begin, from a device never end), and what
+is read into memory has a size that is looked at first, as it is and as it unpacks.
 What a server may cost, net/limits.py says; docs/reference/what-is-refused.md lists who checks what.
 
 A link in a stranger's folder may lead to a private file of this machine, which would be trained on,
@@ -197,7 +197,7 @@ def check_yaml(content: bytes | str, name: str) -> None:
 
 
 def walk(folder: Path, *, hidden: bool = True) -> Iterator[tuple[str, Path]]:
-    """Yield everything below a folder except folders, by name; links are not followed.
+    """Walk a folder: yield everything below it except folders, by name; links are not followed.
 
     `hidden` says whether names that begin with a dot are included.
     """

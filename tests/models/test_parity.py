@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.generation import TopKLogitsWarper, TopPLogitsWarper
 
 from lockstep.programs.loss import cross_entropy
-from pipeline.language_model.draw import EVERY, keep_likeliest
+from pipeline.language_model.sampling import EVERY, keep_likeliest
 from pipeline.language_model.text_writer import TextWriter
 from pipeline.weights import exported, hf
 from tests.models.reference import GROUPS, LATENT, SCALED, TOKENS, YARN, drawn

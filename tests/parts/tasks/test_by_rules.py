@@ -7,7 +7,7 @@ import pytest
 from lockstep.programs.placement import device_groups
 from lockstep.same_bits.evaluation import without_rule
 from parts.tasks import task_model
-from pipeline.language_model.draw import Draws, Sampling
+from pipeline.language_model.sampling import Draws, Sampling
 from pipeline.language_model.text_writer import TextWriter
 from pipeline.runfile.tables import Peers
 from pipeline.weights import exported

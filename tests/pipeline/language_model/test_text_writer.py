@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pipeline.language_model.draw import Draws, Sampling
+from pipeline.language_model.sampling import Draws, Sampling
 from pipeline.language_model.text_writer import TextWriter
 
 VOCAB = 7

@@ -1,4 +1,4 @@
-"""Drawing the next token of each row from its logits.
+"""Sampling: the next token of each row is drawn from its logits.
 
 Shapes: B rows, V vocabulary.
 """
