@@ -8,6 +8,7 @@ import pytest
 
 from lockstep.errors import LockstepError
 from lockstep.files import check_regular_file, read_bytes, read_json, write_json, write_text
+from tests.errors import refused
 
 
 def test_a_failed_write_leaves_the_earlier_file_and_no_other(tmp_path, monkeypatch):
@@ -18,7 +19,7 @@ def test_a_failed_write_leaves_the_earlier_file_and_no_other(tmp_path, monkeypat
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(LockstepError, match="metrics.json: No space left on device, expected to"):
+    with refused("metrics.json", "No space left on device"):
         write_json(file, {"loss": 2.0})
     assert read_json(file) == {"loss": 1.0}
     assert [p.name for p in tmp_path.iterdir()] == ["metrics.json"]
@@ -59,7 +60,7 @@ def test_json_without_a_finite_number_is_not_written(tmp_path):
 )
 def test_a_broken_json_file_is_named(tmp_path, content):
     (tmp_path / "a.json").write_text(content)
-    with pytest.raises(LockstepError, match=r"a\.json: "):
+    with refused("a.json"):
         read_json(tmp_path / "a.json")
 
 
@@ -74,10 +75,10 @@ def test_a_file_to_read_is_regular_and_of_a_bounded_size(tmp_path):
     (tmp_path / "loop").symlink_to("loop")
     os.mkfifo(tmp_path / "pipe")
     for name in ("pipe", "endless", ".", "nothing", "loop"):
-        with pytest.raises(LockstepError, match=f"^{tmp_path / name}: "):
+        with refused(tmp_path / name):
             check_regular_file(tmp_path / name)
         with pytest.raises((LockstepError, OSError)):
             read_bytes(tmp_path / name, 6)
     for read in (lambda path: check_regular_file(path, most=5), lambda path: read_bytes(path, 5)):
-        with pytest.raises(LockstepError, match="expected at most"):
+        with refused(tmp_path / "a", 5):
             read(tmp_path / "a")

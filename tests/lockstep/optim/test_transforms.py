@@ -15,6 +15,7 @@ from lockstep.optim.compressed.distro import CompressedMomentum, distro
 from lockstep.optim.dense import muon, sgd
 from lockstep.optim.local.local_steps import diloco, outer_sgd
 from lockstep.optim.transform import all_gather, alone, as_transform, lookahead_params
+from tests.errors import refused
 from tests.lockstep.optim.optimizers import (
     LOCAL_RATE,
     OPTIMIZERS,
@@ -106,7 +107,7 @@ def test_an_optimizer_that_looks_ahead_is_no_transform_unless_gradients_are_take
 def test_overlap_looks_ahead_too():
     momentum = CompressedMomentum(1, Compressor(4, 8, True), 0.9)
     for overlapped in (distro(momentum, 1), ada_distro(momentum, 0.95, 1)):
-        with pytest.raises(ValueError, match="lookahead is False, expected True"):
+        with refused("lookahead", "False", "True", error=ValueError):
             as_transform(overlapped, alone)
 
 
@@ -119,7 +120,7 @@ def test_params_ahead_come_in_the_tree_of_the_params_out_of_any_chain():
     assert not any(leaf.any() for leaf in jax.tree.leaves(updates))
     ahead = lookahead_params(optimizer, params, state)
     jax.tree.map(lambda a, p: np.testing.assert_allclose(a, p - LOCAL_RATE(0.25)), ahead, params)
-    with pytest.raises(ValueError, match="state is tuple, expected an OptimizerState"):
+    with refused("state", "tuple", "OptimizerState", error=ValueError):
         lookahead_params(optimizer, params, (optax.EmptyState(),))
 
 

@@ -19,6 +19,7 @@ from pipeline import runfile
 from pipeline.language_model.language_model import programs_of
 from pipeline.runfile.method import learning_rate_of_run
 from tests import tiny
+from tests.errors import refused
 from tests.lockstep.programs.rounds import ONE_LAYER, begin, train
 
 EXPERTS = tiny.DEEPSEEK | {"num_hidden_layers": 1, "first_k_dense_replace": 0}
@@ -56,7 +57,7 @@ def losses(
 def test_more_layers_than_can_be_compiled_one_by_one_are_refused():
     deep = tiny.MODEL | {"num_hidden_layers": 3000}
     programs_of(a_run(peers__scan_layers=True), deep)
-    with pytest.raises(LockstepError, match="scan_layers = false, expected true for 3,000 layers"):
+    with refused("scan_layers", False, True, "3,000"):
         programs_of(a_run(peers__scan_layers=False), deep)
 
 
@@ -141,7 +142,7 @@ def test_nothing_is_compiled_anew_when_the_work_changes(optimizer, lots):
 
 
 def test_gradients_cannot_travel_during_the_next_round():
-    with pytest.raises(LockstepError, match=r"\[peers\] overlap = 1, expected 0 with"):
+    with refused("[peers] overlap", 1, 0):
         programs_of(a_run("AdamW", peers__overlap=1), tiny.MODEL)
 
 
@@ -296,7 +297,7 @@ def test_fused_layouts_train_alike_on_labels():
 def test_packed_rows_are_not_left_to_a_fused_kernel():
     run = a_run(peers__attention="cudnn", peers__precision="bfloat16", peers__scan_layers=True)
     programs_of(run, tiny.MODEL, columns=LABELLED)
-    with pytest.raises(LockstepError, match='attention = "cudnn", expected "matmul"'):
+    with refused("attention", '"cudnn"', '"matmul"'):
         programs_of(run, tiny.MODEL, columns=ALL)
 
 

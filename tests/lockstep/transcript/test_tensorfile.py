@@ -15,6 +15,7 @@ from lockstep.errors import LockstepError
 from lockstep.transcript import tensorfile
 from lockstep.transcript.tensorfile import DTYPE_OF_CODE, TensorFile, TensorSpec, pieces, spec_of
 from lockstep.transcript.trees import load_nested, load_tree, save_tree
+from tests.errors import refused
 
 RNG = np.random.default_rng(0)
 MIXED = {
@@ -88,7 +89,7 @@ def test_pieces_that_do_not_fit_the_spec_leave_no_file(tmp_path, values, message
 
 
 def test_a_dtype_that_a_file_cannot_hold_is_named():
-    with pytest.raises(ValueError, match="dtype complex128, expected one of bool, uint8"):
+    with refused("dtype complex128", "bool", error=ValueError):
         spec_of(np.complex128, (1,))
 
 
@@ -148,12 +149,12 @@ def test_an_unknown_dtype_and_a_vanished_file_are_named(tmp_path):
     (tmp_path / "file").write_bytes(broken({"dtype": "F4", "shape": [16]}))
     file = TensorFile(tmp_path / "file")
     assert file.specs["a"].shape == (16,)
-    with pytest.raises(LockstepError, match="file: a is F4, expected BOOL, U8"):
+    with refused("file: a", "F4", "BOOL"):
         file["a"]
     (tmp_path / "file").write_bytes(broken({}))
     file = TensorFile(tmp_path / "file")
     (tmp_path / "file").unlink()
-    with pytest.raises(LockstepError, match="file: a: .*expected to read it"):
+    with refused("file: a"):
         file["a"]
 
 
@@ -197,7 +198,7 @@ def test_a_tree_of_another_form_is_refused_by_name(tmp_path, tensors, said):
 @pytest.mark.parametrize("value", [np.nan, -np.inf])
 def test_a_value_that_is_no_number_is_refused_by_name(tmp_path, value):
     save_tree(tmp_path / "tree", TREE | {"b": np.array([0, value], np.float32)})
-    with pytest.raises(LockstepError, match=f"tensor b has a value of {value}, expected numbers"):
+    with refused("tensor b", value):
         load_tree(tmp_path / "tree", TREE | {"b": np.zeros(2, np.float32)})
 
 
@@ -216,7 +217,7 @@ def test_a_tensor_of_another_shape_is_refused_before_its_bytes_are_read(tmp_path
     path.write_bytes(len(header).to_bytes(8, "little") + header)
     os.truncate(path, 8 + len(header) + size)  # sparse: no disk is taken
     tracemalloc.start()
-    with pytest.raises(LockstepError, match="tensor a is uint8.*, expected float32"):
+    with refused("tensor a", "uint8", "float32"):
         load_tree(path, {"a": np.ones(2, np.float32)})
     assert tracemalloc.get_traced_memory()[1] < 2**24
     tracemalloc.stop()
@@ -224,5 +225,5 @@ def test_a_tensor_of_another_shape_is_refused_before_its_bytes_are_read(tmp_path
 
 def test_words_beside_the_arrays_are_refused_since_nobody_reads_them(tmp_path):
     save_file({"a": np.ones(2, np.float32)}, tmp_path / "tree", metadata={"verified_by": "me"})
-    with pytest.raises(LockstepError, match="tree: metadata {'verified_by': 'me'}, expected none"):
+    with refused("tree: metadata", "{'verified_by': 'me'}"):
         load_nested(tmp_path / "tree")

@@ -5,9 +5,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import pytest
-
-from lockstep.errors import DivergedError, LockstepError
+from lockstep.errors import DivergedError
 from lockstep.files import write_json
 from parts.comparison import train
 from tests.errors import refused
@@ -50,7 +48,7 @@ def test_a_training_diverged_if_its_exit_status_says_so_whatever_its_words_are(
         _runs(
             f"import sys; print({said!r}); sys.exit({status})", tmp_path / str(status), monkeypatch
         )
-        with pytest.raises(LockstepError, match="^data/diverged/x: No space left") as raised:
+        with refused("data/diverged/x", "No space left") as raised:
             train._run("train", tmp_path / "run.toml", tmp_path)
         assert isinstance(raised.value, DivergedError) == (status == DivergedError.status)
 

@@ -143,11 +143,8 @@ def test_every_model_has_tables_of_every_optimizer_that_load():
         for recipe in CARDS.values():
             asked = run_tables.NewRun(model, data_named("corpus", model), recipe, 10**9, 4, 8)
             run = runfile.parse(run_tables.tables(asked), "new")
-            assert (run.peers.fsdp, run.peers.attention, run.peers.precision) == (
-                2,
-                "cudnn",
-                "bfloat16",
-            )
+            assert (run.peers.fsdp, run.peers.attention) == (2, "cudnn")
+            assert run.peers.precision == "bfloat16"
             assert all(run_tables.reasons(asked).values())
 
 
@@ -423,7 +420,7 @@ def test_options_in_all_combinations_of_two_make_a_run_or_one_line(small, tmp_pa
 def test_an_existing_file_is_overwritten_only_with_force(small, tmp_path, monkeypatch):
     file = tmp_path / "run.toml"
     file.write_text("mine")
-    with pytest.raises(LockstepError, match=r"run\.toml: exists, expected a new file, or --force"):
+    with refused("run.toml", "--force"):
         lockstep_new(file, *small, "--optimizer", "adamw")
     assert file.read_text() == "mine"
     monkeypatch.setenv("HOME", str(tmp_path))  # as an answer in a terminal may name it
@@ -432,36 +429,31 @@ def test_an_existing_file_is_overwritten_only_with_force(small, tmp_path, monkey
 
 
 @pytest.mark.parametrize(
-    ("changes", "expected"),
+    ("changes", "named"),
     [
-        ({"--optimizer": "adam"}, "--optimizer adam: expected one of ada-distro, adamw"),
-        ({"--tokens": "many"}, "--tokens many: expected a number"),
-        ({"--tokens": "10"}, "--tokens 10: expected at least 1,024, one round"),
-        ({"--model": "init:9t"}, "--model init:9t: expected init: and one of 2m"),
-        ({"--data": "/nowhere"}, "--data /nowhere: not found, expected one of: corpus"),
-        ({"--data": "~nobody-here/x"}, "--data: found ~nobody-here/x, expected a path"),
-        ({"--like": str(RUN)}, "--model: expected none with --like"),
-        (
-            {"--batch": "64", "--tokens": "10000"},
-            "--tokens 10,000: expected at least 16,384, one round of --batch",
-        ),
-        ({"--length": "4096"}, "--length 4096: expected at most the "),
-        ({"--batch": "6"}, "--batch 6: expected a multiple of 4, a sequence for each of 4 peers"),
+        ({"--optimizer": "adam"}, ("adam", "ada-distro", "adamw")),
+        ({"--tokens": "many"}, ("many",)),
+        ({"--tokens": "10"}, (10, "1,024")),
+        ({"--model": "init:9t"}, ("init:9t", "2m")),
+        ({"--data": "/nowhere"}, ("/nowhere", "corpus")),
+        ({"--data": "~nobody-here/x"}, ("~nobody-here/x",)),
+        ({"--like": str(RUN)}, ("--model",)),
+        ({"--tokens": "10000", "--batch": "64"}, ("10,000", "16,384", "--batch")),
+        ({"--length": "4096"}, (4096,)),
+        ({"--batch": "6"}, (6, 4)),
     ],
 )
-def test_what_makes_no_run_is_one_line_and_no_file(changes, expected, tmp_path):
+def test_what_makes_no_run_is_one_line_and_no_file(changes, named, tmp_path):
     flags = {"--model": "init:2m", "--data": "corpus", "--optimizer": "adamw", "--tokens": "1e6"}
     arguments = [word for pair in (flags | changes).items() for word in pair]
-    with pytest.raises(LockstepError) as error:
+    with refused(next(iter(changes)), *named):
         lockstep_new(tmp_path / "run.toml", *arguments)
-    assert str(error.value).startswith(expected) and "\n" not in str(error.value)
     assert not (tmp_path / "run.toml").exists()
 
 
 def test_without_a_terminal_what_is_missing_is_said_in_one_line(tmp_path):
-    with pytest.raises(LockstepError) as error:
+    with refused("--data", "--optimizer", "--tokens"):
         lockstep_new(tmp_path / "run.toml", "--model", "init:2m")
-    assert str(error.value).startswith("lockstep new: missing --data, --optimizer, --tokens, ")
 
 
 @pytest.mark.long
@@ -501,11 +493,8 @@ def test_in_a_terminal_it_asks_one_question_at_a_time(tmp_path):
     for question, times in (("Model: ", 2), ("Optimizer: ", 2), ("Tokens to", 2), ("Peers [", 2)):
         assert seen.count(question) == times + (question == "Model: ")  # in the file too
     run = runfile.load(file)
-    assert (run.peers.count, run.llm.optimizer.tag(), run.peers.precision) == (
-        2,
-        "AdamW",
-        "float32",
-    )
+    assert (run.peers.count, run.peers.precision) == (2, "float32")
+    assert run.llm.optimizer.tag() == "AdamW"
 
 
 def _read_until(terminal: int, ending: str) -> str:

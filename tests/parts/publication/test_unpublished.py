@@ -43,7 +43,7 @@ def test_a_card_of_the_report_that_was_edited_is_not_published(published, tmp_pa
 
 def test_files_of_others_are_not_replaced_and_no_secret_is_published(published, tmp_path):
     (tmp_path / "mine.txt").touch()
-    with pytest.raises(LockstepError, match="has files, expected a new or an empty folder"):
+    with refused(tmp_path):
         publish.write(tmp_path, published.run_file, published.root, 1, None)
     signed = {"Url": {"url": "https://example.org/a.ds?signature=secret"}}
     run_file = tmp_path / "signed.toml"

@@ -11,7 +11,6 @@ import pytest
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
-from lockstep.errors import LockstepError
 from lockstep.files import sha256_file
 from pipeline import runfile, sources
 from pipeline.runfile.data import DataCorpus, Limit, ShuffleDontShuffle
@@ -21,6 +20,7 @@ from pipeline.stage.artifacts import listing_sha256
 from pipeline.stage.keys import PROJECT, RUN_FILE
 from pipeline.toml_file import read_toml
 from tests import tiny
+from tests.errors import refused
 from tests.pipeline.sources.corpora import put, read, texts
 from tests.pipeline.sources.options import options, refusal
 
@@ -179,7 +179,7 @@ def test_more_than_the_corpus_gives_is_refused(root, tmp_path, how, said):
 def test_files_of_an_older_run_file_are_refused_with_what_to_write():
     document = read_toml(PROJECT / RUN_FILE)
     document["model"]["LLM"]["data_location"]["Corpus"] |= {"path": "my.jsonl", "text_key": "body"}
-    with pytest.raises(LockstepError, match=r'Corpus.path is "my.jsonl", .*data_location.Text'):
+    with refused("Corpus.path", "my.jsonl", "data_location.Text"):
         runfile.parse(document, "a test")
     # an older release records both for the packages too
     location = {"path": None, "text_key": "text", "vocab_size": 300, "held_out_percent": 5.0}

@@ -13,6 +13,7 @@ from transformers.utils import logging
 
 from lockstep.errors import LockstepError
 from pipeline.tokens.tokenizer_files import PIECES, convert_older, encode
+from tests.errors import refused
 from tests.pipeline.trained_run import make_tokenizer
 
 TEXT = "the cat  sat on 12 mats\n é"
@@ -49,7 +50,7 @@ def test_a_prompt_loses_no_character_in_silence():
     few_bytes = Tokenizer(models.BPE(vocab={"a": 0, "b": 1}, merges=[]))
     few_bytes.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     assert encode(few_bytes, "ab", "here") == [0, 1]
-    with pytest.raises(LockstepError, match="^here: .* 2 characters"):
+    with refused("here", 2):
         encode(few_bytes, "aéb", "here")  # of two bytes
     assert encode(make_tokenizer(), "aéb", "here")
 

@@ -16,6 +16,7 @@ from parts.tasks import lm_eval_tasks
 from pipeline import evaluate, runfile
 from pipeline.stage import pins
 from pipeline.stage.artifacts import Paths
+from tests.errors import refused
 from tests.parts.tasks import exported
 from tests.parts.tasks.harness.local_tasks import QUESTIONS, run
 from tests.pipeline import trained_run
@@ -78,7 +79,7 @@ def test_a_task_of_lm_eval_runs_on_what_the_store_holds_and_no_other(folder, tmp
     shown, samples = run(folder, ["arc_easy"], tmp_path, **settings)
     assert (shown["arc_easy"].documents, shown["arc_easy"].few_shot) == (2, 2)
     assert samples[0]["arguments"][0][0].count("Question:") == 3
-    with pytest.raises(LockstepError, match=r"\[pins\] tasks = .*, but arc_easy has sha256"):
+    with refused("[pins] tasks", pin, "arc_easy"):
         run(folder, ["arc_easy"], tmp_path, pin=pin, few_shot=2)  # of which examples are a part
     run(folder, ["arc_easy"], tmp_path, pin=pin, limit=1)
 
@@ -131,7 +132,7 @@ def test_more_examples_than_documents_are_one_line(folder, tasks, tmp_path):
     shown.write_text(
         shown.read_text().replace("num_fewshot: 50", "num_fewshot: 6") + "fewshot_split: test\n"
     )
-    with pytest.raises(LockstepError, match="its num_fewshot is 6, expected at most 5"):
+    with refused("num_fewshot", 6, 5):
         run(folder, [str(shown)], tmp_path)  # its own document is left out
     run(folder, [tasks["choices"]], tmp_path, few_shot=6, limit=1)
 
@@ -229,5 +230,5 @@ def test_stage_evaluate_runs_the_tasks_and_they_can_be_pinned(tasks, tmp_path, m
     assert pins.write(made.run, tmp_path)["tasks"] == hashes["sha256"]
     # this pin alone: the folders of the other stages were made by hand
     made.run.write_text(before_pins.replace('tasks = ""', f'tasks = "{"ab" * 32}"'))
-    with pytest.raises(LockstepError, match=r"^\[pins\] tasks = "):
+    with refused("[pins] tasks"):
         stage()

@@ -9,9 +9,9 @@ import signal
 
 import pytest
 
-from lockstep.errors import LockstepError
 from pipeline.net import limits
 from tests import tiny
+from tests.errors import refused
 from tests.pipeline.net import token_servers as sources
 from tests.pipeline.net.faults.conftest import IN_TIME
 from tests.pipeline.net.faults.matrix import CHANGED, MATRIX, RIGHT, UNNAMED, YEAR
@@ -126,7 +126,7 @@ def test_a_part_of_a_file_that_came_damaged_is_fetched_again(source, root, tmp_p
     limit = {"tokens": 25_000}  # all of 0.ds, and of 1.ds the first
     pin = pin_of(source, tmp_path / "pinned", limit)
     spoil(source, m.flipped)
-    with pytest.raises(LockstepError, match=r"\[pins\] data = "):
+    with refused("[pins] data", pin):
         sources.fetch(source.location, root, pin, limit)
     folder = sources.fetch(source.location, root, pin, limit)
     train = b"".join(path.read_bytes() for path in sorted((folder / "train").iterdir()))
