@@ -1,1 +1,1 @@
-"""Makes each stage's outputs again from what is published, and says how each is known."""
+"""A reader's check of a published run: each stage's outputs made again, and how each is known."""
