@@ -100,10 +100,11 @@ def read(
 def token_ids(
     generation: dict[str, Any], special: dict[str, int], config: dict[str, Any]
 ) -> dict[str, list[int]]:
-    """Return the ids that begin, end and pad a text, by key; ids beyond the vocabulary are none.
+    """Return the ids that begin, end and pad a text, by key.
 
     Beginning and padding are the tokenizer's, else generation_config.json's, else config.json's. A
     text ends at any id that one of the first two names, or config.json where the second names none.
+    Ids beyond the vocabulary are left out.
     """
     found = {}
     for key in KEYS:
