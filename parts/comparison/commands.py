@@ -138,11 +138,14 @@ def _document(comparison: "Compare", base: "Run", entry: dict[str, Any]) -> dict
 
 
 def _train(file: Path, path: Path, name: str) -> None:
+    from lockstep.tables.explain import meant
     from parts.comparison import train
     from parts.comparison.trainings import PlannedTraining
 
-    if (entry := plan_file.planned(path).get(name)) is None:
-        raise LockstepError(f"{path}: found no training {name}, expected the name of one in it")
+    if (entry := (plan := plan_file.planned(path)).get(name)) is None:
+        raise LockstepError(
+            f"{path}: found no training {name}, expected the name of one in it{meant(plan, name)}"
+        )
     job, (comparison, base) = PlannedTraining.in_plan(entry), _loaded(file)
     if (today := _name(comparison, base, job, entry["needs"], {})) != name:
         raise LockstepError(

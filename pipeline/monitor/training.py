@@ -20,7 +20,7 @@ from lockstep.machine.progress import size
 from lockstep.protocol.closing import sender
 from lockstep.protocol.driver import RunProgress
 from lockstep.protocol.run_state import ClientState
-from lockstep.tables.explain import validate_json
+from lockstep.tables.explain import meant, validate_json
 from lockstep.tables.table import Table
 from lockstep.transcript.entry import Entry
 from pipeline.stage import lock
@@ -255,6 +255,7 @@ def asked(root: Path, key: str | None, can: Callable[[Training], bool]) -> Train
         names = "; ".join(training.name for training in found or trainings)
         raise LockstepError(
             f"--key: found {key or 'none'}, expected that of one of these trainings: {names}"
+            + meant([training.folder.name for training in trainings], key or "")
         )
     return found[0]
 

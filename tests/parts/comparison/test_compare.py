@@ -396,6 +396,9 @@ def test_a_training_that_is_no_longer_what_was_planned_is_refused(
     tiny.write_run(Path("base.toml"), tiny.run_document(folder / "tokens"))
     compare(tmp_path, "two.toml", "--plan")
     plan = plan_file.plan_path(Path("two.toml"))
+    name, *_ = plan_file.planned(plan)
+    with refused(plan, f"mean {name}?"):
+        compare(tmp_path, "two.toml", "--training", name[:-1])
     changed_base = tiny.run_document(folder / "tokens", peers__micro_batch=1)
     tiny.write_run(Path("base.toml"), changed_base)
     for name in plan_file.planned(plan):

@@ -142,8 +142,8 @@ def test_of_several_trainings_a_request_is_for_the_one_that_can_meet_it(folder, 
         assert "abc" in said and STATUS.run in said
         with lock.hold(folder.with_name("def.lock")):
             assert "def" in asked(commands.pause)
-            for key in (None, "ab"):
-                with refused("abc", "def", "params/other.toml", "--key"):
+            for key, meant in ((None, "--key"), ("ab", "mean abc?")):
+                with refused("abc", "def", "params/other.toml", "--key", meant):
                     commands.resume(tmp_path, key)
             shown = asked(commands.status)
             assert sum(line.startswith("other") for line in shown.splitlines()) == 1
