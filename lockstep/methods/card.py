@@ -4,7 +4,7 @@ Reading a run file must stay light, so JAX is imported only where an optimizer i
 """
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from lockstep.errors import LockstepError
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from lockstep.optim.aggregation import AggregateFn
     from lockstep.optim.optimizer import Optimizer
     from lockstep.optim.schedules import LearningRate
-    from lockstep.protocol.closing import Closing, Pacing
+    from lockstep.protocol.closing import Closing
 
 
 class Setting(NamedTuple):
@@ -116,8 +116,14 @@ class OptimizerVariant(Variant):
         """Return what does not fit of the rest of its run; misfits.py has what is common to all."""
         return []
 
-    def closing(self, common: "Closing", run: "Pacing") -> "Closing":
-        """Return what rounds wait for: by default, as is `common`, for all messages."""
+    def closing(
+        self, common: "Closing", speeds: Sequence[float], *, settle_every: int, last: int
+    ) -> "Closing":
+        """Return what rounds wait for: by default, as is `common`, for all messages.
+
+        Peers train so many tokens per second. Nothing travels on from every `settle_every`-th round
+        (0 is none) nor from the `last`.
+        """
         return common
 
     def build(self, setting: Setting) -> "Optimizer":

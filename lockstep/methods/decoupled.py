@@ -4,6 +4,7 @@ The card's outer step is half as long as the paper's, for few rounds; its learni
 momentum = 0.9 are one argument away: {"DecoupledDiLoCo": {"outer": {"Nesterov": {...}}}}.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -12,7 +13,7 @@ from lockstep.methods.card import Card, Misfits, Setting, Surroundings, stated
 from lockstep.methods.dense import ADAMW_20M
 from lockstep.methods.diloco import FRAGMENTS, Fragmented
 from lockstep.methods.local_steps import LOCAL
-from lockstep.protocol.closing import Closing, Pacing, QuorumClosing, steps_of
+from lockstep.protocol.closing import Closing, QuorumClosing, steps_of
 from lockstep.tables.table import AsTuple, Count, Decay, Fraction, NotNegative, wrong
 from lockstep.tables.variant import Variant, one_of
 
@@ -170,18 +171,19 @@ class OptimizerDecoupledDiLoCo(Fragmented):
             misfits += [("links.topology", text)]
         return misfits
 
-    def closing(self, common: Closing, run: Pacing) -> Closing:
-        assert run.rows is not None, "a paced run has as many in each step"
+    def closing(
+        self, common: Closing, speeds: Sequence[float], *, settle_every: int, last: int
+    ) -> Closing:
         return QuorumClosing(
             **vars(common),
             quorum=self.quorum,
             grace_seconds=self.grace_seconds,
             max_age=self.max_age,
             fragments=self.fragments,
-            rows=run.rows,
-            steps=steps_of(run.speeds, self.steps_of_a_round),
-            settle_every=run.settle_every,
-            last=run.last,
+            rows=common.most_rows // (len(speeds) * self.steps_of_a_round),
+            steps=steps_of(speeds, self.steps_of_a_round),
+            settle_every=settle_every,
+            last=last,
         )
 
     def build(self, setting: Setting) -> "Optimizer":

@@ -6,7 +6,7 @@ ask it; another way to close a round is another class, and the method or run fil
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar
 
 from lockstep.protocol import committee
 from lockstep.protocol.committee import Assignment, Span
@@ -180,22 +180,6 @@ class QuorumClosing(Closing):
     def capacity(self, trainers: int) -> int:
         """Return the most rows that a peer is assigned in any round."""
         return self.rows * max(self.steps)
-
-
-class Pacing(NamedTuple):
-    """What a run's rounds go by where slower peers do less in them.
-
-    Attributes:
-      speeds: Tokens per second of each peer.
-      rows: Rows of a local step; None where they vary.
-      settle_every: Rounds after which nothing travels on; 0 for never.
-      last: The last round.
-    """
-
-    speeds: Sequence[float]
-    rows: int | None
-    settle_every: int
-    last: int
 
 
 def steps_of(speeds: Sequence[float], steps: int) -> tuple[int, ...]:

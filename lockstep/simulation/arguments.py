@@ -21,7 +21,7 @@ from lockstep.methods.schedule import AnySchedule, learning_rate_of
 from lockstep.optim.dense import from_optax
 from lockstep.optim.optimizer import Optimizer, Tree
 from lockstep.protocol import links
-from lockstep.protocol.closing import Closing, Pacing
+from lockstep.protocol.closing import Closing
 from lockstep.protocol.driver import RoundSettings
 from lockstep.tables.explain import choices, validate
 from lockstep.tables.faults import KINDS, Fault, Schedule
@@ -211,9 +211,8 @@ class Arguments(Table):
         )
         if self.optimizer:
             speeds = links.speeds(self.links, self.peers)
-            never = 0  # does it settle: nobody replays it
-            pacing = Pacing(speeds, self.rows_of_a_step, never, self.steps)
-            closing = self.optimizer.closing(closing, pacing)
+            # nobody replays it, so it never settles
+            closing = self.optimizer.closing(closing, speeds, settle_every=0, last=self.steps)
         return RoundSettings(
             coordinator=self.config(rows),
             links=self.links,

@@ -1,7 +1,7 @@
 """What a round reads of a run file."""
 
 from lockstep.protocol import links
-from lockstep.protocol.closing import Closing, Pacing
+from lockstep.protocol.closing import Closing
 from lockstep.protocol.consensus import ElectedWitnesses, SharedStore
 from lockstep.protocol.driver import RoundSettings
 from pipeline import runfile
@@ -15,12 +15,8 @@ def round_settings(run: runfile.Run) -> RoundSettings:
         most_rows=run.config.global_batch_size_end,
         fewest=run.config.min_clients if in_store else None,  # volunteers come and go
     )
-    pacing = Pacing(
-        speeds=links.speeds(run.links, run.peers.count),
-        rows=run.rows_of_a_step,
-        settle_every=run.witness.snapshot_every,
-        last=run.config.total_steps,
-    )
+    every, last = run.witness.snapshot_every, run.config.total_steps
+    speeds = links.speeds(run.links, run.peers.count)
     return RoundSettings(
         coordinator=run.config,
         links=run.links,
@@ -30,5 +26,5 @@ def round_settings(run: runfile.Run) -> RoundSettings:
         micro_batch=run.peers.micro_batch,
         stores_epochs=bool(run.config.checkpointers),
         reports=SharedStore() if in_store else ElectedWitnesses(),
-        closing=run.llm.optimizer.closing(closing, pacing),
+        closing=run.llm.optimizer.closing(closing, speeds, settle_every=every, last=last),
     )

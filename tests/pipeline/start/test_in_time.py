@@ -14,6 +14,7 @@ from pipeline.preflight import commands
 from pipeline.preflight.plan import plan, plan_of
 from pipeline.start import in_time
 from pipeline.start.round_settings import round_settings
+from pipeline.start.site import site_of
 from tests import tiny
 from tests.lockstep.swarm.simulated import MODEL, lab, run_of
 
@@ -88,6 +89,13 @@ def test_witnesses_that_attest_to_nothing_do_not_end_a_training():
     with pytest.raises(LockstepError, match="5 rounds in a row"):
         for _ in range(training_loop.MOST_EMPTY):
             watch.took(there)
+
+
+def test_a_training_of_peers_of_its_own_is_watched():
+    """Over a store a few could make rounds empty while the others are away."""
+    run = run_of("signs", max_round_train_time=7)
+    (watch,) = site_of(lab("signs").setup(run)).observers
+    assert (type(watch), watch.limit) == (training_loop.Watch, 7)
 
 
 def test_ready_runs_are_in_time():
