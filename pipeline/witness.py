@@ -40,7 +40,7 @@ def run(run: runfile.Run, paths: Paths) -> None:
     sample.read_beacon(run.witness.beacon)  # before hours of work
     setup = begin.read(run, init, shards)
     paths.match_scratch()
-    with closing(setup.programs.steps):
+    with closing(setup.programs.steps.by):
         _audit(setup, Transcript(trained / "transcript"), paths)
 
 

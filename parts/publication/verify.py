@@ -54,7 +54,7 @@ def verify(
     count, total = len(publication.files) - len(skip), len(publication.files)
     text = f"{count}{'' if count == total else f' of {total}'} files as published"
     claims = [PublicClaim("files", "proven", text, {"count": count})]
-    with closing(published.setup.programs.steps):
+    with closing(published.setup.programs.steps.by):
         for stage in STAGES:
             claims += import_module(f"{recheck.__name__}.{stage}").recheck(published)
     why_not = ["bits could not be compared"] if published.why is not None else []

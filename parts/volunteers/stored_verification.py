@@ -78,7 +78,7 @@ def verify(  # noqa: PLR0913
     audits = shown(setup, transcript, place)
     drawn = {a.request: a for a in audits if DRAWN in replays and a.state in ("known", "shown")}
     replayed, lacking = list[RepeatedWindow](), dict[ReplayRequest, RequestError]()
-    with closing(setup.programs.steps):
+    with closing(setup.programs.steps.by):
         for w in requested | drawn:
             try:
                 replayed.append(replay(setup, transcript, place, w))
