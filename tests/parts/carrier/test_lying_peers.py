@@ -136,7 +136,7 @@ def a_round(lie: Lie | None) -> tuple[RemotePeers, State, list[np.ndarray]]:
         programs=SimpleNamespace(
             form=SimpleNamespace(like=MESSAGE),
             task=SimpleNamespace(columns=("text",)),
-            steps=SimpleNamespace(rows_to_count=None),
+            steps=SimpleNamespace(by=SimpleNamespace(rows_to_count=None)),
         ),
         start=SimpleNamespace(state=State(PARAMS, SHARED, (OWN,) * PEERS), step=0),
         model={},

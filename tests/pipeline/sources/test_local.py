@@ -115,7 +115,7 @@ def test_a_run_that_measures_nothing_trains_on_what_is_held_out_only_by_default(
     (tmp_path / "init" / "hf").mkdir(parents=True)
     (tmp_path / "init" / "hf" / "config.json").write_text('{"vocab_size": 9}')
     run = runfile.parse(tiny.run_document(root, held_out__sequences=measured).unwrap(), "a test")
-    programs = SimpleNamespace(steps=SimpleNamespace())
+    programs = SimpleNamespace(steps=SimpleNamespace(by=SimpleNamespace()))
     monkeypatch.setattr(begin, "programs_of", lambda *_: programs)
     monkeypatch.setattr(begin, "_read_start", lambda *_: None)
     data = begin.read(run, tmp_path / "init", tmp_path / "out").data
