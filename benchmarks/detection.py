@@ -5,13 +5,12 @@ windows) one of them lies. Each kind of fault runs under many seeds, which choos
 trains on what, who verifies and who witnesses:
 
 - with verifiers: is the liar ejected while training, by the witnesses' quorum or by a verifier;
-- without: does the audit find it, replaying everything, replaying a tenth, and replaying everything
-  by other programs within the tolerance.
+- without: does the audit find it, replaying everything, and replaying a tenth.
 
-`--by-rules` does so with `[peers] bits = "everywhere"`, where other programs compare bit for bit
-too, and has lies at their smallest.
+`--by-rules` does so with `[peers] bits = "everywhere"`, replays everything by other programs as
+well, and has lies at their smallest.
 
-`--part honest` trains runs without faults and audits them by both methods; `--part damage` lets
+`--part honest` trains runs without faults and audits them; `--part damage` lets
 three of the ten peers lie for a longer run, and measures the loss at its end. `--part reader` has a
 liar that has read the run file: it lies in every round but those in which that says that it is
 verified, which is none, and so in all. Prints one JSON line for each kind.
@@ -31,6 +30,7 @@ from typing import TYPE_CHECKING
 from benchmarks import small_runs
 from lockstep.tables.faults import KINDS
 from pipeline import runfile
+from pipeline.audit.verdict_text import chance
 from pipeline.stage import devices
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ RULES = {"bits": "everywhere", "product_bits": 8}
 SMALLEST = {  # that change a value in bfloat16, a sign, a row
     "scale_up": 1 + 2.0**-7, "scale_down": 1 - 2.0**-8, "noise": 0.02, "drift": 1e-6,
             "stale": 1.0, "lazy": 0.99}  # fmt: skip
+ELSEWHERE = ("elsewhere", "honest_accused_elsewhere")  # what other programs find
 by_rules = False
 PARTS = ("kinds", "honest", "damage", "reader")
 DAMAGE = {"rounds": 120, "liars": [1, 4, 7], "held_out": 256}
@@ -183,14 +184,14 @@ def detect(kind: str, seeds: int) -> dict:
         named = {peer for _, peer in accused} | {f.peer for f in cheap}
         count["honest_accused"] += len(named - liars)
         count["cheap"] += any(f.peer in liars for f in cheap)
-        count["bitwise"] += bool(named & liars)
-        count["elsewhere"] += bool(({f.peer for f in cheap} | {f.peer for f in near}) & liars)
+        count["all"] += bool(named & liars)
+        count["elsewhere"] += bool({f.peer for f in near} & liars)
         count["honest_accused_elsewhere"] += len({f.peer for f in near} - liars)
         cheated = {pair for pair in accused if pair[1] in liars}
         windows_cheated.append(len(cheated))
-        share, chance = sampled(cheated)
+        share, formula = sampled(cheated)
         drawn.append(share)
-        expected.append(chance)
+        expected.append(formula)
     fired = max(1, count["fired"])
     return {
         "benchmark": "detection",
@@ -203,31 +204,29 @@ def detect(kind: str, seeds: int) -> dict:
         "ejected_by_verifier": count["verifier"],
         "rounds_until_ejected": _mean(rounds_until),
         "audit_without_replay": count["cheap"],
-        "bitwise_all": count["bitwise"],
-        "share_detected": count["bitwise"] / fired,
+        "audit_all": count["all"],
+        "share_detected": count["all"] / fired,
         "windows_cheated": _mean(windows_cheated),
-        "bitwise_tenth": _mean(drawn),
-        "bitwise_tenth_formula": _mean(expected),
-        "elsewhere_all": count["elsewhere"],
+        "audit_tenth": _mean(drawn),
+        "audit_tenth_formula": _mean(expected),
         "honest_ejected": count["honest_ejected"],
         "honest_accused": count["honest_accused"],
-        "honest_accused_elsewhere": count["honest_accused_elsewhere"],
-    }
+    } | ({name: count[name] for name in ELSEWHERE} if by_rules else {})
 
 
 def _audit(kind: str, run: runfile.Run, trained: "Trained") -> tuple:
-    """The audit without replay, the windows in which a full replay finds something, what a
-    replay by other programs finds, and what a sample of a tenth would have found.
+    """The audit without replay, the windows in which a full replay finds something, what one by
+    other programs finds where both go by rules, and what a sample of a tenth would have found.
 
     A replay of a window does not depend on the others that were sampled, so a sample finds
     those of its windows in which the full replay finds something; one sample of each transcript
     is replayed to check that.
     """
-    lab, elsewhere = lab_for(form_for(kind)), elsewhere_for(form_for(kind))
+    lab = lab_for(form_for(kind))
     transcript = trained.transcript
     cheap = lab.audit(run, transcript, sample=set())
     full = lab.audit(run, transcript)
-    near = lab.audit(run, transcript, elsewhere=elsewhere)
+    near = lab.audit(run, transcript, elsewhere=elsewhere_for(form_for(kind))) if by_rules else []
     by_replay = [f for f in full if f.kind in ("message", "state", "check")]
     accused = {((f.round - 1) // EVERY, f.peer) for f in by_replay}
     pairs = [(w, p) for w in range(ROUNDS // EVERY) for p in range(PEERS)]
@@ -243,7 +242,7 @@ def _audit(kind: str, run: runfile.Run, trained: "Trained") -> tuple:
 
     def sampled(cheated: set) -> tuple[float, float]:
         hits = sum(bool(cheated & set(rng.sample(pairs, tenth))) for _ in range(DRAWS))
-        return hits / DRAWS, 1 - (1 - tenth / len(pairs)) ** len(cheated)
+        return hits / DRAWS, chance(tenth / len(pairs), len(cheated))
 
     return cheap, accused, near, sampled
 
@@ -268,14 +267,15 @@ def lies_of(rounds: tuple[int, int], seeds: int) -> dict:
 
 def honest(runs: int) -> dict:
     """How often honest peers are accused or ejected: runs with verifiers, every window replayed."""
-    lab = lab_for("")
-    elsewhere, count = elsewhere_for(""), Counter()
+    lab, count = lab_for(""), Counter()
     for seed in range(runs):
         run = make_run(seed=1000 + seed, percent=PERCENT)
         with tempfile.TemporaryDirectory() as folder:
             trained = lab.train(run, Path(folder))
-            count["bitwise"] += bool(lab.audit(run, trained.transcript))
-            count["tolerance"] += bool(lab.audit(run, trained.transcript, elsewhere=elsewhere))
+            count["accused"] += bool(lab.audit(run, trained.transcript))
+            if by_rules:
+                near = lab.audit(run, trained.transcript, elsewhere=elsewhere_for(""))
+                count["accused_elsewhere"] += bool(near)
             count["ejected"] += any(e.decision.ejected for e in trained.transcript.rounds)
             count["checks"] += sum(len(e.evidence.checks) for e in trained.transcript.rounds)
     windows = runs * PEERS * ROUNDS // EVERY

@@ -10,7 +10,6 @@ takes longer than its share is ended. `--sections` runs some of them:
     share          compress, exchange and apply of DisTrO, as shares of a round
     bits           a run taken twice: whether it has the same bits
     audit          that run audited in another process, bit for bit, and taken there again
-    audit_on_cpu   the same on a CPU: how far messages are from what is computed there
     by_rules       a run with `bits = "everywhere"`
     by_rules_on_cpu  that run audited bit for bit on a CPU, and taken there again
     steps_by_rules a step of such a run, beside one as compiled
@@ -22,7 +21,7 @@ takes longer than its share is ended. `--sections` runs some of them:
     tasks          requests per second of a task
     autotuned      the first gradient with XLA's autotuning and without deterministic operations
 
-audit and audit_on_cpu need bits, by_rules_on_cpu needs by_rules. A line with `goal` has `met`: null
+audit needs bits, by_rules_on_cpu needs by_rules. A line with `goal` has `met`: null
 where a goal is not of this device, or its data sheet is not in benchmarks/measuring.py. A section's
 last line has `ended`. The exit status is 0 if all of them ended well, and no line has an `error`.
 
@@ -89,7 +88,6 @@ SECTIONS = {
     "share": Section("speed", 70),
     "bits": Section("proof", 40),
     "audit": Section("proof", 30),
-    "audit_on_cpu": Section("proof", 50, {"JAX_PLATFORMS": "cpu"}),
     "by_rules": Section("proof", 60),
     "by_rules_on_cpu": Section("proof", 60, {"JAX_PLATFORMS": "cpu"}),
     "steps_by_rules": Section("speed", 60),

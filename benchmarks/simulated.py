@@ -142,8 +142,7 @@ class Lab:
         Args:
           run: the run.
           transcript: of it.
-          elsewhere: other programs, as another machine has them. The method is then tolerance,
-            but bit for bit where both go by rules.
+          elsewhere: other programs, as another machine has them, of a run by rules.
           sample: pairs (window, peer); None is every window of every peer.
         """
         setup = self.setup(run, elsewhere)
@@ -155,11 +154,12 @@ class Lab:
             (window, [p for p in peers if sample is None or (number, p) in sample])
             for number, window in enumerate(run.snapshots().windows)
         ]
-        other_bits = elsewhere is not None and run.peers.bits == "machine"
-        replay = Replay(setup, transcript, "other bits" if other_bits else None, work)
+        replay = Replay(setup, transcript)
 
         def replay_item(item: tuple[Window, list[int]], group: DeviceGroup) -> list[Finding]:
-            return replay.window(*item, lambda: None, group)
+            outcome = replay.window(*item, lambda: None, group)
+            assert outcome.why is None, outcome.why
+            return outcome.findings
 
         for batch in side_by_side(replay.groups[: len(self.devices)], work, replay_item):
             findings += batch

@@ -110,9 +110,6 @@ class Subject(Protocol):
     any_rows: bool  # whether it can be trained on rows that are not tokens
     loss_unit: str  # what a loss counts
     has_perplexity: bool  # whether the exponential of a loss is one
-    # Whether this process computes it with XLA. Then an auditor learns from other threads and
-    # vector instructions how far last bits carry; else from repeats of a step.
-    varies_here: bool
     draws: bool  # whether `[peers] seed` seeds randomness in its gradients
     memory_unknown: str  # why nobody can say what memory it needs; "" where it can be computed
 

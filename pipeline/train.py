@@ -277,13 +277,6 @@ def _write_beginning(
             "expected weights, and numbers in config.json, with which it is finite in float32"
         )
     bitwise = repeats_bit_for_bit(setup)
-    compared = bitwise or setup.programs.form.kept or setup.subject.varies_here
-    if setup.subject.repeats(run) and not compared:
-        raise LockstepError(
-            f"{setup.subject.title(setup.model)}: a step taken twice differs in its bits, and the "
-            f"messages of {run.llm.optimizer.tag()} are too large to be kept, so nobody could "
-            "compare them: expected quantize in its table, or deterministic kernels"
-        )
     writer.header(
         Header(
             key=paths.key,
@@ -314,12 +307,11 @@ def _check_environment(setup: Setup, scratch: Path) -> None:
 def _say_where(run: runfile.Run, peers: RunningPeers, header: Header) -> None:
     for peer in range(run.peers.count):
         log.info(f"train: peer {peer} runs on {peers.where(peer)}")
-    alone = run.peers.layout == "each" and run.peers.processes == 1
     device, layout = jax.devices()[0].device_kind, run.peers.named_layout
-    how = "within a tolerance"
-    if header.bitwise and run.peers.bits == "everywhere":
-        how = "bit for bit, on any machine"
-    elif header.bitwise and alone:
-        how = "bit for bit"
+    how = "replays bit for bit" + (", on any machine" if run.peers.bits == "everywhere" else "")
+    if why := devices.never_comparable(run, repeats=subject_of(run).repeats(run)):
+        how = f"cannot compare a step: {why}"
+    elif not header.bitwise:
+        how = "cannot compare a step, since this machine does not repeat one bit for bit"
     log.info(f"train: {subject_of(run).computed_by(run, header.model, header.environment)}")
-    log.info(f"train: on {device}, layout {layout}: an audit replays {how}")
+    log.info(f"train: on {device}, layout {layout}: an audit {how}")

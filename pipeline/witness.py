@@ -19,11 +19,10 @@ from lockstep.programs.placement import DeviceGroup, side_by_side
 from lockstep.transcript.transcript import Transcript
 from lockstep.transcript.windows import Window
 from pipeline import runfile
-from pipeline.audit import bundle, rounding, sample, verdict_text
+from pipeline.audit import bundle, sample, verdict_text
 from pipeline.audit.audit import audit, whose_own_is_here
-from pipeline.audit.replay import Replay
-from pipeline.audit.tolerance import PeersOfWindows, why_not_bitwise
-from pipeline.audit.verdict import Finding, Varied, contradictions, judge, merged
+from pipeline.audit.replay import Replay, WindowOutcome
+from pipeline.audit.verdict import Finding, contradictions, judge, merged
 from pipeline.stage import devices
 from pipeline.stage.artifacts import METRICS, Paths
 from pipeline.start import begin
@@ -46,35 +45,30 @@ def run(run: runfile.Run, paths: Paths) -> None:
 
 def _audit(setup: Setup, transcript: Transcript, paths: Paths) -> None:
     run = setup.run
-    header = transcript.header
-    setup.subject.check_model(run, header.model, transcript.folder / "header.json")
-    why = why_not_bitwise(setup, header, transcript.rounds)
+    setup.subject.check_model(run, transcript.header.model, transcript.folder / "header.json")
     windows = run.snapshots(setup.start.step).windows
     since = _messages_since(setup, transcript)
     merged_here = [window for window in windows if window.opening >= since]
     peers_of = {w: _whose_window_repeats(setup, transcript, w) for w in merged_here}
-    present = [(w, peers) for w, peers in peers_of.items() if peers]
-    replay = Replay(setup, transcript, why, present)
+    replay = Replay(setup, transcript)
 
     # Everything cheap, of every round
     findings = audit(setup, transcript, since)
 
     # A sample of windows, unless the transcript contradicts itself: nothing can be built on that
-    replayed: list[tuple[Window, int]] = []
+    replayed, why = list[tuple[Window, int]](), None
     if sound := not contradictions(findings):
         drawn = sample.draw(run, transcript, windows, sample.seed_of(run, transcript), replay.kept)
         complete = {w for w in peers_of if len(peers_of[w]) == run.peers.count}
-        replayed = [
+        drawn = [
             (w, p) for w, p in drawn if w in complete or (replay.kept and p in peers_of.get(w, ()))
         ]
-        work = [(w, [peer for window, peer in replayed if window == w]) for w in peers_of]
-        if why:
-            replay = replace(replay, varied=_varied(setup, transcript, work, paths))
-        if replay.how.tells:
-            work = [(w, _with_idle(replay, w, peers, peers_of[w])) for w, peers in work]
-            findings += _replay(replay, work, paths.scratch)
-        else:
-            replayed = []
+        work = [(w, [peer for window, peer in drawn if window == w]) for w in peers_of]
+        work = [(w, _with_idle(replay, w, peers, peers_of[w])) for w, peers in work]
+        outcomes = _replay(replay, work, paths.scratch)
+        findings += [finding for outcome in outcomes.values() for finding in outcome.findings]
+        replayed = [(w, p) for w, p in drawn if p in outcomes[w].peers]
+        why = next((outcomes[w].why for w, _ in drawn if outcomes[w].why), None)
     findings = merged(findings)
 
     with paths.building() as folder:
@@ -83,13 +77,13 @@ def _audit(setup: Setup, transcript: Transcript, paths: Paths) -> None:
                 name = bundle.name(window, peer)
                 bundle.write(folder / name, replay, window, peer, repeated)
                 findings = [replace(f, bundle=name) if f in repeated else f for f in findings]
-        verdict = judge(run, transcript, findings, replay.how, windows, replayed)
+        verdict = judge(run, transcript, findings, why, windows, replayed)
         text = verdict_text.render(verdict.model_dump())
         write_text(folder / "verdict.json", verdict.model_dump_json(indent=2) + "\n")
         write_text(folder / "verdict.txt", text)
         metrics = {
             "accepted": verdict.accepted,
-            "method": verdict.method,
+            "comparable": verdict.not_comparable is None,
             "findings": len(findings),
             "ejected": len(verdict.ejected),
             "audited_rounds": verdict.audited_rounds,
@@ -138,35 +132,26 @@ def _with_idle(replay: Replay, window: Window, drawn: list[int], possible: list[
     return sorted({*drawn, *possible} - (senders - {*drawn}))
 
 
-def _varied(
-    setup: Setup, transcript: Transcript, work: PeersOfWindows, paths: Paths
-) -> Varied | None:
-    """Return how far honest bits differ, measured now or by an earlier attempt at the audit."""
-    path = paths.scratch / "varied.json"
-    if path.exists():
-        varied = read_json(path)["varied"]
-        return varied and Varied(**varied)
-    varied = rounding.measure(setup, transcript, work, str(paths.store / "compiled"))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, {"varied": varied and asdict(varied)})
-    return varied
-
-
-def _replay(replay: Replay, work: list[tuple[Window, list[int]]], scratch: Path) -> list[Finding]:
-    """Replay windows side by side, one per device group; read findings of an earlier attempt."""
+def _replay(
+    replay: Replay, work: list[tuple[Window, list[int]]], scratch: Path
+) -> dict[Window, WindowOutcome]:
+    """Replay windows side by side, one per device group; read results of an earlier attempt."""
     total = sum(len(window.rounds) for window, _ in work)
     with Progress("witness", total=total, unit="round") as bar:
 
-        def replay_one(item: tuple[Window, list[int]], group: DeviceGroup) -> list[Finding]:
+        def replay_one(item: tuple[Window, list[int]], group: DeviceGroup) -> WindowOutcome:
             window, peers = item
             path = scratch / "windows" / f"{window.first:05}.json"
             if path.exists():
                 bar.advance(len(window.rounds))
-                return [Finding(**finding) for finding in read_json(path)["findings"]]
-            findings = replay.window(window, peers, bar.advance, group)
+                found = read_json(path)
+                findings = [Finding(**finding) for finding in found["findings"]]
+                return WindowOutcome(findings, tuple(found["peers"]), found["why"])
+            outcome = replay.window(window, peers, bar.advance, group)
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_json(path, {"findings": [asdict(finding) for finding in findings]})
-            return findings
+            findings = [asdict(finding) for finding in outcome.findings]
+            write_json(path, {**outcome._asdict(), "findings": findings})
+            return outcome
 
         done = side_by_side(replay.groups, work, replay_one)
-    return [finding for findings in done for finding in findings]
+    return {window: outcome for (window, _), outcome in zip(work, done, strict=True)}

@@ -54,7 +54,7 @@ def test_rounds_of_four_peers_replay_bit_for_bit_on_one_device(two_devices):
     tiny.by_hand(run_file, root, "witness", devices=1)
     verdict = read_json(root / "data/verdict/verdict.json")
     assert verdict["accepted"], verdict["findings"]
-    assert verdict["method"] == "bitwise"
+    assert verdict["not_comparable"] is None
     assert len(verdict["replayed_windows"]) == verdict["windows"] == 8
 
 
@@ -76,22 +76,20 @@ def test_peers_on_two_devices_each_replay_bit_for_bit_where_there_are_but_two(tm
     assert "peer 1 runs on cpu:2, cpu:3" in said
     tiny.by_hand(run_file, root, "witness", devices=2)
     verdict = read_json(root / "data/verdict/verdict.json")
-    assert (verdict["accepted"], verdict["method"]) == (True, "bitwise"), verdict["findings"]
+    assert (verdict["accepted"], verdict["not_comparable"]) == (True, None), verdict["findings"]
     assert len(verdict["replayed_windows"]) == verdict["windows"] == 4
 
 
 @pytest.mark.long
-def test_adamw_is_audited_piece_by_piece_with_other_instructions(tmp_path, monkeypatch):
-    changes = {"config__total_steps": 2, "witness__snapshot_every": 2}
+def test_with_other_instructions_nothing_is_compared_and_nobody_accused(tmp_path, monkeypatch):
+    lie = {"kind": "sign_flip", "peer": 1, "rounds": [1, 2]}
+    changes = {"config__total_steps": 2, "witness__snapshot_every": 2, "faults__schedule": [lie]}
     run_file, root = tiny.start(tmp_path, model__LLM__optimizer=tiny.ADAMW, **changes)
     tiny.make(run_file, root, "download", "convert", "train")
     monkeypatch.setenv("XLA_FLAGS", f"{os.environ['XLA_FLAGS']} --xla_cpu_max_isa=AVX")
     said = tiny.by_hand(run_file, root, "witness")
     verdict = read_json(root / "data/verdict/verdict.json")
-    assert verdict["accepted"], verdict["findings"]
-    assert verdict["method"] == "tolerance" and "xla_flags" in verdict["why_not_bitwise"]
-    assert verdict["compared"]["messages"] == verdict["compared"]["sketched"] == 2 * 2
-    assert verdict["varied"]["messages"] == 2 * 2
-    assert verdict["varied"]["there"] == "the CPU's widest vector instructions and 1 thread"
-    assert verdict["varied"]["distance"] < 1e-4 and verdict["tolerance"] == 0.005
-    assert "witness: rounds 1-2 again, with the CPU's widest vector" in said
+    assert (verdict["accepted"], verdict["findings"], verdict["replayed_windows"]) == (True, [], [])
+    assert "xla_flags is" in verdict["not_comparable"]
+    assert '[peers] bits = "everywhere"' in verdict["not_comparable"]  # what would make it so
+    assert "witness: NOT COMPARABLE HERE" in said

@@ -16,11 +16,8 @@ from benchmarks.accelerator.extent import Extent, attempt
 from benchmarks.simulated import Lab
 from lockstep.errors import LockstepError
 from lockstep.files import read_json, write_json
-from lockstep.programs.placement import device_groups
-from lockstep.programs.replica import Replica
 from lockstep.transcript.transcript import Transcript
 from lockstep.transcript.trees import tree_hash
-from pipeline.audit.tolerance import limit
 from pipeline.audit.verdict import Finding
 from pipeline.runfile import Run
 
@@ -63,7 +60,6 @@ def _audit(extent: Extent, precision: str, work: Path) -> dict:
     findings = lab.audit(lab.run, Transcript(folder / "first"))
     took = perf_counter() - started
     return {
-        "method": "bitwise",
         "device": jax.devices()[0].device_kind,
         "windows": len(lab.run.snapshots().windows) * extent.peers,
         **said_of(findings),
@@ -72,53 +68,9 @@ def _audit(extent: Extent, precision: str, work: Path) -> dict:
     }
 
 
-def audit_on_cpu(extent: Extent, work: Path) -> Iterator[dict]:
-    """An audit on a CPU: how far each message is from what is computed there."""
-    for precision in extent.precisions:
-        yield attempt({"precision": precision}, partial(_audit_on_cpu, extent, precision, work))
-
-
-def _audit_on_cpu(extent: Extent, precision: str, work: Path) -> dict:
-    folder = work / "proof" / precision
-    trained = _read(folder)
-    lab, transcript = lab_of(extent, precision, "matmul"), Transcript(folder / "first")
-    lab.begin_as(transcript)
-    distances = sorted(distances_of(lab, transcript))
-    findings = lab.audit(lab.run, transcript, elsewhere=lab.programs)
-    return {
-        "method": "tolerance",
-        "attention": trained["attention"],
-        "trained_on": transcript.header.environment["device_kind"],
-        "device": jax.devices()[0].device_kind,
-        "messages": len(distances),
-        "median_distance": distances[len(distances) // 2],
-        "largest_distance": distances[-1],
-        "limit": limit(lab.run, None),
-        **said_of(findings),
-    }
-
-
 def said_of(findings: list[Finding]) -> dict:
     """How many findings an audit has, and the first of them."""
     return {"findings": len(findings), "first_finding": str(findings[0]) if findings else None}
-
-
-def distances_of(lab: Lab, transcript: Transcript) -> Iterator[float]:
-    """How far each message of a run is from what its step gives here: `Optimizer.compare`."""
-    setup, programs, template = lab.setup(lab.run), lab.programs, lab.begin.state
-    group = device_groups(jax.devices(), programs.parts)[0]
-    first = transcript.snapshots[0]
-    replica = Replica.put(programs, group, *transcript.agreed(first, template))
-    own = [group.put(transcript.own(first, peer, x)) for peer, x in enumerate(template.own)]
-    for entry in transcript.rounds:
-        round_, sent = entry.round, entry.evidence.messages
-        messages = {peer: transcript.message(item, programs.form) for peer, item in sent.items()}
-        for peer, message in messages.items():
-            work = setup.work(round_.assignment[peer], round_.trainers)
-            distance, own[peer] = replica.compare(own[peer], work, round_.step, message)
-            yield float(distance)
-        applied = {peer: messages[peer] for peer in entry.decision.applied}
-        replica = replica.receive(applied, round_.sequences, lab.run.peers.count, round_.step)
 
 
 def by_rules(extent: Extent, work: Path) -> Iterator[dict]:
@@ -153,7 +105,6 @@ def _by_rules_on_cpu(extent: Extent, bits: int, work: Path) -> dict:
     lab.begin_as(transcript)
     findings = lab.audit(lab.run, transcript)
     return {
-        "method": "bitwise",
         "trained_on": transcript.header.environment["device_kind"],
         "device": jax.devices()[0].device_kind,
         "windows": len(lab.run.snapshots().windows) * extent.peers,

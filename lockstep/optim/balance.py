@@ -57,15 +57,12 @@ def leave(optimizer: Optimizer, paths: Collection[str]) -> Optimizer:
         updates, shared = optimizer.receive(messages, peers, others(params), shared, step)
         return rejoin(updates, jax.tree.map(jnp.zeros_like, params)), shared
 
-    def compare(own: Tree, message: Tree, params: Tree, step: jax.Array) -> tuple[jax.Array, Tree]:
-        return optimizer.compare(own, message, others(params), step)
-
     def areas(params: Tree) -> Tree:
         return optimizer.areas(others(params))
 
     return optimizer._replace(
         init=init, lookahead=lookahead, accumulate=accumulate, send=send, receive=receive,
-        compare=compare, areas=areas, align=align if optimizer.aligns else no_align,
+        areas=areas, align=align if optimizer.aligns else no_align,
         merge=None,
     )  # fmt: skip
 
@@ -131,19 +128,11 @@ def balanced(optimizer: Optimizer, paths: Collection[str], speed: float) -> Opti
         moves = _moves(messages.load, peers.weight, speed)
         return unflatten_dict(flatten_dict(updates) | flatten_dict(moves)), shared
 
-    def compare(own: Tree, message: Tree, params: Tree, step: jax.Array) -> tuple[jax.Array, Tree]:
-        """Include the share of choices that fell on other experts: half of the difference."""
-        distance, state = optimizer.compare(own.optimizer, message.optimizer, params, step)
-        for mine, sent in zip(*map(jax.tree.leaves, (own.load, message.load)), strict=True):
-            error = jnp.sum(jnp.abs(_share(mine) - _share(sent)), axis=-1) / 2
-            distance = jnp.maximum(distance, jnp.max(error))
-        return distance, Balanced(zeros(own.load), state)
-
     def areas(params: Tree) -> Tree:
         return Balanced(jax.tree.map(lambda _: 0, corrections(params)), optimizer.areas(params))
 
     return inside(optimizer)._replace(
-        init=init, accumulate=accumulate, send=send, receive=receive, compare=compare, areas=areas,
+        init=init, accumulate=accumulate, send=send, receive=receive, areas=areas,
         merge=None,
     )  # fmt: skip
 

@@ -30,7 +30,6 @@ from lockstep.optim.optimizer import (
     Tree,
     clip_scale,
     group_of,
-    norm_ratio,
     rate,
 )
 
@@ -90,15 +89,11 @@ def dense(
         updates = jax.tree.map(lambda d, theta: -lr * (d + weight_decay * theta), d, params)
         return updates, shared
 
-    def compare(own: Tree, message: Tree, params: Tree, step: jax.Array) -> tuple[jax.Array, Tree]:
-        error = jax.tree.map(jnp.subtract, message, own)
-        return norm_ratio(error, own), optax.EmptyState()
-
     def areas(params: Tree) -> Tree:
         return jax.tree.map(lambda _: 0, params)
 
     merge = Merge(ON_HOST[aggregate], take) if aggregate in ON_HOST else None
-    return Optimizer(init, accumulate, send, receive, compare, areas, merge=merge)
+    return Optimizer(init, accumulate, send, receive, areas, merge=merge)
 
 
 def from_optax(

@@ -1,4 +1,4 @@
-"""The interface of optimizers: eight pure functions over two states."""
+"""The interface of optimizers: seven pure functions over two states."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -66,7 +66,7 @@ def no_lookahead(params: Tree, own: Tree, shared: Tree, step: jax.Array) -> Tree
 
 
 class Optimizer(NamedTuple):
-    """Eight pure functions over two states: `own` of each peer, and `shared`, which is one copy.
+    """Seven pure functions over two states: `own` of each peer, and `shared`, which is one copy.
 
         own, shared = init(params)
         each round, each peer:
@@ -95,9 +95,6 @@ class Optimizer(NamedTuple):
       receive: What all peers add to their params. `messages` have a leading axis [peer] on every
         array; the row of an absent peer, whose weight in `peers` is 0, may hold anything, and
         changes no bit.
-      compare: compare(own, message, params, step) -> distance, own: how far a message is from the
-        one that this state would send, as a share of its scale, and the state after sending it. It
-        serves an audit on other hardware, where bits cannot be equal.
       areas: areas(params) -> the positions in a block of each parameter, which messages do not
         hold: an int in place of each named tuple, as `Coefficients`; 0 for an array sent whole.
       lookahead: The params at which a peer takes its gradient.
@@ -114,7 +111,6 @@ class Optimizer(NamedTuple):
     accumulate: Callable[[Tree, Tree, Tree, jax.Array], Tree]
     send: Callable[[Tree, Tree, Tree, jax.Array], tuple[Tree, Tree]]
     receive: Callable[[Tree, RoundPeers, Tree, Tree, jax.Array], tuple[Tree, Tree]]
-    compare: Callable[[Tree, Tree, Tree, jax.Array], tuple[jax.Array, Tree]]
     areas: Callable[[Tree], Tree]
     lookahead: Callable[[Tree, Tree, Tree, jax.Array], Tree] = no_lookahead
     align: Callable[[Tree, Tree, jax.Array], Tree] = no_align
@@ -156,10 +152,6 @@ def inside(optimizer: Optimizer) -> Optimizer:
         message, state = optimizer.send(own.optimizer, params, shared, step)
         return message, own._replace(optimizer=state)
 
-    def compare(own: Tree, message: Tree, params: Tree, step: jax.Array) -> tuple[jax.Array, Tree]:
-        distance, state = optimizer.compare(own.optimizer, message, params, step)
-        return distance, own._replace(optimizer=state)
-
     def align(own: Tree, params: Tree, fragment: jax.Array) -> Tree:
         return own._replace(optimizer=optimizer.align(own.optimizer, params, fragment))
 
@@ -167,7 +159,6 @@ def inside(optimizer: Optimizer) -> Optimizer:
         lookahead=lookahead if optimizer.looks_ahead else no_lookahead,
         accumulate=accumulate,
         send=send,
-        compare=compare,
         align=align if optimizer.aligns else no_align,
     )
 
@@ -208,12 +199,6 @@ def rate(learning_rate: optax.ScalarOrSchedule, step: jax.Array) -> Any:
 def group_of(path: KeyPath) -> str | None:
     """Return the top-level name of a parameter."""
     return getattr(path[0], "key", None) if path else None
-
-
-def norm_ratio(x: Tree, y: Tree) -> jax.Array:
-    """Return the L2 norm of x as a share of y's; finite even if y is zero."""
-    ratio: jax.Array = optax.tree.norm(x) / (optax.tree.norm(y) + SMALLEST_NORMAL)
-    return ratio
 
 
 def clip_scale(grads: Tree, max_norm: float | None) -> jax.Array | float:

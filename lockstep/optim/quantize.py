@@ -16,7 +16,7 @@ import numpy as np
 import optax
 
 from lockstep.optim import expect
-from lockstep.optim.optimizer import Optimizer, RoundPeers, Tree, norm_ratio
+from lockstep.optim.optimizer import Optimizer, RoundPeers, Tree
 
 
 class Quantizer(ABC):
@@ -29,13 +29,6 @@ class Quantizer(ABC):
     @abstractmethod
     def decode(self, code: Tree, shape: tuple[int, ...]) -> jax.Array:
         """Return the float32 array of this shape that a code stands for."""
-
-    def rounding(self, x: jax.Array) -> jax.Array:
-        """Return the largest error that an honest code of x may have, element by element.
-
-        It is the error of the code itself, unless a quantizer draws.
-        """
-        return jnp.abs(self.decode(self.encode(x), x.shape) - x)
 
 
 class Code(NamedTuple):
@@ -266,11 +259,6 @@ class QSGD(_InBlocks):
         q_NB = jnp.where(sign_NB, -1.0, 1.0) * level_NB * (code.scale / self._most)
         return from_blocks(q_NB, shape)
 
-    def rounding(self, x: jax.Array) -> jax.Array:
-        """See `Quantizer.rounding`; a level, since other bits of x would draw otherwise."""
-        x_NB = to_blocks(x, self.block)
-        return from_blocks(jnp.broadcast_to(_norm(x_NB) / self._most, x_NB.shape), x.shape)
-
 
 def _norm(x_NB: jax.Array) -> jax.Array:
     largest_N1 = jnp.max(jnp.abs(x_NB), axis=1, keepdims=True)
@@ -332,15 +320,10 @@ def quantized(optimizer: Optimizer, quantizer: Quantizer, error_feedback: float 
     def accumulate(grads: Tree, own: Tree, params: Tree, step: jax.Array) -> Tree:
         return own._replace(own=optimizer.accumulate(grads, own.own, params, step))
 
-    def exact(own: QuantizedState, params: Tree, step: jax.Array) -> tuple[Tree, Tree]:
-        """Return x, and the optimizer's state after sending."""
+    def send(own: Tree, params: Tree, shared: Tree, step: jax.Array) -> tuple[Tree, Tree]:
         x, state = optimizer.send(own.own, params, optax.EmptyState(), step)
         if error_feedback:
             x = jax.tree.map(lambda x, e: x + error_feedback * e, x, own.error)
-        return x, state
-
-    def send(own: Tree, params: Tree, shared: Tree, step: jax.Array) -> tuple[Tree, Tree]:
-        x, state = exact(own, params, step)
         message = jax.tree.map(quantizer.encode, x)
         left_out = partial(jax.tree.map, jnp.subtract, x, decode(message, params))
         return message, with_error(state, left_out)
@@ -351,22 +334,11 @@ def quantized(optimizer: Optimizer, quantizer: Quantizer, error_feedback: float 
         decoded = jax.vmap(partial(decode, params=params), axis_size=len(peers.weight))(messages)
         return optimizer.receive(decoded, peers, params, shared, step)
 
-    def compare(own: Tree, message: Tree, params: Tree, step: jax.Array) -> tuple[jax.Array, Tree]:
-        x, state = exact(own, params, step)
-        decoded = decode(message, params)
-        # Honest machines may round a value near a half either way, so only an error beyond that of
-        # rounding counts.
-        excess = jax.tree.map(
-            lambda x, d: jnp.maximum(jnp.abs(d - x) - quantizer.rounding(x), 0.0), x, decoded
-        )
-        distance = norm_ratio(excess, x)
-        return distance, with_error(state, partial(jax.tree.map, jnp.subtract, x, decoded))
-
     def areas(params: Tree) -> Tree:
         codes = jax.eval_shape(lambda params: jax.tree.map(quantizer.encode, params), params)
         return jax.tree.map(lambda _: 0, codes)
 
     return optimizer._replace(
-        init=init, accumulate=accumulate, send=send, receive=receive, compare=compare, areas=areas,
+        init=init, accumulate=accumulate, send=send, receive=receive, areas=areas,
         merge=None,
     )  # fmt: skip

@@ -276,7 +276,6 @@ def one_by_one(optimizer: Optimizer) -> Optimizer:
         lookahead=jax.jit(ahead) if optimizer.looks_ahead else ahead,
         accumulate=jax.jit(optimizer.accumulate, donate_argnums=1),
         send=jax.jit(optimizer.send, donate_argnums=0),
-        compare=jax.jit(optimizer.compare, donate_argnums=0),
     )
 
 

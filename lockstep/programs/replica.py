@@ -51,10 +51,6 @@ class Replica:
             return own
         return self.programs.align(own, self.params, self.group.put_whole(np.int32(step)))
 
-    def compare(self, own: Tree, work: Work, step: int, message: Tree) -> tuple[jax.Array, Tree]:
-        """Return a sent message's distance from the replayed one, and the peer's state after it."""
-        return self.programs.compare(*self.arguments(own, work, step), message)
-
     def receive(
         self,
         messages: Mapping[int, Tree],

@@ -180,15 +180,6 @@ class Programs:
         return jax.jit(same_bits(take), donate_argnums=(0, 2) if shapes[0] == shapes[1] else 2)
 
     @cached_property
-    def compare(self) -> Callable[..., tuple[jax.Array, Tree]]:
-        """An audit's step on other hardware: arguments of `peer_step`, message -> distance, own.
-
-        The distance of the sent message from the replayed one, and the peer's state after sending
-        it (`Optimizer.compare`).
-        """
-        return jax.jit(self._compare) if self.steps.traced else self._compare
-
-    @cached_property
     def step_of_a_peer(self) -> Callable[..., PeerResult]:
         """A peer's step: (params, own, shared, rows_MB, count, step) -> PeerResult.
 
@@ -239,11 +230,6 @@ class Programs:
 
     def _moved(self, params: Tree, updates: Tree, shared: Tree) -> tuple[Tree, Tree]:
         return self.keep_cut(optax.apply_updates(params, updates)), self.keep_cut(shared)
-
-    def _compare(self, *arguments: Tree) -> tuple[jax.Array, Tree]:
-        params, own, shared, rows_MB, count, step, message = arguments
-        own, _ = self.steps.take(own, Agreed(params, shared), Work(rows_MB, count), step)
-        return self.optimizer.compare(own, message, params, step)
 
 
 def _floats(tree: Tree) -> list[jax.Array]:

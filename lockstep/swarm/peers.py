@@ -1,8 +1,8 @@
 """Peers as a round sees them, and those simulated on this machine.
 
 Simulated peers take turns if they outnumber device groups. Fused ones, of layouts "shard_map" and
-"vmap", step in one program: fast on many devices, but its bits differ from those of `peer_step`, so
-an audit compares distances.
+"vmap", step in one program: fast on many devices, but as compiled its bits may differ from those of
+`peer_step`, so that no audit compares them.
 """
 
 import logging

@@ -4,10 +4,10 @@ A piece is a range of bytes of one of the message's fields, in the order of the 
 array sent whole, or the indices, signs or values of a parameter sent by indices.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,7 +17,6 @@ SMALLEST, MOST = 1024, 2**16  # bytes of a piece; pieces of a message, about
 SHARE = 0.01  # share of a message's bytes that its sketch may take; at least one piece
 HASH = 32  # bytes
 MOST_DRAWN = 256  # so many pieces miss a lie in 2 % of a message once in 176 times
-ROUNDED = 2**-6  # relative error of a coefficient rounded to bfloat16 twice, with a margin
 
 
 class Field(NamedTuple):
@@ -25,9 +24,6 @@ class Field(NamedTuple):
 
     dtype: np.dtype  # dtype of its elements
     bytes: int  # size of all its elements
-    # whether elements are compared one by one (positions, bytes of signs, values at positions), and
-    # the different ones counted; else by the norm of the difference
-    counted: bool
 
 
 @dataclass(frozen=True)
@@ -93,54 +89,3 @@ class Pieces:
             _, begin, end = self.ranges[n]
             by_number[n], at = data[at : at + end - begin], at + end - begin
         return by_number
-
-    def distance(self, fields: Iterable[Buffer], sent: Mapping[int, bytes]) -> float:
-        """Return the largest distance of `sent` pieces, by number, from a message computed here.
-
-        With x the n elements of a piece computed here, y the sent ones, and r the root mean square
-        of the field's elements:
-
-            |y - x| / max(|x|, r sqrt(n))
-
-        so that rounding in a piece that is small for its field does not look like a lie. A code of
-        8 bits counts as its value less 128. Of counted fields it is the share of elements that
-        differ.
-        """
-        by_field: dict[int, list[int]] = {}
-        for n in sent:
-            by_field.setdefault(self.ranges[n][0], []).append(n)
-        worst = 0.0
-        for number, (field, data) in enumerate(zip(self.fields, fields, strict=True)):
-            if number not in by_field:
-                continue
-            computed, scale = _elements(data, field), 0.0
-            if not field.counted:
-                scale = float(np.sqrt(np.mean(np.square(computed))))
-            for n in by_field[number]:
-                _, begin, end = self.ranges[n]
-                width = field.dtype.itemsize
-                x, y = computed[begin // width : end // width], _elements(sent[n], field)
-                distance = _share(x, y) if field.counted else _relative(x, y, scale)
-                worst = max(worst, distance if np.isfinite(distance) else np.inf)
-        return worst
-
-
-def _elements(data: Buffer, field: Field) -> Any:
-    elements = np.frombuffer(data, field.dtype.newbyteorder("<"))
-    if field.counted:
-        return elements
-    return elements.astype(np.float64) - (128 if field.dtype == np.uint8 else 0)
-
-
-def _relative(x: Any, y: Any, scale: float) -> float:
-    error, size = float(np.linalg.norm(y - x)), float(np.linalg.norm(x))
-    if not error:
-        return 0.0
-    size = max(size, scale * float(np.sqrt(x.size)))
-    return error / size if size else np.inf
-
-
-def _share(x: Any, y: Any) -> float:
-    if x.dtype.kind in "ui":
-        return float(np.mean(x != y))
-    return float(np.mean(~np.isclose(y.astype(np.float64), x.astype(np.float64), ROUNDED, 0.0)))

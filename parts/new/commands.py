@@ -208,6 +208,7 @@ def _write_new(answers: Answers, model: "StartingModel", root: Path) -> None:
     new = run_tables.new_run(answers, model)
     document, reasons = run_tables.tables(new), run_tables.reasons(new)
     reasons |= fitting.times_that_fit(document, model.config, one_epoch=True)
+    reasons |= fitting.bits_that_audit(document, model.config)
     head = [
         f"Made by `lockstep new` with --optimizer {answers['optimizer']} "
         f"--tokens {answers['tokens']} --peers {new.peers} --gpus {new.gpus}.",

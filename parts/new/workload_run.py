@@ -129,7 +129,7 @@ def _sized(
 
 def _document(new: NewRun) -> dict[str, Any]:
     document, options, seed = run_tables.tables(new), new.options, new.seed or 0
-    peers = {"count": new.peers, "seed": seed, "micro_batch": new.rows}
+    peers = {"count": new.peers, "seed": seed, "micro_batch": new.rows, "bits": "machine"}
     document["peers"] = peers | {"passes": options["passes"] or 1}
     table = {"factory": options["workload"], "config": options["config"], "seed": seed}
     if inner := options.get("inner"):
@@ -147,6 +147,10 @@ def _reasons(new: NewRun, answers: Mapping[str, Any], rows: int | None, facts: A
     why["workload.inner"] = _why_inner(new, answers, facts)
     why["model.LLM.max_seq_len"] = "words of 4 bytes of a row" if rows else "--length"
     why["peers.micro_batch"] = "a peer's local step at once"
+    why["peers.bits"] = (
+        "only a machine like the trainer's can audit it: a workload computes in a process of its "
+        "own, without rules"
+    )
     why["held_out.sequences"] = "rows of a measurement, or all that are held out"
     why["export.dtype"] = "as params travel"
     why["config.total_steps"] = f"whole rounds of {answers['tokens']} tokens"

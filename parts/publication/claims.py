@@ -22,8 +22,9 @@ class VerifyOutcome(Enum):
     CONSISTENT = (
         "consistent, not verified",
         3,
-        "nothing contradicts it, but its author chose what was repeated, bits could not be "
-        "compared, another release wrote it, or, of volunteers, a key, a link or a state lacks",
+        "nothing contradicts it, but its author chose what was repeated, a window is not "
+        "comparable here, another release wrote it, or, of volunteers, a key, a link or a state "
+        "lacks",
     )
     CONTRADICTED = "not verified", 1, "something in it contradicts the rest"
     NOT_ASKED = "cannot be asked", 2, "the command is wrong, or asks for what is not published"
@@ -47,8 +48,20 @@ HEADINGS: dict[Kind, str] = {
 }
 # The most important first; files beside the weights, whose claims have their names, are at "".
 ORDER = (
-    *("digests", "commit", "signature", "files", "start", "weights", "windows", "held_out"),
-    *("card", "", "data", "tasks", "left_out", "other_windows", "workload", "code", "beacon"),
+    *("digests", "commit", "signature", "files", "start", "weights", "windows"),
+    *(
+        "not_comparable",
+        "held_out",
+        "card",
+        "",
+        "data",
+        "tasks",
+        "left_out",
+        "other_windows",
+        "workload",
+        "code",
+        "beacon",
+    ),
     *("held_out_split", "findings", "accusations", "verdict", "losses", "keys"),
 )
 
@@ -57,7 +70,7 @@ ORDER = (
 class Verified:
     """A publication that nothing contradicts, and what is claimed of it."""
 
-    bitwise: bool  # whether the sample was compared bit for bit
+    bitwise: bool  # whether the whole sample was compared, which is bit for bit
     claims: list[PublicClaim]
     why_not: list[str]  # why it is consistent only, and not verified; empty where it is
     share: str = ""  # how much was computed again, for the line of a verified one

@@ -15,7 +15,6 @@ from urllib.parse import quote
 from lockstep.errors import LockstepError, RequestError, hide
 from lockstep.files import link, sha256_file, writes
 from lockstep.machine.progress import Progress, size
-from lockstep.tables.explain import validate_json
 from parts.publication import layout
 from parts.publication.layout import MANIFEST, SIGNATURE, Publication, PublishedFile
 from pipeline.net import remote, web
@@ -87,7 +86,7 @@ def _in_folder(folder: Path, limits: Limits) -> PublicListing:
         raise RequestError(f"{path}: no such file, expected a publication of `lockstep publish`")
     _check_length(MANIFEST, path.stat().st_size, f"{folder}/")
     content, names = path.read_bytes(), {name for name, _ in walk(folder)}
-    publication = validate_json(Publication, content, str(path))
+    publication = layout.parse(content, str(path))
     _check(publication, str(path), names, limits)
     signature = None
     if SIGNATURE in names:
@@ -114,7 +113,7 @@ def _on_web(address: str, cache: Path, limits: Limits, signed: bool) -> PublicLi
     _say_what_is_asked(request.name, limits.network)
     pages = web.Pages(limits.network, MOST_BYTES[MANIFEST])
     content = pages.content(request)
-    publication = validate_json(Publication, content, request.name)
+    publication = layout.parse(content, request.name)
     _check(publication, request.name, None, limits)
     signature = None
     if signed:
@@ -151,7 +150,7 @@ def _on_hub(source: str, cache: Path, limits: Limits) -> PublicListing:
     with Progress("verify", total=sum(t.size for t in transfers), unit="byte") as bar:
         stored = store.fetch(transfers, cache, limits.network, bar)
     content, *signature = (item.path.read_bytes() for item in stored)
-    publication = validate_json(Publication, content, f"{source}: {MANIFEST}")
+    publication = layout.parse(content, f"{source}: {MANIFEST}")
     _check(publication, source, set(files), limits)
 
     def origin(name: str, file: PublishedFile) -> Origin:

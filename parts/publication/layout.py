@@ -25,8 +25,10 @@ published ones, with a seed that their author did not know. What is drawn and re
 window of one peer or, where messages are not kept, of all its peers together.
 """
 
+import json
 import random
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
@@ -35,7 +37,7 @@ from pydantic import Field
 from lockstep.errors import LockstepError, RequestError, brief
 from lockstep.files import read_json
 from lockstep.protocol.attestation import Hash
-from lockstep.tables.explain import validate
+from lockstep.tables.explain import validate, validate_json
 from lockstep.tables.table import Count, Table
 from lockstep.transcript.windows import Window
 from pipeline.net.host import check_name
@@ -62,6 +64,7 @@ if TYPE_CHECKING:
     from lockstep.transcript.transcript import Transcript
     from pipeline.audit.sample import Beacon
 
+FORMAT = 3  # of the list; verdicts of earlier ones may rest on a tolerance
 MANIFEST = f"{PROOF}/publication.json"
 SIGNATURE = "model.sig"  # beside proof/; the list, which it signs too, does not have it
 ROW_FILE = rf"{ROWS}/(\d{{5,}})(?:-(\d{{3,}}))?\.safetensors"  # first round, and peer if of one
@@ -87,7 +90,7 @@ PRECISIONS = ("default", "high", "highest", "bfloat16", "tensorfloat32", "float3
 class Publication(Table):
     """proof/publication.json."""
 
-    format: Literal[2]
+    format: Literal[3]
     """Version of the format."""
     release: str
     """Release of Lockstep that wrote it."""
@@ -117,6 +120,22 @@ class Publication(Table):
     def exported(self) -> dict[str, PublishedFile]:
         """The files of the export."""
         return {name: file for name, file in self.files.items() if "/" not in name}
+
+
+def parse(content: bytes, where: str) -> Publication:
+    """Read the list of a publication, which errors call `where`.
+
+    Raises:
+      RequestError: It has an earlier format, which the release that wrote it reads.
+    """
+    with suppress(ValueError, RecursionError):  # what is no JSON is said below
+        match json.loads(content):
+            case {"format": 1 | 2 as earlier, "release": str(release)}:
+                raise RequestError(
+                    f"{where}: format {earlier}, expected {FORMAT}; release {brief(release)}, "
+                    "which wrote it, reads it"
+                )
+    return validate_json(Publication, content, where)
 
 
 def made(stage: str) -> str:
@@ -300,7 +319,7 @@ def matmul_precision(folder: Path) -> str | None:
     """Return the precision of matrix products that a publication was trained with, or None.
 
     It is a setting, not a property of a machine, so the reader adopts it: otherwise a header that
-    names another one would be reason enough to compare by tolerance.
+    names another one would be reason enough to compare nothing.
     """
     environment = read_json(folder / HEADER).get("environment")
     precision = environment.get("matmul_precision") if isinstance(environment, dict) else None

@@ -93,14 +93,14 @@ def _write(
 ) -> tuple[Publication, int]:
     """Write a publication without a signature."""
     exported = with_results(accepted(paths), paths)
-    _check_method(paths)
+    _check_comparable(paths)
     only = EXPORTS.get(subject_of(settings).exports.model_file)
     exported = {name: file for name, file in exported.items() if not only or name in only}
     folder.parent.mkdir(parents=True, exist_ok=True)
     _copy((file, folder / name) for name, file in exported.items())
     fields, total = _write_proof(folder, settings, paths, windows, seed, only)
     publication = Publication(
-        format=2,
+        format=layout.FORMAT,
         release=__version__,
         windows=windows,
         seed=seed,
@@ -230,13 +230,12 @@ def _copy(pairs: Iterable[tuple[Path, Path]]) -> None:
         shutil.copyfile(source, target)
 
 
-def _check_method(paths: Paths) -> None:
+def _check_comparable(paths: Paths) -> None:
     path = paths.out("witness") / "verdict.json"
-    verdict = read_json(path)
-    if verdict["method"] == "none":
+    if (why := read_json(path)["not_comparable"]) is not None:
         raise LockstepError(
-            f"{path}: the run cannot be audited, because {verdict['why_not_bitwise']}, expected "
-            "one that readers can verify"
+            f"{path}: not_comparable is {why!r}, expected null: an audit that compared all windows "
+            "that it drew"
         )
 
 

@@ -57,7 +57,7 @@ def verify(
     with closing(published.setup.programs.steps.by):
         for stage in STAGES:
             claims += import_module(f"{recheck.__name__}.{stage}").recheck(published)
-    why_not = ["bits could not be compared"] if published.why is not None else []
+    why_not = ["windows are not comparable here"] if published.why is not None else []
     why_not += published.draw.why_not_verified(len(published.chosen))
     if not published.same_release:
         why_not.append(f"release {brief(publication.release)} wrote it, and this is {__version__}")
@@ -67,7 +67,7 @@ def verify(
 def _share(published: PublishedRun) -> str:
     """Return how much of the run was computed again."""
     rounds, stated = len(published.transcript.rounds), published.stated_rounds
-    text = f"{len(published.chosen)} of {published.draw.total} windows were repeated"
+    text = f"{len(published.repeated)} of {published.draw.total} windows were repeated"
     return f"{text}, and {stated} of {rounds} rounds are its author's word" if stated else text
 
 

@@ -191,16 +191,16 @@ def _claims(
             values,
         ),
     ]
-    if replayed:
-        texts = [
-            f"window {rerun.request.number} of peer {rerun.request.peer} (rounds "
-            f"{rerun.window.first}-{rerun.window.last}, {rerun.messages} messages) "
-            f"{'repeats bit for bit' if rerun.why is None else 'repeats within a tolerance'}"
-            for rerun in replayed
-        ]
-        repeated = [[rerun.request.peer, rerun.request.number] for rerun in replayed]
+    repeat = [rerun for rerun in replayed if rerun.why is None]
+    if repeat:
+        text = "; ".join(f"{_window(rerun)} repeats bit for bit" for rerun in repeat)
+        repeated = [[*rerun.request] for rerun in repeat]
         values = {"repeated": repeated, "total": total_windows}
-        claims.append(PublicClaim("windows", "sampled", "; ".join(texts), values))
+        claims.append(PublicClaim("windows", "sampled", text, values))
+    for rerun in replayed:
+        if rerun.why is not None:
+            text = f"{_window(rerun)} is not comparable here: {rerun.why}"
+            claims.append(PublicClaim("not_comparable", "stated", text, {"why": rerun.why}))
     if left := total_windows - len(replayed):
         text = f"the work in {left} of {total_windows} windows"
         claims.append(PublicClaim("other_windows", "stated", text, {"count": left}))
@@ -210,6 +210,12 @@ def _claims(
     )
     claims.append(PublicClaim("losses", "stated", stated))
     return claims
+
+
+def _window(rerun: RepeatedWindow) -> str:
+    peer, number = rerun.request
+    rounds = f"rounds {rerun.window.first}-{rerun.window.last}, {rerun.messages} messages"
+    return f"window {number} of peer {peer} ({rounds})"
 
 
 def _lab_claim(lab: str, *, knows: bool) -> PublicClaim:

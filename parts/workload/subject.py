@@ -142,7 +142,7 @@ class WorkloadSubject:
     begins, exports = WorkloadBegins(), WorkloadExports()
     described_in, any_rows = FILE, True
     loss_unit, has_perplexity = "as the workload has it", False
-    varies_here, draws = False, True
+    draws = True
     memory_unknown = "a workload computes in a process of its own"
 
     def trains(self, run: runfile.Run) -> bool:

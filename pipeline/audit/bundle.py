@@ -16,7 +16,6 @@ compare who have the run's transcript and data: they are the same bytes.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple, NoReturn
 
@@ -32,10 +31,9 @@ from lockstep.transcript.entry import Entry
 from lockstep.transcript.transcript import Transcript
 from lockstep.transcript.windows import Window
 from pipeline import runfile
-from pipeline.audit import rounding, rows_file, verdict_text
+from pipeline.audit import rows_file
 from pipeline.audit.audit import audit_ends, audit_header, audit_rounds
 from pipeline.audit.replay import Replay
-from pipeline.audit.tolerance import why_not_bitwise
 from pipeline.audit.unchecked_bundle import RUN, WorkerOfReader, read_run
 from pipeline.audit.verdict import SHOWN_BY, Finding, contradictions
 from pipeline.start import begin
@@ -45,20 +43,21 @@ from pipeline.subject import subject_of
 KINDS = tuple(kind for kind, by in SHOWN_BY.items() if by != "record")
 """Findings that can be repeated: by recomputing a peer's steps, or by decoding what it sent."""
 DECODED = tuple(kind for kind, by in SHOWN_BY.items() if by == "bytes")  # the latter
+CONFIRMED, NOT_CONFIRMED = "confirmed", "not confirmed"
+NOT_COMPARABLE = "not comparable here"
+STATUS = {NOT_CONFIRMED: 1, NOT_COMPARABLE: 3, CONFIRMED: 0}  # the first that a finding has
 MANIFEST, TOKENS, TRANSCRIPT = "bundle.json", "tokens.safetensors", "transcript"
 
 
 class BundleManifest(Table):
     """bundle.json."""
 
-    format: Literal[2]
+    format: Literal[3]
     """Version of the bundle's format."""
     window: tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]]
     """First and last round of the window."""
     peer: Annotated[int, Field(ge=0)]
     """Peer that is to blame."""
-    bitwise: bool
-    """Whether the auditor compared bits."""
     columns: Annotated[tuple[Column, ...], Field(min_length=1)]
     """Columns of the data's rows."""
     findings: Annotated[tuple[Finding, ...], Field(min_length=1)]
@@ -87,8 +86,6 @@ def write(
 
     write_json(folder / RUN, replay.setup.run.model_dump(mode="json"))
     files = files_of(transcript, entries, window, peers)
-    if any(finding.kind == "state" for finding in findings):  # elsewhere its hash says nothing
-        files |= {f"snapshots/{window.last:05}/own-{owner:03}.safetensors" for owner in peers}
     for file in files:
         if (transcript.folder / file).exists():  # that a payload is missing may be the finding
             (folder / TRANSCRIPT / file).parent.mkdir(parents=True, exist_ok=True)
@@ -99,10 +96,9 @@ def write(
     if peers:
         rows_file.write(folder / TOKENS, replay.setup.data, rows_file.assigned(entries, peers))
     manifest = BundleManifest(
-        format=2,
+        format=3,
         window=tuple(window),
         peer=peer,
-        bitwise=replay.bitwise,
         columns=replay.setup.programs.task.columns,
         findings=tuple(findings),
         files=listing(folder),
@@ -176,32 +172,27 @@ class Bundle(NamedTuple):
 
 
 def show(folder: Path, max_gb: int, worker: WorkerOfReader | None = None) -> int:
-    """Repeat a bundle's replay and print what it confirms; return 0 if it confirms all, else 1."""
+    """Repeat a bundle's replay, and print what it confirms.
+
+    Return 0 if it confirms all, 3 if what it does not confirm is not comparable here, else 1.
+    """
     bundle = read(folder, max_gb, worker)
-    replay = bundle.replay
-    if bundle.peers and not replay.bitwise:  # learn here how far honest bits are apart
-        varied = rounding.measure(replay.setup, replay.transcript, replay.present)
-        replay = replace(replay, varied=varied)
-        bundle = bundle._replace(replay=replay)
-    findings = rerun(bundle)
-    how = f"compared {verdict_text.compared(replay.why, replay.how.limit, replay.repeats)}"
-    if replay.varied:
-        how += verdict_text.measured({"varied": asdict(replay.varied)})
-    if not bundle.peers:
-        how = "by decoding what was sent"
-    claims, confirmed = bundle.manifest.findings, 0
+    findings, why = rerun(bundle)
+    claims, states = bundle.manifest.findings, list[str]()
     for claim in claims:
-        agrees = _confirms(bundle, findings, claim)
-        confirmed += agrees
+        states.append(_state(findings, claim, why))
         print(shown(f"peer {claim.peer}, round {claim.round}, {claim.kind}: {claim.detail}"))
         print(shown(f"  found here: {_nearest(findings, claim)}"))
-        print(f"  {'confirmed' if agrees else 'not confirmed'}")
+        print(f"  {states[-1]}")
     for finding in findings:
         if finding.peer is None:
             text = f"The bundle contradicts itself in round {finding.round}: {finding.detail}"
             print(shown(text))
-    print(shown(f"{confirmed} of {len(claims)} findings confirmed, {how}"))
-    return 0 if confirmed == len(claims) else 1
+    how = "compared bit for bit" if bundle.peers else "by decoding what was sent"
+    if why is not None:
+        how = f"{NOT_COMPARABLE}: {why}"
+    print(shown(f"{states.count(CONFIRMED)} of {len(claims)} findings confirmed, {how}"))
+    return next(status for state, status in STATUS.items() if state in states)
 
 
 def read(folder: Path, max_gb: int, worker: WorkerOfReader | None = None) -> Bundle:
@@ -230,10 +221,8 @@ def read(folder: Path, max_gb: int, worker: WorkerOfReader | None = None) -> Bun
 
     found = audit_header(setup, transcript) + audit_rounds(setup, transcript, [window], window.last)
     _refuse_contradictions(transcript, found)
-    why = why_not_bitwise(setup, header, transcript.window(window))
     peers = replayed(setup, transcript.window(window), manifest.findings)
-    present = [(window, peers)] if peers else []
-    replay = Replay(setup, transcript, why, present)
+    replay = Replay(setup, transcript)
     if peers:
         _refuse_contradictions(transcript, audit_ends(setup, transcript, window, peers))
         if rows is None:
@@ -242,28 +231,27 @@ def read(folder: Path, max_gb: int, worker: WorkerOfReader | None = None) -> Bun
     return Bundle(manifest, replay, window, peers, audited)
 
 
-def rerun(bundle: Bundle) -> list[Finding]:
-    """Return what audit and replay find about the bundle's peer, and what contradicts itself."""
-    replay, findings = bundle.replay, [*bundle.audited]
+def rerun(bundle: Bundle) -> tuple[list[Finding], str | None]:
+    """Return what is found about the bundle's peer or of itself, and `WindowOutcome.why`."""
+    replay, findings, why = bundle.replay, [*bundle.audited], None
     # one peer after another, so that findings about one hide none about the others
     groups = [(peer,) for peer in bundle.peers] if replay.kept else [bundle.peers]
     for peers in groups:
-        findings += replay.window(bundle.window, peers, lambda: None)
-    return [finding for finding in findings if finding.peer in (bundle.manifest.peer, None)]
+        outcome = replay.window(bundle.window, peers, lambda: None)
+        findings, why = findings + outcome.findings, why or outcome.why
+    return [finding for finding in findings if finding.peer in (bundle.manifest.peer, None)], why
 
 
 # ---- What was claimed, and what is found here ----
 
 
-def _confirms(bundle: Bundle, findings: Iterable[Finding], claim: Finding) -> bool:
-    """Return whether this replay confirms a finding; to the letter, if both compared bits."""
+def _state(findings: Iterable[Finding], claim: Finding, why: str | None) -> str:
+    """Return whether a finding is found here, to the letter; `why` is `WindowOutcome.why`."""
     if any(finding.peer is None for finding in findings):
-        return False  # with such rounds anybody could be blamed
-    exact = claim.kind in DECODED or (bundle.manifest.bitwise and bundle.replay.bitwise)
-    return any(
-        finding == claim if exact else (finding.round, finding.kind) == (claim.round, claim.kind)
-        for finding in findings
-    )
+        return NOT_CONFIRMED  # with such rounds anybody could be blamed
+    if claim in findings:
+        return CONFIRMED
+    return NOT_COMPARABLE if why is not None and claim.kind not in DECODED else NOT_CONFIRMED
 
 
 def _nearest(findings: Iterable[Finding], claim: Finding) -> str:

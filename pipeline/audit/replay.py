@@ -6,9 +6,10 @@ params are recomputed from the payloads, so that their chain of hashes is checke
 snapshot whether a peer is replayed or not.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import jax
 
@@ -17,6 +18,7 @@ from lockstep.programs.local_training import Work
 from lockstep.programs.placement import DeviceGroup, device_groups
 from lockstep.programs.replica import Replica
 from lockstep.protocol.attestation import Claim
+from lockstep.protocol.round import Message
 from lockstep.swarm.delivery import TravellingMessages
 from lockstep.transcript.entry import Entry
 from lockstep.transcript.transcript import Transcript
@@ -24,21 +26,21 @@ from lockstep.transcript.trees import tree_hash
 from lockstep.transcript.windows import Window
 from lockstep.wire import exchange
 from lockstep.wire import message as wire
-from pipeline.audit import verdict_text
-from pipeline.audit.audit import SketchError, read_sketch
-from pipeline.audit.tolerance import (
-    OwnDistance,
-    PeersOfWindows,
-    distance_of_state,
-    distance_of_update,
-    distances_by_kind,
-    furthest,
-    how,
-    repeated,
-    to_blame,
-)
-from pipeline.audit.verdict import Finding, ReplayComparison, Varied
+from pipeline.audit.comparable import why_not_comparable
+from pipeline.audit.verdict import Finding
 from pipeline.start.begin import Setup
+
+NO_REPEAT = (
+    "had other bits when replayed twice here: comparable on a machine that repeats its steps"
+)
+
+
+class WindowOutcome(NamedTuple):
+    """What came of a window: findings, whose steps were compared, and why others' could not be."""
+
+    findings: list[Finding]
+    peers: tuple[int, ...]
+    why: str | None = None
 
 
 @dataclass(frozen=True)
@@ -47,36 +49,16 @@ class Replay:
 
     setup: Setup
     transcript: Transcript  # it has passed the audit
-    why: str | None  # bits cannot be compared, so that distances must be small; None if they can
-    # Windows and peers whose snapshots and rows are here: all of a whole run, some in a bundle or a
-    # publication.
-    present: PeersOfWindows
-    varied: Varied | None = None  # how far honest messages of other bits are apart, if measured
-
-    @property
-    def bitwise(self) -> bool:
-        """Whether bits must be equal."""
-        return self.why is None
 
     @property
     def kept(self) -> bool:
         """Whether messages are kept; else a window is replayed for all its peers or none."""
         return self.setup.programs.form.kept
 
-    @property
+    @cached_property
     def merges_exactly(self) -> bool:
-        """Whether params follow from messages to the bit, as they do if these are kept."""
-        return self.bitwise or (self.kept and not self.setup.programs.unruled)
-
-    @cached_property
-    def repeats(self) -> float | None:
-        """Largest distance among the auditor's honest repeats of a step, if it takes any."""
-        return None if self.bitwise else repeated(self.setup, self.transcript, self.present)
-
-    @cached_property
-    def how(self) -> ReplayComparison:
-        """How messages are compared with their replays, and what distances are accepted."""
-        return how(self.setup.run, self.why, self.merges_exactly, self.repeats, self.varied)
+        """Whether params follow from kept messages to the bit here, as by rules anywhere."""
+        return not self.setup.programs.unruled or self._why(()) is None
 
     @cached_property
     def groups(self) -> list[DeviceGroup]:
@@ -89,14 +71,37 @@ class Replay:
         peers: Sequence[int],
         advance: Callable[[], None],
         group: DeviceGroup | None = None,
-    ) -> list[Finding]:
-        """Check the chain of params over a window, and replay some of its peers.
+    ) -> WindowOutcome:
+        """Check the chain of params over a window, and replay those of its peers that can be.
 
-        If messages are not kept and `peers` is empty, nothing is done.
+        If messages are not kept and `peers` is empty, nothing is done. What is found must be found
+        twice: nobody is accused by steps that do not repeat on the auditor's machine.
         """
-        if not self.kept and not peers:
-            return []
-        return WindowReplay(self, window, peers, group or self.groups[0]).findings(advance)
+        together = [(peer,) for peer in peers] if self.kept else [tuple(peers)] * bool(peers)
+        reasons = {some: self._why(self._sent(window, some)) for some in together}
+        replayed = tuple(p for some, why in reasons.items() if why is None for p in some)
+        why = next(filter(None, reasons.values()), None)
+        if not replayed and not (self.kept and self.merges_exactly):
+            return WindowOutcome([], (), why)
+        group = group or self.groups[0]
+
+        def once(advance: Callable[[], None]) -> list[Finding]:
+            return WindowReplay(self, window, replayed, group).findings(advance)
+
+        findings = once(advance)
+        if findings and replayed:
+            self.setup.programs.steps.by.close()  # a user's own code starts anew
+            if once(lambda: None) != findings:
+                return WindowOutcome([], (), f"rounds {window.first}-{window.last} {NO_REPEAT}")
+        return WindowOutcome(findings, replayed, why)
+
+    def _why(self, sent: Iterable[Message]) -> str | None:
+        return why_not_comparable(self.setup, self.transcript.header, sent)
+
+    def _sent(self, window: Window, peers: Sequence[int]) -> Iterator[Message]:
+        for entry in self.transcript.window(window):
+            messages = entry.evidence.messages
+            yield from (messages[peer] for peer in peers if peer in messages)
 
 
 class WindowPeers:
@@ -145,21 +150,6 @@ class WindowPeers:
         result = self.replica.step(self.own[peer], self.work(entry, peer), entry.round.step)
         self.own[peer] = result.own
         return result.message
-
-    def compare(self, entry: Entry, peer: int) -> jax.Array | None:
-        """Take a peer's step, and return how far what it sent is from its message.
-
-        What it owns then follows from what it sent or, where its bytes do not decode, from the
-        recomputed message; the result is None then.
-        """
-        sent = self.sent(entry, peer)
-        if sent is None:
-            self.step(entry, peer)
-            return None
-        distance, self.own[peer] = self.replica.compare(
-            self.own[peer], self.work(entry, peer), entry.round.step, sent
-        )
-        return distance
 
     def sent(self, entry: Entry, peer: int) -> Tree | None:
         """Return a peer's message, or None if its bytes do not decode."""
@@ -220,17 +210,9 @@ class WindowReplay:
         Also return whether the replay can go on. A false message that nobody merges, in this round
         or later, does not end it.
         """
-        if self.replay.kept and not self.replay.bitwise:
-            self._compare_kept(entry)
-            return {}, True
         recomputed = {peer: self.peers.step(entry, peer) for peer in self.peers.senders(entry)}
         recomputed = jax.device_get(recomputed)
-        if self.replay.bitwise:
-            false = {p for p, message in recomputed.items() if self._is_false(entry, p, message)}
-        else:
-            false, astray = self._compare_sketches(entry, recomputed)
-            if astray:
-                return recomputed, False
+        false = {p for p, message in recomputed.items() if self._is_false(entry, p, message)}
         lost = not self.replay.kept and any(self._is_merged(entry, peer) for peer in false)
         return recomputed, not lost
 
@@ -277,51 +259,6 @@ class WindowReplay:
                 text += f"its replay gives {replayed.message[:12]}"
                 self._blame(entry.round.step, judge, "check", text, False)
 
-    def _compare_kept(self, entry: Entry) -> None:
-        """Compare messages that are kept within a tolerance.
-
-        A peer goes on from what it sent unless that is false: its own state follows from the
-        truth, as an honest one would.
-        """
-        peers, distances = self.peers, dict[int, jax.Array]()
-        own_before = {} if self.replay.how.own_limits is None else dict(peers.own)
-        for peer in peers.senders(entry):
-            if (distance := peers.compare(entry, peer)) is not None:
-                distances[peer] = distance
-        for peer, distance in jax.device_get(distances).items():
-            if self._is_far(entry, peer, distance) and peer in own_before:
-                peers.own[peer] = own_before[peer]
-                peers.step(entry, peer)
-
-    def _compare_sketches(
-        self, entry: Entry, recomputed: Mapping[int, Tree]
-    ) -> tuple[set[int], list[int]]:
-        """Blame peers whose pieces are far from the replay's; nobody, if most peers' are.
-
-        Return the peers with false messages, and stray peers that may not be to blame.
-        """
-        replay = self.replay
-        if not replay.transcript.header.sketched:
-            return set(), []
-        distances = sketch_distances(replay.setup, replay.transcript, entry, recomputed)
-        named, astray = to_blame(distances, replay.how.limit)
-        false = {peer for peer, distance in named.items() if self._is_far(entry, peer, distance)}
-        if astray:
-            text = f"{verdict_text.peers(astray)} sent pieces that stray no more than others' from "
-            text += f"a replay, by {max(distances[peer] for peer in astray):.3g}, expected at most "
-            text += f"{replay.how.limit:.3g}: a lie that no drawn piece shows came before"
-            self._blame_author(entry.round.step, text)
-        return false, astray
-
-    def _is_far(self, entry: Entry, peer: int, distance: float) -> bool:
-        limit = self.replay.how.limit
-        if distance <= limit:
-            return False
-        text = f"sent a message at distance {distance:.3g} from its replay's, "
-        text += f"expected at most {limit:.3g}"
-        self._blame(entry.round.step, peer, "message", text, self._is_merged(entry, peer))
-        return True
-
     def _is_merged(self, entry: Entry, peer: int) -> bool:
         """Return whether a message of the round reached the params, then or in a later round."""
         return (peer, entry.round.step) in self._merged
@@ -347,93 +284,20 @@ class WindowReplay:
 
     def _compare_params(self, step: int, what: str, recorded: str) -> None:
         """Compare the params with their hash in the transcript."""
-        if self.replay.merges_exactly:
-            params = tree_hash(jax.device_get(self.peers.replica.params))
-            if params != recorded:
-                text = f"the params that {what} are {recorded[:12]}, expected {params[:12]}"
-                self._blame_author(step, text)
+        params = tree_hash(jax.device_get(self.peers.replica.params))
+        if params != recorded:
+            text = f"the params that {what} are {recorded[:12]}, expected {params[:12]}"
+            self._blame_author(step, text)
 
     def _compare_states(self, step: int) -> None:
         """Compare the state with what was committed to at a snapshot."""
-        replay, is_last = self.replay, step == self.window.last
-        replica = self.peers.replica
+        replay, replica = self.replay, self.peers.replica
         params, shared = jax.device_get((replica.params, replica.shared))
         recorded = replay.transcript.hashes(step, replay.setup.run.peers.count)
-        if replay.merges_exactly:
-            if (tree_hash(params), tree_hash(shared)) != (recorded.params, recorded.shared):
-                self._blame_author(step, "the params do not follow from the window's messages")
-        elif is_last:  # the window's other snapshots are kept as hashes only
-            self._compare_closing(params, shared)
-        if not replay.bitwise:
-            if is_last:
-                self._compare_owned(params)
-            return
+        if (tree_hash(params), tree_hash(shared)) != (recorded.params, recorded.shared):
+            self._blame_author(step, "the params do not follow from the window's messages")
         for peer, own in self.peers.own.items():
             state, committed = tree_hash(jax.device_get(own)), recorded.own[peer]
             if committed not in (None, state):
                 text = f"committed to state {committed[:12]}, its replay gives {state[:12]}"
                 self._blame_state(step, peer, text)
-
-    def _compare_owned(self, params: Tree) -> None:
-        """Compare what peers own after a window within a tolerance, where it is here.
-
-        The next window is replayed from it, so whatever is planted there would go on unseen. Where
-        the params are not the auditor's to the bit, nobody is blamed for what most peers have.
-        """
-        replay, last, distances = self.replay, self.window.last, dict[int, OwnDistance]()
-        if replay.how.own_limits is None or any(finding.peer is None for finding in self.found):
-            return  # the latter: peers went on from other params than the auditor
-        for peer, own in self.peers.own.items():
-            if replay.transcript.has_own(last, peer):
-                like = replay.setup.start.state.own[peer]
-                opening, closing = (
-                    replay.transcript.own(step, peer, like) for step in (self.window.opening, last)
-                )
-                kinds = distances_by_kind(closing, jax.device_get(own), opening, params)
-                distances[peer] = furthest(kinds, replay.how.own_limits)
-        named, astray = to_blame({peer: d.ratio for peer, d in distances.items()}, 1.0)
-        for peer in {*named, *astray} if replay.kept else named:
-            text = f"committed to another state than its replay's: {distances[peer]}"
-            self._blame_state(last, peer, text)
-        if astray and not replay.kept:
-            text = f"what {verdict_text.peers(astray)} own strays no more than what others own: "
-            text += f"{distances[astray[0]]}: a lie that no drawn piece shows came before"
-            self._blame_author(last, text)
-
-    def _compare_closing(self, params: Tree, shared: Tree) -> None:
-        """Compare the end of a window within a tolerance, where messages are not kept.
-
-        The next window is replayed from it, so whatever is planted there would go on unseen.
-        """
-        transcript, like = self.replay.transcript, self.replay.setup.start.state
-        limit, last = self.replay.how.params_limit, self.window.last
-        opening, closing = (transcript.agreed(step, like) for step in (self.window.opening, last))
-        if not (gap := distance_of_update(closing[0], params, opening[0])) <= limit:
-            text = f"the params are at distance {gap:.3g} of the window's update from those that "
-            text += "follow"
-        elif not (gap := distance_of_state(closing[1], shared, opening[1], params)) <= limit:
-            text = f"what peers share is at distance {gap:.3g} of the window's change from what "
-            text += "follows"
-        else:
-            return
-        self._blame_author(last, f"{text} from its messages, expected at most {limit:.3g}")
-
-
-def sketch_distances(
-    setup: Setup, transcript: Transcript, entry: Entry, recomputed: Mapping[int, Tree]
-) -> dict[int, float]:
-    """Return how far the pieces that peers sent are from recomputed messages, by peer.
-
-    Broken messages have none. A piece that is not what the audit found it to be is infinitely far.
-    """
-    distances, pieces = {}, setup.programs.form.pieces
-    for peer, message in recomputed.items():
-        if peer in entry.evidence.broken:
-            continue
-        try:
-            sent = read_sketch(setup, transcript, entry, peer)
-        except SketchError:
-            distances[peer] = float("inf")
-            continue
-        distances[peer] = pieces.distance(wire.fields(message), sent)
-    return distances

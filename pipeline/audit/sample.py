@@ -79,17 +79,20 @@ def groups(
 def draw(
     run: runfile.Run, transcript: Transcript, windows: list[Window], seed: str, kept: bool
 ) -> list[tuple[Window, int]]:
-    """Draw the windows to replay, and their peers.
-
-    These are `[witness] replay_percent` of all `groups`, rounded up, and those that `[witness]
-    replay` names.
-    """
-    possible = groups(run, transcript, windows, kept)
+    """Draw the windows to replay, and their peers: `by_chance`, and as `[witness] replay` says."""
     named = {(windows[index], p) for index, p in run.witness.chosen if index < len(windows)}
+    possible = groups(run, transcript, windows, kept)
+    chosen = {pair for group in possible if named.intersection(group) for pair in group}
+    return sorted(chosen.union(by_chance(run, transcript, windows, seed, kept)))
+
+
+def by_chance(
+    run: runfile.Run, transcript: Transcript, windows: list[Window], seed: str, kept: bool
+) -> list[tuple[Window, int]]:
+    """Draw `[witness] replay_percent` of all `groups`, rounded up, without replacement."""
+    possible = groups(run, transcript, windows, kept)
     count = -int(-len(possible) * run.witness.replay_percent // 100)
-    drawn = random.Random(seed).sample(possible, count)
-    drawn += [group for group in possible if named.intersection(group)]
-    return sorted({pair for group in drawn for pair in group})
+    return [pair for group in random.Random(seed).sample(possible, count) for pair in group]
 
 
 # ---- The beacon ----

@@ -19,6 +19,7 @@ HELD_OUT = {
 }
 HELD_OUT_SPLIT = "held-out split of the run's data"
 SAMPLE = ("held_out_stderr", "sequences", "split_sequences")  # what a held-out loss rests on
+FALSE_WINDOWS = (1, 2, 4, 8)  # of which the chance to find one is said
 WIDTH = 71  # of a line of verdict.txt: 80 with the "witness: " of the log
 # A hash is longer than a line may be, and stays whole.
 _wrapped = partial(textwrap.wrap, width=WIDTH, break_long_words=False, break_on_hyphens=False)
@@ -26,16 +27,13 @@ _wrapped = partial(textwrap.wrap, width=WIDTH, break_long_words=False, break_on_
 
 def render(verdict: dict) -> str:
     """Return verdict.txt: the verdict for a person, with the command that repeats each finding."""
-    replayed, why = verdict["replayed_windows"], verdict["why_not_bitwise"]
-    how = compared(why, verdict["tolerance"], verdict.get("repeats")) + measured(verdict)
+    replayed = verdict["replayed_windows"]
     windows = f"{len(replayed)} of {verdict['windows']} windows"
     rows = [
-        ("compared", how),
-        ("params", compared_params(verdict)),
-        ("states", compared_states(verdict)),
-        ("messages", compared_messages(verdict)),
+        ("compared", compared(verdict)),
         ("audited", f"all {verdict['audited_rounds']:,} rounds"),
         ("replayed", f"{windows}: {_rounds(replayed)}" if replayed else windows),
+        ("sampled", sampled(verdict)),
         ("drawn from", f"{verdict['sample_seed']}, {seed_origin(verdict)}"),
         ("transcript", f"sha256 {verdict['transcript']}"),
         ("stated", stated(verdict)),
@@ -66,8 +64,8 @@ def summarize(verdict: dict) -> str:
     """Return the verdict in one line."""
     line = (
         f"{_outcome(verdict)}: {verdict['audited_rounds']:,} rounds audited, "
-        f"{len(verdict['replayed_windows'])} of {verdict['windows']} windows replayed"
-        + {"bitwise": " bit for bit", "tolerance": " within a tolerance"}.get(verdict["method"], "")
+        f"{len(verdict['replayed_windows'])} of {verdict['windows']} windows replayed "
+        "bit for bit"
     )
     if verdict["empty_rounds"]:
         line += f"; nothing was applied in {_empty(verdict)}"
@@ -104,6 +102,11 @@ def caught(verdict: dict) -> str:
     return f"{text}, {len(ejected)} of them ejected" if ejected else text
 
 
+def cannot_be_audited(verdict: dict) -> bool:
+    """Return whether windows were drawn and none could be compared on the auditor's machine."""
+    return verdict["not_comparable"] is not None and not verdict["replayed_windows"]
+
+
 def why_refused(verdict: dict) -> str:
     """Return why no weights are exported: who did what, or that nothing was trained."""
     return reason(verdict) if trained_nothing(verdict) else blame(verdict["findings"])
@@ -120,69 +123,44 @@ def blame(findings: Iterable[dict]) -> str:
     return "; ".join(entries[:NAMED]) + (f"; and {more} more" if more > 0 else "")
 
 
-def compared(
-    why_not_bitwise: str | None, tolerance: float | None, repeats: float | None = None
-) -> str:
-    """Return how replays were compared with what was sent."""
-    if why_not_bitwise is None:
+def compared(verdict: dict) -> str:
+    """Return how replays were compared with what was sent, or why some could not be."""
+    if (why := verdict["not_comparable"]) is None:
         return "bit for bit"
-    measured = "" if repeats is None else f" (honest repeats here were up to {repeats:.3g} apart)"
-    if tolerance is None:
-        return f"not at all{measured}, because {why_not_bitwise}"
-    return f"within a tolerance of {tolerance:.3g}{measured}, because {why_not_bitwise}"
+    done = "the other windows bit for bit; " if verdict["replayed_windows"] else ""
+    return f"{done}not comparable here, which shows nothing and accuses nobody: {why}"
 
 
-def measured(verdict: dict) -> str:
-    """Return how the tolerance was learnt, as the end of a sentence; nothing if it was not.
+def chance(share: float, false: int) -> float:
+    """Return 1 - (1 - s)^n: how surely a draw of a share s of all windows has one of n false ones.
 
-    A verdict that was compared bit for bit has no such entry.
+    At least so: without replacement it is 1 - C(N - n, s N) / C(N, s N). Whoever lied did not know
+    what would be drawn.
     """
-    if (varied := verdict.get("varied")) is None:
+    return 1 - (1 - share) ** false
+
+
+def share(verdict: dict) -> float:
+    """Return the share s of all windows that were drawn, and compared."""
+    return verdict["drawn_windows"] / verdict["windows"] if verdict["windows"] else 0.0
+
+
+def sampled(verdict: dict) -> str:
+    """Return how surely a lie is found, and on what condition; empty without a draw."""
+    if not (s := share(verdict)):
         return ""
-    text = (
-        f"; {varied['messages']:,} honest messages with {varied['there']} were up to "
-        f"{varied['distance']:.3g} from those here"
+    chances = ", ".join(f"{chance(s, n):.2f} for n = {n}" for n in FALSE_WINDOWS)
+    return (
+        f"s = {verdict['drawn_windows']} of {verdict['windows']} windows = {s:.2f}: a peer that "
+        "lied in n of its windows, and did not know which would be drawn, is found with "
+        f"probability 1 - (1 - s)^n at least, {chances}"
     )
-    if varied.get("params") is not None:
-        text += f", and the params after a window up to {varied['params']:.3g} of its update"
-    return text
-
-
-def compared_params(verdict: dict) -> str:
-    """Return how the params after a window were compared; nothing where it was bit for bit."""
-    if (limit := verdict.get("params_tolerance")) is None:
-        return ""
-    scope = "of the window's update, and so what peers share"
-    return f"after each replayed window, off by at most {limit:.3g} {scope}"
-
-
-def compared_states(verdict: dict) -> str:
-    """Return how what peers own was compared; nothing where it was bit for bit, or is nothing."""
-    if verdict["method"] == "bitwise" or (limits := verdict.get("own_tolerance")) == {}:
-        return ""
-    if limits is None:
-        return "what peers own was not compared, since nothing was learnt of it"
-    least = min(limits.values())
-    text = f"of each replayed peer, after its window, off by at most {least:.3g} of its change"
-    return text + "".join(f", {kind} by {cap:.3g}" for kind, cap in limits.items() if cap > least)
-
-
-def compared_messages(verdict: dict) -> str:
-    """Return what was compared of messages that are not kept; nothing where they are."""
-    if (counts := verdict.get("compared")) is None:
-        return ""
-    share = counts["bytes_shown"] / max(1, counts["bytes"])
-    pieces = f"pieces of {counts['sketched']:,} of {counts['messages']:,} are kept"
-    if verdict["method"] == "bitwise":
-        return f"{pieces}, {share:.2%} of their bytes; the roots over all pieces were compared"
-    seen = "passes" if verdict.get("params_tolerance") is None else "shows only in the params"
-    return f"{pieces}, {share:.2%} of their bytes, and were compared; a lie elsewhere {seen}"
 
 
 def stated(verdict: dict) -> str:
     """Return which parts of a transcript nobody recomputes: they are its author's word."""
     text = STATED
-    if verdict.get("compared") is not None:
+    if not verdict["messages_kept"]:
         text += ", whose bytes were no message"
     clock = verdict["clock"]
     return text if clock == "simulated" else f"{text}, on the {clock}'s clock every arrival"
@@ -232,7 +210,7 @@ def printable(text: str) -> str:
 def _outcome(verdict: dict) -> str:
     if not verdict["accepted"]:
         return "REFUSED"
-    return "CANNOT BE AUDITED" if verdict["method"] == "none" else "accepted"
+    return "NOT COMPARABLE HERE" if cannot_be_audited(verdict) else "accepted"
 
 
 def _rounds(replayed: Iterable[dict]) -> str:

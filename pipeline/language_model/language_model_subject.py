@@ -76,7 +76,7 @@ class LanguageModelSubject:
     begins, exports = None, LanguageModelExports()
     described_in, any_rows = f"hf/{hf.CONFIG}", False
     loss_unit, has_perplexity = "nats per token", True
-    varies_here, draws, memory_unknown = True, False, ""
+    draws, memory_unknown = False, ""
 
     def trains(self, run: runfile.Run) -> bool:
         """Return whether the run names no other subject."""

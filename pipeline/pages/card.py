@@ -111,8 +111,6 @@ def render(facts: Facts) -> str:
             },
             listed=files[:LISTED],
             absences=verdict_text.absences(facts.results.verdict),
-            compared=verdict_text.compared_messages(facts.results.verdict),
-            measured=verdict_text.measured(facts.results.verdict),
             stated=verdict_text.stated(facts.results.verdict),
             optimizer=_variant(llm["optimizer"]),
             schedule=_variant(llm["lr_schedule"]),
@@ -159,6 +157,7 @@ def _environment(card: Path | None) -> Environment:
         "verdict": verdict_text.summarize,
         "reason": verdict_text.reason,
         "without_folders": without_folders,
+        "cannot_be_audited": verdict_text.cannot_be_audited,
     }
     return env
 

@@ -1,7 +1,6 @@
 """The report: one HTML page of what a run did."""
 
 import json
-import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -47,8 +46,7 @@ def render(run: runfile.Run, facts: ReportFacts) -> tuple[str, list[plots.Pictur
         run=run,
         blame=verdict_text.why_refused(verdict),
         absences=verdict_text.absences(verdict),
-        compared=verdict_text.compared_messages(verdict),
-        measured=verdict_text.measured(verdict),
+        compared=verdict_text.compared(verdict),
         stated=verdict_text.stated(verdict),
         subtitle=f"{results.model_name} of {results.trained['parameters']:,} "
         f"parameters, {run.llm.optimizer.tag()}, {count} peers, layout {run.peers.named_layout}",
@@ -61,9 +59,7 @@ def render(run: runfile.Run, facts: ReportFacts) -> tuple[str, list[plots.Pictur
         peers=[_peer(peer, rounds) for peer in range(count)],
         windows=windows,
         grid=_grid(verdict, windows, count),
-        chances=chances(
-            verdict, len(windows), count, kept=_are_kept(rounds), percent=run.witness.replay_percent
-        ),
+        chances=chances(verdict, len(windows)),
         prompt_and_rest=_split_text(results.evaluated),
         parameters={table: list(_flat(rows, "")) for table, rows in tables.items()},
     )
@@ -162,27 +158,13 @@ def _grid(
     return [(verdict_text.who(p), [(window, state(window, p)) for window in windows]) for p in whom]
 
 
-def chances(
-    verdict: dict, windows: int, peers: int, *, kept: bool, percent: float
-) -> list[tuple[int, float]]:
-    """Return pairs of k and the chance that the sample contains one of k false windows of a peer.
+def chances(verdict: dict, windows: int) -> list[tuple[int, float]]:
+    """Return pairs of n and the least chance that the draw has one of n false windows of a peer.
 
-    1 - C(N - k, n) / C(N, n), where n of N windows are drawn. Where messages are not kept,
-    the windows of all peers are drawn together. Windows that the run file names are not part of the
-    sample. `windows` is the number for each peer, and `percent` the share that is in the sample.
+    `windows` is the number for each peer.
     """
-    together = 1 if kept else peers
-    N = verdict["windows"] // together
-    drawn = -int(-N * percent // 100)
-    n = min(drawn, len(verdict["replayed_windows"]) // together)  # 0 if the audit failed early
-    counts = sorted({1, 2, windows} & set(range(1, windows + 1)))
-    return [(k, 1 - math.comb(N - k, n) / math.comb(N, n)) for k in counts]
-
-
-def _are_kept(rounds: list[dict]) -> bool:
-    """Return whether messages were small enough to be kept."""
-    messages = [m for entry in rounds for m in entry["evidence"]["messages"].values()]
-    return any(message["payload"] and "sketch" not in message for message in messages)
+    s = verdict_text.share(verdict)
+    return [(n, verdict_text.chance(s, n)) for n in sorted({1, 2, windows}) if n <= windows]
 
 
 def _peer(peer: int, rounds: list[dict]) -> dict:

@@ -61,6 +61,7 @@ def plan(
     if memory:
         devices.prepare(settings)
     from pipeline.preflight import plan as planned  # only now: it imports JAX
+    from pipeline.subject import subject_of
 
     converted = Paths("convert", run, root).is_made("convert")
     for line in planned.plan(settings, root, converted=converted).lines():
@@ -70,6 +71,9 @@ def plan(
         allocator.trim_after_compiling()
         for line in planned.memory_lines(settings, root, converted=converted):
             logs.say(line)
+    repeats = subject_of(settings).repeats(settings)
+    if why := devices.never_comparable(settings, repeats=repeats):
+        logs.say(f"audit          no window can be compared: {why}")
     for stage, reason in artifacts.rerun_reasons(run, root).items():
         state = "has its result" if reason is None else f"will run: {reason}"
         logs.say(f"{f'stage {stage}':<15}{state}")

@@ -24,9 +24,10 @@ from pipeline.preflight.model import ATTEMPTS, ModelFiles, described, files_of_r
 from pipeline.preflight.row import CheckRow, Inspection, Mark, Need, looked
 from pipeline.runfile import data
 from pipeline.sources import dry_run
-from pipeline.stage import artifacts, descriptors
+from pipeline.stage import artifacts, descriptors, devices
 from pipeline.stage.artifacts import Paths
 from pipeline.stage.keys import OUT
+from pipeline.subject import subject_of
 from pipeline.tokens.tokenizer_files import OLDER, PIECES, TOKENIZER
 from pipeline.weights import bucket, earlier_run, hf
 
@@ -57,6 +58,7 @@ class Preflight:
             ("tokenizer", "download", self._tokenizer),
             ("data", "download", self._data),
             ("values", "train", odd_values),
+            ("audit", "train", never_audited),
             ("open files", "train", self._open_files),
             ("room", "train", self._room),
             ("GPU", "train", self._gpu),
@@ -233,6 +235,12 @@ def odd_values(run: runfile.Run) -> Iterator[CheckRow]:
             yield CheckRow(
                 Mark.WARNING, "percent", f"{text}; for that share write {100 * percent:g}"
             )
+
+
+def never_audited(run: runfile.Run) -> Iterator[CheckRow]:
+    """Yield a warning where nobody can ever compare a step of the run, and so publish it."""
+    if why := devices.never_comparable(run, repeats=subject_of(run).repeats(run)):
+        yield CheckRow(Mark.WARNING, "audit", f"no window can be compared: {why}")
 
 
 # ---- Packages that a run needs besides those always installed, by key of the run file ----

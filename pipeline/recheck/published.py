@@ -1,6 +1,6 @@
 """A published run while a reader makes it again, stage by stage."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -13,7 +13,6 @@ from lockstep.transcript.transcript import Transcript
 from lockstep.transcript.trees import fitted, flatten, load_tree
 from lockstep.transcript.windows import Window
 from pipeline import runfile
-from pipeline.audit.tolerance import PeersOfWindows
 from pipeline.audit.verdict import Finding
 from pipeline.recheck.claim import Kind
 from pipeline.recheck.outputs import TRANSCRIPT, MadeFile
@@ -47,6 +46,7 @@ class ReaderFiles(NamedTuple):
     store: Path  # downloads
 
 
+PeersOfWindows = Sequence[tuple[Window, Sequence[int]]]
 SeedOf = Literal["reader", "asked", "author", "beacon", "hash"]
 
 
@@ -126,7 +126,10 @@ class PublishedRun:
     made: dict[str, MadeFile]  # the made files, by stage
     release: str  # of Lockstep, which wrote the publication
     start: ChainStart | None = None  # once it is known
-    why: str | None = None  # bits could not be compared, once that is known
+    # Once that is known: the chosen windows that repeat here bit for bit, and why others are not
+    # comparable, None if all are.
+    repeated: PeersOfWindows = ()
+    why: str | None = None
 
     @property
     def run(self) -> runfile.Run:
@@ -146,7 +149,7 @@ class PublishedRun:
     @property
     def stated_rounds(self) -> int:
         """Number of rounds through which only the author's word leads."""
-        repeated = {window for window, _ in self.chosen}
+        repeated = {window for window, _ in self.repeated}
         left = [] if self.kept else [w for w in self.windows if w not in repeated]
         return sum(len(window.rounds) for window in left)
 

@@ -3,7 +3,7 @@
     params, shared = receive(the decoded messages that everybody applied, params, shared)
 
 round by round, from the run's start to its end. Every hash that a transcript has of what all peers
-agree on is compared on the way, bit for bit and with no tolerance: `receive` is one program, and
+agree on is compared on the way, bit for bit: `receive` is one program, and
 what it is given are the messages' own bytes. So whoever changes the start, a message, a decision or
 the end is found, whoever trained and wherever. The audit of the rounds themselves came before.
 """

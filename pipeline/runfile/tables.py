@@ -39,7 +39,7 @@ class Peers(Table):
     bits: Annotated[Bits, Field(exclude_if=lambda bits: bits == "machine")] = "machine"
     """Where a step has the same bits. machine: on machines like the one that trained. everywhere:
     on every machine, since each operation follows a fixed rule; a step takes about twice as
-    long."""
+    long. An audit compares bits, so that of machine is possible only on such a machine."""
     product_bits: Annotated[ProductBits, Field(exclude_if=lambda bits: bits == 20)] = 20
     """Precision, in bits, of the operands of the model's matrix products with bits = "everywhere".
     20: with a scale for each vector that is summed over. 8: with a scale for each block of 256
@@ -274,7 +274,7 @@ class Workload(Table):
     them."""
     repeats: bool = Field(default=True, exclude_if=bool)
     """Whether the same params, rows and seed give the same step. With false the run trains anyway,
-    and its verdict says that it cannot be audited."""
+    and no window of it can be audited."""
     inner: Literal["gradient", "worker", "command"] = "gradient"
     """What the workload computes. gradient: gradients; the run's optimizer takes the local steps.
     worker: all local steps of a round, with its own optimizer, in its method run_inner_loop.

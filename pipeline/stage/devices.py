@@ -35,6 +35,7 @@ DUMPS = "--xla_dump_"  # how flags begin that leave results alone
 FLAGS_GPU = "--xla_gpu_deterministic_ops=true --xla_gpu_autotune_level=0 --xla_gpu_ftz=true"
 # In XLA's flags that leave bits open; the last two name what another program tuned.
 INEXACT = ("enable_fast_m", "allow_excess_precision", "autotune_cache", "load_autotune_results")
+BY_RULES = '[peers] bits = "everywhere"'  # steps have the same bits on every machine
 READ_AT_IMPORT = ("JAX_", "JAX2TF_", "FLAX_", "CHECK_VMA", "EAGER_CONSTANT_", "NVIDIA_TF32_")
 STAY = (
     *("JAX_PLATFORM", "JAX_NUM_CPU_DEVICES", "JAX_CUDA_VISIBLE_", "JAX_ROCM_VISIBLE_"),
@@ -181,16 +182,39 @@ def difference(
     return next((entry for entry in entries if _deciding(entry[1]) != _deciding(entry[2])), None)
 
 
+def never_comparable(run: "Run", *, repeats: bool) -> str | None:
+    """Return why nobody can replay a run's windows bit for bit, on any machine, or None.
+
+    repeats: Whether the run file says that its steps repeat.
+    """
+    if not repeats:
+        return "[workload] repeats = false: its steps differ from one time to the next"
+    if run.peers.bits == "everywhere":
+        return None
+    if run.peers.layout != "each":
+        return (
+            f"[peers] layout = {run.peers.named_layout} is another program than a lone peer's: "
+            f'comparable with layout = "each", or with {BY_RULES} in any layout'
+        )
+    if run.peers.processes > 1:
+        return (
+            f"[peers] processes = {run.peers.processes} sum in an order of their own: comparable "
+            f"with 1, or with {BY_RULES}"
+        )
+    return None
+
+
 def check_by_rules(here: Mapping[str, str], trained: Mapping[str, str], repeated: bool) -> None:
     """Check what a run whose bits no machine changes says of its machine: what any would say.
 
-    Nobody's word about a machine opens a tolerance there. `repeated` is whether a step repeated.
+    Nobody's word about a machine leaves a window uncompared there. `repeated` is whether a step
+    repeated.
 
     Raises:
       RequestError: It was trained with another JAX than is here.
       LockstepError: No such run says this.
     """
-    expects = 'with [peers] bits = "everywhere"'
+    expects = f"with {BY_RULES}"
     if found := difference(here, trained):
         name, value, theirs = found
         kind = RequestError if name == "jax" and theirs else LockstepError

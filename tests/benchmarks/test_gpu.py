@@ -36,10 +36,9 @@ def test_every_section_gives_lines_without_errors(lines):
 
 @pytest.mark.soak
 def test_a_run_has_the_same_bits_again_and_its_audits_find_nothing(lines):
-    (bits,), (audit,), (near,) = (lines[name] for name in ("bits", "audit", "audit_on_cpu"))
+    (bits,), (audit,) = (lines[name] for name in ("bits", "audit"))
     assert bits["equal"] and audit["third_run_equal"]
-    assert (audit["windows"], audit["findings"], near["findings"]) == (4, 0, 0)
-    assert (near["messages"], near["largest_distance"]) == (4, 0.0)  # it was trained on a CPU too
+    assert (audit["windows"], audit["findings"]) == (4, 0)
 
 
 def test_the_first_finding_of_an_audit_is_said():
@@ -54,7 +53,7 @@ def test_a_run_by_rules_is_audited_bit_for_bit_on_a_cpu(lines):
         lines[name] for name in ("by_rules", "by_rules_on_cpu", "steps_by_rules")
     )
     assert ours["product_bits"] == theirs["product_bits"] == 8
-    assert (theirs["method"], theirs["windows"], theirs["findings"]) == ("bitwise", 4, 0)
+    assert (theirs["windows"], theirs["findings"]) == (4, 0)
     assert theirs["params_equal"]
     assert set(step["ratio"]) == {"as compiled", "20 bits", "8 bits"}
 

@@ -175,9 +175,8 @@ def verdict(findings: tuple[dict, ...] = (), **changes: object) -> dict:
     said = {
         "accepted": not any(finding["applied"] for finding in findings),
         "policy": "applied",
-        "method": "bitwise",
-        "why_not_bitwise": None,
-        "tolerance": None,
+        "not_comparable": None,
+        "messages_kept": True,
         "clock": "simulated",
         "audited_rounds": ROUNDS,
         "empty_rounds": 0,
@@ -186,6 +185,7 @@ def verdict(findings: tuple[dict, ...] = (), **changes: object) -> dict:
             {"window": window, "first": first, "last": last, "peer": peer}
             for window, first, last, peer in replayed
         ],
+        "drawn_windows": len(replayed),
         "sample_seed": "5eed" * 16,
         "sample_seed_of": "transcript",
         "transcript": "5eed" * 16,

@@ -83,8 +83,7 @@ def refused(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def unmeasured(tmp_path_factory):
-    method = {"method": "tolerance", "tolerance": 0.05}
-    method |= {"why_not_bitwise": "jax is 'B' here, was 'A' in training"}
+    method = {"not_comparable": "jax is 'B' here, was 'A' in training", "replayed_windows": []}
     root = tmp_path_factory.mktemp("unmeasured")
     return make(root, held_out=False, text=None, method=method)
 
@@ -130,7 +129,7 @@ SAID = {  # on a page, and in the words for its pictures
         "Accepted The audit found nothing wrong in 40 rounds",
         *("8.317 → 5.617", "2.312", "275.1", "34.0 kB", "0.136", "162,816"),
         "plain data parallelism sends 8.0 MB, 235 times as much",
-        "equal bit for bit .",
+        "They were compared bit for bit.",
         "peer 3 40 39 1",  # messages, applied, late
         "LLM.optimizer.Distro.compression_topk 32",
         "Source s3://bucket/tokens?... SHA-256 of the source da7ada7a",
@@ -150,7 +149,7 @@ SAID = {  # on a page, and in the words for its pictures
     "unmeasured": [
         "Evaluation: there is nothing to measure.",
         "Not available: there are no exported weights, or no tokenizer.",
-        "within a tolerance of 0.05, because jax is 'B' here, was 'A' in training.",
+        "not comparable here, which shows nothing and accuses nobody: jax is 'B' here, was 'A'",
         f"seed {'5eed' * 16} , the transcript's",
     ],
 }
@@ -245,14 +244,12 @@ def test_windows_are_those_between_snapshots_that_are_kept_whole(tmp_path):
         for window, first, last in windows
         for peer in range(PEERS)
     ]
-    changes = {"windows": len(replayed), "replayed_windows": replayed}
+    changes = {"windows": len(replayed), "replayed_windows": replayed, "drawn_windows": 2}
     edits = {"keep_every": "2"}
     page = page_of(make(tmp_path, drawn=False, method=changes, edits=edits))
     assert grid_of(page) == {f"peer {peer}": ["replayed"] * 2 for peer in range(PEERS)}
     assert page.text.count("1–20") == page.text.count("21–40") == 1
-    assert (
-        "25 % for a peer that lies in 1 window, 46 % in 2 windows." in page.text
-    )  # of 8 windows, 2 are drawn
+    assert "25 % for a peer that lies in 1 window, 44 % in 2 windows." in page.text
 
 
 def test_same_data_give_the_same_bytes_whatever_matplotlibrc_says(accepted):
@@ -264,22 +261,17 @@ def test_same_data_give_the_same_bytes_whatever_matplotlibrc_says(accepted):
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
-@pytest.mark.parametrize("kept", [True, False])
-def test_chances_are_those_of_all_samples(kept):
-    peers, n = 2, 2 if kept else 1
-    cells = [(w, p) for w in range(3) for p in range(peers)]
-    groups = [[c] for c in cells] if kept else [cells[i : i + 2] for i in (0, 2, 4)]
-    samples = [sum(chosen, []) for chosen in combinations(groups, n)]
-    replayed = [None] * len(samples[0])
-    verdict = {
-        "windows": len(cells),
-        "replayed_windows": [*replayed, None],
-    }  # and one that the run file names
-    found = dict(chances(verdict, 3, peers, kept=kept, percent=33))
-    for lies in (1, 2, 3):
+@pytest.mark.parametrize("drawn", [1, 2, 6])
+def test_chances_are_no_more_than_those_of_all_samples(drawn):
+    cells = [(w, p) for w in range(3) for p in range(2)]
+    samples = [*combinations(cells, drawn)]
+    found = dict(chances({"windows": len(cells), "drawn_windows": drawn}, 3))
+    assert found.keys() == {1, 2, 3}
+    for lies, least in found.items():
         false = {(w, 0) for w in range(lies)}
-        caught = sum(bool(false & set(sample)) for sample in samples)
-        assert found[lies] == pytest.approx(caught / len(samples))
+        caught = sum(bool(false & set(sample)) for sample in samples) / len(samples)
+        assert least == pytest.approx(1 - (1 - drawn / len(cells)) ** lies)
+        assert least == pytest.approx(caught) if lies == 1 else least <= caught
 
 
 def test_the_model_card_has_the_results_in_the_hubs_form(accepted, refused):

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from lockstep.optim import expect
 from lockstep.optim.aggregation import AggregateFn
 from lockstep.optim.compressed import dct
-from lockstep.optim.optimizer import SMALLEST_NORMAL, KeyPath, Tree, group_of
+from lockstep.optim.optimizer import KeyPath, Tree, group_of
 
 
 class Coefficients(NamedTuple):
@@ -134,34 +134,6 @@ class Compressor:
         count = min(self.topk, layout.area)
         positions_K = jnp.arange(count, dtype=dct.index_dtype(layout.area))
         return jnp.broadcast_to(positions_K, (layout.blocks, count))
-
-    def distance(self, path: KeyPath, coefficients: jax.Array, message: Selection) -> jax.Array:
-        """Return the distance of a message from what would be selected of these coefficients.
-
-        It is the largest relative error. As a share of the block's k-th magnitude: what the
-        magnitude at a sent position lacks of it, the magnitude of a sign that differs, and the
-        largest magnitude of a block that was left out as zero. As a share of the value itself: the
-        error of a value, which bfloat16 rounds by up to 1/256 whatever the k-th is.
-        """
-        layout = self.layout(path, coefficients)
-        index_NK, value_NK = coefficients_of(message)
-        best_NK = jnp.abs(dct.top_k(coefficients, layout, index_NK.shape[1])[1])
-        kth_N1 = jnp.min(best_NK, axis=-1, keepdims=True)
-        mine_NK = dct.take(coefficients, layout, index_NK)
-        below_NK = kth_N1 - jnp.abs(mine_NK)
-        # In a block of almost zeros the order is rounding only, so its positions mean nothing.
-        floor = 1e-6 * jnp.max(jnp.abs(coefficients)) + SMALLEST_NORMAL
-        size_N1 = jnp.maximum(kth_N1, floor)
-        if value_NK.dtype == bool:
-            flipped_NK = jnp.where(value_NK == jnp.signbit(mine_NK), 0.0, jnp.abs(mine_NK))
-            error_NK = flipped_NK / size_N1
-        else:
-            error_NK = jnp.abs(value_NK - mine_NK) / jnp.maximum(size_N1, jnp.abs(mine_NK))
-        distance_NK = jnp.maximum(below_NK / size_N1, error_NK)
-        if isinstance(message, SomeBlocks):
-            zero_N1 = _unpacked(message.zero, layout.blocks)[:, None]
-            distance_NK = jnp.where(zero_N1, best_NK / size_N1, distance_NK)
-        return jnp.max(distance_NK)
 
     def areas(self, params: Tree) -> Tree:
         """Return how many positions a block of each parameter has, in a message's structure."""

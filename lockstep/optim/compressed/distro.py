@@ -1,7 +1,6 @@
 """DisTrO: peers exchange a few DCT coefficients of their momentum, and step by the sign."""
 
 from dataclasses import dataclass
-from functools import reduce
 from typing import Any, NamedTuple
 
 import jax
@@ -123,11 +122,6 @@ class CompressedMomentum:
 
         return jax.tree.map_with_path(update, params, directions)
 
-    def distance(self, delta: Tree, message: Tree) -> jax.Array:
-        """Return the distance of a message from what this delta would send."""
-        distances = jax.tree.map_with_path(self.compressor.distance, delta, message)
-        return reduce(jnp.maximum, jax.tree.leaves(distances), jnp.zeros(()))
-
 
 class DistroState(NamedTuple):
     """A peer's own state in `distro`.
@@ -173,14 +167,9 @@ def distro(momentum: CompressedMomentum, overlap: int = 0) -> Optimizer:
     def accumulate(grads: Tree, own: Tree, params: Tree, step: jax.Array) -> Tree:
         return DistroState(momentum.add(own.delta, grads, momentum.rate(step)))
 
-    def after_sending(own: DistroState, message: Tree) -> DistroState:
-        # An auditor calls this with the message that was sent, not with its own: so its momentum
-        # follows the sender's, and a small difference between machines does not grow.
-        return DistroState(momentum.remove(own.delta, _positions(message)))
-
     def send(own: Tree, params: Tree, shared: Tree, step: jax.Array) -> tuple[Tree, Tree]:
         message = momentum.select(own.delta)
-        return message, after_sending(own, message)
+        return message, DistroState(momentum.remove(own.delta, _positions(message)))
 
     def receive(
         messages: Tree, peers: RoundPeers, params: Tree, shared: Tree, step: jax.Array
@@ -189,11 +178,8 @@ def distro(momentum: CompressedMomentum, overlap: int = 0) -> Optimizer:
         directions = momentum.directions(params, messages, peers.weight > 0)
         return momentum.updates(params, directions, decay, step), shared
 
-    def compare(own: Tree, message: Tree, params: Tree, step: jax.Array) -> tuple[jax.Array, Tree]:
-        return momentum.distance(own.delta, message), after_sending(own, message)
-
     areas = momentum.compressor.areas
-    return Optimizer(init, accumulate, send, receive, compare, areas)
+    return Optimizer(init, accumulate, send, receive, areas)
 
 
 class OverlappedState(NamedTuple):
@@ -262,11 +248,8 @@ def _overlapped(momentum: CompressedMomentum, overlap: int) -> Optimizer:
         lr_step = step + (overlap == 2)
         return momentum.updates(params, shared.direction, decay, lr_step), WaitingDirection(waiting)
 
-    def compare(own: Tree, message: Tree, params: Tree, step: jax.Array) -> tuple[jax.Array, Tree]:
-        return momentum.distance(own.delta, message), own._replace(sent=_positions(message))
-
     areas = momentum.compressor.areas
-    return Optimizer(init, accumulate, send, receive, compare, areas, lookahead, delay=1)
+    return Optimizer(init, accumulate, send, receive, areas, lookahead, delay=1)
 
 
 def _positions(message: Tree) -> Tree:

@@ -69,25 +69,15 @@ def local_steps(inner: Optimizer, outer: Optimizer, inner_steps: int) -> Optimiz
         drift = jax.tree.map(jnp.add, own.drift, updates)
         return LocalState(drift, inner_own, inner_shared, own.outer)
 
-    def arrive(own: LocalState, params: Tree, step: jax.Array) -> Tree:
-        """Return the outer optimizer's state after it took the pseudogradient."""
-        pseudogradient = jax.tree.map(jnp.negative, own.drift)
-        return outer.accumulate(pseudogradient, own.outer, params, step)
-
-    def back(own: LocalState, state: Tree) -> LocalState:
-        """Return the state, back at the params of all."""
-        return own._replace(drift=jax.tree.map(jnp.zeros_like, own.drift), outer=state)
-
     def send(own: Tree, params: Tree, shared: Tree, step: jax.Array) -> tuple[Tree, Tree]:
-        message, state = outer.send(arrive(own, params, step), params, shared, step)
-        return message, back(own, state)
-
-    def compare(own: Tree, message: Tree, params: Tree, step: jax.Array) -> tuple[jax.Array, Tree]:
-        distance, state = outer.compare(arrive(own, params, step), message, params, step)
-        return distance, back(own, state)
+        pseudogradient = jax.tree.map(jnp.negative, own.drift)
+        arrived = outer.accumulate(pseudogradient, own.outer, params, step)
+        message, state = outer.send(arrived, params, shared, step)
+        # the peer goes back to the params of all
+        return message, own._replace(drift=jax.tree.map(jnp.zeros_like, own.drift), outer=state)
 
     return Optimizer(
-        init, accumulate, send, outer.receive, compare, outer.areas, lookahead,
+        init, accumulate, send, outer.receive, outer.areas, lookahead,
         inner_steps=inner_steps, merge=outer.merge,
     )  # fmt: skip
 

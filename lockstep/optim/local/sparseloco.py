@@ -12,7 +12,7 @@ from lockstep.optim.aggregation import AggregateFn, mean
 from lockstep.optim.compressed import dct
 from lockstep.optim.compressed.compressor import Coefficients, Compressor
 from lockstep.optim.local.local_steps import local_steps
-from lockstep.optim.optimizer import KeyPath, Optimizer, RoundPeers, Tree, norm_ratio
+from lockstep.optim.optimizer import KeyPath, Optimizer, RoundPeers, Tree
 from lockstep.optim.quantize import level_of, pack, two_levels, unpack
 
 
@@ -109,20 +109,10 @@ def _error_feedback(
         agreed = aggregate(decoded, peers.weight)
         return jax.tree.map(lambda q: -learning_rate * q, agreed), shared
 
-    def compare(own: Tree, message: Tree, params: Tree, step: jax.Array) -> tuple[jax.Array, Tree]:
-        mine, sent = decode(encode(own), params), decode(message, params)
-        # Not the distance of the two messages: where magnitudes are nearly equal, honest machines
-        # choose other elements. A message is as good as mine if it is as close to e as mine.
-        excess = jax.tree.map(
-            lambda e, sent, mine: jnp.maximum(jnp.abs(sent - e) - jnp.abs(mine - e), 0.0),
-            own, sent, mine,
-        )  # fmt: skip
-        return norm_ratio(excess, mine), jax.tree.map(jnp.subtract, own, sent)
-
     def areas(params: Tree) -> Tree:
         return jax.tree.map(lambda area: Largest(0, 0, area), compressor.areas(params))
 
-    return Optimizer(init, accumulate, send, receive, compare, areas)
+    return Optimizer(init, accumulate, send, receive, areas)
 
 
 def _encode(compressor: Compressor, path: KeyPath, e: jax.Array) -> Largest:

@@ -10,7 +10,7 @@ from lockstep.optim import expect
 from lockstep.optim.aggregation import AggregateFn, mean
 from lockstep.optim.local.local_steps import fedavg
 from lockstep.optim.local.streaming import Fragments, put_row, row
-from lockstep.optim.optimizer import Optimizer, RoundPeers, Tree, norm_ratio
+from lockstep.optim.optimizer import Optimizer, RoundPeers, Tree
 
 SELECTORS = ("random", "shuffled", "partitioned")
 
@@ -58,20 +58,15 @@ def sparta(
     places = _choice(share, seed, selector)
     base = fedavg(inner, inner_steps=inner_steps)
 
-    def message_of(own: Tree, at: Tree) -> Tree:
-        return jax.tree.map(lambda d, at_K: -d.ravel()[at_K], own.drift, at)
-
-    def after_sending(own: Tree, at: Tree) -> Tree:
+    def send(own: Tree, params: Tree, shared: Tree, step: jax.Array) -> tuple[Tree, Tree]:
+        at = places(params, step)
+        message = jax.tree.map(lambda d, at_K: -d.ravel()[at_K], own.drift, at)
         drift = jax.tree.map(
             lambda d, at_K: d.ravel().at[at_K].set(0.0, unique_indices=True).reshape(d.shape),
             own.drift,
             at,
         )
-        return own._replace(drift=drift)
-
-    def send(own: Tree, params: Tree, shared: Tree, step: jax.Array) -> tuple[Tree, Tree]:
-        at = places(params, step)
-        return message_of(own, at), after_sending(own, at)
+        return message, own._replace(drift=drift)
 
     def receive(
         messages: Tree, peers: RoundPeers, params: Tree, shared: Tree, step: jax.Array
@@ -83,13 +78,7 @@ def sparta(
         agreed = aggregate(messages, peers.weight)
         return jax.tree.map(update, params, agreed, places(params, step)), shared
 
-    def compare(own: Tree, message: Tree, params: Tree, step: jax.Array) -> tuple[jax.Array, Tree]:
-        at = places(params, step)
-        mine = message_of(own, at)
-        error = jax.tree.map(jnp.subtract, message, mine)
-        return norm_ratio(error, mine), after_sending(own, at)
-
-    return base._replace(send=send, receive=receive, compare=compare, merge=None)
+    return base._replace(send=send, receive=receive, merge=None)
 
 
 def _choice(share: float, seed: int, selector: str) -> Callable[[Tree, jax.Array], Tree]:
@@ -188,17 +177,13 @@ def sparta_diloco(
         anchor = jax.tree.map(lambda theta: jnp.array(theta, jnp.float32, copy=True), params)
         return own, OuterState(anchor, cut.init_of_each(outer, params)[1])
 
-    def pseudogradient_of(own: Tree, number: jax.Array) -> Tree:
-        return jax.tree.map(jnp.negative, cut.take(own.drift, number))
-
-    def after_sending(own: Tree, number: jax.Array) -> Tree:
-        zeros = jax.tree.map(jnp.zeros_like, cut.take(own.drift, number))
-        return own._replace(drift=cut.put(own.drift, zeros, number))
-
     def send(own: Tree, params: Tree, shared: Tree, step: jax.Array) -> tuple[Tree, Tree]:
         number = cut.in_round(step)
         places, after = sparse.send(own, params, shared, step)
-        return TwoParts(places, pseudogradient_of(own, number)), after_sending(after, number)
+        pseudogradient = jax.tree.map(jnp.negative, cut.take(own.drift, number))
+        zeros = jax.tree.map(jnp.zeros_like, cut.take(after.drift, number))
+        after = after._replace(drift=cut.put(after.drift, zeros, number))
+        return TwoParts(places, pseudogradient), after
 
     def receive(
         messages: Tree, peers: RoundPeers, params: Tree, shared: Tree, step: jax.Array
@@ -218,14 +203,7 @@ def sparta_diloco(
         anchors = cut.put(shared.anchor, anchor, number)
         return updates, OuterState(anchors, put_row(shared.outer, state, number))
 
-    def compare(own: Tree, message: Tree, params: Tree, step: jax.Array) -> tuple[jax.Array, Tree]:
-        number = cut.in_round(step)
-        mine = pseudogradient_of(own, number)
-        error = jax.tree.map(jnp.subtract, message.fragment, mine)
-        distance, after = sparse.compare(own, message.places, params, step)
-        return jnp.maximum(distance, norm_ratio(error, mine)), after_sending(after, number)
-
     def areas(params: Tree) -> Tree:
         return TwoParts(*[sparse.areas(params)] * 2)
 
-    return sparse._replace(init=init, send=send, receive=receive, compare=compare, areas=areas)
+    return sparse._replace(init=init, send=send, receive=receive, areas=areas)

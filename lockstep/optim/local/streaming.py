@@ -132,7 +132,7 @@ def streaming_diloco(
     check_parts(inner, outer)
     f = _Streaming(inner, outer, Fragments(fragments), mixing)
     return Optimizer(
-        f.init, f.accumulate, f.send, f.receive, f.compare, f.areas, f.lookahead, f.align,
+        f.init, f.accumulate, f.send, f.receive, f.areas, f.lookahead, f.align,
         steps, fragments, delay, f.merge,
     )  # fmt: skip
 
@@ -196,13 +196,6 @@ class _Streaming:
             return self._step_fragment(take_fragment, params, shared, step)
 
         return Merge(aggregate, take)
-
-    def compare(
-        self, own: Tree, message: Tree, params: Tree, step: jax.Array
-    ) -> tuple[jax.Array, Tree]:
-        part = self.fragments.take(params, self.fragments.in_round(step))
-        distance, state = self.outer.compare(self._arrive(own, params, step), message, part, step)
-        return distance, self._after_sending(own, state, step)
 
     def areas(self, params: Tree) -> Tree:
         return self.outer.areas(
@@ -321,8 +314,4 @@ def _carrying(streaming: Optimizer, cut: Fragments) -> Optimizer:
         message, state = streaming.send(own.optimizer, params, shared, step)
         return message, after_sending(own, state, step)
 
-    def compare(own: Tree, message: Tree, params: Tree, step: jax.Array) -> tuple[jax.Array, Tree]:
-        distance, state = streaming.compare(own.optimizer, message, params, step)
-        return distance, after_sending(own, state, step)
-
-    return inside(streaming)._replace(init=init, align=align, send=send, compare=compare)
+    return inside(streaming)._replace(init=init, align=align, send=send)

@@ -98,8 +98,8 @@ class Values(Leaf):
     @property
     def pieces(self) -> tuple[Field, ...]:
         index, dtype = self.node.index_NK, np.uint8 if self.signs else self.raw.dtype
-        values = Field(np.dtype(dtype), self.bytes_of(self.raw.size), True)
-        return Field(np.dtype(index.dtype), index.size * index.dtype.itemsize, True), values
+        values = Field(np.dtype(dtype), self.bytes_of(self.raw.size))
+        return Field(np.dtype(index.dtype), index.size * index.dtype.itemsize), values
 
     def fields(self) -> Iterator[Buffer]:
         yield little(self.node.index_NK)

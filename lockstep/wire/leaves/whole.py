@@ -38,7 +38,7 @@ class Whole(Leaf):
 
     @property
     def pieces(self) -> tuple[Field, ...]:
-        return (Field(np.dtype(self.raw.dtype), self.bytes_of(self.raw.size), False),)
+        return (Field(np.dtype(self.raw.dtype), self.bytes_of(self.raw.size)),)
 
     def fields(self) -> Iterator[Buffer]:
         yield little(self.raw)

@@ -1,13 +1,11 @@
 """A volunteer's window is replayed, from what it owned before it."""
 
 from contextlib import suppress
-from dataclasses import replace as dc_replace
 from typing import Literal, NamedTuple
 
 import jax
 
 from lockstep.errors import LockstepError, RequestError
-from lockstep.transcript.entry import Entry
 from lockstep.transcript.transcript import Transcript
 from lockstep.transcript.trees import tree_hash
 from lockstep.transcript.windows import Window
@@ -16,7 +14,6 @@ from parts.volunteers.audits.draws import AuditDraw
 from parts.volunteers.chain.place import RunInStore
 from pipeline.audit.audit import audit_ends
 from pipeline.audit.replay import Replay
-from pipeline.audit.tolerance import why_not_bitwise
 from pipeline.audit.verdict import Finding
 from pipeline.start.begin import Setup
 
@@ -97,7 +94,7 @@ class RepeatedWindow(NamedTuple):
     request: ReplayRequest
     window: Window
     messages: int
-    why: str | None  #: Why bits could not be compared; None where they were.
+    why: str | None  #: Why it cannot be compared here; None where bits were.
     findings: list[Finding]
 
 
@@ -112,12 +109,10 @@ def replay(
     peer, window = request.peer, _window(setup, transcript, request)
     if not (transcript.begins_anew(window, peer) or transcript.has_own(window.opening, peer)):
         _bring_own(setup, transcript, place, window.opening, peer)
-    entries = (_of_peer(entry, peer) for entry in transcript.window(window))
-    why = why_not_bitwise(setup, transcript.header, entries)  # its machine is its own word
-    replayer = Replay(setup, transcript, why, [(window, (peer,))])
-    findings = audit_ends(setup, transcript, window, (peer,))
+    findings, why = audit_ends(setup, transcript, window, (peer,)), None
     if not findings:
-        findings = replayer.window(window, (peer,), lambda: None)
+        outcome = Replay(setup, transcript).window(window, (peer,), lambda: None)
+        findings, why = outcome.findings, outcome.why
     messages = sum(peer in entry.evidence.messages for entry in transcript.window(window))
     return RepeatedWindow(request, window, messages, why, findings)
 
@@ -166,9 +161,3 @@ def _bring_own(
             f"{owned}: {folder} has hash {str(found)[:12]}, expected {expected[:12]} as its record "
             "says"
         )
-
-
-def _of_peer(entry: Entry, peer: int) -> Entry:
-    """Return a copy of a round that has one peer's message and no other."""
-    messages = {p: message for p, message in entry.evidence.messages.items() if p == peer}
-    return entry.model_copy(update={"evidence": dc_replace(entry.evidence, messages=messages)})

@@ -2,14 +2,13 @@
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from lockstep.optim.optimizer import Optimizer, RoundPeers, Tree, align
 
 
 def compiled(optimizer: Optimizer) -> Optimizer:
     """Op by op, XLA would compile every operation alone."""
-    names = ("init", "align", "lookahead", "accumulate", "send", "receive", "compare")
+    names = ("init", "align", "lookahead", "accumulate", "send", "receive")
     return optimizer._replace(**{name: jax.jit(getattr(optimizer, name)) for name in names})
 
 
@@ -34,12 +33,9 @@ class Peers:
         self.own[peer] = align(self.optimizer, self.own[peer], self.params, step)
 
     def send(self, peer: int, step: int) -> Tree:
-        """A peer's message, whose distance from a replay's is 0, as its state is the replay's."""
+        """A peer's message."""
         own = self.own[peer]
         message, self.own[peer] = self.optimizer.send(own, self.params, self.shared, step)
-        distance, after = self.optimizer.compare(own, message, self.params, step)
-        assert float(distance) < 1e-6
-        jax.tree.map(np.testing.assert_array_equal, after, self.own[peer])
         return message
 
     def receive(self, messages: list[Tree], step: int, weight: list[int] | None = None) -> Tree:

@@ -13,7 +13,7 @@ from pipeline import runfile
 from pipeline.language_model.language_model import programs_of
 from tests import tiny
 from tests.errors import refused
-from tests.lockstep.optim.compiled import Peers, compiled
+from tests.lockstep.optim.compiled import Peers
 
 PATH = "layers/router/correction"
 SPEED = 0.01
@@ -93,22 +93,6 @@ def test_a_load_that_no_peer_can_have_moves_nothing_out_of_bounds():
 
         after = rounds(optimizer, params, [[1, 1]], grads)
         np.testing.assert_array_equal(after["layers"]["router"]["correction"], before)
-
-
-@each_inner
-def test_distance_is_the_share_of_choices_that_are_elsewhere(inner):
-    optimizer = balanced(leave(inner, [PATH]), [PATH], SPEED)
-    optimizer, params = compiled(optimizer), drawn(0)
-    own, shared = optimizer.init(params)
-    grads = drawn(1)
-    grads["layers"]["router"]["correction"][1] = [3, 1, 0, 0]
-    own = optimizer.accumulate(grads, own, params, 1)
-    message, _ = optimizer.send(own, params, shared, 1)
-    assert optimizer.compare(own, message, params, 1)[0] < 1e-6
-    load = np.array(message.load["layers"]["router"]["correction"])
-    load[1] = [4, 0, 0, 0]
-    message = message._replace(load={"layers": {"router": {"correction": load}}})
-    assert optimizer.compare(own, message, params, 1)[0] == pytest.approx(0.25)
 
 
 # ---- In a model ----

@@ -1,4 +1,4 @@
-"""Pieces of messages: cut, shown with a path, and compared."""
+"""Pieces of messages: cut, and shown with a path."""
 
 import hashlib
 
@@ -60,7 +60,6 @@ def test_a_sketch_shows_its_pieces_and_nothing_else_passes_for_them(message):
     found = sketches.read(pieces, sketch, drawn, tree.root)
     cut = [bytes(piece) for piece in pieces.cut(wire.fields(message))]
     assert found == {n: cut[n] for n in drawn}
-    assert pieces.distance(wire.fields(message), found) == 0
     for at in range(0, len(sketch), 97):
         bent = bytearray(sketch)
         bent[at] ^= 1
@@ -81,76 +80,11 @@ def test_a_sketch_shows_its_pieces_and_nothing_else_passes_for_them(message):
 def test_a_sketch_takes_at_most_a_hundredth_of_a_message_unless_it_is_one_piece(
     parameters, size, drawn
 ):
-    pieces = Pieces((Field(F32, 4 * parameters, False),))
+    pieces = Pieces((Field(F32, 4 * parameters),))
     assert (pieces.size, pieces.drawn) == (size, drawn)
     assert pieces.count <= MOST + 1
     taken = sketches.size_of(pieces, range(pieces.drawn)) / (4 * parameters)
     assert taken <= SHARE or pieces.drawn == 1
-
-
-# ---- Distances ----
-
-
-def of_one(sent: np.ndarray, here: np.ndarray, *, counted: bool = False) -> float:
-    """The distance of the second piece of an array that is sent whole, or counted."""
-    pieces = Pieces((Field(here.dtype, here.nbytes, counted),))
-    begin, end = pieces.ranges[1][1:]
-    return pieces.distance([here.tobytes()], {1: sent.tobytes()[begin:end]})
-
-
-def test_the_distance_of_floats_is_relative_to_the_piece_or_its_field():
-    here = RNG.standard_normal(1000).astype(np.float32)
-    sent = here + RNG.standard_normal(1000).astype(np.float32) * np.float32(0.01)
-    x, y = (a.astype(np.float64)[256:512] for a in (here, sent))
-    scale = np.sqrt(np.mean(here.astype(np.float64) ** 2) * 256)
-    expected = np.linalg.norm(y - x) / max(np.linalg.norm(x), scale)
-    assert of_one(sent, here) == pytest.approx(expected, rel=1e-12)
-    large = here.copy()
-    large[256:512] *= 10
-    x = large.astype(np.float64)[256:512]
-    assert of_one(1.01 * large, large) == pytest.approx(0.01, rel=1e-4)
-    small = here.copy()
-    small[256:512] *= 1e-6  # as rows of rare tokens are: rounding there is nothing
-    assert of_one(small + 1e-9, small) < 1e-8
-    assert of_one(here, small) > 0.9
-
-
-def test_codes_are_compared_as_numbers_around_128():
-    here = RNG.integers(0, 256, 3000).astype(np.uint8)
-    sent = here.copy()
-    sent[1024:1034] ^= 1
-    x, y = (a.astype(np.float64)[1024:2048] - 128 for a in (here, sent))
-    scale = np.sqrt(np.mean((here.astype(np.float64) - 128) ** 2) * 1024)
-    expected = np.sqrt(10) / max(np.linalg.norm(x), scale)
-    assert np.linalg.norm(y - x) == np.sqrt(10)
-    assert of_one(sent, here) == pytest.approx(expected, rel=1e-12)
-
-
-def test_the_distance_of_signs_and_positions_is_the_share_of_others():
-    here = RNG.integers(0, 256, 3000).astype(np.uint8)
-    sent = here.copy()
-    sent[1024:1034] ^= 1
-    assert of_one(sent, here, counted=True) == 10 / 1024
-
-
-def test_values_at_positions_may_be_rounded_otherwise():
-    here = RNG.standard_normal(2000).astype(np.float32).astype(bfloat16)
-    assert of_one((here * bfloat16(1.0078125)).astype(bfloat16), here, counted=True) == 0
-    assert of_one(-here, here, counted=True) == 1
-
-
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_what_is_not_finite_is_infinitely_far(value):
-    here = np.ones(1000, np.float32)
-    sent = here.copy()
-    sent[300] = value
-    assert of_one(sent, here) == np.inf
-
-
-def test_nothing_is_as_far_as_something_from_zeros():
-    here = np.zeros(1000, np.float32)
-    assert of_one(here, here) == 0
-    assert of_one(here + 1e-9, here) == np.inf
 
 
 # ---- Which pieces are drawn: by nobody's choice, as long as a commitment is unknown ----

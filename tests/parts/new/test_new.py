@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from lockstep.errors import LockstepError
 from lockstep.files import write_json
 from lockstep.methods import CARDS
+from lockstep.same_bits.rules import RULES
 from lockstep.tables.peers import MAX_CLIENTS
 from models.llama import llama
 from parts.new import run_tables
@@ -81,6 +82,7 @@ def test_a_new_run_of_each_optimizer_loads_and_every_message_is_in_time(name, sm
     run = runfile.load(file)
     assert run.llm.optimizer.tag() == CARDS[name].tag
     assert run.config.global_batch_size_end == run.config.global_batch_size_start
+    assert run.peers.bits == "everywhere"  # model and optimizer have rules
     assert plan(run, tmp_path).late is None
     tokens = run.config.last_index(run.llm.max_seq_len) * run.llm.max_seq_len
     assert abs(tokens - 2e5) <= run.config.global_batch_size_end * run.llm.max_seq_len / 2
@@ -278,6 +280,16 @@ def test_plan_takes_a_model_on_the_hub_from_its_config_and_not_from_another_runs
     line = next(line for line in said.splitlines() if line.startswith("params"))
     assert line in planned.splitlines()
     assert "memory         not known before `lockstep convert`" in planned
+
+
+def test_where_there_is_no_rule_a_new_run_is_as_compiled_and_says_why(small, tmp_path, monkeypatch):
+    file = tmp_path / "run.toml"
+    given = (file, *small, "--optimizer", "adamw", "--root", tmp_path)
+    said = lockstep_new(*given, "--gpus", "1")
+    assert 'peers.bits = "machine"' in said and "cuDNN" in said
+    monkeypatch.delitem(RULES, "rsqrt")
+    said = lockstep_new(*given, "--force")
+    assert runfile.load(file).peers.bits == "machine" and "rsqrt of float32" in said
 
 
 @pytest.mark.long

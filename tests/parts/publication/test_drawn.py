@@ -1,5 +1,6 @@
 """Which windows are published and repeated, by nobody's choice."""
 
+import json
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from parts.publication.layout import (
     choose,
     draw,
     matmul_precision,
+    parse,
     seed_of,
 )
 from pipeline.audit.sample import Beacon
@@ -95,9 +97,17 @@ def test_where_messages_are_not_kept_a_window_is_drawn_for_all_its_peers_and_the
 
 
 def listing(names: list[str]) -> Publication:
-    said = {"format": 2, "release": "1", "rounds": "ab" * 32, "windows": 3, "seed": None}
+    said = {"format": 3, "release": "1", "rounds": "ab" * 32, "windows": 3, "seed": None}
     files = dict.fromkeys(sorted(names), {"bytes": 1, "sha256": "ab" * 32})
     return Publication(**said, columns=("inputs",), files=files)
+
+
+def test_a_list_of_an_earlier_format_names_the_release_that_reads_it():
+    said = json.loads(listing(["proof/rows/00001.safetensors"]).model_dump_json())
+    assert parse(json.dumps(said).encode(), "here").release == "1"
+    with pytest.raises(RequestError, match="here: format 2, expected 3; release 0.2.1, which") as e:
+        parse(json.dumps(said | {"format": 2, "release": "0.2.1"}).encode(), "here")
+    assert "\n" not in str(e.value)
 
 
 @pytest.mark.parametrize("firsts", [("00001", "00011", "00031"), ("00001", "99951", "100001")])

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -19,8 +18,7 @@ from pipeline import runfile
 from pipeline.audit import bundle
 from pipeline.audit.audit import audit
 from pipeline.audit.replay import Replay
-from pipeline.audit.tolerance import distance_of_state, distances_by_kind
-from pipeline.audit.verdict import Finding, Varied
+from pipeline.audit.verdict import Finding
 from tests.lockstep.swarm.simulated import PEERS, lab, run_of
 from tests.pipeline.audit.edited.audited_run import edit_round, record
 
@@ -29,22 +27,14 @@ pytestmark = pytest.mark.long
 LIAR, MIDDLE = 2, 4  # the step between the two windows
 
 
-def first_window(
-    form: str, run: runfile.Run, folder: Path, *, bitwise: bool = True
-) -> list[Finding]:
+def first_window(form: str, run: runfile.Run, folder: Path) -> list[Finding]:
     """What a replay of all peers finds in the first window, after an audit that finds nothing
     against the author."""
     setup, transcript = lab(form).setup(run), Transcript(folder)
     assert all(f.peer is not None and not f.applied for f in audit(setup, transcript))
     window = run.snapshots().windows[0]
     assert window.last == MIDDLE
-    start = setup.start.state
-    kinds = dict.fromkeys(distances_by_kind(*[start.own[0]] * 3, start.params), 1e-6)
-    varied = None if bitwise else Varied(1e-6, "other threads", 24, 1e-6, kinds)
-    replay = Replay(
-        setup, transcript, None if bitwise else "bits", [(window, range(PEERS))], varied
-    )
-    return replay.window(window, range(PEERS), lambda: None)
+    return Replay(setup, transcript).window(window, range(PEERS), lambda: None).findings
 
 
 def blamed(findings: list[Finding]) -> list[tuple[int, int | None, str, bool]]:
@@ -113,32 +103,26 @@ def test_a_lie_that_travels_and_is_never_merged_does_not_end_the_replay(tmp_path
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("bitwise", [True, False])
 @pytest.mark.parametrize("form", ["signs", "local"])
-def test_a_late_lie_does_not_cover_a_planted_state(form, bitwise, tmp_path):
+def test_a_late_lie_does_not_cover_a_planted_state(form, tmp_path):
     run = run_of(form, *late_lie(2))
     lab(form).train(run, tmp_path)
     late, planted = (2, LIAR, "message", False), (MIDDLE, LIAR, "state", True)
-    assert blamed(first_window(form, run, tmp_path, bitwise=bitwise)) == [late]
+    assert blamed(first_window(form, run, tmp_path)) == [late]
     plant(form, tmp_path, "own", larger)
-    assert blamed(first_window(form, run, tmp_path, bitwise=bitwise)) == [late, planted]
+    assert blamed(first_window(form, run, tmp_path)) == [late, planted]
 
 
-def test_a_planted_state_is_found_again_elsewhere_with_its_bundle_alone(tmp_path):
+def test_a_planted_state_is_found_again_with_its_bundle_alone(tmp_path):
     run = run_of("signs")
     lab("signs").train(run, tmp_path / "run")
     plant("signs", tmp_path / "run", "own", larger)
     findings = first_window("signs", run, tmp_path / "run")
     assert blamed(findings) == [(MIDDLE, LIAR, "state", True)]
     window, setup = run.snapshots().windows[0], lab("signs").setup(run)
-    replay = Replay(setup, Transcript(tmp_path / "run"), None, [(window, [LIAR])])
+    replay = Replay(setup, Transcript(tmp_path / "run"))
     bundle.write(tmp_path / "bundle", replay, window, LIAR, findings)
-    given = bundle.read(tmp_path / "bundle", max_gb=1)
-    varied = Varied(1e-6, "other threads", 24, None, {"delta": 1e-6})
-    given = given._replace(replay=replace(given.replay, why="bits", varied=varied))
-    (finding,) = bundle.rerun(given)
-    assert blamed([finding]) == blamed(findings)
-    assert finding.detail.startswith("committed to another state than its replay's: delta at")
+    assert bundle.rerun(bundle.read(tmp_path / "bundle", max_gb=1)) == (findings, None)
 
 
 def test_what_an_ejected_liar_owns_refuses_no_run(tmp_path):
@@ -177,7 +161,7 @@ def test_hashes_that_are_not_of_all_peers_are_a_finding_against_the_author(edit,
         (2, None, "snapshot", text)
     ]
     window = run.snapshots().windows[0]
-    replay = Replay(setup, transcript, None, [(window, range(PEERS))])
+    replay = Replay(setup, transcript)
     with pytest.raises(LockstepError, match=text):  # of a bundle, whose snapshots were not audited
         replay.window(window, range(PEERS), lambda: None)
 
@@ -194,45 +178,3 @@ def test_a_payload_that_no_file_can_have_is_a_finding(name, tmp_path):
     edit_round(tmp_path, 8, elsewhere)
     found = audit(lab("signs").setup(run), Transcript(tmp_path))
     assert (8, LIAR, "payload", True) in blamed(found)
-
-
-# ---- Within a tolerance ----
-
-
-def test_within_a_tolerance_what_peers_share_is_compared_too(tmp_path):
-    """Adam's moments: the next window is replayed from them."""
-    run = run_of("dense")
-    lab("dense").train(run, tmp_path)
-    assert first_window("dense", run, tmp_path, bitwise=False) == []
-    second = run.snapshots().windows[1].opening
-    assert second == MIDDLE
-
-    def smaller(shared: Tree) -> Tree:
-        return shared._replace(nu=jax.tree.map(lambda x: x / 2, shared.nu))
-
-    plant("dense", tmp_path, "shared", smaller)
-    (finding,) = first_window("dense", run, tmp_path, bitwise=False)
-    assert blamed([finding]) == [(MIDDLE, None, "params", True)]
-    assert finding.detail.startswith("what peers share is at distance 0.5 of the window's change")
-
-
-def test_what_peers_share_is_compared_by_kind():
-    params = {"a": np.zeros(2, np.float32), "b": {"c": np.zeros(2, np.float32)}}
-
-    def shared(mu: float, nu: float, count: int = 1) -> Tree:
-        def like(x: float) -> Tree:
-            return jax.tree.map(lambda p: np.full_like(p, x), params)
-
-        return {"mu": like(mu), "nu": like(nu), "count": np.int32(count)}
-
-    opening, expected = shared(0, 0, 0), shared(100, 1e-3)
-    assert distance_of_state(expected, expected, opening, params) == 0
-    assert distance_of_state(shared(110, 1e-3), expected, opening, params) == pytest.approx(0.1)
-    assert distance_of_state(shared(100, 2e-3), expected, opening, params) == pytest.approx(1)
-    assert distance_of_state(shared(100, 1e-3, 2), expected, opening, params) == np.inf
-    half = shared(100, 1e-3)
-    half["nu"]["a"] *= 2  # of one kind, whatever param it is of
-    assert distance_of_state(half, expected, opening, params) == pytest.approx(0.5**0.5)
-    factored = {"second": jax.tree.map(lambda p: {"row": p, "column": p}, params), "b": params}
-    kinds = distances_by_kind(factored, factored, factored, params)
-    assert kinds == {"second/row": 0, "second/column": 0, "b": 0}

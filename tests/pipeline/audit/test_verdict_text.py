@@ -15,10 +15,6 @@ def said_of(verdict: dict) -> str:
 
 
 WHY = "jax is 'B' here, was 'A' in training"
-TOLERANCE = {"method": "tolerance", "tolerance": 0.05, "why_not_bitwise": WHY}
-LARGE = {"messages": 96, "sketched": 95, "bytes": 10**6, "bytes_shown": 9000}
-VARIED = {"distance": 4.2e-7, "there": "AVX instructions and 1 thread", "messages": 48}
-LEARNT = {"own_tolerance": {"mu": 0.003, "nu": 0.003, "error": 1.9}, "params_tolerance": 0.002}
 # A verdict, and what stands in its text.
 SAID = {
     "refused": (
@@ -39,15 +35,17 @@ SAID = {
         verdict((CAUGHT,), policy="strict", accepted=False),
         "REFUSED: 1 finding (policy st",
     ),
-    "a tolerance": (verdict() | TOLERANCE, f"within a tolerance of 0.05, because {WHY}"),
-    "sketches": (
-        verdict(compared=LARGE) | TOLERANCE | {"varied": VARIED},
-        *("48 honest messages with AVX instructions and 1 thread", "4.2e-07", "95 of 96", "0.90%"),
-        "states what peers own was not compared",
+    "sampled": (
+        verdict(drawn_windows=4),
+        *("s = 4 of 16 windows = 0.25", "0.25 for n = 1, 0.44 for n = 2, 0.68 for n = 4"),
     ),
-    "what was learnt": (
-        verdict(compared=LARGE) | TOLERANCE | LEARNT | {"varied": VARIED | {"params": 3e-5}},
-        *("up to 3e-05 of its update", "off by at most 0.002", "0.003 of its change, error by 1.9"),
+    "not comparable": (
+        verdict(not_comparable=WHY, replayed_windows=[], drawn_windows=0),
+        *("NOT COMPARABLE HERE: no findings", "accuses nobody", WHY, "0 of 16 windows"),
+    ),
+    "in part": (
+        verdict(not_comparable=WHY),
+        *("accepted: no findings", "the other windows bit for bit; not comparable here", WHY),
     ),
     "the wall's clock": (verdict(clock="wall"), "on the wall's clock every arrival"),
 }
@@ -61,11 +59,6 @@ def test_the_text_has_what_the_verdict_has(case):
     assert "stated by the transcript's author, and computed again by nobody: all losses" in text
     assert ("whoever wrote" in text) == (case != "accepted")
     assert ("on the wall's clock" in text) == (case == "the wall's clock")
-
-
-def test_what_was_compared_of_messages_is_said():
-    text = verdict_text.compared_messages(verdict(method="bitwise", compared=LARGE))
-    assert "95 of 96" in text and "0.90%" in text
 
 
 def test_a_seed_cannot_steer_a_terminal():

@@ -86,7 +86,7 @@ def test_the_run_is_stated(accepted):
         "held-out, measured on": "2 of 3 held-out sequences, standard error 0.250",
         "chance": "5.7038",
         "verdict": "accepted: no findings",
-        "method": "bitwise",
+        "compared": "bit for bit",
         "rounds audited": "6",
         "windows replayed": "2 of 8",
         "findings": "0",
@@ -184,22 +184,23 @@ def test_an_extended_run_names_the_one_before(tmp_path):
     assert "extends run `0123456789ab`, which must be reproduced first" in text
 
 
-def test_a_tolerance_comes_with_its_reason_and_faults_are_named(tmp_path):
+def test_what_is_not_comparable_comes_with_its_reason_and_faults_are_named(tmp_path):
     why = "xla_flags is '--dump=/home/me/x' here, was '' in training"
     fault = {"kind": "sign_flip", "peer": 1, "rounds": [2, 3]}
     text = text_of(
         make(
             tmp_path,
             bitwise=False,
-            verdict={"method": "tolerance", "tolerance": 0.05, "why_not_bitwise": why},
+            verdict={"not_comparable": why, "replayed_windows": []},
             faults__schedule=[fault, {"kind": "stale", "peer": [0, 2], "rounds": [4, 4]}],
         )
     )
-    expected = "tolerance of 0.05, because `xla_flags is '--dump=...' here, was '' in training`"
-    assert cells(text)["method"] == expected
+    expected = "`xla_flags is '--dump=...' here, was '' in training`"
+    assert cells(text)["compared"] == f"not comparable where it was audited: {expected}"
+    assert cells(text)["verdict"].startswith("not comparable here")
     assert "to test the audit:\n`sign_flip` by peer 1 in rounds 2 to 3;" in text
     assert "\n`stale` by peers 0 and 2 in rounds 4 to 4." in text
-    assert "replayed within a tolerance" in text and "equal within rounding" in text
+    assert "equal but for rounding" in text
 
 
 def test_who_was_caught_and_discarded_is_named(tmp_path):

@@ -172,6 +172,7 @@ def test_a_model_that_one_row_refuses_is_read_by_no_other(place, key, value, tmp
         ("percent", {"witness__replay_percent": 0.25}, ("replay_percent", "0.25", "25")),
         ("batch", {"peers__passes": 10**6, "config__global_batch_size_end": 60000},
          ("60,000",)),
+        ("audit", {"peers__layout": "vmap"}, ("layout", "vmap", "each", "everywhere")),
     ],
 )  # fmt: skip
 def test_a_value_that_hardly_anybody_means_is_a_row_that_warns(name, changes, named, tmp_path):

@@ -7,6 +7,7 @@ import pytest
 
 from lockstep.transcript.windows import Window
 from pipeline.audit import bundle
+from pipeline.audit.replay import WindowOutcome
 from pipeline.audit.verdict import SHOWN_BY, Finding, Replayed
 from pipeline.recheck.witness import _accused, check_findings
 from pipeline.stage.keys import PROJECT
@@ -25,17 +26,18 @@ LIE = of_replay(2, 1)
 FALSE_CHECK = of_replay(5, 0, "check", "recomputed the step of peer 1 as abc, its replay gives d")
 
 
-def compared(said, rounds=(), found=(), *, bitwise=True, method="bitwise"):
+def compared(said, rounds=(), found=(), *, comparable=True):
     """What is known of some findings, where the first window of peer 1 was repeated."""
-    chosen = [(FIRST, (1,))]
-    why = None if bitwise else "other bits"
     audited = SimpleNamespace(
-        findings=list(rounds), windows=WINDOWS, chosen=chosen, why=why,
+        findings=list(rounds), windows=WINDOWS,
         transcript=SimpleNamespace(senders=lambda window: {0, 1}),
     )  # fmt: skip
+    outcome = (
+        WindowOutcome(list(found), (1,)) if comparable else WindowOutcome([], (), "another machine")
+    )
     replayed = [Replayed(n, *window, 1) for n, window in enumerate(WINDOWS)]
-    verdict = SimpleNamespace(findings=said, method=method, replayed_windows=replayed)
-    return check_findings(audited, verdict, list(found))
+    verdict = SimpleNamespace(findings=said, replayed_windows=replayed)
+    return check_findings(audited, verdict, {FIRST: outcome})
 
 
 def test_what_was_found_again_is_shown_and_what_was_not_repeated_is_stated():
@@ -46,9 +48,7 @@ def test_what_was_found_again_is_shown_and_what_was_not_repeated_is_stated():
     )
     idle = of_replay(2, 2, "state")  # of a window without messages, which no verdict counts
     assert compared([idle], [], []) == ([], [idle], 2)
-    assert compared([LIE], [], [], bitwise=False) == ([], [LIE], 2)  # below a reader's tolerance
-    farther = of_replay(1, 1)
-    assert compared([LIE], [], [farther], method="tolerance") == ([LIE], [], 2)
+    assert compared([LIE], comparable=False) == ([], [LIE], 2)  # the reader's machine is another
 
 
 def test_whom_a_finding_of_a_replay_explains_is_not_named_twice():

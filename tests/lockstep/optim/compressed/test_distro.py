@@ -133,20 +133,6 @@ def test_ties_and_zeros_follow_the_equations(peers):
     expect_like_reference((6, 8), settings, peers, lambda rng, size: np.zeros(size))
 
 
-def test_a_flipped_and_a_moved_message_are_far():
-    optimizer = optimizer_of(BASE)
-    params = {"w": jnp.zeros((16, 16))}
-    own, shared = optimizer.init(params)
-    own = optimizer.accumulate(
-        {"w": jax.random.normal(jax.random.key(0), (16, 16))}, own, params, 1
-    )
-    message, _ = optimizer.send(own, params, shared, 1)
-    flipped = {"w": message["w"]._replace(value_NK=~message["w"].value_NK)}
-    assert optimizer.compare(own, flipped, params, 1)[0] >= 1
-    moved = {"w": message["w"]._replace(index_NK=(message["w"].index_NK + 1) % 64)}
-    assert optimizer.compare(own, moved, params, 1)[0] > 0.2
-
-
 def test_a_group_has_its_own_step():
     params = {"a": jnp.zeros((8, 8)), "b": jnp.zeros((8, 8))}
     direction = StepDirection(scale={"a": 0.5})
@@ -185,16 +171,3 @@ def test_a_block_without_any_gradient_stays_only_if_zeros_are_not_sent(overlap):
     np.testing.assert_allclose(jnp.abs(sent["none"] - 1.0).max(), applied * LR, rtol=1e-4)
     np.testing.assert_array_equal(sent["all"], skipped["all"])
     assert (sent["half"] != skipped["half"]).any()  # the peer that has one decides alone
-
-
-@pytest.mark.long
-def test_a_block_that_is_left_out_and_has_a_gradient_is_far_from_its_replay():
-    compressor = Compressor(3, 4, True, skip_zero_blocks=True)
-    x = jax.random.normal(jax.random.key(0), (8, 100)).at[:4, :4].set(0.0)
-    message = compressor.select((), x)
-    assert message.zero.tolist() == [1, 0, 0]
-    assert compressor.distance((), x, message) == 0
-    for number in (3.0, -7.0, 1e30, 0.5):  # as anybody may send; the last ones are flags too
-        other = message._replace(zero=message.zero.at[0].set(number))
-        far = compressor.distance((), x, other)
-        assert far >= 1 if number in (3.0, 1e30) else far == 0

@@ -9,7 +9,7 @@ from lockstep.optim.dense import sgd
 from lockstep.optim.local.local_steps import diloco, outer_sgd
 from lockstep.optim.quantize import QSGD, Half, Integers, Levels, quantized
 from lockstep.wire import message as wire
-from tests.lockstep.optim.compiled import Peers, compiled
+from tests.lockstep.optim.compiled import Peers
 
 PEERS, ROUNDS, STEPS, RATE, FEEDBACK, BLOCK = 2, 5, 2, 0.1, 0.9, 8
 MOMENTUM = 0.5
@@ -67,25 +67,3 @@ def test_a_message_is_as_large_as_said_and_comes_through(quantizer, size):
     assert len(data) == wire.HEADER.size + size
     jax.tree.map(np.testing.assert_array_equal, wire.decode(data, form), message)
     assert form.kept == (size <= 24 / 2)
-
-
-def test_what_is_not_the_replays_message_is_far():
-    """A distance beyond rounding: 0 for a lie's scale would pass whatever it multiplies."""
-    for quantizer in (Integers(8, BLOCK), Integers(4, BLOCK), QSGD(8, BLOCK), Levels(1, BLOCK)):
-        optimizer = compiled(diloco(sgd(RATE), quantized(OUTER, quantizer), inner_steps=1))
-        params = {"w": jnp.array(START)}
-        own, shared = optimizer.init(params)
-        own = optimizer.accumulate({"w": jnp.array(TARGETS[0])}, own, params, 1)
-        code = optimizer.send(own, params, shared, 1)[0]["w"]
-        for lie in (
-            code._replace(scale=code.scale * 0),
-            code._replace(scale=code.scale * 1e6),
-            code._replace(scale=code.scale * 1.5),
-            code._replace(scale=-code.scale),
-            code._replace(packed=~code.packed),
-            code._replace(packed=jnp.zeros_like(code.packed)),
-        ):
-            assert optimizer.compare(own, {"w": lie}, params, 1)[0] > 0.1
-        assert optimizer.compare(own, {"w": code}, params, 1)[0] < 1e-6
-        near = code._replace(scale=code.scale * 1.001)
-        assert optimizer.compare(own, {"w": near}, params, 1)[0] < 0.01

@@ -1,4 +1,4 @@
-"""A publication whose bits no machine changes: what its author says of one opens no tolerance."""
+"""A publication whose bits no machine changes: what its author says of one excuses nothing."""
 
 import shutil
 from pathlib import Path
@@ -64,7 +64,7 @@ def test_a_header_whose_machine_repeats_no_step_is_a_contradiction(folder):
     assert "header.json: bitwise is false, expected true" in refusal(folder)
 
 
-def test_another_jax_is_nothing_to_compare_with_a_tolerance(folder):
+def test_another_jax_is_refused(folder):
     change_json(HEADER, lambda header: header["environment"].update(jax="9.9.9"))(folder)
     forge(folder)
     assert "environment.jax is '9.9.9', expected " in refusal(folder)

@@ -1,7 +1,6 @@
 """What nobody can find, and is named as not proven."""
 
 import json
-import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +10,6 @@ from lockstep.files import read_json
 from lockstep.transcript.trees import load_arrays
 from parts.publication import layout
 from pipeline import runfile, scores
-from pipeline.audit import tolerance
 from pipeline.language_model import held_out
 from pipeline.recheck import outputs
 from pipeline.weights import exported
@@ -45,24 +43,10 @@ def test_a_header_that_names_another_machine_changes_the_exit_status_and_the_lin
     assert not verified.bitwise
     assert verified.claim("weights").values["chain"]  # on any machine
     line = verified.text
-    assert line.startswith("consistent, not verified: bits could not be compared\n")
-    assert (
-        "compared by tolerance (distance of a message at most 0.05, within which it may be "
-        "anything; what peers own is not compared), because the publisher says: device_kind is "
-        "'cpu' here, was 'NVIDIA H100 80GB HBM3' in training"
-    ) in line
-
-
-def test_windows_that_were_compared_with_nothing_are_stated(folder, monkeypatch):
-    """As those of a run in bfloat16 that another kind of device trained."""
-    monkeypatch.setattr(tolerance, "limit", lambda *asked: math.inf)
-    change_json(HEADER, another_machine)(folder)
-    forge(folder)
-    verified = verify(folder)
-    windows = verified.claim("windows")
-    assert not verified.bitwise
-    assert (windows.kind, windows.values["tolerance"]) == ("stated", None)
-    assert "not compared with any message, because the publisher says: device_kind" in windows.text
+    assert line.startswith("consistent, not verified: windows are not comparable here\n")
+    claim = verified.claim("not_comparable")
+    assert claim.kind == "stated" and "device_kind is 'cpu' here" in claim.values["why"]
+    assert claim.text in line and not any(c.name == "windows" for c in verified.claims)
 
 
 def of_rounds(change: Callable[[dict], object]) -> Callable[[Path], None]:

@@ -185,15 +185,6 @@ def accuse(*, applied: bool) -> Callable[[Path], None]:
 FORGED = {
     "weights of another run": (other_weights, "model.safetensors: "),
     "a back door, and a header that names another machine": (back_door, "round 6, params: "),
-    "a header that says that bits differ, on a machine like the reader's": (
-        change_json(HEADER, lambda h: h.update(bitwise=False)),
-        "header.json: bitwise is false, expected true"),
-    "a header with other threads than the run file's": (
-        change_json(HEADER, lambda h: h["environment"].update(threads="64")),
-        "header.json: environment.threads is '64', expected '4'"),
-    "a header without the flags that stage train sets": (
-        change_json(HEADER, lambda h: h["environment"].update(xla_flags="--xla_x=1")),
-        "header.json: environment.xla_flags is '--xla_x=1'"),
     "another model in config.json": (
         change_json("config.json", lambda c: c.update(rms_norm_eps=1e-3)), "config.json: "),
     "another theta in the run file": (
@@ -219,15 +210,9 @@ FORGED = {
         accuse(applied=True), "proof/verdict.json: accepted is True, expected False"),
     "an accusation that a repeated window does not show": (
         accuse(applied=False), "window 1-3 of peer 1"),
-    "a verdict whose honest repeats loosen a fixed tolerance": (
-        change_json(
-            outputs.VERDICT,
-            lambda v: v.update(
-                method="tolerance", why_not_bitwise="because", tolerance=0.4, repeats=0.1
-            ),
-        ),
-        "proof/verdict.json: tolerance is 0.4, expected 0.05",
-    ),
+    "a verdict that compared nothing": (
+        change_json(outputs.VERDICT, lambda v: v.update(not_comparable="because")),
+        "proof/verdict.json: not_comparable is because, expected None"),
     "a run file with another learning rate": (
         change_json(outputs.RUN, other_rate), "round 0, header: its run "),
     "another seed of fresh weights": (

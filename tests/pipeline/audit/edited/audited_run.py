@@ -34,12 +34,10 @@ class Audited:
     def audit(self, folder: Path) -> list[Finding]:
         return audit(lab("signs").setup(self.run), Transcript(folder))
 
-    def replay(self, folder: Path, bitwise: bool = True) -> list[Finding]:
-        work = [(window, range(6)) for window in self.run.snapshots().windows]
-        replay = Replay(
-            lab("signs").setup(self.run), Transcript(folder), None if bitwise else "bits", work
-        )
-        return [f for some in work for f in replay.window(*some, lambda: None)]
+    def replay(self, folder: Path) -> list[Finding]:
+        replay = Replay(lab("signs").setup(self.run), Transcript(folder))
+        windows = self.run.snapshots().windows
+        return [f for w in windows for f in replay.window(w, range(6), lambda: None).findings]
 
 
 EVIDENCE = {field.name for field in fields(Evidence)}

@@ -30,7 +30,6 @@ pytestmark = pytest.mark.long
 def test_an_honest_transcript_has_no_findings(audited):
     assert audited.findings == []
     assert audited.replay(audited.folder) == []
-    assert audited.replay(audited.folder, bitwise=False) == []
 
 
 def word_of(e: dict, **changes: object) -> None:
