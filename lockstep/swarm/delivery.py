@@ -1,9 +1,8 @@
-"""The messages of a round: packed while others train, brought to every peer, perhaps merged later.
+"""The messages of a round: packed while others train, and brought to every peer.
 
-A message is `Sent` by its peer, `Delivered` as bytes, and may travel on for some rounds.
+A message is `Sent` by its peer and `Delivered` as bytes.
 """
 
-import base64
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
@@ -19,7 +18,7 @@ from lockstep.optim.optimizer import Tree
 from lockstep.programs.train_step import Programs
 from lockstep.protocol import links
 from lockstep.protocol.driver import RoundSettings
-from lockstep.protocol.round import Decision, Round
+from lockstep.protocol.round import Round
 from lockstep.swarm.faults import FaultSchedule
 from lockstep.swarm.peers import StepResult
 from lockstep.wire import bound, exchange
@@ -159,39 +158,3 @@ class SimulatedDelivery:
             arrivals[peer] += departure - due
             self.free[peer] = now + lag + train, now + departure + send
         return arrivals
-
-
-class TravellingMessages:
-    """Late messages that wait until a later round merges them.
-
-    By peer and round; the record of rounds has what becomes of them.
-    """
-
-    def __init__(self) -> None:
-        self._messages: dict[tuple[int, int], Tree] = {}
-
-    def take(
-        self, received: Mapping[int, Tree], round_: Round, decision: Decision
-    ) -> dict[int, Tree]:
-        """Return the messages that a round merges, by slot, and keep those that travel on.
-
-        `received` are the round's own messages.
-        """
-        older = {slot: self._messages.pop(round_.origin(slot)) for slot in round_.travelling}
-        messages = older | dict(received)
-        for slot in decision.travelling:
-            self._messages[round_.origin(slot)] = messages[slot]
-        return {slot: messages[slot] for slot in decision.applied}
-
-    def to_json(self, form: wire.Form) -> list:
-        """Return the messages as JSON: (peer, round, bytes in base64)."""
-        return [
-            [*key, base64.b64encode(wire.encode(message, form)).decode()]
-            for key, message in sorted(self._messages.items(), key=lambda item: item[0])
-        ]
-
-    def restore(self, saved: list, form: wire.Form) -> None:
-        """Restore what `to_json` returned."""
-        self._messages = {
-            (peer, step): wire.decode(base64.b64decode(text), form) for peer, step, text in saved
-        }

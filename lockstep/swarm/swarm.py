@@ -19,10 +19,11 @@ from lockstep.protocol.attestation import Check, Claim, Hash, Ruling
 from lockstep.protocol.coordinator import ClientState
 from lockstep.protocol.driver import RoundSettings, RunProgress
 from lockstep.protocol.round import Evidence, Message, Round, Span
-from lockstep.swarm.delivery import Delivered, Outbox, SimulatedDelivery, TravellingMessages
+from lockstep.swarm.delivery import Delivered, Outbox, SimulatedDelivery
 from lockstep.swarm.faults import FaultSchedule
 from lockstep.swarm.peers import RoundSteps, Rows, RunningPeers, StepResult, work_of
 from lockstep.transcript.entry import Entry, EpochParams
+from lockstep.transcript.params import TravellingMessages
 from lockstep.wire import bound, exchange, sketches
 from lockstep.wire import message as wire
 from lockstep.wire.exchange import Sent

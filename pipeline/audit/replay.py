@@ -6,7 +6,7 @@ params are recomputed from the payloads, so that their chain of hashes is checke
 snapshot whether a peer is replayed or not.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -14,13 +14,12 @@ from typing import NamedTuple
 import jax
 
 from lockstep.optim.optimizer import Tree
-from lockstep.programs.local_training import Work
 from lockstep.programs.placement import DeviceGroup, device_groups
 from lockstep.programs.replica import Replica
 from lockstep.protocol.attestation import Claim
 from lockstep.protocol.round import Message
-from lockstep.swarm.delivery import TravellingMessages
 from lockstep.transcript.entry import Entry
+from lockstep.transcript.params import FollowedParams
 from lockstep.transcript.transcript import Transcript
 from lockstep.transcript.trees import tree_hash
 from lockstep.transcript.windows import Window
@@ -104,82 +103,28 @@ class Replay:
             yield from (messages[peer] for peer in peers if peer in messages)
 
 
-class WindowPeers:
-    """Some peers of a window, recomputed round by round; nobody is judged.
+class WindowReplay:
+    """A window's replay in progress: what its peers did is compared with what they should have.
 
-    `replica` has the params and what peers share, `own` what each of these peers owns.
+    `params` are what all agree on, and `own` is what each of the replayed peers owns.
     """
 
-    def __init__(
-        self,
-        setup: Setup,
-        transcript: Transcript,
-        window: Window,
-        peers: Sequence[int],
-        group: DeviceGroup,
-    ):
-        self.setup, self.transcript, self.window = setup, transcript, window
-        like = setup.start.state
-        self.replica = Replica.put(setup.programs, group, *transcript.agreed(window.opening, like))
+    def __init__(self, replay: Replay, window: Window, peers: Sequence[int], group: DeviceGroup):
+        setup, transcript, like = replay.setup, replay.transcript, replay.setup.start.state
+        self.replay, self.window = replay, window
+        replica = Replica.put(setup.programs, group, *transcript.agreed(window.opening, like))
+        found = self.found = list[Finding]()
+
+        def differs(step: int, text: str) -> None:  # no method, or arrays outlive their window
+            found.append(Finding(step, None, "params", text, True))
+
+        self.params = FollowedParams(transcript, setup.run.peers.count, replica, differs)
         before = {peer: transcript.own_before(window, peer, like.own[peer]) for peer in peers}
         self.own = {peer: group.put(own) for peer, own in before.items()}
-        self._travelling = TravellingMessages()  # none when a window begins
-
-    def begin(self, entry: Entry) -> None:
-        """Begin a round: some peers take over the params, those without work the last commit.
-
-        A peer that joins or was silent has a new state.
-        """
-        plan, silent = entry.round, entry.evidence.silent
-        for peer in (*plan.joined, *silent):
-            if peer in self.own:
-                self.own[peer] = self.replica.new_own()
-        for peer in plan.idle.difference(silent).intersection(self.own):
-            self.own[peer] = self.replica.align(self.own[peer], plan.step)
-
-    def senders(self, entry: Entry) -> list[int]:
-        """Return those of the peers that sent a message in a round."""
-        return [peer for peer in self.own if peer in entry.evidence.messages]
-
-    def work(self, entry: Entry, peer: int) -> Work:
-        """Return a peer's work in a round."""
-        return self.setup.work(entry.round.assignment[peer], entry.round.trainers)
-
-    def step(self, entry: Entry, peer: int) -> Tree:
-        """Take a peer's step, and return its message."""
-        result = self.replica.step(self.own[peer], self.work(entry, peer), entry.round.step)
-        self.own[peer] = result.own
-        return result.message
-
-    def sent(self, entry: Entry, peer: int) -> Tree | None:
-        """Return a peer's message, or None if its bytes do not decode."""
-        try:
-            return self.transcript.message(entry.evidence.messages[peer], self.setup.programs.form)
-        except wire.WireError:
-            return None
-
-    def receive(self, entry: Entry, recomputed: Mapping[int, Tree]) -> None:
-        """Apply the messages that the round decided on: as kept or, if not kept, as recomputed."""
-        decision, plan = entry.decision, entry.round
-        needed = entry.evidence.messages.keys() & {*decision.applied, *decision.travelling}
-        kept = self.setup.programs.form.kept
-        own = {peer: self.sent(entry, peer) if kept else recomputed[peer] for peer in needed}
-        messages = self._travelling.take(own, plan, decision)
-        count = self.setup.run.peers.count
-        self.replica = self.replica.receive(messages, plan.sequences, count, plan.step)
-
-
-class WindowReplay:
-    """A window's replay in progress: what its peers did is compared with what they should have."""
-
-    def __init__(self, replay: Replay, window: Window, peers: Sequence[int], group: DeviceGroup):
-        self.replay, self.window = replay, window
-        self.peers = WindowPeers(replay.setup, replay.transcript, window, peers, group)
-        self.found: list[Finding] = []
         self.strayed = set[int]()  # peers that last committed to another state than replayed
         self._merged = {
             entry.round.origin(slot)
-            for entry in replay.transcript.window(window)
+            for entry in transcript.window(window)
             for slot in entry.decision.applied
         }
 
@@ -187,20 +132,29 @@ class WindowReplay:
         """Recompute the window's rounds, and compare the state at every snapshot."""
         for entry in self.replay.transcript.window(self.window):
             step = entry.round.step
-            self.peers.begin(entry)
+            self._begin(entry)
             self.strayed.difference_update(entry.round.joined, entry.evidence.silent)
-            if entry.joined_params is not None:
-                self._compare_params(step, "were given to peers", entry.joined_params)
             recomputed, can_go_on = self._step(entry)
             if not can_go_on:  # the message applied instead of a replayed one is not kept
                 return self.found
-            self.peers.receive(entry, recomputed)
-            if entry.checkpointed is not None:
-                self._compare_params(step, "ended the epoch", entry.checkpointed.params)
+            self.params.follow(entry, None if self.replay.kept else recomputed)
             if step in self.replay.transcript.snapshots:
                 self._compare_states(step)
             advance()
         return self.found
+
+    def _begin(self, entry: Entry) -> None:
+        """Begin a round: some peers take over the params, those without work the last commit.
+
+        A peer that joins or was silent has a new state.
+        """
+        self.params.begin(entry)
+        plan, silent, replica = entry.round, entry.evidence.silent, self.params.replica
+        for peer in (*plan.joined, *silent):
+            if peer in self.own:
+                self.own[peer] = replica.new_own()
+        for peer in plan.idle.difference(silent).intersection(self.own):
+            self.own[peer] = replica.align(self.own[peer], plan.step)
 
     # ---- Messages ----
 
@@ -210,11 +164,19 @@ class WindowReplay:
         Also return whether the replay can go on. A false message that nobody merges, in this round
         or later, does not end it.
         """
-        recomputed = {peer: self.peers.step(entry, peer) for peer in self.peers.senders(entry)}
-        recomputed = jax.device_get(recomputed)
+        senders = [peer for peer in self.own if peer in entry.evidence.messages]
+        recomputed = jax.device_get({peer: self._message(entry, peer) for peer in senders})
         false = {p for p, message in recomputed.items() if self._is_false(entry, p, message)}
         lost = not self.replay.kept and any(self._is_merged(entry, peer) for peer in false)
         return recomputed, not lost
+
+    def _message(self, entry: Entry, peer: int) -> Tree:
+        """Take a peer's step, and return its message."""
+        plan = entry.round
+        work = self.replay.setup.work(plan.assignment[peer], plan.trainers)
+        result = self.params.replica.step(self.own[peer], work, plan.step)
+        self.own[peer] = result.own
+        return result.message
 
     def _is_false(self, entry: Entry, peer: int, message: Tree) -> bool:
         """Blame the peer, its verifier or a ruling peer whose claim differs from the replay.
@@ -227,7 +189,7 @@ class WindowReplay:
             text = f"sent {sent.commitment[:12]}, its replay gives {commitment[:12]}"
             self._blame(step, peer, "message", text, applied)
         if sent.state is not None:
-            own = jax.device_get(self.peers.own[peer])
+            own = jax.device_get(self.own[peer])
             replayed = Claim(commitment, tree_hash(own))
             strays = replayed.state != sent.state
             if strays:
@@ -277,26 +239,11 @@ class WindowReplay:
         ejected = {p for e in entries if e.round.step <= step for p in e.decision.ejected}
         self._blame(step, peer, "state", text, peer not in ejected)
 
-    def _blame_author(self, step: int, text: str) -> None:
-        self.found.append(Finding(step, None, "params", text, True))
-
-    # ---- Params and states ----
-
-    def _compare_params(self, step: int, what: str, recorded: str) -> None:
-        """Compare the params with their hash in the transcript."""
-        params = tree_hash(jax.device_get(self.peers.replica.params))
-        if params != recorded:
-            text = f"the params that {what} are {recorded[:12]}, expected {params[:12]}"
-            self._blame_author(step, text)
-
     def _compare_states(self, step: int) -> None:
         """Compare the state with what was committed to at a snapshot."""
-        replay, replica = self.replay, self.peers.replica
-        params, shared = jax.device_get((replica.params, replica.shared))
-        recorded = replay.transcript.hashes(step, replay.setup.run.peers.count)
-        if (tree_hash(params), tree_hash(shared)) != (recorded.params, recorded.shared):
-            self._blame_author(step, "the params do not follow from the window's messages")
-        for peer, own in self.peers.own.items():
+        recorded = self.replay.transcript.hashes(step, self.replay.setup.run.peers.count)
+        self.params.compare(recorded)
+        for peer, own in self.own.items():
             state, committed = tree_hash(jax.device_get(own)), recorded.own[peer]
             if committed not in (None, state):
                 text = f"committed to state {committed[:12]}, its replay gives {state[:12]}"

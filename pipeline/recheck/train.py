@@ -18,10 +18,9 @@ from lockstep.errors import LockstepError
 from lockstep.optim.optimizer import Tree
 from lockstep.programs.placement import device_groups
 from lockstep.programs.replica import Replica
-from lockstep.swarm.delivery import TravellingMessages
-from lockstep.transcript.entry import Entry
+from lockstep.transcript.params import FollowedParams
 from lockstep.transcript.transcript import Transcript
-from lockstep.transcript.trees import save_tree, tree_hash
+from lockstep.transcript.trees import save_tree
 from lockstep.wire import message as wire
 from pipeline.audit.verdict import Finding
 from pipeline.recheck.claim import PublicClaim
@@ -101,53 +100,28 @@ def follow_params(
 
     Messages are kept (`Form.kept`), and the rounds have passed the audit. `arrived` is called with
     the step, the params and the shared state after each snapshot, the first among them.
+
+    Raises:
+      BrokenChainError: The first hash that is another, or a merged message that does not decode.
     """
-    group = device_groups(jax.devices(), setup.programs.parts)[0]
-    replica = Replica.put(setup.programs, group, params, shared)
-    travelling, count = TravellingMessages(), setup.run.peers.count
-    _compare_snapshot(transcript, transcript.snapshots[0], replica, arrived)
-    for entry in transcript.rounds:
-        plan = entry.round
-        if entry.joined_params is not None:
-            _compare(
-                plan.step, "params that were given to peers", replica.params, entry.joined_params
-            )
-        own = _received(transcript, entry, setup.programs.form)
-        messages = travelling.take(own, plan, entry.decision)
-        replica = replica.receive(messages, plan.sequences, count, plan.step)
-        if entry.checkpointed is not None:
-            recorded = entry.checkpointed.params
-            _compare(plan.step, "params that ended the epoch", replica.params, recorded)
-        if plan.step in transcript.snapshots:
-            _compare_snapshot(transcript, plan.step, replica, arrived)
 
-
-def _received(transcript: Transcript, entry: Entry, form: wire.Form) -> dict[int, Tree]:
-    """Return the messages of a round that everybody merges, in it or in a later one."""
-    sent, decision = entry.evidence.messages, entry.decision
-    try:
-        return {
-            peer: transcript.message(sent[peer], form)
-            for peer in sent.keys() & {*decision.applied, *decision.travelling}
-        }
-    except wire.WireError as error:
-        raise BrokenChainError(entry.round.step, f"applied an invalid message: {error}") from error
-
-
-def _compare_snapshot(
-    transcript: Transcript, step: int, replica: Replica, arrived: Arrived
-) -> None:
-    params, shared = jax.device_get((replica.params, replica.shared))
-    recorded, reason = transcript.hashes(step), " of all messages from the run's start"
-    _compare(step, "params at the snapshot", params, recorded.params, reason)
-    _compare(step, "shared state at the snapshot", shared, recorded.shared, reason)
-    arrived(step, params, shared)
-
-
-def _compare(step: int, what: str, tree: Tree, recorded: str, reason: str = "") -> None:
-    if (actual := tree_hash(jax.device_get(tree))) != recorded:
-        text = f"the {what} are {recorded[:12]}, expected {actual[:12]}{reason}"
+    def differs(step: int, text: str) -> None:
         raise BrokenChainError(step, text)
+
+    group, peers = device_groups(jax.devices(), setup.programs.parts)[0], setup.run.peers.count
+    replica = Replica.put(setup.programs, group, params, shared)
+    followed = FollowedParams(transcript, peers, replica, differs)
+    first = transcript.snapshots[0]
+    arrived(first, *followed.compare(transcript.hashes(first, peers)))
+    for entry in transcript.rounds:
+        step = entry.round.step
+        followed.begin(entry)
+        try:
+            followed.follow(entry)
+        except wire.WireError as error:
+            raise BrokenChainError(step, f"applied an invalid message: {error}") from error
+        if step in transcript.snapshots:
+            arrived(step, *followed.compare(transcript.hashes(step, peers)))
 
 
 # ---- Late and silent peers ----
