@@ -16,13 +16,12 @@ import shutil
 import sys
 from pathlib import Path
 from threading import current_thread, main_thread
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Protocol
 
 import typer
 from typer.exceptions import TyperException
 
 from lockstep.errors import PANIC, DivergedError, LockstepError, brief, shown
-from pipeline import joints
 from pipeline.command_options import (
     DEFAULT_ROOT,
     DEFAULT_RUN,
@@ -36,6 +35,7 @@ from pipeline.command_options import (
     run_stage,
 )
 from pipeline.generate import generate
+from pipeline.joints import Joint
 from pipeline.preflight import commands as preflight
 from pipeline.stage import devices, logs
 from pipeline.stage.keys import PROJECT, STAGES
@@ -49,6 +49,13 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
+
+
+class OffersCommands(Protocol):
+    """More commands."""
+
+    app: typer.Typer
+
 
 NO_MEMORY = "RESOURCE_EXHAUSTED"  # as XLA says it
 NO_DEVICE = "Unable to initialize backend"  # as JAX says it
@@ -170,7 +177,7 @@ def summary(run: RunFile = DEFAULT_RUN, root: Root = DEFAULT_ROOT) -> None:
 
 # Not `add_typer`, which puts its commands behind all of this file's in `lockstep --help`.
 app.command(rich_help_panel=RESULTS)(generate)
-for _commands in (preflight, *joints.offered("commands")):
+for _commands in (preflight, *Joint[OffersCommands]("commands")):
     app.registered_commands += _commands.app.registered_commands
     app.registered_groups += _commands.app.registered_groups
 

@@ -7,7 +7,7 @@ Shapes in names: N sequences of T tokens, V vocabulary, P predictions.
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 
@@ -16,7 +16,7 @@ from lockstep.files import write_json, write_text
 from lockstep.programs.placement import device_groups
 from pipeline import runfile
 from pipeline.audit.verdict_text import HELD_OUT, SAMPLE, measured_on
-from pipeline.joints import offered
+from pipeline.joints import Joint
 from pipeline.language_model import held_out
 from pipeline.language_model.held_out import HeldOutRows
 from pipeline.language_model.sampling import Sampling
@@ -120,11 +120,29 @@ def _measure(run: runfile.Run, opened: OpenedExport, data: HeldOutRows, notes: l
 # ---- Tasks ----
 
 
+class OffersTasks(Protocol):
+    """Tasks to score an export on."""
+
+    def score_export(
+        self,
+        run: runfile.Run,
+        exported: Exported,
+        paths: Paths,
+        folder: Path,
+        path: str,
+        notes: list[str],
+    ) -> list[TaskResult]:
+        """Return the results of `[evaluate] tasks`; `folder`, which `path` calls, gets answers."""
+
+
+SCORERS = Joint[OffersTasks]("run_file_tasks")
+
+
 def _score(
     run: runfile.Run, exported: Exported, paths: Paths, folder: Path, notes: list[str]
 ) -> list[TaskResult]:
     """Return the results of `[evaluate] tasks`; requests and answers go to `folder`."""
-    for part in offered("run_file_tasks"):
+    for part in SCORERS:
         path = f"{OUT['evaluate']}/{TASKS}"  # the path of `folder`, as its files name it
         return part.score_export(run, exported, paths, folder, path, notes)
     if others := [name for name in run.evaluate.tasks if name not in BY_DEFAULT]:

@@ -17,7 +17,7 @@ from lockstep.optim.optimizer import Tree
 from lockstep.programs.columns import PLAIN, Column
 from lockstep.programs.train_step import Programs
 from lockstep.transcript.tensorfile import TensorFile
-from pipeline.joints import offered
+from pipeline.joints import Joint
 from pipeline.language_model.held_out import HeldOutRows, MeanLoss
 from pipeline.language_model.language_model_subject import LANGUAGE_MODEL
 from pipeline.runfile import Run
@@ -121,6 +121,9 @@ class Subject(Protocol):
     def describes(self, model: Model) -> bool:
         """Return whether a header's model is one of this subject."""
 
+    def check_public(self, run: Run, where: object) -> None:
+        """Check that others can repeat the run from what is published; errors call it `where`."""
+
     # ---- What it says of itself ----
 
     def read_model(self, run: Run, path: Path, listed: Shards | None) -> Model:
@@ -183,15 +186,26 @@ class Subject(Protocol):
         """
 
 
+class OffersSubject(Protocol):
+    """Something else to train."""
+
+    SUBJECT: Subject
+
+
+SUBJECTS = Joint[OffersSubject]("subject")
+
+
 def subject_of(run: Run) -> Subject:
     """Return what a run trains."""
-    if subject := _first(lambda s: s.trains(run)):
-        return subject
-    if run.workload.factory:
+    return _first(lambda subject: subject.trains(run)) or LANGUAGE_MODEL
+
+
+def check_language_model(run: Run, where: str) -> None:
+    """Check that a run trains one of Lockstep's own models; errors call it `where`."""
+    if subject_of(run) is not LANGUAGE_MODEL:
         raise LockstepError(
-            f"workload.factory is {run.workload.factory!r}, expected parts/workload, which runs it"
+            f"{where}: trains a workload, expected a run of one of Lockstep's own models"
         )
-    return LANGUAGE_MODEL
 
 
 def programs_of(
@@ -207,4 +221,4 @@ def subject_of_model(model: Model) -> Subject:
 
 
 def _first(fits: Callable[[Subject], bool]) -> Subject | None:
-    return next((part.SUBJECT for part in offered("subject") if fits(part.SUBJECT)), None)
+    return next((part.SUBJECT for part in SUBJECTS if fits(part.SUBJECT)), None)

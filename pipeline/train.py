@@ -6,11 +6,12 @@ moment and started again, the stage ends with the same bytes.
 
 import logging
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -28,9 +29,10 @@ from lockstep.swarm.training_loop import Record, StartingPoint, TrainingLoop
 from lockstep.transcript import curves
 from lockstep.transcript.entry import TABLES, Entry, Header
 from lockstep.transcript.observer import Observer
+from lockstep.transcript.state import State
 from lockstep.transcript.transcript import Transcript, Writer
 from pipeline import runfile
-from pipeline.joints import offered
+from pipeline.joints import Joint
 from pipeline.language_model import cudnn, held_out
 from pipeline.language_model.held_out import HeldOutRows, MeanLoss
 from pipeline.monitor import tracker, training_scores
@@ -155,19 +157,42 @@ def _train(setup: Setup, paths: Paths, held: HeldOutRows, stack: ExitStack) -> P
     return scores.path
 
 
+class OffersPeers(Protocol):
+    """Peers in processes of their own."""
+
+    def start_peers(
+        self,
+        setup: Setup,
+        state: State,
+        scratch: Path,
+        keeps: Callable[[int], bool],
+        absent: Sequence[int],
+    ) -> RunningPeers:
+        """Start the peers with a state; `keeps` says after which rounds it may be asked for."""
+
+
+class OffersScores(Protocol):
+    """Scores of tasks while a run trains."""
+
+    def training_scores(
+        self, run: runfile.Run, hf_config: dict[str, Any], paths: Paths
+    ) -> TrainingScores:
+        """Return the scores of a run's training, which has `[evaluate] every`."""
+
+
+REMOTE_PEERS = Joint[OffersPeers]("remote_peers")
+SCORES = Joint[OffersScores]("while_training")
+
+
 def _make_peers(
     setup: Setup, beginning: StartingPoint, scratch: Path, state_is_due: Callable[[int], bool]
 ) -> RunningPeers:
     run = setup.run
-    if run.runtime.carrier == "in_process":
+    if run.runtime.in_one_process:
         layout, programs = run.peers.layout, setup.programs
         return make_peers(programs, layout, beginning.state, jax.devices(), beginning.absent)
-    for part in offered("remote_peers"):
-        return part.start_peers(setup, beginning.state, scratch, state_is_due, beginning.absent)
-    raise LockstepError(
-        f"[runtime] carrier = {run.runtime.carrier!r}, expected in_process, since parts/carrier is "
-        "not here"
-    )
+    (part,) = REMOTE_PEERS  # whose keys of [runtime] say so
+    return part.start_peers(setup, beginning.state, scratch, state_is_due, beginning.absent)
 
 
 def _scores_of_tasks(setup: Setup, paths: Paths) -> TrainingScores:
@@ -175,7 +200,7 @@ def _scores_of_tasks(setup: Setup, paths: Paths) -> TrainingScores:
     every = setup.run.evaluate.every
     if not every:
         return TrainingScores(paths.scratch / training_scores.FILE)
-    for part in offered("while_training"):
+    for part in SCORES:
         return part.training_scores(setup.run, setup.model, paths)
     raise LockstepError(f"[evaluate] every = {every}, expected 0: parts/tasks is not here")
 

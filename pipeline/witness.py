@@ -99,10 +99,10 @@ def _audit(setup: Setup, transcript: Transcript, paths: Paths) -> None:
 def _messages_since(setup: Setup, transcript: Transcript) -> int:
     """Return the round after which messages are here: the run's start, or that of the first state.
 
-    Only a run that began with a state from the store (`[runtime] from_state`) lacks earlier ones.
+    Only a run that may begin after rounds that others trained lacks earlier ones.
     """
     start = setup.start.step
-    if not setup.run.runtime.from_state:
+    if not setup.run.runtime.begins_late:
         return start
     first = min((step for step in transcript.snapshots if step > start), default=start)
     before = (e.evidence.messages for e in transcript.rounds if e.round.step <= first)

@@ -64,13 +64,17 @@ def imports(file: Path) -> set[Path]:
 
 
 def offered_to(file: Path) -> set[Path]:
-    """The files of parts whose joint a file asks for, by `joints.offered("NAME")`."""
-    if "offered(" not in (text := file.read_text()):
-        return set()
+    """The files of parts whose joint a file asks for."""
+    return {path for name in joints_of(file) for path in PROJECT.glob(f"parts/*/{name}.py")}
+
+
+def joints_of(file: Path) -> dict[str, str]:
+    """The joints that a file asks for, by `Joint[PROTOCOL]("NAME")`: name -> Protocol."""
+    if "Joint[" not in (text := file.read_text()):
+        return {}
     calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
-    joints = [call.args[0] for call in calls if ast.unparse(call.func).endswith("offered")]
-    assert all(isinstance(joint, ast.Constant) for joint in joints), file
-    return {path for joint in joints for path in PROJECT.glob(f"parts/*/{joint.value}.py")}
+    joints = [call for call in calls if ast.unparse(call.func).startswith("Joint[")]
+    return {call.args[0].value: ast.unparse(call.func.slice) for call in joints}
 
 
 def closure(file: Path) -> set[str]:
@@ -90,10 +94,21 @@ def room(path: str) -> str:
     return "/".join(parts[:folder])
 
 
+def rooms(files: set[str]) -> set[str]:
+    """The rooms of files; of a part that only adds tables to the run file, what adds them."""
+    found: dict[str, set[str]] = {}
+    for file in files:
+        found.setdefault(room(file), set()).add(file)
+    return {
+        f"{name}/tables.py" if used == {f"{name}/tables.py"} else name
+        for name, used in found.items()
+    }
+
+
 @each_stage
 def test_a_stage_depends_on_exactly_the_rooms_it_imports(stage):
     declared = set(code(stage))
-    imported = {room(path) for path in closure(PROJECT / "pipeline" / f"{stage}.py")} | ALWAYS
+    imported = rooms(closure(PROJECT / "pipeline" / f"{stage}.py")) | ALWAYS
     if "parts/workload" in imported:  # whose processes run code of users
         imported |= {WORKLOADS}
     assert declared == imported, (

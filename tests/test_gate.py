@@ -12,7 +12,7 @@ from lockstep import errors
 from lockstep.errors import LockstepError
 from pipeline.net import limits
 from pipeline.runfile import Network
-from pipeline.sources.rows import preprocessed
+from pipeline.sources.token_files import preprocessed
 from pipeline.stage.keys import PROJECT
 from tests.gate import cases, page
 from tests.gate.cases import CASES, RIGHT, No

@@ -14,8 +14,8 @@ from models import MODELS
 from pipeline.stage.keys import PROJECT, STAGES
 
 OF_USERS = (*PROJECT.glob("parts/*/python"), PROJECT / "lockstep" / "python")
-MOST_FILES, MOST_LINES, MOST_LINES_OF_A_FUNCTION = 10, 600, 60
-MOST_LINES_OF_A_ROOM = 2500
+MOST_FILES, MOST_LINES, MOST_LINES_OF_A_FUNCTION = 14, 600, 60
+MOST_LINES_OF_A_ROOM = 2600
 # Docstrings that begin like this have lost the noun that they are about.
 NOUNLESS = re.compile(r"As of|Of (the|its|a|an)\b")
 PARTS_OF_A_MODEL = {"Attention", "Config", "Model"}  # each family of models/ has its own

@@ -1,24 +1,35 @@
 """A part comes off by deleting its folder: the library and the pipeline go on without it.
 
-A copy of the tree has neither the part nor the lines of dvc.yaml that name it. No part imports
-another one, so each comes off alone: a contract in pyproject.toml.
+A copy of the tree has neither the part nor what dvc.yaml and the run files have of it. No part
+imports another one, so each comes off alone: a contract in pyproject.toml.
 """
 
 import ast
+import inspect
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 
 import pytest
+import tomlkit
 
+from lockstep.tables.variant import Variant
+from pipeline.joints import Joint
+from pipeline.runfile.parts import PART_OF, TABLES, check_parts
+from pipeline.runfile.tables import CoreRuntime
 from pipeline.stage.keys import PROJECT
 from tests import tiny
+from tests.errors import check_names
 from tests.offered import PARTS
-from tests.test_dag import offered_to
+from tests.test_dag import joints_of, offered_to
 
 pytestmark = pytest.mark.long
 
@@ -27,17 +38,35 @@ COPIED = (*WINGS, "benchmarks", "docs", "params", "tests", "workloads")  # tests
 TESTED = "lockstep", "models", "pipeline"  # rooms of tests, of library and pipeline
 FILES = "dvc.yaml", "pyproject.toml", "constraints.txt", "constraints-gpu.txt", "Snakefile"
 WORKER = re.compile(r"parts/\w+/python/")  # runs beside code of users, and imports itself alone
-DEPS_ON_PARTS = re.compile(r"^ *- parts/(\w+)\n", re.MULTILINE)
+DEPS_ON_PARTS = re.compile(r"^ *- parts/(\w+)(?:/\w+\.py)?\n", re.MULTILINE)
+TRACKED_TABLE = re.compile(r"^ *- (\w+)(?: *#.*)?\n", re.MULTILINE)
+GENERATED = {
+    "params/run.schema.json": ("-m", "pipeline", "schema"),
+    "docs/reference/run-file.md": ("-m", "docs.run_file_page"),
+}
 # An editable install finds in the checkout what a copy lacks.
+INNER = "model.LLM.optimizer"  # kinds of a part are inner ones
 ALONE = """
 import sys
+from collections.abc import Iterator
 sys.meta_path[:] = [f for f in sys.meta_path if not f.__module__.startswith("__editable__")]
 """
 HELP_AND_CHECK = """
 import sys
+from collections.abc import Iterator
 from pipeline.__main__ import app
 print(*sorted(command.name or command.callback.__name__ for command in app.registered_commands))
 app(["check", "--root", sys.argv[1]])
+"""
+CHECK_PARTS = """
+import json, sys
+from lockstep.errors import LockstepError
+from pipeline.runfile.parts import check_parts
+for document in json.loads(sys.argv[1]):
+    try:
+        check_parts(document, "run.toml")
+    except LockstepError as error:
+        print(error)
 """
 IMPORT_ALL = """
 import importlib, pkgutil
@@ -117,11 +146,37 @@ def copy_without(gone: set[str], place: Path) -> Path:
         shutil.copytree(PROJECT / name, place / name, ignore=left_out, copy_function=link)
     for name in FILES:
         shutil.copy2(PROJECT / name, place)
+    names = [name for name, part in PART_OF.items() if part in gone]
     stages = (PROJECT / "dvc.yaml").read_text()
-    lines = DEPS_ON_PARTS.sub(lambda line: "" if line[1] in gone else line[0], stages)
-    (place / "dvc.yaml").write_text(lines)
+    stages = DEPS_ON_PARTS.sub(lambda line: "" if line[1] in gone else line[0], stages)
+    stages = TRACKED_TABLE.sub(lambda line: "" if line[1] in names else line[0], stages)
+    (place / "dvc.yaml").write_text(stages)
     (place / "sitecustomize.py").write_text(ALONE)
+    for file in (place / "params").rglob("*.toml"):
+        rewrite(file, without(file.read_text(), names))
+    for file, command in GENERATED.items():
+        rewrite(place / file, run(place, *command))
     return place
+
+
+def rewrite(file: Path, text: str) -> None:
+    """Write a file of a copy anew: what is there is the checkout's own."""
+    if file.read_text() != text:
+        file.unlink()
+        file.write_text(text)
+
+
+def without(text: str, names: list[str]) -> str:
+    """A run file without the tables, and the keys of tables, that have these names."""
+    document = tomlkit.parse(text)
+    for name in names:
+        *tables, last = name.split(".")
+        place = document
+        for table in tables:
+            place = place.get(table, {})
+        for key in [key for key in place if fnmatchcase(key, last)]:
+            del place[key]
+    return tomlkit.dumps(document)
 
 
 def run(tree: Path, *command: str) -> str:
@@ -181,6 +236,92 @@ def test_a_part_says_what_it_is_and_keeps_to_its_budget(part):
     assert sum(len(file.read_text().splitlines()) for file in files) <= budget
     assert len(text.splitlines()) <= 12
     assert all(f"lockstep {command}" in text for command in commands_of(part))
+
+
+# ---- The tables of a run file ----
+
+
+def names_added() -> dict[str, str]:
+    """The tables and keys that a part adds to a run file, and the part."""
+    added = {}
+    for part, file in zip(TABLES.parts(), TABLES, strict=True):
+        own = file.RUNTIME.model_fields.keys() - CoreRuntime.model_fields.keys()
+        names = [*file.TABLES, *(f"runtime.{key}" for key in own)]
+        kinds = [kind for kind in vars(file).values() if is_kind_of(kind, file.__name__)]
+        names += [f"{kind.where}.{'*' * (kind.where == INNER)}{kind.tag()}" for kind in kinds]
+        added |= dict.fromkeys(names, part)
+    return added
+
+
+def is_kind_of(kind: object, module: str) -> bool:
+    """Whether a name of a module is a kind of an enum that it defines."""
+    return isinstance(kind, type) and issubclass(kind, Variant) and kind.__module__ == module
+
+
+def test_an_error_about_a_part_that_is_not_there_knows_each_name():
+    assert names_added() == PART_OF
+
+
+def test_a_copy_without_a_part_names_it_where_a_run_file_has_what_it_adds(tmp_path):
+    tree = copy_without({*PARTS}, tmp_path / "tree")
+    documents = [nested(name, {}) for name in PART_OF]
+    lines = run(tree, "-c", CHECK_PARTS, json.dumps(documents)).splitlines()
+    for (name, part), line in zip(PART_OF.items(), lines, strict=True):
+        check_names(line, "run.toml", name, part)
+    for document in documents:
+        check_parts(document, "run.toml")  # they are here
+
+
+def forms(node: object) -> Iterator[dict]:
+    """The forms of all enums in a schema."""
+    for key, inner in node.items() if isinstance(node, dict) else enumerate(node):
+        if key == "oneOf":
+            yield from inner
+        if isinstance(inner, dict | list):
+            yield from forms(inner)
+
+
+def nested(name: str, value: object) -> dict:
+    for part in reversed(name.split(".")):
+        value = {part: value}
+    return value
+
+
+@pytest.mark.parametrize("part", sorted({*PART_OF.values()}))
+def test_without_a_part_no_table_of_it_is_in_the_schema_and_on_the_page(part, tmp_path):
+    names = [name for name, whose in PART_OF.items() if whose == part]
+    tree = copy_without({part}, tmp_path / "tree")
+    schema = json.loads((tree / "params/run.schema.json").read_text())
+    page = (tree / "docs/reference/run-file.md").read_text()
+    tables = {"": schema["properties"], "runtime": schema["$defs"]["Runtime"]["properties"]}
+    for name in names:
+        table, _, key = name.rpartition(".")
+        assert key not in tables.get(table, ())
+        assert f"[{name}]" not in page and f"| `{key}` |" not in page
+    kinds = {form.get("const") or form.get("required", [""])[0] for form in forms(schema)}
+    assert kinds.isdisjoint(name.rpartition(".")[2].strip("*") for name in names if "LLM" in name)
+    # or the site would not build
+    headings = {re.sub(r"[^\w-]", "", text.lower()) for text in re.findall(r"^#+ (.*)", page, re.M)}
+    pages = [file.read_text() for file in (tree / "docs").rglob("*.md")]
+    assert {
+        at for text in pages for at in re.findall(r"[(/]run-file\.md#([\w-]+)", text)
+    } <= headings
+
+
+# ---- Joints ----
+
+
+@pytest.mark.parametrize("file", [f for f in sorted(PROJECT.glob("p*/**/*.py")) if joints_of(f)])
+def test_the_file_of_each_part_has_what_its_joint_says(file):
+    asking = import_module(".".join(file.relative_to(PROJECT).with_suffix("").parts))
+    for name, protocol in joints_of(file).items():
+        expected = getattr(asking, protocol)
+        for offered in Joint(name):
+            for attribute in expected.__annotations__:
+                assert hasattr(offered, attribute), offered
+            for method in [key for key in vars(expected) if key[0] != "_"]:
+                taken = [*inspect.signature(getattr(expected, method)).parameters][1:]
+                assert [*inspect.signature(getattr(offered, method)).parameters] == taken
 
 
 # ---- The tests of library and pipeline ----

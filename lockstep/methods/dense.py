@@ -1,4 +1,4 @@
-"""AdamW, Muon and SGD on the mean of all peers' gradients; what a workload does by itself.
+"""AdamW, Muon and SGD on the mean of all peers' gradients.
 
 Peers count by their sequences; in `simulate` by what counts in their losses.
 """
@@ -106,20 +106,6 @@ class OptimizerSGD(Dense):
         from lockstep.optim.dense import sgd
 
         return sgd(setting.learning_rate, **dict(self), aggregate=setting.aggregate)
-
-
-class OptimizerOfCode(Dense):
-    """The optimizer of the workload, which takes all local steps of a round by itself."""
-
-    @classmethod
-    def tag(cls) -> str:
-        return "Workload"
-
-    def build(self, setting: Setting) -> "Optimizer":
-        # its local steps arrive as one: where they led to is the params minus that
-        from lockstep.optim.dense import sgd
-
-        return sgd(1.0)
 
 
 AnyDense = one_of(Dense)

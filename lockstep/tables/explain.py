@@ -12,7 +12,7 @@ from pydantic_core import from_json
 
 from lockstep.errors import LockstepError, brief
 from lockstep.files import loads
-from lockstep.tables.variant import Variant
+from lockstep.tables.variant import Variant, variants_of
 
 EXPECTED = {
     "int_type": "an integer",
@@ -207,6 +207,8 @@ def _fields(models: list[type[BaseModel]]) -> dict[str, Any]:
 def _models_in(annotation: Any) -> list[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, RootModel):
         annotation = annotation.model_fields["root"].annotation
+    if isinstance(annotation, type) and issubclass(annotation, Variant):
+        return variants_of(annotation) or [annotation]
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     return [model for part in get_args(annotation) for model in _models_in(part)]

@@ -1,7 +1,7 @@
 """Externally tagged enums, as Rust's serde writes them, for the fields of a run file."""
 
 from collections.abc import Iterator
-from typing import Annotated, Any, ClassVar, Union
+from typing import Annotated, Any, ClassVar
 
 from pydantic import model_serializer
 from pydantic_core import core_schema
@@ -85,8 +85,13 @@ def variant_name(variant: Variant) -> str:
 class ExternallyTagged:
     """Tells pydantic how variants are written; made by `one_of`."""
 
-    def __init__(self, variants: tuple[type[Variant], ...]):
-        self.variants = variants
+    def __init__(self, enum: type[Variant]):
+        self.enum = enum
+
+    @property
+    def variants(self) -> list[type[Variant]]:
+        """The variants, those defined so far."""
+        return variants_of(self.enum)
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> core_schema.CoreSchema:
         return core_schema.tagged_union_schema(
@@ -134,6 +139,8 @@ class ExternallyTagged:
 
 
 def one_of(enum: type[Variant]) -> Any:
-    """Return the type of a field that holds one of `variants_of(enum)`: those defined so far."""
-    variants = tuple(variants_of(enum))
-    return Annotated[Union[variants], ExternallyTagged(variants)]  # noqa: UP007 - built at run time
+    """Return the type of a field that holds one of `variants_of(enum)`.
+
+    These are those defined when the field's table is made; `model_rebuild` takes up later ones.
+    """
+    return Annotated[enum, ExternallyTagged(enum)]

@@ -3,14 +3,15 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+from parts.carrier.tables import runtime_of
 from pipeline import extras
 from pipeline.preflight.row import CheckRow, Inspection, Mark, Need
 from pipeline.runfile import Run
 
 
 def _cluster(run: Run, shards: Path | None) -> Iterator[CheckRow]:
-    cluster, count = run.runtime.ray, run.peers.count
-    if run.runtime.carrier != "ray" or not extras.is_installed("ray"):
+    cluster, count = runtime_of(run).ray, run.peers.count
+    if runtime_of(run).carrier != "ray" or not extras.is_installed("ray"):
         return
     if not cluster.address:
         yield CheckRow(Mark.UNKNOWN, "Ray", "the training starts a cluster on this host")
@@ -23,5 +24,9 @@ def _cluster(run: Run, shards: Path | None) -> Iterator[CheckRow]:
         yield CheckRow(Mark.FINE, "Ray", f"room for {count} peers")
 
 
-NEEDS = (Need("train", "[runtime] carrier", lambda run: ["ray"] * (run.runtime.carrier == "ray")),)
+def _extras(run: Run) -> list[str]:
+    return ["ray"] * (runtime_of(run).carrier == "ray")
+
+
+NEEDS = (Need("train", "[runtime] carrier", _extras),)
 LOOKS = (Inspection("Ray", "train", _cluster),)

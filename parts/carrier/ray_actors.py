@@ -19,7 +19,7 @@ from lockstep.errors import LockstepError, brief, expecting
 from parts.carrier.carrier import Carrier
 from parts.carrier.requests import AnswerHeader, Buffer, FrameError, PeerRequest, decode
 from parts.carrier.sidecar import PeerProcess
-from pipeline.runfile.tables import RayCluster
+from parts.carrier.tables import RayCluster
 from pipeline.stage import signals
 
 

@@ -29,6 +29,7 @@ from parts.carrier.carrier import Carrier, Processes
 from parts.carrier.channel import Hub, Place, Secrets
 from parts.carrier.handlers import SHARDS, leaves, tables_for_a_process, trees_of
 from parts.carrier.requests import OPERATIONS, FrameError, Hashed, PeerRequest, checked
+from parts.carrier.tables import runtime_of
 from pipeline import extras, runfile
 from pipeline.stage import signals
 from pipeline.start.begin import Setup
@@ -498,7 +499,7 @@ def start_peers(
 
 
 def _carrier(setup: Setup, state: State, scratch: Path) -> Carrier:
-    run, runtime = setup.run, setup.run.runtime
+    run, runtime = setup.run, runtime_of(setup.run)
     shards = setup.programs.steps.by.shards.absolute()
     environment = {"PYTHONUNBUFFERED": "1", SHARDS: os.fspath(shards)}
     if folder := jax.config.jax_compilation_cache_dir:
@@ -541,7 +542,7 @@ def _ray(run: runfile.Run, environment: dict[str, str], backend: str) -> Carrier
         raise extras.lacking('[runtime] carrier = "ray"', "ray") from error
     environment["JAX_NUM_CPU_DEVICES"] = str(run.peers.fsdp)
     environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
-    cluster, count = run.runtime.ray, run.peers.count
+    cluster, count = runtime_of(run).ray, run.peers.count
     carrier = ray_actors.start(count, cluster, environment=environment, backend=backend)
     if shortage := ray_actors.shortage(count, cluster):
         log.warning(f"train: {shortage}; waits {run.runtime.answer_seconds:g} s for more")

@@ -25,7 +25,7 @@ from parts.carrier.channel import Line, PeerSecret, endpoint
 from parts.carrier.requests import AnswerHeader, Buffer, FrameError, Outcome, PeerRequest, encode
 from pipeline import runfile
 from pipeline.runfile import strangers
-from pipeline.runfile.strangers import Use
+from pipeline.runfile.answers import Use
 from pipeline.stage import devices
 
 if TYPE_CHECKING:
@@ -63,8 +63,9 @@ def _of_others(own: Path | None, tables: dict) -> runfile.Run:
     """
     mine = runfile.load(own) if own else None
     runtime = mine.runtime if mine else runfile.Runtime(carrier="processes")
-    same = mine and tables.get("workload") == mine.workload.model_dump(mode="json")
-    consents = ("workload.factory", "workload.command") if same else ()
+    same = mine and tables.get("workload") == mine.model_dump(mode="json").get("workload")
+    keys = ("workload.factory", "workload.command") if same else ()
+    consents = dict.fromkeys(keys, lambda value: "")  # it lacks nothing
     return strangers.read(tables, "create", Use.REPEATED, runtime, consents, "its own --run")
 
 

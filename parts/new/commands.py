@@ -236,10 +236,11 @@ def _write_like(answers: Answers, like: Path, root: Path) -> None:
     from parts.new.run_tables import card_named
     from pipeline import runfile
     from pipeline.preflight.model import model_of_run
-    from pipeline.runfile.like import check_base, tables_like
+    from pipeline.runfile.like import tables_like
+    from pipeline.subject import check_language_model
 
     card, base = card_named(answers["optimizer"]), runfile.load(like)
-    check_base(base, like)
+    check_language_model(base, f"--like {like}")
     head = [f"Made by `lockstep new`: as {like}, with --optimizer {answers['optimizer']}."]
     try:
         model = model_of_run(base, root)

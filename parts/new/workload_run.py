@@ -3,14 +3,14 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from lockstep.errors import LockstepError, expecting
 from parts.new import run_tables
 from parts.new.data_tables import HELD_OUT_PERCENT, SEEDED, NewData, data_named
 from parts.new.run_tables import FEWEST_ROUNDS, NewRun
 from pipeline import runfile
-from pipeline.joints import offered
+from pipeline.joints import Joint
 from pipeline.preflight.model import StartingModel
 from pipeline.runfile.like import CALLED, Reasons, short
 from pipeline.sources import dry_run
@@ -19,6 +19,38 @@ from pipeline.stage.artifacts import Paths
 BATCH, PASSES = 32, 10  # rows of a peer's local step, and passes over the data, by default
 MEASURED = 512  # held-out rows
 MOST_WORDS = 2**32 - 1  # of a row
+
+
+class Suggests(Protocol):
+    """What suits a workload; None where it has no say."""
+
+    learning_rate: float | None  # the highest one, of AdamW
+    batch: int | None  # rows of a peer's local step
+    passes: int | None  # over the data
+    inner: str | None  # `workload.inner`
+
+
+class FactsOfWorkload(Protocol):
+    """What a workload says of itself."""
+
+    model: dict[str, Any]  # as a transcript's header has it
+    params: int  # that travel
+    groups: tuple[str, ...]  # top-level names of them
+    suggested: Suggests
+    words: int  # of a row of its own data; 0 without data
+    rows: int  # of its own data, to train on
+    held_out: int  # rows of its own data that are held out
+    inner: tuple[str, ...]  # what `workload.inner` can be
+
+
+class OffersNewRun(Protocol):
+    """Workloads, asked for a new run."""
+
+    def ask(self, run: runfile.Run) -> FactsOfWorkload:
+        """Start a run's worker once, and return what it says."""
+
+
+RUNS_OF_WORKLOADS = Joint[OffersNewRun]("new_run")
 
 
 def new_run(answers: Mapping[str, Any], root: Path) -> tuple[NewRun, dict[str, Any], Reasons]:
@@ -31,9 +63,8 @@ def new_run(answers: Mapping[str, Any], root: Path) -> tuple[NewRun, dict[str, A
         answers = dict(answers, config=dict(json.loads(answers["config"] or "{}")))
     new = _one_round(answers)
     run = runfile.parse(_document(new), CALLED)
-    if not (parts := offered("new_run")):
-        raise LockstepError("--workload: expected none, since parts/workload is not here")
-    facts = parts[0].ask(run)
+    (part,) = RUNS_OF_WORKLOADS  # whose tables the run has
+    facts = part.ask(run)
     config = new.model.config | facts.model
     model = new.model._replace(params=facts.params, groups=facts.groups, config=config)
     new = new._replace(model=model, card=new.card.for_groups(facts.groups))
@@ -78,7 +109,7 @@ def _one_round(answers: Mapping[str, Any]) -> NewRun:
     return NewRun(model, data, card, batch * options["length"], answers["peers"], 0, options)
 
 
-def _with_steps_of(new: NewRun, answers: Mapping[str, Any], facts: Any) -> NewRun:
+def _with_steps_of(new: NewRun, answers: Mapping[str, Any], facts: FactsOfWorkload) -> NewRun:
     """Return the run with local steps by the optimizer that --inner, or the class, names."""
     inner = answers["inner"] or facts.suggested.inner or facts.inner[0]
     if inner not in facts.inner:
@@ -98,7 +129,11 @@ def _with_steps_of(new: NewRun, answers: Mapping[str, Any], facts: Any) -> NewRu
 
 
 def _sized(
-    new: NewRun, answers: Mapping[str, Any], length: int | None, rows: int | None, suggested: Any
+    new: NewRun,
+    answers: Mapping[str, Any],
+    length: int | None,
+    rows: int | None,
+    suggested: Suggests,
 ) -> NewRun:
     """Return the run with as many whole rounds as fit into its passes, or into --tokens."""
     if not length or bool(rows) == bool(answers["tokens"]):
@@ -141,7 +176,9 @@ def _document(new: NewRun) -> dict[str, Any]:
     return document
 
 
-def _reasons(new: NewRun, answers: Mapping[str, Any], rows: int | None, facts: Any) -> Reasons:
+def _reasons(
+    new: NewRun, answers: Mapping[str, Any], rows: int | None, facts: FactsOfWorkload
+) -> Reasons:
     suits, passes = f"as {answers['workload']} suggests", new.options["passes"]
     suggested, why = facts.suggested, run_tables.reasons(new)
     why["workload.inner"] = _why_inner(new, answers, facts)
@@ -172,7 +209,7 @@ def _reasons(new: NewRun, answers: Mapping[str, Any], rows: int | None, facts: A
     return why
 
 
-def _why_inner(new: NewRun, answers: Mapping[str, Any], facts: Any) -> str:
+def _why_inner(new: NewRun, answers: Mapping[str, Any], facts: FactsOfWorkload) -> str:
     if answers["inner"]:
         return "--inner"
     if facts.suggested.inner:

@@ -10,11 +10,11 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, TextIO
 
 import typer
 
@@ -30,6 +30,7 @@ from pipeline.command_options import (
     RunFile,
     check_word,
 )
+from pipeline.joints import Joint
 from pipeline.stage.keys import STAGES
 
 if TYPE_CHECKING:
@@ -37,8 +38,38 @@ if TYPE_CHECKING:
     from parts.publication.fetch import Limits, PublicListing
     from parts.publication.layout import ReaderAsks
     from pipeline.audit.unchecked_bundle import WorkerOfReader
+    from pipeline.net.limits import NetSettings
+    from pipeline.recheck.claim import PublicClaim
 
 app = typer.Typer()
+
+
+class OffersVerification(Protocol):
+    """Runs in a store, of which something is known without a publication.
+
+    OPTIONS: The options of `lockstep verify` that are about such a run.
+    """
+
+    OPTIONS: Collection[str]
+
+    def is_run(self, source: str, network: "NetSettings") -> bool:
+        """Return whether an address is that of such a run."""
+
+    def verify(  # noqa: PLR0913
+        self,
+        source: str,
+        root: Path,
+        replays: Sequence[str],
+        say: Callable[[str], object],
+        *,
+        follows: bool,
+        key: Path | None,
+        network: "NetSettings",
+    ) -> tuple[bool, list["PublicClaim"], list[str], str]:
+        """Return what `Verified` consists of."""
+
+
+STORED_VERIFICATIONS = Joint[OffersVerification]("stored_verification")
 
 # What a system says of its own disk, folders and memory. A publication can be the cause of others,
 # such as a file that is not there.
@@ -348,11 +379,10 @@ def _verify_source(
 def _verify_stored(context: typer.Context, limits: "Limits") -> "Verified | None":
     """Return what is known of a run of volunteers; None if the source is something else."""
     from parts.publication.claims import Verified
-    from pipeline.joints import offered
 
     asked, network = context.params, limits.network
     source, follow, replays = asked["source"], asked["follow"], asked["replays"] or ()
-    for part in offered("stored_verification"):
+    for part in STORED_VERIFICATIONS:
         if part.is_run(source, network):
             _refuse_but(part.OPTIONS, context)
             out = sys.stdout

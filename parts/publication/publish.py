@@ -119,8 +119,8 @@ def _write(
 
 
 def public(run: runfile.Run) -> dict[str, Any]:
-    """Return a run file for others: from `[runtime]`, only the carrier that `[links]` needs."""
-    runtime = runfile.Runtime(carrier=run.runtime.carrier)
+    """Return a run file for others: from `[runtime]`, only what other tables rest on."""
+    runtime = runfile.Runtime(**{key: getattr(run.runtime, key) for key in run.runtime.told})
     return run.model_copy(update={"runtime": runtime}).model_dump(mode="json")
 
 
@@ -135,21 +135,12 @@ def _check_public(run: runfile.Run, path: Path) -> None:
 
 
 def _check_repeatable(run: runfile.Run, path: Path) -> None:
-    """Refuse a run of a workload that nobody else could repeat from what is published."""
-    if run.workload.inner == "command":
-        raise LockstepError(
-            f"{path}: workload.inner is 'command', expected 'gradient' or 'worker' to publish: "
-            "nobody runs a stranger's command"
-        )
-    if run.runtime.from_state:
+    """Refuse a run that nobody else could repeat from what is published."""
+    subject_of(run).check_public(run, path)
+    if run.runtime.begins_late:
         raise LockstepError(
             f"{path}: runtime.from_state is true, expected false to publish, since the first "
             "rounds are missing"
-        )
-    if isinstance(run.llm.data_location, runfile.DataFiles):
-        raise LockstepError(
-            f"{path}: {runfile.variant_name(run.llm.data_location)}: rows are names of files, "
-            "which a publication does not hold; expected tokens or arrays to publish"
         )
 
 

@@ -30,7 +30,7 @@ def training_scores(run: runfile.Run, hf_config: dict[str, Any], paths: Paths) -
     init, shards = paths.out("convert"), paths.out("download")
     groups = device_groups(jax.devices(), run.peers.fsdp)
     spare = groups[1 if run.peers.layout == "vmap" else run.peers.count :]
-    aside = bool(spare) and run.runtime.carrier == "in_process"
+    aside = bool(spare) and run.runtime.in_one_process
     where = spare if aside else groups[:1]
     settings = runfile.Evaluate(
         tasks=evaluate.sample_tasks,

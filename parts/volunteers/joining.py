@@ -18,7 +18,7 @@ from pipeline.command_options import run_stage
 from pipeline.net import limits
 from pipeline.net.limits import NetSettings
 from pipeline.runfile import Runtime, as_text, strangers
-from pipeline.runfile.strangers import Use
+from pipeline.runfile.answers import Use
 from pipeline.stage import devices
 from pipeline.stage.artifacts import Paths
 from pipeline.start import begin

@@ -24,6 +24,7 @@ from parts.volunteers.chain.signed_rounds import FOLDER, SignedRounds
 from parts.volunteers.keys import parse_public
 from parts.volunteers.store.schemes import open_store
 from parts.volunteers.store.web_store import WebStore
+from parts.volunteers.tables import runtime_of, volunteers_of
 from parts.volunteers.training.from_state import LateJoiner
 from parts.volunteers.training.rounds import StoredSwarm
 from parts.volunteers.training.states import States
@@ -55,7 +56,7 @@ class StoredRun:
         """Return where a run goes on; with `[runtime] from_state` it begins after a state."""
         self.place.restore(start.extras)
         self.place.signed = SignedRounds(writer.folder.parent / FOLDER)
-        if start.extras is not None or not self.setup.run.runtime.from_state:
+        if start.extras is not None or not runtime_of(self.setup.run).from_state:
             return start
         states = self._states(writer.folder.parent)
         return LateJoiner(self.place, states, self.setup.settings).begin(start, peers, writer)
@@ -76,7 +77,11 @@ class StoredRun:
 def stored_run(setup: Setup) -> StoredRun:
     """Return what a run of volunteers goes over."""
     run = setup.run
-    store = open_store(run.runtime.store, run.runtime)
+    if not (address := runtime_of(run).store):
+        raise LockstepError(
+            '[runtime] store = "", expected the address of a store with links.clock = "store"'
+        )
+    store = open_store(address, run.runtime)
     document, sha256, stored = opening.read_run(store)
     lab = parse_public(document.lab, store.address)
     _check(setup, document, store.address)
@@ -89,7 +94,7 @@ def stored_run(setup: Setup) -> StoredRun:
         store = open_addressed(store.address, reader, volunteer.key, lab, run.runtime)
         admissions = Admissions(store, sha256, lab, document.slots)
     admissions.objects[slots.RUN] = stored
-    config, volunteers = run.config, run.volunteers
+    config, volunteers = run.config, volunteers_of(run)
     terms = Terms(
         config.max_round_train_time,
         volunteers.settle_seconds,
@@ -138,7 +143,7 @@ def _test(setup: Setup, document: RunDocument, address: str) -> None:
 
 def _volunteer(setup: Setup, admissions: Admissions) -> Volunteer | None:
     """Return who trains here, by its key."""
-    name = setup.run.runtime.volunteer_key
+    name = runtime_of(setup.run).volunteer_key
     if not name:
         return None
     key = keys.read(Path(name))

@@ -1,21 +1,19 @@
 """The data that a workload itself gives, for `data_location.Workload`."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
-import numpy as np
-
+from parts.workload.tables import DataWorkload, workload_of
 from parts.workload.worker import NO_ROWS, Worker
 from pipeline import runfile
-
-Dataset = Callable[[], Mapping[str, Mapping[str, np.ndarray]]]
-"""dataset() -> arrays [N, ...] by split and name."""
+from pipeline.sources.provider import Dataset
 
 
 @contextmanager
 def opened(run: runfile.Run) -> Iterator[Dataset | None]:
-    """Yield what reads the workload's data, or None where the run has no workload."""
-    if not run.workload.factory:
+    """Yield what reads the workload's data, or None where the run takes none of a workload."""
+    location = run.llm.data_location
+    if not (workload_of(run).factory and isinstance(location, DataWorkload)):
         yield None
         return
     with closing(Worker(run, NO_ROWS)) as worker:

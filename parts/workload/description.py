@@ -17,6 +17,7 @@ from lockstep.optim.optimizer import Tree
 from lockstep.tables.answers import ELEMENTS, Shape
 from lockstep.tables.explain import validate
 from lockstep.tables.table import AsTuple, Table, wrong
+from parts.workload.tables import workload_of
 from pipeline import runfile
 from pipeline.stage.keys import PROJECT, WORKLOADS, digest_of_files, files_of_factory
 
@@ -116,7 +117,7 @@ def code_hash(run: runfile.Run) -> str:
 
     SHA-256 over the table `[workload]`, and names and contents of the factory's files.
     """
-    table, files = run.workload.model_dump(mode="json"), files_of(run)
+    table, files = workload_of(run).model_dump(mode="json"), files_of(run)
     text = json.dumps({"workload": table, "code": digest_of_files(files)}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -127,7 +128,7 @@ def files_of(run: runfile.Run) -> dict[str, Path]:
     Raises:
       LockstepError: Its module is not there.
     """
-    factory = run.workload.factory
+    factory = workload_of(run).factory
     if files := files_of_factory(factory, SOURCE):
         return files
     module = factory.partition(":")[0].replace(".", "/")

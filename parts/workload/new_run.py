@@ -6,9 +6,9 @@ from typing import Any, Literal, NamedTuple
 
 from lockstep.tables.explain import validate
 from lockstep.tables.table import Count, Positive, Table
+from parts.workload.rows.writing import examples_of
 from parts.workload.worker import NEEDED, NO_ROWS, Worker
 from pipeline import runfile
-from pipeline.sources.rows.writing import examples_of
 
 
 class Suggested(Table):

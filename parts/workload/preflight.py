@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
+from parts.workload.tables import workload_of
 from pipeline.preflight.row import CheckRow, Inspection, Mark
 from pipeline.runfile import Run
 from pipeline.tokens.shards import read_shards
@@ -23,7 +24,7 @@ def lines(run: Run, shards: Path | None = None) -> Iterator[str]:
     from parts.workload.subject import rows_of
     from parts.workload.worker import GRADIENT, Worker, drawn_rows
 
-    workload = run.workload
+    workload = workload_of(run)
     listing = read_shards(shards) if shards else None
     with closing(Worker(run, rows_of(run, listing))) as worker:
         spec, environment = worker.describe(), worker.environment
@@ -57,9 +58,9 @@ def lines(run: Run, shards: Path | None = None) -> Iterator[str]:
 def _who(run: Run) -> str:
     steps = run.llm.inner_steps
     each = "each round" if steps == 1 else f"{steps} in each round"
-    if run.workload.inner == "gradient":
+    if workload_of(run).inner == "gradient":
         return f"{each}, by {run.llm.optimizer.tag()} on the workload's gradients"
-    return f"{each}, by the workload's own optimizer ({run.workload.inner})"
+    return f"{each}, by the workload's own optimizer ({workload_of(run).inner})"
 
 
 def _first_few(names: list[str] | tuple[str, ...]) -> str:
@@ -68,7 +69,7 @@ def _first_few(names: list[str] | tuple[str, ...]) -> str:
 
 
 def _described(run: Run, shards: Path | None) -> Iterator[CheckRow]:
-    for line in lines(run, shards) if run.workload.factory else ():
+    for line in lines(run, shards) if workload_of(run).factory else ():
         name, _, value = line.partition(" ")
         yield CheckRow(Mark.FINE, name, value.strip())
 

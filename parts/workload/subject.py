@@ -24,6 +24,7 @@ from parts.workload import export_folder
 from parts.workload.description import FILE, Description, code_hash, of_model
 from parts.workload.export_folder import OpenedWorkload
 from parts.workload.inner_steps import InnerSteps, with_state
+from parts.workload.tables import DataFiles, workload_of
 from parts.workload.worker import NO_ROWS, RowSpec, Worker, drawn_rows
 from pipeline import runfile
 from pipeline.runfile.method import learning_rate_of_run, optimizer_of_run
@@ -62,7 +63,7 @@ class WorkloadBegins:
 
     def seed(self, run: runfile.Run) -> int:
         """Return the seed that its generators begin with."""
-        return run.workload.seed
+        return workload_of(run).seed
 
     def first_params(self, run: runfile.Run, folder: Path) -> dict[str, Any]:
         """Write the params that it begins with, and what it says of itself."""
@@ -78,7 +79,7 @@ class WorkloadBegins:
         return {
             "factory": description.factory,
             "parameters": description.parameters,
-            "seed": run.workload.seed,
+            "seed": workload_of(run).seed,
             "files": hashes,
             "sha256": listing_sha256(hashes.items()),
         }
@@ -147,7 +148,20 @@ class WorkloadSubject:
 
     def trains(self, run: runfile.Run) -> bool:
         """Return whether the run file has a table [workload] with a factory."""
-        return bool(run.workload.factory)
+        return bool(workload_of(run).factory)
+
+    def check_public(self, run: runfile.Run, where: object) -> None:
+        """Refuse what nobody else could repeat: a command, and rows that are names of files."""
+        if workload_of(run).inner == "command":
+            raise LockstepError(
+                f"{where}: workload.inner is 'command', expected 'gradient' or 'worker' to "
+                "publish: nobody runs a stranger's command"
+            )
+        if isinstance(run.llm.data_location, DataFiles):
+            raise LockstepError(
+                f"{where}: {runfile.variant_name(run.llm.data_location)}: rows are names of files, "
+                "which a publication does not hold; expected tokens or arrays to publish"
+            )
 
     def describes(self, model: dict[str, Any]) -> bool:
         """Return whether a model in a header is a workload's."""
@@ -188,7 +202,7 @@ class WorkloadSubject:
 
     def repeats(self, run: runfile.Run) -> bool:
         """Return what the table [workload] says."""
-        return run.workload.repeats
+        return workload_of(run).repeats
 
     def computed_by(
         self, run: runfile.Run, model: dict[str, Any], environment: dict[str, str]
@@ -235,7 +249,7 @@ class WorkloadSubject:
         optimizer = one_by_one(optimizer_of_run(run, groups, first_step=first_step))
         worker, seed = Worker(run, model["rows"], description), run.peers.seed
         task, wire, lot = WorkloadTask(description, columns), run.peers.wire, run.rows_of_a_step
-        if run.workload.inner == "gradient":
+        if workload_of(run).inner == "gradient":
             steps = HostSteps(optimizer, Lots(optimizer.inner_steps, lot), worker, seed)
             return Programs(task, optimizer, steps, wire=wire, lot=lot)
         inner = InnerSteps(optimizer, Lots(optimizer.inner_steps), worker, seed, learning_rate)

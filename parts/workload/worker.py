@@ -12,8 +12,7 @@ from contextlib import suppress
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
-from types import ModuleType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -26,8 +25,9 @@ from parts.workload.description import SOURCE, Description, code_hash, files_of
 from parts.workload.process.messages import WorkerDiedError, WorkerError
 from parts.workload.process.shared_arrays import SharedArrays
 from parts.workload.process.worker_process import LOG, WorkerCommand, WorkerProcess
+from parts.workload.tables import runtime_of, workload_of
 from pipeline import runfile
-from pipeline.joints import offered
+from pipeline.joints import Joint, Offered
 from pipeline.stage.keys import OUT
 from pipeline.stage.untrusted_files import A_FILE_OF_ARRAYS, check_file, walk
 from pipeline.tokens.sequences import Sequences
@@ -82,12 +82,12 @@ class Worker:
         for_training: bool = True,
     ):
         files_of(run)  # or it is refused at once
-        if run.workload.inner != "gradient":
+        if workload_of(run).inner != "gradient":
             inner_loops()
         self.run, self.rows, self.expected, self.for_training = run, rows, expected, for_training
         self.shards = Path(OUT["download"])
         self._to_count: np.ndarray | None = None  # once they are read
-        self.name = f"workload {run.workload.factory}"
+        self.name = f"workload {workload_of(run).factory}"
         self._lock = threading.Lock()
         self._session: WorkerSession | None = None
         self._counted = b""  # hash of the params at which statistics stand
@@ -125,7 +125,7 @@ class Worker:
     @property
     def patterns(self) -> dict[str, list[str]]:
         """The patterns of what travels, as burn_p2p calls them."""
-        workload = self.run.workload
+        workload = workload_of(self.run)
         return {"include_globs": [*workload.include], "exclude_globs": [*workload.exclude]}
 
     @property
@@ -340,7 +340,7 @@ class Worker:
         try:
             self._check_able(process)
             device = process.result("runtime_device", "capability_probe", {}).runtime_device
-            settings = {"state_dict_filter": self.patterns, "seed": self.run.workload.seed}
+            settings = {"state_dict_filter": self.patterns, "seed": workload_of(self.run).seed}
             arrays, shares = None, GRADIENT in process.hello.capabilities
             description = (
                 self._described(process) if shares else self._planned(process, device, settings)
@@ -374,9 +374,9 @@ class Worker:
 
     def _check_able(self, process: WorkerProcess) -> None:
         """Check that the worker can do what the run asks of it."""
-        needed, capabilities = NEEDED.get(self.run.workload.inner), process.hello.capabilities
+        needed, capabilities = NEEDED.get(workload_of(self.run).inner), process.hello.capabilities
         if self.for_training and needed and needed not in capabilities:
-            text = f"{needed} among them with workload.inner = {self.run.workload.inner}"
+            text = f"{needed} among them with workload.inner = {workload_of(self.run).inner}"
             raise self._error("hello", f"capabilities {', '.join(sorted(capabilities))}", text)
 
     def _described(self, process: WorkerProcess) -> Description:
@@ -386,7 +386,7 @@ class Worker:
             "micro_batch": self.run.peers.micro_batch,
             "threads": self.run.peers.threads,
             "state_dict_filter": self.patterns,
-            "seed": self.run.workload.seed,
+            "seed": workload_of(self.run).seed,
         }
         answer = process.call("begin", request)
         answer.pop("parameter_count", None)  # of the tensors
@@ -412,7 +412,7 @@ class Worker:
 
     def _checked(self, answer: dict, method: str) -> Description:
         """A description that fits what the run began with."""
-        identity = {"factory": self.run.workload.factory, "code": code_hash(self.run)}
+        identity = {"factory": workload_of(self.run).factory, "code": code_hash(self.run)}
         description = validate(
             Description, answer | identity, f"{self.name}: {method}", WorkerError
         )
@@ -428,7 +428,7 @@ class Worker:
         floats = (tensor.name for tensor in (*description.tensors, *description.frozen))
         names = sorted({*floats, *description.integers, *description.tied})
         for key in ("include", "exclude"):
-            for pattern in getattr(self.run.workload, key):
+            for pattern in getattr(workload_of(self.run), key):
                 if not any(fnmatchcase(name, pattern) for name in names):
                     raise LockstepError(
                         f"workload.{key} has {pattern!r}, expected a pattern that fits a tensor, "
@@ -455,20 +455,47 @@ class Worker:
         return WorkerError(f"{self.name}: {method}: {actual}, expected {expected}")
 
 
-def by_packs() -> ModuleType:
+class OffersPacks(Protocol):
+    """Workers that compute no gradients."""
+
+    def planned(
+        self, process: WorkerProcess, device: str, code: str, asked: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Return what such a worker says of its model."""
+
+    def initial(self, session: "WorkerSession") -> Tree:
+        """Return its first params."""
+
+    def evaluated(self, session: "WorkerSession", params: Tree, split: str) -> Metrics:
+        """Return what it measures of params."""
+
+
+class OffersInnerLoops(Protocol):
+    """Workloads that take local steps of their own."""
+
+    def take(
+        self, worker: "Worker", session: "WorkerSession", job: Any
+    ) -> tuple[Tree, float, np.ndarray]:
+        """Return where the steps of a job led to, their loss, and the optimizer's state."""
+
+
+PACKS, INNER_LOOPS = Joint[OffersPacks]("packs"), Joint[OffersInnerLoops]("inner_loop")
+
+
+def by_packs() -> OffersPacks:
     """Return what a part offers for workers that compute no gradients."""
-    return _of_burn_p2p(offered("packs"), "the capability gradient of the worker")
+    return _of_burn_p2p(PACKS, "the capability gradient of the worker")
 
 
-def inner_loops() -> ModuleType:
+def inner_loops() -> OffersInnerLoops:
     """Return what a part offers for workloads that take local steps of their own."""
-    return _of_burn_p2p(offered("inner_loop"), 'workload.inner = "gradient"')
+    return _of_burn_p2p(INNER_LOOPS, 'workload.inner = "gradient"')
 
 
-def _of_burn_p2p(modules: list[ModuleType], otherwise: str) -> ModuleType:
-    if not modules:
+def _of_burn_p2p(joint: Joint[Offered], otherwise: str) -> Offered:
+    if not joint.parts():
         raise LockstepError(f"parts/burn_p2p: not here, expected it or {otherwise}")
-    return modules[0]
+    return next(iter(joint))
 
 
 def drawn_rows(run: runfile.Run, shards: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -480,13 +507,13 @@ def drawn_rows(run: runfile.Run, shards: Path) -> tuple[np.ndarray, np.ndarray]:
     data = Sequences(shards, read_shards(shards), "train", length, run.runtime)
     size = run.peers.micro_batch
     count = min(COUNTED_ROWS, len(data)) // size * size or len(data)
-    digest = hashlib.sha256(f"rows to count of seed {run.workload.seed}".encode()).digest()
+    digest = hashlib.sha256(f"rows to count of seed {workload_of(run).seed}".encode()).digest()
     indices_N = np.sort(permute(digest, np.arange(count), len(data)))
     return indices_N, data.take(indices_N)
 
 
 def _command(run: runfile.Run) -> WorkerCommand:
-    runtime, workload = run.runtime, run.workload
+    runtime, workload = runtime_of(run), workload_of(run)
     return WorkerCommand(
         python=runtime.worker_python or sys.executable,
         module=runtime.worker_module,

@@ -1,6 +1,7 @@
 """A bundle before any of its files is hashed or computed with; imports no JAX."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -9,8 +10,9 @@ from lockstep.files import read_json
 from lockstep.machine.progress import size
 from pipeline import runfile
 from pipeline.runfile import strangers
-from pipeline.runfile.strangers import Use
-from pipeline.stage.keys import PROJECT, WORKLOADS, check_factory
+from pipeline.runfile.answers import Use
+from pipeline.runfile.parts import check_parts
+from pipeline.stage.keys import PROJECT, WORKLOADS, lacks_of_factory
 from pipeline.stage.untrusted_files import check_regular
 
 RUN = "run.json"
@@ -41,8 +43,8 @@ def read_run(folder: Path, max_gb: int, worker: WorkerOfReader | None = None) ->
             "that large, say so with --max-gb"
         )
     own = {name: value for name, value in (worker or WorkerOfReader())._asdict().items() if value}
+    check_parts({"runtime": own}, "the command line")
+    lacks, how = partial(lacks_of_factory, folder=PROJECT / WORKLOADS), "--worker-python PYTHON"
+    consents = dict.fromkeys(strangers.CONSENTED if own else (), lacks)
     name, runtime = str(folder / RUN), runfile.Runtime(**own)
-    consents, how = ("workload.factory",) if own else (), "--worker-python PYTHON"
-    run = strangers.read(read_json(folder / RUN), name, Use.REPEATED, runtime, consents, how)
-    check_factory(run.workload.factory, PROJECT / WORKLOADS, name)
-    return run
+    return strangers.read(read_json(folder / RUN), name, Use.REPEATED, runtime, consents, how)

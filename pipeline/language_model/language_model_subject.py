@@ -79,8 +79,11 @@ class LanguageModelSubject:
     draws, memory_unknown = False, ""
 
     def trains(self, run: runfile.Run) -> bool:
-        """Return whether the run names no other subject."""
-        return not run.workload.factory
+        """Return true: it is asked after all others."""
+        return True
+
+    def check_public(self, run: runfile.Run, where: object) -> None:
+        """Do nothing: what is published has all that it needs."""
 
     def describes(self, model: dict[str, Any]) -> bool:
         """Return whether the model is a config.json."""

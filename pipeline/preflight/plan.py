@@ -162,7 +162,7 @@ def memory_lines(run: runfile.Run, root: Path, *, converted: bool) -> Iterator[s
         yield "memory         this backend does not say"
         return
     yield from _lines_of(memory)
-    if run.runtime.carrier == "processes":
+    if not run.runtime.in_one_process:
         yield "  all of it in one process; as processes, each peer takes Python and programs again"
     if run.peers.layout != "each":
         yield f"  all of it for layout each; {run.peers.layout} is one larger program"

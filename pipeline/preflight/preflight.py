@@ -8,14 +8,16 @@ To add a package that a key needs, add a row to NEEDS, here or in a part's prefl
 """
 
 import shutil
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from lockstep.errors import brief
 from lockstep.machine import memory
 from lockstep.machine.progress import size
-from pipeline import convert, extras, joints, runfile
+from pipeline import convert, extras, runfile
+from pipeline.joints import Joint
 from pipeline.language_model import cudnn
 from pipeline.monitor.sinks import SINKS
 from pipeline.net.fsspec_files import MODULES
@@ -35,6 +37,16 @@ PACKED = (".jsonl.zst", ".json.zst")  # text that only pyarrow unpacks
 MOST_RATE = 1.0  # of learning; stated rates are far below it
 LEAST_PERCENT = 0.5  # below it somebody may have meant a share
 WIDTH = 80  # characters of a name in the table
+
+
+class OffersRows(Protocol):
+    """More rows of the table."""
+
+    LOOKS: Sequence[Inspection]
+    NEEDS: Sequence[Need]
+
+
+OTHERS = Joint[OffersRows]("preflight")
 
 
 class Preflight:
@@ -65,7 +77,7 @@ class Preflight:
         ]
         looks = [Inspection(name, stage, partial(take, self.run)) for name, stage, take in own]
         shards = None if "download" in self.todo else self.root / OUT["download"]
-        for part in joints.offered("preflight"):
+        for part in OTHERS:
             for name, stage, take in part.LOOKS:
                 looks.append(Inspection(name, stage, partial(take, self.run, shards)))
         for name, stage, take in looks:
@@ -276,7 +288,7 @@ NEEDS = (
 
 def package_rows(run: runfile.Run, todo: Collection[str]) -> Iterator[CheckRow]:
     """Yield a row for each package that a stage of `todo` lacks, or one where it has them all."""
-    needs = [*NEEDS, *(need for part in joints.offered("preflight") for need in part.NEEDS)]
+    needs = [*NEEDS, *(need for part in OTHERS for need in part.NEEDS)]
     needed = {module: need for need in needs if need.stage in todo for module in need.modules(run)}
     for module, need in needed.items():
         if not extras.is_installed(module):

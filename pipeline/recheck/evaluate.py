@@ -1,8 +1,10 @@
 """Stage evaluate again: held-out text is measured and, if the reader asks for it, tasks."""
 
 import math
+from collections.abc import Collection
 from contextlib import closing
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any, Protocol
 
 import numpy as np
 from pydantic import Field
@@ -15,16 +17,29 @@ from lockstep.tables.explain import validate_json
 from lockstep.tables.table import Count, NotNegative, Table
 from pipeline.audit import rows_file
 from pipeline.audit.verdict_text import measured_on
-from pipeline.joints import offered
+from pipeline.joints import Joint
 from pipeline.language_model import held_out
 from pipeline.language_model.held_out import HeldOutRows, MeanLoss
 from pipeline.recheck.claim import PublicClaim
 from pipeline.recheck.outputs import EVALUATED, HEADER, HELD_OUT, RESULTS
 from pipeline.recheck.published import PublishedRun
+from pipeline.runfile import Run
 
 LOSS_TOLERANCE = 1e-3  # nats: rounding of another machine
 ROUNDING = 1e-6  # of numbers that follow from the loss, relative
 SCORE_TOLERANCE = 0.01  # of another machine: a document in a hundred may get another answer
+
+
+class RepeatsScores(Protocol):
+    """Tasks whose published scores can be computed again."""
+
+    def score_again(
+        self, run: Run, folder: Path, names: Collection[str], shards: Path | None, store: Path
+    ) -> dict[str, dict[str, float | None]]:
+        """Return scores by task, as evaluate.json has them."""
+
+
+TASKS = Joint[RepeatsScores]("run_file_tasks")
 
 
 class Evaluated(Table):
@@ -229,7 +244,7 @@ def _scores(published: PublishedRun, record: Evaluated) -> list[PublicClaim]:
     if not published.own.tasks or not record.scored:
         return []
     own, scores = published.own, {}
-    for part in offered("run_file_tasks"):
+    for part in TASKS:
         scores |= part.score_again(
             published.run, published.folder, [*record.scored], own.shards, own.store
         )

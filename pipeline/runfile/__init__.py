@@ -9,6 +9,8 @@ An unknown key, a value of the wrong type or an impossible combination is one li
 `LockstepError`.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from lockstep.tables.variant import variant_name
 from pipeline.runfile.checkpoint import (
     CheckpointEphemeral,
@@ -23,7 +25,6 @@ from pipeline.runfile.checkpoint import (
 from pipeline.runfile.data import (
     Data,
     DataCorpus,
-    DataFiles,
     DataHttp,
     DataHub,
     DataLocal,
@@ -33,11 +34,25 @@ from pipeline.runfile.data import (
     DataUrl,
     DataWeightedHttp,
     DataWeightedText,
-    DataWorkload,
     LocationGcp,
     LocationSingleUrl,
     ShuffleDontShuffle,
 )
-from pipeline.runfile.psyche import CurrentConfig, OlderConfig
-from pipeline.runfile.run import Run, load, parse
-from pipeline.runfile.tables import Evaluate, Network, Peers, Runtime
+from pipeline.runfile.tables import Evaluate, Network, Peers
+
+if TYPE_CHECKING:
+    from pipeline.runfile.run import CurrentConfig, OlderConfig, Run, Runtime, load, parse
+
+OF_WHOLE_RUNS = ("CurrentConfig", "OlderConfig", "Run", "Runtime", "load", "parse")
+
+
+def __getattr__(name: str) -> Any:
+    """Return what is made once, of the core's tables and those of the parts that are there.
+
+    A part's tables are made of the core's, so this package is there before these names are.
+    """
+    if name not in OF_WHOLE_RUNS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from pipeline.runfile import run
+
+    return getattr(run, name)

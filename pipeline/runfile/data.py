@@ -1,8 +1,8 @@
 """`[model.LLM]` data_location: the source of the tokens, and the order of their use.
 
 A class is named after its enum and Psyche's variant; fields and rules are Psyche's. Our own:
-`DataCorpus`, `DataText`, `DataHub`, `DataUrl`, the table form of `DataLocal`, the table
-`[download]`, and `DataArrays`, `DataFiles` and `DataWorkload`, whose rows are not tokens.
+`DataCorpus`, `DataText`, `DataHub`, `DataUrl`, the table form of `DataLocal` and the table
+`[download]`.
 """
 
 from typing import Annotated, Any, ClassVar, Literal
@@ -276,62 +276,6 @@ class DataWeightedText(HashedText):
 
     sources: Annotated[tuple[WeightedSource, ...], Field(min_length=1), AsTuple]
     """The sources. [download] limit is divided among them by weight."""
-
-
-class DataArrays(Data):
-    """Arrays of examples, for a workload: a row is the bytes of each array of one example.
-
-    Arrays are in the order of their names, and each is padded with zeros to a multiple of 4 bytes.
-    `model.LLM.max_seq_len` is the length of a row in words of 4 bytes, which `lockstep download
-    --dry-run` prints.
-    """
-
-    holds_tokens = False
-    path: Url
-    """Path of a .npy, .npz or .safetensors file, or of a folder, at most 192 bytes. In a folder,
-    each .npy file is one array, whereas .npz or .safetensors files add their examples one file
-    after the other. The first axis of each array counts the examples."""
-    held_out_percent: HeldOutPercent | None = None
-    """Percentage of the examples that no peer trains on, above 0 and below 100, spread evenly. By
-    default the examples in the folder held_out/ of the path are held out; without that folder,
-    none."""
-    shuffle: AnyShuffle
-    """Order of the train split's examples."""
-
-
-class DataFiles(Data):
-    """Files of any content, for a workload: a row is the SHA-256 of a file, in 8 words of 4 bytes.
-
-    `model.LLM.max_seq_len` is 8. The files are copied to data/shards/files, each under its hash,
-    and the workload receives their paths.
-    """
-
-    holds_tokens = False
-    path: Url
-    """Path of the folder, at most 192 bytes; files in its subfolders are read too, hidden files are
-    not."""
-    pattern: Name = "*"
-    """Shell pattern of the files' paths in the folder, where * also matches a slash."""
-    held_out_percent: HeldOutPercent | None = None
-    """Percentage of the files that no peer trains on, above 0 and below 100, spread evenly. By
-    default the files in the folder held_out/ of the path are held out; without that folder,
-    none."""
-    shuffle: AnyShuffle
-    """Order of the train split's files."""
-
-
-class DataWorkload(Data):
-    """The arrays that the workload's own method dataset returns; rows are made as for Arrays."""
-
-    holds_tokens = False
-    held_out_percent: HeldOutPercent | None = None
-    """Percentage of its examples that no peer trains on, above 0 and below 100, spread evenly. By
-    default the examples of dataset("held_out") are held out, if there are any."""
-    shuffle: AnyShuffle
-    """Order of the train split's examples."""
-
-
-AnyData = one_of(Data)
 
 
 class Limit(Table):

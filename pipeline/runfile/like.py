@@ -1,13 +1,11 @@
 """A run like another, with another optimizer: the same tokens, and what the optimizer forces."""
 
 from bisect import bisect_left
-from pathlib import Path
 from typing import Any
 
 from lockstep.errors import LockstepError
 from lockstep.methods import CARDS
 from lockstep.methods.card import Card, StatedRate
-from lockstep.methods.dense import OptimizerOfCode
 from pipeline.runfile.run import Run, parse
 
 Reasons = dict[str, str]
@@ -54,15 +52,6 @@ def check_batch(rows: int, flag: str) -> None:
         raise LockstepError(
             f"{flag}: a round of {rows:,} sequences, expected at most {MOST_BATCH:,}; fewer peers "
             "or another optimizer mean fewer"
-        )
-
-
-def check_base(base: Run, source: Path) -> None:
-    """Check that a run can have one of our optimizers in place of its own."""
-    inner = getattr(base.llm.optimizer, "inner", None)
-    if base.workload.factory or isinstance(inner, OptimizerOfCode):
-        raise LockstepError(
-            f"--like {source}: trains a workload, expected a run of one of Lockstep's own models"
         )
 
 

@@ -12,12 +12,15 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from lockstep.methods import AnyOptimizer
+from lockstep.methods.card import OptimizerVariant
 from lockstep.methods.schedule import AnySchedule
 from lockstep.protocol.committee import MAX_WITNESSES
 from lockstep.tables.peers import PeerCount
 from lockstep.tables.table import NAME_BYTES, U8, U16, U32, U64, AsTuple, Table, wrong
+from lockstep.tables.variant import one_of, variants_of
 from pipeline.runfile.checkpoint import BUCKET, PREFIX, AnyCheckpoint, CheckpointGcs, CheckpointHub
-from pipeline.runfile.data import AnyData
+from pipeline.runfile.data import Data
+from pipeline.runfile.parts import TABLES
 
 # Top-level keys of a coordinator's state file that hold a run's state, not its configuration.
 STATE_KEYS = (
@@ -211,6 +214,10 @@ def read_config(table: Any) -> Any:
 
 # ---- [model.LLM] ----
 
+list(TABLES)  # have variants of their own, in tables of other variants too
+for _variant in variants_of(OptimizerVariant):
+    _variant.model_rebuild(force=True)
+
 
 class LLM(Table):
     """A language model: architecture, data, schedule and optimizer."""
@@ -227,7 +234,7 @@ class LLM(Table):
     [config]."""
     checkpoint: AnyCheckpoint
     """Initial weights."""
-    data_location: AnyData
+    data_location: one_of(Data)
     """Source of the tokens."""
     lr_schedule: AnySchedule
     """Learning rate by step."""

@@ -6,100 +6,41 @@ what is fetched for it is pinned. So each key has an answer in `ANSWERS`; one wi
 unless it has its default. `[runtime]` is the reader's own.
 """
 
-import re
-from collections.abc import Callable, Collection, Iterator
-from enum import IntEnum
+from collections.abc import Callable, Iterator, Mapping
 from fnmatch import fnmatchcase
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from pydantic_core import PydanticUndefined, to_jsonable_python
 
 from lockstep.errors import RequestError
-from lockstep.tables.explain import show, validate
+from lockstep.tables.explain import show
 from lockstep.tables.table import Table
 from lockstep.tables.variant import Variant
-from pipeline.net import remote
-from pipeline.runfile.run import Run
-from pipeline.runfile.tables import Evaluate, Runtime
+from pipeline.runfile.answers import (
+    BOUNDED,
+    FREE,
+    HTTPS,
+    HUB_NAME,
+    LIE,
+    NEVER,
+    NOWHERE,
+    OWN_TASKS,
+    SAID,
+    SOURCE,
+    AnswerRow,
+    KeyAnswer,
+    Use,
+)
+from pipeline.runfile.parts import TABLES
+from pipeline.runfile.run import Run, Runtime, parse
 
-REPO_ID = r"\w[\w.-]*/\w[\w.-]*"
-PRIVATE = "local|localhost|localdomain|internal|intranet|lan|home|corp|arpa"
-# Of a name, no IP; without what one parser takes for the end of a host and another does not.
-PUBLIC_URL = rf"https://(?:[\w-]+\.)+(?!(?:{PRIVATE})\b)[a-z][a-z0-9-]+(?::\d+)?(?:[/?][^\s\\]*)?"
-MOST_AT_ONCE = 2**16  # rows or requests: no batch has more sequences
+CONSENTED = ("workload.factory",)  # keys whose values a reader may take by a word of its own
 MOST_SNAPSHOTS = 2**20  # a reader lists them
 MADE_HERE = {"data_location": ("Dummy",), "checkpoint": ("Init", "Ephemeral")}  # nothing is read
 
 
-class Use(IntEnum):
-    """What a reader does with a stranger's run; each does what those before it do, and more.
-
-    REPEATED: Steps are computed again, on rows that came with the run.
-    FOLLOWED: Data and checkpoint are fetched, and every round is merged.
-    JOINED: A peer of the reader's trains, and signs what it sends.
-    """
-
-    REPEATED = 1
-    FOLLOWED = 2
-    JOINED = 3
-
-
-class KeyAnswer(NamedTuple):
-    """What a stranger's value of a key does.
-
-    Up to the use `until` any value is taken: nothing there acts on it, or it can do no harm. Beyond
-    it `lacks` says what else is expected of a value, "" if nothing; by default, that it is the
-    key's default.
-    """
-
-    until: int
-    lacks: Callable[[Any], str] | None = None
-
-
-def _at_most(value: int) -> str:
-    return f"at most {MOST_AT_ONCE}" if value > MOST_AT_ONCE else ""
-
-
-def _lacks_hub_name(value: str) -> str:
-    is_name = re.fullmatch(REPO_ID, value, re.ASCII) and not Path(value).exists()
-    return "" if is_name else "owner/name on the hub, which is the name of no folder here"
-
-
-def _lacks_https(value: str) -> str:
-    if not re.fullmatch(PUBLIC_URL, value, re.ASCII | re.IGNORECASE):
-        return "the https:// address of a server with a public name"
-    return "a server that needs no password of ~/.netrc" * bool(remote.resolve_web(value).headers)
-
-
-def _lacks_source(value: str) -> str:
-    is_address = "://" in value
-    return _lacks_https(value) if is_address else _lacks_hub_name(value)
-
-
-def _lacks_nothing(value: Collection[str]) -> str:
-    return "[]" if value else ""
-
-
-def _lacks_own_tasks(value: Collection[str]) -> str:
-    own = Evaluate.model_fields["tasks"].default
-    return "" if set(value) <= set(own) else f"{show(own)} or []"
-
-
-FREE = KeyAnswer(Use.JOINED)
-SAID = KeyAnswer(Use.REPEATED)  # fetched, pushed or consented to by nobody who repeats steps
-LIE = KeyAnswer(Use.FOLLOWED)  # a peer of the reader's would sign it
-NEVER = KeyAnswer(0)
-BOUNDED = KeyAnswer(0, _at_most)
-HUB_NAME = KeyAnswer(Use.REPEATED, _lacks_hub_name)
-HTTPS = KeyAnswer(Use.REPEATED, _lacks_https)
-SOURCE = KeyAnswer(Use.REPEATED, _lacks_source)
-NOWHERE = KeyAnswer(Use.REPEATED, _lacks_nothing)
-OWN_TASKS = KeyAnswer(Use.REPEATED, _lacks_own_tasks)
-
-# Tables of the run file, with the kinds of an enum in them; their keys, and kinds; and the answer.
 # Of several rows the first counts.
-ANSWERS = (
+ANSWERS: tuple[AnswerRow, ...] = (
     ("runtime*", "*", FREE),  # taken out before anything reads it
     (
         "config",
@@ -122,7 +63,7 @@ ANSWERS = (
     ("model.LLM.checkpoint.*", "revision bucket prefix generation key", FREE),
     ("model.LLM.data_location", "Dummy Http Hub Corpus Text WeightedText Preprocessed", FREE),
     # of this disk, with the reader's credentials, or a list of addresses that comes later
-    ("model.LLM.data_location", "Server Local WeightedHttp Url Arrays Files Workload", SAID),
+    ("model.LLM.data_location", "Server Local WeightedHttp Url", SAID),
     ("model.LLM.data_location.Preprocessed", "source", HUB_NAME),
     ("model.LLM.data_location.Hub", "repo_id", HUB_NAME),
     ("model.LLM.data_location.*Text", "sources", FREE),
@@ -137,13 +78,11 @@ ANSWERS = (
     (
         "model.LLM.data_location.*",
         "token_size_in_bytes held_out_percent vocab_size tokenizer_revision revision subset split "
-        "files column weight patterns pattern",
+        "files column weight patterns",
         FREE,
     ),
     ("download", "stream", SAID),  # what is read while training has no hash
     ("download*", "limit files tokens steps batch max_seq_len", FREE),
-    ("workload", "factory command", NEVER),
-    ("workload", "config seed include exclude repeats inner command_seconds", FREE),
     ("peers", "micro_batch", BOUNDED),
     (
         "peers",
@@ -154,11 +93,6 @@ ANSWERS = (
     (
         "links",
         "upload_mbps download_mbps latency_seconds tokens_per_second topology clock",
-        FREE,
-    ),
-    (
-        "volunteers",
-        "most_bytes settle_seconds stagger_seconds replay_percent audit_seconds keep_windows",
         FREE,
     ),
     ("faults*", "schedule kind peer rounds size", LIE),
@@ -176,7 +110,12 @@ ANSWERS = (
         "seed",
         FREE,
     ),
+    *(row for part in TABLES for row in part.ANSWERS),
 )
+
+
+Consents = Mapping[str, Callable[[Any], str]]
+NONE: Consents = {}
 
 
 def read(
@@ -184,7 +123,7 @@ def read(
     name: str,
     use: Use,
     runtime: Runtime,
-    consents: Collection[str] = (),
+    consents: Consents = NONE,
     consent: str = "",
 ) -> Run:
     """Return a stranger's run, which has the reader's own `[runtime]`.
@@ -194,7 +133,7 @@ def read(
       name: What errors call it.
       use: What the reader does with the run.
       runtime: The reader's own.
-      consents: Keys to whose values the reader consents.
+      consents: Keys to whose values the reader consents -> what such a value lacks even then.
       consent: How a reader consents to a workload, which an error says.
 
     Raises:
@@ -204,28 +143,30 @@ def read(
     if isinstance(document, dict):
         own, sent = runtime.model_dump(mode="json", exclude_defaults=True), document.get("runtime")
         if use is Use.REPEATED:  # the rest is about the sender's machine, and differs by release
-            own = {key: sent[key] for key in ("carrier",) if isinstance(sent, dict) and key in sent}
+            own = {key: sent[key] for key in runtime.told if isinstance(sent, dict) and key in sent}
         document = document | {"runtime": own}
-    run = validate(Run, document, name)
+    run = parse(document, name)
     check(run, name, use, consents, consent)
     return run.model_copy(update={"runtime": runtime})
 
 
-def check(run: Run, name: str, use: Use, consents: Collection[str] = (), consent: str = "") -> None:
+def check(run: Run, name: str, use: Use, consents: Consents = NONE, consent: str = "") -> None:
     """Check that others may use a run so; arguments and errors are those of `read`."""
     for key, value, default in keys_of(run, ""):
         is_kind = isinstance(value, Variant)
         answer = answer_to(f"{key}.{value.tag()}" if is_kind else key) or NEVER
-        if use <= answer.until or key in consents or (value == default and not is_kind):
+        if use <= answer.until or (value == default and not is_kind):
             continue
         if is_kind:
             expected = f"one of {', '.join(_kinds(key))}"
+        elif lacks := consents.get(key):
+            expected = lacks(value)
         elif answer.lacks:
             expected = answer.lacks(value)
         else:
             expected = "none" if default is PydanticUndefined else show(default)
         if expected:
-            by = f", or {consent}," * bool(consent and key == "workload.factory")
+            by = f", or {consent}," * bool(consent and key in CONSENTED and key not in consents)
             found = show(value.tag() if is_kind else to_jsonable_python(value, exclude_none=True))
             raise RequestError(
                 f"{name}: {key} is {found}, expected {expected}{by} in a run file for others"

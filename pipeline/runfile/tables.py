@@ -1,11 +1,11 @@
 """Lockstep's own tables of a run file: peers, faults, the audit; `[runtime]` changes no result."""
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, JsonValue, model_validator
+from pydantic import Field, model_validator
 
-from lockstep.tables.faults import PeerNumber, Schedule
+from lockstep.tables.faults import Schedule
 from lockstep.tables.peers import Aggregation, Bits, Liars, PeerCount, PeerLayout, ProductBits
 from lockstep.tables.table import U32, AsTuple, Count, Distinct, NotNegative, Positive, Table, wrong
 
@@ -249,81 +249,6 @@ class Evaluate(Table):
     """Seed of the sampler."""
 
 
-FactoryName = Annotated[str, Field(pattern=r"^([^\W\d][\w.]*:[^\W\d][\w.]*)?$")]
-Glob = Annotated[str, Field(min_length=1, pattern=r"^[^\x00]*[^\s\x00][^\x00]*$")]
-Globs = Annotated[tuple[Glob, ...], Distinct, AsTuple]
-Word = Annotated[str, Field(pattern=r"^[^\x00]*$")]
-
-
-class Workload(Table):
-    """A model of your own, trained by code in workloads/, in a process of its own."""
-
-    factory: FactoryName = ""
-    """Function or class that returns the workload, as module:name, with the module in workloads/;
-    empty means that the run trains one of Lockstep's own models. With a factory, [model.LLM] has
-    architecture = "HfAuto", checkpoint = "Ephemeral", and as max_seq_len the count of numbers in a
-    row."""
-    config: dict[str, JsonValue] = {}
-    """The table that the factory is called with; it may have any keys."""
-    seed: U32 = 0
-    """Seed of the workload's initial params."""
-    include: Globs = ()
-    """Shell patterns of the names of the params that are trained; empty means all."""
-    exclude: Globs = ()
-    """Shell patterns of the names of params that are not trained although `include` matches
-    them."""
-    repeats: bool = Field(default=True, exclude_if=bool)
-    """Whether the same params, rows and seed give the same step. With false the run trains anyway,
-    and no window of it can be audited."""
-    inner: Literal["gradient", "worker", "command"] = "gradient"
-    """What the workload computes. gradient: gradients; the run's optimizer takes the local steps.
-    worker: all local steps of a round, with its own optimizer, in its method run_inner_loop.
-    command: the same, done by a command."""
-    command: Annotated[tuple[Word, ...], AsTuple] = ()
-    """The command of inner = "command" and its arguments; {job_manifest} and {result_manifest}
-    stand for the paths of job.json and result.json."""
-    command_seconds: Positive = 3600.0
-    """Time limit of the command in seconds; after it the command is ended and its peer is lost."""
-
-    @model_validator(mode="after")
-    def _has_what_it_needs(self) -> "Workload":
-        if bool(self.command) != (self.inner == "command"):
-            has = "no command" if self.command else "a program and its arguments"
-            raise wrong("command", f'{has} with inner = "{self.inner}"')
-        if self.command and not self.command[0].strip():
-            raise wrong(("command", 0), "a program")
-        fields = type(self).model_fields.items()
-        changed = [name for name, field in fields if getattr(self, name) != field.default]
-        if changed and not self.factory:
-            raise wrong("factory", f"a factory as module:name, since {changed[0]} is set")
-        return self
-
-
-# ---- [volunteers]: peers of strangers ----
-
-
-class Volunteers(Table):
-    """Rounds over an object store, with links.clock = "store"."""
-
-    most_bytes: Count = 2**28
-    """Maximum size of a message in bytes; each volunteer downloads the messages of all others in
-    every round."""
-    settle_seconds: Count = 10
-    """Seconds after a round's time limit, by the store's clock, after which anybody may close the
-    round without the messages that are missing."""
-    stagger_seconds: Positive = 2.0
-    """Seconds between the turns of volunteers that try to close a round, in addition to the 5 that
-    a look at the store may take."""
-    replay_percent: Percent = 6.25
-    """Percentage of windows that are drawn for an audit while the run goes on, 0 to 100, in
-    addition to the first two windows of each newcomer."""
-    audit_seconds: Count = 3600
-    """Seconds after the end of a window, by the store's clock, within which a drawn volunteer must
-    upload its own states from before and after the window."""
-    keep_windows: Count = 4
-    """Number of newest windows whose payloads and states `lockstep volunteer gc` keeps."""
-
-
 # ---- [runtime]: how and where stages run ----
 
 SinkName = Literal["tensorboard", "wandb"]
@@ -348,27 +273,11 @@ class Network(Table):
         return round(self.stream_cache_mb * 10**6)
 
 
-class RayCluster(Table):
-    """The Ray cluster that runs the peers, and what each peer reserves in it."""
-
-    address: str = "auto"
-    """The cluster's address, as for `ray.init`; empty starts a cluster on this host."""
-    cpus: NotNegative = 1.0
-    """Cores that a peer reserves."""
-    gpus: NotNegative = 0.0
-    """GPUs that a peer reserves: peers.fsdp of them, if it computes on GPUs."""
-    memory_gb: NotNegative = 0.0
-    """Memory that a peer reserves, in 10^9 bytes; 0 reserves none."""
-    strategy: Literal["SPREAD", "DEFAULT", "STRICT_SPREAD", "STRICT_PACK"] = "SPREAD"
-    """How Ray places peers; the strict ways reserve everything at once, in a placement group.
-    SPREAD: over the hosts. DEFAULT: on as few hosts as it takes. STRICT_SPREAD: each peer on a host
-    of its own. STRICT_PACK: all peers on one host."""
-    working_dir: str = ""
-    """Folder of the project that is copied to each host; empty where hosts have it at this path."""
-
-
-class Runtime(Network):
+class CoreRuntime(Network):
     """Settings that cannot change a result; no stage runs again when they change."""
+
+    told: ClassVar[tuple[str, ...]] = ()
+    """Keys that others are told, since tables beside this one rest on them."""
 
     log_level: Literal["debug", "info", "warning"] = "info"
     """Level of detail of the log."""
@@ -376,28 +285,9 @@ class Runtime(Network):
     """Rounds between training checkpoints: the most work that a kill can cost."""
     keep_steps: Count = 2
     """Number of training checkpoints to keep, from the newest on."""
-    carrier: Literal["in_process", "processes", "ray"] = "in_process"
-    """Where peers run. in_process: all in the process that trains. processes: each in a process of
-    its own, which the trainer starts on this host. ray: each an actor of a Ray cluster."""
-    by_hand: Annotated[tuple[PeerNumber, ...], AsTuple] = ()
-    """Peers whose processes the trainer does not start: `lockstep sidecar` starts them, on any host
-    that reaches the trainer. Applies to carrier = "processes"."""
-    listen: Annotated[str, Field(pattern=r"^[^:/]+:[0-9]{1,5}$")] = "127.0.0.1:0"
-    """Address, host:port, where the trainer waits for its peers' processes; port 0 is any free one.
-    A process that connects must know a key of the run. Applies to carrier = "processes"."""
     answer_seconds: Positive = 600.0
     """Seconds after which a peer's process that has not started, or has not answered, counts as
     lost. The first step takes long, since it compiles."""
-    store: str = ""
-    """Address of the store of the run of volunteers to follow, with links.clock = "store":
-    file:///FOLDER, s3://BUCKET/FOLDER or gs://BUCKET/FOLDER."""
-    volunteer_key: str = ""
-    """File with the key of the volunteer that trains here; if empty, the run is followed without
-    training."""
-    from_state: bool = False
-    """Whether following a run of volunteers begins with the newest state in its store, which is
-    trusted on the word of those who signed its link; by default it begins with the first round, and
-    merges every round."""
     sinks: Annotated[tuple[SinkName, ...], Distinct, AsTuple] = ()
     """Experiment trackers that receive a training's curves: TensorBoard, Weights & Biases. They
     need the extra sinks."""
@@ -408,26 +298,19 @@ class Runtime(Network):
     profile: str = ""
     """First and last round to profile, such as "3:6". An XLA trace and the breakdown of a round's
     time are written to data/profiles. Empty profiles no round."""
-    ray: RayCluster = RayCluster()
-    """The Ray cluster, for carrier = "ray"."""
-    worker_python: str = ""
-    """Python interpreter that runs a workload, with its packages; empty means the one that runs
-    Lockstep."""
-    worker_module: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.]*$")] = (
-        "lockstep_worker.worker"
-    )
-    """Module that serves a workload: Lockstep's, or another that speaks burn_p2p's worker protocol,
-    such as burn_p2p_python_runtime.worker."""
-    worker_path: Annotated[tuple[str, ...], AsTuple] = ()
-    """Folders in which a worker looks for modules besides workloads/, before those of its
-    Python."""
-    worker_env: dict[str, str] = {}
-    """Environment variables of a worker; it inherits no others, except PATH and the like."""
-    worker_start_seconds: Positive = 120.0
-    """Time limit for a worker to start, in seconds; during it the worker imports its packages."""
     memory_gb: Positive | None = None
     """Memory that a model, and the first array of a micro-batch, must fit into, in 10^9 bytes; by
     default that of the machine or its container. With swap space it may be higher."""
+
+    @property
+    def in_one_process(self) -> bool:
+        """Whether all peers run in the process that trains."""
+        return True
+
+    @property
+    def begins_late(self) -> bool:
+        """Whether a training may begin after rounds that others trained."""
+        return False
 
     @property
     def profiled(self) -> tuple[int, int] | None:
@@ -436,7 +319,7 @@ class Runtime(Network):
         return (int(first), int(last)) if last else None
 
     @model_validator(mode="after")
-    def _profile_is_a_range(self) -> "Runtime":
+    def _profile_is_a_range(self) -> "CoreRuntime":
         valid = not self.profile or re.fullmatch(r"[1-9][0-9]{0,8}:[1-9][0-9]{0,8}", self.profile)
         if not valid or (self.profiled and self.profiled[0] > self.profiled[1]):
             raise wrong("profile", "first:last, two rounds with first <= last")

@@ -6,25 +6,29 @@ since only it can name the file that the user knows.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, Protocol
 
 import numpy as np
 from pydantic import Field
 
 from lockstep.machine.progress import Progress
-from pipeline.joints import offered
+from pipeline.joints import Joint
 from pipeline.net.origin import Origin
 from pipeline.runfile import Network, Run
-from pipeline.runfile.data import DataWorkload, Limit
+from pipeline.runfile.data import Limit
 from pipeline.stage.artifacts import Paths
 from pipeline.tokens.shards import FORMAT, Shards, Split
 
 TRAIN, HELD_OUT, TOKENIZER = "train", "held_out", "tokenizer"
 HELD_OUT_TOKENS = 2**20  # at most, where a limit cuts the train tokens
+
+
+Dataset = Callable[[], Mapping[Split, Mapping[str, np.ndarray]]]
+"""dataset() -> arrays [N, ...] by split and name."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +43,8 @@ class FetchOptions:
       progress: `progress(total=..., unit=...)` is a bar for a part of the work.
       measured: whether held-out loss is measured; otherwise the run trains on what is held out by
         default.
-      dataset: returns the arrays of the workload's own `dataset`, by split and name; None without
-        a workload that has it.
+      dataset: returns the arrays that the user's code gives, by split and name; None where the
+        location is another.
     """
 
     store: Path
@@ -49,7 +53,7 @@ class FetchOptions:
     network: Network
     progress: Callable[..., Progress]
     measured: bool = True
-    dataset: Callable[[], Mapping[Split, Mapping[str, np.ndarray]]] | None = None
+    dataset: Dataset | None = None
 
 
 def fetch_options(run: Run, paths: Paths) -> FetchOptions:
@@ -64,12 +68,22 @@ def fetch_options(run: Run, paths: Paths) -> FetchOptions:
     )
 
 
+class OffersDataset(Protocol):
+    """Data that code of the user's gives."""
+
+    def opened(self, run: Run) -> AbstractContextManager[Dataset | None]:
+        """Yield what reads the data, or None where the run takes none of such code."""
+
+
+DATASETS = Joint[OffersDataset]("dataset")
+
+
 @contextmanager
 def opened_options(run: Run, paths: Paths) -> Iterator[FetchOptions]:
-    """Yield how the run wants its data, and how to ask the workload for its own."""
+    """Yield how the run wants its data, and how to ask code of the user's that gives it."""
     options = fetch_options(run, paths)
     with ExitStack() as stack:
-        for part in offered("dataset") if isinstance(run.llm.data_location, DataWorkload) else ():
+        for part in DATASETS:
             options = replace(options, dataset=stack.enter_context(part.opened(run)))
         yield options
 

@@ -62,7 +62,7 @@ def prepare(run: "Run") -> None:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     os.environ["NPROC"] = str(threads)
     groups = max(1, min(max(cores, fsdp), most, run.peers.count * fsdp) // fsdp)
-    if run.runtime.carrier != "in_process":  # the devices of one peer, as in each process
+    if not run.runtime.in_one_process:  # the devices of one peer, as in each process
         groups = 1
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # a GPU for several
     os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(min(groups * fsdp, threads)))

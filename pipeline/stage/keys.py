@@ -18,7 +18,7 @@ from pathlib import Path
 
 import yaml
 
-from lockstep.errors import LockstepError, RequestError, brief
+from lockstep.errors import LockstepError
 from pipeline.toml_file import read_run_file
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -148,7 +148,7 @@ class Keys:
             location = self.table("model.LLM.data_location")
             if "Workload" not in (location if isinstance(location, dict) else {location}):
                 return False
-        table = self.table("workload")
+        table = self._tables.get("workload")  # none where its part is not here
         factory = table.get("factory") if isinstance(table, dict) else None
         return isinstance(factory, str) and factory != ""  # the loader refuses anything else
 
@@ -204,17 +204,17 @@ def files_of_factory(factory: str, folder: Path) -> dict[str, Path]:
     return dict(sorted(result.items()))
 
 
-def check_factory(factory: str, folder: Path, where: str) -> None:
-    """Check that the file of a factory's module, in a folder, defines it: an import can be any."""
+def lacks_of_factory(factory: str, folder: Path) -> str:
+    """Return what a stranger's factory has to be; "" if a file in the folder defines it.
+
+    Whatever such a file imports can have its name too, and could be anything.
+    """
     module, _, name = factory.partition(":")
     path = folder / module.replace(".", "/")
     files = [file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()]
     nodes = (node for file in files for node in _tree(file).body)
-    if factory and name not in (getattr(node, "name", None) for node in nodes):
-        raise RequestError(
-            f"{where}: workload.factory is {brief(factory)!r}, expected what a file of "
-            f"{WORKLOADS}/ defines"
-        )
+    is_defined = name in (getattr(node, "name", None) for node in nodes)
+    return "" if is_defined else f"what a file of {WORKLOADS}/ defines"
 
 
 def _imported(path: Path) -> set[str]:

@@ -1,6 +1,7 @@
 """Where a training's rounds take place: between peers that this run starts, or over a store."""
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from lockstep.errors import LockstepError
 from lockstep.swarm.peers import RunningPeers
@@ -8,7 +9,7 @@ from lockstep.swarm.swarm import Swarm
 from lockstep.swarm.training_loop import StartingPoint, Watch
 from lockstep.transcript.observer import Observer
 from lockstep.transcript.transcript import Writer
-from pipeline.joints import offered
+from pipeline.joints import Joint
 from pipeline.start.begin import Setup
 
 
@@ -29,21 +30,27 @@ class Site:
         return start
 
 
+class OffersStoredRun(Protocol):
+    """Rounds over a store."""
+
+    def stored_run(self, setup: Setup) -> Site:
+        """Return where the rounds of a run over a store take place."""
+
+
+STORED_RUNS = Joint[OffersStoredRun]("stored_run")
+
+
 def site_of(setup: Setup) -> Site:
     """Return where the rounds of a run take place.
 
     Raises:
-      LockstepError: In a store that the run does not name, or that nobody here can follow.
+      LockstepError: In a store that the run does not name, or that no part here can follow.
     """
     run = setup.run
     if run.links.clock != "store":
         return Site(setup)
-    if not run.runtime.store:
-        raise LockstepError(
-            '[runtime] store = "", expected the address of a store with links.clock = "store"'
-        )
-    for part in offered("stored_run"):
+    for part in STORED_RUNS:
         return part.stored_run(setup)
     raise LockstepError(
-        f"[runtime] store = {run.runtime.store!r}, expected none: parts/volunteers is not here"
+        '[links] clock = "store", expected another, since no part that is here trains over a store'
     )

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import pyarrow
 from pyarrow import parquet
 
@@ -54,18 +53,13 @@ class FolderRow:
 # ---- What is read ----
 
 
-def _tokens(folder: Path) -> None:
+def tokens(folder: Path) -> None:
     for name in ("a.ds", "b.ds"):
         (folder / name).write_bytes(b"1234")
 
 
-def _arrays(folder: Path) -> None:
-    for name in ("a.npz", "b.npz"):
-        np.savez(folder / name, x=np.arange(4))
-
-
 def _tokens_and_tokenizer(folder: Path) -> None:
-    _tokens(folder)
+    tokens(folder)
     (folder / "tokenizer").mkdir()
     make_tokenizer().save(str(folder / "tokenizer/tokenizer.json"))
 
@@ -119,7 +113,7 @@ def _run_file(folder: Path) -> None:
 # ---- Who reads it ----
 
 
-def _download(location: Callable[[Path], runfile.data.Data]) -> Callable[[Path, Path], object]:
+def download(location: Callable[[Path], runfile.data.Data]) -> Callable[[Path, Path], object]:
     def read(folder: Path, out: Path) -> object:
         return sources.fetch(location(folder), out, options(out / "store"))
 
@@ -150,10 +144,6 @@ def _copy_tokenizer(folder: Path, out: Path) -> None:
 
 def _preprocessed(folder: Path) -> runfile.data.Data:
     return runfile.data.DataPreprocessed(source=str(folder))
-
-
-def _of_rows(kind: type[runfile.data.Data]) -> Callable[[Path], runfile.data.Data]:
-    return lambda folder: kind.model_validate({"path": str(folder), "shuffle": "DontShuffle"})
 
 
 def _convert(folder: Path, out: Path) -> None:
@@ -194,23 +184,23 @@ IN_TREE = {SURROGATE: NAMED, DEEP: TOO_DEEP}
 NEITHER, MOST = "found neither model.safetensors nor", "expected at most "
 ROWS = [
     FolderRow(
-        "`download`, `Local`: tokens", _tokens, "a.ds", _download(_local),
+        "`download`, `Local`: tokens", tokens, "a.ds", download(_local),
         {**WITHIN, SPARSE: LARGE, SURROGATE: NAMED, DEEP: NOT_READ, BOMB: PLAIN}),
     FolderRow(
         "`download`, `Local`: the tokenizer", _tokens_and_tokenizer, "tokenizer/tokenizer.json",
-        _download(_local), {**MISSING, SPARSE: MOST, LINK: OUT, **BESIDE, BOMB: GROWS}),
+        download(_local), {**MISSING, SPARSE: MOST, LINK: OUT, **BESIDE, BOMB: GROWS}),
     FolderRow(
-        "`download`, `Text`: plain text", _text, "a.txt", _download(_documents),
+        "`download`, `Text`: plain text", _text, "a.txt", download(_documents),
         {**WITHIN, SPARSE: HASHED, **IN_TREE, BOMB: PLAIN}),
     FolderRow(
         "`download`, `Text`: lines in zstd", _lines("zst"), "a.jsonl.zst",
-        _download(_documents),
+        download(_documents),
         {**WITHIN, SPARSE: HASHED, SURROGATE: NOT_READ, DEEP: TOO_DEEP, BOMB: UNPACKS}),
     FolderRow(
         "`download`, `Text`: lines in gzip", _lines("gz"), "a.jsonl.gz",
-        _download(_documents), ONLY_BOMB | {SPARSE: HASHED, BOMB: UNPACKS}),
+        download(_documents), ONLY_BOMB | {SPARSE: HASHED, BOMB: UNPACKS}),
     FolderRow(
-        "`download`, `Text`: parquet", _column, "a.parquet", _download(_documents),
+        "`download`, `Text`: parquet", _column, "a.parquet", download(_documents),
         {**WITHIN, SPARSE: HASHED, **IN_TREE, BOMB: UNPACKS}),
     FolderRow(
         "`download`, `Text`: a dataset's README.md", _readme, "README.md", _subsets,
@@ -220,24 +210,8 @@ ROWS = [
         "tokenizer/tokenizer.json", _copy_tokenizer,
         {**MISSING, SPARSE: MOST, LINK: OUT, **BESIDE, BOMB: GROWS}),
     FolderRow(
-        "`download`, `Preprocessed`", _rows, "train.parquet", _download(_preprocessed),
+        "`download`, `Preprocessed`", _rows, "train.parquet", download(_preprocessed),
         {**WITHIN, SPARSE: "expected a parquet file", **IN_TREE, BOMB: UNPACKS}),
-    FolderRow(
-        "`download`, `Arrays`",
-        _arrays,
-        "a.npz",
-        _download(_of_rows(runfile.data.DataArrays)),
-        {
-            **WITHIN,
-            SPARSE: "expected a file of arrays",
-            SURROGATE: NAMED,
-            DEEP: NOT_READ,
-            BOMB: "bytes after its header",
-        },
-    ),
-    FolderRow(
-        "`download`, `Files`", _tokens, "a.ds", _download(_of_rows(runfile.data.DataFiles)),
-        {**WITHIN, SPARSE: COPIED, **IN_TREE, BOMB: PLAIN}),
     FolderRow(
         "`convert`, a folder: config.json", _model, "config.json", _convert,
         {**WITHIN, SPARSE: MOST, **BESIDE, BOMB: PLAIN}),

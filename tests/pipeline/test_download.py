@@ -29,10 +29,7 @@ from tests.pipeline.sources.places import LENGTH, PLACES, TRUTH, Place
 from tests.pipeline.tokens.shards_folder import open_shards
 
 RUN = PROJECT / "params" / "run.toml"
-MADE_HERE = (
-    "corpus", "text", "documents", "weighted_documents", "preprocessed", "dummy", "arrays", "files",
-)  # fmt: skip
-LISTED = [name for name in PLACES if name not in MADE_HERE]
+LISTED = ("local", "single_url", "numbered", "gcp", "hub", "url", "weighted_by_length", "weighted")
 
 
 @contextlib.contextmanager
@@ -237,9 +234,7 @@ def test_read_while_training_the_sequences_are_the_same(place, tmp_path):
         assert np.array_equal(taken(fetched, split), taken(streamed, split))
 
 
-@pytest.mark.parametrize(
-    "source", ["corpus", "text", "documents", "preprocessed", "arrays", "files"]
-)
+@pytest.mark.parametrize("source", sorted({*PLACES} - {*LISTED, "dummy", "weighted_documents"}))
 def test_what_is_made_here_cannot_be_read_while_training(source, tmp_path, monkeypatch):
     with (
         opened(source, tmp_path / "source", monkeypatch) as place,
@@ -298,9 +293,10 @@ def test_a_data_server_is_refused_before_any_work(tmp_path):
 
 
 def test_every_location_but_a_data_server_has_a_provider():
-    for location in sources.PROVIDERS:
+    locations = [*sources.PROVIDERS, *(kind for p in sources.SOURCES for kind in p.PROVIDERS)]
+    for location in locations:
         assert isinstance(sources.provider_of(location.model_construct()), Provider)
-    known = {location.tag() for location in sources.PROVIDERS} | {"Server"}
+    known = {location.tag() for location in locations} | {"Server"}
     assert known == {kind.tag() for kind in variants_of(runfile.Data)}
 
 

@@ -15,6 +15,7 @@ from parts.volunteers.chain.admissions import MOST_STATEMENTS, Admissions
 from parts.volunteers.keys import PrivateKey, PublicKey, parse_public, public_text
 from parts.volunteers.signed import MOST_BYTES, Body, opened, sign, unsigned
 from parts.volunteers.store.verbs import ReadableStore, Store, StoredObject
+from parts.volunteers.tables import volunteers_of
 from pipeline.start.begin import Setup, self_test
 from pipeline.version import with_commit
 
@@ -28,7 +29,7 @@ def document_of(setup: Setup, lab: str, tested: Hash | None = None) -> RunDocume
         pins={"data": run.pins.data},
         start=tree_hash(jax.device_get((state.params, state.shared))),
         slots=run.peers.count,
-        payload_bytes=payload_bytes(setup.programs.form, run.volunteers.most_bytes),
+        payload_bytes=payload_bytes(setup.programs.form, volunteers_of(run).most_bytes),
         own_bytes=saved_bytes(state.own[0]),
         self_test=tested,
         state_bytes=state_bytes(state),

@@ -38,8 +38,9 @@ def test_a_schedules_keys_are_its_functions_arguments(table, monkeypatch):
 
 
 def test_every_method_but_those_of_others_has_a_card():
-    without = {table.tag() for table in variants_of(OptimizerVariant)}
-    assert without - {card.tag for card in CARDS.values()} == {"Dummy", "Workload"}
+    kinds = variants_of(OptimizerVariant)
+    own = {kind.tag() for kind in kinds if kind.__module__.startswith("lockstep.")}
+    assert own - {card.tag for card in CARDS.values()} == {"Dummy"}
 
 
 @pytest.mark.parametrize("name", CARDS)

@@ -20,7 +20,7 @@ from lockstep.files import read_json
 from lockstep.transcript.transcript import Transcript
 from parts.carrier import ray_actors, requests
 from parts.carrier.requests import AnswerHeader, PeerRequest, RequestHeader, decode, encode
-from pipeline.runfile.tables import RayCluster
+from parts.carrier.tables import RayCluster
 from tests import tiny
 from tests.errors import refused
 from tests.parts.carrier.test_remote_peers import never_twice
@@ -145,7 +145,7 @@ import sys, time
 from pipeline.stage import signals
 signals.end_on_request()
 from parts.carrier import ray_actors
-from pipeline.runfile.tables import RayCluster
+from parts.carrier.tables import RayCluster
 ray_actors.connect(RayCluster(address=sys.argv[1]))
 print("connected", flush=True)
 time.sleep(60)

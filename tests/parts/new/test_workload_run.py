@@ -10,7 +10,7 @@ import pytest
 from lockstep.errors import LockstepError
 from lockstep.files import read_json
 from pipeline import runfile
-from pipeline.joints import offered
+from pipeline.joints import Joint
 from pipeline.sources import dry_run
 from pipeline.stage.artifacts import Paths
 from pipeline.stage.keys import PROJECT
@@ -20,7 +20,7 @@ from tests.pairwise import flags, pairwise
 from tests.parts.new.test_new import lockstep_new, unlooked  # noqa: F401 - a fixture for all
 
 pytestmark = [
-    pytest.mark.skipif(not offered("new_run"), reason="parts/workload is not here"),
+    pytest.mark.skipif(not Joint("new_run").parts(), reason="parts/workload is not here"),
     pytest.mark.usefixtures("quick_workers"),
 ]
 OWN = "--workload", "torch_classifier:Classifier", "--config", '{"hidden": 8}'

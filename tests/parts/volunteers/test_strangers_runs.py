@@ -13,7 +13,7 @@ from parts.volunteers.signed import sign
 from pipeline import runfile
 from pipeline.__main__ import app
 from pipeline.runfile import as_text
-from pipeline.runfile.strangers import Use
+from pipeline.runfile.answers import Use
 from tests import tiny
 from tests.parts.publication.published_run import print_of
 from tests.parts.volunteers import volunteering

@@ -313,7 +313,7 @@ def test_a_function_that_a_workloads_file_imports_is_none_of_its_own(published, 
     run["workload"] |= {"factory": ran, "config": {"/bin/touch": 0, str(canary): 0}}
     write_json(folder / "proof/run.json", run)
     said = refusal("replay", folder / "proof", "--worker-python", sys.executable)
-    assert "workload.factory is 'torch_classifier:" in said and not canary.exists()
+    assert 'workload.factory is "torch_classifier:' in said and not canary.exists()
 
 
 def test_a_strangers_command_is_not_run(published, tmp_path, monkeypatch):

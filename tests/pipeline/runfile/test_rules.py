@@ -13,6 +13,7 @@ from lockstep.tables.faults import KINDS
 from lockstep.tables.links import Links
 from pipeline import runfile
 from pipeline.runfile.data import LocationNumberedFiles
+from pipeline.stage.keys import PROJECT
 from tests.errors import check_names, refused
 from tests.pipeline.runfile.edited_run import (
     BASE,
@@ -33,10 +34,13 @@ from tests.pipeline.runfile.edited_run import (
 
 SCHEDULE = "model.LLM.lr_schedule"
 HUB = "model.LLM.checkpoint.Hub"
+ROOM_OF_PARTS = PROJECT / "tests" / "parts"
 
 
 def edits_and_names() -> list[list[str]]:
-    lines = (FIXTURES / "run_file_errors.txt").read_text().splitlines()
+    """The edits of valid run files, those of tables that parts add too."""
+    files = [FIXTURES / "run_file_errors.txt", *ROOM_OF_PARTS.glob("*/run_file_errors.txt")]
+    lines = [line for file in files for line in file.read_text().splitlines()]
     return [line.split(" -> ") for line in lines if not line.startswith("#")]
 
 
@@ -280,15 +284,6 @@ def test_every_kind_of_fault_loads_in_a_run_that_has_what_it_needs(kind):
     assert run.faults.schedule[0].kind == kind
     needs = {"values", "plain"} & {KINDS[kind].needs}
     assert bool(needs) == bool(edits) or kind == "false_verifier"
-
-
-def test_over_a_store_peers_may_lie_in_their_messages_and_do_nothing_else():
-    stored = ("links.clock", "store"), ("config.witness_nodes", 0)
-    for kind in ("sign_flip", "malformed"):
-        assert load(scheduled(kind), *stored).faults.schedule[0].changes_only_message
-    for kind in ("equivocation", "late", "crash"):
-        with refused("faults.schedule", kind, 'links.clock = "store"'):
-            load(scheduled(kind), *stored)
 
 
 def test_gradients_have_a_size():

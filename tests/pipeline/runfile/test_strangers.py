@@ -10,19 +10,20 @@ import pytest
 
 from lockstep.errors import RequestError
 from lockstep.tables.table import Table
-from lockstep.tables.variant import Variant
-from pipeline.runfile import Run, Runtime, strangers
+from lockstep.tables.variant import Variant, variants_of
+from pipeline.runfile import Run, Runtime, answers, strangers
+from pipeline.runfile.answers import KeyAnswer, Use
 from pipeline.runfile.schema import json_schema
-from pipeline.runfile.strangers import ANSWERS, Use, answer_to
+from pipeline.runfile.strangers import ANSWERS, answer_to
 from tests.errors import refused
-from tests.pipeline.runfile.edited_run import LOCAL, edited
+from tests.offered import offered
+from tests.pipeline.runfile.edited_run import edited
 
 DATA, CHECKPOINT, OPTIMIZER = (
     f"model.LLM.{name}" for name in ("data_location", "checkpoint", "optimizer")
 )
 # Every key of which a stranger's value does not count everywhere, and where it is taken.
 ANSWERED = {
-    **dict.fromkeys(("workload.factory", "workload.command"), "NEVER"),
     **dict.fromkeys(("peers.micro_batch", "evaluate.batch_size"), "BOUNDED"),
     **dict.fromkeys(("evaluate.tasks", "evaluate.sample_tasks"), "OWN_TASKS"),
     **dict.fromkeys(("evaluate.trust_task_code", "export.every_epoch", "download.stream"), "SAID"),
@@ -41,7 +42,7 @@ ANSWERED = {
                 "WeightedHttp",
                 "WeightedHttp.url",
             ),
-            *("Url", "Url.url", "Arrays", "Arrays.path", "Files", "Files.path", "Workload"),
+            *("Url", "Url.url"),
         )
     },
     **{
@@ -57,6 +58,8 @@ ANSWERED = {
         for key in ("SingleUrl.url", "NumberedFiles.url_template")
     },
 }
+for _part in offered("strangers"):
+    ANSWERED |= _part.ANSWERED
 BY_KIND = f"{OPTIMIZER}.", "model.LLM.lr_schedule.", "runtime."  # answered at once
 
 
@@ -86,8 +89,9 @@ def kind(annotation: Any) -> Any:
 
 
 def tables_in(annotation: Any) -> list[type[Table]]:
-    parts = parts_of(annotation)
-    return [part for part in parts if isinstance(part, type) and issubclass(part, Table)]
+    tables = [p for p in parts_of(annotation) if isinstance(p, type) and issubclass(p, Table)]
+    kinds = [variants_of(table) if issubclass(table, Variant) else [] for table in tables]
+    return [one for table, found in zip(tables, kinds, strict=True) for one in found or [table]]
 
 
 KEYS = dict(every_key(Run))
@@ -95,9 +99,7 @@ KEYS = dict(every_key(Run))
 
 def test_each_key_of_the_run_file_has_its_answer():
     names = {
-        getattr(strangers, name): name
-        for name in dir(strangers)
-        if name.isupper() and isinstance(getattr(strangers, name), strangers.KeyAnswer)
+        answer: name for name, answer in vars(answers).items() if isinstance(answer, KeyAnswer)
     }
     found = {key: names.get(answer_to(key)) for key in KEYS if key != "runtime"}
     assert {key for key, word in found.items() if word is None} == set()  # a new key
@@ -153,12 +155,6 @@ CONFIG = {
     **{"min_clients": 2, "verification_percent": 0, "witness_nodes": 1, "total_steps": 10},
     **OLDER,
 }
-COMMAND = {"factory": "torch_classifier:Classifier", "inner": "command", "command": ["touch", "x"]}
-OF_WORKLOAD = (
-    ("model.LLM.architecture", "HfAuto"),
-    (CHECKPOINT, "Ephemeral"),
-)
-DILOCO = {"outer_learning_rate": 0.7, "outer_momentum": 0.9, "nesterov": True, **LOCAL}
 
 
 def http(**location: Any) -> dict:
@@ -180,9 +176,6 @@ REFUSED = [
     (DATA, {"Url": {**TOKENS, "url": "s3://bucket/mine"}}, DATA, Use.REPEATED),
     (DATA, {"WeightedHttp": HTTPS}, DATA, Use.REPEATED),
     (DATA, {"Server": "10.0.0.1:80"}, DATA, Use.REPEATED),
-    (DATA, {"Arrays": {"path": "/data", "shuffle": "DontShuffle"}}, DATA, Use.REPEATED),
-    (DATA, {"Files": {"path": "/data", "shuffle": "DontShuffle"}}, DATA, Use.REPEATED),
-    (DATA, {"Workload": {"shuffle": "DontShuffle"}}, DATA, Use.REPEATED),
     *(
         (DATA, value, f"{DATA}.{key}", Use.REPEATED)
         for place in (
@@ -237,6 +230,10 @@ REFUSED = [
 ]
 
 
+for _part in offered("strangers"):
+    REFUSED += [(key, value, key, Use.REPEATED) for key, value in _part.REFUSED]
+
+
 def taken(use: Use, *edits: tuple[str, Any], **more: Any) -> Run:
     return strangers.read(edited(*edits), "run.json", use, more.pop("runtime", Runtime()), **more)
 
@@ -252,29 +249,6 @@ def test_what_a_stranger_may_not_set_is_refused_by_its_name(key, value, named, u
         taken(use, *edits)
     assert str(caught.value).startswith(f"run.json: {named} is ")
     assert ", expected " in str(caught.value) and "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("use", Use)
-@pytest.mark.parametrize(
-    ("workload", "consents", "named"),
-    [
-        (COMMAND, (), "workload.factory"),
-        (COMMAND, ("workload.factory",), "workload.command"),
-        ({"factory": "subprocess:run"}, (), "workload.factory"),
-        ({"factory": "torch_classifier:Classifier"}, ("workload.factory",), None),
-    ],
-)
-def test_a_workload_is_run_where_its_reader_says_so_and_a_command_never(
-    workload, consents, named, use
-):
-    optimizer = {"DiLoCo": DILOCO | {"inner": "Workload"}} if "inner" in workload else None
-    more = ((OPTIMIZER, optimizer),) if optimizer else ()
-    edits = (PINNED, *OF_WORKLOAD, *more, ("workload", workload))
-    if named is None:
-        assert taken(use, *edits, consents=consents).workload.factory == workload["factory"]
-        return
-    with refused("run.json", named, error=RequestError):
-        taken(use, *edits, consents=consents)
 
 
 @pytest.mark.parametrize("use", [Use.FOLLOWED, Use.JOINED])
@@ -323,7 +297,7 @@ def test_an_address_for_which_the_reader_has_a_password_is_refused(tmp_path, mon
 
 @pytest.mark.parametrize("use", Use)
 def test_runtime_is_the_readers_own(use):
-    theirs = {"worker_python": "/tmp/evil", "store": "file:///x", "of_another_release": 1}
+    theirs = {"sink_dir": "/tmp/evil", "of_another_release": 1}
     mine = Runtime(answer_seconds=7.0)
     run = taken(use, PINNED, ("runtime", theirs), (DATA, "Dummy"), runtime=mine)
     assert run.runtime == mine

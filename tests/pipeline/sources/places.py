@@ -4,23 +4,21 @@ import gzip
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from pipeline.sources.text import corpus
+from tests.offered import offered
 from tests.pipeline.net import token_servers
 from tests.pipeline.net.token_servers import HOW
 from tests.pipeline.sources.corpora import on_hub, parquet_of
+from tests.pipeline.sources.place import LENGTH, SEEDED, Place
 from tests.servers import s3 as s3_server
-from tests.servers import web
 from tests.servers.bucket import Bucket
 from tests.servers.files import Files
 
-SEEDED = HOW["shuffle"]
-LENGTH = 32  # tokens of a sequence in these tests
 VOCAB = 900
 
 
@@ -31,27 +29,6 @@ def token_file(number: int) -> bytes:
 
 
 TRUTH = {f"{number}.ds": token_file(number) for number in range(4)}  # the last is held out
-
-
-@dataclass
-class Place:
-    """Where tokens are.
-
-    Attributes:
-      location: as a run file has it.
-      servers: that are asked.
-      listed: whether it is token files as they stand, so that it can be limited and streamed.
-      sure: whether each sequence comes just once.
-    """
-
-    location: dict | str
-    servers: list[web.Served] = field(default_factory=list)
-    listed: bool = True
-    sure: bool = True
-
-    def sent(self) -> int:
-        """Bytes of files that servers have sent."""
-        return sum(sum(server.sent.values()) for server in self.servers)
 
 
 @contextmanager
@@ -188,25 +165,7 @@ def _dummy(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     yield Place("Dummy", listed=False, sure=False)
 
 
-@contextmanager
-def _arrays(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
-    numbers = np.arange(50 * (LENGTH - 1)).reshape(50, LENGTH - 1)
-    np.savez(folder / "a.npz", x=numbers.astype(np.float32), y=np.arange(50, dtype=np.uint8))
-    how = {"held_out_percent": 20.0, "shuffle": SEEDED}
-    yield Place({"Arrays": {"path": str(folder / "a.npz"), **how}}, listed=False)
-
-
-@contextmanager
-def _files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
-    for number in range(40):
-        (folder / f"{number}.jpg").write_bytes(bytes([number]) * number)
-    how = {"held_out_percent": 20.0, "shuffle": SEEDED}
-    yield Place({"Files": {"path": str(folder), **how}}, listed=False, sure=False)
-
-
 PLACES = {
-    "arrays": _arrays,
-    "files": _files,
     "corpus": _corpus,
     "text": _text,
     "documents": _documents,
@@ -222,3 +181,5 @@ PLACES = {
     "preprocessed": _preprocessed,
     "dummy": _dummy,
 }
+for _part in offered("places"):
+    PLACES |= _part.PLACES

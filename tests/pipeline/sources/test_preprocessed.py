@@ -15,8 +15,8 @@ from lockstep.programs.columns import split
 from pipeline import sources
 from pipeline.runfile.data import DataPreprocessed, Limit
 from pipeline.sources.provider import Fetched
-from pipeline.sources.rows import preprocessed
-from pipeline.sources.rows.preprocessed import Parquet
+from pipeline.sources.token_files import preprocessed
+from pipeline.sources.token_files.preprocessed import Parquet
 from pipeline.tokens.shards import write_shards
 from tests.errors import check_names, refused
 from tests.pipeline.sources.corpora import on_hub
@@ -328,7 +328,7 @@ def test_a_column_that_is_there_twice_is_one_line(root, tmp_path):
 def test_a_few_bytes_that_unpack_to_a_row_without_end_are_refused_unread(
     root, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("pipeline.sources.rows.preprocessed.ROW_TOKENS", 1000)
+    monkeypatch.setattr("pipeline.sources.token_files.preprocessed.ROW_TOKENS", 1000)
     put(root / "train.parquet", {"inputs": [[7] * 2001, [7]]})
     monkeypatch.setattr(Parquet, "_first_length", pytest.fail)
     message = refusal(fetch, root, tmp_path)

@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from parts.workload.rows import files as provider
+from parts.workload.tables import DataFiles
 from pipeline import sources
-from pipeline.runfile.data import DataFiles, Limit, ShuffleDontShuffle
-from pipeline.sources.rows import files as provider
+from pipeline.runfile.data import Limit, ShuffleDontShuffle
 from pipeline.tokens.sequences import Sequences
 from pipeline.tokens.shards import read_shards, write_shards
 from tests.pipeline.sources.options import options, refusal

@@ -16,8 +16,15 @@ import numpy as np
 from lockstep.errors import LockstepError, expecting
 from lockstep.files import sha256_file, writes
 from lockstep.machine.progress import Progress
+from parts.workload.rows.writing import (
+    RowShards,
+    counts_of,
+    held_out_rows,
+    most_rows,
+    warnings_of,
+)
+from parts.workload.tables import DataFiles
 from pipeline.net.host import check_name
-from pipeline.runfile.data import DataFiles
 from pipeline.sources.provider import (
     HELD_OUT,
     TRAIN,
@@ -26,13 +33,6 @@ from pipeline.sources.provider import (
     Provider,
     Survey,
     SurveyedFile,
-)
-from pipeline.sources.rows.writing import (
-    RowShards,
-    counts_of,
-    held_out_rows,
-    most_rows,
-    warnings_of,
 )
 from pipeline.stage.artifacts import listing_sha256
 from pipeline.stage.untrusted_files import (

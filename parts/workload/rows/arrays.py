@@ -24,18 +24,7 @@ from lockstep.errors import LockstepError, brief, expecting
 from lockstep.files import check_regular_file, sha256_file
 from lockstep.tables.variant import variant_name
 from lockstep.transcript.tensorfile import TensorFile
-from pipeline.net.host import check_name
-from pipeline.runfile.data import DataArrays, DataWorkload, Limit
-from pipeline.sources.provider import (
-    HELD_OUT,
-    TRAIN,
-    Fetched,
-    FetchOptions,
-    Provider,
-    Survey,
-    SurveyedFile,
-)
-from pipeline.sources.rows.writing import (
+from parts.workload.rows.writing import (
     Examples,
     Sliced,
     counts_of,
@@ -44,6 +33,18 @@ from pipeline.sources.rows.writing import (
     same_rows,
     warnings_of,
     write_arrays,
+)
+from parts.workload.tables import DataArrays, DataWorkload
+from pipeline.net.host import check_name
+from pipeline.runfile.data import Limit
+from pipeline.sources.provider import (
+    HELD_OUT,
+    TRAIN,
+    Fetched,
+    FetchOptions,
+    Provider,
+    Survey,
+    SurveyedFile,
 )
 from pipeline.stage.artifacts import listing_sha256
 from pipeline.stage.untrusted_files import A_FILE_OF_ARRAYS, check_file, expand, unchanged

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from parts.workload.rows import writing
+from parts.workload.tables import DataArrays, DataWorkload
 from pipeline import sources
-from pipeline.runfile.data import DataArrays, DataWorkload, Limit, ShuffleDontShuffle
-from pipeline.sources.rows import writing
+from pipeline.runfile.data import Limit, ShuffleDontShuffle
 from pipeline.tokens.rows import Dtype
 from pipeline.tokens.sequences import Sequences
 from pipeline.tokens.shards import read_shards, write_shards

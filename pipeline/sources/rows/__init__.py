@@ -1,1 +1,0 @@
-"""Data of rows: token ids in columns, arrays, files, and what a workload gives."""
