@@ -124,7 +124,7 @@ def test_what_an_audit_kept_of_a_window_is_believed_by_the_same_audit_only(train
     kept = trained.set().scratch / "windows"
     for first in (1, 4):
         kept.mkdir(parents=True, exist_ok=True)
-        (kept / f"{first:05}.json").write_text('{"findings": []}')
+        (kept / f"{first:05}.json").write_text('{"findings": [], "peers": [], "why": null}')
     trained.verdict()  # replays nothing
     with pytest.raises(Killed):
         trained.verdict(seed="another")
